@@ -1,0 +1,237 @@
+"""From a configuration to objects, and from a wrong configuration to one clear sentence."""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import inspect
+import logging
+import os
+import re
+import signal
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import hydra
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.errors import HydraException, InstantiationException, MissingConfigException
+from hydra.utils import get_object, instantiate
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+
+class ConfigError(ValueError):
+    """A configuration that cannot work."""
+
+
+class Interrupted(Exception):
+    """Training was stopped by a signal, after leaving a checkpoint.
+
+    Attributes:
+        signum: the signal; the exit status is 128 more.
+    """
+
+    def __init__(self, message: str, signum: int) -> None:
+        super().__init__(message)
+        self.signum = signum
+
+
+def conf_dir() -> Path:
+    """The folder of configurations: inside an installed wheel, or beside the package in a source tree."""
+    package = Path(__file__).parent
+    return next(folder for folder in (package / "conf", package.parent / "conf") if (folder / "train.yaml").is_file())
+
+
+def command(config_name: str) -> Callable[[Callable[[DictConfig], None]], Callable[[], None]]:
+    """A Hydra command that ends a user's mistake with one sentence and a status other than 0.
+
+    ``HYDRA_FULL_ERROR=1`` shows the traceback instead.
+    """
+
+    def decorate(main: Callable[[DictConfig], None]) -> Callable[[], None]:
+        @functools.wraps(main)
+        def run() -> None:
+            show_all = os.environ.get("HYDRA_FULL_ERROR")
+            os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises instead of printing and exiting by itself
+            try:
+                hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name=config_name)(main)()
+            except Interrupted as error:
+                _leave(str(error), 128 + error.signum)  # 128: the shell's convention
+            except KeyboardInterrupt:
+                _leave("stopped before training had begun: nothing to resume", 128 + signal.SIGINT)
+            except Exception as error:
+                sentence = None if show_all else in_one_sentence(error, config_name)
+                if sentence is None:
+                    raise
+                _leave(sentence, 2)
+            finally:
+                os.environ.pop("HYDRA_FULL_ERROR") if show_all is None else None
+
+        return run
+
+    return decorate
+
+
+def _leave(message: str, status: int) -> None:
+    sys.stderr.write(f"capsule_lab: {message}\n")
+    sys.stderr.flush()
+    sys.exit(status)
+
+
+def in_one_sentence(error: BaseException, config_name: str = "train") -> str | None:
+    """What the user did, in one sentence; ``None`` if the error is ours."""
+    if isinstance(error, MissingConfigException) and error.options is not None:
+        group, _, option = str(error.missing_cfg_file).rpartition("/")
+        return f"{group}={option} does not exist; {_options(option, error.options)}"
+    if isinstance(error, InstantiationException) and error.__cause__ is not None:
+        where = str(error).rpartition("full_key: ")[2].strip()
+        reason = " ".join(str(error.__cause__).split())
+        return reason if not where or where in reason else f"{where}: {reason}"
+    if isinstance(error, HydraException):
+        unknown = re.search(r"Could not (?:override|append|delete) '([\w.@/]+)'|Key '([\w.]+)' is not in", str(error))
+        if unknown:
+            return _unknown_key(unknown[1] or unknown[2], config_name)
+        return " ".join(str(error).split())
+    if isinstance(error, OmegaConfBaseException):
+        return " ".join(str(error).split())
+    if type(error).__module__.startswith("capsule_lab."):
+        return str(error)
+    return None
+
+
+def _unknown_key(key: str, config_name: str) -> str:
+    """An unknown key beside the ones that exist where it was looked for."""
+    groups = {folder.name for folder in conf_dir().iterdir() if folder.is_dir()}
+    choices = [word for word in sys.argv[1:] if word.partition("=")[0] in groups]
+    GlobalHydra.instance().clear()
+    with hydra.initialize_config_dir(str(conf_dir()), version_base="1.3"):
+        try:
+            config = hydra.compose(config_name, overrides=choices)
+        except HydraException:
+            return f"{key} is no option of this configuration"
+    parent, _, name = key.rpartition(".")
+    while parent and not isinstance(OmegaConf.select(config, parent), DictConfig):
+        parent, _, name = parent.rpartition(".")
+    node = OmegaConf.select(config, parent) if parent else config
+    prefix = f"{parent}." if parent else ""
+    names = [f"{prefix}{option}" for option in node]
+    return f"{key} does not exist; {_options(prefix + name, names)} (+{key}=… adds a new key)"
+
+
+def _options(wrong: str, options: list[str]) -> str:
+    close = difflib.get_close_matches(wrong, options, n=1)
+    meant = f"did you mean {close[0]}? " if close else ""
+    return f"{meant}Options: {', '.join(sorted(options))}"
+
+
+def check(config: DictConfig) -> None:
+    """Bind every ``_target_`` to its signature, before anything heavy is built.
+
+    Raises:
+        ConfigError: for a target that does not exist or an argument it does not take, with those it takes.
+    """
+    for path, node in _targets(config):
+        try:
+            target = get_object(node["_target_"])
+        except Exception as error:  # hydra raises whatever the import raises
+            raise ConfigError(f"{path}._target_ is {node['_target_']}, which cannot be imported: {error}") from error
+        options = _arguments(target)
+        for name in node:
+            if not str(name).startswith("_") and options is not None and name not in options:
+                known = [f"{path}.{option}" for option in options]
+                raise ConfigError(f"{path}.{name} does not exist; {_options(f'{path}.{name}', known)}")
+    unused = OmegaConf.select(config, "routing") is not None and "routing" not in config.model
+    if unused and HydraConfig.initialized():
+        choice = HydraConfig.get().runtime.choices
+        raise ConfigError(
+            f"model={choice.model} does not route, so routing={choice.routing} would change nothing: leave it out"
+        )
+
+
+def _targets(node: Any, path: str = "") -> Iterator[tuple[str, DictConfig]]:
+    if isinstance(node, DictConfig) and not node._is_none():
+        if "_target_" in node:
+            yield path, node
+        for key in node:
+            if not OmegaConf.is_interpolation(node, str(key)) and not OmegaConf.is_missing(node, str(key)):
+                yield from _targets(node[key], f"{path}.{key}" if path else str(key))
+
+
+def _arguments(target: Callable[..., Any]) -> set[str] | None:
+    """Names that ``target`` takes, following ``**options`` up the classes; ``None`` if it takes any."""
+    names: set[str] = set()
+    layers = [c.__init__ for c in inspect.getmro(target)] if inspect.isclass(target) else [target]
+    for layer in layers:
+        parameters = inspect.signature(layer).parameters.values()
+        names |= {p.name for p in parameters if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)}
+        if not any(p.kind is p.VAR_KEYWORD for p in parameters):
+            return names - {"self"}
+    return None
+
+
+def build_data(config: DictConfig) -> Any:
+    """The DataModule of ``config.data``."""
+    return instantiate(config.data, _convert_="all")
+
+
+def build_module(config: DictConfig, spec: Any) -> Any:
+    """The LightningModule of ``config.module`` around the network of ``config.model``.
+
+    Args:
+        config: the whole configuration.
+        spec: the ``DataSpec``: image size and classes are facts of the data, not options.
+    """
+    network = instantiate(config.model, _partial_=True, _convert_="all")(
+        image_shape=spec.image_shape, num_classes=spec.num_classes
+    )
+    return instantiate(config.module, _partial_=True, _convert_="all")(network=network, num_classes=spec.num_classes)
+
+
+def build_trainer(config: DictConfig, directory: Path, *extra_callbacks: Any) -> Any:
+    """The Trainer with its callbacks and loggers, all writing below ``directory``."""
+    loggers = [
+        instantiate(logger, save_dir=str(directory), _convert_="all") for logger in (config.logger or {}).values()
+    ]
+    callbacks = [instantiate(callback, _convert_="all") for callback in (config.callbacks or {}).values() if callback]
+    arguments: dict[str, Any] = {"default_root_dir": directory, "logger": loggers}
+    if "enable_progress_bar" not in config.trainer:
+        arguments["enable_progress_bar"] = sys.stdout.isatty()  # else Lightning adds a bar beside our lines
+    if config.trainer.get("precision") == "auto":
+        arguments["precision"] = _fast_precision(config.trainer.accelerator)
+    return instantiate(config.trainer, _partial_=True, _convert_="all")(
+        callbacks=[*callbacks, *extra_callbacks], **arguments
+    )
+
+
+_HARMLESS = (
+    ".*exists and is not empty.*",  # a run that goes on finds its own files
+    ".*`isinstance\\(treespec, LeafSpec\\)` is deprecated.*",  # Lightning 2.6 with torch 2.13 and later
+    ".*smaller than the logging interval.*",  # we log once per epoch
+    ".*does not have many workers.*",  # batches come out of memory
+    ".*srun` command is available.*",
+    ".*across ranks is zero. Please make sure this was your intention.*",
+)
+
+
+def be_quiet() -> None:
+    """Keep Lightning to what a user can act on."""
+    for name in ("lightning.pytorch", "lightning.fabric"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+        logging.getLogger(name).propagate = False  # it has a handler of its own
+    for message in _HARMLESS:
+        warnings.filterwarnings("ignore", message)
+
+
+def _fast_precision(accelerator: str) -> str:
+    """bfloat16 for convolutions where the processor computes in it, else float32; routing is float32 anyway."""
+    import torch
+
+    if accelerator != "cpu" and torch.cuda.is_available():
+        fast = torch.cuda.is_bf16_supported(including_emulation=False)
+    else:
+        fast = torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    return "bf16-mixed" if fast else "32-true"

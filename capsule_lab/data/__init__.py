@@ -1,0 +1,7 @@
+"""Data sets: one file each, every one with an honest stand-in."""
+
+from capsule_lab.data.base import AbstractDataModule
+from capsule_lab.data.files import DataError
+from capsule_lab.data.mnist import MNISTDataModule
+
+__all__ = ["AbstractDataModule", "DataError", "MNISTDataModule"]

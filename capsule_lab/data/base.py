@@ -1,0 +1,183 @@
+"""What every data set offers to the training loop: a LightningDataModule with facts and provenance."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from abc import abstractmethod
+from fractions import Fraction
+from pathlib import Path
+from typing import Any, Literal
+
+import lightning as L
+from torch import Tensor
+
+from capsule_lab.data.files import DataError, data_directory
+from capsule_lab.data.loader import EpochBatches, Images, InMemory, ResumableLoader
+from capsule_lab.data.splits import Validation, index_hash, split_validation, take_stratified
+from capsule_lab.types import Batch, DataSpec
+
+Source = Literal["auto", "real", "standin"]
+
+log = logging.getLogger(__name__)
+
+
+class AbstractDataModule(L.LightningDataModule):
+    """Images in memory as uint8, batches by indexing, everything random drawn on the batch and its device.
+
+    ``source`` decides what is loaded: ``"auto"`` looks in the data directory, then downloads, then falls back
+    to the stand-in and says so; ``"real"`` fails rather than fall back; ``"standin"`` never touches the
+    network. The test images are read by ``setup("test")`` only.
+
+    Args:
+        directory: where data sets lie; default ``$CAPSULE_LAB_DATA``, else ``data``.
+        source: ``"auto"``, ``"real"`` or ``"standin"``.
+        batch_size: images per training step and process.
+        eval_batch_size: images per validation or test step and process.
+        validation: which training images to validate on, see ``split_validation``.
+        validation_share: how many of them, as a number or a fraction such as ``"1/6"``.
+        train_images: train on so many images only, classes in proportion; ``None`` for all.
+        augment: draw random transformations in training.
+        seed: of the order, the split and the augmentation.
+
+    Raises:
+        ValueError: for an unknown source or a batch size below 1.
+        DataError: from ``prepare_data`` and ``setup``, when the data is not there or is not whole.
+    """
+
+    spec: DataSpec
+
+    def __init__(
+        self,
+        *,
+        directory: str | None = None,
+        source: Source = "auto",
+        batch_size: int = 128,  # released code of Sabour 2017
+        eval_batch_size: int = 500,  # ours: divides 10,000
+        validation: Validation = "first",
+        validation_share: float | str = "1/6",  # Sabour 2017's code: 10,000 of 60,000
+        train_images: int | None = None,
+        augment: bool = True,
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        if source not in ("auto", "real", "standin"):
+            raise ValueError(f"data.source is {source!r}; expected 'auto', 'real' or 'standin'")
+        if batch_size < 1 or eval_batch_size < 1:
+            raise ValueError(f"batch sizes are {batch_size} and {eval_batch_size}; expected 1 or more")
+        self.directory = data_directory(directory)
+        self.source = source
+        self.batch_size = batch_size
+        self.eval_batch_size = eval_batch_size
+        self.validation: Validation = validation
+        self.validation_share = Fraction(validation_share).limit_denominator(10**6)  # floats such as 0.1
+        self.train_images = train_images
+        self.augment = augment
+        self.seed = seed
+        self.provenance: dict[str, Any] = {}
+        self.sets: dict[str, Images] = {}
+        self._train_batches: EpochBatches | None = None
+        self._resume_at: dict[str, int] | None = None
+
+    @abstractmethod
+    def find_real(self, *, download: bool) -> str | None:
+        """``None`` if the genuine files are in the data directory (fetched now if ``download``), else why not.
+
+        Raises:
+            DataError: if files are there but are not whole.
+        """
+
+    @abstractmethod
+    def load(self, *, train: bool, real: bool) -> Images:
+        """The training or the test images, genuine or stand-in."""
+
+    @abstractmethod
+    def describe(self, *, real: bool) -> dict[str, Any]:
+        """Provenance of the images: ``name`` in words, and hashes or generator."""
+
+    @abstractmethod
+    def transform(self, images: Tensor, key: Tensor, *, augment: bool) -> Tensor:
+        """Stored uint8 images to what the network sees, on whatever device they are."""
+
+    def prepare_data(self) -> None:
+        if self.provenance:
+            return
+        real = False
+        if self.source != "standin":
+            problem = self.find_real(download=True)
+            real = problem is None
+            if self.source == "real" and not real:
+                raise DataError(problem)
+            if not real:
+                log.warning("STAND-IN DATA, not the genuine set: %s", problem)
+        self.provenance = {"source": "real" if real else "stand-in", **self.describe(real=real)}
+
+    def setup(self, stage: str) -> None:
+        self.prepare_data()
+        real = self.provenance["source"] == "real"
+        if stage in ("fit", "validate") and "train" not in self.sets:
+            everything = self.load(train=True, real=real)
+            labels = everything.labels.numpy()
+            train, validation = split_validation(labels, self.validation, self.validation_share, self.seed)
+            if self.train_images is not None:
+                train = take_stratified(train, labels, self.train_images, self.seed)
+            self.provenance["split"] = {
+                "validation": self.validation,
+                "train_images": len(train),
+                "validation_images": len(validation),
+                "hash": index_hash(train) + index_hash(validation),
+            }
+            self.sets |= {"train": everything.subset(train), "validation": everything.subset(validation)}
+        if stage == "test" and "test" not in self.sets:
+            self.sets["test"] = self.load(train=False, real=real)
+
+    def train_dataloader(self) -> ResumableLoader:
+        loader = self._loader("train", self.batch_size, shuffle=True, drop_last=True)
+        self._train_batches = loader.batches
+        if self._resume_at is not None:
+            loader.load_state_dict(self._resume_at)
+            self._resume_at = None
+        return loader
+
+    def val_dataloader(self) -> ResumableLoader | list[Any]:
+        return self._loader("validation", self.eval_batch_size) if len(self.sets["validation"].labels) else []
+
+    def test_dataloader(self) -> ResumableLoader:
+        return self._loader("test", self.eval_batch_size)
+
+    def state_dict(self) -> dict[str, Any]:
+        # Lightning keeps the loader's state too, but loses it where the length of the run is asked for early
+        return self._train_batches.state_dict() if self._train_batches else {}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._resume_at = state_dict or None
+
+    def on_after_batch_transfer(self, batch: Batch, dataloader_idx: int) -> Batch:
+        training = bool(self.trainer and self.trainer.training)
+        return batch._replace(images=self.transform(batch.images, batch.key, augment=training and self.augment))
+
+    def _loader(self, name: str, batch_size: int, *, shuffle: bool = False, drop_last: bool = False) -> ResumableLoader:
+        trainer = self.trainer
+        batches = EpochBatches(
+            len(self.sets[name].labels),
+            batch_size,
+            seed=self.seed,
+            shuffle=shuffle,
+            drop_last=drop_last,
+            rank=trainer.global_rank if trainer else 0,
+            world_size=trainer.world_size if trainer else 1,
+        )
+        pin_memory = trainer is not None and trainer.strategy.root_device.type == "cuda"
+        return ResumableLoader(InMemory(self.sets[name], self.seed), batches, pin_memory=pin_memory)
+
+
+def tensor_hash(images: Images) -> str:
+    """Short fingerprint of generated images and labels, for provenance."""
+    digest = hashlib.sha256(images.images.numpy().tobytes())
+    digest.update(images.labels.numpy().tobytes())
+    return digest.hexdigest()[:16]  # 16: enough to tell
+
+
+def folder_in_words(folder: Path) -> str:
+    """A path as a person on this machine would type it."""
+    return str(folder) if folder.is_absolute() else f"{folder} (in {Path.cwd()})"

@@ -1,0 +1,120 @@
+"""Batches straight out of memory: one indexing operation per batch, exact resume, exact sharding."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Int64, UInt8
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, Sampler
+
+from capsule_lab.data.transforms import sample_key
+from capsule_lab.types import Batch
+
+
+class Images(NamedTuple):
+    """A labelled set of images as stored: ``(n, channel, height, width)`` uint8 and ``(n,)`` classes."""
+
+    images: UInt8[Tensor, "n channel height width"]
+    labels: Int64[Tensor, " n"]
+
+    def subset(self, indices: Any) -> Images:
+        """The images at ``indices``, in that order."""
+        chosen = torch.as_tensor(indices, dtype=torch.int64)
+        return Images(self.images[chosen], self.labels[chosen])
+
+
+class InMemory(Dataset[Batch]):
+    """Indexed by a whole batch at once: ``dataset[indices, epoch] -> Batch``."""
+
+    def __init__(self, images: Images, seed: int) -> None:
+        self.data = images
+        self.seed = seed
+
+    def __len__(self) -> int:
+        return len(self.data.labels)
+
+    def __getitem__(self, batch: tuple[Tensor, int]) -> Batch:
+        index, epoch = batch
+        return Batch(self.data.images[index], self.data.labels[index], sample_key(self.seed, epoch, index))
+
+
+class EpochBatches(Sampler[tuple[Tensor, int]]):
+    """Index batches of one epoch; the order is a function of ``(seed, epoch)`` alone.
+
+    With several processes, every batch of ``batch_size * world_size`` consecutive images is dealt out among
+    them, so that together they see what one process would see.
+
+    Args:
+        size: number of images.
+        batch_size: images per batch and process.
+        seed: of the order.
+        shuffle: ``False`` keeps the stored order.
+        drop_last: leave out the images that do not fill a batch (training, so that all steps weigh the same);
+            a set smaller than one batch is always one batch.
+        rank, world_size: of this process.
+    """
+
+    def __init__(
+        self,
+        size: int,
+        batch_size: int,
+        *,
+        seed: int = 0,
+        shuffle: bool = False,
+        drop_last: bool = False,
+        rank: int = 0,
+        world_size: int = 1,
+    ) -> None:
+        self.size = size
+        self.seed = seed
+        self.shuffle = shuffle
+        self.rank = rank
+        self.world_size = world_size
+        self.epoch = 0
+        self.start = 0
+        self.position = 0
+        together = batch_size * world_size
+        self.bounds = [*range(0, size, together), size]
+        ragged = len(self.bounds) > 2 and size % together  # 2: a single batch
+        if ragged and (drop_last or ragged < world_size):
+            del self.bounds[-1 if drop_last else -2]  # -2: too few to go round, they join the batch before
+
+    def set_epoch(self, epoch: int) -> None:
+        """Called by Lightning before each epoch."""
+        self.epoch = epoch
+
+    def state_dict(self) -> dict[str, int]:
+        """Where the epoch stands: batches handed out, 0 when it is complete."""
+        return {"batch": self.position % len(self)}
+
+    def __len__(self) -> int:
+        return len(self.bounds) - 1
+
+    def __iter__(self) -> Iterator[tuple[Tensor, int]]:
+        order = torch.arange(self.size)
+        if self.shuffle:
+            order = torch.from_numpy(np.random.default_rng((self.seed, self.epoch)).permutation(self.size))
+        first, self.start = self.start, 0
+        for batch in range(first, len(self)):
+            self.position = batch + 1
+            yield order[self.bounds[batch] : self.bounds[batch + 1]][self.rank :: self.world_size], self.epoch
+
+
+class ResumableLoader(DataLoader[Batch]):
+    """A ``DataLoader`` that a checkpoint written in the middle of an epoch can put back in its place."""
+
+    batches: EpochBatches
+
+    def __init__(self, dataset: InMemory, batches: EpochBatches, *, pin_memory: bool) -> None:
+        super().__init__(dataset, sampler=batches, batch_size=None, pin_memory=pin_memory)
+        self.batches = batches
+
+    def state_dict(self) -> dict[str, int]:
+        return self.batches.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, int]) -> None:
+        self.batches.start = state_dict["batch"]

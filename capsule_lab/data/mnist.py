@@ -1,0 +1,95 @@
+"""MNIST: 60,000 + 10,000 handwritten digits of 28x28 pixels (LeCun, Bottou, Bengio and Haffner 1998)."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+from torchvision import datasets
+
+from capsule_lab.data.base import AbstractDataModule, folder_in_words, tensor_hash
+from capsule_lab.data.digits import STANDIN_NAME, STANDIN_VERSION, standin_digits
+from capsule_lab.data.files import fetch, verify
+from capsule_lab.data.loader import Images
+from capsule_lab.data.transforms import random_integers, shift, to_unit_interval
+from capsule_lab.types import DataSpec
+
+CHECKSUMS = {
+    "train-images-idx3-ubyte": "6bbc9ace898e44ae57da46a324031adb",
+    "train-labels-idx1-ubyte": "a25bea736e30d166cdddb491f175f624",
+    "t10k-images-idx3-ubyte": "2646ac647ad5339dbf082846283269ea",
+    "t10k-labels-idx1-ubyte": "27ae3e4e09519cfbb04c329615203637",
+}
+"""MD5 of the unpacked files."""
+
+
+class MNISTDataModule(AbstractDataModule):
+    """MNIST as in Sabour 2017: pixels in [0, 1], training images moved by up to 2 pixels, nothing else.
+
+    Files lie in ``<directory>/MNIST/raw``, torchvision's layout. The stand-in is ``standin_digits``.
+
+    Args:
+        shift: largest move in each direction, in pixels, of training images (Sabour 2017, section 5).
+        **options: see ``AbstractDataModule``.
+
+    Raises:
+        ValueError: for a negative ``shift``.
+    """
+
+    spec = DataSpec(image_shape=(1, 28, 28), num_classes=10)
+
+    def __init__(self, *, shift: int = 2, **options: Any) -> None:
+        super().__init__(**options)
+        if shift < 0:
+            raise ValueError(f"data.shift is {shift}; expected 0 (no shift) or more pixels")
+        self.shift = shift
+
+    @property
+    def folder(self) -> Path:
+        """Where the four files lie."""
+        return self.directory / "MNIST" / "raw"
+
+    def find_real(self, *, download: bool) -> str | None:
+        if verify(self.folder, CHECKSUMS, "MNIST"):
+            return None
+        problem = fetch(self.folder, _download) if download else "not downloaded"
+        if problem is None:
+            verify(self.folder, CHECKSUMS, "MNIST")
+            return None
+        return (
+            f"MNIST is not in {folder_in_words(self.folder)} and the download failed ({problem}); put "
+            f"{', '.join(CHECKSUMS)} there, or name the directory that holds MNIST/raw: CAPSULE_LAB_DATA=…"
+        )
+
+    def load(self, *, train: bool, real: bool) -> Images:
+        if not real:
+            return standin_digits(train=train)
+        stored = datasets.MNIST(self.directory, train=train)
+        return Images(stored.data.unsqueeze(1), stored.targets)
+
+    def describe(self, *, real: bool) -> dict[str, Any]:
+        if real:
+            return {"name": "genuine MNIST", "md5": CHECKSUMS}
+        return {
+            "name": STANDIN_NAME,
+            "generator": "capsule_lab.data.digits",
+            "version": STANDIN_VERSION,
+            "sha256": tensor_hash(standin_digits(train=True)),
+        }
+
+    def transform(self, images: Tensor, key: Tensor, *, augment: bool) -> Tensor:
+        pixels = to_unit_interval(images)
+        if not augment or self.shift == 0:
+            return pixels
+        down, right = (random_integers(key, stream, -self.shift, self.shift) for stream in (0, 1))
+        return shift(pixels, down, right, self.shift)
+
+
+def _download(scratch: Path) -> Path:
+    """torchvision's download, which checks the MD5 of each archive, without its chatter."""
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        datasets.MNIST(scratch, download=True)
+    return scratch / "MNIST" / "raw"

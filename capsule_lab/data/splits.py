@@ -1,0 +1,68 @@
+"""Validation is cut out of the training set; the official test set is nobody's to look at."""
+
+from __future__ import annotations
+
+import hashlib
+from fractions import Fraction
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+from sklearn.model_selection import train_test_split
+
+Validation = Literal["first", "stratified", "none"]
+Indices = npt.NDArray[np.int64]
+
+
+def split_validation(
+    labels: npt.NDArray[np.int64], validation: Validation, share: Fraction, seed: int
+) -> tuple[Indices, Indices]:
+    """Indices of the training and of the validation images.
+
+    Args:
+        labels: class of every image of the training set.
+        validation: ``"first"`` takes the first images, as the authors of CapsNet do with 10,000 of MNIST's
+            60,000; ``"stratified"`` draws the same share of every class; ``"none"`` leaves all for training.
+        share: part of the training set to validate on.
+        seed: of the stratified draw.
+
+    Raises:
+        ValueError: for an unknown ``validation`` or a share that leaves nothing on one side.
+    """
+    everything = np.arange(len(labels), dtype=np.int64)
+    size = round(len(labels) * share)
+    if validation not in ("first", "stratified", "none"):
+        raise ValueError(f"data.validation is {validation!r}; expected 'first', 'stratified' or 'none'")
+    if validation == "none":
+        return everything, everything[:0]
+    if not 0 < size < len(labels):
+        raise ValueError(
+            f"data.validation_share is {share}, {size} of {len(labels)} images; expected more than none and fewer "
+            "than all, or data.validation=none"
+        )
+    if validation == "first":
+        return everything[size:], everything[:size]
+    train, held_out = train_test_split(everything, test_size=size, stratify=labels, random_state=seed)
+    return np.sort(train), np.sort(held_out)
+
+
+def take_stratified(indices: Indices, labels: npt.NDArray[np.int64], size: int, seed: int) -> Indices:
+    """``size`` of ``indices`` with the classes in their proportions, for learning from few labels.
+
+    Raises:
+        ValueError: if there are not that many.
+    """
+    if not 0 < size <= len(indices):
+        raise ValueError(f"data.train_images is {size}; expected 1 to {len(indices)}, or null for all")
+    if size == len(indices):
+        return indices
+    if size < len(np.unique(labels[indices])) or len(indices) - size < len(np.unique(labels[indices])):
+        order = np.random.default_rng(seed).permutation(len(indices))
+        return np.sort(indices[order[:size]])
+    kept, _ = train_test_split(indices, train_size=size, stratify=labels[indices], random_state=seed)
+    return np.sort(kept)
+
+
+def index_hash(indices: Indices) -> str:
+    """Short fingerprint of a split, for tests and provenance."""
+    return hashlib.sha256(np.ascontiguousarray(indices, dtype="<i8").tobytes()).hexdigest()[:16]  # 16: enough to tell

@@ -1,0 +1,126 @@
+"""Operations that every capsule layer shares: pure functions of tensors.
+
+Letters used in shapes and einsums throughout the project::
+
+    b  batch                 i  child (a capsule of the layer below)
+    h  height, w  width      j  parent (a capsule of this layer)
+    k  class                 c  component of a child's pose
+                             d  component of a parent's pose, and of a vote for it
+
+A *vote* is what child i predicts for the pose of parent j; a *coupling* is the share of child i that
+goes to parent j. The couplings of one child over all its parents sum to one (below one when leaky).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def float32_under_autocast(function: Callable[P, R]) -> Callable[P, R]:
+    """Make ``function`` compute in full precision whatever autocast or half-precision input surrounds it.
+
+    Routing adds many small numbers and exponentiates their sums, which bfloat16 (8 bits of mantissa)
+    cannot carry. Half-precision tensor arguments are cast to float32; float32 and float64 stay as they are.
+    """
+
+    def full(value: object) -> object:
+        if isinstance(value, Tensor) and value.dtype in (torch.bfloat16, torch.float16):
+            return value.float()
+        return value
+
+    @functools.wraps(function)
+    def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
+        device = next((a.device.type for a in (*args, *kwargs.values()) if isinstance(a, Tensor)), "cpu")
+        if not torch.is_autocast_enabled(device):
+            return function(*map(full, args), **{name: full(value) for name, value in kwargs.items()})  # type: ignore[arg-type]
+        with torch.autocast(device, enabled=False):
+            return function(*map(full, args), **{name: full(value) for name, value in kwargs.items()})  # type: ignore[arg-type]
+
+    return wrapper
+
+
+@float32_under_autocast
+def squash(
+    x: Float[Tensor, "*shape"],
+    dim: int = -1,
+    eps: float = 1e-8,  # ours: inside the root only, so that the gradient at 0 is 0 and not NaN
+) -> Float[Tensor, "*shape"]:
+    """Shrink vectors to a length in [0, 1), keeping their direction (Sabour 2017, equation 1).
+
+    ``v = |s|^2 / (1 + |s|^2) * s / |s|``. The released code has no epsilon; with one, the value and the
+    gradient are finite at the zero vector.
+
+    Args:
+        x: vectors along ``dim``, any shape.
+        dim: the dimension that holds a vector's components.
+        eps: added to the squared length under the root.
+
+    >>> squash(torch.tensor([3.0, 4.0])).norm().item()  # 25 / 26
+    0.9615...
+    """
+    squared = x.square().sum(dim, keepdim=True)
+    return x * (squared / (1 + squared) * torch.rsqrt(squared + eps))
+
+
+@float32_under_autocast
+def length(
+    poses: Float[Tensor, "*shape dim"],
+    eps: float = 1e-8,  # ours: the plain norm has no gradient at 0
+) -> Float[Tensor, "*shape"]:
+    """Euclidean length of the last dimension: how probable a capsule's entity is (Sabour 2017, section 2)."""
+    return (poses.square().sum(-1) + eps).sqrt()
+
+
+@float32_under_autocast
+def dense_votes(
+    poses: Float[Tensor, "batch child child_dim"],
+    weight: Float[Tensor, "child child_dim parent parent_dim"],
+) -> Float[Tensor, "batch child parent parent_dim"]:
+    """Votes of every child for every parent, ``u_hat[b i j :] = u[b i :] W[i : j :]`` (Sabour 2017, equation 2).
+
+    One matrix product per child, nothing tiled. The result is a view of memory ordered
+    ``(batch, parent, child, dim)``, in which routing then runs without another copy.
+    """
+    child, child_dim, parent, parent_dim = weight.shape
+    votes = torch.bmm(poses.transpose(0, 1), weight.reshape(child, child_dim, parent * parent_dim))  # [i b jd]
+    by_parent = votes.view(child, -1, parent, parent_dim).permute(1, 2, 0, 3).contiguous()  # [b j i d]
+    return by_parent.transpose(1, 2)
+
+
+def softmax_over_parents(
+    logits: Float[Tensor, "batch parent child"], *, leaky: bool = False
+) -> Float[Tensor, "batch parent child"]:
+    """Couplings of each child over all parents (Sabour 2017, equation 3).
+
+    Args:
+        logits: log-couplings up to a constant per child.
+        leaky: add one more destination with its logit fixed at 0, "none of the above", and drop its
+            share: a child's couplings then sum to less than one (released code; in the paper CIFAR10 only).
+    """
+    if not leaky:
+        return logits.softmax(dim=1)
+    return nn.functional.pad(logits, (0, 0, 0, 1)).softmax(dim=1)[:, :-1]
+
+
+def same_padding(size: tuple[int, int], kernel_size: int, stride: int) -> tuple[int, int, int, int]:
+    """Padding ``(left, right, top, bottom)`` that makes a convolution's output ``ceil(size / stride)``.
+
+    TensorFlow's SAME rule: the odd pixel goes to the right and the bottom. torch's own ``padding="same"``
+    knows stride 1 only.
+    """
+    height, width = (max((-(-n // stride) - 1) * stride + kernel_size - n, 0) for n in size)
+    return width // 2, width - width // 2, height // 2, height - height // 2
+
+
+def truncated_normal_(weight: Tensor, std: float) -> Tensor:
+    """Fill ``weight`` from a normal redrawn beyond 2 ``std``, as TensorFlow does (effective std 0.88 ``std``)."""
+    return nn.init.trunc_normal_(weight, std=std, a=-2 * std, b=2 * std)

@@ -1,0 +1,54 @@
+"""Decoder: from the class capsules back to the image."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from capsule_lab.functional import truncated_normal_
+
+
+class Decoder(nn.Module):
+    """Fully connected reconstruction of the image from masked class capsules (Sabour 2017, section 4.1).
+
+    Args:
+        capsules: number of class capsules.
+        dim: components of their poses.
+        image_shape: ``(channel, height, width)`` to reconstruct.
+        hidden: widths of the hidden layers.
+        weight_std: standard deviation of the truncated normal that initialises the weights; biases start at 0.1.
+
+    Shapes:
+        poses ``(batch, capsules, dim)``, mask ``(batch, capsules)`` -> images ``(batch, *image_shape)`` in [0, 1].
+    """
+
+    def __init__(
+        self,
+        capsules: int,
+        dim: int,
+        image_shape: tuple[int, int, int],
+        *,
+        hidden: Sequence[int] = (512, 1024),  # Sabour 2017, figure 2
+        weight_std: float = 0.1,  # released code
+    ) -> None:
+        super().__init__()
+        self.image_shape = image_shape
+        channel, height, width = image_shape
+        widths = [capsules * dim, *hidden, channel * height * width]
+        layers: list[nn.Module] = []
+        for inputs, outputs in pairwise(widths):
+            linear = nn.Linear(inputs, outputs)
+            truncated_normal_(linear.weight, weight_std)
+            nn.init.constant_(linear.bias, 0.1)  # released code
+            layers += [linear, nn.ReLU()]
+        self.layers = nn.Sequential(*layers[:-1])  # the last one ends in the sigmoid of forward
+
+    def forward(
+        self, poses: Float[Tensor, "batch capsule dim"], mask: Float[Tensor, "batch capsule"]
+    ) -> Float[Tensor, "batch channel height width"]:
+        masked = poses * mask.to(poses.dtype).unsqueeze(2)
+        logits = self.layers(masked.flatten(1)).to(poses.dtype)
+        return logits.sigmoid().unflatten(1, self.image_shape)

@@ -1,0 +1,78 @@
+"""Primary capsules: from feature maps to the first poses."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from capsule_lab.functional import length, same_padding, squash, truncated_normal_
+from capsule_lab.types import Capsules
+
+Padding = Literal["valid", "same"]
+
+
+class PrimaryCapsules(nn.Module):
+    """A convolution whose channels are grouped into capsules and squashed (Sabour 2017, section 4).
+
+    Channel ``type * dim + component`` at one position is component ``component`` of capsule ``type`` there:
+    the components of a capsule come from ``dim`` channels at *one* position. Capsules are ordered
+    ``(type, y, x)`` as in the released code.
+
+    The released code treats the feature maps as one capsule and routes it in a single iteration to all
+    types, so the convolution is divided by their number: ``s = conv / types + bias``. With its initial
+    weights (std 0.1) this is what keeps the capsules short at the start, 0.1 instead of 0.97.
+
+    Args:
+        in_channels: channels of the feature maps.
+        types: kinds of capsule per position.
+        dim: components of a pose.
+        kernel_size, stride: of the convolution.
+        padding: ``"valid"``, or ``"same"`` (output ``ceil(size / stride)``).
+        bias: learn a bias per type and component, starting at 0.1.
+        uniform_coupling: divide by the number of types (plus one if ``leaky``); ``False`` as in most ports.
+        leaky: the released code's leaky switch reaches this layer too: 1/33 instead of 1/32.
+        weight_std: standard deviation of the truncated normal that initialises the weights.
+
+    Raises:
+        ValueError: for an unknown ``padding``.
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        *,
+        types: int = 32,  # Sabour 2017, section 4
+        dim: int = 8,  # Sabour 2017, section 4
+        kernel_size: int = 9,  # Sabour 2017, section 4
+        stride: int = 2,
+        padding: Padding = "valid",
+        bias: bool = True,
+        uniform_coupling: bool = True,
+        leaky: bool = False,
+        weight_std: float = 0.1,  # released code
+    ) -> None:
+        super().__init__()
+        if padding not in ("valid", "same"):
+            raise ValueError(f"padding is {padding!r}; expected 'valid' or 'same'")
+        self.types = types
+        self.dim = dim
+        self.padding = padding
+        self.scale = 1 / (types + leaky) if uniform_coupling else 1.0
+        self.conv = nn.Conv2d(in_channels, types * dim, kernel_size, stride, bias=False)
+        self.bias = nn.Parameter(torch.full((types, dim, 1, 1), 0.1)) if bias else None  # 0.1: released code
+        truncated_normal_(self.conv.weight, weight_std)
+
+    def forward(self, features: Float[Tensor, "batch channel height width"]) -> Capsules:
+        if self.padding == "same":
+            size = (features.shape[2], features.shape[3])
+            padding = same_padding(size, self.conv.kernel_size[0], self.conv.stride[0])
+            features = nn.functional.pad(features, padding)
+        total = self.conv(features).float() if features.dtype != torch.float64 else self.conv(features)
+        total = total.unflatten(1, (self.types, self.dim)) * self.scale  # [b type dim h w]
+        if self.bias is not None:
+            total = total + self.bias
+        poses = squash(total.permute(0, 1, 3, 4, 2).flatten(1, 3))  # [b i c]
+        return Capsules(poses, length(poses))

@@ -1,0 +1,160 @@
+"""The only training loop: every Lightning hook of the project is here."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import lightning as L
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torchmetrics import MeanMetric, Metric
+
+from capsule_lab.metrics import ErrorRate
+from capsule_lab.networks import AbstractNetwork
+from capsule_lab.schedules import Schedule
+from capsule_lab.types import Batch, CapsuleOutput
+
+Loss = Callable[..., Tensor]
+SPLITS = ("train", "val", "test")
+
+
+class AbstractCapsuleModule(L.LightningModule):
+    """Trains a network; a subclass says which terms its loss has, and nothing else.
+
+    Logged, per split of ``train``, ``val`` and ``test``: ``<split>/loss``, ``<split>/<term>`` for every term,
+    ``<split>/error`` in percent; and ``schedule/<name>`` for every schedule.
+
+    Args:
+        network: the network, already built.
+        loss: the classification loss, ``(scores, labels) -> scalar``.
+        optimizer: called with ``(parameters, lr=1.0)``; the learning rate comes from the schedule.
+        schedule: schedules by name; ``learning_rate`` is required, the others go to ``loss_terms``.
+        num_classes: number of classes.
+        seed: every training step draws its random numbers (dropout) from ``(seed, step, rank)``, so that a
+            resumed run draws what an uninterrupted one would.
+        compile: compile the network in place with ``torch.compile``.
+
+    Raises:
+        ValueError: if there is no ``learning_rate`` schedule.
+    """
+
+    def __init__(
+        self,
+        network: AbstractNetwork,
+        *,
+        loss: Loss,
+        optimizer: Callable[..., Optimizer],
+        schedule: Mapping[str, Schedule],
+        num_classes: int,
+        seed: int = 0,
+        compile: bool = False,
+    ) -> None:
+        super().__init__()
+        if "learning_rate" not in schedule:
+            raise ValueError(f"the schedule has {', '.join(schedule) or 'no entry'}; expected one named learning_rate")
+        self.network = network
+        self.loss = loss
+        self.optimizer = optimizer
+        self.schedule = dict(schedule)
+        self.seed = seed
+        self._schedule_of_run: dict[str, Schedule] = {}
+        if compile:
+            network.compile()  # in place: torch.compile(network) would rename every weight
+        self.metrics = nn.ModuleDict({f"{split}/error": ErrorRate(num_classes) for split in SPLITS})
+
+    @abstractmethod
+    def loss_terms(self, batch: Batch, output: CapsuleOutput, schedule: Mapping[str, float]) -> dict[str, Tensor]:
+        """Terms whose sum is the loss, by name, each a scalar with its weight in it."""
+
+    def classification_term(self, batch: Batch, output: CapsuleOutput) -> dict[str, Tensor]:
+        """The classification loss under its own name: ``margin_loss`` gives ``margin``."""
+        function = getattr(self.loss, "func", self.loss)
+        return {function.__name__.removesuffix("_loss"): self.loss(output.scores, batch.labels)}
+
+    def forward(self, images: Tensor) -> CapsuleOutput:
+        return self.network(images)
+
+    def training_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
+        terms, _ = self._step(batch, "train")
+        self.log("loss", terms["loss"].detach(), prog_bar=True, logger=False)
+        return terms
+
+    def validation_step(self, batch: Batch, batch_idx: int) -> dict[str, CapsuleOutput]:
+        return {"output": self._step(batch, "val")[1]}
+
+    def test_step(self, batch: Batch, batch_idx: int) -> dict[str, CapsuleOutput]:
+        return {"output": self._step(batch, "test")[1]}
+
+    def _step(self, batch: Batch, split: str) -> tuple[dict[str, Tensor], CapsuleOutput]:
+        output = self(batch.images)
+        terms = self.loss_terms(batch, output, self.schedule_values())
+        terms = {"loss": torch.stack(list(terms.values())).sum(), **terms}
+        self._metric(f"{split}/error").update(output.scores.detach(), batch.labels)
+        for name, value in terms.items():
+            self._metric(f"{split}/{name}").update(value.detach(), weight=len(batch.labels))
+        return terms, output
+
+    def _metric(self, name: str) -> Metric:
+        """The metric logged as ``name``; means of loss terms appear with the first step."""
+        if name not in self.metrics:
+            self.metrics[name] = MeanMetric(nan_strategy="disable").to(self.device)  # NonFiniteGuard looks after NaN
+        return self.metrics[name]
+
+    def on_train_epoch_end(self) -> None:
+        self._log_epoch("train")
+        self.log_dict({f"schedule/{name}": value for name, value in self.schedule_values().items()})
+
+    def on_validation_epoch_end(self) -> None:
+        self._log_epoch("val")
+
+    def on_test_epoch_end(self) -> None:
+        self._log_epoch("test")
+
+    def _log_epoch(self, split: str) -> None:
+        for name, metric in self._metrics_of(split):
+            self.log(name, metric.compute(), prog_bar=name.endswith("/error"))  # synchronised by torchmetrics
+            metric.reset()
+
+    def _metrics_of(self, split: str) -> list[tuple[str, Metric]]:
+        return [(name, metric) for name, metric in self.metrics.items() if name.startswith(f"{split}/")]
+
+    def schedule_values(self) -> dict[str, float]:
+        """Every schedule's value at this step, by name; empty outside of ``fit``."""
+        return {name: value(self.global_step) for name, value in self._schedule_of_run.items()}
+
+    def configure_optimizers(self) -> Any:
+        self._schedule_of_run = self._schedule_for(self.trainer)
+        optimizer = self.optimizer(self.parameters_to_train(), lr=1.0)
+        rate = torch.optim.lr_scheduler.LambdaLR(optimizer, self._schedule_of_run["learning_rate"])
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": rate, "interval": "step"}}
+
+    def _schedule_for(self, trainer: L.Trainer) -> dict[str, Schedule]:
+        trainer.fit_loop.setup_data()  # as trainer.estimated_stepping_batches does, but not when max_steps is set
+        total = trainer.estimated_stepping_batches
+        if not math.isfinite(total):
+            raise ValueError("the run has no end; set trainer.max_epochs or trainer.max_steps, schedules scale to it")
+        steps_per_epoch = math.ceil(trainer.num_training_batches / trainer.accumulate_grad_batches)
+        return {name: value.for_run(steps_per_epoch, int(total)) for name, value in self.schedule.items()}
+
+    def parameters_to_train(self) -> Iterable[nn.Parameter]:
+        """What the optimiser gets."""
+        return self.network.parameters()
+
+    def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
+        sequence = np.random.SeedSequence((self.seed, self.global_step, self.global_rank))
+        torch.manual_seed(int(sequence.generate_state(1)[0]))
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        checkpoint["metrics"] = {name: dict(metric.metric_state) for name, metric in self._metrics_of("train")}
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        for name, states in checkpoint.get("metrics", {}).items():
+            metric = self._metric(name)
+            for state, value in states.items():
+                setattr(metric, state, value)
+            metric._update_count = 1  # what torchmetrics' own load_state_dict leaves out: compute() warns at 0

@@ -1,0 +1,76 @@
+"""Metrics of the field, on top of torchmetrics."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torchmetrics import Metric
+from torchmetrics.classification import MulticlassAccuracy
+
+
+class ErrorRate(MulticlassAccuracy):
+    """Share of images whose highest score is not their label, in percent.
+
+    Args:
+        num_classes: number of classes.
+    """
+
+    higher_is_better = False
+
+    def __init__(self, num_classes: int, **kwargs: Any) -> None:
+        super().__init__(num_classes=num_classes, average="micro", validate_args=False, **kwargs)
+
+    def compute(self) -> Tensor:
+        return 100 * (1 - super().compute())  # 100: percent
+
+
+class CouplingEntropy(Metric):
+    """How evenly children share themselves among parents: 1 is uniform, 0 is each child to one parent.
+
+    Entropy of a child's couplings over the logarithm of the number of parents, averaged over children and
+    images. Couplings of a leaky routing are renormalised.
+    """
+
+    full_state_update = False
+    total: Tensor
+    count: Tensor
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.add_state("total", torch.tensor(0.0), dist_reduce_fx="sum")
+        self.add_state("count", torch.tensor(0), dist_reduce_fx="sum")
+
+    def update(self, couplings: Float[Tensor, "batch child parent"]) -> None:
+        shares = couplings / couplings.sum(2, keepdim=True)
+        entropy = torch.special.entr(shares).sum(2) / torch.tensor(couplings.shape[2]).log()
+        self.total += entropy.sum()
+        self.count += entropy.numel()
+
+    def compute(self) -> Tensor:
+        return self.total / self.count
+
+
+class DeadCapsuleRate(Metric):
+    """Share of capsules that no image activates, in percent.
+
+    Args:
+        threshold: activation below which a capsule counts as silent.
+    """
+
+    full_state_update = False
+    higher_is_better = False
+    largest: Tensor
+
+    def __init__(self, threshold: float = 0.01, **kwargs: Any) -> None:  # ours: a tenth of the margin loss's m-
+        super().__init__(**kwargs)
+        self.threshold = threshold
+        self.add_state("largest", torch.tensor(0.0), dist_reduce_fx="max")
+
+    def update(self, activations: Float[Tensor, "batch capsule"]) -> None:
+        self.largest = torch.maximum(self.largest, activations.amax(0))
+
+    def compute(self) -> Tensor:
+        return 100 * (self.largest < self.threshold).float().mean()  # 100: percent

@@ -1,0 +1,32 @@
+"""What every network offers to the training loop."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from capsule_lab.types import CapsuleOutput
+
+
+class AbstractNetwork(nn.Module, ABC):
+    """A classifier of images. Built from ``(image_shape, num_classes)`` and options; sizes are derived inside."""
+
+    @abstractmethod
+    def forward(self, images: Float[Tensor, "batch channel height width"]) -> CapsuleOutput:
+        """Scores of the classes, and the class capsules where there are any."""
+
+
+def check_image_shape(image_shape: tuple[int, int, int], smallest: int, name: str) -> tuple[int, int, int]:
+    """``image_shape`` as a tuple of three positive ints.
+
+    Raises:
+        ValueError: if it is no ``(channel, height, width)`` or the image is smaller than the network can take.
+    """
+    if len(image_shape) != 3 or min(image_shape) < 1:
+        raise ValueError(f"image_shape is {image_shape}; expected (channel, height, width), as in (1, 28, 28)")
+    channel, height, width = image_shape
+    if min(height, width) < smallest:
+        raise ValueError(f"images are {height}x{width}; {name} needs at least {smallest}x{smallest}")
+    return channel, height, width

@@ -1,0 +1,129 @@
+"""CapsNet: dynamic routing between capsules (Sabour, Frosst and Hinton, NeurIPS 2017, section 4).
+
+::
+
+    image           conv1          primary capsules            digit capsules          scores
+    1 x 28 x 28 --> 256 x 20 x 20 --> 32 types x 6 x 6 x 8-D --> 10 x 16-D  ----------> length of each
+                    9x9, ReLU         9x9 stride 2,              votes, routing          |
+                                      squash over 8              squash over 16          v
+                                                                 masked by one class --> decoder 512-1024-784
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor, nn
+
+from capsule_lab.functional import same_padding, truncated_normal_
+from capsule_lab.layers import Decoder, DenseCapsules, PrimaryCapsules
+from capsule_lab.layers.primary import Padding
+from capsule_lab.networks.base import AbstractNetwork, check_image_shape
+from capsule_lab.routing import DynamicRouting, RoutingFactory
+from capsule_lab.types import CapsuleOutput, OnIteration
+
+
+class CapsNet(AbstractNetwork):
+    """The network of Sabour 2017 with every choice of the released code as a switch.
+
+    At 28x28 with ten classes: 6,804,384 parameters, 8,215,728 with the decoder (8,215,568 without the bias
+    of the digit capsules, as in most ports).
+
+    Args:
+        image_shape: ``(channel, height, width)``.
+        num_classes: number of classes.
+        routing: called with ``(parents=…, dim=…)``; its ``leaky`` also reaches the primary capsules.
+        channels: feature maps of the first convolution.
+        kernel_size: of both convolutions.
+        padding: ``"valid"``, or ``"same"`` (the released code's CIFAR10 network).
+        primary_types, primary_dim: kinds of primary capsule per position, components of their poses.
+        primary_bias, uniform_coupling: see ``PrimaryCapsules``.
+        class_dim: components of a class capsule's pose.
+        decoder: widths of the decoder's hidden layers; ``None`` for no decoder.
+
+    Raises:
+        ValueError: if the image is too small for the two convolutions.
+
+    >>> network = CapsNet((1, 28, 28), num_classes=10)
+    >>> sum(p.numel() for p in network.parameters())
+    8215728
+    """
+
+    def __init__(
+        self,
+        image_shape: tuple[int, int, int],
+        num_classes: int,
+        *,
+        routing: RoutingFactory = DynamicRouting,
+        channels: int = 256,  # Sabour 2017, section 4
+        kernel_size: int = 9,  # Sabour 2017, section 4
+        padding: Padding = "valid",
+        primary_types: int = 32,  # Sabour 2017, section 4
+        primary_dim: int = 8,  # Sabour 2017, section 4
+        primary_bias: bool = True,
+        uniform_coupling: bool = True,
+        class_dim: int = 16,  # Sabour 2017, section 4
+        decoder: Sequence[int] | None = (512, 1024),  # Sabour 2017, figure 2
+    ) -> None:
+        super().__init__()
+        stride = 2  # Sabour 2017, section 4, of the primary capsules
+        smallest = 2 * kernel_size - 1 if padding == "valid" else 1
+        channel, height, width = check_image_shape(image_shape, smallest, "CapsNet")
+        self.padding = padding
+        self.conv = nn.Conv2d(channel, channels, kernel_size)
+        truncated_normal_(self.conv.weight, 0.05)  # released code
+        nn.init.constant_(self.conv.bias, 0.1)  # type: ignore[arg-type]  # released code
+
+        grid = [
+            -(-n // stride) if padding == "same" else (n - 2 * (kernel_size - 1) - 1) // stride + 1
+            for n in (height, width)
+        ]
+        digits = DenseCapsules(
+            primary_types * grid[0] * grid[1], primary_dim, num_classes, class_dim, routing=routing
+        )
+        self.primary = PrimaryCapsules(
+            channels,
+            types=primary_types,
+            dim=primary_dim,
+            kernel_size=kernel_size,
+            stride=stride,
+            padding=padding,
+            bias=primary_bias,
+            uniform_coupling=uniform_coupling,
+            leaky=digits.routing.leaky,
+        )
+        self.digits = digits
+        self.decoder = (
+            None if decoder is None else Decoder(num_classes, class_dim, (channel, height, width), hidden=decoder)
+        )
+
+    def forward(
+        self, images: Float[Tensor, "batch channel height width"], *, on_iteration: OnIteration | None = None
+    ) -> CapsuleOutput:
+        if self.padding == "same":
+            padding = same_padding((images.shape[2], images.shape[3]), self.conv.kernel_size[0], 1)
+            features = self.conv(nn.functional.pad(images, padding)).relu()
+        else:
+            features = self.conv(images).relu()  # [b channels h w]
+        primary = self.primary(features)  # [b i c]
+        digits = self.digits(*primary, on_iteration=on_iteration)  # [b k d]
+        return CapsuleOutput(digits.activations, digits)
+
+    def reconstruct(
+        self, output: CapsuleOutput, classes: Int64[Tensor, " batch"]
+    ) -> Float[Tensor, "batch channel height width"]:
+        """Images decoded from one class capsule each, all others zeroed (Sabour 2017, section 4.1).
+
+        Args:
+            output: what ``forward`` returned.
+            classes: the capsule to decode from: the label in training, the prediction or the label at test.
+
+        Raises:
+            ValueError: if the network was built without a decoder.
+        """
+        if self.decoder is None or output.capsules is None:
+            raise ValueError("this CapsNet has no decoder; build it with decoder=(512, 1024) to reconstruct")
+        mask = torch.nn.functional.one_hot(classes, output.scores.shape[1])
+        return self.decoder(output.capsules.poses, mask.to(output.capsules.poses.dtype))

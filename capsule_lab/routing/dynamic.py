@@ -1,0 +1,133 @@
+"""Dynamic routing between capsules: Sabour, Frosst and Hinton, NeurIPS 2017, procedure 1."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from functools import partial
+from typing import Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from capsule_lab.functional import float32_under_autocast, length, softmax_over_parents, squash
+from capsule_lab.routing.base import AbstractRouting, Normaliser
+from capsule_lab.types import Capsules, OnIteration, RoutingTrace
+
+Gradient = Literal["full", "last"]
+
+
+@float32_under_autocast
+def dynamic_routing(
+    votes: Float[Tensor, "batch child parent dim"],
+    *,
+    iterations: int = 3,  # Sabour 2017, section 2
+    bias: Float[Tensor, "parent dim"] | None = None,
+    bias_inside: bool = True,
+    leaky: bool = False,
+    gradient: Gradient = "full",
+    normalise: Normaliser | None = None,
+    on_iteration: OnIteration | None = None,
+) -> Float[Tensor, "batch parent dim"]:
+    """Poses of the parents on which the children's votes agree (Sabour 2017, procedure 1).
+
+    Their symbols: ``u_hat`` votes, ``b_ij`` logits, ``c_ij`` couplings, ``s_j`` total input, ``v_j`` poses.
+    Logits start at zero for every image and call: they are no parameters and share nothing over a batch.
+
+    Args:
+        votes: prediction of each child for each parent.
+        iterations: at least 1; 1 means uniform couplings, that is no routing.
+        bias: added to ``s_j``. Not in the paper's pseudo-code; in the released code, one per parent
+            and component.
+        bias_inside: add the bias in every iteration, so that it takes part in the agreement (released
+            code); otherwise in the last iteration only.
+        leaky: see ``softmax_over_parents``; not together with ``normalise``.
+        gradient: ``"full"`` differentiates through all iterations (released code); ``"last"`` treats the
+            couplings as constants, as many ports do. Values are the same.
+        normalise: log-couplings ``(batch, parent, child)`` to couplings; default softmax over parents.
+        on_iteration: called with a ``RoutingTrace`` after each iteration.
+
+    Returns:
+        ``(batch, parent, dim)``, of length in [0, 1).
+
+    >>> votes = torch.ones(1, 5, 2, 4)  # five children that agree
+    >>> dynamic_routing(votes).shape
+    torch.Size([1, 2, 4])
+    """
+    _check(iterations, gradient)
+    normalise = normalise or partial(softmax_over_parents, leaky=leaky)
+    votes = votes.transpose(1, 2).contiguous()  # [b j i d], free for votes made by dense_votes
+    logits = votes.new_zeros(votes.shape[:3])  # [b j i]
+    for iteration in range(iterations):
+        last = iteration == iterations - 1
+        with nullcontext() if last or gradient == "full" else torch.no_grad():
+            couplings = normalise(logits)  # [b j i]
+            total = (couplings.unsqueeze(2) @ votes).squeeze(2)  # [b j d]
+            if bias is not None and (bias_inside or last):
+                total = total + bias
+            poses = squash(total)  # [b j d]
+            if not last:
+                logits = logits + (votes @ poses.unsqueeze(3)).squeeze(3)  # agreement
+        if on_iteration is not None:
+            on_iteration(RoutingTrace(iteration, couplings.transpose(1, 2), poses))
+    return poses
+
+
+class DynamicRouting(AbstractRouting):
+    """``dynamic_routing`` with its learned bias; activations of the parents are the lengths of their poses.
+
+    Args:
+        parents: number of parents.
+        dim: components of a parent's pose.
+        iterations, bias_inside, leaky, gradient: see ``dynamic_routing``.
+        bias: learn a bias per parent and component (160 parameters for ten digits of 16).
+
+    Raises:
+        ValueError: for fewer than one iteration or an unknown ``gradient``.
+    """
+
+    def __init__(
+        self,
+        parents: int,
+        dim: int,
+        *,
+        iterations: int = 3,  # Sabour 2017, section 2
+        bias: bool = True,
+        bias_inside: bool = True,
+        leaky: bool = False,
+        gradient: Gradient = "full",
+    ) -> None:
+        super().__init__()
+        _check(iterations, gradient)
+        self.iterations = iterations
+        self.bias_inside = bias_inside
+        self.leaky = leaky
+        self.gradient: Gradient = gradient
+        self.bias = nn.Parameter(torch.full((parents, dim), 0.1)) if bias else None  # 0.1: released code
+
+    def forward(
+        self,
+        votes: Float[Tensor, "batch child parent dim"],
+        activations: Float[Tensor, "batch child"] | None = None,
+        *,
+        normalise: Normaliser | None = None,
+        on_iteration: OnIteration | None = None,
+    ) -> Capsules:
+        poses = dynamic_routing(
+            votes,
+            iterations=self.iterations,
+            bias=self.bias,
+            bias_inside=self.bias_inside,
+            leaky=self.leaky,
+            gradient=self.gradient,
+            normalise=normalise,
+            on_iteration=on_iteration,
+        )
+        return Capsules(poses, length(poses))
+
+
+def _check(iterations: int, gradient: str) -> None:
+    if iterations < 1:
+        raise ValueError(f"routing iterations is {iterations}; expected 1 (no routing) or more, the paper uses 3")
+    if gradient not in ("full", "last"):
+        raise ValueError(f"routing gradient is {gradient!r}; expected 'full' or 'last'")

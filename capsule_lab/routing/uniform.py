@@ -1,0 +1,79 @@
+"""Uniform routing: every child goes to all parents in equal shares. The control that no routing has to beat.
+
+Equals dynamic routing with one iteration, the "1 routing" rows of Sabour 2017, table 1; Gu and Tresp 2019
+(arXiv 1911.07968) argue that it is as good.
+"""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from capsule_lab.functional import float32_under_autocast, length, softmax_over_parents, squash
+from capsule_lab.routing.base import AbstractRouting, Normaliser
+from capsule_lab.types import Capsules, OnIteration, RoutingTrace
+
+
+@float32_under_autocast
+def uniform_routing(
+    votes: Float[Tensor, "batch child parent dim"],
+    *,
+    bias: Float[Tensor, "parent dim"] | None = None,
+    leaky: bool = False,
+    normalise: Normaliser | None = None,
+    on_iteration: OnIteration | None = None,
+) -> Float[Tensor, "batch parent dim"]:
+    """Squashed mean of the votes, scaled by children over parents.
+
+    Args:
+        votes: prediction of each child for each parent.
+        bias: added before squashing.
+        leaky: an extra, silent parent takes an equal share.
+        normalise: turns equal logits into couplings; default softmax over parents.
+        on_iteration: called once.
+
+    >>> uniform_routing(torch.ones(2, 6, 3, 4)).shape
+    torch.Size([2, 3, 4])
+    """
+    batch, child, parent, _ = votes.shape
+    if normalise is None and on_iteration is None:
+        total = votes.sum(dim=1) / (parent + leaky)  # [b j d]
+        return squash(total if bias is None else total + bias)
+    logits = votes.new_zeros(batch, parent, child)  # [b j i]
+    couplings = normalise(logits) if normalise else softmax_over_parents(logits, leaky=leaky)
+    total = torch.einsum("bji,bijd->bjd", couplings, votes)
+    poses = squash(total if bias is None else total + bias)
+    if on_iteration is not None:
+        on_iteration(RoutingTrace(0, couplings.transpose(1, 2), poses))
+    return poses
+
+
+class UniformRouting(AbstractRouting):
+    """``uniform_routing`` with a learned bias; activations of the parents are the lengths of their poses.
+
+    Args:
+        parents: number of parents.
+        dim: components of a parent's pose.
+        bias: learn a bias per parent and component, so that it differs from ``DynamicRouting`` in the
+            routing alone.
+        leaky: see ``uniform_routing``.
+    """
+
+    def __init__(self, parents: int, dim: int, *, bias: bool = True, leaky: bool = False) -> None:
+        super().__init__()
+        self.leaky = leaky
+        self.bias = nn.Parameter(torch.full((parents, dim), 0.1)) if bias else None  # 0.1: released code
+
+    def forward(
+        self,
+        votes: Float[Tensor, "batch child parent dim"],
+        activations: Float[Tensor, "batch child"] | None = None,
+        *,
+        normalise: Normaliser | None = None,
+        on_iteration: OnIteration | None = None,
+    ) -> Capsules:
+        poses = uniform_routing(
+            votes, bias=self.bias, leaky=self.leaky, normalise=normalise, on_iteration=on_iteration
+        )
+        return Capsules(poses, length(poses))

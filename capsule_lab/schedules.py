@@ -1,0 +1,163 @@
+"""Quantities that change while training: learning rates, margins, temperatures.
+
+A schedule is a frozen function of the step. Its durations carry a unit, so that the same schedule fits
+any run: ``"2000 steps"``, ``"3 epochs"``, ``"1/150 run"``. ``schedule.for_run(steps_per_epoch, total_steps)``
+turns them into steps, once the length of the run is known.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, fields, replace
+from fractions import Fraction
+from typing import Self
+
+Duration = str | int | float
+"""A number of steps, or ``"<number> steps|epochs|run"``; the number may be a fraction such as ``1/150``."""
+
+_DURATION = re.compile(r"^\s*([0-9.eE+-]+(?:/[0-9.]+)?)\s*(steps?|epochs?|runs?)\s*$")
+
+
+def duration_in_steps(duration: Duration, *, steps_per_epoch: int, total_steps: int) -> float:
+    """Length of ``duration`` in steps.
+
+    Raises:
+        ValueError: if it cannot be read or is not positive.
+
+    >>> duration_in_steps("1/150 run", steps_per_epoch=390, total_steps=300_000)
+    2000.0
+    """
+    number, unit = _parse(duration)
+    return number * {"step": 1, "epoch": steps_per_epoch, "run": total_steps}[unit]
+
+
+def _parse(duration: Duration) -> tuple[float, str]:
+    if isinstance(duration, str):
+        match = _DURATION.match(duration)
+        if match is None:
+            raise ValueError(f"duration is {duration!r}; expected such as '2000 steps', '3 epochs' or '1/2 run'")
+        number, unit = float(Fraction(match[1])), match[2].removesuffix("s")
+    else:
+        number, unit = float(duration), "step"
+    if not (number > 0 and math.isfinite(number)):
+        raise ValueError(f"duration is {duration!r}; expected more than 0 steps, epochs or runs")
+    return number, unit
+
+
+@dataclass(frozen=True)
+class Schedule(ABC):
+    """A number that depends on the step."""
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            if field.type == "Duration":
+                _parse(getattr(self, field.name))
+
+    @abstractmethod
+    def __call__(self, step: int) -> float:
+        """Value at ``step``, counted from 0.
+
+        Raises:
+            ValueError: if a duration is in epochs or runs and ``for_run`` has not been called.
+        """
+
+    def for_run(self, steps_per_epoch: int, total_steps: int) -> Self:
+        """The same schedule with every duration in steps."""
+        steps = {
+            field.name: duration_in_steps(
+                getattr(self, field.name), steps_per_epoch=steps_per_epoch, total_steps=total_steps
+            )
+            for field in fields(self)
+            if field.type == "Duration"
+        }
+        return replace(self, **steps)
+
+    def _progress(self, step: int, duration: Duration) -> float:
+        """How many times ``duration`` fits into ``step``."""
+        number, unit = _parse(duration)
+        if unit != "step":
+            raise ValueError(f"{self} lasts {duration!r}; call for_run(steps_per_epoch, total_steps) first")
+        return step / number
+
+
+@dataclass(frozen=True)
+class Constant(Schedule):
+    """Always ``value``."""
+
+    value: float
+
+    def __call__(self, step: int) -> float:
+        return self.value
+
+
+@dataclass(frozen=True)
+class Linear(Schedule):
+    """From ``start`` to ``end`` in a straight line over ``duration``, then ``end``.
+
+    >>> Linear(0.2, 0.9, 10)(5)
+    0.55
+    """
+
+    start: float
+    end: float
+    duration: Duration
+
+    def __call__(self, step: int) -> float:
+        return self.start + (self.end - self.start) * min(self._progress(step, self.duration), 1)
+
+
+@dataclass(frozen=True)
+class Staircase(Schedule):
+    """``start``, plus ``increment`` after every ``every``, never beyond ``limit``.
+
+    >>> Staircase(0.2, 0.1, "10 steps", 0.9)(25)
+    0.4
+    """
+
+    start: float
+    increment: float
+    every: Duration
+    limit: float
+
+    def __call__(self, step: int) -> float:
+        value = self.start + self.increment * math.floor(self._progress(step, self.every))
+        return min(value, self.limit) if self.increment > 0 else max(value, self.limit)
+
+
+@dataclass(frozen=True)
+class SigmoidRamp(Schedule):
+    """``start + rise * sigmoid(min(steepest, step / every + offset))``: slow, then fast, then slow.
+
+    The margin of the released EM routing code is ``SigmoidRamp(0.2, 0.79, "50000 steps", -4, 10)``.
+    """
+
+    start: float
+    rise: float
+    every: Duration
+    offset: float = -4.0  # released code of Hinton 2018
+    steepest: float = 10.0  # released code of Hinton 2018
+
+    def __call__(self, step: int) -> float:
+        x = min(self.steepest, self._progress(step, self.every) + self.offset)
+        return self.start + self.rise / (1 + math.exp(-x))
+
+
+@dataclass(frozen=True)
+class Exponential(Schedule):
+    """``initial * rate ** (step / every)``, continuous, never below ``floor``.
+
+    The learning rate of the released CapsNet code is ``Exponential(1e-3, 0.96, "2000 steps", 1e-6)``.
+
+    >>> Exponential(1e-3, 0.96, "2000 steps", 1e-6)(30_000)  # 5.4e-4
+    0.000542...
+    """
+
+    initial: float
+    rate: float
+    every: Duration
+    floor: float = 0.0
+
+    def __call__(self, step: int) -> float:
+        return max(self.floor, self.initial * self.rate ** self._progress(step, self.every))

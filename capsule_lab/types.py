@@ -1,0 +1,82 @@
+"""The few records that travel between layers, data, losses and commands."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from jaxtyping import Float, Int64, UInt8
+from torch import Tensor
+
+
+class Capsules(NamedTuple):
+    """The capsules of one layer.
+
+    Attributes:
+        poses: instantiation parameters, ``(batch, capsule, dim)``.
+        activations: probability that the entity is there, ``(batch, capsule)``, in [0, 1].
+            Under dynamic routing this is the length of the pose.
+    """
+
+    poses: Float[Tensor, "batch capsule dim"]
+    activations: Float[Tensor, "batch capsule"]
+
+
+class CapsuleOutput(NamedTuple):
+    """What every network returns.
+
+    Attributes:
+        scores: one number per class, ``(batch, class)``; the largest is the prediction. Lengths in
+            [0, 1) for a CapsNet, logits for a CNN.
+        capsules: the class capsules, or ``None`` for a network without capsules.
+    """
+
+    scores: Float[Tensor, "batch classes"]
+    capsules: Capsules | None = None
+
+
+class RoutingTrace(NamedTuple):
+    """One iteration of a routing algorithm, as handed to ``on_iteration``.
+
+    Attributes:
+        iteration: counted from 0.
+        couplings: share of each child that goes to each parent, ``(batch, child, parent)``.
+        poses: the parents' poses after this iteration, ``(batch, parent, dim)``.
+    """
+
+    iteration: int
+    couplings: Float[Tensor, "batch child parent"]
+    poses: Float[Tensor, "batch parent dim"]
+
+
+OnIteration = Callable[[RoutingTrace], None]
+
+
+class Batch(NamedTuple):
+    """A batch of labelled images.
+
+    Attributes:
+        images: ``(batch, channel, height, width)``; uint8 as stored until the DataModule has moved the
+            batch to its device and transformed it, then float32 in [0, 1].
+        labels: class of each image, ``(batch,)``.
+        key: one number per sample and epoch, ``(batch,)``, from which every random draw for that sample
+            derives; so augmentation depends neither on the batch size nor on the number of processes.
+    """
+
+    images: Float[Tensor, "batch channel height width"] | UInt8[Tensor, "batch channel height width"]
+    labels: Int64[Tensor, " batch"]
+    key: Int64[Tensor, " batch"]
+
+
+@dataclass(frozen=True)
+class DataSpec:
+    """The facts of a data set that networks need and nobody should have to configure.
+
+    Attributes:
+        image_shape: ``(channel, height, width)`` of an image as it reaches the network.
+        num_classes: number of classes.
+    """
+
+    image_shape: tuple[int, int, int]
+    num_classes: int
