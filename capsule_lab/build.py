@@ -11,7 +11,8 @@ import re
 import signal
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ import hydra
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException, InstantiationException, MissingConfigException
+from hydra.types import RunMode
 from hydra.utils import get_object, instantiate
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -28,7 +30,7 @@ class ConfigError(ValueError):
     """A configuration that cannot work."""
 
 
-class Interrupted(Exception):
+class InterruptError(Exception):
     """Training was stopped by a signal, after leaving a checkpoint.
 
     Attributes:
@@ -53,27 +55,46 @@ def command(config_name: str) -> Callable[[Callable[[DictConfig], None]], Callab
     """
 
     def decorate(main: Callable[[DictConfig], None]) -> Callable[[], None]:
+        show_all = os.environ.get("HYDRA_FULL_ERROR")
+
         @functools.wraps(main)
-        def run() -> None:
-            show_all = os.environ.get("HYDRA_FULL_ERROR")
-            os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises instead of printing and exiting by itself
+        def job(config: DictConfig) -> None:
             try:
-                hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name=config_name)(main)()
-            except Interrupted as error:
+                main(config)
+            except InterruptError as error:
                 _leave(str(error), 128 + error.signum)  # 128: the shell's convention
             except KeyboardInterrupt:
-                _leave("stopped before training had begun: nothing to resume", 128 + signal.SIGINT)
+                _leave("stopped before a training step was complete: nothing to resume", 128 + signal.SIGINT)
+            except Exception as error:
+                sentence = None if show_all else in_one_sentence(error, config_name)
+                if sentence is None or HydraConfig.get().mode == RunMode.MULTIRUN:
+                    raise  # a sweep's launcher decides what becomes of the other jobs
+                _leave(sentence, 2)
+
+        @functools.wraps(main)
+        def run() -> None:
+            os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises instead of printing and exiting by itself
+            try:
+                hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name=config_name)(job)()
             except Exception as error:
                 sentence = None if show_all else in_one_sentence(error, config_name)
                 if sentence is None:
                     raise
                 _leave(sentence, 2)
             finally:
-                os.environ.pop("HYDRA_FULL_ERROR") if show_all is None else None
+                if show_all is None:
+                    os.environ.pop("HYDRA_FULL_ERROR", None)
 
         return run
 
     return decorate
+
+
+def compose(config_name: str = "train", overrides: Sequence[str] = ()) -> DictConfig:
+    """A configuration outside of a command, as in a notebook or a test."""
+    GlobalHydra.instance().clear()
+    with hydra.initialize_config_dir(str(conf_dir()), version_base="1.3"):
+        return hydra.compose(config_name, overrides=list(overrides))
 
 
 def _leave(message: str, status: int) -> None:
@@ -107,25 +128,24 @@ def _unknown_key(key: str, config_name: str) -> str:
     """An unknown key beside the ones that exist where it was looked for."""
     groups = {folder.name for folder in conf_dir().iterdir() if folder.is_dir()}
     choices = [word for word in sys.argv[1:] if word.partition("=")[0] in groups]
-    GlobalHydra.instance().clear()
-    with hydra.initialize_config_dir(str(conf_dir()), version_base="1.3"):
-        try:
-            config = hydra.compose(config_name, overrides=choices)
-        except HydraException:
-            return f"{key} is no option of this configuration"
+    try:
+        config = compose(config_name, choices)
+    except HydraException:
+        return f"{key} is no option of this configuration"
     parent, _, name = key.rpartition(".")
     while parent and not isinstance(OmegaConf.select(config, parent), DictConfig):
         parent, _, name = parent.rpartition(".")
     node = OmegaConf.select(config, parent) if parent else config
     prefix = f"{parent}." if parent else ""
-    names = [f"{prefix}{option}" for option in node]
+    names = [f"{prefix}{option!s}" for option in node]
     return f"{key} does not exist; {_options(prefix + name, names)} (+{key}=… adds a new key)"
 
 
-def _options(wrong: str, options: list[str]) -> str:
+def _options(wrong: str, options: Iterable[str]) -> str:
+    options = sorted(options)
     close = difflib.get_close_matches(wrong, options, n=1)
     meant = f"did you mean {close[0]}? " if close else ""
-    return f"{meant}Options: {', '.join(sorted(options))}"
+    return f"{meant}Options: {', '.join(options)}"
 
 
 def check(config: DictConfig) -> None:
@@ -140,15 +160,15 @@ def check(config: DictConfig) -> None:
         except Exception as error:  # hydra raises whatever the import raises
             raise ConfigError(f"{path}._target_ is {node['_target_']}, which cannot be imported: {error}") from error
         options = _arguments(target)
-        for name in node:
-            if not str(name).startswith("_") and options is not None and name not in options:
+        for name in map(str, node):
+            if not name.startswith("_") and options is not None and name not in options:
                 known = [f"{path}.{option}" for option in options]
                 raise ConfigError(f"{path}.{name} does not exist; {_options(f'{path}.{name}', known)}")
     unused = OmegaConf.select(config, "routing") is not None and "routing" not in config.model
     if unused and HydraConfig.initialized():
         choice = HydraConfig.get().runtime.choices
         raise ConfigError(
-            f"model={choice.model} does not route, so routing={choice.routing} would change nothing: leave it out"
+            f"model={choice['model']} does not route, so routing={choice['routing']} would change nothing: leave it out"
         )
 
 
@@ -156,21 +176,34 @@ def _targets(node: Any, path: str = "") -> Iterator[tuple[str, DictConfig]]:
     if isinstance(node, DictConfig) and not node._is_none():
         if "_target_" in node:
             yield path, node
-        for key in node:
-            if not OmegaConf.is_interpolation(node, str(key)) and not OmegaConf.is_missing(node, str(key)):
-                yield from _targets(node[key], f"{path}.{key}" if path else str(key))
+        for key in map(str, node):
+            if not OmegaConf.is_interpolation(node, key) and not OmegaConf.is_missing(node, key):
+                yield from _targets(node[key], f"{path}.{key}" if path else key)
 
 
 def _arguments(target: Callable[..., Any]) -> set[str] | None:
     """Names that ``target`` takes, following ``**options`` up the classes; ``None`` if it takes any."""
     names: set[str] = set()
-    layers = [c.__init__ for c in inspect.getmro(target)] if inspect.isclass(target) else [target]
-    for layer in layers:
+    layers = [vars(c).get("__init__") for c in inspect.getmro(target)] if inspect.isclass(target) else [target]
+    for layer in filter(None, layers):
         parameters = inspect.signature(layer).parameters.values()
         names |= {p.name for p in parameters if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)}
         if not any(p.kind is p.VAR_KEYWORD for p in parameters):
             return names - {"self"}
     return None
+
+
+@contextmanager
+def _constructing(what: str) -> Iterator[None]:
+    """What a constructor refuses becomes a sentence."""
+    try:
+        yield
+    except InstantiationException:
+        raise
+    except Exception as error:
+        if isinstance(error, (ValueError, TypeError)) or type(error).__name__ == "MisconfigurationException":
+            raise ConfigError(f"{what}: {error}") from error
+        raise
 
 
 def build_data(config: DictConfig) -> Any:
@@ -184,27 +217,39 @@ def build_module(config: DictConfig, spec: Any) -> Any:
     Args:
         config: the whole configuration.
         spec: the ``DataSpec``: image size and classes are facts of the data, not options.
+
+    Raises:
+        ConfigError: if one of them refuses its arguments.
     """
-    network = instantiate(config.model, _partial_=True, _convert_="all")(
-        image_shape=spec.image_shape, num_classes=spec.num_classes
-    )
-    return instantiate(config.module, _partial_=True, _convert_="all")(network=network, num_classes=spec.num_classes)
+    network = instantiate(config.model, _partial_=True, _convert_="all")
+    module = instantiate(config.module, _partial_=True, _convert_="all")
+    with _constructing("model"):
+        built = network(image_shape=spec.image_shape, num_classes=spec.num_classes)
+    with _constructing("module"):
+        return module(network=built, num_classes=spec.num_classes)
 
 
-def build_trainer(config: DictConfig, directory: Path, *extra_callbacks: Any) -> Any:
-    """The Trainer with its callbacks and loggers, all writing below ``directory``."""
-    loggers = [
-        instantiate(logger, save_dir=str(directory), _convert_="all") for logger in (config.logger or {}).values()
+def build_trainer(config: DictConfig, directory: Path | None, *extra_callbacks: Any) -> Any:
+    """The Trainer with its callbacks and loggers, all writing below ``directory``.
+
+    Raises:
+        ConfigError: if Lightning refuses an argument.
+    """
+    loggers = []
+    for logger in (config.get("logger") or {}).values():
+        named = {key: directory.name for key in ("name", "id") if directory and logger.get(key, "") is None}
+        loggers.append(instantiate(logger, save_dir=str(directory), _convert_="all", **named))
+    callbacks = [
+        instantiate(callback, _convert_="all") for callback in (config.get("callbacks") or {}).values() if callback
     ]
-    callbacks = [instantiate(callback, _convert_="all") for callback in (config.callbacks or {}).values() if callback]
     arguments: dict[str, Any] = {"default_root_dir": directory, "logger": loggers}
     if "enable_progress_bar" not in config.trainer:
         arguments["enable_progress_bar"] = sys.stdout.isatty()  # else Lightning adds a bar beside our lines
     if config.trainer.get("precision") == "auto":
-        arguments["precision"] = _fast_precision(config.trainer.accelerator)
-    return instantiate(config.trainer, _partial_=True, _convert_="all")(
-        callbacks=[*callbacks, *extra_callbacks], **arguments
-    )
+        arguments["precision"] = fast_precision(config.trainer.accelerator)
+    trainer = instantiate(config.trainer, _partial_=True, _convert_="all")
+    with _constructing("trainer"):
+        return trainer(callbacks=[*callbacks, *extra_callbacks], **arguments)
 
 
 _HARMLESS = (
@@ -226,7 +271,7 @@ def be_quiet() -> None:
         warnings.filterwarnings("ignore", message)
 
 
-def _fast_precision(accelerator: str) -> str:
+def fast_precision(accelerator: str) -> str:
     """bfloat16 for convolutions where the processor computes in it, else float32; routing is float32 anyway."""
     import torch
 

@@ -42,8 +42,7 @@ def margin_loss(
     """
     truth = _one_hot(labels, scores)
     losses = (
-        truth * (present - scores).relu().square()
-        + absent_weight * (1 - truth) * (scores - absent).relu().square()
+        truth * (present - scores).relu().square() + absent_weight * (1 - truth) * (scores - absent).relu().square()
     )  # [b k]
     if reduction == "paper":
         return losses.sum(1).mean()

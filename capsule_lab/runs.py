@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from matplotlib.figure import Figure
 from omegaconf import DictConfig, OmegaConf
 
 from capsule_lab.build import build_module
@@ -166,6 +167,17 @@ def write_atomically(path: Path, text: str) -> None:
         partial.unlink(missing_ok=True)
 
 
+def save_figure(figure: Figure, path: Path) -> None:
+    """A picture, whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{os.getpid()}.{path.name}")
+    try:
+        figure.savefig(partial, dpi=120)  # dots per inch
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
 def write_json(path: Path, content: dict[str, Any]) -> None:
     """``write_atomically`` for JSON that people read."""
     write_atomically(path, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
@@ -183,17 +195,27 @@ def embed(config: DictConfig, provenance: dict[str, Any], spec: DataSpec, second
     }
 
 
+def find_checkpoint(path: str | Path) -> Path:
+    """``path`` itself, or the best (else the last) checkpoint of the run in that directory.
+
+    Raises:
+        RunError: if there is none.
+    """
+    path = Path(path)
+    choices = [path / "checkpoints" / name for name in ("best.ckpt", "last.ckpt")] if path.is_dir() else [path]
+    for choice in choices:
+        if choice.is_file():
+            return choice
+    raise RunError(f"no checkpoint at {path}; expected a .ckpt file or the directory of a run, runs/…")
+
+
 def read_checkpoint(path: str | Path) -> tuple[dict[str, Any], Record]:
     """A checkpoint's content, on the CPU, and its record.
 
     Raises:
         RunError: if there is no such file, it cannot be read, or another version of capsule_lab wrote it.
     """
-    path = Path(path)
-    if path.is_dir():
-        path = next((p for p in (path / "checkpoints/best.ckpt", path / "checkpoints/last.ckpt") if p.is_file()), path)
-    if not path.is_file():
-        raise RunError(f"no checkpoint at {path}; expected a .ckpt file or the directory of a run, runs/…")
+    path = find_checkpoint(path)
     try:
         checkpoint = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # torch raises whatever pickle and zip do, by the kind of damage
@@ -220,19 +242,15 @@ def load_run(path: str | Path) -> tuple[Any, DictConfig]:
     """
     checkpoint, record = read_checkpoint(path)
     module = build_module(record.config, record.spec)
-    module.on_load_checkpoint(checkpoint)
-    module.network.load_state_dict(
-        {name.removeprefix("network."): value for name, value in checkpoint["state_dict"].items()}
-    )
+    weights = {name.removeprefix("network."): value for name, value in checkpoint["state_dict"].items()}
+    module.network.load_state_dict(weights)
     return module.eval(), record.config
 
 
 def numbers(metrics: Mapping[str, Any], split: str) -> dict[str, float]:
     """Logged quantities of one split, without its name, as plain numbers."""
     return {
-        name.removeprefix(f"{split}/"): float(value)
-        for name, value in metrics.items()
-        if name.startswith(f"{split}/")
+        name.removeprefix(f"{split}/"): float(value) for name, value in metrics.items() if name.startswith(f"{split}/")
     }
 
 

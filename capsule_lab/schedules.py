@@ -30,18 +30,19 @@ def duration_in_steps(duration: Duration, *, steps_per_epoch: int, total_steps: 
     2000.0
     """
     number, unit = _parse(duration)
-    return number * {"step": 1, "epoch": steps_per_epoch, "run": total_steps}[unit]
+    return float(number * {"step": 1, "epoch": steps_per_epoch, "run": total_steps}[unit])
 
 
-def _parse(duration: Duration) -> tuple[float, str]:
-    if isinstance(duration, str):
-        match = _DURATION.match(duration)
-        if match is None:
-            raise ValueError(f"duration is {duration!r}; expected such as '2000 steps', '3 epochs' or '1/2 run'")
-        number, unit = float(Fraction(match[1])), match[2].removesuffix("s")
-    else:
-        number, unit = float(duration), "step"
-    if not (number > 0 and math.isfinite(number)):
+def _parse(duration: Duration) -> tuple[Fraction, str]:
+    match = _DURATION.match(duration) if isinstance(duration, str) else None
+    wrong = f"duration is {duration!r}; expected such as '2000 steps', '3 epochs' or '1/2 run'"
+    if isinstance(duration, str) and match is None:
+        raise ValueError(wrong)
+    try:
+        number, unit = (Fraction(match[1]), match[2].removesuffix("s")) if match else (Fraction(duration), "step")
+    except (ValueError, ZeroDivisionError, OverflowError) as error:  # 1.2.3, 1/0, infinity
+        raise ValueError(wrong) from error
+    if number <= 0:
         raise ValueError(f"duration is {duration!r}; expected more than 0 steps, epochs or runs")
     return number, unit
 
@@ -79,7 +80,7 @@ class Schedule(ABC):
         number, unit = _parse(duration)
         if unit != "step":
             raise ValueError(f"{self} lasts {duration!r}; call for_run(steps_per_epoch, total_steps) first")
-        return step / number
+        return float(step / number)
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ def main(config: DictConfig) -> None:
     from capsule_lab import runs
 
     choices = HydraConfig.get().runtime.choices
-    directory = runs.run_directory(config, f"{choices.model}-{choices.data}")
+    directory = runs.run_directory(config, f"{choices['model']}-{choices['data']}")
     if config.train.resume and runs.is_finished(directory):
         log.info("%s is finished already, nothing to resume; its results are in metrics.json", directory)
         return
@@ -51,14 +51,16 @@ def train(config: DictConfig, directory: Path) -> dict[str, Any]:
     log.info("%s on %s", type(module.network).__name__, data.provenance["name"])
     log.info("into %s%s", directory, f", continuing {resume}" if resume else "")
     runs.tell_loggers(trainer.loggers, config, data.provenance)
-    trainer.fit(module, datamodule=data, ckpt_path=resume, weights_only=True)
-    validation = runs.numbers(trainer.logged_metrics, "val")
-
     test: dict[str, float] = {}
-    weights = runs.checkpoint_to_test(config.train.test, directory)
-    if weights:
-        trainer.test(module, datamodule=data, ckpt_path=weights, weights_only=True, verbose=False)
-        test = runs.numbers(trainer.logged_metrics, "test")
+    try:
+        trainer.fit(module, datamodule=data, ckpt_path=resume, weights_only=True)
+        validation = runs.numbers(trainer.logged_metrics, "val")
+        weights = runs.checkpoint_to_test(config.train.test, directory)
+        if weights:
+            trainer.test(module, datamodule=data, ckpt_path=weights, weights_only=True, verbose=False)
+            test = runs.numbers(trainer.logged_metrics, "test")
+    finally:
+        callbacks.close(trainer.loggers)
     if not trainer.is_global_zero:
         return {}
     result = {

@@ -33,8 +33,9 @@ def reconstruction_sheet(
     axes = figure.subplots(2, columns, squeeze=False)
     for column in range(columns):
         for row, source in enumerate((images, decoded)):
-            picture = source[column].float().cpu().permute(1, 2, 0)
-            axes[row, column].imshow(picture[..., 0], cmap="gray_r", vmin=0, vmax=1)
+            picture = source[column].float().cpu().permute(1, 2, 0).numpy()
+            shown = picture if picture.shape[2] == 3 else picture[..., 0]  # 3: colour; of a stereo pair, the left
+            axes[row, column].imshow(shown, cmap="gray_r", vmin=0, vmax=1)
             axes[row, column].set(xticks=[], yticks=[])
         label, prediction = int(labels[column]), int(predictions[column])
         axes[0, column].set_title(f"{label} → {prediction}", color="black" if label == prediction else "red", size=9)

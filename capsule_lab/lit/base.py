@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, cast
 
 import lightning as L
 import numpy as np
@@ -103,7 +103,7 @@ class AbstractCapsuleModule(L.LightningModule):
         """The metric logged as ``name``; means of loss terms appear with the first step."""
         if name not in self.metrics:
             self.metrics[name] = MeanMetric(nan_strategy="disable").to(self.device)  # NonFiniteGuard looks after NaN
-        return self.metrics[name]
+        return cast(Metric, self.metrics[name])
 
     def on_train_epoch_end(self) -> None:
         self._log_epoch("train")
@@ -121,7 +121,7 @@ class AbstractCapsuleModule(L.LightningModule):
             metric.reset()
 
     def _metrics_of(self, split: str) -> list[tuple[str, Metric]]:
-        return [(name, metric) for name, metric in self.metrics.items() if name.startswith(f"{split}/")]
+        return [(name, cast(Metric, metric)) for name, metric in self.metrics.items() if name.startswith(f"{split}/")]
 
     def schedule_values(self) -> dict[str, float]:
         """Every schedule's value at this step, by name; empty outside of ``fit``."""

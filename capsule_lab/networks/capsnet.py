@@ -80,9 +80,7 @@ class CapsNet(AbstractNetwork):
             -(-n // stride) if padding == "same" else (n - 2 * (kernel_size - 1) - 1) // stride + 1
             for n in (height, width)
         ]
-        digits = DenseCapsules(
-            primary_types * grid[0] * grid[1], primary_dim, num_classes, class_dim, routing=routing
-        )
+        digits = DenseCapsules(primary_types * grid[0] * grid[1], primary_dim, num_classes, class_dim, routing=routing)
         self.primary = PrimaryCapsules(
             channels,
             types=primary_types,

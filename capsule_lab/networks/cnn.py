@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
 
 from jaxtyping import Float
@@ -37,9 +38,9 @@ class BaselineCNN(AbstractNetwork):
         image_shape: tuple[int, int, int],
         num_classes: int,
         *,
-        channels: tuple[int, ...] = (256, 256, 128),  # Sabour 2017, section 5
+        channels: Sequence[int] = (256, 256, 128),  # Sabour 2017, section 5
         kernel_size: int = 5,  # Sabour 2017, section 5
-        hidden: tuple[int, ...] = (328, 192),  # Sabour 2017, section 5
+        hidden: Sequence[int] = (328, 192),  # Sabour 2017, section 5
         dropout: float = 0.5,  # ours: the usual rate, the paper gives none
     ) -> None:
         super().__init__()

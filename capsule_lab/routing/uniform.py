@@ -73,7 +73,5 @@ class UniformRouting(AbstractRouting):
         normalise: Normaliser | None = None,
         on_iteration: OnIteration | None = None,
     ) -> Capsules:
-        poses = uniform_routing(
-            votes, bias=self.bias, leaky=self.leaky, normalise=normalise, on_iteration=on_iteration
-        )
+        poses = uniform_routing(votes, bias=self.bias, leaky=self.leaky, normalise=normalise, on_iteration=on_iteration)
         return Capsules(poses, length(poses))

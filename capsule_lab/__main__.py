@@ -1,0 +1,49 @@
+"""What there is: ``python -m capsule_lab`` lists the commands and every option of every config group."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from capsule_lab.build import conf_dir
+
+COMMANDS = {
+    "train": "train a network, test it once, leave a run directory",
+    "evaluate": "test a checkpoint; needs nothing but ckpt=",
+    "figures": "draw the figures of a run",
+    "bench": "time training steps against a textbook implementation",
+}
+
+
+def main() -> None:
+    """Show commands and options."""
+    console = Console(highlight=False)
+    commands = Table(title="commands", title_justify="left", box=None, show_header=False, padding=(0, 2))
+    for name, what in COMMANDS.items():
+        commands.add_row(f"python -m capsule_lab.{name}", what)
+    console.print(commands)
+    options = Table(
+        title="\noptions: python -m capsule_lab.train group=option any.key=value …",
+        title_justify="left",
+        box=None,
+        show_header=False,
+        padding=(0, 2),
+    )
+    for group in sorted(folder for folder in conf_dir().iterdir() if folder.is_dir() and folder.name != "hydra"):
+        for number, option in enumerate(sorted(group.rglob("*.yaml"))):
+            name = option.relative_to(group).with_suffix("").as_posix()
+            options.add_row("" if number else f"[bold]{group.name}[/]", name, _headline(option))
+    console.print(options)
+    console.print("\nEvery key of a configuration: python -m capsule_lab.train model=capsnet --cfg job")
+
+
+def _headline(path: Path) -> str:
+    """The first comment of a configuration that is not for Hydra."""
+    lines = [line for line in path.read_text().splitlines() if line.startswith("#") and "@package" not in line]
+    return lines[0].lstrip("# ") if lines else ""
+
+
+if __name__ == "__main__":
+    main()

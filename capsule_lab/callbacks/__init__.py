@@ -1,0 +1,24 @@
+"""What happens around training."""
+
+from capsule_lab.callbacks.checkpoints import AtomicCheckpointIO, BestCheckpoint, EmbedConfig, LastCheckpoint
+from capsule_lab.callbacks.display import ProgressBar, ProgressLines, progress
+from capsule_lab.callbacks.history import ContinuedCSVLogger, close
+from capsule_lab.callbacks.pictures import ConfusionMatrix, Reconstructions
+from capsule_lab.callbacks.watch import NonFiniteError, NonFiniteGuard, RoutingStats
+
+__all__ = [
+    "AtomicCheckpointIO",
+    "BestCheckpoint",
+    "ConfusionMatrix",
+    "ContinuedCSVLogger",
+    "EmbedConfig",
+    "LastCheckpoint",
+    "NonFiniteError",
+    "NonFiniteGuard",
+    "ProgressBar",
+    "ProgressLines",
+    "Reconstructions",
+    "RoutingStats",
+    "close",
+    "progress",
+]

@@ -1,0 +1,79 @@
+"""Progress: how far, how well, how long to go."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from datetime import timedelta
+from typing import Any
+
+import lightning as L
+from lightning.pytorch.callbacks import Callback, RichProgressBar
+from lightning.pytorch.callbacks.progress.rich_progress import RichProgressBarTheme
+
+log = logging.getLogger(__name__)
+
+
+class _TimeLeft:
+    """Remaining time of the whole run, from the pace of this one."""
+
+    def start(self, trainer: L.Trainer) -> None:
+        self.began, self.first = time.monotonic(), trainer.global_step
+
+    def __call__(self, trainer: L.Trainer) -> str:
+        done = trainer.global_step - self.first
+        if not done:
+            return "?"
+        total = trainer.estimated_stepping_batches
+        seconds = (time.monotonic() - self.began) / done * (total - trainer.global_step)
+        return str(timedelta(seconds=round(max(seconds, 0))))
+
+
+class ProgressBar(RichProgressBar):
+    """Lightning's bar with the remaining time of the whole run."""
+
+    def __init__(self) -> None:
+        super().__init__(refresh_rate=10, theme=RichProgressBarTheme(metrics_format=".3f"))
+        self.left = _TimeLeft()
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        super().on_train_start(trainer, pl_module)
+        self.left.start(trainer)
+
+    def get_metrics(self, trainer: L.Trainer, pl_module: L.LightningModule) -> dict[str, Any]:
+        metrics = super().get_metrics(trainer, pl_module)
+        metrics.pop("v_num", None)
+        return {**metrics, "run ends in": self.left(trainer)} if trainer.training else dict(metrics)
+
+
+class ProgressLines(Callback):
+    """One line per epoch with its metrics and the remaining time, where the output is no terminal."""
+
+    def __init__(self) -> None:
+        self.left = _TimeLeft()
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self.left.start(trainer)
+
+    def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._line(trainer)
+
+    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._line(trainer)
+
+    def _line(self, trainer: L.Trainer) -> None:
+        wanted = ("train/loss", "train/error", "val/loss", "val/error")
+        metrics = {name: float(value) for name, value in trainer.logged_metrics.items() if name in wanted}
+        if trainer.is_global_zero and trainer.global_step and metrics:
+            shown = "  ".join(f"{name} {metrics[name]:.4g}" for name in wanted if name in metrics)
+            log.info(
+                "epoch %d  step %d/%s  %s  time left %s",
+                trainer.current_epoch, trainer.global_step, trainer.estimated_stepping_batches, shown,
+                self.left(trainer),
+            )  # fmt: skip
+
+
+def progress() -> Callback:
+    """The bar on a terminal, lines elsewhere."""
+    return ProgressBar() if sys.stdout.isatty() else ProgressLines()

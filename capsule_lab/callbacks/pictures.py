@@ -1,0 +1,89 @@
+"""Pictures drawn while training, to ``figures/`` of the run and to every logger that shows pictures."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.loggers import TensorBoardLogger, WandbLogger
+from matplotlib.figure import Figure
+from torchmetrics.classification import MulticlassConfusionMatrix
+
+from capsule_lab.analysis.reconstructions import reconstruction_sheet
+from capsule_lab.networks import CapsNet
+from capsule_lab.runs import save_figure
+from capsule_lab.types import Batch
+
+
+class Reconstructions(Callback):
+    """Draws validation images over their reconstructions, to ``figures/`` and to the loggers.
+
+    Args:
+        images: number of images.
+    """
+
+    def __init__(self, images: int = 16) -> None:
+        self.images = images
+
+    def on_validation_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Batch, batch_idx: int, *_: Any
+    ) -> None:
+        network = pl_module.network
+        if batch_idx or not isinstance(network, CapsNet) or network.decoder is None or trainer.sanity_checking:
+            return
+        if trainer.is_global_zero:
+            first = Batch(*(part[: self.images] for part in batch))
+            figure = reconstruction_sheet(network, first.images, first.labels)
+            show_figure(trainer, "val/reconstructions", figure)
+
+
+class ConfusionMatrix(Callback):
+    """Draws the confusion matrix of each validation and test, to ``figures/`` and to the loggers."""
+
+    def __init__(self) -> None:
+        self.matrix: MulticlassConfusionMatrix | None = None
+
+    def _update(self, pl_module: L.LightningModule, outputs: Any, batch: Batch) -> None:
+        scores = outputs["output"].scores
+        if self.matrix is None:
+            self.matrix = MulticlassConfusionMatrix(scores.shape[1], validate_args=False)
+        self.matrix.to(pl_module.device).update(scores, batch.labels)
+
+    def _draw(self, trainer: L.Trainer, split: str) -> None:
+        if self.matrix is None:
+            return
+        self.matrix.compute()  # every process takes part
+        if trainer.is_global_zero and not trainer.sanity_checking:
+            figure = Figure(figsize=(6, 6), layout="constrained")  # inches
+            self.matrix.plot(ax=figure.add_subplot(), cmap="Blues")
+            show_figure(trainer, f"{split}/confusion", figure)
+        self.matrix.reset()
+
+    def on_validation_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Batch, *_: Any
+    ) -> None:
+        self._update(pl_module, outputs, batch)
+
+    def on_test_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Batch, *_: Any
+    ) -> None:
+        self._update(pl_module, outputs, batch)
+
+    def on_validation_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._draw(trainer, "val")
+
+    def on_test_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._draw(trainer, "test")
+
+
+def show_figure(trainer: L.Trainer, name: str, figure: Figure) -> None:
+    """Write ``figure`` to ``figures/<name>.png`` of the run and to every logger that shows pictures."""
+    path = Path(trainer.default_root_dir) / "figures" / f"{name.replace('/', '_')}.png"
+    save_figure(figure, path)
+    for logger in trainer.loggers:
+        if isinstance(logger, WandbLogger):
+            logger.log_image(name, [str(path)])
+        elif isinstance(logger, TensorBoardLogger):
+            logger.experiment.add_figure(name, figure, trainer.global_step)

@@ -1,0 +1,54 @@
+"""Draw a run: ``python -m capsule_lab.figures run=runs/…``."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from capsule_lab.build import command
+
+log = logging.getLogger(__name__)
+
+
+@command("figures")
+def main(config: DictConfig) -> None:
+    """Draw every figure that applies to ``config.run`` into its ``figures/``."""
+    from capsule_lab import runs
+
+    if OmegaConf.is_missing(config, "run"):
+        raise runs.RunError("run is missing; expected run=<the directory of a run>")
+    run = Path(config.run)
+    for name, figure in draw(run, config.images):
+        path = run / "figures" / f"{name}.png"
+        runs.save_figure(figure, path)
+        log.info("%s", path)
+
+
+def draw(run: Path, images: int) -> Iterator[tuple[str, Any]]:
+    """Name and figure, one after another: training curves, then reconstructions of validation images.
+
+    Raises:
+        RunError: if ``run`` is no run.
+    """
+    from capsule_lab import build, runs
+    from capsule_lab.analysis.curves import training_curves
+    from capsule_lab.analysis.reconstructions import reconstruction_sheet
+    from capsule_lab.networks import CapsNet
+
+    build.be_quiet()
+    module, config = runs.load_run(run)
+    if (run / "metrics.csv").is_file():
+        yield "curves", training_curves(run / "metrics.csv")
+    if isinstance(module.network, CapsNet) and module.network.decoder is not None:
+        data = build.build_data(config)
+        data.setup("validate")
+        first = data.on_after_batch_transfer(next(iter(data.val_dataloader())), 0)
+        yield "reconstructions", reconstruction_sheet(module.network, first.images[:images], first.labels[:images])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,230 @@
+"""Batches: every image once, an order that can be repeated, resumed and dealt out."""
+
+from __future__ import annotations
+
+from itertools import islice
+
+import pytest
+import torch
+
+from capsule_lab.data.loader import EpochBatches, Images, InMemory, ResumableLoader
+from capsule_lab.data.transforms import sample_key
+from capsule_lab.types import Batch
+
+
+def indices(batches: EpochBatches) -> list[list[int]]:
+    return [index.tolist() for index, _ in batches]
+
+
+def flat(batches: list[list[int]]) -> list[int]:
+    return [image for batch in batches for image in batch]
+
+
+def loader(size: int = 50, batch_size: int = 8, *, seed: int = 0, **options) -> ResumableLoader:
+    images = torch.arange(size, dtype=torch.uint8)[:, None, None, None].expand(size, 1, 2, 2).contiguous()
+    dataset = InMemory(Images(images, torch.arange(size) % 10), seed)
+    return ResumableLoader(dataset, EpochBatches(size, batch_size, seed=seed, **options), pin_memory=False)
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+@pytest.mark.parametrize(
+    ("size", "sizes"), [(12, [4, 4, 4]), (13, [4, 4, 4, 1]), (15, [4, 4, 4, 3]), (4, [4]), (3, [3]), (1, [1])]
+)
+def test_every_image_once_per_epoch(size, sizes, shuffle):
+    batches = EpochBatches(size, 4, shuffle=shuffle)
+    seen = indices(batches)
+    assert [len(batch) for batch in seen] == sizes
+    assert len(batches) == len(sizes)
+    assert sorted(flat(seen)) == list(range(size))
+
+
+@pytest.mark.parametrize(
+    ("size", "sizes"), [(12, [4, 4, 4]), (13, [4, 4, 4]), (15, [4, 4, 4]), (4, [4]), (5, [4]), (3, [3]), (1, [1])]
+)
+def test_drop_last_leaves_out_the_ragged_end_but_never_everything(size, sizes):
+    batches = EpochBatches(size, 4, shuffle=True, drop_last=True)
+    seen = indices(batches)
+    assert [len(batch) for batch in seen] == sizes
+    assert len(batches) == len(sizes)
+    assert len(set(flat(seen))) == sum(sizes)
+
+
+def test_dropped_images_differ_between_epochs():
+    batches = EpochBatches(15, 4, shuffle=True, drop_last=True)
+    first = set(flat(indices(batches)))
+    batches.set_epoch(1)
+    assert set(flat(indices(batches))) != first
+
+
+def test_stored_order_without_shuffle():
+    batches = EpochBatches(10, 4)
+    batches.set_epoch(3)
+    assert indices(batches) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+
+
+@pytest.mark.parametrize(
+    ("seed", "epoch", "same"), [(0, 0, True), (1, 0, False), (0, 1, False), (1, 1, False)], ids=str
+)
+def test_order_is_a_function_of_seed_and_epoch(seed, epoch, same):
+    reference = EpochBatches(100, 10, shuffle=True)
+    batches = EpochBatches(100, 10, seed=seed, shuffle=True)
+    batches.set_epoch(epoch)
+    assert (indices(batches) == indices(reference)) is same
+
+
+def test_order_does_not_depend_on_what_was_drawn_before():
+    torch.manual_seed(0)
+    used = EpochBatches(100, 10, shuffle=True)
+    indices(used)
+    used.set_epoch(7)
+    torch.manual_seed(1)
+    fresh = EpochBatches(100, 10, shuffle=True)
+    fresh.set_epoch(7)
+    assert indices(used) == indices(fresh)
+
+
+def test_order_does_not_depend_on_the_batch_size():
+    assert flat(indices(EpochBatches(100, 7, shuffle=True))) == flat(indices(EpochBatches(100, 32, shuffle=True)))
+
+
+def test_batches_come_with_their_epoch():
+    batches = EpochBatches(10, 4)
+    batches.set_epoch(6)
+    assert [epoch for _, epoch in batches] == [6, 6, 6]
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+@pytest.mark.parametrize("drop_last", [False, True])
+@pytest.mark.parametrize("size", [32, 31, 30, 26, 8, 7, 2])
+def test_two_processes_see_together_what_one_would(size, drop_last, shuffle):
+    one = EpochBatches(size, 8, shuffle=shuffle, drop_last=drop_last)
+    two = [EpochBatches(size, 4, shuffle=shuffle, drop_last=drop_last, rank=r, world_size=2) for r in (0, 1)]
+    together = [sorted(a + b) for a, b in zip(*map(indices, two), strict=True)]
+    assert together == [sorted(batch) for batch in indices(one)]
+    assert len(two[0]) == len(two[1]) == len(one)
+
+
+@pytest.mark.parametrize(("size", "world_size"), [(25, 2), (9, 2), (17, 4), (18, 4), (19, 4), (23, 4), (5, 4)])
+def test_end_too_short_to_go_round_joins_the_batch_before(size, world_size):
+    ranks = [EpochBatches(size, 8 // world_size, rank=r, world_size=world_size) for r in range(world_size)]
+    seen = [indices(rank) for rank in ranks]
+    assert len({len(batches) for batches in seen}) == 1
+    assert all(len(batch) > 0 for batches in seen for batch in batches)
+    assert sorted(flat(flat(seen))) == list(range(size))
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+@pytest.mark.parametrize("drop_last", [False, True])
+@pytest.mark.parametrize("size", [2, 3, 7])
+def test_set_smaller_than_a_batch_is_one_batch(size, drop_last, world_size):
+    ranks = [EpochBatches(size, 8, drop_last=drop_last, rank=r, world_size=world_size) for r in range(world_size)]
+    seen = [indices(rank) for rank in ranks]
+    assert [len(batches) for batches in seen] == [1] * world_size
+    assert sorted(flat(flat(seen))) == list(range(size))
+
+
+def keys(loader: ResumableLoader, epoch: int) -> list[list[int]]:
+    loader.batches.set_epoch(epoch)
+    return [batch.key.tolist() for batch in loader]
+
+
+def stop_after(handed_out: int, epoch: int, **options) -> tuple[list[list[int]], dict[str, int]]:
+    """Keys of the batches handed out until then, and what a checkpoint would keep."""
+    stopped = loader(**options)
+    stopped.batches.set_epoch(epoch)
+    before = [batch.key.tolist() for batch in islice(stopped, handed_out)]
+    return before, stopped.state_dict()
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+@pytest.mark.parametrize("handed_out", range(6))
+def test_resume_yields_exactly_the_remaining_batches(handed_out, drop_last):
+    options = {"shuffle": True, "drop_last": drop_last}
+    before, state = stop_after(handed_out, 3, **options)
+    resumed = loader(**options)
+    resumed.load_state_dict(state)
+    assert before + keys(resumed, 3) == keys(loader(**options), 3)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_resume_of_each_process(rank):
+    options = {"shuffle": True, "batch_size": 4, "rank": rank, "world_size": 2}
+    before, state = stop_after(2, 0, **options)
+    resumed = loader(**options)
+    resumed.load_state_dict(state)
+    assert before + keys(resumed, 0) == keys(loader(**options), 0)
+
+
+def test_resume_twice_in_one_epoch():
+    _, state = stop_after(2, 0)
+    resumed = loader()
+    resumed.load_state_dict(state)
+    assert len(list(islice(resumed, 3))) == 3
+    again = loader()
+    again.load_state_dict(resumed.state_dict())
+    assert keys(again, 0) == keys(loader(), 0)[5:]
+
+
+def test_epoch_after_a_resumed_one_is_whole():
+    _, state = stop_after(4, 0, shuffle=True)
+    resumed = loader(shuffle=True)
+    resumed.load_state_dict(state)
+    keys(resumed, 0)
+    assert keys(resumed, 1) == keys(loader(shuffle=True), 1)
+
+
+@pytest.mark.parametrize(("size", "batch_size"), [(50, 8), (48, 8), (5, 8)])
+def test_state_is_zero_before_and_after_an_epoch(size, batch_size):
+    whole = loader(size, batch_size)
+    assert whole.state_dict() == {"batch": 0}
+    keys(whole, 0)
+    assert whole.state_dict() == {"batch": 0}
+
+
+@pytest.mark.xfail(reason="EpochBatches does not know which epoch its position is of")
+def test_epoch_cut_short_does_not_offset_the_next_one():
+    """As with trainer.limit_train_batches: a checkpoint between the epochs still says two batches in."""
+    _, state = stop_after(2, 0)
+    resumed = loader()
+    resumed.load_state_dict(state)
+    assert keys(resumed, 1) == keys(loader(), 1)
+
+
+@pytest.mark.xfail(reason="EpochBatches.state_dict forgets what was loaded until the first batch")
+def test_state_survives_being_loaded_and_saved_again():
+    _, state = stop_after(2, 0)
+    resumed = loader()
+    resumed.load_state_dict(state)
+    assert resumed.state_dict() == state
+
+
+@pytest.mark.parametrize("epoch", [0, 2])
+def test_loader_yields_batches_of_stored_images_with_their_keys(epoch):
+    whole = loader(10, 4, seed=5)
+    whole.batches.set_epoch(epoch)
+    first = next(iter(whole))
+    assert isinstance(first, Batch)
+    assert first.images.dtype == torch.uint8
+    assert first.images[:, 0, 0, 0].tolist() == [0, 1, 2, 3]
+    assert first.labels.tolist() == [0, 1, 2, 3]
+    assert first.key.equal(sample_key(5, epoch, torch.arange(4)))
+
+
+def test_loader_indexes_once_per_batch(monkeypatch):
+    asked = []
+    get = InMemory.__getitem__
+    monkeypatch.setattr(InMemory, "__getitem__", lambda self, batch: asked.append(len(batch[0])) or get(self, batch))
+    assert len(list(loader(50, 8))) == 7
+    assert asked == [8] * 6 + [2]
+
+
+@pytest.mark.parametrize(("size", "drop_last", "length"), [(50, False, 7), (50, True, 6), (48, True, 6), (3, True, 1)])
+def test_length_of_the_loader_is_its_number_of_batches(size, drop_last, length):
+    batches = loader(size, drop_last=drop_last)
+    assert len(batches) == len(list(batches)) == length
+
+
+def test_subset_keeps_the_order_asked_for():
+    images = loader(6).dataset.data.subset([4, 1, 1])
+    assert images.labels.tolist() == [4, 1, 1]
+    assert images.images[:, 0, 0, 0].tolist() == [4, 1, 1]

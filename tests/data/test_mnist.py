@@ -1,0 +1,521 @@
+"""MNIST from files in the genuine format, its stand-in, and what happens without a network."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import logging
+from pathlib import Path
+from types import SimpleNamespace
+from urllib.error import URLError
+
+import jaxtyping
+import numpy as np
+import pytest
+import torch
+from torchvision.datasets import mnist as torchvision_mnist
+
+from capsule_lab.data import DataError, MNISTDataModule, mnist
+from capsule_lab.data.base import tensor_hash
+from capsule_lab.data.digits import STANDIN_NAME, STANDIN_VERSION, standin_digits
+from capsule_lab.types import Batch
+
+STANDIN_SHA256 = "cf5564048b863847"
+TRAIN, TEST = 60, 20
+RANDOM = np.random.default_rng(0)
+ARRAYS = {
+    "train-images-idx3-ubyte": RANDOM.integers(0, 256, (TRAIN, 28, 28), dtype=np.uint8),
+    "train-labels-idx1-ubyte": RANDOM.permutation(np.arange(TRAIN, dtype=np.uint8) % 10),
+    "t10k-images-idx3-ubyte": RANDOM.integers(0, 256, (TEST, 28, 28), dtype=np.uint8),
+    "t10k-labels-idx1-ubyte": RANDOM.permutation(np.arange(TEST, dtype=np.uint8) % 10),
+}
+
+
+DRAWN_ONCE = functools.cache(standin_digits)
+
+
+@pytest.fixture(autouse=True)
+def standin_is_drawn_once(monkeypatch) -> None:
+    """Parsing and upsampling the digits for every test would be half of these tests' time."""
+    monkeypatch.setattr(mnist, "standin_digits", DRAWN_ONCE)
+
+
+def idx(array: np.ndarray) -> bytes:
+    """LeCun's format: two zeros, 8 for unsigned bytes, the number of dimensions, their big-endian sizes, the bytes."""
+    return bytes([0, 0, 8, array.ndim]) + np.array(array.shape, ">u4").tobytes() + array.tobytes()
+
+
+@pytest.fixture
+def genuine(tmp_path, monkeypatch) -> Path:
+    """A data directory with small files that count as the genuine ones."""
+    folder = tmp_path / "MNIST" / "raw"
+    folder.mkdir(parents=True)
+    checksums = {}
+    for name, array in ARRAYS.items():
+        (folder / name).write_bytes(idx(array))
+        checksums[name] = hashlib.md5(idx(array), usedforsecurity=False).hexdigest()
+    monkeypatch.setattr(mnist, "CHECKSUMS", checksums)
+    return tmp_path
+
+
+@pytest.fixture(params=[URLError("no network in tests"), RuntimeError("File not found or corrupted.")], ids=repr)
+def offline(request, monkeypatch) -> None:
+    def refuse(*_, **__):
+        raise request.param
+
+    monkeypatch.setattr(torchvision_mnist, "download_and_extract_archive", refuse)
+
+
+@pytest.fixture
+def no_download(monkeypatch) -> None:
+    def refuse(*_, **__):
+        pytest.fail("the network was asked")
+
+    monkeypatch.setattr(torchvision_mnist, "download_and_extract_archive", refuse)
+
+
+@pytest.fixture
+def unchecked_types(monkeypatch) -> None:
+    """Calls as they are outside of pytest, where no type checker forestalls the code's own errors."""
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
+
+
+def trainer(*, training: bool = True, rank: int = 0, world_size: int = 1) -> SimpleNamespace:
+    """As much of a Trainer as a DataModule looks at."""
+    strategy = SimpleNamespace(root_device=torch.device("cpu"))
+    return SimpleNamespace(training=training, global_rank=rank, world_size=world_size, strategy=strategy)
+
+
+def standin(*, training: bool = True, **options) -> MNISTDataModule:
+    data = MNISTDataModule(source="standin", **options)
+    data.trainer = trainer(training=training)
+    data.setup("fit")
+    return data
+
+
+def seen_by_network(data: MNISTDataModule, epoch: int = 0) -> dict[int, torch.Tensor]:
+    """Every training image of an epoch as the network gets it, by its key."""
+    loader = data.train_dataloader()
+    loader.batches.set_epoch(epoch)
+    batches = [data.on_after_batch_transfer(batch, 0) for batch in loader]
+    return {key: image for batch in batches for key, image in zip(batch.key.tolist(), batch.images, strict=True)}
+
+
+@pytest.mark.parametrize("source", ["auto", "real"])
+@pytest.mark.usefixtures("no_download")
+def test_training_files_are_read_back_exactly(genuine, source):
+    data = MNISTDataModule(directory=str(genuine), source=source, validation="none")
+    data.setup("fit")
+    images, labels = data.sets["train"]
+    assert images.shape == (TRAIN, 1, 28, 28)
+    np.testing.assert_array_equal(images[:, 0].numpy(), ARRAYS["train-images-idx3-ubyte"])
+    np.testing.assert_array_equal(labels.numpy(), ARRAYS["train-labels-idx1-ubyte"])
+
+
+@pytest.mark.parametrize("source", ["auto", "real"])
+@pytest.mark.usefixtures("no_download")
+def test_test_files_are_read_back_exactly(genuine, source):
+    data = MNISTDataModule(directory=str(genuine), source=source)
+    data.setup("test")
+    assert set(data.sets) == {"test"}
+    np.testing.assert_array_equal(data.sets["test"].images[:, 0].numpy(), ARRAYS["t10k-images-idx3-ubyte"])
+    np.testing.assert_array_equal(data.sets["test"].labels.numpy(), ARRAYS["t10k-labels-idx1-ubyte"])
+
+
+@pytest.mark.xfail(reason="torchvision prefers MNIST/processed, which nobody has verified", strict=True)
+def test_only_verified_files_are_read(genuine):
+    """torchvision before 0.9 left its own copy beside the genuine files."""
+    (genuine / "MNIST" / "processed").mkdir()
+    other = (torch.zeros(TRAIN, 28, 28, dtype=torch.uint8), torch.zeros(TRAIN, dtype=torch.int64))
+    torch.save(other, genuine / "MNIST" / "processed" / "training.pt")
+    torch.save(other, genuine / "MNIST" / "processed" / "test.pt")
+    data = MNISTDataModule(directory=str(genuine), source="real", validation="none")
+    data.setup("fit")
+    np.testing.assert_array_equal(data.sets["train"].images[:, 0].numpy(), ARRAYS["train-images-idx3-ubyte"])
+
+
+def test_the_environment_names_the_directory(genuine, monkeypatch):
+    monkeypatch.setenv("CAPSULE_LAB_DATA", str(genuine))
+    data = MNISTDataModule(source="real")
+    assert data.folder == genuine / "MNIST" / "raw"
+    data.setup("fit")
+    assert data.provenance["source"] == "real"
+
+
+@pytest.mark.usefixtures("offline")
+def test_auto_without_network_falls_back_with_one_loud_line(tmp_path, caplog):
+    data = MNISTDataModule(directory=str(tmp_path), source="auto")
+    with caplog.at_level(logging.DEBUG, "capsule_lab"):
+        data.prepare_data()
+        data.setup("fit")
+        data.setup("test")
+    (record,) = caplog.records
+    assert record.levelno == logging.WARNING
+    assert "STAND-IN" in record.getMessage()
+    assert str(tmp_path / "MNIST" / "raw") in record.getMessage()
+    assert "\n" not in record.getMessage()
+    assert data.provenance["source"] == "stand-in"
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+
+
+@pytest.mark.parametrize("stage", ["fit", "test"])
+@pytest.mark.usefixtures("offline")
+def test_real_without_network_says_what_to_put_where(tmp_path, stage):
+    data = MNISTDataModule(directory=str(tmp_path), source="real")
+    with pytest.raises(DataError) as caught:
+        data.setup(stage)
+    sentence = str(caught.value)
+    assert str(tmp_path / "MNIST" / "raw") in sentence
+    assert [name for name in mnist.CHECKSUMS if name not in sentence] == []
+    assert "CAPSULE_LAB_DATA" in sentence
+    assert "\n" not in sentence
+    assert data.sets == {}
+
+
+@pytest.mark.xfail(reason="the first line of torchvision's error is its heading, not its reason", strict=True)
+def test_real_without_network_says_why_the_download_failed(tmp_path, monkeypatch):
+    def refuse(*_, **__):
+        raise URLError("no network in tests")
+
+    monkeypatch.setattr(torchvision_mnist, "download_and_extract_archive", refuse)
+    with pytest.raises(DataError, match="no network in tests"):
+        MNISTDataModule(directory=str(tmp_path), source="real").setup("fit")
+
+
+@pytest.mark.usefixtures("no_download")
+def test_standin_asks_neither_network_nor_directory(tmp_path, caplog):
+    data = MNISTDataModule(directory=str(tmp_path / "nowhere"), source="standin")
+    data.setup("fit")
+    data.setup("test")
+    assert data.provenance["source"] == "stand-in"
+    assert caplog.records == []
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.usefixtures("no_download")
+def test_standin_is_taken_even_beside_genuine_files(genuine):
+    data = MNISTDataModule(directory=str(genuine), source="standin")
+    data.setup("fit")
+    assert data.provenance["source"] == "stand-in"
+
+
+@pytest.mark.parametrize("source", ["auto", "real"])
+@pytest.mark.parametrize("name", ARRAYS)
+@pytest.mark.usefixtures("no_download")
+def test_a_corrupt_file_is_named_not_replaced(genuine, source, name):
+    path = genuine / "MNIST" / "raw" / name
+    path.write_bytes(path.read_bytes()[:-1])
+    data = MNISTDataModule(directory=str(genuine), source=source)
+    with pytest.raises(DataError) as caught:
+        data.setup("fit")
+    assert str(path) in str(caught.value)
+
+
+@pytest.mark.parametrize("source", ["auto", "real"])
+@pytest.mark.usefixtures("no_download")
+def test_a_missing_file_is_named(genuine, source):
+    (genuine / "MNIST" / "raw" / "t10k-labels-idx1-ubyte").unlink()
+    with pytest.raises(DataError, match="missing t10k-labels-idx1-ubyte"):
+        MNISTDataModule(directory=str(genuine), source=source).setup("fit")
+
+
+@pytest.mark.parametrize("source", ["auto", "real"])
+def test_download_goes_into_place_and_is_verified(tmp_path, genuine, monkeypatch, source):
+    def download(scratch: Path) -> Path:
+        (genuine / "MNIST" / "raw").rename(scratch / "raw")
+        return scratch / "raw"
+
+    monkeypatch.setattr(mnist, "_download", download)
+    data = MNISTDataModule(directory=str(tmp_path / "elsewhere"), source=source)
+    data.setup("fit")
+    assert data.provenance["source"] == "real"
+    assert sorted(path.name for path in data.folder.iterdir()) == sorted(ARRAYS)
+
+
+@pytest.mark.parametrize("source", ["auto", "real"])
+def test_a_downloaded_file_that_is_another_one_is_named(tmp_path, genuine, monkeypatch, source):
+    def download(scratch: Path) -> Path:
+        (genuine / "MNIST" / "raw").rename(scratch / "raw")
+        (scratch / "raw" / "train-labels-idx1-ubyte").write_bytes(b"a login page")
+        return scratch / "raw"
+
+    monkeypatch.setattr(mnist, "_download", download)
+    with pytest.raises(DataError, match="train-labels-idx1-ubyte"):
+        MNISTDataModule(directory=str(tmp_path / "elsewhere"), source=source).setup("fit")
+
+
+@pytest.mark.parametrize("stage", ["fit", "validate"])
+def test_training_never_reads_the_test_files(genuine, stage):
+    data = MNISTDataModule(directory=str(genuine), source="real")
+    data.prepare_data()
+    (genuine / "MNIST" / "raw" / "t10k-images-idx3-ubyte").write_bytes(b"poison")
+    (genuine / "MNIST" / "raw" / "t10k-labels-idx1-ubyte").write_bytes(b"poison")
+    data.setup(stage)
+    assert set(data.sets) == {"train", "validation"}
+
+
+@pytest.mark.parametrize("source", ["real", "standin"])
+@pytest.mark.parametrize(("stage", "train"), [("fit", True), ("validate", True), ("test", False)])
+def test_each_stage_loads_its_own_images_once(genuine, monkeypatch, source, stage, train):
+    asked = []
+    load = MNISTDataModule.load
+    monkeypatch.setattr(MNISTDataModule, "load", lambda self, **how: asked.append(how) or load(self, **how))
+    data = MNISTDataModule(directory=str(genuine), source=source)
+    data.setup(stage)
+    data.setup(stage)
+    assert asked == [{"train": train, "real": source == "real"}]
+
+
+def test_provenance_of_the_genuine_files(genuine):
+    data = MNISTDataModule(directory=str(genuine), source="auto")
+    data.prepare_data()
+    assert data.provenance == {"source": "real", "name": "genuine MNIST", "md5": mnist.CHECKSUMS}
+
+
+def test_provenance_of_the_standin():
+    data = MNISTDataModule(source="standin")
+    data.prepare_data()
+    assert data.provenance == {
+        "source": "stand-in",
+        "name": STANDIN_NAME,
+        "generator": "capsule_lab.data.digits",
+        "version": STANDIN_VERSION,
+        "sha256": STANDIN_SHA256,
+    }
+
+
+@pytest.mark.parametrize(
+    ("options", "split"),
+    [
+        ({}, {"validation": "first", "train_images": 1198, "validation_images": 240}),
+        ({"validation": "stratified"}, {"validation": "stratified", "train_images": 1198, "validation_images": 240}),
+        ({"validation": "none"}, {"validation": "none", "train_images": 1438, "validation_images": 0}),
+        ({"train_images": 64}, {"validation": "first", "train_images": 64, "validation_images": 240}),
+        ({"validation_share": 0.1}, {"validation": "first", "train_images": 1294, "validation_images": 144}),
+    ],
+    ids=str,
+)
+def test_provenance_of_the_split(options, split):
+    data = standin(**options)
+    found = dict(data.provenance["split"])
+    assert len(found.pop("hash")) == 32
+    assert found == split
+    assert len(data.sets["train"].labels) == split["train_images"]
+    assert len(data.sets["validation"].labels) == split["validation_images"]
+
+
+@pytest.mark.parametrize("source", ["real", "standin"])
+def test_provenance_is_plain(genuine, source):
+    data = MNISTDataModule(directory=str(genuine), source=source)
+    data.setup("fit")
+    assert json.loads(json.dumps(data.provenance)) == data.provenance
+
+
+@pytest.mark.parametrize(("change", "same"), [({}, True), ({"seed": 1}, False), ({"validation_share": 0.2}, False)])
+def test_hash_of_the_split_tells_splits_apart(change, same):
+    hashes = [standin(**{"validation": "stratified", **c}).provenance["split"]["hash"] for c in ({}, change)]
+    assert (hashes[0] == hashes[1]) is same
+
+
+@pytest.mark.parametrize(("train", "size"), [(True, 1438), (False, 359)])
+def test_standin_has_the_form_of_mnist(train, size):
+    images, labels = standin_digits(train=train)
+    assert images.shape == (size, 1, 28, 28)
+    assert images.dtype == torch.uint8
+    assert labels.unique().tolist() == list(range(10))
+    assert images.max() == 255
+
+
+@pytest.mark.parametrize("train", [True, False])
+def test_standin_digits_fill_a_box_of_20_pixels(train):
+    ink = standin_digits(train=train).images.amax(dim=(0, 1))
+    outside = torch.ones(28, 28, dtype=torch.bool)
+    outside[4:24, 4:24] = False
+    assert not ink[outside].any()
+    assert ink[4:24, 4:24].any(dim=0).all()
+    assert ink[4:24, 4:24].any(dim=1).all()
+
+
+def test_standin_is_the_same_every_time():
+    assert tensor_hash(standin_digits(train=True)) == STANDIN_SHA256
+
+
+def test_standin_tests_on_other_images_than_it_trains_on():
+    train, test = (standin_digits(train=train) for train in (True, False))
+    distances = torch.cdist(test.images.flatten(1).float(), train.images.flatten(1).float())
+    assert distances.min() > 0
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("name", ["train", "val", "test"])
+def test_network_sees_floats_in_the_unit_interval(training, name):
+    data = standin(training=training)
+    data.setup("test")
+    stored = next(iter(getattr(data, f"{name}_dataloader")()))
+    assert stored.images.dtype == torch.uint8
+    batch = data.on_after_batch_transfer(stored, 0)
+    assert isinstance(batch, Batch)
+    assert batch.images.dtype == torch.float32
+    assert batch.images.shape == stored.images.shape
+    assert batch.images.min() == 0
+    assert 0.9 < batch.images.max() <= 1
+    assert batch.labels.equal(stored.labels)
+    assert batch.key.equal(stored.key)
+
+
+@pytest.mark.parametrize(
+    ("training", "options", "moved"),
+    [
+        (True, {}, True),
+        (True, {"shift": 1}, True),
+        (False, {}, False),
+        (True, {"augment": False}, False),
+        (True, {"shift": 0}, False),
+    ],
+    ids=str,
+)
+def test_training_images_alone_are_shifted(training, options, moved):
+    data = standin(training=training, **options)
+    stored = next(iter(data.train_dataloader()))
+    images = data.on_after_batch_transfer(stored, 0).images
+    assert images.equal(stored.images / 255) is not moved
+
+
+@pytest.mark.parametrize("largest", [1, 2])
+def test_every_training_image_is_moved_by_at_most_shift(largest):
+    data = standin(shift=largest, batch_size=32)
+    stored = next(iter(data.train_dataloader()))
+    images = data.on_after_batch_transfer(stored, 0).images
+    moves = torch.cartesian_prod(*[torch.arange(-largest, largest + 1)] * 2).tolist()
+    moved = torch.stack([(stored.images / 255).roll((down, right), (2, 3)) for down, right in moves])
+    used = (moved == images).all(dim=(2, 3, 4))  # [move image]: the margin of 4 makes a roll a shift
+    assert used.any(dim=0).all()
+    assert used.any(dim=1).sum() > len(moves) / 2
+
+
+def test_without_a_trainer_nothing_is_shifted():
+    data = MNISTDataModule(source="standin")
+    data.setup("fit")
+    stored = next(iter(data.train_dataloader()))
+    assert data.on_after_batch_transfer(stored, 0).images.equal(stored.images / 255)
+
+
+@pytest.mark.parametrize("batch_size", [1, 10, 25, 1000])
+def test_augmentation_does_not_depend_on_the_batch_size(batch_size):
+    reference = seen_by_network(standin(train_images=100, batch_size=50), epoch=2)
+    images = seen_by_network(standin(train_images=100, batch_size=batch_size), epoch=2)
+    assert images.keys() == reference.keys()
+    assert torch.stack([images[key] for key in reference]).equal(torch.stack(list(reference.values())))
+
+
+def test_augmentation_does_not_depend_on_the_number_of_processes():
+    reference = seen_by_network(standin(train_images=100, batch_size=50))
+    images = {}
+    data = standin(train_images=100, batch_size=25)
+    data.trainer = trainer(rank=0, world_size=2)
+    images |= seen_by_network(data)
+    data.trainer = trainer(rank=1, world_size=2)
+    images |= seen_by_network(data)
+    assert images.keys() == reference.keys()
+    assert torch.stack([images[key] for key in reference]).equal(torch.stack(list(reference.values())))
+
+
+@pytest.mark.parametrize(("seed", "epoch"), [(0, 1), (1, 0)])
+def test_augmentation_depends_on_seed_and_epoch(seed, epoch):
+    one = seen_by_network(standin(train_images=100, batch_size=50))
+    other = seen_by_network(standin(train_images=100, batch_size=50, seed=seed), epoch)
+    assert one.keys().isdisjoint(other)
+
+
+def test_state_puts_training_back_in_its_place():
+    whole = [batch.key.tolist() for batch in standin(batch_size=100).train_dataloader()]
+    stopped = standin(batch_size=100)
+    batches = iter(stopped.train_dataloader())
+    before = [next(batches).key.tolist() for _ in range(4)]
+    resumed = standin(batch_size=100)
+    resumed.load_state_dict(stopped.state_dict())
+    assert before + [batch.key.tolist() for batch in resumed.train_dataloader()] == whole
+
+
+def test_state_before_training_is_none_at_all():
+    data = standin()
+    assert data.state_dict() == {}
+    data.load_state_dict({})
+    assert len(list(data.train_dataloader())) == len(data.train_dataloader())
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "batches", "images"),
+    [
+        ("train", {"batch_size": 100}, 11, 1100),
+        ("train", {"batch_size": 5000}, 1, 1198),
+        ("val", {"eval_batch_size": 100}, 3, 240),
+        ("test", {"eval_batch_size": 100}, 4, 359),
+    ],
+    ids=str,
+)
+def test_sizes_of_batches(name, options, batches, images):
+    data = standin(**options)
+    data.setup("test")
+    sizes = [len(batch.labels) for batch in getattr(data, f"{name}_dataloader")()]
+    assert (len(sizes), sum(sizes)) == (batches, images)
+
+
+def test_no_validation_images_no_validation():
+    assert standin(validation="none").val_dataloader() == []
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"source": "genuine"}, r"data\.source is 'genuine'; expected 'auto', 'real' or 'standin'"),
+        ({"batch_size": 0}, "batch sizes are 0 and 500; expected 1 or more"),
+        ({"eval_batch_size": -1}, "batch sizes are 128 and -1; expected 1 or more"),
+        ({"shift": -1}, r"data\.shift is -1; expected 0"),
+        ({"validation_share": "a sixth"}, "a sixth"),
+    ],
+    ids=str,
+)
+@pytest.mark.usefixtures("unchecked_types")
+def test_options_that_are_refused_at_construction(options, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        MNISTDataModule(**{"source": "standin", **options})
+
+
+@pytest.mark.xfail(reason="the sentence is fractions' own and does not name the option", strict=True)
+@pytest.mark.parametrize("share", ["a sixth", "1/0", "nan"])
+def test_validation_share_that_is_no_number_is_named(share):
+    with pytest.raises(ValueError, match=r"data\.validation_share is "):
+        MNISTDataModule(source="standin", validation_share=share)
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"validation": "last"}, r"data\.validation is 'last'; expected 'first', 'stratified' or 'none'"),
+        ({"validation_share": 0.0}, r"data\.validation_share is 0, 0 of 1438 images; expected .*validation=none"),
+        ({"validation_share": "1/1"}, r"data\.validation_share is 1, 1438 of 1438 images"),
+        ({"validation_share": 1.5}, r"data\.validation_share is 3/2, 2157 of 1438 images"),
+        ({"train_images": 0}, r"data\.train_images is 0; expected 1 to 1198, or null for all"),
+        ({"train_images": 1199}, r"data\.train_images is 1199; expected 1 to 1198, or null for all"),
+    ],
+    ids=str,
+)
+@pytest.mark.usefixtures("unchecked_types")
+def test_options_that_are_refused_with_the_data(options, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        standin(**options)
+
+
+@pytest.mark.xfail(reason="the sentence is scikit-learn's and does not name the option", strict=True)
+@pytest.mark.parametrize("size", [5, 1435])
+def test_stratified_share_too_small_for_every_class(size):
+    """Fewer validation (or training) images than classes."""
+    with pytest.raises(ValueError, match=r"data\.validation_share"):
+        standin(validation="stratified", validation_share=f"{size}/1438")
+
+
+def test_facts_are_not_options():
+    assert MNISTDataModule.spec.image_shape == (1, 28, 28)
+    assert MNISTDataModule.spec.num_classes == 10

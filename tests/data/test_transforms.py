@@ -1,0 +1,153 @@
+"""Random draws against SplitMix64 in Python's big integers, shifts against a loop over pixels."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from capsule_lab.data.transforms import random_bits, random_integers, sample_key, shift, to_unit_interval
+
+WORD = 2**64
+PUBLISHED = (  # first outputs of SplitMix64 seeded with 1234567, from the generator's reference code
+    6457827717110365317,
+    3203168211198807973,
+    9817491932198370423,
+    4593380528125082431,
+    16408922859458223821,
+)
+
+
+def splitmix(state: int, output: int) -> int:
+    """Output number ``output`` of SplitMix64 seeded with ``state``."""
+    z = (state + (output + 1) * 0x9E3779B97F4A7C15) % WORD
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9 % WORD
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EB % WORD
+    return z ^ (z >> 31)
+
+
+def draw(key: int, stream: int) -> int:
+    return splitmix(key, stream) >> 1
+
+
+def chi_square(values: torch.Tensor, cells: int) -> float:
+    expected = len(values) / cells
+    return float(((values.bincount(minlength=cells) - expected) ** 2 / expected).sum())
+
+
+@pytest.mark.parametrize("stream", range(5))
+def test_random_bits_are_the_published_splitmix64(stream):
+    assert splitmix(1234567, stream) == PUBLISHED[stream]
+    assert random_bits(torch.tensor([1234567]), stream).item() == PUBLISHED[stream] >> 1
+
+
+@pytest.mark.parametrize("stream", [0, 1, 2, 1000, 2**32])
+@pytest.mark.parametrize("key", [0, 1, -1, 59_999, 2**63 - 1, -(2**63), 0x1234_5678_9ABC_DEF0])
+def test_random_bits_equal_big_integers(key, stream):
+    assert random_bits(torch.tensor([key]), stream).item() == draw(key % WORD, stream)
+
+
+def test_random_bits_keep_the_shape_and_are_not_negative():
+    bits = random_bits(torch.arange(-6, 6).reshape(3, 4), 0)
+    assert bits.shape == (3, 4)
+    assert bits.dtype == torch.int64
+    assert (bits >= 0).all()
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2**31])
+@pytest.mark.parametrize("epoch", [0, 1, 500])
+@pytest.mark.parametrize("index", [0, 1, 59_999])
+def test_sample_key_equals_big_integers(seed, epoch, index):
+    assert sample_key(seed, epoch, torch.tensor([index])).item() == draw(draw(seed, 0) ^ index, epoch + 1)
+
+
+@pytest.mark.parametrize("group", [1, 7, 64, 100])
+def test_keys_do_not_depend_on_grouping(group):
+    index = torch.arange(100)
+    grouped = torch.cat([sample_key(3, 5, part) for part in index.split(group)])
+    assert grouped.equal(sample_key(3, 5, index))
+
+
+def test_keys_do_not_depend_on_order():
+    order = torch.randperm(100, generator=torch.Generator().manual_seed(0))
+    assert sample_key(3, 5, order).equal(sample_key(3, 5, torch.arange(100))[order])
+
+
+@pytest.mark.parametrize(("seed", "epoch"), [(4, 5), (3, 6), (5, 3)])
+def test_seed_and_epoch_each_change_every_key(seed, epoch):
+    index = torch.arange(1000)
+    assert not (sample_key(seed, epoch, index) == sample_key(3, 5, index)).any()
+
+
+def test_no_two_samples_share_a_key():
+    keys = torch.cat([sample_key(seed, epoch, torch.arange(1000)) for seed in range(5) for epoch in range(10)])
+    assert len(keys.unique()) == len(keys)
+
+
+@pytest.mark.parametrize(("low", "high"), [(-2, 2), (0, 1), (3, 3), (-1, 8)])
+def test_random_integers_reach_both_ends_and_no_further(low, high):
+    values = random_integers(torch.arange(2000), 0, low, high)
+    assert values.unique().tolist() == list(range(low, high + 1))
+
+
+@pytest.mark.parametrize("stream", [0, 1])
+@pytest.mark.parametrize("epoch", [0, 1, 7])
+def test_moves_are_uniform(epoch, stream):
+    values = random_integers(sample_key(0, epoch, torch.arange(50_000)), stream, -2, 2)
+    assert chi_square(values + 2, 5) < 23.5  # 4 degrees of freedom: exceeded once in 10,000
+
+
+def test_streams_of_one_key_are_independent():
+    key = sample_key(0, 0, torch.arange(50_000))
+    down, right = (random_integers(key, stream, -2, 2) + 2 for stream in (0, 1))
+    assert chi_square(5 * down + right, 25) < 60.8  # 24 degrees of freedom: exceeded once in 20,000
+
+
+def test_epochs_of_one_sample_are_independent():
+    first, second = (random_integers(sample_key(0, epoch, torch.arange(50_000)), 0, -2, 2) + 2 for epoch in (0, 1))
+    assert chi_square(5 * first + second, 25) < 60.8  # 24 degrees of freedom: exceeded once in 20,000
+
+
+def shift_slowly(images: np.ndarray, down: list[int], right: list[int]) -> np.ndarray:
+    moved = np.zeros_like(images)
+    batch, channels, height, width = images.shape
+    for b, c, h, w in np.ndindex(batch, channels, height, width):
+        to_h, to_w = h + down[b], w + right[b]
+        if 0 <= to_h < height and 0 <= to_w < width:
+            moved[b, c, to_h, to_w] = images[b, c, h, w]
+    return moved
+
+
+@pytest.mark.parametrize("down", range(-2, 3))
+@pytest.mark.parametrize("right", range(-2, 3))
+def test_shift_moves_by_whole_pixels_and_zeros_move_in(down, right):
+    images = torch.arange(1.0, 2 * 2 * 5 * 7 + 1).reshape(2, 2, 5, 7)
+    moved = shift(images, torch.tensor([down, down]), torch.tensor([right, right]), 2)
+    np.testing.assert_array_equal(moved.numpy(), shift_slowly(images.numpy(), [down] * 2, [right] * 2))
+
+
+@pytest.mark.parametrize("largest", [2, 3, 5])
+def test_each_image_moves_by_its_own_offset(largest):
+    images = torch.arange(1.0, 25 * 4 * 4 + 1).reshape(25, 1, 4, 4)
+    down, right = torch.cartesian_prod(torch.arange(-2, 3), torch.arange(-2, 3)).unbind(1)
+    moved = shift(images, down, right, largest)
+    np.testing.assert_array_equal(moved.numpy(), shift_slowly(images.numpy(), down.tolist(), right.tolist()))
+
+
+def test_shift_of_one_pixel_goes_down_and_right():
+    image = torch.zeros(1, 1, 5, 5)
+    image[0, 0, 1, 1] = 1
+    moved = shift(image, torch.tensor([2]), torch.tensor([1]), 2)
+    assert moved.nonzero().tolist() == [[0, 0, 3, 2]]
+
+
+@pytest.mark.parametrize(("stored", "pixel"), [(0, 0.0), (51, 0.2), (255, 1.0)])
+def test_to_unit_interval(stored, pixel):
+    pixels = to_unit_interval(torch.full((2, 1, 3, 3), stored, dtype=torch.uint8))
+    assert pixels.dtype == torch.float32
+    torch.testing.assert_close(pixels, torch.full((2, 1, 3, 3), pixel))
+
+
+def test_to_unit_interval_fills_the_interval_evenly():
+    pixels = to_unit_interval(torch.arange(256, dtype=torch.uint8))
+    torch.testing.assert_close(pixels, torch.linspace(0, 1, 256))

@@ -1,0 +1,359 @@
+from __future__ import annotations
+
+import inspect
+from functools import partial
+from typing import Any
+
+import jaxtyping
+import pytest
+import torch
+from torch import Tensor
+
+from capsule_lab.data.digits import standin_digits
+from capsule_lab.functional import dense_votes
+from capsule_lab.losses import margin_loss, reconstruction_loss
+from capsule_lab.networks import CapsNet
+from capsule_lab.routing import DynamicRouting, UniformRouting
+from capsule_lab.types import RoutingTrace
+from tests.reference.textbook import TextbookCapsNet
+
+SMALL = {"channels": 4, "kernel_size": 3, "primary_types": 2, "primary_dim": 3, "class_dim": 5, "decoder": (6, 7)}
+
+
+def build(image_shape: tuple[int, int, int] = (1, 9, 9), num_classes: int = 4, **options: Any) -> CapsNet:
+    """A small network with large weights, so that the votes outweigh the biases and routing matters."""
+    torch.manual_seed(0)
+    network = CapsNet(image_shape, num_classes, **{**SMALL, **options})
+    for parameter in network.parameters():
+        if parameter.ndim > 1:
+            parameter.data *= 5
+    return network
+
+
+def digits(batch: int, *image_shape: int) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    return torch.rand(batch, *(image_shape or (1, 9, 9)), generator=generator), torch.arange(batch) % 4
+
+
+def count(network: torch.nn.Module) -> int:
+    return sum(parameter.numel() for parameter in network.parameters())
+
+
+# --------------------------------------------------------------------------------------------- parameters
+
+
+@pytest.mark.parametrize(
+    ("image_shape", "num_classes", "options", "parameters"),
+    [
+        pytest.param((1, 28, 28), 10, {}, 8_215_728, id="MNIST"),
+        pytest.param((1, 28, 28), 10, {"decoder": None}, 6_804_384, id="MNIST encoder"),
+        pytest.param(
+            (1, 28, 28), 10, {"routing": partial(DynamicRouting, bias=False)}, 8_215_568, id="MNIST without bias"
+        ),
+        pytest.param((1, 28, 28), 10, {"routing": UniformRouting}, 8_215_728, id="MNIST without routing"),
+        pytest.param((1, 36, 36), 10, {}, 11_361_968, id="MultiMNIST"),
+        pytest.param((1, 40, 40), 10, {}, 13_475_808, id="affNIST"),
+        pytest.param((2, 32, 32), 5, {}, 9_327_184, id="smallNORB"),
+        pytest.param(
+            (3, 24, 24), 10, {"padding": "same", "primary_types": 64, "decoder": None}, 22_476_448, id="CIFAR10"
+        ),
+        pytest.param(
+            (3, 32, 32),
+            10,
+            {"channels": 64, "primary_types": 16, "primary_dim": 6, "class_dim": 8, "decoder": None},
+            1_004_976,
+            id="SVHN",
+        ),
+    ],
+)
+def test_published_parameter_counts(
+    image_shape: tuple[int, int, int], num_classes: int, options: dict[str, Any], parameters: int
+) -> None:
+    with torch.device("meta"):
+        network = CapsNet(image_shape, num_classes, **options)
+    assert count(network) == parameters
+
+
+def test_initial_values_of_the_released_code() -> None:
+    network = CapsNet((1, 9, 9), 4, **{**SMALL, "channels": 200})
+    assert torch.equal(network.conv.bias, torch.full((200,), 0.1))
+    assert network.conv.weight.abs().max() <= 0.1
+    assert network.conv.weight.std().item() == pytest.approx(0.044, rel=0.05)  # cut at 2 std of 0.05
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"padding": "same"},
+        {"uniform_coupling": False},
+        {"routing": UniformRouting},
+        {"routing": partial(DynamicRouting, gradient="last")},
+        {"routing": partial(DynamicRouting, leaky=True, bias_inside=False)},
+    ],
+)
+@pytest.mark.parametrize("batch", [1, 3])
+def test_every_parameter_gets_a_gradient(batch: int, options: dict[str, Any]) -> None:
+    network, (images, labels) = build(**options), digits(batch)
+    output = network(images)
+    decoded = network.reconstruct(output, labels)
+    (margin_loss(output.scores, labels) + reconstruction_loss(decoded, images)).backward()
+    assert [name for name, p in network.named_parameters() if p.grad is None or not p.grad.any()] == []
+
+
+# ------------------------------------------------------------------------------------------------ textbook
+
+
+def in_textbook_order(values: dict[str, Tensor]) -> list[Tensor]:
+    """Parameters of a CapsNet, or their gradients, as ``TextbookCapsNet`` orders and shapes its own."""
+    return [
+        values["primary.bias"].flatten(),
+        values["digits.weight"].permute(0, 2, 3, 1).unsqueeze(0),  # [. i j d c]
+        values["digits.routing.bias"][None, None],
+        values["conv.weight"],
+        values["conv.bias"],
+        values["primary.conv.weight"],
+        *(value for name, value in values.items() if name.startswith("decoder.")),
+    ]
+
+
+@pytest.mark.parametrize("iterations", [1, 3])
+def test_equals_the_textbook(iterations: int) -> None:
+    network = build((2, 9, 11), routing=partial(DynamicRouting, iterations=iterations)).double()
+    encoder = {name: size for name, size in SMALL.items() if name != "decoder"}
+    textbook = TextbookCapsNet((2, 9, 11), 4, hidden=SMALL["decoder"], iterations=iterations, **encoder).double()
+    parameters = dict(network.named_parameters())
+    for theirs, ours in zip(textbook.parameters(), in_textbook_order(parameters), strict=True):
+        theirs.data.copy_(ours)
+
+    images, labels = digits(5, 2, 9, 11)
+    images = images.double()
+    output = network(images)
+    loss = margin_loss(output.scores, labels) + reconstruction_loss(network.reconstruct(output, labels), images)
+    expected = textbook(images, labels)
+    torch.testing.assert_close(loss, expected, rtol=1e-12, atol=0)
+
+    gradients = torch.autograd.grad(loss, list(parameters.values()))
+    torch.testing.assert_close(
+        in_textbook_order(dict(zip(parameters, gradients, strict=True))),
+        list(torch.autograd.grad(expected, list(textbook.parameters()))),
+        rtol=1e-8,
+        atol=1e-14,
+    )
+
+
+def test_textbook_has_the_published_size() -> None:
+    with torch.device("meta"):
+        assert count(TextbookCapsNet()) == 8_215_728
+
+
+# ----------------------------------------------------------------------------------------------- arguments
+
+CHANGED = {
+    "image_shape": (1, 11, 9),
+    "num_classes": 5,
+    "routing": UniformRouting,
+    "channels": 5,
+    "kernel_size": 4,
+    "padding": "same",
+    "primary_types": 3,
+    "primary_dim": 4,
+    "primary_bias": False,
+    "uniform_coupling": False,
+    "class_dim": 6,
+    "decoder": None,
+}
+
+
+@pytest.mark.parametrize("argument", list(inspect.signature(CapsNet).parameters))
+def test_every_argument_does_something(argument: str) -> None:
+    network, other = build(), build(**{argument: CHANGED[argument]})
+    shapes, other_shapes = ({n: p.shape for n, p in each.named_parameters()} for each in (network, other))
+    images, _ = digits(2)
+    assert shapes != other_shapes or not torch.allclose(network(images).scores, other(images).scores, atol=1e-3)
+
+
+@pytest.mark.parametrize("hidden", [(6,), (6, 7), (6, 7, 8)])
+def test_decoder_widths(hidden: tuple[int, ...]) -> None:
+    network = build(decoder=hidden)
+    assert [p.shape[0] for p in network.decoder.parameters() if p.ndim == 2] == [*hidden, 81]
+
+
+@pytest.mark.parametrize(("leaky", "share"), [(False, 1 / 2), (True, 1 / 3)])
+def test_leaky_routing_reaches_the_primary_capsules(leaky: bool, share: float) -> None:
+    network = build(routing=partial(DynamicRouting, leaky=leaky))
+    assert network.primary.scale == share
+    traces: list[RoutingTrace] = []
+    network(digits(1)[0], on_iteration=traces.append)
+    assert (traces[0].couplings.sum(2).max().item() < 0.9) == leaky
+
+
+@pytest.mark.parametrize("image_shape", [(1, 16, 28), (1, 28, 16), (3, 2, 2)])
+def test_too_small_images_are_refused(image_shape: tuple[int, int, int]) -> None:
+    with pytest.raises(ValueError, match=f"{image_shape[1]}x{image_shape[2]}; CapsNet needs at least 17x17"):
+        CapsNet(image_shape, 10, channels=2, primary_types=1)
+
+
+@pytest.mark.parametrize(
+    ("image_shape", "options"), [((1, 17, 17), {}), ((1, 17, 18), {}), ((1, 1, 1), {"padding": "same"})]
+)
+def test_smallest_images(image_shape: tuple[int, int, int], options: dict[str, Any]) -> None:
+    network = CapsNet(image_shape, 3, channels=2, primary_types=1, decoder=(4,), **options)
+    assert network(torch.rand(2, *image_shape)).scores.shape == (2, 3)
+
+
+def test_image_shape_must_be_positive() -> None:
+    with pytest.raises(ValueError, match=r"image_shape is \(0, 28, 28\); expected \(channel, height, width\)"):
+        CapsNet((0, 28, 28), 10)
+
+
+def test_unknown_padding_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # in training nothing else checks
+    with pytest.raises(ValueError, match="padding is 'full'; expected 'valid' or 'same'"):
+        build(padding="full")
+
+
+# ------------------------------------------------------------------------------------------------- forward
+
+
+@pytest.mark.parametrize("options", [{}, {"padding": "same"}, {"kernel_size": 4}])
+@pytest.mark.parametrize("image_shape", [(1, 9, 9), (2, 9, 12), (3, 10, 8)])
+def test_shapes(image_shape: tuple[int, int, int], options: dict[str, Any]) -> None:
+    network = build(image_shape, **options)
+    output = network(torch.rand(2, *image_shape))
+    assert output.scores.shape == (2, 4)
+    assert output.capsules.poses.shape == (2, 4, 5)
+    assert torch.equal(output.scores, output.capsules.activations)
+    assert network.reconstruct(output, torch.tensor([0, 3])).shape == (2, *image_shape)
+
+
+def test_scores_are_lengths() -> None:
+    output = build()(digits(3)[0])
+    torch.testing.assert_close(output.scores, output.capsules.poses.norm(dim=2))
+    assert 0 <= output.scores.min() <= output.scores.max() < 1
+
+
+def test_same_padding_keeps_the_image_centred() -> None:
+    network = build((1, 8, 8), padding="same", kernel_size=3)
+    image = torch.zeros(1, 1, 8, 8)
+    image[..., 2:6, 2:6] = 1
+    features: list[Tensor] = []
+    network.conv.register_forward_hook(lambda _, inputs, output: features.append(inputs[0]))
+    network(image)
+    assert features[0].shape == (1, 1, 10, 10)
+    assert torch.equal(features[0][..., 1:-1, 1:-1], image)
+
+
+def test_batch_of_one_equals_its_row() -> None:
+    network, (images, labels) = build(), digits(3)
+    output, alone = network(images), network(images[1:2])
+    torch.testing.assert_close(alone.scores, output.scores[1:2])
+    torch.testing.assert_close(
+        network.reconstruct(alone, labels[1:2]), network.reconstruct(output, labels)[1:2], rtol=1e-4, atol=1e-6
+    )
+
+
+@pytest.mark.parametrize("iterations", [1, 3])
+def test_watcher_sees_every_iteration(iterations: int) -> None:
+    network = build(routing=partial(DynamicRouting, iterations=iterations))
+    traces: list[RoutingTrace] = []
+    output = network(digits(2)[0], on_iteration=traces.append)
+    assert [trace.couplings.shape for trace in traces] == iterations * [(2, 2 * 3 * 3, 4)]
+    assert torch.equal(traces[-1].poses, output.capsules.poses)
+
+
+def test_scores_are_float32_under_autocast() -> None:
+    network, (images, labels) = build(), digits(2)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        output = network(images)
+        decoded = network.reconstruct(output, labels)
+    assert output.scores.dtype == decoded.dtype == torch.float32
+    torch.testing.assert_close(output.scores, network(images).scores, rtol=0.02, atol=0.01)
+
+
+# ------------------------------------------------------------------------------------------ reconstruction
+
+
+def test_reconstruction_looks_at_one_class_capsule() -> None:
+    network, (images, _) = build(), digits(2)
+    output = network(images)
+    output.capsules.poses.retain_grad()
+    network.reconstruct(output, torch.tensor([1, 3])).sum().backward()
+    assert output.capsules.poses.grad.abs().sum(2).bool().tolist() == [
+        [False, True, False, False],
+        [False, False, False, True],
+    ]
+
+
+def test_reconstruction_without_a_decoder_says_what_to_do() -> None:
+    network = build(decoder=None)
+    with pytest.raises(ValueError, match="no decoder; build it with decoder="):
+        network.reconstruct(network(digits(1)[0]), torch.tensor([0]))
+
+
+# -------------------------------------------------------------------------------------- initial statistics
+
+# Published for 100 genuine MNIST test images, three seeds. The stand-in's digits and another draw of the weights
+# move them by less than a tenth, except where a line says otherwise.
+SLACK = 0.1
+INITIAL_STATISTICS = [
+    # quantity, with 1/32, without
+    ("first convolution, mean", (0.12, 0.13), (0.12, 0.13)),
+    ("first convolution, rms", (0.17, 0.18), (0.17, 0.18)),
+    ("second convolution, rms", (2.4, 2.6), (2.4, 2.6)),
+    ("primary length, mean", (0.10, 0.12), (0.97, 0.97)),
+    ("primary length, 5th percentile", (0.05, 0.06), (0.93, 0.93)),  # 0.05, to one digit
+    ("primary length, 95th percentile", (0.18, 0.20), (0.99, 0.99)),  # 0.20, to one digit
+    ("vote, rms", (0.009, 0.012), (0.085, 0.085)),
+    ("digit length, mean", (0.14, 0.17), (0.82, 0.82)),
+    ("digit length, smallest", (0.09, 0.14), (0.50, 0.65)),  # 0.58; one of 1000, stand-in 0.46 to 0.70
+    ("digit length, largest", (0.17, 0.23), (0.92, 0.92)),
+    ("logit, largest", (0.04, 0.06), (0.94, 0.99)),  # 0.99; stand-in 0.86 to 0.89
+    ("margin loss, paper", (0.56, 0.59), (2.35, 2.35)),
+    ("margin loss, released", (0.028, 0.029), (0.117, 0.117)),
+]
+
+
+@pytest.fixture(scope="module", params=[True, False], ids=["divided", "undivided"])
+def initial_statistics(request: pytest.FixtureRequest) -> tuple[bool, dict[str, float]]:
+    """What a fresh CapsNet makes of 100 digits."""
+    images, labels = standin_digits(train=False).subset(range(100))[:2]
+    torch.manual_seed(0)
+    network = CapsNet((1, 28, 28), 10, uniform_coupling=request.param, decoder=None)
+    seen: dict[str, Any] = {}
+    traces: list[RoutingTrace] = []
+    network.primary.register_forward_hook(lambda _, inputs, capsules: seen.update(features=inputs[0], primary=capsules))
+    network.primary.conv.register_forward_hook(lambda _, inputs, output: seen.update(convolved=output))
+    with torch.no_grad():
+        scores = network(images / 255, on_iteration=traces.append).scores
+        votes = dense_votes(seen["primary"].poses, network.digits.weight)
+        logits = torch.einsum("bijd,bjd->bij", votes, sum(trace.poses for trace in traces))
+    lengths = seen["primary"].activations
+    values = {
+        "first convolution, mean": seen["features"].mean(),
+        "first convolution, rms": seen["features"].square().mean().sqrt(),
+        "second convolution, rms": seen["convolved"].square().mean().sqrt(),
+        "primary length, mean": lengths.mean(),
+        "primary length, 5th percentile": lengths.quantile(0.05),
+        "primary length, 95th percentile": lengths.quantile(0.95),
+        "vote, rms": votes.square().mean().sqrt(),
+        "digit length, mean": scores.mean(),
+        "digit length, smallest": scores.min(),
+        "digit length, largest": scores.max(),
+        "logit, largest": logits.abs().max(),
+        "margin loss, paper": margin_loss(scores, labels, reduction="paper"),
+        "margin loss, released": margin_loss(scores, labels, reduction="released"),
+    }
+    return request.param, {name: value.item() for name, value in values.items()}
+
+
+@pytest.mark.parametrize(("quantity", "divided", "undivided"), INITIAL_STATISTICS)
+def test_initial_statistics(
+    initial_statistics: tuple[bool, dict[str, float]],
+    quantity: str,
+    divided: tuple[float, float],
+    undivided: tuple[float, float],
+) -> None:
+    is_divided, values = initial_statistics
+    low, high = divided if is_divided else undivided
+    assert (1 - SLACK) * low <= values[quantity] <= (1 + SLACK) * high

@@ -1,0 +1,94 @@
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import pytest
+import torch
+
+from capsule_lab.losses import cross_entropy_loss
+from capsule_lab.networks import BaselineCNN
+
+SMALL = {"channels": (3, 4), "kernel_size": 3, "hidden": (6, 5), "dropout": 0.5}
+
+
+def build(image_shape: tuple[int, int, int] = (1, 6, 7), num_classes: int = 4, **options: Any) -> BaselineCNN:
+    torch.manual_seed(0)
+    return BaselineCNN(image_shape, num_classes, **{**SMALL, **options})
+
+
+def images(batch: int, *image_shape: int) -> torch.Tensor:
+    return torch.rand(batch, *(image_shape or (1, 6, 7)), generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize(
+    ("image_shape", "parameters"), [pytest.param((1, 28, 28), 35_445_522, id="MNIST, the paper's 35.4M")]
+)
+def test_published_parameter_count(image_shape: tuple[int, int, int], parameters: int) -> None:
+    with torch.device("meta"):
+        network = BaselineCNN(image_shape, 10)
+    assert sum(parameter.numel() for parameter in network.parameters()) == parameters
+
+
+def test_every_parameter_gets_a_gradient() -> None:
+    network = build(dropout=0.0)
+    cross_entropy_loss(network(images(8)).scores, torch.arange(8) % 4).backward()
+    assert [name for name, p in network.named_parameters() if p.grad is None or not p.grad.any()] == []
+
+
+CHANGED = {
+    "image_shape": (1, 8, 7),
+    "num_classes": 5,
+    "channels": (3, 5),
+    "kernel_size": 5,
+    "hidden": (6, 6),
+    "dropout": 0.1,
+}
+
+
+@pytest.mark.parametrize("argument", list(inspect.signature(BaselineCNN).parameters))
+def test_every_argument_does_something(argument: str) -> None:
+    network, other = build(), build(**{argument: CHANGED[argument]})
+    shapes, other_shapes = ([p.shape for p in each.parameters()] for each in (network, other))
+    torch.manual_seed(0)
+    scores = network(images(8)).scores
+    torch.manual_seed(0)
+    assert shapes != other_shapes or not torch.allclose(scores, other(images(8)).scores)
+
+
+@pytest.mark.parametrize("image_shape", [(1, 6, 7), (3, 5, 5), (2, 1, 1)])
+def test_shapes(image_shape: tuple[int, int, int]) -> None:
+    output = build(image_shape)(images(2, *image_shape))
+    assert output.scores.shape == (2, 4)
+    assert output.capsules is None
+
+
+def test_convolutions_keep_the_image_size() -> None:
+    assert build().features(images(2)).shape == (2, 4, 6, 7)
+
+
+def test_dropout_is_off_when_evaluating() -> None:
+    network = build().eval()
+    assert torch.equal(network(images(3)).scores, network(images(3)).scores)
+
+
+def test_batch_of_one_equals_its_row() -> None:
+    network = build().eval()
+    torch.testing.assert_close(network(images(3)[1:2]).scores, network(images(3)).scores[1:2])
+
+
+def test_scores_are_float32_under_autocast() -> None:
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert build()(images(2)).scores.dtype == torch.float32
+
+
+@pytest.mark.parametrize("dropout", [-0.1, 1.0, 2.0])
+def test_wrong_dropout_is_named(dropout: float) -> None:
+    with pytest.raises(ValueError, match=f"dropout is {dropout}; expected"):
+        build(dropout=dropout)
+
+
+@pytest.mark.parametrize("kernel_size", [2, 4])
+def test_even_kernel_size_is_named(kernel_size: int) -> None:
+    with pytest.raises(ValueError, match=f"kernel_size is {kernel_size}; expected an odd number"):
+        build(kernel_size=kernel_size)

@@ -1,0 +1,215 @@
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+from torch.autograd import gradcheck
+
+from capsule_lab.functional import (
+    dense_votes,
+    float32_under_autocast,
+    length,
+    same_padding,
+    softmax_over_parents,
+    squash,
+    truncated_normal_,
+)
+from tests.reference.loops import length_loops, softmax_list, squash_loops
+
+# ------------------------------------------------------------------------------------------------- squash
+
+
+@pytest.mark.parametrize("scale", [1e-6, 1e-4, 1e-2, 1.0, 1e2, 1e6])
+def test_squash_equals_the_loops(scale: float) -> None:
+    vectors = scale * torch.randn(6, 4, dtype=torch.float64)
+    torch.testing.assert_close(squash(vectors), squash_loops(vectors), rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize(("before", "after"), [(0.0, 0.0), (0.5, 0.2), (1.0, 0.5), (3.0, 0.9), (7.0, 0.98)])
+def test_squash_shrinks_lengths(before: float, after: float) -> None:
+    vector = before * torch.tensor([0.6, 0.8], dtype=torch.float64)
+    assert squash(vector).norm().item() == pytest.approx(after, abs=1e-7)
+
+
+@pytest.mark.parametrize("scale", [1e-2, 1.0, 1e2])
+def test_squash_keeps_directions_and_stays_below_one(scale: float) -> None:
+    vectors = scale * torch.randn(20, 8, dtype=torch.float64)
+    poses = squash(vectors)
+    torch.testing.assert_close(torch.cosine_similarity(poses, vectors), torch.ones(20, dtype=torch.float64))
+    assert (poses.norm(dim=1) < 1).all()
+
+
+@pytest.mark.parametrize("dim", [0, 1, -1, -2])
+def test_squash_along_any_dimension(dim: int) -> None:
+    x = torch.randn(3, 4, 5)
+    torch.testing.assert_close(squash(x, dim=dim), squash(x.movedim(dim, -1)).movedim(-1, dim))
+
+
+def test_squash_of_zero_has_value_and_gradient_zero() -> None:
+    x = torch.zeros(2, 3, requires_grad=True)
+    squash(x).sum().backward()
+    assert torch.equal(squash(x), torch.zeros(2, 3))
+    assert torch.equal(x.grad, torch.zeros(2, 3))
+
+
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3])
+def test_squash_gradient(scale: float) -> None:
+    x = (scale * torch.randn(3, 4, dtype=torch.float64)).requires_grad_()
+    assert gradcheck(squash, (x,), eps=1e-6 * scale)
+
+
+def test_squash_eps_is_used() -> None:
+    x = torch.full((1, 3), 0.1)
+    assert squash(x, eps=0.1).norm() < squash(x).norm()
+
+
+# ------------------------------------------------------------------------------------------------- length
+
+
+def test_length_equals_the_loops() -> None:
+    poses = torch.randn(2, 3, 4, dtype=torch.float64)
+    torch.testing.assert_close(length(poses), length_loops(poses), rtol=1e-14, atol=0)
+
+
+def test_length_has_a_gradient_at_zero() -> None:
+    poses = torch.zeros(1, 2, 3, requires_grad=True)
+    length(poses).sum().backward()
+    assert torch.equal(poses.grad, torch.zeros(1, 2, 3))
+
+
+def test_length_eps_is_used() -> None:
+    assert length(torch.zeros(1, 1, 2), eps=0.25).item() == 0.5
+
+
+# -------------------------------------------------------------------------------------------- dense votes
+
+
+def test_dense_votes_is_one_matrix_product_per_child_and_parent() -> None:
+    poses = torch.randn(2, 3, 4, dtype=torch.float64)
+    weight = torch.randn(3, 4, 5, 6, dtype=torch.float64)
+    expected = torch.einsum("bic,icjd->bijd", poses, weight)
+    torch.testing.assert_close(dense_votes(poses, weight), expected, rtol=0, atol=1e-13)
+
+
+def test_dense_votes_are_laid_out_by_parent() -> None:
+    votes = dense_votes(torch.randn(2, 3, 4), torch.randn(3, 4, 5, 6))
+    assert votes.transpose(1, 2).is_contiguous()
+
+
+def test_dense_votes_gradient() -> None:
+    poses = torch.randn(2, 3, 2, dtype=torch.float64, requires_grad=True)
+    weight = torch.randn(3, 2, 2, 2, dtype=torch.float64, requires_grad=True)
+    assert gradcheck(dense_votes, (poses, weight))
+
+
+def test_dense_votes_of_non_contiguous_poses() -> None:
+    poses, weight = torch.randn(4, 3, 2).transpose(0, 2), torch.randn(3, 4, 5, 6)
+    assert torch.equal(dense_votes(poses, weight), dense_votes(poses.contiguous(), weight))
+
+
+# ---------------------------------------------------------------------------------- softmax over parents
+
+
+def test_softmax_over_parents_equals_the_loops() -> None:
+    logits = torch.randn(1, 4, 3, dtype=torch.float64)
+    expected = torch.tensor([softmax_list(child) for child in logits[0].T.tolist()], dtype=torch.float64).T
+    torch.testing.assert_close(softmax_over_parents(logits)[0], expected, rtol=1e-14, atol=0)
+
+
+@pytest.mark.parametrize(("leaky", "share"), [(False, 1 / 10), (True, 1 / 11)])
+def test_equal_logits_give_equal_shares(leaky: bool, share: float) -> None:
+    couplings = softmax_over_parents(torch.zeros(2, 10, 3), leaky=leaky)
+    torch.testing.assert_close(couplings, torch.full((2, 10, 3), share))
+
+
+def test_leaky_softmax_drops_the_share_of_one_more_logit_at_zero() -> None:
+    logits = torch.randn(2, 3, 4)
+    expected = torch.cat([logits, torch.zeros(2, 1, 4)], dim=1).softmax(1)[:, :3]
+    torch.testing.assert_close(softmax_over_parents(logits, leaky=True), expected)
+
+
+# ------------------------------------------------------------------------------------------- same padding
+
+
+@pytest.mark.parametrize(
+    ("size", "kernel_size", "stride", "padding"),
+    [
+        ((24, 24), 9, 1, (4, 4, 4, 4)),
+        ((24, 24), 9, 2, (3, 4, 3, 4)),  # an odd pixel goes right and down
+        ((28, 28), 9, 2, (3, 4, 3, 4)),
+        ((25, 25), 9, 2, (4, 4, 4, 4)),
+        ((5, 8), 3, 2, (0, 1, 1, 1)),
+        ((4, 4), 1, 2, (0, 0, 0, 0)),  # never negative
+    ],
+)
+def test_same_padding_is_tensorflows(
+    size: tuple[int, int], kernel_size: int, stride: int, padding: tuple[int, int, int, int]
+) -> None:
+    assert same_padding(size, kernel_size, stride) == padding
+
+
+@pytest.mark.parametrize("stride", [1, 2, 3])
+@pytest.mark.parametrize("kernel_size", [1, 2, 3, 9])
+@pytest.mark.parametrize("size", [(7, 12), (9, 10)])
+def test_same_padding_gives_size_over_stride_rounded_up(size: tuple[int, int], kernel_size: int, stride: int) -> None:
+    images = torch.nn.functional.pad(torch.zeros(1, 1, *size), same_padding(size, kernel_size, stride))
+    output = torch.nn.functional.conv2d(images, torch.zeros(1, 1, kernel_size, kernel_size), stride=stride)
+    assert output.shape[2:] == (math.ceil(size[0] / stride), math.ceil(size[1] / stride))
+
+
+# --------------------------------------------------------------------------------------- truncated normal
+
+
+@pytest.mark.parametrize("std", [0.05, 0.1])
+def test_truncated_normal_is_cut_at_two_std(std: float) -> None:
+    torch.manual_seed(0)
+    weight = truncated_normal_(torch.empty(100, 100), std)
+    assert weight.abs().max() <= 2 * std
+    assert weight.std().item() == pytest.approx(0.8796 * std, rel=0.02)
+    assert weight.mean().item() == pytest.approx(0, abs=0.05 * std)
+
+
+def test_truncated_normal_fills_in_place() -> None:
+    weight = torch.nn.Parameter(torch.zeros(5))
+    assert truncated_normal_(weight, 0.1) is weight
+    assert (weight != 0).all()
+
+
+# ------------------------------------------------------------------------------------------------ float32
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        pytest.param(squash, id="squash"),
+        pytest.param(length, id="length"),
+        pytest.param(lambda poses: dense_votes(poses, torch.ones(3, 4, 2, 2)), id="dense_votes"),
+    ],
+)
+@pytest.mark.parametrize("half", [torch.bfloat16, torch.float16])
+def test_half_precision_is_computed_in_float32(function: Callable[[Tensor], Tensor], half: torch.dtype) -> None:
+    poses = torch.randn(2, 3, 4).to(half)
+    result = function(poses)
+    assert result.dtype == torch.float32
+    assert torch.equal(result, function(poses.float()))
+
+
+def test_autocast_is_off_inside_and_on_again_after() -> None:
+    @float32_under_autocast
+    def product(x: Tensor, *, y: Tensor) -> tuple[Tensor, bool]:
+        return x @ y, torch.is_autocast_enabled("cpu")
+
+    x, y = torch.randn(3, 3), torch.randn(3, 3)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        result, inside = product(x, y=y.bfloat16())
+        assert torch.is_autocast_enabled("cpu")
+    assert not inside
+    assert torch.equal(result, x @ y.bfloat16().float())
+
+
+def test_float64_stays_float64_under_autocast() -> None:
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert squash(torch.ones(2, dtype=torch.float64)).dtype == torch.float64

@@ -1,0 +1,92 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from capsule_lab.metrics import CouplingEntropy, DeadCapsuleRate, ErrorRate
+
+SCORES = torch.tensor([[0.9, 0.1, 0.0], [0.2, 0.7, 0.1], [0.3, 0.3, 0.4], [0.6, 0.3, 0.1]])
+
+
+@pytest.mark.parametrize(
+    ("labels", "percent"), [([0, 1, 2, 0], 0.0), ([0, 1, 2, 1], 25.0), ([1, 0, 0, 2], 100.0), ([0, 0, 0, 0], 50.0)]
+)
+def test_error_rate_is_the_share_of_wrong_images_in_percent(labels: list[int], percent: float) -> None:
+    metric = ErrorRate(num_classes=3)
+    metric.update(SCORES, torch.tensor(labels))
+    assert metric.compute().item() == pytest.approx(percent)
+
+
+def test_error_rate_counts_images_not_batches_or_classes() -> None:
+    metric = ErrorRate(num_classes=3)
+    metric.update(SCORES[:3], torch.tensor([0, 1, 2]))
+    metric.update(SCORES[3:], torch.tensor([1]))
+    assert metric.compute().item() == pytest.approx(25)
+
+
+@pytest.mark.parametrize("num_classes", [3, 10])
+def test_one_wrong_image_of_ten_thousand_is_a_hundredth_of_a_percent(num_classes: int) -> None:
+    labels = torch.arange(10_000) % num_classes
+    scores = torch.nn.functional.one_hot(labels, num_classes).float()
+    scores[0] = scores[0].roll(1)
+    metric = ErrorRate(num_classes)
+    metric.update(scores, labels)
+    assert metric.compute().item() == pytest.approx(0.01, abs=1e-4)
+
+
+@pytest.mark.parametrize("metric", [ErrorRate(3), DeadCapsuleRate()])
+def test_less_is_better(metric: ErrorRate | DeadCapsuleRate) -> None:
+    assert metric.higher_is_better is False
+
+
+# --------------------------------------------------------------------------------------- coupling entropy
+
+
+@pytest.mark.parametrize(
+    ("shares", "entropy"),
+    [
+        ([0.25, 0.25, 0.25, 0.25], 1.0),
+        ([1.0, 0.0, 0.0, 0.0], 0.0),
+        ([0.5, 0.5, 0.0, 0.0], 0.5),
+        ([0.1, 0.1, 0.1, 0.1], 1.0),  # leaky: a child keeps the rest for itself
+        ([0.7, 0.3, 0.0, 0.0], -(0.7 * math.log(0.7) + 0.3 * math.log(0.3)) / math.log(4)),
+    ],
+)
+def test_coupling_entropy_of_a_child(shares: list[float], entropy: float) -> None:
+    metric = CouplingEntropy()
+    metric.update(torch.tensor(shares).expand(2, 3, 4))
+    assert metric.compute().item() == pytest.approx(entropy, abs=1e-6)
+
+
+def test_coupling_entropy_is_averaged_over_children_of_all_batches() -> None:
+    metric = CouplingEntropy()
+    metric.update(torch.full((1, 1, 2), 0.5))
+    metric.update(torch.tensor([1.0, 0.0]).expand(1, 3, 2))
+    assert metric.compute().item() == pytest.approx(0.25)
+
+
+def test_coupling_entropy_starts_again_after_reset() -> None:
+    metric = CouplingEntropy()
+    metric.update(torch.full((1, 1, 2), 0.5))
+    metric.reset()
+    metric.update(torch.tensor([[[1.0, 0.0]]]))
+    assert metric.compute().item() == 0
+
+
+# ------------------------------------------------------------------------------------------ dead capsules
+
+
+def test_a_capsule_is_dead_if_no_image_of_any_batch_activates_it() -> None:
+    metric = DeadCapsuleRate()
+    metric.update(torch.tensor([[0.5, 0.0, 0.0, 0.0], [0.0, 0.0, 0.005, 0.0]]))
+    metric.update(torch.tensor([[0.0, 0.0, 0.0, 0.2]]))
+    assert metric.compute().item() == 50
+
+
+@pytest.mark.parametrize(("threshold", "percent"), [(0.01, 0.0), (0.3, 50.0), (0.7, 100.0)])
+def test_dead_capsule_threshold(threshold: float, percent: float) -> None:
+    metric = DeadCapsuleRate(threshold)
+    metric.update(torch.tensor([[0.2, 0.6]]))
+    assert metric.compute().item() == percent
