@@ -19,10 +19,10 @@ from typing import Any
 import hydra
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
-from hydra.errors import HydraException, InstantiationException, MissingConfigException
+from hydra.errors import HydraException, InstantiationException, MissingConfigException, OverrideParseException
 from hydra.types import RunMode
 from hydra.utils import get_object, instantiate
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 
@@ -106,16 +106,22 @@ def _leave(message: str, status: int) -> None:
 def in_one_sentence(error: BaseException, config_name: str = "train") -> str | None:
     """What the user did, in one sentence; ``None`` if the error is ours."""
     if isinstance(error, MissingConfigException) and error.options is not None:
-        group, _, option = str(error.missing_cfg_file).rpartition("/")
-        return f"{group}={option} does not exist; {_options(option, error.options)}"
+        group, _, option = str(error.missing_cfg_file).partition("/")
+        folder = conf_dir() / group
+        options = [file.relative_to(folder).with_suffix("").as_posix() for file in folder.rglob("*.yaml")]
+        return f"{group}={option} does not exist; {_options(option, options or error.options)}"
+    if isinstance(error, OverrideParseException):
+        return f"{error.override} cannot be read as key=value: {' '.join(str(error).split())}"
     if isinstance(error, InstantiationException) and error.__cause__ is not None:
         where = str(error).rpartition("full_key: ")[2].strip()
         reason = " ".join(str(error.__cause__).split())
         return reason if not where or where in reason else f"{where}: {reason}"
     if isinstance(error, HydraException):
-        unknown = re.search(r"Could not (?:override|append|delete) '([\w.@/]+)'|Key '([\w.]+)' is not in", str(error))
+        unknown = re.search(
+            r"Could not (?:override|append) '([^']+)'|Could not delete.* '([^']+)'|Key '([^']+)' is not in", str(error)
+        )
         if unknown:
-            return _unknown_key(unknown[1] or unknown[2], config_name)
+            return _unknown_key(unknown[1] or unknown[2] or unknown[3], config_name)
         return " ".join(str(error).split())
     if isinstance(error, OmegaConfBaseException):
         return " ".join(str(error).split())
@@ -126,8 +132,10 @@ def in_one_sentence(error: BaseException, config_name: str = "train") -> str | N
 
 def _unknown_key(key: str, config_name: str) -> str:
     """An unknown key beside the ones that exist where it was looked for."""
+    if key.startswith("hydra."):
+        return f"{key} is no option of Hydra; python -m capsule_lab.train --cfg hydra lists them"
     groups = {folder.name for folder in conf_dir().iterdir() if folder.is_dir()}
-    choices = [word for word in sys.argv[1:] if word.partition("=")[0] in groups]
+    choices = [word for word in sys.argv[1:] if word.partition("=")[0].lstrip("+") in groups]
     try:
         config = compose(config_name, choices)
     except HydraException:
@@ -158,21 +166,47 @@ def check(config: DictConfig) -> None:
         try:
             target = get_object(node["_target_"])
         except Exception as error:  # hydra raises whatever the import raises
-            raise ConfigError(f"{path}._target_ is {node['_target_']}, which cannot be imported: {error}") from error
+            reason = " ".join(str(error).split())
+            raise ConfigError(f"{path}._target_ is {node['_target_']}, which cannot be imported: {reason}") from error
         options = _arguments(target)
         for name in map(str, node):
             if not name.startswith("_") and options is not None and name not in options:
                 known = [f"{path}.{option}" for option in options]
                 raise ConfigError(f"{path}.{name} does not exist; {_options(f'{path}.{name}', known)}")
-    unused = OmegaConf.select(config, "routing") is not None and "routing" not in config.model
-    if unused and HydraConfig.initialized():
-        choice = HydraConfig.get().runtime.choices
-        raise ConfigError(
-            f"model={choice['model']} does not route, so routing={choice['routing']} would change nothing: leave it out"
-        )
+    if "train" in config:
+        _check_routing(config)
+        _check_unread(config)
+
+
+def _check_routing(config: DictConfig) -> None:
+    network = config.model["_target_"].rpartition(".")[2]
+    if "routing" not in config.model and config.routing is not None:
+        routing = config.routing["_target_"].rpartition(".")[2]
+        raise ConfigError(f"{network} does not route, so {routing} would change nothing: leave out routing=…")
+    if "routing" in config.model and config.model.routing is None:
+        options = sorted(file.stem for file in (conf_dir() / "routing").glob("*.yaml") if file.stem != "none")
+        raise ConfigError(f"{network} routes, but routing is none; expected routing= one of {', '.join(options)}")
+
+
+def _check_unread(config: DictConfig) -> None:
+    """Hydra takes any key from an experiment file; one that nobody reads is a typo."""
+    known = OmegaConf.load(conf_dir() / "train.yaml")
+    assert isinstance(known, DictConfig)
+    groups = {folder.name for folder in conf_dir().iterdir() if folder.is_dir()}
+    for node, options, path in (
+        (config, {*known, *groups, "module"} - {"defaults"}, ""),
+        (config.train, set(known.train), "train."),
+    ):
+        for name in map(str, node):
+            if name not in options:
+                listed = [f"{path}{option}" for option in options]
+                raise ConfigError(f"{path}{name} does not exist; {_options(f'{path}{name}', listed)}")
 
 
 def _targets(node: Any, path: str = "") -> Iterator[tuple[str, DictConfig]]:
+    if isinstance(node, ListConfig) and not node._is_none():
+        for number, item in enumerate(node):
+            yield from _targets(item, f"{path}.{number}")
     if isinstance(node, DictConfig) and not node._is_none():
         if "_target_" in node:
             yield path, node
@@ -184,13 +218,15 @@ def _targets(node: Any, path: str = "") -> Iterator[tuple[str, DictConfig]]:
 def _arguments(target: Callable[..., Any]) -> set[str] | None:
     """Names that ``target`` takes, following ``**options`` up the classes; ``None`` if it takes any."""
     names: set[str] = set()
-    layers = [vars(c).get("__init__") for c in inspect.getmro(target)] if inspect.isclass(target) else [target]
-    for layer in filter(None, layers):
+    layers = [target]
+    if inspect.isclass(target):
+        layers = [vars(c)["__init__"] for c in inspect.getmro(target) if "__init__" in vars(c) and c is not object]
+    for layer in layers:
         parameters = inspect.signature(layer).parameters.values()
         names |= {p.name for p in parameters if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)}
         if not any(p.kind is p.VAR_KEYWORD for p in parameters):
             return names - {"self"}
-    return None
+    return None if layers else names
 
 
 @contextmanager
@@ -243,6 +279,7 @@ def build_trainer(config: DictConfig, directory: Path | None, *extra_callbacks: 
         instantiate(callback, _convert_="all") for callback in (config.get("callbacks") or {}).values() if callback
     ]
     arguments: dict[str, Any] = {"default_root_dir": directory, "logger": loggers}
+    arguments["max_steps"] = -1  # the module counts them
     if "enable_progress_bar" not in config.trainer:
         arguments["enable_progress_bar"] = sys.stdout.isatty()  # else Lightning adds a bar beside our lines
     if config.trainer.get("precision") == "auto":

@@ -57,7 +57,8 @@ def squash(
     """Shrink vectors to a length in [0, 1), keeping their direction (Sabour 2017, equation 1).
 
     ``v = |s|^2 / (1 + |s|^2) * s / |s|``. The released code has no epsilon; with one, the value and the
-    gradient are finite at the zero vector.
+    gradient are finite at the zero vector. In float32 the length rounds to 1 from 1e4 on, and the square
+    overflows beyond 1e19.
 
     Args:
         x: vectors along ``dim``, any shape.
@@ -76,7 +77,10 @@ def length(
     poses: Float[Tensor, "*shape dim"],
     eps: float = 1e-8,  # ours: the plain norm has no gradient at 0
 ) -> Float[Tensor, "*shape"]:
-    """Euclidean length of the last dimension: how probable a capsule's entity is (Sabour 2017, section 2)."""
+    """Euclidean length of the last dimension: how probable a capsule's entity is (Sabour 2017, section 2).
+
+    The zero vector has length ``sqrt(eps)``.
+    """
     return (poses.square().sum(-1) + eps).sqrt()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -35,6 +36,7 @@ class CouplingEntropy(Metric):
     """
 
     full_state_update = False
+    higher_is_better = False  # routing is there to decide
     total: Tensor
     count: Tensor
 
@@ -44,8 +46,8 @@ class CouplingEntropy(Metric):
         self.add_state("count", torch.tensor(0), dist_reduce_fx="sum")
 
     def update(self, couplings: Float[Tensor, "batch child parent"]) -> None:
-        shares = couplings / couplings.sum(2, keepdim=True)
-        entropy = torch.special.entr(shares).sum(2) / torch.tensor(couplings.shape[2]).log()
+        shares = couplings / couplings.sum(2, keepdim=True).clamp_min(torch.finfo(couplings.dtype).tiny)
+        entropy = torch.special.entr(shares).sum(2) / math.log(max(couplings.shape[2], 2))  # one parent: 0, decided
         self.total += entropy.sum()
         self.count += entropy.numel()
 

@@ -122,17 +122,24 @@ def last_checkpoint(directory: Path) -> Path | None:
     return path if path.is_file() else None
 
 
-def checkpoint_to_resume(config: DictConfig, directory: Path) -> Path | None:
+def checkpoint_to_resume(config: DictConfig, directory: Path, provenance: dict[str, Any]) -> Path | None:
     """Where training goes on: ``ckpt=``, else the run's last checkpoint when resuming, else nowhere.
 
     Raises:
-        RunError: if ``ckpt`` is no checkpoint that this version reads.
+        RunError: if it is no checkpoint that this version reads, or was trained on other data than is here now.
     """
     path = Path(config.ckpt) if config.ckpt else None
     if config.train.resume and path is None:
         path = last_checkpoint(directory)
-    if path is not None:
-        read_checkpoint(path)
+    if path is None:
+        return None
+    before = read_checkpoint(path)[1].provenance
+    if before != provenance:
+        raise RunError(
+            f"{path} was trained on {before['source']} data ({before['name']}), and now there is "
+            f"{provenance['source']} data ({provenance['name']}), or another split of it; restore that data, or start "
+            "anew without train.resume and ckpt"
+        )
     return path
 
 
@@ -183,7 +190,9 @@ def write_json(path: Path, content: dict[str, Any]) -> None:
     write_atomically(path, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
 
 
-def embed(config: DictConfig, provenance: dict[str, Any], spec: DataSpec, seconds: float) -> dict[str, Any]:
+def embed(
+    config: DictConfig, provenance: dict[str, Any], spec: DataSpec, seconds: float, validation: dict[str, float]
+) -> dict[str, Any]:
     """The record that goes into every checkpoint under ``"capsule_lab"``: plain containers only."""
     return {
         "format": FORMAT,
@@ -192,6 +201,7 @@ def embed(config: DictConfig, provenance: dict[str, Any], spec: DataSpec, second
         "provenance": provenance,
         "spec": {"image_shape": list(spec.image_shape), "num_classes": spec.num_classes},
         "seconds": seconds,
+        "validation": validation,
     }
 
 

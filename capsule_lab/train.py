@@ -47,14 +47,13 @@ def train(config: DictConfig, directory: Path) -> dict[str, Any]:
     module = build.build_module(config, data.spec)
     embed = callbacks.EmbedConfig(config, data.provenance, data.spec)
     trainer = build.build_trainer(config, directory, embed)
-    resume = runs.checkpoint_to_resume(config, directory)
+    resume = runs.checkpoint_to_resume(config, directory, data.provenance)
     log.info("%s on %s", type(module.network).__name__, data.provenance["name"])
     log.info("into %s%s", directory, f", continuing {resume}" if resume else "")
     runs.tell_loggers(trainer.loggers, config, data.provenance)
     test: dict[str, float] = {}
     try:
         trainer.fit(module, datamodule=data, ckpt_path=resume, weights_only=True)
-        validation = runs.numbers(trainer.logged_metrics, "val")
         weights = runs.checkpoint_to_test(config.train.test, directory)
         if weights:
             trainer.test(module, datamodule=data, ckpt_path=weights, weights_only=True, verbose=False)
@@ -66,7 +65,7 @@ def train(config: DictConfig, directory: Path) -> dict[str, Any]:
     result = {
         "status": "finished",
         "test": test,
-        "validation": validation,
+        "validation": embed.validation,
         "weights_tested": weights and weights.stem,
         "provenance": data.provenance,
         "parameters": sum(p.numel() for p in module.network.parameters()),

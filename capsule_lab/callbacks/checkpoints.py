@@ -18,7 +18,7 @@ from lightning.pytorch.callbacks import Callback, Checkpoint, ModelCheckpoint
 from omegaconf import DictConfig
 
 from capsule_lab.build import InterruptError
-from capsule_lab.runs import embed
+from capsule_lab.runs import embed, numbers
 from capsule_lab.types import DataSpec
 
 log = logging.getLogger(__name__)
@@ -39,7 +39,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 
 
 class EmbedConfig(Callback):
-    """Puts the plain configuration, the provenance of the data and the time spent into every checkpoint.
+    """Puts the plain configuration, the data's provenance, time and last validation into every checkpoint.
 
     Args:
         config: the whole configuration.
@@ -52,6 +52,7 @@ class EmbedConfig(Callback):
         self.provenance = provenance
         self.spec = spec
         self.seconds_before = 0.0
+        self.validation: dict[str, float] = {}
         self.started: float | None = None
 
     @property
@@ -66,10 +67,14 @@ class EmbedConfig(Callback):
         self.seconds_before, self.started = self.seconds, None
 
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
-        checkpoint["capsule_lab"] = embed(self.config, self.provenance, self.spec, self.seconds)
+        checkpoint["capsule_lab"] = embed(self.config, self.provenance, self.spec, self.seconds, self.validation)
 
     def on_load_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
         self.seconds_before = checkpoint["capsule_lab"]["seconds"]
+        self.validation = checkpoint["capsule_lab"]["validation"]
+
+    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self.validation = numbers(trainer.logged_metrics, "val")
 
 
 class BestCheckpoint(ModelCheckpoint):
@@ -103,6 +108,7 @@ class LastCheckpoint(Checkpoint):
     def __init__(self, every_minutes: float = 5.0) -> None:
         self.every_minutes = every_minutes
         self.received: int | None = None
+        self.stopping = False
         self.saved_at = 0.0
         self.before: dict[int, Any] = {}
 
@@ -115,10 +121,14 @@ class LastCheckpoint(Checkpoint):
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         if not trainer.is_last_batch and not _validation_follows(trainer, batch_idx):
-            self._save_or_stop(trainer, 60 * self.every_minutes)  # 60 s a minute
+            self._save_if_due(trainer, 60 * self.every_minutes)  # 60 s a minute
+            self._stop_if_asked(trainer)
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._save_or_stop(trainer, 60 * min(self.every_minutes, 0.5))  # ours: sooner, no batch is left half way
+        self._save_if_due(trainer, 60 * min(self.every_minutes, 0.5))  # ours: sooner, the epoch is complete
+
+    def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._stop_if_asked(trainer)  # not at the end of the epoch, whose metrics are logged only after that hook
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._restore()
@@ -127,28 +137,32 @@ class LastCheckpoint(Checkpoint):
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
         self._restore()
 
-    def _save_or_stop(self, trainer: L.Trainer, oldest: float) -> None:
-        stop, due = self.received is not None, time.monotonic() - self.saved_at > oldest
-        if trainer.world_size > 1:
-            if trainer.global_step % 10:  # ours: processes agree every 10 steps, not at each
+    def _save_if_due(self, trainer: L.Trainer, oldest: float) -> None:
+        asked, due = self.received is not None, time.monotonic() - self.saved_at > oldest
+        if trainer.world_size > 1:  # all or none
+            if not trainer.is_last_batch and trainer.global_step % 10:  # ours: not a conversation at every step
                 return
-            stop = trainer.strategy.reduce_boolean_decision(stop, all=False)
+            asked = trainer.strategy.reduce_boolean_decision(asked, all=False)
             due = trainer.strategy.reduce_boolean_decision(due, all=False)
-        if stop or due:
-            path = self._save(trainer)
-        if stop:
+        self.stopping = asked
+        if asked or due:
+            self._save(trainer)
+
+    def _stop_if_asked(self, trainer: L.Trainer) -> None:
+        if self.stopping:
             signum = self.received or signal.SIGTERM
             raise InterruptError(
                 f"stopped by {signal.Signals(signum).name} at step {trainer.global_step}; the same command with "
-                f"train.resume=true continues exactly from {path}",
+                f"train.resume=true continues exactly from {self._path(trainer)}",
                 signum,
             )
 
-    def _save(self, trainer: L.Trainer) -> Path:
-        path = Path(trainer.default_root_dir) / "checkpoints" / "last.ckpt"
-        trainer.save_checkpoint(path)
+    def _save(self, trainer: L.Trainer) -> None:
+        trainer.save_checkpoint(self._path(trainer))
         self.saved_at = time.monotonic()
-        return path
+
+    def _path(self, trainer: L.Trainer) -> Path:
+        return Path(trainer.default_root_dir) / "checkpoints" / "last.ckpt"
 
     def _note(self, signum: int, frame: FrameType | None) -> None:
         if self.received is not None:

@@ -12,21 +12,23 @@ import lightning as L
 from lightning.pytorch.callbacks import Callback, RichProgressBar
 from lightning.pytorch.callbacks.progress.rich_progress import RichProgressBarTheme
 
+from capsule_lab.lit import AbstractCapsuleModule
+
 log = logging.getLogger(__name__)
 
 
 class _TimeLeft:
     """Remaining time of the whole run, from the pace of this one."""
 
-    def start(self, trainer: L.Trainer) -> None:
-        self.began, self.first = time.monotonic(), trainer.global_step
+    def start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        assert isinstance(pl_module, AbstractCapsuleModule)
+        self.began, self.first, self.total = time.monotonic(), trainer.global_step, pl_module.total_steps
 
     def __call__(self, trainer: L.Trainer) -> str:
         done = trainer.global_step - self.first
         if not done:
             return "?"
-        total = trainer.estimated_stepping_batches
-        seconds = (time.monotonic() - self.began) / done * (total - trainer.global_step)
+        seconds = (time.monotonic() - self.began) / done * (self.total - trainer.global_step)
         return str(timedelta(seconds=round(max(seconds, 0))))
 
 
@@ -39,7 +41,7 @@ class ProgressBar(RichProgressBar):
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         super().on_train_start(trainer, pl_module)
-        self.left.start(trainer)
+        self.left.start(trainer, pl_module)
 
     def get_metrics(self, trainer: L.Trainer, pl_module: L.LightningModule) -> dict[str, Any]:
         metrics = super().get_metrics(trainer, pl_module)
@@ -54,7 +56,7 @@ class ProgressLines(Callback):
         self.left = _TimeLeft()
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self.left.start(trainer)
+        self.left.start(trainer, pl_module)
 
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._line(trainer)
@@ -69,7 +71,7 @@ class ProgressLines(Callback):
             shown = "  ".join(f"{name} {metrics[name]:.4g}" for name in wanted if name in metrics)
             log.info(
                 "epoch %d  step %d/%s  %s  time left %s",
-                trainer.current_epoch, trainer.global_step, trainer.estimated_stepping_batches, shown,
+                trainer.current_epoch, trainer.global_step, self.left.total, shown,
                 self.left(trainer),
             )  # fmt: skip
 

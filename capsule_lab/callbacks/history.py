@@ -28,7 +28,7 @@ class ContinuedCSVLogger(CSVLogger):
             with file.open(newline="") as rows:
                 self.earlier = [{key: value for key, value in row.items() if value} for row in csv.DictReader(rows)]
 
-    def log_metrics(self, metrics: dict[str, Any], step: int | None = None) -> None:  # type: ignore[override]
+    def log_metrics(self, metrics: dict[str, Any], step: int | None = None) -> None:
         writer = self.experiment  # deletes the file
         if self.earlier:
             writer.metrics = [row for row in self.earlier if int(row["step"]) < (step or 0)]

@@ -41,7 +41,7 @@ class AbstractDataModule(L.LightningDataModule):
         seed: of the order, the split and the augmentation.
 
     Raises:
-        ValueError: for an unknown source or a batch size below 1.
+        ValueError: for an unknown source, a batch size below 1, a negative seed or a share that is no number.
         DataError: from ``prepare_data`` and ``setup``, when the data is not there or is not whole.
     """
 
@@ -63,6 +63,8 @@ class AbstractDataModule(L.LightningDataModule):
         super().__init__()
         if source not in ("auto", "real", "standin"):
             raise ValueError(f"data.source is {source!r}; expected 'auto', 'real' or 'standin'")
+        if seed < 0:
+            raise ValueError(f"seed is {seed}; expected 0 or more")
         if batch_size < 1 or eval_batch_size < 1:
             raise ValueError(f"batch sizes are {batch_size} and {eval_batch_size}; expected 1 or more")
         self.directory = data_directory(directory)
@@ -70,7 +72,7 @@ class AbstractDataModule(L.LightningDataModule):
         self.batch_size = batch_size
         self.eval_batch_size = eval_batch_size
         self.validation: Validation = validation
-        self.validation_share = Fraction(validation_share).limit_denominator(10**6)  # floats such as 0.1
+        self.validation_share = _share(validation_share)
         self.train_images = train_images
         self.augment = augment
         self.seed = seed
@@ -169,6 +171,13 @@ class AbstractDataModule(L.LightningDataModule):
         )
         pin_memory = trainer is not None and trainer.strategy.root_device.type == "cuda"
         return ResumableLoader(InMemory(self.sets[name], self.seed), batches, pin_memory=pin_memory)
+
+
+def _share(share: float | str) -> Fraction:
+    try:
+        return Fraction(share).limit_denominator(10**6)  # ours: floats such as 0.1
+    except (ValueError, ZeroDivisionError, OverflowError) as error:
+        raise ValueError(f"data.validation_share is {share!r}; expected a number or a fraction such as 1/6") from error
 
 
 def tensor_hash(images: Images) -> str:

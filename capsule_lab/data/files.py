@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import os
-import shutil
 import socket
 import tempfile
 from collections.abc import Callable
+from http.client import HTTPException
 from pathlib import Path
 
 
@@ -63,10 +63,10 @@ def verify(folder: Path, checksums: dict[str, str], name: str) -> bool:
 
 
 def fetch(folder: Path, download: Callable[[Path], Path], *, timeout: float = 10.0) -> str | None:
-    """Run ``download`` into a scratch folder beside ``folder`` and put its result in place in one step.
+    """Run ``download`` into a scratch folder beside ``folder``, then put its result in place by renaming.
 
     Args:
-        folder: the folder to create; it must not exist yet.
+        folder: where the files shall lie; what else is there already stays.
         download: given a scratch folder, fetches and checks the files and returns the folder that holds them.
         timeout: seconds without an answer after which a server counts as unreachable.
 
@@ -79,12 +79,13 @@ def fetch(folder: Path, download: Callable[[Path], Path], *, timeout: float = 10
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".download-", dir=folder.parent) as scratch:
             fetched = download(Path(scratch))
-            if folder.is_dir() and not any(folder.iterdir()):
-                folder.rmdir()
-            shutil.move(fetched, folder)
-    except (OSError, RuntimeError) as error:
-        reason = str(error).strip().splitlines() or [type(error).__name__]
-        return reason[0]
+            if folder.exists():
+                for file in sorted(fetched.iterdir()):
+                    os.replace(file, folder / file.name)
+            else:
+                os.replace(fetched, folder)
+    except (OSError, RuntimeError, EOFError, HTTPException) as error:
+        return " ".join(str(error).split()) or type(error).__name__
     finally:
         socket.setdefaulttimeout(before)
     return None

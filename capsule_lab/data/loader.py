@@ -75,8 +75,10 @@ class EpochBatches(Sampler[tuple[Tensor, int]]):
         self.rank = rank
         self.world_size = world_size
         self.epoch = 0
-        self.start = 0
         self.position = 0
+        self.resume_at: dict[str, int] = {}
+        if size < world_size:
+            raise ValueError(f"{size} images for {world_size} processes; expected at least one for each")
         together = batch_size * world_size
         self.bounds = [*range(0, size, together), size]
         ragged = len(self.bounds) > 2 and size % together  # 2: a single batch
@@ -88,8 +90,12 @@ class EpochBatches(Sampler[tuple[Tensor, int]]):
         self.epoch = epoch
 
     def state_dict(self) -> dict[str, int]:
-        """Where the epoch stands: batches handed out, 0 when it is complete."""
-        return {"batch": self.position % len(self)}
+        """Which epoch, and how many of its batches have been handed out."""
+        return self.resume_at or {"epoch": self.epoch, "batch": self.position}
+
+    def load_state_dict(self, state_dict: dict[str, int]) -> None:
+        """Go on after the batches that ``state_dict`` counts, in its epoch only."""
+        self.resume_at = dict(state_dict)
 
     def __len__(self) -> int:
         return len(self.bounds) - 1
@@ -98,7 +104,8 @@ class EpochBatches(Sampler[tuple[Tensor, int]]):
         order = torch.arange(self.size)
         if self.shuffle:
             order = torch.from_numpy(np.random.default_rng((self.seed, self.epoch)).permutation(self.size))
-        first, self.start = self.start, 0
+        state, self.resume_at = self.resume_at, {}
+        first = state["batch"] if state.get("epoch") == self.epoch and state["batch"] < len(self) else 0
         for batch in range(first, len(self)):
             self.position = batch + 1
             yield order[self.bounds[batch] : self.bounds[batch + 1]][self.rank :: self.world_size], self.epoch
@@ -117,4 +124,4 @@ class ResumableLoader(DataLoader[Batch]):
         return self.batches.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, int]) -> None:
-        self.batches.start = state_dict["batch"]
+        self.batches.load_state_dict(state_dict)

@@ -56,8 +56,7 @@ class MNISTDataModule(AbstractDataModule):
         if verify(self.folder, CHECKSUMS, "MNIST"):
             return None
         problem = fetch(self.folder, _download) if download else "not downloaded"
-        if problem is None:
-            verify(self.folder, CHECKSUMS, "MNIST")
+        if problem is None and verify(self.folder, CHECKSUMS, "MNIST"):
             return None
         return (
             f"MNIST is not in {folder_in_words(self.folder)} and the download failed ({problem}); put "
@@ -67,8 +66,10 @@ class MNISTDataModule(AbstractDataModule):
     def load(self, *, train: bool, real: bool) -> Images:
         if not real:
             return standin_digits(train=train)
-        stored = datasets.MNIST(self.directory, train=train)
-        return Images(stored.data.unsqueeze(1), stored.targets)
+        part = "train" if train else "t10k"
+        images = datasets.mnist.read_image_file(str(self.folder / f"{part}-images-idx3-ubyte"))
+        labels = datasets.mnist.read_label_file(str(self.folder / f"{part}-labels-idx1-ubyte"))
+        return Images(images.unsqueeze(1), labels)
 
     def describe(self, *, real: bool) -> dict[str, Any]:
         if real:

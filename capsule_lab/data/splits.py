@@ -42,7 +42,13 @@ def split_validation(
         )
     if validation == "first":
         return everything[size:], everything[:size]
-    train, held_out = train_test_split(everything, test_size=size, stratify=labels, random_state=seed)
+    try:
+        train, held_out = train_test_split(everything, test_size=size, stratify=labels, random_state=seed)
+    except ValueError as error:
+        raise ValueError(
+            f"data.validation_share is {share}, {size} of {len(labels)} images: not one of every class on both sides; "
+            "take a larger share, or data.validation=first"
+        ) from error
     return np.sort(train), np.sort(held_out)
 
 
@@ -56,7 +62,8 @@ def take_stratified(indices: Indices, labels: npt.NDArray[np.int64], size: int, 
         raise ValueError(f"data.train_images is {size}; expected 1 to {len(indices)}, or null for all")
     if size == len(indices):
         return indices
-    if size < len(np.unique(labels[indices])) or len(indices) - size < len(np.unique(labels[indices])):
+    counts = np.unique_counts(labels[indices]).counts
+    if min(size, len(indices) - size) < len(counts) or counts.min() < 2:  # too few for one of every class
         order = np.random.default_rng(seed).permutation(len(indices))
         return np.sort(indices[order[:size]])
     kept, _ = train_test_split(indices, train_size=size, stratify=labels[indices], random_state=seed)

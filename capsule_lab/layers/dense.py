@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import repeat
+
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -52,14 +54,12 @@ class DenseCapsules(nn.Module):
         *,
         on_iteration: OnIteration | None = None,
     ) -> Capsules:
-        images = self._images_at_a_time(poses) if on_iteration is None else len(poses)
+        images = self._images_at_a_time(poses) if on_iteration is None else max(len(poses), 1)
         parents = [
-            self.routing(
-                dense_votes(some, self.weight),
-                None if activations is None else activations[start : start + images],
-                on_iteration=on_iteration,
+            self.routing(dense_votes(some, self.weight), some_activations, on_iteration=on_iteration)
+            for some, some_activations in zip(
+                poses.split(images), repeat(None) if activations is None else activations.split(images), strict=False
             )
-            for start, some in zip(range(0, len(poses), images), poses.split(images), strict=True)
         ]
         if len(parents) == 1:
             return parents[0]

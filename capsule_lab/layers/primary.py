@@ -33,7 +33,8 @@ class PrimaryCapsules(nn.Module):
         padding: ``"valid"``, or ``"same"`` (output ``ceil(size / stride)``).
         bias: learn a bias per type and component, starting at 0.1.
         uniform_coupling: divide by the number of types (plus one if ``leaky``); ``False`` as in most ports.
-        leaky: the released code's leaky switch reaches this layer too: 1/33 instead of 1/32.
+        leaky: the released code's leaky switch reaches this layer too: 1/33 instead of 1/32. It only
+            matters with ``uniform_coupling``.
         weight_std: standard deviation of the truncated normal that initialises the weights.
 
     Raises:
@@ -70,7 +71,8 @@ class PrimaryCapsules(nn.Module):
             size = (features.shape[2], features.shape[3])
             padding = same_padding(size, self.conv.kernel_size[0], self.conv.stride[0])
             features = nn.functional.pad(features, padding)
-        total = self.conv(features).float() if features.dtype != torch.float64 else self.conv(features)
+        total = self.conv(features)
+        total = total.float() if total.dtype in (torch.bfloat16, torch.float16) else total  # autocast ends here
         total = total.unflatten(1, (self.types, self.dim)) * self.scale  # [b type dim h w]
         if self.bias is not None:
             total = total + self.bias

@@ -37,10 +37,12 @@ class AbstractCapsuleModule(L.LightningModule):
         num_classes: number of classes.
         seed: every training step draws its random numbers (dropout) from ``(seed, step, rank)``, so that a
             resumed run draws what an uninterrupted one would.
+        max_steps: end the run after so many steps, whatever the epoch; -1 leaves the end to the Trainer. (With
+            the Trainer's own ``max_steps``, Lightning 2.6 loses count when it resumes at the end of an epoch.)
         compile: compile the network in place with ``torch.compile``.
 
     Raises:
-        ValueError: if there is no ``learning_rate`` schedule.
+        ValueError: if there is no ``learning_rate`` schedule; from ``fit``, if the run has no end.
     """
 
     def __init__(
@@ -52,6 +54,7 @@ class AbstractCapsuleModule(L.LightningModule):
         schedule: Mapping[str, Schedule],
         num_classes: int,
         seed: int = 0,
+        max_steps: int = -1,
         compile: bool = False,
     ) -> None:
         super().__init__()
@@ -62,6 +65,8 @@ class AbstractCapsuleModule(L.LightningModule):
         self.optimizer = optimizer
         self.schedule = dict(schedule)
         self.seed = seed
+        self.max_steps = max_steps
+        self.total_steps = 0
         self._schedule_of_run: dict[str, Schedule] = {}
         if compile:
             network.compile()  # in place: torch.compile(network) would rename every weight
@@ -128,18 +133,24 @@ class AbstractCapsuleModule(L.LightningModule):
         return {name: value(self.global_step) for name, value in self._schedule_of_run.items()}
 
     def configure_optimizers(self) -> Any:
-        self._schedule_of_run = self._schedule_for(self.trainer)
+        per_epoch, self.total_steps = self._length_of_run()
+        self._schedule_of_run = {
+            name: value.for_run(per_epoch, self.total_steps) for name, value in self.schedule.items()
+        }
         optimizer = self.optimizer(self.parameters_to_train(), lr=1.0)
         rate = torch.optim.lr_scheduler.LambdaLR(optimizer, self._schedule_of_run["learning_rate"])
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": rate, "interval": "step"}}
 
-    def _schedule_for(self, trainer: L.Trainer) -> dict[str, Schedule]:
-        trainer.fit_loop.setup_data()  # as trainer.estimated_stepping_batches does, but not when max_steps is set
+    def _length_of_run(self) -> tuple[int, int]:
+        """Steps per epoch, and in all."""
+        trainer = self.trainer
+        trainer.fit_loop.setup_data()  # as trainer.estimated_stepping_batches does, but not without max_epochs
         total = trainer.estimated_stepping_batches
+        if self.max_steps >= 0:
+            total = min(total, self.max_steps)
         if not math.isfinite(total):
-            raise ValueError("the run has no end; set trainer.max_epochs or trainer.max_steps, schedules scale to it")
-        steps_per_epoch = math.ceil(trainer.num_training_batches / trainer.accumulate_grad_batches)
-        return {name: value.for_run(steps_per_epoch, int(total)) for name, value in self.schedule.items()}
+            raise ValueError("the run has no end: set trainer.max_epochs or trainer.max_steps, schedules scale to it")
+        return math.ceil(trainer.num_training_batches / trainer.accumulate_grad_batches), int(total)
 
     def parameters_to_train(self) -> Iterable[nn.Parameter]:
         """What the optimiser gets."""
@@ -148,6 +159,16 @@ class AbstractCapsuleModule(L.LightningModule):
     def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
         sequence = np.random.SeedSequence((self.seed, self.global_step, self.global_rank))
         torch.manual_seed(int(sequence.generate_state(1)[0]))
+
+    def on_train_batch_end(self, outputs: Any, batch: Batch, batch_idx: int) -> None:
+        self._stop_at_the_end()
+
+    def on_train_start(self) -> None:
+        self._stop_at_the_end()  # resumed from the last step
+
+    def _stop_at_the_end(self) -> None:
+        if 0 <= self.max_steps <= self.global_step:
+            self.trainer.should_stop = True
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint["metrics"] = {name: dict(metric.metric_state) for name, metric in self._metrics_of("train")}

@@ -18,6 +18,17 @@ class AbstractNetwork(nn.Module, ABC):
         """Scores of the classes, and the class capsules where there are any."""
 
 
+def check_sizes(name: str, **sizes: int) -> None:
+    """Sizes of a network's parts are positive.
+
+    Raises:
+        ValueError: for one that is not.
+    """
+    for size, value in sizes.items():
+        if value < 1:
+            raise ValueError(f"{name} has {size} {value}; expected 1 or more")
+
+
 def check_image_shape(image_shape: tuple[int, int, int], smallest: int, name: str) -> tuple[int, int, int]:
     """``image_shape`` as a tuple of three positive ints.
 

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from capsule_lab.functional import same_padding, truncated_normal_
 from capsule_lab.layers import Decoder, DenseCapsules, PrimaryCapsules
 from capsule_lab.layers.primary import Padding
-from capsule_lab.networks.base import AbstractNetwork, check_image_shape
+from capsule_lab.networks.base import AbstractNetwork, check_image_shape, check_sizes
 from capsule_lab.routing import DynamicRouting, RoutingFactory
 from capsule_lab.types import CapsuleOutput, OnIteration
 
@@ -44,7 +44,7 @@ class CapsNet(AbstractNetwork):
         decoder: widths of the decoder's hidden layers; ``None`` for no decoder.
 
     Raises:
-        ValueError: if the image is too small for the two convolutions.
+        ValueError: if the image is too small for the two convolutions, or a size is not positive.
 
     >>> network = CapsNet((1, 28, 28), num_classes=10)
     >>> sum(p.numel() for p in network.parameters())
@@ -68,6 +68,12 @@ class CapsNet(AbstractNetwork):
         decoder: Sequence[int] | None = (512, 1024),  # Sabour 2017, figure 2
     ) -> None:
         super().__init__()
+        check_sizes(
+            "CapsNet", num_classes=num_classes, channels=channels, kernel_size=kernel_size,
+            primary_types=primary_types, primary_dim=primary_dim, class_dim=class_dim,
+        )  # fmt: skip
+        if padding not in ("valid", "same"):
+            raise ValueError(f"padding is {padding!r}; expected 'valid' or 'same'")
         stride = 2  # Sabour 2017, section 4, of the primary capsules
         smallest = 2 * kernel_size - 1 if padding == "valid" else 1
         channel, height, width = check_image_shape(image_shape, smallest, "CapsNet")

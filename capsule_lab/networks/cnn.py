@@ -8,7 +8,7 @@ from itertools import pairwise
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from capsule_lab.networks.base import AbstractNetwork, check_image_shape
+from capsule_lab.networks.base import AbstractNetwork, check_image_shape, check_sizes
 from capsule_lab.types import CapsuleOutput
 
 
@@ -48,6 +48,7 @@ class BaselineCNN(AbstractNetwork):
             raise ValueError(f"dropout is {dropout}; expected a probability in [0, 1)")
         if kernel_size % 2 == 0:
             raise ValueError(f"kernel_size is {kernel_size}; expected an odd number, so that padding is symmetric")
+        check_sizes("BaselineCNN", num_classes=num_classes, layers=min(len(channels), len(hidden)))
         channel, height, width = check_image_shape(image_shape, 1, "BaselineCNN")
         features: list[nn.Module] = []
         for inputs, outputs in pairwise((channel, *channels)):
@@ -59,4 +60,5 @@ class BaselineCNN(AbstractNetwork):
         self.classifier = nn.Sequential(*classifier, nn.Dropout(dropout), nn.Linear(hidden[-1], num_classes))
 
     def forward(self, images: Float[Tensor, "batch channel height width"]) -> CapsuleOutput:
-        return CapsuleOutput(self.classifier(self.features(images).flatten(1)).float())
+        scores = self.classifier(self.features(images).flatten(1))
+        return CapsuleOutput(scores.to(images.dtype))  # autocast ends here

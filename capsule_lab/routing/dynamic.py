@@ -50,11 +50,16 @@ def dynamic_routing(
     Returns:
         ``(batch, parent, dim)``, of length in [0, 1).
 
+    Raises:
+        ValueError: for fewer than one iteration, an unknown ``gradient``, or ``leaky`` beside ``normalise``.
+
     >>> votes = torch.ones(1, 5, 2, 4)  # five children that agree
     >>> dynamic_routing(votes).shape
     torch.Size([1, 2, 4])
     """
     _check(iterations, gradient)
+    if leaky and normalise is not None:
+        raise ValueError("routing is leaky and has a normaliser; expected one of them, which decides on the leak")
     normalise = normalise or partial(softmax_over_parents, leaky=leaky)
     votes = votes.transpose(1, 2).contiguous()  # [b j i d], free for votes made by dense_votes
     logits = votes.new_zeros(votes.shape[:3])  # [b j i]

@@ -33,9 +33,14 @@ def uniform_routing(
         normalise: turns equal logits into couplings; default softmax over parents.
         on_iteration: called once.
 
+    Raises:
+        ValueError: for ``leaky`` beside ``normalise``.
+
     >>> uniform_routing(torch.ones(2, 6, 3, 4)).shape
     torch.Size([2, 3, 4])
     """
+    if leaky and normalise is not None:
+        raise ValueError("routing is leaky and has a normaliser; expected one of them, which decides on the leak")
     batch, child, parent, _ = votes.shape
     if normalise is None and on_iteration is None:
         total = votes.sum(dim=1) / (parent + leaky)  # [b j d]
