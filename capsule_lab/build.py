@@ -176,6 +176,8 @@ def check(config: DictConfig) -> None:
     if "train" in config:
         _check_routing(config)
         _check_unread(config)
+        if config.train.test not in ("best", "last", "none"):
+            raise ConfigError(f"train.test is {config.train.test!r}; expected best, last or none")
 
 
 def _check_routing(config: DictConfig) -> None:

@@ -76,15 +76,27 @@ def config_hash(config: DictConfig) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:8]  # 8: enough to tell runs apart
 
 
-def run_directory(config: DictConfig, name: str) -> Path:
+def choose_directory(config: DictConfig, name: str) -> Path:
     """The directory for this run: that of the checkpoint or of the run to resume, else a new one.
 
-    Under ``torchrun`` and Lightning's own launcher all processes get the directory of the first.
+    Nothing is created yet. Processes that Lightning or ``torchrun`` started get the directory of the first.
+
+    Args:
+        config: the whole configuration.
+        name: what the directory is called before the hash.
     """
     shared = os.environ.get("CAPSULE_LAB_RUN")
     if shared and os.environ.get("LOCAL_RANK", "0") != "0":
         return Path(shared)
-    directory = _choose(config, name)
+    return _choose(config, name)
+
+
+def open_directory(directory: Path, config: DictConfig) -> None:
+    """Create the run's directory with its configuration.
+
+    Raises:
+        RunError: if it cannot be written to.
+    """
     try:
         directory.mkdir(parents=True, exist_ok=True)
         write_atomically(directory / "config.yaml", OmegaConf.to_yaml(config, resolve=True))
@@ -93,7 +105,6 @@ def run_directory(config: DictConfig, name: str) -> Path:
             f"cannot write to {directory} ({error.strerror}); name a directory you may write to: train.directory=…"
         ) from error
     os.environ["CAPSULE_LAB_RUN"] = str(directory)
-    return directory
 
 
 def _choose(config: DictConfig, name: str) -> Path:
@@ -144,13 +155,7 @@ def checkpoint_to_resume(config: DictConfig, directory: Path, provenance: dict[s
 
 
 def checkpoint_to_test(which: str, directory: Path) -> Path | None:
-    """The weights that ``train.test`` names; the last ones if there never was a best.
-
-    Raises:
-        RunError: for another word than best, last or none.
-    """
-    if which not in ("best", "last", "none"):
-        raise RunError(f"train.test is {which!r}; expected best, last or none")
+    """The weights that ``train.test`` names, ``best``, ``last`` or ``none``; the last if there never was a best."""
     if which == "none":
         return None
     path = directory / "checkpoints" / f"{which}.ckpt"

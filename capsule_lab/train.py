@@ -23,12 +23,11 @@ def main(config: DictConfig) -> None:
     from capsule_lab import runs
 
     choices = HydraConfig.get().runtime.choices
-    directory = runs.run_directory(config, f"{choices['model']}-{choices['data']}")
+    directory = runs.choose_directory(config, f"{choices['model']}-{choices['data']}")
     if config.train.resume and runs.is_finished(directory):
         log.info("%s is finished already, nothing to resume; its results are in metrics.json", directory)
         return
-    with runs.logging_to(directory / "train.log"):
-        result = train(config, directory)
+    result = train(config, directory)
     if result:
         Console(highlight=False).print(summary(result, directory))
 
@@ -45,21 +44,24 @@ def train(config: DictConfig, directory: Path) -> dict[str, Any]:
     data = build.build_data(config)
     data.setup("fit")
     module = build.build_module(config, data.spec)
+    resume = runs.checkpoint_to_resume(config, directory, data.provenance)
     embed = callbacks.EmbedConfig(config, data.provenance, data.spec)
     trainer = build.build_trainer(config, directory, embed)
-    resume = runs.checkpoint_to_resume(config, directory, data.provenance)
-    log.info("%s on %s", type(module.network).__name__, data.provenance["name"])
-    log.info("into %s%s", directory, f", continuing {resume}" if resume else "")
-    runs.tell_loggers(trainer.loggers, config, data.provenance)
-    test: dict[str, float] = {}
-    try:
-        trainer.fit(module, datamodule=data, ckpt_path=resume, weights_only=True)
-        weights = runs.checkpoint_to_test(config.train.test, directory)
-        if weights:
-            trainer.test(module, datamodule=data, ckpt_path=weights, weights_only=True, verbose=False)
-            test = runs.numbers(trainer.logged_metrics, "test")
-    finally:
-        callbacks.close(trainer.loggers)
+
+    runs.open_directory(directory, config)  # nothing was written before everything stood
+    with runs.logging_to(directory / "train.log"):
+        log.info("%s on %s", type(module.network).__name__, data.provenance["name"])
+        log.info("into %s%s", directory, f", continuing {resume}" if resume else "")
+        runs.tell_loggers(trainer.loggers, config, data.provenance)
+        test: dict[str, float] = {}
+        try:
+            trainer.fit(module, datamodule=data, ckpt_path=resume, weights_only=True)
+            weights = runs.checkpoint_to_test(config.train.test, directory)
+            if weights:
+                trainer.test(module, datamodule=data, ckpt_path=weights, weights_only=True, verbose=False)
+                test = runs.numbers(trainer.logged_metrics, "test")
+        finally:
+            callbacks.close(trainer.loggers)
     if not trainer.is_global_zero:
         return {}
     result = {

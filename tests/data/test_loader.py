@@ -173,24 +173,42 @@ def test_epoch_after_a_resumed_one_is_whole():
     assert keys(resumed, 1) == keys(loader(shuffle=True), 1)
 
 
-@pytest.mark.parametrize(("size", "batch_size"), [(50, 8), (48, 8), (5, 8)])
-def test_state_is_zero_before_and_after_an_epoch(size, batch_size):
-    whole = loader(size, batch_size)
-    assert whole.state_dict() == {"batch": 0}
-    keys(whole, 0)
-    assert whole.state_dict() == {"batch": 0}
+@pytest.mark.parametrize("epoch", [0, 3])
+@pytest.mark.parametrize("handed_out", [1, 4, 7])
+def test_state_says_which_epoch_and_how_many_of_its_batches(handed_out, epoch):
+    _, state = stop_after(handed_out, epoch)
+    assert state == {"epoch": epoch, "batch": handed_out}
 
 
-@pytest.mark.xfail(reason="EpochBatches does not know which epoch its position is of")
-def test_epoch_cut_short_does_not_offset_the_next_one():
-    """As with trainer.limit_train_batches: a checkpoint between the epochs still says two batches in."""
+def test_state_before_the_first_batch():
+    assert loader().state_dict() == {"epoch": 0, "batch": 0}
+
+
+@pytest.mark.parametrize("after", [1, 2])
+@pytest.mark.parametrize("handed_out", [2, 7], ids=["cut short", "whole"])
+def test_state_of_an_epoch_does_not_offset_another_one(handed_out, after):
+    """Two batches of seven, as with trainer.limit_train_batches, or all: then a checkpoint, then the next epoch."""
+    _, state = stop_after(handed_out, 0, shuffle=True)
+    resumed = loader(shuffle=True)
+    resumed.load_state_dict(state)
+    assert keys(resumed, after) == keys(loader(shuffle=True), after)
+
+
+def test_state_of_a_whole_epoch_lets_the_same_epoch_start_anew():
+    _, state = stop_after(7, 0)
+    resumed = loader()
+    resumed.load_state_dict(state)
+    assert keys(resumed, 0) == keys(loader(), 0)
+
+
+def test_state_of_another_epoch_is_forgotten_with_the_first_batch():
     _, state = stop_after(2, 0)
     resumed = loader()
     resumed.load_state_dict(state)
-    assert keys(resumed, 1) == keys(loader(), 1)
+    keys(resumed, 1)
+    assert keys(resumed, 0) == keys(loader(), 0)
 
 
-@pytest.mark.xfail(reason="EpochBatches.state_dict forgets what was loaded until the first batch")
 def test_state_survives_being_loaded_and_saved_again():
     _, state = stop_after(2, 0)
     resumed = loader()

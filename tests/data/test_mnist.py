@@ -123,7 +123,6 @@ def test_test_files_are_read_back_exactly(genuine, source):
     np.testing.assert_array_equal(data.sets["test"].labels.numpy(), ARRAYS["t10k-labels-idx1-ubyte"])
 
 
-@pytest.mark.xfail(reason="torchvision prefers MNIST/processed, which nobody has verified", strict=True)
 def test_only_verified_files_are_read(genuine):
     """torchvision before 0.9 left its own copy beside the genuine files."""
     (genuine / "MNIST" / "processed").mkdir()
@@ -173,7 +172,6 @@ def test_real_without_network_says_what_to_put_where(tmp_path, stage):
     assert data.sets == {}
 
 
-@pytest.mark.xfail(reason="the first line of torchvision's error is its heading, not its reason", strict=True)
 def test_real_without_network_says_why_the_download_failed(tmp_path, monkeypatch):
     def refuse(*_, **__):
         raise URLError("no network in tests")
@@ -483,7 +481,6 @@ def test_options_that_are_refused_at_construction(options, sentence):
         MNISTDataModule(**{"source": "standin", **options})
 
 
-@pytest.mark.xfail(reason="the sentence is fractions' own and does not name the option", strict=True)
 @pytest.mark.parametrize("share", ["a sixth", "1/0", "nan"])
 def test_validation_share_that_is_no_number_is_named(share):
     with pytest.raises(ValueError, match=r"data\.validation_share is "):
@@ -508,7 +505,6 @@ def test_options_that_are_refused_with_the_data(options, sentence):
         standin(**options)
 
 
-@pytest.mark.xfail(reason="the sentence is scikit-learn's and does not name the option", strict=True)
 @pytest.mark.parametrize("size", [5, 1435])
 def test_stratified_share_too_small_for_every_class(size):
     """Fewer validation (or training) images than classes."""
