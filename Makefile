@@ -41,8 +41,8 @@ figures: $(READY) ## draw the figures of a run: make figures run=runs/...
 bench: $(READY) ## time training steps against a textbook implementation
 	@set -f; $(RUN) -m capsule_lab.bench $(OVERRIDES)
 
-test: $(READY) ## run the tests
-	@$(RUN) -m pytest $(PYTEST)
+test: $(READY) ## run the tests; PYTEST="-k resume" hands words to pytest
+	@OMP_NUM_THREADS=1 $(RUN) -m pytest -n auto --dist loadfile $(PYTEST)
 
 lint: $(READY) ## ruff, mypy, import-linter
 	@$(RUN) -m ruff check .

@@ -302,7 +302,9 @@ _HARMLESS = (
 
 
 def be_quiet() -> None:
-    """Keep Lightning to what a user can act on."""
+    """Keep Lightning to what a user can act on, and all processes but the first to their warnings."""
+    if os.environ.get("LOCAL_RANK", "0") != "0":
+        logging.getLogger().setLevel(logging.WARNING)
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.WARNING)
         logging.getLogger(name).propagate = False  # it has a handler of its own

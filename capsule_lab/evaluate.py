@@ -22,7 +22,7 @@ def main(config: DictConfig) -> None:
     console = Console(highlight=False)
     metrics = result[config.split]
     console.print(f"[bold]{config.split} error {metrics['error']:.2f} %[/]  of {result['checkpoint']}")
-    console.print(f"data {result['provenance']['source']}: {result['provenance']['name']}")
+    console.print(f"data: {result['provenance']['name']}")
     console.print(f"written to {path}")
 
 

@@ -21,6 +21,7 @@ import logging
 import os
 import platform
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Mapping
@@ -34,7 +35,7 @@ import torch
 from matplotlib.figure import Figure
 from omegaconf import DictConfig, OmegaConf
 
-from capsule_lab.build import build_module
+from capsule_lab.build import InterruptError, build_module
 from capsule_lab.types import DataSpec
 
 FORMAT = 1
@@ -280,6 +281,15 @@ def logging_to(path: Path) -> Iterator[None]:
     finally:
         logging.getLogger().removeHandler(handler)
         handler.close()
+
+
+@contextmanager
+def interruptible(message: str) -> Iterator[None]:
+    """Ctrl-C ends with ``message``; Lightning catches it and leaves with ``sys.exit(1)`` and no word."""
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit) as error:
+        raise InterruptError(message, signal.SIGINT) from error
 
 
 def tell_loggers(loggers: Iterable[Any], config: DictConfig, provenance: dict[str, Any]) -> None:

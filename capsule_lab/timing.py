@@ -36,6 +36,7 @@ def measure(config: DictConfig) -> list[dict[str, Any]]:
         here, there = context.Pipe()
         process = context.Process(target=_work, args=(there, config, model, precision), daemon=True)
         process.start()
+        there.close()  # so that a worker that dies is noticed
         workers.append((process, here))
         _receive(here, model)  # ready, warmed up
     seconds: list[list[float]] = [[] for _ in cases]

@@ -58,7 +58,8 @@ def train(config: DictConfig, directory: Path) -> dict[str, Any]:
             trainer.fit(module, datamodule=data, ckpt_path=resume, weights_only=True)
             weights = runs.checkpoint_to_test(config.train.test, directory)
             if weights:
-                trainer.test(module, datamodule=data, ckpt_path=weights, weights_only=True, verbose=False)
+                with runs.interruptible("training is complete; the same command with train.resume=true tests again"):
+                    trainer.test(module, datamodule=data, ckpt_path=weights, weights_only=True, verbose=False)
                 test = runs.numbers(trainer.logged_metrics, "test")
         finally:
             callbacks.close(trainer.loggers)
@@ -72,6 +73,7 @@ def train(config: DictConfig, directory: Path) -> dict[str, Any]:
         "provenance": data.provenance,
         "parameters": sum(p.numel() for p in module.network.parameters()),
         "steps": trainer.global_step,
+        "planned_steps": module.total_steps,
         "epochs": trainer.current_epoch,
         "seed": config.seed,
         "training_seconds": round(embed.seconds, 1),
@@ -93,8 +95,8 @@ def summary(result: dict[str, Any], directory: Path) -> Panel:
     elif "error" in result["validation"]:
         lines.append(f"[bold]validation error {result['validation']['error']:.2f} %[/]  (not tested)")
     lines += [
-        f"data        {result['provenance']['source']}: {result['provenance']['name']}",
-        f"trained     {result['steps']} steps in {result['training_seconds'] / 60:.1f} min, "  # 60 s a minute
+        f"data        {result['provenance']['name']}",
+        f"trained     {result['steps']} of {result['planned_steps']} steps in {result['training_seconds'] / 60:.1f} min, "  # 60 s a minute
         f"{result['parameters']:,} parameters",
         f"run         {shown}  (metrics.json, metrics.csv, checkpoints/, figures/)",
         "",

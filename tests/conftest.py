@@ -2,26 +2,53 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
-from collections.abc import Callable
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hydra.core.global_hydra import GlobalHydra
+from lightning.pytorch.callbacks import Callback
 from omegaconf import DictConfig
 
+from capsule_lab import build
 from capsule_lab.build import compose
+
+ROOT = Path(__file__).parents[1]
 
 TINY_CAPSNET = ["model.channels=4", "model.primary_types=2", "model.class_dim=4", "model.decoder=[8]"]
 TINY_CNN = ["model=cnn_baseline", "model.channels=[4]", "model.hidden=[8]"]
-TINY_DATA = ["data.source=standin", "data.batch_size=64", "data.train_images=256", "trainer.limit_val_batches=1"]
+TINY_DATA = [
+    "data.source=standin",
+    "data.batch_size=64",
+    "data.train_images=256",
+    "trainer.limit_val_batches=1",
+    "trainer.accelerator=cpu",
+]
+TINY = [*TINY_CAPSNET, *TINY_DATA, "trainer.max_epochs=2"]
+NO_PICTURES = ["callbacks.reconstructions=null", "callbacks.confusion=null"]
+
+_OF_THE_DEVELOPER = ("CAPSULE_LAB_DATA", "CAPSULE_LAB_RUN", "CAPSULE_LAB_RUNS", "WANDB_MODE", "HYDRA_FULL_ERROR")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Others' deprecations, which nobody here can act on."""
+    ignored = ["ignore:__array__ implementation doesn't accept a copy keyword:DeprecationWarning"]  # torchmetrics' plot
+    for line in ignored:
+        config.addinivalue_line("filterwarnings", line)
 
 
 @pytest.fixture(autouse=True)
 def _isolated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Every test runs in a folder of its own, without the developer's environment, and cleans up after itself."""
-    for name in ("CAPSULE_LAB_DATA", "CAPSULE_LAB_RUN", "CAPSULE_LAB_RUNS", "WANDB_MODE", "HYDRA_FULL_ERROR"):
+    for name in _OF_THE_DEVELOPER:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.chdir(tmp_path)
     levels = {name: logging.getLogger(name).propagate for name in ("lightning.pytorch", "lightning.fabric")}
@@ -29,6 +56,9 @@ def _isolated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     GlobalHydra.instance().clear()
     for name, propagate in levels.items():
         logging.getLogger(name).propagate = propagate
+    root = logging.getLogger()
+    for handler in [handler for handler in root.handlers if type(handler) is logging.StreamHandler]:
+        root.removeHandler(handler)  # of a command that ran in this process
 
 
 @pytest.fixture
@@ -39,3 +69,109 @@ def tiny() -> Callable[..., DictConfig]:
         return compose("train", [*model, *TINY_DATA, "trainer.max_epochs=2", *overrides])
 
     return build
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A finished run and what happened in it."""
+
+    directory: Path
+    config: DictConfig
+    result: dict[str, Any]
+    module: Any
+    events: list[str]
+
+
+class _Events(Callback):
+    def __init__(self, events: list[str]) -> None:
+        self.events = events
+
+    def on_fit_start(self, *_: Any) -> None:
+        self.events.append("fit starts")
+
+    def on_fit_end(self, *_: Any) -> None:
+        self.events.append("fit ends")
+
+
+@pytest.fixture(scope="session")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trained]:
+    """One tiny run for all tests; it is theirs to read only, see ``a_copy``."""
+    from capsule_lab.data import MNISTDataModule
+    from capsule_lab.train import train
+
+    config = compose("train", TINY)
+    directory = tmp_path_factory.mktemp("trained") / "capsnet-mnist-00000000"
+    events: list[str] = []
+    modules: list[Any] = []
+    genuine = build.build_trainer, build.build_module, MNISTDataModule.load
+
+    def load(self: Any, *, train: bool, real: bool) -> Any:
+        events.append("training images" if train else "test images")
+        return genuine[2](self, train=train, real=real)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(build, "build_trainer", lambda c, d, *more: genuine[0](c, d, _Events(events), *more))
+        patch.setattr(build, "build_module", lambda *args: modules.append(genuine[1](*args)) or modules[-1])
+        patch.setattr(MNISTDataModule, "load", load)
+        patch.setenv("CAPSULE_LAB_RUN", "")
+        patch.setattr(logging.getLogger("capsule_lab"), "level", logging.INFO)  # a command's
+        result = train(config, directory)
+    return Trained(directory, config, result, modules[0].eval(), events)
+
+
+@pytest.fixture
+def a_copy(trained: Trained, tmp_path: Path) -> Path:
+    """The directory of ``trained``, to change."""
+    return Path(shutil.copytree(trained.directory, tmp_path / "copies" / trained.directory.name))
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a command ended."""
+
+    status: int
+    out: str
+    err: str
+
+
+@pytest.fixture
+def cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Ended]:
+    """Runs a command in this process as the shell would: ``cli("train", "seed=1")``."""
+    monkeypatch.setattr("jaxtyping.config.jaxtyping_disable", True)  # types are checked in pytest only
+
+    def call(command: str, *arguments: str) -> Ended:
+        monkeypatch.setattr(sys, "argv", [command, *arguments])
+        monkeypatch.delenv("CAPSULE_LAB_RUN", raising=False)
+        capsys.readouterr()
+        status = 0
+        try:
+            importlib.import_module(f"capsule_lab.{command}").main()
+        except SystemExit as ended:
+            status = ended.code if isinstance(ended.code, int) else 1
+        return Ended(status, *capsys.readouterr())
+
+    return call
+
+
+def start(*arguments: str, cwd: Path, **environment: str) -> subprocess.Popen[str]:
+    """``python *arguments`` as a process of its own, on one core, without the developer's environment."""
+    inherited = {name: value for name, value in os.environ.items() if name not in _OF_THE_DEVELOPER}
+    return subprocess.Popen(
+        [sys.executable, *arguments],
+        cwd=cwd,
+        env={**inherited, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def python(*arguments: str, cwd: Path, **environment: str) -> Ended:
+    """``start``, to its end."""
+    with start(*arguments, cwd=cwd, **environment) as process:
+        try:
+            out, err = process.communicate(timeout=300)
+        except BaseException:
+            process.kill()
+            raise
+    return Ended(process.returncode, out, err)

@@ -57,9 +57,16 @@ def curves(directory: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-@pytest.mark.parametrize("model", [TINY_CAPSNET, TINY_CNN], ids=["capsnet", "cnn with dropout"])
-@pytest.mark.parametrize("length", [BY_EPOCHS, BY_STEPS], ids=["epochs", "steps"])
-@pytest.mark.parametrize("stop", [1, 3, 4, 5, 6, 7, 8, 12])
+# the first step, the last of an epoch, one before a validation within an epoch, the middle of an epoch
+@pytest.mark.parametrize("stop", [1, 4, 6, 7])
+@pytest.mark.parametrize(
+    ("length", "model"),
+    [
+        pytest.param(BY_EPOCHS, TINY_CNN, id="epochs, with dropout"),
+        pytest.param(BY_STEPS, TINY_CNN, id="steps, with dropout"),
+        pytest.param(BY_STEPS, TINY_CAPSNET, id="steps, capsules"),
+    ],
+)
 def test_resumed_run_equals_uninterrupted(
     stop: int,
     length: list[str],

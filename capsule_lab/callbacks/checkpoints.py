@@ -167,7 +167,7 @@ class LastCheckpoint(Checkpoint):
     def _note(self, signum: int, frame: FrameType | None) -> None:
         if self.received is not None:
             self._restore()
-            raise KeyboardInterrupt
+            raise InterruptError("stopped at once; train.resume=true continues from the last checkpoint", signum)
         self.received = signum
         log.warning("%s: stopping after this step; once more to stop at once", signal.Signals(signum).name)
 

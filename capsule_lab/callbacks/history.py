@@ -28,6 +28,9 @@ class ContinuedCSVLogger(CSVLogger):
             with file.open(newline="") as rows:
                 self.earlier = [{key: value for key, value in row.items() if value} for row in csv.DictReader(rows)]
 
+    def log_hyperparams(self, params: Any = None) -> None:
+        """The run's ``config.yaml`` has them."""
+
     def log_metrics(self, metrics: dict[str, Any], step: int | None = None) -> None:
         writer = self.experiment  # deletes the file
         if self.earlier:

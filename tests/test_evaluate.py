@@ -1,0 +1,147 @@
+"""A checkpoint is tested anywhere, with nothing but itself."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from omegaconf import DictConfig
+
+from capsule_lab.build import compose
+from capsule_lab.data import MNISTDataModule, mnist
+from capsule_lab.evaluate import evaluate
+from capsule_lab.runs import RunError, read_checkpoint
+from capsule_lab.types import DataSpec
+from tests.conftest import NO_PICTURES, TINY_CNN, Ended, Trained
+from tests.data.test_mnist import ARRAYS, idx
+
+Cli = Callable[..., Ended]
+
+
+class SmallerImages(MNISTDataModule):
+    """Data of another shape than the network's."""
+
+    spec = DataSpec(image_shape=(1, 20, 20), num_classes=10)
+
+
+def configuration(ckpt: Path | str, *overrides: str) -> DictConfig:
+    return compose("evaluate", [f"ckpt={ckpt}", "trainer.accelerator=cpu", *overrides])
+
+
+@pytest.mark.parametrize("where", [".", "checkpoints/best.ckpt"], ids=["directory", "file"])
+def test_result_equals_that_at_the_end_of_training(trained: Trained, a_copy: Path, where: str) -> None:
+    result, _ = evaluate(configuration(a_copy / where))
+    assert result["test"] == trained.result["test"]
+
+
+@pytest.mark.parametrize("name", ["best", "last"])
+def test_validation_equals_that_in_the_checkpoint(a_copy: Path, name: str) -> None:
+    path = a_copy / "checkpoints" / f"{name}.ckpt"
+    result, _ = evaluate(configuration(path, "split=validation"))
+    trained = read_checkpoint(path)[0]["capsule_lab"]["validation"]
+    assert {"error", "loss"} <= result["validation"].keys() <= trained.keys()
+    assert result["validation"] == pytest.approx({key: trained[key] for key in result["validation"]})
+
+
+@pytest.mark.parametrize(
+    ("overrides", "name"),
+    [
+        ([], "best-test-mnist-stand-in"),
+        (["split=validation"], "best-validation-mnist-stand-in"),
+        (["data=mnist", "data.source=standin"], "best-test-mnist-stand-in"),
+    ],
+    ids=str,
+)
+def test_result_is_written_beside_the_checkpoint(
+    trained: Trained, a_copy: Path, overrides: list[str], name: str
+) -> None:
+    result, path = evaluate(configuration(a_copy, *overrides))
+    assert path == a_copy / "evaluations" / f"{name}.json"
+    assert json.loads(path.read_text()) == result
+    assert set(result) == {
+        "validation" if "split=validation" in overrides else "test",
+        "checkpoint", "provenance", "hardware", "precision", "command", "commit", "versions", "python",
+    }  # fmt: skip
+    assert result["checkpoint"] == str(a_copy)
+    assert result["provenance"]["sha256"] == trained.result["provenance"]["sha256"]
+
+
+def test_everything_else_stays_as_it_is(a_copy: Path) -> None:
+    before = {path: path.read_bytes() for path in a_copy.rglob("*") if path.is_file()}
+    evaluate(configuration(a_copy))
+    after = {path: path.read_bytes() for path in a_copy.rglob("*") if path.is_file() and path not in before}
+    assert [path.name for path in after] == ["best-test-mnist-stand-in.json"]
+    assert {path: path.read_bytes() for path in before} == before
+
+
+@pytest.fixture
+def genuine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A data directory with small files that count as the genuine ones."""
+    folder = tmp_path / "data" / "MNIST" / "raw"
+    folder.mkdir(parents=True)
+    contents = {name: idx(array) for name, array in ARRAYS.items()}
+    monkeypatch.setattr(
+        mnist, "CHECKSUMS", {n: hashlib.md5(c, usedforsecurity=False).hexdigest() for n, c in contents.items()}
+    )
+    for name, content in contents.items():
+        (folder / name).write_bytes(content)
+    return tmp_path / "data"
+
+
+def test_other_data_than_that_of_training(trained: Trained, a_copy: Path, genuine: Path) -> None:
+    overrides = ["data=mnist", "data.source=real", f"data.directory={genuine}"]
+    result, path = evaluate(configuration(a_copy, *overrides))
+    assert path.name == "best-test-mnist-real.json"
+    assert result["provenance"]["source"] == "real"
+    assert result["test"] != trained.result["test"]
+
+
+@pytest.mark.parametrize(("seed", "same"), [("null", True), ("0", True), ("1", False)])
+def test_seed_of_the_validation_split_is_that_of_training(a_copy: Path, seed: str, same: bool) -> None:
+    data = ["split=validation", "data=mnist", "data.source=standin", "data.validation=stratified"]
+    result, _ = evaluate(configuration(a_copy, *data, f"seed={seed}"))
+    expected = MNISTDataModule(source="standin", validation="stratified", seed=0)
+    expected.setup("validate")
+    assert (result["provenance"]["split"] == expected.provenance["split"]) is same
+
+
+def test_data_of_another_shape_is_refused(a_copy: Path) -> None:
+    target = "data._target_=tests.test_evaluate.SmallerImages"
+    with pytest.raises(RunError, match=r"image_shape=\(1, 28, 28\).*image_shape=\(1, 20, 20\)"):
+        evaluate(configuration(a_copy, "data=mnist", "data.source=standin", target))
+
+
+@pytest.mark.parametrize("split", ["train", "val", ""])
+def test_unknown_split_is_refused(a_copy: Path, split: str) -> None:
+    with pytest.raises(RunError, match=rf"split is '{split}'; expected test or validation"):
+        evaluate(configuration(a_copy, f"split={split}"))
+
+
+@pytest.mark.parametrize("absolute", [True, False], ids=["absolute", "relative"])
+def test_command_works_from_anywhere_with_the_run_moved(
+    cli: Cli, trained: Trained, a_copy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, absolute: bool
+) -> None:
+    moved = Path(shutil.move(a_copy, tmp_path / "elsewhere"))
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    ended = cli("evaluate", f"ckpt={moved if absolute else '../elsewhere'}", "trainer.accelerator=cpu")
+    assert (ended.status, ended.err) == (0, "")
+    assert f"test error {trained.result['test']['error']:.2f} %" in ended.out
+    assert "stand-in for MNIST" in " ".join(ended.out.split())
+    assert list((tmp_path / "here").iterdir()) == []
+    found = json.loads((moved / "evaluations" / "best-test-mnist-stand-in.json").read_text())
+    assert found["test"] == trained.result["test"]
+
+
+def test_command_tests_any_network(cli: Cli, tmp_path: Path) -> None:
+    options = ["debug=smoke", "trainer.limit_test_batches=null", "trainer.accelerator=cpu", "train.directory=run"]
+    assert cli("train", *TINY_CNN, *options, *NO_PICTURES).status == 0
+    ended = cli("evaluate", "ckpt=run", "trainer.accelerator=cpu")
+    assert (ended.status, ended.err) == (0, "")
+    (file,) = (tmp_path / "run" / "evaluations").iterdir()
+    trained = json.loads((tmp_path / "run" / "metrics.json").read_text())
+    assert json.loads(file.read_text())["test"] == pytest.approx(trained["test"])

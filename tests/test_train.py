@@ -1,0 +1,565 @@
+"""A training run from its first file to its last, whatever happens to it in between."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import logging
+import re
+import signal
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch.callbacks import Callback
+from omegaconf import DictConfig, OmegaConf
+from torch import Tensor
+
+from capsule_lab import build, runs
+from capsule_lab.callbacks import AtomicCheckpointIO, LastCheckpoint, NonFiniteError, checkpoints
+from capsule_lab.lit import CapsNetModule
+from capsule_lab.runs import RunError
+from capsule_lab.train import train
+from tests.conftest import NO_PICTURES, TINY, TINY_CAPSNET, TINY_CNN, Ended, Trained, python, start
+from tests.test_resume import SignalAt, curves, run, weights
+
+Tiny = Callable[..., DictConfig]
+Cli = Callable[..., Ended]
+NAMES = ["best", "last"]
+
+
+def results(result: dict[str, Any]) -> dict[str, Any]:
+    """What must not depend on where and when a run takes place."""
+    return {key: result[key] for key in ("test", "validation", "steps", "epochs", "provenance")}
+
+
+def contents(directory: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(directory)): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
+
+
+# --- what a run leaves behind ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "file",
+    [
+        "config.yaml",
+        "metrics.json",
+        "metrics.csv",
+        "train.log",
+        "checkpoints/best.ckpt",
+        "checkpoints/last.ckpt",
+        "figures/val_reconstructions.png",
+        "figures/val_confusion.png",
+        "figures/test_confusion.png",
+    ],
+)
+def test_files_of_a_run(trained: Trained, file: str) -> None:
+    assert (trained.directory / file).stat().st_size > 0
+
+
+def test_nothing_else_is_left_behind(trained: Trained) -> None:
+    files = [path for path in trained.directory.rglob("*") if path.is_file() and path.parent.name != "evaluations"]
+    assert len(files) == 9
+    assert list(trained.directory.parent.rglob(".*")) == []
+
+
+def test_configuration_of_a_run_is_resolved_and_complete(trained: Trained) -> None:
+    text = (trained.directory / "config.yaml").read_text()
+    assert "${" not in text
+    assert OmegaConf.to_container(OmegaConf.create(text)) == runs.plain(trained.config)
+
+
+def test_metrics_say_what_is_needed_to_judge_and_to_repeat_them(trained: Trained) -> None:
+    found = json.loads((trained.directory / "metrics.json").read_text())
+    assert found == trained.result
+    assert set(found) == {
+        "status", "test", "validation", "weights_tested", "provenance", "parameters", "steps", "planned_steps",
+        "epochs", "seed", "training_seconds", "precision", "hardware", "config_hash", "command", "commit", "versions",
+        "python",
+    }  # fmt: skip
+    assert found["status"] == "finished"
+    assert found["weights_tested"] == "best"
+    assert (found["steps"], found["planned_steps"], found["epochs"], found["seed"]) == (8, 8, 2, 0)
+    assert found["config_hash"] == runs.config_hash(trained.config)
+    assert found["parameters"] == sum(p.numel() for p in trained.module.network.parameters())
+    assert "cores" in found["hardware"]
+    assert 0 < found["training_seconds"] < 300
+
+
+@pytest.mark.parametrize("split", ["test", "validation"])
+def test_metrics_of_each_split(trained: Trained, split: str) -> None:
+    found = trained.result[split]
+    assert {"error", "loss", "margin", "reconstruction"} <= set(found)
+    assert 0 <= found["error"] <= 100
+    assert found["loss"] == pytest.approx(found["margin"] + found["reconstruction"], rel=1e-5)
+
+
+def test_provenance_says_stand_in_and_which_images(trained: Trained) -> None:
+    found = trained.result["provenance"]
+    assert found["source"] == "stand-in"
+    assert found["split"]["train_images"] == 256
+    assert len(found["split"]["hash"]) == 32
+
+
+def test_every_epoch_is_in_the_csv(trained: Trained) -> None:
+    rows = curves(trained.directory)
+    assert [row["step"] for row in rows if row["train/loss"]] == ["3", "7"]
+    assert [row["step"] for row in rows if row["val/error"]] == ["3", "7"]
+    assert [float(row["test/error"]) for row in rows if row["test/error"]] == [trained.result["test"]["error"]]
+
+
+@pytest.mark.parametrize("epoch", [0, 1])
+def test_routing_statistics_are_logged_with_every_validation(trained: Trained, epoch: int) -> None:
+    row = [row for row in curves(trained.directory) if row["val/error"]][epoch]
+    assert 0 < float(row["val/coupling_entropy"]) <= 1
+    assert 0 <= float(row["val/dead_capsules"]) <= 100
+
+
+def test_log_of_a_run(trained: Trained) -> None:
+    text = (trained.directory / "train.log").read_text()
+    assert "CapsNet on stand-in for MNIST" in text
+    assert f"into {trained.directory}" in text
+    assert "epoch 2  step 8/8" in text
+
+
+def test_test_images_are_not_touched_until_training_is_over(trained: Trained) -> None:
+    assert trained.events == ["training images", "fit starts", "fit ends", "test images"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_checkpoint_is_plain_and_carries_its_configuration(trained: Trained, name: str) -> None:
+    path = trained.directory / "checkpoints" / f"{name}.ckpt"
+    record = torch.load(path, map_location="cpu", weights_only=True)["capsule_lab"]
+    assert set(record) == {"format", "version", "config", "provenance", "spec", "seconds", "validation"}
+    assert record["config"] == json.loads(json.dumps(runs.plain(trained.config)))
+    assert record["provenance"] == trained.result["provenance"]
+    assert record["validation"].keys() == trained.result["validation"].keys()
+
+
+@pytest.mark.parametrize("where", [".", "checkpoints/best.ckpt"], ids=["directory", "file"])
+def test_loaded_run_equals_the_trained_one(trained: Trained, where: str) -> None:
+    module, config = runs.load_run(trained.directory / where)
+    images = torch.rand(4, 1, 28, 28, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        found, expected = module(images), trained.module(images)
+    assert not module.training
+    assert config == OmegaConf.create(runs.plain(trained.config))
+    torch.testing.assert_close(found.scores, expected.scores, rtol=0, atol=0)
+    torch.testing.assert_close(found.capsules.poses, expected.capsules.poses, rtol=0, atol=0)
+
+
+def test_last_checkpoint_is_the_end_of_the_run(trained: Trained) -> None:
+    checkpoint, _ = runs.read_checkpoint(trained.directory / "checkpoints" / "last.ckpt")
+    assert (checkpoint["global_step"], checkpoint["epoch"]) == (8, 2)
+
+
+@pytest.mark.parametrize("which", ["best", "last", "none"])
+def test_training_seconds_are_those_of_the_whole_run(
+    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, which: str
+) -> None:
+    """Not those of the checkpoint that was tested."""
+    clock = SimpleNamespace(monotonic=itertools.count(1000).__next__)  # a second passes whenever somebody looks
+    monkeypatch.setattr(checkpoints, "time", clock)
+    found = train(tiny(f"train.test={which}", *NO_PICTURES), tmp_path / "run")
+    seconds = {name: runs.read_checkpoint(tmp_path / "run" / f"checkpoints/{name}.ckpt")[1].seconds for name in NAMES}
+    assert seconds["best"] < seconds["last"] == found["training_seconds"]
+
+
+def test_training_seconds_add_up_over_interruptions(
+    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkpoints, "time", SimpleNamespace(monotonic=itertools.count(1000).__next__))
+    config = tiny("train.test=none", *NO_PICTURES)
+    with pytest.raises(build.InterruptError):
+        run(config, tmp_path / "run", monkeypatch, SignalAt(5))
+    before = runs.read_checkpoint(tmp_path / "run" / "checkpoints" / "last.ckpt")[1].seconds
+    config.train.resume = True
+    assert train(config, tmp_path / "run")["training_seconds"] > before > 0
+
+
+def test_checkpoint_that_cannot_be_written_leaves_the_earlier_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "checkpoints" / "last.ckpt"
+    AtomicCheckpointIO().save_checkpoint({"step": 1}, path)
+
+    def fill_the_disk(content: Any, partial: Path) -> None:
+        partial.write_bytes(b"half of it")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(torch, "save", fill_the_disk)
+    with pytest.raises(OSError, match="No space left"):
+        AtomicCheckpointIO().save_checkpoint({"step": 2}, path)
+    assert torch.load(path, weights_only=True) == {"step": 1}
+    assert [file.name for file in path.parent.iterdir()] == ["last.ckpt"]
+
+
+# --- seeds, directories, going on ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("seed", "same"), [(0, True), (1, False)])
+def test_seed_decides_everything(trained: Trained, tiny: Tiny, tmp_path: Path, seed: int, same: bool) -> None:
+    found = train(tiny(f"seed={seed}", *NO_PICTURES), tmp_path / "again")
+    assert (results(found) == results(trained.result)) is same
+    assert (curves(tmp_path / "again") == curves(trained.directory)) is same
+    names = weights(trained.directory).keys()
+    assert all(weights(tmp_path / "again")[name].equal(weights(trained.directory)[name]) for name in names) is same
+
+
+@pytest.mark.parametrize(("earlier", "suffix"), [(0, ""), (1, "-2"), (2, "-3"), (11, "-12")])
+def test_another_run_of_the_same_configuration_gets_a_number(tiny: Tiny, earlier: int, suffix: str) -> None:
+    config = tiny()
+    for _ in range(earlier):
+        runs.open_directory(runs.choose_directory(config, "capsnet-mnist"), config)
+    expected = Path.cwd() / "runs" / f"capsnet-mnist-{runs.config_hash(config)}{suffix}"
+    assert runs.choose_directory(config, "capsnet-mnist") == expected
+
+
+@pytest.mark.parametrize(
+    ("overrides", "same"),
+    [(["train.resume=true"], True), (["seed=1"], False), (["trainer.max_epochs=3", "train.resume=true"], False)],
+    ids=str,
+)
+def test_resume_finds_the_last_run_of_this_very_configuration(tiny: Tiny, overrides: list[str], same: bool) -> None:
+    for _ in range(2):
+        runs.open_directory(runs.choose_directory(tiny(), "capsnet-mnist"), tiny())
+    last = Path.cwd() / "runs" / f"capsnet-mnist-{runs.config_hash(tiny())}-2"
+    assert (runs.choose_directory(tiny(*overrides), "capsnet-mnist") == last) is same
+
+
+def test_runs_go_where_the_environment_says(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CAPSULE_LAB_RUNS", str(tmp_path / "elsewhere"))
+    assert runs.choose_directory(tiny(), "a").parent == tmp_path / "elsewhere"
+
+
+def test_command_runs_twice_and_resumes_neither_when_finished(cli: Cli, tmp_path: Path) -> None:
+    command = ["debug=smoke", *TINY_CAPSNET, "trainer.accelerator=cpu", *NO_PICTURES]
+    ended = [cli("train", *command) for _ in range(2)]
+    first, second = sorted((tmp_path / "runs").iterdir())
+    assert [end.status for end in ended] == [0, 0]
+    assert second.name == f"{first.name}-2"
+    assert results(json.loads((first / "metrics.json").read_text())) == results(
+        json.loads((second / "metrics.json").read_text())
+    )
+
+    before = contents(tmp_path / "runs")
+    again = cli("train", *command, "train.resume=true")
+    assert again.status == 0
+    assert f"{second} is finished already, nothing to resume" in again.out
+    assert contents(tmp_path / "runs") == before
+
+
+def test_resume_on_other_data_is_refused(a_copy: Path, tiny: Tiny) -> None:
+    before = contents(a_copy)
+    with pytest.raises(RunError, match=r"was trained on stand-in data .* or another split of it; restore that data"):
+        train(tiny("train.resume=true", "data.validation=stratified"), a_copy)
+    assert contents(a_copy) == before
+
+
+def test_ckpt_of_the_same_configuration_continues_in_its_own_directory(
+    trained: Trained, tiny: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tiny(*NO_PICTURES)
+    directory = runs.choose_directory(config, "capsnet-mnist")
+    directory.parent.mkdir()
+    with pytest.raises(build.InterruptError):
+        run(config, directory, monkeypatch, SignalAt(5))
+    config.ckpt = str(directory / "checkpoints" / "last.ckpt")
+    assert runs.choose_directory(config, "capsnet-mnist") == directory
+    assert results(train(config, directory)) == results(trained.result)
+    assert curves(directory) == curves(trained.directory)
+
+
+def test_ckpt_of_a_longer_run_continues_in_a_directory_of_its_own(cli: Cli, a_copy: Path, tmp_path: Path) -> None:
+    before = contents(a_copy)
+    ended = cli("train", *TINY, *NO_PICTURES, "trainer.max_epochs=3", f"ckpt={a_copy / 'checkpoints' / 'last.ckpt'}")
+    assert ended.status == 0, ended.err
+    assert contents(a_copy) == before
+    (directory,) = (tmp_path / "runs").iterdir()
+    found = json.loads((directory / "metrics.json").read_text())
+    assert (found["steps"], found["epochs"]) == (12, 3)
+    assert [row["step"] for row in curves(directory) if row["train/loss"]] == ["11"]
+
+
+def test_ckpt_may_be_the_directory_of_a_run(cli: Cli, a_copy: Path, tmp_path: Path) -> None:
+    ended = cli("train", *TINY, *NO_PICTURES, "trainer.max_epochs=3", f"ckpt={a_copy}")
+    assert ended.status == 0, ended.err
+    (directory,) = (tmp_path / "runs").iterdir()
+    assert json.loads((directory / "metrics.json").read_text())["steps"] == 12
+
+
+def test_ckpt_of_another_network_is_refused_in_a_sentence(cli: Cli, a_copy: Path, tmp_path: Path) -> None:
+    ended = cli("train", *TINY, "model.channels=8", f"ckpt={a_copy / 'checkpoints' / 'last.ckpt'}")
+    assert ended.status == 2
+    assert re.fullmatch(r"capsule_lab: .*last\.ckpt.*\n", ended.err)
+    assert not (tmp_path / "runs").exists()
+
+
+# --- what happens in the loop ----------------------------------------------------------------------------------------
+
+
+class Watch(Callback):
+    """Notes something at the start of every training step."""
+
+    def __init__(self, look: Callable[[Any, Any], Any]) -> None:
+        self.look = look
+        self.seen: list[Any] = []
+
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, *_: Any) -> None:
+        self.seen.append(self.look(trainer, pl_module))
+
+
+def test_learning_rate_follows_the_schedule(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    watch = Watch(lambda trainer, _: trainer.optimizers[0].param_groups[0]["lr"])
+    config = tiny("schedule.learning_rate.initial=0.01", "schedule.learning_rate.every=1/2 run", *NO_PICTURES)
+    run(config, tmp_path / "run", monkeypatch, watch)
+    assert watch.seen == pytest.approx([0.01 * 0.96 ** (step / 4) for step in range(8)])
+    logged = [float(row["schedule/learning_rate"]) for row in curves(tmp_path / "run") if row["schedule/learning_rate"]]
+    assert logged == pytest.approx([0.01 * 0.96, 0.01 * 0.96**2])
+
+
+@pytest.mark.parametrize(
+    ("overrides", "steps"),
+    [
+        (["trainer.max_epochs=3"], 12),
+        (["trainer.max_steps=6"], 6),
+        (["trainer.max_steps=100"], 8),
+        (["trainer.max_epochs=-1", "trainer.max_steps=6"], 6),
+        (["trainer.limit_train_batches=3"], 6),
+        (["trainer.accumulate_grad_batches=2"], 4),
+        (["trainer.accumulate_grad_batches=3"], 4),
+    ],
+    ids=str,
+)
+def test_length_of_the_run_is_known_at_its_start(
+    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, overrides: list[str], steps: int
+) -> None:
+    watch = Watch(lambda _, module: module.total_steps)
+    config = tiny("train.test=none", "trainer.limit_val_batches=0", "callbacks.best=null", *overrides)
+    assert run(config, tmp_path / "run", monkeypatch, watch)["steps"] == steps
+    assert set(watch.seen) == {steps}
+
+
+@pytest.mark.parametrize(("which", "tested"), [("best", "best"), ("last", "last"), ("none", None)])
+def test_weights_that_are_tested(tiny: Tiny, tmp_path: Path, which: str, tested: str | None) -> None:
+    found = train(tiny(f"train.test={which}", *NO_PICTURES), tmp_path / "run")
+    assert found["weights_tested"] == tested
+    assert bool(found["test"]) is (tested is not None)
+
+
+def not_a_number(step: int) -> Callable[..., dict[str, Tensor]]:
+    """Loss terms, of which the margin is not a number from ``step`` on."""
+    genuine = CapsNetModule.loss_terms
+
+    def terms(self: CapsNetModule, *args: Any) -> dict[str, Tensor]:
+        found = genuine(self, *args)
+        return {**found, "margin": found["margin"] * (float("nan") if self.global_step >= step else 1)}
+
+    return terms
+
+
+@pytest.mark.parametrize("every_minutes", [0, 5])
+def test_loss_that_is_not_a_number_stops_the_run_and_leaves_the_checkpoint_before_it(
+    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, every_minutes: int
+) -> None:
+    config = tiny(f"callbacks.last.every_minutes={every_minutes}", "trainer.max_epochs=1", *NO_PICTURES)
+    train(config, tmp_path / "run")
+    config.trainer.max_epochs = 3
+    config.train.resume = True
+    monkeypatch.setattr(CapsNetModule, "loss_terms", not_a_number(6))
+    with pytest.raises(NonFiniteError, match=r"the margin term of the loss is nan at step 7; try a smaller"):
+        train(config, tmp_path / "run")
+    checkpoint, _ = runs.read_checkpoint(tmp_path / "run" / "checkpoints" / "last.ckpt")
+    assert checkpoint["global_step"] == (6 if every_minutes == 0 else 4)
+    assert all(value.isfinite().all() for value in checkpoint["state_dict"].values())
+
+
+def test_learning_rate_out_of_this_world_ends_in_a_sentence(cli: Cli, tmp_path: Path) -> None:
+    ended = cli("train", *TINY, *NO_PICTURES, "schedule.learning_rate.initial=1e30")
+    assert ended.status == 2
+    sentence = (
+        r"capsule_lab: the \w+ term of the loss is (nan|inf) at step \d; try a smaller schedule\..*\n"
+    )
+    assert re.fullmatch(sentence, ended.err)
+
+
+class Types(Callback):
+    """Notes the number formats of what the network computes in validation."""
+
+    def __init__(self) -> None:
+        self.found: dict[str, torch.dtype] = {}
+
+    def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
+        pl_module.network.conv.register_forward_hook(self.note)
+
+    def note(self, layer: Any, inputs: Any, output: Tensor) -> None:
+        self.found.setdefault("convolution", output.dtype)  # not of what callbacks do later
+
+    def on_validation_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, *_: Any) -> None:
+        output = outputs["output"]
+        self.found |= {
+            "scores": output.scores.dtype,
+            "poses": output.capsules.poses.dtype,
+            "activations": output.capsules.activations.dtype,
+        }
+
+
+@pytest.mark.parametrize(("precision", "convolution"), [("bf16-mixed", torch.bfloat16), ("32-true", torch.float32)])
+def test_capsules_are_float32_whatever_the_precision(
+    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, precision: str, convolution: torch.dtype
+) -> None:
+    types = Types()
+    config = tiny(f"trainer.precision={precision}", "trainer.max_epochs=1", "train.test=none", *NO_PICTURES)
+    assert run(config, tmp_path / "run", monkeypatch, types)["precision"] == precision
+    capsules = dict.fromkeys(("scores", "poses", "activations"), torch.float32)
+    assert types.found == {"convolution": convolution, **capsules}
+
+
+# --- debug=… ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("model", [TINY_CAPSNET, TINY_CNN], ids=["capsnet", "cnn"])
+def test_smoke(cli: Cli, tmp_path: Path, model: list[str]) -> None:
+    ended = cli("train", *model, "debug=smoke", "trainer.accelerator=cpu")
+    assert (ended.status, ended.err) == (0, "")
+    (directory,) = (tmp_path / "runs").iterdir()
+    found = json.loads((directory / "metrics.json").read_text())
+    assert found["steps"] == 2
+    assert found["test"]["error"] >= 0
+    assert (directory / "figures" / "test_confusion.png").is_file()
+    assert "test error" in ended.out
+    assert f"evaluate ckpt=runs/{directory.name}" in ended.out
+
+
+def test_overfit_learns_a_batch_by_heart(tiny: Tiny, tmp_path: Path) -> None:
+    wider = ["model.channels=8", "model.primary_types=4", "model.class_dim=8", "trainer.accelerator=cpu"]
+    rate = ["schedule=constant", "schedule.learning_rate.value=0.01"]
+    config = build.compose("train", [*wider, *rate, "model.decoder=[8]", "debug=overfit", *NO_PICTURES])
+    train(config, tmp_path / "run")
+    last = [row for row in curves(tmp_path / "run") if row["train/error"]][-1]
+    assert last["step"] == "59"
+    assert float(last["train/error"]) == 0
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch Profiler default schedule")
+@pytest.mark.filterwarnings("ignore:Profiler clears events at the end of each cycle")
+def test_profile_leaves_a_table(tmp_path: Path) -> None:
+    overrides = ["debug=profile", *TINY_CAPSNET, "trainer.accelerator=cpu", "data.batch_size=8", *NO_PICTURES]
+    assert train(build.compose("train", overrides), tmp_path / "run")["steps"] == 12
+    (table,) = (tmp_path / "run").glob("*profile*.txt")
+    assert "Self CPU" in table.read_text()
+
+
+# --- loggers ---------------------------------------------------------------------------------------------------------
+
+
+def test_tensorboard_gets_curves_and_pictures(tiny: Tiny, tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    found = train(tiny("logger=tensorboard", "trainer.max_epochs=1"), tmp_path / "run")
+    events = EventAccumulator(str(tmp_path / "run" / "tensorboard"))
+    events.Reload()
+    assert {"train/loss", "val/error", "val/coupling_entropy", "test/error"} <= set(events.Tags()["scalars"])
+    assert {"val/reconstructions", "val/confusion", "test/confusion"} <= set(events.Tags()["images"])
+    assert events.Scalars("val/error")[-1].value == pytest.approx(found["validation"]["error"])
+    assert len(curves(tmp_path / "run")) == 3
+
+
+def test_wandb_works_offline_and_knows_configuration_and_provenance(
+    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    found = train(tiny("logger=wandb", "trainer.max_epochs=1", "callbacks.confusion=null"), tmp_path / "run")
+    (folder,) = (tmp_path / "run" / "wandb").glob("offline-run-*")
+    told = (folder / "run-run.wandb").read_bytes()
+    assert found["provenance"]["sha256"].encode() in told
+    assert b"primary_types" in told
+    assert b"test/error" in told
+    assert len(list((folder / "files" / "media" / "images" / "val").glob("reconstructions*.png"))) == 1
+
+
+# --- processes that are stopped, or are several ----------------------------------------------------------------------
+
+
+def test_killed_in_the_middle_of_an_epoch_and_resumed_equals_uninterrupted(
+    trained: Trained, tiny: Tiny, tmp_path: Path
+) -> None:
+    directory = tmp_path / "run"
+    killer = f"+callbacks.killer={{_target_: tests.test_resume.SignalAt, step: 7, signum: {signal.SIGKILL.value}}}"
+    options = ["callbacks.last.every_minutes=0", f"train.directory={directory}", *NO_PICTURES]
+    ended = python("-m", "capsule_lab.train", *TINY, *options, killer, cwd=tmp_path)
+    assert ended.status == -signal.SIGKILL, ended.err
+    assert runs.read_checkpoint(directory / "checkpoints" / "last.ckpt")[0]["global_step"] == 6
+    assert not (directory / "metrics.json").exists()
+
+    found = train(tiny("train.resume=true", *options), directory)
+    assert results(found) == results(trained.result)
+    assert curves(directory) == curves(trained.directory)
+
+
+def stop(process: subprocess.Popen[str], signum: signal.Signals) -> Ended:
+    """Send a signal once training is under way."""
+    assert process.stdout is not None
+    assert any(line.startswith("epoch 2") for line in process.stdout)
+    process.send_signal(signum)
+    out, err = process.communicate(timeout=60)
+    return Ended(process.returncode, out, err)
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory: pytest.TempPathFactory) -> dict[signal.Signals, tuple[Path, Ended]]:
+    """Endless runs side by side, each stopped by another signal: where they were, and how they ended."""
+    endless = ["-u", "-m", "capsule_lab.train", *TINY, "trainer.max_epochs=100000", "train.directory=run", *NO_PICTURES]
+    folders = {signum: tmp_path_factory.mktemp(signum.name) for signum in LastCheckpoint.signals}
+    processes = {signum: start(*endless, cwd=folder) for signum, folder in folders.items()}
+    try:
+        return {signum: (folders[signum], stop(process, signum)) for signum, process in processes.items()}
+    finally:
+        for process in processes.values():
+            process.kill()
+            process.communicate()
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM], ids=lambda signum: signum.name)
+def test_signal_stops_with_a_checkpoint_and_says_how_to_go_on(
+    stopped: dict[signal.Signals, tuple[Path, Ended]], signum: signal.Signals
+) -> None:
+    folder, ended = stopped[signum]
+    assert ended.status == 128 + signum
+    assert f"{signum.name}: stopping after this step" in ended.out
+    sentence = re.fullmatch(
+        rf"capsule_lab: stopped by {signum.name} at step (\d+); the same command with train\.resume=true continues "
+        r"exactly from (.*)\n",
+        ended.err,
+    )
+    assert sentence is not None, ended.err
+    assert Path(sentence[2]) == folder / "run" / "checkpoints" / "last.ckpt"
+    assert runs.read_checkpoint(sentence[2])[0]["global_step"] == int(sentence[1])
+    assert not (folder / "run" / "metrics.json").exists()
+
+
+def test_two_processes_train_as_one_does(tiny: Tiny, tmp_path: Path) -> None:
+    options = ["trainer.precision=32-true", *NO_PICTURES]
+    two = ["trainer.devices=2", "trainer.strategy=ddp", "data.batch_size=64", "train.directory=two"]
+    ended = python("-m", "capsule_lab.train", *TINY, *options, *two, cwd=tmp_path)
+    assert ended.status == 0, ended.err
+    assert ended.out.count("test error") == 1
+    assert [path.parent.name for path in tmp_path.rglob("metrics.json")] == ["two"]
+
+    one = train(tiny(*options, "data.batch_size=128"), tmp_path / "one")
+    found = json.loads((tmp_path / "two" / "metrics.json").read_text())
+    assert found["steps"] == one["steps"] == 4
+    assert found["test"]["error"] == one["test"]["error"]
+    assert found["validation"] == pytest.approx(one["validation"], rel=1e-4)
+    torch.testing.assert_close(weights(tmp_path / "two"), weights(tmp_path / "one"), rtol=0, atol=1e-4)
+
+
+def test_log_of_a_run_ends_with_it(trained: Trained) -> None:
+    before = (trained.directory / "train.log").read_bytes()
+    logging.getLogger("capsule_lab").error("of another run")
+    assert (trained.directory / "train.log").read_bytes() == before
