@@ -30,7 +30,7 @@ $(READY): pyproject.toml
 setup: $(READY) ## make the environment; all other targets do so by themselves
 
 train: $(READY) ## train; without key=value: experiment=quickstart, minutes on a CPU, nothing to download
-	@set -f; $(RUN) -m capsule_lab.train $(if $(OVERRIDES),$(OVERRIDES),experiment=quickstart)
+	@set -f; $(RUN) -m capsule_lab.train $(if $(filter-out train.resume=%,$(OVERRIDES)),,experiment=quickstart) $(OVERRIDES)
 
 evaluate: $(READY) ## test a checkpoint: make evaluate ckpt=runs/...
 	@set -f; $(RUN) -m capsule_lab.evaluate $(OVERRIDES)

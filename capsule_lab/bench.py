@@ -9,7 +9,7 @@ from omegaconf import DictConfig
 from rich.console import Console
 from rich.table import Table
 
-from capsule_lab.build import ConfigError, command
+from capsule_lab.build import ConfigError, command, conf_dir
 
 
 @command("bench")
@@ -19,6 +19,14 @@ def main(config: DictConfig) -> None:
 
     if config.rounds < 1 or config.steps < 1:
         raise ConfigError(f"rounds is {config.rounds} and steps {config.steps}; expected 1 or more")
+    models = [file.stem for file in (conf_dir() / "model").glob("*.yaml")]
+    for option, given, allowed in (
+        ("models", config.models, models), ("precisions", config.precisions, ["bf16-mixed", "32-true"])
+    ):  # fmt: skip
+        if not set(given) <= set(allowed):
+            raise ConfigError(f"{option} is {list(given)}; expected some of {', '.join(sorted(allowed))}")
+    if config.out:
+        runs.write_json(Path(config.out), {})  # before all the work: can it be written?
     rows = timing.measure(config)
     hardware = runs.hardware(timing.device_named(config.device))
     Console(highlight=False).print(table(rows, hardware))

@@ -55,7 +55,8 @@ def command(config_name: str) -> Callable[[Callable[[DictConfig], None]], Callab
     """
 
     def decorate(main: Callable[[DictConfig], None]) -> Callable[[], None]:
-        show_all = os.environ.get("HYDRA_FULL_ERROR")
+        # the first process of several sets HYDRA_FULL_ERROR for Hydra, the others inherit it: not the user's wish
+        show_all = os.environ.get("HYDRA_FULL_ERROR") if "CAPSULE_LAB_RUN" not in os.environ else None
 
         @functools.wraps(main)
         def job(config: DictConfig) -> None:
@@ -64,7 +65,7 @@ def command(config_name: str) -> Callable[[Callable[[DictConfig], None]], Callab
             except InterruptError as error:
                 _leave(str(error), 128 + error.signum)  # 128: the shell's convention
             except KeyboardInterrupt:
-                _leave("stopped before a training step was complete: nothing to resume", 128 + signal.SIGINT)
+                _leave("stopped before training went on: checkpoints are as they were", 128 + signal.SIGINT)
             except Exception as error:
                 sentence = None if show_all else in_one_sentence(error, config_name)
                 if sentence is None or HydraConfig.get().mode == RunMode.MULTIRUN:
@@ -176,12 +177,27 @@ def check(config: DictConfig) -> None:
     if "train" in config:
         _check_routing(config)
         _check_unread(config)
+        _check_run(config)
         if config.train.test not in ("best", "last", "none"):
             raise ConfigError(f"train.test is {config.train.test!r}; expected best, last or none")
 
 
+def _check_run(config: DictConfig) -> None:
+    if max(config.trainer.max_epochs or -1, config.trainer.max_steps or -1) < 1:
+        raise ConfigError("the run has no end: set trainer.max_epochs or trainer.max_steps, schedules scale to it")
+    if not isinstance(config.seed, int) or config.seed < 0:
+        raise ConfigError(f"seed is {config.seed}; expected a whole number, 0 or more")
+    allowed = ("auto", "32-true", "bf16-mixed", "16-mixed")
+    if config.trainer.precision not in allowed:
+        raise ConfigError(
+            f"trainer.precision is {config.trainer.precision}; expected one of {', '.join(allowed)}: routing is float32"
+        )
+
+
 def _check_routing(config: DictConfig) -> None:
     network = config.model["_target_"].rpartition(".")[2]
+    if "routing" not in config.model and "margin" in config.loss.classification._target_:
+        raise ConfigError(f"the margin loss is for lengths of capsules; {network} gives logits: loss=cross_entropy")
     if "routing" not in config.model and config.routing is not None:
         routing = config.routing["_target_"].rpartition(".")[2]
         raise ConfigError(f"{network} does not route, so {routing} would change nothing: leave out routing=…")
@@ -232,7 +248,7 @@ def _arguments(target: Callable[..., Any]) -> set[str] | None:
 
 
 @contextmanager
-def _constructing(what: str) -> Iterator[None]:
+def constructing(what: str) -> Iterator[None]:
     """What a constructor refuses becomes a sentence."""
     try:
         yield
@@ -261,9 +277,9 @@ def build_module(config: DictConfig, spec: Any) -> Any:
     """
     network = instantiate(config.model, _partial_=True, _convert_="all")
     module = instantiate(config.module, _partial_=True, _convert_="all")
-    with _constructing("model"):
+    with constructing("model"):
         built = network(image_shape=spec.image_shape, num_classes=spec.num_classes)
-    with _constructing("module"):
+    with constructing("module"):
         return module(network=built, num_classes=spec.num_classes)
 
 
@@ -281,13 +297,15 @@ def build_trainer(config: DictConfig, directory: Path | None, *extra_callbacks: 
         instantiate(callback, _convert_="all") for callback in (config.get("callbacks") or {}).values() if callback
     ]
     arguments: dict[str, Any] = {"default_root_dir": directory, "logger": loggers}
-    arguments["max_steps"] = -1  # the module counts them
+    arguments["max_steps"] = -1  # the module counts them, see AbstractCapsuleModule
+    if (config.trainer.get("max_steps") or -1) > 0:
+        arguments["max_epochs"] = -1
     if "enable_progress_bar" not in config.trainer:
         arguments["enable_progress_bar"] = sys.stdout.isatty()  # else Lightning adds a bar beside our lines
     if config.trainer.get("precision") == "auto":
         arguments["precision"] = fast_precision(config.trainer.accelerator)
     trainer = instantiate(config.trainer, _partial_=True, _convert_="all")
-    with _constructing("trainer"):
+    with constructing("trainer"):
         return trainer(callbacks=[*callbacks, *extra_callbacks], **arguments)
 
 
@@ -297,6 +315,7 @@ _HARMLESS = (
     ".*smaller than the logging interval.*",  # we log once per epoch
     ".*does not have many workers.*",  # batches come out of memory
     ".*srun` command is available.*",
+    ".*It is recommended to use `self.log\\(.*sync_dist=True.*",  # torchmetrics has synchronised them
     ".*across ranks is zero. Please make sure this was your intention.*",
 )
 
@@ -319,5 +338,6 @@ def fast_precision(accelerator: str) -> str:
     if accelerator != "cpu" and torch.cuda.is_available():
         fast = torch.cuda.is_bf16_supported(including_emulation=False)
     else:
-        fast = torch.ops.mkldnn._is_mkldnn_bf16_supported()
+        native = (getattr(torch.cpu, f"_is_{name}_supported", None) for name in ("avx512_bf16", "amx_tile"))
+        fast = torch.backends.mkldnn.is_available() and any(supported() for supported in native if supported)
     return "bf16-mixed" if fast else "32-true"

@@ -20,14 +20,14 @@ def main(config: DictConfig) -> None:
         raise runs.RunError("ckpt is missing; expected ckpt=<a .ckpt file or the directory of a run>")
     result, path = evaluate(config)
     console = Console(highlight=False)
-    metrics = result[config.split]
-    console.print(f"[bold]{config.split} error {metrics['error']:.2f} %[/]  of {result['checkpoint']}")
+    console.print(f"[bold]{config.split} error {result[config.split]['error']:.2f} %[/]  of {result['checkpoint']}")
     console.print(f"data: {result['provenance']['name']}")
+    runs.write_json(path, result)
     console.print(f"written to {path}")
 
 
 def evaluate(config: DictConfig) -> tuple[dict[str, Any], Path]:
-    """Metrics of one split with their provenance, and the file they were written to.
+    """Metrics of one split with their provenance, and where they belong.
 
     Raises:
         RunError: for a checkpoint that cannot be used, an unknown split, or data that does not fit the network.
@@ -37,35 +37,35 @@ def evaluate(config: DictConfig) -> tuple[dict[str, Any], Path]:
     if config.split not in ("test", "validation"):
         raise runs.RunError(f"split is {config.split!r}; expected test or validation")
     build.be_quiet()
+    build.check(config)
     checkpoint = runs.find_checkpoint(config.ckpt)
-    module, trained = runs.load_run(checkpoint)
-    spec = runs.read_checkpoint(checkpoint)[1].spec
+    weights, record = runs.read_checkpoint(checkpoint)
+    module = runs.restore(weights, record)
+    own_data = not config.get("data")
     if config.seed is None:
-        config.seed = trained.seed
-    data = build.build_data(config if config.data else trained)
-    if data.spec != spec:
-        raise runs.RunError(f"the network takes {spec}; the data has {data.spec}: name another data set with data=…")
+        config.seed = record.config.seed
+    data = build.build_data(record.config if own_data else config)
+    data.prepare_data()
+    if own_data:
+        runs.check_same_source(checkpoint, record.provenance, data.provenance)
+    if data.spec != record.spec:
+        raise runs.RunError(f"the network takes {record.spec}; the data has {data.spec}: name other data with data=…")
+    if config.trainer.precision == "auto":
+        config.trainer.precision = record.config.trainer.precision
     trainer = build.build_trainer(config, None, callbacks.progress())
-    if config.split == "test":
-        trainer.test(module, datamodule=data, verbose=False)
-    else:
-        trainer.validate(module, datamodule=data, verbose=False)
+    run_split = trainer.test if config.split == "test" else trainer.validate
+    run_split(module, datamodule=data, verbose=False)
     result = {
         config.split: runs.numbers(trainer.logged_metrics, "test" if config.split == "test" else "val"),
         "checkpoint": str(config.ckpt),
         "provenance": data.provenance,
-        "hardware": runs.hardware(module.device),
+        "hardware": runs.hardware(trainer.strategy.root_device, trainer.num_devices),
         "precision": trainer.precision,
         **runs.surroundings(),
     }
     name = type(data).__name__.removesuffix("DataModule").lower()
-    path = (
-        checkpoint.parent.parent
-        / "evaluations"
-        / f"{checkpoint.stem}-{config.split}-{name}-{data.provenance['source']}.json"
-    )
-    runs.write_json(path, result)
-    return result, path
+    file = f"{checkpoint.stem}-{config.split}-{name}-{data.provenance['source']}.json"
+    return result, runs.home_of(checkpoint) / "evaluations" / file
 
 
 if __name__ == "__main__":

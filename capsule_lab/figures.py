@@ -29,7 +29,7 @@ def main(config: DictConfig) -> None:
 
 
 def draw(run: Path, images: int) -> Iterator[tuple[str, Any]]:
-    """Name and figure, one after another: training curves, then reconstructions of validation images.
+    """Name and figure, one after another: training curves, then reconstructions of held-out images.
 
     Raises:
         RunError: if ``run`` is no run.
@@ -40,13 +40,19 @@ def draw(run: Path, images: int) -> Iterator[tuple[str, Any]]:
     from capsule_lab.networks import CapsNet
 
     build.be_quiet()
-    module, config = runs.load_run(run)
+    if not run.is_dir():
+        raise runs.RunError(f"run is {run}, which is no directory; expected that of a run, runs/…")
+    checkpoint = runs.find_checkpoint(run)
+    weights, record = runs.read_checkpoint(checkpoint)
+    module = runs.restore(weights, record)
     if (run / "metrics.csv").is_file():
         yield "curves", training_curves(run / "metrics.csv")
     if isinstance(module.network, CapsNet) and module.network.decoder is not None:
-        data = build.build_data(config)
+        data = build.build_data(record.config)
         data.setup("validate")
-        first = data.on_after_batch_transfer(next(iter(data.val_dataloader())), 0)
+        runs.check_same_source(checkpoint, record.provenance, data.provenance)
+        held_out = data.val_dataloader() or data.train_dataloader()
+        first = data.on_after_batch_transfer(next(iter(held_out)), 0)
         yield "reconstructions", reconstruction_sheet(module.network, first.images[:images], first.labels[:images])
 
 

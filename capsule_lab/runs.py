@@ -21,6 +21,7 @@ import logging
 import os
 import platform
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -35,8 +36,11 @@ import torch
 from matplotlib.figure import Figure
 from omegaconf import DictConfig, OmegaConf
 
+from capsule_lab import __version__
 from capsule_lab.build import InterruptError, build_module
 from capsule_lab.types import DataSpec
+
+log = logging.getLogger(__name__)
 
 FORMAT = 1
 """Number of the checkpoint's own record; raised when an older one can no longer be read."""
@@ -80,32 +84,49 @@ def config_hash(config: DictConfig) -> str:
 def choose_directory(config: DictConfig, name: str) -> Path:
     """The directory for this run: that of the checkpoint or of the run to resume, else a new one.
 
-    Nothing is created yet. Processes that Lightning or ``torchrun`` started get the directory of the first.
+    Nothing is created yet. Processes that Lightning started beside the first get its directory.
 
     Args:
         config: the whole configuration.
         name: what the directory is called before the hash.
+
+    Raises:
+        RunError: if another process started this one without telling it the directory.
     """
-    shared = os.environ.get("CAPSULE_LAB_RUN")
-    if shared and os.environ.get("LOCAL_RANK", "0") != "0":
+    if os.environ.get("LOCAL_RANK", "0") == "0":
+        return _choose(config, name)
+    fingerprint, _, shared = os.environ.get("CAPSULE_LAB_RUN", "").partition(":")
+    if fingerprint == config_hash(config):
         return Path(shared)
-    return _choose(config, name)
+    if config.train.directory:
+        return Path(config.train.directory).absolute()
+    raise RunError(
+        "this process does not know the directory of the first one; give train.directory=… when torchrun starts the "
+        "processes, and start the jobs of a sweep one by one when each has several processes"
+    )
 
 
 def open_directory(directory: Path, config: DictConfig) -> None:
-    """Create the run's directory with its configuration.
+    """Create the run's directory with its configuration, or go on in it.
 
     Raises:
-        RunError: if it cannot be written to.
+        RunError: if it cannot be written to, or holds a run that is not to be continued.
     """
+    first = os.environ.get("LOCAL_RANK", "0") == "0"
+    goes_on = config.train.resume or (config.ckpt and home_of(find_checkpoint(config.ckpt)) == directory)
+    if first and not goes_on and (directory / "config.yaml").exists():
+        raise RunError(
+            f"{directory} holds a run already; continue it with train.resume=true, or name another train.directory=…"
+        )
     try:
         directory.mkdir(parents=True, exist_ok=True)
         write_atomically(directory / "config.yaml", OmegaConf.to_yaml(config, resolve=True))
+        (directory / "metrics.json").unlink(missing_ok=True)  # of the shorter run that this one goes on from
     except OSError as error:
         raise RunError(
             f"cannot write to {directory} ({error.strerror}); name a directory you may write to: train.directory=…"
         ) from error
-    os.environ["CAPSULE_LAB_RUN"] = str(directory)
+    os.environ["CAPSULE_LAB_RUN"] = f"{config_hash(config)}:{directory}"
 
 
 def _choose(config: DictConfig, name: str) -> Path:
@@ -114,12 +135,14 @@ def _choose(config: DictConfig, name: str) -> Path:
     root = Path(os.environ.get("CAPSULE_LAB_RUNS") or "runs").absolute()
     base = f"{name}-{config_hash(config)}"
     if config.ckpt and not config.train.resume:
-        own = Path(config.ckpt).absolute().parent.parent
+        own = home_of(find_checkpoint(config.ckpt))
         if own.name.startswith(base):
             return own
     attempts = sorted(root.glob(f"{base}*"), key=_attempt)
-    if config.train.resume and attempts:
-        return attempts[-1]
+    if config.train.resume:
+        if attempts:
+            return attempts[-1]
+        log.warning("NOTHING TO RESUME for this configuration in %s (%s…): starting anew", root, base)
     return root / (f"{base}-{_attempt(attempts[-1]) + 1}" if attempts else base)
 
 
@@ -140,19 +163,33 @@ def checkpoint_to_resume(config: DictConfig, directory: Path, provenance: dict[s
     Raises:
         RunError: if it is no checkpoint that this version reads, or was trained on other data than is here now.
     """
-    path = Path(config.ckpt) if config.ckpt else None
-    if config.train.resume and path is None:
-        path = last_checkpoint(directory)
+    if config.ckpt:
+        path: Path | None = find_checkpoint(config.ckpt, "last.ckpt", "best.ckpt")
+    else:
+        path = last_checkpoint(directory) if config.train.resume else None
     if path is None:
         return None
-    before = read_checkpoint(path)[1].provenance
-    if before != provenance:
-        raise RunError(
-            f"{path} was trained on {before['source']} data ({before['name']}), and now there is "
-            f"{provenance['source']} data ({provenance['name']}), or another split of it; restore that data, or start "
-            "anew without train.resume and ckpt"
-        )
+    record = read_checkpoint(path)[1]
+    check_same_source(path, record.provenance, provenance)
+    if record.provenance != provenance:
+        raise RunError(f"{path} was trained on another split or version of the data; restore it, or start anew")
+    before, now = (OmegaConf.to_container(c.model, resolve=True) for c in (record.config, config))
+    if before != now:
+        raise RunError(f"{path} holds another network: {before}; this configuration builds {now}")
     return path
+
+
+def check_same_source(path: Path, before: dict[str, Any], now: dict[str, Any]) -> None:
+    """A network trained on genuine data is not quietly continued or tested on a stand-in, nor the reverse.
+
+    Raises:
+        RunError: if it would be.
+    """
+    if before["source"] != now["source"]:
+        raise RunError(
+            f"{path} was trained on {before['name']}, and now there is only {now['name']}; put the data where "
+            "CAPSULE_LAB_DATA says, or choose other data on purpose"
+        )
 
 
 def checkpoint_to_test(which: str, directory: Path) -> Path | None:
@@ -163,10 +200,10 @@ def checkpoint_to_test(which: str, directory: Path) -> Path | None:
     return path if path.is_file() else last_checkpoint(directory)
 
 
-def is_finished(directory: Path) -> bool:
-    """Whether the run in ``directory`` came to its end."""
+def is_finished(directory: Path, config: DictConfig) -> bool:
+    """Whether the run in ``directory`` came to the end of this configuration."""
     path = directory / "metrics.json"
-    return path.is_file() and json.loads(path.read_text()).get("status") == "finished"
+    return path.is_file() and json.loads(path.read_text()).get("config_hash") == config_hash(config)
 
 
 def write_atomically(path: Path, text: str) -> None:
@@ -192,8 +229,15 @@ def save_figure(figure: Figure, path: Path) -> None:
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:
-    """``write_atomically`` for JSON that people read."""
-    write_atomically(path, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
+    """``write_atomically`` for JSON that people read.
+
+    Raises:
+        RunError: if it cannot be written there.
+    """
+    try:
+        write_atomically(path, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
+    except OSError as error:
+        raise RunError(f"cannot write {path} ({error.strerror}); expected a place you may write to") from error
 
 
 def embed(
@@ -202,7 +246,7 @@ def embed(
     """The record that goes into every checkpoint under ``"capsule_lab"``: plain containers only."""
     return {
         "format": FORMAT,
-        "version": version("capsule-lab"),
+        "version": __version__,
         "config": plain(config),
         "provenance": provenance,
         "spec": {"image_shape": list(spec.image_shape), "num_classes": spec.num_classes},
@@ -211,14 +255,25 @@ def embed(
     }
 
 
-def find_checkpoint(path: str | Path) -> Path:
+def home_of(checkpoint: Path) -> Path:
+    """The run directory of a checkpoint; of a bare file, the folder it lies in."""
+    folder = checkpoint.absolute().parent
+    return folder.parent if folder.name == "checkpoints" else folder
+
+
+def find_checkpoint(path: str | Path, *names: str) -> Path:
     """``path`` itself, or the best (else the last) checkpoint of the run in that directory.
+
+    Args:
+        path: a file, or the directory of a run.
+        names: in a directory, files to look for in this order; by default the best, then the last.
 
     Raises:
         RunError: if there is none.
     """
     path = Path(path)
-    choices = [path / "checkpoints" / name for name in ("best.ckpt", "last.ckpt")] if path.is_dir() else [path]
+    names = names or ("best.ckpt", "last.ckpt")
+    choices = [path / "checkpoints" / name for name in names] if path.is_dir() else [path]
     for choice in choices:
         if choice.is_file():
             return choice
@@ -257,10 +312,16 @@ def load_run(path: str | Path) -> tuple[Any, DictConfig]:
         RunError: see ``read_checkpoint``.
     """
     checkpoint, record = read_checkpoint(path)
+    return restore(checkpoint, record), record.config
+
+
+def restore(checkpoint: dict[str, Any], record: Record) -> Any:
+    """The LightningModule of what ``read_checkpoint`` returned, in eval mode; not compiled."""
+    record.config.module.compile = False
     module = build_module(record.config, record.spec)
     weights = {name.removeprefix("network."): value for name, value in checkpoint["state_dict"].items()}
     module.network.load_state_dict(weights)
-    return module.eval(), record.config
+    return module.eval()
 
 
 def numbers(metrics: Mapping[str, Any], split: str) -> dict[str, float]:
@@ -298,11 +359,11 @@ def tell_loggers(loggers: Iterable[Any], config: DictConfig, provenance: dict[st
         logger.log_hyperparams({"config": plain(config), "provenance": provenance})
 
 
-def hardware(device: torch.device) -> str:
-    """The device in words, for results."""
+def hardware(device: torch.device, count: int = 1) -> str:
+    """The device in words, for results; ``count`` of them."""
     if device.type == "cuda":
-        return f"{torch.cuda.get_device_name(device)} x {torch.cuda.device_count()}"
-    return f"{_processor()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads"
+        return f"{count} x {torch.cuda.get_device_name(device)}"
+    return f"{_processor()}, {os.cpu_count()} cores, {count} x {torch.get_num_threads()} threads"
 
 
 def _processor() -> str:
@@ -314,23 +375,28 @@ def _processor() -> str:
 def surroundings() -> dict[str, Any]:
     """What a result needs beside it to be repeated: command, commit, versions."""
     return {
-        "command": " ".join(["python -m", _module(), *sys.argv[1:]]),
+        "command": command_line(),
         "commit": _commit(),
-        "versions": {name: version(name) for name in ("capsule-lab", "torch", "lightning")},
+        "versions": {"capsule-lab": __version__, **{name: version(name) for name in ("torch", "lightning")}},
         "python": platform.python_version(),
     }
 
 
-def _module() -> str:
+def command_line(*more: str) -> str:
+    """The command of this process, as one would type it, with ``more`` words that it did not have."""
     spec = getattr(sys.modules["__main__"], "__spec__", None)
-    return spec.name if spec else Path(sys.argv[0]).name
+    start = ["python", "-m", spec.name] if spec else [Path(sys.argv[0]).name]
+    return shlex.join([*start, *sys.argv[1:], *(word for word in more if word not in sys.argv)])
 
 
 def _commit() -> str | None:
+    tree = Path(__file__).parent.parent
+    if not (tree / ".git").exists():
+        return None  # installed from a wheel
     try:
         found = subprocess.run(
             ["git", "describe", "--always", "--dirty", "--abbrev=12"],
-            cwd=Path(__file__).parent,
+            cwd=tree,
             capture_output=True,
             text=True,
             timeout=10,

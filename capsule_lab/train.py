@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ def main(config: DictConfig) -> None:
 
     choices = HydraConfig.get().runtime.choices
     directory = runs.choose_directory(config, f"{choices['model']}-{choices['data']}")
-    if config.train.resume and runs.is_finished(directory):
+    if config.train.resume and runs.is_finished(directory, config):
         log.info("%s is finished already, nothing to resume; its results are in metrics.json", directory)
         return
     result = train(config, directory)
@@ -35,14 +36,14 @@ def main(config: DictConfig) -> None:
 def train(config: DictConfig, directory: Path) -> dict[str, Any]:
     """One run in ``directory``; returns what is in its ``metrics.json``, or nothing on processes but the first."""
     import lightning as L
-    import torch
 
     from capsule_lab import build, callbacks, runs
 
     build.be_quiet()
-    L.seed_everything(config.seed, workers=True, verbose=False)
     data = build.build_data(config)
-    data.setup("fit")
+    with build.constructing("data"):
+        data.setup("fit")
+    L.seed_everything(config.seed, workers=True, verbose=False)
     module = build.build_module(config, data.spec)
     resume = runs.checkpoint_to_resume(config, directory, data.provenance)
     embed = callbacks.EmbedConfig(config, data.provenance, data.spec)
@@ -54,21 +55,24 @@ def train(config: DictConfig, directory: Path) -> dict[str, Any]:
         log.info("into %s%s", directory, f", continuing {resume}" if resume else "")
         runs.tell_loggers(trainer.loggers, config, data.provenance)
         test: dict[str, float] = {}
+        failed = True
         try:
             trainer.fit(module, datamodule=data, ckpt_path=resume, weights_only=True)
+            seconds, validation = embed.seconds, embed.validation  # testing loads another checkpoint's
             weights = runs.checkpoint_to_test(config.train.test, directory)
             if weights:
                 with runs.interruptible("training is complete; the same command with train.resume=true tests again"):
                     trainer.test(module, datamodule=data, ckpt_path=weights, weights_only=True, verbose=False)
                 test = runs.numbers(trainer.logged_metrics, "test")
+            failed = False
         finally:
-            callbacks.close(trainer.loggers)
+            callbacks.close(trainer.loggers, failed=failed)
     if not trainer.is_global_zero:
         return {}
     result = {
         "status": "finished",
         "test": test,
-        "validation": embed.validation,
+        "validation": validation,
         "weights_tested": weights and weights.stem,
         "provenance": data.provenance,
         "parameters": sum(p.numel() for p in module.network.parameters()),
@@ -76,9 +80,9 @@ def train(config: DictConfig, directory: Path) -> dict[str, Any]:
         "planned_steps": module.total_steps,
         "epochs": trainer.current_epoch,
         "seed": config.seed,
-        "training_seconds": round(embed.seconds, 1),
+        "training_seconds": round(seconds, 1),
         "precision": trainer.precision,
-        "hardware": runs.hardware(module.device if trainer.num_devices else torch.device("cpu")),
+        "hardware": runs.hardware(trainer.strategy.root_device, trainer.num_devices * trainer.num_nodes),
         "config_hash": runs.config_hash(config),
         **runs.surroundings(),
     }
@@ -88,25 +92,32 @@ def train(config: DictConfig, directory: Path) -> dict[str, Any]:
 
 def summary(result: dict[str, Any], directory: Path) -> Panel:
     """What came out, on which data, where it lies, and what to try next."""
-    shown = directory.relative_to(Path.cwd()) if directory.is_relative_to(Path.cwd()) else directory
-    lines = []
+    run, python = _as_typed(directory), _as_typed(Path(sys.executable))
+    minutes = result["training_seconds"] / 60  # 60 s a minute
     if "error" in result["test"]:
-        lines.append(f"[bold]test error {result['test']['error']:.2f} %[/]  ({result['weights_tested']} weights)")
+        outcome = f"[bold]test error {result['test']['error']:.2f} %[/]  ({result['weights_tested']} weights)"
     elif "error" in result["validation"]:
-        lines.append(f"[bold]validation error {result['validation']['error']:.2f} %[/]  (not tested)")
-    lines += [
+        outcome = f"[bold]validation error {result['validation']['error']:.2f} %[/]  (not tested)"
+    else:
+        outcome = "neither validated nor tested"
+    lines = [
+        outcome,
         f"data        {result['provenance']['name']}",
-        f"trained     {result['steps']} of {result['planned_steps']} steps in {result['training_seconds'] / 60:.1f} min, "  # 60 s a minute
+        f"trained     {result['steps']} of {result['planned_steps']} steps in {minutes:.1f} min, "
         f"{result['parameters']:,} parameters",
-        f"run         {shown}  (metrics.json, metrics.csv, checkpoints/, figures/)",
+        f"run         {run}",
+        "            metrics.json, metrics.csv, checkpoints, figures",
         "",
         "[bold]try next[/]",
-        f"  python -m capsule_lab.evaluate ckpt={shown}",
-        "  make train routing=uniform experiment=quickstart",
-        "  make train model=capsnet data=mnist trainer.max_epochs=3",
-        "  python -m capsule_lab        every command and option",
+        f"  {python} -m capsule_lab.evaluate ckpt={run}",
+        f"  {python} -m capsule_lab.train experiment=quickstart routing=uniform",
+        f"  {python} -m capsule_lab",
     ]
     return Panel("\n".join(lines), title="finished", title_align="left", expand=False)
+
+
+def _as_typed(path: Path) -> Path:
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 
 
 if __name__ == "__main__":

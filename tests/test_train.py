@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import itertools
 import json
 import logging
@@ -211,6 +212,17 @@ def test_seed_decides_everything(trained: Trained, tiny: Tiny, tmp_path: Path, s
     assert all(weights(tmp_path / "again")[name].equal(weights(trained.directory)[name]) for name in names) is same
 
 
+@pytest.mark.parametrize(("seed", "same"), [(0, True), (1, False)])
+def test_seed_decides_the_initial_weights(
+    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int, same: bool
+) -> None:
+    one, other = (Watch(lambda _, module: module.network.digits.weight.detach().clone()) for _ in range(2))
+    short = ["trainer.max_epochs=1", "trainer.limit_train_batches=1", "train.test=none", *NO_PICTURES]
+    run(tiny(*short), tmp_path / "one", monkeypatch, one)
+    run(tiny(f"seed={seed}", *short), tmp_path / "other", monkeypatch, other)
+    assert one.seen[0].equal(other.seen[0]) is same
+
+
 @pytest.mark.parametrize(("earlier", "suffix"), [(0, ""), (1, "-2"), (2, "-3"), (11, "-12")])
 def test_another_run_of_the_same_configuration_gets_a_number(tiny: Tiny, earlier: int, suffix: str) -> None:
     config = tiny()
@@ -273,6 +285,20 @@ def test_ckpt_of_the_same_configuration_continues_in_its_own_directory(
     assert runs.choose_directory(config, "capsnet-mnist") == directory
     assert results(train(config, directory)) == results(trained.result)
     assert curves(directory) == curves(trained.directory)
+
+
+def test_rows_written_after_the_checkpoint_are_written_again(
+    trained: Trained, tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tiny(*NO_PICTURES)
+    with pytest.raises(build.InterruptError):
+        run(config, tmp_path / "run", monkeypatch, SignalAt(5))
+    columns = list(curves(tmp_path / "run")[0])
+    with (tmp_path / "run" / "metrics.csv").open("a", newline="") as file:
+        csv.DictWriter(file, columns).writerow({"step": 7, "epoch": 1, "val/error": 12.5})
+    config.train.resume = True
+    train(config, tmp_path / "run")
+    assert curves(tmp_path / "run") == curves(trained.directory)
 
 
 def test_ckpt_of_a_longer_run_continues_in_a_directory_of_its_own(cli: Cli, a_copy: Path, tmp_path: Path) -> None:
@@ -352,39 +378,41 @@ def test_weights_that_are_tested(tiny: Tiny, tmp_path: Path, which: str, tested:
     assert bool(found["test"]) is (tested is not None)
 
 
-def not_a_number(step: int) -> Callable[..., dict[str, Tensor]]:
-    """Loss terms, of which the margin is not a number from ``step`` on."""
+def not_a_number(step: int, seen: list[int]) -> Callable[..., dict[str, Tensor]]:
+    """Loss terms, of which the margin is not a number from ``step`` on; notes the steps that it sees."""
     genuine = CapsNetModule.loss_terms
 
     def terms(self: CapsNetModule, *args: Any) -> dict[str, Tensor]:
         found = genuine(self, *args)
+        seen.append(self.global_step)
         return {**found, "margin": found["margin"] * (float("nan") if self.global_step >= step else 1)}
 
     return terms
 
 
-@pytest.mark.parametrize("every_minutes", [0, 5])
+@pytest.mark.parametrize(("every_minutes", "saved"), [(0, 6), (5, 4)], ids=["saved at every step", "saved before"])
+@pytest.mark.parametrize("every_n_steps", [1, 2, 5])
 def test_loss_that_is_not_a_number_stops_the_run_and_leaves_the_checkpoint_before_it(
-    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, every_minutes: int
+    tiny: Tiny, a_copy: Path, monkeypatch: pytest.MonkeyPatch, every_minutes: int, saved: int, every_n_steps: int
 ) -> None:
-    config = tiny(f"callbacks.last.every_minutes={every_minutes}", "trainer.max_epochs=1", *NO_PICTURES)
-    train(config, tmp_path / "run")
-    config.trainer.max_epochs = 3
+    guard = f"+callbacks.guard.every_n_steps={every_n_steps}"
+    config = tiny(f"callbacks.last.every_minutes={every_minutes}", guard, "trainer.max_epochs=3", *NO_PICTURES)
+    path = a_copy / "checkpoints" / "last.ckpt"
+    first = runs.read_checkpoint(path)[0]["global_step"]
     config.train.resume = True
-    monkeypatch.setattr(CapsNetModule, "loss_terms", not_a_number(6))
-    with pytest.raises(NonFiniteError, match=r"the margin term of the loss is nan at step 7; try a smaller"):
-        train(config, tmp_path / "run")
-    checkpoint, _ = runs.read_checkpoint(tmp_path / "run" / "checkpoints" / "last.ckpt")
-    assert checkpoint["global_step"] == (6 if every_minutes == 0 else 4)
+    monkeypatch.setattr(CapsNetModule, "loss_terms", not_a_number(first + 2, seen := []))
+    with pytest.raises(NonFiniteError, match=rf"the margin term of the loss is nan at step {first + 3}; try a smaller"):
+        train(config, a_copy)
+    assert max(seen) <= first + 2 + every_n_steps
+    checkpoint, _ = runs.read_checkpoint(path)
+    assert checkpoint["global_step"] == first + saved - 4
     assert all(value.isfinite().all() for value in checkpoint["state_dict"].values())
 
 
 def test_learning_rate_out_of_this_world_ends_in_a_sentence(cli: Cli, tmp_path: Path) -> None:
     ended = cli("train", *TINY, *NO_PICTURES, "schedule.learning_rate.initial=1e30")
     assert ended.status == 2
-    sentence = (
-        r"capsule_lab: the \w+ term of the loss is (nan|inf) at step \d; try a smaller schedule\..*\n"
-    )
+    sentence = r"capsule_lab: the \w+ term of the loss is (nan|inf) at step \d; try a smaller schedule\..*\n"
     assert re.fullmatch(sentence, ended.err)
 
 

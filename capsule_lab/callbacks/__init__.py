@@ -2,7 +2,7 @@
 
 from capsule_lab.callbacks.checkpoints import AtomicCheckpointIO, BestCheckpoint, EmbedConfig, LastCheckpoint
 from capsule_lab.callbacks.display import ProgressBar, ProgressLines, progress
-from capsule_lab.callbacks.history import ContinuedCSVLogger, close
+from capsule_lab.callbacks.history import MetricsTable, close
 from capsule_lab.callbacks.pictures import ConfusionMatrix, Reconstructions
 from capsule_lab.callbacks.watch import NonFiniteError, NonFiniteGuard, RoutingStats
 
@@ -10,9 +10,9 @@ __all__ = [
     "AtomicCheckpointIO",
     "BestCheckpoint",
     "ConfusionMatrix",
-    "ContinuedCSVLogger",
     "EmbedConfig",
     "LastCheckpoint",
+    "MetricsTable",
     "NonFiniteError",
     "NonFiniteGuard",
     "ProgressBar",

@@ -18,7 +18,7 @@ from lightning.pytorch.callbacks import Callback, Checkpoint, ModelCheckpoint
 from omegaconf import DictConfig
 
 from capsule_lab.build import InterruptError
-from capsule_lab.runs import embed, numbers
+from capsule_lab.runs import command_line, embed, numbers
 from capsule_lab.types import DataSpec
 
 log = logging.getLogger(__name__)
@@ -70,6 +70,8 @@ class EmbedConfig(Callback):
         checkpoint["capsule_lab"] = embed(self.config, self.provenance, self.spec, self.seconds, self.validation)
 
     def on_load_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
+        if trainer.state.fn != "fit":
+            return  # the weights to test may be older than the training was
         self.seconds_before = checkpoint["capsule_lab"]["seconds"]
         self.validation = checkpoint["capsule_lab"]["validation"]
 
@@ -120,7 +122,8 @@ class LastCheckpoint(Checkpoint):
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        if not trainer.is_last_batch and not _validation_follows(trainer, batch_idx):
+        between = not trainer.is_last_batch and not _validation_follows(trainer, batch_idx)
+        if between and (batch_idx + 1) % trainer.accumulate_grad_batches == 0:  # gradients are not in a checkpoint
             self._save_if_due(trainer, 60 * self.every_minutes)  # 60 s a minute
             self._stop_if_asked(trainer)
 
@@ -133,6 +136,7 @@ class LastCheckpoint(Checkpoint):
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._restore()
         self._save(trainer)
+        self._stop_if_asked(trainer)
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
         self._restore()
@@ -152,8 +156,8 @@ class LastCheckpoint(Checkpoint):
         if self.stopping:
             signum = self.received or signal.SIGTERM
             raise InterruptError(
-                f"stopped by {signal.Signals(signum).name} at step {trainer.global_step}; the same command with "
-                f"train.resume=true continues exactly from {self._path(trainer)}",
+                f"stopped by {signal.Signals(signum).name} at step {trainer.global_step}, saved in "
+                f"{self._path(trainer)}; to continue exactly: {command_line('train.resume=true')}",
                 signum,
             )
 

@@ -52,8 +52,8 @@ class NonFiniteGuard(Callback):
         names = [name for name, value in terms.items() if not value.isfinite()]
         name = next((name for name in names if name != "loss"), "loss")
         raise NonFiniteError(
-            f"the {name} term of the loss is {terms[name].item()} at step {step}; try a smaller "
-            "schedule.learning_rate.initial, or trainer.precision=32-true; the last checkpoint before it is untouched"
+            f"the {name} term of the loss is {terms[name].item()} at step {step}; try a smaller learning rate "
+            "(schedule.learning_rate.…) or trainer.precision=32-true; the last checkpoint before it is untouched"
         )
 
 

@@ -63,6 +63,8 @@ class AbstractDataModule(L.LightningDataModule):
         super().__init__()
         if source not in ("auto", "real", "standin"):
             raise ValueError(f"data.source is {source!r}; expected 'auto', 'real' or 'standin'")
+        if validation not in ("first", "stratified", "none"):
+            raise ValueError(f"data.validation is {validation!r}; expected 'first', 'stratified' or 'none'")
         if seed < 0:
             raise ValueError(f"seed is {seed}; expected 0 or more")
         if batch_size < 1 or eval_batch_size < 1:
@@ -82,8 +84,8 @@ class AbstractDataModule(L.LightningDataModule):
         self._resume_at: dict[str, int] | None = None
 
     @abstractmethod
-    def find_real(self, *, download: bool) -> str | None:
-        """``None`` if the genuine files are in the data directory (fetched now if ``download``), else why not.
+    def find_real(self) -> str | None:
+        """``None`` if the genuine files are in the data directory, fetched now if need be; else why not.
 
         Raises:
             DataError: if files are there but are not whole.
@@ -106,7 +108,7 @@ class AbstractDataModule(L.LightningDataModule):
             return
         real = False
         if self.source != "standin":
-            problem = self.find_real(download=True)
+            problem = self.find_real()
             real = problem is None
             if self.source == "real" and not real:
                 raise DataError(problem)

@@ -52,10 +52,10 @@ class MNISTDataModule(AbstractDataModule):
         """Where the four files lie."""
         return self.directory / "MNIST" / "raw"
 
-    def find_real(self, *, download: bool) -> str | None:
+    def find_real(self) -> str | None:
         if verify(self.folder, CHECKSUMS, "MNIST"):
             return None
-        problem = fetch(self.folder, _download) if download else "not downloaded"
+        problem = fetch(self.folder, _download)
         if problem is None and verify(self.folder, CHECKSUMS, "MNIST"):
             return None
         return (

@@ -58,7 +58,7 @@ def shift(
     batch = torch.arange(len(images), device=images.device)[:, None, None]
     rows = torch.arange(height, device=images.device)[None, :, None] + (largest - down)[:, None, None]
     columns = torch.arange(width, device=images.device)[None, None, :] + (largest - right)[:, None, None]
-    return padded.permute(0, 2, 3, 1)[batch, rows, columns].permute(0, 3, 1, 2)
+    return padded.permute(0, 2, 3, 1)[batch, rows, columns].permute(0, 3, 1, 2).contiguous()
 
 
 def _as_int64(number: int) -> int:

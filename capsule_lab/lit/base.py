@@ -35,7 +35,7 @@ class AbstractCapsuleModule(L.LightningModule):
         optimizer: called with ``(parameters, lr=1.0)``; the learning rate comes from the schedule.
         schedule: schedules by name; ``learning_rate`` is required, the others go to ``loss_terms``.
         num_classes: number of classes.
-        seed: every training step draws its random numbers (dropout) from ``(seed, step, rank)``, so that a
+        seed: every batch draws its random numbers (dropout) from ``(seed, batch, rank)``, so that a
             resumed run draws what an uninterrupted one would.
         max_steps: end the run after so many steps, whatever the epoch; -1 leaves the end to the Trainer. (With
             the Trainer's own ``max_steps``, Lightning 2.6 loses count when it resumes at the end of an epoch.)
@@ -101,7 +101,8 @@ class AbstractCapsuleModule(L.LightningModule):
         terms = {"loss": torch.stack(list(terms.values())).sum(), **terms}
         self._metric(f"{split}/error").update(output.scores.detach(), batch.labels)
         for name, value in terms.items():
-            self._metric(f"{split}/{name}").update(value.detach(), weight=len(batch.labels))
+            weight = value.new_full((), len(batch.labels))  # on the device: a number would wait for it
+            self._metric(f"{split}/{name}").update(value.detach(), weight=weight)
         return terms, output
 
     def _metric(self, name: str) -> Metric:
@@ -138,8 +139,10 @@ class AbstractCapsuleModule(L.LightningModule):
             name: value.for_run(per_epoch, self.total_steps) for name, value in self.schedule.items()
         }
         optimizer = self.optimizer(self.parameters_to_train(), lr=1.0)
-        rate = torch.optim.lr_scheduler.LambdaLR(optimizer, self._schedule_of_run["learning_rate"])
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": rate, "interval": "step"}}
+        rate = self._schedule_of_run["learning_rate"]
+        # a plain function: of a callable object LambdaLR would save, and on resuming overwrite, the attributes
+        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: rate(step))
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
     def _length_of_run(self) -> tuple[int, int]:
         """Steps per epoch, and in all."""
@@ -157,7 +160,7 @@ class AbstractCapsuleModule(L.LightningModule):
         return self.network.parameters()
 
     def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
-        sequence = np.random.SeedSequence((self.seed, self.global_step, self.global_rank))
+        sequence = np.random.SeedSequence((self.seed, self.trainer.fit_loop.total_batch_idx, self.global_rank))
         torch.manual_seed(int(sequence.generate_state(1)[0]))
 
     def on_train_batch_end(self, outputs: Any, batch: Batch, batch_idx: int) -> None:
