@@ -89,10 +89,20 @@ def test_every_experiment_and_debug_preset_with_every_model(model, preset):
     plain(config)
 
 
-@pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize("loss", options("loss"))
+MARGIN_ON_LOGITS = [("cnn_baseline", "margin"), ("cnn_baseline", "margin_released")]
+
+
+@pytest.mark.parametrize(
+    ("model", "loss"), sorted({(m, o) for m in MODELS for o in options("loss")} - set(MARGIN_ON_LOGITS))
+)
 def test_every_loss_with_every_model(model, loss):
     check(compose(f"model={model}", f"loss={loss}"))
+
+
+@pytest.mark.parametrize(("model", "loss"), MARGIN_ON_LOGITS)
+def test_margin_loss_on_logits_is_refused(model, loss):
+    with pytest.raises(ConfigError, match="BaselineCNN gives logits"):
+        check(compose(f"model={model}", f"loss={loss}"))
 
 
 @pytest.mark.parametrize(
