@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import logging
 import os
@@ -125,6 +126,22 @@ def a_copy(trained: Trained, tmp_path: Path) -> Path:
     return Path(shutil.copytree(trained.directory, tmp_path / "copies" / trained.directory.name))
 
 
+@pytest.fixture
+def genuine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A data directory with small files that count as the genuine ones."""
+    from capsule_lab.data import mnist
+    from tests.data.test_mnist import ARRAYS, idx
+
+    folder = tmp_path / "data" / "MNIST" / "raw"
+    folder.mkdir(parents=True)
+    contents = {name: idx(array) for name, array in ARRAYS.items()}
+    checksums = {name: hashlib.md5(content, usedforsecurity=False).hexdigest() for name, content in contents.items()}
+    monkeypatch.setattr(mnist, "CHECKSUMS", checksums)
+    for name, content in contents.items():
+        (folder / name).write_bytes(content)
+    return tmp_path / "data"
+
+
 @dataclass(frozen=True)
 class Ended:
     """How a command ended."""
@@ -138,6 +155,7 @@ class Ended:
 def cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Ended]:
     """Runs a command in this process as the shell would: ``cli("train", "seed=1")``."""
     monkeypatch.setattr("jaxtyping.config.jaxtyping_disable", True)  # types are checked in pytest only
+    monkeypatch.setenv("COLUMNS", "300")  # rich wraps lines to the terminal, and here is none
 
     def call(command: str, *arguments: str) -> Ended:
         monkeypatch.setattr(sys, "argv", [command, *arguments])

@@ -84,7 +84,7 @@ def test_command_writes_nothing_unless_asked(
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("override", ["rounds=0", "steps=0"])
+@pytest.mark.parametrize("override", ["rounds=0", "steps=0", "models=[capsnot]", "precisions=[8bit]"])
 def test_what_cannot_be_timed_is_refused_before_a_process_starts(
     cli: Cli, monkeypatch: pytest.MonkeyPatch, override: str
 ) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import shutil
 from collections.abc import Callable
@@ -12,12 +11,11 @@ import pytest
 from omegaconf import DictConfig
 
 from capsule_lab.build import compose
-from capsule_lab.data import MNISTDataModule, mnist
+from capsule_lab.data import MNISTDataModule
 from capsule_lab.evaluate import evaluate
 from capsule_lab.runs import RunError, read_checkpoint
 from capsule_lab.types import DataSpec
 from tests.conftest import NO_PICTURES, TINY_CNN, Ended, Trained
-from tests.data.test_mnist import ARRAYS, idx
 
 Cli = Callable[..., Ended]
 
@@ -57,39 +55,22 @@ def test_validation_equals_that_in_the_checkpoint(a_copy: Path, name: str) -> No
     ids=str,
 )
 def test_result_is_written_beside_the_checkpoint(
-    trained: Trained, a_copy: Path, overrides: list[str], name: str
+    cli: Cli, trained: Trained, a_copy: Path, overrides: list[str], name: str
 ) -> None:
-    result, path = evaluate(configuration(a_copy, *overrides))
+    before = {path: path.read_bytes() for path in a_copy.rglob("*") if path.is_file()}
+    ended = cli("evaluate", f"ckpt={a_copy}", "trainer.accelerator=cpu", *overrides)
+    assert (ended.status, ended.err) == (0, "")
+    assert {path: path.read_bytes() for path in before} == before
+    (path,) = [path for path in a_copy.rglob("*") if path.is_file() and path not in before]
     assert path == a_copy / "evaluations" / f"{name}.json"
-    assert json.loads(path.read_text()) == result
+    assert f"written to {path}\n" in ended.out
+    result = json.loads(path.read_text())
     assert set(result) == {
         "validation" if "split=validation" in overrides else "test",
         "checkpoint", "provenance", "hardware", "precision", "command", "commit", "versions", "python",
     }  # fmt: skip
     assert result["checkpoint"] == str(a_copy)
     assert result["provenance"]["sha256"] == trained.result["provenance"]["sha256"]
-
-
-def test_everything_else_stays_as_it_is(a_copy: Path) -> None:
-    before = {path: path.read_bytes() for path in a_copy.rglob("*") if path.is_file()}
-    evaluate(configuration(a_copy))
-    after = {path: path.read_bytes() for path in a_copy.rglob("*") if path.is_file() and path not in before}
-    assert [path.name for path in after] == ["best-test-mnist-stand-in.json"]
-    assert {path: path.read_bytes() for path in before} == before
-
-
-@pytest.fixture
-def genuine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A data directory with small files that count as the genuine ones."""
-    folder = tmp_path / "data" / "MNIST" / "raw"
-    folder.mkdir(parents=True)
-    contents = {name: idx(array) for name, array in ARRAYS.items()}
-    monkeypatch.setattr(
-        mnist, "CHECKSUMS", {n: hashlib.md5(c, usedforsecurity=False).hexdigest() for n, c in contents.items()}
-    )
-    for name, content in contents.items():
-        (folder / name).write_bytes(content)
-    return tmp_path / "data"
 
 
 def test_other_data_than_that_of_training(trained: Trained, a_copy: Path, genuine: Path) -> None:

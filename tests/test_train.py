@@ -7,6 +7,7 @@ import itertools
 import json
 import logging
 import re
+import shlex
 import signal
 import subprocess
 from collections.abc import Callable
@@ -268,9 +269,37 @@ def test_command_runs_twice_and_resumes_neither_when_finished(cli: Cli, tmp_path
 
 def test_resume_on_other_data_is_refused(a_copy: Path, tiny: Tiny) -> None:
     before = contents(a_copy)
-    with pytest.raises(RunError, match=r"was trained on stand-in data .* or another split of it; restore that data"):
+    with pytest.raises(RunError, match=r"last\.ckpt was trained on another split or version of the data; restore it"):
         train(tiny("train.resume=true", "data.validation=stratified"), a_copy)
     assert contents(a_copy) == before
+
+
+@pytest.mark.parametrize("how", ["train.resume=true", "ckpt=DIRECTORY"])
+def test_genuine_data_do_not_replace_the_stand_in_quietly(a_copy: Path, tiny: Tiny, genuine: Path, how: str) -> None:
+    data = ["data.source=real", f"data.directory={genuine}", "data.train_images=null"]
+    with pytest.raises(RunError, match=r"was trained on stand-in for MNIST.*, and now there is only genuine MNIST"):
+        train(tiny(*data, how.replace("DIRECTORY", str(a_copy))), a_copy)
+
+
+@pytest.mark.parametrize("overrides", [[], ["trainer.max_epochs=3"]], ids=["same configuration", "another"])
+def test_directory_of_another_run_is_not_overwritten(a_copy: Path, tiny: Tiny, overrides: list[str]) -> None:
+    before = contents(a_copy)
+    with pytest.raises(RunError, match=r"holds a run already; continue it with train\.resume=true, or name another"):
+        train(tiny(*overrides), a_copy)
+    assert contents(a_copy) == before
+
+
+def test_run_that_was_moved_resumes_as_if_it_had_not(
+    trained: Trained, tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The best checkpoint stays the best: here the first, as both validations have the same error."""
+    config = tiny(*NO_PICTURES)
+    with pytest.raises(build.InterruptError):
+        run(config, tmp_path / "before", monkeypatch, SignalAt(5))
+    moved = (tmp_path / "before").rename(tmp_path / "after")
+    config.train.resume = True
+    assert results(train(config, moved)) == results(trained.result)
+    assert not (tmp_path / "before").exists()
 
 
 def test_ckpt_of_the_same_configuration_continues_in_its_own_directory(
@@ -342,11 +371,12 @@ class Watch(Callback):
 
 def test_learning_rate_follows_the_schedule(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     watch = Watch(lambda trainer, _: trainer.optimizers[0].param_groups[0]["lr"])
-    config = tiny("schedule.learning_rate.initial=0.01", "schedule.learning_rate.every=1/2 run", *NO_PICTURES)
+    schedule = {"initial": "0.01", "rate": "0.5", "every": "1/2 run", "floor": "0.003"}
+    config = tiny(*(f"schedule.learning_rate.{name}={value}" for name, value in schedule.items()), *NO_PICTURES)
     run(config, tmp_path / "run", monkeypatch, watch)
-    assert watch.seen == pytest.approx([0.01 * 0.96 ** (step / 4) for step in range(8)])
+    assert watch.seen == pytest.approx([max(0.003, 0.01 * 0.5 ** (step / 4)) for step in range(8)])
     logged = [float(row["schedule/learning_rate"]) for row in curves(tmp_path / "run") if row["schedule/learning_rate"]]
-    assert logged == pytest.approx([0.01 * 0.96, 0.01 * 0.96**2])
+    assert logged == pytest.approx([0.005, 0.003])
 
 
 @pytest.mark.parametrize(
@@ -354,7 +384,7 @@ def test_learning_rate_follows_the_schedule(tiny: Tiny, tmp_path: Path, monkeypa
     [
         (["trainer.max_epochs=3"], 12),
         (["trainer.max_steps=6"], 6),
-        (["trainer.max_steps=100"], 8),
+        (["trainer.max_steps=10"], 10),
         (["trainer.max_epochs=-1", "trainer.max_steps=6"], 6),
         (["trainer.limit_train_batches=3"], 6),
         (["trainer.accumulate_grad_batches=2"], 4),
@@ -393,26 +423,26 @@ def not_a_number(step: int, seen: list[int]) -> Callable[..., dict[str, Tensor]]
 @pytest.mark.parametrize(("every_minutes", "saved"), [(0, 6), (5, 4)], ids=["saved at every step", "saved before"])
 @pytest.mark.parametrize("every_n_steps", [1, 2, 5])
 def test_loss_that_is_not_a_number_stops_the_run_and_leaves_the_checkpoint_before_it(
-    tiny: Tiny, a_copy: Path, monkeypatch: pytest.MonkeyPatch, every_minutes: int, saved: int, every_n_steps: int
+    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, every_minutes: int, saved: int, every_n_steps: int
 ) -> None:
     guard = f"+callbacks.guard.every_n_steps={every_n_steps}"
-    config = tiny(f"callbacks.last.every_minutes={every_minutes}", guard, "trainer.max_epochs=3", *NO_PICTURES)
-    path = a_copy / "checkpoints" / "last.ckpt"
-    first = runs.read_checkpoint(path)[0]["global_step"]
+    config = tiny(f"callbacks.last.every_minutes={every_minutes}", guard, "trainer.max_epochs=1", *NO_PICTURES)
+    train(config, tmp_path / "run")
+    config.trainer.max_epochs = 3
     config.train.resume = True
-    monkeypatch.setattr(CapsNetModule, "loss_terms", not_a_number(first + 2, seen := []))
-    with pytest.raises(NonFiniteError, match=rf"the margin term of the loss is nan at step {first + 3}; try a smaller"):
-        train(config, a_copy)
-    assert max(seen) <= first + 2 + every_n_steps
-    checkpoint, _ = runs.read_checkpoint(path)
-    assert checkpoint["global_step"] == first + saved - 4
+    monkeypatch.setattr(CapsNetModule, "loss_terms", not_a_number(6, seen := []))
+    with pytest.raises(NonFiniteError, match=r"the margin term of the loss is nan at step 7; try a smaller"):
+        train(config, tmp_path / "run")
+    assert max(seen) <= 6 + every_n_steps
+    checkpoint, _ = runs.read_checkpoint(tmp_path / "run" / "checkpoints" / "last.ckpt")
+    assert checkpoint["global_step"] == saved
     assert all(value.isfinite().all() for value in checkpoint["state_dict"].values())
 
 
 def test_learning_rate_out_of_this_world_ends_in_a_sentence(cli: Cli, tmp_path: Path) -> None:
     ended = cli("train", *TINY, *NO_PICTURES, "schedule.learning_rate.initial=1e30")
     assert ended.status == 2
-    sentence = r"capsule_lab: the \w+ term of the loss is (nan|inf) at step \d; try a smaller schedule\..*\n"
+    sentence = r"capsule_lab: the \w+ term of the loss is (nan|inf) at step \d; try a smaller learning rate .*\n"
     assert re.fullmatch(sentence, ended.err)
 
 
@@ -530,6 +560,9 @@ def test_killed_in_the_middle_of_an_epoch_and_resumed_equals_uninterrupted(
     assert curves(directory) == curves(trained.directory)
 
 
+ENDLESS = [*TINY, "trainer.max_epochs=100000", "train.directory=run", *NO_PICTURES]
+
+
 def stop(process: subprocess.Popen[str], signum: signal.Signals) -> Ended:
     """Send a signal once training is under way."""
     assert process.stdout is not None
@@ -542,9 +575,10 @@ def stop(process: subprocess.Popen[str], signum: signal.Signals) -> Ended:
 @pytest.fixture(scope="module")
 def stopped(tmp_path_factory: pytest.TempPathFactory) -> dict[signal.Signals, tuple[Path, Ended]]:
     """Endless runs side by side, each stopped by another signal: where they were, and how they ended."""
-    endless = ["-u", "-m", "capsule_lab.train", *TINY, "trainer.max_epochs=100000", "train.directory=run", *NO_PICTURES]
     folders = {signum: tmp_path_factory.mktemp(signum.name) for signum in LastCheckpoint.signals}
-    processes = {signum: start(*endless, cwd=folder) for signum, folder in folders.items()}
+    processes = {
+        signum: start("-u", "-m", "capsule_lab.train", *ENDLESS, cwd=folder) for signum, folder in folders.items()
+    }
     try:
         return {signum: (folders[signum], stop(process, signum)) for signum, process in processes.items()}
     finally:
@@ -561,13 +595,14 @@ def test_signal_stops_with_a_checkpoint_and_says_how_to_go_on(
     assert ended.status == 128 + signum
     assert f"{signum.name}: stopping after this step" in ended.out
     sentence = re.fullmatch(
-        rf"capsule_lab: stopped by {signum.name} at step (\d+); the same command with train\.resume=true continues "
-        r"exactly from (.*)\n",
+        rf"capsule_lab: stopped by {signum.name} at step (\d+), saved in (\S+); to continue exactly: "
+        r"python -m capsule_lab\.train (.*)\n",
         ended.err,
     )
     assert sentence is not None, ended.err
     assert Path(sentence[2]) == folder / "run" / "checkpoints" / "last.ckpt"
     assert runs.read_checkpoint(sentence[2])[0]["global_step"] == int(sentence[1])
+    assert shlex.split(sentence[3]) == [*ENDLESS, "train.resume=true"]
     assert not (folder / "run" / "metrics.json").exists()
 
 

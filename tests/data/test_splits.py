@@ -10,6 +10,7 @@ import jaxtyping
 import numpy as np
 import pytest
 
+from capsule_lab.data import MNISTDataModule
 from capsule_lab.data.splits import index_hash, split_validation, take_stratified
 
 MNIST_LABELS = np.arange(60_000, dtype=np.int64) * 7 % 10  # 6,000 of each class, as nearly in MNIST
@@ -91,7 +92,7 @@ def test_share_that_leaves_nothing_on_one_side(validation, share):
 @pytest.mark.usefixtures("unchecked_types")
 def test_unknown_validation_lists_the_options():
     with pytest.raises(ValueError, match=r"data\.validation is 'last'; expected 'first', 'stratified' or 'none'"):
-        split_validation(UNEVEN, "last", SIXTH, seed=0)
+        MNISTDataModule(validation="last")
 
 
 def test_take_stratified_keeps_proportions_and_stays_inside():
