@@ -7,7 +7,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from capsule_lab.build import conf_dir
+from capsule_lab.command import conf_dir
 
 COMMANDS = {
     "train": "train a network, test it once, leave a run directory",

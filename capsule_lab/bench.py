@@ -9,13 +9,13 @@ from omegaconf import DictConfig
 from rich.console import Console
 from rich.table import Table
 
-from capsule_lab.build import ConfigError, command, conf_dir
+from capsule_lab.command import ConfigError, command, conf_dir
 
 
 @command("bench")
 def main(config: DictConfig) -> None:
     """Time every case of ``config``, show a table, write ``config.out``."""
-    from capsule_lab import runs, timing
+    from capsule_lab import runs, surroundings, timing
 
     if config.rounds < 1 or config.steps < 1:
         raise ConfigError(f"rounds is {config.rounds} and steps {config.steps}; expected 1 or more")
@@ -28,10 +28,10 @@ def main(config: DictConfig) -> None:
     if config.out:
         runs.write_json(Path(config.out), {})  # before all the work: can it be written?
     rows = timing.measure(config)
-    hardware = runs.hardware(timing.device_named(config.device))
+    hardware = surroundings.hardware(timing.device_named(config.device))
     Console(highlight=False).print(table(rows, hardware))
     if config.out:
-        report = {"rows": rows, "hardware": hardware, "bench": runs.plain(config), **runs.surroundings()}
+        report = {"rows": rows, "hardware": hardware, "bench": runs.plain(config), **surroundings.of_this_process()}
         runs.write_json(Path(config.out), report)
 
 

@@ -1,160 +1,22 @@
-"""From a configuration to objects, and from a wrong configuration to one clear sentence."""
+"""From a configuration to objects, every part of it checked before anything heavy is built."""
 
 from __future__ import annotations
 
-import difflib
-import functools
 import inspect
 import logging
 import os
-import re
-import signal
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import hydra
-from hydra.core.global_hydra import GlobalHydra
-from hydra.core.hydra_config import HydraConfig
-from hydra.errors import HydraException, InstantiationException, MissingConfigException, OverrideParseException
-from hydra.types import RunMode
+from hydra.errors import InstantiationException
 from hydra.utils import get_object, instantiate
 from omegaconf import DictConfig, ListConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 
-
-class ConfigError(ValueError):
-    """A configuration that cannot work."""
-
-
-class InterruptError(Exception):
-    """Training was stopped by a signal, after leaving a checkpoint.
-
-    Attributes:
-        signum: the signal; the exit status is 128 more.
-    """
-
-    def __init__(self, message: str, signum: int) -> None:
-        super().__init__(message)
-        self.signum = signum
-
-
-def conf_dir() -> Path:
-    """The folder of configurations: inside an installed wheel, or beside the package in a source tree."""
-    package = Path(__file__).parent
-    return next(folder for folder in (package / "conf", package.parent / "conf") if (folder / "train.yaml").is_file())
-
-
-def command(config_name: str) -> Callable[[Callable[[DictConfig], None]], Callable[[], None]]:
-    """A Hydra command that ends a user's mistake with one sentence and a status other than 0.
-
-    ``HYDRA_FULL_ERROR=1`` shows the traceback instead.
-    """
-
-    def decorate(main: Callable[[DictConfig], None]) -> Callable[[], None]:
-        # the first process of several sets HYDRA_FULL_ERROR for Hydra, the others inherit it: not the user's wish
-        show_all = os.environ.get("HYDRA_FULL_ERROR") if "CAPSULE_LAB_RUN" not in os.environ else None
-
-        @functools.wraps(main)
-        def job(config: DictConfig) -> None:
-            try:
-                main(config)
-            except InterruptError as error:
-                _leave(str(error), 128 + error.signum)  # 128: the shell's convention
-            except KeyboardInterrupt:
-                _leave("stopped before training went on: checkpoints are as they were", 128 + signal.SIGINT)
-            except Exception as error:
-                sentence = None if show_all else in_one_sentence(error, config_name)
-                if sentence is None or HydraConfig.get().mode == RunMode.MULTIRUN:
-                    raise  # a sweep's launcher decides what becomes of the other jobs
-                _leave(sentence, 2)
-
-        @functools.wraps(main)
-        def run() -> None:
-            os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises instead of printing and exiting by itself
-            try:
-                hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name=config_name)(job)()
-            except Exception as error:
-                sentence = None if show_all else in_one_sentence(error, config_name)
-                if sentence is None:
-                    raise
-                _leave(sentence, 2)
-            finally:
-                if show_all is None:
-                    os.environ.pop("HYDRA_FULL_ERROR", None)
-
-        return run
-
-    return decorate
-
-
-def compose(config_name: str = "train", overrides: Sequence[str] = ()) -> DictConfig:
-    """A configuration outside of a command, as in a notebook or a test."""
-    GlobalHydra.instance().clear()
-    with hydra.initialize_config_dir(str(conf_dir()), version_base="1.3"):
-        return hydra.compose(config_name, overrides=list(overrides))
-
-
-def _leave(message: str, status: int) -> None:
-    sys.stderr.write(f"capsule_lab: {message}\n")
-    sys.stderr.flush()
-    sys.exit(status)
-
-
-def in_one_sentence(error: BaseException, config_name: str = "train") -> str | None:
-    """What the user did, in one sentence; ``None`` if the error is ours."""
-    if isinstance(error, MissingConfigException) and error.options is not None:
-        group, _, option = str(error.missing_cfg_file).partition("/")
-        folder = conf_dir() / group
-        options = [file.relative_to(folder).with_suffix("").as_posix() for file in folder.rglob("*.yaml")]
-        return f"{group}={option} does not exist; {_options(option, options or error.options)}"
-    if isinstance(error, OverrideParseException):
-        return f"{error.override} cannot be read as key=value: {' '.join(str(error).split())}"
-    if isinstance(error, InstantiationException) and error.__cause__ is not None:
-        where = str(error).rpartition("full_key: ")[2].strip()
-        reason = " ".join(str(error.__cause__).split())
-        return reason if not where or where in reason else f"{where}: {reason}"
-    if isinstance(error, HydraException):
-        unknown = re.search(
-            r"Could not (?:override|append) '([^']+)'|Could not delete.* '([^']+)'|Key '([^']+)' is not in", str(error)
-        )
-        if unknown:
-            return _unknown_key(unknown[1] or unknown[2] or unknown[3], config_name)
-        return " ".join(str(error).split())
-    if isinstance(error, OmegaConfBaseException):
-        return " ".join(str(error).split())
-    if type(error).__module__.startswith("capsule_lab."):
-        return str(error)
-    return None
-
-
-def _unknown_key(key: str, config_name: str) -> str:
-    """An unknown key beside the ones that exist where it was looked for."""
-    if key.startswith("hydra."):
-        return f"{key} is no option of Hydra; python -m capsule_lab.train --cfg hydra lists them"
-    groups = {folder.name for folder in conf_dir().iterdir() if folder.is_dir()}
-    choices = [word for word in sys.argv[1:] if word.partition("=")[0].lstrip("+") in groups]
-    try:
-        config = compose(config_name, choices)
-    except HydraException:
-        return f"{key} is no option of this configuration"
-    parent, _, name = key.rpartition(".")
-    while parent and not isinstance(OmegaConf.select(config, parent), DictConfig):
-        parent, _, name = parent.rpartition(".")
-    node = OmegaConf.select(config, parent) if parent else config
-    prefix = f"{parent}." if parent else ""
-    names = [f"{prefix}{option!s}" for option in node]
-    return f"{key} does not exist; {_options(prefix + name, names)} (+{key}=… adds a new key)"
-
-
-def _options(wrong: str, options: Iterable[str]) -> str:
-    options = sorted(options)
-    close = difflib.get_close_matches(wrong, options, n=1)
-    meant = f"did you mean {close[0]}? " if close else ""
-    return f"{meant}Options: {', '.join(options)}"
+from capsule_lab.command import ConfigError, conf_dir, options_in_words
 
 
 def check(config: DictConfig) -> None:
@@ -173,7 +35,7 @@ def check(config: DictConfig) -> None:
         for name in map(str, node):
             if not name.startswith("_") and options is not None and name not in options:
                 known = [f"{path}.{option}" for option in options]
-                raise ConfigError(f"{path}.{name} does not exist; {_options(f'{path}.{name}', known)}")
+                raise ConfigError(f"{path}.{name} does not exist; {options_in_words(f'{path}.{name}', known)}")
     if "train" in config:
         _check_routing(config)
         _check_unread(config)
@@ -218,7 +80,7 @@ def _check_unread(config: DictConfig) -> None:
         for name in map(str, node):
             if name not in options:
                 listed = [f"{path}{option}" for option in options]
-                raise ConfigError(f"{path}{name} does not exist; {_options(f'{path}{name}', listed)}")
+                raise ConfigError(f"{path}{name} does not exist; {options_in_words(f'{path}{name}', listed)}")
 
 
 def _targets(node: Any, path: str = "") -> Iterator[tuple[str, DictConfig]]:

@@ -8,7 +8,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 
-from capsule_lab.build import command
+from capsule_lab.command import command
 
 
 @command("evaluate")
@@ -32,7 +32,7 @@ def evaluate(config: DictConfig) -> tuple[dict[str, Any], Path]:
     Raises:
         RunError: for a checkpoint that cannot be used, an unknown split, or data that does not fit the network.
     """
-    from capsule_lab import build, callbacks, runs
+    from capsule_lab import build, callbacks, runs, surroundings
 
     if config.split not in ("test", "validation"):
         raise runs.RunError(f"split is {config.split!r}; expected test or validation")
@@ -59,9 +59,9 @@ def evaluate(config: DictConfig) -> tuple[dict[str, Any], Path]:
         config.split: runs.numbers(trainer.logged_metrics, "test" if config.split == "test" else "val"),
         "checkpoint": str(config.ckpt),
         "provenance": data.provenance,
-        "hardware": runs.hardware(trainer.strategy.root_device, trainer.num_devices),
+        "hardware": surroundings.hardware(trainer.strategy.root_device, trainer.num_devices),
         "precision": trainer.precision,
-        **runs.surroundings(),
+        **surroundings.of_this_process(),
     }
     name = type(data).__name__.removesuffix("DataModule").lower()
     file = f"{checkpoint.stem}-{config.split}-{name}-{data.provenance['source']}.json"

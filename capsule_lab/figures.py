@@ -9,7 +9,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from capsule_lab.build import command
+from capsule_lab.command import command
 
 log = logging.getLogger(__name__)
 

@@ -19,13 +19,9 @@ import hashlib
 import json
 import logging
 import os
-import platform
 import re
-import shlex
 import signal
-import subprocess
-import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -37,7 +33,8 @@ from matplotlib.figure import Figure
 from omegaconf import DictConfig, OmegaConf
 
 from capsule_lab import __version__
-from capsule_lab.build import InterruptError, build_module
+from capsule_lab.build import build_module
+from capsule_lab.command import InterruptError
 from capsule_lab.types import DataSpec
 
 log = logging.getLogger(__name__)
@@ -351,57 +348,3 @@ def interruptible(message: str) -> Iterator[None]:
         yield
     except (KeyboardInterrupt, SystemExit) as error:
         raise InterruptError(message, signal.SIGINT) from error
-
-
-def tell_loggers(loggers: Iterable[Any], config: DictConfig, provenance: dict[str, Any]) -> None:
-    """Configuration and provenance, to every logger that keeps such things."""
-    for logger in loggers:
-        logger.log_hyperparams({"config": plain(config), "provenance": provenance})
-
-
-def hardware(device: torch.device, count: int = 1) -> str:
-    """The device in words, for results; ``count`` of them."""
-    if device.type == "cuda":
-        return f"{count} x {torch.cuda.get_device_name(device)}"
-    return f"{_processor()}, {os.cpu_count()} cores, {count} x {torch.get_num_threads()} threads"
-
-
-def _processor() -> str:
-    info = Path("/proc/cpuinfo")
-    names = re.findall(r"^model name\s*:\s*(.+)$", info.read_text(), re.MULTILINE) if info.is_file() else []
-    return names[0] if names else platform.processor() or platform.machine()
-
-
-def surroundings() -> dict[str, Any]:
-    """What a result needs beside it to be repeated: command, commit, versions."""
-    return {
-        "command": command_line(),
-        "commit": _commit(),
-        "versions": {"capsule-lab": __version__, **{name: version(name) for name in ("torch", "lightning")}},
-        "python": platform.python_version(),
-    }
-
-
-def command_line(*more: str) -> str:
-    """The command of this process, as one would type it, with ``more`` words that it did not have."""
-    spec = getattr(sys.modules["__main__"], "__spec__", None)
-    start = ["python", "-m", spec.name] if spec else [Path(sys.argv[0]).name]
-    return shlex.join([*start, *sys.argv[1:], *(word for word in more if word not in sys.argv)])
-
-
-def _commit() -> str | None:
-    tree = Path(__file__).parent.parent
-    if not (tree / ".git").exists():
-        return None  # installed from a wheel
-    try:
-        found = subprocess.run(
-            ["git", "describe", "--always", "--dirty", "--abbrev=12"],
-            cwd=tree,
-            capture_output=True,
-            text=True,
-            timeout=10,
-            check=False,
-        )
-    except OSError:
-        return None  # no git on this machine
-    return found.stdout.strip() or None

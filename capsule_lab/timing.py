@@ -20,7 +20,8 @@ from typing import Any
 import torch
 from omegaconf import DictConfig
 
-from capsule_lab.build import ConfigError, build_module, compose
+from capsule_lab.build import build_module
+from capsule_lab.command import ConfigError, compose
 from capsule_lab.types import Batch, DataSpec
 
 _TEXTBOOK = Path(__file__).parent.parent / "tests" / "reference" / "textbook.py"

@@ -12,7 +12,8 @@ from omegaconf import DictConfig
 from rich.console import Console
 from rich.panel import Panel
 
-from capsule_lab.build import check, command
+from capsule_lab.build import check
+from capsule_lab.command import command
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +38,7 @@ def train(config: DictConfig, directory: Path) -> dict[str, Any]:
     """One run in ``directory``; returns what is in its ``metrics.json``, or nothing on processes but the first."""
     import lightning as L
 
-    from capsule_lab import build, callbacks, runs
+    from capsule_lab import build, callbacks, runs, surroundings
 
     build.be_quiet()
     data = build.build_data(config)
@@ -53,7 +54,7 @@ def train(config: DictConfig, directory: Path) -> dict[str, Any]:
     with runs.logging_to(directory / "train.log"):
         log.info("%s on %s", type(module.network).__name__, data.provenance["name"])
         log.info("into %s%s", directory, f", continuing {resume}" if resume else "")
-        runs.tell_loggers(trainer.loggers, config, data.provenance)
+        callbacks.tell_loggers(trainer.loggers, config, data.provenance)
         test: dict[str, float] = {}
         failed = True
         try:
@@ -82,9 +83,9 @@ def train(config: DictConfig, directory: Path) -> dict[str, Any]:
         "seed": config.seed,
         "training_seconds": round(seconds, 1),
         "precision": trainer.precision,
-        "hardware": runs.hardware(trainer.strategy.root_device, trainer.num_devices * trainer.num_nodes),
+        "hardware": surroundings.hardware(trainer.strategy.root_device, trainer.num_devices * trainer.num_nodes),
         "config_hash": runs.config_hash(config),
-        **runs.surroundings(),
+        **surroundings.of_this_process(),
     }
     runs.write_json(directory / "metrics.json", result)
     return result

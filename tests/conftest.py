@@ -20,7 +20,7 @@ from lightning.pytorch.callbacks import Callback
 from omegaconf import DictConfig
 
 from capsule_lab import build
-from capsule_lab.build import compose
+from capsule_lab.command import compose
 
 ROOT = Path(__file__).parents[1]
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from capsule_lab import timing
-from capsule_lab.build import compose
+from capsule_lab.command import compose
 from tests.conftest import Ended
 
 Cli = Callable[..., Ended]

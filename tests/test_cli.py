@@ -20,7 +20,8 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from capsule_lab import __main__ as overview
 from capsule_lab import build
-from capsule_lab.build import check, compose, conf_dir
+from capsule_lab.build import check
+from capsule_lab.command import compose, conf_dir
 from capsule_lab.train import summary
 from tests.conftest import NO_PICTURES, ROOT, TINY, TINY_CAPSNET, Ended, Trained, python
 

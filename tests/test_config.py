@@ -14,13 +14,14 @@ import pytest
 from hydra.utils import get_object
 from omegaconf import DictConfig, OmegaConf
 
-from capsule_lab import build
-from capsule_lab.build import ConfigError, check, in_one_sentence
+from capsule_lab import build, command
+from capsule_lab.build import check
+from capsule_lab.command import ConfigError, in_one_sentence
 from capsule_lab.data import DataError
 from capsule_lab.runs import config_hash, plain
 
 ROOT = Path(__file__).parents[1]
-CONF = build.conf_dir()
+CONF = command.conf_dir()
 FILES = sorted(CONF.rglob("*.yaml"))
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from omegaconf import DictConfig
 
-from capsule_lab.build import compose
+from capsule_lab.command import compose
 from capsule_lab.data import MNISTDataModule
 from capsule_lab.evaluate import evaluate
 from capsule_lab.runs import RunError, read_checkpoint

@@ -14,7 +14,7 @@ from lightning.pytorch.callbacks import Callback
 from omegaconf import DictConfig
 
 from capsule_lab import build, runs
-from capsule_lab.build import InterruptError
+from capsule_lab.command import InterruptError
 from capsule_lab.train import train
 from tests.conftest import TINY_CAPSNET, TINY_CNN
 

@@ -21,7 +21,7 @@ from lightning.pytorch.callbacks import Callback
 from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 
-from capsule_lab import build, runs
+from capsule_lab import command, runs
 from capsule_lab.callbacks import AtomicCheckpointIO, LastCheckpoint, NonFiniteError, checkpoints
 from capsule_lab.lit import CapsNetModule
 from capsule_lab.runs import RunError
@@ -177,7 +177,7 @@ def test_training_seconds_add_up_over_interruptions(
 ) -> None:
     monkeypatch.setattr(checkpoints, "time", SimpleNamespace(monotonic=itertools.count(1000).__next__))
     config = tiny("train.test=none", *NO_PICTURES)
-    with pytest.raises(build.InterruptError):
+    with pytest.raises(command.InterruptError):
         run(config, tmp_path / "run", monkeypatch, SignalAt(5))
     before = runs.read_checkpoint(tmp_path / "run" / "checkpoints" / "last.ckpt")[1].seconds
     config.train.resume = True
@@ -294,7 +294,7 @@ def test_run_that_was_moved_resumes_as_if_it_had_not(
 ) -> None:
     """The best checkpoint stays the best: here the first, as both validations have the same error."""
     config = tiny(*NO_PICTURES)
-    with pytest.raises(build.InterruptError):
+    with pytest.raises(command.InterruptError):
         run(config, tmp_path / "before", monkeypatch, SignalAt(5))
     moved = (tmp_path / "before").rename(tmp_path / "after")
     config.train.resume = True
@@ -308,7 +308,7 @@ def test_ckpt_of_the_same_configuration_continues_in_its_own_directory(
     config = tiny(*NO_PICTURES)
     directory = runs.choose_directory(config, "capsnet-mnist")
     directory.parent.mkdir()
-    with pytest.raises(build.InterruptError):
+    with pytest.raises(command.InterruptError):
         run(config, directory, monkeypatch, SignalAt(5))
     config.ckpt = str(directory / "checkpoints" / "last.ckpt")
     assert runs.choose_directory(config, "capsnet-mnist") == directory
@@ -320,7 +320,7 @@ def test_rows_written_after_the_checkpoint_are_written_again(
     trained: Trained, tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = tiny(*NO_PICTURES)
-    with pytest.raises(build.InterruptError):
+    with pytest.raises(command.InterruptError):
         run(config, tmp_path / "run", monkeypatch, SignalAt(5))
     columns = list(curves(tmp_path / "run")[0])
     with (tmp_path / "run" / "metrics.csv").open("a", newline="") as file:
@@ -497,7 +497,7 @@ def test_smoke(cli: Cli, tmp_path: Path, model: list[str]) -> None:
 def test_overfit_learns_a_batch_by_heart(tiny: Tiny, tmp_path: Path) -> None:
     wider = ["model.channels=8", "model.primary_types=4", "model.class_dim=8", "trainer.accelerator=cpu"]
     rate = ["schedule=constant", "schedule.learning_rate.value=0.01"]
-    config = build.compose("train", [*wider, *rate, "model.decoder=[8]", "debug=overfit", *NO_PICTURES])
+    config = command.compose("train", [*wider, *rate, "model.decoder=[8]", "debug=overfit", *NO_PICTURES])
     train(config, tmp_path / "run")
     last = [row for row in curves(tmp_path / "run") if row["train/error"]][-1]
     assert last["step"] == "59"
@@ -508,7 +508,7 @@ def test_overfit_learns_a_batch_by_heart(tiny: Tiny, tmp_path: Path) -> None:
 @pytest.mark.filterwarnings("ignore:Profiler clears events at the end of each cycle")
 def test_profile_leaves_a_table(tmp_path: Path) -> None:
     overrides = ["debug=profile", *TINY_CAPSNET, "trainer.accelerator=cpu", "data.batch_size=8", *NO_PICTURES]
-    assert train(build.compose("train", overrides), tmp_path / "run")["steps"] == 12
+    assert train(command.compose("train", overrides), tmp_path / "run")["steps"] == 12
     (table,) = (tmp_path / "run").glob("*profile*.txt")
     assert "Self CPU" in table.read_text()
 

@@ -2,7 +2,7 @@
 
 from capsule_lab.callbacks.checkpoints import AtomicCheckpointIO, BestCheckpoint, EmbedConfig, LastCheckpoint
 from capsule_lab.callbacks.display import ProgressBar, ProgressLines, progress
-from capsule_lab.callbacks.history import MetricsTable, close
+from capsule_lab.callbacks.history import MetricsTable, close, tell_loggers
 from capsule_lab.callbacks.pictures import ConfusionMatrix, Reconstructions
 from capsule_lab.callbacks.watch import NonFiniteError, NonFiniteGuard, RoutingStats
 
@@ -21,4 +21,5 @@ __all__ = [
     "RoutingStats",
     "close",
     "progress",
+    "tell_loggers",
 ]

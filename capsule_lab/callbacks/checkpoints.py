@@ -17,8 +17,9 @@ from lightning.fabric.plugins.io import TorchCheckpointIO
 from lightning.pytorch.callbacks import Callback, Checkpoint, ModelCheckpoint
 from omegaconf import DictConfig
 
-from capsule_lab.build import InterruptError
-from capsule_lab.runs import command_line, embed, numbers
+from capsule_lab.command import InterruptError
+from capsule_lab.runs import embed, numbers
+from capsule_lab.surroundings import command_line
 from capsule_lab.types import DataSpec
 
 log = logging.getLogger(__name__)

@@ -1,4 +1,4 @@
-"""The run's own table of metrics, and the end of all loggers."""
+"""The run's own table of metrics, and what all loggers are told at the beginning and the end."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from typing import Any
 
 from lightning.fabric.utilities.rank_zero import rank_zero_only
 from lightning.pytorch.loggers.logger import Logger
+from omegaconf import DictConfig
 
-from capsule_lab.runs import write_atomically
+from capsule_lab.runs import plain, write_atomically
 
 
 class MetricsTable(Logger):
@@ -69,6 +70,12 @@ class MetricsTable(Logger):
     @rank_zero_only
     def finalize(self, status: str) -> None:
         self.save()
+
+
+def tell_loggers(loggers: Iterable[Any], config: DictConfig, provenance: dict[str, Any]) -> None:
+    """Configuration and provenance, to every logger that keeps such things."""
+    for logger in loggers:
+        logger.log_hyperparams({"config": plain(config), "provenance": provenance})
 
 
 def close(loggers: Iterable[Any], *, failed: bool) -> None:

@@ -1,0 +1,65 @@
+"""What a result needs beside it: the machine, the command, the commit, the versions."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import shlex
+import subprocess
+import sys
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from capsule_lab import __version__
+
+
+def hardware(device: torch.device, count: int = 1) -> str:
+    """The device in words, for results; ``count`` of them."""
+    if device.type == "cuda":
+        return f"{count} x {torch.cuda.get_device_name(device)}"
+    return f"{_processor()}, {os.cpu_count()} cores, {count} x {torch.get_num_threads()} threads"
+
+
+def _processor() -> str:
+    info = Path("/proc/cpuinfo")
+    names = re.findall(r"^model name\s*:\s*(.+)$", info.read_text(), re.MULTILINE) if info.is_file() else []
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def of_this_process() -> dict[str, Any]:
+    """What a result needs beside it to be repeated: command, commit, versions."""
+    return {
+        "command": command_line(),
+        "commit": _commit(),
+        "versions": {"capsule-lab": __version__, **{name: version(name) for name in ("torch", "lightning")}},
+        "python": platform.python_version(),
+    }
+
+
+def command_line(*more: str) -> str:
+    """The command of this process, as one would type it, with ``more`` words that it did not have."""
+    spec = getattr(sys.modules["__main__"], "__spec__", None)
+    start = ["python", "-m", spec.name] if spec else [Path(sys.argv[0]).name]
+    return shlex.join([*start, *sys.argv[1:], *(word for word in more if word not in sys.argv)])
+
+
+def _commit() -> str | None:
+    tree = Path(__file__).parent.parent
+    if not (tree / ".git").exists():
+        return None  # installed from a wheel
+    try:
+        found = subprocess.run(
+            ["git", "describe", "--always", "--dirty", "--abbrev=12"],
+            cwd=tree,
+            capture_output=True,
+            text=True,
+            timeout=10,
+            check=False,
+        )
+    except OSError:
+        return None  # no git on this machine
+    return found.stdout.strip() or None
