@@ -26,7 +26,7 @@ def main(config: DictConfig) -> None:
         if not set(given) <= set(allowed):
             raise ConfigError(f"{option} is {list(given)}; expected some of {', '.join(sorted(allowed))}")
     if config.out:
-        runs.write_json(Path(config.out), {})  # before all the work: can it be written?
+        runs.check_writable(Path(str(config.out)))  # before all the work
     rows = timing.measure(config)
     hardware = surroundings.hardware(timing.device_named(config.device))
     Console(highlight=False).print(table(rows, hardware))

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
 from hydra.errors import InstantiationException
 from hydra.utils import get_object, instantiate
 from omegaconf import DictConfig, ListConfig, OmegaConf
@@ -142,7 +143,12 @@ def build_module(config: DictConfig, spec: Any) -> Any:
     with constructing("model"):
         built = network(image_shape=spec.image_shape, num_classes=spec.num_classes)
     with constructing("module"):
-        return module(network=built, num_classes=spec.num_classes)
+        lit = module(network=built, num_classes=spec.num_classes)
+    with constructing("optimizer"):
+        lit.optimizer(lit.parameters_to_train(), lr=1.0)
+    with constructing("loss"):
+        lit.loss(torch.zeros(1, spec.num_classes), torch.zeros(1, dtype=torch.int64))
+    return lit
 
 
 def build_trainer(config: DictConfig, directory: Path | None, *extra_callbacks: Any) -> Any:
@@ -195,8 +201,6 @@ def be_quiet() -> None:
 
 def fast_precision(accelerator: str) -> str:
     """bfloat16 for convolutions where the processor computes in it, else float32; routing is float32 anyway."""
-    import torch
-
     if accelerator != "cpu" and torch.cuda.is_available():
         fast = torch.cuda.is_bf16_supported(including_emulation=False)
     else:

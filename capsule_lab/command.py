@@ -49,9 +49,6 @@ def command(config_name: str) -> Callable[[Callable[[DictConfig], None]], Callab
     """
 
     def decorate(main: Callable[[DictConfig], None]) -> Callable[[], None]:
-        # the first process of several sets HYDRA_FULL_ERROR for Hydra, the others inherit it: not the user's wish
-        show_all = os.environ.get("HYDRA_FULL_ERROR") if "CAPSULE_LAB_RUN" not in os.environ else None
-
         @functools.wraps(main)
         def job(config: DictConfig) -> None:
             try:
@@ -61,23 +58,29 @@ def command(config_name: str) -> Callable[[Callable[[DictConfig], None]], Callab
             except KeyboardInterrupt:
                 _leave("stopped before training went on: checkpoints are as they were", 128 + signal.SIGINT)
             except Exception as error:
-                sentence = None if show_all else in_one_sentence(error, config_name)
+                sentence = None if "CAPSULE_LAB_TRACEBACK" in os.environ else in_one_sentence(error, config_name)
                 if sentence is None or HydraConfig.get().mode == RunMode.MULTIRUN:
                     raise  # a sweep's launcher decides what becomes of the other jobs
                 _leave(sentence, 2)
 
         @functools.wraps(main)
         def run() -> None:
-            os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises instead of printing and exiting by itself
+            # Hydra shall raise instead of printing and exiting; other processes of this run inherit the variable, so
+            # the user's own wish for a traceback travels under another name
+            show_all = os.environ.get("HYDRA_FULL_ERROR") and "CAPSULE_LAB_RUN" not in os.environ
+            if show_all:
+                os.environ["CAPSULE_LAB_TRACEBACK"] = "1"
+            os.environ["HYDRA_FULL_ERROR"] = "1"
             try:
                 hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name=config_name)(job)()
             except Exception as error:
-                sentence = None if show_all else in_one_sentence(error, config_name)
+                sentence = None if "CAPSULE_LAB_TRACEBACK" in os.environ else in_one_sentence(error, config_name)
                 if sentence is None:
                     raise
                 _leave(sentence, 2)
             finally:
-                if show_all is None:
+                os.environ.pop("CAPSULE_LAB_TRACEBACK", None)
+                if not show_all:
                     os.environ.pop("HYDRA_FULL_ERROR", None)
 
         return run

@@ -20,10 +20,13 @@ def main(config: DictConfig) -> None:
         raise runs.RunError("ckpt is missing; expected ckpt=<a .ckpt file or the directory of a run>")
     result, path = evaluate(config)
     console = Console(highlight=False)
-    console.print(f"[bold]{config.split} error {result[config.split]['error']:.2f} %[/]  of {result['checkpoint']}")
+    console.print(
+        f"[bold]{config.split} error {result[config.split]['error']:.2f} %[/]  of {result['checkpoint']}",
+        soft_wrap=True,
+    )
     console.print(f"data: {result['provenance']['name']}")
     runs.write_json(path, result)
-    console.print(f"written to {path}")
+    console.print(f"written to {path}", soft_wrap=True)
 
 
 def evaluate(config: DictConfig) -> tuple[dict[str, Any], Path]:

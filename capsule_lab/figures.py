@@ -21,7 +21,9 @@ def main(config: DictConfig) -> None:
 
     if OmegaConf.is_missing(config, "run"):
         raise runs.RunError("run is missing; expected run=<the directory of a run>")
-    run = Path(config.run)
+    if config.images < 1:
+        raise runs.RunError(f"images is {config.images}; expected 1 or more")
+    run = Path(str(config.run))
     for name, figure in draw(run, config.images):
         path = run / "figures" / f"{name}.png"
         runs.save_figure(figure, path)

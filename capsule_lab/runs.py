@@ -96,7 +96,7 @@ def choose_directory(config: DictConfig, name: str) -> Path:
     if fingerprint == config_hash(config):
         return Path(shared)
     if config.train.directory:
-        return Path(config.train.directory).absolute()
+        return Path(str(config.train.directory)).absolute()
     raise RunError(
         "this process does not know the directory of the first one; give train.directory=… when torchrun starts the "
         "processes, and start the jobs of a sweep one by one when each has several processes"
@@ -128,7 +128,7 @@ def open_directory(directory: Path, config: DictConfig) -> None:
 
 def _choose(config: DictConfig, name: str) -> Path:
     if config.train.directory:
-        return Path(config.train.directory).absolute()
+        return Path(str(config.train.directory)).absolute()
     root = Path(os.environ.get("CAPSULE_LAB_RUNS") or "runs").absolute()
     base = f"{name}-{config_hash(config)}"
     if config.ckpt and not config.train.resume:
@@ -223,6 +223,17 @@ def save_figure(figure: Figure, path: Path) -> None:
         os.replace(partial, path)
     finally:
         partial.unlink(missing_ok=True)
+
+
+def check_writable(path: Path) -> None:
+    """Whether ``path`` can be written later on.
+
+    Raises:
+        RunError: if not.
+    """
+    probe = path.with_name(f".{path.name}.probe")
+    write_json(probe, {})
+    probe.unlink()
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:

@@ -31,7 +31,9 @@ def main(config: DictConfig) -> None:
         return
     result = train(config, directory)
     if result:
-        Console(highlight=False).print(summary(result, directory))
+        console, text = Console(highlight=False), summary(result, directory)
+        framed = Panel(text, title="finished", title_align="left", expand=False) if console.is_terminal else text
+        console.print(framed, soft_wrap=not console.is_terminal)
 
 
 def train(config: DictConfig, directory: Path) -> dict[str, Any]:
@@ -91,7 +93,7 @@ def train(config: DictConfig, directory: Path) -> dict[str, Any]:
     return result
 
 
-def summary(result: dict[str, Any], directory: Path) -> Panel:
+def summary(result: dict[str, Any], directory: Path) -> str:
     """What came out, on which data, where it lies, and what to try next."""
     run, python = _as_typed(directory), _as_typed(Path(sys.executable))
     minutes = result["training_seconds"] / 60  # 60 s a minute
@@ -114,7 +116,7 @@ def summary(result: dict[str, Any], directory: Path) -> Panel:
         f"  {python} -m capsule_lab.train experiment=quickstart routing=uniform",
         f"  {python} -m capsule_lab",
     ]
-    return Panel("\n".join(lines), title="finished", title_align="left", expand=False)
+    return "\n".join(lines)
 
 
 def _as_typed(path: Path) -> Path:

@@ -95,6 +95,16 @@ class BestCheckpoint(ModelCheckpoint):
         self.dirpath = str(Path(trainer.default_root_dir) / "checkpoints")
         super().setup(trainer, pl_module, stage)
 
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """A run that was moved still knows its best; one that goes on elsewhere starts without."""
+        best = Path(str(self.dirpath)) / "best.ckpt"
+        if not best.is_file():
+            return
+        paths = ("best_model_path", "kth_best_model_path", "last_model_path")
+        here = {name: str(best) if state_dict.get(name) else "" for name in paths}
+        scores = {str(best): score for score in state_dict["best_k_models"].values()}
+        super().load_state_dict({**state_dict, **here, "dirpath": self.dirpath, "best_k_models": scores})
+
 
 class LastCheckpoint(Checkpoint):
     """Keeps ``checkpoints/last.ckpt``, and leaves it up to date when a signal stops the run.

@@ -41,6 +41,10 @@ class MetricsTable(Logger):
         return "metrics"
 
     @property
+    def save_dir(self) -> str:
+        return str(self.file.parent)
+
+    @property
     def version(self) -> str:
         return ""
 

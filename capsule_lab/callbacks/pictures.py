@@ -9,6 +9,7 @@ import lightning as L
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers import TensorBoardLogger, WandbLogger
 from matplotlib.figure import Figure
+from sklearn.metrics import ConfusionMatrixDisplay
 from torchmetrics.classification import MulticlassConfusionMatrix
 
 from capsule_lab.analysis.reconstructions import reconstruction_sheet
@@ -54,10 +55,11 @@ class ConfusionMatrix(Callback):
     def _draw(self, trainer: L.Trainer, split: str) -> None:
         if self.matrix is None:
             return
-        self.matrix.compute()  # every process takes part
+        counts = self.matrix.compute()  # every process takes part
         if trainer.is_global_zero and not trainer.sanity_checking:
             figure = Figure(figsize=(6, 6), layout="constrained")  # inches
-            self.matrix.plot(ax=figure.add_subplot(), cmap="Blues")
+            display = ConfusionMatrixDisplay(counts.cpu().numpy())
+            display.plot(ax=figure.add_subplot(), cmap="Blues", colorbar=False)
             show_figure(trainer, f"{split}/confusion", figure)
         self.matrix.reset()
 
