@@ -39,13 +39,13 @@ def table(rows: list[dict[str, Any]], hardware: str) -> Table:
     """The rows for people."""
     title = f"training step, batch {rows[0]['batch_size']}, {hardware}"
     shown = Table(title=title, caption=f"ratios to the first row, {rows[0]['network']} {rows[0]['precision']}")
-    for name in ("network", "precision", "images/s", "ms/step (fastest to slowest)", "ratio", "peak memory", "share"):
+    for name in ("network", "precision", "images/s", "ms/step", "ratio", "peak memory", "share"):
         shown.add_column(name, justify="left" if name in ("network", "precision") else "right")
     for row in rows:
         low, middle, high = (1000 * row[f"seconds_{name}"] for name in ("fastest", "median", "slowest"))  # ms
         shown.add_row(
             row["network"], row["precision"], f"{row['images_per_second']:.0f}",
-            f"{middle:.0f} ({low:.0f} to {high:.0f})", f"{row['speedup']:.2f}x",
+            f"{middle:.0f} ({low:.0f}-{high:.0f})", f"{row['speedup']:.2f}x",
             f"{row['peak_memory_bytes'] / 1e9:.2f} GB", f"{row['memory_share']:.0%}",
         )  # fmt: skip
     return shown

@@ -39,13 +39,6 @@ NO_PICTURES = ["callbacks.reconstructions=null", "callbacks.confusion=null"]
 _OF_THE_DEVELOPER = ("CAPSULE_LAB_DATA", "CAPSULE_LAB_RUN", "CAPSULE_LAB_RUNS", "WANDB_MODE", "HYDRA_FULL_ERROR")
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    """Others' deprecations, which nobody here can act on."""
-    ignored = ["ignore:__array__ implementation doesn't accept a copy keyword:DeprecationWarning"]  # torchmetrics' plot
-    for line in ignored:
-        config.addinivalue_line("filterwarnings", line)
-
-
 @pytest.fixture(autouse=True)
 def _isolated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Every test runs in a folder of its own, without the developer's environment, and cleans up after itself."""

@@ -107,7 +107,7 @@ def test_documented_module_exists(command: str) -> None:
 
 
 def test_what_a_finished_run_proposes_composes(trained: Trained) -> None:
-    text = str(summary(trained.result, trained.directory).renderable)
+    text = summary(trained.result, trained.directory)
     proposed = [f"python -m {words}" for words in re.findall(rf"^  {sys.executable} -m (.*)$", text, re.MULTILINE)]
     composed = [check(compose(*job)) for command in proposed for job in jobs_of(command)]
     assert len(proposed) >= 3

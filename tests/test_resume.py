@@ -78,7 +78,7 @@ def test_resumed_run_equals_uninterrupted(
     config = tiny(*length, "callbacks.reconstructions=null", "callbacks.confusion=null", model=model)
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     expected = run(config, whole, monkeypatch)
-    with pytest.raises(InterruptError, match=r"train\.resume=true continues exactly"):
+    with pytest.raises(InterruptError, match=r"to continue exactly: .*train\.resume=true"):
         run(config, parts, monkeypatch, SignalAt(stop))
     config.train.resume = True
     found = run(config, parts, monkeypatch)
