@@ -46,6 +46,10 @@ def check(config: DictConfig) -> None:
 
 
 def _check_run(config: DictConfig) -> None:
+    for name in ("max_epochs", "max_steps"):
+        value = config.trainer[name]
+        if value is not None and not isinstance(value, int):
+            raise ConfigError(f"trainer.{name} is {value}; expected a whole number, or -1 for no bound")
     if max(config.trainer.max_epochs or -1, config.trainer.max_steps or -1) < 1:
         raise ConfigError("the run has no end: set trainer.max_epochs or trainer.max_steps, schedules scale to it")
     if not isinstance(config.seed, int) or config.seed < 0:

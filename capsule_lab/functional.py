@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import ParamSpec, TypeVar
 
 import torch
@@ -40,9 +41,8 @@ def float32_under_autocast(function: Callable[P, R]) -> Callable[P, R]:
     @functools.wraps(function)
     def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
         device = next((a.device.type for a in (*args, *kwargs.values()) if isinstance(a, Tensor)), "cpu")
-        if not torch.is_autocast_enabled(device):
-            return function(*map(full, args), **{name: full(value) for name, value in kwargs.items()})  # type: ignore[arg-type]
-        with torch.autocast(device, enabled=False):
+        around = torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()
+        with around:
             return function(*map(full, args), **{name: full(value) for name, value in kwargs.items()})  # type: ignore[arg-type]
 
     return wrapper
