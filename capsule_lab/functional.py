@@ -38,12 +38,14 @@ def float32_under_autocast(function: Callable[P, R]) -> Callable[P, R]:
             return value.float()
         return value
 
+    call: Callable[..., R] = function
+
     @functools.wraps(function)
     def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
         device = next((a.device.type for a in (*args, *kwargs.values()) if isinstance(a, Tensor)), "cpu")
         around = torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()
         with around:
-            return function(*map(full, args), **{name: full(value) for name, value in kwargs.items()})  # type: ignore[arg-type]
+            return call(*map(full, args), **{name: full(value) for name, value in kwargs.items()})
 
     return wrapper
 

@@ -80,7 +80,8 @@ class CapsNet(AbstractNetwork):
         self.padding = padding
         self.conv = nn.Conv2d(channel, channels, kernel_size)
         truncated_normal_(self.conv.weight, 0.05)  # released code
-        nn.init.constant_(self.conv.bias, 0.1)  # type: ignore[arg-type]  # released code
+        assert self.conv.bias is not None
+        nn.init.constant_(self.conv.bias, 0.1)  # released code
 
         grid = [
             -(-n // stride) if padding == "same" else (n - 2 * (kernel_size - 1) - 1) // stride + 1
