@@ -5,7 +5,7 @@ VENV ?= .venv
 
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
-.PHONY: help setup train evaluate figures bench test lint clean
+.PHONY: help setup train evaluate figures data bench test lint clean
 
 RUN := $(VENV)/bin/python
 READY := $(VENV)/.ready
@@ -37,6 +37,9 @@ evaluate: $(READY) ## test a checkpoint: make evaluate ckpt=runs/...
 
 figures: $(READY) ## draw the figures of a run: make figures run=runs/...
 	@set -f; $(RUN) -m capsule_lab.figures $(OVERRIDES)
+
+data: $(READY) ## fetch a data set, or render the stand-in for smallNORB: make data name=toynorb
+	@set -f; $(RUN) -m capsule_lab.dataset $(OVERRIDES)
 
 bench: $(READY) ## time training steps against a textbook implementation
 	@set -f; $(RUN) -m capsule_lab.bench $(OVERRIDES)

@@ -13,6 +13,7 @@ COMMANDS = {
     "train": "train a network, test it once, leave a run directory",
     "evaluate": "test a checkpoint; needs nothing but ckpt=",
     "figures": "draw the figures of a run",
+    "dataset": "fetch and check a data set, or render toynorb, the stand-in for smallNORB",
     "bench": "time training steps against a textbook implementation",
 }
 

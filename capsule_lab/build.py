@@ -37,12 +37,51 @@ def check(config: DictConfig) -> None:
             if not name.startswith("_") and options is not None and name not in options:
                 known = [f"{path}.{option}" for option in options]
                 raise ConfigError(f"{path}.{name} does not exist; {options_in_words(f'{path}.{name}', known)}")
+        if options and target.__module__.startswith("capsule_lab."):
+            _check_kinds(path, node, options)
     if "train" in config:
+        _check_complete(config)
         _check_routing(config)
         _check_unread(config)
         _check_run(config)
         if config.train.test not in ("best", "last", "none"):
             raise ConfigError(f"train.test is {config.train.test!r}; expected best, last or none")
+
+
+_KINDS: dict[str, tuple[str, tuple[type, ...]]] = {
+    "bool": ("true or false", (bool,)),
+    "int": ("a whole number", (int,)),
+    "float": ("a number", (int, float)),
+    "str": ("text", (str,)),
+    "None": ("null", (type(None),)),
+}
+
+
+def _check_kinds(path: str, node: DictConfig, options: dict[str, Any]) -> None:
+    """A value is what its argument's annotation says, where that is made of the plain types alone."""
+    for name in map(str, node):
+        kinds = str(options.get(name, "?")).split(" | ")
+        if OmegaConf.is_missing(node, name) or OmegaConf.is_interpolation(node, name) or not _KINDS.keys() >= {*kinds}:
+            continue
+        value, types = node[name], {kind for name in kinds for kind in _KINDS[name][1]}
+        if not isinstance(value, tuple(types)) or (isinstance(value, bool) and bool not in types):
+            words = " or ".join(_KINDS[kind][0] for kind in kinds)
+            raise ConfigError(f"{path}.{name} is {'null' if value is None else value}; expected {words}")
+
+
+def _check_complete(config: DictConfig) -> None:
+    """Every group is chosen, and every value that an option asks for is given."""
+    for group in ("model", "module", "data", "loss", "schedule", "optimizer", "trainer"):
+        if config.get(group) is None:
+            options = sorted(file.stem for file in (conf_dir() / group).glob("*.yaml"))
+            words = f"{group}= one of {', '.join(options)}" if options else f"a model, which has a {group}"
+            raise ConfigError(f"{group} is missing; expected {words}")
+    for path, node in _targets(config):
+        for name in map(str, node):
+            if OmegaConf.is_missing(node, name):
+                raise ConfigError(
+                    f"{path}.{name} is missing; expected {path}.{name}=<value>, this option has no default"
+                )
 
 
 def _check_run(config: DictConfig) -> None:
@@ -52,6 +91,15 @@ def _check_run(config: DictConfig) -> None:
             raise ConfigError(f"trainer.{name} is {value}; expected a whole number, or -1 for no bound")
     if max(config.trainer.max_epochs or -1, config.trainer.max_steps or -1) < 1:
         raise ConfigError("the run has no end: set trainer.max_epochs or trainer.max_steps, schedules scale to it")
+    if config.trainer.limit_train_batches is not None and not config.trainer.limit_train_batches:
+        raise ConfigError(
+            "trainer.limit_train_batches is 0, which trains nothing; expected 1 or more batches, or a share such as 0.1"
+        )
+    if config.trainer.gradient_clip_val is not None and config.optimizer.get("fused"):
+        raise ConfigError(
+            f"trainer.gradient_clip_val is {config.trainer.gradient_clip_val} beside a fused optimizer, whose "
+            "gradients Lightning does not clip; set optimizer.fused=false"
+        )
     if not isinstance(config.seed, int) or config.seed < 0:
         raise ConfigError(f"seed is {config.seed}; expected a whole number, 0 or more")
     allowed = ("auto", "32-true", "bf16-mixed", "16-mixed")
@@ -61,10 +109,20 @@ def _check_run(config: DictConfig) -> None:
         )
 
 
+_FOR_CAPSULES = {
+    "margin_loss": "the margin loss is for lengths of capsules",
+    "spread_loss": "the spread loss is for activations of capsules",
+}
+
+
 def _check_routing(config: DictConfig) -> None:
     network = config.model["_target_"].rpartition(".")[2]
-    if "routing" not in config.model and "margin" in config.loss.classification._target_:
-        raise ConfigError(f"the margin loss is for lengths of capsules; {network} gives logits: loss=cross_entropy")
+    loss = config.loss.classification
+    wants = _FOR_CAPSULES.get(loss["_target_"].rpartition(".")[2])
+    if loss.get("log_odds"):
+        wants = "cross-entropy on log-odds is for activations of capsules"
+    if wants and getattr(get_object(config.model["_target_"]), "scores_are", None) == "logits":
+        raise ConfigError(f"{wants}; {network} gives logits: loss=cross_entropy")
     if "routing" not in config.model and config.routing is not None:
         routing = config.routing["_target_"].rpartition(".")[2]
         raise ConfigError(f"{network} does not route, so {routing} would change nothing: leave out routing=…")
@@ -100,17 +158,18 @@ def _targets(node: Any, path: str = "") -> Iterator[tuple[str, DictConfig]]:
                 yield from _targets(node[key], f"{path}.{key}" if path else key)
 
 
-def _arguments(target: Callable[..., Any]) -> set[str] | None:
-    """Names that ``target`` takes, following ``**options`` up the classes; ``None`` if it takes any."""
-    names: set[str] = set()
+def _arguments(target: Callable[..., Any]) -> dict[str, Any] | None:
+    """What ``target`` takes, and its annotations, following ``**options`` up the classes; ``None`` if anything."""
+    names: dict[str, Any] = {}
     layers = [target]
     if inspect.isclass(target):
         layers = [vars(c)["__init__"] for c in inspect.getmro(target) if "__init__" in vars(c) and c is not object]
     for layer in layers:
         parameters = inspect.signature(layer).parameters.values()
-        names |= {p.name for p in parameters if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)}
+        own = {p.name: p.annotation for p in parameters if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)}
+        names = own | names  # the nearest class decides
         if not any(p.kind is p.VAR_KEYWORD for p in parameters):
-            return names - {"self"}
+            return {name: annotation for name, annotation in names.items() if name != "self"}
     return None if layers else names
 
 

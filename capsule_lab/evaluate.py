@@ -9,6 +9,7 @@ from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 
 from capsule_lab.command import command
+from capsule_lab.types import DataSpec
 
 
 @command("evaluate")
@@ -20,8 +21,10 @@ def main(config: DictConfig) -> None:
         raise runs.RunError("ckpt is missing; expected ckpt=<a .ckpt file or the directory of a run>")
     result, path = evaluate(config)
     console = Console(highlight=False)
+    errors = {name: value for name, value in result[config.split].items() if name.endswith("/error")}
+    parts = "".join(f"  {name.partition('/')[0]} {value:.2f} %" for name, value in errors.items())
     console.print(
-        f"[bold]{config.split} error {result[config.split]['error']:.2f} %[/]  of {result['checkpoint']}",
+        f"[bold]{config.split} error {result[config.split]['error']:.2f} %[/]{parts}  of {result['checkpoint']}",
         soft_wrap=True,
     )
     console.print(f"data: {result['provenance']['name']}")
@@ -51,15 +54,16 @@ def evaluate(config: DictConfig) -> tuple[dict[str, Any], Path]:
     data.prepare_data()
     if own_data:
         runs.check_same_source(checkpoint, record.provenance, data.provenance)
-    if data.spec != record.spec:
-        raise runs.RunError(f"the network takes {record.spec}; the data has {data.spec}: name other data with data=…")
+    takes, has = (DataSpec(spec.image_shape, spec.num_classes) for spec in (record.spec, data.spec))
+    if takes != has:
+        raise runs.RunError(f"the network takes {takes}; the data has {has}: name other data with data=…")
     if config.trainer.precision == "auto":
         config.trainer.precision = record.config.trainer.precision
     trainer = build.build_trainer(config, None, callbacks.progress())
     run_split = trainer.test if config.split == "test" else trainer.validate
     run_split(module, datamodule=data, verbose=False)
     result = {
-        config.split: runs.numbers(trainer.logged_metrics, "test" if config.split == "test" else "val"),
+        config.split: module.test_results() if config.split == "test" else runs.numbers(trainer.logged_metrics, "val"),
         "checkpoint": str(config.ckpt),
         "provenance": data.provenance,
         "hardware": surroundings.hardware(trainer.strategy.root_device, trainer.num_devices),

@@ -31,13 +31,14 @@ def main(config: DictConfig) -> None:
 
 
 def draw(run: Path, images: int) -> Iterator[tuple[str, Any]]:
-    """Name and figure, one after another: training curves, then reconstructions of held-out images.
+    """Name and figure, one after another: training curves, the layers' activations, reconstructions of held-out images.
 
     Raises:
         RunError: if ``run`` is no run.
     """
     from capsule_lab import build, runs
     from capsule_lab.analysis.curves import training_curves
+    from capsule_lab.analysis.layers import layer_curves, layers_in
     from capsule_lab.analysis.reconstructions import reconstruction_sheet
     from capsule_lab.networks import CapsNet
 
@@ -49,6 +50,8 @@ def draw(run: Path, images: int) -> Iterator[tuple[str, Any]]:
     module = runs.restore(weights, record)
     if (run / "metrics.csv").is_file():
         yield "curves", training_curves(run / "metrics.csv")
+        if layers_in(run / "metrics.csv"):
+            yield "layers", layer_curves(run / "metrics.csv")
     if isinstance(module.network, CapsNet) and module.network.decoder is not None:
         data = build.build_data(record.config)
         data.setup("validate")

@@ -89,17 +89,29 @@ def length(
 @float32_under_autocast
 def dense_votes(
     poses: Float[Tensor, "batch child child_dim"],
-    weight: Float[Tensor, "child child_dim parent parent_dim"],
+    weight: Float[Tensor, "child inner parent columns"],
 ) -> Float[Tensor, "batch child parent parent_dim"]:
-    """Votes of every child for every parent, ``u_hat[b i j :] = u[b i :] W[i : j :]`` (Sabour 2017, equation 2).
+    """Votes of every child for every parent (Sabour 2017, equation 2; Hinton 2018, section 2).
+
+    A pose is a vector, ``u_hat[b i j :] = u[b i :] W[i : j :]``, or, when ``weight`` has fewer rows than a pose
+    has components, a matrix stored row by row, ``V[b i j] = M[b i] W[i j]``, the pose on the left:
+    ``child_dim = rows * inner`` and ``parent_dim = rows * columns``.
 
     One matrix product per child, nothing tiled. The result is a view of memory ordered
     ``(batch, parent, child, dim)``, in which routing then runs without another copy.
+
+    Raises:
+        ValueError: if a pose is not a whole number of rows.
     """
-    child, child_dim, parent, parent_dim = weight.shape
-    votes = torch.bmm(poses.transpose(0, 1), weight.reshape(child, child_dim, parent * parent_dim))  # [i b jd]
-    by_parent = votes.view(child, -1, parent, parent_dim).permute(1, 2, 0, 3).contiguous()  # [b j i d]
-    return by_parent.transpose(1, 2)
+    child, inner, parent, columns = weight.shape
+    batch, _, child_dim = poses.shape
+    rows, rest = divmod(child_dim, inner)
+    if rest:
+        raise ValueError(f"poses have {child_dim} components and weights {inner} rows; expected a multiple")
+    by_child = poses.transpose(0, 1).reshape(child, batch * rows, inner)
+    votes = torch.bmm(by_child, weight.reshape(child, inner, parent * columns))  # [i b·rows j·columns]
+    by_parent = votes.view(child, batch, rows, parent, columns).permute(1, 3, 0, 2, 4).contiguous()
+    return by_parent.view(batch, parent, child, rows * columns).transpose(1, 2)
 
 
 def softmax_over_parents(
@@ -130,3 +142,23 @@ def same_padding(size: tuple[int, int], kernel_size: int, stride: int) -> tuple[
 def truncated_normal_(weight: Tensor, std: float) -> Tensor:
     """Fill ``weight`` from a normal redrawn beyond 2 ``std``, as TensorFlow does (effective std 0.88 ``std``)."""
     return nn.init.trunc_normal_(weight, std=std, a=-2 * std, b=2 * std)
+
+
+@float32_under_autocast
+def combine_crops(
+    scores: Float[Tensor, "batch crop classes"], *, logits: bool = False
+) -> Float[Tensor, "batch classes"]:
+    """Scores of an image from those of its crops (the test protocol of Hinton 2018, section 5).
+
+    Every crop has one vote, which it divides among the classes in proportion to their scores.
+
+    Args:
+        scores: lengths or activations, not negative; a crop without any votes for nothing.
+        logits: the scores are logits: a crop divides its vote by their softmax.
+
+    >>> combine_crops(torch.tensor([[[0.1, 0.3], [0.4, 0.4]]]))  # 1/4 + 1/2, 3/4 + 1/2
+    tensor([[0.7500, 1.2500]])
+    """
+    if logits:
+        return scores.softmax(2).sum(1)
+    return (scores / scores.sum(2, keepdim=True).clamp_min(torch.finfo(scores.dtype).tiny)).sum(1)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Literal
 
+import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
@@ -52,6 +54,43 @@ def margin_loss(
 
 
 @float32_under_autocast
+def spread_loss(
+    scores: Float[Tensor, "batch classes"],
+    labels: Int64[Tensor, " batch"],
+    *,
+    margin: float = 0.9,  # Hinton 2018, section 4.1: m at the end of training
+    reduction: Literal["paper", "released"] = "paper",
+) -> Float[Tensor, ""]:
+    """Spread loss on the activations of the class capsules (Hinton 2018, equation 3).
+
+    ``L = sum over wrong classes i of max(0, m - (a_t - a_i))^2``, where t is the true class.
+
+    Args:
+        scores: activations ``a``, in [0, 1].
+        labels: the true class of each image.
+        margin: ``m``, by which the true class must lead every other; a schedule named ``margin`` raises it
+            while training, from 0.2, so that few capsules die at first.
+        reduction: ``"paper"`` sums over the classes and averages over the batch. ``"released"`` is the authors'
+            code: the mean over batch *and* classes, the true one (always 0) included; 1/5 of the paper's for
+            five classes, beside which a penalty on weights counts 5 times as much.
+
+    Raises:
+        ValueError: for an unknown reduction.
+
+    >>> import torch
+    >>> spread_loss(torch.tensor([[0.8, 0.3, 0.1]]), torch.tensor([0])).item()  # 0.4^2 + 0.2^2
+    0.1999...
+    """
+    true = scores.gather(1, labels[:, None])  # [b 1]
+    losses = (margin - (true - scores)).relu().square() * (1 - _one_hot(labels, scores))  # [b k]
+    if reduction == "paper":
+        return losses.sum(1).mean()
+    if reduction == "released":
+        return losses.mean()
+    raise ValueError(f"spread loss reduction is {reduction!r}; expected 'paper' or 'released'")
+
+
+@float32_under_autocast
 def reconstruction_loss(
     reconstruction: Float[Tensor, "batch channel height width"],
     images: Float[Tensor, "batch channel height width"],
@@ -76,15 +115,55 @@ def reconstruction_loss(
 
 @float32_under_autocast
 def cross_entropy_loss(
-    scores: Float[Tensor, "batch classes"], labels: Int64[Tensor, " batch"] | Float[Tensor, "batch classes"]
+    scores: Float[Tensor, "batch classes"],
+    labels: Int64[Tensor, " batch"] | Float[Tensor, "batch classes"],
+    *,
+    log_odds: bool = False,
+    eps: float = 1e-6,  # ours: odds of a million to one are as good as certain, and float32 still tells 1 - 1e-6 from 1
 ) -> Float[Tensor, ""]:
     """Softmax cross-entropy, averaged over the batch.
 
+    The scores go into the softmax as they are. So does the cross-entropy of Hinton 2018's released code, with
+    activations for scores: between 0 and 1 even a perfect answer costs ``log(1 + (classes - 1) / e)``.
+    ``log_odds`` is ours, and not in the paper: ``log(a / (1 - a))`` of an activation can be any number.
+
     Args:
-        scores: logits.
+        scores: logits; or lengths or activations of capsules.
         labels: classes, or probabilities per class.
+        log_odds: take the scores for probabilities in [0, 1] and turn them into their logits first.
+        eps: probabilities nearer than this to 0 or 1 count as this near, and get no gradient.
+
+    >>> import torch
+    >>> cross_entropy_loss(torch.tensor([[0.9, 0.5]]), torch.tensor([0]), log_odds=True).item()  # log(1 + 1/9)
+    0.1053...
     """
-    return nn.functional.cross_entropy(scores, labels)
+    return nn.functional.cross_entropy(scores.logit(eps) if log_odds else scores, labels)
+
+
+def l2_loss(
+    parameters: Iterable[Tensor],
+    *,
+    weight: float = 2e-7,  # released code of Hinton 2018
+) -> Float[Tensor, ""]:
+    """Half the sum of the squared weights of all kernels, times ``weight`` (released code of Hinton 2018).
+
+    ``L = weight * 1/2 |W|^2``, added to the loss: with Adam that is another thing than decoupled weight decay.
+
+    Args:
+        parameters: of a network. Kernels are those of two dimensions and more; biases, the betas of EM routing and
+            the scales of batch normalisation have one, and cost nothing.
+        weight: 0 turns the term off.
+
+    >>> import torch
+    >>> l2_loss([torch.full((2, 2), 3.0), torch.full((2,), 3.0)], weight=0.1).item()  # 0.1 * 1/2 * 4 * 9
+    1.8...
+    """
+    return weight * sum((_half_squared(kernel) for kernel in parameters if kernel.ndim > 1), torch.zeros(()))
+
+
+@float32_under_autocast
+def _half_squared(kernel: Tensor) -> Tensor:
+    return 0.5 * kernel.square().sum()  # 0.5: so that its gradient is the kernel
 
 
 def _one_hot(labels: Tensor, scores: Tensor) -> Tensor:

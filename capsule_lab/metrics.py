@@ -76,3 +76,28 @@ class DeadCapsuleRate(Metric):
 
     def compute(self) -> Tensor:
         return 100 * (self.largest < self.threshold).float().mean()  # 100: percent
+
+
+class ActivationStatistics(Metric):
+    """Mean and standard deviation of activations over images and capsules."""
+
+    full_state_update = False
+    higher_is_better = None  # neither all capsules nor none should be active
+    total: Tensor
+    squares: Tensor
+    count: Tensor
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        for state in ("total", "squares", "count"):
+            self.add_state(state, torch.tensor(0.0, dtype=torch.float64), dist_reduce_fx="sum")
+
+    def update(self, activations: Float[Tensor, "batch capsule"]) -> None:
+        values = activations.double()  # their squares are subtracted
+        self.total += values.sum()
+        self.squares += values.square().sum()
+        self.count += values.numel()
+
+    def compute(self) -> tuple[Tensor, Tensor]:
+        mean = self.total / self.count
+        return mean, (self.squares / self.count - mean.square()).clamp_min(0).sqrt()

@@ -66,7 +66,7 @@ def train(config: DictConfig, directory: Path) -> dict[str, Any]:
             if weights:
                 with runs.interruptible("training is complete; the same command with train.resume=true tests again"):
                     trainer.test(module, datamodule=data, ckpt_path=weights, weights_only=True, verbose=False)
-                test = runs.numbers(trainer.logged_metrics, "test")
+                test = module.test_results()
             failed = False
         finally:
             callbacks.close(trainer.loggers, failed=failed)
@@ -98,14 +98,18 @@ def summary(result: dict[str, Any], directory: Path) -> str:
     run, python = _as_typed(directory), _as_typed(Path(sys.executable))
     minutes = result["training_seconds"] / 60  # 60 s a minute
     if "error" in result["test"]:
-        outcome = f"[bold]test error {result['test']['error']:.2f} %[/]  ({result['weights_tested']} weights)"
+        errors = {name.partition("/")[0]: value for name, value in result["test"].items() if name.endswith("/error")}
+        parts = "".join(f"  {part} {value:.2f} %" for part, value in errors.items())
+        outcome = f"[bold]test error {result['test']['error']:.2f} %[/]{parts}  ({result['weights_tested']} weights)"
     elif "error" in result["validation"]:
         outcome = f"[bold]validation error {result['validation']['error']:.2f} %[/]  (not tested)"
     else:
         outcome = "neither validated nor tested"
+    provenance = result["provenance"]
+    tested = f", tested on {provenance['test_images']} images" if "test_images" in provenance else ""
     lines = [
         outcome,
-        f"data        {result['provenance']['name']}",
+        f"data        {provenance['name']}{tested}",
         f"trained     {result['steps']} of {result['planned_steps']} steps in {minutes:.1f} min, "
         f"{result['parameters']:,} parameters",
         f"run         {run}",

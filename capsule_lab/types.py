@@ -28,7 +28,7 @@ class CapsuleOutput(NamedTuple):
 
     Attributes:
         scores: one number per class, ``(batch, class)``; the largest is the prediction. Lengths in
-            [0, 1) for a CapsNet, logits for a CNN.
+            [0, 1) for a CapsNet, activations in (0, 1) for EMCaps, logits for a CNN.
         capsules: the class capsules, or ``None`` for a network without capsules.
     """
 
@@ -62,11 +62,21 @@ class Batch(NamedTuple):
         labels: class of each image, ``(batch,)``.
         key: one number per sample and epoch, ``(batch,)``, from which every random draw for that sample
             derives; so augmentation depends neither on the batch size nor on the number of processes.
+        factors: how each image was taken, ``(batch, factor)``, in the order of ``DataSpec.factors``; ``None``
+            for data sets that do not say.
+
+    At test the DataModule may look at each image through several crops: images are then
+    ``(batch, crop, channel, height, width)``, everything else stays one per image.
     """
 
-    images: Float[Tensor, "batch channel height width"] | UInt8[Tensor, "batch channel height width"]
+    images: (
+        Float[Tensor, "batch channel height width"]
+        | Float[Tensor, "batch crop channel height width"]
+        | UInt8[Tensor, "batch channel height width"]
+    )
     labels: Int64[Tensor, " batch"]
     key: Int64[Tensor, " batch"]
+    factors: Int64[Tensor, "batch factor"] | None = None
 
 
 @dataclass(frozen=True)
@@ -76,7 +86,11 @@ class DataSpec:
     Attributes:
         image_shape: ``(channel, height, width)`` of an image as it reaches the network.
         num_classes: number of classes.
+        classes: their names, where they have any beside their number.
+        factors: names of the columns of ``Batch.factors``.
     """
 
     image_shape: tuple[int, int, int]
     num_classes: int
+    classes: tuple[str, ...] = ()
+    factors: tuple[str, ...] = ()

@@ -186,3 +186,16 @@ def python(*arguments: str, cwd: Path, **environment: str) -> Ended:
             process.kill()
             raise
     return Ended(process.returncode, out, err)
+
+
+@pytest.fixture(scope="session")
+def toynorb(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A data directory where the stand-in for smallNORB lies already, so that nothing is rendered.
+
+    Real format, random pixels: 100 + 100 pairs from 4 viewpoints, full and small alike. For every test to read:
+    ``cli("train", "data=smallnorb", "data.source=standin", f"data.directory={toynorb}")``, or in a command's
+    environment ``CAPSULE_LAB_DATA=str(toynorb)``.
+    """
+    from tests.data.test_smallnorb import write_standin
+
+    return write_standin(tmp_path_factory.mktemp("toynorb"))

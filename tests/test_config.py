@@ -19,6 +19,7 @@ from capsule_lab.build import check
 from capsule_lab.command import ConfigError, in_one_sentence
 from capsule_lab.data import DataError
 from capsule_lab.runs import config_hash, plain
+from capsule_lab.types import DataSpec
 
 ROOT = Path(__file__).parents[1]
 CONF = command.conf_dir()
@@ -57,13 +58,23 @@ def routes(model: str) -> bool:
     return "routing" in compose(f"model={model}").model
 
 
+def changes(experiment: str, group: str) -> set[str]:
+    """Keys of a group that an experiment's own file sets."""
+    return set(OmegaConf.load(CONF / "experiment" / f"{experiment}.yaml").get(group) or {})
+
+
 MODELS = options("model")
 GROUPS = sorted(folder.name for folder in CONF.iterdir() if folder.is_dir() and folder.name != "hydra")
 PRESETS = [f"{group}={option}" for group in ("experiment", "debug") for option in options(group)]
+SMALLNORB = DataSpec((2, 32, 32), 5, ("a", "b", "c", "d", "e"))
 TARGETS = {**targets("model=cnn_baseline", "schedule=constant"), **targets()}
+OF_EM_CAPS = {f"experiment={name}" for name in options("experiment") if changes(name, "model")}
 TINY = {
+    "em_caps": ["model.channels=4", "model.primary_types=2", "model.conv_types=[2,2]"],
+    "em_caps_small": ["model.channels=4", "model.primary_types=2", "model.conv_types=[2,2]"],
     "capsnet": ["model.channels=8", "model.primary_types=2", "model.decoder=[8]"],
     "cnn_baseline": ["model.channels=[4]", "model.hidden=[8]"],
+    "cnn_smallnorb": ["model.channels=[4]", "model.hidden=[8]"],
 }
 
 
@@ -81,29 +92,83 @@ def test_every_routing_with_every_model_that_routes(model, routing):
     assert routing == "none" or config.model.routing == config.routing
 
 
-@pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize(
+    ("preset", "model"), [(p, m) for p in PRESETS for m in MODELS if p not in OF_EM_CAPS or m.startswith("em_caps")]
+)
 def test_every_experiment_and_debug_preset_with_every_model(model, preset):
     config = compose(f"model={model}", preset)
     check(config)
-    assert config.model == compose(f"model={model}").model
+    group, _, name = preset.partition("=")
+    own = changes(name, "model") | {"routing"} if group == "experiment" else set()
+    plainly = compose(f"model={model}").model
+    assert {key for key in config.model if config.model[key] != plainly[key]} <= own
+    assert config.model.keys() == plainly.keys()
     plain(config)
 
 
-MARGIN_ON_LOGITS = [("cnn_baseline", "margin"), ("cnn_baseline", "margin_released")]
+@pytest.mark.parametrize("preset", sorted(OF_EM_CAPS))
+@pytest.mark.parametrize("model", [model for model in MODELS if not model.startswith("em_caps")])
+def test_experiment_with_options_of_em_caps_is_refused_for_another_model(model, preset):
+    with pytest.raises(ConfigError, match=r"^(model|routing)\.\w+ does not exist; .*Options: ") as caught:
+        check(compose(f"model={model}", preset))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("routing", [name for name in options("routing") if name != "none"])
+@pytest.mark.parametrize("model", [model for model in MODELS if model.startswith("em_caps")])
+def test_every_routing_is_built_into_em_caps(model, routing):
+    config = compose(f"model={model}", f"routing={routing}")
+    network = build.build_module(config, SMALLNORB).network
+    kinds = {type(layer.routing).__name__ for layer in (*network.conv_capsules, network.classes)}
+    assert kinds == {config.routing._target_.rpartition(".")[2]}
+
+
+@pytest.mark.parametrize("schedule", options("schedule"))
+@pytest.mark.parametrize("loss", options("loss"))
+def test_every_loss_and_schedule_is_built_with_em_caps(loss, schedule):
+    module = build.build_module(
+        compose("model=em_caps", *TINY["em_caps"], f"loss={loss}", f"schedule={schedule}"), SMALLNORB
+    )
+    reached = {"margin"} if loss.startswith("spread") and schedule.startswith("em") else set()
+    assert module.scheduled_arguments == reached
+
+
+def test_options_of_the_class_layer_are_those_of_a_routing():
+    with pytest.raises(ConfigError, match=r"^model: .*unexpected keyword argument 'cots'"):
+        build.build_module(compose("model=em_caps", "+routing.class_layer.cots=paper"), SMALLNORB)
+
+
+@pytest.mark.parametrize("experiment", options("experiment"))
+def test_every_experiment_is_built(experiment):
+    """With as many parameters as its head says, where it says so."""
+    config = compose(f"experiment={experiment}")
+    check(config)
+    spec = build.build_data(config).spec
+    network = build.build_module(config, spec).network
+    head = (CONF / "experiment" / f"{experiment}.yaml").read_text()
+    said = re.findall(r"([\d,]+) parameters", head)
+    assert said in ([], [f"{sum(p.numel() for p in network.parameters()):,}"])
+
+
+OF_ACTIVATIONS_ON_LOGITS = [
+    (m, o) for m in MODELS if m.startswith("cnn_") for o in options("loss") if o != "cross_entropy"
+]
 
 
 @pytest.mark.parametrize(
-    ("model", "loss"), sorted({(m, o) for m in MODELS for o in options("loss")} - set(MARGIN_ON_LOGITS))
+    ("model", "loss"), sorted({(m, o) for m in MODELS for o in options("loss")} - set(OF_ACTIVATIONS_ON_LOGITS))
 )
 def test_every_loss_with_every_model(model, loss):
     check(compose(f"model={model}", f"loss={loss}"))
 
 
-@pytest.mark.parametrize(("model", "loss"), MARGIN_ON_LOGITS)
-def test_margin_loss_on_logits_is_refused(model, loss):
-    with pytest.raises(ConfigError, match="BaselineCNN gives logits"):
+@pytest.mark.parametrize(("model", "loss"), OF_ACTIVATIONS_ON_LOGITS)
+def test_loss_of_activations_on_logits_is_refused(model, loss):
+    with pytest.raises(ConfigError, match="BaselineCNN gives logits: loss=cross_entropy"):
         check(compose(f"model={model}", f"loss={loss}"))
+
+
+WITHOUT_DEFAULT = {"callbacks=stop_at_error": ["callbacks.stop_at_error.stopping_threshold=5"]}
 
 
 @pytest.mark.parametrize(
@@ -116,7 +181,7 @@ def test_margin_loss_on_logits_is_refused(model, loss):
     ],
 )
 def test_every_other_option(choice):
-    config = compose(choice)
+    config = compose(choice, *WITHOUT_DEFAULT.get(choice, []))
     check(config)
     plain(config)
 
@@ -140,6 +205,14 @@ def test_every_experiment_says_how_to_run_it_and_what_to_expect(experiment):
     assert len(head) >= 3
     assert any(line.startswith("# Command:") for line in head)
     assert any(line.startswith(("# Hardware:", "# Expected:")) for line in head)
+
+
+@pytest.mark.parametrize("word", ["Command", "Hardware", "Expected"])
+@pytest.mark.parametrize("experiment", [name for name in options("experiment") if name.startswith("em2018/")])
+def test_heads_of_matrix_capsule_experiments(experiment, word):
+    text = (CONF / "experiment" / f"{experiment}.yaml").read_text()
+    (line,) = re.findall(rf"^# {word}: +(\S.*)$", text, re.MULTILINE)
+    assert word != "Command" or f"experiment={experiment}" in line
 
 
 @pytest.mark.parametrize("folder", sorted({path.parent.relative_to(CONF).as_posix() for path in FILES}))
@@ -227,6 +300,92 @@ def test_precedence(presets, overrides, routing, loss, seed, reverse):
 )
 def test_precedence_of_the_model_itself(presets, overrides, network):
     assert compose(presets, *overrides).model._target_.rpartition(".")[2] == network
+
+
+EM_CAPS = {"routing": "EMRouting", "loss": "released", "rate": 0.003, "margin": "SigmoidRamp"}
+
+
+def chosen(config: DictConfig) -> dict[str, Any]:
+    margin = config.schedule.get("margin")
+    return {
+        "routing": config.routing and config.routing._target_.rpartition(".")[2],
+        "loss": config.loss.classification.get("reduction", "cross entropy"),
+        "rate": config.schedule.learning_rate.initial,
+        "margin": margin and margin._target_.rpartition(".")[2],
+    }
+
+
+@pytest.mark.parametrize(
+    ("overrides", "changed"),
+    [
+        ([], {}),
+        (["routing=dynamic"], {"routing": "DynamicRouting"}),
+        (["loss=spread"], {"loss": "paper"}),
+        (["schedule=em_linear_margin"], {"margin": "Linear"}),
+        (["schedule=exponential"], {"rate": 0.001, "margin": None}),
+        (["routing.iterations=5", "loss.classification.reduction=paper"], {"loss": "paper"}),
+        (["experiment=em2018/mnist_tutorial"], {"loss": "paper", "margin": "Staircase"}),
+        (["experiment=em2018/mnist_tutorial", "loss=spread_released", "schedule=em2018_scaled"], {}),
+        (["experiment=em2018/viewpoint_azimuth", "routing=uniform"], {"routing": "UniformRouting"}),
+        (["experiment=quickstart"], {}),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("model", ["em_caps", "em_caps_small"])
+@pytest.mark.parametrize("reverse", [False, True], ids=["as given", "other order"])
+def test_precedence_with_em_caps(model, overrides, changed, reverse):
+    words = [f"model={model}", *overrides]
+    assert chosen(compose(*(reversed(words) if reverse else words))) == EM_CAPS | changed
+
+
+@pytest.mark.parametrize(
+    ("overrides", "key", "value"),
+    [
+        ([], "schedule.margin.every", "1/6 run"),
+        (["experiment=em2018/smallnorb"], "schedule.margin.every", "50000 steps"),
+        (["experiment=em2018/smallnorb", "schedule=em2018_scaled"], "schedule.margin.every", "1/6 run"),
+        (["experiment=em2018/smallnorb_small"], "model.channels", 64),
+        (["experiment=em2018/smallnorb_small"], "schedule.margin.every", "50000 steps"),
+        (["experiment=em2018/smallnorb_small"], "data.source", "real"),
+        (["experiment=em2018/viewpoint_azimuth"], "data.split", "azimuth"),
+        (["experiment=em2018/viewpoint_elevation"], "data.split", "elevation"),
+        (["experiment=em2018/viewpoint_elevation"], "train.test", "last"),
+        (["experiment=em2018/viewpoint_elevation", "data.split=full"], "data.split", "full"),
+        (["experiment=em2018/mnist_tutorial"], "model.padding", "same"),
+        (["experiment=em2018/mnist_tutorial", "model.padding=valid"], "model.padding", "valid"),
+        (["experiment=em2018/mnist_tutorial"], "routing.cost", "standardised"),
+        (["experiment=em2018/mnist_tutorial", "routing=em"], "routing.cost", "official_fast"),
+        ([], "trainer.gradient_clip_val", 200.0),
+        (["trainer.gradient_clip_val=1"], "trainer.gradient_clip_val", 1),
+        ([], "routing.class_layer.cost", "official_legacy"),
+        (["routing=em_paper"], "routing.class_layer.cost", "paper"),
+        (["routing.class_layer.cost=paper"], "model.routing.class_layer.cost", "paper"),
+        (["routing.iterations=5"], "model.routing.iterations", 5),
+    ],
+    ids=str,
+)
+def test_values_with_em_caps(overrides, key, value):
+    model = [] if any("experiment" in word for word in overrides) else ["model=em_caps"]
+    assert OmegaConf.select(compose(*model, *overrides), key) == value
+
+
+@pytest.mark.parametrize(
+    ("overrides", "network", "loss"),
+    [
+        ([], "EMCaps", "released"),
+        (["model=em_caps_small"], "EMCaps", "released"),
+        (["model=cnn_smallnorb"], "BaselineCNN", "cross entropy"),
+        (["model=capsnet"], "CapsNet", "paper"),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("split", ["azimuth", "elevation"])
+def test_viewpoint_experiments_run_with_every_network(split, overrides, network, loss):
+    config = compose(f"experiment=em2018/viewpoint_{split}", *overrides)
+    check(config)
+    assert config.model._target_.rpartition(".")[2] == network
+    assert chosen(config)["loss"] == loss
+    assert (config.data.split, config.train.test) == (split, "last")
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 
@@ -9,6 +10,7 @@ from torch import Tensor
 from torch.autograd import gradcheck
 
 from capsule_lab.functional import (
+    combine_crops,
     dense_votes,
     float32_under_autocast,
     length,
@@ -92,6 +94,45 @@ def test_dense_votes_is_one_matrix_product_per_child_and_parent() -> None:
     weight = torch.randn(3, 4, 5, 6, dtype=torch.float64)
     expected = torch.einsum("bic,icjd->bijd", poses, weight)
     torch.testing.assert_close(dense_votes(poses, weight), expected, rtol=0, atol=1e-13)
+
+
+def matrix_votes_by_loops(poses: Tensor, weight: Tensor) -> Tensor:
+    """``V = M W``, entry by entry; matrices are stored row by row."""
+    inner, columns = weight.shape[1], weight.shape[3]
+    rows = poses.shape[2] // inner
+    votes = torch.zeros(len(poses), len(weight), weight.shape[2], rows * columns, dtype=torch.float64)
+    for b, i, j, row, column, x in itertools.product(*map(range, (*votes.shape[:3], rows, columns, inner))):
+        entry = poses[b, i, row * inner + x] * weight[i, x, j, column]
+        votes[b, i, j, row * columns + column] += entry
+    return votes
+
+
+@pytest.mark.parametrize(
+    ("rows", "inner", "columns"), [(4, 4, 4), (1, 4, 4), (1, 3, 5), (2, 3, 5), (3, 2, 1), (4, 1, 2)]
+)
+def test_dense_votes_of_matrices_have_the_pose_on_the_left(rows: int, inner: int, columns: int) -> None:
+    poses = torch.randn(2, 3, rows * inner, dtype=torch.float64)
+    weight = torch.randn(3, inner, 2, columns, dtype=torch.float64)
+    torch.testing.assert_close(dense_votes(poses, weight), matrix_votes_by_loops(poses, weight), rtol=0, atol=1e-13)
+
+
+def test_dense_votes_of_matrices_are_a_matrix_product() -> None:
+    poses, weight = torch.randn(2, 3, 16, dtype=torch.float64), torch.randn(3, 4, 5, 4, dtype=torch.float64)
+    product = poses.view(2, 3, 1, 4, 4) @ weight.transpose(1, 2)
+    torch.testing.assert_close(dense_votes(poses, weight), product.flatten(3), rtol=0, atol=1e-13)
+
+
+@pytest.mark.parametrize(("components", "rows"), [(5, 4), (3, 4), (7, 3)])
+def test_dense_votes_of_half_a_row_are_refused(components: int, rows: int) -> None:
+    message = f"^poses have {components} components and weights {rows} rows; expected a multiple$"
+    with pytest.raises(ValueError, match=message):
+        dense_votes(torch.randn(2, 3, components), torch.randn(3, rows, 2, 4))
+
+
+def test_dense_votes_gradient_of_matrices() -> None:
+    poses = torch.randn(2, 3, 4, dtype=torch.float64, requires_grad=True)
+    weight = torch.randn(3, 2, 2, 2, dtype=torch.float64, requires_grad=True)
+    assert gradcheck(dense_votes, (poses, weight))
 
 
 def test_dense_votes_are_laid_out_by_parent() -> None:
@@ -213,3 +254,45 @@ def test_autocast_is_off_inside_and_on_again_after() -> None:
 def test_float64_stays_float64_under_autocast() -> None:
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert squash(torch.ones(2, dtype=torch.float64)).dtype == torch.float64
+
+
+# -------------------------------------------------------------------------------------------------- crops
+
+
+def combine_crops_loops(scores: Tensor) -> Tensor:
+    """Section 6.3 of the notes on EM routing: divided by their sum over classes, summed over crops."""
+    combined = []
+    for image in scores.tolist():
+        combined.append([0.0] * len(image[0]))
+        for crop in image:
+            for k in range(len(crop)):
+                combined[-1][k] += crop[k] / sum(crop)
+    return torch.tensor(combined, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("crops", [1, 2, 13])
+def test_crops_are_normalised_then_summed(crops: int) -> None:
+    scores = torch.rand(3, crops, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(combine_crops(scores), combine_crops_loops(scores), rtol=1e-12, atol=0)
+
+
+def test_every_crop_has_one_vote_however_sure_it_is() -> None:
+    scores = torch.tensor([[[0.9, 0.8], [0.01, 0.03]]])
+    assert combine_crops(scores).argmax(1).item() == 1
+    assert scores.sum(1).argmax(1).item() == 0
+
+
+def test_crops_of_logits_vote_with_their_probabilities() -> None:
+    logits = torch.randn(3, 4, 5, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(combine_crops(logits, logits=True), combine_crops(logits.softmax(2)))
+    assert not torch.allclose(combine_crops(logits.sigmoid()), combine_crops(logits, logits=True))
+
+
+def test_crop_that_sees_nothing_does_not_vote() -> None:
+    scores = torch.tensor([[[0.0, 0.0], [0.25, 0.75]]])
+    assert combine_crops(scores).tolist() == [[0.25, 0.75]]
+
+
+def test_one_crop_predicts_as_the_image_does() -> None:
+    scores = torch.rand(20, 1, 5, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(combine_crops(scores).argmax(1), scores[:, 0].argmax(1))

@@ -1,14 +1,16 @@
 from __future__ import annotations
 
+import functools
+import math
 from typing import Any
 
 import jaxtyping
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd import gradcheck
 
-from capsule_lab.losses import cross_entropy_loss, margin_loss, reconstruction_loss
+from capsule_lab.losses import cross_entropy_loss, l2_loss, margin_loss, reconstruction_loss, spread_loss
 from tests.reference.loops import margin_loss_loops
 
 # The unit test of the authors' released code: several classes may be present, lengths may be anything.
@@ -91,6 +93,68 @@ def test_unknown_reduction_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         margin_loss(lengths(), torch.tensor([0, 9, 5, 5]), reduction="mean")
 
 
+def test_margin_loss_of_the_released_em_code_is_half_of_this_one() -> None:
+    scores, labels = lengths(classes=5), torch.tensor([0, 4, 2, 2])
+    x, true = scores - 0.5, torch.eye(5, dtype=torch.float64)[labels]
+    present, absent = 0.5 * (x < 0.4) * (x - 0.4) ** 2, 0.25 * (x > -0.4) * (x + 0.4) ** 2
+    torch.testing.assert_close(0.5 * margin_loss(scores, labels), (true * present + (1 - true) * absent).sum(1).mean())
+
+
+# ------------------------------------------------------------------------------------------------- spread
+
+
+def spread_loops(scores: Tensor, labels: Tensor, margin: float) -> float:
+    """Equation 3, averaged over the batch."""
+    total = 0.0
+    for row, label in zip(scores.tolist(), labels.tolist(), strict=True):
+        for i in range(len(row)):
+            if i != label:
+                total += max(0.0, margin - (row[label] - row[i])) ** 2
+    return total / len(scores)
+
+
+@pytest.mark.parametrize("margin", [0.2, 0.5, 0.9, 0.99])
+def test_spread_equals_the_loops(margin: float) -> None:
+    labels = torch.tensor([0, 9, 5, 5])
+    expected = spread_loops(lengths(), labels, margin)
+    assert spread_loss(lengths(), labels, margin=margin).item() == pytest.approx(expected, abs=1e-12)
+
+
+@pytest.mark.parametrize("classes", [2, 5])
+def test_released_spread_is_a_mean_over_all_classes_too(classes: int) -> None:
+    labels = torch.tensor([0, 1, 1, 0])
+    released = spread_loss(lengths(classes=classes), labels, reduction="released")
+    torch.testing.assert_close(classes * released, spread_loss(lengths(classes=classes), labels), rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize(("lead", "loss"), [(0.9, 0.0), (0.95, 0.0), (0.8, 0.01), (0.0, 0.81), (-0.1, 1.0)])
+def test_spread_of_one_wrong_class(lead: float, loss: float) -> None:
+    scores = torch.tensor([[0.5, 0.5 + lead]], dtype=torch.float64)
+    assert spread_loss(scores, torch.tensor([1])).item() == pytest.approx(loss, abs=1e-12)
+
+
+def test_spread_where_all_activations_are_equal_is_the_squared_margin_per_wrong_class() -> None:
+    assert spread_loss(torch.full((3, 5), 0.5), torch.tensor([0, 1, 2]), margin=0.2).item() == pytest.approx(4 * 0.04)
+
+
+@pytest.mark.parametrize("changed", [{"margin": 0.2}, {"reduction": "released"}])
+def test_every_argument_of_the_spread_loss_does_something(changed: dict[str, Any]) -> None:
+    labels = torch.tensor([0, 9, 5, 5])
+    assert spread_loss(lengths(), labels, **changed) != spread_loss(lengths(), labels)
+
+
+@pytest.mark.parametrize("reduction", ["paper", "released"])
+def test_spread_gradient(reduction: str) -> None:
+    scores = lengths(2, 3).requires_grad_()
+    assert gradcheck(lambda scores: spread_loss(scores, torch.tensor([0, 2]), reduction=reduction), (scores,))
+
+
+def test_unknown_reduction_of_the_spread_loss_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
+    with pytest.raises(ValueError, match="spread loss reduction is 'sum'; expected 'paper' or 'released'"):
+        spread_loss(lengths(), torch.tensor([0, 9, 5, 5]), reduction="sum")
+
+
 # ----------------------------------------------------------------------------------------- reconstruction
 
 
@@ -126,10 +190,75 @@ def test_cross_entropy(labels: Tensor) -> None:
     torch.testing.assert_close(cross_entropy_loss(logits, labels), expected)
 
 
+def test_perfect_activations_still_cost_something_in_the_softmax() -> None:
+    loss = cross_entropy_loss(torch.tensor([[1.0, 0, 0, 0, 0]]), torch.tensor([0]))
+    assert loss.item() == pytest.approx(math.log(1 + 4 / math.e))
+
+
+def test_cross_entropy_on_log_odds_is_that_on_the_logits_of_the_activations() -> None:
+    logits = torch.tensor([[1.0, 3.0], [-5.0, 0.0], [7.0, -8.0]], dtype=torch.float64)
+    labels = torch.tensor([0, 1, 1])
+    found = cross_entropy_loss(logits.sigmoid(), labels, log_odds=True)
+    torch.testing.assert_close(found, cross_entropy_loss(logits, labels))
+
+
+@pytest.mark.parametrize("eps", [1e-6, 1e-3])
+def test_certain_activations_have_finite_log_odds(eps: float) -> None:
+    scores = torch.tensor([[1.0, 0.0]], requires_grad=True)
+    loss = cross_entropy_loss(scores, torch.tensor([1]), log_odds=True, eps=eps)
+    loss.backward()
+    assert loss.item() == pytest.approx(2 * math.log(1 / eps), rel=1e-2)
+    assert scores.grad is not None
+    assert scores.grad.isfinite().all()
+
+
+def test_cross_entropy_on_log_odds_gradient() -> None:
+    scores = lengths(2, 3).requires_grad_()
+    assert gradcheck(lambda scores: cross_entropy_loss(scores, torch.tensor([0, 2]), log_odds=True), (scores,))
+
+
+# ----------------------------------------------------------------------------------------------------- L2
+
+
+@pytest.mark.parametrize("weight", [0.0, 2e-7, 0.5])
+def test_l2_is_half_the_sum_of_squares_of_kernels(weight: float) -> None:
+    layer = nn.Conv2d(2, 3, 3).double()
+    loss = l2_loss(layer.parameters(), weight=weight)
+    assert loss.item() == pytest.approx(weight / 2 * layer.weight.square().sum().item())
+
+
+@pytest.mark.parametrize(
+    "parameter",
+    [nn.Linear(2, 3).bias, nn.BatchNorm2d(3).weight, torch.ones(3), torch.tensor(1.0)],
+    ids=["bias", "scale", "beta", "scalar"],
+)
+def test_l2_of_what_is_no_kernel_is_zero(parameter: Tensor) -> None:
+    kernel = torch.ones(2, 2)
+    assert l2_loss([parameter]).item() == 0
+    assert l2_loss([kernel, parameter, kernel]) == 2 * l2_loss([kernel])
+
+
+def test_gradient_of_l2_is_the_kernel_times_the_weight() -> None:
+    kernel = lengths().requires_grad_()
+    l2_loss([kernel], weight=0.1).backward()
+    torch.testing.assert_close(kernel.grad, 0.1 * kernel.detach())
+
+
+def test_l2_by_default_is_that_of_the_released_em_code() -> None:
+    assert l2_loss([torch.ones(10, 10)]).item() == pytest.approx(2e-7 * 50)
+
+
+def test_l2_of_half_precision_kernels_is_float32() -> None:
+    kernel = torch.full((40, 40), 3.0)
+    assert torch.equal(l2_loss([kernel.bfloat16()]), l2_loss([kernel]))
+
+
 # ----------------------------------------------------------------------------------------------- in float32
 
 
-@pytest.mark.parametrize("loss", [margin_loss, cross_entropy_loss])
+@pytest.mark.parametrize(
+    "loss", [margin_loss, spread_loss, cross_entropy_loss, functools.partial(cross_entropy_loss, log_odds=True)]
+)
 def test_half_precision_scores_give_a_float32_loss(loss: Any) -> None:
     scores, labels = lengths().bfloat16(), torch.tensor([0, 9, 5, 5])
     assert loss(scores, labels).dtype == torch.float32

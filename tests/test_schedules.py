@@ -5,7 +5,9 @@ import math
 from typing import Any
 
 import pytest
+from hydra.utils import instantiate
 
+from capsule_lab.command import compose
 from capsule_lab.schedules import Constant, Exponential, Linear, Schedule, SigmoidRamp, Staircase, duration_in_steps
 
 CAPSNET_LEARNING_RATE = Exponential(1e-3, 0.96, "2000 steps", 1e-6)
@@ -194,3 +196,55 @@ def test_schedules_are_frozen() -> None:
 
 def test_schedules_compare_by_value() -> None:
     assert Exponential(1e-3, 0.96, "2000 steps", 1e-6) == CAPSNET_LEARNING_RATE
+
+
+# ----------------------------------------------------------------------------------------------- conf/schedule
+
+
+def shipped(name: str, steps_per_epoch: int = 380, total_steps: int = 300_000) -> dict[str, Schedule]:
+    """What ``schedule=<name>`` gives in a run of this length."""
+    schedules = instantiate(compose("train", [f"schedule={name}"]).schedule, _convert_="all")
+    return {name: schedule.for_run(steps_per_epoch, total_steps) for name, schedule in schedules.items()}
+
+
+# section 4 of the notes on EM routing: values of the released code
+MARGIN = [
+    *((0, 0.2142), (50_000, 0.2375), (100_000, 0.2942), (150_000, 0.4125), (200_000, 0.595), (250_000, 0.7775)),
+    *((300_000, 0.8958), (400_000, 0.976), (500_000, 0.988), (700_000, 0.98996), (2_000_000, 0.98996)),
+]
+
+
+@pytest.mark.parametrize(("step", "margin"), MARGIN)
+def test_margin_of_em2018(step: int, margin: float) -> None:
+    assert shipped("em2018")["margin"](step) == pytest.approx(margin, abs=3e-4)
+
+
+@pytest.mark.parametrize(
+    ("step", "rate"),
+    [(0, 3e-3), (100_000, 2.45e-3), (200_000, 1.99e-3), (500_000, 1.08e-3), (1_000_000, 3.9e-4), (2_000_000, 5.1e-5)],
+)
+def test_learning_rate_of_em2018(step: int, rate: float) -> None:
+    assert shipped("em2018")["learning_rate"](step) == pytest.approx(rate, rel=1e-2)
+
+
+@pytest.mark.parametrize("total_steps", [300, 6_000, 300_000])
+@pytest.mark.parametrize(("step", "margin"), MARGIN[:7])
+def test_scaled_margin_is_that_of_the_first_300_000_steps(total_steps: int, step: int, margin: float) -> None:
+    scaled = shipped("em2018_scaled", total_steps=total_steps)["margin"]
+    assert scaled(step * total_steps // 300_000) == pytest.approx(margin, abs=6e-5)
+
+
+@pytest.mark.parametrize("name", ["em2018_scaled", "em_linear_margin", "em_margin_per_epoch"])
+def test_learning_rate_of_a_run_of_any_length_falls_from_3e_3_to_a_45th(name: str) -> None:
+    rate = shipped(name, total_steps=5_000)["learning_rate"]
+    assert [rate(0), rate(5_000)] == pytest.approx([3e-3, 3e-3 / 45], rel=1e-2)
+
+
+@pytest.mark.parametrize(("step", "margin"), [(0, 0.2), (2_500, 0.55), (5_000, 0.9)])
+def test_linear_margin(step: int, margin: float) -> None:
+    assert shipped("em_linear_margin", total_steps=5_000)["margin"](step) == pytest.approx(margin)
+
+
+@pytest.mark.parametrize(("step", "margin"), [(0, 0.2), (379, 0.2), (380, 0.3), (7 * 380, 0.9), (5_000, 0.9)])
+def test_margin_per_epoch(step: int, margin: float) -> None:
+    assert shipped("em_margin_per_epoch")["margin"](step) == pytest.approx(margin)

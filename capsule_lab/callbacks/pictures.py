@@ -35,8 +35,7 @@ class Reconstructions(Callback):
         if batch_idx or not isinstance(network, CapsNet) or network.decoder is None or trainer.sanity_checking:
             return
         if trainer.is_global_zero:
-            first = Batch(*(part[: self.images] for part in batch))
-            figure = reconstruction_sheet(network, first.images, first.labels)
+            figure = reconstruction_sheet(network, batch.images[: self.images], batch.labels[: self.images])
             show_figure(trainer, "val/reconstructions", figure)
 
 

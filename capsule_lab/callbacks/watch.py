@@ -7,11 +7,12 @@ from typing import Any
 import lightning as L
 import torch
 from lightning.pytorch.callbacks import Callback
-from torch import Tensor
+from torch import Tensor, nn
+from torchmetrics import Metric
 
-from capsule_lab.metrics import CouplingEntropy, DeadCapsuleRate
-from capsule_lab.networks import CapsNet
-from capsule_lab.types import Batch, RoutingTrace
+from capsule_lab.metrics import ActivationStatistics, CouplingEntropy, DeadCapsuleRate
+from capsule_lab.networks import AbstractCapsuleNetwork
+from capsule_lab.types import Batch, Capsules, RoutingTrace
 
 
 class NonFiniteError(ArithmeticError):
@@ -58,26 +59,68 @@ class NonFiniteGuard(Callback):
 
 
 class RoutingStats(Callback):
-    """Logs how decided the routing is and how many class capsules no validation image activates."""
+    """Logs what the capsules do in validation.
 
-    def __init__(self) -> None:
-        self.entropy = CouplingEntropy()
+    Of all images: ``val/dead_capsules``, percent of the class capsules that none activates. Of the first few:
+    ``val/coupling_entropy`` of the last routing iteration of the class capsules, and for every layer of capsules
+    ``val/activation_<layer>``, the mean, ``val/activation_std_<layer>``, and ``val/dead_<layer>``, percent of the
+    layer's capsules that none of them activates.
+
+    Args:
+        images: how many those few are.
+    """
+
+    def __init__(self, images: int = 64) -> None:  # ours: enough for an average, little beside a validation
+        if images < 1:
+            raise ValueError(f"RoutingStats looks at {images} images; expected 1 or more")
+        self.images = images
         self.dead = DeadCapsuleRate()
+        self.statistics: dict[str, Tensor] = {}
 
     def on_validation_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Batch, batch_idx: int, *_: Any
     ) -> None:
         capsules = outputs["output"].capsules
-        if capsules is None:
-            return
-        self.dead.to(pl_module.device).update(capsules.activations)
-        if batch_idx == 0 and isinstance(pl_module.network, CapsNet):
-            traces: list[RoutingTrace] = []
-            pl_module.network(batch.images[:16], on_iteration=traces.append)  # ours: enough for an average
-            self.entropy.to(pl_module.device).update(traces[-1].couplings)
+        if capsules is not None:
+            self.dead.to(pl_module.device).update(capsules.activations)
+        if batch_idx == 0 and isinstance(pl_module.network, AbstractCapsuleNetwork):
+            images = batch.images[: max(self.images // trainer.world_size, 1)]  # every process has its share of them
+            self.statistics = layer_statistics(pl_module.network, images)
 
     def on_validation_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        for name, metric in (("coupling_entropy", self.entropy), ("dead_capsules", self.dead)):
-            if metric.update_called:
-                pl_module.log(f"val/{name}", metric.compute())
-                metric.reset()
+        if self.dead.update_called:
+            pl_module.log("val/dead_capsules", self.dead.compute())
+            self.dead.reset()
+        for name, value in self.statistics.items():
+            pl_module.log(f"val/{name}", value)
+        self.statistics = {}
+
+
+def layer_statistics(network: AbstractCapsuleNetwork, images: Tensor) -> dict[str, Tensor]:
+    """Coupling entropy of the class capsules, and of every layer mean, spread and deadness of its activations."""
+    traces: list[RoutingTrace] = []
+    layers: dict[str, Capsules] = {}
+    names = {layer: name for name, layer in network.capsule_layers().items()}
+
+    def keep(layer: nn.Module, _: Any, output: Capsules) -> None:
+        layers[names[layer]] = output
+
+    hooks = [layer.register_forward_hook(keep) for layer in names]
+    try:
+        network.forward(images, on_iteration=traces.append)  # not what torch.compile made of it: that has no hooks
+    finally:
+        for hook in hooks:
+            hook.remove()
+    statistics = {"coupling_entropy": value_of(CouplingEntropy(), traces[-1].couplings)}
+    for name, capsules in layers.items():
+        statistics[f"activation_{name}"], statistics[f"activation_std_{name}"] = value_of(
+            ActivationStatistics(), capsules.activations
+        )
+        statistics[f"dead_{name}"] = value_of(DeadCapsuleRate(), capsules.activations)
+    return statistics
+
+
+def value_of(metric: Metric, values: Tensor) -> Any:
+    """What ``metric`` says of ``values``, those of the other processes included."""
+    metric.to(values.device).update(values)
+    return metric.compute()

@@ -3,5 +3,6 @@
 from capsule_lab.data.base import AbstractDataModule
 from capsule_lab.data.files import DataError
 from capsule_lab.data.mnist import MNISTDataModule
+from capsule_lab.data.smallnorb import SmallNORBDataModule
 
-__all__ = ["AbstractDataModule", "DataError", "MNISTDataModule"]
+__all__ = ["AbstractDataModule", "DataError", "MNISTDataModule", "SmallNORBDataModule"]

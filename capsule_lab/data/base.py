@@ -7,14 +7,15 @@ import logging
 from abc import abstractmethod
 from fractions import Fraction
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal, cast
 
 import lightning as L
+import numpy as np
 from torch import Tensor
 
 from capsule_lab.data.files import DataError, data_directory
 from capsule_lab.data.loader import EpochBatches, Images, InMemory, ResumableLoader
-from capsule_lab.data.splits import Validation, index_hash, split_validation, take_stratified
+from capsule_lab.data.splits import Indices, Validation, index_hash, split_validation, take_stratified
 from capsule_lab.types import Batch, DataSpec
 
 Source = Literal["auto", "real", "standin"]
@@ -34,9 +35,11 @@ class AbstractDataModule(L.LightningDataModule):
         source: ``"auto"``, ``"real"`` or ``"standin"``.
         batch_size: images per training step and process.
         eval_batch_size: images per validation or test step and process.
-        validation: which training images to validate on, see ``split_validation``.
+        validation: which training images to validate on, one of ``validations``; see ``split_training``.
         validation_share: how many of them, as a number or a fraction such as ``"1/6"``.
         train_images: train on so many images only, classes in proportion; ``None`` for all.
+        eval_images: validate and test on so many images each at most, classes in proportion, for a quick look;
+            ``None`` for all. Provenance says so.
         augment: draw random transformations in training.
         seed: of the order, the split and the augmentation.
 
@@ -46,6 +49,10 @@ class AbstractDataModule(L.LightningDataModule):
     """
 
     spec: DataSpec
+    validations: ClassVar[tuple[str, ...]] = ("first", "stratified", "none")
+    """What ``validation`` may be."""
+    test_parts: tuple[str, ...] = ()
+    """Parts of the test set that are reported each on its own; with any, ``test_dataloader`` returns a list."""
 
     def __init__(
         self,
@@ -54,17 +61,16 @@ class AbstractDataModule(L.LightningDataModule):
         source: Source = "auto",
         batch_size: int = 128,  # released code of Sabour 2017
         eval_batch_size: int = 500,  # ours: divides 10,000
-        validation: Validation = "first",
+        validation: str = "first",
         validation_share: float | str = "1/6",  # Sabour 2017's code: 10,000 of 60,000
         train_images: int | None = None,
+        eval_images: int | None = None,
         augment: bool = True,
         seed: int = 0,
     ) -> None:
         super().__init__()
-        if source not in ("auto", "real", "standin"):
-            raise ValueError(f"data.source is {source!r}; expected 'auto', 'real' or 'standin'")
-        if validation not in ("first", "stratified", "none"):
-            raise ValueError(f"data.validation is {validation!r}; expected 'first', 'stratified' or 'none'")
+        check_choice("source", source, ("auto", "real", "standin"))
+        check_choice("validation", validation, self.validations)
         if seed < 0:
             raise ValueError(f"seed is {seed}; expected 0 or more")
         if batch_size < 1 or eval_batch_size < 1:
@@ -73,9 +79,12 @@ class AbstractDataModule(L.LightningDataModule):
         self.source = source
         self.batch_size = batch_size
         self.eval_batch_size = eval_batch_size
-        self.validation: Validation = validation
+        self.validation = validation
         self.validation_share = _share(validation_share)
+        if eval_images is not None and eval_images < 1:
+            raise ValueError(f"data.eval_images is {eval_images}; expected 1 or more, or null for all")
         self.train_images = train_images
+        self.eval_images = eval_images
         self.augment = augment
         self.seed = seed
         self.provenance: dict[str, Any] = {}
@@ -103,6 +112,15 @@ class AbstractDataModule(L.LightningDataModule):
     def transform(self, images: Tensor, key: Tensor, *, augment: bool) -> Tensor:
         """Stored uint8 images to what the network sees, on whatever device they are."""
 
+    def split_training(self, everything: Images) -> tuple[Indices, Indices]:
+        """Indices of the training and of the validation images; by default those of ``split_validation``."""
+        labels = everything.labels.numpy()
+        return split_validation(labels, cast(Validation, self.validation), self.validation_share, self.seed)
+
+    def split_test(self, everything: Images) -> tuple[Images, ...]:
+        """The test images, one set for each of ``test_parts``; all in one if there are none."""
+        return (everything,)
+
     def prepare_data(self) -> None:
         if self.provenance:
             return
@@ -121,10 +139,10 @@ class AbstractDataModule(L.LightningDataModule):
         real = self.provenance["source"] == "real"
         if stage in ("fit", "validate") and "train" not in self.sets:
             everything = self.load(train=True, real=real)
-            labels = everything.labels.numpy()
-            train, validation = split_validation(labels, self.validation, self.validation_share, self.seed)
+            train, validation = self.split_training(everything)
             if self.train_images is not None:
-                train = take_stratified(train, labels, self.train_images, self.seed)
+                train = take_stratified(train, everything.labels.numpy(), self.train_images, self.seed)
+            validation = self._few(validation, everything)
             self.provenance["split"] = {
                 "validation": self.validation,
                 "train_images": len(train),
@@ -132,8 +150,20 @@ class AbstractDataModule(L.LightningDataModule):
                 "hash": index_hash(train) + index_hash(validation),
             }
             self.sets |= {"train": everything.subset(train), "validation": everything.subset(validation)}
-        if stage == "test" and "test" not in self.sets:
-            self.sets["test"] = self.load(train=False, real=real)
+        parts = self.test_parts or ("test",)
+        if stage == "test" and parts[0] not in self.sets:
+            everything = self.load(train=False, real=real)
+            tests = dict(zip(parts, self.split_test(everything), strict=True))
+            few = {part: self._few(np.arange(len(test.labels)), test) for part, test in tests.items()}
+            self.sets |= {part: test.subset(few[part]) for part, test in tests.items()}
+            counts = [f"{len(few[part])} of {len(test.labels)} {part}" for part, test in tests.items()]
+            self.provenance["test_images"] = ", ".join(counts).removesuffix(" test")
+
+    def _few(self, indices: Indices, images: Images) -> Indices:
+        """At most ``eval_images`` of ``indices``."""
+        if self.eval_images is None or len(indices) <= self.eval_images:
+            return indices
+        return take_stratified(indices, images.labels.numpy(), self.eval_images, self.seed)
 
     def train_dataloader(self) -> ResumableLoader:
         loader = self._loader("train", self.batch_size, shuffle=True, drop_last=True)
@@ -146,8 +176,9 @@ class AbstractDataModule(L.LightningDataModule):
     def val_dataloader(self) -> ResumableLoader | list[Any]:
         return self._loader("validation", self.eval_batch_size) if len(self.sets["validation"].labels) else []
 
-    def test_dataloader(self) -> ResumableLoader:
-        return self._loader("test", self.eval_batch_size)
+    def test_dataloader(self) -> ResumableLoader | list[ResumableLoader]:
+        loaders = [self._loader(part, self.eval_batch_size) for part in self.test_parts or ("test",)]
+        return loaders if self.test_parts else loaders[0]
 
     def state_dict(self) -> dict[str, Any]:
         # Lightning keeps the loader's state too, but loses it where the length of the run is asked for early
@@ -173,6 +204,17 @@ class AbstractDataModule(L.LightningDataModule):
         )
         pin_memory = trainer is not None and trainer.strategy.root_device.type == "cuda"
         return ResumableLoader(InMemory(self.sets[name], self.seed), batches, pin_memory=pin_memory)
+
+
+def check_choice(option: str, value: object, choices: tuple[object, ...]) -> None:
+    """Whether an option is one of the few things it can be.
+
+    Raises:
+        ValueError: if not.
+    """
+    if value not in choices:
+        *others, last = (repr(choice) for choice in choices)
+        raise ValueError(f"data.{option} is {value!r}; expected {', '.join(others)} or {last}")
 
 
 def _share(share: float | str) -> Fraction:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import os
 import socket
 import tempfile
-from collections.abc import Callable
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from http.client import HTTPException
 from pathlib import Path
 
@@ -21,9 +24,20 @@ def data_directory(directory: str | None) -> Path:
 
 
 def md5(path: Path) -> str:
-    """MD5 of a file, as data sets publish it."""
-    with path.open("rb") as file:
+    """MD5 of a file as data sets publish it: of what is in it, if its name ends in ``.gz``."""
+    with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
         return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
+
+
+@contextmanager
+def atomically(path: Path) -> Iterator[Path]:
+    """A path beside ``path`` to write to; it takes the place of ``path`` once the block ends without an error."""
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        yield unfinished
+        os.replace(unfinished, path)
+    finally:
+        unfinished.unlink(missing_ok=True)
 
 
 def verify(folder: Path, checksums: dict[str, str], name: str) -> bool:
@@ -52,8 +66,12 @@ def verify(folder: Path, checksums: dict[str, str], name: str) -> bool:
         path = folder / file
         try:
             found = md5(path)
-        except OSError as error:
-            raise DataError(f"{path} cannot be read ({error.strerror}); expected a file of {name}") from error
+        except (OSError, EOFError, zlib.error) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise DataError(
+                f"{path} cannot be read ({reason}); expected a file of {name}: remove it and its folder to have them "
+                "downloaded again"
+            ) from error
         if found != expected:
             raise DataError(
                 f"{path} ({path.stat().st_size} bytes, md5 {found}) is not the file of {name} (md5 {expected}): it is "

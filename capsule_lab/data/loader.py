@@ -16,15 +16,23 @@ from capsule_lab.types import Batch
 
 
 class Images(NamedTuple):
-    """A labelled set of images as stored: ``(n, channel, height, width)`` uint8 and ``(n,)`` classes."""
+    """A labelled set of images as stored.
+
+    Attributes:
+        images: ``(n, channel, height, width)`` uint8.
+        labels: ``(n,)`` classes.
+        factors: ``(n, factor)``, how each image was taken, or ``None`` where nobody knows.
+    """
 
     images: UInt8[Tensor, "n channel height width"]
     labels: Int64[Tensor, " n"]
+    factors: Int64[Tensor, "n factor"] | None = None
 
     def subset(self, indices: Any) -> Images:
         """The images at ``indices``, in that order."""
         chosen = torch.as_tensor(indices, dtype=torch.int64)
-        return Images(self.images[chosen], self.labels[chosen])
+        factors = None if self.factors is None else self.factors[chosen]
+        return Images(self.images[chosen], self.labels[chosen], factors)
 
 
 class InMemory(Dataset[Batch]):
@@ -39,7 +47,8 @@ class InMemory(Dataset[Batch]):
 
     def __getitem__(self, batch: tuple[Tensor, int]) -> Batch:
         index, epoch = batch
-        return Batch(self.data.images[index], self.data.labels[index], sample_key(self.seed, epoch, index))
+        chosen = self.data.subset(index)
+        return Batch(chosen.images, chosen.labels, sample_key(self.seed, epoch, index), chosen.factors)
 
 
 class EpochBatches(Sampler[tuple[Tensor, int]]):

@@ -11,7 +11,13 @@ import numpy.typing as npt
 from sklearn.model_selection import train_test_split
 
 Validation = Literal["first", "stratified", "none"]
+Viewpoints = Literal["full", "azimuth", "elevation"]
 Indices = npt.NDArray[np.int64]
+
+FAMILIAR = {  # Hinton 2018, section 5: a third of all views; numbers as in smallNORB's info files
+    "azimuth": (30, 32, 34, 0, 2, 4),  # x 10 degrees
+    "elevation": (0, 1, 2),  # 30, 35 and 40 degrees above the table
+}
 
 
 def split_validation(
@@ -66,6 +72,46 @@ def take_stratified(indices: Indices, labels: npt.NDArray[np.int64], size: int, 
         return np.sort(indices[order[:size]])
     kept, _ = train_test_split(indices, train_size=size, stratify=labels[indices], random_state=seed)
     return np.sort(kept)
+
+
+def split_by_instance(
+    labels: npt.NDArray[np.int64], instances: npt.NDArray[np.int64], held_out: int, seed: int
+) -> tuple[Indices, Indices]:
+    """Indices of the training and of the validation images, no object being on both sides.
+
+    Views of one object are nearly copies of each other: a split that ignores objects measures memory.
+
+    Args:
+        labels: class of every image.
+        instances: which of its class's objects every image shows.
+        held_out: objects to validate on, of every class; each class draws its own.
+        seed: of the draw.
+
+    Raises:
+        ValueError: if that leaves a class without an object on one side.
+    """
+    validation = np.zeros(len(labels), dtype=bool)
+    for label in np.unique(labels):
+        objects = np.unique(instances[labels == label])
+        if not 0 < held_out < len(objects):
+            raise ValueError(
+                f"data.validation_instances is {held_out}; expected 1 to {len(objects) - 1} of the {len(objects)} "
+                "training objects of each class, or data.validation=none"
+            )
+        drawn = np.random.default_rng((seed, int(label))).permutation(objects)[:held_out]
+        validation |= (labels == label) & np.isin(instances, drawn)
+    return np.flatnonzero(~validation), np.flatnonzero(validation)
+
+
+def split_by_viewpoint(values: npt.NDArray[np.int64], viewpoints: Viewpoints) -> tuple[Indices, Indices]:
+    """Indices of the images taken from familiar and from novel viewpoints (Hinton 2018, section 5).
+
+    Args:
+        values: azimuth or elevation of every image, as in smallNORB's info files; not looked at by ``"full"``.
+        viewpoints: ``"azimuth"`` or ``"elevation"``; with ``"full"`` all are familiar.
+    """
+    familiar = np.ones(len(values), dtype=bool) if viewpoints == "full" else np.isin(values, FAMILIAR[viewpoints])
+    return np.flatnonzero(familiar), np.flatnonzero(~familiar)
 
 
 def index_hash(indices: Indices) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from jaxtyping import Float, Int64, UInt8
+from jaxtyping import Float, Int64, Shaped, UInt8
 from torch import Tensor
 
 _INCREMENT = 0x9E3779B97F4A7C15  # SplitMix64 (Steele, Lea and Flood 2014)
@@ -27,6 +27,11 @@ def random_bits(key: Int64[Tensor, "*shape"], stream: int) -> Int64[Tensor, "*sh
 def random_integers(key: Int64[Tensor, "*shape"], stream: int, low: int, high: int) -> Int64[Tensor, "*shape"]:
     """Uniform integers from ``low`` to ``high``, both included."""
     return low + random_bits(key, stream) % (high - low + 1)
+
+
+def random_uniform(key: Int64[Tensor, "*shape"], stream: int, low: float, high: float) -> Float[Tensor, "*shape"]:
+    """Uniform numbers from ``low`` to ``high``, in steps of 2^-24 of the way: the same in every float32."""
+    return low + (high - low) * (_shift_right(random_bits(key, stream), 39).float() / 2**24)  # 39: 63 - 24 bits
 
 
 def sample_key(seed: int, epoch: int, index: Int64[Tensor, " batch"]) -> Int64[Tensor, " batch"]:
@@ -59,6 +64,71 @@ def shift(
     rows = torch.arange(height, device=images.device)[None, :, None] + (largest - down)[:, None, None]
     columns = torch.arange(width, device=images.device)[None, None, :] + (largest - right)[:, None, None]
     return padded.permute(0, 2, 3, 1)[batch, rows, columns].permute(0, 3, 1, 2).contiguous()
+
+
+def crop(
+    images: Shaped[Tensor, "batch channel height width"],
+    top: Int64[Tensor, " batch"],
+    left: Int64[Tensor, " batch"],
+    size: int,
+) -> Shaped[Tensor, "batch channel size size"]:
+    """The square of ``size`` pixels from each image whose first pixel is at its own ``(top, left)``."""
+    batch = torch.arange(len(images), device=images.device)[:, None, None]
+    side = torch.arange(size, device=images.device)
+    rows = (top[:, None] + side)[:, :, None]
+    columns = (left[:, None] + side)[:, None, :]
+    return images.permute(0, 2, 3, 1)[batch, rows, columns].permute(0, 3, 1, 2).contiguous()
+
+
+def crop_at(
+    images: Shaped[Tensor, "batch channel height width"], corner: tuple[int, int], size: int
+) -> Shaped[Tensor, "batch channel size size"]:
+    """The same square from every image, its first pixel at ``corner``, down and right."""
+    top, left = corner
+    return images[:, :, top : top + size, left : left + size]
+
+
+def centre_corner(image_size: int, size: int) -> tuple[int, int]:
+    """Where the central square of ``size`` pixels begins: (8, 8) for 32 of 48."""
+    return (image_size - size) // 2, (image_size - size) // 2
+
+
+def thirteen_corners(image_size: int, size: int) -> list[tuple[int, int]]:
+    """The corners of the 13 crops that the released code of Hinton 2018 averages over: the centre, 4 diagonals 3 times.
+
+    They are meant to be moved by 1, 2 and 3 pixels, but its crop halves these and rounds down, so that 32 of 48
+    begins at 8, at 7 or 8, at 7 or 9, and at 6 or 9; (8, 8) counts twice. Kept inside the image.
+    """
+    room = image_size - size
+    corners = [centre_corner(image_size, size)]
+    for moved in (1, 2, 3):  # released code of Hinton 2018
+        places = [min(max((room + sign * moved) // 2, 0), room) for sign in (1, -1)]
+        corners += [(top, left) for top in places for left in places]
+    return corners
+
+
+def brightness(
+    images: Float[Tensor, "batch channel height width"], added: Float[Tensor, " batch"]
+) -> Float[Tensor, "batch channel height width"]:
+    """The same number added to all pixels of an image, as TensorFlow's ``adjust_brightness``."""
+    return images + added[:, None, None, None]
+
+
+def contrast(
+    images: Float[Tensor, "batch channel height width"], factor: Float[Tensor, " batch"]
+) -> Float[Tensor, "batch channel height width"]:
+    """Each channel stretched about its own mean, as TensorFlow's ``adjust_contrast``."""
+    mean = images.mean(dim=(2, 3), keepdim=True)
+    return mean + factor[:, None, None, None] * (images - mean)
+
+
+def standardise(images: Float[Tensor, "batch channel height width"]) -> Float[Tensor, "batch channel height width"]:
+    """Mean 0 and standard deviation 1 over all channels of an image, as TensorFlow's ``per_image_standardization``.
+
+    The deviation counts as at least one over the root of the number of pixels, so that a blank image stays finite.
+    """
+    deviation, mean = torch.std_mean(images, dim=(1, 2, 3), correction=0, keepdim=True)
+    return (images - mean) / deviation.clamp(min=images.shape[1:].numel() ** -0.5)  # per_image_standardization's floor
 
 
 def _as_int64(number: int) -> int:

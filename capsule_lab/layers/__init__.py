@@ -1,7 +1,18 @@
-"""Capsule layers as plain ``nn.Module``s, for any PyTorch project."""
+"""Capsule layers that work in any PyTorch project."""
 
+from capsule_lab.layers.classes import ClassCapsules
+from capsule_lab.layers.conv import ConvCapsules
 from capsule_lab.layers.decoder import Decoder
 from capsule_lab.layers.dense import DenseCapsules
-from capsule_lab.layers.primary import PrimaryCapsules
+from capsule_lab.layers.primary import LinearPrimaryCapsules, PrimaryCapsules
+from capsule_lab.layers.windows import Windows
 
-__all__ = ["Decoder", "DenseCapsules", "PrimaryCapsules"]
+__all__ = [
+    "ClassCapsules",
+    "ConvCapsules",
+    "Decoder",
+    "DenseCapsules",
+    "LinearPrimaryCapsules",
+    "PrimaryCapsules",
+    "Windows",
+]

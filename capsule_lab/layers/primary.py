@@ -78,3 +78,57 @@ class PrimaryCapsules(nn.Module):
             total = total + self.bias
         poses = squash(total.permute(0, 1, 3, 4, 2).flatten(1, 3))  # [b i c]
         return Capsules(poses, length(poses))
+
+
+class LinearPrimaryCapsules(nn.Module):
+    """Poses linear in the features at one position, activations a logistic of them (Hinton 2018, section 4).
+
+    Capsules are ordered ``(y, x, type)``. Components of matrix poses are stored row by row.
+
+    Args:
+        in_channels: channels of the feature maps.
+        types: kinds of capsule per position.
+        dim: components of a pose.
+        bias: learn biases (IBM's and other ports); the released code has none.
+        offset: subtracted from the logit of the activation.
+        interleaved: read the channels as the code of 2018 did by mistake: poses and activations one after the
+            other, then cut into groups of ``dim + 1``, so that almost every activation comes from a pose's weights.
+        pose_std, activation_std: standard deviations of the truncated normals that initialise the weights.
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        *,
+        types: int = 32,  # Hinton 2018, section 4
+        dim: int = 16,  # Hinton 2018, section 2: 4x4
+        bias: bool = False,
+        offset: float = 1.0,
+        interleaved: bool = False,
+        pose_std: float = 0.5,  # released code
+        activation_std: float = 3.0,  # released code
+    ) -> None:
+        super().__init__()
+        self.types = types
+        self.dim = dim
+        self.offset = offset
+        self.interleaved = interleaved
+        self.pose = nn.Conv2d(in_channels, types * dim, 1, bias=bias)
+        self.activation = nn.Conv2d(in_channels, types, 1, bias=bias)
+        truncated_normal_(self.pose.weight, pose_std)
+        truncated_normal_(self.activation.weight, activation_std)
+        for bias_of in (self.pose.bias, self.activation.bias):
+            if bias_of is not None:
+                nn.init.zeros_(bias_of)
+
+    def forward(self, features: Float[Tensor, "batch channel height width"]) -> Capsules:
+        poses, logits = self.pose(features), self.activation(features)  # [b type·dim h w], [b type h w]
+        if self.interleaved:
+            poses, logits = (
+                torch.cat([poses, logits], 1).unflatten(1, (self.types, self.dim + 1)).split([self.dim, 1], 2)
+            )
+        else:
+            poses, logits = poses.unflatten(1, (self.types, self.dim)), logits.unsqueeze(2)
+        poses, logits = (part.permute(0, 3, 4, 1, 2).flatten(1, 3) for part in (poses, logits))  # [b i c], [b i 1]
+        full = torch.float32 if poses.dtype in (torch.bfloat16, torch.float16) else poses.dtype  # autocast ends here
+        return Capsules(poses.to(full), (logits.to(full).squeeze(2) - self.offset).sigmoid())

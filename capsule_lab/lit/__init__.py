@@ -2,6 +2,6 @@
 
 from capsule_lab.lit.base import AbstractCapsuleModule
 from capsule_lab.lit.capsnet import CapsNetModule
-from capsule_lab.lit.cnn import CNNModule
+from capsule_lab.lit.classifier import ClassifierModule
 
-__all__ = ["AbstractCapsuleModule", "CNNModule", "CapsNetModule"]
+__all__ = ["AbstractCapsuleModule", "CapsNetModule", "ClassifierModule"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping
@@ -10,10 +11,13 @@ from typing import Any, cast
 import lightning as L
 import numpy as np
 import torch
+from lightning.pytorch.callbacks.early_stopping import EarlyStoppingReason
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torchmetrics import MeanMetric, Metric
 
+from capsule_lab.functional import combine_crops
+from capsule_lab.losses import l2_loss
 from capsule_lab.metrics import ErrorRate
 from capsule_lab.networks import AbstractNetwork
 from capsule_lab.schedules import Schedule
@@ -27,14 +31,21 @@ class AbstractCapsuleModule(L.LightningModule):
     """Trains a network; a subclass says which terms its loss has, and nothing else.
 
     Logged, per split of ``train``, ``val`` and ``test``: ``<split>/loss``, ``<split>/<term>`` for every term,
-    ``<split>/error`` in percent; and ``schedule/<name>`` for every schedule.
+    ``<split>/error`` in percent; and ``schedule/<name>`` for every schedule. Where the DataModule's ``test_parts``
+    names parts of the test set, one loader each, ``test/…`` is of all of them and ``<part>/error`` of each.
+
+    A batch may hold several crops per image, ``(batch, crop, channel, height, width)``: its loss is then the mean
+    over the crops, and the prediction that of ``combine_crops``.
 
     Args:
         network: the network, already built.
         loss: the classification loss, ``(scores, labels) -> scalar``.
         optimizer: called with ``(parameters, lr=1.0)``; the learning rate comes from the schedule.
-        schedule: schedules by name; ``learning_rate`` is required, the others go to ``loss_terms``.
+        schedule: schedules by name; ``learning_rate`` is required, ``None`` is no schedule. One that is named like an
+            argument of the loss, such as ``margin``, sets this argument in training and in the validations of it,
+            whatever the configuration of the loss says; all of them go to ``loss_terms``.
         num_classes: number of classes.
+        l2: weight of ``l2_loss`` of the network, a term of the loss named ``l2``; 0 for none.
         seed: every batch draws its random numbers (dropout) from ``(seed, batch, rank)``, so that a
             resumed run draws what an uninterrupted one would.
         max_steps: end the run after so many steps, whatever the epoch; -1 leaves the end to the Trainer. (With
@@ -42,7 +53,8 @@ class AbstractCapsuleModule(L.LightningModule):
         compile: compile the network in place with ``torch.compile``.
 
     Raises:
-        ValueError: if there is no ``learning_rate`` schedule; from ``fit``, if the run has no end.
+        ValueError: if there is no ``learning_rate`` schedule or it goes below 0, if something is no schedule, if
+            ``l2`` is negative; from ``fit``, if the run has no end.
     """
 
     def __init__(
@@ -51,19 +63,23 @@ class AbstractCapsuleModule(L.LightningModule):
         *,
         loss: Loss,
         optimizer: Callable[..., Optimizer],
-        schedule: Mapping[str, Schedule],
+        schedule: Mapping[str, Schedule | None],
         num_classes: int,
+        l2: float = 0.0,
         seed: int = 0,
         max_steps: int = -1,
         compile: bool = False,
     ) -> None:
         super().__init__()
-        if "learning_rate" not in schedule:
-            raise ValueError(f"the schedule has {', '.join(schedule) or 'no entry'}; expected one named learning_rate")
+        if l2 < 0:
+            raise ValueError(f"l2 is {l2}; expected 0 or more")
         self.network = network
         self.loss = loss
         self.optimizer = optimizer
-        self.schedule = dict(schedule)
+        self.schedule = _schedules(schedule)
+        self.scheduled_arguments = self.schedule.keys() & inspect.signature(_function(loss)).parameters
+        self.num_classes = num_classes
+        self.l2 = l2
         self.seed = seed
         self.max_steps = max_steps
         self.total_steps = 0
@@ -76,10 +92,13 @@ class AbstractCapsuleModule(L.LightningModule):
     def loss_terms(self, batch: Batch, output: CapsuleOutput, schedule: Mapping[str, float]) -> dict[str, Tensor]:
         """Terms whose sum is the loss, by name, each a scalar with its weight in it."""
 
-    def classification_term(self, batch: Batch, output: CapsuleOutput) -> dict[str, Tensor]:
+    def classification_term(
+        self, batch: Batch, output: CapsuleOutput, schedule: Mapping[str, float]
+    ) -> dict[str, Tensor]:
         """The classification loss under its own name: ``margin_loss`` gives ``margin``."""
-        function = getattr(self.loss, "func", self.loss)
-        return {function.__name__.removesuffix("_loss"): self.loss(output.scores, batch.labels)}
+        scheduled = {name: schedule[name] for name in self.scheduled_arguments if name in schedule}
+        name = _function(self.loss).__name__.removesuffix("_loss")
+        return {name: self.loss(output.scores, batch.labels, **scheduled)}
 
     def forward(self, images: Tensor) -> CapsuleOutput:
         return self.network(images)
@@ -92,18 +111,33 @@ class AbstractCapsuleModule(L.LightningModule):
     def validation_step(self, batch: Batch, batch_idx: int) -> dict[str, CapsuleOutput]:
         return {"output": self._step(batch, "val")[1]}
 
-    def test_step(self, batch: Batch, batch_idx: int) -> dict[str, CapsuleOutput]:
-        return {"output": self._step(batch, "test")[1]}
+    def test_step(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> dict[str, CapsuleOutput]:
+        output = self._step(batch, "test")[1]
+        if self.test_parts:
+            self._metric(f"{self.test_parts[dataloader_idx]}/error").update(output.scores, batch.labels)
+        return {"output": output}
 
     def _step(self, batch: Batch, split: str) -> tuple[dict[str, Tensor], CapsuleOutput]:
-        output = self(batch.images)
-        terms = self.loss_terms(batch, output, self.schedule_values())
+        terms, output = (self._of_crops if batch.images.ndim == 5 else self._of_images)(batch)  # 5: see Batch
+        if self.l2:
+            terms["l2"] = l2_loss(self.network.parameters(), weight=self.l2)
         terms = {"loss": torch.stack(list(terms.values())).sum(), **terms}
         self._metric(f"{split}/error").update(output.scores.detach(), batch.labels)
         for name, value in terms.items():
-            weight = value.new_full((), len(batch.labels))  # on the device: a number would wait for it
-            self._metric(f"{split}/{name}").update(value.detach(), weight=weight)
+            # once per image: torchmetrics ignores weight= where nobody looks for NaN
+            self._metric(f"{split}/{name}").update(value.detach().expand(len(batch.labels)))
         return terms, output
+
+    def _of_images(self, batch: Batch) -> tuple[dict[str, Tensor], CapsuleOutput]:
+        output = self(batch.images)
+        return self.loss_terms(batch, output, self.schedule_values()), output
+
+    def _of_crops(self, batch: Batch) -> tuple[dict[str, Tensor], CapsuleOutput]:
+        """One crop of all images after the other, so that it takes no more memory than one alone."""
+        found = [self._of_images(batch._replace(images=crop)) for crop in batch.images.unbind(1)]
+        terms = {name: torch.stack([terms[name] for terms, _ in found]).mean() for name in found[0][0]}
+        scores = torch.stack([output.scores for _, output in found], 1)  # [b crop k]
+        return terms, CapsuleOutput(combine_crops(scores, logits=self.network.scores_are == "logits"))
 
     def _metric(self, name: str) -> Metric:
         """The metric logged as ``name``; means of loss terms appear with the first step."""
@@ -118,8 +152,24 @@ class AbstractCapsuleModule(L.LightningModule):
     def on_validation_epoch_end(self) -> None:
         self._log_epoch("val")
 
+    @property
+    def test_parts(self) -> tuple[str, ...]:
+        """Parts of the test set, of which the DataModule has a loader each; none for most data sets."""
+        return tuple(getattr(getattr(self.trainer, "datamodule", None), "test_parts", ()))
+
+    def on_test_start(self) -> None:
+        for part in self.test_parts:
+            self.metrics[f"{part}/error"] = ErrorRate(self.num_classes).to(self.device)
+
     def on_test_epoch_end(self) -> None:
-        self._log_epoch("test")
+        for split in ("test", *self.test_parts):
+            self._log_epoch(split)
+
+    def test_results(self) -> dict[str, float]:
+        """What the test that is just over gave: its quantities, and ``<part>/error`` of every part."""
+        logged = {name: float(value) for name, value in self.trainer.logged_metrics.items()}
+        parts = {name: value for name, value in logged.items() if name.partition("/")[0] in self.test_parts}
+        return {name.removeprefix("test/"): logged[name] for name in logged if name.startswith("test/")} | parts
 
     def _log_epoch(self, split: str) -> None:
         for name, metric in self._metrics_of(split):
@@ -131,6 +181,8 @@ class AbstractCapsuleModule(L.LightningModule):
 
     def schedule_values(self) -> dict[str, float]:
         """Every schedule's value at this step, by name; empty outside of ``fit``."""
+        if self.trainer.state.fn != "fit":
+            return {}
         return {name: value(self.global_step) for name, value in self._schedule_of_run.items()}
 
     def configure_optimizers(self) -> Any:
@@ -168,6 +220,9 @@ class AbstractCapsuleModule(L.LightningModule):
 
     def on_train_start(self) -> None:
         self._stop_at_the_end()  # resumed from the last step
+        reasons = [callback.stopping_reason for callback in self.trainer.early_stopping_callbacks]
+        if EarlyStoppingReason.STOPPING_THRESHOLD in reasons:  # resumed after it had come where it should
+            self.trainer.should_stop = True
 
     def _stop_at_the_end(self) -> None:
         if 0 <= self.max_steps <= self.global_step:
@@ -182,3 +237,23 @@ class AbstractCapsuleModule(L.LightningModule):
             for state, value in states.items():
                 setattr(metric, state, value)
             metric._update_count = 1  # what torchmetrics' own load_state_dict leaves out: compute() warns at 0
+
+
+def _function(loss: Loss) -> Any:
+    """The function behind a partial."""
+    return getattr(loss, "func", loss)
+
+
+def _schedules(schedule: Mapping[str, Schedule | None]) -> dict[str, Schedule]:
+    """Those that are not ``None``, with a learning rate that can be one."""
+    for name, value in schedule.items():
+        if not isinstance(value, Schedule | None):
+            raise ValueError(f"schedule.{name} is {value!r}; expected a schedule, such as Constant(value), or null")  # noqa: TRY004
+    given = {name: value for name, value in schedule.items() if value is not None}
+    if "learning_rate" not in given:
+        raise ValueError(f"the schedule has {', '.join(given) or 'no entry'}; expected one named learning_rate")
+    rate = given["learning_rate"].for_run(1, 1)
+    for when, step in (("start", 0), ("end", 1)):
+        if not rate(step) >= 0:
+            raise ValueError(f"schedule.learning_rate is {rate(step):g} at the {when}; expected 0 or more")
+    return given

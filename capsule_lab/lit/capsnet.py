@@ -43,7 +43,7 @@ class CapsNetModule(AbstractCapsuleModule):
         self.decode_at_test = decode_at_test
 
     def loss_terms(self, batch: Batch, output: CapsuleOutput, schedule: Mapping[str, float]) -> dict[str, Tensor]:
-        terms = self.classification_term(batch, output)
+        terms = self.classification_term(batch, output, schedule)
         if self.reconstruction is not None and self.network.decoder is not None:
             by_label = self.training or self.decode_at_test == "label"
             classes = batch.labels if by_label else output.scores.argmax(1)

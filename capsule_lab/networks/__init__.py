@@ -1,7 +1,8 @@
-"""Networks as plain ``nn.Module``s, readable from top to bottom."""
+"""Architectures as plain ``nn.Module``s, readable top to bottom."""
 
-from capsule_lab.networks.base import AbstractNetwork
+from capsule_lab.networks.base import AbstractCapsuleNetwork, AbstractNetwork
 from capsule_lab.networks.capsnet import CapsNet
 from capsule_lab.networks.cnn import BaselineCNN
+from capsule_lab.networks.em_caps import EMCaps
 
-__all__ = ["AbstractNetwork", "BaselineCNN", "CapsNet"]
+__all__ = ["AbstractCapsuleNetwork", "AbstractNetwork", "BaselineCNN", "CapsNet", "EMCaps"]

@@ -3,19 +3,41 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from typing import ClassVar, Literal
 
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from capsule_lab.types import CapsuleOutput
+from capsule_lab.types import CapsuleOutput, OnIteration
 
 
 class AbstractNetwork(nn.Module, ABC):
-    """A classifier of images. Built from ``(image_shape, num_classes)`` and options; sizes are derived inside."""
+    """A classifier of images. Built from ``(image_shape, num_classes)`` and options; sizes are derived inside.
+
+    Attributes:
+        scores_are: ``"activations"`` in [0, 1], which lengths of capsules are too, or ``"logits"``; decides which
+            losses fit and how the crops of an image are combined.
+    """
+
+    scores_are: ClassVar[Literal["logits", "activations"]] = "activations"
 
     @abstractmethod
     def forward(self, images: Float[Tensor, "batch channel height width"]) -> CapsuleOutput:
         """Scores of the classes, and the class capsules where there are any."""
+
+
+class AbstractCapsuleNetwork(AbstractNetwork):
+    """A network of capsules, which can be watched while it routes."""
+
+    @abstractmethod
+    def forward(
+        self, images: Float[Tensor, "batch channel height width"], *, on_iteration: OnIteration | None = None
+    ) -> CapsuleOutput:
+        """Scores and class capsules; ``on_iteration`` sees the routing of the class capsules."""
+
+    @abstractmethod
+    def capsule_layers(self) -> dict[str, nn.Module]:
+        """The layers whose output is ``Capsules``, by name, from the image upwards."""
 
 
 def check_sizes(name: str, **sizes: int) -> None:

@@ -20,12 +20,12 @@ from torch import Tensor, nn
 from capsule_lab.functional import same_padding, truncated_normal_
 from capsule_lab.layers import Decoder, DenseCapsules, PrimaryCapsules
 from capsule_lab.layers.primary import Padding
-from capsule_lab.networks.base import AbstractNetwork, check_image_shape, check_sizes
+from capsule_lab.networks.base import AbstractCapsuleNetwork, check_image_shape, check_sizes
 from capsule_lab.routing import DynamicRouting, RoutingFactory
 from capsule_lab.types import CapsuleOutput, OnIteration
 
 
-class CapsNet(AbstractNetwork):
+class CapsNet(AbstractCapsuleNetwork):
     """The network of Sabour 2017 with every choice of the released code as a switch.
 
     At 28x28 with ten classes: 6,804,384 parameters, 8,215,728 with the decoder (8,215,568 without the bias
@@ -115,6 +115,9 @@ class CapsNet(AbstractNetwork):
         primary = self.primary(features)  # [b i c]
         digits = self.digits(*primary, on_iteration=on_iteration)  # [b k d]
         return CapsuleOutput(digits.activations, digits)
+
+    def capsule_layers(self) -> dict[str, nn.Module]:
+        return {"primary": self.primary, "digits": self.digits}
 
     def reconstruct(
         self, output: CapsuleOutput, classes: Int64[Tensor, " batch"]

@@ -4,14 +4,42 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from typing import Literal
 
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from capsule_lab.functional import softmax_over_parents
 from capsule_lab.types import Capsules, OnIteration
 
-Normaliser = Callable[[Float[Tensor, "batch parent child"]], Float[Tensor, "batch parent child"]]
-"""Turns log-couplings into couplings over all parents that see a child; the layer knows which those are."""
+Normalisation = Literal["all_parents", "window", "official_legacy", "official_fast"]
+"""Who competes for a child in a convolutional layer, which many positions see.
+
+``all_parents``: all parents at all positions that see it (Hinton 2018, section 4); ``window``: the parents of
+each position among themselves, so that nine positions take nine times a child (most ports);
+``official_legacy`` and ``official_fast``: the two of the released code, see ``capsule_lab.layers.windows``.
+"""
+
+
+class Normaliser:
+    """Turns log-couplings into couplings; the layer knows who competes, routing does not.
+
+    This one lets the parents of the call compete: right for a layer in which every parent sees every child.
+
+    Args:
+        leaky: see ``softmax_over_parents``.
+    """
+
+    def __init__(self, *, leaky: bool = False) -> None:
+        self.leaky = leaky
+
+    def __call__(self, log_couplings: Float[Tensor, "batch parent child"]) -> Float[Tensor, "batch parent child"]:
+        """Couplings; log-couplings may lack a constant per child."""
+        return softmax_over_parents(log_couplings, leaky=self.leaky)
+
+    def total(self, mass: Float[Tensor, "batch parent"]) -> Float[Tensor, "batch 1"]:
+        """Sum of ``mass`` over the whole layer that a row is part of."""
+        return mass.sum(1, keepdim=True)
 
 
 class AbstractRouting(nn.Module, ABC):
@@ -24,9 +52,11 @@ class AbstractRouting(nn.Module, ABC):
     Attributes:
         leaky: whether a child may give part of itself to no parent; the primary capsules of a CapsNet
             follow it, as in the released code.
+        normalisation: who competes for a child in a convolutional layer.
     """
 
     leaky: bool = False
+    normalisation: Normalisation = "all_parents"
 
     @abstractmethod
     def forward(

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
-from functools import partial
 from typing import Literal
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from capsule_lab.functional import float32_under_autocast, length, softmax_over_parents, squash
+from capsule_lab.functional import float32_under_autocast, length, squash
 from capsule_lab.routing.base import AbstractRouting, Normaliser
 from capsule_lab.types import Capsules, OnIteration, RoutingTrace
 
@@ -60,7 +59,7 @@ def dynamic_routing(
     _check(iterations, gradient)
     if leaky and normalise is not None:
         raise ValueError("routing is leaky and has a normaliser; expected one of them, which decides on the leak")
-    normalise = normalise or partial(softmax_over_parents, leaky=leaky)
+    normalise = normalise or Normaliser(leaky=leaky)
     votes = votes.transpose(1, 2).contiguous()  # [b j i d], free for votes made by dense_votes
     logits = votes.new_zeros(votes.shape[:3])  # [b j i]
     for iteration in range(iterations):

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from capsule_lab.functional import float32_under_autocast, length, softmax_over_parents, squash
+from capsule_lab.functional import float32_under_autocast, length, squash
 from capsule_lab.routing.base import AbstractRouting, Normaliser
 from capsule_lab.types import Capsules, OnIteration, RoutingTrace
 
@@ -46,7 +46,7 @@ def uniform_routing(
         total = votes.sum(dim=1) / (parent + leaky)  # [b j d]
         return squash(total if bias is None else total + bias)
     logits = votes.new_zeros(batch, parent, child)  # [b j i]
-    couplings = normalise(logits) if normalise else softmax_over_parents(logits, leaky=leaky)
+    couplings = (normalise or Normaliser(leaky=leaky))(logits)
     total = torch.einsum("bji,bijd->bjd", couplings, votes)
     poses = squash(total if bias is None else total + bias)
     if on_iteration is not None:

@@ -107,7 +107,8 @@ def seen_by_network(data: MNISTDataModule, epoch: int = 0) -> dict[int, torch.Te
 def test_training_files_are_read_back_exactly(genuine, source):
     data = MNISTDataModule(directory=str(genuine), source=source, validation="none")
     data.setup("fit")
-    images, labels = data.sets["train"]
+    images, labels, factors = data.sets["train"]
+    assert factors is None
     assert images.shape == (TRAIN, 1, 28, 28)
     np.testing.assert_array_equal(images[:, 0].numpy(), ARRAYS["train-images-idx3-ubyte"])
     np.testing.assert_array_equal(labels.numpy(), ARRAYS["train-labels-idx1-ubyte"])
@@ -318,7 +319,7 @@ def test_hash_of_the_split_tells_splits_apart(change, same):
 
 @pytest.mark.parametrize(("train", "size"), [(True, 1438), (False, 359)])
 def test_standin_has_the_form_of_mnist(train, size):
-    images, labels = standin_digits(train=train)
+    images, labels, _ = standin_digits(train=train)
     assert images.shape == (size, 1, 28, 28)
     assert images.dtype == torch.uint8
     assert labels.unique().tolist() == list(range(10))

@@ -6,7 +6,21 @@ import numpy as np
 import pytest
 import torch
 
-from capsule_lab.data.transforms import random_bits, random_integers, sample_key, shift, to_unit_interval
+from capsule_lab.data.transforms import (
+    brightness,
+    centre_corner,
+    contrast,
+    crop,
+    crop_at,
+    random_bits,
+    random_integers,
+    random_uniform,
+    sample_key,
+    shift,
+    standardise,
+    thirteen_corners,
+    to_unit_interval,
+)
 
 WORD = 2**64
 PUBLISHED = (  # first outputs of SplitMix64 seeded with 1234567, from the generator's reference code
@@ -151,3 +165,96 @@ def test_to_unit_interval(stored, pixel):
 def test_to_unit_interval_fills_the_interval_evenly():
     pixels = to_unit_interval(torch.arange(256, dtype=torch.uint8))
     torch.testing.assert_close(pixels, torch.linspace(0, 1, 256))
+
+
+@pytest.mark.parametrize(("low", "high"), [(0.0, 1.0), (-63.0, 63.0), (0.2, 1.8), (2.0, 2.0)])
+def test_random_uniform_fills_its_range(low, high):
+    values = random_uniform(torch.arange(20_000), 0, low, high)
+    assert values.dtype == torch.float32
+    assert low <= values.min() <= low + 1e-3 * (high - low)
+    assert high - 1e-3 * (high - low) <= values.max() <= high
+    if low < high:
+        cells = ((values.double() - low) / (high - low) * 20).long()
+        assert chi_square(cells, 20) < 54  # 19 degrees of freedom: exceeded about twice in 100,000
+
+
+@pytest.mark.parametrize("key", [0, 1, -1, 2**63 - 1, 0x1234_5678_9ABC_DEF0])
+@pytest.mark.parametrize("stream", [0, 3])
+def test_random_uniform_equals_big_integers(key, stream):
+    """The upper 24 of 63 bits."""
+    assert random_uniform(torch.tensor([key]), stream, 0.0, 1.0).item() == (draw(key % WORD, stream) >> 39) / 2**24
+
+
+def test_crop_takes_each_image_from_its_own_corner():
+    images = torch.arange(25 * 2 * 7 * 8, dtype=torch.float32).reshape(25, 2, 7, 8)
+    top, left = torch.cartesian_prod(torch.arange(5), torch.arange(5)).unbind(1)
+    cropped = crop(images, top, left, 3)
+    expected = [image[:, t : t + 3, c : c + 3] for image, t, c in zip(images, top.tolist(), left.tolist(), strict=True)]
+    assert cropped.equal(torch.stack(expected))
+
+
+@pytest.mark.parametrize("corner", [(0, 0), (8, 8), (7, 9), (16, 16)])
+def test_crop_at_takes_all_images_from_one_corner(corner):
+    images = torch.arange(3 * 2 * 48 * 48, dtype=torch.float32).reshape(3, 2, 48, 48)
+    top, left = (torch.full((3,), place) for place in corner)
+    assert crop_at(images, corner, 32).equal(crop(images, top, left, 32))
+
+
+@pytest.mark.parametrize("epoch", [0, 1])
+def test_crops_of_32_from_48_are_uniform_over_289_positions(epoch):
+    key = sample_key(0, epoch, torch.arange(57_800))
+    top, left = (random_integers(key, stream, 0, 16) for stream in (2, 3))
+    assert chi_square(17 * top + left, 289) < 384  # 288 degrees of freedom: exceeded about once in 10,000
+
+
+@pytest.mark.parametrize(("image_size", "size", "corner"), [(48, 32, 8), (48, 24, 12), (48, 31, 8), (48, 48, 0)])
+def test_centre(image_size, size, corner):
+    assert centre_corner(image_size, size) == (corner, corner)
+
+
+@pytest.mark.parametrize(
+    ("size", "places"),
+    [
+        (32, [(8, 7), (9, 7), (9, 6)]),
+        (24, [(12, 11), (13, 11), (13, 10)]),
+        (31, [(9, 8), (9, 7), (10, 7)]),
+        (47, [(1, 0), (1, 0), (1, 0)]),
+        (48, [(0, 0), (0, 0), (0, 0)]),
+    ],
+)
+def test_thirteen_corners(size, places):
+    centre, *diagonals = thirteen_corners(48, size)
+    assert centre == centre_corner(48, size)
+    assert diagonals == [(top, left) for far, near in places for top in (far, near) for left in (far, near)]
+
+
+def test_brightness_is_added_to_every_pixel():
+    images = torch.rand(3, 2, 4, 4)
+    brighter = brightness(images, torch.tensor([0.0, -5.0, 63.0]))
+    assert brighter[0].equal(images[0])
+    assert brighter[1].equal(images[1] - 5)
+    assert brighter[2].equal(images[2] + 63)
+
+
+def test_contrast_is_about_the_mean_of_each_channel():
+    images = torch.rand(3, 2, 4, 4)
+    stretched = contrast(images, torch.tensor([1.0, 0.0, 1.8]))
+    mean = images.mean(dim=(2, 3), keepdim=True)
+    torch.testing.assert_close(stretched[0], images[0])
+    torch.testing.assert_close(stretched[1], mean[1].expand(2, 4, 4))
+    torch.testing.assert_close(stretched[2], mean[2] + 1.8 * (images[2] - mean[2]))
+
+
+def test_standardised_images_have_mean_0_and_deviation_1_over_all_channels():
+    images = torch.rand(5, 2, 32, 32) * torch.tensor([10.0, 200.0])[:, None, None]
+    deviation, mean = torch.std_mean(standardise(images), dim=(1, 2, 3), correction=0)
+    torch.testing.assert_close(mean, torch.zeros(5), rtol=0, atol=1e-5)
+    torch.testing.assert_close(deviation, torch.ones(5))
+
+
+def test_deviation_counts_as_at_least_one_over_the_root_of_the_number_of_pixels():
+    images = torch.full((2, 2, 32, 32), 7.0)
+    images[1, 0, 0, 0] = 7.5  # deviation 0.5 * sqrt(2047) / 2048 = 0.011, below 1 / sqrt(2048) = 0.022
+    standard = standardise(images)
+    assert standard[0].equal(torch.zeros(2, 32, 32))
+    torch.testing.assert_close(standard[1, 0, 0, 0], torch.tensor(0.5 * 2047 / 2048 * 2048**0.5))

@@ -79,7 +79,7 @@ def test_few_images_at_a_time_change_nothing(
     (gradient,) = torch.autograd.grad(whole.poses.square().sum(), poses)
 
     bytes_per_image = CHILDREN * PARENTS * PARENT_DIM * 8
-    monkeypatch.setattr(dense, "_VOTES_IN_CACHE", images_at_a_time * bytes_per_image)
+    monkeypatch.setattr(dense, "VOTES_IN_CACHE", images_at_a_time * bytes_per_image)
     parts = layer(poses)
     (gradient_of_parts,) = torch.autograd.grad(parts.poses.square().sum(), poses)
 
@@ -89,7 +89,7 @@ def test_few_images_at_a_time_change_nothing(
 
 
 def test_activations_go_with_their_images(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dense, "_VOTES_IN_CACHE", 2 * CHILDREN * PARENTS * PARENT_DIM * 4)
+    monkeypatch.setattr(dense, "VOTES_IN_CACHE", 2 * CHILDREN * PARENTS * PARENT_DIM * 4)
     layer, activations = build(routing=Spy), torch.rand(5, CHILDREN)
     layer(children(5), activations)
     assert [images for images, _ in layer.routing.seen] == [2, 2, 1]
@@ -97,14 +97,14 @@ def test_activations_go_with_their_images(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_one_image_may_be_larger_than_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dense, "_VOTES_IN_CACHE", 1)
+    monkeypatch.setattr(dense, "VOTES_IN_CACHE", 1)
     layer = build(routing=Spy)
     layer(children(3))
     assert [images for images, _ in layer.routing.seen] == [1, 1, 1]
 
 
 def test_watcher_sees_all_images_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dense, "_VOTES_IN_CACHE", 1)
+    monkeypatch.setattr(dense, "VOTES_IN_CACHE", 1)
     traces: list[RoutingTrace] = []
     build()(children(3), on_iteration=traces.append)
     assert [trace.couplings.shape for trace in traces] == 3 * [(3, CHILDREN, PARENTS)]

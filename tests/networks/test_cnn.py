@@ -5,7 +5,9 @@ from typing import Any
 
 import pytest
 import torch
+from hydra.utils import instantiate
 
+from capsule_lab.command import compose
 from capsule_lab.losses import cross_entropy_loss
 from capsule_lab.networks import BaselineCNN
 
@@ -22,16 +24,31 @@ def images(batch: int, *image_shape: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(
-    ("image_shape", "parameters"), [pytest.param((1, 28, 28), 35_445_522, id="MNIST, the paper's 35.4M")]
+    ("model", "image_shape", "num_classes", "parameters"),
+    [
+        pytest.param("cnn_baseline", (1, 28, 28), 10, 35_445_522, id="Sabour 2017, MNIST, the paper's 35.4M"),
+        pytest.param("cnn_smallnorb", (2, 32, 32), 5, 4_253_349, id="Hinton 2018, stereo, the paper's 4.2M"),
+        pytest.param("cnn_smallnorb", (1, 32, 32), 5, 4_252_549, id="Hinton 2018, mono"),
+    ],
 )
-def test_published_parameter_count(image_shape: tuple[int, int, int], parameters: int) -> None:
+def test_published_parameter_count(
+    model: str, image_shape: tuple[int, int, int], num_classes: int, parameters: int
+) -> None:
+    options = compose("train", [f"model={model}"]).model
     with torch.device("meta"):
-        network = BaselineCNN(image_shape, 10)
+        network = instantiate(options, _partial_=True, _convert_="all")(image_shape, num_classes)
     assert sum(parameter.numel() for parameter in network.parameters()) == parameters
 
 
-def test_every_parameter_gets_a_gradient() -> None:
-    network = build(dropout=0.0)
+def test_parameter_count_of_sabour_2017_is_that_of_the_defaults() -> None:
+    with torch.device("meta"):
+        network = BaselineCNN((1, 28, 28), 10)
+    assert sum(parameter.numel() for parameter in network.parameters()) == 35_445_522
+
+
+@pytest.mark.parametrize("pooling", [1, 2])
+def test_every_parameter_gets_a_gradient(pooling: int) -> None:
+    network = build(dropout=0.0, pooling=pooling)
     cross_entropy_loss(network(images(8)).scores, torch.arange(8) % 4).backward()
     assert [name for name, p in network.named_parameters() if p.grad is None or not p.grad.any()] == []
 
@@ -41,6 +58,7 @@ CHANGED = {
     "num_classes": 5,
     "channels": (3, 5),
     "kernel_size": 5,
+    "pooling": 2,
     "hidden": (6, 6),
     "dropout": 0.1,
 }
@@ -65,6 +83,39 @@ def test_shapes(image_shape: tuple[int, int, int]) -> None:
 
 def test_convolutions_keep_the_image_size() -> None:
     assert build().features(images(2)).shape == (2, 4, 6, 7)
+
+
+@pytest.mark.parametrize(
+    ("pooling", "size"), [(1, (9, 14)), (2, (2, 3)), (3, (1, 1))], ids=["none", "halves twice", "a third twice"]
+)
+def test_pooling_after_every_convolution(pooling: int, size: tuple[int, int]) -> None:
+    network = build((1, 9, 14), pooling=pooling)
+    assert network.features(images(2, 1, 9, 14)).shape == (2, 4, *size)
+    assert network(images(2, 1, 9, 14)).scores.shape == (2, 4)
+
+
+def test_pooling_takes_the_maximum_of_what_the_convolution_gives() -> None:
+    plain, pooled = build((1, 6, 7), channels=(3,)), build((1, 6, 7), channels=(3,), pooling=2)
+    expected = torch.nn.functional.max_pool2d(plain.features(images(2)), 2)
+    torch.testing.assert_close(pooled.features(images(2)), expected)
+
+
+def test_without_pooling_the_weights_are_named_as_before() -> None:
+    assert [name for name, _ in build().features.named_parameters()] == ["0.weight", "0.bias", "2.weight", "2.bias"]
+
+
+def test_image_of_which_pooling_leaves_nothing_is_named() -> None:
+    with pytest.raises(ValueError, match="images are 6x3; BaselineCNN needs at least 4x4"):
+        build((1, 6, 3), pooling=2)
+
+
+def test_pooling_of_nothing_is_named() -> None:
+    with pytest.raises(ValueError, match="BaselineCNN has pooling 0; expected 1 or more"):
+        build(pooling=0)
+
+
+def test_scores_are_logits() -> None:
+    assert BaselineCNN.scores_are == "logits"
 
 
 def test_dropout_is_off_when_evaluating() -> None:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from copy import deepcopy
+from dataclasses import dataclass
 from typing import Any
 
 import jaxtyping
@@ -18,16 +19,26 @@ from torch import Tensor, nn
 from torch.autograd.gradcheck import GradcheckError, gradcheck
 
 from capsule_lab import routing as routings
-from capsule_lab.functional import softmax_over_parents, squash
-from capsule_lab.routing import AbstractRouting, DynamicRouting, UniformRouting, dynamic_routing, uniform_routing
+from capsule_lab.functional import squash
+from capsule_lab.routing import (
+    AbstractRouting,
+    DynamicRouting,
+    EMRouting,
+    Normaliser,
+    UniformRouting,
+    dynamic_routing,
+    uniform_routing,
+)
 from capsule_lab.types import RoutingTrace
 from tests.reference import wrong
+from tests.reference.em_bridge import PRESETS, betas_of_the_loops, class_preset, in_words_of_the_loops, preset
+from tests.reference.em_loops import dense_em_loops
 from tests.reference.loops import dynamic_routing_loops, length_loops, uniform_routing_loops
 
 BATCH, CHILDREN, PARENTS, DIM = 3, 5, 4, 2
 
 Route = Callable[..., Tensor]
-"""``route(votes, **options) -> poses``; the option ``on_iteration`` is always understood."""
+"""``route(votes, **options) -> poses``, each perhaps followed by its activation; ``on_iteration`` is understood."""
 
 
 @dataclass(frozen=True)
@@ -35,33 +46,74 @@ class Judge:
     """How a routing is judged.
 
     Attributes:
-        reference: poses of the parents by slow loops, from votes and the module under test.
-        variants: constructor arguments under which module and reference must agree.
+        reference: poses and activations of the parents by slow loops, from votes, activations of the children and the
+            module under test.
+        variants: constructor arguments under which module and reference must agree, by name.
     """
 
-    reference: Callable[[Tensor, Any], Tensor]
-    variants: list[dict[str, Any]] = field(default_factory=lambda: [{}])
+    reference: Callable[[Tensor, Tensor, Any], tuple[Tensor, Tensor]]
+    variants: dict[str, dict[str, Any]]
 
+
+def with_lengths(poses: Tensor) -> tuple[Tensor, Tensor]:
+    """Capsules whose activations are the lengths of their poses."""
+    return poses, length_loops(poses)
+
+
+def em_by_loops(votes: Tensor, activations: Tensor, module: Any) -> tuple[Tensor, Tensor]:
+    options = {**in_words_of_the_loops(module.options), "normalisation": "all_parents"}  # in a dense layer
+    betas = betas_of_the_loops(module, votes.shape[2], votes.shape[3])
+    last = dense_em_loops(votes.detach(), activations.detach(), *betas, **options)[-1]
+    return last.poses, last.activations
+
+
+def named(variants: Iterable[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    return {"-".join(f"{name}={value}" for name, value in options.items()): options for options in variants}
+
+
+EM_SWITCHES = [
+    *({"cost": cost} for cost in ("paper", "official_legacy", "standardised")),
+    *({"temperature_schedule": schedule, "iterations": 5} for schedule in ("linear", "increment", "constant")),
+    *({"initial": "types", "normalisation": other} for other in ("window", "official_legacy", "official_fast")),
+    {"activation": "mixing_proportions"},
+    {"damping": 0.5},
+    {"shared_betas": True},
+    {"min_variance": 0.1},
+    {"mass_eps": 0.1},
+    {"inverse_temperature": 0.5},
+]
 
 JUDGED: dict[type[AbstractRouting], Judge] = {
     DynamicRouting: Judge(
-        reference=lambda votes, module: dynamic_routing_loops(
-            votes,
-            iterations=module.iterations,
-            bias=module.bias,
-            bias_inside=module.bias_inside,
-            leaky=module.leaky,
+        reference=lambda votes, _, module: with_lengths(
+            dynamic_routing_loops(
+                votes,
+                iterations=module.iterations,
+                bias=module.bias,
+                bias_inside=module.bias_inside,
+                leaky=module.leaky,
+            )
         ),
-        variants=[
+        variants=named(
             {"iterations": iterations, "leaky": leaky, **bias}
             for iterations in (1, 2, 3, 5)
             for leaky in (False, True)
             for bias in ({"bias": False}, {"bias_inside": True}, {"bias_inside": False})
-        ],
+        ),
     ),
     UniformRouting: Judge(
-        reference=lambda votes, module: uniform_routing_loops(votes, bias=module.bias, leaky=module.leaky),
-        variants=[{"bias": bias, "leaky": leaky} for bias in (False, True) for leaky in (False, True)],
+        reference=lambda votes, _, module: with_lengths(
+            uniform_routing_loops(votes, bias=module.bias, leaky=module.leaky)
+        ),
+        variants=named({"bias": bias, "leaky": leaky} for bias in (False, True) for leaky in (False, True)),
+    ),
+    EMRouting: Judge(
+        reference=em_by_loops,
+        variants={
+            **{f"{name}-{n}": {**preset(name), "iterations": n} for name in PRESETS for n in (1, 2, 3, 5)},
+            **{f"{name}-classes": class_preset(name) for name in PRESETS},
+            **named(EM_SWITCHES),
+        },
     ),
 }
 
@@ -73,12 +125,18 @@ DISCOVERED = [
     and not inspect.isabstract(value)
 ]
 VARIANTS = [
-    pytest.param(kind, options, id="-".join([kind.__name__, *(f"{k}={v}" for k, v in options.items())]))
+    pytest.param(kind, options, id=f"{kind.__name__}-{name}")
     for kind in DISCOVERED
     if kind in JUDGED
-    for options in JUDGED[kind].variants
+    for name, options in JUDGED[kind].variants.items()
+]
+COMPILED = [
+    pytest.param(EMRouting, {"activation": "mixing_proportions", "damping": 0.1}, id="EMRouting-mixing"),
+    pytest.param(EMRouting, preset("em_tutorial"), id="EMRouting-tutorial"),
 ]
 every_routing = pytest.mark.parametrize("kind", DISCOVERED)
+every_variant = pytest.mark.parametrize(("kind", "options"), VARIANTS)
+with_squash = pytest.mark.parametrize("kind", [DynamicRouting, UniformRouting])  # of Sabour 2017
 
 
 def random_votes(*shape: int, dtype: torch.dtype = torch.float64, seed: int = 0) -> Tensor:
@@ -97,9 +155,28 @@ def build(kind: type[AbstractRouting], *, parameters: str = "initial", **options
     return module
 
 
-def route_of(module: AbstractRouting) -> Route:
+def presence(votes: Tensor) -> Tensor:
     """Children are as present as their mean vote is large, for the algorithms that ask."""
-    return lambda votes, **options: module(votes, votes.mean((2, 3)).sigmoid(), **options).poses
+    return votes.mean((2, 3)).sigmoid()
+
+
+def together(poses: Tensor, activations: Tensor) -> Tensor:
+    return torch.cat([poses, activations.unsqueeze(2)], 2)
+
+
+def route_of(module: nn.Module, activations: Tensor | None = None) -> Route:
+    """Poses and activations of the parents, of children with these ``activations``, by default their ``presence``."""
+    return lambda votes, **options: together(
+        *module(votes, presence(votes) if activations is None else activations, **options)
+    )
+
+
+def reference_of(module: AbstractRouting) -> Callable[[Tensor], Tensor]:
+    return lambda votes: together(*JUDGED[type(module)].reference(votes, presence(votes), module))
+
+
+def learned(module: nn.Module) -> list[nn.Parameter]:
+    return [parameter for parameter in module.parameters() if parameter.requires_grad]
 
 
 # --------------------------------------------------------------------------------------------- the checks
@@ -110,7 +187,8 @@ def check_equals(route: Route, reference: Callable[[Tensor], Tensor]) -> None:
     torch.testing.assert_close(route(votes), reference(votes), rtol=0, atol=1e-10)
 
 
-def check_gradient(route: Route, parameters: Iterable[nn.Parameter] = ()) -> None:
+def check_gradient(route: Route, parameters: Iterable[Tensor] = ()) -> None:
+    """``parameters`` are whatever else the route depends on."""
     votes = random_votes(1, 3, PARENTS, DIM).requires_grad_()
     try:
         gradcheck(lambda votes, *_: route(votes), (votes, *parameters), fast_mode=True)
@@ -130,7 +208,7 @@ def check_couplings(route: Route, *, leaky: bool = False) -> None:
         assert (mass < 1).all()
     else:
         torch.testing.assert_close(mass, torch.ones_like(mass), rtol=0, atol=1e-12)
-    torch.testing.assert_close(traces[-1].poses, poses)
+    torch.testing.assert_close(traces[-1].poses, poses[..., :DIM])
 
 
 def check_watching_changes_nothing(route: Route) -> None:
@@ -171,10 +249,11 @@ def check_finite(route: Route, scale: float) -> None:
     assert votes.grad.isfinite().all()
 
 
-def check_every_parameter_learns(route: Route, parameters: Iterable[nn.Parameter]) -> None:
+def check_every_parameter_learns(route: Route, parameters: Iterable[Tensor]) -> None:
     votes = random_votes().requires_grad_()
     inputs = [votes, *parameters]
-    weighted = (route(votes) * torch.linspace(1, 2, PARENTS * DIM).view(PARENTS, DIM)).sum()
+    parents = route(votes)
+    weighted = (parents * torch.linspace(1, 2, parents[0].numel()).view(parents.shape[1:])).sum()
     gradients = torch.autograd.grad(weighted, inputs, allow_unused=True)
     unused = [i for i, gradient in enumerate(gradients) if gradient is None or not (gradient != 0).all()]
     assert not unused, f"no gradient reaches input {unused} of {len(inputs)}; 0 are the votes"
@@ -192,63 +271,65 @@ def test_every_routing_has_a_judge(kind: type[AbstractRouting]) -> None:
 
 
 def test_discovery_finds_the_routings_of_this_project() -> None:
-    assert {DynamicRouting, UniformRouting} <= set(DISCOVERED)
+    assert {DynamicRouting, EMRouting, UniformRouting} <= set(DISCOVERED)
 
 
-@pytest.mark.parametrize(("kind", "options"), VARIANTS)
+@every_variant
 def test_equals_the_loops(kind: type[AbstractRouting], options: dict[str, Any]) -> None:
     module = build(kind, parameters="random", **options)
-    check_equals(route_of(module), lambda votes: JUDGED[kind].reference(votes, module))
+    check_equals(route_of(module), reference_of(module))
 
 
-@every_routing
+@with_squash
 def test_activations_are_lengths(kind: type[AbstractRouting]) -> None:
     parents = build(kind)(random_votes())
     torch.testing.assert_close(parents.activations, length_loops(parents.poses), rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize(("kind", "options"), VARIANTS)
+@every_variant
 def test_gradient(kind: type[AbstractRouting], options: dict[str, Any]) -> None:
     module = build(kind, parameters="random", **options)
-    check_gradient(route_of(module), module.parameters())
+    activations = presence(random_votes(1, 3, PARENTS, DIM, seed=2)).requires_grad_()
+    check_gradient(route_of(module, activations), [*learned(module), activations])
 
 
-@pytest.mark.parametrize(("kind", "options"), VARIANTS)
+@every_variant
 def test_couplings_of_a_child(kind: type[AbstractRouting], options: dict[str, Any]) -> None:
     module = build(kind, parameters="random", **options)
     check_couplings(route_of(module), leaky=module.leaky)
 
 
-@pytest.mark.parametrize(("kind", "options"), VARIANTS)
+@every_variant
 def test_watching_changes_nothing(kind: type[AbstractRouting], options: dict[str, Any]) -> None:
     check_watching_changes_nothing(route_of(build(kind, parameters="random", **options)))
 
 
-@every_routing
-def test_same_votes_same_poses(kind: type[AbstractRouting]) -> None:
-    check_repeatable(route_of(build(kind)))
+@every_variant
+def test_same_votes_same_poses(kind: type[AbstractRouting], options: dict[str, Any]) -> None:
+    check_repeatable(route_of(build(kind, **options)))
 
 
-@every_routing
-def test_children_have_no_order(kind: type[AbstractRouting]) -> None:
-    check_children_have_no_order(route_of(build(kind, parameters="random")))
+@every_variant
+def test_children_have_no_order(kind: type[AbstractRouting], options: dict[str, Any]) -> None:
+    check_children_have_no_order(route_of(build(kind, parameters="random", **options)))
 
 
-@every_routing
-def test_parents_keep_their_order(kind: type[AbstractRouting]) -> None:
-    check_parents_keep_their_order(route_of(build(kind)))
+@every_variant
+def test_parents_keep_their_order(kind: type[AbstractRouting], options: dict[str, Any]) -> None:
+    check_parents_keep_their_order(route_of(build(kind, **options)))
 
 
-@every_routing
-def test_images_are_independent(kind: type[AbstractRouting]) -> None:
-    check_images_are_independent(route_of(build(kind, parameters="random")))
+@every_variant
+def test_images_are_independent(kind: type[AbstractRouting], options: dict[str, Any]) -> None:
+    check_images_are_independent(route_of(build(kind, parameters="random", **options)))
 
 
-@every_routing
-def test_one_child(kind: type[AbstractRouting]) -> None:
-    module = build(kind, parameters="random")
-    votes = random_votes(BATCH, 1, PARENTS, DIM)
-    torch.testing.assert_close(module(votes).poses, JUDGED[kind].reference(votes, module), rtol=0, atol=1e-10)
+@pytest.mark.parametrize("batch", [1, BATCH])
+@every_variant
+def test_one_child(kind: type[AbstractRouting], options: dict[str, Any], batch: int) -> None:
+    module = build(kind, parameters="random", **options)
+    votes = random_votes(batch, 1, PARENTS, DIM)
+    torch.testing.assert_close(route_of(module)(votes), reference_of(module)(votes), rtol=0, atol=1e-10)
 
 
 def test_one_iteration_is_no_routing() -> None:
@@ -257,41 +338,65 @@ def test_one_iteration_is_no_routing() -> None:
 
 
 @pytest.mark.parametrize("scale", [1e4, 1.0, 1e-4, 0.0])
-@pytest.mark.parametrize("bias", [False, True])
-@every_routing
-def test_finite(kind: type[AbstractRouting], bias: bool, scale: float) -> None:
-    check_finite(route_of(build(kind, bias=bias).float()), scale)
+@every_variant
+def test_finite(kind: type[AbstractRouting], options: dict[str, Any], scale: float) -> None:
+    check_finite(route_of(build(kind, **options).float()), scale)
+
+
+@pytest.mark.parametrize("scale", [1e4, 1e-4, 0.0])
+@pytest.mark.parametrize("presence_of_all", [0.0, 1.0])
+@pytest.mark.parametrize(("kind", "options"), [param for param in VARIANTS if param.values[0] is EMRouting])
+def test_finite_if_no_child_is_there_or_all_are(
+    kind: type[AbstractRouting], options: dict[str, Any], presence_of_all: float, scale: float
+) -> None:
+    module = build(kind, **options).float()
+    check_finite(route_of(module, torch.full((BATCH, CHILDREN), presence_of_all)), scale)
 
 
 @every_routing
 def test_every_parameter_learns(kind: type[AbstractRouting]) -> None:
     module = build(kind)
-    assert list(module.parameters())
-    check_every_parameter_learns(route_of(module), module.parameters())
+    assert list(module.parameters()) == learned(module) != []
+    check_every_parameter_learns(route_of(module), learned(module))
+
+
+@every_variant
+def test_every_parameter_learns_in_each_variant(kind: type[AbstractRouting], options: dict[str, Any]) -> None:
+    module = build(kind, parameters="random", **options)
+    check_every_parameter_learns(route_of(module), learned(module))
 
 
 @every_routing
 def test_nothing_but_parameters_is_kept(kind: type[AbstractRouting]) -> None:
     module = build(kind)
-    before = {name: value for name, value in vars(module).items() if not name.startswith("_")}
-    module(random_votes())
+    before = deepcopy({name: value for name, value in vars(module).items() if not name.startswith("_")})
+    route_of(module)(random_votes())
     assert {name: value for name, value in vars(module).items() if not name.startswith("_")} == before
     assert not list(module.buffers())
 
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])  # neither needs a compiler
-@every_routing
-def test_same_when_compiled(kind: type[AbstractRouting], backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("kind", "options"), [*((kind, {}) for kind in DISCOVERED), *COMPILED])
+def test_same_when_compiled(
+    kind: type[AbstractRouting], options: dict[str, Any], backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # shape checks only run outside of graphs
+    monkeypatch.setattr(Normaliser, "__init__", inspect.unwrap(Normaliser.__init__))  # objects made in a graph must
+    monkeypatch.setattr(Normaliser, "__call__", inspect.unwrap(Normaliser.__call__))  # not even be wrapped
+    monkeypatch.setattr(Normaliser, "total", inspect.unwrap(Normaliser.total))
     torch.compiler.reset()
-    module = build(kind, parameters="random")
+    module = build(kind, parameters="random", **options)
     compiled = torch.compile(module, backend=backend, fullgraph=True)
-    plain, traced = random_votes().requires_grad_(), random_votes().requires_grad_()
-    expected, poses = module(plain).poses, compiled(traced).poses
-    torch.testing.assert_close(poses, expected, rtol=0, atol=1e-12)
-    expected.square().sum().backward()
-    poses.square().sum().backward()
-    torch.testing.assert_close(traced.grad, plain.grad, rtol=0, atol=1e-12)
+    votes = random_votes()
+    plain, traced = ((votes.clone().requires_grad_(), presence(votes).requires_grad_()) for _ in range(2))
+    expected, parents = together(*module(*plain)), together(*compiled(*traced))
+    torch.testing.assert_close(parents, expected, rtol=0, atol=1e-12)
+    torch.testing.assert_close(
+        torch.autograd.grad(parents.square().sum(), traced, allow_unused=True, materialize_grads=True),
+        torch.autograd.grad(expected.square().sum(), plain, allow_unused=True, materialize_grads=True),
+        rtol=0,
+        atol=1e-12,
+    )
 
 
 @pytest.mark.parametrize(
@@ -307,41 +412,59 @@ def test_memory_order_of_votes(kind: type[AbstractRouting], strided: Callable[[T
     votes, module = random_votes(), build(kind, parameters="random")
     other = strided(votes)
     assert other.stride() != votes.stride()
-    torch.testing.assert_close(module(other).poses, module(votes).poses, rtol=0, atol=1e-12)
+    torch.testing.assert_close(route_of(module)(other), route_of(module)(votes), rtol=0, atol=1e-12)
 
 
 @every_routing
 def test_float32_under_autocast(kind: type[AbstractRouting]) -> None:
     module, votes = build(kind, parameters="random").float(), random_votes(dtype=torch.float32)
+    activations = presence(votes)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        parents = module(votes)
+        parents = module(votes, activations)
     assert parents.poses.dtype == parents.activations.dtype == torch.float32
-    assert torch.equal(parents.poses, module(votes).poses)
-    assert torch.equal(parents.activations, module(votes).activations)
+    assert torch.equal(parents.poses, module(votes, activations).poses)
+    assert torch.equal(parents.activations, module(votes, activations).activations)
 
 
 @every_routing
-def test_half_precision_votes_are_routed_in_float32(kind: type[AbstractRouting]) -> None:
+def test_half_precision_is_routed_in_float32(kind: type[AbstractRouting]) -> None:
     module, votes = build(kind).float(), random_votes(dtype=torch.float32).bfloat16()
-    parents = module(votes)
-    assert parents.poses.dtype == torch.float32
-    assert torch.equal(parents.poses, module(votes.float()).poses)
+    activations = presence(votes)
+    parents, expected = module(votes, activations), module(votes.float(), activations.float())
+    assert parents.poses.dtype == parents.activations.dtype == torch.float32
+    assert torch.equal(parents.poses, expected.poses)
+    assert torch.equal(parents.activations, expected.activations)
+
+
+class Half(Normaliser):
+    """Hands half of each child up, and remembers what it was asked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shapes: set[tuple[int, ...]] = set()
+
+    def __call__(self, log_couplings: Tensor) -> Tensor:
+        self.shapes.add(tuple(log_couplings.shape))
+        return super().__call__(log_couplings) / 2
 
 
 @every_routing
 def test_normaliser_is_used(kind: type[AbstractRouting]) -> None:
-    shapes = []
-
-    def half(logits: Tensor) -> Tensor:
-        shapes.append(tuple(logits.shape))
-        return softmax_over_parents(logits) / 2
-
-    votes, module = random_votes(), build(kind)
+    votes, module, half = random_votes(), build(kind), Half()
     halved = route_of(module)(votes, normalise=half)
-    assert set(shapes) == {(BATCH, PARENTS, CHILDREN)}
+    assert half.shapes == {(BATCH, PARENTS, CHILDREN)}
     assert not torch.allclose(halved, route_of(module)(votes))
-    softmax = route_of(module)(votes, normalise=softmax_over_parents)
+    softmax = route_of(module)(votes, normalise=Normaliser())
     torch.testing.assert_close(softmax, route_of(module)(votes), rtol=0, atol=1e-12)
+
+
+@every_routing
+def test_normaliser_decides_about_every_coupling(kind: type[AbstractRouting]) -> None:
+    """From equal log-couplings on: nothing that a child hands up has not been through it."""
+    traces: list[RoutingTrace] = []
+    route_of(build(kind))(random_votes(), normalise=Half(), on_iteration=traces.append)
+    shares = torch.stack([trace.couplings.sum(2) for trace in traces])
+    torch.testing.assert_close(shares, torch.full_like(shares, 0.5), rtol=0, atol=1e-12)
 
 
 # ------------------------------------------------------------------------------ what dynamic routing adds
@@ -409,7 +532,21 @@ def test_every_argument_of_uniform_routing_changes_the_poses(argument: str, othe
     )
 
 
-@every_routing
+@pytest.mark.parametrize("routing", [dynamic_routing, uniform_routing])
+def test_leak_is_the_normalisers(routing: Callable[..., Tensor]) -> None:
+    """One of the two decides; a normaliser that leaks gives what ``leaky`` does."""
+    leaking = routing(random_votes(), normalise=Normaliser(leaky=True))
+    torch.testing.assert_close(leaking, routing(random_votes(), leaky=True), rtol=0, atol=1e-12)
+    with pytest.raises(ValueError, match="leaky and has a normaliser; expected one of them"):
+        routing(random_votes(), leaky=True, normalise=Normaliser())
+
+
+def test_normaliser_totals_a_row() -> None:
+    mass = torch.rand(BATCH, PARENTS, dtype=torch.float64)
+    torch.testing.assert_close(Normaliser().total(mass), mass.sum(1, keepdim=True), rtol=0, atol=1e-15)
+
+
+@with_squash
 def test_bias_starts_at_a_tenth_for_each_parent_and_component(kind: type[AbstractRouting]) -> None:
     bias = dict(build(kind).named_parameters())["bias"]
     assert bias.shape == (PARENTS, DIM)

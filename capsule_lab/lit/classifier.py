@@ -1,4 +1,4 @@
-"""Training of a convolutional baseline."""
+"""Training of networks that only classify: the convolutional baselines and EMCaps."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from capsule_lab.lit.base import AbstractCapsuleModule
 from capsule_lab.types import Batch, CapsuleOutput
 
 
-class CNNModule(AbstractCapsuleModule):
-    """Classification alone (Sabour 2017, section 5)."""
+class ClassifierModule(AbstractCapsuleModule):
+    """Classification alone (baselines of Sabour 2017, section 5; Hinton 2018, section 4)."""
 
     def loss_terms(self, batch: Batch, output: CapsuleOutput, schedule: Mapping[str, float]) -> dict[str, Tensor]:
-        return self.classification_term(batch, output)
+        return self.classification_term(batch, output, schedule)

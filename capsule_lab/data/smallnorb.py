@@ -1,0 +1,230 @@
+"""smallNORB: 24,300 + 24,300 stereo pairs of 50 toys in five categories (LeCun, Huang and Bottou 2004)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from capsule_lab.data import smallnorb_files as files
+from capsule_lab.data import toynorb
+from capsule_lab.data.base import AbstractDataModule, check_choice, folder_in_words
+from capsule_lab.data.files import DataError, fetch
+from capsule_lab.data.loader import Images
+from capsule_lab.data.smallnorb_standin import StandIn, standin_folder, standin_provenance
+from capsule_lab.data.splits import FAMILIAR, Indices, Viewpoints, split_by_instance, split_by_viewpoint
+from capsule_lab.data.transforms import (
+    brightness,
+    centre_corner,
+    contrast,
+    crop,
+    crop_at,
+    random_integers,
+    random_uniform,
+    standardise,
+    thirteen_corners,
+)
+from capsule_lab.types import Batch, DataSpec
+
+Preprocessing = Literal["official", "paper"]
+
+_JITTER = {  # largest brightness added, and largest part of the contrast added or taken
+    "official": (63.0, 0.8),  # released code of Hinton 2018: grey levels of 255; factors 0.2 to 1.8
+    "paper": (2.0, 0.5),  # IBM's matrix-capsules-with-em-routing: standard deviations; factors 0.5 to 1.5
+}
+_BRIGHTNESS, _CONTRAST, _TOP, _LEFT = range(4)  # numbers of the random draws
+_THIRTEEN = 13  # released code of Hinton 2018
+
+
+class SmallNORBDataModule(AbstractDataModule):
+    """smallNORB as in Hinton, Sabour and Frosst 2018: 96x96 pixels made 48x48, of which the network sees 32x32.
+
+    Files lie in ``<directory>/smallNORB``, as ``.mat`` or ``.mat.gz``. The stand-in is ``capsule_lab.data.toynorb``,
+    rendered into ``<directory>/toynorb`` at its first use.
+
+    ``preprocessing="official"`` is the released code's: brightness, contrast about each channel's mean, crop, then
+    mean 0 and standard deviation 1 over both channels of the crop. Coming last, that undoes the brightness wholly
+    and the contrast nearly, so that the crop is all the augmentation there is. ``"paper"`` is the order of its words,
+    which IBM's code follows too: mean 0 and standard deviation 1 over the 48x48 pixels first, then crop, brightness
+    and contrast.
+
+    Validation is on whole toys held out of the training set, drawn for each category on its own; any split that
+    puts views of one toy on both sides measures memory. The test set shows other toys again.
+
+    Args:
+        crop: side of what the network sees, in pixels of 48. Random in training, central otherwise.
+        resize: ``"subsample"`` or ``"area"``, see ``load_part``; the stand-in is rendered at 48x48.
+        preprocessing: ``"official"`` or ``"paper"``.
+        brightness: largest number added to all pixels: grey levels of 255 (official) or standard deviations (paper).
+            ``None`` is the preprocessing's own, 63 or 2.
+        contrast: largest change of the factor 1 that contrast is multiplied by. ``None`` is the preprocessing's own,
+            0.8 or 0.5.
+        stereo: ``"channels"`` makes a pair one sample of two channels; ``"separate"`` makes it two of one channel,
+            with the eye (0 left, 1 right) as a fifth factor.
+        split: ``"full"``, or ``"azimuth"`` or ``"elevation"`` to train on a third of the viewpoints and to report
+            familiar and novel ones each on their own (Hinton 2018, section 5).
+        test_crops: 1, the central one, or 13, see ``thirteen_corners``; with 13, test images are
+            ``(batch, 13, channel, crop, crop)``.
+        validation: ``"instance"`` or ``"none"``.
+        validation_instances: toys of each category to validate on, of five.
+        standin: ``"full"`` is as large as smallNORB; ``"small"``, for quick looks, has 900 + 900 pairs.
+        batch_size, eval_batch_size, **options: see ``AbstractDataModule``.
+
+    Raises:
+        ValueError: for an option that is not one of these, or out of range.
+    """
+
+    validations = ("instance", "none")
+
+    def __init__(
+        self,
+        *,
+        crop: int = 32,  # Hinton 2018, section 4
+        resize: files.Resize = "subsample",
+        preprocessing: Preprocessing = "official",
+        brightness: float | None = None,
+        contrast: float | None = None,
+        stereo: Literal["channels", "separate"] = "channels",
+        split: Viewpoints = "full",
+        test_crops: int = 1,
+        validation: str = "instance",
+        validation_instances: int = 1,
+        standin: StandIn = "full",
+        batch_size: int = 64,  # released code of Hinton 2018
+        eval_batch_size: int = 100,  # ours: divides 24,300, 8,100 and 16,200
+        **options: Any,
+    ) -> None:
+        if "validation_share" in options:
+            raise ValueError(
+                f"data.validation_share is {options['validation_share']}; smallNORB holds out whole toys, since a "
+                "share of the images would show the same toys on both sides: set data.validation_instances"
+            )
+        super().__init__(validation=validation, batch_size=batch_size, eval_batch_size=eval_batch_size, **options)
+        check_choice("resize", resize, ("subsample", "area"))
+        check_choice("preprocessing", preprocessing, ("official", "paper"))
+        check_choice("stereo", stereo, ("channels", "separate"))
+        check_choice("split", split, ("full", "azimuth", "elevation"))
+        check_choice("test_crops", test_crops, (1, _THIRTEEN))
+        check_choice("standin", standin, ("full", "small"))
+        own_brightness, own_contrast = _JITTER[preprocessing]
+        self.brightness = own_brightness if brightness is None else brightness
+        self.contrast = own_contrast if contrast is None else contrast
+        if not 1 <= crop <= files.SIZE:
+            raise ValueError(f"data.crop is {crop}; expected 1 to {files.SIZE} pixels")
+        if not self.brightness >= 0:
+            raise ValueError(
+                f"data.brightness is {brightness}; expected 0 (none) or more, or null for {own_brightness}"
+            )
+        if not 0 <= self.contrast <= 1:
+            raise ValueError(f"data.contrast is {contrast}; expected 0 (none) to 1, or null for {own_contrast}")
+        self.crop = crop
+        self.resize = resize
+        self.preprocessing = preprocessing
+        self.stereo = stereo
+        self.viewpoints = split
+        self.test_crops = test_crops
+        self.validation_instances = validation_instances
+        self.standin = standin
+        self.test_parts = () if split == "full" else ("familiar", "novel")
+        self.spec = DataSpec(
+            image_shape=(2 if stereo == "channels" else 1, crop, crop),
+            num_classes=len(files.CLASSES),
+            classes=files.CLASSES,
+            factors=files.FACTORS if stereo == "channels" else (*files.FACTORS, "eye"),
+        )
+
+    @property
+    def folder(self) -> Path:
+        """Where the six genuine files lie."""
+        return self.directory / files.NAME
+
+    def find_real(self) -> str | None:
+        if files.verified(self.folder):
+            return None
+        problem = fetch(self.folder, files.download)
+        if problem is None and files.verified(self.folder):
+            return None
+        return (
+            f"smallNORB is not in {folder_in_words(self.folder)} and the download failed ({problem}); put "
+            f"{', '.join(files.PUBLISHED)} there, with or without .gz, or name the directory that holds {files.NAME}: "
+            "CAPSULE_LAB_DATA=…"
+        )
+
+    def describe(self, *, real: bool) -> dict[str, Any]:
+        if real:
+            return {
+                "name": "genuine smallNORB",
+                "md5": {name: published.md5 for name, published in files.PUBLISHED.items()},
+            }
+        rendered = standin_provenance(self.directory, self.standin)
+        return {"name": toynorb.STANDIN_NAME, "generator": "capsule_lab.data.toynorb", **rendered}
+
+    def load(self, *, train: bool, real: bool) -> Images:
+        folder = self.folder if real else standin_folder(self.directory, self.standin)
+        pairs = files.load_part(folder, "training" if train else "testing", self.resize)
+        return pairs if self.stereo == "channels" else _separate(pairs)
+
+    def split_training(self, everything: Images) -> tuple[Indices, Indices]:
+        familiar, _ = self._by_viewpoint(everything)
+        if self.validation == "none":
+            return familiar, familiar[:0]
+        labels, instances = everything.labels.numpy(), _column(everything, "instance").numpy()
+        train, validation = split_by_instance(
+            labels[familiar], instances[familiar], self.validation_instances, self.seed
+        )
+        return familiar[train], familiar[validation]
+
+    def split_test(self, everything: Images) -> tuple[Images, ...]:
+        if not self.test_parts:
+            return (everything,)
+        return tuple(everything.subset(part) for part in self._by_viewpoint(everything))
+
+    def _by_viewpoint(self, everything: Images) -> tuple[Indices, Indices]:
+        factor = "azimuth" if self.viewpoints == "full" else self.viewpoints
+        familiar, novel = split_by_viewpoint(_column(everything, factor).numpy(), self.viewpoints)
+        if self.viewpoints != "full" and not (len(familiar) and len(novel)):
+            raise DataError(
+                f"data.split is {self.viewpoints}, with {len(familiar)} images from familiar and {len(novel)} from "
+                f"novel viewpoints; expected some of both, {FAMILIAR[factor]} being familiar: use the whole data set"
+            )
+        return familiar, novel
+
+    def on_after_batch_transfer(self, batch: Batch, dataloader_idx: int) -> Batch:
+        if self.test_crops == 1 or not (self.trainer and self.trainer.testing):
+            return super().on_after_batch_transfer(batch, dataloader_idx)
+        corners = thirteen_corners(files.SIZE, self.crop)
+        return batch._replace(images=torch.stack([self._still(batch.images, corner) for corner in corners], dim=1))
+
+    def transform(self, images: Tensor, key: Tensor, *, augment: bool) -> Tensor:
+        if not augment:
+            return self._still(images, centre_corner(files.SIZE, self.crop))
+        top, left = (random_integers(key, stream, 0, files.SIZE - self.crop) for stream in (_TOP, _LEFT))
+        pixels = images.float()
+        if self.preprocessing == "official":
+            return standardise(crop(self._jitter(pixels, key), top, left, self.crop))
+        return self._jitter(crop(standardise(pixels), top, left, self.crop), key)
+
+    def _jitter(self, pixels: Tensor, key: Tensor) -> Tensor:
+        brighter = brightness(pixels, random_uniform(key, _BRIGHTNESS, -self.brightness, self.brightness))
+        return contrast(brighter, random_uniform(key, _CONTRAST, 1 - self.contrast, 1 + self.contrast))
+
+    def _still(self, images: Tensor, corner: tuple[int, int]) -> Tensor:
+        """A crop as it is tested on, nothing in it random."""
+        if self.preprocessing == "official":
+            return standardise(crop_at(images.float(), corner, self.crop))
+        return crop_at(standardise(images.float()), corner, self.crop)
+
+
+def _column(images: Images, factor: str) -> Tensor:
+    assert images.factors is not None
+    return images.factors[:, files.FACTORS.index(factor)]
+
+
+def _separate(pairs: Images) -> Images:
+    """Every pair as two samples of one channel, left before right, with the eye as a last factor."""
+    assert pairs.factors is not None
+    eyes = torch.arange(2).repeat(len(pairs.labels))
+    factors = torch.cat([pairs.factors.repeat_interleave(2, dim=0), eyes[:, None]], dim=1)
+    return Images(pairs.images.flatten(0, 1)[:, None], pairs.labels.repeat_interleave(2), factors)

@@ -1,0 +1,93 @@
+"""The stand-in for smallNORB: toys rendered by ``capsule_lab.data.toynorb``, once, into files of the real format."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+from rich.console import Console
+from rich.progress import Progress
+
+from capsule_lab.data import toynorb
+from capsule_lab.data.files import DataError
+from capsule_lab.data.smallnorb_files import SIZE
+
+StandIn = Literal["full", "small"]
+
+_SEED = 0  # ours: the toys are a data set like any other, whatever the seed of the run
+_LEVELS: dict[str, dict[str, Any]] = {
+    "full": {},
+    "small": {  # ours: evenly spread views, familiar and novel ones among them, in seconds
+        "elevations": (0, 4, 8),
+        "azimuths": (0, 3, 6, 9, 12, 15),
+        "lightings": (0, 3),
+    },
+}
+_TAKES = {"full": "a minute or two", "small": "under half a minute"}  # 2 cores
+_TOYS_A_LINE = 10  # ours: ten lines in all
+
+log = logging.getLogger(__name__)
+
+
+def standin_folder(directory: Path, standin: StandIn) -> Path:
+    """Where the rendered files lie: ``toynorb/48x48``, ``python -m capsule_lab.dataset name=toynorb size=48``'s too."""
+    return directory / "toynorb" / f"{SIZE}x{SIZE}{'' if standin == 'full' else f'-{standin}'}"
+
+
+def standin_provenance(directory: Path, standin: StandIn) -> dict[str, Any]:
+    """What the renderer says of the files, which are rendered now if they are not there yet.
+
+    Raises:
+        DataError: if they cannot be written, or another version of the renderer made them.
+    """
+    folder = standin_folder(directory, standin)
+    record = folder / "provenance.json"
+    if not record.is_file():
+        _render(folder, standin)
+    try:
+        provenance: dict[str, Any] = json.loads(record.read_text(encoding="utf-8"))
+        version = provenance.get("version")
+    except (OSError, ValueError, AttributeError) as error:
+        raise DataError(
+            f"{record} cannot be read ({error}); expected the renderer's record: remove {folder} to have it rendered "
+            "again"
+        ) from error
+    if version != toynorb.VERSION:
+        raise DataError(
+            f"{folder} was rendered by version {version} of toynorb; this is version {toynorb.VERSION}: remove the "
+            "folder to have it rendered again"
+        )
+    return provenance
+
+
+def _render(folder: Path, standin: StandIn) -> None:
+    log.info("rendering toys into %s, once; this takes %s", folder, _TAKES[standin])
+    try:
+        with _reporting() as progress:
+            toynorb.render_files(folder, size=SIZE, seed=_SEED, progress=progress, **_LEVELS[standin])
+    except OSError as error:
+        raise DataError(
+            f"the stand-in for smallNORB cannot be written into {folder} ({error.strerror}); expected a folder you may "
+            "write to, with half a gigabyte to spare: name another with CAPSULE_LAB_DATA=…"
+        ) from error
+
+
+@contextmanager
+def _reporting() -> Iterator[Callable[[int, int], None]]:
+    """Something to tell how many toys are done, of how many: a bar on a terminal, else a line now and then."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield _report_now_and_then
+        return
+    with Progress(console=console, transient=True) as bar:
+        task = bar.add_task("rendering toys")
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+def _report_now_and_then(done: int, total: int) -> None:
+    if (done and done % _TOYS_A_LINE == 0) or done == total:
+        log.info("rendered %d of %d toys", done, total)

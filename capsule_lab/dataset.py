@@ -1,0 +1,136 @@
+"""Prepare a data set: ``python -m capsule_lab.dataset name=toynorb``."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from capsule_lab.command import ConfigError, InterruptError, command, compose, conf_dir, options_in_words
+
+_RENDERED = "toynorb"
+_TOYS_A_LINE = 5  # ours: ten lines in all
+
+log = logging.getLogger(__name__)
+
+
+@command("dataset")
+def main(config: DictConfig) -> None:
+    """Render ``toynorb``, or let a data module of ``conf/data`` fetch and check its files."""
+    options = sorted([_RENDERED, *(file.stem for file in (conf_dir() / "data").glob("*.yaml"))])
+    if OmegaConf.is_missing(config, "name"):
+        raise ConfigError(f"name is missing; expected name= one of {', '.join(options)}")
+    if config.name not in options:
+        raise ConfigError(f"name={config.name} does not exist; {options_in_words(str(config.name), options)}")
+    (_render if config.name == _RENDERED else _fetch)(config)
+
+
+def _fetch(config: DictConfig) -> None:
+    """Bring a data set to where training looks for it, as training itself would."""
+    from capsule_lab import build
+
+    build.be_quiet()
+    training = compose("train", [f"data={config.name}"])
+    training.data.directory, training.data.source = config.directory, config.source
+    build.check(training)
+    data = build.build_data(training)
+    data.prepare_data()
+    log.info("%s: %s, in %s", config.name, data.provenance["name"], data.directory)
+
+
+def _render(config: DictConfig) -> None:
+    """Render the stand-in for smallNORB, and draw a sheet of it."""
+    from capsule_lab.data import toynorb
+    from capsule_lab.data.files import data_directory
+
+    size, workers = config.size, config.workers
+    if not isinstance(size, int) or size not in toynorb.SIZES:
+        raise ConfigError(
+            f"size is {size}; expected {toynorb.SIZES[0]} to {toynorb.SIZES[-1]} pixels, such as 48 or 96"
+        )
+    if workers is not None and (not isinstance(workers, int) or workers < 1):
+        raise ConfigError(f"workers is {workers}; expected 1 or more processes, or null for one for each core")
+    if not isinstance(config.sheet, bool):
+        raise ConfigError(f"sheet is {config.sheet}; expected true or false")
+    folder = data_directory(config.directory) / _RENDERED / f"{size}x{size}"
+    try:
+        with _reporting() as progress:
+            toynorb.render_files(folder, size=size, workers=workers, progress=progress)
+    except KeyboardInterrupt:
+        raise InterruptError(
+            f"stopped; finished toys are kept in {folder}, and the same command goes on from there", signal.SIGINT
+        ) from None
+    except OSError as error:
+        raise ConfigError(
+            f"cannot write into {folder} ({error.strerror}); expected a place with room that you may write to: name "
+            "another with directory="
+        ) from error
+    log.info("%s: %s, in %s", _RENDERED, toynorb.STANDIN_NAME, folder)
+    if config.sheet:
+        _draw(folder / "contact_sheet.png", size)
+
+
+@contextmanager
+def _reporting() -> Iterator[Callable[[int, int], None]]:
+    """Something to tell how many toys are done, of how many: a bar on a terminal, else a line now and then."""
+    console = Console()
+    if not console.is_terminal:
+        yield _Lines()
+        return
+    columns = (TextColumn("rendering toys"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console) as bar:
+        task = bar.add_task("", total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+class _Lines:
+    """A line now and then, with the time left at the pace so far."""
+
+    def __init__(self) -> None:
+        self.began = time.monotonic()
+        self.first: int | None = None
+
+    def __call__(self, done: int, total: int) -> None:
+        if self.first is None:
+            self.first = done
+        elif done % _TOYS_A_LINE == 0 or done == total:
+            seconds = (time.monotonic() - self.began) / (done - self.first) * (total - done)
+            log.info("rendered %d of %d toys, %s to go", done, total, timedelta(seconds=round(seconds)))
+
+
+def _draw(path: Path, size: int) -> None:
+    """The contact sheet, rendered from the same few lines as the files: the same pixels."""
+    import numpy as np
+
+    from capsule_lab import runs
+    from capsule_lab.analysis.toy_sheet import toy_sheet
+    from capsule_lab.data import toynorb
+
+    def images(category: int, instance: int, azimuths: Any, lightings: Any) -> np.ndarray:
+        # ours: elevation 1, 35 degrees: low enough to see the sides, high enough for the shadow; the left eye
+        return toynorb.render(category, instance, [1], azimuths, lightings, [-1], size=size)[0, :, :, 0]
+
+    categories, instances = range(len(toynorb.CATEGORIES)), range(toynorb.INSTANCES)
+    # ours: azimuth 2, 40 degrees: front and side are seen; instance 4 is the first of the training toys
+    toys = np.stack([[images(category, instance, [2], [0])[0, 0] for instance in instances] for category in categories])
+    around = np.stack([images(category, 4, range(len(toynorb.AZIMUTHS)), [0])[:, 0] for category in categories])
+    lit = np.stack([images(category, 4, [2], range(toynorb.LIGHTINGS))[0] for category in categories])
+    sheet = toy_sheet(
+        toys, around, lit, categories=toynorb.CATEGORIES, training=toynorb.TRAIN_INSTANCES,
+        title=f"{toynorb.STANDIN_NAME}, version {toynorb.VERSION}, {size}x{size}",
+    )  # fmt: skip
+    runs.save_figure(sheet, path)
+    log.info("%s", path)
+
+
+if __name__ == "__main__":
+    main()

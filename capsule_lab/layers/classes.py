@@ -1,0 +1,73 @@
+"""Class capsules: one transformation per (child type, class) for all positions, and where those are."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from capsule_lab.functional import dense_votes, truncated_normal_
+from capsule_lab.routing.base import RoutingFactory
+from capsule_lab.types import Capsules, OnIteration
+
+
+class ClassCapsules(nn.Module):
+    """The last layer of Hinton 2018, section 4: all positions vote with shared transformations.
+
+    Sharing forgets where a child was; *coordinate addition* adds its position to two components of its votes.
+
+    Args:
+        positions: how many there are.
+        child_types: kinds of child per position.
+        child_dim: components of their poses.
+        classes: number of classes.
+        dim: components of a class capsule's pose.
+        rows: rows of a pose, when it is a matrix; 1 for a vector.
+        routing: called with ``(parents=…, dim=…)``, gives the routing of this layer.
+        coordinates: what each position adds to its votes, ``(positions, dim)``; ``None`` for nothing.
+        weight_std: standard deviation of the truncated normal that initialises the transformations.
+
+    Shapes:
+        poses ``(batch, positions * child_types, child_dim)``, activations without the last one ->
+        poses ``(batch, classes, dim)``, activations ``(batch, classes)``.
+
+    Raises:
+        ValueError: if ``rows`` does not divide the poses.
+    """
+
+    coordinates: Tensor | None
+
+    def __init__(
+        self,
+        positions: int,
+        child_types: int,
+        child_dim: int,
+        classes: int,
+        dim: int,
+        *,
+        routing: RoutingFactory,
+        rows: int = 1,
+        coordinates: Float[Tensor, "position dim"] | None = None,
+        weight_std: float = 0.01,  # released code
+    ) -> None:
+        super().__init__()
+        if child_dim % rows or dim % rows:
+            raise ValueError(f"poses have {child_dim} and {dim} components; expected a multiple of {rows} rows")
+        self.positions = positions
+        shape = (child_types, child_dim // rows, classes, dim // rows)
+        self.weight = nn.Parameter(truncated_normal_(torch.empty(shape), weight_std))
+        self.routing = routing(parents=classes, dim=dim)
+        self.register_buffer("coordinates", coordinates, persistent=False)
+
+    def forward(
+        self,
+        poses: Float[Tensor, "batch child dim"],
+        activations: Float[Tensor, "batch child"],
+        *,
+        on_iteration: OnIteration | None = None,
+    ) -> Capsules:
+        by_position = poses.reshape(-1, self.weight.shape[0], poses.shape[2])  # [b·position type c]
+        votes = dense_votes(by_position, self.weight).unflatten(0, (-1, self.positions))  # [b position type k d]
+        if self.coordinates is not None:
+            votes = votes + self.coordinates[:, None, None].to(votes.dtype)
+        return self.routing(votes.flatten(1, 2), activations, on_iteration=on_iteration)

@@ -1,0 +1,60 @@
+"""Coordinate addition: class capsules share their transformations, and are told where a vote comes from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+Axes = tuple[Float[Tensor, " height"], Float[Tensor, " width"]]
+"""Coordinates of the rows and of the columns of a grid."""
+
+
+def receptive_field_coordinates(
+    grid: tuple[int, int],
+    image: tuple[int, int],
+    layers: Sequence[tuple[int, int]],
+    padding: tuple[int, int, int, int],
+) -> Axes:
+    """Row and column coordinate of each position: pixels from the image's middle, over 100 (released code).
+
+    The released code takes ``height / 2`` for the middle of pixels numbered from 0, half a pixel too far.
+
+    Args:
+        grid: positions along each axis.
+        image: pixels along each axis.
+        layers: kernel and stride of each layer, from the image upwards.
+        padding: left, right, top, bottom, of the first layer.
+    """
+    step, first = 1, 0.0
+    for kernel, stride in layers:
+        first += step * (kernel - 1) / 2  # the middle of a kernel
+        step *= stride
+    rows, columns = (
+        (first - before + step * torch.arange(n, dtype=torch.float32) - pixels / 2) / 100  # 100: released code
+        for n, pixels, before in zip(grid, image, (padding[2], padding[0]), strict=True)
+    )
+    return rows, columns
+
+
+def grid_coordinates(grid: tuple[int, int]) -> Axes:
+    """Row and column coordinate of each position: ``(i + 0.5) / n`` (IBM's and the tutorial's code)."""
+    rows, columns = ((torch.arange(n) + 0.5) / n for n in grid)  # 0.5: the middle of a cell
+    return rows, columns
+
+
+def coordinate_addition(*, axes: Axes, entries: tuple[int, int], dim: int) -> Float[Tensor, "position dim"]:
+    """What coordinate addition adds to the votes of each position, ``(positions, dim)`` (Hinton 2018, section 4).
+
+    Args:
+        axes: row and column coordinates.
+        entries: components of a vote that get the row and the column coordinate.
+        dim: components of a vote.
+    """
+    rows, columns = torch.meshgrid(*axes, indexing="ij")
+    added = torch.zeros(rows.numel(), dim)
+    added[:, entries[0]] = rows.flatten()
+    added[:, entries[1]] = columns.flatten()
+    return added

@@ -1,0 +1,209 @@
+"""EMCaps: matrix capsules with EM routing (Hinton, Sabour and Frosst, ICLR 2018, section 4 and figure 1).
+
+::
+
+    image          conv           primary capsules      conv capsules 1      conv capsules 2      class capsules
+    2 x 32 x 32 -> A x 14 x 14 -> B types x 14 x 14 --> C types x 6 x 6 ---> D types x 4 x 4 ---> E classes
+                   5x5 stride 2   1x1                   K=3 stride 2         K=3 stride 1         one transform per
+                   ReLU           pose 4x4: linear      EM routing among the 9 · B or 9 · C       (type, class) for all
+                                  activation: logistic  children of each position                 positions, plus where
+                                                                                                  each position is
+
+A = B = C = D = 32 has 316,650 parameters with 5 classes, A, B, C, D = 64, 8, 16, 16 has 68,618.
+Sizes below an image of 24, 28, 32, 40, 48 pixels: 10, 12, 14, 18, 22, then 4, 5, 6, 8, 10, then 2, 3, 4, 6, 8.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from functools import partial
+from typing import Literal
+
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from capsule_lab.functional import same_padding, truncated_normal_
+from capsule_lab.layers import ClassCapsules, ConvCapsules, LinearPrimaryCapsules
+from capsule_lab.layers.coordinates import coordinate_addition, grid_coordinates, receptive_field_coordinates
+from capsule_lab.layers.primary import Padding
+from capsule_lab.networks.base import AbstractCapsuleNetwork, check_image_shape, check_sizes
+from capsule_lab.routing import EMRouting, RoutingFactory
+from capsule_lab.types import CapsuleOutput, OnIteration
+
+Pose = Literal["matrix", "vector"]
+Coordinates = Literal["receptive_field", "grid", "none"]
+Entries = Literal["official", "paper"]
+
+IMAGE_KERNEL, IMAGE_STRIDE = 5, 2  # Hinton 2018, section 4: of the first convolution
+
+
+class EMCaps(AbstractCapsuleNetwork):
+    """The network of Hinton 2018 with the choices of paper, released code and ports as switches.
+
+    Scores are the activations of the class capsules.
+
+    Args:
+        image_shape: ``(channel, height, width)``; a stereo pair has two channels.
+        num_classes: number of classes, E.
+        routing: called with ``(parents=…, dim=…)`` in all three capsule layers; what its ``class_layer`` names is
+            different in the last.
+        channels: feature maps of the convolution, A.
+        primary_types: kinds of primary capsule per position, B.
+        conv_types: kinds of capsule in each convolutional capsule layer, C and D.
+        conv_strides: their strides.
+        kernel_size: width of their windows, K.
+        pose: ``"matrix"``: a vote is the child's 4x4 pose times a 4x4 transformation; ``"vector"``: 16 components
+            times a 16x16 transformation, the paper's ablation.
+        pose_size: rows and columns of a pose; a vector has its square.
+        padding: of the convolution, ``"valid"`` (released code) or ``"same"`` (IBM and other ports).
+        batch_norm: normalise the feature maps before the ReLU, as some ports do.
+        primary_bias, primary_offset, interleaved_primary: see ``LinearPrimaryCapsules``.
+        coordinates: what coordinate addition adds: ``"receptive_field"``, distance of a position's receptive
+            field from the image's middle in units of 100 pixels (released code), ``"grid"``, ``(i + 0.5) / n``
+            of the i-th of n positions (ports), or ``"none"``.
+        coordinate_entries: where: ``"official"``, x to the first and y to the second component of a vote, or
+            ``"paper"``, row and column to the first two entries of a matrix's right-hand column.
+        conv_weight_std, class_weight_std: standard deviations of the transformations' truncated normals; in a
+            vector's they are divided by the root of ``pose_size``, which gives votes of the same size.
+        recompute: make votes again in the backward pass instead of keeping them: a fraction of the memory, and
+            faster on a CPU.
+
+    Raises:
+        ValueError: if the image is too small, a size not positive, a switch unknown, or a pose too small for coordinates.
+
+    >>> network = EMCaps((2, 32, 32), num_classes=5)
+    >>> sum(p.numel() for p in network.parameters())
+    316650
+    """
+
+    def __init__(
+        self,
+        image_shape: tuple[int, int, int],
+        num_classes: int,
+        *,
+        routing: RoutingFactory = EMRouting,
+        channels: int = 32,  # Hinton 2018, section 4
+        primary_types: int = 32,  # Hinton 2018, section 4
+        conv_types: Sequence[int] = (32, 32),  # Hinton 2018, section 4
+        conv_strides: Sequence[int] = (2, 1),  # Hinton 2018, section 4
+        kernel_size: int = 3,  # Hinton 2018, section 4
+        pose: Pose = "matrix",
+        pose_size: int = 4,  # Hinton 2018, section 2
+        padding: Padding = "valid",
+        batch_norm: bool = False,
+        primary_bias: bool = False,
+        primary_offset: float = 1.0,
+        interleaved_primary: bool = False,
+        coordinates: Coordinates = "receptive_field",
+        coordinate_entries: Entries = "official",
+        conv_weight_std: float = 0.1,  # released code, fast
+        class_weight_std: float = 0.01,  # released code
+        recompute: bool = True,
+    ) -> None:
+        super().__init__()
+        for name, value, known in (
+            ("pose", pose, ("matrix", "vector")),
+            ("padding", padding, ("valid", "same")),
+            ("coordinates", coordinates, ("receptive_field", "grid", "none")),
+            ("coordinate_entries", coordinate_entries, ("official", "paper")),
+        ):
+            if value not in known:
+                raise ValueError(f"{name} is {value!r}; expected one of {', '.join(map(repr, known))}")
+        if len(conv_types) != len(conv_strides):
+            raise ValueError(
+                f"there are {len(conv_types)} conv_types and {len(conv_strides)} conv_strides; expected as many"
+            )
+        check_sizes(
+            "EMCaps", num_classes=num_classes, channels=channels, primary_types=primary_types, kernel_size=kernel_size,
+            pose_size=pose_size, conv_types=min(conv_types, default=1), conv_strides=min(conv_strides, default=1),
+        )  # fmt: skip
+        if pose_size == 1 and coordinates != "none":
+            raise ValueError(
+                "pose_size is 1, which has no room for two coordinates; expected 2 or more, or coordinates='none'"
+            )
+        channel, height, width = check_image_shape(image_shape, IMAGE_KERNEL if padding == "valid" else 1, "EMCaps")
+        dim = pose_size**2
+        rows, narrower = (pose_size, 1.0) if pose == "matrix" else (1, pose_size**-0.5)
+
+        self.padding: tuple[int, int, int, int] = (0, 0, 0, 0)
+        if padding == "same":
+            self.padding = same_padding((height, width), IMAGE_KERNEL, IMAGE_STRIDE)
+        self.conv = nn.Conv2d(channel, channels, IMAGE_KERNEL, IMAGE_STRIDE)
+        truncated_normal_(self.conv.weight, 0.05)  # released code
+        assert self.conv.bias is not None
+        nn.init.constant_(self.conv.bias, 0.1)  # released code
+        self.norm = nn.BatchNorm2d(channels) if batch_norm else nn.Identity()
+        self.primary = LinearPrimaryCapsules(
+            channels,
+            types=primary_types,
+            dim=dim,
+            bias=primary_bias,
+            offset=primary_offset,
+            interleaved=interleaved_primary,
+        )
+        grid = (
+            (height + sum(self.padding[2:]) - IMAGE_KERNEL) // IMAGE_STRIDE + 1,
+            (width + sum(self.padding[:2]) - IMAGE_KERNEL) // IMAGE_STRIDE + 1,
+        )
+        receptive = [(IMAGE_KERNEL, IMAGE_STRIDE)]
+        types = primary_types
+        self.conv_capsules = nn.ModuleList()
+        for parent_types, stride in zip(conv_types, conv_strides, strict=True):
+            layer = ConvCapsules(
+                grid,
+                types,
+                dim,
+                parent_types,
+                dim,
+                routing=routing,
+                rows=rows,
+                kernel_size=kernel_size,
+                stride=stride,
+                weight_std=conv_weight_std * narrower,
+                recompute=recompute,
+            )
+            self.conv_capsules.append(layer)
+            grid, types = layer.windows.grid, parent_types
+            receptive.append((kernel_size, stride))
+        self.classes = ClassCapsules(
+            grid[0] * grid[1],
+            types,
+            dim,
+            num_classes,
+            dim,
+            routing=class_routing(routing),
+            rows=rows,
+            coordinates=None
+            if coordinates == "none"
+            else coordinate_addition(
+                axes=(
+                    grid_coordinates(grid)
+                    if coordinates == "grid"
+                    else receptive_field_coordinates(grid, (height, width), receptive, self.padding)
+                ),
+                entries=(1, 0) if coordinate_entries == "official" else (pose_size - 1, 2 * pose_size - 1),
+                dim=dim,
+            ),
+            weight_std=class_weight_std * narrower,
+        )
+
+    def forward(
+        self, images: Float[Tensor, "batch channel height width"], *, on_iteration: OnIteration | None = None
+    ) -> CapsuleOutput:
+        features = self.norm(self.conv(nn.functional.pad(images, self.padding))).relu()  # [b channels h w]
+        capsules = self.primary(features)  # [b i c]
+        for layer in self.conv_capsules:
+            capsules = layer(*capsules)
+        classes = self.classes(*capsules, on_iteration=on_iteration)  # [b k d]
+        return CapsuleOutput(classes.activations, classes)
+
+    def capsule_layers(self) -> dict[str, nn.Module]:
+        convolutional = {f"conv_capsules_{number}": layer for number, layer in enumerate(self.conv_capsules, start=1)}
+        return {"primary": self.primary, **convolutional, "classes": self.classes}
+
+
+def class_routing(routing: RoutingFactory) -> RoutingFactory:
+    """``routing`` with the options that its ``class_layer`` names, where it has one."""
+    option = inspect.signature(routing).parameters.get("class_layer")
+    return routing if option is None else partial(routing, **option.default)

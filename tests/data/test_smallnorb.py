@@ -1,0 +1,911 @@
+"""smallNORB from tiny files in the genuine format, its stand-in, its splits, and what the network sees."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import logging
+import os
+import shutil
+from collections import Counter
+from itertools import product
+from pathlib import Path
+from types import SimpleNamespace
+from urllib.error import URLError
+
+import jaxtyping
+import numpy as np
+import pytest
+import torch
+
+from capsule_lab.data import DataError, SmallNORBDataModule, smallnorb_files, smallnorb_standin, toynorb
+from capsule_lab.data.binary_matrix import write_matrix
+from capsule_lab.data.files import md5
+from capsule_lab.data.loader import Images
+from capsule_lab.data.smallnorb_files import FACTORS, Published
+from capsule_lab.data.splits import FAMILIAR, index_hash, split_by_instance, split_by_viewpoint
+from capsule_lab.data.transforms import random_integers, random_uniform
+
+TRAINING, TESTING = (4, 6, 7, 8, 9), (0, 1, 2, 3, 5)  # instances, as published
+NAMES = {"training": "5x46789x9x18x6x2x96x96-training", "testing": "5x01235x9x18x6x2x96x96-testing"}
+HELD_OUT = {(0, 7), (1, 6), (2, 9), (3, 8), (4, 7)}
+SPLIT = ("9b0d69f4a5f0bf20", "90c510726811b6ac")
+
+
+def labels_and_factors(
+    instances, elevations=range(9), azimuths=range(0, 36, 2), lightings=range(6)
+) -> tuple[np.ndarray, np.ndarray]:
+    """Categories and info as the genuine test files order them; the full set unless levels are named."""
+    rows = list(product(instances, elevations, azimuths, lightings, range(5)))
+    factors = np.array([row[:4] for row in rows], dtype=np.int32)
+    return np.array([row[4] for row in rows], dtype=np.int32), factors
+
+
+def write_set(folder: Path, *, side: int, size: str | None = None, suffix: str = ".mat", **levels) -> Path:
+    """The six files in the genuine format, with random pixels; by default 100 + 100 pairs from 4 viewpoints."""
+    levels = {"elevations": (0, 4), "azimuths": (0, 12), "lightings": (1,), **levels}
+    folder.mkdir(parents=True, exist_ok=True)
+    random = np.random.default_rng(side)
+    for part, instances in (("training", TRAINING), ("testing", TESTING)):
+        labels, factors = labels_and_factors(instances, **levels)
+        images = random.integers(0, 256, (len(labels), 2, side, side), dtype=np.uint8)
+        name = NAMES[part].replace("96x96", size or "96x96")
+        for content, array in (("dat", images), ("cat", labels), ("info", factors)):
+            write_matrix(folder / f"smallnorb-{name}-{content}{suffix}", array)
+    return folder
+
+
+def write_standin(directory: Path, **levels) -> Path:
+    """A data directory that holds what counts as the stand-in, full and small."""
+    for folder in ("48x48", "48x48-small"):
+        write_set(directory / "toynorb" / folder, side=48, size="48x48", **levels)
+        provenance = {"version": toynorb.VERSION, "seed": 0, "pixels": "random"}
+        (directory / "toynorb" / folder / "provenance.json").write_text(json.dumps(provenance))
+    return directory
+
+
+@pytest.fixture
+def standin_directory(toynorb) -> Path:
+    return toynorb
+
+
+def of(data: SmallNORBDataModule, *stages: str, training: bool = True, testing: bool = False) -> SmallNORBDataModule:
+    """``data`` under as much of a Trainer as a DataModule looks at, set up."""
+    strategy = SimpleNamespace(root_device=torch.device("cpu"))
+    data.trainer = SimpleNamespace(training=training, testing=testing, global_rank=0, world_size=1, strategy=strategy)
+    for stage in stages:
+        data.setup(stage)
+    return data
+
+
+@pytest.fixture
+def standin(standin_directory):
+    """Makes a DataModule on the stand-in: ``standin("fit", split="azimuth")``."""
+
+    def make(*stages: str, training: bool = True, testing: bool = False, **options) -> SmallNORBDataModule:
+        data = SmallNORBDataModule(directory=str(standin_directory), source="standin", **options)
+        return of(data, *stages, training=training, testing=testing)
+
+    return make
+
+
+def count_as_genuine(folder: Path, monkeypatch) -> None:
+    """Make the checksums those of the files in ``folder``."""
+    monkeypatch.setattr(smallnorb_files, "PUBLISHED", published_of(folder))
+
+
+def published_of(folder: Path) -> dict[str, Published]:
+    files = sorted(folder.glob("*.mat*"))
+    sums = [Published(md5(path), hashlib.sha256(path.read_bytes()).hexdigest()) for path in files]
+    return {path.name.removesuffix(".gz"): known for path, known in zip(files, sums, strict=True)}
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory) -> dict[str, Path]:
+    """The files of ``genuine``, by their suffix: written once."""
+    folder = tmp_path_factory.mktemp("written")
+    return {suffix: write_set(folder / suffix, side=96, suffix=suffix) for suffix in (".mat", ".mat.gz")}
+
+
+@pytest.fixture(params=[".mat", ".mat.gz"])
+def genuine(request, written, tmp_path, monkeypatch) -> Path:
+    """A data directory with small files that count as the genuine ones."""
+    folder = Path(shutil.copytree(written[request.param], tmp_path / "data" / "smallNORB"))
+    count_as_genuine(folder, monkeypatch)
+    return tmp_path / "data"
+
+
+@pytest.fixture(autouse=True)
+def no_network(monkeypatch) -> None:
+    def refuse(*_, **__):
+        raise URLError("no network in tests")
+
+    monkeypatch.setattr(smallnorb_files.urllib.request, "urlopen", refuse)
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_rendered(monkeypatch) -> None:
+    def refuse(*_, **__):
+        pytest.fail("toys were rendered")
+
+    monkeypatch.setattr(toynorb, "render_files", refuse)
+
+
+@pytest.fixture
+def unchecked_types(monkeypatch) -> None:
+    """Calls as they are outside of pytest, where no type checker forestalls the code's own errors."""
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
+
+
+def everything_below(folder: Path) -> list[str]:
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+
+
+def stored(folder: Path, part: str, content: str) -> np.ndarray:
+    (path,) = folder.glob(f"*-{part}-{content}.mat*")
+    return np.array(smallnorb_files.read_matrix(path))
+
+
+# --- the genuine files
+
+
+@pytest.mark.parametrize("source", ["auto", "real"])
+def test_training_files_are_read_back_exactly(genuine, source):
+    data = SmallNORBDataModule(directory=str(genuine), source=source, validation="none")
+    data.setup("fit")
+    images, labels, factors = data.sets["train"]
+    folder = genuine / "smallNORB"
+    np.testing.assert_array_equal(images.numpy(), stored(folder, "training", "dat")[:, :, ::2, ::2])
+    np.testing.assert_array_equal(labels.numpy(), stored(folder, "training", "cat"))
+    np.testing.assert_array_equal(factors.numpy(), stored(folder, "training", "info"))
+    assert data.provenance["source"] == "real"
+
+
+def test_test_files_are_read_back_exactly_and_alone(genuine):
+    data = SmallNORBDataModule(directory=str(genuine), source="real")
+    data.setup("test")
+    assert set(data.sets) == {"test"}
+    images, labels, factors = data.sets["test"]
+    folder = genuine / "smallNORB"
+    np.testing.assert_array_equal(images.numpy(), stored(folder, "testing", "dat")[:, :, ::2, ::2])
+    np.testing.assert_array_equal(labels.numpy(), stored(folder, "testing", "cat"))
+    np.testing.assert_array_equal(factors.numpy(), stored(folder, "testing", "info"))
+
+
+@pytest.mark.parametrize("stage", ["fit", "validate"])
+def test_training_never_reads_the_test_files(genuine, stage):
+    data = SmallNORBDataModule(directory=str(genuine), source="real")
+    data.prepare_data()
+    for path in (genuine / "smallNORB").glob("*testing*"):
+        path.write_bytes(b"poison")
+    data.setup(stage)
+    assert set(data.sets) == {"train", "validation"}
+
+
+def test_area_is_the_rounded_mean_of_four_pixels(genuine):
+    data = SmallNORBDataModule(directory=str(genuine), source="real", validation="none", resize="area")
+    data.setup("fit")
+    wide = stored(genuine / "smallNORB", "training", "dat").astype(float)
+    mean = wide.reshape(100, 2, 48, 2, 48, 2).mean(axis=(3, 5))
+    np.testing.assert_array_equal(data.sets["train"].images.numpy(), np.floor(mean + 0.5))
+
+
+@pytest.mark.parametrize("resize", ["subsample", "area"])
+def test_second_start_reads_neither_images_nor_checksums(genuine, monkeypatch, resize):
+    def load() -> Images:
+        data = SmallNORBDataModule(directory=str(genuine), source="real", validation="none", resize=resize)
+        data.setup("fit")
+        return data.sets["train"]
+
+    first = load()
+    monkeypatch.setattr(smallnorb_files, "verify", lambda *_: pytest.fail("hashed again"))
+    monkeypatch.setattr(smallnorb_files, "halve", lambda *_: pytest.fail("made smaller again"))
+    second = load()
+    assert all(a.equal(b) for a, b in zip(first, second, strict=True))
+    assert not [name for name in everything_below(genuine) if name.endswith(".part")]
+
+
+def test_each_way_to_resize_is_kept_on_its_own(genuine):
+    found = []
+    for resize in ("subsample", "area", "subsample"):
+        data = SmallNORBDataModule(directory=str(genuine), source="real", validation="none", resize=resize)
+        data.setup("fit")
+        found.append(data.sets["train"].images)
+    assert found[0].equal(found[2])
+    assert not found[0].equal(found[1])
+
+
+def test_file_put_in_place_since_then_is_hashed(genuine):
+    SmallNORBDataModule(directory=str(genuine), source="real").prepare_data()
+    (path,) = (genuine / "smallNORB").glob("*-testing-cat.mat*")
+    content = path.read_bytes()
+    path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    os.utime(path, (0, 0))
+    with pytest.raises(DataError, match=r"testing-cat\.mat"):
+        SmallNORBDataModule(directory=str(genuine), source="real").prepare_data()
+
+
+def test_kept_images_of_other_files_are_not_read(genuine, monkeypatch):
+    folder = genuine / "smallNORB"
+    SmallNORBDataModule(directory=str(genuine), source="real").setup("fit")
+    (path,) = folder.glob("*-training-dat.mat*")
+    write_matrix(path, 255 - stored(folder, "training", "dat"))
+    os.utime(path, (0, 0))
+    count_as_genuine(folder, monkeypatch)
+    data = SmallNORBDataModule(directory=str(genuine), source="real", validation="none")
+    data.setup("fit")
+    np.testing.assert_array_equal(data.sets["train"].images.numpy(), stored(folder, "training", "dat")[:, :, ::2, ::2])
+
+
+@pytest.mark.parametrize("damage", [b"", b"another file", None])
+def test_kept_images_that_are_not_whole_are_made_again(genuine, damage):
+    SmallNORBDataModule(directory=str(genuine), source="real").setup("fit")
+    (kept,) = (genuine / "smallNORB" / "cache").glob("*-training-dat-*.npy")
+    kept.write_bytes(kept.read_bytes()[:-1] if damage is None else damage)
+    data = SmallNORBDataModule(directory=str(genuine), source="real", validation="none")
+    data.setup("fit")
+    expected = stored(genuine / "smallNORB", "training", "dat")[:, :, ::2, ::2]
+    np.testing.assert_array_equal(data.sets["train"].images.numpy(), expected)
+
+
+def test_read_only_folder_works_and_says_what_that_costs(genuine, monkeypatch, caplog):
+    def refuse(*_, **__):
+        raise OSError(30, "Read-only file system")
+
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    data = SmallNORBDataModule(directory=str(genuine), source="real")
+    with caplog.at_level(logging.INFO, "capsule_lab"):
+        data.setup("fit")
+    assert len(data.sets["train"].labels) == 80
+    assert len(caplog.records) == 2  # checksums, images
+    assert all("cannot be written (Read-only file system)" in record.getMessage() for record in caplog.records)
+    assert not (genuine / "smallNORB" / "cache").exists()
+
+
+@pytest.mark.parametrize("source", ["auto", "real"])
+@pytest.mark.parametrize("content", ["dat", "cat", "info"])
+@pytest.mark.parametrize("damage", [lambda b: b[:-1], lambda _: b"<!DOCTYPE html>"], ids=["truncated", "web page"])
+def test_a_corrupt_file_is_named_not_replaced(genuine, source, content, damage):
+    (path,) = (genuine / "smallNORB").glob(f"*-training-{content}.mat*")
+    path.write_bytes(damage(path.read_bytes()))
+    with pytest.raises(DataError) as caught:
+        SmallNORBDataModule(directory=str(genuine), source=source).setup("fit")
+    assert str(caught.value).startswith(str(path))
+    assert "remove" in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert not (genuine / "smallNORB" / "cache").exists()
+
+
+@pytest.mark.parametrize("source", ["auto", "real"])
+def test_a_missing_file_is_named(genuine, source):
+    (path,) = (genuine / "smallNORB").glob("*-testing-info.mat*")
+    path.unlink()
+    with pytest.raises(DataError, match=r"holds 5 of the 6 files of smallNORB; missing .*-testing-info\.mat"):
+        SmallNORBDataModule(directory=str(genuine), source=source).setup("fit")
+
+
+def test_provenance_of_the_genuine_files(genuine):
+    data = SmallNORBDataModule(directory=str(genuine), source="auto")
+    data.prepare_data()
+    sums = {name: published.md5 for name, published in smallnorb_files.PUBLISHED.items()}
+    assert data.provenance == {"source": "real", "name": "genuine smallNORB", "md5": sums}
+
+
+def test_published_checksums_are_those_of_six_files():
+    assert len(smallnorb_files.PUBLISHED) == 6
+    assert [len(known.md5) for known in smallnorb_files.PUBLISHED.values()] == [32] * 6
+    assert len({known.sha256_of_archive for known in smallnorb_files.PUBLISHED.values()}) == 6
+    assert {len(known.sha256_of_archive) for known in smallnorb_files.PUBLISHED.values()} == {64}
+
+
+# --- without the genuine files
+
+
+def serve(folder: Path, monkeypatch, *, spoil: str = "", down: tuple[str, ...] = ()) -> list[str]:
+    """The archives of ``folder`` at the first server that is not down; returns the addresses asked."""
+    asked = []
+
+    def answer(url: str):
+        asked.append(url)
+        if url.startswith(down or ("nobody",)):
+            raise URLError("no answer")
+        content = (folder / url.rpartition("/")[2]).read_bytes()
+        (folder / "answer").write_bytes(content[:-1] if spoil and spoil in url else content)
+        return (folder / "answer").open("rb")
+
+    monkeypatch.setattr(smallnorb_files.urllib.request, "urlopen", answer)
+    return asked
+
+
+@pytest.fixture
+def published(written, tmp_path, monkeypatch) -> Path:
+    """A folder with archives that count as the genuine ones."""
+    folder = Path(shutil.copytree(written[".mat.gz"], tmp_path / "server"))
+    count_as_genuine(folder, monkeypatch)
+    return folder
+
+
+@pytest.mark.parametrize("down", range(3))
+def test_download_goes_into_place_and_is_verified(tmp_path, published, monkeypatch, down):
+    asked = serve(published, monkeypatch, down=smallnorb_files.SERVERS[:down])
+    data = SmallNORBDataModule(directory=str(tmp_path / "data"), source="real")
+    data.setup("fit")
+    assert data.provenance["source"] == "real"
+    assert len(asked) == 6 * (down + 1)
+    assert sorted(path.name for path in data.folder.glob("*.gz")) == sorted(
+        f"{name}.gz" for name in smallnorb_files.PUBLISHED
+    )
+    assert [path.name for path in (tmp_path / "data").iterdir()] == ["smallNORB"]
+
+
+@pytest.mark.parametrize("content", ["training-dat", "testing-info"])
+def test_download_of_another_file_leaves_nothing_and_says_so(tmp_path, published, monkeypatch, content):
+    serve(published, monkeypatch, spoil=content)
+    with pytest.raises(DataError, match=rf"{content}\.mat\.gz sent \d+ bytes with another SHA-256"):
+        SmallNORBDataModule(directory=str(tmp_path / "data"), source="real").setup("fit")
+    assert everything_below(tmp_path / "data") == []
+
+
+@pytest.mark.parametrize("stage", ["fit", "test"])
+def test_real_without_network_says_what_to_put_where(tmp_path, stage):
+    data = SmallNORBDataModule(directory=str(tmp_path), source="real")
+    with pytest.raises(DataError) as caught:
+        data.setup(stage)
+    sentence = str(caught.value)
+    assert str(tmp_path / "smallNORB") in sentence
+    assert [name for name in smallnorb_files.PUBLISHED if name not in sentence] == []
+    assert len(smallnorb_files.PUBLISHED) == 6
+    assert "no network in tests" in sentence
+    assert "CAPSULE_LAB_DATA" in sentence
+    assert "\n" not in sentence
+    assert data.sets == {}
+    assert everything_below(tmp_path) == []
+
+
+def test_auto_without_network_falls_back_with_one_loud_line(standin_directory, caplog):
+    data = SmallNORBDataModule(directory=str(standin_directory), source="auto")
+    with caplog.at_level(logging.DEBUG, "capsule_lab"):
+        data.setup("fit")
+        data.setup("test")
+    (record,) = caplog.records
+    assert record.levelno == logging.WARNING
+    assert "STAND-IN" in record.getMessage()
+    assert data.provenance["source"] == "stand-in"
+
+
+@pytest.mark.parametrize("size", ["full", "small"])
+def test_provenance_of_the_standin(standin, size):
+    data = standin(standin=size)
+    data.prepare_data()
+    assert data.provenance == {
+        "source": "stand-in",
+        "name": toynorb.STANDIN_NAME,
+        "generator": "capsule_lab.data.toynorb",
+        "version": toynorb.VERSION,
+        "seed": 0,
+        "pixels": "random",
+    }
+
+
+def render(asked: list, *, fail: bool = False):
+    """In place of the renderer: writes random pixels, says how far it is, and notes what it was asked for."""
+
+    def render_files(folder: Path, *, progress=None, **how) -> None:
+        asked.append(how)
+        write_set(folder, side=48, size="48x48")
+        for done in range(26):
+            progress(done, 25)
+        if fail:
+            raise OSError(28, "No space left on device")
+        (folder / "provenance.json").write_text(json.dumps({"version": toynorb.VERSION}))
+
+    return render_files
+
+
+@pytest.mark.parametrize(
+    ("size", "folder", "levels"),
+    [
+        ("full", "48x48", {}),
+        ("small", "48x48-small", {"elevations": (0, 4, 8), "azimuths": (0, 3, 6, 9, 12, 15), "lightings": (0, 3)}),
+    ],
+)
+def test_standin_is_rendered_once_and_says_so(tmp_path, monkeypatch, caplog, size, folder, levels):
+    asked = []
+    monkeypatch.setattr(toynorb, "render_files", render(asked))
+    with caplog.at_level(logging.INFO, "capsule_lab"):
+        for stage in ("fit", "test"):
+            SmallNORBDataModule(directory=str(tmp_path), source="standin", standin=size).setup(stage)
+    assert asked == [{"size": 48, "seed": 0, **levels}]
+    assert [path.name for path in (tmp_path / "toynorb").iterdir()] == [folder]
+    first, *lines = [record.getMessage() for record in caplog.records]
+    assert str(tmp_path / "toynorb" / folder) in first
+    assert lines == ["rendered 10 of 25 toys", "rendered 20 of 25 toys", "rendered 25 of 25 toys"]
+
+
+def test_rendering_shows_a_bar_on_a_terminal(tmp_path, monkeypatch, caplog, capsys):
+    console = functools.partial(smallnorb_standin.Console, force_terminal=True)
+    monkeypatch.setattr(smallnorb_standin, "Console", console)
+    monkeypatch.setattr(toynorb, "render_files", render([]))
+    with caplog.at_level(logging.INFO, "capsule_lab"):
+        SmallNORBDataModule(directory=str(tmp_path), source="standin").setup("fit")
+    assert len(caplog.records) == 1
+    assert "rendering toys" in capsys.readouterr().err
+
+
+def test_rendering_that_fails_says_so_and_is_tried_again(tmp_path, monkeypatch):
+    monkeypatch.setattr(toynorb, "render_files", render([], fail=True))
+    with pytest.raises(DataError, match=r"cannot be written into .*48x48 \(No space left on device\)"):
+        SmallNORBDataModule(directory=str(tmp_path), source="standin").setup("fit")
+    monkeypatch.setattr(toynorb, "render_files", render([]))
+    SmallNORBDataModule(directory=str(tmp_path), source="standin").setup("fit")
+
+
+def test_standin_of_another_version_is_not_used(tmp_path):
+    record = write_standin(tmp_path) / "toynorb" / "48x48" / "provenance.json"
+    record.write_text(json.dumps({"version": -1}))
+    with pytest.raises(DataError, match=r"48x48 was rendered by version -1 of toynorb; .*: remove the folder"):
+        SmallNORBDataModule(directory=str(tmp_path), source="standin").setup("fit")
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{"])
+def test_standin_with_a_damaged_record_is_not_used(tmp_path, content):
+    record = write_standin(tmp_path) / "toynorb" / "48x48" / "provenance.json"
+    record.write_text(content)
+    with pytest.raises(DataError, match=r"provenance\.json cannot be read"):
+        SmallNORBDataModule(directory=str(tmp_path), source="standin").setup("fit")
+
+
+# --- files that do not fit each other
+
+
+def spoil(folder: Path, content: str, array: np.ndarray) -> None:
+    (path,) = folder.glob(f"*-training-{content}.mat")
+    write_matrix(path, array)
+
+
+@pytest.mark.parametrize(
+    ("content", "array", "sentence"),
+    [
+        ("dat", np.zeros((100, 2, 32, 32), np.uint8), r"holds uint8 of shape \(100, 2, 32, 32\); expected uint8 of"),
+        ("dat", np.zeros((99, 2, 48, 48), np.uint8), r"holds uint8 of shape \(99, 2, 48, 48\)"),
+        ("dat", np.zeros((100, 1, 48, 48), np.uint8), r"holds uint8 of shape \(100, 1, 48, 48\)"),
+        ("dat", np.zeros((100, 2, 48, 48), np.float32), r"holds float32 of shape"),
+        ("dat", np.zeros(100, np.uint8), r"holds uint8 of shape \(100,\)"),
+        ("cat", np.zeros(99, np.int32), r"categories of shape \(99,\) and info of shape \(100, 4\)"),
+        ("cat", np.full(100, 5, np.int32), r"category 5 among its training labels; expected one of 0, 1, 2, 3, 4"),
+        ("info", np.zeros((100, 3), np.int32), r"info of shape \(100, 3\)"),
+        ("info", np.full((100, 4), 9, np.int32), r"elevation 9 among its training labels; expected one of 0, 1, 2"),
+        ("info", np.full((100, 4), 1, np.int32), r"azimuth 1 among its training labels; expected one of 0, 2, 4"),
+    ],
+    ids=["size", "number", "mono", "kind", "labels", "few", "category", "columns", "elevation", "azimuth"],
+)
+def test_mislabelled_files_are_refused_in_a_sentence(tmp_path, content, array, sentence):
+    folder = write_standin(tmp_path) / "toynorb" / "48x48"
+    spoil(folder, content, array)
+    with pytest.raises(DataError, match=sentence) as caught:
+        SmallNORBDataModule(directory=str(tmp_path), source="standin").setup("fit")
+    assert "\n" not in str(caught.value)
+
+
+def test_one_set_of_files_in_a_folder(tmp_path):
+    folder = write_standin(tmp_path) / "toynorb" / "48x48"
+    write_set(folder, side=96)
+    with pytest.raises(DataError, match=r"holds .*48x48-training-cat\.mat.* expected one such file"):
+        SmallNORBDataModule(directory=str(tmp_path), source="standin").setup("fit")
+
+
+def test_unpacked_file_is_read_where_both_are(tmp_path):
+    folder = write_set(tmp_path, side=48)
+    (folder / "smallnorb-5x46789x9x18x6x2x96x96-training-dat.mat.gz").write_bytes(b"not looked at")
+    assert smallnorb_files.load_part(folder, "training", "subsample").images.shape == (100, 2, 48, 48)
+
+
+# --- splits
+
+
+FULL_LABELS, FULL_FACTORS = labels_and_factors(TRAINING)
+COLUMN = {"azimuth": 2, "elevation": 1}
+
+
+@pytest.mark.parametrize("viewpoints", ["azimuth", "elevation"])
+@pytest.mark.parametrize("instances", [TRAINING, TESTING])
+def test_a_third_of_the_viewpoints_is_familiar(viewpoints, instances):
+    labels, factors = labels_and_factors(instances)
+    assert len(labels) == 24_300
+    values = factors[:, COLUMN[viewpoints]].astype(np.int64)
+    familiar, novel = split_by_viewpoint(values, viewpoints)
+    assert (len(familiar), len(novel)) == (8_100, 16_200)
+    assert np.array_equal(np.sort(np.concatenate([familiar, novel])), np.arange(24_300))
+    assert set(values[familiar]).isdisjoint(values[novel])
+    assert np.bincount(labels[familiar]).tolist() == [1_620] * 5
+
+
+def test_familiar_viewpoints_are_the_published_ones():
+    azimuths, elevations = np.arange(0, 36, 2), np.arange(9)
+    assert {10 * a % 360 for a in azimuths[split_by_viewpoint(azimuths, "azimuth")[0]]} == {300, 320, 340, 0, 20, 40}
+    assert [30 + 5 * e for e in elevations[split_by_viewpoint(elevations, "elevation")[0]]] == [30, 35, 40]
+    assert [10 * a for a in azimuths[split_by_viewpoint(azimuths, "azimuth")[1]]] == list(range(60, 281, 20))
+
+
+def test_without_a_viewpoint_split_all_are_familiar():
+    familiar, novel = split_by_viewpoint(FULL_FACTORS[:, 2].astype(np.int64), "full")
+    assert (len(familiar), len(novel)) == (24_300, 0)
+
+
+def by_instance(held_out: int = 1, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    return split_by_instance(FULL_LABELS.astype(np.int64), FULL_FACTORS[:, 0].astype(np.int64), held_out, seed)
+
+
+def toys(indices: np.ndarray) -> set[tuple[int, int]]:
+    return set(zip(FULL_LABELS[indices].tolist(), FULL_FACTORS[indices, 0].tolist(), strict=True))
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("held_out", [1, 2, 4])
+def test_no_toy_is_on_both_sides(held_out, seed):
+    train, validation = by_instance(held_out, seed)
+    assert len(validation) == 4_860 * held_out
+    assert np.array_equal(np.sort(np.concatenate([train, validation])), np.arange(24_300))
+    assert toys(train).isdisjoint(toys(validation))
+    assert Counter(label for label, _ in toys(validation)) == dict.fromkeys(range(5), held_out)
+
+
+def test_split_by_instance_is_the_one_we_publish():
+    train, validation = by_instance()
+    assert toys(validation) == HELD_OUT  # of the genuine set too, whose rows are in another order
+    assert (index_hash(train), index_hash(validation)) == SPLIT
+
+
+def test_categories_draw_on_their_own():
+    assert len({instance for _, instance in toys(by_instance()[1])}) > 1
+
+
+def test_each_seed_holds_out_other_toys():
+    assert len({frozenset(toys(by_instance(seed=seed)[1])) for seed in range(5)}) > 1
+
+
+@pytest.mark.parametrize("held_out", [-1, 0, 5, 6])
+def test_number_of_instances_that_leaves_nothing_on_one_side(held_out):
+    with pytest.raises(ValueError, match=rf"data\.validation_instances is {held_out}; expected 1 to 4 of the 5"):
+        by_instance(held_out)
+
+
+@pytest.mark.parametrize("stereo", ["channels", "separate"])
+@pytest.mark.parametrize(("split", "share"), [("full", 1), ("azimuth", 2), ("elevation", 2)])
+def test_training_and_validation_come_from_the_training_viewpoints(standin, split, share, stereo):
+    data = standin("fit", split=split, stereo=stereo)
+    train, validation = data.sets["train"], data.sets["validation"]
+    samples = (100 if stereo == "channels" else 200) // share
+    assert (len(train.labels), len(validation.labels)) == (samples * 4 // 5, samples // 5)
+    seen = [{(int(c), int(f[0])) for c, f in zip(s.labels, s.factors, strict=True)} for s in (train, validation)]
+    assert seen[0].isdisjoint(seen[1])
+    if split != "full":
+        for images in (train, validation):
+            assert set(images.factors[:, COLUMN[split]].tolist()) <= set(FAMILIAR[split])
+
+
+@pytest.mark.parametrize("split", ["azimuth", "elevation"])
+def test_novel_viewpoints_are_reported_on_their_own(standin, split):
+    data = standin("test", training=False, testing=True, split=split, eval_batch_size=20)
+    assert data.test_parts == ("familiar", "novel")
+    assert set(data.sets) == {"familiar", "novel"}
+    loaders = data.test_dataloader()
+    assert [len(loader) for loader in loaders] == [3, 3]
+    seen = [torch.cat([batch.factors for batch in loader])[:, COLUMN[split]] for loader in loaders]
+    assert set(seen[0].tolist()) <= set(FAMILIAR[split])
+    assert set(seen[1].tolist()).isdisjoint(FAMILIAR[split])
+
+
+def test_the_whole_test_set_is_one_part(standin):
+    data = standin("test")
+    assert data.test_parts == ()
+    assert len(data.test_dataloader().dataset) == 100
+
+
+@pytest.mark.parametrize("stage", ["fit", "test"])
+def test_viewpoint_split_of_files_without_the_viewpoints(tmp_path, stage):
+    write_standin(tmp_path, azimuths=(10, 12))
+    data = SmallNORBDataModule(directory=str(tmp_path), source="standin", split="azimuth")
+    with pytest.raises(DataError, match=r"data\.split is azimuth, with 0 images from familiar and 100 from novel"):
+        data.setup(stage)
+
+
+@pytest.mark.parametrize(("options", "sizes"), [({}, (80, 20)), ({"train_images": 25}, (25, 20))], ids=str)
+def test_provenance_of_the_split(standin, options, sizes):
+    data = standin("fit", **options)
+    found = dict(data.provenance["split"])
+    assert len(found.pop("hash")) == 32
+    assert found == {"validation": "instance", "train_images": sizes[0], "validation_images": sizes[1]}
+    assert data.sets["train"].labels.bincount().tolist() == [sizes[0] // 5] * 5
+    assert json.loads(json.dumps(data.provenance)) == data.provenance
+
+
+@pytest.mark.parametrize(
+    ("change", "same"),
+    [
+        ({}, True),
+        ({"seed": 1}, False),
+        ({"validation_instances": 2}, False),
+        ({"split": "azimuth"}, False),
+        ({"stereo": "separate"}, False),
+    ],
+    ids=str,
+)
+def test_hash_of_the_split_tells_splits_apart(standin, change, same):
+    hashes = [standin("fit", **options).provenance["split"]["hash"] for options in ({}, change)]
+    assert (hashes[0] == hashes[1]) is same
+
+
+def test_no_validation_images_no_validation(standin):
+    data = standin("fit", validation="none")
+    assert data.val_dataloader() == []
+    assert len(data.sets["train"].labels) == 100
+
+
+# --- what the network sees
+
+
+def first_batch(data: SmallNORBDataModule, name: str):
+    stored = next(iter(getattr(data, f"{name}_dataloader")()))
+    return stored, data.on_after_batch_transfer(stored, 0)
+
+
+@pytest.mark.parametrize(
+    ("options", "shape"),
+    [
+        ({}, (2, 32, 32)),
+        ({"stereo": "separate"}, (1, 32, 32)),
+        ({"crop": 24}, (2, 24, 24)),
+        ({"crop": 48}, (2, 48, 48)),
+        ({"crop": 1}, (2, 1, 1)),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("preprocessing", ["official", "paper"])
+@pytest.mark.parametrize("name", ["train", "val", "test"])
+def test_images_have_the_shape_the_facts_promise(standin, name, preprocessing, options, shape):
+    data = standin("fit", "test", training=name == "train", preprocessing=preprocessing, **options)
+    stored, seen = first_batch(data, name)
+    assert data.spec.image_shape == shape
+    assert stored.images.dtype == torch.uint8
+    assert seen.images.shape[1:] == shape
+    assert seen.images.dtype == torch.float32
+    assert seen.images.isfinite().all()
+    assert seen.labels.equal(stored.labels)
+    assert seen.factors.equal(stored.factors)
+
+
+@pytest.mark.parametrize("stereo", ["channels", "separate"])
+@pytest.mark.parametrize("name", ["train", "val", "test"])
+def test_factors_reach_the_batch(standin, name, stereo):
+    data = standin("fit", "test", stereo=stereo)
+    _, seen = first_batch(data, name)
+    assert data.spec.factors == (*FACTORS, *(() if stereo == "channels" else ("eye",)))
+    assert data.spec.classes == ("animal", "human", "airplane", "truck", "car")
+    assert data.spec.num_classes == 5
+    assert seen.factors.shape == (len(seen.labels), len(data.spec.factors))
+    assert seen.factors.dtype == torch.int64
+    known = dict(zip(data.spec.factors, seen.factors.T, strict=True))
+    assert set(known["instance"].tolist()) <= set(TESTING if name == "test" else TRAINING)
+    assert set(known["elevation"].tolist()) <= {0, 4}
+    assert set(known["azimuth"].tolist()) <= {0, 12}
+    assert set(known["lighting"].tolist()) == {1}
+
+
+def test_eyes_are_samples_of_their_own_with_the_factors_of_their_pair(standin):
+    pairs, eyes = (standin("test", stereo=stereo).sets["test"] for stereo in ("channels", "separate"))
+    assert len(eyes.labels) == 2 * len(pairs.labels)
+    for eye in (0, 1):
+        assert eyes.images[eye::2, 0].equal(pairs.images[:, eye])
+        assert eyes.labels[eye::2].equal(pairs.labels)
+        assert eyes.factors[eye::2, :4].equal(pairs.factors)
+        assert (eyes.factors[eye::2, 4] == eye).all()
+
+
+def standardised(image: np.ndarray) -> np.ndarray:
+    return (image - image.mean()) / image.std()
+
+
+@pytest.mark.parametrize("name", ["val", "test", "train"])
+def test_official_images_are_central_crops_then_standardised(standin, name):
+    data = standin("fit", "test", training=name == "train", augment=False)
+    stored, seen = first_batch(data, name)
+    expected = [standardised(image[:, 8:40, 8:40]) for image in stored.images.numpy().astype(float)]
+    np.testing.assert_allclose(seen.images.numpy(), np.stack(expected), atol=1e-5)
+
+
+def test_paper_images_are_standardised_then_central_crops(standin):
+    stored, seen = first_batch(standin("fit", training=False, preprocessing="paper"), "val")
+    expected = [standardised(image)[:, 8:40, 8:40] for image in stored.images.numpy().astype(float)]
+    np.testing.assert_allclose(seen.images.numpy(), np.stack(expected), atol=1e-5)
+
+
+def corners_of(seen: np.ndarray, full: np.ndarray, prepare) -> tuple[int, int]:
+    """Where in ``full`` the crop ``seen`` was taken, if ``prepare`` is what happened to it."""
+    found = [
+        (top, left)
+        for top, left in product(range(17), range(17))
+        if np.allclose(prepare(full[:, top : top + 32, left : left + 32]), seen, atol=1e-4)
+    ]
+    assert len(found) == 1
+    return found[0]
+
+
+def test_official_training_images_are_random_crops_then_standardised(standin):
+    stored, seen = first_batch(standin("fit", contrast=0.0), "train")
+    corners = {
+        corners_of(image, full.astype(float), standardised)
+        for image, full in zip(seen.images.numpy()[:20], stored.images.numpy()[:20], strict=True)
+    }
+    assert len(corners) > 10
+
+
+def test_paper_training_images_are_standardised_then_random_crops(standin):
+    stored, seen = first_batch(standin("fit", preprocessing="paper", contrast=0.0, brightness=0.0), "train")
+    for image, full in zip(seen.images.numpy()[:10], stored.images.numpy()[:10], strict=True):
+        corners_of(image, standardised(full.astype(float)), lambda crop: crop)
+
+
+@pytest.mark.parametrize("preprocessing", ["official", "paper"])
+def test_training_images_equal_the_published_steps_one_by_one(standin, preprocessing):
+    """Four draws of their own for every sample, both eyes alike."""
+    stored, seen = first_batch(standin("fit", preprocessing=preprocessing), "train")
+    largest = (63.0, 0.8) if preprocessing == "official" else (2.0, 0.5)
+    added = random_uniform(stored.key, 0, -largest[0], largest[0])
+    factor = random_uniform(stored.key, 1, 1 - largest[1], 1 + largest[1])
+    top, left = (random_integers(stored.key, stream, 0, 16) for stream in (2, 3))
+
+    def jittered(image: np.ndarray, i: int) -> np.ndarray:
+        mean = (image + added[i].item()).mean(axis=(1, 2), keepdims=True)
+        return mean + factor[i].item() * (image + added[i].item() - mean)
+
+    def cropped(image: np.ndarray, i: int) -> np.ndarray:
+        return image[:, top[i] : top[i] + 32, left[i] : left[i] + 32]
+
+    for i, image in enumerate(stored.images.numpy().astype(float)):
+        official = standardised(cropped(jittered(image, i), i))
+        paper = jittered(cropped(standardised(image), i), i)
+        expected = official if preprocessing == "official" else paper
+        np.testing.assert_allclose(seen.images[i].numpy(), expected, atol=1e-4)
+
+
+def test_official_brightness_changes_nothing(standin):
+    """Standardisation comes last and undoes it."""
+    images = [first_batch(standin("fit", brightness=b), "train")[1].images for b in (0.0, None, 200.0)]
+    torch.testing.assert_close(images[0], images[1], rtol=0, atol=1e-4)
+    torch.testing.assert_close(images[0], images[2], rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize(("stereo", "differs"), [("separate", False), ("channels", True)])
+def test_official_contrast_changes_nothing_but_the_offset_between_two_eyes(standin, stereo, differs):
+    images = [first_batch(standin("fit", contrast=c, stereo=stereo), "train")[1].images for c in (0.0, 0.7)]
+    assert bool((images[0] - images[1]).abs().max() > 1e-3) is differs
+
+
+@pytest.mark.parametrize(("preprocessing", "brightness", "contrast"), [("official", 63.0, 0.8), ("paper", 2.0, 0.5)])
+def test_each_preprocessing_has_its_own_jitter(standin, preprocessing, brightness, contrast):
+    own, named = (
+        first_batch(standin("fit", preprocessing=preprocessing, **jitter), "train")[1].images
+        for jitter in ({}, {"brightness": brightness, "contrast": contrast})
+    )
+    assert own.equal(named)
+
+
+def test_paper_brightness_adds_up_to_two_standard_deviations(standin):
+    still, moved = (
+        first_batch(standin("fit", preprocessing="paper", contrast=0.0, brightness=b), "train")[1].images
+        for b in (0.0, None)
+    )
+    added = (moved - still).mean(dim=(1, 2, 3))
+    torch.testing.assert_close(moved, still + added[:, None, None, None])
+    assert 1.5 < added.abs().max() <= 2
+    assert added.min() < -0.5 < 0.5 < added.max()
+
+
+def test_paper_contrast_is_about_the_mean_of_each_channel(standin):
+    still, moved = (
+        first_batch(standin("fit", preprocessing="paper", contrast=c, brightness=0.0), "train")[1].images
+        for c in (0.0, None)
+    )
+    torch.testing.assert_close(moved.mean(dim=(2, 3)), still.mean(dim=(2, 3)))
+    factors = moved.std(dim=(2, 3)) / still.std(dim=(2, 3))
+    torch.testing.assert_close(factors[:, 0], factors[:, 1])
+    assert 0.5 <= factors.min() < 0.7
+    assert 1.3 < factors.max() <= 1.5
+
+
+@pytest.mark.parametrize("preprocessing", ["official", "paper"])
+@pytest.mark.parametrize("batch_size", [1, 7, 80])
+def test_augmentation_does_not_depend_on_the_batch_size(standin, preprocessing, batch_size):
+    def seen(size: int) -> dict[int, torch.Tensor]:
+        data = standin("fit", preprocessing=preprocessing, batch_size=size, train_images=14)
+        batches = [data.on_after_batch_transfer(batch, 0) for batch in data.train_dataloader()]
+        return {key: image for batch in batches for key, image in zip(batch.key.tolist(), batch.images, strict=True)}
+
+    reference, images = seen(2), seen(batch_size)
+    assert images.keys() == reference.keys()
+    torch.testing.assert_close(
+        torch.stack([images[key] for key in reference]), torch.stack(list(reference.values())), rtol=0, atol=1e-6
+    )
+
+
+def test_only_training_images_are_random(standin):
+    data = standin("fit", training=False)
+    stored, seen = first_batch(data, "train")
+    again = data.on_after_batch_transfer(stored._replace(key=stored.key + 1), 0)
+    assert again.images.equal(seen.images)
+
+
+# --- 13 crops
+
+
+OFFICIAL_13 = [
+    (8, 8),
+    *[(8, 8), (8, 7), (7, 8), (7, 7)],
+    *[(9, 9), (9, 7), (7, 9), (7, 7)],
+    *[(9, 9), (9, 6), (6, 9), (6, 6)],
+]
+
+
+def test_thirteen_crops_are_those_of_the_released_code(standin):
+    data = standin("test", training=False, testing=True, test_crops=13)
+    stored, seen = first_batch(data, "test")
+    assert seen.images.shape == (100, 13, 2, 32, 32)
+    assert (seen.labels.shape, seen.factors.shape) == ((100,), (100, 4))
+    full = stored.images.numpy().astype(float)
+    expected = [
+        [standardised(image[:, top : top + 32, left : left + 32]) for top, left in OFFICIAL_13] for image in full[:5]
+    ]
+    np.testing.assert_allclose(seen.images[:5].numpy(), np.array(expected), atol=1e-5)
+
+
+def test_thirteen_crops_of_the_papers_order(standin):
+    data = standin("test", training=False, testing=True, test_crops=13, preprocessing="paper", stereo="separate")
+    stored, seen = first_batch(data, "test")
+    assert seen.images.shape == (100, 13, 1, 32, 32)
+    expected = standardised(stored.images[0].numpy().astype(float))[:, 6:38, 9:41]
+    np.testing.assert_allclose(seen.images[0, 11].numpy(), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize(("name", "training"), [("train", True), ("val", False), ("train", False)])
+def test_thirteen_crops_are_for_the_test_alone(standin, name, training):
+    _, seen = first_batch(standin("fit", training=training, test_crops=13), name)
+    assert seen.images.shape[1:] == (2, 32, 32)
+
+
+# --- options
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"source": "genuine"}, r"data\.source is 'genuine'; expected 'auto', 'real' or 'standin'"),
+        ({"resize": "bilinear"}, r"data\.resize is 'bilinear'; expected 'subsample' or 'area'"),
+        ({"preprocessing": "ibm"}, r"data\.preprocessing is 'ibm'; expected 'official' or 'paper'"),
+        ({"stereo": "left"}, r"data\.stereo is 'left'; expected 'channels' or 'separate'"),
+        ({"split": "lighting"}, r"data\.split is 'lighting'; expected 'full', 'azimuth' or 'elevation'"),
+        ({"test_crops": 5}, r"data\.test_crops is 5; expected 1 or 13"),
+        ({"standin": "tiny"}, r"data\.standin is 'tiny'; expected 'full' or 'small'"),
+        ({"validation": "stratified"}, r"data\.validation is 'stratified'; expected 'instance' or 'none'"),
+        ({"validation": "first"}, r"data\.validation is 'first'; expected 'instance' or 'none'"),
+        ({"validation_share": 0.1}, r"data\.validation_share is 0.1; smallNORB holds out whole toys"),
+        ({"crop": 0}, r"data\.crop is 0; expected 1 to 48 pixels"),
+        ({"crop": 49}, r"data\.crop is 49; expected 1 to 48 pixels"),
+        ({"brightness": -1.0}, r"data\.brightness is -1.0; expected 0 \(none\) or more, or null for 63"),
+        ({"brightness": float("nan")}, r"data\.brightness is nan"),
+        ({"contrast": 1.5}, r"data\.contrast is 1.5; expected 0 \(none\) to 1, or null for 0.8"),
+        ({"contrast": -0.1, "preprocessing": "paper"}, r"data\.contrast is -0.1; .* null for 0.5"),
+    ],
+    ids=str,
+)
+@pytest.mark.usefixtures("unchecked_types")
+def test_options_that_are_refused_at_construction(options, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        SmallNORBDataModule(**{"source": "standin", **options})
+
+
+def test_batches_are_those_of_the_paper_by_default(standin):
+    data = standin("fit", "test")
+    assert [len(batch.labels) for batch in data.train_dataloader()] == [64]
+    assert [len(batch.labels) for batch in data.test_dataloader()] == [100]

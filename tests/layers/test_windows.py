@@ -1,0 +1,245 @@
+from __future__ import annotations
+
+import math
+from itertools import product
+
+import jaxtyping
+import pytest
+import torch
+from torch import Tensor
+from torch.autograd import gradcheck
+
+from capsule_lab.layers import Windows
+from tests.reference import em_loops as loops
+
+Geometry = tuple[tuple[int, int], int, int, int]
+"""Size, types, kernel size, stride."""
+
+GEOMETRIES: list[Geometry] = [
+    ((3, 3), 1, 3, 1),
+    ((4, 4), 2, 1, 1),
+    ((5, 5), 2, 3, 1),
+    ((5, 5), 2, 3, 2),
+    ((5, 7), 3, 3, 2),
+    ((7, 5), 1, 2, 1),
+    ((4, 6), 2, 3, 2),  # the last row and column have no parent
+    ((6, 5), 2, 2, 3),  # nor have those between two windows
+    ((7, 9), 1, 5, 2),
+    ((6, 6), 2, 3, 4),
+]
+every_geometry = pytest.mark.parametrize("geometry", GEOMETRIES, ids=str)
+NORMALISATIONS = ["all_parents", "window", "official_legacy", "official_fast"]
+every_normalisation = pytest.mark.parametrize("normalisation", NORMALISATIONS)
+
+BATCH, PARENTS = 2, 3
+
+
+def build(geometry: Geometry) -> Windows:
+    size, types, kernel_size, stride = geometry
+    return Windows(size, types, kernel_size=kernel_size, stride=stride)
+
+
+def fields(geometry: Geometry, stride: int | None = None) -> list[list[int]]:
+    """Children that each position sees, ``[position][place]``, one by one; with another stride at as many positions."""
+    (height, width), types, kernel, own = geometry
+    step = own if stride is None else stride
+    return [
+        [((step * y + row) * width + step * x + column) * types + kind for row, column, kind in places]
+        for y, x in product(range((height - kernel) // own + 1), range((width - kernel) // own + 1))
+        for places in [list(product(range(kernel), range(kernel), range(types)))]
+    ]
+
+
+def log_couplings(geometry: Geometry, scale: float = 1.0) -> Tensor:
+    of_image = fields(geometry)
+    shape = BATCH * len(of_image), PARENTS, len(of_image[0])
+    return scale * torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+
+
+def handed_up(couplings: Tensor, geometry: Geometry) -> Tensor:
+    """How much of each child its parents have together, ``(batch, child)``; NaN for a child without parents."""
+    (height, width), types, _, _ = geometry
+    total = torch.full((BATCH, height * width * types), math.nan, dtype=couplings.dtype)
+    of_image = fields(geometry)
+    for image, position, place in product(range(BATCH), range(len(of_image)), range(len(of_image[0]))):
+        child = of_image[position][place]
+        share = couplings[image * len(of_image) + position, :, place].sum()
+        total[image, child] = share if total[image, child].isnan() else total[image, child] + share
+    return total
+
+
+def by_loops(log_weights: Tensor, geometry: Geometry, normalisation: str) -> Tensor:
+    """The same through ``em_loops.normalise``, one image at a time."""
+    _, types, _, _ = geometry
+    of_image, as_if = fields(geometry), fields(geometry, stride=1)
+    index = list(product(range(len(of_image)), range(PARENTS), range(len(of_image[0]))))
+    (height, width) = geometry[0]
+    children = [loops.Child(1.0, type=child % types) for child in range(height * width * types)]
+    parents = [loops.Parent(type=j, position=p) for p in range(len(of_image)) for j in range(PARENTS)]
+    edges = [
+        loops.Edge(of_image[p][place], p * PARENTS + j, [], stride_one_child=as_if[p][place]) for p, j, place in index
+    ]
+    images = log_weights.unflatten(0, (BATCH, -1)).flatten(1).tolist()
+    couplings = [loops.normalise(image, children, parents, edges, normalisation) for image in images]
+    return torch.tensor(couplings, dtype=torch.float64).view_as(log_weights)
+
+
+# -------------------------------------------------------------------------------------------- receptive fields
+
+
+@every_geometry
+def test_child_at_each_place_is_found_one_by_one(geometry: Geometry) -> None:
+    assert build(geometry).child.tolist() == fields(geometry)
+
+
+@every_geometry
+def test_legacy_children_are_those_of_stride_1(geometry: Geometry) -> None:
+    assert build(geometry).as_if_stride_1.tolist() == fields(geometry, stride=1)
+
+
+@every_geometry
+def test_places_hold_their_children(geometry: Geometry) -> None:
+    """Each pose says who it is: image, index and component."""
+    (height, width), types, _, _ = geometry
+    windows, children = build(geometry), height * width * types
+    poses = torch.arange(BATCH * children * 4.0).view(BATCH, children, 4)
+    seen = torch.tensor(fields(geometry))
+    assert torch.equal(windows.poses(poses), poses[:, seen].flatten(0, 1))
+    assert torch.equal(windows.activations(poses[..., 0]), poses[:, seen, 0].flatten(0, 1))
+
+
+@every_geometry
+def test_sizes(geometry: Geometry) -> None:
+    size, _, kernel, stride = geometry
+    windows, of_image = build(geometry), fields(geometry)
+    conv = torch.nn.functional.conv2d(torch.zeros(1, 1, *size), torch.zeros(1, 1, kernel, kernel), stride=stride)
+    assert windows.grid == tuple(conv.shape[2:])
+    assert (windows.positions, windows.places) == (len(of_image), len(of_image[0]))
+
+
+def test_geometry_is_not_saved() -> None:
+    assert not build(GEOMETRIES[0]).state_dict()
+
+
+@pytest.mark.parametrize("size", [(2, 5), (5, 2), (0, 5)])
+def test_window_that_does_not_fit_is_refused(size: tuple[int, int]) -> None:
+    with pytest.raises(ValueError, match=f"grid of children is {size[0]}x{size[1]}, smaller than the 3x3 window") as e:
+        Windows(size, 1)
+    assert "take larger images, a smaller kernel or padding='same'" in str(e.value)
+
+
+@pytest.mark.parametrize("option", ["types", "kernel_size", "stride"])
+def test_sizes_of_zero_are_refused(option: str) -> None:
+    with pytest.raises(ValueError, match=r"types, kernel_size and stride are .*0.*; expected 1 or more"):
+        Windows((5, 5), **{"types": 1, "kernel_size": 1, "stride": 1, option: 0})
+
+
+# ----------------------------------------------------------------------------------------------- normalisation
+
+
+@pytest.mark.parametrize("scale", [0.0, 1.0, 20.0])
+@every_normalisation
+@every_geometry
+def test_couplings_equal_the_loops(geometry: Geometry, normalisation: str, scale: float) -> None:
+    weights = log_couplings(geometry, scale)
+    couplings = build(geometry).normaliser(normalisation)(weights)
+    torch.testing.assert_close(couplings, by_loops(weights, geometry, normalisation), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("scale", [0.0, 1.0, 300.0, 1e5])
+@every_geometry
+def test_all_parents_of_a_child_share_it(geometry: Geometry, scale: float) -> None:
+    couplings = build(geometry).normaliser("all_parents")(log_couplings(geometry, scale))
+    assert (couplings >= 0).all()
+    total = handed_up(couplings, geometry)
+    seen = ~total.isnan()
+    assert seen.any()
+    torch.testing.assert_close(total[seen], torch.ones_like(total[seen]), rtol=0, atol=1e-10 if scale > 1e3 else 1e-12)
+
+
+@every_normalisation
+def test_couplings_do_not_depend_on_a_constant(normalisation: str) -> None:
+    geometry = GEOMETRIES[4]
+    normaliser, weights = build(geometry).normaliser(normalisation), log_couplings(geometry)
+    torch.testing.assert_close(normaliser(weights - 1e4), normaliser(weights), rtol=0, atol=1e-10)
+
+
+def test_each_window_takes_a_whole_child() -> None:
+    """From corner to centre of 5x5 at stride 1 a child is handed up 1 to 9 times."""
+    geometry = (5, 5), 1, 3, 1
+    total = handed_up(build(geometry).normaliser("window")(log_couplings(geometry)), geometry).view(BATCH, 5, 5)
+    along = torch.tensor([1, 2, 3, 2, 1], dtype=torch.float64)
+    torch.testing.assert_close(total, (along[:, None] * along).expand(BATCH, 5, 5), rtol=0, atol=1e-12)
+
+
+def test_legacy_hands_a_child_to_each_type() -> None:
+    """Up to one unit per parent type at stride 1: three of them for a child that no better one silences."""
+    geometry = (5, 5), 2, 3, 1
+    couplings = build(geometry).normaliser("official_legacy")(log_couplings(geometry))
+    torch.testing.assert_close(
+        handed_up(couplings, geometry), torch.full((BATCH, 50), 1.0 * PARENTS).double(), rtol=0, atol=1e-4
+    )
+
+
+def test_legacy_pools_the_wrong_children_at_stride_2() -> None:
+    geometry = (5, 7), 2, 3, 2
+    total = handed_up(build(geometry).normaliser("official_legacy")(log_couplings(geometry)), geometry)
+    seen = total[~total.isnan()]
+    assert seen.max() > PARENTS + 0.1
+    assert seen.min() < PARENTS - 0.1
+
+
+def test_fast_silences_a_child_far_below_the_best_of_its_type() -> None:
+    """Two children of one type seen by one parent each, 20 nats apart: e^-20 over the floor of 1e-6 is left."""
+    normaliser = Windows((1, 3), 2, kernel_size=1).normaliser("official_fast")
+    weights = torch.tensor([[0.0, 5.0], [-10.0, 5.0], [-20.0, 5.0]], dtype=torch.float64).unsqueeze(1)
+    expected = torch.tensor([[1.0, 1.0], [1.0, 1.0], [math.exp(-20) / 1e-6, 1.0]], dtype=torch.float64).unsqueeze(1)
+    torch.testing.assert_close(normaliser(weights), expected, rtol=0, atol=1e-12)
+
+
+def test_legacy_silences_by_its_epsilon() -> None:
+    normaliser = Windows((1, 2), 1, kernel_size=1).normaliser("official_legacy")
+    weights = torch.tensor([0.0, -20.0], dtype=torch.float64).view(2, 1, 1)
+    share = math.exp(-20)
+    expected = torch.tensor([1 / (1 + 1e-7), share / (share + 1e-7)], dtype=torch.float64).view(2, 1, 1)
+    torch.testing.assert_close(normaliser(weights), expected, rtol=0, atol=1e-12)
+
+
+@every_normalisation
+def test_images_do_not_compete(normalisation: str) -> None:
+    geometry = (4, 6), 2, 3, 2
+    normaliser, weights = build(geometry).normaliser(normalisation), log_couplings(geometry)
+    alone = torch.cat([normaliser(image) for image in weights.chunk(BATCH)])
+    torch.testing.assert_close(alone, normaliser(weights), rtol=0, atol=1e-15)
+
+
+@every_normalisation
+def test_couplings_have_their_gradient(normalisation: str) -> None:
+    geometry = (4, 3), 1, 2, 1
+    weights = log_couplings(geometry).requires_grad_()
+    assert gradcheck(build(geometry).normaliser(normalisation), (weights,), fast_mode=True)
+
+
+@pytest.mark.parametrize("scale", [0.0, 1e4, 1e8])
+@every_normalisation
+def test_float32_couplings_and_gradients_are_finite(normalisation: str, scale: float) -> None:
+    geometry = (4, 6), 2, 3, 2  # with children that nobody sees
+    weights = log_couplings(geometry, scale).float().requires_grad_()
+    couplings = build(geometry).normaliser(normalisation)(weights)
+    couplings.square().sum().backward()
+    assert couplings.isfinite().all()
+    assert weights.grad.isfinite().all()
+
+
+@every_normalisation
+def test_total_is_the_images(normalisation: str) -> None:
+    windows = Windows((4, 4), 1)
+    mass = torch.rand(BATCH * 4, PARENTS, dtype=torch.float64)
+    expected = torch.stack([image.sum() for image in mass.chunk(BATCH)]).repeat_interleave(4)[:, None]
+    torch.testing.assert_close(windows.normaliser(normalisation).total(mass), expected, rtol=0, atol=1e-12)
+
+
+def test_unknown_normalisation_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
+    with pytest.raises(KeyError, match="nonsense"):
+        Windows((3, 3), 1).normaliser("nonsense")

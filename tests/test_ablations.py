@@ -1,0 +1,173 @@
+"""Every switch of matrix capsules trains without a number that is none; and the viewpoint protocol from end to end."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from capsule_lab import runs
+from capsule_lab.command import compose
+from capsule_lab.data import SmallNORBDataModule
+from capsule_lab.data.loader import Images
+from capsule_lab.train import train
+from tests.conftest import NO_PICTURES, Ended
+
+Cli = Callable[..., Ended]
+
+EM_CAPS = ["model=em_caps", "model.channels=8", "model.primary_types=4", "model.conv_types=[4,4]"]
+CNN = ["model=cnn_smallnorb", "model.channels=[4,4]", "model.hidden=[8]"]
+ON_TOYS = ["data=smallnorb", "data.source=standin", "data.batch_size=16", "trainer.accelerator=cpu", *NO_PICTURES]
+EPOCH = ["trainer.max_epochs=1", "train.test=last"]
+
+SWITCHES = {
+    **{f"{n} iterations": [f"routing.iterations={n}"] for n in (1, 2, 3, 5)},
+    **{f"loss {name}": [f"loss={name}"] for name in ("spread", "spread_released", "margin", "cross_entropy")},
+    "loss on log-odds": ["loss=cross_entropy_log_odds"],
+    **{
+        name: [f"routing={name}"]
+        for name in ("em", "em_paper", "em_official_fast", "em_official_legacy", "em_tutorial", "dynamic", "uniform")
+    },
+    "legacy as released": [
+        "routing=em_official_legacy", "model.conv_weight_std=0.3", "model.interleaved_primary=true"
+    ],
+    "mixing proportions": ["routing.activation=mixing_proportions", "routing.class_layer.cost=paper"],
+    "vectors": ["model.pose=vector"],
+    "3x3 poses": ["model.pose_size=3"],
+    "no coordinates": ["model.coordinates=none"],
+    "grid": ["model.coordinates=grid", "model.coordinate_entries=paper"],
+    "windows alone": ["routing.normalisation=window"],
+    "shared betas": ["routing.shared_betas=true"],
+    "same padding, batch norm, bias": ["model.padding=same", "model.batch_norm=true", "model.primary_bias=true"],
+    "votes kept": ["model.recompute=false"],
+    "linear margin": ["schedule=em_linear_margin"],
+    "bfloat16": ["trainer.precision=bf16-mixed"],
+    "eyes apart": ["data.stereo=separate", "data.preprocessing=paper"],
+}  # fmt: skip
+QUICK = ["3 iterations", "em_official_legacy"]  # in the default suite
+
+
+def on_toys(toynorb: Path, *overrides: str, model: list[str] = EM_CAPS) -> Any:
+    return compose("train", [*model, *ON_TOYS, f"data.directory={toynorb}", *EPOCH, *overrides])
+
+
+def weights(directory: Path) -> dict[str, Tensor]:
+    return runs.read_checkpoint(directory / "checkpoints" / "last.ckpt")[0]["state_dict"]
+
+
+def is_finite(result: dict[str, Any], directory: Path) -> bool:
+    values = [*result["validation"].values(), *result["test"].values()]
+    return all(map(math.isfinite, values)) and all(value.isfinite().all() for value in weights(directory).values())
+
+
+@pytest.mark.parametrize(
+    "switch", [pytest.param(name, marks=[] if name in QUICK else [pytest.mark.slow]) for name in SWITCHES]
+)
+def test_switch_trains_for_an_epoch(toynorb: Path, tmp_path: Path, switch: str) -> None:
+    """The guard among the callbacks looks at the loss of every step."""
+    result = train(on_toys(toynorb, *SWITCHES[switch]), tmp_path / "run")
+    assert result["steps"] == (10 if switch == "eyes apart" else 5)
+    assert {"error", "loss", "l2"} < result["test"].keys()
+    assert is_finite(result, tmp_path / "run")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [[], ["model=em_caps_small"], ["model=em_caps"]], ids=["tiny", "small", "full"])
+def test_every_weight_moves(toynorb: Path, tmp_path: Path, size: list[str]) -> None:
+    """From where the run starts, which a run without steps to speak of tells."""
+    model = size or EM_CAPS
+    few = ["data.train_images=20", "data.batch_size=10"]
+    train(on_toys(toynorb, *few, model=model), tmp_path / "run")
+    train(on_toys(toynorb, *few, "schedule.learning_rate.initial=0", model=model), tmp_path / "still")
+    moved, still = weights(tmp_path / "run"), weights(tmp_path / "still")
+    assert [name for name in moved if torch.equal(moved[name], still[name])] == []
+
+
+@pytest.mark.parametrize(
+    "routing",
+    [
+        "em",
+        *(
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in ("em_paper", "em_official_fast", "em_official_legacy")
+        ),
+    ],
+)
+@pytest.mark.parametrize("offset", [200.0, pytest.param(-200.0, marks=pytest.mark.slow)], ids=["nobody", "everybody"])
+def test_five_iterations_where_nobody_or_everybody_is_active(
+    toynorb: Path, tmp_path: Path, routing: str, offset: float
+) -> None:
+    extreme = [f"routing={routing}", "routing.iterations=5", f"model.primary_offset={offset}"]
+    assert is_finite(train(on_toys(toynorb, *extreme), tmp_path / "run"), tmp_path / "run")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("preprocessing", ["official", "paper"])
+@pytest.mark.parametrize("routing", ["em", "em_paper", "em_official_fast", "em_official_legacy", "em_tutorial"])
+def test_five_iterations_on_black_images(
+    toynorb: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, routing: str, preprocessing: str
+) -> None:
+    genuine = SmallNORBDataModule.load
+
+    def black(self: SmallNORBDataModule, **which: bool) -> Images:
+        found = genuine(self, **which)
+        return Images(torch.zeros_like(found.images), found.labels, found.factors)
+
+    monkeypatch.setattr(SmallNORBDataModule, "load", black)
+    chosen = [f"routing={routing}", "routing.iterations=5", f"data.preprocessing={preprocessing}"]
+    assert is_finite(train(on_toys(toynorb, *chosen), tmp_path / "run"), tmp_path / "run")
+
+
+# --- viewpoints (Hinton 2018, section 5) -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("model", "split"),
+    [
+        pytest.param(EM_CAPS, "azimuth", id="em_caps-azimuth"),
+        pytest.param(CNN, "azimuth", id="cnn-azimuth"),
+        pytest.param(EM_CAPS, "elevation", id="em_caps-elevation", marks=pytest.mark.slow),
+        pytest.param(CNN, "elevation", id="cnn-elevation", marks=pytest.mark.slow),
+    ],
+)
+@pytest.mark.parametrize(("threshold", "epochs"), [(100.1, 1), (0, 3)], ids=["met at once", "never met"])
+def test_viewpoint_protocol(
+    cli: Cli, toynorb: Path, tmp_path: Path, model: list[str], split: str, threshold: float, epochs: int
+) -> None:
+    stop = ["callbacks=stop_at_error", f"callbacks.stop_at_error.stopping_threshold={threshold}"]
+    run = [f"data.directory={toynorb}", f"data.split={split}", "trainer.max_epochs=3", "train.directory=run"]
+    ended = cli("train", *model, *stop, *ON_TOYS, *run, "train.test=last")
+    assert (ended.status, ended.err) == (0, "")
+    found = json.loads((tmp_path / "run" / "metrics.json").read_text())
+    assert found["epochs"] == epochs
+    assert found["weights_tested"] == "last"
+    assert found["planned_steps"] == 3 * found["steps"] / epochs
+    errors = {name: value for name, value in found["test"].items() if name.endswith("error")}
+    assert errors.keys() == {"error", "familiar/error", "novel/error"}
+    assert min(errors["familiar/error"], errors["novel/error"]) <= errors["error"]
+    assert max(errors["familiar/error"], errors["novel/error"]) >= errors["error"]
+    assert "familiar" in ended.out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("experiment", ["viewpoint_azimuth", "viewpoint_elevation"])
+def test_viewpoint_experiment_compares_networks_of_equal_error(
+    cli: Cli, toynorb: Path, tmp_path: Path, experiment: str
+) -> None:
+    """As the head of the experiment says: the CNN's validation error is the threshold of the capsules."""
+    shared = [f"experiment=em2018/{experiment}", *ON_TOYS, f"data.directory={toynorb}", "trainer.max_steps=6"]
+    first = cli("train", *shared, *CNN, "schedule=exponential", "train.directory=cnn")
+    assert (first.status, first.err) == (0, "")
+    error = json.loads((tmp_path / "cnn" / "metrics.json").read_text())["validation"]["error"]
+    stop = ["callbacks=stop_at_error", f"callbacks.stop_at_error.stopping_threshold={error}"]
+    second = cli("train", *shared, *EM_CAPS, *stop, "train.directory=capsules")
+    assert (second.status, second.err) == (0, "")
+    found = json.loads((tmp_path / "capsules" / "metrics.json").read_text())
+    assert {"error", "familiar/error", "novel/error"} <= found["test"].keys()
+    assert found["steps"] == 6 or found["validation"]["error"] < error

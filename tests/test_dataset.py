@@ -1,0 +1,212 @@
+"""The command that prepares data: what it makes, where, and what it says."""
+
+from __future__ import annotations
+
+import functools
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import matplotlib.image
+import numpy as np
+import pytest
+
+from capsule_lab import dataset
+from capsule_lab.data import toynorb
+from capsule_lab.data.toynorb import files
+from tests.conftest import ROOT, Ended
+from tests.data.test_toynorb_files import painted
+
+Cli = Callable[..., Ended]
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Toys are not really rendered."""
+    monkeypatch.setattr(files, "render", painted)
+    monkeypatch.setattr(toynorb, "render", painted)
+
+
+@pytest.fixture
+def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+
+
+# --- toynorb ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("quick")
+def test_toynorb_is_rendered_where_the_data_is(cli: Cli, tmp_path: Path) -> None:
+    ended = cli("dataset", "name=toynorb", "size=9", "workers=1", "directory=there")
+    folder = tmp_path / "there" / "toynorb" / "9x9"
+    assert (ended.status, ended.err) == (0, "")
+    assert f"toynorb: {toynorb.STANDIN_NAME}, in there/toynorb/9x9" in ended.out.splitlines()
+    assert str(Path("there/toynorb/9x9/contact_sheet.png")) in ended.out.splitlines()
+    assert len(list(folder.glob("smallnorb-*x9x18x6x2x9x9-*.mat"))) == 6
+    record = json.loads((folder / "provenance.json").read_text())
+    assert (record["size"], record["seed"], len(record["azimuths"])) == (9, 0, 18)
+    assert matplotlib.image.imread(folder / "contact_sheet.png")[..., :3].std() > 0
+
+
+@pytest.mark.usefixtures("quick")
+def test_progress_in_lines(cli: Cli) -> None:
+    ended = cli("dataset", "name=toynorb", "size=8", "workers=1", "sheet=false")
+    lines = [line for line in ended.out.splitlines() if line.startswith("rendered ")]
+    assert [line.split(" toys, ")[0] for line in lines] == [f"rendered {done} of 50" for done in range(5, 51, 5)]
+    assert lines[-1].endswith(" 0:00:00 to go")
+
+
+@pytest.mark.usefixtures("quick")
+def test_progress_in_a_bar(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dataset, "Console", functools.partial(dataset.Console, force_terminal=True))
+    ended = cli("dataset", "name=toynorb", "size=8", "workers=1", "sheet=false")
+    assert (ended.status, ended.err) == (0, "")
+    assert "50/50" in ended.out
+    assert "rendered 5 of 50" not in ended.out
+
+
+@pytest.mark.usefixtures("quick")
+def test_environment_names_the_directory(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CAPSULE_LAB_DATA", str(tmp_path / "elsewhere"))
+    assert cli("dataset", "name=toynorb", "size=8", "workers=1", "sheet=false").status == 0
+    (folder,) = (tmp_path / "elsewhere" / "toynorb").iterdir()
+    assert "contact_sheet.png" not in [path.name for path in folder.iterdir()]
+    assert len(list(folder.iterdir())) == 7
+
+
+def test_a_whole_set_is_not_rendered_again(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "render", painted)
+    options = ("name=toynorb", "size=8", "workers=1", "sheet=false")
+    assert cli("dataset", *options).status == 0
+    monkeypatch.setattr(files, "render", lambda *_, **__: pytest.fail("rendered again"))
+    ended = cli("dataset", *options)
+    assert ended.status == 0
+    assert ended.out.splitlines() == [f"toynorb: {toynorb.STANDIN_NAME}, in data/toynorb/8x8"]
+
+
+def test_sheet_shows_what_the_files_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[np.ndarray] = []
+    monkeypatch.setattr(toynorb, "render", painted)
+    monkeypatch.setattr(
+        "capsule_lab.analysis.toy_sheet.toy_sheet", lambda *images, **_: shown.extend(images) or _Nothing()
+    )
+    dataset._draw(tmp_path / "sheet.png", 8)
+    told = [images.reshape(*images.shape[:2], 64)[..., :6].astype(int) - 1 for images in shown]
+    assert [images.shape[:2] for images in shown] == [(5, 10), (5, 18), (5, 6)]
+    for images in told:
+        assert images[:, 0, 0].tolist() == [0, 1, 2, 3, 4]
+    assert told[0][2, :, 1].tolist() == list(range(10))
+    assert told[1][2, :, 3].tolist() == list(range(18))
+    assert told[2][2, :, 4].tolist() == list(range(6))
+
+
+class _Nothing:
+    def savefig(self, path: Path, **_: object) -> None:
+        path.write_bytes(b"")
+
+
+def still_alive(group: int) -> bool:
+    """Whether a process of the group lives on; multiprocessing's resource tracker takes a moment to notice."""
+    until = time.monotonic() + 30
+    while time.monotonic() < until:
+        try:
+            os.killpg(group, 0)
+        except ProcessLookupError:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+def test_interrupted_processes_leave_no_trace_but_their_toys(tmp_path: Path) -> None:
+    """Ctrl-C in a terminal reaches every process; what they have finished is what one process would have made."""
+    words = [sys.executable, "-m", "capsule_lab.dataset", "name=toynorb", "size=8", "workers=2"]
+    with subprocess.Popen(
+        words, cwd=tmp_path, env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+    ) as process:  # fmt: skip
+        assert process.stdout is not None
+        first = process.stdout.readline()
+        os.killpg(process.pid, signal.SIGINT)
+        _, err = process.communicate(timeout=60)
+    assert first.startswith("rendered 5 of 50 toys")
+    assert (process.returncode, err.count("\n")) == (130, 1)
+    assert err.startswith("capsule_lab: stopped; finished toys are kept in data/toynorb/8x8")
+    assert not still_alive(process.pid)
+    (work,) = (path for path in (tmp_path / "data" / "toynorb" / "8x8").iterdir() if path.is_dir())
+    kept = [path for path in work.iterdir() if path.suffix == ".npy"]
+    assert len(kept) >= 5
+    category, instance = kept[0].stem.split("-")
+    expected = toynorb.render(toynorb.CATEGORIES.index(category), int(instance), range(9), range(18), range(6), size=8)
+    np.testing.assert_array_equal(np.load(kept[0]), expected)
+
+
+# --- other data -------------------------------------------------------------------------------------------------------
+
+
+def test_genuine_files_are_checked(cli: Cli, genuine: Path) -> None:
+    ended = cli("dataset", "name=mnist", f"directory={genuine}", "source=real")
+    assert (ended.status, ended.err) == (0, "")
+    assert ended.out.splitlines() == [f"mnist: genuine MNIST, in {genuine}"]
+
+
+@pytest.mark.usefixtures("no_network")
+def test_without_network_the_stand_in_is_announced(cli: Cli) -> None:
+    ended = cli("dataset", "name=mnist")
+    assert (ended.status, ended.err) == (0, "")
+    assert [line.split(":")[0] for line in ended.out.splitlines()] == ["STAND-IN DATA, not the genuine set", "mnist"]
+    assert "mnist: stand-in for MNIST" in ended.out
+
+
+# --- what is wrong is said --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ([], "name is missing; expected name= one of mnist, "),
+        (["name=toynrb"], "name=toynrb does not exist; did you mean toynorb? Options: "),
+        (["name=null"], "name=None does not exist; "),
+        (["name=toynorb", "size=4"], "size is 4; expected 8 to 256 pixels, such as 48 or 96"),
+        (["name=toynorb", "size=48.0"], "size is 48.0; expected 8 to 256 pixels, such as 48 or 96"),
+        (["name=toynorb", "size=big"], "size is big; expected 8 to 256 pixels, such as 48 or 96"),
+        (["name=toynorb", "workers=0"], "workers is 0; expected 1 or more processes"),
+        (["name=toynorb", "sheet=maybe"], "sheet is maybe; expected true or false"),
+        (["name=toynorb", "directory=file"], "cannot write into file/toynorb/48x48 (Not a directory)"),
+        (["name=toynorb", "sizes=48"], "sizes does not exist; did you mean size?"),
+        (["name=mnist", "source=genuine"], "data.source is 'genuine'; expected 'auto', 'real' or 'standin'"),
+        (["name=mnist", "source=real"], "MNIST is not in data/MNIST/raw"),
+    ],
+    ids=str,
+)
+@pytest.mark.usefixtures("no_network")
+def test_wrong_words_are_refused(cli: Cli, tmp_path: Path, words: list[str], sentence: str) -> None:
+    (tmp_path / "file").write_text("in the way")
+    ended = cli("dataset", *words)
+    assert ended.status == 2
+    assert ended.err.startswith("capsule_lab: ")
+    assert sentence in ended.err
+    assert ended.err.count("\n") == 1
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == [tmp_path / "file"]
+
+
+def test_other_files_are_not_replaced(cli: Cli, tmp_path: Path) -> None:
+    file = tmp_path / "data" / "toynorb" / "96x96" / "smallnorb-5x46789x9x18x6x2x96x96-training-dat.mat"
+    file.parent.mkdir(parents=True)
+    file.write_bytes(b"genuine")
+    ended = cli("dataset", "name=toynorb", "size=96")
+    assert ended.status == 2
+    assert f"holds {file.name}, which is of another set" in ended.err
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == [file]
+
+
+def test_configuration_is_shown(cli: Cli) -> None:
+    ended = cli("dataset", "name=toynorb", "--cfg", "job")
+    assert "size: 48" in ended.out
+    assert logging.getLogger("capsule_lab").level == logging.NOTSET
