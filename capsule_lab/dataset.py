@@ -4,21 +4,14 @@ from __future__ import annotations
 
 import logging
 import signal
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from capsule_lab.command import ConfigError, InterruptError, command, compose, conf_dir, options_in_words
 
 _RENDERED = "toynorb"
-_TOYS_A_LINE = 5  # ours: ten lines in all
 
 log = logging.getLogger(__name__)
 
@@ -63,7 +56,7 @@ def _render(config: DictConfig) -> None:
         raise ConfigError(f"sheet is {config.sheet}; expected true or false")
     folder = data_directory(config.directory) / _RENDERED / f"{size}x{size}"
     try:
-        with _reporting() as progress:
+        with toynorb.reporting() as progress:
             toynorb.render_files(folder, size=size, workers=workers, progress=progress)
     except KeyboardInterrupt:
         raise InterruptError(
@@ -77,34 +70,6 @@ def _render(config: DictConfig) -> None:
     log.info("%s: %s, in %s", _RENDERED, toynorb.STANDIN_NAME, folder)
     if config.sheet:
         _draw(folder / "contact_sheet.png", size)
-
-
-@contextmanager
-def _reporting() -> Iterator[Callable[[int, int], None]]:
-    """Something to tell how many toys are done, of how many: a bar on a terminal, else a line now and then."""
-    console = Console()
-    if not console.is_terminal:
-        yield _Lines()
-        return
-    columns = (TextColumn("rendering toys"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console) as bar:
-        task = bar.add_task("", total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
-
-
-class _Lines:
-    """A line now and then, with the time left at the pace so far."""
-
-    def __init__(self) -> None:
-        self.began = time.monotonic()
-        self.first: int | None = None
-
-    def __call__(self, done: int, total: int) -> None:
-        if self.first is None:
-            self.first = done
-        elif done % _TOYS_A_LINE == 0 or done == total:
-            seconds = (time.monotonic() - self.began) / (done - self.first) * (total - done)
-            log.info("rendered %d of %d toys, %s to go", done, total, timedelta(seconds=round(seconds)))
 
 
 def _draw(path: Path, size: int) -> None:

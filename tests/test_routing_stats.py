@@ -162,39 +162,52 @@ class Lit(SimpleNamespace):
     device = torch.device("cpu")
 
     def log(self, name: str, value: Tensor, **options: Any) -> None:
-        self.logged.append((name, float(value), options.get("batch_size")))
+        self.logged.append((name, float(value)))
 
 
-def validate(callback: RoutingStats, lit: Lit, sizes: list[int]) -> None:
+def validate(callback: RoutingStats, lit: Lit, sizes: list[int], processes: int = 1) -> None:
+    trainer: Any = SimpleNamespace(world_size=processes)
     for number, images in enumerate(sizes):
         pictures = torch.zeros(images, 1, 1, 1)
         batch = Batch(pictures, torch.zeros(images, dtype=torch.int64), torch.arange(images))
-        callback.on_validation_batch_end(None, lit, {"output": lit.network(pictures)}, batch, number)
-    callback.on_validation_epoch_end(None, lit)
+        callback.on_validation_batch_end(trainer, lit, {"output": lit.network(pictures)}, batch, number)
+    callback.on_validation_epoch_end(trainer, lit)
 
 
-def test_first_images_of_the_first_batch_count_and_all_of_them_for_the_classes() -> None:
+@pytest.mark.parametrize(("images", "processes"), [(2, 1), (4, 2), (5, 2)])
+@pytest.mark.parametrize("sizes", [[2, 3], [3, 1]], ids=str)
+def test_first_images_of_the_first_batch_count_and_all_of_them_for_the_classes(
+    images: int, processes: int, sizes: list[int]
+) -> None:
     lit = Lit(network=Fake(), logged=[])
-    validate(RoutingStats(images=2), lit, [3, 2])
-    found = {name: value for name, value, _ in lit.logged}
+    validate(RoutingStats(images=images), lit, sizes, processes)
+    found = dict(lit.logged)
     assert found == pytest.approx({**{f"val/{k}": v for k, v in EXPECTED.items()}, "val/dead_capsules": 0.0}, abs=1e-5)
-    assert {size for name, _, size in lit.logged if name != "val/dead_capsules"} == {2}
     assert len(lit.logged) == len(found)
+
+
+@pytest.mark.parametrize("processes", [1, 2, 64])
+def test_every_process_looks_at_an_image_at_least(processes: int) -> None:
+    lit = Lit(network=Fake(), logged=[])
+    validate(RoutingStats(images=1), lit, [3], processes)
+    assert dict(lit.logged)["val/activation_high"] == pytest.approx(0.1025)
 
 
 def test_each_validation_counts_dead_capsules_anew() -> None:
     lit, callback = Lit(network=Fake(), logged=[]), RoutingStats(images=1)
     validate(callback, lit, [3])
     validate(callback, lit, [2])
-    assert [value for name, value, _ in lit.logged if name == "val/dead_capsules"] == [0.0, 50.0]
+    assert [value for name, value in lit.logged if name == "val/dead_capsules"] == [0.0, 50.0]
+    assert [name for name, _ in lit.logged].count("val/activation_low") == 2
 
 
 def test_network_without_capsules_logs_nothing() -> None:
     lit = Lit(network=BaselineCNN((1, 4, 4), 3, channels=(2,), kernel_size=3, hidden=(4,), dropout=0.0), logged=[])
+    trainer: Any = SimpleNamespace(world_size=1)
     callback, images = RoutingStats(), torch.zeros(2, 1, 4, 4)
     batch = Batch(images, torch.zeros(2, dtype=torch.int64), torch.arange(2))
-    callback.on_validation_batch_end(None, lit, {"output": lit.network(images)}, batch, 0)
-    callback.on_validation_epoch_end(None, lit)
+    callback.on_validation_batch_end(trainer, lit, {"output": lit.network(images)}, batch, 0)
+    callback.on_validation_epoch_end(trainer, lit)
     assert lit.logged == []
 
 

@@ -4,13 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
-
-from rich.console import Console
-from rich.progress import Progress
 
 from capsule_lab.data import toynorb
 from capsule_lab.data.files import DataError
@@ -28,7 +23,6 @@ _LEVELS: dict[str, dict[str, Any]] = {
     },
 }
 _TAKES = {"full": "a minute or two", "small": "under half a minute"}  # 2 cores
-_TOYS_A_LINE = 10  # ours: ten lines in all
 
 log = logging.getLogger(__name__)
 
@@ -67,27 +61,10 @@ def standin_provenance(directory: Path, standin: StandIn) -> dict[str, Any]:
 def _render(folder: Path, standin: StandIn) -> None:
     log.info("rendering toys into %s, once; this takes %s", folder, _TAKES[standin])
     try:
-        with _reporting() as progress:
+        with toynorb.reporting() as progress:
             toynorb.render_files(folder, size=SIZE, seed=_SEED, progress=progress, **_LEVELS[standin])
     except OSError as error:
         raise DataError(
             f"the stand-in for smallNORB cannot be written into {folder} ({error.strerror}); expected a folder you may "
             "write to, with half a gigabyte to spare: name another with CAPSULE_LAB_DATA=…"
         ) from error
-
-
-@contextmanager
-def _reporting() -> Iterator[Callable[[int, int], None]]:
-    """Something to tell how many toys are done, of how many: a bar on a terminal, else a line now and then."""
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        yield _report_now_and_then
-        return
-    with Progress(console=console, transient=True) as bar:
-        task = bar.add_task("rendering toys")
-        yield lambda done, total: bar.update(task, completed=done, total=total)
-
-
-def _report_now_and_then(done: int, total: int) -> None:
-    if (done and done % _TOYS_A_LINE == 0) or done == total:
-        log.info("rendered %d of %d toys", done, total)

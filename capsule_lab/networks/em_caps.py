@@ -70,7 +70,8 @@ class EMCaps(AbstractCapsuleNetwork):
             faster on a CPU.
 
     Raises:
-        ValueError: if the image is too small, a size not positive, a switch unknown, or a pose too small for coordinates.
+        ValueError: if the image is too small, a size not positive, a switch unknown, or a pose too small for
+            coordinates.
 
     >>> network = EMCaps((2, 32, 32), num_classes=5)
     >>> sum(p.numel() for p in network.parameters())

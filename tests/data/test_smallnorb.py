@@ -19,12 +19,13 @@ import numpy as np
 import pytest
 import torch
 
-from capsule_lab.data import DataError, SmallNORBDataModule, smallnorb_files, smallnorb_standin, toynorb
+from capsule_lab.data import DataError, SmallNORBDataModule, smallnorb_files, toynorb
 from capsule_lab.data.binary_matrix import write_matrix
 from capsule_lab.data.files import md5
 from capsule_lab.data.loader import Images
 from capsule_lab.data.smallnorb_files import FACTORS, Published
 from capsule_lab.data.splits import FAMILIAR, index_hash, split_by_instance, split_by_viewpoint
+from capsule_lab.data.toynorb import progress
 from capsule_lab.data.transforms import random_integers, random_uniform
 
 TRAINING, TESTING = (4, 6, 7, 8, 9), (0, 1, 2, 3, 5)  # instances, as published
@@ -420,12 +421,11 @@ def test_standin_is_rendered_once_and_says_so(tmp_path, monkeypatch, caplog, siz
     assert [path.name for path in (tmp_path / "toynorb").iterdir()] == [folder]
     first, *lines = [record.getMessage() for record in caplog.records]
     assert str(tmp_path / "toynorb" / folder) in first
-    assert lines == ["rendered 10 of 25 toys", "rendered 20 of 25 toys", "rendered 25 of 25 toys"]
+    assert [line.partition(",")[0] for line in lines] == [f"rendered {done} of 25 toys" for done in (5, 10, 15, 20, 25)]
 
 
 def test_rendering_shows_a_bar_on_a_terminal(tmp_path, monkeypatch, caplog, capsys):
-    console = functools.partial(smallnorb_standin.Console, force_terminal=True)
-    monkeypatch.setattr(smallnorb_standin, "Console", console)
+    monkeypatch.setattr(progress, "Console", functools.partial(progress.Console, force_terminal=True))
     monkeypatch.setattr(toynorb, "render_files", render([]))
     with caplog.at_level(logging.INFO, "capsule_lab"):
         SmallNORBDataModule(directory=str(tmp_path), source="standin").setup("fit")

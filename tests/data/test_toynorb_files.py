@@ -10,6 +10,7 @@ import json
 import logging
 import multiprocessing
 import os
+import signal
 import threading
 import time
 from collections.abc import Callable
@@ -323,7 +324,8 @@ def touch(folder: Path, job: int) -> None:
         raise ValueError(f"there is no job {job}")
     if job == 0:
         os.kill(os.getpid(), 9)
-    (folder / str(job)).write_text(str(os.getpid()))
+    held_back = signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, [])
+    (folder / str(job)).write_text(f"{os.getpid()} {held_back}")
 
 
 class Touch:
@@ -349,8 +351,10 @@ def test_jobs_are_spread_over_processes(tmp_path):
     processes.run(Touch(tmp_path), range(1, 30), 2, lambda: done.append(None))
     assert len(done) == 29
     assert sorted(int(path.name) for path in tmp_path.iterdir()) == list(range(1, 30))
-    found = {path.read_text() for path in tmp_path.iterdir()}
+    found = dict(path.read_text().split() for path in tmp_path.iterdir())
     assert str(os.getpid()) not in found
+    assert set(found.values()) == {"True"}, "Ctrl-C reaches them"
+    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, [])
     assert multiprocessing.active_children() == []
 
 

@@ -160,18 +160,18 @@ def test_toy_stands_on_the_table(category, instance):
 def test_toy_is_whole_in_the_image(category, instance):
     """From all sides, with room to spare: not on the two outermost rows and columns of 48."""
     toy, size = toy_of(category, instance), 48
-    across, upwards = np.meshgrid(*[((np.arange(size) + 0.5) * 2 / size - 1).astype(np.float32)] * 2)
-    for elevation, azimuth in ((30, 0), (30, 100), (70, 60)):
-        views = [view(toy, elevation, azimuth, -1)]
-        seen = look(toy, rays(views, np.zeros(size * size, int), across.ravel(), -upwards.ravel()), [0])
-        assert [part.dtype for part in (seen.radiance, seen.depth, seen.normal)] == [np.float32] * 3
-        image = seen.toy.reshape(size, size)
-        assert 0.02 < image.mean() < 0.5
-        assert not np.any(image[[0, 1, -2, -1]])
-        assert not np.any(image[:, [0, 1, -2, -1]])
+    views = [view(toy, elevation, azimuth, -1) for elevation, azimuth in ((30, 0), (30, 100), (70, 60))]
+    middles = ((np.arange(size) + 0.5) * 2 / size - 1).astype(np.float32)
+    upwards, across = (np.tile(grid.ravel(), 3) for grid in np.meshgrid(-middles, middles, indexing="ij"))
+    seen = look(toy, rays(views, np.repeat(np.arange(3), size * size), across, upwards), [0])
+    assert [part.dtype for part in (seen.radiance, seen.depth, seen.normal)] == [np.float32] * 3
+    images = seen.toy.reshape(3, size, size)
+    assert np.all((images.mean(axis=(1, 2)) > 0.02) & (images.mean(axis=(1, 2)) < 0.5))
+    assert not np.any(images[:, [0, 1, -2, -1]])
+    assert not np.any(images[:, :, [0, 1, -2, -1]])
 
 
-@pytest.mark.parametrize("seed", range(1, 4))
+@pytest.mark.parametrize("seed", [1, 2])
 @pytest.mark.parametrize(("category", "instance"), [(0, 3), (1, 2), (2, 1), (3, 3), (4, 5)])
 def test_other_seeds_make_other_toys_that_fit(category, instance, seed):
     toy = make_toy(category, instance, seed)

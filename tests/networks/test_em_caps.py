@@ -425,6 +425,20 @@ def test_offset_is_subtracted_from_the_logit(offset: float) -> None:
     )
 
 
+@pytest.mark.parametrize("batch_norm", [False, True])
+def test_primary_capsules_see_rectified_features(batch_norm: bool) -> None:
+    network, seen = build(batch_norm=batch_norm), []
+    network.primary.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+    images, _ = pictures(3)
+    network(images)
+    features = network.conv(images)
+    if batch_norm:
+        mean, variance = features.mean((0, 2, 3), keepdim=True), features.var((0, 2, 3), correction=0, keepdim=True)
+        features = (features - mean) / (variance + network.norm.eps).sqrt()
+    assert (features < 0).any()
+    torch.testing.assert_close(seen[0], features.clamp_min(0))
+
+
 # ----------------------------------------------------------------------------------------------- arguments
 
 CHANGED: dict[str, Any] = {
@@ -786,8 +800,9 @@ def blobs(images: int, seed: int) -> Tensor:
     return (pairs - pairs.mean((1, 2, 3), keepdim=True)) / pairs.std((1, 2, 3), keepdim=True)
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2])
-@pytest.mark.parametrize("name", STATISTICS)
+@pytest.mark.parametrize(
+    ("name", "seed"), [(name, seed) for name in STATISTICS for seed in ((0, 1, 2) if "small" in name else (0, 1))]
+)
 def test_mean_activations_of_a_fresh_network(name: str, seed: int) -> None:
     routing, overrides, options, bounds = STATISTICS[name]
     torch.manual_seed(seed)

@@ -11,10 +11,12 @@ IEEE 754 says: a subset equals that part of the whole, in whatever batches and p
 Grey levels are the set's own (mean about 0.745, standard deviation 0.145): do not normalise by smallNORB's.
 
 From bottom to top: ``shapes`` distances, ``animals`` … ``cars`` what toys look like, ``toys`` which there are,
-``camera`` rays, ``tracing`` what they hit, ``light`` how bright it is, ``rendering`` images, ``files`` the set.
+``camera`` rays, ``tracing`` what they hit, ``light`` how bright it is, ``rendering`` images, ``files`` the set,
+``progress`` how far it is.
 """
 
 from capsule_lab.data.toynorb.files import STANDIN_NAME, VERSION, labels_and_info, render_files
+from capsule_lab.data.toynorb.progress import reporting
 from capsule_lab.data.toynorb.rendering import AZIMUTHS, ELEVATIONS, LIGHTINGS, SIZES, render
 from capsule_lab.data.toynorb.toys import CATEGORIES, INSTANCES, TEST_INSTANCES, TRAIN_INSTANCES, kind_of
 
@@ -33,4 +35,5 @@ __all__ = [
     "labels_and_info",
     "render",
     "render_files",
+    "reporting",
 ]
