@@ -6,9 +6,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import matplotlib.image
+import pandas as pd
 import pytest
 
 from capsule_lab.analysis.curves import training_curves
+from capsule_lab.analysis.layers import layer_curves, layers_in
 from capsule_lab.figures import draw
 from tests.conftest import NO_PICTURES, TINY_CNN, Ended, Trained
 
@@ -16,7 +18,7 @@ Cli = Callable[..., Ended]
 
 
 def test_figures_of_a_capsnet(trained: Trained) -> None:
-    assert [name for name, _ in draw(trained.directory, 4)] == ["curves", "reconstructions"]
+    assert [name for name, _ in draw(trained.directory, 4)] == ["curves", "layers", "reconstructions"]
 
 
 @pytest.mark.parametrize("images", [1, 5])
@@ -44,12 +46,21 @@ def test_curves_of_a_run_without_validation(tmp_path: Path, error: float) -> Non
     assert [line.get_label() for axis in figure.axes for line in axis.lines] == ["train", "train"]
 
 
+def test_layers_are_drawn_from_the_image_upwards(trained: Trained) -> None:
+    assert layers_in(trained.directory / "metrics.csv") == ["primary", "digits"]
+    activation, dead = layer_curves(trained.directory / "metrics.csv").axes
+    for axis, quantity in ((activation, "activation_digits"), (dead, "dead_digits")):
+        assert [line.get_label() for line in axis.lines] == ["primary", "digits"]
+        table = pd.read_csv(trained.directory / "metrics.csv")[["step", f"val/{quantity}"]].dropna()
+        assert axis.lines[1].get_xdata().tolist() == [4, 8]
+        assert axis.lines[1].get_ydata().tolist() == table[f"val/{quantity}"].tolist()
+
+
 def test_command_draws_into_the_run(cli: Cli, a_copy: Path) -> None:
     ended = cli("figures", f"run={a_copy}", "images=2")
     assert (ended.status, ended.err) == (0, "")
     assert [line for line in ended.out.splitlines() if line.endswith(".png")] == [
-        str(a_copy / "figures" / "curves.png"),
-        str(a_copy / "figures" / "reconstructions.png"),
+        str(a_copy / "figures" / f"{name}.png") for name in ("curves", "layers", "reconstructions")
     ]
     picture = matplotlib.image.imread(a_copy / "figures" / "curves.png")
     assert picture[..., :3].std() > 0

@@ -627,3 +627,18 @@ def test_log_of_a_run_ends_with_it(trained: Trained) -> None:
     before = (trained.directory / "train.log").read_bytes()
     logging.getLogger("capsule_lab").error("of another run")
     assert (trained.directory / "train.log").read_bytes() == before
+
+
+def test_a_long_epoch_has_a_line_now_and_then(
+    tiny: Callable[..., DictConfig], tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seconds = itertools.count(step=25)  # a batch takes several looks at the clock
+    monkeypatch.setattr("capsule_lab.callbacks.display.time", SimpleNamespace(monotonic=lambda: next(seconds)))
+    with caplog.at_level(logging.INFO, "capsule_lab"):
+        train(
+            tiny("trainer.max_epochs=1", "callbacks.confusion=null", "callbacks.reconstructions=null"), tmp_path / "run"
+        )
+    lines = [record.getMessage() for record in caplog.records if record.name == "capsule_lab.callbacks.display"]
+    within, end = lines[:-1], lines[-1]
+    assert re.match(r"epoch 0  step [123]/4  loss 0\.\d+  time left \d", within[0])
+    assert "val/error" in end

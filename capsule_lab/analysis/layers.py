@@ -12,8 +12,9 @@ MEAN, STD, DEAD = "val/activation_", "val/activation_std_", "val/dead_"
 
 def layers_in(metrics: Path) -> list[str]:
     """Names of the layers that ``RoutingStats`` logged, from the image upwards."""
-    columns = pd.read_csv(metrics, nrows=0).columns
-    return [name.removeprefix(STD) for name in columns if name.startswith(STD)]
+    columns = pd.read_csv(metrics, nrows=0).columns  # in the order of the alphabet
+    names = [name.removeprefix(STD) for name in columns if name.startswith(STD)]
+    return sorted(names, key=lambda name: (name != "primary", not name.startswith("conv")))
 
 
 def layer_curves(metrics: Path) -> Figure:

@@ -50,13 +50,26 @@ class ProgressBar(RichProgressBar):
 
 
 class ProgressLines(Callback):
-    """One line per epoch with its metrics and the remaining time, where the output is no terminal."""
+    """One line per epoch with its metrics and the remaining time, where the output is no terminal.
 
-    def __init__(self) -> None:
+    Args:
+        seconds: an epoch that takes longer has a line of its own every so often.
+    """
+
+    def __init__(self, seconds: float = 60.0) -> None:  # ours: a log that is silent for longer looks dead
+        self.seconds = seconds
         self.left = _TimeLeft()
+        self.last = 0.0
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self.left.start(trainer, pl_module)
+        self.last = time.monotonic()
+
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        if time.monotonic() - self.last > self.seconds:
+            self._line(trainer, {"loss": float(outputs["loss"])})
 
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._line(trainer)
@@ -64,9 +77,11 @@ class ProgressLines(Callback):
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._line(trainer)
 
-    def _line(self, trainer: L.Trainer) -> None:
-        wanted = ("train/loss", "train/error", "val/loss", "val/error")
-        metrics = {name: float(value) for name, value in trainer.logged_metrics.items() if name in wanted}
+    def _line(self, trainer: L.Trainer, metrics: dict[str, float] | None = None) -> None:
+        wanted = ("loss", "train/loss", "train/error", "val/loss", "val/error")
+        if metrics is None:
+            metrics = {name: float(value) for name, value in trainer.logged_metrics.items() if name in wanted}
+        self.last = time.monotonic()
         if trainer.is_global_zero and trainer.global_step and metrics:
             shown = "  ".join(f"{name} {metrics[name]:.4g}" for name in wanted if name in metrics)
             log.info(

@@ -85,7 +85,7 @@ def em_routing(
     """
     _check(iterations=iterations, cost=cost, activation=activation, schedule=temperature_schedule, initial=initial)
     normalise = normalise or Normaliser()
-    votes = votes.transpose(1, 2).contiguous()  # [b j i d], free for votes made by pose_votes
+    votes = votes.transpose(1, 2).contiguous()  # [b j i d], free for votes made by dense_votes
     parents, dim = votes.shape[1], votes.shape[3]
     equal = votes.new_zeros(votes.shape[:3])  # [b j i]
     couplings = normalise(equal) if initial == "parents" else equal + 1 / parents  # [b j i]

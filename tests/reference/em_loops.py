@@ -144,7 +144,7 @@ def standardised_logits(
         rivals = [c for other, c in zip(parents, costs, strict=True) if other.position == parent.position]
         mean = sum(rivals) / len(rivals)
         deviation = math.sqrt(sum((c - mean) ** 2 for c in rivals) / len(rivals))  # population: divided by n
-        logits.append(inverse_temperature * (beta_a[parent.type] + (mean - own) / (deviation + 1e-9)))
+        logits.append(inverse_temperature * (beta_a[parent.type] + (mean - own) / (deviation + 1e-4)))
     return logits
 
 
