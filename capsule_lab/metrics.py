@@ -12,6 +12,9 @@ from torchmetrics import Metric
 from torchmetrics.classification import MulticlassAccuracy
 
 
+_WIDEST = torch.float32 if torch.backends.mps.is_available() else torch.float64  # Apple's GPUs have no float64
+
+
 class ErrorRate(MulticlassAccuracy):
     """Share of images whose highest score is not their label, in percent.
 
@@ -90,10 +93,10 @@ class ActivationStatistics(Metric):
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         for state in ("total", "squares", "count"):
-            self.add_state(state, torch.tensor(0.0, dtype=torch.float64), dist_reduce_fx="sum")
+            self.add_state(state, torch.tensor(0.0, dtype=_WIDEST), dist_reduce_fx="sum")
 
     def update(self, activations: Float[Tensor, "batch capsule"]) -> None:
-        values = activations.double()  # their squares are subtracted
+        values = activations.to(_WIDEST)  # their squares are subtracted
         self.total += values.sum()
         self.squares += values.square().sum()
         self.count += values.numel()

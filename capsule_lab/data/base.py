@@ -149,7 +149,9 @@ class AbstractDataModule(L.LightningDataModule):
                 "validation_images": len(validation),
                 "hash": index_hash(train) + index_hash(validation),
             }
-            self.sets |= {"train": everything.subset(train), "validation": everything.subset(validation)}
+            # in a drawn order, so that the first few stand for all: files may be sorted by object
+            drawn = np.random.default_rng(self.seed).permutation(validation)
+            self.sets |= {"train": everything.subset(train), "validation": everything.subset(drawn)}
         parts = self.test_parts or ("test",)
         if stage == "test" and parts[0] not in self.sets:
             everything = self.load(train=False, real=real)
