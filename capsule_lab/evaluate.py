@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, open_dict
 from rich.console import Console
 
 from capsule_lab.command import command
@@ -47,10 +47,15 @@ def evaluate(config: DictConfig) -> tuple[dict[str, Any], Path]:
     checkpoint = runs.find_checkpoint(config.ckpt)
     weights, record = runs.read_checkpoint(checkpoint)
     module = runs.restore(weights, record)
-    own_data = not config.get("data")
+    changed = config.get("data") or OmegaConf.create()
+    own_data = "_target_" not in changed  # that of training, in these options changed
     if config.seed is None:
         config.seed = record.config.seed
-    data = build.build_data(record.config if own_data else config)
+    if own_data:
+        with open_dict(config):
+            config.data = OmegaConf.merge(record.config.data, changed)
+        build.check(config)
+    data = build.build_data(config)
     data.prepare_data()
     if own_data:
         runs.check_same_source(checkpoint, record.provenance, data.provenance)
@@ -66,12 +71,14 @@ def evaluate(config: DictConfig) -> tuple[dict[str, Any], Path]:
         config.split: module.test_results() if config.split == "test" else runs.numbers(trainer.logged_metrics, "val"),
         "checkpoint": str(config.ckpt),
         "provenance": data.provenance,
+        "data": runs.plain(config.data),
         "hardware": surroundings.hardware(trainer.strategy.root_device, trainer.num_devices),
         "precision": trainer.precision,
         **surroundings.of_this_process(),
     }
     name = type(data).__name__.removesuffix("DataModule").lower()
-    file = f"{checkpoint.stem}-{config.split}-{name}-{data.provenance['source']}.json"
+    options = [f"{option!s}={value}" for option, value in changed.items()] if own_data else []
+    file = "-".join([checkpoint.stem, config.split, name, data.provenance["source"], *options]) + ".json"
     return result, runs.home_of(checkpoint) / "evaluations" / file
 
 

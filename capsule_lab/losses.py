@@ -150,8 +150,7 @@ def l2_loss(
     ``L = weight * 1/2 |W|^2``, added to the loss: with Adam that is another thing than decoupled weight decay.
 
     Args:
-        parameters: of a network. Kernels are those of two dimensions and more; biases, the betas of EM routing and
-            the scales of batch normalisation have one, and cost nothing.
+        parameters: kernels. Those of one dimension, such as the scales of batch normalisation, cost nothing.
         weight: 0 turns the term off.
 
     >>> import torch

@@ -11,7 +11,6 @@ from torch import Tensor
 from torchmetrics import Metric
 from torchmetrics.classification import MulticlassAccuracy
 
-
 _WIDEST = torch.float32 if torch.backends.mps.is_available() else torch.float64  # Apple's GPUs have no float64
 
 

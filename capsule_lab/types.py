@@ -58,7 +58,7 @@ class Batch(NamedTuple):
 
     Attributes:
         images: ``(batch, channel, height, width)``; uint8 as stored until the DataModule has moved the
-            batch to its device and transformed it, then float32 in [0, 1].
+            batch to its device and transformed it, then float32, in [0, 1] or standardised.
         labels: class of each image, ``(batch,)``.
         key: one number per sample and epoch, ``(batch,)``, from which every random draw for that sample
             derives; so augmentation depends neither on the batch size nor on the number of processes.

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 from omegaconf import DictConfig
 
-from capsule_lab.command import compose
+from capsule_lab import runs
+from capsule_lab.command import ConfigError, compose
 from capsule_lab.data import MNISTDataModule
 from capsule_lab.evaluate import evaluate
 from capsule_lab.runs import RunError, read_checkpoint
@@ -67,7 +68,7 @@ def test_result_is_written_beside_the_checkpoint(
     result = json.loads(path.read_text())
     assert set(result) == {
         "validation" if "split=validation" in overrides else "test",
-        "checkpoint", "provenance", "hardware", "precision", "command", "commit", "versions", "python",
+        "checkpoint", "provenance", "data", "hardware", "precision", "command", "commit", "versions", "python",
     }  # fmt: skip
     assert result["checkpoint"] == str(a_copy)
     assert result["provenance"]["sha256"] == trained.result["provenance"]["sha256"]
@@ -126,3 +127,15 @@ def test_command_tests_any_network(cli: Cli, tmp_path: Path) -> None:
     (file,) = (tmp_path / "run" / "evaluations").iterdir()
     trained = json.loads((tmp_path / "run" / "metrics.json").read_text())
     assert json.loads(file.read_text())["test"] == pytest.approx(trained["test"])
+
+
+def test_an_option_of_the_data_of_training_can_be_changed(trained: Trained, a_copy: Path) -> None:
+    result, path = evaluate(configuration(a_copy, "+data.eval_images=100"))
+    assert result["provenance"]["test_images"] == "100 of 359"
+    assert result["data"] == {**runs.plain(trained.config.data), "eval_images": 100}
+    assert path.name == "best-test-mnist-stand-in-eval_images=100.json"
+
+
+def test_a_misspelt_option_of_the_data_of_training_is_named(a_copy: Path) -> None:
+    with pytest.raises(ConfigError, match=r"data.eval_image does not exist; did you mean data.eval_images"):
+        evaluate(configuration(a_copy, "+data.eval_image=100"))

@@ -13,6 +13,7 @@ import lightning as L
 import numpy as np
 from torch import Tensor
 
+from capsule_lab.checks import check_choice
 from capsule_lab.data.files import DataError, data_directory
 from capsule_lab.data.loader import EpochBatches, Images, InMemory, ResumableLoader
 from capsule_lab.data.splits import Indices, Validation, index_hash, split_validation, take_stratified
@@ -69,8 +70,8 @@ class AbstractDataModule(L.LightningDataModule):
         seed: int = 0,
     ) -> None:
         super().__init__()
-        check_choice("source", source, ("auto", "real", "standin"))
-        check_choice("validation", validation, self.validations)
+        check_choice("data.source", source, ("auto", "real", "standin"))
+        check_choice("data.validation", validation, self.validations)
         if seed < 0:
             raise ValueError(f"seed is {seed}; expected 0 or more")
         if batch_size < 1 or eval_batch_size < 1:
@@ -124,14 +125,12 @@ class AbstractDataModule(L.LightningDataModule):
     def prepare_data(self) -> None:
         if self.provenance:
             return
-        real = False
-        if self.source != "standin":
-            problem = self.find_real()
-            real = problem is None
-            if self.source == "real" and not real:
+        problem = f"data.source is {self.source}" if self.source == "standin" else self.find_real()
+        real = problem is None
+        if not real:
+            if self.source == "real":
                 raise DataError(problem)
-            if not real:
-                log.warning("STAND-IN DATA, not the genuine set: %s", problem)
+            log.warning("STAND-IN DATA, not the genuine set: %s", problem)
         self.provenance = {"source": "real" if real else "stand-in", **self.describe(real=real)}
 
     def setup(self, stage: str) -> None:
@@ -206,17 +205,6 @@ class AbstractDataModule(L.LightningDataModule):
         )
         pin_memory = trainer is not None and trainer.strategy.root_device.type == "cuda"
         return ResumableLoader(InMemory(self.sets[name], self.seed), batches, pin_memory=pin_memory)
-
-
-def check_choice(option: str, value: object, choices: tuple[object, ...]) -> None:
-    """Whether an option is one of the few things it can be.
-
-    Raises:
-        ValueError: if not.
-    """
-    if value not in choices:
-        *others, last = (repr(choice) for choice in choices)
-        raise ValueError(f"data.{option} is {value!r}; expected {', '.join(others)} or {last}")
 
 
 def _share(share: float | str) -> Fraction:

@@ -8,9 +8,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from capsule_lab.checks import check_choice
 from capsule_lab.data import smallnorb_files as files
 from capsule_lab.data import toynorb
-from capsule_lab.data.base import AbstractDataModule, check_choice, folder_in_words
+from capsule_lab.data.base import AbstractDataModule, folder_in_words
 from capsule_lab.data.files import DataError, fetch
 from capsule_lab.data.loader import Images
 from capsule_lab.data.smallnorb_standin import StandIn, standin_folder, standin_provenance
@@ -102,12 +103,12 @@ class SmallNORBDataModule(AbstractDataModule):
                 "share of the images would show the same toys on both sides: set data.validation_instances"
             )
         super().__init__(validation=validation, batch_size=batch_size, eval_batch_size=eval_batch_size, **options)
-        check_choice("resize", resize, ("subsample", "area"))
-        check_choice("preprocessing", preprocessing, ("official", "paper"))
-        check_choice("stereo", stereo, ("channels", "separate"))
-        check_choice("split", split, ("full", "azimuth", "elevation"))
-        check_choice("test_crops", test_crops, (1, _THIRTEEN))
-        check_choice("standin", standin, ("full", "small"))
+        check_choice("data.resize", resize, ("subsample", "area"))
+        check_choice("data.preprocessing", preprocessing, ("official", "paper"))
+        check_choice("data.stereo", stereo, ("channels", "separate"))
+        check_choice("data.split", split, ("full", "azimuth", "elevation"))
+        check_choice("data.test_crops", test_crops, (1, _THIRTEEN))
+        check_choice("data.standin", standin, ("full", "small"))
         own_brightness, own_contrast = _JITTER[preprocessing]
         self.brightness = own_brightness if brightness is None else brightness
         self.contrast = own_contrast if contrast is None else contrast

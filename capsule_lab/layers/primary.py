@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from capsule_lab.checks import check_choice
 from capsule_lab.functional import length, same_padding, squash, truncated_normal_
 from capsule_lab.types import Capsules
 
@@ -56,8 +57,7 @@ class PrimaryCapsules(nn.Module):
         weight_std: float = 0.1,  # released code
     ) -> None:
         super().__init__()
-        if padding not in ("valid", "same"):
-            raise ValueError(f"padding is {padding!r}; expected 'valid' or 'same'")
+        check_choice("padding", padding, get_args(Padding))
         self.types = types
         self.dim = dim
         self.padding = padding

@@ -120,12 +120,13 @@ class AllParents(WindowOnly):
     def __call__(self, log_couplings: Float[Tensor, "window parent place"]) -> Float[Tensor, "window parent place"]:
         windows = self.windows
         child = windows.child.flatten()
-        here = log_couplings.logsumexp(1).view(-1, len(child))  # [b position·place]
+        log_here = log_couplings.logsumexp(1).view(-1, len(child))  # [b position·place]
         height, width = windows.size
-        largest = here.new_full((len(here), height * width * windows.types), -torch.inf)
-        largest = largest.scatter_reduce(1, child.expand(len(here), -1), here.detach(), "amax")[:, child]
-        total = self._per_child((here - largest).exp(), child)[:, child]
-        log_total = (largest + total.log()).view(-1, 1, windows.places)
+        log_largest = log_here.new_full((len(log_here), height * width * windows.types), -torch.inf)
+        log_largest = log_largest.scatter_reduce(1, child.expand(len(log_here), -1), log_here.detach(), "amax")
+        log_largest = log_largest.index_select(1, child)
+        total = self._per_child((log_here - log_largest).exp(), child).index_select(1, child)
+        log_total = (log_largest + total.log()).view(-1, 1, windows.places)
         return (log_couplings - log_total).exp()
 
 
@@ -142,7 +143,7 @@ class OfficialFast(WindowOnly):
         by_type = log_couplings.view(-1, windows.positions, parents, windows.places // windows.types, windows.types)
         weights = (by_type - by_type.amax((1, 2, 3), keepdim=True)).exp().view_as(log_couplings)
         here = weights.sum(1).view(-1, len(child))
-        mass = self._per_child(here, child)[:, child].clamp_min(FLOOR)
+        mass = self._per_child(here, child).index_select(1, child).clamp_min(FLOOR)
         return weights / mass.view(-1, 1, windows.places)
 
 
@@ -159,6 +160,6 @@ class OfficialLegacy(WindowOnly):
         by_type = log_couplings.view(-1, windows.positions, parents, windows.places // windows.types, windows.types)
         weights = (by_type - by_type.amax((1, 3), keepdim=True)).exp().flatten(3)  # [b position j place]
         of_parent = weights.transpose(1, 2).flatten(0, 1).flatten(1)  # [b·j position·place]
-        mass = self._per_child(of_parent, child)[:, child] + EPS
+        mass = self._per_child(of_parent, child).index_select(1, child) + EPS
         shares = (of_parent / mass).view(-1, parents, windows.positions, windows.places)
         return shares.transpose(1, 2).reshape(log_couplings.shape)

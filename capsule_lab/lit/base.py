@@ -45,7 +45,7 @@ class AbstractCapsuleModule(L.LightningModule):
             argument of the loss, such as ``margin``, sets this argument in training and in the validations of it,
             whatever the configuration of the loss says; all of them go to ``loss_terms``.
         num_classes: number of classes.
-        l2: weight of ``l2_loss`` of the network, a term of the loss named ``l2``; 0 for none.
+        l2: weight of ``l2_loss`` of the network's kernels, a term of the loss named ``l2``; 0 for none.
         seed: every batch draws its random numbers (dropout) from ``(seed, batch, rank)``, so that a
             resumed run draws what an uninterrupted one would.
         max_steps: end the run after so many steps, whatever the epoch; -1 leaves the end to the Trainer. (With
@@ -120,7 +120,8 @@ class AbstractCapsuleModule(L.LightningModule):
     def _step(self, batch: Batch, split: str) -> tuple[dict[str, Tensor], CapsuleOutput]:
         terms, output = (self._of_crops if batch.images.ndim == 5 else self._of_images)(batch)  # 5: see Batch
         if self.l2:
-            terms["l2"] = l2_loss(self.network.parameters(), weight=self.l2)
+            kernels = (kernel for name, kernel in self.network.named_parameters() if name.endswith("weight"))
+            terms["l2"] = l2_loss(kernels, weight=self.l2)
         terms = {"loss": torch.stack(list(terms.values())).sum(), **terms}
         self._metric(f"{split}/error").update(output.scores.detach(), batch.labels)
         for name, value in terms.items():

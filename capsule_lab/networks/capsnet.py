@@ -12,11 +12,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import get_args
 
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
+from capsule_lab.checks import check_choice
 from capsule_lab.functional import same_padding, truncated_normal_
 from capsule_lab.layers import Decoder, DenseCapsules, PrimaryCapsules
 from capsule_lab.layers.primary import Padding
@@ -72,8 +74,7 @@ class CapsNet(AbstractCapsuleNetwork):
             "CapsNet", num_classes=num_classes, channels=channels, kernel_size=kernel_size,
             primary_types=primary_types, primary_dim=primary_dim, class_dim=class_dim,
         )  # fmt: skip
-        if padding not in ("valid", "same"):
-            raise ValueError(f"padding is {padding!r}; expected 'valid' or 'same'")
+        check_choice("padding", padding, get_args(Padding))
         stride = 2  # Sabour 2017, section 4, of the primary capsules
         smallest = 2 * kernel_size - 1 if padding == "valid" else 1
         channel, height, width = check_image_shape(image_shape, smallest, "CapsNet")

@@ -18,11 +18,12 @@ from __future__ import annotations
 import inspect
 from collections.abc import Sequence
 from functools import partial
-from typing import Literal
+from typing import Literal, get_args
 
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from capsule_lab.checks import check_choice
 from capsule_lab.functional import same_padding, truncated_normal_
 from capsule_lab.layers import ClassCapsules, ConvCapsules, LinearPrimaryCapsules
 from capsule_lab.layers.coordinates import coordinate_addition, grid_coordinates, receptive_field_coordinates
@@ -66,8 +67,8 @@ class EMCaps(AbstractCapsuleNetwork):
             ``"paper"``, row and column to the first two entries of a matrix's right-hand column.
         conv_weight_std, class_weight_std: standard deviations of the transformations' truncated normals; in a
             vector's they are divided by the root of ``pose_size``, which gives votes of the same size.
-        recompute: make votes again in the backward pass instead of keeping them: a fraction of the memory, and
-            faster on a CPU.
+        recompute: make votes again in the backward pass instead of keeping them: a fraction of the memory, for about
+            a third more time.
 
     Raises:
         ValueError: if the image is too small, a size not positive, a switch unknown, or a pose too small for
@@ -103,14 +104,10 @@ class EMCaps(AbstractCapsuleNetwork):
         recompute: bool = True,
     ) -> None:
         super().__init__()
-        for name, value, known in (
-            ("pose", pose, ("matrix", "vector")),
-            ("padding", padding, ("valid", "same")),
-            ("coordinates", coordinates, ("receptive_field", "grid", "none")),
-            ("coordinate_entries", coordinate_entries, ("official", "paper")),
-        ):
-            if value not in known:
-                raise ValueError(f"{name} is {value!r}; expected one of {', '.join(map(repr, known))}")
+        check_choice("pose", pose, get_args(Pose))
+        check_choice("padding", padding, get_args(Padding))
+        check_choice("coordinates", coordinates, get_args(Coordinates))
+        check_choice("coordinate_entries", coordinate_entries, get_args(Entries))
         if len(conv_types) != len(conv_strides):
             raise ValueError(
                 f"there are {len(conv_types)} conv_types and {len(conv_strides)} conv_strides; expected as many"
@@ -207,4 +204,4 @@ class EMCaps(AbstractCapsuleNetwork):
 def class_routing(routing: RoutingFactory) -> RoutingFactory:
     """``routing`` with the options that its ``class_layer`` names, where it has one."""
     option = inspect.signature(routing).parameters.get("class_layer")
-    return routing if option is None else partial(routing, **option.default)
+    return routing if option is None or not option.default else partial(routing, **option.default)

@@ -13,6 +13,15 @@ Cost = Literal["paper", "official_legacy", "official_fast", "standardised"]
 Temperature = Literal["saturating", "linear", "increment", "constant"]
 
 LOG_2PI = math.log(2 * math.pi)
+INITIAL: dict[Cost, dict[str, float]] = {
+    "official_fast": {"inverse_temperature": 0.04, "beta_u": 0.5, "beta_a": 0.2},  # released code
+    "official_legacy": {"inverse_temperature": 0.01, "beta_u": 0.5, "beta_a": 0.5},  # released code
+    # ours: those of official_fast in the paper's units: twice, (ln(0.5^2 + 5e-4) + ln 2 pi + 1) / 2, -800 * 0.2 / 2
+    "paper": {"inverse_temperature": 0.08, "beta_u": 0.727, "beta_a": -80.0},
+    "standardised": {"inverse_temperature": 1.0, "beta_u": 0.0, "beta_a": 0.0},  # tutorial; betas: ours, its middle
+}
+"""What belongs to each cost: the betas have units of their own, and a layer that starts with others may be dead."""
+
 STD_EPS = 1e-4  # ours: beside a std of costs, nearly 0 where no child is active; at 1e-6 the gradient overflows
 
 
@@ -38,7 +47,7 @@ def evidence(
       ``beta_a + (mean - cost) / std`` (J. Hui's tutorial, 2017).
 
     Args:
-        cost: one of these.
+        cost: one of these, ``EMRouting`` checks which.
         mass: activation assigned to each parent.
         log_variance: summed over the components of a pose.
         beta_u: per parent, or one for all: what a unit of mass costs.

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from capsule_lab.checks import check_choice
 from capsule_lab.functional import float32_under_autocast, length, squash
 from capsule_lab.routing.base import AbstractRouting, Normaliser
 from capsule_lab.types import Capsules, OnIteration, RoutingTrace
@@ -133,5 +134,4 @@ class DynamicRouting(AbstractRouting):
 def _check(iterations: int, gradient: str) -> None:
     if iterations < 1:
         raise ValueError(f"routing iterations is {iterations}; expected 1 (no routing) or more, the paper uses 3")
-    if gradient not in ("full", "last"):
-        raise ValueError(f"routing gradient is {gradient!r}; expected 'full' or 'last'")
+    check_choice("routing gradient", gradient, get_args(Gradient))

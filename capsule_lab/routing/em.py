@@ -7,6 +7,7 @@ parent and in its initial values. Each choice is a switch here; ``conf/routing/e
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Mapping
 from typing import Any, Literal, get_args
@@ -16,9 +17,10 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.functional import logsigmoid
 
+from capsule_lab.checks import check_choice
 from capsule_lab.functional import float32_under_autocast
 from capsule_lab.routing.base import AbstractRouting, Normalisation, Normaliser
-from capsule_lab.routing.description_length import LOG_2PI, Cost, Temperature, evidence, inverse_temperature_at
+from capsule_lab.routing.description_length import INITIAL, LOG_2PI, Cost, Temperature, evidence, inverse_temperature_at
 from capsule_lab.types import Capsules, OnIteration, RoutingTrace
 
 Activation = Literal["description_length", "mixing_proportions"]
@@ -136,11 +138,12 @@ class EMRouting(AbstractRouting):
         parents: number of parents, in a convolutional layer of parent types.
         dim: components of a pose.
         normalisation: who competes for a child in a convolutional layer, see ``Normalisation``.
-        beta_u, beta_a: initial values.
+        beta_u, beta_a: initial values; ``None`` takes those that belong to the cost, ``INITIAL``.
+        inverse_temperature: see ``em_routing``; ``None`` takes the one that belongs to the cost.
         shared_betas: one pair for all parents (the paper's text on beta_a) instead of one per type (its authors).
         class_layer: options that differ in the class capsules of an ``EMCaps``, which applies them.
-        iterations, cost, activation, inverse_temperature, temperature_schedule, initial, damping,
-            min_variance, mass_eps: see ``em_routing``.
+        iterations, cost, activation, temperature_schedule, initial, damping, min_variance, mass_eps: see
+            ``em_routing``.
 
     Raises:
         ValueError: for fewer than one iteration, a damping outside of [0, 1), a variance, mass or temperature that is
@@ -156,22 +159,29 @@ class EMRouting(AbstractRouting):
         normalisation: Normalisation = "all_parents",
         cost: Cost = "official_fast",
         activation: Activation = "description_length",
-        inverse_temperature: float = 0.04,  # released code, fast
+        inverse_temperature: float | None = None,
         temperature_schedule: Temperature = "saturating",
         initial: Initial = "parents",
         damping: float = 0.0,
         min_variance: float = 5e-4,  # released code
         mass_eps: float = 1e-7,  # released code
-        beta_u: float = 0.5,  # released code
-        beta_a: float = 0.2,  # released code, fast
+        beta_u: float | None = None,
+        beta_a: float | None = None,
         shared_betas: bool = False,
-        class_layer: Mapping[str, Any] = CLASS_LAYER,
+        class_layer: Mapping[str, Any] | None = CLASS_LAYER,
     ) -> None:
         super().__init__()
         _check(iterations=iterations, cost=cost, activation=activation, schedule=temperature_schedule, initial=initial)
-        _check_option("normalisation", normalisation, get_args(Normalisation))
+        check_choice("routing normalisation", normalisation, get_args(Normalisation))
         if not 0 <= damping < 1:
             raise ValueError(f"routing damping is {damping}; expected 0 (none) or more and less than 1")
+        unknown = set(class_layer or {}) - inspect.signature(EMRouting).parameters.keys()
+        if unknown:
+            raise ValueError(f"routing class_layer has {', '.join(sorted(unknown))}; expected arguments of EMRouting")
+        own = INITIAL[cost]
+        inverse_temperature = own["inverse_temperature"] if inverse_temperature is None else inverse_temperature
+        beta_u = own["beta_u"] if beta_u is None else beta_u
+        beta_a = own["beta_a"] if beta_a is None else beta_a
         for name, value in (
             ("inverse_temperature", inverse_temperature), ("min_variance", min_variance), ("mass_eps", mass_eps)
         ):  # fmt: skip
@@ -211,12 +221,7 @@ class EMRouting(AbstractRouting):
 def _check(*, iterations: int, cost: str, activation: str, schedule: str, initial: str) -> None:
     if iterations < 1:
         raise ValueError(f"routing iterations is {iterations}; expected 1 (no routing) or more, the paper uses 3")
-    _check_option("cost", cost, get_args(Cost))
-    _check_option("activation", activation, get_args(Activation))
-    _check_option("temperature_schedule", schedule, get_args(Temperature))
-    _check_option("initial", initial, get_args(Initial))
-
-
-def _check_option(name: str, value: str, options: tuple[str, ...]) -> None:
-    if value not in options:
-        raise ValueError(f"routing {name} is {value!r}; expected one of {', '.join(map(repr, options))}")
+    check_choice("routing cost", cost, get_args(Cost))
+    check_choice("routing activation", activation, get_args(Activation))
+    check_choice("routing temperature_schedule", schedule, get_args(Temperature))
+    check_choice("routing initial", initial, get_args(Initial))

@@ -188,7 +188,8 @@ def test_standin_asks_neither_network_nor_directory(tmp_path, caplog):
     data.setup("fit")
     data.setup("test")
     assert data.provenance["source"] == "stand-in"
-    assert caplog.records == []
+    (record,) = caplog.records
+    assert record.getMessage() == "STAND-IN DATA, not the genuine set: data.source is standin"
     assert list(tmp_path.iterdir()) == []
 
 

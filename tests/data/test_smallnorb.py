@@ -419,7 +419,8 @@ def test_standin_is_rendered_once_and_says_so(tmp_path, monkeypatch, caplog, siz
             SmallNORBDataModule(directory=str(tmp_path), source="standin", standin=size).setup(stage)
     assert asked == [{"size": 48, "seed": 0, **levels}]
     assert [path.name for path in (tmp_path / "toynorb").iterdir()] == [folder]
-    first, *lines = [record.getMessage() for record in caplog.records]
+    loud, first, *lines, again = [record.getMessage() for record in caplog.records]
+    assert loud == again == "STAND-IN DATA, not the genuine set: data.source is standin"
     assert str(tmp_path / "toynorb" / folder) in first
     assert [line.partition(",")[0] for line in lines] == [f"rendered {done} of 25 toys" for done in (5, 10, 15, 20, 25)]
 
@@ -429,7 +430,7 @@ def test_rendering_shows_a_bar_on_a_terminal(tmp_path, monkeypatch, caplog, caps
     monkeypatch.setattr(toynorb, "render_files", render([]))
     with caplog.at_level(logging.INFO, "capsule_lab"):
         SmallNORBDataModule(directory=str(tmp_path), source="standin").setup("fit")
-    assert len(caplog.records) == 1
+    assert len(caplog.records) == 2
     assert "rendering toys" in capsys.readouterr().err
 
 

@@ -502,10 +502,10 @@ def test_every_kind_of_coordinates_gives_scores_of_its_own(coordinates: str, ent
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"pose": "tensor"}, "pose is 'tensor'; expected one of 'matrix', 'vector'"),
-        ({"padding": "full"}, "padding is 'full'; expected one of 'valid', 'same'"),
-        ({"coordinates": "polar"}, "coordinates is 'polar'; expected one of 'receptive_field', 'grid', 'none'"),
-        ({"coordinate_entries": "last"}, "coordinate_entries is 'last'; expected one of 'official', 'paper'"),
+        ({"pose": "tensor"}, "pose is 'tensor'; expected 'matrix' or 'vector'"),
+        ({"padding": "full"}, "padding is 'full'; expected 'valid' or 'same'"),
+        ({"coordinates": "polar"}, "coordinates is 'polar'; expected 'receptive_field', 'grid' or 'none'"),
+        ({"coordinate_entries": "last"}, "coordinate_entries is 'last'; expected 'official' or 'paper'"),
         ({"conv_types": (4,)}, "there are 1 conv_types and 2 conv_strides; expected as many"),
         ({"num_classes": 0}, "EMCaps has num_classes 0; expected 1 or more"),
         ({"channels": 0}, "EMCaps has channels 0; expected 1 or more"),

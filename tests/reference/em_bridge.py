@@ -15,6 +15,7 @@ from omegaconf import OmegaConf
 from torch import Tensor
 
 from capsule_lab.command import compose, conf_dir
+from capsule_lab.routing.description_length import INITIAL
 from tests.reference.em_loops import inverse_temperatures
 
 PRESETS = sorted(file.stem for file in (conf_dir() / "routing").glob("em*.yaml"))
@@ -24,6 +25,8 @@ PRESETS = sorted(file.stem for file in (conf_dir() / "routing").glob("em*.yaml")
 def preset(name: str) -> dict[str, Any]:
     """Arguments of ``EMRouting`` in the convolutional layers, ``class_layer`` among them. Not to be changed."""
     options: Any = OmegaConf.to_container(compose("train", ["model=em_caps", f"routing={name}"]).routing)
+    own = INITIAL[options["cost"]]
+    options |= {option: value for option, value in own.items() if options[option] is None}
     return {option: value for option, value in options.items() if not option.startswith("_")}
 
 

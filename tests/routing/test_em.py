@@ -17,7 +17,7 @@ from torch.autograd.gradcheck import GradcheckError
 
 from capsule_lab.layers import ClassCapsules, ConvCapsules, Windows
 from capsule_lab.routing import EMRouting, Normaliser, em_routing
-from capsule_lab.routing.description_length import evidence, inverse_temperature_at
+from capsule_lab.routing.description_length import INITIAL, evidence, inverse_temperature_at
 from capsule_lab.types import Capsules, RoutingTrace
 from tests.reference import em_golden as golden
 from tests.reference import em_wrong as wrong
@@ -199,7 +199,20 @@ def test_preset_has_its_gradient(options: dict[str, Any]) -> None:
 def test_defaults_are_the_preset_em() -> None:
     parameters = inspect.signature(EMRouting).parameters
     defaults = {name: p.default for name, p in parameters.items() if p.default is not inspect.Parameter.empty}
-    assert {**defaults, "class_layer": dict(defaults["class_layer"])} == preset("em")
+    own = INITIAL[defaults["cost"]]
+    assert {**defaults, **own, "class_layer": dict(defaults["class_layer"])} == preset("em")
+
+
+@pytest.mark.parametrize("cost", INITIAL)
+def test_initial_values_follow_the_cost(cost: Any) -> None:
+    module = EMRouting(PARENTS, 16, cost=cost)
+    own = {"beta_u": module.beta_u[0].item(), "beta_a": module.beta_a[0].item()}
+    assert {**own, "inverse_temperature": module.options["inverse_temperature"]} == pytest.approx(INITIAL[cost])
+
+
+def test_unknown_option_of_the_class_layer_is_named() -> None:
+    with pytest.raises(ValueError, match="routing class_layer has betaa; expected arguments of EMRouting"):
+        EMRouting(PARENTS, 16, class_layer={"betaa": 1.0, "beta_u": 1.0})
 
 
 def test_paper_preset_is_em_in_other_units() -> None:
@@ -480,9 +493,10 @@ def test_unknown_option_is_named_with_those_that_are(
     call: Callable[..., None], argument: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # in training nothing else checks
-    with pytest.raises(ValueError, match=f"^routing {argument} is 'nonsense'; expected one of ") as error:
+    with pytest.raises(ValueError, match=f"^routing {argument} is 'nonsense'; expected ") as error:
         call(**{argument: "nonsense"})
-    assert str(error.value).endswith(", ".join(map(repr, OPTIONS[argument])))
+    *others, last = map(repr, OPTIONS[argument])
+    assert str(error.value).endswith(f"{', '.join(others)} or {last}")
 
 
 @pytest.mark.parametrize(
