@@ -59,8 +59,10 @@ def routes(model: str) -> bool:
 
 
 def changes(experiment: str, group: str) -> set[str]:
-    """Keys of a group that an experiment's own file sets."""
-    return set(OmegaConf.load(CONF / "experiment" / f"{experiment}.yaml").get(group) or {})
+    """Keys of a group that an experiment's file sets, or one that it builds on."""
+    file = OmegaConf.load(CONF / "experiment" / f"{experiment}.yaml")
+    below = [name for name in file.get("defaults", []) if isinstance(name, str) and name != "_self_"]
+    return set(file.get(group) or {}).union(*(changes(name, group) for name in below))
 
 
 MODELS = options("model")
@@ -134,7 +136,7 @@ def test_every_loss_and_schedule_is_built_with_em_caps(loss, schedule):
 
 
 def test_options_of_the_class_layer_are_those_of_a_routing():
-    with pytest.raises(ConfigError, match=r"^model: .*unexpected keyword argument 'cots'"):
+    with pytest.raises(ConfigError, match="^model: routing class_layer has cots; expected arguments of EMRouting"):
         build.build_module(compose("model=em_caps", "+routing.class_layer.cots=paper"), SMALLNORB)
 
 
@@ -310,7 +312,11 @@ def chosen(config: DictConfig) -> dict[str, Any]:
     return {
         "routing": config.routing and config.routing._target_.rpartition(".")[2],
         "loss": config.loss.classification.get("reduction", "cross entropy"),
-        "rate": config.schedule.learning_rate.initial,
+        "rate": next(
+            config.schedule.learning_rate[key]
+            for key in ("initial", "start", "value")
+            if key in config.schedule.learning_rate
+        ),
         "margin": margin and margin._target_.rpartition(".")[2],
     }
 
