@@ -136,7 +136,7 @@ def test_every_loss_and_schedule_is_built_with_em_caps(loss, schedule):
 
 
 def test_options_of_the_class_layer_are_those_of_a_routing():
-    with pytest.raises(ConfigError, match="^model: routing class_layer has cots; expected arguments of EMRouting"):
+    with pytest.raises(ConfigError, match=r"^model: routing class_layer has cots; expected arguments of EMRouting"):
         build.build_module(compose("model=em_caps", "+routing.class_layer.cots=paper"), SMALLNORB)
 
 

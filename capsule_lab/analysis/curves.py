@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pandas as pd
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogFormatter
 
 
 def training_curves(metrics: Path) -> Figure:
@@ -24,6 +25,8 @@ def training_curves(metrics: Path) -> Figure:
                 rows = table[["step", name]].dropna()
                 axis.plot(rows["step"] + 1, rows[name], style, markersize=3, label=split)
         axis.set(xlabel="step", ylabel=label, yscale="log")
+        axis.yaxis.set_major_formatter(LogFormatter())  # plain numbers
+        axis.yaxis.set_minor_formatter(LogFormatter(minor_thresholds=(1, 0.5)))  # on short axes only
         axis.grid(alpha=0.3, which="both")
         axis.legend()
     return figure

@@ -57,7 +57,8 @@ class ConfusionMatrix(Callback):
         counts = self.matrix.compute()  # every process takes part
         if trainer.is_global_zero and not trainer.sanity_checking:
             figure = Figure(figsize=(6, 6), layout="constrained")  # inches
-            display = ConfusionMatrixDisplay(counts.cpu().numpy())
+            classes = trainer.datamodule.spec.classes  # type: ignore[attr-defined]
+            display = ConfusionMatrixDisplay(counts.cpu().numpy(), display_labels=classes or None)
             display.plot(ax=figure.add_subplot(), cmap="Blues", colorbar=False)
             show_figure(trainer, f"{split}/confusion", figure)
         self.matrix.reset()
