@@ -629,6 +629,19 @@ def test_log_of_a_run_ends_with_it(trained: Trained) -> None:
     assert (trained.directory / "train.log").read_bytes() == before
 
 
+def test_time_left_is_not_more_than_max_time_leaves(
+    tiny: Callable[..., DictConfig], tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seconds = itertools.count(step=1000)
+    monkeypatch.setattr("capsule_lab.callbacks.display.time", SimpleNamespace(monotonic=lambda: next(seconds)))
+    with caplog.at_level(logging.INFO, "capsule_lab"):
+        train(tiny("trainer.max_epochs=2", "trainer.max_time=00:00:10:00", *NO_PICTURES), tmp_path / "run")
+    lines = [record.getMessage() for record in caplog.records if record.name == "capsule_lab.callbacks.display"]
+    left = [line.partition("time left ")[2] for line in lines[:-1]]
+    assert left
+    assert [text for text in left if not text.startswith(("0:10:00", "0:09:"))] == []
+
+
 def test_a_long_epoch_has_a_line_now_and_then(
     tiny: Callable[..., DictConfig], tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,10 +6,10 @@ import logging
 import sys
 import time
 from datetime import timedelta
-from typing import Any
+from typing import Any, cast
 
 import lightning as L
-from lightning.pytorch.callbacks import Callback, RichProgressBar
+from lightning.pytorch.callbacks import Callback, RichProgressBar, Timer
 from lightning.pytorch.callbacks.progress.rich_progress import RichProgressBarTheme
 
 from capsule_lab.lit import AbstractCapsuleModule
@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 
 class _TimeLeft:
-    """Remaining time of the whole run, from the pace of this one."""
+    """Remaining time of the whole run, from the pace of this one, or what trainer.max_time leaves."""
 
     def start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         assert isinstance(pl_module, AbstractCapsuleModule)
@@ -29,6 +29,9 @@ class _TimeLeft:
         if not done:
             return "?"
         seconds = (time.monotonic() - self.began) / done * (self.total - trainer.global_step)
+        callbacks = cast(Any, trainer).callbacks  # the Trainer's own attribute, which its class does not declare
+        limits = [callback.time_remaining() for callback in callbacks if isinstance(callback, Timer)]
+        seconds = min([seconds, *(limit for limit in limits if limit is not None)])
         return str(timedelta(seconds=round(max(seconds, 0))))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import lightning as L
 from lightning.pytorch.callbacks import Callback
@@ -57,7 +57,7 @@ class ConfusionMatrix(Callback):
         counts = self.matrix.compute()  # every process takes part
         if trainer.is_global_zero and not trainer.sanity_checking:
             figure = Figure(figsize=(6, 6), layout="constrained")  # inches
-            classes = trainer.datamodule.spec.classes  # type: ignore[attr-defined]
+            classes = cast(Any, trainer).datamodule.spec.classes  # set by fit, the class does not declare it
             display = ConfusionMatrixDisplay(counts.cpu().numpy(), display_labels=classes or None)
             display.plot(ax=figure.add_subplot(), cmap="Blues", colorbar=False)
             show_figure(trainer, f"{split}/confusion", figure)
