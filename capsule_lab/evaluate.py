@@ -27,7 +27,7 @@ def main(config: DictConfig) -> None:
         f"[bold]{config.split} error {result[config.split]['error']:.2f} %[/]{parts}  of {result['checkpoint']}",
         soft_wrap=True,
     )
-    console.print(f"data: {result['provenance']['name']}")
+    console.print(f"data: {runs.data_in_words(result['provenance'])}", soft_wrap=True)
     runs.write_json(path, result)
     console.print(f"written to {path}", soft_wrap=True)
 

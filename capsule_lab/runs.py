@@ -214,6 +214,12 @@ def write_atomically(path: Path, text: str) -> None:
         partial.unlink(missing_ok=True)
 
 
+def data_in_words(provenance: Mapping[str, Any]) -> str:
+    """Which data, and how much of the test set, for the last lines of a command."""
+    tested = f", tested on {provenance['test_images']} images" if "test_images" in provenance else ""
+    return f"{provenance['name']}{tested}"
+
+
 def save_figure(figure: Figure, path: Path) -> None:
     """A picture, whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)

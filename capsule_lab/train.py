@@ -95,6 +95,8 @@ def train(config: DictConfig, directory: Path) -> dict[str, Any]:
 
 def summary(result: dict[str, Any], directory: Path) -> str:
     """What came out, on which data, where it lies, and what to try next."""
+    from capsule_lab.runs import data_in_words
+
     run, python = _as_typed(directory), _as_typed(Path(sys.executable))
     minutes = result["training_seconds"] / 60  # 60 s a minute
     if "error" in result["test"]:
@@ -105,11 +107,9 @@ def summary(result: dict[str, Any], directory: Path) -> str:
         outcome = f"[bold]validation error {result['validation']['error']:.2f} %[/]  (not tested)"
     else:
         outcome = "neither validated nor tested"
-    provenance = result["provenance"]
-    tested = f", tested on {provenance['test_images']} images" if "test_images" in provenance else ""
     lines = [
         outcome,
-        f"data        {provenance['name']}{tested}",
+        f"data        {data_in_words(result['provenance'])}",
         f"trained     {result['steps']} of {result['planned_steps']} steps in {minutes:.1f} min, "
         f"{result['parameters']:,} parameters",
         f"run         {run}",

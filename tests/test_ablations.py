@@ -84,7 +84,7 @@ def test_every_weight_moves(toynorb: Path, tmp_path: Path, size: list[str]) -> N
     model = size or EM_CAPS
     few = ["data.train_images=20", "data.batch_size=10"]
     train(on_toys(toynorb, *few, model=model), tmp_path / "run")
-    train(on_toys(toynorb, *few, "schedule.learning_rate.initial=0", model=model), tmp_path / "still")
+    train(on_toys(toynorb, *few, "schedule.learning_rate.start=0", model=model), tmp_path / "still")
     moved, still = weights(tmp_path / "run"), weights(tmp_path / "still")
     assert [name for name in moved if torch.equal(moved[name], still[name])] == []
 
