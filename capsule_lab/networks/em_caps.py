@@ -67,8 +67,8 @@ class EMCaps(AbstractCapsuleNetwork):
             ``"paper"``, row and column to the first two entries of a matrix's right-hand column.
         conv_weight_std, class_weight_std: standard deviations of the transformations' truncated normals; in a
             vector's they are divided by the root of ``pose_size``, which gives votes of the same size.
-        recompute: make votes again in the backward pass instead of keeping them: a fraction of the memory, for about
-            a third more time.
+        recompute: make votes again in the backward pass instead of keeping them: less than half the memory, a quarter
+            fewer images per second (64/8/16/16, batch 64, 2 CPU cores: 1.1 instead of 2.4 GB, 86 instead of 116).
 
     Raises:
         ValueError: if the image is too small, a size not positive, a switch unknown, or a pose too small for
