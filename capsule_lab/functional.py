@@ -22,6 +22,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from capsule_lab.types import Votes
+
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -34,6 +36,8 @@ def float32_under_autocast(function: Callable[P, R]) -> Callable[P, R]:
     """
 
     def full(value: object) -> object:
+        if isinstance(value, Votes):
+            return Votes(*map(full, value))
         if isinstance(value, Tensor) and value.dtype in (torch.bfloat16, torch.float16):
             return value.float()
         return value
@@ -42,7 +46,8 @@ def float32_under_autocast(function: Callable[P, R]) -> Callable[P, R]:
 
     @functools.wraps(function)
     def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
-        device = next((a.device.type for a in (*args, *kwargs.values()) if isinstance(a, Tensor)), "cpu")
+        inputs = (each.poses if isinstance(each, Votes) else each for each in (*args, *kwargs.values()))
+        device = next((each.device.type for each in inputs if isinstance(each, Tensor)), "cpu")
         around = torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()
         with around:
             return call(*map(full, args), **{name: full(value) for name, value in kwargs.items()})

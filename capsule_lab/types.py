@@ -23,6 +23,22 @@ class Capsules(NamedTuple):
     activations: Float[Tensor, "batch capsule"]
 
 
+class Votes(NamedTuple):
+    """What children predict for their parents, as what it is made from (Hinton 2018, section 2).
+
+    A vote is a pose times a transformation, ``V[b i j] = M[b i] W[i j]``; see ``capsule_lab.functional.dense_votes``,
+    which makes them. They are 16 times what the couplings are, and a routing that is given this record never has to
+    hold them.
+
+    Attributes:
+        poses: of the children, ``(batch, child, rows * inner)``, a matrix stored row by row.
+        weight: transformations, ``(child, inner, parent, columns)``; a vote has ``rows * columns`` components.
+    """
+
+    poses: Float[Tensor, "batch child child_dim"]
+    weight: Float[Tensor, "child inner parent columns"]
+
+
 class CapsuleOutput(NamedTuple):
     """What every network returns.
 

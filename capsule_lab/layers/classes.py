@@ -6,9 +6,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from capsule_lab.functional import dense_votes, truncated_normal_
+from capsule_lab.functional import truncated_normal_
 from capsule_lab.routing.base import RoutingFactory
-from capsule_lab.types import Capsules, OnIteration
+from capsule_lab.types import Capsules, OnIteration, Votes
 
 
 class ClassCapsules(nn.Module):
@@ -66,8 +66,21 @@ class ClassCapsules(nn.Module):
         *,
         on_iteration: OnIteration | None = None,
     ) -> Capsules:
-        by_position = poses.reshape(-1, self.weight.shape[0], poses.shape[2])  # [b·position type c]
-        votes = dense_votes(by_position, self.weight).unflatten(0, (-1, self.positions))  # [b position type k d]
+        weight = self.weight.repeat(self.positions, 1, 1, 1)  # [position·type q k c]
         if self.coordinates is not None:
-            votes = votes + self.coordinates[:, None, None].to(votes.dtype)
-        return self.routing(votes.flatten(1, 2), activations, on_iteration=on_iteration)
+            poses, weight = self._with_coordinates(poses, weight)
+        return self.routing(Votes(poses, weight), activations, on_iteration=on_iteration)
+
+    def _with_coordinates(self, poses: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+        """Poses and weight whose votes have the coordinates added.
+
+        As in homogeneous coordinates: a pose M and a weight W become [M 1] and W over the coordinates, so that their
+        product is MW plus those.
+        """
+        assert self.coordinates is not None
+        types, inner, classes, columns = self.weight.shape
+        rows = poses.shape[2] // inner
+        one = torch.eye(rows, dtype=poses.dtype, device=poses.device).expand(*poses.shape[:2], rows, rows)
+        poses = torch.cat([poses.unflatten(2, (rows, inner)), one], 3).flatten(2)
+        added = self.coordinates.to(weight.dtype).view(-1, rows, 1, columns).expand(-1, -1, classes, -1)
+        return poses, torch.cat([weight, added.repeat_interleave(types, 0)], 1)

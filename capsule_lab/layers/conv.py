@@ -6,13 +6,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from capsule_lab.functional import dense_votes, truncated_normal_
-from capsule_lab.layers.chunks import route_in_chunks
+from capsule_lab.functional import truncated_normal_
 from capsule_lab.layers.windows import Windows
 from capsule_lab.routing.base import RoutingFactory
-from capsule_lab.types import Capsules, OnIteration
-
-VOTES_IN_CACHE = 8 * 2**20  # ours: bytes of votes routed at a time on a CPU; fastest of 1 to 1000 MB
+from capsule_lab.types import Capsules, OnIteration, Votes
 
 
 class ConvCapsules(nn.Module):
@@ -31,7 +28,6 @@ class ConvCapsules(nn.Module):
         kernel_size, stride: of the window.
         routing: called with ``(parents=…, dim=…)``, gives the routing of this layer.
         weight_std: standard deviation of the truncated normal that initialises the transformations.
-        recompute: make the votes again in the backward pass instead of keeping them.
 
     Attributes:
         windows: the geometry; ``windows.grid`` is the size of this layer.
@@ -57,7 +53,6 @@ class ConvCapsules(nn.Module):
         kernel_size: int = 3,  # Hinton 2018, figure 1
         stride: int = 1,
         weight_std: float = 0.1,  # released code, fast
-        recompute: bool = True,
     ) -> None:
         super().__init__()
         if child_dim % rows or parent_dim % rows:
@@ -66,8 +61,6 @@ class ConvCapsules(nn.Module):
         shape = (self.windows.places, child_dim // rows, parent_types, parent_dim // rows)
         self.weight = nn.Parameter(truncated_normal_(torch.empty(shape), weight_std))
         self.routing = routing(parents=parent_types, dim=parent_dim)
-        self.recompute = recompute
-        self._votes_per_image = self.windows.positions * self.windows.places * parent_types * parent_dim
 
     def forward(
         self,
@@ -78,27 +71,13 @@ class ConvCapsules(nn.Module):
     ) -> Capsules:
         """Capsules of this layer; ``on_iteration`` sees windows as its batch, ordered (image, position)."""
 
-        def route(some_poses: Tensor, some_activations: Tensor | None) -> Capsules:
-            assert some_activations is not None
-            votes = dense_votes(self.windows.poses(some_poses), self.weight)
-            parents = self.routing(
-                votes,
-                self.windows.activations(some_activations),
-                normalise=self.windows.normaliser(self.routing.normalisation),
-                on_iteration=on_iteration,
-            )
-            images = len(some_poses)
-            return Capsules(
-                parents.poses.reshape(images, -1, parents.poses.shape[2]), parents.activations.reshape(images, -1)
-            )
-
-        if on_iteration is not None:
-            return route(poses, activations)
-        return route_in_chunks(
-            route,
-            poses,
-            activations,
-            votes_per_image=self._votes_per_image,
-            cache=VOTES_IN_CACHE,
-            recompute=self.recompute,
+        parents = self.routing(
+            Votes(self.windows.poses(poses), self.weight),
+            self.windows.activations(activations),
+            normalise=self.windows.normaliser(self.routing.normalisation),
+            on_iteration=on_iteration,
+        )
+        images = len(poses)
+        return Capsules(
+            parents.poses.reshape(images, -1, parents.poses.shape[2]), parents.activations.reshape(images, -1)
         )

@@ -6,12 +6,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from capsule_lab.functional import dense_votes, truncated_normal_
-from capsule_lab.layers.chunks import route_in_chunks
+from capsule_lab.functional import truncated_normal_
 from capsule_lab.routing.base import RoutingFactory
-from capsule_lab.types import Capsules, OnIteration
-
-VOTES_IN_CACHE = 6 * 2**20  # ours: bytes of votes routed at a time on a CPU; 8 images of a CapsNet, fastest of 4-128
+from capsule_lab.types import Capsules, OnIteration, Votes
 
 
 class DenseCapsules(nn.Module):
@@ -53,10 +50,4 @@ class DenseCapsules(nn.Module):
         *,
         on_iteration: OnIteration | None = None,
     ) -> Capsules:
-        def route(some_poses: Tensor, some_activations: Tensor | None) -> Capsules:
-            return self.routing(dense_votes(some_poses, self.weight), some_activations, on_iteration=on_iteration)
-
-        if on_iteration is not None:
-            return route(poses, activations)
-        child, _, parent, dim = self.weight.shape
-        return route_in_chunks(route, poses, activations, votes_per_image=child * parent * dim, cache=VOTES_IN_CACHE)
+        return self.routing(Votes(poses, self.weight), activations, on_iteration=on_iteration)

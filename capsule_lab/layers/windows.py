@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
+from capsule_lab.kernels import couplings_of_children
 from capsule_lab.routing.base import Normalisation, Normaliser
 
 FLOOR = 1e-6  # released code, fast: least mass that divides a child's shares
@@ -30,6 +31,7 @@ class Windows(nn.Module):
         grid: ``(height, width)`` of the grid of parents.
         positions: how many those are.
         places: children in a window.
+        children: in all.
         child: which child each place of each window is, ``(position, place)``.
         as_if_stride_1: the same if the stride were 1: whom the legacy code takes a place for.
 
@@ -57,6 +59,7 @@ class Windows(nn.Module):
         self.grid = (height, width)
         self.positions = self.grid[0] * self.grid[1]
         self.places = kernel_size * kernel_size * types
+        self.children = size[0] * size[1] * types
         self.register_buffer("child", self._child_at(stride), persistent=False)
         self.register_buffer("as_if_stride_1", self._child_at(1), persistent=False)
 
@@ -99,6 +102,7 @@ class WindowOnly(Normaliser):
     def __init__(self, windows: Windows) -> None:
         super().__init__()
         self.windows = windows
+        self.together = windows.positions
 
     def total(self, mass: Float[Tensor, "window parent"]) -> Float[Tensor, "window 1"]:
         by_image = mass.view(-1, self.windows.positions * mass.shape[1])
@@ -106,8 +110,7 @@ class WindowOnly(Normaliser):
 
     def _per_child(self, values: Tensor, child: Tensor) -> Tensor:
         """Sums the places of all windows per child: ``(batch, position * place) -> (batch, child)``."""
-        height, width = self.windows.size
-        sums = values.new_zeros(len(values), height * width * self.windows.types)
+        sums = values.new_zeros(len(values), self.windows.children)
         return sums.index_add(1, child.flatten(), values)
 
 
@@ -117,12 +120,15 @@ class AllParents(WindowOnly):
     Children that nobody sees, at the edge of a grid that the stride does not divide, take no part.
     """
 
+    def fast(self, log_couplings: Float[Tensor, "window parent place"]) -> Float[Tensor, "window parent place"]:
+        found = couplings_of_children(log_couplings, self.windows.child, self.windows.children)
+        return self(log_couplings) if found is None else found
+
     def __call__(self, log_couplings: Float[Tensor, "window parent place"]) -> Float[Tensor, "window parent place"]:
         windows = self.windows
         child = windows.child.flatten()
         log_here = log_couplings.logsumexp(1).view(-1, len(child))  # [b position·place]
-        height, width = windows.size
-        log_largest = log_here.new_full((len(log_here), height * width * windows.types), -torch.inf)
+        log_largest = log_here.new_full((len(log_here), windows.children), -torch.inf)
         log_largest = log_largest.scatter_reduce(1, child.expand(len(log_here), -1), log_here.detach(), "amax")
         log_largest = log_largest.index_select(1, child)
         total = self._per_child((log_here - log_largest).exp(), child).index_select(1, child)

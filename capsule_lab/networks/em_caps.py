@@ -67,8 +67,6 @@ class EMCaps(AbstractCapsuleNetwork):
             ``"paper"``, row and column to the first two entries of a matrix's right-hand column.
         conv_weight_std, class_weight_std: standard deviations of the transformations' truncated normals; in a
             vector's they are divided by the root of ``pose_size``, which gives votes of the same size.
-        recompute: make votes again in the backward pass instead of keeping them: less than half the memory, a quarter
-            fewer images per second (64/8/16/16, batch 64, 2 CPU cores: 1.1 instead of 2.4 GB, 86 instead of 116).
 
     Raises:
         ValueError: if the image is too small, a size not positive, a switch unknown, or a pose too small for
@@ -101,7 +99,6 @@ class EMCaps(AbstractCapsuleNetwork):
         coordinate_entries: Entries = "official",
         conv_weight_std: float = 0.1,  # released code, fast
         class_weight_std: float = 0.01,  # released code
-        recompute: bool = True,
     ) -> None:
         super().__init__()
         check_choice("pose", pose, get_args(Pose))
@@ -159,7 +156,6 @@ class EMCaps(AbstractCapsuleNetwork):
                 kernel_size=kernel_size,
                 stride=stride,
                 weight_std=conv_weight_std * narrower,
-                recompute=recompute,
             )
             self.conv_capsules.append(layer)
             grid, types = layer.windows.grid, parent_types

@@ -10,7 +10,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from capsule_lab.functional import softmax_over_parents
-from capsule_lab.types import Capsules, OnIteration
+from capsule_lab.kernels import Backend
+from capsule_lab.types import Capsules, OnIteration, Votes
 
 Normalisation = Literal["all_parents", "window", "official_legacy", "official_fast"]
 """Who competes for a child in a convolutional layer, which many positions see.
@@ -28,7 +29,12 @@ class Normaliser:
 
     Args:
         leaky: see ``softmax_over_parents``.
+
+    Attributes:
+        together: rows of the batch that depend on each other, the positions of an image; 1 in this one.
     """
+
+    together: int = 1
 
     def __init__(self, *, leaky: bool = False) -> None:
         self.leaky = leaky
@@ -36,6 +42,10 @@ class Normaliser:
     def __call__(self, log_couplings: Float[Tensor, "batch parent child"]) -> Float[Tensor, "batch parent child"]:
         """Couplings; log-couplings may lack a constant per child."""
         return softmax_over_parents(log_couplings, leaky=self.leaky)
+
+    def fast(self, log_couplings: Float[Tensor, "batch parent child"]) -> Float[Tensor, "batch parent child"]:
+        """The same, by a fused kernel where there is one."""
+        return self(log_couplings)
 
     def total(self, mass: Float[Tensor, "batch parent"]) -> Float[Tensor, "batch 1"]:
         """Sum of ``mass`` over the whole layer that a row is part of."""
@@ -53,15 +63,17 @@ class AbstractRouting(nn.Module, ABC):
         leaky: whether a child may give part of itself to no parent; the primary capsules of a CapsNet
             follow it, as in the released code.
         normalisation: who competes for a child in a convolutional layer.
+        backend: how votes are summed, the same numbers in other time and memory: see ``capsule_lab.kernels.Backend``.
     """
 
     leaky: bool = False
     normalisation: Normalisation = "all_parents"
+    backend: Backend = "auto"
 
     @abstractmethod
     def forward(
         self,
-        votes: Float[Tensor, "batch child parent dim"],
+        votes: Float[Tensor, "batch child parent dim"] | Votes,
         activations: Float[Tensor, "batch child"] | None = None,
         *,
         normalise: Normaliser | None = None,
@@ -70,7 +82,8 @@ class AbstractRouting(nn.Module, ABC):
         """Poses and activations of the parents.
 
         Args:
-            votes: prediction of each child for each parent.
+            votes: prediction of each child for each parent, or what they are made from: capsule layers hand over the
+                latter, so that they need not be stored.
             activations: how present each child is; algorithms that read it from the pose ignore it.
             normalise: how log-couplings become couplings; by default over the parents of this call.
             on_iteration: called with a ``RoutingTrace`` after each iteration, for analysis.

@@ -11,15 +11,16 @@ from torch import Tensor, nn
 
 from capsule_lab.checks import check_choice
 from capsule_lab.functional import float32_under_autocast, length, squash
+from capsule_lab.kernels import AbstractVotes, Backend, check_backend, route
 from capsule_lab.routing.base import AbstractRouting, Normaliser
-from capsule_lab.types import Capsules, OnIteration, RoutingTrace
+from capsule_lab.types import Capsules, OnIteration, RoutingTrace, Votes
 
 Gradient = Literal["full", "last"]
 
 
 @float32_under_autocast
 def dynamic_routing(
-    votes: Float[Tensor, "batch child parent dim"],
+    votes: Float[Tensor, "batch child parent dim"] | Votes,
     *,
     iterations: int = 3,  # Sabour 2017, section 2
     bias: Float[Tensor, "parent dim"] | None = None,
@@ -28,6 +29,7 @@ def dynamic_routing(
     gradient: Gradient = "full",
     normalise: Normaliser | None = None,
     on_iteration: OnIteration | None = None,
+    backend: Backend = "auto",
 ) -> Float[Tensor, "batch parent dim"]:
     """Poses of the parents on which the children's votes agree (Sabour 2017, procedure 1).
 
@@ -35,7 +37,7 @@ def dynamic_routing(
     Logits start at zero for every image and call: they are no parameters and share nothing over a batch.
 
     Args:
-        votes: prediction of each child for each parent.
+        votes: prediction of each child for each parent, or what they are made from.
         iterations: at least 1; 1 means uniform couplings, that is no routing.
         bias: added to ``s_j``. Not in the paper's pseudo-code; in the released code, one per parent
             and component.
@@ -46,12 +48,13 @@ def dynamic_routing(
             couplings as constants, as many ports do. Values are the same.
         normalise: log-couplings ``(batch, parent, child)`` to couplings; default softmax over parents.
         on_iteration: called with a ``RoutingTrace`` after each iteration.
+        backend: see ``AbstractRouting``.
 
     Returns:
         ``(batch, parent, dim)``, of length in [0, 1).
 
     Raises:
-        ValueError: for fewer than one iteration, an unknown ``gradient``, or ``leaky`` beside ``normalise``.
+        ValueError: for fewer than one iteration, an unknown ``gradient`` or ``backend``, or ``leaky`` beside ``normalise``.
 
     >>> votes = torch.ones(1, 5, 2, 4)  # five children that agree
     >>> dynamic_routing(votes).shape
@@ -61,21 +64,25 @@ def dynamic_routing(
     if leaky and normalise is not None:
         raise ValueError("routing is leaky and has a normaliser; expected one of them, which decides on the leak")
     normalise = normalise or Normaliser(leaky=leaky)
-    votes = votes.transpose(1, 2).contiguous()  # [b j i d], free for votes made by dense_votes
-    logits = votes.new_zeros(votes.shape[:3])  # [b j i]
-    for iteration in range(iterations):
-        last = iteration == iterations - 1
-        with nullcontext() if last or gradient == "full" else torch.no_grad():
-            couplings = normalise(logits)  # [b j i]
-            total = (couplings.unsqueeze(2) @ votes).squeeze(2)  # [b j d]
-            if bias is not None and (bias_inside or last):
-                total = total + bias
-            poses = squash(total)  # [b j d]
-            if not last:
-                logits = logits + (votes @ poses.unsqueeze(3)).squeeze(3)  # agreement
-        if on_iteration is not None:
-            on_iteration(RoutingTrace(iteration, couplings.transpose(1, 2), poses))
-    return poses
+
+    def procedure(votes: AbstractVotes, _: Tensor | None) -> tuple[Tensor]:
+        logits = votes.equal()  # [b j i]
+        for iteration in range(iterations):
+            last = iteration == iterations - 1
+            with nullcontext() if last or gradient == "full" else torch.no_grad():
+                couplings = normalise(logits)  # [b j i]
+                total = votes.weighted_sum(couplings)  # [b j d]
+                if bias is not None and (bias_inside or last):
+                    total = total + bias
+                poses = squash(total)  # [b j d]
+                if not last:
+                    logits = logits + votes.agreement(poses)
+            if on_iteration is not None:
+                on_iteration(RoutingTrace(iteration, couplings.transpose(1, 2), poses))
+        return (poses,)
+
+    watched = on_iteration is not None
+    return route(procedure, votes, None, backend=backend, together=normalise.together, at_once=watched)[0]
 
 
 class DynamicRouting(AbstractRouting):
@@ -84,11 +91,11 @@ class DynamicRouting(AbstractRouting):
     Args:
         parents: number of parents.
         dim: components of a parent's pose.
-        iterations, bias_inside, leaky, gradient: see ``dynamic_routing``.
+        iterations, bias_inside, leaky, gradient, backend: see ``dynamic_routing``.
         bias: learn a bias per parent and component (160 parameters for ten digits of 16).
 
     Raises:
-        ValueError: for fewer than one iteration or an unknown ``gradient``.
+        ValueError: for fewer than one iteration, an unknown ``gradient`` or ``backend``.
     """
 
     def __init__(
@@ -101,9 +108,11 @@ class DynamicRouting(AbstractRouting):
         bias_inside: bool = True,
         leaky: bool = False,
         gradient: Gradient = "full",
+        backend: Backend = "auto",
     ) -> None:
         super().__init__()
         _check(iterations, gradient)
+        self.backend = check_backend(backend)
         self.iterations = iterations
         self.bias_inside = bias_inside
         self.leaky = leaky
@@ -112,7 +121,7 @@ class DynamicRouting(AbstractRouting):
 
     def forward(
         self,
-        votes: Float[Tensor, "batch child parent dim"],
+        votes: Float[Tensor, "batch child parent dim"] | Votes,
         activations: Float[Tensor, "batch child"] | None = None,
         *,
         normalise: Normaliser | None = None,
@@ -127,6 +136,7 @@ class DynamicRouting(AbstractRouting):
             gradient=self.gradient,
             normalise=normalise,
             on_iteration=on_iteration,
+            backend=self.backend,
         )
         return Capsules(poses, length(poses))
 

@@ -19,9 +19,10 @@ from torch.nn.functional import logsigmoid
 
 from capsule_lab.checks import check_choice
 from capsule_lab.functional import float32_under_autocast
+from capsule_lab.kernels import AbstractVotes, Backend, Explanation, check_backend, route
 from capsule_lab.routing.base import AbstractRouting, Normalisation, Normaliser
 from capsule_lab.routing.description_length import INITIAL, LOG_2PI, Cost, Temperature, evidence, inverse_temperature_at
-from capsule_lab.types import Capsules, OnIteration, RoutingTrace
+from capsule_lab.types import Capsules, OnIteration, RoutingTrace, Votes
 
 Activation = Literal["description_length", "mixing_proportions"]
 Initial = Literal["parents", "types"]
@@ -31,7 +32,7 @@ Betas = Float[Tensor, " betas"]
 
 @float32_under_autocast
 def em_routing(
-    votes: Float[Tensor, "batch child parent dim"],
+    votes: Float[Tensor, "batch child parent dim"] | Votes,
     activations: Float[Tensor, "batch child"],
     beta_u: Betas,
     beta_a: Betas,
@@ -47,6 +48,7 @@ def em_routing(
     mass_eps: float = 1e-7,  # released code, convolutional layers
     normalise: Normaliser | None = None,
     on_iteration: OnIteration | None = None,
+    backend: Backend = "auto",
 ) -> Capsules:
     """Parents as Gaussians fitted to the votes of their children (Hinton 2018, procedure 1).
 
@@ -56,7 +58,7 @@ def em_routing(
     Gradients flow through all iterations.
 
     Args:
-        votes: ``V_ij``, prediction of each child for each parent.
+        votes: ``V_ij``, prediction of each child for each parent, or what they are made from.
         activations: ``a_i`` in [0, 1].
         beta_u: per parent (or one for all), what a unit of mass costs; its unit depends on ``cost``.
         beta_a: per parent (or one for all), what being active costs; its unit depends on ``cost``.
@@ -74,6 +76,7 @@ def em_routing(
         mass_eps: added to every mass.
         normalise: log-couplings ``(batch, parent, child)`` to couplings; default softmax over the parents.
         on_iteration: called with a ``RoutingTrace`` after each iteration.
+        backend: see ``AbstractRouting``.
 
     Returns:
         Poses ``mu_j`` and activations ``a_j`` of the last iteration.
@@ -87,36 +90,52 @@ def em_routing(
     """
     _check(iterations=iterations, cost=cost, activation=activation, schedule=temperature_schedule, initial=initial)
     normalise = normalise or Normaliser()
-    votes = votes.transpose(1, 2).contiguous()  # [b j i d], free for votes made by dense_votes
-    parents, dim = votes.shape[1], votes.shape[3]
-    equal = votes.new_zeros(votes.shape[:3])  # [b j i]
-    couplings = normalise(equal) if initial == "parents" else equal + 1 / parents  # [b j i]
-    poses = votes.new_zeros(())
-    for iteration in range(iterations):
-        # M-step: each parent is fitted to the children assigned to it
-        assigned = couplings * activations.unsqueeze(1)  # [b j i]
-        mass = assigned.sum(2) + mass_eps  # [b j]
-        share = (assigned / mass.unsqueeze(2)).unsqueeze(2)  # [b j 1 i]
-        mean = (share @ votes).squeeze(2)  # [b j d]
-        poses = (1 - damping) * mean + damping * poses  # [b j d]
-        squared = (votes - poses.unsqueeze(2)).square()  # [b j i d]
-        variance = min_variance + (share @ squared).squeeze(2)  # [b j d]
-        log_variance = variance.log().sum(2)  # [b j]
-        if activation == "mixing_proportions":
-            present = mass / normalise.total(mass)  # [b j]
-            log_present = present.log()
-        else:
-            saved = evidence(cost, mass, log_variance, beta_u, beta_a, dim=dim, min_variance=min_variance)
-            logit = inverse_temperature_at(iteration, iterations, inverse_temperature, temperature_schedule) * saved
-            present, log_present = logit.sigmoid(), logsigmoid(logit)  # [b j]
-        if on_iteration is not None:
-            on_iteration(RoutingTrace(iteration, couplings.transpose(1, 2), poses))
-        # E-step: each child shares itself out by how well the parents explain its votes
-        if iteration < iterations - 1:
-            distance = (squared @ (0.5 / variance).unsqueeze(3)).squeeze(3)  # 0.5: of the Gaussian; [b j i]
+    first = normalise if initial == "parents" else EqualOverTypes()
+
+    def procedure(votes: AbstractVotes, activations: Tensor | None) -> Capsules:
+        assert activations is not None
+        _, _, _, dim = votes.shape
+        poses = explained = None
+        for iteration in range(iterations):
+            last = iteration == iterations - 1
+            # M-step: each parent is fitted to the children assigned to it
+            fit = votes.fit(
+                explained,
+                activations,
+                poses,
+                first if explained is None else normalise,
+                damping=damping,
+                min_variance=min_variance,
+                mass_eps=mass_eps,
+                measure=not last,
+            )
+            poses = fit.poses  # [b j d]
+            log_variance = fit.variances.log().sum(2)  # [b j]
+            if activation == "mixing_proportions":
+                present = fit.mass / normalise.total(fit.mass)  # [b j]
+                log_present = present.log()
+            else:
+                saved = evidence(cost, fit.mass, log_variance, beta_u, beta_a, dim=dim, min_variance=min_variance)
+                logit = inverse_temperature_at(iteration, iterations, inverse_temperature, temperature_schedule) * saved
+                present, log_present = logit.sigmoid(), logsigmoid(logit)  # [b j]
+            if on_iteration is not None:
+                on_iteration(RoutingTrace(iteration, fit.couplings.transpose(1, 2), poses))
+            # E-step: each child shares itself out by how well the parents explain its votes
             log_height = log_present - 0.5 * (log_variance + dim * LOG_2PI)  # 0.5: of the Gaussian; [b j]
-            couplings = normalise(log_height.unsqueeze(2) - distance)  # [b j i]
-    return Capsules(poses, present)
+            explained = Explanation(log_height, poses, fit.variances, fit.distances)
+        return Capsules(poses, present)
+
+    watched = on_iteration is not None
+    return Capsules(
+        *route(procedure, votes, activations, backend=backend, together=normalise.together, at_once=watched)
+    )
+
+
+class EqualOverTypes(Normaliser):
+    """One share for each parent of the call, whatever the log-couplings (released code)."""
+
+    def __call__(self, log_couplings: Float[Tensor, "batch parent child"]) -> Float[Tensor, "batch parent child"]:
+        return torch.full_like(log_couplings, 1 / log_couplings.shape[1])
 
 
 CLASS_LAYER: Mapping[str, Any] = {
@@ -142,7 +161,7 @@ class EMRouting(AbstractRouting):
         inverse_temperature: see ``em_routing``; ``None`` takes the one that belongs to the cost.
         shared_betas: one pair for all parents (the paper's text on beta_a) instead of one per type (its authors).
         class_layer: options that differ in the class capsules of an ``EMCaps``, which applies them.
-        iterations, cost, activation, temperature_schedule, initial, damping, min_variance, mass_eps: see
+        iterations, cost, activation, temperature_schedule, initial, damping, min_variance, mass_eps, backend: see
             ``em_routing``.
 
     Raises:
@@ -168,9 +187,11 @@ class EMRouting(AbstractRouting):
         beta_u: float | None = None,
         beta_a: float | None = None,
         shared_betas: bool = False,
+        backend: Backend = "auto",
         class_layer: Mapping[str, Any] | None = CLASS_LAYER,
     ) -> None:
         super().__init__()
+        self.backend = check_backend(backend)
         _check(iterations=iterations, cost=cost, activation=activation, schedule=temperature_schedule, initial=initial)
         check_choice("routing normalisation", normalisation, get_args(Normalisation))
         if not 0 <= damping < 1:
@@ -206,7 +227,7 @@ class EMRouting(AbstractRouting):
 
     def forward(
         self,
-        votes: Float[Tensor, "batch child parent dim"],
+        votes: Float[Tensor, "batch child parent dim"] | Votes,
         activations: Float[Tensor, "batch child"] | None = None,
         *,
         normalise: Normaliser | None = None,
@@ -214,8 +235,16 @@ class EMRouting(AbstractRouting):
     ) -> Capsules:
         if activations is None:
             raise ValueError("EM routing got no activations of the children; expected (batch, child) in [0, 1]")
-        betas = self.beta_u, self.beta_a
-        return em_routing(votes, activations, *betas, **self.options, normalise=normalise, on_iteration=on_iteration)
+        return em_routing(
+            votes,
+            activations,
+            self.beta_u,
+            self.beta_a,
+            **self.options,
+            normalise=normalise,
+            on_iteration=on_iteration,
+            backend=self.backend,
+        )
 
 
 def _check(*, iterations: int, cost: str, activation: str, schedule: str, initial: str) -> None:

@@ -11,47 +11,51 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from capsule_lab.functional import float32_under_autocast, length, squash
+from capsule_lab.kernels import AbstractVotes, Backend, check_backend, route
 from capsule_lab.routing.base import AbstractRouting, Normaliser
-from capsule_lab.types import Capsules, OnIteration, RoutingTrace
+from capsule_lab.types import Capsules, OnIteration, RoutingTrace, Votes
 
 
 @float32_under_autocast
 def uniform_routing(
-    votes: Float[Tensor, "batch child parent dim"],
+    votes: Float[Tensor, "batch child parent dim"] | Votes,
     *,
     bias: Float[Tensor, "parent dim"] | None = None,
     leaky: bool = False,
     normalise: Normaliser | None = None,
     on_iteration: OnIteration | None = None,
+    backend: Backend = "auto",
 ) -> Float[Tensor, "batch parent dim"]:
     """Squashed mean of the votes, scaled by children over parents.
 
     Args:
-        votes: prediction of each child for each parent.
+        votes: prediction of each child for each parent, or what they are made from.
         bias: added before squashing.
         leaky: an extra, silent parent takes an equal share.
         normalise: turns equal logits into couplings; default softmax over parents.
         on_iteration: called once.
+        backend: see ``AbstractRouting``.
 
     Raises:
-        ValueError: for ``leaky`` beside ``normalise``.
+        ValueError: for ``leaky`` beside ``normalise``, or an unknown ``backend``.
 
     >>> uniform_routing(torch.ones(2, 6, 3, 4)).shape
     torch.Size([2, 3, 4])
     """
     if leaky and normalise is not None:
         raise ValueError("routing is leaky and has a normaliser; expected one of them, which decides on the leak")
-    batch, child, parent, _ = votes.shape
-    if normalise is None and on_iteration is None:
-        total = votes.sum(dim=1) / (parent + leaky)  # [b j d]
-        return squash(total if bias is None else total + bias)
-    logits = votes.new_zeros(batch, parent, child)  # [b j i]
-    couplings = (normalise or Normaliser(leaky=leaky))(logits)
-    total = torch.einsum("bji,bijd->bjd", couplings, votes)
-    poses = squash(total if bias is None else total + bias)
-    if on_iteration is not None:
-        on_iteration(RoutingTrace(0, couplings.transpose(1, 2), poses))
-    return poses
+    normalise = normalise or Normaliser(leaky=leaky)
+
+    def procedure(votes: AbstractVotes, _: Tensor | None) -> tuple[Tensor]:
+        couplings = normalise(votes.equal())  # [b j i]
+        total = votes.weighted_sum(couplings)  # [b j d]
+        poses = squash(total if bias is None else total + bias)
+        if on_iteration is not None:
+            on_iteration(RoutingTrace(0, couplings.transpose(1, 2), poses))
+        return (poses,)
+
+    watched = on_iteration is not None
+    return route(procedure, votes, None, backend=backend, together=normalise.together, at_once=watched)[0]
 
 
 class UniformRouting(AbstractRouting):
@@ -62,21 +66,34 @@ class UniformRouting(AbstractRouting):
         dim: components of a parent's pose.
         bias: learn a bias per parent and component, so that it differs from ``DynamicRouting`` in the
             routing alone.
-        leaky: see ``uniform_routing``.
+        leaky, backend: see ``uniform_routing``.
+
+    Raises:
+        ValueError: for an unknown ``backend``.
     """
 
-    def __init__(self, parents: int, dim: int, *, bias: bool = True, leaky: bool = False) -> None:
+    def __init__(
+        self, parents: int, dim: int, *, bias: bool = True, leaky: bool = False, backend: Backend = "auto"
+    ) -> None:
         super().__init__()
+        self.backend = check_backend(backend)
         self.leaky = leaky
         self.bias = nn.Parameter(torch.full((parents, dim), 0.1)) if bias else None  # 0.1: released code
 
     def forward(
         self,
-        votes: Float[Tensor, "batch child parent dim"],
+        votes: Float[Tensor, "batch child parent dim"] | Votes,
         activations: Float[Tensor, "batch child"] | None = None,
         *,
         normalise: Normaliser | None = None,
         on_iteration: OnIteration | None = None,
     ) -> Capsules:
-        poses = uniform_routing(votes, bias=self.bias, leaky=self.leaky, normalise=normalise, on_iteration=on_iteration)
+        poses = uniform_routing(
+            votes,
+            bias=self.bias,
+            leaky=self.leaky,
+            normalise=normalise,
+            on_iteration=on_iteration,
+            backend=self.backend,
+        )
         return Capsules(poses, length(poses))

@@ -1,0 +1,263 @@
+"""EM routing: the parents of a row fitted to the votes of its children (Hinton 2018, procedure 1)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from capsule_lab.kernels.cpu.blocks import hand_on, jit, make_votes
+from capsule_lab.kernels.cpu.threads import in_parts, number_of_parts
+
+
+def fit(
+    poses: Tensor,
+    weight: Tensor,
+    activations: Tensor,
+    couplings: Tensor,
+    previous: Tensor,
+    inner: int,
+    damping: float,
+    min_variance: float,
+    mass_eps: float,
+    measure: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Mass, poses, variances and, if asked to ``measure``, distances, see ``capsule_lab.kernels.base.Fit``."""
+    row, parent, child = couplings.shape
+    dim = previous.shape[2]
+    mass = couplings.new_empty(row, parent)
+    parents, variances = couplings.new_empty(2, row, parent, dim).unbind()
+    distances = couplings.new_empty(row, parent, child if measure else 0)
+    given = _arrays(poses, weight, activations, couplings, previous)
+    out = _arrays(mass, parents, variances, distances)
+
+    def part(_: int, first: int, last: int) -> None:
+        _fit(first, last, *given, inner, damping, min_variance, mass_eps, *out)
+
+    in_parts(part, row)
+    return mass, parents.clone(), variances.clone(), distances
+
+
+def fit_backward(
+    poses: Tensor,
+    weight: Tensor,
+    activations: Tensor,
+    couplings: Tensor,
+    previous: Tensor,
+    mass: Tensor,
+    parents: Tensor,
+    variances: Tensor,
+    to_mass: Tensor,
+    to_parents: Tensor,
+    to_variances: Tensor,
+    to_distances: Tensor,
+    inner: int,
+    damping: float,
+    min_variance: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of the first five arguments; ``to_x`` are those of the results of ``fit``."""
+    row = len(couplings)
+    to_poses, to_activations = torch.zeros_like(poses), torch.zeros_like(activations)
+    to_couplings, to_previous = torch.empty_like(couplings), torch.empty_like(previous)
+    to_weight = weight.new_zeros(number_of_parts(row), *weight.shape)  # a thread writes to its own
+    given = _arrays(
+        poses, weight, activations, couplings, previous, mass, parents, variances,
+        to_mass, to_parents, to_variances, to_distances,
+    )  # fmt: skip
+    out = _arrays(to_poses, to_activations, to_couplings, to_previous)
+    weights = to_weight.numpy()
+
+    def part(thread: int, first: int, last: int) -> None:
+        _fit_backward(first, last, *given, inner, damping, min_variance, *out, weights[thread])
+
+    in_parts(part, row)
+    return to_poses, to_weight.sum(0), to_activations, to_couplings, to_previous
+
+
+def distances(poses: Tensor, weight: Tensor, parents: Tensor, variances: Tensor, inner: int) -> Tensor:
+    """Half the squared distance of each vote from each parent in units of its variance, ``(row, parent, child)``."""
+    row, parent, _ = parents.shape
+    found = poses.new_empty(row, parent, poses.shape[2])
+    given, out = _arrays(poses, weight, parents, variances), found.numpy()
+
+    def part(_: int, first: int, last: int) -> None:
+        _distances(first, last, *given, inner, out)
+
+    in_parts(part, row)
+    return found
+
+
+def _arrays(*tensors: Tensor) -> list[np.ndarray]:
+    return [tensor.detach().contiguous().numpy() for tensor in tensors]
+
+
+@jit
+def _fit(
+    first: int,
+    last: int,
+    poses: Any,
+    weight: Any,
+    activations: Any,
+    couplings: Any,
+    previous: Any,
+    inner: int,
+    damping: float,
+    min_variance: float,
+    mass_eps: float,
+    mass: Any,
+    parents: Any,
+    variances: Any,
+    distances: Any,
+) -> None:
+    _, parent, child = couplings.shape
+    dim = parents.shape[2]
+    number = couplings.dtype.type  # literals are float64 otherwise, and everything they touch
+    half, one = number(0.5), number(1)
+    old, new = number(damping), number(1 - damping)
+    floor, eps = number(min_variance), number(mass_eps)
+    measure = distances.shape[2] > 0
+    votes = np.empty((dim, child), couplings.dtype)
+    assigned = np.empty(child, couplings.dtype)
+    for n in range(first, last):
+        present = activations[n]
+        for j in range(parent):
+            make_votes(poses[n], weight[j], inner, votes)
+            coupling = couplings[n, j]
+            total = number(0)
+            for i in range(child):
+                assigned[i] = coupling[i] * present[i]
+                total += assigned[i]
+            total += eps
+            mass[n, j] = total
+            per_mass = one / total
+            if measure:
+                distance = distances[n, j]
+                distance[:] = number(0)
+            for h in range(dim):
+                v = votes[h]
+                mean = number(0)
+                for i in range(child):
+                    mean += assigned[i] * v[i]
+                pose = new * mean * per_mass + old * previous[n, j, h]
+                squared = number(0)
+                for i in range(child):
+                    error = v[i] - pose
+                    squared += assigned[i] * error * error
+                variance = floor + squared * per_mass
+                parents[n, j, h] = pose
+                variances[n, j, h] = variance
+                if measure:
+                    precision = half / variance
+                    for i in range(child):
+                        error = v[i] - pose
+                        distance[i] += precision * error * error
+
+
+@jit
+def _fit_backward(
+    first: int,
+    last: int,
+    poses: Any,
+    weight: Any,
+    activations: Any,
+    couplings: Any,
+    previous: Any,
+    mass: Any,
+    parents: Any,
+    variances: Any,
+    to_mass: Any,
+    to_parents: Any,
+    to_variances: Any,
+    to_distances: Any,
+    inner: int,
+    damping: float,
+    min_variance: float,
+    to_poses: Any,
+    to_activations: Any,
+    to_couplings: Any,
+    to_previous: Any,
+    to_weight: Any,
+) -> None:
+    _, parent, child = couplings.shape
+    dim = parents.shape[2]
+    number = couplings.dtype.type
+    half, one, two = number(0.5), number(1), number(2)
+    old, new = number(damping), number(1 - damping)
+    floor = number(min_variance)
+    measured = to_distances.shape[2] > 0
+    votes = np.empty((dim, child), couplings.dtype)
+    assigned = np.empty(child, couplings.dtype)
+    to_assigned = np.empty(child, couplings.dtype)
+    for n in range(first, last):
+        present = activations[n]
+        for j in range(parent):
+            make_votes(poses[n], weight[j], inner, votes)
+            coupling = couplings[n, j]
+            for i in range(child):
+                assigned[i] = coupling[i] * present[i]
+                to_assigned[i] = number(0)
+            per_mass = one / mass[n, j]
+            to_total = to_mass[n, j]
+            for h in range(dim):
+                v = votes[h]
+                pose, variance, before = parents[n, j, h], variances[n, j, h], previous[n, j, h]
+                mean = (pose - old * before) / new
+                to_variance, to_pose = to_variances[n, j, h], to_parents[n, j, h]
+                precision = one / variance
+                if measured:  # distance = (v - pose)^2 / (2 variance)
+                    to_distance = to_distances[n, j]
+                    moved, spread = number(0), number(0)
+                    for i in range(child):
+                        error = v[i] - pose
+                        pull = to_distance[i] * error
+                        moved += pull
+                        spread += pull * error
+                    to_pose -= moved * precision
+                    to_variance -= half * spread * precision * precision
+                to_pose -= two * to_variance * (mean - pose)  # variance = floor + sum assigned (v - pose)^2 / mass
+                to_previous[n, j, h] = old * to_pose
+                to_mean = new * to_pose * per_mass
+                to_variance *= per_mass
+                to_total -= to_variance * (variance - floor) + to_mean * mean
+                twice = two * to_variance
+                if measured:
+                    for i in range(child):
+                        value = v[i]
+                        error = value - pose
+                        to_assigned[i] += to_variance * error * error + to_mean * value
+                        v[i] = to_distance[i] * error * precision + assigned[i] * (twice * error + to_mean)
+                else:
+                    for i in range(child):
+                        value = v[i]
+                        error = value - pose
+                        to_assigned[i] += to_variance * error * error + to_mean * value
+                        v[i] = assigned[i] * (twice * error + to_mean)
+            to_coupling, to_present = to_couplings[n, j], to_activations[n]
+            for i in range(child):
+                gradient = to_assigned[i] + to_total
+                to_present[i] += gradient * coupling[i]
+                to_coupling[i] = gradient * present[i]
+            hand_on(votes, poses[n], weight[j], inner, to_poses[n], to_weight[j])
+
+
+@jit
+def _distances(
+    first: int, last: int, poses: Any, weight: Any, parents: Any, variances: Any, inner: int, distances: Any
+) -> None:
+    _, parent, child = distances.shape
+    dim = parents.shape[2]
+    number = distances.dtype.type
+    half = number(0.5)
+    votes = np.empty((dim, child), distances.dtype)
+    for n in range(first, last):
+        for j in range(parent):
+            make_votes(poses[n], weight[j], inner, votes)
+            distance = distances[n, j]
+            distance[:] = number(0)
+            for h in range(dim):
+                v, pose, precision = votes[h], parents[n, j, h], half / variances[n, j, h]
+                for i in range(child):
+                    error = v[i] - pose
+                    distance[i] += precision * error * error
