@@ -45,7 +45,7 @@ SWITCHES = {
     "windows alone": ["routing.normalisation=window"],
     "shared betas": ["routing.shared_betas=true"],
     "same padding, batch norm, bias": ["model.padding=same", "model.batch_norm=true", "model.primary_bias=true"],
-    "votes kept": ["model.recompute=false"],
+    "votes made": ["routing.backend=reference"],
     "linear margin": ["schedule=em_linear_margin"],
     "bfloat16": ["trainer.precision=bf16-mixed"],
     "eyes apart": ["data.stereo=separate", "data.preprocessing=paper"],

@@ -23,9 +23,14 @@ _LOG = logging.getLogger(__name__)
 _FUSED = {"cpu": "capsule_lab.kernels.cpu", "cuda": "capsule_lab.kernels.gpu"}
 
 
-@functools.cache
+@torch.compiler.assume_constant_result
 def fused_kernels(device_type: str) -> ModuleType | str:
     """The module of fused kernels for such a device, or why there is none."""
+    return _imported(device_type)
+
+
+@functools.cache
+def _imported(device_type: str) -> ModuleType | str:
     if device_type not in _FUSED:
         return f"there are none for {device_type}"
     try:

@@ -25,16 +25,23 @@ class FusedVotes(AbstractVotes):
         self.shape = (batch, child, parent, child_dim // self.inner * columns)
         self.poses = votes.poses.transpose(1, 2).contiguous()  # [n h i]
         self.weight = votes.weight.permute(2, 1, 3, 0).flatten(1, 2).contiguous()  # [j k i]
+        self.products = _Products()
+        if not torch.compiler.is_compiling():
+            self.poses, self.weight = _Collect.apply(self.products, self.inner, self.poses, self.weight)
 
     def equal(self) -> Tensor:
         batch, child, parent, _ = self.shape
         return self.poses.new_zeros(batch, parent, child)
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
-        return ops.weighted_sum(self.poses, self.weight, weights, self.inner)
+        if torch.compiler.is_compiling():
+            return ops.weighted_sum(self.poses, self.weight, weights, self.inner)
+        return _WeightedSum.apply(self.products, self.inner, self.poses, self.weight, weights)
 
     def agreement(self, poses: Tensor) -> Tensor:
-        return ops.agreement(self.poses, self.weight, poses, self.inner)
+        if torch.compiler.is_compiling():
+            return ops.agreement(self.poses, self.weight, poses, self.inner)
+        return _Agreement.apply(self.products, self.inner, self.poses, self.weight, poses)
 
     def fit(
         self,
@@ -136,3 +143,78 @@ class _Iteration(torch.autograd.Function):
             (to_logs,) = torch.autograd.grad(couplings, logs, to_couplings)
             to_height, to_logs = to_logs.sum(2), -to_logs
         return None, None, to_poses, to_weight, to_activations, to_previous, to_height, None, None, to_logs
+
+
+class _Products:
+    """Products ``by_child`` times ``by_component`` that the gradient of the votes is the sum of.
+
+    Poses and weight get their gradient from all of them at once, which costs little more than from one.
+    """
+
+    def __init__(self) -> None:
+        self.task = -1
+        self.found: list[tuple[Tensor, Tensor]] = []
+
+    def add(self, by_child: Tensor, by_component: Tensor) -> None:
+        self.found = [*self._of_this_pass(), (by_child, by_component)]
+
+    def take(self) -> list[tuple[Tensor, Tensor]]:
+        found, self.found = self._of_this_pass(), []
+        return found
+
+    def _of_this_pass(self) -> list[tuple[Tensor, Tensor]]:
+        """Not what a backward pass has left that asked for other gradients than those of poses and weight."""
+        task, self.task = self.task, torch._C._current_graph_task_id()
+        return self.found if self.task == task else []
+
+
+class _Collect(torch.autograd.Function):
+    """Poses and weight as they are; their gradient is what arrives here and that of the products."""
+
+    @staticmethod
+    def forward(ctx: Any, products: _Products, inner: int, poses: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+        ctx.save_for_backward(poses, weight)
+        ctx.products, ctx.inner = products, inner
+        ctx.set_materialize_grads(False)
+        return poses.view_as(poses), weight.view_as(weight)
+
+    @staticmethod
+    def backward(ctx: Any, to_poses: Tensor | None, to_weight: Tensor | None) -> tuple[Any, ...]:
+        products = ctx.products.take()
+        if products:
+            by_child, by_component = map(list, zip(*products, strict=True))
+            found = ops.contraction(*ctx.saved_tensors, by_child, by_component, ctx.inner)
+            to_poses, to_weight = (
+                new if old is None else old + new for old, new in zip((to_poses, to_weight), found, strict=True)
+            )
+        return None, None, to_poses, to_weight
+
+
+class _WeightedSum(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, products: _Products, inner: int, poses: Tensor, weight: Tensor, couplings: Tensor) -> Tensor:
+        ctx.save_for_backward(poses, weight, couplings)
+        ctx.products, ctx.inner = products, inner
+        return ops.weighted_sum(poses, weight, couplings, inner)
+
+    @staticmethod
+    def backward(ctx: Any, to_sums: Tensor) -> tuple[Any, ...]:
+        poses, weight, couplings = ctx.saved_tensors
+        ctx.products.add(couplings, to_sums)
+        to_couplings = ops.agreement(poses, weight, to_sums, ctx.inner) if ctx.needs_input_grad[4] else None
+        return None, None, None, None, to_couplings
+
+
+class _Agreement(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, products: _Products, inner: int, poses: Tensor, weight: Tensor, parents: Tensor) -> Tensor:
+        ctx.save_for_backward(poses, weight, parents)
+        ctx.products, ctx.inner = products, inner
+        return ops.agreement(poses, weight, parents, inner)
+
+    @staticmethod
+    def backward(ctx: Any, to_agreement: Tensor) -> tuple[Any, ...]:
+        poses, weight, parents = ctx.saved_tensors
+        ctx.products.add(to_agreement, parents)
+        to_parents = ops.weighted_sum(poses, weight, to_agreement, ctx.inner) if ctx.needs_input_grad[4] else None
+        return None, None, None, None, to_parents

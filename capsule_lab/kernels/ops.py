@@ -6,6 +6,7 @@ poses ``[n h i]``, weight ``[j k i]``, activations ``[n i]``, couplings ``[n j i
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -92,7 +93,7 @@ def fit_backward(
 def _(
     poses: Tensor, weight: Tensor, activations: Tensor, couplings: Tensor, previous: Tensor, *_: Any
 ) -> tuple[Tensor, ...]:
-    return tuple(torch.empty_like(each) for each in (poses, weight, activations, couplings, previous))
+    return tuple(each.new_empty(each.shape) for each in (poses, weight, activations, couplings, previous))
 
 
 def _keep_fit(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -150,14 +151,16 @@ def _(poses: Tensor, weight: Tensor, parents: Tensor, inner: int) -> Tensor:
 
 @custom_op("capsule_lab::contraction", mutates_args=())
 def contraction(
-    poses: Tensor, weight: Tensor, by_child: Tensor, by_component: Tensor, inner: int
+    poses: Tensor, weight: Tensor, by_child: Sequence[Tensor], by_component: Sequence[Tensor], inner: int
 ) -> tuple[Tensor, Tensor]:
-    """Gradients of poses and weight where that of the votes is a product of two."""
+    """Gradients of poses and weight where that of the votes is a sum of products of two."""
     return _kernels(poses).contraction(poses, weight, by_child, by_component, inner)
 
 
 @contraction.register_fake
-def _(poses: Tensor, weight: Tensor, by_child: Tensor, by_component: Tensor, inner: int) -> tuple[Tensor, Tensor]:
+def _(
+    poses: Tensor, weight: Tensor, by_child: Sequence[Tensor], by_component: Sequence[Tensor], inner: int
+) -> tuple[Tensor, Tensor]:
     return torch.empty_like(poses), torch.empty_like(weight)
 
 
@@ -169,13 +172,13 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 def _weighted_sum_gradient(ctx: Any, to_sums: Tensor) -> tuple[Tensor | None, ...]:
     poses, weight, couplings = ctx.saved_tensors
     to_couplings = agreement(poses, weight, to_sums, ctx.inner) if ctx.needs_input_grad[2] else None
-    return *contraction(poses, weight, couplings, to_sums, ctx.inner), to_couplings, None
+    return *contraction(poses, weight, [couplings], [to_sums], ctx.inner), to_couplings, None
 
 
 def _agreement_gradient(ctx: Any, to_agreement: Tensor) -> tuple[Tensor | None, ...]:
     poses, weight, parents = ctx.saved_tensors
     to_parents = weighted_sum(poses, weight, to_agreement, ctx.inner) if ctx.needs_input_grad[2] else None
-    return *contraction(poses, weight, to_agreement, parents, ctx.inner), to_parents, None
+    return *contraction(poses, weight, [to_agreement], [parents], ctx.inner), to_parents, None
 
 
 weighted_sum.register_autograd(_weighted_sum_gradient, setup_context=_keep)

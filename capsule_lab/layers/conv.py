@@ -77,7 +77,7 @@ class ConvCapsules(nn.Module):
             normalise=self.windows.normaliser(self.routing.normalisation),
             on_iteration=on_iteration,
         )
-        images = len(poses)
+        by_image = len(poses), self.windows.positions * parents.poses.shape[1]
         return Capsules(
-            parents.poses.reshape(images, -1, parents.poses.shape[2]), parents.activations.reshape(images, -1)
+            parents.poses.reshape(*by_image, parents.poses.shape[2]), parents.activations.reshape(by_image)
         )

@@ -31,7 +31,7 @@ class Windows(nn.Module):
         grid: ``(height, width)`` of the grid of parents.
         positions: how many those are.
         places: children in a window.
-        children: in all.
+        child_count: how many children there are.
         child: which child each place of each window is, ``(position, place)``.
         as_if_stride_1: the same if the stride were 1: whom the legacy code takes a place for.
 
@@ -59,7 +59,7 @@ class Windows(nn.Module):
         self.grid = (height, width)
         self.positions = self.grid[0] * self.grid[1]
         self.places = kernel_size * kernel_size * types
-        self.children = size[0] * size[1] * types
+        self.child_count = size[0] * size[1] * types
         self.register_buffer("child", self._child_at(stride), persistent=False)
         self.register_buffer("as_if_stride_1", self._child_at(1), persistent=False)
 
@@ -110,7 +110,7 @@ class WindowOnly(Normaliser):
 
     def _per_child(self, values: Tensor, child: Tensor) -> Tensor:
         """Sums the places of all windows per child: ``(batch, position * place) -> (batch, child)``."""
-        sums = values.new_zeros(len(values), self.windows.children)
+        sums = values.new_zeros(len(values), self.windows.child_count)
         return sums.index_add(1, child.flatten(), values)
 
 
@@ -121,14 +121,14 @@ class AllParents(WindowOnly):
     """
 
     def fast(self, log_couplings: Float[Tensor, "window parent place"]) -> Float[Tensor, "window parent place"]:
-        found = couplings_of_children(log_couplings, self.windows.child, self.windows.children)
+        found = couplings_of_children(log_couplings, self.windows.child, self.windows.child_count)
         return self(log_couplings) if found is None else found
 
     def __call__(self, log_couplings: Float[Tensor, "window parent place"]) -> Float[Tensor, "window parent place"]:
         windows = self.windows
         child = windows.child.flatten()
         log_here = log_couplings.logsumexp(1).view(-1, len(child))  # [b position·place]
-        log_largest = log_here.new_full((len(log_here), windows.children), -torch.inf)
+        log_largest = log_here.new_full((len(log_here), windows.child_count), -torch.inf)
         log_largest = log_largest.scatter_reduce(1, child.expand(len(log_here), -1), log_here.detach(), "amax")
         log_largest = log_largest.index_select(1, child)
         total = self._per_child((log_here - log_largest).exp(), child).index_select(1, child)

@@ -100,6 +100,13 @@ class AbstractCapsuleModule(L.LightningModule):
         name = _function(self.loss).__name__.removesuffix("_loss")
         return {name: self.loss(output.scores, batch.labels, **scheduled)}
 
+    def penalty(self) -> dict[str, Tensor]:
+        """The term on the network's kernels, named ``l2``, if it has a weight."""
+        if not self.l2:
+            return {}
+        kernels = (kernel for name, kernel in self.network.named_parameters() if name.endswith("weight"))
+        return {"l2": l2_loss(kernels, weight=self.l2)}
+
     def forward(self, images: Tensor) -> CapsuleOutput:
         return self.network(images)
 
@@ -119,9 +126,7 @@ class AbstractCapsuleModule(L.LightningModule):
 
     def _step(self, batch: Batch, split: str) -> tuple[dict[str, Tensor], CapsuleOutput]:
         terms, output = (self._of_crops if batch.images.ndim == 5 else self._of_images)(batch)  # 5: see Batch
-        if self.l2:
-            kernels = (kernel for name, kernel in self.network.named_parameters() if name.endswith("weight"))
-            terms["l2"] = l2_loss(kernels, weight=self.l2)
+        terms |= self.penalty()
         terms = {"loss": torch.stack(list(terms.values())).sum(), **terms}
         self._metric(f"{split}/error").update(output.scores.detach(), batch.labels)
         for name, value in terms.items():

@@ -40,16 +40,17 @@ def children(batch: int = 2, dim: int = 4) -> tuple[Tensor, Tensor]:
     return random(batch, POSITIONS * TYPES, dim), random(batch, POSITIONS * TYPES, seed=1).sigmoid()
 
 
+@pytest.mark.parametrize("backend", ["reference", "matmul", "fused"])
 @pytest.mark.parametrize("added", [False, True])
 @pytest.mark.parametrize("pose", ["matrix", "vector"])
 @pytest.mark.parametrize("name", PRESETS)
-def test_layer_equals_the_loops(name: str, pose: str, added: bool) -> None:
+def test_layer_equals_the_loops(name: str, pose: str, added: bool, backend: str) -> None:
     child_dim, dim, rows, inner, columns = (16, 16, 4, 4, 4) if pose == "matrix" else (3, 5, 1, 3, 5)
     poses, activations = random(2, TYPES, child_dim, HEIGHT, WIDTH), random(2, TYPES, HEIGHT, WIDTH, seed=1).sigmoid()
     weight = 0.5 * random(TYPES, inner, columns, CLASSES, seed=2)
     offsets = added * random(dim, HEIGHT, WIDTH, seed=3)
     coordinates = offsets.permute(1, 2, 0).flatten(0, 1) if added else None
-    options = class_preset(name)
+    options = {**class_preset(name), "backend": backend}
     layer = build(
         child_dim=child_dim, dim=dim, rows=rows, coordinates=coordinates, routing=partial(EMRouting, **options)
     )
@@ -106,8 +107,31 @@ def test_images_are_independent() -> None:
     exact(layer(poses[1:2], activations[1:2]).poses, layer(poses, activations).poses[1:2], atol=1e-12)
 
 
-def test_gradient() -> None:
-    layer = build(coordinates=random(POSITIONS, 4, seed=5))
+@pytest.mark.parametrize("backend", ["auto", "matmul", "fused"])
+@pytest.mark.parametrize("rows", [1, 2, 4])
+@pytest.mark.parametrize("added", [False, True])
+def test_backends_are_equal(added: bool, rows: int, backend: str) -> None:
+    """Values and all gradients; with coordinates a pose has one more column for the kernels."""
+
+    def found(backend: str) -> list[Tensor]:
+        layer = build(
+            child_dim=2 * rows,
+            dim=3 * rows,
+            rows=rows,
+            coordinates=random(POSITIONS, 3 * rows, seed=5) if added else None,
+            routing=partial(EMRouting, **{**class_preset("em"), "backend": backend}),
+        )
+        poses, activations = (tensor.requires_grad_() for tensor in children(dim=2 * rows))
+        classes = layer(poses, activations)
+        whole = (classes.poses * classes.poses.sin()).sum() + (classes.activations * torch.arange(CLASSES)).sum()
+        return [*classes, *torch.autograd.grad(whole, (poses, activations, *layer.parameters()))]
+
+    torch.testing.assert_close(found(backend), found("reference"), rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("backend", ["reference", "matmul", "fused"])
+def test_gradient(backend: str) -> None:
+    layer = build(coordinates=random(POSITIONS, 4, seed=5), routing=partial(EMRouting, backend=backend))
     inputs = *(tensor.requires_grad_() for tensor in children(batch=1)), *layer.parameters()
     assert gradcheck(lambda poses, activations, *_: tuple(layer(poses, activations)), inputs, fast_mode=True)
 

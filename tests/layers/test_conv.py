@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 from torch.autograd import gradcheck
 
-from capsule_lab.layers import ConvCapsules, conv
+from capsule_lab.kernels import run
+from capsule_lab.layers import ConvCapsules
 from capsule_lab.routing import DynamicRouting, EMRouting, UniformRouting
 from capsule_lab.types import Capsules, RoutingTrace
 from tests.reference.em_bridge import (
@@ -201,7 +202,11 @@ def test_leaky_routing_has_no_place_here() -> None:
 # --------------------------------------------------------------------------------------- children without parents
 
 
-@pytest.mark.parametrize("routing", [partial(EMRouting, normalisation=n) for n in NORMALISATIONS] + [DynamicRouting])
+@pytest.mark.parametrize(
+    "routing",
+    [partial(EMRouting, normalisation=n, backend=b) for n in NORMALISATIONS for b in ("matmul", "fused")]
+    + [DynamicRouting],
+)
 def test_children_without_parents_take_no_part(routing: Any) -> None:
     """On 4x6 at stride 2 the last row and the last column see no one: what they hold changes nothing."""
     layer = build((4, 6), stride=2, routing=routing)
@@ -251,75 +256,111 @@ def values_and_gradients(layer: ConvCapsules) -> tuple[Tensor, ...]:
     poses, activations = (tensor.requires_grad_() for tensor in children(layer, batch=5))
     parents = layer(poses, activations)
     whole = parents.poses.square().sum() + parents.activations.square().sum()
-    return (*parents, *torch.autograd.grad(whole, (poses, activations, *layer.parameters())))
+    asked = poses, activations, *(parameter for parameter in layer.parameters() if parameter.requires_grad)
+    return (*parents, *torch.autograd.grad(whole, asked))
 
 
-@pytest.mark.parametrize("recompute", [True, False])
+@pytest.mark.parametrize("activation", ["description_length", "mixing_proportions"])
 @pytest.mark.parametrize("images_at_a_time", [0, 1, 2, 5, 100])
-def test_chunks_and_recomputing_change_nothing(
-    recompute: bool, images_at_a_time: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    plain = build(recompute=False)
-    monkeypatch.setattr(conv, "VOTES_IN_CACHE", 2**40)
-    expected = values_and_gradients(plain)
-    monkeypatch.setattr(conv, "VOTES_IN_CACHE", images_at_a_time * BYTES_PER_IMAGE)
-    exact(values_and_gradients(build(recompute=recompute)), expected, atol=1e-11)
+def test_chunks_change_nothing(images_at_a_time: int, activation: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever fits the cache: the positions of an image stay together."""
+    layer = build(routing=partial(EMRouting, backend="matmul", activation=activation))
+    expected = values_and_gradients(layer)
+    monkeypatch.setattr(run, "VOTES_IN_CACHE", images_at_a_time * BYTES_PER_IMAGE)
+    exact(values_and_gradients(layer), expected, atol=1e-11)
 
 
-class Spy(EMRouting):
-    """Remembers how many windows it was asked to route at a time."""
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
-        self.seen: list[int] = []
-
-    def forward(self, votes: Tensor, activations: Tensor | None = None, **options: Any) -> Capsules:
-        self.seen.append(len(votes))
-        return super().forward(votes, activations, **options)
+BACKENDS = ["reference", "matmul", "fused"]
 
 
-@pytest.mark.parametrize(
-    ("recompute", "seen"),
-    [(False, [16, 16, 8]), (True, [16, 16, 8, 8, 16, 16])],  # windows of two, two and one image; again, backwards
-)
-def test_few_images_at_a_time(recompute: bool, seen: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    layer = build(recompute=recompute, routing=Spy)
-    monkeypatch.setattr(conv, "VOTES_IN_CACHE", 2 * BYTES_PER_IMAGE)
-    values_and_gradients(layer)
-    assert sorted(layer.routing.seen) == sorted(seen)
-
-
-def test_nothing_is_recomputed_without_a_gradient() -> None:
-    layer = build(recompute=True, routing=Spy)
-    with torch.no_grad():
-        layer(*children(layer))
-    assert layer.routing.seen == [16]
-
-
-def test_watcher_sees_all_images_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(conv, "VOTES_IN_CACHE", 1)
-    layer = build()
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_watcher_sees_all_images_at_once(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "VOTES_IN_CACHE", 1)
+    layer = build(routing=partial(EMRouting, backend=backend))
     below = children(layer, batch=3)
     traces = traced(layer, *below)
     assert [trace.couplings.shape for trace in traces] == 3 * [(3 * 8, 9 * CHILD_TYPES, PARENT_TYPES)]
     exact(traces[-1].poses.reshape(3, -1, 4), layer(*below).poses, atol=1e-12)
 
 
-@pytest.mark.parametrize("recompute", [False, True])
+def grows_with_its_result(parents: Capsules) -> Tensor:
+    """A number that depends on every component in its own way."""
+    weights = (torch.linspace(1, 2, tensor.numel(), dtype=tensor.dtype).view_as(tensor) for tensor in parents)
+    return sum((tensor * weight).sum() for tensor, weight in zip(parents, weights, strict=True))
+
+
+ROUTINGS = {
+    **{n: partial(EMRouting, normalisation=n) for n in NORMALISATIONS},
+    "types": partial(EMRouting, initial="types"),
+    "mixing": partial(EMRouting, activation="mixing_proportions", mass_eps=0.1),
+    "damped": partial(EMRouting, damping=0.3, cost="standardised", iterations=4),
+    "dynamic": DynamicRouting,
+    "uniform": UniformRouting,
+}
+
+
+@pytest.mark.parametrize("backend", ["matmul", "fused", "auto"])
+@pytest.mark.parametrize("pose", ["matrix", "vector"])
+@pytest.mark.parametrize("stride", [1, 2, 3])
+@pytest.mark.parametrize("routing", ROUTINGS)
+def test_backends_are_equal(routing: str, stride: int, pose: str, backend: str) -> None:
+    """Traces, values and all gradients; on 4x6, where from stride 2 on there are children without parents."""
+    sizes = {"child_dim": 6, "parent_dim": 4, "rows": 2} if pose == "matrix" else {"child_dim": 5, "parent_dim": 3}
+
+    def found(backend: str) -> list[Tensor]:
+        layer = build(
+            (4, 6), stride=stride, routing=partial(ROUTINGS[routing], backend=backend), **{"rows": 1, **sizes}
+        )
+        poses, activations = (tensor.requires_grad_() for tensor in children(layer, dim=sizes["child_dim"]))
+        traces: list[RoutingTrace] = []
+        parents = layer(poses, activations, on_iteration=traces.append)
+        asked = [poses, activations, *(p for p in layer.parameters() if p.requires_grad)]
+        gradients = torch.autograd.grad(
+            grows_with_its_result(parents), asked, materialize_grads=True, allow_unused=True
+        )
+        return [*parents, *gradients, *(tensor for trace in traces for tensor in (trace.couplings, trace.poses))]
+
+    expected = found("reference")
+    assert expected[2].abs().max() > 1e-2
+    torch.testing.assert_close(found(backend), expected, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("size", [(3, 3), (4, 6)])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_no_images_give_no_parents(backend: str, size: tuple[int, int]) -> None:
+    layer = build(size, routing=partial(EMRouting, backend=backend))
+    poses, activations = (tensor.requires_grad_() for tensor in children(layer, batch=0))
+    parents = layer(poses, activations)
+    count = layer.windows.positions * PARENT_TYPES
+    assert (parents.poses.shape, parents.activations.shape) == ((0, count, 4), (0, count))
+    parents.poses.sum().backward()
+    assert poses.grad.shape == poses.shape
+    assert not layer.weight.grad.any()
+
+
+def test_layer_can_be_moved() -> None:
+    """A module has ``children`` of its own, which ``to`` goes through."""
+    layer = build().to(torch.float32)
+    assert {tensor.dtype for tensor in (*layer.parameters(),)} == {torch.float32}
+    assert [name for name, _ in layer.windows.named_children()] == []
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(("size", "kernel_size", "stride"), [((3, 4), 2, 1), ((4, 3), 2, 2)])
 @every_normalisation
-def test_gradient(normalisation: str, size: tuple[int, int], kernel_size: int, stride: int, recompute: bool) -> None:
-    options = {"kernel_size": kernel_size, "stride": stride, "recompute": recompute}
-    layer = build(size, routing=partial(EMRouting, normalisation=normalisation), **options)
+def test_gradient(normalisation: str, size: tuple[int, int], kernel_size: int, stride: int, backend: str) -> None:
+    routing = partial(EMRouting, normalisation=normalisation, backend=backend)
+    layer = build(size, routing=routing, kernel_size=kernel_size, stride=stride)
     inputs = *(tensor.requires_grad_() for tensor in children(layer, batch=2)), *layer.parameters()
     assert gradcheck(lambda poses, activations, *_: tuple(layer(poses, activations)), inputs, fast_mode=True)
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("presence", [0.0, 1.0])
 @pytest.mark.parametrize("scale", [0.0, 1e-4, 1e4])
 @every_normalisation
-def test_finite_in_float32(normalisation: str, scale: float, presence: float) -> None:
-    layer = build((4, 6), stride=2, routing=partial(EMRouting, normalisation=normalisation)).float()
+def test_finite_in_float32(normalisation: str, scale: float, presence: float, backend: str) -> None:
+    layer = build((4, 6), stride=2, routing=partial(EMRouting, normalisation=normalisation, backend=backend)).float()
     poses, activations = children(layer)
     poses = (scale * poses).float().requires_grad_()
     activations = torch.full_like(activations, presence, dtype=torch.float32).requires_grad_()
@@ -395,8 +436,7 @@ def test_every_argument_does_something(argument: str) -> None:
 
 
 def test_no_argument_is_forgotten() -> None:
-    """``recompute`` changes nothing but time and memory, see above."""
-    assert set(inspect.signature(ConvCapsules).parameters) == {*CHANGED, "recompute"}
+    assert set(inspect.signature(ConvCapsules).parameters) == {*CHANGED}
 
 
 @pytest.mark.parametrize(("child_dim", "parent_dim"), [(5, 4), (4, 5)])

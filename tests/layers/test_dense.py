@@ -8,9 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from capsule_lab.layers import DenseCapsules, dense
+from capsule_lab.kernels import run
+from capsule_lab.layers import DenseCapsules
 from capsule_lab.routing import DynamicRouting, UniformRouting
-from capsule_lab.types import Capsules, RoutingTrace
+from capsule_lab.types import Capsules, RoutingTrace, Votes
 from tests.reference.loops import dynamic_routing_loops
 
 CHILDREN, CHILD_DIM, PARENTS, PARENT_DIM = 5, 3, 4, 2
@@ -40,15 +41,19 @@ class Spy(UniformRouting):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        self.seen: list[tuple[int, Tensor | None]] = []
+        self.seen: list[tuple[Any, Tensor | None]] = []
 
-    def forward(self, votes: Tensor, activations: Tensor | None = None, **options: Any) -> Capsules:
-        self.seen.append((len(votes), activations))
+    def forward(self, votes: Any, activations: Tensor | None = None, **options: Any) -> Capsules:
+        self.seen.append((votes, activations))
         return super().forward(votes, activations, **options)
 
 
-def test_votes_and_routing_equal_the_loops() -> None:
-    layer, poses = build().double(), children(2, torch.float64)
+every_backend = pytest.mark.parametrize("backend", ["auto", "reference", "matmul", "fused"])
+
+
+@every_backend
+def test_votes_and_routing_equal_the_loops(backend: Any) -> None:
+    layer, poses = build(routing=partial(DynamicRouting, backend=backend)).double(), children(2, torch.float64)
     votes = torch.tensor(
         [
             [
@@ -69,17 +74,31 @@ def test_votes_and_routing_equal_the_loops() -> None:
     torch.testing.assert_close(layer(poses).poses, expected, rtol=0, atol=1e-12)
 
 
+def test_routing_is_handed_what_votes_are_made_from() -> None:
+    layer, poses, activations = build(routing=Spy), children(3), torch.rand(3, CHILDREN)
+    layer(poses, activations)
+    (votes, presence), *others = layer.routing.seen
+    assert others == []
+    assert isinstance(votes, Votes)
+    assert votes.poses is poses
+    assert votes.weight is layer.weight
+    assert presence is activations
+
+
+BYTES_PER_IMAGE = CHILDREN * PARENTS * PARENT_DIM * 8
+
+
 @pytest.mark.parametrize("routing", [DynamicRouting, UniformRouting, partial(DynamicRouting, leaky=True)])
-@pytest.mark.parametrize(("images_at_a_time", "batch"), [(1, 3), (2, 5), (3, 6), (4, 3)])
+@pytest.mark.parametrize(("images_at_a_time", "batch"), [(0, 3), (1, 3), (2, 5), (3, 6), (4, 3)])
 def test_few_images_at_a_time_change_nothing(
     routing: Any, images_at_a_time: int, batch: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    layer, poses = build(routing=routing).double(), children(batch, torch.float64).requires_grad_()
+    layer = build(routing=partial(routing, backend="matmul")).double()
+    poses = children(batch, torch.float64).requires_grad_()
     whole = layer(poses)
     (gradient,) = torch.autograd.grad(whole.poses.square().sum(), poses)
 
-    bytes_per_image = CHILDREN * PARENTS * PARENT_DIM * 8
-    monkeypatch.setattr(dense, "VOTES_IN_CACHE", images_at_a_time * bytes_per_image)
+    monkeypatch.setattr(run, "VOTES_IN_CACHE", images_at_a_time * BYTES_PER_IMAGE)
     parts = layer(poses)
     (gradient_of_parts,) = torch.autograd.grad(parts.poses.square().sum(), poses)
 
@@ -88,25 +107,11 @@ def test_few_images_at_a_time_change_nothing(
     torch.testing.assert_close(gradient_of_parts, gradient, rtol=0, atol=1e-12)
 
 
-def test_activations_go_with_their_images(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dense, "VOTES_IN_CACHE", 2 * CHILDREN * PARENTS * PARENT_DIM * 4)
-    layer, activations = build(routing=Spy), torch.rand(5, CHILDREN)
-    layer(children(5), activations)
-    assert [images for images, _ in layer.routing.seen] == [2, 2, 1]
-    assert torch.equal(torch.cat([some for _, some in layer.routing.seen]), activations)
-
-
-def test_one_image_may_be_larger_than_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dense, "VOTES_IN_CACHE", 1)
-    layer = build(routing=Spy)
-    layer(children(3))
-    assert [images for images, _ in layer.routing.seen] == [1, 1, 1]
-
-
-def test_watcher_sees_all_images_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dense, "VOTES_IN_CACHE", 1)
+@every_backend
+def test_watcher_sees_all_images_at_once(backend: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "VOTES_IN_CACHE", 1)
     traces: list[RoutingTrace] = []
-    build()(children(3), on_iteration=traces.append)
+    build(routing=partial(DynamicRouting, backend=backend))(children(3), on_iteration=traces.append)
     assert [trace.couplings.shape for trace in traces] == 3 * [(3, CHILDREN, PARENTS)]
 
 
@@ -116,8 +121,14 @@ def test_image_alone_equals_image_in_a_batch() -> None:
 
 
 @pytest.mark.parametrize("on_iteration", [None, lambda _: None])
-def test_no_images_give_no_parents(on_iteration: Any) -> None:
-    assert build()(children(0), on_iteration=on_iteration).poses.shape == (0, PARENTS, PARENT_DIM)
+@every_backend
+def test_no_images_give_no_parents(backend: Any, on_iteration: Any) -> None:
+    layer, poses = build(routing=partial(DynamicRouting, backend=backend)), children(0).requires_grad_()
+    parents = layer(poses, on_iteration=on_iteration)
+    assert parents.poses.shape == (0, PARENTS, PARENT_DIM)
+    parents.poses.sum().backward()
+    assert poses.grad.shape == poses.shape
+    assert not layer.weight.grad.any()
 
 
 def test_initial_values_of_the_released_code() -> None:

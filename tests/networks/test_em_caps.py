@@ -13,7 +13,9 @@ from hydra.utils import instantiate
 from torch import Tensor, nn
 
 from capsule_lab.command import compose, conf_dir
-from capsule_lab.layers import LinearPrimaryCapsules, conv
+from capsule_lab.functional import dense_votes
+from capsule_lab.kernels import run
+from capsule_lab.layers import LinearPrimaryCapsules
 from capsule_lab.losses import spread_loss
 from capsule_lab.networks import EMCaps
 from capsule_lab.routing import AbstractRouting, DynamicRouting, EMRouting, UniformRouting
@@ -166,11 +168,15 @@ UNUSED = {
 }
 
 
-@pytest.mark.parametrize("recompute", [True, False])
+BACKENDS = ["reference", "matmul", "fused"]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("configuration", LEARNING)
-def test_every_parameter_gets_a_gradient(configuration: str, recompute: bool) -> None:
+def test_every_parameter_gets_a_gradient(configuration: str, backend: str) -> None:
     options = {**CONFIGURATIONS, **MORE}[configuration]
-    network = build(recompute=recompute, **{name: value for name, value in options.items() if name != "betas"})
+    routing = partial(options.get("routing", EMRouting), backend=backend)
+    network = build(**{name: value for name, value in options.items() if name != "betas"} | {"routing": routing})
     images, labels = pictures(3)
     spread_loss(network(images).scores, labels, margin=0.9).backward()
     idle = {name for name, p in network.named_parameters() if p.grad is None or not p.grad.any()}
@@ -357,7 +363,7 @@ def test_coordinates_are_added_to_the_votes_of_their_position() -> None:
     nn.init.zeros_(network.classes.weight)
     network.classes.routing.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
     network(pictures(2)[0])
-    votes = seen[0].unflatten(1, (6, 2))  # [b position type k d]
+    votes = dense_votes(*seen[0]).unflatten(1, (6, 2))  # [b position type k d]
     assert torch.equal(votes, network.classes.coordinates[None, :, None, None].expand_as(votes))
 
 
@@ -464,7 +470,7 @@ CHANGED: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("argument", [name for name in inspect.signature(EMCaps).parameters if name != "recompute"])
+@pytest.mark.parametrize("argument", list(inspect.signature(EMCaps).parameters))
 def test_every_argument_does_something(argument: str) -> None:
     network, other = build().double(), build(**{argument: CHANGED[argument]}).double()
     shapes, other_shapes = ({n: p.shape for n, p in each.named_parameters()} for each in (network, other))
@@ -472,22 +478,20 @@ def test_every_argument_does_something(argument: str) -> None:
     assert shapes != other_shapes or not torch.allclose(network(images).scores, other(images).scores, rtol=1e-4)
 
 
-@pytest.mark.parametrize(("recompute", "times"), [(True, [2, 2, 1]), (False, [1, 1, 1])], ids=["made again", "kept"])
-def test_recompute_makes_votes_again_in_the_backward_pass(recompute: bool, times: list[int]) -> None:
-    network, calls = build(recompute=recompute), []
-    routings = [layer.routing for layer in (*network.conv_capsules, network.classes)]
-    for routing in routings:
-        routing.register_forward_pre_hook(lambda routing, _: calls.append(routings.index(routing)))
-    network(pictures(2)[0]).scores.sum().backward()
-    assert [calls.count(number) for number in range(3)] == times
+def result_of(network: EMCaps) -> tuple[Tensor, ...]:
+    """Scores and the gradients of the loss, in float64."""
+    images, labels = pictures(5)
+    scores = network.double()(images.double()).scores
+    learned = [parameter for parameter in network.parameters() if parameter.requires_grad]
+    loss = spread_loss(scores, labels, margin=0.9)
+    return scores, *torch.autograd.grad(loss, learned, materialize_grads=True, allow_unused=True)
 
 
-def test_recompute_changes_no_number() -> None:
-    networks, (images, labels) = [build(recompute=recompute) for recompute in (True, False)], pictures(3)
-    losses = [spread_loss(network(images).scores, labels, margin=0.9) for network in networks]
-    assert torch.equal(*losses)
-    gradients = [torch.autograd.grad(loss, list(net.parameters())) for loss, net in zip(losses, networks, strict=True)]
-    torch.testing.assert_close(*gradients)
+@pytest.mark.parametrize("backend", ["matmul", "fused"])
+@pytest.mark.parametrize("name", ROUTINGS)
+def test_backends_are_equal(name: str, backend: str) -> None:
+    found, expected = (result_of(build(routing=partial(preset(name), backend=each))) for each in (backend, "reference"))
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-11)
 
 
 @pytest.mark.parametrize("coordinates", ["receptive_field", "grid"])
@@ -671,14 +675,10 @@ def test_batch_of_one_equals_its_row(name: str) -> None:
 
 @pytest.mark.parametrize("cache", [1, 40_000, 2**40], ids=["one at a time", "a few at a time", "all at once"])
 def test_chunks_of_a_cpu_change_no_number(monkeypatch: pytest.MonkeyPatch, cache: int) -> None:
-    def result() -> tuple[Tensor, ...]:
-        network, (images, labels) = build().double(), pictures(5)
-        scores = network(images.double()).scores
-        return scores, *torch.autograd.grad(spread_loss(scores, labels, margin=0.9), list(network.parameters()))
-
-    expected = result()
-    monkeypatch.setattr(conv, "VOTES_IN_CACHE", cache)
-    torch.testing.assert_close(result(), expected, rtol=1e-9, atol=1e-12)
+    routing = partial(EMRouting, backend="matmul")
+    expected = result_of(build(routing=routing))
+    monkeypatch.setattr(run, "VOTES_IN_CACHE", cache)
+    torch.testing.assert_close(result_of(build(routing=routing)), expected, rtol=1e-9, atol=1e-12)
 
 
 def test_capsules_are_float32_under_autocast() -> None:

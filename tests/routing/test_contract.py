@@ -2,6 +2,9 @@
 
 A routing joins by being exported from ``capsule_lab.routing`` and having an entry in ``JUDGED``. Every check is a
 function of a ``Route``, so that the wrong versions of ``tests/reference/wrong.py`` face the same ones.
+
+Every backend faces them too, see ``WAYS``: those checks that look into its sums and their gradients with each variant
+of a routing, the others with one.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ from torch import Tensor, nn
 from torch.autograd.gradcheck import GradcheckError, gradcheck
 
 from capsule_lab import routing as routings
-from capsule_lab.functional import squash
+from capsule_lab.functional import dense_votes, squash
 from capsule_lab.routing import (
     AbstractRouting,
     DynamicRouting,
@@ -29,11 +32,12 @@ from capsule_lab.routing import (
     dynamic_routing,
     uniform_routing,
 )
-from capsule_lab.types import RoutingTrace
+from capsule_lab.types import RoutingTrace, Votes
 from tests.reference import wrong
 from tests.reference.em_bridge import PRESETS, betas_of_the_loops, class_preset, in_words_of_the_loops, preset
 from tests.reference.em_loops import dense_em_loops
 from tests.reference.loops import dynamic_routing_loops, length_loops, uniform_routing_loops
+from tests.tracing import without_shape_checks
 
 BATCH, CHILDREN, PARENTS, DIM = 3, 5, 4, 2
 
@@ -134,6 +138,24 @@ COMPILED = [
     pytest.param(EMRouting, {"activation": "mixing_proportions", "damping": 0.1}, id="EMRouting-mixing"),
     pytest.param(EMRouting, preset("em_tutorial"), id="EMRouting-tutorial"),
 ]
+
+
+@dataclass(frozen=True)
+class Way:
+    """How votes reach a routing, and who sums them."""
+
+    backend: Any
+    made: bool = False
+
+
+WAYS = [
+    pytest.param(Way("auto", made=True), id="made"),
+    pytest.param(Way("reference", made=True), id="made-reference"),
+    pytest.param(Way("reference"), id="reference"),
+    pytest.param(Way("matmul"), id="matmul"),
+    pytest.param(Way("fused"), id="fused"),
+]
+every_way = pytest.mark.parametrize("way", WAYS)
 every_routing = pytest.mark.parametrize("kind", DISCOVERED)
 every_variant = pytest.mark.parametrize(("kind", "options"), VARIANTS)
 with_squash = pytest.mark.parametrize("kind", [DynamicRouting, UniformRouting])  # of Sabour 2017
@@ -155,6 +177,13 @@ def build(kind: type[AbstractRouting], *, parameters: str = "initial", **options
     return module
 
 
+def not_made(votes: Tensor) -> Votes:
+    """What exactly these votes are made from: poses that say the number of the image, and its votes as weights."""
+    batch, child, _, _ = votes.shape
+    image = torch.eye(batch, dtype=votes.dtype).unsqueeze(1).expand(-1, child, -1)  # [b i b]
+    return Votes(image, votes.transpose(0, 1))
+
+
 def presence(votes: Tensor) -> Tensor:
     """Children are as present as their mean vote is large, for the algorithms that ask."""
     return votes.mean((2, 3)).sigmoid()
@@ -164,10 +193,10 @@ def together(poses: Tensor, activations: Tensor) -> Tensor:
     return torch.cat([poses, activations.unsqueeze(2)], 2)
 
 
-def route_of(module: nn.Module, activations: Tensor | None = None) -> Route:
+def route_of(module: nn.Module, activations: Tensor | None = None, *, made: bool = True) -> Route:
     """Poses and activations of the parents, of children with these ``activations``, by default their ``presence``."""
     return lambda votes, **options: together(
-        *module(votes, presence(votes) if activations is None else activations, **options)
+        *module(votes if made else not_made(votes), presence(votes) if activations is None else activations, **options)
     )
 
 
@@ -274,10 +303,16 @@ def test_discovery_finds_the_routings_of_this_project() -> None:
     assert {DynamicRouting, EMRouting, UniformRouting} <= set(DISCOVERED)
 
 
+def test_votes_that_are_not_made_are_the_same_votes() -> None:
+    votes = random_votes()
+    assert torch.equal(dense_votes(*not_made(votes)), votes)
+
+
+@every_way
 @every_variant
-def test_equals_the_loops(kind: type[AbstractRouting], options: dict[str, Any]) -> None:
-    module = build(kind, parameters="random", **options)
-    check_equals(route_of(module), reference_of(module))
+def test_equals_the_loops(kind: type[AbstractRouting], options: dict[str, Any], way: Way) -> None:
+    module = build(kind, parameters="random", **{**options, "backend": way.backend})
+    check_equals(route_of(module, made=way.made), reference_of(module))
 
 
 @with_squash
@@ -286,17 +321,52 @@ def test_activations_are_lengths(kind: type[AbstractRouting]) -> None:
     torch.testing.assert_close(parents.activations, length_loops(parents.poses), rtol=0, atol=1e-12)
 
 
+@every_way
 @every_variant
-def test_gradient(kind: type[AbstractRouting], options: dict[str, Any]) -> None:
-    module = build(kind, parameters="random", **options)
+def test_gradient(kind: type[AbstractRouting], options: dict[str, Any], way: Way) -> None:
+    module = build(kind, parameters="random", **{**options, "backend": way.backend})
     activations = presence(random_votes(1, 3, PARENTS, DIM, seed=2)).requires_grad_()
-    check_gradient(route_of(module, activations), [*learned(module), activations])
+    check_gradient(route_of(module, activations, made=way.made), [*learned(module), activations])
 
 
+@pytest.mark.parametrize("way", [WAYS[0], WAYS[-1]])
 @every_variant
-def test_couplings_of_a_child(kind: type[AbstractRouting], options: dict[str, Any]) -> None:
-    module = build(kind, parameters="random", **options)
-    check_couplings(route_of(module), leaky=module.leaky)
+def test_couplings_of_a_child(kind: type[AbstractRouting], options: dict[str, Any], way: Way) -> None:
+    module = build(kind, parameters="random", **{**options, "backend": way.backend})
+    check_couplings(route_of(module, made=way.made), leaky=module.leaky)
+
+
+@every_way
+@every_routing
+def test_couplings_of_every_backend(kind: type[AbstractRouting], way: Way) -> None:
+    found: list[RoutingTrace] = []
+    expected: list[RoutingTrace] = []
+    votes = random_votes()
+    route_of(build(kind, backend=way.backend), made=way.made)(votes, on_iteration=found.append)
+    route_of(build(kind, backend="reference"))(votes, on_iteration=expected.append)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-10)
+
+
+BOUND = pytest.mark.parametrize(
+    "check",
+    [
+        check_couplings,
+        check_watching_changes_nothing,
+        check_repeatable,
+        check_children_have_no_order,
+        check_parents_keep_their_order,
+        check_images_are_independent,
+        check_every_parameter_learns,
+    ],
+)
+
+
+@BOUND
+@every_way
+@every_routing
+def test_every_backend_passes(kind: type[AbstractRouting], way: Way, check: Callable[..., None]) -> None:
+    module = build(kind, backend=way.backend)
+    check(*[route_of(module, made=way.made), learned(module)][: 2 if check is check_every_parameter_learns else 1])
 
 
 @every_variant
@@ -324,12 +394,14 @@ def test_images_are_independent(kind: type[AbstractRouting], options: dict[str, 
     check_images_are_independent(route_of(build(kind, parameters="random", **options)))
 
 
+@pytest.mark.parametrize("way", [WAYS[0], WAYS[-1]])
 @pytest.mark.parametrize("batch", [1, BATCH])
 @every_variant
-def test_one_child(kind: type[AbstractRouting], options: dict[str, Any], batch: int) -> None:
-    module = build(kind, parameters="random", **options)
+def test_one_child(kind: type[AbstractRouting], options: dict[str, Any], batch: int, way: Way) -> None:
+    module = build(kind, parameters="random", **{**options, "backend": way.backend})
     votes = random_votes(batch, 1, PARENTS, DIM)
-    torch.testing.assert_close(route_of(module)(votes), reference_of(module)(votes), rtol=0, atol=1e-10)
+    found = route_of(module, made=way.made)(votes)
+    torch.testing.assert_close(found, reference_of(module)(votes), rtol=0, atol=1e-10)
 
 
 def test_one_iteration_is_no_routing() -> None:
@@ -337,20 +409,30 @@ def test_one_iteration_is_no_routing() -> None:
     torch.testing.assert_close(dynamic_routing(votes, iterations=1), uniform_routing(votes), rtol=0, atol=1e-12)
 
 
+@pytest.mark.parametrize("way", [WAYS[0], WAYS[-1]])
 @pytest.mark.parametrize("scale", [1e4, 1.0, 1e-4, 0.0])
 @every_variant
-def test_finite(kind: type[AbstractRouting], options: dict[str, Any], scale: float) -> None:
-    check_finite(route_of(build(kind, **options).float()), scale)
+def test_finite(kind: type[AbstractRouting], options: dict[str, Any], scale: float, way: Way) -> None:
+    module = build(kind, **{**options, "backend": way.backend}).float()
+    check_finite(route_of(module, made=way.made), scale)
 
 
+@every_way
+@pytest.mark.parametrize("scale", [1e4, 0.0])
+@every_routing
+def test_every_backend_is_finite(kind: type[AbstractRouting], scale: float, way: Way) -> None:
+    check_finite(route_of(build(kind, backend=way.backend).float(), made=way.made), scale)
+
+
+@pytest.mark.parametrize("way", [WAYS[0], WAYS[-1]])
 @pytest.mark.parametrize("scale", [1e4, 1e-4, 0.0])
 @pytest.mark.parametrize("presence_of_all", [0.0, 1.0])
 @pytest.mark.parametrize(("kind", "options"), [param for param in VARIANTS if param.values[0] is EMRouting])
 def test_finite_if_no_child_is_there_or_all_are(
-    kind: type[AbstractRouting], options: dict[str, Any], presence_of_all: float, scale: float
+    kind: type[AbstractRouting], options: dict[str, Any], presence_of_all: float, scale: float, way: Way
 ) -> None:
-    module = build(kind, **options).float()
-    check_finite(route_of(module, torch.full((BATCH, CHILDREN), presence_of_all)), scale)
+    module = build(kind, **{**options, "backend": way.backend}).float()
+    check_finite(route_of(module, torch.full((BATCH, CHILDREN), presence_of_all), made=way.made), scale)
 
 
 @every_routing
@@ -375,28 +457,33 @@ def test_nothing_but_parameters_is_kept(kind: type[AbstractRouting]) -> None:
     assert not list(module.buffers())
 
 
-@pytest.mark.parametrize("backend", ["eager", "aot_eager"])  # neither needs a compiler
+def values_and_gradients(module: nn.Module, votes: Tensor | Votes, activations: Tensor) -> list[Tensor]:
+    given, activations = (
+        [tensor.detach().clone().requires_grad_() for tensor in ([votes] if isinstance(votes, Tensor) else votes)],
+        activations.detach().clone().requires_grad_(),
+    )
+    parents = together(*module(given[0] if isinstance(votes, Tensor) else Votes(*given), activations))
+    weights = torch.linspace(1, 2, parents.numel(), dtype=parents.dtype).view_as(parents)
+    asked = [*given, activations, *learned(module)]
+    return [
+        parents,
+        *torch.autograd.grad((weights * parents).sum(), asked, allow_unused=True, materialize_grads=True),
+    ]
+
+
+@pytest.mark.parametrize("compiler", ["eager", "aot_eager"])  # neither needs a compiler
+@pytest.mark.parametrize("way", [WAYS[0], WAYS[3], WAYS[4]])
 @pytest.mark.parametrize(("kind", "options"), [*((kind, {}) for kind in DISCOVERED), *COMPILED])
 def test_same_when_compiled(
-    kind: type[AbstractRouting], options: dict[str, Any], backend: str, monkeypatch: pytest.MonkeyPatch
+    kind: type[AbstractRouting], options: dict[str, Any], way: Way, compiler: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # shape checks only run outside of graphs
-    monkeypatch.setattr(Normaliser, "__init__", inspect.unwrap(Normaliser.__init__))  # objects made in a graph must
-    monkeypatch.setattr(Normaliser, "__call__", inspect.unwrap(Normaliser.__call__))  # not even be wrapped
-    monkeypatch.setattr(Normaliser, "total", inspect.unwrap(Normaliser.total))
-    torch.compiler.reset()
-    module = build(kind, parameters="random", **options)
-    compiled = torch.compile(module, backend=backend, fullgraph=True)
+    without_shape_checks(monkeypatch)
+    module = build(kind, parameters="random", **{**options, "backend": way.backend})
+    compiled = torch.compile(module, backend=compiler, fullgraph=True)
     votes = random_votes()
-    plain, traced = ((votes.clone().requires_grad_(), presence(votes).requires_grad_()) for _ in range(2))
-    expected, parents = together(*module(*plain)), together(*compiled(*traced))
-    torch.testing.assert_close(parents, expected, rtol=0, atol=1e-12)
-    torch.testing.assert_close(
-        torch.autograd.grad(parents.square().sum(), traced, allow_unused=True, materialize_grads=True),
-        torch.autograd.grad(expected.square().sum(), plain, allow_unused=True, materialize_grads=True),
-        rtol=0,
-        atol=1e-12,
-    )
+    given = votes if way.made else not_made(votes)
+    found, expected = (values_and_gradients(each, given, presence(votes)) for each in (compiled, module))
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -407,30 +494,38 @@ def test_same_when_compiled(
         pytest.param(lambda votes: votes.repeat_interleave(2, 3)[..., ::2], id="with gaps"),
     ],
 )
+@every_way
 @every_routing
-def test_memory_order_of_votes(kind: type[AbstractRouting], strided: Callable[[Tensor], Tensor]) -> None:
-    votes, module = random_votes(), build(kind, parameters="random")
+def test_memory_order_of_votes(kind: type[AbstractRouting], strided: Callable[[Tensor], Tensor], way: Way) -> None:
+    votes, module = random_votes(), build(kind, parameters="random", backend=way.backend)
     other = strided(votes)
     assert other.stride() != votes.stride()
-    torch.testing.assert_close(route_of(module)(other), route_of(module)(votes), rtol=0, atol=1e-12)
+    route = route_of(module, made=way.made)
+    torch.testing.assert_close(route(other), route(votes), rtol=0, atol=1e-12)
 
 
+@every_way
 @every_routing
-def test_float32_under_autocast(kind: type[AbstractRouting]) -> None:
-    module, votes = build(kind, parameters="random").float(), random_votes(dtype=torch.float32)
-    activations = presence(votes)
+def test_float32_under_autocast(kind: type[AbstractRouting], way: Way) -> None:
+    module = build(kind, parameters="random", backend=way.backend).float()
+    votes = random_votes(dtype=torch.float32)
+    given, activations = votes if way.made else not_made(votes), presence(votes)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        parents = module(votes, activations)
+        parents = module(given, activations)
     assert parents.poses.dtype == parents.activations.dtype == torch.float32
-    assert torch.equal(parents.poses, module(votes, activations).poses)
-    assert torch.equal(parents.activations, module(votes, activations).activations)
+    expected = module(given, activations)
+    assert torch.equal(parents.poses, expected.poses)
+    assert torch.equal(parents.activations, expected.activations)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@every_way
 @every_routing
-def test_half_precision_is_routed_in_float32(kind: type[AbstractRouting]) -> None:
-    module, votes = build(kind).float(), random_votes(dtype=torch.float32).bfloat16()
+def test_half_precision_is_routed_in_float32(kind: type[AbstractRouting], way: Way, dtype: torch.dtype) -> None:
+    module, votes = build(kind, backend=way.backend).float(), random_votes(dtype=torch.float32).to(dtype)
     activations = presence(votes)
-    parents, expected = module(votes, activations), module(votes.float(), activations.float())
+    parents = module(votes if way.made else not_made(votes), activations)
+    expected = module(votes.float() if way.made else not_made(votes.float()), activations.float())
     assert parents.poses.dtype == parents.activations.dtype == torch.float32
     assert torch.equal(parents.poses, expected.poses)
     assert torch.equal(parents.activations, expected.activations)
@@ -448,21 +543,24 @@ class Half(Normaliser):
         return super().__call__(log_couplings) / 2
 
 
+@every_way
 @every_routing
-def test_normaliser_is_used(kind: type[AbstractRouting]) -> None:
-    votes, module, half = random_votes(), build(kind), Half()
-    halved = route_of(module)(votes, normalise=half)
+def test_normaliser_is_used(kind: type[AbstractRouting], way: Way) -> None:
+    votes, half = random_votes(), Half()
+    route = route_of(build(kind, backend=way.backend), made=way.made)
+    halved = route(votes, normalise=half)
     assert half.shapes == {(BATCH, PARENTS, CHILDREN)}
-    assert not torch.allclose(halved, route_of(module)(votes))
-    softmax = route_of(module)(votes, normalise=Normaliser())
-    torch.testing.assert_close(softmax, route_of(module)(votes), rtol=0, atol=1e-12)
+    assert not torch.allclose(halved, route(votes))
+    torch.testing.assert_close(route(votes, normalise=Normaliser()), route(votes), rtol=0, atol=1e-12)
 
 
+@every_way
 @every_routing
-def test_normaliser_decides_about_every_coupling(kind: type[AbstractRouting]) -> None:
+def test_normaliser_decides_about_every_coupling(kind: type[AbstractRouting], way: Way) -> None:
     """From equal log-couplings on: nothing that a child hands up has not been through it."""
     traces: list[RoutingTrace] = []
-    route_of(build(kind))(random_votes(), normalise=Half(), on_iteration=traces.append)
+    route = route_of(build(kind, backend=way.backend), made=way.made)
+    route(random_votes(), normalise=Half(), on_iteration=traces.append)
     shares = torch.stack([trace.couplings.sum(2) for trace in traces])
     torch.testing.assert_close(shares, torch.full_like(shares, 0.5), rtol=0, atol=1e-12)
 
@@ -475,21 +573,23 @@ def test_last_gradient_has_the_same_value() -> None:
     assert torch.equal(dynamic_routing(votes, gradient="last"), dynamic_routing(votes, gradient="full"))
 
 
+@pytest.mark.parametrize("way", [WAYS[0], WAYS[-1]])
 @pytest.mark.parametrize("bias_inside", [True, False])
 @pytest.mark.parametrize("leaky", [False, True])
 @pytest.mark.parametrize("iterations", [1, 2, 3])
-def test_last_gradient_takes_couplings_as_constants(iterations: int, leaky: bool, bias_inside: bool) -> None:
+def test_last_gradient_takes_couplings_as_constants(iterations: int, leaky: bool, bias_inside: bool, way: Way) -> None:
     votes = random_votes().requires_grad_()
     bias = torch.linspace(-0.5, 0.5, PARENTS * DIM, dtype=torch.float64).view(PARENTS, DIM).requires_grad_()
     traces: list[RoutingTrace] = []
     poses = dynamic_routing(
-        votes,
+        votes if way.made else not_made(votes),
         bias=bias,
         iterations=iterations,
         leaky=leaky,
         bias_inside=bias_inside,
         gradient="last",
         on_iteration=traces.append,
+        backend=way.backend,
     )
     constant = traces[-1].couplings.detach()
     expected = squash(torch.einsum("bij,bijd->bjd", constant, votes) + bias)

@@ -450,8 +450,11 @@ def test_every_argument_changes_the_capsules(argument: str) -> None:
 
 
 def test_no_argument_is_forgotten() -> None:
-    """Shared betas are the same at first, see above; ``EMCaps`` applies ``class_layer``; factories are told ``dim``."""
-    others = {"parents", "dim", "shared_betas", "class_layer"}
+    """Shared betas are the same at first, see above; ``EMCaps`` applies ``class_layer``; factories are told ``dim``.
+
+    Backends are the same throughout, see ``test_contract.py``.
+    """
+    others = {"parents", "dim", "shared_betas", "class_layer", "backend"}
     assert set(inspect.signature(EMRouting).parameters) == {*CHANGED, *others}
 
 
@@ -460,8 +463,9 @@ OF_THE_FUNCTION = set(inspect.signature(em_routing).parameters) - {"votes", "act
 
 def test_module_hands_on_every_argument_of_the_function() -> None:
     module = EMRouting(PARENTS, 4, **CHANGED)
-    assert module.options == {name: CHANGED[name] for name in OF_THE_FUNCTION - {"beta_u", "beta_a"}}
+    assert module.options == {name: CHANGED[name] for name in OF_THE_FUNCTION - {"beta_u", "beta_a", "backend"}}
     assert module.normalisation == CHANGED["normalisation"]
+    assert EMRouting(PARENTS, 4, backend="matmul").backend == "matmul"
 
 
 OPTIONS = {
@@ -470,6 +474,7 @@ OPTIONS = {
     "temperature_schedule": ("saturating", "linear", "increment", "constant"),
     "initial": ("parents", "types"),
     "normalisation": ("all_parents", "window", "official_legacy", "official_fast"),
+    "backend": ("auto", "reference", "matmul", "fused"),
 }
 
 

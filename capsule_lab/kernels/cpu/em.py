@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from capsule_lab.kernels.cpu.blocks import hand_on, jit, make_votes
-from capsule_lab.kernels.cpu.threads import in_parts, number_of_parts
+from capsule_lab.kernels.cpu.threads import arrays, in_parts, number_of_parts, workspace
 
 
 def fit(
@@ -28,16 +27,17 @@ def fit(
     row, parent, child = couplings.shape
     dim = previous.shape[2]
     mass = couplings.new_empty(row, parent)
-    parents, variances = couplings.new_empty(2, row, parent, dim).unbind()
+    parents, variances = torch.empty_like(previous), torch.empty_like(previous)
     distances = couplings.new_empty(row, parent, child if measure else 0)
-    given = _arrays(poses, weight, activations, couplings, previous)
-    out = _arrays(mass, parents, variances, distances)
+    given = arrays(poses, weight, activations, couplings, previous)
+    out = arrays(mass, parents, variances, distances)
+    work = workspace(row, dim + 1, poses)
 
-    def part(_: int, first: int, last: int) -> None:
-        _fit(first, last, *given, inner, damping, min_variance, mass_eps, *out)
+    def part(thread: int, first: int, last: int) -> None:
+        _fit(first, last, work[thread], *given, inner, damping, min_variance, mass_eps, *out)
 
     in_parts(part, row)
-    return mass, parents.clone(), variances.clone(), distances
+    return mass, parents, variances, distances
 
 
 def fit_backward(
@@ -59,18 +59,19 @@ def fit_backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients of the first five arguments; ``to_x`` are those of the results of ``fit``."""
     row = len(couplings)
-    to_poses, to_activations = torch.zeros_like(poses), torch.zeros_like(activations)
-    to_couplings, to_previous = torch.empty_like(couplings), torch.empty_like(previous)
+    to_poses, to_activations = (each.new_zeros(each.shape) for each in (poses, activations))
+    to_couplings, to_previous = (each.new_empty(each.shape) for each in (couplings, previous))
     to_weight = weight.new_zeros(number_of_parts(row), *weight.shape)  # a thread writes to its own
-    given = _arrays(
+    given = arrays(
         poses, weight, activations, couplings, previous, mass, parents, variances,
         to_mass, to_parents, to_variances, to_distances,
     )  # fmt: skip
-    out = _arrays(to_poses, to_activations, to_couplings, to_previous)
+    out = arrays(to_poses, to_activations, to_couplings, to_previous)
     weights = to_weight.numpy()
+    work = workspace(row, previous.shape[2] + 2, poses)
 
     def part(thread: int, first: int, last: int) -> None:
-        _fit_backward(first, last, *given, inner, damping, min_variance, *out, weights[thread])
+        _fit_backward(first, last, work[thread], *given, inner, damping, min_variance, *out, weights[thread])
 
     in_parts(part, row)
     return to_poses, to_weight.sum(0), to_activations, to_couplings, to_previous
@@ -78,25 +79,23 @@ def fit_backward(
 
 def distances(poses: Tensor, weight: Tensor, parents: Tensor, variances: Tensor, inner: int) -> Tensor:
     """Half the squared distance of each vote from each parent in units of its variance, ``(row, parent, child)``."""
-    row, parent, _ = parents.shape
+    row, parent, dim = parents.shape
     found = poses.new_empty(row, parent, poses.shape[2])
-    given, out = _arrays(poses, weight, parents, variances), found.numpy()
+    given, out = arrays(poses, weight, parents, variances), found.numpy()
+    work = workspace(row, dim, poses)
 
-    def part(_: int, first: int, last: int) -> None:
-        _distances(first, last, *given, inner, out)
+    def part(thread: int, first: int, last: int) -> None:
+        _distances(first, last, work[thread], *given, inner, out)
 
     in_parts(part, row)
     return found
-
-
-def _arrays(*tensors: Tensor) -> list[np.ndarray]:
-    return [tensor.detach().contiguous().numpy() for tensor in tensors]
 
 
 @jit
 def _fit(
     first: int,
     last: int,
+    work: Any,
     poses: Any,
     weight: Any,
     activations: Any,
@@ -118,8 +117,7 @@ def _fit(
     old, new = number(damping), number(1 - damping)
     floor, eps = number(min_variance), number(mass_eps)
     measure = distances.shape[2] > 0
-    votes = np.empty((dim, child), couplings.dtype)
-    assigned = np.empty(child, couplings.dtype)
+    votes, assigned = work[:dim], work[dim]
     for n in range(first, last):
         present = activations[n]
         for j in range(parent):
@@ -159,6 +157,7 @@ def _fit(
 def _fit_backward(
     first: int,
     last: int,
+    work: Any,
     poses: Any,
     weight: Any,
     activations: Any,
@@ -187,18 +186,19 @@ def _fit_backward(
     old, new = number(damping), number(1 - damping)
     floor = number(min_variance)
     measured = to_distances.shape[2] > 0
-    votes = np.empty((dim, child), couplings.dtype)
-    assigned = np.empty(child, couplings.dtype)
-    to_assigned = np.empty(child, couplings.dtype)
+    votes, assigned, to_assigned = work[:dim], work[dim], work[dim + 1]
     for n in range(first, last):
         present = activations[n]
         for j in range(parent):
             make_votes(poses[n], weight[j], inner, votes)
             coupling = couplings[n, j]
+            filled = number(0)
             for i in range(child):
                 assigned[i] = coupling[i] * present[i]
                 to_assigned[i] = number(0)
+                filled += assigned[i]
             per_mass = one / mass[n, j]
+            filled *= per_mass  # 1, but for what was added to the mass
             to_total = to_mass[n, j]
             for h in range(dim):
                 v = votes[h]
@@ -216,7 +216,8 @@ def _fit_backward(
                         spread += pull * error
                     to_pose -= moved * precision
                     to_variance -= half * spread * precision * precision
-                to_pose -= two * to_variance * (mean - pose)  # variance = floor + sum assigned (v - pose)^2 / mass
+                # variance = floor + sum assigned (v - pose)^2 / mass
+                to_pose -= two * to_variance * (mean - filled * pose)
                 to_previous[n, j, h] = old * to_pose
                 to_mean = new * to_pose * per_mass
                 to_variance *= per_mass
@@ -244,13 +245,12 @@ def _fit_backward(
 
 @jit
 def _distances(
-    first: int, last: int, poses: Any, weight: Any, parents: Any, variances: Any, inner: int, distances: Any
+    first: int, last: int, votes: Any, poses: Any, weight: Any, parents: Any, variances: Any, inner: int, distances: Any
 ) -> None:
     _, parent, child = distances.shape
     dim = parents.shape[2]
     number = distances.dtype.type
     half = number(0.5)
-    votes = np.empty((dim, child), distances.dtype)
     for n in range(first, last):
         for j in range(parent):
             make_votes(poses[n], weight[j], inner, votes)

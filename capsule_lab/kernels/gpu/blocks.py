@@ -1,0 +1,101 @@
+"""What all kernels do for a block of children: load them, make their votes, sum over them; and how kernels start.
+
+Components are tuples of one tensor ``(block,)`` each. Names of constants: CHILD children, ROWS, INNER and COLUMNS of the
+matrices, BLOCK children at a time, AT_ONCE rows of the batch that a program works on, PARENTS that it goes through,
+LEVELS for 2^LEVELS components or a few more than there are, NUMBER the type of all sums.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+PROGRAMS = 2048  # ours, not measured yet on a GPU: enough of them to keep every multiprocessor of a large one busy
+
+
+def sizes(poses: Tensor, weight: Tensor, inner: int) -> dict[str, Any]:
+    """The constants that follow from the arrays."""
+    columns = weight.shape[1] // inner
+    rows = poses.shape[1] // inner
+    return {
+        "CHILD": poses.shape[2],
+        "ROWS": rows,
+        "INNER": inner,
+        "COLUMNS": columns,
+        "NUMBER": tl.float64 if poses.dtype == torch.float64 else tl.float32,
+    }
+
+
+def levels(poses: Tensor, weight: Tensor, inner: int) -> int:
+    """Binary logarithm of the components of a vote, rounded up."""
+    return (poses.shape[1] // inner * (weight.shape[1] // inner) - 1).bit_length()
+
+
+def parents_per_program(row: int, parent: int) -> int:
+    """As many as leave enough programs: their children's poses are then loaded once for all of them."""
+    return max(1, min(parent, row * parent // PROGRAMS))
+
+
+def start(kernel: Any, grid: tuple[int, ...], tensors: tuple[Tensor | None, ...], *rest: Any, **constants: Any) -> None:
+    """Run ``kernel`` on the device of its tensors, unless there is nothing to do."""
+    if 0 in grid:
+        return
+    given = [None if tensor is None else tensor.detach() for tensor in tensors]
+    with torch.cuda.device_of(tensors[0]):
+        kernel[grid](*given, *rest, **constants, enable_fp_fusion=True)
+
+
+@triton.jit
+def load(pointer, i, CHILD: tl.constexpr, COUNT: tl.constexpr, NUMBER: tl.constexpr):
+    """COUNT components of the children ``i``, one after the other in memory; 0 beyond the last child."""
+    parts = ()
+    for k in tl.static_range(COUNT):
+        parts = parts + (tl.load(pointer + k * CHILD + i, mask=i < CHILD, other=0.0).to(NUMBER),)
+    return parts
+
+
+@triton.jit
+def load_rows(pointer, i, first, row, CHILD: tl.constexpr, COUNT: tl.constexpr, AT_ONCE: tl.constexpr, NUMBER: tl.constexpr):
+    """The same of AT_ONCE rows; instead of one beyond the last row, the last again."""
+    parts = ()
+    for a in tl.static_range(AT_ONCE):
+        n = tl.minimum(first + a, row - 1)
+        parts = parts + load(pointer + n * (COUNT * CHILD), i, CHILD, COUNT, NUMBER)
+    return parts
+
+
+@triton.jit
+def make_votes(poses, weight, FIRST: tl.constexpr, ROWS: tl.constexpr, INNER: tl.constexpr, COLUMNS: tl.constexpr):
+    """``votes[r c] = sum_q poses[r q] weight[q c]``; ``poses`` start at FIRST of their tuple."""
+    votes = ()
+    for r in tl.static_range(ROWS):
+        for c in tl.static_range(COLUMNS):
+            vote = poses[FIRST + r * INNER] * weight[c]
+            for q in tl.static_range(1, INNER):
+                vote += poses[FIRST + r * INNER + q] * weight[q * COLUMNS + c]
+            votes = votes + (vote,)
+    return votes
+
+
+@triton.jit
+def stack(parts, COUNT: tl.constexpr, LEVELS: tl.constexpr):
+    """Components in one tensor ``(block, 2^LEVELS)``, those beyond COUNT 0; a thread keeps what it has."""
+    for _ in tl.static_range((1 << LEVELS) - COUNT):
+        parts = parts + (parts[0] * 0,)
+    for level in tl.static_range(LEVELS):
+        joined = ()
+        for k in tl.static_range(1 << (LEVELS - level - 1)):
+            joined = joined + (tl.join(parts[k], parts[k + (1 << (LEVELS - level - 1))]),)
+        parts = joined
+    return parts[0].reshape(parts[0].shape[0], 1 << LEVELS)
+
+
+@triton.jit
+def put(pointer, i, parts, FIRST: tl.constexpr, COUNT: tl.constexpr, CHILD: tl.constexpr, exists):
+    """Store COUNT components, the first of them FIRST of the tuple, if there is such a row."""
+    for k in tl.static_range(COUNT):
+        tl.store(pointer + k * CHILD + i, parts[FIRST + k], mask=(i < CHILD) & exists)

@@ -1,0 +1,29 @@
+"""For torch.compile and torch.export in tests, whose shape checks they cannot see through."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+
+import jaxtyping
+import pytest
+import torch
+
+from capsule_lab.routing import Normaliser
+
+
+def _kinds(kind: type) -> Iterator[type]:
+    yield kind
+    for below in kind.__subclasses__():
+        yield from _kinds(below)
+
+
+def without_shape_checks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in training: a wrapper of jaxtyping, which only tests have, cannot be traced where it is made or bound."""
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # of functions that exist already
+    monkeypatch.setattr(jaxtyping, "jaxtyped", lambda **_: lambda function: function)  # of functions in functions
+    for kind in _kinds(Normaliser):  # of objects that are made in a graph
+        for name, method in list(vars(kind).items()):
+            if inspect.isfunction(method):
+                monkeypatch.setattr(kind, name, inspect.unwrap(method))
+    torch.compiler.reset()
