@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,8 @@ from omegaconf import DictConfig
 from rich.console import Console
 
 from capsule_lab.command import command
+
+WIDTH = 120  # ours: of tables in files and pipes
 
 
 @command("bench")
@@ -27,8 +30,11 @@ def main(config: DictConfig) -> None:
     else:
         report, show = timing.measure(config), lambda hardware: tables.of_measured(report, hardware)
     hardware = surroundings.hardware(timing.device_named(config.device))
+    console = Console(highlight=False)
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        console.width = WIDTH
     for table in show(hardware):
-        Console(highlight=False).print(table)
+        console.print(table)
     if config.out:
         extra = {"hardware": hardware, "bench": runs.plain(config), **surroundings.of_this_process()}
         runs.write_json(Path(config.out), {**report, **extra})

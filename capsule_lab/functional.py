@@ -26,6 +26,7 @@ from capsule_lab.types import Votes
 
 P = ParamSpec("P")
 R = TypeVar("R")
+HALF = (torch.bfloat16, torch.float16)
 
 
 def float32_under_autocast(function: Callable[P, R]) -> Callable[P, R]:
@@ -37,8 +38,8 @@ def float32_under_autocast(function: Callable[P, R]) -> Callable[P, R]:
 
     def full(value: object) -> object:
         if isinstance(value, Votes):
-            return Votes(*map(full, value))
-        if isinstance(value, Tensor) and value.dtype in (torch.bfloat16, torch.float16):
+            return Votes(*(each.float() if each.dtype in HALF else each for each in value))
+        if isinstance(value, Tensor) and value.dtype in HALF:
             return value.float()
         return value
 

@@ -77,6 +77,7 @@ TINY = {
     "capsnet": ["model.channels=8", "model.primary_types=2", "model.decoder=[8]"],
     "cnn_baseline": ["model.channels=[4]", "model.hidden=[8]"],
     "cnn_smallnorb": ["model.channels=[4]", "model.hidden=[8]"],
+    "cnn_small": ["model.channels=[4]", "model.kernel_sizes=[3]"],
 }
 
 

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from capsule_lab.checks import check_choice
-from capsule_lab.kernels.base import AbstractVotes
 from capsule_lab.types import Votes
 
 Backend = Literal["auto", "reference", "matmul", "fused"]

@@ -21,7 +21,12 @@ class FusedVotes(AbstractVotes):
 
     def __init__(self, votes: Votes) -> None:
         batch, child, child_dim = votes.poses.shape
-        _, self.inner, parent, columns = votes.weight.shape
+        children, self.inner, parent, columns = votes.weight.shape
+        if children != child or child_dim % self.inner:  # kernels would read what is no part of either
+            raise ValueError(
+                f"poses are {tuple(votes.poses.shape)} and weights {tuple(votes.weight.shape)}; expected "
+                "(batch, child, rows * inner) and (child, inner, parent, columns)"
+            )
         self.shape = (batch, child, parent, child_dim // self.inner * columns)
         self.poses = votes.poses.transpose(1, 2).contiguous()  # [n h i]
         self.weight = votes.weight.permute(2, 1, 3, 0).flatten(1, 2).contiguous()  # [j k i]
@@ -55,7 +60,9 @@ class FusedVotes(AbstractVotes):
         mass_eps: float,
         measure: bool,
     ) -> Fit:
-        batch, _, parent, dim = self.shape
+        batch, child, parent, dim = self.shape
+        if activations.shape != (batch, child):
+            raise ValueError(f"activations are {tuple(activations.shape)}; expected one per child, {(batch, child)}")
         if previous is None or not damping:
             previous = self.poses.new_zeros(batch, parent, dim)
         options = (self.inner, damping, min_variance, mass_eps, measure)
@@ -95,6 +102,7 @@ class _Iteration(torch.autograd.Function):
         else:
             logs = log_height.unsqueeze(2) - old_distances
         couplings = share.fast(logs)
+        del logs
         mass, parents, variances, distances = ops.fit(poses, weight, activations, couplings, previous, *options)
         ctx.save_for_backward(
             poses, weight, activations, previous, mass, parents, variances, log_height, old_poses, old_variances
@@ -116,11 +124,12 @@ class _Iteration(torch.autograd.Function):
         *given, mass, parents, variances, log_height, old_poses, old_variances = ctx.saved_tensors
         poses, weight, activations, previous = given
         inner, damping, min_variance, *_ = ctx.options
-        logs = poses.new_zeros(len(poses), len(weight), poses.shape[2])
-        if log_height is not None:
-            logs = log_height.unsqueeze(2) - ops.distances(poses, weight, old_poses, old_variances, inner)
+        if log_height is None:
+            logs = poses.new_zeros(len(poses), len(weight), poses.shape[2])
+        else:
+            logs = ops.distances(poses, weight, old_poses, old_variances, inner).neg_().add_(log_height.unsqueeze(2))
         with torch.enable_grad():
-            couplings = ctx.share.fast(logs.requires_grad_())
+            couplings = ctx.share.fast(logs.requires_grad_(log_height is not None))
         to_poses, to_weight, to_activations, to_couplings, to_previous = ops.fit_backward(
             poses,
             weight,
@@ -139,9 +148,9 @@ class _Iteration(torch.autograd.Function):
             min_variance,
         )
         to_height = to_logs = None
-        if log_height is not None:
-            (to_logs,) = torch.autograd.grad(couplings, logs, to_couplings)
-            to_height, to_logs = to_logs.sum(2), -to_logs
+        if log_height is not None and couplings.requires_grad:
+            (to_logs,) = torch.autograd.grad(couplings, logs, to_couplings, materialize_grads=True)
+            to_height, to_logs = to_logs.sum(2), to_logs.neg_()
         return None, None, to_poses, to_weight, to_activations, to_previous, to_height, None, None, to_logs
 
 

@@ -64,7 +64,7 @@ class PlainVotes(AbstractVotes):
 
 
 class MatmulVotes(PlainVotes):
-    """The sums as batched matrix products over votes laid out ``(batch, parent, child, dim)``, as ``dense_votes`` does."""
+    """The sums as batched matrix products over votes laid out ``(batch, parent, child, dim)``."""
 
     def _laid_out(self, votes: Tensor) -> Tensor:
         return votes.transpose(1, 2).contiguous()

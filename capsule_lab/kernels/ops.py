@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.library import custom_op
 
@@ -58,8 +57,8 @@ def _(
     row, parent, child = couplings.shape
     return (
         poses.new_empty(row, parent),
-        torch.empty_like(previous),
-        torch.empty_like(previous),
+        previous.new_empty(previous.shape),
+        previous.new_empty(previous.shape),
         poses.new_empty(row, parent, child if measure else 0),
     )
 
@@ -161,7 +160,7 @@ def contraction(
 def _(
     poses: Tensor, weight: Tensor, by_child: Sequence[Tensor], by_component: Sequence[Tensor], inner: int
 ) -> tuple[Tensor, Tensor]:
-    return torch.empty_like(poses), torch.empty_like(weight)
+    return poses.new_empty(poses.shape), weight.new_empty(weight.shape)
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -196,7 +195,7 @@ def shares(log_couplings: Tensor, child: Tensor, children: int) -> Tensor:
 
 @shares.register_fake
 def _(log_couplings: Tensor, child: Tensor, children: int) -> Tensor:
-    return torch.empty_like(log_couplings)
+    return log_couplings.new_empty(log_couplings.shape)
 
 
 @custom_op("capsule_lab::shares_backward", mutates_args=())
@@ -207,7 +206,7 @@ def shares_backward(couplings: Tensor, to_couplings: Tensor, child: Tensor, chil
 
 @shares_backward.register_fake
 def _(couplings: Tensor, to_couplings: Tensor, child: Tensor, children: int) -> Tensor:
-    return torch.empty_like(couplings)
+    return couplings.new_empty(couplings.shape)
 
 
 def _keep_shares(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:

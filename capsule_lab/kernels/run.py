@@ -67,6 +67,6 @@ def _rows_in_cache(votes: Votes, together: int) -> int:
 
 
 def couplings_of_children(log_couplings: Tensor, child: Tensor, children: int) -> Tensor | None:
-    """Softmax over all entries of an image that belong to the same child by a fused kernel; ``None`` if there is none."""
+    """Softmax over all entries of an image that belong to one child, by a fused kernel; ``None`` if there is none."""
     kernels = fused_kernels(log_couplings.device.type)
     return ops.shares(log_couplings, child, children) if hasattr(kernels, "shares") else None

@@ -70,7 +70,6 @@ class ConvCapsules(nn.Module):
         on_iteration: OnIteration | None = None,
     ) -> Capsules:
         """Capsules of this layer; ``on_iteration`` sees windows as its batch, ordered (image, position)."""
-
         parents = self.routing(
             Votes(self.windows.poses(poses), self.weight),
             self.windows.activations(activations),
@@ -78,6 +77,4 @@ class ConvCapsules(nn.Module):
             on_iteration=on_iteration,
         )
         by_image = len(poses), self.windows.positions * parents.poses.shape[1]
-        return Capsules(
-            parents.poses.reshape(*by_image, parents.poses.shape[2]), parents.activations.reshape(by_image)
-        )
+        return Capsules(parents.poses.reshape(*by_image, parents.poses.shape[2]), parents.activations.reshape(by_image))

@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from capsule_lab.checks import check_choice
-from capsule_lab.functional import length, same_padding, squash, truncated_normal_
+from capsule_lab.functional import HALF, length, same_padding, squash, truncated_normal_
 from capsule_lab.types import Capsules
 
 Padding = Literal["valid", "same"]
@@ -72,7 +72,7 @@ class PrimaryCapsules(nn.Module):
             padding = same_padding(size, self.conv.kernel_size[0], self.conv.stride[0])
             features = nn.functional.pad(features, padding)
         total = self.conv(features)
-        total = total.float() if total.dtype in (torch.bfloat16, torch.float16) else total  # autocast ends here
+        total = total.float() if total.dtype in HALF else total  # autocast ends here
         total = total.unflatten(1, (self.types, self.dim)) * self.scale  # [b type dim h w]
         if self.bias is not None:
             total = total + self.bias
@@ -130,5 +130,5 @@ class LinearPrimaryCapsules(nn.Module):
         else:
             poses, logits = poses.unflatten(1, (self.types, self.dim)), logits.unsqueeze(2)
         poses, logits = (part.permute(0, 3, 4, 1, 2).flatten(1, 3) for part in (poses, logits))  # [b i c], [b i 1]
-        full = torch.float32 if poses.dtype in (torch.bfloat16, torch.float16) else poses.dtype  # autocast ends here
+        full = torch.float32 if poses.dtype in HALF else poses.dtype  # autocast ends here
         return Capsules(poses.to(full), (logits.to(full).squeeze(2) - self.offset).sigmoid())

@@ -73,7 +73,7 @@ class AbstractCapsuleModule(L.LightningModule):
         super().__init__()
         if l2 < 0:
             raise ValueError(f"l2 is {l2}; expected 0 or more")
-        self.network = network
+        self.network = network.to(memory_format=torch.channels_last)  # what convolutions are fastest in
         self.loss = loss
         self.optimizer = optimizer
         self.schedule = _schedules(schedule)

@@ -2,7 +2,7 @@
 
 from capsule_lab.networks.base import AbstractCapsuleNetwork, AbstractNetwork
 from capsule_lab.networks.capsnet import CapsNet
-from capsule_lab.networks.cnn import BaselineCNN
+from capsule_lab.networks.cnn import BaselineCNN, SmallCNN
 from capsule_lab.networks.em_caps import EMCaps
 
-__all__ = ["AbstractCapsuleNetwork", "AbstractNetwork", "BaselineCNN", "CapsNet", "EMCaps"]
+__all__ = ["AbstractCapsuleNetwork", "AbstractNetwork", "BaselineCNN", "CapsNet", "EMCaps", "SmallCNN"]

@@ -71,3 +71,54 @@ class BaselineCNN(AbstractNetwork):
     def forward(self, images: Float[Tensor, "batch channel height width"]) -> CapsuleOutput:
         scores = self.classifier(self.features(images).flatten(1))
         return CapsuleOutput(scores.to(images.dtype))  # autocast ends here
+
+
+class SmallCNN(AbstractNetwork):
+    """Strided convolutions with batch normalisation and ReLU, dropout, and one linear layer.
+
+    Ours: not a baseline of any paper but what somebody without capsules would try first, so that a comparison does not
+    rest on an old one.
+
+    ::
+
+        2 x 32 x 32 -> 32 x 16 x 16 (5x5) -> 64 x 8 x 8 (3x3) -> 64 x 4 x 4 (3x3) -> dropout -> 5
+
+    Args:
+        image_shape: ``(channel, height, width)``.
+        num_classes: number of classes.
+        channels: feature maps of the convolutions, each of stride 2.
+        kernel_sizes: of the convolutions; odd.
+        dropout: probability of dropping a feature.
+
+    Raises:
+        ValueError: if ``dropout`` is not in [0, 1), or there are not as many odd ``kernel_sizes`` as ``channels``.
+    """
+
+    scores_are = "logits"
+
+    def __init__(
+        self,
+        image_shape: tuple[int, int, int],
+        num_classes: int,
+        *,
+        channels: Sequence[int] = (32, 64, 64),
+        kernel_sizes: Sequence[int] = (5, 3, 3),
+        dropout: float = 0.3,
+    ) -> None:
+        super().__init__()
+        if not 0 <= dropout < 1:
+            raise ValueError(f"dropout is {dropout}; expected a probability in [0, 1)")
+        if len(kernel_sizes) != len(channels) or any(size % 2 == 0 for size in kernel_sizes):
+            raise ValueError(f"kernel_sizes are {list(kernel_sizes)}; expected {len(channels)} odd ones, as channels")
+        check_sizes("SmallCNN", num_classes=num_classes, layers=len(channels), channels=min(channels, default=1))
+        channel, height, width = check_image_shape(image_shape, 1, "SmallCNN")
+        features: list[nn.Module] = []
+        for inputs, outputs, size in zip((channel, *channels), channels, kernel_sizes, strict=False):
+            features += [nn.Conv2d(inputs, outputs, size, 2, size // 2, bias=False), nn.BatchNorm2d(outputs), nn.ReLU()]
+            height, width = (height + 1) // 2, (width + 1) // 2
+        self.features = nn.Sequential(*features)
+        self.classifier = nn.Sequential(nn.Dropout(dropout), nn.Linear(channels[-1] * height * width, num_classes))
+
+    def forward(self, images: Float[Tensor, "batch channel height width"]) -> CapsuleOutput:
+        scores = self.classifier(self.features(images).flatten(1))
+        return CapsuleOutput(scores.to(images.dtype))  # autocast ends here

@@ -54,7 +54,8 @@ def dynamic_routing(
         ``(batch, parent, dim)``, of length in [0, 1).
 
     Raises:
-        ValueError: for fewer than one iteration, an unknown ``gradient`` or ``backend``, or ``leaky`` beside ``normalise``.
+        ValueError: for fewer than one iteration, an unknown ``gradient`` or ``backend``, or ``leaky`` beside
+            ``normalise``.
 
     >>> votes = torch.ones(1, 5, 2, 4)  # five children that agree
     >>> dynamic_routing(votes).shape

@@ -95,21 +95,20 @@ def em_routing(
     def procedure(votes: AbstractVotes, activations: Tensor | None) -> Capsules:
         assert activations is not None
         _, _, _, dim = votes.shape
-        poses = explained = None
+        explained: Explanation | None = None
         for iteration in range(iterations):
             last = iteration == iterations - 1
             # M-step: each parent is fitted to the children assigned to it
             fit = votes.fit(
                 explained,
                 activations,
-                poses,
+                None if explained is None else explained.poses,
                 first if explained is None else normalise,
                 damping=damping,
                 min_variance=min_variance,
                 mass_eps=mass_eps,
                 measure=not last,
             )
-            poses = fit.poses  # [b j d]
             log_variance = fit.variances.log().sum(2)  # [b j]
             if activation == "mixing_proportions":
                 present = fit.mass / normalise.total(fit.mass)  # [b j]
@@ -119,11 +118,11 @@ def em_routing(
                 logit = inverse_temperature_at(iteration, iterations, inverse_temperature, temperature_schedule) * saved
                 present, log_present = logit.sigmoid(), logsigmoid(logit)  # [b j]
             if on_iteration is not None:
-                on_iteration(RoutingTrace(iteration, fit.couplings.transpose(1, 2), poses))
+                on_iteration(RoutingTrace(iteration, fit.couplings.transpose(1, 2), fit.poses))
             # E-step: each child shares itself out by how well the parents explain its votes
             log_height = log_present - 0.5 * (log_variance + dim * LOG_2PI)  # 0.5: of the Gaussian; [b j]
-            explained = Explanation(log_height, poses, fit.variances, fit.distances)
-        return Capsules(poses, present)
+            explained = Explanation(log_height, fit.poses, fit.variances, fit.distances)
+        return Capsules(fit.poses, present)
 
     watched = on_iteration is not None
     return Capsules(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import defaultdict
 from multiprocessing.connection import Connection
 from typing import Any
@@ -33,6 +34,7 @@ def profile(config: DictConfig) -> list[dict[str, Any]]:
         ConfigError: for what cannot be timed.
     """
     check_bench(config)
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the workers' profiler keeps quiet
     rows = []
     for case in (case for group in model_groups(config, textbook=False) for case in group):
         worker = Worker(

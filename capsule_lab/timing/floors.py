@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -107,8 +107,7 @@ def _of_layer(case: Case) -> Work:
 
 def _of_model(case: Case) -> Work:
     """Counted while one image passes through the network."""
-    form = case.form if case.form == "plain" else "matmul"  # compiles nothing
-    module = build_network(replace(case, form=form), training_config(case.words)).to(case.device)
+    module = build_network(case, training_config(case.words)).to(case.device)
     found: list[Work] = []
 
     def record(layer: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
@@ -116,7 +115,7 @@ def _of_model(case: Case) -> Work:
 
     for layer in module.network.modules():
         layer.register_forward_hook(record)
-    loss_of(module, random_batch(case, 1))
+    loss_of(module, random_batch(case, 1)).backward()  # so that kernels are compiled, and kept for the workers
     parameters = sum(parameter.numel() for parameter in module.parameters_to_train())
     images = case.sizes["batch_size"]
     return Work(
@@ -138,7 +137,8 @@ def _of_call(layer: nn.Module, inputs: tuple[Any, ...], output: Any) -> Work:
     if isinstance(layer, AbstractRouting) and isinstance(inputs[0], Votes):
         (rows, children, pose), (_, inner, parents, columns) = (part.shape for part in inputs[0])
         em = isinstance(layer, EMRouting)
-        iterations = layer.options["iterations"] if em else getattr(layer, "iterations", 1)
+        options: dict[str, Any] = layer.options if isinstance(layer, EMRouting) else vars(layer)
+        iterations = options.get("iterations", 1)
         each = rows * children * parents * per_vote(pose // inner * columns, inner, iterations, em=em)
         return Work(routing_operations=2 * 3 * each)  # 3: as in _of_layer
     return Work()
@@ -154,17 +154,17 @@ def measure_machine(pipe: Connection, cases: list[Case], half: bool) -> None:
     pipe.send([count(case) for case in cases])
 
 
-def machine_rates(device: torch.device, *, half: bool, matrix: int = MATRIX, array: int = ARRAY) -> dict[str, float]:
+def machine_rates(device: torch.device, *, half: bool) -> dict[str, float]:
     """Operations per second in square matrix products, bytes per second in a sum of two arrays into a third."""
     rates = {}
     for dtype in [torch.float32] + half * [torch.bfloat16]:
-        factor = torch.rand(matrix, matrix, device=device).to(dtype)
+        factor = torch.rand(MATRIX, MATRIX, device=device).to(dtype)
         product = torch.empty_like(factor)
         seconds = _fastest(lambda factor=factor, product=product: torch.mm(factor, factor, out=product), device)
-        rates[f"{str(dtype).removeprefix('torch.')}_operations_per_second"] = 2 * matrix**3 / seconds
-    first, second, total = (torch.ones(array, device=device) for _ in range(3))
+        rates[f"{str(dtype).removeprefix('torch.')}_operations_per_second"] = 2 * MATRIX**3 / seconds
+    first, second, total = (torch.ones(ARRAY, device=device) for _ in range(3))
     seconds = _fastest(lambda: torch.add(first, second, out=total), device)
-    rates["bytes_per_second"] = 3 * array * first.element_size() / seconds
+    rates["bytes_per_second"] = 3 * ARRAY * first.element_size() / seconds
     return rates
 
 

@@ -35,14 +35,16 @@ def build_layer(case: Case, sizes: dict[str, Any] | None = None) -> tuple[Forwar
         sizes: instead of the case's.
     """
     torch.manual_seed(0)
-    of = {"em_window": _em_window, "em_all_parents": _em_all_parents, "dynamic": _dynamic}[case.name]
-    return of(case, torch.device(case.device), **(sizes or case.sizes))
+    of: dict[str, Callable[..., tuple[Forward, list[Tensor]]]]
+    of = {"em_window": _em_window, "em_all_parents": _em_all_parents, "dynamic": _dynamic}
+    return of[case.name](case, torch.device(case.device), **(sizes or case.sizes))
 
 
 def _em(case: Case, iterations: int) -> Any:
+    backend: Any = case.form
     return partial(
         EMRouting, cost="paper", beta_u=0.0, beta_a=0.0, inverse_temperature=FINAL, min_variance=MIN_VARIANCE,
-        iterations=iterations, backend=case.form,
+        iterations=iterations, backend=backend,
     )  # fmt: skip
 
 

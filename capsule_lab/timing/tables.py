@@ -6,11 +6,14 @@ from collections.abc import Iterator
 from itertools import groupby
 from typing import Any
 
+from rich import box
 from rich.table import Table
 
 from capsule_lab.timing.breakdown import FAMILIES
 
 Row = dict[str, Any]
+FLOORS = ("least ms\narithmetic", "least ms\nmemory")
+SHORT = {"32-true": "f32", "bf16-mixed": "bf16"}
 
 
 def of_measured(report: dict[str, Any], hardware: str) -> Iterator[Table]:
@@ -32,7 +35,7 @@ def _of_layers(rows: list[Row], hardware: str, machine: str) -> Table:
         f"layers, float32, {hardware}",
         f"ratio and share: to the first row of a layer; memory: above its inputs; {machine}",
         ["layer", "form"],
-        ["forward ms", "and backward ms", "ratio", "memory", "share", "least arithmetic ms", "least memory ms"],
+        ["forward ms", "and backward ms", "ratio", "memory", "share", *FLOORS],
     )
     for row in rows:
         shown.add_row(
@@ -48,13 +51,13 @@ def _of_models(rows: list[Row], hardware: str, machine: str) -> Table:
         f"training steps (forward, backward, Adam), {hardware}",
         f"ratio and share: to the first row of a model; memory: of the whole process; {machine}",
         ["model", "form", "precision"],
-        ["batch", "images/s", "ms/step", "ratio", "peak memory", "share", "least arithmetic ms", "least memory ms"],
+        ["batch", "images/s", "ms/step", "ratio", "peak memory", "share", *FLOORS],
     )
     for row in rows:
         shown.add_row(
-            row["name"], row["form"], row["precision"], str(row["batch_size"]), f"{row['images_per_second']:.3g}",
-            _range(row), f"{row['speedup']:.2f}x", _size(row["peak_memory_bytes"]), f"{row['peak_memory_share']:.0%}",
-            _ms(row["floor_arithmetic_seconds"]), _ms(row["floor_memory_seconds"]),
+            row["name"], row["form"], SHORT[row["precision"]], str(row["batch_size"]),
+            f"{row['images_per_second']:.3g}", _range(row), f"{row['speedup']:.2f}x", _size(row["peak_memory_bytes"]),
+            f"{row['peak_memory_share']:.0%}", _ms(row["floor_arithmetic_seconds"]), _ms(row["floor_memory_seconds"]),
         )  # fmt: skip
     return shown
 
@@ -70,8 +73,9 @@ def of_scaling(rows: list[Row], hardware: str) -> Iterator[Table]:
         )
         for row in of_axis:
             shown.add_row(
-                str(row["value"]), row["form"], f"{row['votes']:,}", _range(row), f"{row['seconds_per_vote'] * 1e9:.2f}",
-                _size(row["memory_above_bytes"]), f"{row['memory_above_bytes'] / row['votes']:.1f}",
+                str(row["value"]), row["form"], f"{row['votes']:,}", _range(row),
+                f"{row['seconds_per_vote'] * 1e9:.2f}", _size(row["memory_above_bytes"]),
+                f"{row['memory_above_bytes'] / row['votes']:.1f}",
             )  # fmt: skip
         yield shown
 
@@ -86,11 +90,13 @@ def of_profile(rows: list[Row], hardware: str) -> Iterator[Table]:
     )
     for row in rows:
         shares = [f"{row['shares'][family]:.1%}" for family in FAMILIES]
-        shown.add_row(row["name"], row["form"], row["precision"], str(row["batch_size"]), _ms(row["seconds"]), *shares)
+        shown.add_row(
+            row["name"], row["form"], SHORT[row["precision"]], str(row["batch_size"]), _ms(row["seconds"]), *shares
+        )
     yield shown
     for row in rows:
         shown = _table(
-            f"costliest operators, {row['name']} {row['form']} {row['precision']}",
+            f"costliest operators, {row['name']} {row['form']} {SHORT[row['precision']]}",
             "",
             ["operator", "family"],
             ["ms", "share"],
@@ -101,9 +107,9 @@ def of_profile(rows: list[Row], hardware: str) -> Iterator[Table]:
 
 
 def _table(title: str, caption: str, words: list[str], numbers: list[str]) -> Table:
-    shown = Table(title=title, caption=caption)
+    shown = Table(title=title, caption=caption, box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     for name in words:
-        shown.add_column(name, overflow="fold")
+        shown.add_column(name, no_wrap=True)
     for name in numbers:
         shown.add_column(name, justify="right")
     return shown

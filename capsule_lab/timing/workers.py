@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import re
 import resource
 import sys
 import time
@@ -153,5 +154,9 @@ def peak_memory(device: torch.device) -> int:
     """The most bytes that were taken: by tensors on a GPU, by the whole process otherwise."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated()
+    with suppress(OSError):  # Linux; a process that was forked starts with its parent's ru_maxrss
+        found = re.search(r"^VmHWM:\s*(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE)
+        if found:
+            return int(found[1]) * 1024  # KiB
     unit = 1 if sys.platform == "darwin" else 1024  # ru_maxrss: bytes on macOS, KiB elsewhere
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

@@ -9,7 +9,7 @@ from hydra.utils import instantiate
 
 from capsule_lab.command import compose
 from capsule_lab.losses import cross_entropy_loss
-from capsule_lab.networks import BaselineCNN
+from capsule_lab.networks import BaselineCNN, SmallCNN
 
 SMALL = {"channels": (3, 4), "kernel_size": 3, "hidden": (6, 5), "dropout": 0.5}
 
@@ -143,3 +143,49 @@ def test_wrong_dropout_is_named(dropout: float) -> None:
 def test_even_kernel_size_is_named(kernel_size: int) -> None:
     with pytest.raises(ValueError, match=f"kernel_size is {kernel_size}; expected an odd number"):
         build(kernel_size=kernel_size)
+
+
+def small(image_shape: tuple[int, int, int] = (1, 6, 7), num_classes: int = 4, **options: Any) -> SmallCNN:
+    torch.manual_seed(0)
+    return SmallCNN(image_shape, num_classes, **{"channels": (3, 4), "kernel_sizes": (5, 3), "dropout": 0.5, **options})
+
+
+def test_small_cnn_has_a_fraction_of_the_parameters() -> None:
+    options = compose("train", ["model=cnn_small"]).model
+    network = instantiate(options, _partial_=True, _convert_="all")((2, 32, 32), 5)
+    by_hand = 2 * 25 * 32 + 32 * 9 * 64 + 64 * 9 * 64 + 2 * (32 + 64 + 64) + (64 * 4 * 4 + 1) * 5
+    assert sum(parameter.numel() for parameter in network.parameters()) == by_hand == 62_341
+
+
+@pytest.mark.parametrize("image_shape", [(1, 6, 7), (3, 5, 5), (2, 1, 1)])
+def test_small_cnn_shapes(image_shape: tuple[int, int, int]) -> None:
+    network = small(image_shape).eval()
+    assert network(images(2, *image_shape)).scores.shape == (2, 4)
+
+
+@pytest.mark.parametrize(
+    ("argument", "other"),
+    [("channels", (3, 5)), ("kernel_sizes", (3, 3)), ("dropout", 0.1), ("num_classes", 5), ("image_shape", (1, 9, 7))],
+)
+def test_every_argument_of_the_small_cnn_does_something(argument: str, other: Any) -> None:
+    networks = small(), small(**{argument: other})
+    shapes = [[p.shape for p in network.parameters()] for network in networks]
+    outputs = []
+    for network in networks:
+        torch.manual_seed(0)
+        outputs.append(network(images(8)).scores if shapes[0] == shapes[1] else None)
+    assert shapes[0] != shapes[1] or not torch.allclose(*outputs)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"dropout": 1.0}, r"dropout is 1.0; expected a probability in \[0, 1\)"),
+        ({"kernel_sizes": (4, 3)}, r"kernel_sizes are \[4, 3\]; expected 2 odd ones, as channels"),
+        ({"kernel_sizes": (3,)}, r"kernel_sizes are \[3\]; expected 2 odd ones, as channels"),
+        ({"channels": (), "kernel_sizes": ()}, "SmallCNN has layers 0; expected 1 or more"),
+    ],
+)
+def test_small_cnn_refuses(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        small(**options)

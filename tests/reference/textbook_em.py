@@ -37,7 +37,7 @@ def window_index(size: tuple[int, int], types: int, kernel: int, stride: int) ->
 
 
 def share_over_all(scores: Tensor, child: Tensor) -> Tensor:
-    """Softmax over all parents at all positions that see a child; ``scores`` is (images * positions, places, parents)."""
+    """Softmax over all parents at all positions that see a child, of scores (images * positions, places, parents)."""
     index, children = child.flatten(), int(child.max()) + 1
     by_image = scores.reshape(-1, len(index), scores.shape[2])
     largest = by_image.detach().amax(2)

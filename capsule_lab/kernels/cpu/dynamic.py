@@ -58,7 +58,7 @@ def contraction(
     So it is behind ``weighted_sum``, with the couplings and the gradient of the sums, and behind ``agreement``, with
     the gradient of the agreement and the parents.
     """
-    to_poses, to_weight = torch.zeros_like(poses), torch.zeros_like(weight)
+    to_poses, to_weight = poses.new_zeros(poses.shape), weight.new_zeros(weight.shape)
     given = arrays(poses, weight, torch.stack(list(by_child), 2), torch.stack(list(by_component), 2))
     out = to_poses.numpy(), to_weight.numpy()
 

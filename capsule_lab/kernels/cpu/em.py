@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from capsule_lab.kernels.cpu.blocks import hand_on, jit, make_votes
@@ -27,7 +26,7 @@ def fit(
     row, parent, child = couplings.shape
     dim = previous.shape[2]
     mass = couplings.new_empty(row, parent)
-    parents, variances = torch.empty_like(previous), torch.empty_like(previous)
+    parents, variances = previous.new_empty(previous.shape), previous.new_empty(previous.shape)
     distances = couplings.new_empty(row, parent, child if measure else 0)
     given = arrays(poses, weight, activations, couplings, previous)
     out = arrays(mass, parents, variances, distances)

@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from capsule_lab.kernels.cpu.blocks import jit
-from capsule_lab.kernels.cpu.threads import in_parts
+from capsule_lab.kernels.cpu.threads import arrays, in_parts
 
 
 def shares(log_couplings: Tensor, child: Tensor, children: int) -> Tensor:
@@ -20,11 +19,11 @@ def shares(log_couplings: Tensor, child: Tensor, children: int) -> Tensor:
         child: which child each place of each position is, ``(position, place)``.
         children: how many there are.
     """
-    couplings = torch.empty_like(log_couplings, memory_format=torch.contiguous_format)
-    given = log_couplings.detach().contiguous().numpy(), child.numpy(), children
+    couplings = log_couplings.new_empty(log_couplings.shape)
+    given, out = arrays(log_couplings, child), couplings.numpy()
 
     def part(_: int, first: int, last: int) -> None:
-        _shares(first, last, *given, couplings.numpy())
+        _shares(first, last, *given, children, out)
 
     in_parts(part, len(log_couplings) // len(child))
     return couplings
@@ -32,11 +31,11 @@ def shares(log_couplings: Tensor, child: Tensor, children: int) -> Tensor:
 
 def shares_backward(couplings: Tensor, to_couplings: Tensor, child: Tensor, children: int) -> Tensor:
     """Gradient of the log-couplings."""
-    to_logs = torch.empty_like(couplings)
-    given = couplings.numpy(), to_couplings.contiguous().numpy(), child.numpy(), children
+    to_logs = couplings.new_empty(couplings.shape)
+    given, out = arrays(couplings, to_couplings, child), to_logs.numpy()
 
     def part(_: int, first: int, last: int) -> None:
-        _shares_backward(first, last, *given, to_logs.numpy())
+        _shares_backward(first, last, *given, children, out)
 
     in_parts(part, len(couplings) // len(child))
     return to_logs

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,8 @@ Kernel = Callable[[int, int, int], None]
 def in_parts(kernel: Kernel, count: int, *, least: int = 1) -> None:
     """``kernel(part, first, last)`` for parts of ``range(count)``, each of at least ``least``, at the same time."""
     parts = number_of_parts(count, least=least)
-    calls = [functools.partial(kernel, part, count * part // parts, count * (part + 1) // parts) for part in range(parts)]
+    bounds = [count * part // parts for part in range(parts + 1)]
+    calls = [functools.partial(kernel, part, *bounds[part : part + 2]) for part in range(parts)]
     if parts == 1:
         calls[0]()
     elif torchs_openmp() is not None:
@@ -48,7 +49,7 @@ def workspace(count: int, rows: int, like: Tensor, *, least: int = 1) -> Any:
     return like.new_empty(number_of_parts(count, least=least), rows, like.shape[-1]).numpy()
 
 
-def _in_torchs_threads(calls: list[Callable[[], None]]) -> None:
+def _in_torchs_threads(calls: Sequence[Callable[[], None]]) -> None:
     """In the threads that torch's own kernels use.
 
     Those wait for work in a loop for some milliseconds before they sleep: threads of our own would share the cores
@@ -87,6 +88,5 @@ def torchs_openmp() -> Any:
 
 
 @functools.cache
-def _pool(process: int) -> ThreadPoolExecutor:
-    """Threads of this process: a fork inherits none."""
+def _pool(process: int) -> ThreadPoolExecutor:  # noqa: ARG001 (a fork inherits no threads, so each process has its own)
     return ThreadPoolExecutor(thread_name_prefix="capsule_lab")

@@ -1,13 +1,15 @@
 """What all kernels do for a block of children: load them, make their votes, sum over them; and how kernels start.
 
-Components are tuples of one tensor ``(block,)`` each. Names of constants: CHILD children, ROWS, INNER and COLUMNS of the
-matrices, BLOCK children at a time, AT_ONCE rows of the batch that a program works on, PARENTS that it goes through,
-LEVELS for 2^LEVELS components or a few more than there are, NUMBER the type of all sums.
+Components are tuples of one tensor ``(block,)`` each. Constants: CHILD children; ROWS, INNER and COLUMNS of the
+matrices; BLOCK children at a time; AT_ONCE rows of the batch that a program works on; PARENTS that it goes through;
+2^LEVELS components, a few more than there are perhaps; NUMBER, the type of all sums.
 """
+# ruff: noqa: N803, RUF005 (Triton's constants are upper case, and its tuples only add up)
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, no_type_check
 
 import torch
 import triton
@@ -26,8 +28,13 @@ def sizes(poses: Tensor, weight: Tensor, inner: int) -> dict[str, Any]:
         "ROWS": rows,
         "INNER": inner,
         "COLUMNS": columns,
-        "NUMBER": tl.float64 if poses.dtype == torch.float64 else tl.float32,
+        "NUMBER": tl.float64 if bytes_of(poses) == 8 else tl.float32,  # 8: of a double
     }
+
+
+def bytes_of(tensor: Tensor) -> int:
+    """Of a number that kernels compute with."""
+    return max(tensor.element_size(), torch.finfo(torch.float32).bits // 8)  # 8: bits of a byte
 
 
 def levels(poses: Tensor, weight: Tensor, inner: int) -> int:
@@ -40,16 +47,24 @@ def parents_per_program(row: int, parent: int) -> int:
     return max(1, min(parent, row * parent // PROGRAMS))
 
 
-def start(kernel: Any, grid: tuple[int, ...], tensors: tuple[Tensor | None, ...], *rest: Any, **constants: Any) -> None:
-    """Run ``kernel`` on the device of its tensors, unless there is nothing to do."""
+def start(
+    kernel: Any,
+    grid: tuple[int, ...],
+    given: Sequence[Tensor | None],
+    out: Sequence[Tensor | None],
+    *numbers: int,
+    **constants: Any,
+) -> None:
+    """Run ``kernel`` on the device of its tensors, which it writes to ``out``, unless there is nothing to do."""
     if 0 in grid:
         return
-    given = [None if tensor is None else tensor.detach() for tensor in tensors]
-    with torch.cuda.device_of(tensors[0]):
-        kernel[grid](*given, *rest, **constants, enable_fp_fusion=True)
+    read = [tensor if tensor is None else tensor.detach().contiguous() for tensor in given]
+    with torch.cuda.device_of(read[0]):
+        kernel[grid](*read, *out, *numbers, **constants, enable_fp_fusion=True)
 
 
 @triton.jit
+@no_type_check
 def load(pointer, i, CHILD: tl.constexpr, COUNT: tl.constexpr, NUMBER: tl.constexpr):
     """COUNT components of the children ``i``, one after the other in memory; 0 beyond the last child."""
     parts = ()
@@ -59,7 +74,10 @@ def load(pointer, i, CHILD: tl.constexpr, COUNT: tl.constexpr, NUMBER: tl.conste
 
 
 @triton.jit
-def load_rows(pointer, i, first, row, CHILD: tl.constexpr, COUNT: tl.constexpr, AT_ONCE: tl.constexpr, NUMBER: tl.constexpr):
+@no_type_check
+def load_rows(
+    pointer, i, first, row, CHILD: tl.constexpr, COUNT: tl.constexpr, AT_ONCE: tl.constexpr, NUMBER: tl.constexpr
+):
     """The same of AT_ONCE rows; instead of one beyond the last row, the last again."""
     parts = ()
     for a in tl.static_range(AT_ONCE):
@@ -69,6 +87,7 @@ def load_rows(pointer, i, first, row, CHILD: tl.constexpr, COUNT: tl.constexpr, 
 
 
 @triton.jit
+@no_type_check
 def make_votes(poses, weight, FIRST: tl.constexpr, ROWS: tl.constexpr, INNER: tl.constexpr, COLUMNS: tl.constexpr):
     """``votes[r c] = sum_q poses[r q] weight[q c]``; ``poses`` start at FIRST of their tuple."""
     votes = ()
@@ -82,10 +101,11 @@ def make_votes(poses, weight, FIRST: tl.constexpr, ROWS: tl.constexpr, INNER: tl
 
 
 @triton.jit
+@no_type_check
 def stack(parts, COUNT: tl.constexpr, LEVELS: tl.constexpr):
     """Components in one tensor ``(block, 2^LEVELS)``, those beyond COUNT 0; a thread keeps what it has."""
     for _ in tl.static_range((1 << LEVELS) - COUNT):
-        parts = parts + (parts[0] * 0,)
+        parts = parts + (tl.zeros_like(parts[0]),)
     for level in tl.static_range(LEVELS):
         joined = ()
         for k in tl.static_range(1 << (LEVELS - level - 1)):
@@ -95,7 +115,8 @@ def stack(parts, COUNT: tl.constexpr, LEVELS: tl.constexpr):
 
 
 @triton.jit
-def put(pointer, i, parts, FIRST: tl.constexpr, COUNT: tl.constexpr, CHILD: tl.constexpr, exists):
-    """Store COUNT components, the first of them FIRST of the tuple, if there is such a row."""
+@no_type_check
+def put(pointer, i, parts, FIRST: tl.constexpr, COUNT: tl.constexpr, count, CHILD: tl.constexpr):
+    """Store COUNT components of ``count`` children, the first of them FIRST of the tuple."""
     for k in tl.static_range(COUNT):
-        tl.store(pointer + k * CHILD + i, parts[FIRST + k], mask=(i < CHILD) & exists)
+        tl.store(pointer + k * CHILD + i, parts[FIRST + k], mask=i < count)

@@ -1,0 +1,306 @@
+"""The kernels of a GPU against those of a CPU: in Triton's interpreter, compiled without a GPU, and on one if there is.
+
+The interpreter must be chosen before Triton is imported, so it runs in a process of its own.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import multiprocessing
+import os
+import sys
+import warnings
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+from unittest.mock import patch
+
+import pytest
+import torch
+from torch import Tensor
+
+from capsule_lab.kernels import choice, cpu, ops, run
+from capsule_lab.kernels.choice import fused_kernels
+from capsule_lab.routing.dynamic import dynamic_routing
+from capsule_lab.routing.em import em_routing
+from capsule_lab.types import Votes
+
+if importlib.util.find_spec("triton") is None:
+    pytest.skip("Triton, which compiles the kernels of a GPU, is not installed", allow_module_level=True)
+
+KERNELS = ["agreement", "contraction", "distances", "fit", "fit_backward", "weighted_sum"]
+F64, F32, BF16 = torch.float64, torch.float32, torch.bfloat16
+TOLERANCE = {F64: 1e-10, F32: 1e-5, BF16: 1e-2}
+
+
+class Case(NamedTuple):
+    row: int
+    parent: int
+    child: int
+    rows: int
+    inner: int
+    columns: int
+    dtype: torch.dtype = F64
+    damping: float = 0.0
+    measure: bool = True
+    scale: float = 1.0
+    absent: bool = False
+    programs: int = 2048  # few: each goes through several parents, or rows
+
+
+CASES = {
+    "EM": Case(3, 2, 17, 4, 4, 4),
+    "CapsNet": Case(1, 2, 5, 1, 8, 16, programs=1),
+    "class layer": Case(2, 5, 35, 2, 3, 1, damping=0.3, programs=3),
+    "not measured": Case(5, 1, 73, 2, 1, 4, damping=0.3, measure=False),
+    "not measured or damped": Case(1, 5, 3, 1, 4, 2, measure=False, programs=1),
+    "one of each": Case(1, 1, 1, 1, 1, 1),
+    "more than a block": Case(1, 2, 521, 1, 2, 2, damping=0.3, programs=1),
+    "float32": Case(3, 2, 73, 2, 2, 3, dtype=F32, programs=2),
+    "extreme": Case(2, 2, 33, 2, 2, 2, dtype=F32, scale=1e4),
+    "extreme float64": Case(2, 2, 17, 2, 2, 2, scale=1e4, damping=0.3),
+    "absent": Case(2, 3, 17, 2, 2, 2, dtype=F32, absent=True),
+    "half precision": Case(2, 2, 17, 2, 2, 2, dtype=BF16, damping=0.3),
+    "no rows": Case(0, 2, 4, 2, 2, 2),
+}
+
+
+def draw(*shape: int, seed: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=F64)
+
+
+def results(kernels: Any, case: Case, device: str, dtype: torch.dtype) -> dict[str, tuple[Tensor, ...]]:
+    """What every kernel gives, for the same numbers in whatever precision."""
+
+    def given(*shape: int, seed: int) -> Tensor:
+        rounded = (draw(*shape, seed=seed) if seed else scaled).to(case.dtype)
+        return rounded.to(device, dtype)
+
+    row, parent, child, rows, inner, columns = case[:6]
+    scaled = draw(row, rows * inner, child, seed=100) * case.scale
+    poses, weight = given(*scaled.shape, seed=0), given(parent, inner * columns, child, seed=1)
+    activations = given(row, child, seed=2).sigmoid() * (0 if case.absent else 1)
+    couplings, by_child = given(row, parent, child, seed=3).softmax(1), given(row, parent, child, seed=4)
+    previous, pose = (given(row, parent, rows * columns, seed=seed) for seed in (5, 6))
+    variances = given(row, parent, rows * columns, seed=7).square() + 0.1
+    # of the fit's results, exact for both: what a kernel makes of an argument is not to depend on how it was rounded
+    with torch.no_grad():
+        exact = [each.double().cpu() for each in (poses, weight, activations, couplings, previous)]
+        fitted = [each.to(device, dtype) for each in cpu.fit(*exact, inner, case.damping, 0.01, 1e-3, case.measure)]
+    gradients = [given(*each.shape, seed=10 + n) for n, each in enumerate(fitted)]
+    arguments = poses, weight, activations, couplings, previous
+    terms = [couplings, by_child], [previous, pose]
+    fit = kernels.fit(*arguments, inner, case.damping, 0.01, 1e-3, case.measure)
+    return {
+        "fit": fit,
+        "fit_backward": kernels.fit_backward(*arguments, *fitted[:3], *gradients, inner, case.damping, 0.01),
+        "distances": (kernels.distances(poses, weight, pose, variances, inner),),
+        "weighted_sum": (kernels.weighted_sum(poses, weight, by_child, inner),),
+        "agreement": (kernels.agreement(poses, weight, pose, inner),),
+        "contraction": (
+            *kernels.contraction(poses, weight, *terms, inner),
+            *kernels.contraction(poses, weight, terms[0][:1], terms[1][:1], inner),
+        ),
+    }
+
+
+def compare(name: str, device: str) -> None:
+    """Raise, if a kernel of a GPU gives something else than that of a CPU, or with memory in another order."""
+    from capsule_lab.kernels import gpu
+
+    case = CASES[name]
+    with patch.object(gpu.blocks, "PROGRAMS", case.programs), patch.object(gpu.gradients, "PROGRAMS", case.programs):
+        found = results(gpu, case, device, case.dtype)
+    expected = results(cpu, case, "cpu", F32 if case.dtype == BF16 else case.dtype)
+    assert list(found) == list(expected)
+    for kernel, each in expected.items():
+        assert len(found[kernel]) == len(each)
+        for n, (ours, theirs) in enumerate(zip(found[kernel], each, strict=True)):
+            assert ours.dtype == case.dtype, kernel
+            largest = theirs.abs().max().item() if theirs.numel() else 0.0
+            torch.testing.assert_close(
+                ours.cpu().to(theirs.dtype),
+                theirs,
+                rtol=TOLERANCE[case.dtype],
+                atol=TOLERANCE[case.dtype] * max(largest, 1.0 if theirs.dtype == F64 else 0.0),
+                msg=lambda text, what=f"{kernel}, result {n}": f"{what}: {text}",
+            )
+
+
+def compare_order(device: str) -> None:
+    """Strided arguments give what contiguous ones do, in contiguous results."""
+    from capsule_lab.kernels import gpu
+
+    class Strided:
+        def __getattr__(self, name: str) -> Any:
+            def call(*arguments: Any) -> Any:
+                return getattr(gpu, name)(*map(backwards, arguments))
+
+            return call
+
+    case = Case(3, 2, 17, 2, 1, 3, damping=0.3)
+    expected, found = (results(kernels, case, device, F64) for kernels in (gpu, Strided()))
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+    assert all(each.is_contiguous() for several in found.values() for each in several)
+
+
+def backwards(argument: Any) -> Any:
+    """A tensor with its last dimension outermost in memory."""
+    if isinstance(argument, list):
+        return [backwards(each) for each in argument]
+    if not isinstance(argument, Tensor):
+        return argument
+    order = tuple(range(argument.ndim))[::-1]
+    return argument.permute(order).contiguous().permute(order)
+
+
+def compare_routing(device: str, algorithm: str, options: dict[str, Any]) -> None:
+    """Raise, if a whole routing and its gradients are not those of the plain formulas."""
+    from capsule_lab.kernels import gpu
+
+    batch, child, parent, matrix = 2, 5, 3, 2
+    tensors = [
+        draw(batch, child, matrix * matrix, seed=0),
+        draw(child, matrix, parent, matrix, seed=1),
+        draw(batch, child, seed=2).sigmoid(),
+        draw(parent, seed=3),
+        draw(parent, seed=4),
+    ]
+    answers = []
+    with ExitStack() as stack:
+        for module in (choice, ops, run):
+            stack.enter_context(patch.object(module, "fused_kernels", lambda _: gpu))
+        for backend in ("fused", "reference"):
+            poses, weight, *others = leaves = [tensor.clone().to(device).requires_grad_() for tensor in tensors]
+            if algorithm == "em":
+                above = em_routing(Votes(poses, weight), *others, backend=backend, **options)  # type: ignore[arg-type]
+            else:
+                above = dynamic_routing(Votes(poses, weight), backend=backend, **options)  # type: ignore[arg-type]
+                above, leaves = (above,), leaves[:2]
+            loss = sum((each * draw(*each.shape, seed=5 + n).to(device)).sum() for n, each in enumerate(above))
+            answers.append([*above, *torch.autograd.grad(loss, leaves)])
+    torch.testing.assert_close(answers[0], answers[1], rtol=1e-10, atol=1e-10)
+
+
+ROUTINGS = [
+    ("em", {}),
+    ("em", {"damping": 0.3, "iterations": 2}),
+    ("em", {"iterations": 1, "initial": "types"}),
+    ("dynamic", {}),
+]
+
+
+# ------------------------------------------------------------------------------------------------ interpreted
+
+
+def get_ready() -> None:
+    """First call in the process of the interpreter."""
+    torch.set_num_threads(1)
+    warnings.simplefilter("error")
+
+
+@pytest.fixture(scope="module")
+def interpreter() -> Iterator[ProcessPoolExecutor]:
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+        with patch.dict(os.environ, TRITON_INTERPRET="1"):  # inherited by the process, which starts here
+            pool.submit(get_ready).result()
+        yield pool
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_interpreted(name: str, interpreter: ProcessPoolExecutor) -> None:
+    interpreter.submit(compare, name, "cpu").result()
+
+
+def test_interpreted_in_any_memory_order(interpreter: ProcessPoolExecutor) -> None:
+    interpreter.submit(compare_order, "cpu").result()
+
+
+@pytest.mark.parametrize(("algorithm", "options"), ROUTINGS)
+def test_interpreted_routing(algorithm: str, options: dict[str, Any], interpreter: ProcessPoolExecutor) -> None:
+    interpreter.submit(compare_routing, "cpu", algorithm, options).result()
+
+
+# --------------------------------------------------------------------------------------------------- compiled
+
+
+def test_compiled_for_hopper(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Every kernel becomes machine code, also where no GPU is: the interpreter allows more than the compiler."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    from capsule_lab.kernels import gpu
+
+    compiled = set()
+
+    def start(kernel: Any, grid: Any, given: Any, out: Any, *numbers: int, num_warps: int, **constants: Any) -> None:
+        signature, constexprs = dict.fromkeys(constants, "constexpr"), dict(constants)
+        for name, value in zip(kernel.arg_names, (*given, *out, *numbers), strict=False):
+            signature[name] = "i32" if isinstance(value, int) else "*fp32"
+            if value is None or (isinstance(value, int) and value == 1):  # as Triton does
+                signature[name], constexprs[name] = "constexpr", value
+        in_order = {name: signature[name] for name in kernel.arg_names}
+        options = {"num_warps": num_warps, "enable_fp_fusion": True}
+        source = ASTSource(kernel, in_order, constexprs=constexprs)
+        assert triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options).asm["cubin"]
+        compiled.add(kernel.fn.__name__)
+
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    for module in (gpu.em, gpu.dynamic, gpu.gradients):
+        monkeypatch.setattr(module, "start", start)
+    row, parent, child, inner, empty = 3, 2, 40, 2, partial(torch.empty, device="meta")
+    poses, weight, couplings = empty(row, 2, child), empty(parent, 4, child), empty(row, parent, child)
+    mass, parents = empty(row, parent), empty(row, parent, 2)
+    arguments = poses, weight, empty(row, child), couplings, parents
+    gpu.fit(*arguments, inner, 0.0, 5e-4, 1e-7, True)
+    gpu.fit_backward(*arguments, mass, parents, parents, mass, parents, parents, couplings, inner, 0.3, 5e-4)
+    gpu.fit_backward(*arguments, mass, parents, parents, mass, parents, parents, couplings[..., :0], inner, 0.0, 5e-4)
+    gpu.distances(poses, weight, parents, parents, inner)
+    gpu.weighted_sum(poses, weight, couplings, inner)
+    gpu.agreement(poses, weight, parents, inner)
+    gpu.contraction(poses, weight, [couplings] * 2, [parents] * 2, inner)
+    gpu.agreement(poses[:1], weight[:1], parents[:1, :1], inner)
+    monkeypatch.setattr(gpu.em, "AT_ONCE", 32)  # votes of the fit are made again, and its poses damped
+    gpu.fit(*arguments, inner, 0.3, 5e-4, 1e-7, True)
+    assert compiled == {"_fit", "_sum_up", "_compare", "_to_poses", "_to_weight", "_weighted_sum"}
+
+
+def test_without_triton_there_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if name.startswith("capsule_lab.kernels.gpu")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "triton", None)
+    with pytest.raises(ImportError, match="triton"):
+        importlib.import_module("capsule_lab.kernels.gpu")
+
+
+def test_found_for_a_gpu_without_one() -> None:
+    kernels = fused_kernels("cuda")
+    assert not isinstance(kernels, str), kernels
+    assert sorted(kernels.__all__) == KERNELS
+
+
+# ----------------------------------------------------------------------------------------------------- on a GPU
+
+on_a_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+
+
+@on_a_gpu
+@pytest.mark.parametrize("name", CASES)
+def test_on_a_gpu(name: str) -> None:
+    compare(name, "cuda")
+
+
+@on_a_gpu
+def test_on_a_gpu_in_any_memory_order() -> None:
+    compare_order("cuda")
+
+
+@on_a_gpu
+@pytest.mark.parametrize(("algorithm", "options"), ROUTINGS)
+def test_routing_on_a_gpu(algorithm: str, options: dict[str, Any]) -> None:
+    compare_routing("cuda", algorithm, options)

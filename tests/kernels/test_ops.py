@@ -1,0 +1,163 @@
+"""Fused kernels as operators: what torch asks of one, and networks that are compiled or exported through them."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.library import opcheck
+
+from capsule_lab.kernels import ops
+from capsule_lab.layers import ClassCapsules, ConvCapsules, DenseCapsules
+from capsule_lab.routing import DynamicRouting, EMRouting, UniformRouting
+from tests.tracing import without_shape_checks
+
+ROW, PARENT, CHILD, ROWS, INNER, COLUMNS = 4, 3, 5, 2, 2, 3
+
+
+def draw(*shape: int, seed: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+POSES = draw(ROW, ROWS * INNER, CHILD, seed=0)
+WEIGHT = draw(PARENT, INNER * COLUMNS, CHILD, seed=1)
+ACTIVATIONS = draw(ROW, CHILD, seed=2).sigmoid()
+COUPLINGS = draw(ROW, PARENT, CHILD, seed=3).softmax(1)
+PARENTS = draw(ROW, PARENT, ROWS * COLUMNS, seed=4)
+VARIANCES = PARENTS.square() + 0.1
+MASS = draw(ROW, PARENT, seed=5).square() + 1
+CHILD_AT = torch.tensor([[0, 1, 2, 3, 4], [3, 4, 5, 6, 0]])
+EM = POSES, WEIGHT, ACTIVATIONS, COUPLINGS, PARENTS
+FITTED = MASS, PARENTS, VARIANCES
+
+CALLS: dict[str, tuple[Any, ...]] = {
+    "fit": (*EM, INNER, 0.1, 5e-4, 1e-7, True),
+    "fit, not measured": (*EM, INNER, 0.0, 5e-4, 1e-7, False),
+    "fit_backward": (*EM, *FITTED, *FITTED, COUPLINGS, INNER, 0.1, 5e-4),
+    "fit_backward, not measured": (*EM, *FITTED, *FITTED, COUPLINGS[..., :0], INNER, 0.1, 5e-4),
+    "distances": (POSES, WEIGHT, PARENTS, VARIANCES, INNER),
+    "weighted_sum": (POSES, WEIGHT, COUPLINGS, INNER),
+    "agreement": (POSES, WEIGHT, PARENTS, INNER),
+    "contraction": (POSES, WEIGHT, [COUPLINGS, COUPLINGS], [PARENTS, VARIANCES], INNER),
+    "shares": (COUPLINGS, CHILD_AT, 7),
+    "shares_backward": (COUPLINGS, COUPLINGS.square(), CHILD_AT, 7),
+}
+WITH_GRADIENT = {"fit", "weighted_sum", "agreement", "shares"}
+OPERATORS = {name for name, value in vars(ops).items() if isinstance(value, torch.library.CustomOpDef)}
+
+
+def test_every_operator_is_checked() -> None:
+    assert {call.split(",")[0] for call in CALLS} == OPERATORS
+
+
+def backwards(tensor: Tensor) -> Tensor:
+    order = tuple(range(tensor.ndim))[::-1]
+    return tensor.permute(order).contiguous().permute(order)
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # torch's own check
+@pytest.mark.parametrize(
+    "check", ["test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic"]
+)
+@pytest.mark.parametrize("strided", [False, True])
+@pytest.mark.parametrize("call", CALLS)
+def test_operator_is_what_torch_expects(call: str, strided: bool, check: str) -> None:
+    name = call.split(",")[0]
+
+    def prepared(value: Any) -> Any:
+        if isinstance(value, list):
+            return [prepared(each) for each in value]
+        if not isinstance(value, Tensor) or not value.is_floating_point():
+            return value
+        value = backwards(value.detach()) if strided else value.detach().clone()
+        return value.requires_grad_(name in WITH_GRADIENT)
+
+    opcheck(getattr(torch.ops.capsule_lab, name).default, [prepared(each) for each in CALLS[call]], test_utils=check)
+
+
+# --------------------------------------------------------------------------------------- networks through them
+
+
+def conv(backend: str, **options: Any) -> nn.Module:
+    routing = partial(EMRouting, backend=backend, **options)
+    return ConvCapsules((4, 6), 2, 4, 3, 4, rows=2, stride=2, weight_std=0.8, routing=routing)
+
+
+def classes(backend: str) -> nn.Module:
+    routing = partial(EMRouting, backend=backend, damping=0.1)
+    return ClassCapsules(6, 2, 4, 3, 4, rows=2, weight_std=0.8, routing=routing, coordinates=draw(6, 4, seed=9))
+
+
+def dense(routing: Any, backend: str) -> nn.Module:
+    return DenseCapsules(12, 4, 3, 5, weight_std=0.8, routing=partial(routing, backend=backend))
+
+
+LAYERS: dict[str, Any] = {
+    "convolution": conv,
+    "convolution, legacy": partial(conv, normalisation="official_legacy", initial="types"),
+    "convolution, mixing": partial(conv, activation="mixing_proportions"),
+    "classes": classes,
+    "dense": partial(dense, DynamicRouting),
+    "dense, uniform": partial(dense, UniformRouting),
+}
+USED = {
+    "convolution": {"fit", "shares"},
+    "convolution, legacy": {"fit"},
+    "convolution, mixing": {"fit", "shares"},
+    "classes": {"fit"},
+    "dense": {"weighted_sum", "agreement"},
+    "dense, uniform": {"weighted_sum"},
+}
+
+
+def layer_and_children(name: str, backend: str) -> tuple[nn.Module, tuple[Tensor, Tensor]]:
+    torch.manual_seed(0)
+    layer = LAYERS[name](backend).double()
+    count = 48 if name.startswith("convolution") else 12
+    return layer, (draw(2, count, 4, seed=0), draw(2, count, seed=1).sigmoid())
+
+
+def values_and_gradients(function: Any, layer: nn.Module, below: tuple[Tensor, Tensor]) -> list[Tensor]:
+    inputs = [tensor.clone().requires_grad_() for tensor in below]
+    parents = function(*inputs)
+    whole = sum((each * torch.linspace(1, 2, each.numel()).to(each).view_as(each)).sum() for each in parents)
+    asked = [*inputs, *(parameter for parameter in layer.parameters() if parameter.requires_grad)]
+    return [*parents, *torch.autograd.grad(whole, asked, allow_unused=True, materialize_grads=True)]
+
+
+@pytest.mark.parametrize("compiler", ["eager", "aot_eager"])
+@pytest.mark.parametrize(
+    ("name", "backend"),
+    [*((name, "fused") for name in LAYERS), ("convolution", "auto"), ("convolution", "matmul"), ("dense", "matmul")],
+)
+def test_layer_is_the_same_when_compiled(
+    name: str, backend: str, compiler: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layer, below = layer_and_children(name, backend)
+    expected = values_and_gradients(layer, layer, below)
+    without_shape_checks(monkeypatch)
+    compiled = torch.compile(layer, backend=compiler, fullgraph=True)
+    torch.testing.assert_close(values_and_gradients(compiled, layer, below), expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("name", "backend", "strict"),
+    [
+        *((name, "fused", False) for name in LAYERS),
+        ("convolution", "fused", True),
+        ("convolution", "matmul", False),
+        ("dense", "matmul", False),
+    ],
+)
+def test_layer_is_exported(name: str, backend: str, strict: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A graph of torch's operators and ours, in which votes are made only if they are wanted."""
+    layer, below = layer_and_children(name, backend)
+    expected = layer(*below)
+    without_shape_checks(monkeypatch)
+    program = torch.export.export(layer, below, strict=strict)
+    torch.testing.assert_close(tuple(program.module()(*below)), tuple(expected), rtol=0, atol=1e-12)
+    used = {str(node.target).split(".")[1] for node in program.graph.nodes if "capsule_lab" in str(node.target)}
+    assert used == (USED[name] if backend == "fused" else set())
