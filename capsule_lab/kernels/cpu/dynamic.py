@@ -14,12 +14,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from capsule_lab.kernels.cpu.blocks import hand_on, jit
-from capsule_lab.kernels.cpu.threads import arrays, in_parts, number_of_parts
+from capsule_lab.kernels.cpu.blocks import give, hand_on, jit, take
+from capsule_lab.kernels.cpu.lanes import LANES, load, spread, store
+from capsule_lab.kernels.cpu.threads import arrays, flat, in_parts, number_of_parts
 
 BLOCK = 288  # ours: children at a time; fastest of 64 to 576
 ROWS = 4  # ours: rows whose gradients go to the weight together
-BLOCK_BACK = 144  # ours: the same where gradients of votes are in cache as well
 LEAST = 64  # ours: children that a thread is worth
 
 
@@ -58,14 +58,16 @@ def contraction(
     So it is behind ``weighted_sum``, with the couplings and the gradient of the sums, and behind ``agreement``, with
     the gradient of the agreement and the parents.
     """
-    to_poses, to_weight = poses.new_zeros(poses.shape), weight.new_zeros(weight.shape)
-    given = arrays(poses, weight, torch.stack(list(by_child), 2), torch.stack(list(by_component), 2))
-    out = to_poses.numpy(), to_weight.numpy()
+    to_poses, to_weight = poses.new_empty(poses.shape), weight.new_empty(weight.shape)
+    row, parent, child = by_child[0].shape
+    sizes = row, parent, child, len(by_child), poses.shape[1] // inner, inner, weight.shape[1] // inner
+    given = flat(poses, weight, torch.stack(list(by_child), 2), torch.stack(list(by_component), 2))
+    out = flat(to_poses, to_weight)
 
     def part(_: int, first: int, last: int) -> None:
-        _contraction(first, last, *given, inner, *out)
+        _contraction(first, last, sizes, *given, *out)
 
-    in_parts(part, poses.shape[2], least=LEAST)
+    in_parts(part, poses.shape[2], least=LEAST, multiple=LANES)
     return to_poses, to_weight
 
 
@@ -170,42 +172,39 @@ def _agreement(first: int, last: int, poses: Any, weight: Any, parents: Any, inn
 def _contraction(
     first: int,
     last: int,
+    sizes: Any,
     poses: Any,
     weight: Any,
     by_child: Any,
     by_component: Any,
-    inner: int,
     to_poses: Any,
     to_weight: Any,
 ) -> None:
-    row, parent, terms, dim = by_component.shape
-    for start in range(first, last, BLOCK_BACK):
-        count = min(BLOCK_BACK, last - start)
-        p = np.empty((row, poses.shape[1], count), poses.dtype)
-        to_p = np.zeros((row, poses.shape[1], count), poses.dtype)
-        w = np.empty((weight.shape[1], count), poses.dtype)
-        to_w = np.empty((weight.shape[1], count), poses.dtype)
-        to_votes = np.empty((ROWS * dim, count), poses.dtype)
-        shares = np.empty((terms, count), poses.dtype)
-        of_component = np.empty(terms, poses.dtype)
+    row, parent, child, terms, rows, inner, columns = sizes
+    of_pose, of_weight, dim = rows * inner, inner * columns, rows * columns
+    zero = poses.dtype.type(0)
+    p, to_p = np.empty(row * of_pose * LANES, poses.dtype), np.empty(row * of_pose * LANES, poses.dtype)
+    w, to_w = np.empty(of_weight * LANES, poses.dtype), np.empty(of_weight * LANES, poses.dtype)
+    to_votes, shares = np.empty(ROWS * dim * LANES, poses.dtype), np.empty(terms * LANES, poses.dtype)
+    for start in range(first, last, LANES):
+        to_p[:] = 0
         for n in range(row):
-            _copy(poses[n], start, p[n])
+            take(poses, n * of_pose * child, of_pose, child, start, p, n * of_pose * LANES)
         for j in range(parent):
-            _copy(weight[j], start, w)
+            take(weight, j * of_weight * child, of_weight, child, start, w, 0)
             to_w[:] = 0
-            for some in range(0, row, ROWS):
-                end = min(some + ROWS, row)
-                for n in range(some, end):
-                    _copy(by_child[n, j], start, shares)
+            for some in range(0, row, ROWS):  # as if the poses of several rows were one, which has more rows
+                together = min(ROWS, row - some)
+                for k in range(together):
+                    at = ((some + k) * parent + j) * terms
+                    take(by_child, at * child, terms, child, start, shares, 0)
                     for h in range(dim):
-                        for k in range(terms):
-                            of_component[k] = by_component[n, j, k, h]
-                        _combine(to_votes[(n - some) * dim + h], of_component, 0, shares, 0, terms)
-                size = (end - some) * poses.shape[1], count
-                of_rows = to_votes[: (end - some) * dim]
-                hand_on(of_rows, p[some:end].reshape(size), w, inner, to_p[some:end].reshape(size), to_w)
-            for k in range(weight.shape[1]):
-                to_weight[j, k, start : start + count] = to_w[k]
+                        total = spread(zero)
+                        for term in range(terms):
+                            total = total + load(shares, term * LANES) * spread(by_component[(at + term) * dim + h])
+                        store(to_votes, (k * dim + h) * LANES, total)
+                at = some * of_pose * LANES
+                hand_on(to_votes, 0, p, at, w, 0, together * rows, inner, columns, to_p, at, to_w, 0)
+            give(to_w, 0, to_weight, j * of_weight * child, of_weight, child, start)
         for n in range(row):
-            for h in range(poses.shape[1]):
-                to_poses[n, h, start : start + count] = to_p[n, h]
+            give(to_p, n * of_pose * LANES, to_poses, n * of_pose * child, of_pose, child, start)

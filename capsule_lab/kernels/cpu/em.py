@@ -6,8 +6,9 @@ from typing import Any
 
 from torch import Tensor
 
-from capsule_lab.kernels.cpu.blocks import hand_on, jit, make_votes
-from capsule_lab.kernels.cpu.threads import arrays, in_parts, number_of_parts, workspace
+from capsule_lab.kernels.cpu.blocks import give, hand_on, jit, load_some, make_votes, store_some, take, tiles
+from capsule_lab.kernels.cpu.lanes import LANES, load, spread, store, total
+from capsule_lab.kernels.cpu.threads import flat, in_parts, number_of_parts, workspace
 
 
 def fit(
@@ -24,16 +25,16 @@ def fit(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Mass, poses, variances and, if asked to ``measure``, distances, see ``capsule_lab.kernels.base.Fit``."""
     row, parent, child = couplings.shape
-    dim = previous.shape[2]
     mass = couplings.new_empty(row, parent)
     parents, variances = previous.new_empty(previous.shape), previous.new_empty(previous.shape)
     distances = couplings.new_empty(row, parent, child if measure else 0)
-    given = arrays(poses, weight, activations, couplings, previous)
-    out = arrays(mass, parents, variances, distances)
-    work = workspace(row, dim + 1, poses)
+    sizes = _sizes(poses, previous, inner)
+    given = flat(poses, _in_tiles(weight), activations, couplings, previous)
+    out = flat(mass, parents, variances, distances)
+    room = _workspace(poses, previous)
 
     def part(thread: int, first: int, last: int) -> None:
-        _fit(first, last, work[thread], *given, inner, damping, min_variance, mass_eps, *out)
+        _fit(first, last, sizes, *(each[thread] for each in room), *given, damping, min_variance, mass_eps, *out)
 
     in_parts(part, row)
     return mass, parents, variances, distances
@@ -58,49 +59,115 @@ def fit_backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients of the first five arguments; ``to_x`` are those of the results of ``fit``."""
     row = len(couplings)
-    to_poses, to_activations = (each.new_zeros(each.shape) for each in (poses, activations))
+    to_poses, to_activations = poses.new_empty(poses.shape), activations.new_zeros(activations.shape)
     to_couplings, to_previous = (each.new_empty(each.shape) for each in (couplings, previous))
-    to_weight = weight.new_zeros(number_of_parts(row), *weight.shape)  # a thread writes to its own
-    given = arrays(
-        poses, weight, activations, couplings, previous, mass, parents, variances,
+    sizes = _sizes(poses, previous, inner)
+    in_tiles = _in_tiles(weight)
+    to_tiles = in_tiles.new_zeros(number_of_parts(row), *in_tiles.shape)  # a thread writes to its own
+    given = flat(
+        poses, in_tiles, activations, couplings, previous, mass, parents, variances,
         to_mass, to_parents, to_variances, to_distances,
     )  # fmt: skip
-    out = arrays(to_poses, to_activations, to_couplings, to_previous)
-    weights = to_weight.numpy()
-    work = workspace(row, previous.shape[2] + 2, poses)
+    out = flat(to_poses, to_activations, to_couplings, to_previous)
+    pose_tiles, votes, of_child, sums = _workspace(poses, previous)
+    to_pose_tiles = workspace(row, pose_tiles.shape[1], like=poses)
+    coefficients = workspace(row, len(weight) * (3 * previous.shape[2] + 1), like=poses)
+    room = pose_tiles, to_pose_tiles, votes, of_child, sums, coefficients, to_tiles.numpy()
 
     def part(thread: int, first: int, last: int) -> None:
-        _fit_backward(first, last, work[thread], *given, inner, damping, min_variance, *out, weights[thread])
+        _fit_backward(first, last, sizes, *(each[thread] for each in room), *given, damping, min_variance, *out)
 
     in_parts(part, row)
-    return to_poses, to_weight.sum(0), to_activations, to_couplings, to_previous
+    to_weight = weight.new_empty(weight.shape)
+    _from_tiles(to_tiles.sum(0).numpy(), *weight.shape, *flat(to_weight))
+    return to_poses, to_weight, to_activations, to_couplings, to_previous
 
 
 def distances(poses: Tensor, weight: Tensor, parents: Tensor, variances: Tensor, inner: int) -> Tensor:
     """Half the squared distance of each vote from each parent in units of its variance, ``(row, parent, child)``."""
-    row, parent, dim = parents.shape
+    row, parent, _ = parents.shape
     found = poses.new_empty(row, parent, poses.shape[2])
-    given, out = arrays(poses, weight, parents, variances), found.numpy()
-    work = workspace(row, dim, poses)
+    sizes = _sizes(poses, parents, inner)
+    given, out = flat(poses, _in_tiles(weight), parents, variances), flat(found)
+    room = _workspace(poses, parents)
 
     def part(thread: int, first: int, last: int) -> None:
-        _distances(first, last, work[thread], *given, inner, out)
+        _distances(first, last, sizes, *(each[thread] for each in room), *given, *out)
 
     in_parts(part, row)
     return found
+
+
+def _sizes(poses: Tensor, parents: Tensor, inner: int) -> tuple[int, ...]:
+    """Parents, children, components of a parent, and rows, inner and columns of the matrices."""
+    _, parent, dim = parents.shape
+    rows = poses.shape[1] // inner
+    return parent, poses.shape[2], dim, rows, inner, dim // rows
+
+
+def _workspace(poses: Tensor, parents: Tensor) -> tuple[Any, ...]:
+    """Room of each thread: poses in tiles, votes for one parent, a number per child, two per component and lane."""
+    row, entries, child = poses.shape
+    dim, count = parents.shape[2], -(-child // LANES)
+    return tuple(workspace(row, size * LANES, like=poses) for size in (count * entries, count * dim, count, 2 * dim))
+
+
+def _in_tiles(weight: Tensor) -> Tensor:
+    """Tiles of all parents, one after the other."""
+    parent, entries, child = weight.shape
+    found = weight.new_empty(parent * -(-child // LANES) * entries * LANES)
+    _to_tiles(*flat(weight), parent, entries, child, found.numpy())
+    return found
+
+
+@jit
+def _to_tiles(values: Any, parent: int, entries: int, child: int, in_tiles: Any) -> None:
+    count = tiles(child)
+    for j in range(parent):
+        for t in range(count):
+            to = (t * parent + j) * entries * LANES
+            take(values, j * entries * child, entries, child, t * LANES, in_tiles, to)
+
+
+@jit
+def _from_tiles(in_tiles: Any, parent: int, entries: int, child: int, values: Any) -> None:
+    count = tiles(child)
+    for j in range(parent):
+        for t in range(count):
+            start = (t * parent + j) * entries * LANES
+            give(in_tiles, start, values, j * entries * child, entries, child, t * LANES)
+
+
+@jit
+def _take_row(values: Any, n: int, entries: int, child: int, in_tiles: Any) -> None:
+    for t in range(tiles(child)):
+        take(values, n * entries * child, entries, child, t * LANES, in_tiles, t * entries * LANES)
+
+
+@jit
+def _measure(votes: Any, v: int, dim: int, parents: Any, at: int, precision: Any) -> Any:
+    """``sum_h precision (V - parents)^2`` of the children of a tile."""
+    distance = spread(votes.dtype.type(0))
+    for h in range(dim):
+        error = load(votes, v + h * LANES) - spread(parents[at + h])
+        distance = distance + spread(precision[h]) * error * error
+    return distance
 
 
 @jit
 def _fit(
     first: int,
     last: int,
-    work: Any,
+    sizes: Any,
+    pose_tiles: Any,
+    votes: Any,
+    assigned: Any,
+    sums: Any,
     poses: Any,
     weight: Any,
     activations: Any,
     couplings: Any,
     previous: Any,
-    inner: int,
     damping: float,
     min_variance: float,
     mass_eps: float,
@@ -109,54 +176,63 @@ def _fit(
     variances: Any,
     distances: Any,
 ) -> None:
-    _, parent, child = couplings.shape
-    dim = parents.shape[2]
-    number = couplings.dtype.type  # literals are float64 otherwise, and everything they touch
-    half, one = number(0.5), number(1)
+    parent, child, dim, rows, inner, columns = sizes
+    count, entries, of_weight = tiles(child), rows * inner * LANES, inner * columns * LANES
+    number = poses.dtype.type  # literals are float64 otherwise, and everything they touch
+    half, one, zero = number(0.5), number(1), number(0)
     old, new = number(damping), number(1 - damping)
     floor, eps = number(min_variance), number(mass_eps)
-    measure = distances.shape[2] > 0
-    votes, assigned = work[:dim], work[dim]
+    measure = distances.size > 0
     for n in range(first, last):
-        present = activations[n]
+        _take_row(poses, n, rows * inner, child, pose_tiles)
         for j in range(parent):
-            make_votes(poses[n], weight[j], inner, votes)
-            coupling = couplings[n, j]
-            total = number(0)
-            for i in range(child):
-                assigned[i] = coupling[i] * present[i]
-                total += assigned[i]
-            total += eps
-            mass[n, j] = total
-            per_mass = one / total
-            if measure:
-                distance = distances[n, j]
-                distance[:] = number(0)
+            at = n * parent + j
+            filled = spread(zero)
+            for h in range(0, dim * LANES, LANES):
+                store(sums, h, filled)
+            for t in range(count):
+                i, v = t * LANES, t * dim * LANES
+                p, w = t * entries, (t * parent + j) * of_weight
+                make_votes(pose_tiles, p, weight, w, rows, inner, columns, votes, v)
+                coupling = load_some(couplings, at * child + i, child - i)
+                share = coupling * load_some(activations, n * child + i, child - i)
+                store(assigned, i, share)
+                filled = filled + share
+                for h in range(0, dim * LANES, LANES):
+                    store(sums, h, load(sums, h) + share * load(votes, v + h))
+            mass[at] = total(filled) + eps
+            per_mass = one / mass[at]
             for h in range(dim):
-                v = votes[h]
-                mean = number(0)
-                for i in range(child):
-                    mean += assigned[i] * v[i]
-                pose = new * mean * per_mass + old * previous[n, j, h]
-                squared = number(0)
-                for i in range(child):
-                    error = v[i] - pose
-                    squared += assigned[i] * error * error
-                variance = floor + squared * per_mass
-                parents[n, j, h] = pose
-                variances[n, j, h] = variance
-                if measure:
-                    precision = half / variance
-                    for i in range(child):
-                        error = v[i] - pose
-                        distance[i] += precision * error * error
+                pose = new * total(load(sums, h * LANES)) * per_mass + old * previous[at * dim + h]
+                parents[at * dim + h] = pose
+                store(sums, h * LANES, spread(zero))
+            for t in range(count):
+                share = load(assigned, t * LANES)
+                for h in range(dim):
+                    error = load(votes, (t * dim + h) * LANES) - spread(parents[at * dim + h])
+                    store(sums, h * LANES, load(sums, h * LANES) + share * error * error)
+            for h in range(dim):
+                variances[at * dim + h] = floor + total(load(sums, h * LANES)) * per_mass
+            if measure:
+                for h in range(dim):
+                    sums[h] = half / variances[at * dim + h]
+                for t in range(count):
+                    distance = _measure(votes, t * dim * LANES, dim, parents, at * dim, sums)
+                    store_some(distances, at * child + t * LANES, child - t * LANES, distance)
 
 
 @jit
 def _fit_backward(
     first: int,
     last: int,
-    work: Any,
+    sizes: Any,
+    pose_tiles: Any,
+    to_pose_tiles: Any,
+    votes: Any,
+    to_present: Any,
+    sums: Any,
+    coefficients: Any,
+    to_weight: Any,
     poses: Any,
     weight: Any,
     activations: Any,
@@ -169,94 +245,124 @@ def _fit_backward(
     to_parents: Any,
     to_variances: Any,
     to_distances: Any,
-    inner: int,
     damping: float,
     min_variance: float,
     to_poses: Any,
     to_activations: Any,
     to_couplings: Any,
     to_previous: Any,
-    to_weight: Any,
 ) -> None:
-    _, parent, child = couplings.shape
-    dim = parents.shape[2]
-    number = couplings.dtype.type
-    half, one, two = number(0.5), number(1), number(2)
+    parent, child, dim, rows, inner, columns = sizes
+    count, entries, of_weight = tiles(child), rows * inner * LANES, inner * columns * LANES
+    number = poses.dtype.type
+    half, one, two, zero = number(0.5), number(1), number(2), number(0)
     old, new = number(damping), number(1 - damping)
     floor = number(min_variance)
-    measured = to_distances.shape[2] > 0
-    votes, assigned, to_assigned = work[:dim], work[dim], work[dim + 1]
+    measured = to_distances.size > 0
+    scattered = dim * LANES  # where in sums those of the squares begin
     for n in range(first, last):
-        present = activations[n]
-        for j in range(parent):
-            make_votes(poses[n], weight[j], inner, votes)
-            coupling = couplings[n, j]
-            filled = number(0)
-            for i in range(child):
-                assigned[i] = coupling[i] * present[i]
-                to_assigned[i] = number(0)
-                filled += assigned[i]
-            per_mass = one / mass[n, j]
-            filled *= per_mass  # 1, but for what was added to the mass
-            to_total = to_mass[n, j]
-            for h in range(dim):
-                v = votes[h]
-                pose, variance, before = parents[n, j, h], variances[n, j, h], previous[n, j, h]
-                mean = (pose - old * before) / new
-                to_variance, to_pose = to_variances[n, j, h], to_parents[n, j, h]
-                precision = one / variance
+        _take_row(poses, n, rows * inner, child, pose_tiles)
+        to_pose_tiles[:] = 0
+        to_present[:] = 0
+        for j in range(parent):  # sums over the children, and what follows for all of them
+            at = n * parent + j
+            sums[:] = 0
+            filled = spread(zero)
+            for t in range(count):
+                i = t * LANES
+                coupling = load_some(couplings, at * child + i, child - i)
+                filled = filled + coupling * load_some(activations, n * child + i, child - i)
                 if measured:  # distance = (v - pose)^2 / (2 variance)
-                    to_distance = to_distances[n, j]
-                    moved, spread = number(0), number(0)
-                    for i in range(child):
-                        error = v[i] - pose
-                        pull = to_distance[i] * error
-                        moved += pull
-                        spread += pull * error
-                    to_pose -= moved * precision
-                    to_variance -= half * spread * precision * precision
+                    p, w = t * entries, (t * parent + j) * of_weight
+                    make_votes(pose_tiles, p, weight, w, rows, inner, columns, votes, 0)
+                    towards = load_some(to_distances, at * child + i, child - i)
+                    for h in range(dim):
+                        x, y = h * LANES, scattered + h * LANES
+                        error = load(votes, x) - spread(parents[at * dim + h])
+                        pull = towards * error
+                        store(sums, x, load(sums, x) + pull)
+                        store(sums, y, load(sums, y) + pull * error)
+            per_mass = one / mass[at]
+            share = total(filled) * per_mass  # 1, but for what was added to the mass
+            to_total = to_mass[at]
+            of_pair = j * (3 * dim + 1)
+            for h in range(dim):
+                pose, variance = parents[at * dim + h], variances[at * dim + h]
+                precision = one / variance
+                to_pose = to_parents[at * dim + h] - total(load(sums, h * LANES)) * precision
+                of_distance = half * total(load(sums, scattered + h * LANES)) * precision * precision
+                to_variance = to_variances[at * dim + h] - of_distance
                 # variance = floor + sum assigned (v - pose)^2 / mass
-                to_pose -= two * to_variance * (mean - filled * pose)
-                to_previous[n, j, h] = old * to_pose
+                mean = (pose - old * previous[at * dim + h]) / new
+                to_pose -= two * to_variance * (mean - share * pose)
+                to_previous[at * dim + h] = old * to_pose
                 to_mean = new * to_pose * per_mass
                 to_variance *= per_mass
                 to_total -= to_variance * (variance - floor) + to_mean * mean
-                twice = two * to_variance
+                coefficients[of_pair + 3 * h] = precision
+                coefficients[of_pair + 3 * h + 1] = to_variance
+                coefficients[of_pair + 3 * h + 2] = to_mean
+            coefficients[of_pair + 3 * dim] = to_total
+        for t in range(count):  # and what each child has of that
+            i = t * LANES
+            for j in range(parent):
+                w = (t * parent + j) * of_weight
+                at, p, of_pair = n * parent + j, t * entries, j * (3 * dim + 1)
+                make_votes(pose_tiles, p, weight, w, rows, inner, columns, votes, 0)
+                coupling = load_some(couplings, at * child + i, child - i)
+                present = load_some(activations, n * child + i, child - i)
+                share = coupling * present
+                towards = spread(zero)
                 if measured:
-                    for i in range(child):
-                        value = v[i]
-                        error = value - pose
-                        to_assigned[i] += to_variance * error * error + to_mean * value
-                        v[i] = to_distance[i] * error * precision + assigned[i] * (twice * error + to_mean)
-                else:
-                    for i in range(child):
-                        value = v[i]
-                        error = value - pose
-                        to_assigned[i] += to_variance * error * error + to_mean * value
-                        v[i] = assigned[i] * (twice * error + to_mean)
-            to_coupling, to_present = to_couplings[n, j], to_activations[n]
-            for i in range(child):
-                gradient = to_assigned[i] + to_total
-                to_present[i] += gradient * coupling[i]
-                to_coupling[i] = gradient * present[i]
-            hand_on(votes, poses[n], weight[j], inner, to_poses[n], to_weight[j])
+                    towards = load_some(to_distances, at * child + i, child - i)
+                to_assigned, of_mean = spread(coefficients[of_pair + 3 * dim]), spread(zero)
+                for h in range(dim):
+                    value = load(votes, h * LANES)
+                    error = value - spread(parents[at * dim + h])
+                    precision = spread(coefficients[of_pair + 3 * h])
+                    once = spread(coefficients[of_pair + 3 * h + 1]) * error
+                    to_mean = spread(coefficients[of_pair + 3 * h + 2])
+                    to_assigned = to_assigned + once * error
+                    of_mean = of_mean + to_mean * value
+                    store(votes, h * LANES, towards * error * precision + share * (once + once + to_mean))
+                to_assigned = to_assigned + of_mean
+                store_some(to_couplings, at * child + i, child - i, to_assigned * present)
+                line = t * LANES
+                store(to_present, line, load(to_present, line) + to_assigned * coupling)
+                hand_on(votes, 0, pose_tiles, p, weight, w, rows, inner, columns, to_pose_tiles, p, to_weight, w)
+        for t in range(count):
+            i, p = t * LANES, t * entries
+            give(to_pose_tiles, p, to_poses, n * rows * inner * child, rows * inner, child, i)
+            line = load(to_present, t * LANES)
+            store_some(to_activations, n * child + i, child - i, line)
 
 
 @jit
 def _distances(
-    first: int, last: int, votes: Any, poses: Any, weight: Any, parents: Any, variances: Any, inner: int, distances: Any
+    first: int,
+    last: int,
+    sizes: Any,
+    pose_tiles: Any,
+    votes: Any,
+    _: Any,
+    sums: Any,
+    poses: Any,
+    weight: Any,
+    parents: Any,
+    variances: Any,
+    distances: Any,
 ) -> None:
-    _, parent, child = distances.shape
-    dim = parents.shape[2]
-    number = distances.dtype.type
-    half = number(0.5)
+    parent, child, dim, rows, inner, columns = sizes
+    count, entries, of_weight = tiles(child), rows * inner * LANES, inner * columns * LANES
+    half = poses.dtype.type(0.5)
     for n in range(first, last):
+        _take_row(poses, n, rows * inner, child, pose_tiles)
         for j in range(parent):
-            make_votes(poses[n], weight[j], inner, votes)
-            distance = distances[n, j]
-            distance[:] = number(0)
+            at = n * parent + j
             for h in range(dim):
-                v, pose, precision = votes[h], parents[n, j, h], half / variances[n, j, h]
-                for i in range(child):
-                    error = v[i] - pose
-                    distance[i] += precision * error * error
+                sums[h] = half / variances[at * dim + h]
+            for t in range(count):
+                p, w = t * entries, (t * parent + j) * of_weight
+                make_votes(pose_tiles, p, weight, w, rows, inner, columns, votes, 0)
+                distance = _measure(votes, 0, dim, parents, at * dim, sums)
+                store_some(distances, at * child + t * LANES, child - t * LANES, distance)

@@ -16,10 +16,13 @@ from torch import Tensor
 Kernel = Callable[[int, int, int], None]
 
 
-def in_parts(kernel: Kernel, count: int, *, least: int = 1) -> None:
-    """``kernel(part, first, last)`` for parts of ``range(count)``, each of at least ``least``, at the same time."""
+def in_parts(kernel: Kernel, count: int, *, least: int = 1, multiple: int = 1) -> None:
+    """``kernel(part, first, last)`` for parts of ``range(count)`` at the same time.
+
+    Each has at least ``least``, and all but the last end at a multiple of ``multiple``.
+    """
     parts = number_of_parts(count, least=least)
-    bounds = [count * part // parts for part in range(parts + 1)]
+    bounds = [count * part // parts // multiple * multiple for part in range(parts)] + [count]
     calls = [functools.partial(kernel, part, *bounds[part : part + 2]) for part in range(parts)]
     if parts == 1:
         calls[0]()
@@ -41,12 +44,17 @@ def arrays(*tensors: Tensor) -> list[Any]:
     return [tensor.detach().contiguous().numpy() for tensor in tensors]
 
 
-def workspace(count: int, rows: int, like: Tensor, *, least: int = 1) -> Any:
-    """Room for ``rows`` rows of numbers, one per child, for each part of ``in_parts``.
+def flat(*tensors: Tensor) -> list[Any]:
+    """The tensors as arrays of one dimension."""
+    return [array.reshape(-1) for array in arrays(*tensors)]
+
+
+def workspace(count: int, *shape: int, like: Tensor, least: int = 1) -> Any:
+    """Room for ``shape`` numbers for each part of ``in_parts``.
 
     From torch, which aligns memory to a cache line: half the loads of a vector of 64 bytes take twice as long without.
     """
-    return like.new_empty(number_of_parts(count, least=least), rows, like.shape[-1]).numpy()
+    return like.new_empty(number_of_parts(count, least=least), *shape).numpy()
 
 
 def _in_torchs_threads(calls: Sequence[Callable[[], None]]) -> None:
