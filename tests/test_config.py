@@ -167,7 +167,7 @@ def test_every_loss_with_every_model(model, loss):
 
 @pytest.mark.parametrize(("model", "loss"), OF_ACTIVATIONS_ON_LOGITS)
 def test_loss_of_activations_on_logits_is_refused(model, loss):
-    with pytest.raises(ConfigError, match="BaselineCNN gives logits: loss=cross_entropy"):
+    with pytest.raises(ConfigError, match=r"(Baseline|Small)CNN gives logits: loss=cross_entropy"):
         check(compose(f"model={model}", f"loss={loss}"))
 
 

@@ -12,7 +12,9 @@ import numba
 
 from capsule_lab.kernels.cpu.lanes import FREE, LANES, lane, load, spread, store, with_lane
 
-jit: Any = numba.njit(nogil=True, fastmath=set(FREE), error_model="numpy", cache=True)
+jit: Any = numba.njit(nogil=True, error_model="numpy", cache=True)
+# for loops over children that are left to the compiler, which may add in another order only if it is told so
+jit_reordering: Any = numba.njit(nogil=True, fastmath=set(FREE), error_model="numpy", cache=True)
 
 
 @jit

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from capsule_lab.kernels.cpu.blocks import give, hand_on, jit, take
+from capsule_lab.kernels.cpu.blocks import give, hand_on, jit_reordering, take
 from capsule_lab.kernels.cpu.lanes import LANES, load, spread, store
 from capsule_lab.kernels.cpu.threads import arrays, flat, in_parts, number_of_parts
 
@@ -71,7 +71,7 @@ def contraction(
     return to_poses, to_weight
 
 
-@jit
+@jit_reordering
 def _copy(source: Any, first: int, out: Any) -> None:
     """Some children of a (component, child) array, one after the other."""
     for h in range(out.shape[0]):
@@ -80,7 +80,7 @@ def _copy(source: Any, first: int, out: Any) -> None:
             to[i] = row[i]
 
 
-@jit
+@jit_reordering
 def _combine(to: Any, values: Any, at: int, weight: Any, first: int, count: int) -> None:
     """``to[i] = sum_c values[at + c] weight[first + c, i]`` over ``count``."""
     rest = count % 4
@@ -96,7 +96,7 @@ def _combine(to: Any, values: Any, at: int, weight: Any, first: int, count: int)
             to[i] += a * wa[i] + b * wb[i] + d * wd[i] + e * we[i]
 
 
-@jit
+@jit_reordering
 def _weighted_sum(first: int, last: int, poses: Any, weight: Any, couplings: Any, inner: int, sums: Any) -> None:
     row, parent, dim = sums.shape
     columns = weight.shape[1] // inner
@@ -127,7 +127,7 @@ def _weighted_sum(first: int, last: int, poses: Any, weight: Any, couplings: Any
                         sums[n, j, r * columns + c] += total
 
 
-@jit
+@jit_reordering
 def _dot(a: Any, b: Any) -> Any:
     total = a.dtype.type(0)
     for i in range(a.size):
@@ -135,7 +135,7 @@ def _dot(a: Any, b: Any) -> Any:
     return total
 
 
-@jit
+@jit_reordering
 def _dot4(a: Any, at: int, b: Any, bt: int, by: int) -> Any:
     total = a.dtype.type(0)
     a0, a1, a2, a3 = a[at], a[at + 1], a[at + 2], a[at + 3]
@@ -145,7 +145,7 @@ def _dot4(a: Any, at: int, b: Any, bt: int, by: int) -> Any:
     return total
 
 
-@jit
+@jit_reordering
 def _agreement(first: int, last: int, poses: Any, weight: Any, parents: Any, inner: int, agreement: Any) -> None:
     row, parent, dim = parents.shape
     columns = weight.shape[1] // inner
@@ -168,7 +168,7 @@ def _agreement(first: int, last: int, poses: Any, weight: Any, parents: Any, inn
                             found[i] += pose[i] * towards[i]
 
 
-@jit
+@jit_reordering
 def _contraction(
     first: int,
     last: int,

@@ -294,7 +294,7 @@ def _fit_backward(
                 to_variance = to_variances[at * dim + h] - of_distance
                 # variance = floor + sum assigned (v - pose)^2 / mass
                 mean = (pose - old * previous[at * dim + h]) / new
-                to_pose -= two * to_variance * (mean - share * pose)
+                to_pose -= to_variance * (two * (mean - share * pose))  # in this order: gradients may be near infinity
                 to_previous[at * dim + h] = old * to_pose
                 to_mean = new * to_pose * per_mass
                 to_variance *= per_mass

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from capsule_lab.kernels.cpu.blocks import jit
+from capsule_lab.kernels.cpu.blocks import jit_reordering
 from capsule_lab.kernels.cpu.threads import arrays, in_parts
 
 
@@ -41,7 +41,7 @@ def shares_backward(couplings: Tensor, to_couplings: Tensor, child: Tensor, chil
     return to_logs
 
 
-@jit
+@jit_reordering
 def _shares(first: int, last: int, log_couplings: Any, child: Any, children: int, couplings: Any) -> None:
     positions, places = child.shape
     parent = log_couplings.shape[1]
@@ -84,7 +84,7 @@ def _shares(first: int, last: int, log_couplings: Any, child: Any, children: int
                     share[i] *= here[i]
 
 
-@jit
+@jit_reordering
 def _shares_backward(
     first: int, last: int, couplings: Any, to_couplings: Any, child: Any, children: int, to_logs: Any
 ) -> None:
