@@ -60,11 +60,11 @@ def contraction(
     """
     to_poses, to_weight = poses.new_empty(poses.shape), weight.new_empty(weight.shape)
     sizes = _sizes(poses, weight, inner)
-    given = flat(poses, weight, torch.stack(list(by_child), 2), torch.stack(list(by_component), 2))
+    given = *flat(poses, weight), tuple(flat(*by_child)), *flat(torch.stack(list(by_component), 2))
     out = flat(to_poses, to_weight)
 
     def part(_: int, first: int, last: int) -> None:
-        _contraction(first, last, sizes, len(by_child), *given, *out)
+        _contraction(first, last, sizes, *given, *out)
 
     in_parts(part, poses.shape[2], least=LANES, multiple=LANES)
     return to_poses, to_weight
@@ -151,7 +151,6 @@ def _contraction(
     first: int,
     last: int,
     sizes: Any,
-    terms: int,
     poses: Any,
     weight: Any,
     by_child: Any,
@@ -160,7 +159,7 @@ def _contraction(
     to_weight: Any,
 ) -> None:
     row, parent, child, rows, inner, columns = sizes
-    of_pose, of_weight, dim = rows * inner, inner * columns, rows * columns
+    of_pose, of_weight, dim, terms = rows * inner, inner * columns, rows * columns, len(by_child)
     zero = poses.dtype.type(0)
     p, to_p = np.empty(row * of_pose * LANES, poses.dtype), np.empty(row * of_pose * LANES, poses.dtype)
     w, to_w = np.empty(of_weight * LANES, poses.dtype), np.empty(of_weight * LANES, poses.dtype)
@@ -175,12 +174,14 @@ def _contraction(
             for some in range(0, row, ROWS):  # as if the poses of several rows were one, which has more rows
                 together = min(ROWS, row - some)
                 for k in range(together):
-                    at = ((some + k) * parent + j) * terms
-                    take(by_child, at * child, terms, child, start, shares, 0)
+                    at = (some + k) * parent + j
+                    for term in range(terms):
+                        share = load_some(by_child[term], at * child + start, child - start)
+                        store(shares, term * LANES, share)
                     for h in range(dim):
                         to_vote = spread(zero)
                         for term in range(terms):
-                            component = spread(by_component[(at + term) * dim + h])
+                            component = spread(by_component[(at * terms + term) * dim + h])
                             to_vote = to_vote + load(shares, term * LANES) * component
                         store(to_votes, (k * dim + h) * LANES, to_vote)
                 at = some * of_pose * LANES
