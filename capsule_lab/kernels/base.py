@@ -10,7 +10,13 @@ from torch import Tensor
 
 
 class Share(Protocol):
-    """How log-couplings ``(batch, parent, child)`` become couplings: see ``capsule_lab.routing.Normaliser``."""
+    """How log-couplings ``(batch, parent, child)`` become couplings: see ``capsule_lab.routing.Normaliser``.
+
+    Attributes:
+        together: rows of the batch that depend on each other; whole groups of so many do not.
+    """
+
+    together: int
 
     def __call__(self, log_couplings: Tensor, /) -> Tensor:
         """Couplings, in plain torch."""

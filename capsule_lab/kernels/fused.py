@@ -98,11 +98,9 @@ class _Iteration(torch.autograd.Function):
         old_distances: Tensor | None,
     ) -> tuple[Tensor, ...]:
         if log_height is None or old_distances is None:
-            logs = poses.new_zeros(len(poses), len(weight), poses.shape[2])
+            couplings = _first_couplings(share, poses, weight)
         else:
-            logs = log_height.unsqueeze(2) - old_distances
-        couplings = share.fast(logs)
-        del logs
+            couplings = share.fast(log_height.unsqueeze(2) - old_distances)
         mass, parents, variances, distances = ops.fit(poses, weight, activations, couplings, previous, *options)
         ctx.save_for_backward(
             poses, weight, activations, previous, mass, parents, variances, log_height, old_poses, old_variances
@@ -125,11 +123,11 @@ class _Iteration(torch.autograd.Function):
         poses, weight, activations, previous = given
         inner, damping, min_variance, *_ = ctx.options
         if log_height is None:
-            logs = poses.new_zeros(len(poses), len(weight), poses.shape[2])
+            couplings = _first_couplings(ctx.share, poses, weight)
         else:
             logs = ops.distances(poses, weight, old_poses, old_variances, inner).neg_().add_(log_height.unsqueeze(2))
-        with torch.enable_grad():
-            couplings = ctx.share.fast(logs.requires_grad_(log_height is not None))
+            with torch.enable_grad():
+                couplings = ctx.share.fast(logs.requires_grad_())
         to_poses, to_weight, to_activations, to_couplings, to_previous = ops.fit_backward(
             poses,
             weight,
@@ -152,6 +150,12 @@ class _Iteration(torch.autograd.Function):
             (to_logs,) = torch.autograd.grad(couplings, logs, to_couplings, materialize_grads=True)
             to_height, to_logs = to_logs.sum(2), to_logs.neg_()
         return None, None, to_poses, to_weight, to_activations, to_previous, to_height, None, None, to_logs
+
+
+def _first_couplings(share: Share, poses: Tensor, weight: Tensor) -> Tensor:
+    """From equal log-couplings: the same for every image."""
+    equal = poses.new_zeros(share.together, len(weight), poses.shape[2])
+    return share.fast(equal).repeat(len(poses) // share.together, 1, 1)
 
 
 class _Products:
