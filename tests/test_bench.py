@@ -59,18 +59,22 @@ class Threads:
         return threading.Thread(**options)
 
 
+def quick(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(workers.multiprocessing, "get_context", Threads)
+    patch.setattr(floors, "MATRIX", 64)
+    patch.setattr(floors, "ARRAY", 1024)
+    patch.setattr(rounds, "PAUSE", 0.0)
+
+
 @pytest.fixture
 def threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(workers.multiprocessing, "get_context", Threads)
-    monkeypatch.setattr(floors, "MATRIX", 64)
-    monkeypatch.setattr(floors, "ARRAY", 1024)
-    monkeypatch.setattr(rounds, "PAUSE", 0.0)
+    quick(monkeypatch)
 
 
 @pytest.fixture(scope="module")
 def report() -> Iterator[dict[str, Any]]:
     with pytest.MonkeyPatch.context() as patch:
-        threads.__wrapped__(patch)  # type: ignore[attr-defined]
+        quick(patch)
         yield timing.measure(compose("bench", SMALL))
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import get_gradient_edge
 
 from capsule_lab.kernels import ops
 from capsule_lab.kernels.base import AbstractVotes, Explanation, Fit, Share
@@ -41,12 +43,12 @@ class FusedVotes(AbstractVotes):
     def weighted_sum(self, weights: Tensor) -> Tensor:
         if torch.compiler.is_compiling():
             return ops.weighted_sum(self.poses, self.weight, weights, self.inner)
-        return _WeightedSum.apply(self.products, self.inner, self.poses, self.weight, weights)
+        return _Linear.apply(self.products, self.inner, False, self.poses, self.weight, weights)
 
     def agreement(self, poses: Tensor) -> Tensor:
         if torch.compiler.is_compiling():
             return ops.agreement(self.poses, self.weight, poses, self.inner)
-        return _Agreement.apply(self.products, self.inner, self.poses, self.weight, poses)
+        return _Linear.apply(self.products, self.inner, True, self.poses, self.weight, poses)
 
     def fit(
         self,
@@ -125,9 +127,12 @@ class _Iteration(torch.autograd.Function):
         if log_height is None:
             couplings = _first_couplings(ctx.share, poses, weight)
         else:
-            logs = ops.distances(poses, weight, old_poses, old_variances, inner).neg_().add_(log_height.unsqueeze(2))
+            old_distances = ops.distances(poses, weight, old_poses, old_variances, inner)
             with torch.enable_grad():
-                couplings = ctx.share.fast(logs.requires_grad_())
+                logs = log_height.detach().requires_grad_().unsqueeze(2) - old_distances
+                couplings = ctx.share.fast(logs)
+                of_logs = get_gradient_edge(logs)  # the numbers themselves need not be kept
+            del logs, old_distances
         to_poses, to_weight, to_activations, to_couplings, to_previous = ops.fit_backward(
             poses,
             weight,
@@ -147,7 +152,8 @@ class _Iteration(torch.autograd.Function):
         )
         to_height = to_logs = None
         if log_height is not None and couplings.requires_grad:
-            (to_logs,) = torch.autograd.grad(couplings, logs, to_couplings, materialize_grads=True)
+            (to_logs,) = torch.autograd.grad(couplings, of_logs, to_couplings, materialize_grads=True)
+            del couplings, to_couplings
             to_height, to_logs = to_logs.sum(2), to_logs.neg_()
         return None, None, to_poses, to_weight, to_activations, to_previous, to_height, None, None, to_logs
 
@@ -203,31 +209,24 @@ class _Collect(torch.autograd.Function):
         return None, None, to_poses, to_weight
 
 
-class _WeightedSum(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, products: _Products, inner: int, poses: Tensor, weight: Tensor, couplings: Tensor) -> Tensor:
-        ctx.save_for_backward(poses, weight, couplings)
-        ctx.products, ctx.inner = products, inner
-        return ops.weighted_sum(poses, weight, couplings, inner)
+class _Linear(torch.autograd.Function):
+    """Sums of weighted votes, or how votes ``agree`` with poses. For fixed votes each is the gradient of the other."""
 
     @staticmethod
-    def backward(ctx: Any, to_sums: Tensor) -> tuple[Any, ...]:
-        poses, weight, couplings = ctx.saved_tensors
-        ctx.products.add(couplings, to_sums)
-        to_couplings = ops.agreement(poses, weight, to_sums, ctx.inner) if ctx.needs_input_grad[4] else None
-        return None, None, None, None, to_couplings
-
-
-class _Agreement(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, products: _Products, inner: int, poses: Tensor, weight: Tensor, parents: Tensor) -> Tensor:
-        ctx.save_for_backward(poses, weight, parents)
-        ctx.products, ctx.inner = products, inner
-        return ops.agreement(poses, weight, parents, inner)
+    def forward(
+        ctx: Any, products: _Products, inner: int, agree: bool, poses: Tensor, weight: Tensor, given: Tensor
+    ) -> Tensor:
+        ctx.save_for_backward(poses, weight, given)
+        ctx.products, ctx.inner, ctx.agree = products, inner, agree
+        return _linear(agree)(poses, weight, given, inner)
 
     @staticmethod
-    def backward(ctx: Any, to_agreement: Tensor) -> tuple[Any, ...]:
-        poses, weight, parents = ctx.saved_tensors
-        ctx.products.add(to_agreement, parents)
-        to_parents = ops.weighted_sum(poses, weight, to_agreement, ctx.inner) if ctx.needs_input_grad[4] else None
-        return None, None, None, None, to_parents
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
+        poses, weight, given = ctx.saved_tensors
+        ctx.products.add(*((gradient, given) if ctx.agree else (given, gradient)))
+        to_given = _linear(not ctx.agree)(poses, weight, gradient, ctx.inner) if ctx.needs_input_grad[5] else None
+        return None, None, None, None, None, to_given
+
+
+def _linear(agree: bool) -> Callable[[Tensor, Tensor, Tensor, int], Tensor]:
+    return ops.agreement if agree else ops.weighted_sum

@@ -15,7 +15,8 @@ class PlainVotes(AbstractVotes):
     """
 
     def __init__(self, votes: Tensor) -> None:
-        self.shape = tuple(votes.shape)  # type: ignore[assignment]
+        batch, child, parent, dim = votes.shape
+        self.shape = (batch, child, parent, dim)
         self.votes = self._laid_out(votes)  # [b j i d]
 
     def _laid_out(self, votes: Tensor) -> Tensor:

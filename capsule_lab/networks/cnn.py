@@ -89,6 +89,7 @@ class SmallCNN(AbstractNetwork):
         channels: feature maps of the convolutions, each of stride 2.
         kernel_sizes: of the convolutions; odd.
         dropout: probability of dropping a feature.
+        batch_norm: normalise the feature maps before the ReLU.
 
     Raises:
         ValueError: if ``dropout`` is not in [0, 1), or there are not as many odd ``kernel_sizes`` as ``channels``.
@@ -104,6 +105,7 @@ class SmallCNN(AbstractNetwork):
         channels: Sequence[int] = (32, 64, 64),
         kernel_sizes: Sequence[int] = (5, 3, 3),
         dropout: float = 0.3,
+        batch_norm: bool = True,
     ) -> None:
         super().__init__()
         if not 0 <= dropout < 1:
@@ -114,7 +116,8 @@ class SmallCNN(AbstractNetwork):
         channel, height, width = check_image_shape(image_shape, 1, "SmallCNN")
         features: list[nn.Module] = []
         for inputs, outputs, size in zip((channel, *channels), channels, kernel_sizes, strict=False):
-            features += [nn.Conv2d(inputs, outputs, size, 2, size // 2, bias=False), nn.BatchNorm2d(outputs), nn.ReLU()]
+            features.append(nn.Conv2d(inputs, outputs, size, 2, size // 2, bias=not batch_norm))
+            features += [nn.BatchNorm2d(outputs), nn.ReLU()] if batch_norm else [nn.ReLU()]
             height, width = (height + 1) // 2, (width + 1) // 2
         self.features = nn.Sequential(*features)
         self.classifier = nn.Sequential(nn.Dropout(dropout), nn.Linear(channels[-1] * height * width, num_classes))

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, cast
 
 import torch
 from hydra.errors import HydraException
@@ -141,7 +141,7 @@ def sizes_of(config: DictConfig, name: str) -> dict[str, Any]:
         raise ConfigError(
             f"sizes has no {name}; expected +sizes.{name}={{batch_size: …, image_shape: …, num_classes: …}}"
         )
-    sizes: dict[str, Any] = OmegaConf.to_container(config.sizes[name])  # type: ignore[assignment]
+    sizes = cast(dict[str, Any], OmegaConf.to_container(config.sizes[name]))
     for option in ("batch_size", "image_shape", "num_classes"):
         if config[option] is not None and option in sizes:
             sizes[option] = OmegaConf.to_container(config[option]) if option == "image_shape" else config[option]

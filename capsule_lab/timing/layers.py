@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
+from capsule_lab.kernels.choice import Backend
 from capsule_lab.layers import ConvCapsules
 from capsule_lab.routing import DynamicRouting, EMRouting
 from capsule_lab.timing.cases import LAYERS, Case, load_textbook
@@ -122,7 +123,7 @@ def _dynamic(
         )  # fmt: skip
         network = network.to(device)
         return lambda: (network.digit_capsules(poses),), [poses, network.weight, network.bias]
-    routing = DynamicRouting(parents, parent_dim, iterations=iterations, backend=case.form).to(device)  # type: ignore[arg-type]
+    routing = DynamicRouting(parents, parent_dim, iterations=iterations, backend=cast(Backend, case.form)).to(device)
     weight = _leaf(0.1 * torch.randn(children, child_dim, parents, parent_dim, device=device))  # 0.1: released code
     return lambda: (routing(Votes(poses, weight)).poses,), [poses, weight, *routing.parameters()]
 

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from capsule_lab.kernels import choice, cpu, ops, run
-from capsule_lab.kernels.choice import fused_kernels
+from capsule_lab.kernels.choice import Backend, fused_kernels
 from capsule_lab.routing.dynamic import dynamic_routing
 from capsule_lab.routing.em import em_routing
 from capsule_lab.types import Votes
@@ -174,12 +174,13 @@ def compare_routing(device: str, algorithm: str, options: dict[str, Any]) -> Non
     with ExitStack() as stack:
         for module in (choice, ops, run):
             stack.enter_context(patch.object(module, "fused_kernels", lambda _: gpu))
-        for backend in ("fused", "reference"):
+        backends: tuple[Backend, ...] = ("fused", "reference")
+        for backend in backends:
             poses, weight, *others = leaves = [tensor.clone().to(device).requires_grad_() for tensor in tensors]
             if algorithm == "em":
-                above = em_routing(Votes(poses, weight), *others, backend=backend, **options)  # type: ignore[arg-type]
+                above = em_routing(Votes(poses, weight), *others, backend=backend, **options)
             else:
-                above = dynamic_routing(Votes(poses, weight), backend=backend, **options)  # type: ignore[arg-type]
+                above = dynamic_routing(Votes(poses, weight), backend=backend, **options)
                 above, leaves = (above,), leaves[:2]
             loss = sum((each * draw(*each.shape, seed=5 + n).to(device)).sum() for n, each in enumerate(above))
             answers.append([*above, *torch.autograd.grad(loss, leaves)])

@@ -165,7 +165,14 @@ def test_small_cnn_shapes(image_shape: tuple[int, int, int]) -> None:
 
 @pytest.mark.parametrize(
     ("argument", "other"),
-    [("channels", (3, 5)), ("kernel_sizes", (3, 3)), ("dropout", 0.1), ("num_classes", 5), ("image_shape", (1, 9, 7))],
+    [
+        ("channels", (3, 5)),
+        ("kernel_sizes", (3, 3)),
+        ("dropout", 0.1),
+        ("num_classes", 5),
+        ("image_shape", (1, 9, 7)),
+        ("batch_norm", False),
+    ],
 )
 def test_every_argument_of_the_small_cnn_does_something(argument: str, other: Any) -> None:
     networks = small(), small(**{argument: other})
@@ -175,6 +182,12 @@ def test_every_argument_of_the_small_cnn_does_something(argument: str, other: An
         torch.manual_seed(0)
         outputs.append(network(images(8)).scores if shapes[0] == shapes[1] else None)
     assert shapes[0] != shapes[1] or not torch.allclose(*outputs)
+
+
+def test_without_batch_norm_an_image_is_seen_by_itself() -> None:
+    network, several = small(batch_norm=False, dropout=0.0), images(8)
+    torch.testing.assert_close(network(several).scores[:1], network(several[:1]).scores)
+    assert not any(isinstance(module, torch.nn.BatchNorm2d) for module in network.modules())
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,8 @@ work: poses ``(row, rows * inner, child)``, weights ``(parent, inner * columns, 
 """
 
 from capsule_lab.kernels.cpu.dynamic import agreement, contraction, weighted_sum
-from capsule_lab.kernels.cpu.em import distances, fit, fit_backward
+from capsule_lab.kernels.cpu.em import distances, fit
+from capsule_lab.kernels.cpu.gradients import fit_backward
 from capsule_lab.kernels.cpu.sharing import shares, shares_backward
 
 __all__ = [
