@@ -206,11 +206,12 @@ def build_module(config: DictConfig, spec: Any) -> Any:
     with constructing("model"):
         built = network(image_shape=spec.image_shape, num_classes=spec.num_classes)
     with constructing("module"):
-        lit = module(network=built, num_classes=spec.num_classes)
+        lit = module(network=built, num_classes=spec.num_classes, labels_per_image=spec.labels_per_image)
     with constructing("optimizer"):
         lit.optimizer(lit.parameters_to_train(), lr=1.0)
     with constructing("loss"):
-        lit.loss(torch.zeros(1, spec.num_classes), torch.zeros(1, dtype=torch.int64))
+        labels = torch.arange(spec.labels_per_image).reshape(1, -1)
+        lit.loss(torch.zeros(1, spec.num_classes), labels if spec.labels_per_image > 1 else labels[0])
     return lit
 
 

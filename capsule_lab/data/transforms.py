@@ -66,6 +66,40 @@ def shift(
     return padded.permute(0, 2, 3, 1)[batch, rows, columns].permute(0, 3, 1, 2).contiguous()
 
 
+def affine(
+    images: Float[Tensor, "batch channel height width"],
+    *,
+    rotation: Float[Tensor, " batch"],
+    shear: Float[Tensor, " batch"],
+    scale_x: Float[Tensor, " batch"],
+    scale_y: Float[Tensor, " batch"],
+    right: Float[Tensor, " batch"],
+    down: Float[Tensor, " batch"],
+) -> Float[Tensor, "batch channel height width"]:
+    """Each image scaled, sheared, turned about its centre and moved, in this order; bilinear, zeros around it.
+
+    Args:
+        images: a batch.
+        rotation: radians, counter-clockwise as one sees it.
+        shear: pixels by which a point moves to the right for each that it is above the centre.
+        scale_x, scale_y: factors; 1 keeps the size.
+        right, down: pixels.
+    """
+    height, width = images.shape[2:]
+    cos, sin = rotation.cos(), rotation.sin()
+    # of a point (x to the right, y down, about the centre): first (sx x - shear sy y, sy y), then the turn
+    turn = torch.stack([torch.stack([cos, sin], 1), torch.stack([-sin, cos], 1)], 1)  # [b 2 2]
+    zero = torch.zeros_like(shear)
+    stretch = torch.stack([torch.stack([scale_x, -shear * scale_y], 1), torch.stack([zero, scale_y], 1)], 1)
+    forward = turn @ stretch
+    backward = torch.linalg.inv(forward)  # from where it shall be to where it is; in pixels
+    moved = -backward @ torch.stack([right, down], 1)[:, :, None]  # [b 2 1]
+    half = torch.tensor([width / 2, height / 2], dtype=images.dtype, device=images.device)  # affine_grid: 1 is an edge
+    theta = torch.cat([backward * half / half[:, None], moved / half[:, None]], 2)
+    grid = torch.nn.functional.affine_grid(theta, list(images.shape), align_corners=False)
+    return torch.nn.functional.grid_sample(images, grid, mode="bilinear", padding_mode="zeros", align_corners=False)
+
+
 def crop(
     images: Shaped[Tensor, "batch channel height width"],
     top: Int64[Tensor, " batch"],
