@@ -19,6 +19,8 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from capsule_lab.slurm import requeue
+
 
 class ConfigError(ValueError):
     """A configuration that cannot work."""
@@ -54,6 +56,7 @@ def command(config_name: str) -> Callable[[Callable[[DictConfig], None]], Callab
             try:
                 main(config)
             except InterruptError as error:
+                requeue(error.signum)
                 _leave(str(error), 128 + error.signum)  # 128: the shell's convention
             except KeyboardInterrupt:
                 _leave("stopped before training went on: checkpoints are as they were", 128 + signal.SIGINT)
@@ -73,6 +76,8 @@ def command(config_name: str) -> Callable[[Callable[[DictConfig], None]], Callab
             os.environ["HYDRA_FULL_ERROR"] = "1"
             try:
                 hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name=config_name)(job)()
+            except InterruptError as error:  # of a sweep
+                _leave(str(error), 128 + error.signum)  # 128: the shell's convention
             except Exception as error:
                 sentence = None if "CAPSULE_LAB_TRACEBACK" in os.environ else in_one_sentence(error, config_name)
                 if sentence is None:

@@ -129,18 +129,33 @@ def open_directory(directory: Path, config: DictConfig) -> None:
 def _choose(config: DictConfig, name: str) -> Path:
     if config.train.directory:
         return Path(str(config.train.directory)).absolute()
-    root = Path(os.environ.get("CAPSULE_LAB_RUNS") or "runs").absolute()
     base = f"{name}-{config_hash(config)}"
     if config.ckpt and not config.train.resume:
         own = home_of(find_checkpoint(config.ckpt))
         if own.name.startswith(base):
             return own
-    attempts = sorted(root.glob(f"{base}*"), key=_attempt)
+    attempts = sorted(root().glob(f"{base}*"), key=_attempt)
     if config.train.resume:
         if attempts:
             return attempts[-1]
-        log.warning("NOTHING TO RESUME for this configuration in %s (%s…): starting anew", root, base)
-    return root / (f"{base}-{_attempt(attempts[-1]) + 1}" if attempts else base)
+        log.warning("NOTHING TO RESUME for this configuration in %s (%s…): starting anew", root(), base)
+    return root() / (f"{base}-{_attempt(attempts[-1]) + 1}" if attempts else base)
+
+
+def root() -> Path:
+    """Where run directories are: ``$CAPSULE_LAB_RUNS``, else ``runs``."""
+    return Path(os.environ.get("CAPSULE_LAB_RUNS") or "runs").absolute()
+
+
+def attempts(fingerprint: str) -> list[Path]:
+    """The directories of all runs of one configuration, the latest first.
+
+    Args:
+        fingerprint: what ``config_hash`` gives.
+    """
+    pattern = re.compile(rf"-{fingerprint}(-\d+)?$")
+    found = (path for path in root().glob(f"*-{fingerprint}*") if path.is_dir() and pattern.search(path.name))
+    return sorted(found, key=_attempt, reverse=True)
 
 
 def _attempt(directory: Path) -> int:
@@ -199,8 +214,15 @@ def checkpoint_to_test(which: str, directory: Path) -> Path | None:
 
 def is_finished(directory: Path, config: DictConfig) -> bool:
     """Whether the run in ``directory`` came to the end of this configuration."""
+    return result_of(directory, config_hash(config)) is not None
+
+
+def result_of(directory: Path, fingerprint: str) -> dict[str, Any] | None:
+    """What a finished run of that configuration left in its ``metrics.json``; ``None`` if there is none."""
     path = directory / "metrics.json"
-    return path.is_file() and json.loads(path.read_text()).get("config_hash") == config_hash(config)
+    result: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
+    complete = (result.get("status"), result.get("config_hash")) == ("finished", fingerprint)
+    return result if complete else None
 
 
 def write_atomically(path: Path, text: str) -> None:

@@ -4,32 +4,38 @@ from __future__ import annotations
 
 import logging
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
 from omegaconf import DictConfig
 from rich.console import Console
 from rich.panel import Panel
 
 from capsule_lab.build import check
 from capsule_lab.command import command
+from capsule_lab.slurm import was_requeued
+from capsule_lab.surroundings import standing_for
 
 log = logging.getLogger(__name__)
 
 
-@command("train")
-def main(config: DictConfig) -> None:
+def run(config: DictConfig) -> None:
     """Train as ``config`` says, test once at the end, leave ``metrics.json``, say what came out."""
     check(config)
     from capsule_lab import runs
 
-    choices = HydraConfig.get().runtime.choices
-    directory = runs.choose_directory(config, f"{choices['model']}-{choices['data']}")
+    config.train.resume = config.train.resume or was_requeued()
+    hydra = HydraConfig.get()
+    directory = runs.choose_directory(config, "{model}-{data}".format_map(hydra.runtime.choices))
     if config.train.resume and runs.is_finished(directory, config):
         log.info("%s is finished already, nothing to resume; its results are in metrics.json", directory)
         return
-    result = train(config, directory)
+    own = [word for word in hydra.overrides.task if not word.startswith("launcher=")]
+    with standing_for("capsule_lab.train", own) if hydra.mode == RunMode.MULTIRUN else nullcontext():
+        result = train(config, directory)
     if result:
         console, text = Console(highlight=False), summary(result, directory)
         framed = Panel(text, title="finished", title_align="left", expand=False) if console.is_terminal else text
@@ -125,6 +131,9 @@ def summary(result: dict[str, Any], directory: Path) -> str:
 
 def _as_typed(path: Path) -> Path:
     return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+
+
+main = command("train")(run)
 
 
 if __name__ == "__main__":

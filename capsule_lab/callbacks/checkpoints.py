@@ -109,14 +109,14 @@ class BestCheckpoint(ModelCheckpoint):
 class LastCheckpoint(Checkpoint):
     """Keeps ``checkpoints/last.ckpt``, and leaves it up to date when a signal stops the run.
 
-    Ctrl-C and SIGTERM stop after the current step, or after the validation pass that is under way, so that the
+    Ctrl-C, SIGTERM and SIGUSR1 stop after the current step, or after the validation pass that is under way, so that the
     run continues exactly. A second signal stops at once.
 
     Args:
         every_minutes: how old the checkpoint may become.
     """
 
-    signals = (signal.SIGINT, signal.SIGTERM)
+    signals = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)  # USR1: a time limit of SLURM draws near
 
     def __init__(self, every_minutes: float = 5.0) -> None:
         self.every_minutes = every_minutes

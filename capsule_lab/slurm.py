@@ -1,0 +1,41 @@
+"""SLURM: a job that is pre-empted or runs out of time goes back into the queue, and goes on where it was."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import subprocess
+
+log = logging.getLogger(__name__)
+
+_SECONDS = 30  # ours: what a busy controller may take
+
+
+def was_requeued() -> bool:
+    """Whether this job has run before, so that it has to go on rather than begin."""
+    return int(os.environ.get("SLURM_RESTART_COUNT", "0")) > 0
+
+
+def requeue(signum: int) -> bool:
+    """Put this batch job back into the queue after a signal that SLURM sends; whether it was.
+
+    Pre-emption sends SIGTERM, the end of the time limit what ``--signal`` says, which is SIGUSR1 with
+    ``launcher=slurm``. Ctrl-C and jobs at a terminal are left alone; of several processes, the first one asks.
+    """
+    name = os.environ.get("SLURM_JOB_NAME", "")
+    at_a_terminal = name in ("bash", "interactive")
+    if "SLURM_JOB_ID" not in os.environ or at_a_terminal or signum not in (signal.SIGTERM, signal.SIGUSR1):
+        return False
+    if os.environ.get("SLURM_PROCID", "0") != "0":
+        return False
+    array = [os.environ.get(key, "") for key in ("SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID")]
+    job = "_".join(array) if all(array) else os.environ["SLURM_JOB_ID"]
+    asked = subprocess.run(
+        ["scontrol", "requeue", job], capture_output=True, text=True, timeout=_SECONDS, check=False
+    )
+    if asked.returncode:
+        log.warning("job %s was not requeued: %s", job, asked.stderr.strip())
+    else:
+        log.info("job %s goes back into the queue and will go on from here", job)
+    return not asked.returncode

@@ -1,0 +1,267 @@
+"""Launchers: the runs of a sweep side by side on this machine, or as a job array of SLURM.
+
+Whatever becomes of one run, the others go on; what failed is in the ``JobReturn`` of each.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from hydra.core.singleton import Singleton
+from hydra.core.utils import JobReturn, JobStatus, filter_overrides, run_job, setup_globals
+from hydra.plugins.launcher import Launcher
+from hydra.types import HydraContext, TaskFunction
+from hydra_plugins.hydra_submitit_launcher import submitit_launcher
+from omegaconf import DictConfig, OmegaConf, open_dict
+
+log = logging.getLogger(__name__)
+
+_PRELOADED = [  # no command, which may be the main module; no thread and no CUDA may begin before a fork
+    "capsule_lab.build",
+    "capsule_lab.callbacks",
+    "capsule_lab.data",
+    "capsule_lab.kernels.cpu",
+    "capsule_lab.tables.claims",
+    "matplotlib.backends.backend_agg",
+    "sklearn.datasets",
+]
+
+
+class GPULauncher(Launcher):
+    """One process per run, each on a GPU of its own; as many at a time as there are GPUs.
+
+    Processes are forked from a server that has imported torch and Lightning and done nothing else, which takes
+    milliseconds instead of seconds. A run holds a lock on its GPU for as long as its process lives, so that sweeps
+    beside each other share the machine; on a machine without GPU runs are only counted.
+
+    Args:
+        jobs: at a time; ``None`` for one on each GPU, without any half as many as cores, two at least.
+        logs: the folder for what each run says.
+    """
+
+    def __init__(self, jobs: int | None = None, logs: str = "logs") -> None:
+        if jobs is not None and jobs < 1:
+            raise ValueError(f"hydra.launcher.jobs is {jobs}; expected 1 or more, or null")
+        self.jobs = jobs
+        self.logs = Path(logs).absolute()
+
+    def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
+        """Start the server, which imports while this process goes on."""
+        import multiprocessing
+        from multiprocessing import forkserver
+
+        self.job = (hydra_context, task_function, config)
+        self.context = multiprocessing.get_context("forkserver")
+        self.context.set_forkserver_preload(_PRELOADED)
+        forkserver.ensure_running()
+
+    def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
+        """Run all, at most ``jobs`` at a time; the results are in the order of ``job_overrides``."""
+        from multiprocessing.connection import wait
+
+        from capsule_lab.devices import visible_gpus
+
+        setup_globals()
+        gpus, cores = visible_gpus(), len(os.sched_getaffinity(0))
+        places = self.jobs or len(gpus) or max(2, cores // 2)  # ours: see above
+        threads = max(1, cores // min(places, len(job_overrides)))
+        self.logs.mkdir(parents=True, exist_ok=True)
+        on = f"GPUs {', '.join(gpus)}" if gpus else f"{threads} of {cores} cores"
+        log.info("%d runs, %d at a time, each on one of %s", len(job_overrides), places, on)
+        results: dict[int, JobReturn] = {}
+        running: dict[Any, tuple[int, Any]] = {}
+        left = list(enumerate(job_overrides))
+        with _stopping(running):
+            while left or running:
+                while left and len(running) < places:
+                    number, overrides = left.pop(0)
+                    log.info("run %d: %s", initial_job_idx + number, " ".join(filter_overrides(overrides)))
+                    receiver, process = self._start(list(overrides), initial_job_idx + number, gpus, threads)
+                    running[receiver] = number, process
+                for receiver in wait(list(running)):
+                    number, process = running.pop(receiver)
+                    overrides = list(job_overrides[number])
+                    results[number] = _received(receiver, process, overrides, self._log(overrides))
+                    state = results[number].status.name.lower()
+                    log.info("run %d %s, %d of %d", initial_job_idx + number, state, len(results), len(job_overrides))
+        return [results[number] for number in range(len(job_overrides))]
+
+    def _start(self, overrides: list[str], number: int, gpus: list[str], threads: int) -> tuple[Any, Any]:
+        import cloudpickle
+
+        receiver, sender = self.context.Pipe(duplex=False)
+        job = cloudpickle.dumps((*self.job, overrides, number, Singleton.get_state()))
+        arguments = (job, sender, str(self._log(overrides)), gpus, threads)
+        process = self.context.Process(target=_run_in_child, args=arguments)
+        process.start()
+        sender.close()
+        return receiver, process
+
+    def _log(self, overrides: Sequence[str]) -> Path:
+        return self.logs / f"{hashlib.sha256(' '.join(overrides).encode()).hexdigest()[:8]}.log"  # 8: tells them apart
+
+
+class SlurmLauncher(submitit_launcher.SlurmLauncher):
+    """The runs as one job array; ``launch`` waits for all of them, whatever becomes of one.
+
+    Options are those of hydra-submitit-launcher's ``submitit_slurm``.
+    """
+
+    def __call__(
+        self, sweep_overrides: list[str], job_dir_key: str, job_num: int, job_id: str, singleton_state: dict[type, Any]
+    ) -> JobReturn:
+        """One run, in the job."""
+        import submitit
+
+        from capsule_lab.tables import claims
+
+        os.environ[claims.LOG] = str(submitit.JobEnvironment().paths.stdout)
+        result = super().__call__(sweep_overrides, job_dir_key, job_num, job_id, singleton_state)
+        return _plain(result, sweep_overrides)
+
+    def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
+        """Hand all to SLURM and wait until the last has ended."""
+        import submitit
+
+        setup_globals()
+        executor = submitit.AutoExecutor(cluster=self._EXECUTOR, folder=self.params["submitit_folder"])
+        common = {*OmegaConf.structured(submitit_launcher.BaseQueueConf)}
+        executor.update_parameters(
+            **{
+                name if name in common else f"{self._EXECUTOR}_{name}": value
+                for name, value in self.params.items()
+                if name not in ("submitit_folder", "max_num_timeout")
+            }
+        )
+        numbers = range(initial_job_idx, initial_job_idx + len(job_overrides))
+        state = Singleton.get_state()
+        with executor.batch():
+            jobs = [
+                executor.submit(self, list(overrides), "hydra.sweep.dir", number, str(number), state)
+                for number, overrides in zip(numbers, job_overrides, strict=True)
+            ]
+        log.info("%d jobs of SLURM, from %s; output in %s", len(jobs), jobs[0].job_id, jobs[0].paths.folder)
+        return [_awaited(job, list(overrides)) for job, overrides in zip(jobs, job_overrides, strict=True)]
+
+
+def _awaited(job: Any, overrides: list[str]) -> JobReturn:
+    """What a job of submitit returned, or a failure in its place."""
+    import submitit
+
+    try:
+        result: JobReturn = job.results()[0]
+    except (submitit.core.utils.UncompletedJobError, submitit.core.utils.FailedJobError):
+        return _failed(overrides, f"job {job.job_id} ended without a result ({job.state}); its log is {job.paths.stdout}")
+    return result
+
+
+def _run_in_child(job: bytes, sender: Any, log_file: str, gpus: list[str], threads: int) -> None:
+    """One run in a process of its own; sends its ``JobReturn``, if it comes to that."""
+    import cloudpickle
+    import torch
+
+    from capsule_lab.devices import lease
+    from capsule_lab.tables import claims
+
+    os.setpgrp()  # Ctrl-C is for the sweep, which tells its runs
+    with open(log_file, "ab", buffering=0) as file:
+        os.dup2(file.fileno(), sys.stdout.fileno())
+        os.dup2(file.fileno(), sys.stderr.fileno())
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    os.environ[claims.LOG] = log_file
+    os.environ.setdefault("OMP_NUM_THREADS", str(threads))  # of processes that this one starts
+    torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+    hydra_context, task_function, config, overrides, number, state = cloudpickle.loads(job)
+    log.info("%s", " ".join(overrides))
+    lease(gpus)
+    Singleton.set_state(state)
+    setup_globals()
+    sweep_config = hydra_context.config_loader.load_sweep_config(config, overrides)
+    with open_dict(sweep_config):
+        sweep_config.hydra.job.id = sweep_config.hydra.job.num = number
+    result = run_job(
+        task_function=task_function,
+        config=sweep_config,
+        job_dir_key="hydra.sweep.dir",
+        job_subdir_key="hydra.sweep.subdir",
+        hydra_context=hydra_context,
+    )
+    sender.send_bytes(cloudpickle.dumps(_plain(result, overrides)))
+    sender.close()
+
+
+def _plain(result: JobReturn, overrides: list[str]) -> JobReturn:
+    """A ``JobReturn`` that every process can read: of an error, what it says."""
+    from capsule_lab.command import in_one_sentence
+
+    if result.status is not JobStatus.FAILED:
+        return JobReturn(overrides=overrides, status=result.status, _return_value=result.return_value)
+    error = result._return_value
+    sentence = in_one_sentence(error)
+    if sentence is None:
+        traceback.print_exception(error)
+    else:
+        sys.stderr.write(f"capsule_lab: {sentence}\n")
+    return _failed(overrides, sentence or f"{type(error).__name__}: {error}")
+
+
+def _received(receiver: Any, process: Any, overrides: list[str], log_file: Path) -> JobReturn:
+    """What a run sent, or how its process ended without a word."""
+    import cloudpickle
+
+    try:
+        result: JobReturn = cloudpickle.loads(receiver.recv_bytes())
+    except EOFError:
+        process.join()
+        status = process.exitcode
+        how = f"was ended by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
+        result = _failed(overrides, f"a run {how}; its log is {log_file}")
+    receiver.close()
+    process.join()
+    return result
+
+
+def _failed(overrides: list[str], sentence: str) -> JobReturn:
+    from capsule_lab.runs import RunError
+
+    return JobReturn(overrides=overrides, status=JobStatus.FAILED, _return_value=RunError(sentence))
+
+
+@contextmanager
+def _stopping(running: dict[Any, tuple[int, Any]]) -> Iterator[None]:
+    """A sweep that is stopped by a signal stops its runs, which save, and waits for them."""
+    from capsule_lab.command import InterruptError
+
+    received: list[int] = []
+
+    def stop(signum: int, _: Any) -> None:
+        received.append(signum)
+        raise KeyboardInterrupt
+
+    signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    main = threading.current_thread() is threading.main_thread()
+    before = {signum: signal.signal(signum, stop) for signum in signals} if main else {}
+    try:
+        yield
+    except KeyboardInterrupt as error:
+        for _, process in running.values():
+            process.terminate()
+        for _, process in running.values():
+            process.join()
+        name = signal.Signals(received[0]).name
+        raise InterruptError(
+            f"stopped by {name}, and {len(running)} runs with it, which saved; the same command goes on", received[0]
+        ) from error
+    finally:
+        for signum, handler in before.items():
+            signal.signal(signum, handler)
