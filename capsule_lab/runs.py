@@ -265,13 +265,18 @@ def check_writable(path: Path) -> None:
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:
-    """``write_atomically`` for JSON that people read.
+    """``write_text`` for JSON that people read."""
+    write_text(path, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    """``write_atomically`` where the user says.
 
     Raises:
         RunError: if it cannot be written there.
     """
     try:
-        write_atomically(path, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
+        write_atomically(path, text)
     except OSError as error:
         raise RunError(f"cannot write {path} ({error.strerror}); expected a place you may write to") from error
 

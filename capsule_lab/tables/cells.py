@@ -9,6 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig
 
@@ -41,8 +42,9 @@ class Cell:
 
     @property
     def name(self) -> str:
-        """For people: row, column, seed."""
-        return " ".join(filter(None, (self.row.name, self.column.name, f"seed {self.seed}")))
+        """For people: row, column if it has runs of its own, seed."""
+        column = self.column.name if self.column.overrides else ""
+        return " ".join(filter(None, (self.row.name, column, f"seed {self.seed}")))
 
     @property
     def command(self) -> str:
@@ -101,6 +103,8 @@ class Cell:
             return None
         directory, result = self.finished
         split, _, name = metric.partition("/")
+        if split == "train":
+            return _last_in_training(directory, metric)
         if name not in result.get(split, {}):
             raise TableError(f"{directory} has no {metric}; expected one of {_metrics(result)}")
         return float(result[split][name])
@@ -177,6 +181,13 @@ def _refused(row: Row, column: Column, error: Exception) -> Exception:
     sentence = in_one_sentence(error)
     where = f"row {row.name}{column.name and f', column {column.name}'}"
     return TableError(f"{where}: {sentence}") if sentence else error
+
+
+def _last_in_training(directory: Path, metric: str) -> float:
+    column = pd.read_csv(directory / "metrics.csv").get(metric)
+    if column is None:
+        raise TableError(f"{directory} has no {metric} in its metrics.csv; expected such as train/error")
+    return float(column.dropna().iloc[-1])
 
 
 def _metrics(result: dict[str, Any]) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 from rich.console import Console
 
-from capsule_lab.tables import cells as of_tables
+from capsule_lab.build import build_without_weights
 from capsule_lab.tables.cells import DONE, FAILED, MISSING, RUNNING, WAITING, Cell, distinct, expand, verify
 from capsule_lab.tables.table import Table, TableError, chosen, read
 
@@ -44,7 +44,7 @@ def train_all(table: Table, words: Sequence[str], launch: Launch) -> None:
         left = [cell for cell in cells if cell.status in (FAILED, MISSING) and cell.fingerprint not in tried]
         if not left:
             break
-        for cell in left:
+        for cell in _one_of_each(left):
             verify(cell)  # before anything is launched
         launch([cell.job for cell in left], len(tried))
         tried |= {cell.fingerprint for cell in left}
@@ -52,17 +52,23 @@ def train_all(table: Table, words: Sequence[str], launch: Launch) -> None:
 
 
 def show_plan(table: Table, words: Sequence[str]) -> None:
-    """The status and the command of every cell, checked like those of a real run."""
+    """The status and the command of every cell, whose network is built, but for its weights, as in a real run."""
     cells = distinct(expand(table, words))
     console = Console(highlight=False)
+    for cell in _one_of_each(cells):
+        build_without_weights(verify(cell))
     for cell in cells:
-        verify(cell)
         waiting = f" for {cell.waits_for}" if cell.waits_for else ""
         console.print(f"[{_STYLES[cell.status]}]{cell.status}{waiting}[/]  {cell.name}", soft_wrap=True)
         console.print(f"    {cell.command}", markup=False, soft_wrap=True)
         if cell.status == FAILED:
             console.print(f"    {_failure(cell)}", markup=False, soft_wrap=True)
     console.print(f"{table.name}: {_counted(cells)}")
+
+
+def _one_of_each(cells: Sequence[Cell]) -> list[Cell]:
+    """Seeds change nothing about whether a configuration can work."""
+    return list({(cell.row.name, cell.column.name): cell for cell in cells}.values())
 
 
 def _tell(table: Table, cells: Sequence[Cell]) -> None:
@@ -75,7 +81,7 @@ def _tell(table: Table, cells: Sequence[Cell]) -> None:
         )
 
 
-def _failure(cell: of_tables.Cell) -> str:
+def _failure(cell: Cell) -> str:
     return f"{cell.error}{f' (log: {cell.log})' if cell.log else ''}"
 
 
