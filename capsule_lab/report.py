@@ -24,8 +24,9 @@ def report(config: DictConfig, made_by: str) -> None:
         made_by: the command, as it was typed.
     """
     from capsule_lab import runs
-    from capsule_lab.tables import TableError, chosen, pages, read
+    from capsule_lab.tables import pages
     from capsule_lab.tables.summary import summarise
+    from capsule_lab.tables.table import TableError, chosen, read
 
     if OmegaConf.is_missing(config, "table"):
         raise TableError("table is missing; expected table=<a file of sweeps/>")

@@ -31,9 +31,7 @@ def requeue(signum: int) -> bool:
         return False
     array = [os.environ.get(key, "") for key in ("SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID")]
     job = "_".join(array) if all(array) else os.environ["SLURM_JOB_ID"]
-    asked = subprocess.run(
-        ["scontrol", "requeue", job], capture_output=True, text=True, timeout=_SECONDS, check=False
-    )
+    asked = subprocess.run(["scontrol", "requeue", job], capture_output=True, text=True, timeout=_SECONDS, check=False)
     if asked.returncode:
         log.warning("job %s was not requeued: %s", job, asked.stderr.strip())
     else:

@@ -22,6 +22,7 @@ from capsule_lab import __main__ as overview
 from capsule_lab import build
 from capsule_lab.build import check
 from capsule_lab.command import compose, conf_dir
+from capsule_lab.tables import words as words_of_tables
 from capsule_lab.train import summary
 from tests.conftest import NO_PICTURES, ROOT, TINY, TINY_CAPSNET, Ended, Trained, python
 
@@ -57,6 +58,10 @@ def jobs_of(command: str) -> list[tuple[str, list[str]]]:
         name = name.removeprefix("capsule_lab").removeprefix(".")
     if not (conf_dir() / f"{name}.yaml").is_file():
         return []
+    if name in ("sweep", "report"):
+        own = words_of_tables.OWN
+        prefix, more = ("hydra.sweeper.", "dry_run") if name == "sweep" else ("", "out")
+        words = words_of_tables.for_hydra(words, (*own, more), prefix)
     given = get_args_parser().parse_args(words)
     parsed = OverridesParser.create().parse_overrides(given.overrides)
     if not given.multirun:
@@ -71,7 +76,7 @@ def jobs_of(command: str) -> list[tuple[str, list[str]]]:
 README = commands_in((ROOT / "README.md").read_text())
 HEADS = [
     match[1]
-    for path in sorted(conf_dir().rglob("*.yaml"))
+    for path in sorted([*conf_dir().rglob("*.yaml"), *(ROOT / "sweeps").glob("*.yaml")])
     for match in re.finditer(r"^# Command:\s+(make .*?)(?:\s{2,}.*)?$", path.read_text(), re.MULTILINE)
 ]
 DOCUMENTED = sorted({*README, *HEADS, *commands_in((ROOT / "CONTRIBUTING.md").read_text())})

@@ -166,9 +166,7 @@ def _seeds(
             waits_for = waits_for or ("" if value is not None else other)
             taken.append(f"{key}={1.0 if value is None else value!r}")  # 1.0 only stands there while it is not known
         try:
-            overrides = merged(
-                table.base, column.overrides, row.overrides[column.name], taken, words, [f"seed={seed}"]
-            )
+            overrides = merged(table.base, column.overrides, row.overrides[column.name], taken, words, [f"seed={seed}"])
             if config is None or taken:
                 config = compose("train", overrides)
         except Exception as error:

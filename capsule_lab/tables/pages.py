@@ -126,8 +126,12 @@ def as_latex(table: Table, entries: Sequence[Entry]) -> str:
     shown = HEADINGS[:6]
     lines = [[entry.column.label, *cells_of(entry)[: len(shown)]] for entry in entries]
     style = pd.DataFrame(lines, columns=["column", *shown]).style.hide(axis="index")
-    text = style.format(escape="latex").format_index(escape="latex", axis="columns").to_latex(
-        hrules=True, caption=table.paper, label=f"tab:{table.name}", column_format="ll" + "r" * (len(shown) - 1)
+    text = (
+        style.format(escape="latex")
+        .format_index(escape="latex", axis="columns")
+        .to_latex(
+            hrules=True, caption=table.paper, label=f"tab:{table.name}", column_format="ll" + "r" * (len(shown) - 1)
+        )
     )
     return str(text).replace("±", r"$\pm$")
 
@@ -144,7 +148,7 @@ def as_page(table: Table, entries: Sequence[Entry], command: str) -> str:
         parts=[(label, [(cells_of(entry), entry) for entry in part]) for label, part in by_column(entries).items()],
         notes=notes(entries),
         failures=failures(entries),
-        runs=runs_frame(entries).astype(object).where(lambda frame: frame.notna(), ""),
+        runs=runs_frame(entries).drop(columns=["hardware", "commit"], errors="ignore").astype(object).fillna(""),
         curves=[(title, _svg(curves_of_runs(files))) for title, files in _curves(entries).items()],
         best=[(run, _figures(run)) for run in best_runs(entries)],
         made=datetime.now(UTC).strftime("%Y-%m-%d"),

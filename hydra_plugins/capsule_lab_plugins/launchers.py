@@ -161,7 +161,9 @@ def _awaited(job: Any, overrides: list[str]) -> JobReturn:
     try:
         result: JobReturn = job.results()[0]
     except (submitit.core.utils.UncompletedJobError, submitit.core.utils.FailedJobError):
-        return _failed(overrides, f"job {job.job_id} ended without a result ({job.state}); its log is {job.paths.stdout}")
+        return _failed(
+            overrides, f"job {job.job_id} ended without a result ({job.state}); its log is {job.paths.stdout}"
+        )
     return result
 
 
