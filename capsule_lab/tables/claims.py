@@ -66,6 +66,14 @@ def claim(config: DictConfig) -> Iterator[None]:
         lock.release()
 
 
+def note_failure(fingerprint: str, error: str) -> None:
+    """Record why a job failed that could not do so itself, having been killed or never come to training."""
+    record = record_of(fingerprint)
+    if record is None or record.error is None:
+        known = record or Record("unknown", None)
+        _write(fingerprint, Record(known.process, known.log, error))
+
+
 def is_claimed(fingerprint: str) -> bool:
     """Whether a process trains that configuration now."""
     lock = _lock(fingerprint)

@@ -7,9 +7,11 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from hydra.core.utils import JobStatus
 from rich.console import Console
 
 from capsule_lab.build import build_without_weights
+from capsule_lab.tables import claims
 from capsule_lab.tables.cells import DONE, FAILED, MISSING, RUNNING, WAITING, Cell, distinct, expand, verify
 from capsule_lab.tables.table import Table, TableError, chosen, read
 
@@ -30,8 +32,14 @@ def chosen_table(name: str, selection: Mapping[str, Sequence[Any] | None]) -> Ta
     return chosen(read(name), **selection)
 
 
-def train_all(table: Table, words: Sequence[str], launch: Launch) -> None:
+def train_all(table: Table, words: Sequence[str], launch: Launch, more: Sequence[str] = ()) -> None:
     """Launch every cell that is not complete, those that wait for another row as soon as they can be.
+
+    Args:
+        table: what to train.
+        words: overrides for every cell, over the table's.
+        launch: runs jobs, and returns when all have ended.
+        more: overrides that decide nothing about a result.
 
     Raises:
         TableError: when all has been tried, if a run failed.
@@ -46,7 +54,10 @@ def train_all(table: Table, words: Sequence[str], launch: Launch) -> None:
             break
         for cell in _one_of_each(left):
             verify(cell)  # before anything is launched
-        launch([cell.job for cell in left], len(tried))
+        ended = launch([[*cell.job, *more] for cell in left], len(tried))
+        for cell, job in zip(left, ended, strict=True):
+            if job.status is JobStatus.FAILED:
+                claims.note_failure(cell.fingerprint, str(job._return_value))
         tried |= {cell.fingerprint for cell in left}
     _tell(table, cells)
 

@@ -92,8 +92,8 @@ class GPULauncher(Launcher):
                     number, process = running.pop(receiver)
                     overrides = list(job_overrides[number])
                     results[number] = _received(receiver, process, overrides, self._log(overrides))
-                    state = results[number].status.name.lower()
-                    log.info("run %d %s, %d of %d", initial_job_idx + number, state, len(results), len(job_overrides))
+                    state = _in_words(results[number])
+                    log.info("run %d %s; %d of %d", initial_job_idx + number, state, len(results), len(job_overrides))
         return [results[number] for number in range(len(job_overrides))]
 
     def _start(self, overrides: list[str], number: int, gpus: list[str], threads: int) -> tuple[Any, Any]:
@@ -231,6 +231,10 @@ def _received(receiver: Any, process: Any, overrides: list[str], log_file: Path)
     receiver.close()
     process.join()
     return result
+
+
+def _in_words(result: JobReturn) -> str:
+    return "completed" if result.status is JobStatus.COMPLETED else f"failed: {result._return_value}"
 
 
 def _failed(overrides: list[str], sentence: str) -> JobReturn:

@@ -49,6 +49,9 @@ class TableSweeper(Sweeper):
     def sweep(self, arguments: list[str]) -> Any:
         """Train what is left of the table, or with ``dry_run`` say what that is.
 
+        Args:
+            arguments: the choice of a launcher, whose options are only there together with it.
+
         Raises:
             TableError: when all has been tried, if a run failed.
         """
@@ -57,4 +60,4 @@ class TableSweeper(Sweeper):
         table = engine.chosen_table(self.table, self.chosen)
         if self.launcher is None:
             return engine.show_plan(table, self.overrides)
-        return engine.train_all(table, self.overrides, self.launcher.launch)
+        return engine.train_all(table, self.overrides, self.launcher.launch, arguments)

@@ -1,0 +1,198 @@
+"""A table is trained by whatever launcher, whatever becomes of one of its runs; nothing is trained twice."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from capsule_lab.tables.cells import expand
+from capsule_lab.tables.table import read
+from tests.conftest import Ended, python, start
+
+Cli = Callable[..., Ended]
+FAILING = {"name": "failing", "overrides": ["model.channels=0"]}
+GOOD = {"name": "good", "overrides": []}
+
+
+def results(folder: Path) -> dict[str, float]:
+    """Time stamps of all results, by run."""
+    return {path.parent.name: path.stat().st_mtime_ns for path in folder.glob("runs/*/metrics.json")}
+
+
+def statuses(file: Path) -> list[str]:
+    return [cell.status for cell in expand(read(file))]
+
+
+def once(tmp_path: Path, signum: int) -> dict[str, Any]:
+    """A row whose first run is ended by a signal."""
+    fault = f"{{_target_: tests.tables.faults.Once, marker: '{tmp_path / 'marker'}', signum: {int(signum)}}}"
+    return {"name": "stopped", "overrides": [f"+callbacks.fault={fault}"]}
+
+
+def test_failing_run_does_not_stop_the_others_and_the_same_command_finishes_the_rest(
+    cli: Cli, table_file, tmp_path: Path
+) -> None:
+    file = table_file(rows=[FAILING, GOOD], seeds=[0])
+    ended = cli("sweep", f"table={file}")
+    assert ended.status == 2
+    assert re.fullmatch(
+        r"capsule_lab: 1 of 2 runs of mine failed, the same command tries them again: failing seed 0: "
+        r"model: CapsNet has channels 0; expected 1 or more\n",
+        ended.err.splitlines(keepends=True)[-1],
+    ), ended.err
+    assert statuses(file) == ["failed", "done"]
+    before = results(tmp_path)
+
+    ended = cli("sweep", f"table={table_file(rows=[GOOD], seeds=[0])}")
+    assert (ended.status, ended.out.splitlines()[-1]) == (0, "mine: 1 done")
+    assert results(tmp_path) == before
+
+
+def test_result_tells_the_exact_command_of_its_run(cli: Cli, table_file, tmp_path: Path) -> None:
+    file = table_file(seeds=[3])
+    assert cli("sweep", f"table={file}").status == 0
+    (cell,) = expand(read(file))
+    (path,) = tmp_path.glob("runs/*/metrics.json")
+    assert json.loads(path.read_text())["command"] == cell.command
+
+
+def test_row_that_takes_a_result_is_trained_after_it(cli: Cli, table_file) -> None:
+    taking = {"name": "two", "overrides": ["seed=9"], "takes": {"optimizer.eps": ["one", "test/loss"]}}
+    file = table_file(seeds=[0], rows=[{"name": "one", "overrides": []}, taking])
+    ended = cli("sweep", f"table={file}")
+    assert (ended.status, ended.out.splitlines()[-1]) == (0, "mine: 2 done")
+    one, two = expand(read(file))
+    assert f"optimizer.eps={one.value('test/loss')!r}" in two.overrides
+
+
+@pytest.mark.parametrize("word", ["dry_run=true", "--dry-run"])
+def test_dry_run_says_what_is_to_be_done_and_does_nothing(
+    cli: Cli, table_file, finish, tmp_path: Path, word: str
+) -> None:
+    file = table_file()
+    first, second = expand(read(file))
+    finish(first)
+    before = sorted(tmp_path.rglob("*"))
+    ended = cli("sweep", f"table={file}", word)
+    assert (ended.status, ended.err) == (0, "")
+    assert ended.out.splitlines() == [
+        "done  one seed 0", f"    {first.command}", "missing  one seed 1", f"    {second.command}", "mine: 1 done, 1 missing",
+    ]  # fmt: skip
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["table=smok"], "table=smok does not exist; did you mean smoke?"),
+        (["table=smoke", "rows=[dynamc]"], "rows: dynamc is not in smoke; did you mean dynamic?"),
+        (["table=smoke", "trainer.max_epoch=1"], "row dynamic: trainer.max_epoch does not exist; did you mean"),
+        (["table=smoke", "launcher=gpu"], "launcher=gpu does not exist; did you mean gpus?"),
+        ([], "table"),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("command", ["sweep", "report"])
+def test_wrong_words_end_in_one_sentence(
+    cli: Cli, tmp_path: Path, command: str, words: list[str], sentence: str
+) -> None:
+    if command == "report" and any("launcher" in word for word in words):
+        pytest.skip("a report launches nothing")
+    ended = cli(command, *words)
+    assert ended.status == 2
+    assert sentence in ended.err
+    assert ended.err.count("\n") == 1
+    assert list(tmp_path.rglob("metrics.json")) == []
+
+
+@pytest.fixture(scope="module")
+def swept(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Ended, Path]:
+    """A table of three runs side by side, one of which fails and one of which is killed: folder, how it ended, file."""
+    from tests.tables.conftest import TINY
+    import yaml
+
+    folder = tmp_path_factory.mktemp("swept")
+    file = folder / "mine.yaml"
+    rows = [FAILING, once(folder, signal.SIGKILL), GOOD]
+    file.write_text(yaml.safe_dump({"paper": "p", "seeds": [0], "base": TINY, "rows": rows}))
+    return folder, python("-m", "capsule_lab.sweep", f"table={file}", "launcher=gpus", cwd=folder), file
+
+
+def test_of_runs_side_by_side_those_that_can_finish(swept, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, ended, file = swept
+    monkeypatch.chdir(folder)
+    assert ended.status == 2, ended.err
+    assert "2 of 3 runs of mine failed" in ended.err
+    failing, stopped, good = expand(read(file))
+    assert [cell.status for cell in (failing, stopped, good)] == ["failed", "failed", "done"]
+    assert failing.error == "model: CapsNet has channels 0; expected 1 or more"
+    assert "CapsNet has channels 0" in Path(failing.log).read_text()
+    assert "was ended by SIGKILL" in stopped.error
+    assert "CapsNet on stand-in" in Path(stopped.log).read_text()
+    assert [line for line in ended.out.splitlines() if line.startswith("run 2")][-1].startswith("run 2 completed")
+
+
+def test_same_command_finishes_only_what_is_left(swept, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, _, file = swept
+    monkeypatch.chdir(folder)
+    before = results(folder)
+    ended = python("-m", "capsule_lab.sweep", f"table={file}", "rows=[stopped,good]", "launcher=gpus", cwd=folder)
+    assert (ended.status, ended.err) == (0, "")
+    assert statuses(file) == ["failed", "done", "done"]
+    assert results(folder).items() > before.items()
+
+
+def test_plain_sweep_under_the_same_launcher(table_file, tmp_path: Path) -> None:
+    from tests.tables.conftest import TINY
+
+    words = ["-m", *TINY, "seed=0,1", "launcher=gpus", "hydra.launcher.jobs=1"]
+    ended = python("-m", "capsule_lab.train", *words, cwd=tmp_path)
+    assert (ended.status, ended.err) == (0, "")
+    found = [json.loads(path.read_text()) for path in tmp_path.glob("runs/*/metrics.json")]
+    assert sorted(result["seed"] for result in found) == [0, 1]
+    assert all("-m " not in result["command"].partition("capsule_lab.train")[2] for result in found)
+
+
+def test_sweep_that_is_stopped_stops_its_runs_which_save(
+    table_file, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = table_file(seeds=[0, 1], base=[*ENDLESS], rows=[GOOD])
+    process = start(
+        "-u", "-m", "capsule_lab.sweep", f"table={file}", "launcher=gpus", "hydra.launcher.jobs=2", cwd=tmp_path
+    )
+    try:
+        wait_for(lambda: len(list(tmp_path.glob("runs/*/metrics.csv"))) == 2)
+        process.send_signal(signal.SIGTERM)
+        _, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
+        process.communicate()
+    assert process.returncode == 128 + signal.SIGTERM
+    assert err == "capsule_lab: stopped by SIGTERM, and 2 runs with it, which saved; the same command goes on\n"
+    for cell in expand(read(file)):
+        assert "stopped by SIGTERM at step" in cell.error
+        assert (cell.directories[0] / "checkpoints" / "last.ckpt").is_file()
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = 120) -> None:
+    import time
+
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it took too long"
+        time.sleep(0.2)
+
+
+def _endless() -> list[str]:
+    from tests.conftest import NO_PICTURES, TINY
+
+    return [*TINY, "trainer.max_epochs=100000", *NO_PICTURES]
+
+
+ENDLESS = _endless()
