@@ -17,6 +17,18 @@ def was_requeued() -> bool:
     return int(os.environ.get("SLURM_RESTART_COUNT", "0")) > 0
 
 
+def in_queue(job: str) -> bool:
+    """Whether a job waits, runs or is about to end; accounting, which not every cluster has, is not asked."""
+    found = subprocess.run(
+        ["squeue", "--noheader", "--jobs", job, "--format", "%T"],
+        capture_output=True,
+        text=True,
+        timeout=_SECONDS,
+        check=False,
+    )
+    return bool(found.stdout.strip())
+
+
 def requeue(signum: int) -> bool:
     """Put this batch job back into the queue after a signal that SLURM sends; whether it was.
 

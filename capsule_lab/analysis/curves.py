@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import pandas as pd
@@ -46,7 +46,7 @@ def curves_of_runs(metrics: Mapping[str, Path]) -> Figure:
     return figure
 
 
-def _loss_and_error() -> tuple[Figure, Sequence[Axes]]:
+def _loss_and_error() -> tuple[Figure, Iterable[Axes]]:
     figure = Figure(figsize=(9, 3.2), layout="constrained")  # inches
     axes = figure.subplots(1, len(QUANTITIES))
     for axis, label in zip(axes, QUANTITIES.values(), strict=True):

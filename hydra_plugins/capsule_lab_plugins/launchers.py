@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -26,6 +27,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 log = logging.getLogger(__name__)
 
+_EVERY = 5  # ours: seconds between two looks at the queue of SLURM
 _PRELOADED = [  # no command, which may be the main module; no thread and no CUDA may begin before a fork
     "capsule_lab.build",
     "capsule_lab.callbacks",
@@ -134,6 +136,7 @@ class SlurmLauncher(submitit_launcher.SlurmLauncher):
         import submitit
 
         setup_globals()
+        logging.getLogger("submitit").setLevel(logging.ERROR)  # it warns of every look where there is no accounting
         executor = submitit.AutoExecutor(cluster=self._EXECUTOR, folder=self.params["submitit_folder"])
         common = {*OmegaConf.structured(submitit_launcher.BaseQueueConf)}
         executor.update_parameters(
@@ -155,16 +158,21 @@ class SlurmLauncher(submitit_launcher.SlurmLauncher):
 
 
 def _awaited(job: Any, overrides: list[str]) -> JobReturn:
-    """What a job of submitit returned, or a failure in its place."""
+    """What a job of submitit returned, or a failure in its place once it is no longer in the queue."""
     import submitit
 
-    try:
-        result: JobReturn = job.results()[0]
-    except (submitit.core.utils.UncompletedJobError, submitit.core.utils.FailedJobError):
-        return _failed(
-            overrides, f"job {job.job_id} ended without a result ({job.state}); its log is {job.paths.stdout}"
-        )
-    return result
+    from capsule_lab.slurm import in_queue
+
+    while not job.paths.result_pickle.exists() and in_queue(job.job_id):
+        time.sleep(_EVERY)
+    time.sleep(0 if job.paths.result_pickle.exists() else _EVERY)  # a file system that is shared may be late
+    if job.paths.result_pickle.exists():
+        try:
+            result: JobReturn = job.results()[0]
+        except (submitit.core.utils.UncompletedJobError, submitit.core.utils.FailedJobError) as error:
+            return _failed(overrides, f"job {job.job_id}: {' '.join(str(error).split())}")
+        return result
+    return _failed(overrides, f"job {job.job_id} ended without a result; its log is {job.paths.stderr}")
 
 
 def _run_in_child(job: bytes, sender: Any, log_file: str, gpus: list[str], threads: int) -> None:

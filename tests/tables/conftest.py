@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -28,32 +29,32 @@ RESULT = {
 }
 
 
+def write_table(folder: Path, **content: Any) -> Path:
+    """``mine.yaml``: ``write_table(folder, rows=[{"name": "a", "overrides": []}])``."""
+    standard = {"paper": "a paper", "seeds": [0, 1], "base": TINY, "rows": [{"name": "one", "overrides": []}]}
+    file = folder / "mine.yaml"
+    file.write_text("# Mine.\n" + yaml.safe_dump({**standard, **content}, sort_keys=False))
+    return file
+
+
+def write_run(cell: Cell, *, error: float = 1.0, attempt: str = "", **more: Any) -> Path:
+    """What a finished run of a cell leaves: ``write_run(cell, error=2.5)``."""
+    directory = runs.root() / f"capsnet-mnist-{cell.fingerprint}{attempt}"
+    directory.mkdir(parents=True)
+    result = {**RESULT, "config_hash": cell.fingerprint, **more}
+    result["test"] = {**RESULT["test"], "error": error}
+    (directory / "metrics.json").write_text(json.dumps(result))
+    (directory / "metrics.csv").write_text(
+        f"step,train/loss,train/error,val/loss,val/error\n3,0.5,50,,\n3,,,0.6,60\n7,0.4,{error},,\n"
+    )
+    return directory
+
+
 @pytest.fixture
 def table_file(tmp_path: Path) -> Callable[..., Path]:
-    """Writes ``mine.yaml``: ``table_file(rows=[{"name": "a", "overrides": []}])``."""
-
-    def write(**content: Any) -> Path:
-        standard = {"paper": "a paper", "seeds": [0, 1], "base": TINY, "rows": [{"name": "one", "overrides": []}]}
-        file = tmp_path / "mine.yaml"
-        file.write_text("# Mine.\n" + yaml.safe_dump({**standard, **content}, sort_keys=False))
-        return file
-
-    return write
+    return functools.partial(write_table, tmp_path)
 
 
 @pytest.fixture
 def finish() -> Callable[..., Path]:
-    """Leaves what a finished run of a cell leaves: ``finish(cell, error=2.5, source="stand-in")``."""
-
-    def write(cell: Cell, *, error: float = 1.0, attempt: str = "", **more: Any) -> Path:
-        directory = runs.root() / f"capsnet-mnist-{cell.fingerprint}{attempt}"
-        directory.mkdir(parents=True)
-        result = {**RESULT, "config_hash": cell.fingerprint, **more}
-        result["test"] = {**RESULT["test"], "error": error}
-        (directory / "metrics.json").write_text(json.dumps(result))
-        (directory / "metrics.csv").write_text(
-            f"step,train/loss,train/error,val/loss,val/error\n3,0.5,50,,\n3,,,0.6,60\n7,0.4,{error},,\n"
-        )
-        return directory
-
-    return write
+    return write_run

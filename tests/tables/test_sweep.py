@@ -5,19 +5,23 @@ from __future__ import annotations
 import json
 import re
 import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from capsule_lab.tables.cells import expand
 from capsule_lab.tables.table import read
-from tests.conftest import Ended, python, start
+from tests.conftest import NO_PICTURES, TINY_CAPSNET, TINY_DATA, Ended, python, start
+from tests.tables.conftest import TINY
 
 Cli = Callable[..., Ended]
 FAILING = {"name": "failing", "overrides": ["model.channels=0"]}
 GOOD = {"name": "good", "overrides": []}
+ENDLESS = [*TINY_CAPSNET, *TINY_DATA, "trainer.max_epochs=100000", *NO_PICTURES]
 
 
 def results(folder: Path) -> dict[str, float]:
@@ -82,8 +86,12 @@ def test_dry_run_says_what_is_to_be_done_and_does_nothing(
     ended = cli("sweep", f"table={file}", word)
     assert (ended.status, ended.err) == (0, "")
     assert ended.out.splitlines() == [
-        "done  one seed 0", f"    {first.command}", "missing  one seed 1", f"    {second.command}", "mine: 1 done, 1 missing",
-    ]  # fmt: skip
+        "done  one seed 0",
+        f"    {first.command}",
+        "missing  one seed 1",
+        f"    {second.command}",
+        "mine: 1 done, 1 missing",
+    ]
     assert sorted(tmp_path.rglob("*")) == before
 
 
@@ -114,9 +122,6 @@ def test_wrong_words_end_in_one_sentence(
 @pytest.fixture(scope="module")
 def swept(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Ended, Path]:
     """A table of three runs side by side, one of which fails and one of which is killed: folder, how it ended, file."""
-    from tests.tables.conftest import TINY
-    import yaml
-
     folder = tmp_path_factory.mktemp("swept")
     file = folder / "mine.yaml"
     rows = [FAILING, once(folder, signal.SIGKILL), GOOD]
@@ -149,8 +154,6 @@ def test_same_command_finishes_only_what_is_left(swept, monkeypatch: pytest.Monk
 
 
 def test_plain_sweep_under_the_same_launcher(table_file, tmp_path: Path) -> None:
-    from tests.tables.conftest import TINY
-
     words = ["-m", *TINY, "seed=0,1", "launcher=gpus", "hydra.launcher.jobs=1"]
     ended = python("-m", "capsule_lab.train", *words, cwd=tmp_path)
     assert (ended.status, ended.err) == (0, "")
@@ -159,10 +162,11 @@ def test_plain_sweep_under_the_same_launcher(table_file, tmp_path: Path) -> None
     assert all("-m " not in result["command"].partition("capsule_lab.train")[2] for result in found)
 
 
+@pytest.mark.slow
 def test_sweep_that_is_stopped_stops_its_runs_which_save(
     table_file, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    file = table_file(seeds=[0, 1], base=[*ENDLESS], rows=[GOOD])
+    file = table_file(seeds=[0, 1], base=ENDLESS, rows=[GOOD])
     process = start(
         "-u", "-m", "capsule_lab.sweep", f"table={file}", "launcher=gpus", "hydra.launcher.jobs=2", cwd=tmp_path
     )
@@ -181,18 +185,7 @@ def test_sweep_that_is_stopped_stops_its_runs_which_save(
 
 
 def wait_for(condition: Callable[[], bool], seconds: float = 120) -> None:
-    import time
-
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, "it took too long"
         time.sleep(0.2)
-
-
-def _endless() -> list[str]:
-    from tests.conftest import NO_PICTURES, TINY
-
-    return [*TINY, "trainer.max_epochs=100000", *NO_PICTURES]
-
-
-ENDLESS = _endless()

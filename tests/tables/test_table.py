@@ -37,7 +37,7 @@ def _network(cell: Cell):
 
 
 @pytest.mark.parametrize("name", SHIPPED)
-@pytest.mark.parametrize("word", ["Command:", "Cost:", "Expected:", f"make sweep table={{name}}"])
+@pytest.mark.parametrize("word", ["Command:", "Cost:", "Expected:", "make sweep table={name}"])
 def test_head_says_command_cost_and_expectation(name: str, word: str) -> None:
     head = read(name).head
     assert len([line for line in head.splitlines() if word.format(name=name) in line]) >= 1

@@ -1,0 +1,204 @@
+"""What a report shows, from run directories alone."""
+
+from __future__ import annotations
+
+import base64
+import io
+import re
+from collections.abc import Callable
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from rich.console import Console
+
+from capsule_lab.tables import pages
+from capsule_lab.tables.cells import STAND_IN, expand
+from capsule_lab.tables.summary import Entry, best_runs, summarise, with_spread
+from capsule_lab.tables.table import read
+from tests.conftest import Ended
+from tests.tables.conftest import write_run, write_table
+
+Cli = Callable[..., Ended]
+AUTO = ["data.source=auto"]
+ROWS = [
+    {"name": "a", "label": "Capsules | a", "overrides": AUTO, "published": [2.0, 0.5], "note": "as it is"},
+    {"name": "b", "label": "<b> & co", "overrides": [*AUTO, "seed=1", "routing.iterations=1"], "published": 3},
+    {"name": "c", "label": "their best", "published": 1.5},
+]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Entry]]:
+    """Row a: 1 % and 2 % on genuine data, 9 % on a stand-in; row b: seed 0 failed, seed 1 is missing; c is reported."""
+    folder = tmp_path_factory.mktemp("made")
+    path = write_table(folder, rows=ROWS)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CAPSULE_LAB_RUNS", str(folder / "runs"))
+        one, two, failed, _ = expand(read(path))
+        for cell, error in ((one, 1.0), (two, 2.0)):
+            directory = write_run(cell, error=error)
+            (directory / "figures").mkdir()
+            (directory / "figures" / "test_confusion.png").write_bytes(b"picture %d" % error)
+        (folder / "runs" / f"capsnet-mnist-{failed.fingerprint}").mkdir()
+        standin = {"source": "stand-in", "name": "bundled digits"}
+        write_run(expand(read(path), [STAND_IN])[0], error=9.0, provenance=standin, training_seconds=30.0)
+        return path, summarise(read(path))
+
+
+@pytest.fixture
+def file(made: tuple[Path, list[Entry]], monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("CAPSULE_LAB_RUNS", str(made[0].parent / "runs"))
+    return made[0]
+
+
+@pytest.fixture
+def entries(made: tuple[Path, list[Entry]], file: Path) -> list[Entry]:
+    return made[1]
+
+
+def test_mean_and_deviation_over_seeds_beside_the_published(entries) -> None:
+    ours = entries[0].ours
+    assert (ours.mean, ours.count) == (1.5, 2)
+    assert ours.std == pytest.approx(0.5**0.5)
+    assert entries[0].difference == -0.5
+
+
+def test_stand_in_has_a_column_of_its_own(entries) -> None:
+    found = entries[0].stand_in
+    assert (found.mean, found.std, found.count) == (9.0, None, 1)
+    assert entries[0].data == "genuine MNIST; bundled digits"
+
+
+@pytest.mark.parametrize(
+    ("row", "line"),
+    [
+        (0, ["Capsules | a", "2.00 ± 0.50", "1.50 ± 0.71", "2", "-0.50", "9.00", "1", "1.2", "1,234", "2 of 2"]),
+        (1, ["<b> & co", "3.00", "", "", "", "", "", "", "", "0 of 2, 1 failed, 1 missing"]),
+        (2, ["their best", "1.50", "", "", "", "", "", "", "", "reported"]),
+    ],
+)
+def test_line_of_a_row(entries, row: int, line: list[str]) -> None:
+    assert pages.cells_of(entries[row]) == line
+    assert len(line) == len(pages.HEADINGS)
+
+
+@pytest.mark.parametrize(("mean", "std", "text"), [(0.254, 0.0049, "0.25 ± 0.00"), (12.345, None, "12.35")])
+def test_spread_in_words(mean: float, std: float | None, text: str) -> None:
+    assert with_spread(mean, std) == text
+
+
+def test_best_run_is_on_genuine_data(entries) -> None:
+    assert [(run.value, run.genuine) for run in best_runs(entries)] == [(1.0, True)]
+
+
+def test_terminal_shows_every_row(file: Path, entries) -> None:
+    console = Console(file=io.StringIO(), width=200)
+    for table in pages.on_terminal(read(file), entries):
+        console.print(table)
+    text = console.file.getvalue()
+    assert all(word in text for word in ("a paper", "1.50 ± 0.71", "1 failed", "reported"))
+
+
+def test_markdown(file: Path, entries) -> None:
+    lines = pages.as_markdown(read(file), entries, "make report").splitlines()
+    assert "| Capsules \\| a | 2.00 ± 0.50 | 1.50 ± 0.71 | 2 | -0.50 | 9.00 | 1 | 1.2 | 1,234 | 2 of 2 |" in lines
+    assert "- Capsules | a: as it is" in lines
+    assert [line for line in lines if line.startswith("- b seed 0 failed: it ended without a word")]
+
+
+def test_csv_holds_plain_numbers(entries) -> None:
+    frame = pages.as_frame(entries)
+    assert frame.shape[0] == 3
+    assert frame.loc[0, ["published", "ours", "ours_n", "stand_in", "minutes", "parameters"]].tolist() == [
+        2.0, 1.5, 2, 9.0, pytest.approx(70 / 60), "1234",
+    ]  # fmt: skip
+
+
+def test_every_run_has_its_command(entries) -> None:
+    frame = pages.runs_frame(entries)
+    assert frame["status"].tolist() == ["done", "done", "done", "failed", "missing"]
+    assert frame["command"].str.startswith("python -m capsule_lab.train ").all()
+    assert frame["source"].tolist()[:3] == ["real", "real", "stand-in"]
+
+
+def test_latex_has_booktabs_and_escapes(file: Path, entries) -> None:
+    text = pages.as_latex(read(file), entries)
+    assert all(word in text for word in ("\\toprule", "\\bottomrule", "<b> \\& co", "1.50 $\\pm$ 0.71"))
+    assert "±" not in text
+
+
+class Page(HTMLParser):
+    """Sources, links and text of a page, and whether its elements are closed."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.sources: list[str] = []
+        self.texts: list[str] = []
+        self.open: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs) -> None:
+        self.sources += [value for name, value in attrs if name in ("src", "href", "data", "action")]
+        if tag not in ("meta", "img", "br"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data) -> None:
+        self.texts.append(data.strip())
+
+
+@pytest.fixture
+def page(file: Path, entries) -> Page:
+    return Page(pages.as_page(read(file), entries, "make report table=mine"))
+
+
+def test_page_is_whole_and_asks_for_nothing(page: Page) -> None:
+    assert page.open == []
+    assert len(page.sources) == 2
+    assert all(source.startswith("data:image/") for source in page.sources)
+    assert not re.search(r"https?://|@import|url\(", " ".join(page.texts))
+
+
+def test_page_shows_curves_and_figures_of_the_best_run(page: Page) -> None:
+    curves, figure = (base64.b64decode(source.partition(",")[2]) for source in page.sources)
+    assert all(word in curves for word in (b"<svg", b"seed 0", b"seed 1", b"seed 0, stand-in", b"error in %"))
+    assert figure == b"picture 1"
+
+
+@pytest.mark.parametrize(
+    "text", ["make report table=mine", "<b> & co", "1.50 ± 0.71", "2 of 2", "0 of 2, 1 failed, 1 missing", "9.00"]
+)
+def test_page_says(page: Page, text: str) -> None:
+    assert text in page.texts
+
+
+def test_page_has_the_command_of_every_run(page: Page, file: Path) -> None:
+    for cell in expand(read(file)):
+        assert cell.command in page.texts
+
+
+def test_command_writes_every_form(cli: Cli, file: Path, tmp_path: Path) -> None:
+    ended = cli("report", f"table={file}", "out=there")
+    assert (ended.status, ended.err) == (0, "")
+    names = ["mine.csv", "mine.html", "mine.md", "mine.tex", "mine_runs.csv"]
+    assert sorted(path.name for path in (tmp_path / "there").iterdir()) == names
+    assert "python -m capsule_lab.report" in (tmp_path / "there" / "mine.md").read_text()
+    assert len(pd.read_csv(tmp_path / "there" / "mine_runs.csv")) == 5
+
+
+def test_words_of_the_sweep_find_its_runs(cli: Cli, file: Path) -> None:
+    write_run(expand(read(file), ["data.batch_size=4"])[0], error=7.25)
+    ended = cli("report", f"table={file}", "data.batch_size=4")
+    assert "7.25" in ended.out
+    assert "1.50 ± 0.71" not in ended.out
+
+
+def test_report_of_nothing(cli: Cli) -> None:
+    ended = cli("report", "table=smoke", "rows=[dynamic]", "seeds=[3]")
+    assert (ended.status, ended.err) == (0, "")
+    assert "0 of 1, 1 missing" in ended.out
+    assert "dynamic" not in " ".join(Path("runs/reports/smoke.csv").read_text().split("uniform")[1:])

@@ -1,0 +1,55 @@
+"""Who goes back into SLURM's queue, and who does not."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+from types import SimpleNamespace
+
+import pytest
+
+from capsule_lab import slurm
+
+JOB = {"SLURM_JOB_ID": "7", "SLURM_JOB_NAME": "capsule_lab"}
+ARRAY = {**JOB, "SLURM_ARRAY_JOB_ID": "5", "SLURM_ARRAY_TASK_ID": "2"}
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    commands: list[list[str]] = []
+
+    def run(command: list[str], **_: object) -> SimpleNamespace:
+        commands.append(command)
+        return SimpleNamespace(returncode=0, stderr="")
+
+    monkeypatch.setattr(subprocess, "run", run)
+    return commands
+
+
+@pytest.mark.parametrize(
+    ("environment", "signum", "job"),
+    [
+        (JOB, signal.SIGTERM, "7"),
+        (ARRAY, signal.SIGUSR1, "5_2"),
+        ({**ARRAY, "SLURM_PROCID": "1"}, signal.SIGTERM, None),
+        ({**JOB, "SLURM_JOB_NAME": "interactive"}, signal.SIGTERM, None),
+        (JOB, signal.SIGINT, None),
+        ({}, signal.SIGTERM, None),
+    ],
+    ids=str,
+)
+def test_requeue(monkeypatch: pytest.MonkeyPatch, asked, environment, signum: int, job: str | None) -> None:
+    for name in ARRAY:
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert slurm.requeue(signum) is (job is not None)
+    assert asked == ([["scontrol", "requeue", job]] if job else [])
+
+
+@pytest.mark.parametrize(("count", "requeued"), [(None, False), ("0", False), ("2", True)])
+def test_restarted_job_was_requeued(monkeypatch: pytest.MonkeyPatch, count: str | None, requeued: bool) -> None:
+    monkeypatch.delenv("SLURM_RESTART_COUNT", raising=False)
+    if count is not None:
+        monkeypatch.setenv("SLURM_RESTART_COUNT", count)
+    assert slurm.was_requeued() is requeued
