@@ -14,12 +14,15 @@ from pathlib import Path
 import hydra
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
+from hydra.core.plugins import Plugins
 from hydra.errors import HydraException, InstantiationException, MissingConfigException, OverrideParseException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from capsule_lab.slurm import requeue
+from hydra_plugins.capsule_lab_plugins.launchers import GPULauncher, SlurmLauncher
+from hydra_plugins.capsule_lab_plugins.sweeper import TableSweeper
 
 
 class ConfigError(ValueError):
@@ -74,6 +77,8 @@ def command(config_name: str) -> Callable[[Callable[[DictConfig], None]], Callab
             if show_all:
                 os.environ["CAPSULE_LAB_TRACEBACK"] = "1"
             os.environ["HYDRA_FULL_ERROR"] = "1"
+            for plugin in (TableSweeper, GPULauncher, SlurmLauncher):
+                Plugins.instance().register(plugin)  # Hydra does not find them in an editable installation
             try:
                 hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name=config_name)(job)()
             except InterruptError as error:  # of a sweep

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import signal
 import subprocess
+from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from capsule_lab import slurm
+from tests.conftest import NO_PICTURES, TINY_CAPSNET, Ended
 
 JOB = {"SLURM_JOB_ID": "7", "SLURM_JOB_NAME": "capsule_lab"}
 ARRAY = {**JOB, "SLURM_ARRAY_JOB_ID": "5", "SLURM_ARRAY_TASK_ID": "2"}
@@ -53,3 +56,14 @@ def test_restarted_job_was_requeued(monkeypatch: pytest.MonkeyPatch, count: str 
     if count is not None:
         monkeypatch.setenv("SLURM_RESTART_COUNT", count)
     assert slurm.was_requeued() is requeued
+
+
+def test_job_that_is_started_again_goes_on_whatever_its_command_says(
+    cli: Callable[..., Ended], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    words = ["debug=smoke", *TINY_CAPSNET, "trainer.accelerator=cpu", *NO_PICTURES]
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "0")
+    assert cli("train", *words).status == 0
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+    assert "is finished already" in cli("train", *words).out
+    assert len(list((tmp_path / "runs").iterdir())) == 1

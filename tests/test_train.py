@@ -588,7 +588,7 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> dict[signal.Signals, tu
             process.communicate()
 
 
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM], ids=lambda signum: signum.name)
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1], ids=lambda signum: signum.name)
 def test_signal_stops_with_a_checkpoint_and_says_how_to_go_on(
     stopped: dict[signal.Signals, tuple[Path, Ended]], signum: signal.Signals
 ) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pandas as pd
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from capsule_lab import runs
 from capsule_lab.build import check
@@ -31,6 +31,7 @@ class Cell:
         overrides: of ``python -m capsule_lab.train``.
         fingerprint: the hash of its configuration, by which its runs are found.
         waits_for: a row whose result this one needs and does not have yet.
+        labels: more overrides, by which a dashboard tells runs apart; they decide nothing.
     """
 
     row: Row
@@ -39,6 +40,7 @@ class Cell:
     overrides: tuple[str, ...]
     fingerprint: str
     waits_for: str = ""
+    labels: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -54,7 +56,7 @@ class Cell:
     @property
     def job(self) -> tuple[str, ...]:
         """The overrides for a sweep, which goes on where an earlier attempt stopped."""
-        return (*self.overrides, "train.resume=true") if self.directories else self.overrides
+        return (*self.overrides, *self.labels, *(["train.resume=true"] if self.directories else []))
 
     @cached_property
     def finished(self) -> tuple[Path, dict[str, Any]] | None:
@@ -172,7 +174,11 @@ def _seeds(
         except Exception as error:
             raise _refused(row, column, error) from error
         config.seed = seed  # composing takes longer than all the rest
-        yield Cell(row, column, seed, tuple(overrides), runs.config_hash(config), waits_for)
+        labels: list[str] = []
+        if OmegaConf.select(config, "logger.wandb") is not None:
+            place = "/".join(filter(None, (row.name, column.overrides and column.name, str(seed))))
+            labels = [f"logger.wandb.group={table.name}", f"logger.wandb.name={place}"]
+        yield Cell(row, column, seed, tuple(overrides), runs.config_hash(config), waits_for, tuple(labels))
 
 
 def _refused(row: Row, column: Column, error: Exception) -> Exception:

@@ -66,6 +66,19 @@ def test_result_tells_the_exact_command_of_its_run(cli: Cli, table_file, tmp_pat
     assert json.loads(path.read_text())["command"] == cell.command
 
 
+def test_dashboard_has_a_run_for_each_cell_in_the_group_of_the_table(
+    cli: Cli, table_file, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    file = table_file(rows=[GOOD])
+    assert cli("sweep", f"table={file}", "logger=wandb").status == 0
+    records = [path.read_bytes() for path in tmp_path.glob("runs/*/wandb/offline-run-*/*.wandb")]
+    assert len(records) == 2
+    assert all(b"mine" in record for record in records)
+    assert sorted(re.findall(rb"good/\d", record)[0] for record in records) == [b"good/0", b"good/1"]
+    assert statuses(file) == ["done", "done"], "a dashboard decides nothing about a result"
+
+
 def test_row_that_takes_a_result_is_trained_after_it(cli: Cli, table_file) -> None:
     taking = {"name": "two", "overrides": ["seed=9"], "takes": {"optimizer.eps": ["one", "test/loss"]}}
     file = table_file(seeds=[0], rows=[{"name": "one", "overrides": []}, taking])
