@@ -176,8 +176,8 @@ def _seeds(
         config.seed = seed  # composing takes longer than all the rest
         labels: list[str] = []
         if OmegaConf.select(config, "logger.wandb") is not None:
-            place = "/".join(filter(None, (row.name, column.overrides and column.name, str(seed))))
-            labels = [f"logger.wandb.group={table.name}", f"logger.wandb.name={place}"]
+            parts = [row.name, *([column.name] if column.overrides else []), str(seed)]
+            labels = [f"logger.wandb.group={table.name}", f"logger.wandb.name={'/'.join(parts)}"]
         yield Cell(row, column, seed, tuple(overrides), runs.config_hash(config), waits_for, tuple(labels))
 
 
