@@ -28,15 +28,6 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 log = logging.getLogger(__name__)
 
 _EVERY = 5  # ours: seconds between two looks at the queue of SLURM
-_PRELOADED = [  # no command, which may be the main module; no thread and no CUDA may begin before a fork
-    "capsule_lab.build",
-    "capsule_lab.callbacks",
-    "capsule_lab.data",
-    "capsule_lab.kernels.cpu",
-    "capsule_lab.tables.claims",
-    "matplotlib.backends.backend_agg",
-    "sklearn.datasets",
-]
 
 
 class GPULauncher(Launcher):
@@ -64,7 +55,7 @@ class GPULauncher(Launcher):
 
         self.job = (hydra_context, task_function, config)
         self.context = multiprocessing.get_context("forkserver")
-        self.context.set_forkserver_preload(_PRELOADED)
+        self.context.set_forkserver_preload(["hydra_plugins.capsule_lab_plugins._warm"])
         forkserver.ensure_running()
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
@@ -83,6 +74,7 @@ class GPULauncher(Launcher):
         results: dict[int, JobReturn] = {}
         running: dict[Any, tuple[int, Any]] = {}
         left = list(enumerate(job_overrides))
+        began, own = time.monotonic(), 0.0
         with _stopping(running):
             while left or running:
                 while left and len(running) < places:
@@ -93,9 +85,12 @@ class GPULauncher(Launcher):
                 for receiver in wait(list(running)):
                     number, process = running.pop(receiver)
                     overrides = list(job_overrides[number])
-                    results[number] = _received(receiver, process, overrides, self._log(overrides))
+                    results[number], seconds = _received(receiver, process, overrides, self._log(overrides))
+                    own += seconds
                     state = _in_words(results[number])
                     log.info("run %d %s; %d of %d", initial_job_idx + number, state, len(results), len(job_overrides))
+        wall, shared = time.monotonic() - began, own / min(places, len(job_overrides))
+        log.info("%d runs in %.1f s; alone they take %.1f s, %d at a time", len(results), wall, shared, places)
         return [results[number] for number in range(len(job_overrides))]
 
     def _start(self, overrides: list[str], number: int, gpus: list[str], threads: int) -> tuple[Any, Any]:
@@ -176,7 +171,7 @@ def _awaited(job: Any, overrides: list[str]) -> JobReturn:
 
 
 def _run_in_child(job: bytes, sender: Any, log_file: str, gpus: list[str], threads: int) -> None:
-    """One run in a process of its own; sends its ``JobReturn``, if it comes to that."""
+    """One run in a process of its own; sends its ``JobReturn`` and its seconds, if it comes to that."""
     import cloudpickle
     import torch
 
@@ -199,6 +194,7 @@ def _run_in_child(job: bytes, sender: Any, log_file: str, gpus: list[str], threa
     sweep_config = hydra_context.config_loader.load_sweep_config(config, overrides)
     with open_dict(sweep_config):
         sweep_config.hydra.job.id = sweep_config.hydra.job.num = number
+    began = time.monotonic()
     result = run_job(
         task_function=task_function,
         config=sweep_config,
@@ -206,7 +202,7 @@ def _run_in_child(job: bytes, sender: Any, log_file: str, gpus: list[str], threa
         job_subdir_key="hydra.sweep.subdir",
         hydra_context=hydra_context,
     )
-    sender.send_bytes(cloudpickle.dumps(_plain(result, overrides)))
+    sender.send_bytes(cloudpickle.dumps((_plain(result, overrides), time.monotonic() - began)))
     sender.close()
 
 
@@ -225,12 +221,13 @@ def _plain(result: JobReturn, overrides: list[str]) -> JobReturn:
     return _failed(overrides, sentence or f"{type(error).__name__}: {error}")
 
 
-def _received(receiver: Any, process: Any, overrides: list[str], log_file: Path) -> JobReturn:
-    """What a run sent, or how its process ended without a word."""
+def _received(receiver: Any, process: Any, overrides: list[str], log_file: Path) -> tuple[JobReturn, float]:
+    """What a run sent, or how its process ended without a word; and the seconds that the run itself took."""
     import cloudpickle
 
+    seconds = 0.0
     try:
-        result: JobReturn = cloudpickle.loads(receiver.recv_bytes())
+        result, seconds = cloudpickle.loads(receiver.recv_bytes())
     except EOFError:
         process.join()
         status = process.exitcode
@@ -238,7 +235,7 @@ def _received(receiver: Any, process: Any, overrides: list[str], log_file: Path)
         result = _failed(overrides, f"a run {how}; its log is {log_file}")
     receiver.close()
     process.join()
-    return result
+    return result, seconds
 
 
 def _in_words(result: JobReturn) -> str:
