@@ -31,7 +31,7 @@ class Cell:
         overrides: of ``python -m capsule_lab.train``.
         fingerprint: the hash of its configuration, by which its runs are found.
         waits_for: a row whose result this one needs and does not have yet.
-        labels: more overrides, by which a dashboard tells runs apart; they decide nothing.
+        labels: more overrides, for dashboards and for runs of several processes; they decide nothing.
     """
 
     row: Row
@@ -178,7 +178,11 @@ def _seeds(
         if OmegaConf.select(config, "logger.wandb") is not None:
             parts = [row.name, *([column.name] if column.overrides else []), str(seed)]
             labels = [f"logger.wandb.group={table.name}", f"logger.wandb.name={'/'.join(parts)}"]
-        yield Cell(row, column, seed, tuple(overrides), runs.config_hash(config), waits_for, tuple(labels))
+        fingerprint = runs.config_hash(config)
+        if config.trainer.devices != 1 or config.trainer.num_nodes != 1:  # all processes have to know where
+            new = runs.root() / f"{table.name}-{row.name}-{fingerprint}"
+            labels.append(f"train.directory={next(iter(runs.attempts(fingerprint)), new)}")
+        yield Cell(row, column, seed, tuple(overrides), fingerprint, waits_for, tuple(labels))
 
 
 def _refused(row: Row, column: Column, error: Exception) -> Exception:

@@ -42,6 +42,9 @@ def claim(config: DictConfig) -> Iterator[None]:
     Raises:
         RunError: if another process does already.
     """
+    if os.environ.get("SLURM_PROCID", "0") != "0":
+        yield  # the first process of the run claims it for all
+        return
     fingerprint = runs.config_hash(config)
     lock = _lock(fingerprint)
     lock_file = Path(lock.lock_file)

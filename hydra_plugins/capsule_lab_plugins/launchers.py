@@ -122,7 +122,9 @@ class SlurmLauncher(submitit_launcher.SlurmLauncher):
 
         from capsule_lab.tables import claims
 
-        os.environ[claims.LOG] = str(submitit.JobEnvironment().paths.stdout)
+        environment = submitit.JobEnvironment()
+        os.environ[claims.LOG] = str(environment.paths.stdout)
+        os.environ["LOCAL_RANK"] = str(environment.local_rank)  # as Lightning tells processes that it starts itself
         result = super().__call__(sweep_overrides, job_dir_key, job_num, job_id, singleton_state)
         return _plain(result, sweep_overrides)
 

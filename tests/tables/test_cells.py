@@ -126,6 +126,22 @@ def test_claim_that_ended_well_leaves_nothing(cells) -> None:
     assert not claims.is_claimed(cells[0].fingerprint)
 
 
+def test_only_the_first_process_of_a_run_claims_it(cells, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_PROCID", "1")
+    with claims.claim(compose("train", cells[0].overrides)):
+        assert claims.record_of(cells[0].fingerprint) is None
+        assert not claims.is_claimed(cells[0].fingerprint)
+
+
+def test_processes_of_a_run_are_told_its_directory(table_file, finish) -> None:
+    (cell,) = expand(read(table_file(seeds=[0])), ["trainer.devices=2"])
+    assert cell.job[-1] == f"train.directory={Path('runs').absolute()}/mine-one-{cell.fingerprint}"
+    assert runs.config_hash(compose("train", cell.job)) == cell.fingerprint
+    directory = finish(cell, status="failed")
+    (again,) = expand(read(table_file(seeds=[0])), ["trainer.devices=2"])
+    assert again.job[-2:] == (f"train.directory={directory}", "train.resume=true")
+
+
 def _hold(overrides: tuple[str, ...], told, die: bool) -> None:
     with claims.claim(compose("train", overrides)):
         told.send("claimed")

@@ -5,10 +5,13 @@ from __future__ import annotations
 import base64
 import io
 import re
+import shutil
+import subprocess
 from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
 
+import matplotlib.image
 import pandas as pd
 import pytest
 from rich.console import Console
@@ -202,3 +205,28 @@ def test_report_of_nothing(cli: Cli) -> None:
     assert (ended.status, ended.err) == (0, "")
     assert "0 of 1, 1 missing" in ended.out
     assert "dynamic" not in " ".join(Path("runs/reports/smoke.csv").read_text().split("uniform")[1:])
+
+
+BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+
+
+@pytest.mark.skipif(BROWSER is None, reason="there is no Chromium to open the page in")
+def test_page_opens_in_a_browser_from_a_file_and_sorts(file: Path, entries, tmp_path: Path) -> None:
+    click = "<script>document.querySelectorAll('th')[1].click(); document.querySelectorAll('th')[1].click();</script>"
+    page = tmp_path / "mine.html"
+    page.write_text(pages.as_page(read(file), entries, "make report").replace("</body>", f"{click}</body>"))
+    options = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}"]
+    options += ["--window-size=1280,2000", "--host-resolver-rules=MAP * ~NOTFOUND", "--disable-background-networking"]
+    log = tmp_path / "requests.json"
+    shot = [f"--screenshot={tmp_path / 'page.png'}", f"--log-net-log={log}"]
+    shown, _ = (
+        subprocess.run(
+            [str(BROWSER), *options, *more, page.as_uri()], capture_output=True, text=True, timeout=60, check=True
+        ).stdout
+        for more in (["--dump-dom"], shot)
+    )
+    lines = re.findall(r"<tr[^>]*><td[^>]*>(.*?)</td><td[^>]*>([\d.]+)", shown)
+    assert lines[:3] == [("&lt;b&gt; &amp; co", "3.00"), ("Capsules | a", "2.00"), ("their best", "1.50")]
+    assert matplotlib.image.imread(tmp_path / "page.png").shape[:2] == (2000, 1280)
+    asked = {url for url in re.findall(r'"url":"([^"]+)"', log.read_text()) if "google" not in url}  # Chromium's own
+    assert {url.partition(":")[0] for url in asked} <= {"file", "data"}
