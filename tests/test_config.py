@@ -75,6 +75,8 @@ TINY = {
     "em_caps": ["model.channels=4", "model.primary_types=2", "model.conv_types=[2,2]"],
     "em_caps_small": ["model.channels=4", "model.primary_types=2", "model.conv_types=[2,2]"],
     "capsnet": ["model.channels=8", "model.primary_types=2", "model.decoder=[8]"],
+    "capsnet_cifar10": ["model.channels=8", "model.primary_types=2"],
+    "capsnet_svhn": ["model.channels=8", "model.primary_types=2"],
     "cnn_baseline": ["model.channels=[4]", "model.hidden=[8]"],
     "cnn_smallnorb": ["model.channels=[4]", "model.hidden=[8]"],
     "cnn_small": ["model.channels=[4]", "model.kernel_sizes=[3]"],
@@ -117,13 +119,18 @@ def test_experiment_with_options_of_em_caps_is_refused_for_another_model(model, 
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("routing", [name for name in options("routing") if name != "none"])
+@pytest.mark.parametrize("routing", [name for name in options("routing") if name not in ("none", "dynamic_leaky")])
 @pytest.mark.parametrize("model", [model for model in MODELS if model.startswith("em_caps")])
 def test_every_routing_is_built_into_em_caps(model, routing):
     config = compose(f"model={model}", f"routing={routing}")
     network = build.build_module(config, SMALLNORB).network
     kinds = {type(layer.routing).__name__ for layer in (*network.conv_capsules, network.classes)}
     assert kinds == {config.routing._target_.rpartition(".")[2]}
+
+
+def test_leaky_routing_is_refused_by_em_caps():
+    with pytest.raises(ConfigError, match=r"^model: routing\.leaky is true; expected false: convolutional capsules"):
+        build.build_module(compose("model=em_caps", "routing=dynamic_leaky"), SMALLNORB)
 
 
 @pytest.mark.parametrize("schedule", options("schedule"))
