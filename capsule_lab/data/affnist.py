@@ -15,7 +15,7 @@ from capsule_lab.data import affnist_files as files
 from capsule_lab.data.affnist_standin import FACTORS, STANDIN_NAME, SyntheticAffNIST, standin_provenance
 from capsule_lab.data.base import find_or_fetch
 from capsule_lab.data.loader import Images, InMemory
-from capsule_lab.data.mnist_expanded import PAD, ExpandedMNISTDataModule
+from capsule_lab.data.mnist_expanded import PAD, ExpandedMNISTDataModule, FixedPlaces
 from capsule_lab.data.transforms import to_unit_interval
 
 AFFINE = "affine"
@@ -116,7 +116,9 @@ class AffNISTDataModule(ExpandedMNISTDataModule):
 
     def dataset(self, name: str) -> InMemory:
         if name == AFFINE:
-            return SyntheticAffNIST(self.sets["validation"], self.seed, versions=1)
+            if AFFINE not in self.sets:
+                self.sets[AFFINE] = SyntheticAffNIST(self.sets["validation"], self.seed, versions=1).stored()
+            return FixedPlaces(self.sets[AFFINE], self.seed)
         if name != "test":
             return super().dataset(name)
         if self._is_synthetic:

@@ -7,7 +7,6 @@ the other; ``label_int``; and ``human_readable_transform``, how the case was mad
 
 from __future__ import annotations
 
-import warnings
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -96,8 +95,7 @@ def load_mat(path: Path, opened: Any = None) -> Images:
     Raises:
         DataError: if it is truncated or no MATLAB file, lacks a field, or has one of another shape or type.
     """
-    with reading(path, NAME), warnings.catch_warnings():
-        warnings.simplefilter("error")  # scipy warns of what it cannot read, and leaves it out
+    with reading(path, NAME):
         content = scipy.io.loadmat(opened or path, variable_names=[_VARIABLE])
     struct = content.get(_VARIABLE)
     names = struct.dtype.names if isinstance(struct, np.ndarray) and struct.shape == (1, 1) else None

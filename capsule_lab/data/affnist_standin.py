@@ -31,6 +31,7 @@ RANGES = {  # affNIST as its users describe it; ours: scales uniform, where Tens
     "scale_y": (0.8, 1.2),
 }
 _DOWN, _RIGHT = len(RANGES), len(RANGES) + 1  # numbers of the draws, after those of RANGES; see random_bits
+_AT_ONCE = 500  # ours: versions computed at once, 6 MB as floats
 _ROOM = 54  # ours: what 28x28 pixels become within RANGES reaches 25.6 pixels from the middle
 
 
@@ -66,6 +67,12 @@ class SyntheticAffNIST(InMemory):
         image = index % len(self.data.labels)
         pixels, factors = transformed(self.data.images[image], key)
         return Batch(pixels, self.data.labels[image], key, factors)
+
+    def stored(self) -> Images:
+        """All versions, for sets that are small and looked at often: 1600 bytes each."""
+        batches = [self[index, 0] for index in torch.arange(self.size).split(_AT_ONCE)]
+        fields = ([getattr(batch, name) for batch in batches] for name in ("images", "labels", "factors"))
+        return Images(*map(torch.cat, fields))
 
 
 def transformed(
