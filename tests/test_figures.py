@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -187,7 +188,11 @@ def test_command_draws_to_wandb_too(cli: Cli, a_copy: Path, monkeypatch: pytest.
     assert folder.name.endswith(a_copy.name)  # the run's own
     pictures = list((folder / "files" / "media" / "images").iterdir())
     assert len(pictures) == len(OF_ONE_DIGIT)
-    assert b"primary_types" in next(folder.glob("*.wandb")).read_bytes()
+    record = next(folder.glob("*.wandb"))
+    until = time.monotonic() + 30
+    while b"primary_types" not in record.read_bytes() and time.monotonic() < until:
+        time.sleep(0.1)  # W&B's own process writes it, and takes a moment
+    assert b"primary_types" in record.read_bytes()
 
 
 def test_command_draws_what_applies_to_another_network(cli: Cli, tmp_path: Path) -> None:
