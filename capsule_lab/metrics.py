@@ -53,7 +53,7 @@ class _LabelsNotFound(Metric):
         return 100 * self.wrong / self.total  # 100: percent
 
     @abstractmethod
-    def missed(self, labels: Bool[Tensor, "batch label"]) -> Bool[Tensor, "..."]:
+    def missed(self, labels: Bool[Tensor, "batch label"]) -> Bool[Tensor, ...]:
         """What counts as wrong if these labels were not found."""
 
 

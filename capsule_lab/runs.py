@@ -197,7 +197,7 @@ def check_same_source(path: Path, before: dict[str, Any], now: dict[str, Any]) -
     Raises:
         RunError: if it would be.
     """
-    if before["source"] != now["source"]:
+    if (before["source"], before["name"]) != (now["source"], now["name"]):
         raise RunError(
             f"{path} was trained on {before['name']}, and now there is only {now['name']}; put the data where "
             "CAPSULE_LAB_DATA says, or choose other data on purpose"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from abc import abstractmethod
+from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
 from typing import Any, ClassVar, Literal, cast
@@ -14,7 +15,7 @@ import numpy as np
 from torch import Tensor
 
 from capsule_lab.checks import check_choice
-from capsule_lab.data.files import DataError, data_directory
+from capsule_lab.data.files import DataError, data_directory, fetch
 from capsule_lab.data.loader import EpochBatches, Images, InMemory, ResumableLoader
 from capsule_lab.data.splits import Indices, Validation, index_hash, split_validation, take_stratified
 from capsule_lab.types import Batch, DataSpec
@@ -232,6 +233,33 @@ def tensor_hash(images: Images) -> str:
     digest = hashlib.sha256(images.images.numpy().tobytes())
     digest.update(images.labels.numpy().tobytes())
     return digest.hexdigest()[:16]  # 16: enough to tell
+
+
+def find_or_fetch(
+    name: str, folder: Path, whole: Callable[[], bool], download: Callable[[Path], Path], *, files: str, holds: str
+) -> str | None:
+    """``None`` if the genuine files are in ``folder``, fetched now if need be; else why not, in one sentence.
+
+    Args:
+        name: of the data set.
+        folder: where its files lie.
+        whole: whether they are all there; ``False`` if none is. See ``verify``.
+        download: see ``fetch``.
+        files: their names, in words.
+        holds: what the data directory holds, down to ``folder``.
+
+    Raises:
+        DataError: from ``whole``, if files are there but are not whole.
+    """
+    if whole():
+        return None
+    problem = fetch(folder, download)
+    if problem is None and whole():
+        return None
+    return (
+        f"{name} is not in {folder_in_words(folder)} and the download failed ({problem}); put {files} there, or name "
+        f"the directory that holds {holds}: CAPSULE_LAB_DATA=…"
+    )
 
 
 def folder_in_words(folder: Path) -> str:

@@ -13,7 +13,7 @@ from capsule_lab.data.loader import Images, InMemory
 from capsule_lab.data.mnist import MNISTDataModule
 from capsule_lab.data.pairs import Blend, Pairs, overlay
 from capsule_lab.data.splits import Indices
-from capsule_lab.data.transforms import affine, random_integers, random_uniform, shift, to_unit_interval
+from capsule_lab.data.transforms import affine, random_shift, random_uniform, to_unit_interval
 from capsule_lab.types import Batch, DataSpec
 
 Placing = Literal["shift", "affine"]
@@ -108,12 +108,11 @@ class MultiMNISTDataModule(MNISTDataModule):
         """Each digit in its place on the canvas."""
         canvas = torch.nn.functional.pad(images, (self.pad,) * 4)  # 4 sides
         if self.placing == "shift":
-            down, right = (random_integers(key, stream, -self.shift, self.shift) for stream in (_DOWN, _RIGHT))
-            return shift(to_unit_interval(canvas), down, right, self.shift)
+            return random_shift(to_unit_interval(canvas), key, self.shift, _FIRST)
         most = canvas.shape[3] / 5  # a fifth, as the tutorial
         drawn = (
             random_uniform(key, stream, low, high)
-            for stream, (low, high) in enumerate([(-_TURN, _TURN), (0.5, 0.7), (-most, most), (-most, most)], _DOWN)
+            for stream, (low, high) in enumerate([(-_TURN, _TURN), (0.5, 0.7), (-most, most), (-most, most)], _FIRST)
         )
         rotation, scale, right, down = drawn
         return affine(
@@ -122,5 +121,5 @@ class MultiMNISTDataModule(MNISTDataModule):
         )  # fmt: skip
 
 
-_DOWN, _RIGHT = 1, 2  # numbers of the draws, see random_bits; 0 is the partner
+_FIRST = 1  # number of the first draw, see random_bits; 0 is the partner
 _TURN = math.radians(5)  # the tutorial's
