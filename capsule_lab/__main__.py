@@ -14,6 +14,7 @@ COMMANDS = {
     "train": "train a network, test it once, leave a run directory",
     "sweep": "train every row and seed of a paper's table, on one GPU each or on a SLURM cluster; table=",
     "report": "what a table came to, beside what was published; table=",
+    "workspace": "the same in W&B, for runs with logger=wandb; table=, upload=true",
     "evaluate": "test a checkpoint; needs nothing but ckpt=",
     "figures": "draw the figures of a run",
     "dataset": "fetch and check a data set, or render toynorb, the stand-in for smallNORB",

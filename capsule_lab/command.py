@@ -115,6 +115,9 @@ def in_one_sentence(error: BaseException, config_name: str = "train") -> str | N
     """What the user did, in one sentence; ``None`` if the error is ours."""
     if isinstance(error, MissingConfigException) and error.options is not None:
         group, _, option = str(error.missing_cfg_file).partition("/")
+        if group == "hydra":  # whose groups lie below it, and which knows what plugins add to them
+            group, _, option = str(error.missing_cfg_file).rpartition("/")
+            return f"{group}={option} does not exist; {options_in_words(option, error.options)}"
         folder = conf_dir() / group
         options = [file.relative_to(folder).with_suffix("").as_posix() for file in folder.rglob("*.yaml")]
         return f"{group}={option} does not exist; {options_in_words(option, options or error.options)}"

@@ -4,25 +4,15 @@ from __future__ import annotations
 
 import sys
 
-from omegaconf import DictConfig
-
 from capsule_lab import train
 from capsule_lab.command import command
 from capsule_lab.tables import words
 
 
-def run(config: DictConfig) -> None:
-    """One run of the table, which no other process trains meanwhile."""
-    from capsule_lab.tables.claims import claim
-
-    with claim(config):
-        train.run(config)
-
-
 def main() -> None:
     """Hydra's multirun of ``train``, whose jobs a table gives; see ``hydra_plugins/capsule_lab_plugins``."""
     sys.argv[1:] = words.for_hydra(sys.argv[1:], (*words.OWN, "dry_run"), "hydra.sweeper.")
-    command("sweep")(run)()
+    command("sweep")(train.run)()
 
 
 if __name__ == "__main__":

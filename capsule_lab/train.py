@@ -23,8 +23,15 @@ log = logging.getLogger(__name__)
 
 
 def run(config: DictConfig) -> None:
-    """Train as ``config`` says, test once at the end, leave ``metrics.json``, say what came out."""
+    """Train as ``config`` says, unless another process does; test once at the end, leave ``metrics.json``."""
     check(config)
+    from capsule_lab.runs.claims import claim
+
+    with claim(config):
+        _run(config)
+
+
+def _run(config: DictConfig) -> None:
     from capsule_lab import runs
 
     config.train.resume = config.train.resume or was_requeued()

@@ -520,6 +520,7 @@ def test_check_rejects_routing_that_would_change_nothing(routing):
         [],
         ["logger=tensorboard"],
         ["logger=wandb"],
+        ["logger=mlflow"],
         ["train.resume=true"],
         ["train.directory=elsewhere"],
         ["ckpt=some.ckpt"],

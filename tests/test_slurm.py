@@ -50,6 +50,22 @@ def test_requeue(monkeypatch: pytest.MonkeyPatch, asked, environment, signum: in
     assert asked == ([["scontrol", "requeue", job]] if job else [])
 
 
+@pytest.mark.parametrize(("environment", "job"), [(JOB, "7"), (ARRAY, "5_2")], ids=str)
+def test_cancel(monkeypatch: pytest.MonkeyPatch, asked, environment, job: str) -> None:
+    for name in ARRAY:
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    slurm.cancel()
+    assert asked == [["scancel", job]]
+
+
+def test_without_slurm_nothing_is_in_its_queue(monkeypatch: pytest.MonkeyPatch, asked) -> None:
+    monkeypatch.setenv("PATH", "")
+    assert not slurm.in_queue("7")
+    assert asked == []
+
+
 @pytest.mark.parametrize(("count", "requeued"), [(None, False), ("0", False), ("2", True)])
 def test_restarted_job_was_requeued(monkeypatch: pytest.MonkeyPatch, count: str | None, requeued: bool) -> None:
     monkeypatch.delenv("SLURM_RESTART_COUNT", raising=False)

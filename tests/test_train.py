@@ -529,19 +529,6 @@ def test_tensorboard_gets_curves_and_pictures(tiny: Tiny, tmp_path: Path) -> Non
     assert len(curves(tmp_path / "run")) == 3
 
 
-def test_wandb_works_offline_and_knows_configuration_and_provenance(
-    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("WANDB_SILENT", "true")
-    found = train(tiny("logger=wandb", "trainer.max_epochs=1", "callbacks.confusion=null"), tmp_path / "run")
-    (folder,) = (tmp_path / "run" / "wandb").glob("offline-run-*")
-    told = (folder / "run-run.wandb").read_bytes()
-    assert found["provenance"]["sha256"].encode() in told
-    assert b"primary_types" in told
-    assert b"test/error" in told
-    assert len(list((folder / "files" / "media" / "images" / "val").glob("reconstructions*.png"))) == 1
-
-
 # --- processes that are stopped, or are several ----------------------------------------------------------------------
 
 

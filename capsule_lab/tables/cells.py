@@ -11,12 +11,12 @@ from typing import Any
 
 import pandas as pd
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from capsule_lab import runs
 from capsule_lab.build import check
 from capsule_lab.command import compose, in_one_sentence
-from capsule_lab.tables import claims
+from capsule_lab.runs import claims
 from capsule_lab.tables.table import Column, Row, Table, TableError
 
 DONE, RUNNING, FAILED, MISSING, WAITING = "done", "running", "failed", "missing", "waiting"
@@ -73,7 +73,7 @@ class Cell:
 
     @cached_property
     def status(self) -> str:
-        """How far it is: done, running, failed (also: killed), missing, or waiting for another row."""
+        """How far it is: done, running (also: to go on), failed (also: killed), missing, or waiting for another row."""
         if self.waits_for:
             return WAITING
         if self.finished:
@@ -174,10 +174,10 @@ def _seeds(
         except Exception as error:
             raise _refused(row, column, error) from error
         config.seed = seed  # composing takes longer than all the rest
-        labels: list[str] = []
-        if OmegaConf.select(config, "logger.wandb") is not None:
-            parts = [row.name, *([column.name] if column.overrides else []), str(seed)]
-            labels = [f"logger.wandb.group={table.name}", f"logger.wandb.name={'/'.join(parts)}"]
+        line = "/".join([row.name, *([column.name] if column.overrides else [])])
+        named = {"group": table.name, "job_type": line, "name": f"{line}/{seed}"}
+        loggers = [name for name, options in (config.get("logger") or {}).items() if "group" in options]
+        labels = [f"logger.{logger}.{key}={value}" for logger in loggers for key, value in named.items()]
         fingerprint = runs.config_hash(config)
         if config.trainer.devices != 1 or config.trainer.num_nodes != 1:  # all processes have to know where
             new = runs.root() / f"{table.name}-{row.name}-{fingerprint}"

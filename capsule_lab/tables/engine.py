@@ -11,7 +11,7 @@ from hydra.core.utils import JobStatus
 from rich.console import Console
 
 from capsule_lab.build import build_without_weights
-from capsule_lab.tables import claims
+from capsule_lab.runs import claims
 from capsule_lab.tables.cells import DONE, FAILED, MISSING, RUNNING, WAITING, Cell, distinct, expand, verify
 from capsule_lab.tables.table import Table, TableError, chosen, read
 

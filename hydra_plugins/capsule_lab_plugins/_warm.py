@@ -13,7 +13,7 @@ import capsule_lab.callbacks
 import capsule_lab.data
 import capsule_lab.devices
 import capsule_lab.kernels.cpu
-import capsule_lab.tables.claims
+import capsule_lab.runs.claims
 from capsule_lab.command import compose
 
 LOADED = (matplotlib.backends.backend_agg, sklearn.datasets, capsule_lab)

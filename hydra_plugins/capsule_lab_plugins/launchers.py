@@ -23,7 +23,7 @@ from hydra.core.utils import JobReturn, JobStatus, filter_overrides, run_job, se
 from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext, TaskFunction
 from hydra_plugins.hydra_submitit_launcher import submitit_launcher
-from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf import DictConfig, OmegaConf, flag_override, open_dict
 
 log = logging.getLogger(__name__)
 
@@ -31,10 +31,10 @@ _EVERY = 5  # ours: seconds between two looks at the queue of SLURM
 
 
 class GPULauncher(Launcher):
-    """One process per run, each on a GPU of its own; as many at a time as there are GPUs.
+    """One process per run, each on ``trainer.devices`` GPUs of its own; as many at a time as there are GPUs for.
 
     Processes are forked from a server that has imported torch and Lightning and done nothing else, which takes
-    milliseconds instead of seconds. A run holds a lock on its GPU for as long as its process lives, so that sweeps
+    milliseconds instead of seconds. A run holds a lock on its GPUs for as long as its process lives, so that sweeps
     beside each other share the machine; on a machine without GPU runs are only counted.
 
     Args:
@@ -53,6 +53,7 @@ class GPULauncher(Launcher):
         import multiprocessing
         from multiprocessing import forkserver
 
+        self.since = time.monotonic()
         self.job = (hydra_context, task_function, config)
         self.context = multiprocessing.get_context("forkserver")
         self.context.set_forkserver_preload(["hydra_plugins.capsule_lab_plugins._warm"])
@@ -69,12 +70,13 @@ class GPULauncher(Launcher):
         places = self.jobs or len(gpus) or max(2, cores // 2)  # ours: see above
         threads = max(1, cores // min(places, len(job_overrides)))
         self.logs.mkdir(parents=True, exist_ok=True)
-        on = f"GPUs {', '.join(gpus)}" if gpus else f"{threads} of {cores} cores"
-        log.info("%d runs, %d at a time, each on one of %s", len(job_overrides), places, on)
+        on = f"on GPUs {', '.join(gpus)}" if gpus else f"each on {threads} of {cores} cores"
+        log.info("%d runs, %d at a time, %s", len(job_overrides), places, on)
         results: dict[int, JobReturn] = {}
         running: dict[Any, tuple[int, Any]] = {}
         left = list(enumerate(job_overrides))
-        began, own = time.monotonic(), 0.0
+        began = time.monotonic()
+        own = shares = 0.0  # seconds that runs took; the same, times GPUs
         with _stopping(running):
             while left or running:
                 while left and len(running) < places:
@@ -85,12 +87,19 @@ class GPULauncher(Launcher):
                 for receiver in wait(list(running)):
                     number, process = running.pop(receiver)
                     overrides = list(job_overrides[number])
-                    results[number], seconds = _received(receiver, process, overrides, self._log(overrides))
-                    own += seconds
+                    results[number], seconds, leased = _received(receiver, process, overrides, self._log(overrides))
+                    own, shares = own + seconds, shares + seconds * leased
                     state = _in_words(results[number])
                     log.info("run %d %s; %d of %d", initial_job_idx + number, state, len(results), len(job_overrides))
-        wall, shared = time.monotonic() - began, own / min(places, len(job_overrides))
-        log.info("%d runs in %.1f s; alone they take %.1f s, %d at a time", len(results), wall, shared, places)
+        before, wall, self.since = began - self.since, time.monotonic() - began, time.monotonic()
+        if all(result.status is JobStatus.COMPLETED for result in results.values()):  # one that is killed tells no time
+            at_once = min(places, len(results))
+            least = max(own / at_once, shares / max(1, len(gpus)))
+            log.info(
+                "%d runs in %.1f s, of which %.1f s are their own, %d at a time: %.1f %% more for starting, queueing "
+                "and ending processes; %.1f s went before, for setting up the sweep",
+                *(len(results), wall, least, at_once, 100 * (wall / least - 1), before),  # per cent
+            )
         return [results[number] for number in range(len(job_overrides))]
 
     def _start(self, overrides: list[str], number: int, gpus: list[str], threads: int) -> tuple[Any, Any]:
@@ -117,16 +126,23 @@ class SlurmLauncher(submitit_launcher.SlurmLauncher):
     def __call__(
         self, sweep_overrides: list[str], job_dir_key: str, job_num: int, job_id: str, singleton_state: dict[type, Any]
     ) -> JobReturn:
-        """One run, in the job."""
+        """One process of one run, in the job; of several, one that fails ends them all."""
         import submitit
 
-        from capsule_lab.tables import claims
+        from capsule_lab.runs import claims
+        from capsule_lab.slurm import cancel
 
         environment = submitit.JobEnvironment()
         os.environ[claims.LOG] = str(environment.paths.stdout)
         os.environ["LOCAL_RANK"] = str(environment.local_rank)  # as Lightning tells processes that it starts itself
-        result = super().__call__(sweep_overrides, job_dir_key, job_num, job_id, singleton_state)
-        return _plain(result, sweep_overrides)
+        try:
+            returned = super().__call__(sweep_overrides, job_dir_key, job_num, job_id, singleton_state)
+        except Exception as error:  # whatever Hydra says of words that do not fit together
+            returned = JobReturn(overrides=sweep_overrides, status=JobStatus.FAILED, _return_value=error)
+        result = _plain(returned, sweep_overrides)
+        if result.status is JobStatus.FAILED and environment.num_tasks > 1:
+            cancel()
+        return result
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
         """Hand all to SLURM and wait until the last has ended."""
@@ -151,21 +167,37 @@ class SlurmLauncher(submitit_launcher.SlurmLauncher):
                 for number, overrides in zip(numbers, job_overrides, strict=True)
             ]
         log.info("%d jobs of SLURM, from %s; output in %s", len(jobs), jobs[0].job_id, jobs[0].paths.folder)
+        for job, overrides in zip(jobs, job_overrides, strict=True):
+            self._note_queued(job.task(0), list(overrides))
         return [_awaited(job, list(overrides)) for job, overrides in zip(jobs, job_overrides, strict=True)]
+
+    def _note_queued(self, job: Any, overrides: list[str]) -> None:
+        """Let other sweeps know of a job that waits; it will do so whatever becomes of this process."""
+        from capsule_lab.runs import claims
+
+        assert self.hydra_context is not None
+        try:
+            config = self.hydra_context.config_loader.load_sweep_config(self.config, overrides)
+            with flag_override(config, ["readonly", "struct"], False):
+                config.pop("hydra")
+            claims.note_queued(config, job.job_id, str(job.paths.stdout))
+        except Exception as error:  # whatever Hydra says of words that do not fit together; so will the job
+            log.debug("%s cannot be composed: %s", overrides, error)
 
 
 def _awaited(job: Any, overrides: list[str]) -> JobReturn:
-    """What a job of submitit returned, or a failure in its place once it is no longer in the queue."""
+    """What a job's first process returned, or a failure in its place once the job is no longer in the queue."""
     import submitit
 
     from capsule_lab.slurm import in_queue
 
+    job = job.task(0)
     while not job.paths.result_pickle.exists() and in_queue(job.job_id):
         time.sleep(_EVERY)
     time.sleep(0 if job.paths.result_pickle.exists() else _EVERY)  # a file system that is shared may be late
     if job.paths.result_pickle.exists():
         try:
-            result: JobReturn = job.results()[0]
+            result: JobReturn = job.result()
         except (submitit.core.utils.UncompletedJobError, submitit.core.utils.FailedJobError) as error:
             return _failed(overrides, f"job {job.job_id}: {' '.join(str(error).split())}")
         return result
@@ -173,12 +205,12 @@ def _awaited(job: Any, overrides: list[str]) -> JobReturn:
 
 
 def _run_in_child(job: bytes, sender: Any, log_file: str, gpus: list[str], threads: int) -> None:
-    """One run in a process of its own; sends its ``JobReturn`` and its seconds, if it comes to that."""
+    """One run in a process of its own; sends its ``JobReturn``, seconds and GPUs, if it comes to that."""
     import cloudpickle
     import torch
 
-    from capsule_lab.devices import lease
-    from capsule_lab.tables import claims
+    from capsule_lab.devices import gpus_of_a_run, lease
+    from capsule_lab.runs import claims
 
     os.setpgrp()  # Ctrl-C is for the sweep, which tells its runs
     with open(log_file, "ab", buffering=0) as file:
@@ -190,21 +222,30 @@ def _run_in_child(job: bytes, sender: Any, log_file: str, gpus: list[str], threa
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     hydra_context, task_function, config, overrides, number, state = cloudpickle.loads(job)
     log.info("%s", " ".join(overrides))
-    lease(gpus)
     Singleton.set_state(state)
     setup_globals()
-    sweep_config = hydra_context.config_loader.load_sweep_config(config, overrides)
-    with open_dict(sweep_config):
-        sweep_config.hydra.job.id = sweep_config.hydra.job.num = number
-    began = time.monotonic()
-    result = run_job(
-        task_function=task_function,
-        config=sweep_config,
-        job_dir_key="hydra.sweep.dir",
-        job_subdir_key="hydra.sweep.subdir",
-        hydra_context=hydra_context,
-    )
-    sender.send_bytes(cloudpickle.dumps((_plain(result, overrides), time.monotonic() - began)))
+    began, seconds, leased = time.monotonic(), 0.0, 0
+    try:
+        sweep_config = hydra_context.config_loader.load_sweep_config(config, overrides)
+        with open_dict(sweep_config):
+            sweep_config.hydra.job.id = sweep_config.hydra.job.num = number
+        trainer = sweep_config.get("trainer") or {}
+        wanted = gpus_of_a_run(trainer.get("accelerator", "auto"), trainer.get("devices", 1), gpus)
+        composed = time.monotonic()
+        leased = len(lease(gpus, wanted))
+        waited = time.monotonic() - composed
+    except Exception as error:  # whatever Hydra says of words that do not fit together
+        result = JobReturn(overrides=overrides, status=JobStatus.FAILED, _return_value=error)
+    else:
+        result = run_job(
+            task_function=task_function,
+            config=sweep_config,
+            job_dir_key="hydra.sweep.dir",
+            job_subdir_key="hydra.sweep.subdir",
+            hydra_context=hydra_context,
+        )
+        seconds = time.monotonic() - began - waited
+    sender.send_bytes(cloudpickle.dumps((_plain(result, overrides), seconds, leased)))
     sender.close()
 
 
@@ -223,13 +264,13 @@ def _plain(result: JobReturn, overrides: list[str]) -> JobReturn:
     return _failed(overrides, sentence or f"{type(error).__name__}: {error}")
 
 
-def _received(receiver: Any, process: Any, overrides: list[str], log_file: Path) -> tuple[JobReturn, float]:
-    """What a run sent, or how its process ended without a word; and the seconds that the run itself took."""
+def _received(receiver: Any, process: Any, overrides: list[str], log_file: Path) -> tuple[JobReturn, float, int]:
+    """What a run sent, or how its process ended without a word; the seconds that it took, and on how many GPUs."""
     import cloudpickle
 
-    seconds = 0.0
+    seconds, leased = 0.0, 0
     try:
-        result, seconds = cloudpickle.loads(receiver.recv_bytes())
+        result, seconds, leased = cloudpickle.loads(receiver.recv_bytes())
     except EOFError:
         process.join()
         status = process.exitcode
@@ -237,7 +278,7 @@ def _received(receiver: Any, process: Any, overrides: list[str], log_file: Path)
         result = _failed(overrides, f"a run {how}; its log is {log_file}")
     receiver.close()
     process.join()
-    return result, seconds
+    return result, seconds, leased
 
 
 def _in_words(result: JobReturn) -> str:

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
-import os
 import shlex
-import signal
 from pathlib import Path
 
 import pytest
 
 from capsule_lab import runs
 from capsule_lab.command import compose
-from capsule_lab.tables import claims
+from capsule_lab.runs import claims
 from capsule_lab.tables.cells import distinct, expand, merged
 from capsule_lab.tables.table import TableError, chosen, read
 
@@ -119,20 +116,6 @@ def test_failed_run_says_why_and_where(cells, monkeypatch: pytest.MonkeyPatch) -
     assert (cells[0].error, cells[0].log) == ("no disk", "somewhere.log")
 
 
-def test_claim_that_ended_well_leaves_nothing(cells) -> None:
-    with claims.claim(compose("train", cells[0].overrides)):
-        assert claims.record_of(cells[0].fingerprint) is not None
-    assert claims.record_of(cells[0].fingerprint) is None
-    assert not claims.is_claimed(cells[0].fingerprint)
-
-
-def test_only_the_first_process_of_a_run_claims_it(cells, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SLURM_PROCID", "1")
-    with claims.claim(compose("train", cells[0].overrides)):
-        assert claims.record_of(cells[0].fingerprint) is None
-        assert not claims.is_claimed(cells[0].fingerprint)
-
-
 def test_processes_of_a_run_are_told_its_directory(table_file, finish) -> None:
     (cell,) = expand(read(table_file(seeds=[0])), ["trainer.devices=2"])
     assert cell.job[-1] == f"train.directory={Path('runs').absolute()}/mine-one-{cell.fingerprint}"
@@ -142,37 +125,15 @@ def test_processes_of_a_run_are_told_its_directory(table_file, finish) -> None:
     assert again.job[-2:] == (f"train.directory={directory}", "train.resume=true")
 
 
-def _hold(overrides: tuple[str, ...], told, die: bool) -> None:
-    with claims.claim(compose("train", overrides)):
-        told.send("claimed")
-        told.recv()
-        if die:
-            os.kill(os.getpid(), signal.SIGKILL)
+def test_run_of_any_process_is_running(cells) -> None:
+    with claims.claim(compose("train", cells[0].overrides)):
+        assert [cell.status for cell in cells] == ["running", "missing", "missing", "missing"]
 
 
-@pytest.mark.parametrize("die", [False, True], ids=["ends", "is killed"])
-def test_run_of_another_process_is_running_until_it(cells, monkeypatch: pytest.MonkeyPatch, die: bool) -> None:
-    monkeypatch.setattr(claims, "_PATIENCE", 0)
-    ours, theirs = multiprocessing.Pipe()
-    process = multiprocessing.get_context("fork").Process(target=_hold, args=(cells[0].overrides, theirs, die))
-    process.start()
-    assert ours.recv() == "claimed"
-    assert cells[0].status == "running"
-    with (
-        pytest.raises(runs.RunError, match=rf"another process trains .*\({process.pid} on .*\); wait for it"),
-        claims.claim(compose("train", cells[0].overrides)),
-    ):
-        pass
-    ours.send("go on")
-    process.join()
-    after = chosen_again(cells[0])
-    assert after.status == ("failed" if die else "missing")
-    assert not die or "ended without a word" in after.error
-
-
-def chosen_again(cell):
-    """The same cell, which has not looked yet."""
-    return type(cell)(cell.row, cell.column, cell.seed, cell.overrides, cell.fingerprint)
+def test_run_that_was_killed_has_failed_without_a_word(cells, finish) -> None:
+    finish(cells[0], status="training")
+    assert cells[0].status == "failed"
+    assert "ended without a word" in cells[0].error
 
 
 def test_row_that_takes_a_result_waits_for_it(table_file, finish) -> None:

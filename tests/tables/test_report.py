@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import base64
+import html
 import io
+import json
 import re
 import shutil
 import subprocess
@@ -12,6 +14,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import matplotlib.image
+import numpy as np
 import pandas as pd
 import pytest
 from rich.console import Console
@@ -28,7 +31,7 @@ AUTO = ["data.source=auto"]
 ROWS = [
     {"name": "a", "label": "Capsules | a", "overrides": AUTO, "published": [2.0, 0.5], "note": "as it is"},
     {"name": "b", "label": "<b> & co", "overrides": [*AUTO, "seed=1", "routing.iterations=1"], "published": 3},
-    {"name": "c", "label": "their best", "published": 1.5},
+    {"name": "c", "label": "their best", "published": 10.5},
 ]
 
 
@@ -43,7 +46,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Entry]]:
         for cell, error in ((one, 1.0), (two, 2.0)):
             directory = write_run(cell, error=error)
             (directory / "figures").mkdir()
-            (directory / "figures" / "test_confusion.png").write_bytes(b"picture %d" % error)
+            matplotlib.image.imsave(directory / "figures" / "test_confusion.png", np.zeros((8, int(10 * error))))
         (folder / "runs" / f"capsnet-mnist-{failed.fingerprint}").mkdir()
         standin = {"source": "stand-in", "name": "bundled digits"}
         write_run(expand(read(path), [STAND_IN])[0], error=9.0, provenance=standin, training_seconds=30.0)
@@ -79,7 +82,7 @@ def test_stand_in_has_a_column_of_its_own(entries) -> None:
     [
         (0, ["Capsules | a", "2.00 ± 0.50", "1.50 ± 0.71", "2", "-0.50", "9.00", "1", "1.2", "1,234", "2 of 2"]),
         (1, ["<b> & co", "3.00", "", "", "", "", "", "", "", "0 of 2, 1 failed, 1 missing"]),
-        (2, ["their best", "1.50", "", "", "", "", "", "", "", "reported"]),
+        (2, ["their best", "10.50", "", "", "", "", "", "", "", "reported"]),
     ],
 )
 def test_line_of_a_row(entries, row: int, line: list[str]) -> None:
@@ -169,7 +172,7 @@ def test_page_is_whole_and_asks_for_nothing(page: Page) -> None:
 def test_page_shows_curves_and_figures_of_the_best_run(page: Page) -> None:
     curves, figure = (base64.b64decode(source.partition(",")[2]) for source in page.sources)
     assert all(word in curves for word in (b"<svg", b"seed 0", b"seed 1", b"seed 0, stand-in", b"error in %"))
-    assert figure == b"picture 1"
+    assert matplotlib.image.imread(io.BytesIO(figure)).shape[:2] == (8, 10), "that of the run with 1 %"
 
 
 @pytest.mark.parametrize(
@@ -209,25 +212,57 @@ def test_report_of_nothing(cli: Cli) -> None:
 
 OF_CHROMIUM = ("google.com", "googleapis.com", "gvt1.com")  # what it asks for itself, also with an empty page
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+PROBE = """<script>
+addEventListener("load", () => {
+  const [table] = document.querySelectorAll("table.sortable");
+  const first = () => [...table.tBodies[0].rows].map(row => row.cells[0].textContent);
+  const click = column => { table.querySelectorAll("th")[column].click(); return first(); };
+  const seen = {
+    tables: [...document.querySelectorAll("table")].map(each => each.tBodies[0].rows.length),
+    images: [...document.images].map(image => [image.alt, image.complete, image.naturalWidth, image.naturalHeight]),
+    orders: [first(), click(1), click(1), click(0)],
+    asked: performance.getEntriesByType("resource").map(each => each.name),
+  };
+  document.title = JSON.stringify(seen);
+});
+</script>"""
+
+
+def browse(page: Path, profile: Path, *more: str) -> str:
+    """What the browser says of a file, with nothing to reach."""
+    options = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={profile}", "--window-size=1280,2000"]
+    options += ["--host-resolver-rules=MAP * ~NOTFOUND", "--disable-background-networking"]
+    words = [str(BROWSER), *options, *more, page.as_uri()]
+    return subprocess.run(words, capture_output=True, text=True, timeout=60, check=True).stdout
 
 
 @pytest.mark.skipif(BROWSER is None, reason="there is no Chromium to open the page in")
-def test_page_opens_in_a_browser_from_a_file_and_sorts(file: Path, entries, tmp_path: Path) -> None:
-    click = "<script>document.querySelectorAll('th')[1].click(); document.querySelectorAll('th')[1].click();</script>"
+def test_page_works_in_a_browser_from_a_file(file: Path, entries, tmp_path: Path) -> None:
     page = tmp_path / "mine.html"
-    page.write_text(pages.as_page(read(file), entries, "make report").replace("</body>", f"{click}</body>"))
-    options = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}"]
-    options += ["--window-size=1280,2000", "--host-resolver-rules=MAP * ~NOTFOUND", "--disable-background-networking"]
+    page.write_text(pages.as_page(read(file), entries, "make report").replace("</body>", f"{PROBE}</body>"))
     log = tmp_path / "requests.json"
-    shot = [f"--screenshot={tmp_path / 'page.png'}", f"--log-net-log={log}"]
-    shown, _ = (
-        subprocess.run(
-            [str(BROWSER), *options, *more, page.as_uri()], capture_output=True, text=True, timeout=60, check=True
-        ).stdout
-        for more in (["--dump-dom"], shot)
-    )
-    lines = re.findall(r"<tr[^>]*><td[^>]*>(.*?)</td><td[^>]*>([\d.]+)", shown)
-    assert lines[:3] == [("&lt;b&gt; &amp; co", "3.00"), ("Capsules | a", "2.00"), ("their best", "1.50")]
-    assert matplotlib.image.imread(tmp_path / "page.png").shape[:2] == (2000, 1280)
+    shown = browse(page, tmp_path / "profile", "--dump-dom", f"--log-net-log={log}")
+    seen = json.loads(html.unescape(re.findall("<title>(.*?)</title>", shown, re.DOTALL)[0]))
+    assert seen["tables"] == [3, 1, 5], "rows, what was run on, every run"
+
+    a, b, c = "Capsules | a", "<b> & co", "their best"  # published: 2, 3, 10.5
+    assert seen["orders"] == [[a, b, c], [a, b, c], [c, b, a], [b, a, c]]
+
+    (curves, *_, width, height), confusion = seen["images"]
+    assert curves == "loss and error of Capsules | a: error"
+    assert min(width, height) > 100
+    assert confusion == ["test confusion", True, 10, 8]
+
+    assert seen["asked"] == []
     asked = set(re.findall(r'"url":"https?://([^/"]+)', log.read_text()))
     assert {host for host in asked if not host.endswith(OF_CHROMIUM)} == set()
+
+
+@pytest.mark.skipif(BROWSER is None, reason="there is no Chromium to open the page in")
+def test_page_can_be_seen(file: Path, entries, tmp_path: Path) -> None:
+    page, shot = tmp_path / "mine.html", tmp_path / "page.png"
+    page.write_text(pages.as_page(read(file), entries, "make report"))
+    browse(page, tmp_path / "profile", f"--screenshot={shot}")
+    pixels = matplotlib.image.imread(shot)
+    assert pixels.shape[:2] == (2000, 1280)
+    assert np.unique(pixels[..., :3].reshape(-1, 3), axis=0).shape[0] > 50, "text, tables and curves in their colours"

@@ -132,44 +132,106 @@ def test_wrong_words_end_in_one_sentence(
     assert list(tmp_path.rglob("metrics.json")) == []
 
 
+PRETENDING = "from capsule_lab import devices, sweep; devices.visible_gpus = lambda: ['0', '1']; sweep.main()"
+"""``python -m capsule_lab.sweep`` where there seem to be two GPUs."""
+
+ON_A_GPU = {"name": "good", "overrides": ["trainer.accelerator=auto"]}
+ON_THREE = {"name": "too_many", "overrides": ["trainer.accelerator=auto", "trainer.devices=3"]}
+
+
+@pytest.mark.parametrize(
+    ("word", "options"),
+    [
+        ("hydra/sweeper=optuna", "basic, table"),
+        ("hydra/launcher=joblib", "basic, gpus, slurm, submitit_local, submitit_slurm"),
+    ],
+    ids=str,
+)
+def test_plugin_of_hydra_that_is_not_installed_is_refused(cli: Cli, word: str, options: str) -> None:
+    ended = cli("train", "-m", word)
+    assert (ended.status, ended.err) == (2, f"capsule_lab: {word} does not exist; Options: {options}\n")
+
+
 @pytest.fixture(scope="module")
-def swept(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Ended, Path]:
-    """A table of three runs side by side, one of which fails and one of which is killed: folder, how it ended, file."""
+def swept(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Callable[[], Ended], Ended, Path]:
+    """A table of runs side by side, one of which is killed: its folder, what sweeps it, how that ended, its file."""
     folder = tmp_path_factory.mktemp("swept")
     file = folder / "mine.yaml"
-    rows = [FAILING, once(folder, signal.SIGKILL), GOOD]
+    rows = [FAILING, once(folder, signal.SIGKILL), ON_A_GPU, ON_THREE]
     file.write_text(yaml.safe_dump({"paper": "p", "seeds": [0], "base": TINY, "rows": rows}))
-    return folder, python("-m", "capsule_lab.sweep", f"table={file}", "launcher=gpus", cwd=folder), file
+
+    def sweep() -> Ended:
+        return python("-c", PRETENDING, f"table={file}", "launcher=gpus", cwd=folder, TMPDIR=str(folder))
+
+    return folder, sweep, sweep(), file
 
 
 def test_of_runs_side_by_side_those_that_can_finish(swept, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder, ended, file = swept
+    folder, _, ended, file = swept
     monkeypatch.chdir(folder)
     assert ended.status == 2, ended.err
-    assert "2 of 3 runs of mine failed" in ended.err
-    failing, stopped, good = expand(read(file))
-    assert [cell.status for cell in (failing, stopped, good)] == ["failed", "failed", "done"]
+    assert "3 of 4 runs of mine failed" in ended.err
+    failing, stopped, good, too_many = expand(read(file))
+    assert [cell.status for cell in (failing, stopped, good, too_many)] == ["failed", "failed", "done", "failed"]
     assert failing.error == "model: CapsNet has channels 0; expected 1 or more"
     assert "CapsNet has channels 0" in Path(failing.log).read_text()
     assert "was ended by SIGKILL" in stopped.error
     assert "CapsNet on stand-in" in Path(stopped.log).read_text()
+    assert "trainer.devices is 3, and the sweep sees 2 GPUs (0, 1)" in too_many.error
     assert [line for line in ended.out.splitlines() if line.startswith("run 2")][-1].startswith("run 2 completed")
 
 
-def test_same_command_finishes_only_what_is_left(swept, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder, _, file = swept
+def test_run_leases_a_gpu_if_it_takes_one(swept) -> None:
+    leases = [path.name for path in swept[0].glob("capsule_lab-*/gpu-*")]
+    assert leases == ["gpu-0.lock"], "of the one that ran, the others are for the CPU or were refused"
+
+
+def test_report_shows_the_run_that_was_killed_and_where_its_log_is(
+    swept, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, _, _, file = swept
     monkeypatch.chdir(folder)
-    before = results(folder)
-    ended = python("-m", "capsule_lab.sweep", f"table={file}", "rows=[stopped,good]", "launcher=gpus", cwd=folder)
+    _, stopped, *_ = expand(read(file))
+    ended = cli("report", f"table={file}")
     assert (ended.status, ended.err) == (0, "")
-    assert statuses(file) == ["failed", "done", "done"]
-    assert results(folder).items() > before.items()
+    assert f"stopped seed 0 failed: a run was ended by SIGKILL; its log is {stopped.log}" in ended.out
+    assert "stopped seed 0" in (folder / "runs" / "reports" / "mine.md").read_text()
+
+
+def contents(folder: Path) -> dict[str, dict[str, tuple[int, bytes]]]:
+    """Every file of every run, with its time stamp."""
+    return {
+        run.name: {file.name: (file.stat().st_mtime_ns, file.read_bytes()) for file in run.rglob("*") if file.is_file()}
+        for run in folder.glob("runs/capsnet-mnist-*")
+    }
+
+
+def test_same_command_finishes_only_what_is_left(swept, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, sweep, _, file = swept
+    monkeypatch.chdir(folder)
+    _, stopped, good, _ = expand(read(file))
+    (killed,), (whole,) = stopped.directories, good.directories
+    before = contents(folder)
+    ended = sweep()
+    assert ended.status == 2
+    assert ended.out.splitlines()[0] == "mine: 1 done, 3 failed"
+    assert "2 of 4 runs of mine failed" in ended.err
+    assert statuses(file) == ["failed", "done", "done", "failed"]
+    after = contents(folder)
+    assert before.keys() == after.keys() == {killed.name, whole.name}
+    assert before[whole.name] == after[whole.name]
+    assert "metrics.json" in after[killed.name].keys() - before[killed.name].keys()
 
 
 def test_plain_sweep_under_the_same_launcher(table_file, tmp_path: Path) -> None:
     words = ["-m", *TINY, "seed=0,1", "launcher=gpus", "hydra.launcher.jobs=1"]
     ended = python("-m", "capsule_lab.train", *words, cwd=tmp_path)
     assert (ended.status, ended.err) == (0, "")
+    times = r"2 runs in (\S+) s, of which (\S+) s are their own, 1 at a time: (\S+) % more .*; (\S+) s went before"
+    wall, own, more, before = map(float, re.search(times, ended.out).groups())
+    assert wall > own > 0
+    assert more == pytest.approx(100 * (wall / own - 1), rel=0.2), "they are rounded"
+    assert before > 0
     found = [json.loads(path.read_text()) for path in tmp_path.glob("runs/*/metrics.json")]
     assert sorted(result["seed"] for result in found) == [0, 1]
     assert all("-m " not in result["command"].partition("capsule_lab.train")[2] for result in found)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from capsule_lab.build import build_without_weights
-from capsule_lab.command import conf_dir
+from capsule_lab.command import ConfigError, compose, conf_dir
 from capsule_lab.tables.cells import Cell, expand, verify
 from capsule_lab.tables.table import Published, TableError, chosen, read, sweeps_dir
 
@@ -65,9 +65,20 @@ def test_published_deviations(deviations: list[float | None]) -> None:
     assert [row.published["mnist"].std for row in read("sabour2017_table1").rows] == deviations
 
 
-def test_every_routing_is_in_the_table_of_routings() -> None:
-    routings = {file.stem for file in (conf_dir() / "routing").glob("*.yaml")} - {"none"}
-    assert {row.name for row in read("routing_algorithms").rows} == routings
+ROUTINGS = {file.stem for file in (conf_dir() / "routing").glob("*.yaml")} - {"none"}
+COMPARED = read("routing_algorithms")
+
+
+def test_rows_of_the_table_of_routings_are_routings() -> None:
+    assert {row.name: row.overrides["smallnorb"] for row in COMPARED.rows}.items() <= {
+        name: (f"routing={name}",) for name in ROUTINGS
+    }.items()
+
+
+@pytest.mark.parametrize("routing", sorted(ROUTINGS - {row.name for row in COMPARED.rows}))
+def test_what_is_not_in_the_table_of_routings_is_refused_by_its_network(routing: str) -> None:
+    with pytest.raises(ConfigError, match=r"^model: routing\.\w+ is .*; expected "):
+        build_without_weights(compose("train", [*COMPARED.base, f"routing={routing}"]))
 
 
 def test_rows_without_overrides_are_only_reported() -> None:
