@@ -121,8 +121,11 @@ def _check_routing(config: DictConfig) -> None:
     wants = _FOR_CAPSULES.get(loss["_target_"].rpartition(".")[2])
     if loss.get("log_odds"):
         wants = "cross-entropy on log-odds is for activations of capsules"
-    if wants and getattr(get_object(config.model["_target_"]), "scores_are", None) == "logits":
+    scores_are = getattr(get_object(config.model["_target_"]), "scores_are", None)
+    if wants and scores_are == "logits":
         raise ConfigError(f"{wants}; {network} gives logits: loss=cross_entropy")
+    if loss["_target_"].endswith(".sigmoid_cross_entropy_loss") and scores_are == "activations":
+        raise ConfigError(f"sigmoid cross-entropy is for logits; {network} gives activations: loss=margin")
     if "routing" not in config.model and config.routing is not None:
         routing = config.routing["_target_"].rpartition(".")[2]
         raise ConfigError(f"{network} does not route, so {routing} would change nothing: leave out routing=…")
@@ -206,11 +209,12 @@ def build_module(config: DictConfig, spec: Any) -> Any:
     with constructing("model"):
         built = network(image_shape=spec.image_shape, num_classes=spec.num_classes)
     with constructing("module"):
-        lit = module(network=built, num_classes=spec.num_classes)
+        lit = module(network=built, num_classes=spec.num_classes, labels_per_image=spec.labels_per_image)
     with constructing("optimizer"):
         lit.optimizer(lit.parameters_to_train(), lr=1.0)
     with constructing("loss"):
-        lit.loss(torch.zeros(1, spec.num_classes), torch.zeros(1, dtype=torch.int64))
+        labels = torch.arange(spec.labels_per_image).reshape(1, -1)
+        lit.loss(torch.zeros(1, spec.num_classes), labels if spec.labels_per_image > 1 else labels[0])
     return lit
 
 

@@ -59,7 +59,10 @@ def evaluate(config: DictConfig) -> tuple[dict[str, Any], Path]:
     data.prepare_data()
     if own_data:
         runs.check_same_source(checkpoint, record.provenance, data.provenance)
-    takes, has = (DataSpec(spec.image_shape, spec.num_classes) for spec in (record.spec, data.spec))
+    takes, has = (
+        DataSpec(spec.image_shape, spec.num_classes, labels_per_image=spec.labels_per_image)
+        for spec in (record.spec, data.spec)
+    )
     if takes != has:
         raise runs.RunError(f"the network takes {takes}; the data has {has}: name other data with data=…")
     if config.trainer.precision == "auto":

@@ -19,7 +19,7 @@ from contextlib import nullcontext
 from typing import ParamSpec, TypeVar
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
 from capsule_lab.types import Votes
@@ -168,3 +168,21 @@ def combine_crops(
     if logits:
         return scores.softmax(2).sum(1)
     return (scores / scores.sum(2, keepdim=True).clamp_min(torch.finfo(scores.dtype).tiny)).sum(1)
+
+
+def predictions_by_label(
+    scores: Float[Tensor, "batch classes"], labels: Int64[Tensor, "batch label"]
+) -> Int64[Tensor, "batch label"]:
+    """The classes of the highest scores, as many as there are labels, each at the place of the label it stands for.
+
+    Those that are labels are at their places; the others fill the places that are left, the highest score first.
+
+    >>> predictions_by_label(torch.tensor([[0.1, 0.9, 0.2, 0.8]]), torch.tensor([[2, 1]]))
+    tensor([[3, 1]])
+    """
+    highest = scores.topk(labels.shape[1]).indices  # [b l]
+    same = labels[:, :, None] == highest[:, None, :]  # [b label predicted]
+    found = same.any(2)
+    wrong_first = highest.gather(1, same.any(1).to(torch.int64).argsort(dim=1, stable=True))
+    nth = (~found).cumsum(1).sub(1).clamp_min(0)  # which of the wrong ones a place that is left gets
+    return torch.where(found, labels, wrong_first.gather(1, nth))

@@ -15,7 +15,7 @@ from capsule_lab.functional import float32_under_autocast
 @float32_under_autocast
 def margin_loss(
     scores: Float[Tensor, "batch classes"],
-    labels: Int64[Tensor, " batch"] | Float[Tensor, "batch classes"],
+    labels: Int64[Tensor, " batch"] | Int64[Tensor, "batch label"] | Float[Tensor, "batch classes"],
     *,
     present: float = 0.9,  # Sabour 2017, section 3: m+
     absent: float = 0.1,  # Sabour 2017, section 3: m-
@@ -28,7 +28,8 @@ def margin_loss(
 
     Args:
         scores: lengths ``|v_k|``.
-        labels: classes ``(batch,)``, or one row of 0 and 1 per image, several of which may be 1.
+        labels: classes, ``(batch,)`` or, if every image has several, ``(batch, label)``; or one row of 0 and 1 per
+            image.
         present, absent: margins above and below which a length costs nothing.
         absent_weight: keeps the many absent classes from shrinking all lengths at first.
         reduction: ``"paper"`` sums over the classes and averages over the batch. ``"released"`` is the
@@ -42,7 +43,7 @@ def margin_loss(
     >>> margin_loss(torch.tensor([[0.8, 0.2]]), torch.tensor([0])).item()  # 0.1^2 + 0.5 * 0.1^2
     0.0149...
     """
-    truth = _one_hot(labels, scores)
+    truth = _truth(labels, scores)
     losses = (
         truth * (present - scores).relu().square() + absent_weight * (1 - truth) * (scores - absent).relu().square()
     )  # [b k]
@@ -75,14 +76,15 @@ def spread_loss(
             five classes, beside which a penalty on weights counts 5 times as much.
 
     Raises:
-        ValueError: for an unknown reduction.
+        ValueError: for an unknown reduction, or several labels per image.
 
     >>> import torch
     >>> spread_loss(torch.tensor([[0.8, 0.3, 0.1]]), torch.tensor([0])).item()  # 0.4^2 + 0.2^2
     0.1999...
     """
+    _check_one_label(labels, "the spread loss")
     true = scores.gather(1, labels[:, None])  # [b 1]
-    losses = (margin - (true - scores)).relu().square() * (1 - _one_hot(labels, scores))  # [b k]
+    losses = (margin - (true - scores)).relu().square() * (1 - _truth(labels, scores))  # [b k]
     if reduction == "paper":
         return losses.sum(1).mean()
     if reduction == "released":
@@ -133,11 +135,38 @@ def cross_entropy_loss(
         log_odds: take the scores for probabilities in [0, 1] and turn them into their logits first.
         eps: probabilities nearer than this to 0 or 1 count as this near, and get no gradient.
 
+    Raises:
+        ValueError: for several labels per image.
+
     >>> import torch
     >>> cross_entropy_loss(torch.tensor([[0.9, 0.5]]), torch.tensor([0]), log_odds=True).item()  # log(1 + 1/9)
     0.1053...
     """
+    if not labels.is_floating_point():
+        _check_one_label(labels, "softmax cross-entropy")
     return nn.functional.cross_entropy(scores.logit(eps) if log_odds else scores, labels)
+
+
+@float32_under_autocast
+def sigmoid_cross_entropy_loss(
+    scores: Float[Tensor, "batch classes"],
+    labels: Int64[Tensor, " batch"] | Int64[Tensor, "batch label"] | Float[Tensor, "batch classes"],
+) -> Float[Tensor, ""]:
+    """Is each class there, asked by itself: summed over the classes, averaged over the batch.
+
+    For networks without capsules and several labels per image (Sabour 2017, section 6). The released code halves the
+    targets of two labels, so that no answer can be right; here they are 1.
+
+    Args:
+        scores: logits.
+        labels: classes, ``(batch,)`` or ``(batch, label)``; or one row of 0 and 1 per image.
+
+    >>> import torch
+    >>> sigmoid_cross_entropy_loss(torch.zeros(1, 3), torch.tensor([[0, 2]])).item()  # 3 log 2
+    2.0794...
+    """
+    truth = _truth(labels, scores)
+    return nn.functional.binary_cross_entropy_with_logits(scores, truth, reduction="none").sum(1).mean()
 
 
 def l2_loss(
@@ -165,7 +194,16 @@ def _half_squared(kernel: Tensor) -> Tensor:
     return 0.5 * kernel.square().sum()  # 0.5: so that its gradient is the kernel
 
 
-def _one_hot(labels: Tensor, scores: Tensor) -> Tensor:
-    if labels.ndim == 1:
-        labels = nn.functional.one_hot(labels, scores.shape[1])
-    return labels.to(scores.dtype)
+def _truth(labels: Tensor, scores: Tensor) -> Tensor:
+    """One row of 0 and 1 per image."""
+    if labels.is_floating_point():
+        return labels.to(scores.dtype)
+    return torch.zeros_like(scores).scatter(1, labels.reshape(len(scores), -1), 1.0)
+
+
+def _check_one_label(labels: Tensor, loss: str) -> None:
+    if labels.ndim > 1:
+        raise ValueError(
+            f"{loss} is for one label per image, these have {labels.shape[1]}: loss=margin for capsules, "
+            "loss=sigmoid_cross_entropy for logits"
+        )

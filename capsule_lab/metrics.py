@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 from torchmetrics import Metric
 from torchmetrics.classification import MulticlassAccuracy
@@ -28,6 +29,58 @@ class ErrorRate(MulticlassAccuracy):
 
     def compute(self) -> Tensor:
         return 100 * (1 - super().compute())  # 100: percent
+
+
+class _LabelsNotFound(Metric):
+    """Share in percent of what ``wrong`` says."""
+
+    full_state_update = False
+    higher_is_better = False
+    wrong: Tensor
+    total: Tensor
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        for state in ("wrong", "total"):
+            self.add_state(state, torch.tensor(0), dist_reduce_fx="sum")
+
+    def update(self, scores: Float[Tensor, "batch classes"], labels: Int64[Tensor, "batch label"]) -> None:
+        wrong = self.missed(~_found(scores, labels))
+        self.wrong += wrong.sum()
+        self.total += wrong.numel()
+
+    def compute(self) -> Tensor:
+        return 100 * self.wrong / self.total  # 100: percent
+
+    @abstractmethod
+    def missed(self, labels: Bool[Tensor, "batch label"]) -> Bool[Tensor, ...]:
+        """What counts as wrong if these labels were not found."""
+
+
+class ExactMatchError(_LabelsNotFound):
+    """Share of images whose labels are not exactly the classes of their highest scores, in percent.
+
+    Two digits count as right if both are (Sabour 2017, section 6).
+    """
+
+    def missed(self, labels: Bool[Tensor, "batch label"]) -> Bool[Tensor, " batch"]:
+        return labels.any(1)
+
+
+class LabelError(_LabelsNotFound):
+    """Share of labels that are not among the highest scores, as many as there are labels, in percent.
+
+    One of two digits gets half the credit: never to be compared with ``ExactMatchError``.
+    """
+
+    def missed(self, labels: Bool[Tensor, "batch label"]) -> Bool[Tensor, "batch label"]:
+        return labels
+
+
+def _found(scores: Tensor, labels: Tensor) -> Tensor:
+    """Which labels are among the highest scores, ``(batch, label)``."""
+    highest = scores.topk(labels.shape[1]).indices
+    return (labels[:, :, None] == highest[:, None, :]).any(2)
 
 
 class CouplingEntropy(Metric):

@@ -182,7 +182,7 @@ def check_same_source(path: Path, before: dict[str, Any], now: dict[str, Any]) -
     Raises:
         RunError: if it would be.
     """
-    if before["source"] != now["source"]:
+    if (before["source"], before["name"]) != (now["source"], now["name"]):
         raise RunError(
             f"{path} was trained on {before['name']}, and now there is only {now['name']}; put the data where "
             "CAPSULE_LAB_DATA says, or choose other data on purpose"
@@ -263,7 +263,11 @@ def embed(
         "version": __version__,
         "config": plain(config),
         "provenance": provenance,
-        "spec": {"image_shape": list(spec.image_shape), "num_classes": spec.num_classes},
+        "spec": {
+            "image_shape": list(spec.image_shape),
+            "num_classes": spec.num_classes,
+            "labels_per_image": spec.labels_per_image,
+        },
         "seconds": seconds,
         "validation": validation,
     }
@@ -315,7 +319,10 @@ def read_checkpoint(path: str | Path) -> tuple[dict[str, Any], Record]:
             f"{path} was written by capsule_lab {record['version']} in checkpoint format {record['format']}; this is "
             f"{version('capsule-lab')}, which reads format {FORMAT}: install capsule_lab {record['version']} to use it"
         )
-    spec = DataSpec(tuple(record["spec"]["image_shape"]), record["spec"]["num_classes"])
+    facts = record["spec"]  # those that the network was built from
+    spec = DataSpec(
+        tuple(facts["image_shape"]), facts["num_classes"], labels_per_image=facts.get("labels_per_image", 1)
+    )
     return checkpoint, Record(OmegaConf.create(record["config"]), record["provenance"], spec, record["seconds"])
 
 

@@ -75,11 +75,14 @@ class Batch(NamedTuple):
     Attributes:
         images: ``(batch, channel, height, width)``; uint8 as stored until the DataModule has moved the
             batch to its device and transformed it, then float32, in [0, 1] or standardised.
-        labels: class of each image, ``(batch,)``.
+        labels: class of each image, ``(batch,)``; where ``DataSpec.labels_per_image`` is more than 1,
+            ``(batch, label)``.
         key: one number per sample and epoch, ``(batch,)``, from which every random draw for that sample
             derives; so augmentation depends neither on the batch size nor on the number of processes.
         factors: how each image was taken, ``(batch, factor)``, in the order of ``DataSpec.factors``; ``None``
             for data sets that do not say.
+        parts: of an image that is composed of several, each alone in its place, ``(batch, label, channel, height,
+            width)``, in the order of the labels; ``None`` otherwise.
 
     At test the DataModule may look at each image through several crops: images are then
     ``(batch, crop, channel, height, width)``, everything else stays one per image.
@@ -90,9 +93,10 @@ class Batch(NamedTuple):
         | Float[Tensor, "batch crop channel height width"]
         | UInt8[Tensor, "batch channel height width"]
     )
-    labels: Int64[Tensor, " batch"]
+    labels: Int64[Tensor, " batch"] | Int64[Tensor, "batch label"]
     key: Int64[Tensor, " batch"]
-    factors: Int64[Tensor, "batch factor"] | None = None
+    factors: Int64[Tensor, "batch factor"] | Float[Tensor, "batch factor"] | None = None
+    parts: Float[Tensor, "batch label channel height width"] | None = None
 
 
 @dataclass(frozen=True)
@@ -104,9 +108,11 @@ class DataSpec:
         num_classes: number of classes.
         classes: their names, where they have any beside their number.
         factors: names of the columns of ``Batch.factors``.
+        labels_per_image: how many different classes every image shows.
     """
 
     image_shape: tuple[int, int, int]
     num_classes: int
     classes: tuple[str, ...] = ()
     factors: tuple[str, ...] = ()
+    labels_per_image: int = 1

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import jaxtyping
 import pytest
 from hydra.core.global_hydra import GlobalHydra
 from lightning.pytorch.callbacks import Callback
@@ -37,6 +38,12 @@ TINY = [*TINY_CAPSNET, *TINY_DATA, "trainer.max_epochs=2"]
 NO_PICTURES = ["callbacks.reconstructions=null", "callbacks.confusion=null"]
 
 _OF_THE_DEVELOPER = ("CAPSULE_LAB_DATA", "CAPSULE_LAB_RUN", "CAPSULE_LAB_RUNS", "WANDB_MODE", "HYDRA_FULL_ERROR")
+
+
+@pytest.fixture
+def unchecked_types(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls as they are outside of pytest, where no type checker forestalls the code's own errors."""
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
 
 
 @pytest.fixture(autouse=True)

@@ -52,7 +52,7 @@ def test_value_that_cannot_work_is_refused_in_a_sentence(
 @pytest.mark.parametrize(
     ("group", "sentence"),
     [
-        ("data", "data is missing; expected data= one of mnist"),
+        ("data", "data is missing; expected data= one of affnist, "),
         ("loss", "loss is missing; expected loss= one of cross_entropy, "),
         ("schedule", "schedule is missing; expected schedule= one of constant, "),
         ("optimizer", "optimizer is missing; expected optimizer= one of adam"),

@@ -75,6 +75,8 @@ TINY = {
     "em_caps": ["model.channels=4", "model.primary_types=2", "model.conv_types=[2,2]"],
     "em_caps_small": ["model.channels=4", "model.primary_types=2", "model.conv_types=[2,2]"],
     "capsnet": ["model.channels=8", "model.primary_types=2", "model.decoder=[8]"],
+    "capsnet_cifar10": ["model.channels=8", "model.primary_types=2"],
+    "capsnet_svhn": ["model.channels=8", "model.primary_types=2"],
     "cnn_baseline": ["model.channels=[4]", "model.hidden=[8]"],
     "cnn_smallnorb": ["model.channels=[4]", "model.hidden=[8]"],
     "cnn_small": ["model.channels=[4]", "model.kernel_sizes=[3]"],
@@ -117,7 +119,7 @@ def test_experiment_with_options_of_em_caps_is_refused_for_another_model(model, 
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("routing", [name for name in options("routing") if name != "none"])
+@pytest.mark.parametrize("routing", [name for name in options("routing") if name not in ("none", "dynamic_leaky")])
 @pytest.mark.parametrize("model", [model for model in MODELS if model.startswith("em_caps")])
 def test_every_routing_is_built_into_em_caps(model, routing):
     config = compose(f"model={model}", f"routing={routing}")
@@ -126,8 +128,13 @@ def test_every_routing_is_built_into_em_caps(model, routing):
     assert kinds == {config.routing._target_.rpartition(".")[2]}
 
 
+def test_leaky_routing_is_refused_by_em_caps():
+    with pytest.raises(ConfigError, match=r"^model: routing\.leaky is true; expected false: convolutional capsules"):
+        build.build_module(compose("model=em_caps", "routing=dynamic_leaky"), SMALLNORB)
+
+
 @pytest.mark.parametrize("schedule", options("schedule"))
-@pytest.mark.parametrize("loss", options("loss"))
+@pytest.mark.parametrize("loss", [name for name in options("loss") if name != "sigmoid_cross_entropy"])
 def test_every_loss_and_schedule_is_built_with_em_caps(loss, schedule):
     module = build.build_module(
         compose("model=em_caps", *TINY["em_caps"], f"loss={loss}", f"schedule={schedule}"), SMALLNORB
@@ -153,13 +160,16 @@ def test_every_experiment_is_built(experiment):
     assert said in ([], [f"{sum(p.numel() for p in network.parameters()):,}"])
 
 
+FOR_LOGITS = ("cross_entropy", "sigmoid_cross_entropy")
 OF_ACTIVATIONS_ON_LOGITS = [
-    (m, o) for m in MODELS if m.startswith("cnn_") for o in options("loss") if o != "cross_entropy"
+    (m, o) for m in MODELS if m.startswith("cnn_") for o in options("loss") if o not in FOR_LOGITS
 ]
+OF_LOGITS_ON_ACTIVATIONS = [(m, "sigmoid_cross_entropy") for m in MODELS if not m.startswith("cnn_")]
 
 
 @pytest.mark.parametrize(
-    ("model", "loss"), sorted({(m, o) for m in MODELS for o in options("loss")} - set(OF_ACTIVATIONS_ON_LOGITS))
+    ("model", "loss"),
+    sorted({(m, o) for m in MODELS for o in options("loss")} - {*OF_ACTIVATIONS_ON_LOGITS, *OF_LOGITS_ON_ACTIVATIONS}),
 )
 def test_every_loss_with_every_model(model, loss):
     check(compose(f"model={model}", f"loss={loss}"))
@@ -168,6 +178,12 @@ def test_every_loss_with_every_model(model, loss):
 @pytest.mark.parametrize(("model", "loss"), OF_ACTIVATIONS_ON_LOGITS)
 def test_loss_of_activations_on_logits_is_refused(model, loss):
     with pytest.raises(ConfigError, match=r"(Baseline|Small)CNN gives logits: loss=cross_entropy"):
+        check(compose(f"model={model}", f"loss={loss}"))
+
+
+@pytest.mark.parametrize(("model", "loss"), OF_LOGITS_ON_ACTIVATIONS)
+def test_loss_of_logits_on_activations_is_refused(model, loss):
+    with pytest.raises(ConfigError, match=r"for logits; (CapsNet|EMCaps) gives activations: loss=margin"):
         check(compose(f"model={model}", f"loss={loss}"))
 
 

@@ -170,7 +170,7 @@ def test_without_network_the_stand_in_is_announced(cli: Cli) -> None:
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        ([], "name is missing; expected name= one of mnist, "),
+        ([], "name is missing; expected name= one of affnist, "),
         (["name=toynrb"], "name=toynrb does not exist; did you mean toynorb? Options: "),
         (["name=null"], "name=None does not exist; "),
         (["name=toynorb", "size=4"], "size is 4; expected 8 to 256 pixels, such as 48 or 96"),

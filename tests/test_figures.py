@@ -2,31 +2,129 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import matplotlib.image
 import pandas as pd
 import pytest
+from matplotlib.figure import Figure
 
-from capsule_lab.analysis.curves import training_curves
+from capsule_lab import runs
+from capsule_lab.analysis.curves import shows_transfer, training_curves, transfer_curve
 from capsule_lab.analysis.layers import layer_curves, layers_in
+from capsule_lab.command import compose
+from capsule_lab.data import MNISTDataModule
 from capsule_lab.figures import draw
-from tests.conftest import NO_PICTURES, TINY_CNN, Ended, Trained
+from tests.analysis.decoded import captions, row_names, words
+from tests.conftest import NO_PICTURES, TINY, TINY_CNN, Ended, Trained
 
 Cli = Callable[..., Ended]
+OF_ONE_DIGIT = ["curves", "layers", "reconstructions", "right_and_wrong", "perturbation", "perturbation_sheet"]
+OF_TWO_DIGITS = ["curves", "layers", "reconstructions", "segmentation", "perturbation", "perturbation_sheet"]
+
+
+def drawn(run: Path, *overrides: str) -> dict[str, Figure]:
+    return dict(draw(run, compose("figures", [f"run={run}", *overrides])))
+
+
+@pytest.fixture(scope="module")
+def two_digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory of a tiny run on MultiMNIST, with the pictures that are drawn while training."""
+    from capsule_lab.train import train
+
+    directory = tmp_path_factory.mktemp("two_digits") / "run"
+    few = ["data=multimnist", "data.validation_pairs=64", "data.test_pairs=64", "trainer.max_epochs=1"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CAPSULE_LAB_RUN", "")
+        train(compose("train", [*TINY, *few]), directory)
+    return directory
 
 
 def test_figures_of_a_capsnet(trained: Trained) -> None:
-    assert [name for name, _ in draw(trained.directory, 4)] == ["curves", "layers", "reconstructions"]
+    assert list(drawn(trained.directory)) == OF_ONE_DIGIT
+
+
+def test_figures_of_a_capsnet_of_two_digits(two_digits: Path) -> None:
+    assert sorted(path.name for path in (two_digits / "figures").iterdir()) == ["val_reconstructions.png"]
+    figures = drawn(two_digits)
+    assert list(figures) == OF_TWO_DIGITS
+    assert captions(figures["reconstructions"])[0].startswith("L:(")
+    assert words(figures["segmentation"])[-1].endswith("of the 64 images looked at")
+
+
+def test_test_images_are_not_read(trained: Trained, monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded: list[bool] = []
+    genuine = MNISTDataModule.load
+    monkeypatch.setattr(
+        MNISTDataModule,
+        "load",
+        lambda self, *, train, real: loaded.append(train) or genuine(self, train=train, real=real),
+    )
+    drawn(trained.directory)
+    assert loaded == [True]
 
 
 @pytest.mark.parametrize("images", [1, 5])
 def test_reconstructions_are_as_many_as_asked_for(trained: Trained, images: int) -> None:
-    figure = dict(draw(trained.directory, images))["reconstructions"]
-    assert len(figure.axes) == 2 * images
-    assert [len(axis.images) for axis in figure.axes] == [1] * 2 * images
-    assert "→" in figure.axes[0].get_title()
+    figure = drawn(trained.directory, f"images={images}")["reconstructions"]
+    assert len(captions(figure)) == images
+    assert all("→" in caption for caption in captions(figure))
+
+
+@pytest.mark.parametrize(("held_out", "looked_at"), [(7, 7), (10_000, 240)])
+def test_failures_are_looked_for_among_so_many(trained: Trained, held_out: int, looked_at: int) -> None:
+    figure = drawn(trained.directory, f"held_out={held_out}")["right_and_wrong"]
+    assert words(figure)[-1].endswith(f"of the {looked_at} images looked at")
+
+
+@pytest.mark.parametrize("classes", [[3], [0, 7]])
+def test_sheets_are_of_the_classes_asked_for(trained: Trained, classes: list[int]) -> None:
+    figures = drawn(trained.directory, f"sheet_classes={classes}".replace(" ", ""))
+    sheets = {name: figure for name, figure in figures.items() if name.startswith("perturbation_sheet")}
+    assert list(sheets) == [f"perturbation_sheet_{label}" for label in classes]
+    assert [figure.get_suptitle().split(":")[0] for figure in sheets.values()] == [f"class {n}" for n in classes]
+    assert [row_names(figure) for figure in sheets.values()] == [[f"dimension {n}" for n in range(4)]] * len(classes)
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ("sheet_classes=[11]", "sheet_classes has 11; expected classes of the held-out images: 0, 1, 2"),
+        ("held_out=0", "held_out is 0; expected 1 or more"),
+        ("logger=tensorbord", "did you mean tensorboard?"),
+    ],
+)
+def test_mistakes_are_told_in_a_sentence(cli: Cli, a_copy: Path, words: str, sentence: str) -> None:
+    ended = cli("figures", f"run={a_copy}", words)
+    assert ended.status == 2
+    assert sentence in ended.err
+
+
+@pytest.mark.parametrize("content", ["step,val/error\n1,5\n", "step,affine/error\n1,5\n"])
+def test_other_runs_have_no_transfer(tmp_path: Path, content: str) -> None:
+    (tmp_path / "metrics.csv").write_text(content)
+    assert not shows_transfer(tmp_path / "metrics.csv")
+
+
+def test_transfer_is_accuracy_against_accuracy(tmp_path: Path) -> None:
+    file = tmp_path / "metrics.csv"
+    file.write_text("step,train/error,val/error,affine/error\n4,50,20,60\n4,40,,\n8,30,5,40\n8,20,,\n")
+    assert shows_transfer(file)
+    axis, colours = transfer_curve(file).axes
+    (points,) = axis.collections
+    assert points.get_offsets().tolist() == [[80, 40], [95, 60]]
+    assert points.get_array().tolist() == [5, 9]
+    assert [line.get_xydata().tolist() for line in axis.lines] == [[[80, 40], [95, 60]]]
+    assert colours.get_ylabel() == "step"
+
+
+def test_transfer_is_drawn_where_it_applies(a_copy: Path) -> None:
+    table = pd.read_csv(a_copy / "metrics.csv")
+    table["affine/error"] = table["val/error"] / 2 + 50
+    table.to_csv(a_copy / "metrics.csv")
+    assert list(drawn(a_copy)) == ["curves", "layers", "transfer", *OF_ONE_DIGIT[2:]]
 
 
 @pytest.mark.parametrize(("axis", "label"), [(0, "loss"), (1, "error in %")])
@@ -57,13 +155,44 @@ def test_layers_are_drawn_from_the_image_upwards(trained: Trained) -> None:
 
 
 def test_command_draws_into_the_run(cli: Cli, a_copy: Path) -> None:
+    before = (a_copy / "metrics.csv").read_bytes()
     ended = cli("figures", f"run={a_copy}", "images=2")
     assert (ended.status, ended.err) == (0, "")
     assert [line for line in ended.out.splitlines() if line.endswith(".png")] == [
-        str(a_copy / "figures" / f"{name}.png") for name in ("curves", "layers", "reconstructions")
+        str(a_copy / "figures" / f"{name}.png") for name in OF_ONE_DIGIT
     ]
+    assert (a_copy / "metrics.csv").read_bytes() == before
     picture = matplotlib.image.imread(a_copy / "figures" / "curves.png")
     assert picture[..., :3].std() > 0
+
+
+def test_command_draws_to_tensorboard_too(cli: Cli, a_copy: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    before = (a_copy / "metrics.csv").read_bytes()
+    ended = cli("figures", f"run={a_copy}", "logger=tensorboard")
+    assert (ended.status, ended.err) == (0, "")
+    events = EventAccumulator(str(a_copy / "tensorboard"))
+    events.Reload()
+    assert sorted(events.Tags()["images"]) == sorted(OF_ONE_DIGIT)
+    step = runs.read_checkpoint(a_copy)[0]["global_step"]
+    assert [image.step for image in events.Images("perturbation")] == [step]
+    assert (a_copy / "figures" / "perturbation.png").is_file()
+    assert (a_copy / "metrics.csv").read_bytes() == before
+
+
+def test_command_draws_to_wandb_too(cli: Cli, a_copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    assert cli("figures", f"run={a_copy}", "logger=wandb", "images=2").status == 0
+    (folder,) = (a_copy / "wandb").glob("offline-run-*")
+    assert folder.name.endswith(a_copy.name)  # the run's own
+    pictures = list((folder / "files" / "media" / "images").iterdir())
+    assert len(pictures) == len(OF_ONE_DIGIT)
+    record = next(folder.glob("*.wandb"))
+    until = time.monotonic() + 30
+    while b"primary_types" not in record.read_bytes() and time.monotonic() < until:
+        time.sleep(0.1)  # W&B's own process writes it, and takes a moment
+    assert b"primary_types" in record.read_bytes()
 
 
 def test_command_draws_what_applies_to_another_network(cli: Cli, tmp_path: Path) -> None:

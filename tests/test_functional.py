@@ -14,6 +14,7 @@ from capsule_lab.functional import (
     dense_votes,
     float32_under_autocast,
     length,
+    predictions_by_label,
     same_padding,
     softmax_over_parents,
     squash,
@@ -296,3 +297,22 @@ def test_crop_that_sees_nothing_does_not_vote() -> None:
 def test_one_crop_predicts_as_the_image_does() -> None:
     scores = torch.rand(20, 1, 5, generator=torch.Generator().manual_seed(0))
     assert torch.equal(combine_crops(scores).argmax(1), scores[:, 0].argmax(1))
+
+
+# ------------------------------------------------------------------------------------- several labels per image
+
+
+def by_label(scores: list[float], labels: list[int]) -> list[int]:
+    """One image, in words: right predictions at their labels, the others where there is room, the highest first."""
+    highest = sorted(range(len(scores)), key=lambda k: -scores[k])[: len(labels)]
+    wrong = [k for k in highest if k not in labels]
+    return [label if label in highest else wrong.pop(0) for label in labels]
+
+
+@pytest.mark.parametrize("several", [1, 2, 3])
+def test_predictions_by_label_equal_the_loops(several: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    scores = torch.rand(200, 5, generator=generator)
+    labels = torch.stack([torch.randperm(5, generator=generator)[:several] for _ in range(200)])
+    expected = [by_label(*pair) for pair in zip(scores.tolist(), labels.tolist(), strict=True)]
+    assert predictions_by_label(scores, labels).tolist() == expected

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Callable
 from typing import Any
 
 import jaxtyping
@@ -10,7 +11,14 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import gradcheck
 
-from capsule_lab.losses import cross_entropy_loss, l2_loss, margin_loss, reconstruction_loss, spread_loss
+from capsule_lab.losses import (
+    cross_entropy_loss,
+    l2_loss,
+    margin_loss,
+    reconstruction_loss,
+    sigmoid_cross_entropy_loss,
+    spread_loss,
+)
 from tests.reference.loops import margin_loss_loops
 
 # The unit test of the authors' released code: several classes may be present, lengths may be anything.
@@ -61,6 +69,36 @@ def test_margin_of_several_present_classes() -> None:
 def test_class_numbers_and_rows_of_zeros_and_ones_are_the_same() -> None:
     labels = torch.tensor([0, 9, 5, 5])
     assert torch.equal(margin_loss(lengths(), labels), margin_loss(lengths(), torch.eye(10)[labels]))
+
+
+@pytest.mark.parametrize("loss", [margin_loss, sigmoid_cross_entropy_loss])
+def test_several_labels_are_rows_of_zeros_and_ones(loss: Callable[..., Tensor]) -> None:
+    scores = lengths(4, 5)
+    labels = torch.tensor([[0, 1], [4, 2], [3, 0], [1, 4]])
+    rows = torch.zeros(4, 5, dtype=scores.dtype).scatter(1, labels, 1.0)
+    torch.testing.assert_close(loss(scores, labels), loss(scores, rows))
+
+
+def test_sigmoid_cross_entropy_equals_the_loops() -> None:
+    scores, labels = lengths(3, 4), [[0, 2], [3, 1], [1, 2]]
+    total = 0.0
+    for image, present in enumerate(labels):
+        for k in range(4):
+            probability = 1 / (1 + math.exp(-scores[image, k].item()))
+            total -= math.log(probability if k in present else 1 - probability)
+    assert sigmoid_cross_entropy_loss(scores, torch.tensor(labels)).item() == pytest.approx(total / 3, rel=1e-6)
+
+
+def test_sigmoid_cross_entropy_of_one_label_per_image() -> None:
+    scores, labels = lengths(3, 4), torch.tensor([1, 0, 3])
+    assert sigmoid_cross_entropy_loss(scores, labels).equal(sigmoid_cross_entropy_loss(scores, labels[:, None]))
+
+
+@pytest.mark.parametrize("loss", [spread_loss, cross_entropy_loss])
+def test_losses_for_one_label_refuse_several(loss: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
+    with pytest.raises(ValueError, match="for one label per image, these have 2: loss=margin for capsules"):
+        loss(torch.zeros(3, 4), torch.zeros(3, 2, dtype=torch.int64))
 
 
 def test_margin_is_zero_beyond_the_margins() -> None:

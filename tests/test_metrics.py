@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from capsule_lab.metrics import CouplingEntropy, DeadCapsuleRate, ErrorRate
+from capsule_lab.metrics import CouplingEntropy, DeadCapsuleRate, ErrorRate, ExactMatchError, LabelError
 
 SCORES = torch.tensor([[0.9, 0.1, 0.0], [0.2, 0.7, 0.1], [0.3, 0.3, 0.4], [0.6, 0.3, 0.1]])
 
@@ -90,3 +90,32 @@ def test_dead_capsule_threshold(threshold: float, percent: float) -> None:
     metric = DeadCapsuleRate(threshold)
     metric.update(torch.tensor([[0.2, 0.6]]))
     assert metric.compute().item() == percent
+
+
+# --------------------------------------------------------------------------------- several labels per image
+
+PAIR_SCORES = torch.tensor([[0.9, 0.8, 0.1, 0.0], [0.1, 0.7, 0.6, 0.2], [0.5, 0.1, 0.4, 0.3], [0.2, 0.3, 0.4, 0.6]])
+
+
+@pytest.mark.parametrize(
+    ("labels", "pairs", "single"),
+    [
+        ([[0, 1], [2, 1], [2, 0], [3, 2]], 0.0, 0.0),
+        ([[1, 0], [1, 2], [0, 2], [2, 3]], 0.0, 0.0),
+        ([[0, 2], [2, 1], [2, 0], [3, 2]], 25.0, 12.5),
+        ([[0, 2], [0, 1], [3, 0], [3, 1]], 100.0, 50.0),
+        ([[2, 3], [0, 3], [1, 3], [0, 1]], 100.0, 100.0),
+    ],
+)
+def test_a_pair_is_right_if_both_labels_are(labels: list[list[int]], pairs: float, single: float) -> None:
+    found = []
+    for metric in (ExactMatchError(), LabelError()):
+        metric.update(PAIR_SCORES[:3], torch.tensor(labels[:3]))
+        metric.update(PAIR_SCORES[3:], torch.tensor(labels[3:]))
+        found.append(metric.compute().item())
+    assert found == pytest.approx([pairs, single])
+
+
+@pytest.mark.parametrize("metric", [ExactMatchError(), LabelError()])
+def test_fewer_wrong_labels_are_better(metric: ExactMatchError | LabelError) -> None:
+    assert metric.higher_is_better is False

@@ -201,6 +201,18 @@ def test_each_validation_counts_dead_capsules_anew() -> None:
     assert [name for name, _ in lit.logged].count("val/activation_low") == 2
 
 
+@pytest.mark.parametrize("loader", [1, 2])
+def test_only_the_first_of_several_sets_counts(loader: int) -> None:
+    lit: Any = Lit(network=Fake(), logged=[])
+    trainer: Any = SimpleNamespace(world_size=1)
+    callback = RoutingStats(images=1)
+    images = torch.zeros(2, 1, 1, 1)
+    batch = Batch(images, torch.zeros(2, dtype=torch.int64), torch.arange(2))
+    callback.on_validation_batch_end(trainer, lit, {"output": lit.network(images)}, batch, 0, loader)
+    callback.on_validation_epoch_end(trainer, lit)
+    assert lit.logged == []
+
+
 def test_network_without_capsules_logs_nothing() -> None:
     lit = Lit(network=BaselineCNN((1, 4, 4), 3, channels=(2,), kernel_size=3, hidden=(4,), dropout=0.0), logged=[])
     trainer: Any = SimpleNamespace(world_size=1)

@@ -8,6 +8,8 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogFormatter
 
+OWN, AFFINE = "val/error", "affine/error"
+
 
 def training_curves(metrics: Path) -> Figure:
     """Loss and error of training and validation against the step.
@@ -29,4 +31,29 @@ def training_curves(metrics: Path) -> Figure:
         axis.yaxis.set_minor_formatter(LogFormatter(minor_thresholds=(1, 0.5)))  # on short axes only
         axis.grid(alpha=0.3, which="both")
         axis.legend()
+    return figure
+
+
+def shows_transfer(metrics: Path) -> bool:
+    """Whether a run validated on affNIST too: whether its ``metrics.csv`` has both errors."""
+    return {OWN, AFFINE} <= set(pd.read_csv(metrics, nrows=0).columns)
+
+
+def transfer_curve(metrics: Path) -> Figure:
+    """Accuracy on affNIST against that on the data of training, a point for each validation (Sabour 2017, section 5.2).
+
+    The paper compares networks of the same accuracy on the data of training: here one sees all of them on the way.
+
+    Args:
+        metrics: the ``metrics.csv`` of a run, of which ``shows_transfer`` is true.
+    """
+    rows = pd.read_csv(metrics)[["step", OWN, AFFINE]].dropna()
+    figure = Figure(figsize=(5.5, 4.2), layout="constrained")  # inches
+    axis = figure.add_subplot()
+    own, affine = 100 - rows[OWN], 100 - rows[AFFINE]  # 100: percent
+    axis.plot(own, affine, color="0.7", zorder=1)
+    points = axis.scatter(own, affine, c=rows["step"] + 1, cmap="viridis", zorder=2)
+    figure.colorbar(points, label="step")
+    axis.set(xlabel="accuracy in % on moved digits, as trained", ylabel="accuracy in % on affNIST, never trained on")
+    axis.grid(alpha=0.3)
     return figure

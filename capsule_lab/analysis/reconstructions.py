@@ -1,13 +1,17 @@
-"""What does a CapsNet see? Inputs over what its class capsule decodes to (Sabour 2017, figure 3)."""
+"""What does a CapsNet see? Inputs over what a class capsule decodes to (Sabour 2017, figure 3)."""
 
 from __future__ import annotations
 
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Bool, Float, Int64
 from matplotlib.figure import Figure
 from torch import Tensor
 
+from capsule_lab.analysis.grid import Column, Group, picture_grid
 from capsule_lab.networks import CapsNet
+from capsule_lab.types import CapsuleOutput, Capsules
+
+_ROWS = ("input", "output")
 
 
 @torch.no_grad()
@@ -28,17 +32,77 @@ def reconstruction_sheet(
     output = network(images)
     predictions = output.scores.argmax(1)
     decoded = network.reconstruct(output, predictions)
-    columns = len(images)
-    figure = Figure(figsize=(0.8 * columns, 2.1), layout="constrained")  # inches
-    axes = figure.subplots(2, columns, squeeze=False)
-    for column in range(columns):
-        for row, source in enumerate((images, decoded)):
-            picture = source[column].float().cpu().permute(1, 2, 0).numpy()
-            shown = picture if picture.shape[2] == 3 else picture[..., 0]  # 3: colour; of a stereo pair, the left
-            axes[row, column].imshow(shown, cmap="gray_r", vmin=0, vmax=1)
-            axes[row, column].set(xticks=[], yticks=[])
-        label, prediction = int(labels[column]), int(predictions[column])
-        axes[0, column].set_title(f"{label} → {prediction}", color="black" if label == prediction else "red", size=9)
-    axes[0, 0].set_ylabel("input")
-    axes[1, 0].set_ylabel("output")
-    return figure
+    columns = [
+        Column(f"{label} → {prediction}", pictures, "black" if label == prediction else "red")
+        for label, prediction, *pictures in zip(labels.tolist(), predictions.tolist(), images, decoded, strict=True)
+    ]
+    return picture_grid([Group("", columns)], _ROWS)
+
+
+@torch.no_grad()
+def reconstruction_figure(
+    network: CapsNet,
+    output: CapsuleOutput,
+    images: Float[Tensor, "batch channel height width"],
+    labels: Int64[Tensor, " batch"],
+    *,
+    correct: int = 4,  # Sabour 2017, figure 3
+    failures: int = 3,  # ours: figure 3 has one
+) -> Figure:
+    """Figure 3 of Sabour 2017: images over reconstructions, captioned (label, prediction, capsule decoded).
+
+    First images of several classes that are recognised, then failures, each of them twice: decoded from the capsule of
+    its label, and from that of the prediction. All are the first that come; where none fails, the figure says so.
+
+    Args:
+        network: with a decoder.
+        output: what ``network`` says of ``images``.
+        images: in [0, 1].
+        labels: their classes.
+        correct: how many that are recognised, each of another class.
+        failures: how many that are not.
+    """
+    predictions = output.scores.argmax(1)
+    right = predictions == labels
+    good = sorted(one_of_each(labels, right)[:correct], key=lambda number: int(labels[number]))
+    bad = (~right).nonzero().flatten()[:failures].tolist()
+
+    def columns(cases: list[tuple[int, Tensor]], colour: str) -> list[Column]:
+        numbers = torch.tensor([number for number, _ in cases], dtype=torch.int64, device=labels.device)
+        targets = torch.tensor([int(classes[number]) for number, classes in cases], dtype=torch.int64).to(labels)
+        decoded = network.reconstruct(of_images(output, numbers), targets)
+        captions = zip(labels[numbers].tolist(), predictions[numbers].tolist(), targets.tolist(), strict=True)
+        return [
+            Column(str(caption), pictures, colour)
+            for caption, *pictures in zip(captions, images[numbers], decoded, strict=True)
+        ]
+
+    groups = [
+        Group("recognised", columns([(number, labels) for number in good], "black")),
+        Group(
+            "not recognised",
+            columns([(number, classes) for number in bad for classes in (labels, predictions)], "red"),
+        ),
+    ]
+    failed = int((~right).sum()) or "none"
+    note = f"(label, prediction, capsule decoded)\nnot recognised: {failed} of the {len(labels)} images looked at"
+    return picture_grid(groups, _ROWS, note=note)
+
+
+def one_of_each(classes: Int64[Tensor, " batch"], wanted: Bool[Tensor, " batch"]) -> list[int]:
+    """Numbers of the first wanted image of each class that has one, in the order in which they come."""
+    first: dict[int, int] = {}
+    for number in wanted.nonzero().flatten().tolist():
+        first.setdefault(int(classes[number]), number)
+    return list(first.values())
+
+
+def of_images(output: CapsuleOutput, index: Int64[Tensor, " chosen"]) -> CapsuleOutput:
+    """What ``output`` says of some of the images.
+
+    Raises:
+        ValueError: if it has no capsules.
+    """
+    if output.capsules is None:
+        raise ValueError("this output has no capsules to decode; expected that of a CapsNet")
+    return CapsuleOutput(output.scores[index], Capsules(*(part[index] for part in output.capsules)))

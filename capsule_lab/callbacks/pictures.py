@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, cast
 
@@ -13,6 +14,7 @@ from sklearn.metrics import ConfusionMatrixDisplay
 from torchmetrics.classification import MulticlassConfusionMatrix
 
 from capsule_lab.analysis.reconstructions import reconstruction_sheet
+from capsule_lab.analysis.segmentation import segmentation_sheet
 from capsule_lab.networks import CapsNet
 from capsule_lab.runs import save_figure
 from capsule_lab.types import Batch
@@ -20,6 +22,8 @@ from capsule_lab.types import Batch
 
 class Reconstructions(Callback):
     """Draws validation images over their reconstructions, to ``figures/`` and to the loggers.
+
+    Of several validation sets, the first; of two digits in an image, both reconstructions, in red and green.
 
     Args:
         images: number of images.
@@ -29,23 +33,40 @@ class Reconstructions(Callback):
         self.images = images
 
     def on_validation_batch_end(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Batch, batch_idx: int, *_: Any
+        self,
+        trainer: L.Trainer,
+        pl_module: L.LightningModule,
+        outputs: Any,
+        batch: Batch,
+        batch_idx: int,
+        dataloader_idx: int = 0,
     ) -> None:
         network = pl_module.network
-        if batch_idx or not isinstance(network, CapsNet) or network.decoder is None or trainer.sanity_checking:
+        if batch_idx or dataloader_idx or trainer.sanity_checking:
             return
-        if trainer.is_global_zero:
-            figure = reconstruction_sheet(network, batch.images[: self.images], batch.labels[: self.images])
-            show_figure(trainer, "val/reconstructions", figure)
+        if isinstance(network, CapsNet) and network.decoder is not None and trainer.is_global_zero:
+            show_figure(trainer, "val/reconstructions", first_reconstructions(network, batch, self.images))
+
+
+def first_reconstructions(network: CapsNet, batch: Batch, images: int) -> Figure:
+    """So many images of the batch over what their predictions decode to; of two digits in an image, both."""
+    sheet = reconstruction_sheet if batch.parts is None else segmentation_sheet
+    return sheet(network, batch.images[:images], batch.labels[:images])
 
 
 class ConfusionMatrix(Callback):
-    """Draws the confusion matrix of each validation and test, to ``figures/`` and to the loggers."""
+    """Draws the confusion matrix of each validation and test, to ``figures/`` and to the loggers.
+
+    Of several validation sets, of the first. Of images with two labels there is none: no label is mistaken for one
+    prediction rather than the other.
+    """
 
     def __init__(self) -> None:
         self.matrix: MulticlassConfusionMatrix | None = None
 
     def _update(self, pl_module: L.LightningModule, outputs: Any, batch: Batch) -> None:
+        if batch.labels.ndim > 1:
+            return
         scores = outputs["output"].scores
         if self.matrix is None:
             self.matrix = MulticlassConfusionMatrix(scores.shape[1], validate_args=False)
@@ -64,9 +85,16 @@ class ConfusionMatrix(Callback):
         self.matrix.reset()
 
     def on_validation_batch_end(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Batch, *_: Any
+        self,
+        trainer: L.Trainer,
+        pl_module: L.LightningModule,
+        outputs: Any,
+        batch: Batch,
+        batch_idx: int,
+        dataloader_idx: int = 0,
     ) -> None:
-        self._update(pl_module, outputs, batch)
+        if not dataloader_idx:
+            self._update(pl_module, outputs, batch)
 
     def on_test_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Batch, *_: Any
@@ -82,10 +110,16 @@ class ConfusionMatrix(Callback):
 
 def show_figure(trainer: L.Trainer, name: str, figure: Figure) -> None:
     """Write ``figure`` to ``figures/<name>.png`` of the run and to every logger that shows pictures."""
-    path = Path(trainer.default_root_dir) / "figures" / f"{name.replace('/', '_')}.png"
+    keep_figure(Path(trainer.default_root_dir), trainer.loggers, name, figure, trainer.global_step)
+
+
+def keep_figure(run: Path, loggers: Iterable[Any], name: str, figure: Figure, step: int) -> Path:
+    """``show_figure`` outside of training; returns where the picture lies."""
+    path = run / "figures" / f"{name.replace('/', '_')}.png"
     save_figure(figure, path)
-    for logger in trainer.loggers:
+    for logger in loggers:
         if isinstance(logger, WandbLogger):
             logger.log_image(name, [str(path)])
         elif isinstance(logger, TensorBoardLogger):
-            logger.experiment.add_figure(name, figure, trainer.global_step)
+            logger.experiment.add_figure(name, figure, step)
+    return path

@@ -59,7 +59,7 @@ class NonFiniteGuard(Callback):
 
 
 class RoutingStats(Callback):
-    """Logs what the capsules do in validation.
+    """Logs what the capsules do in validation, on the first of several sets.
 
     Of all images: ``val/dead_capsules``, percent of the class capsules that none activates. Of the first few:
     ``val/coupling_entropy`` of the last routing iteration of the class capsules, and for every layer of capsules
@@ -78,8 +78,16 @@ class RoutingStats(Callback):
         self.statistics: dict[str, Tensor] = {}
 
     def on_validation_batch_end(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Batch, batch_idx: int, *_: Any
+        self,
+        trainer: L.Trainer,
+        pl_module: L.LightningModule,
+        outputs: Any,
+        batch: Batch,
+        batch_idx: int,
+        dataloader_idx: int = 0,
     ) -> None:
+        if dataloader_idx:
+            return
         capsules = outputs["output"].capsules
         if capsules is not None:
             self.dead.to(pl_module.device).update(capsules.activations)

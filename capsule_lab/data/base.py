@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from abc import abstractmethod
+from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
 from typing import Any, ClassVar, Literal, cast
@@ -14,7 +15,7 @@ import numpy as np
 from torch import Tensor
 
 from capsule_lab.checks import check_choice
-from capsule_lab.data.files import DataError, data_directory
+from capsule_lab.data.files import DataError, data_directory, fetch
 from capsule_lab.data.loader import EpochBatches, Images, InMemory, ResumableLoader
 from capsule_lab.data.splits import Indices, Validation, index_hash, split_validation, take_stratified
 from capsule_lab.types import Batch, DataSpec
@@ -54,6 +55,8 @@ class AbstractDataModule(L.LightningDataModule):
     """What ``validation`` may be."""
     test_parts: tuple[str, ...] = ()
     """Parts of the test set that are reported each on its own; with any, ``test_dataloader`` returns a list."""
+    further_validations: tuple[str, ...] = ()
+    """Sets to look at beside the validation set, in a list of loaders after its own; nothing is decided on them."""
 
     def __init__(
         self,
@@ -112,6 +115,14 @@ class AbstractDataModule(L.LightningDataModule):
     @abstractmethod
     def transform(self, images: Tensor, key: Tensor, *, augment: bool) -> Tensor:
         """Stored uint8 images to what the network sees, on whatever device they are."""
+
+    def prepare(self, batch: Batch, *, augment: bool) -> Batch:
+        """A stored batch to what the network sees."""
+        return batch._replace(images=self.transform(batch.images, batch.key, augment=augment))
+
+    def dataset(self, name: str) -> InMemory:
+        """What a loader of the set of this name indexes."""
+        return InMemory(self.sets[name], self.seed)
 
     def split_training(self, everything: Images) -> tuple[Indices, Indices]:
         """Indices of the training and of the validation images; by default those of ``split_validation``."""
@@ -175,7 +186,10 @@ class AbstractDataModule(L.LightningDataModule):
         return loader
 
     def val_dataloader(self) -> ResumableLoader | list[Any]:
-        return self._loader("validation", self.eval_batch_size) if len(self.sets["validation"].labels) else []
+        if not len(self.sets["validation"].labels):
+            return []
+        loaders = [self._loader(name, self.eval_batch_size) for name in ("validation", *self.further_validations)]
+        return loaders if self.further_validations else loaders[0]
 
     def test_dataloader(self) -> ResumableLoader | list[ResumableLoader]:
         loaders = [self._loader(part, self.eval_batch_size) for part in self.test_parts or ("test",)]
@@ -190,12 +204,12 @@ class AbstractDataModule(L.LightningDataModule):
 
     def on_after_batch_transfer(self, batch: Batch, dataloader_idx: int) -> Batch:
         training = bool(self.trainer and self.trainer.training)
-        return batch._replace(images=self.transform(batch.images, batch.key, augment=training and self.augment))
+        return self.prepare(batch, augment=training and self.augment)
 
     def _loader(self, name: str, batch_size: int, *, shuffle: bool = False, drop_last: bool = False) -> ResumableLoader:
-        trainer = self.trainer
+        trainer, dataset = self.trainer, self.dataset(name)
         batches = EpochBatches(
-            len(self.sets[name].labels),
+            len(dataset),
             batch_size,
             seed=self.seed,
             shuffle=shuffle,
@@ -204,7 +218,7 @@ class AbstractDataModule(L.LightningDataModule):
             world_size=trainer.world_size if trainer else 1,
         )
         pin_memory = trainer is not None and trainer.strategy.root_device.type == "cuda"
-        return ResumableLoader(InMemory(self.sets[name], self.seed), batches, pin_memory=pin_memory)
+        return ResumableLoader(dataset, batches, pin_memory=pin_memory)
 
 
 def _share(share: float | str) -> Fraction:
@@ -219,6 +233,33 @@ def tensor_hash(images: Images) -> str:
     digest = hashlib.sha256(images.images.numpy().tobytes())
     digest.update(images.labels.numpy().tobytes())
     return digest.hexdigest()[:16]  # 16: enough to tell
+
+
+def find_or_fetch(
+    name: str, folder: Path, whole: Callable[[], bool], download: Callable[[Path], Path], *, files: str, holds: str
+) -> str | None:
+    """``None`` if the genuine files are in ``folder``, fetched now if need be; else why not, in one sentence.
+
+    Args:
+        name: of the data set.
+        folder: where its files lie.
+        whole: whether they are all there; ``False`` if none is. See ``verify``.
+        download: see ``fetch``.
+        files: their names, in words.
+        holds: what the data directory holds, down to ``folder``.
+
+    Raises:
+        DataError: from ``whole``, if files are there but are not whole.
+    """
+    if whole():
+        return None
+    problem = fetch(folder, download)
+    if problem is None and whole():
+        return None
+    return (
+        f"{name} is not in {folder_in_words(folder)} and the download failed ({problem}); put {files} there, or name "
+        f"the directory that holds {holds}: CAPSULE_LAB_DATA=…"
+    )
 
 
 def folder_in_words(folder: Path) -> str:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Int64, UInt8
+from jaxtyping import Float, Int64, UInt8
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
@@ -26,7 +26,7 @@ class Images(NamedTuple):
 
     images: UInt8[Tensor, "n channel height width"]
     labels: Int64[Tensor, " n"]
-    factors: Int64[Tensor, "n factor"] | None = None
+    factors: Int64[Tensor, "n factor"] | Float[Tensor, "n factor"] | None = None
 
     def subset(self, indices: Any) -> Images:
         """The images at ``indices``, in that order."""

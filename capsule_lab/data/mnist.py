@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 from torchvision import datasets
 
-from capsule_lab.data.base import AbstractDataModule, folder_in_words, tensor_hash
+from capsule_lab.data.base import AbstractDataModule, find_or_fetch, tensor_hash
 from capsule_lab.data.digits import STANDIN_NAME, STANDIN_VERSION, standin_digits
-from capsule_lab.data.files import fetch, verify
+from capsule_lab.data.files import silently, verify
 from capsule_lab.data.loader import Images
-from capsule_lab.data.transforms import random_integers, shift, to_unit_interval
+from capsule_lab.data.transforms import random_shift, to_unit_interval
 from capsule_lab.types import DataSpec
 
 CHECKSUMS = {
@@ -53,15 +51,10 @@ class MNISTDataModule(AbstractDataModule):
         return self.directory / "MNIST" / "raw"
 
     def find_real(self) -> str | None:
-        if verify(self.folder, CHECKSUMS, "MNIST"):
-            return None
-        problem = fetch(self.folder, _download)
-        if problem is None and verify(self.folder, CHECKSUMS, "MNIST"):
-            return None
-        return (
-            f"MNIST is not in {folder_in_words(self.folder)} and the download failed ({problem}); put "
-            f"{', '.join(CHECKSUMS)} there, or name the directory that holds MNIST/raw: CAPSULE_LAB_DATA=…"
-        )
+        return find_or_fetch(
+            "MNIST", self.folder, lambda: verify(self.folder, CHECKSUMS, "MNIST"), _download,
+            files=", ".join(CHECKSUMS), holds="MNIST/raw",
+        )  # fmt: skip
 
     def load(self, *, train: bool, real: bool) -> Images:
         if not real:
@@ -83,14 +76,11 @@ class MNISTDataModule(AbstractDataModule):
 
     def transform(self, images: Tensor, key: Tensor, *, augment: bool) -> Tensor:
         pixels = to_unit_interval(images)
-        if not augment or self.shift == 0:
-            return pixels
-        down, right = (random_integers(key, stream, -self.shift, self.shift) for stream in (0, 1))
-        return shift(pixels, down, right, self.shift)
+        return random_shift(pixels, key, self.shift) if augment else pixels
 
 
 def _download(scratch: Path) -> Path:
     """torchvision's download, which checks the MD5 of each archive, without its chatter."""
-    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+    with silently():
         datasets.MNIST(scratch, download=True)
     return scratch / "MNIST" / "raw"

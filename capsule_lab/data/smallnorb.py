@@ -11,8 +11,8 @@ from torch import Tensor
 from capsule_lab.checks import check_choice
 from capsule_lab.data import smallnorb_files as files
 from capsule_lab.data import toynorb
-from capsule_lab.data.base import AbstractDataModule, folder_in_words
-from capsule_lab.data.files import DataError, fetch
+from capsule_lab.data.base import AbstractDataModule, find_or_fetch
+from capsule_lab.data.files import DataError
 from capsule_lab.data.loader import Images
 from capsule_lab.data.smallnorb_standin import StandIn, standin_folder, standin_provenance
 from capsule_lab.data.splits import FAMILIAR, Indices, Viewpoints, split_by_instance, split_by_viewpoint
@@ -142,16 +142,10 @@ class SmallNORBDataModule(AbstractDataModule):
         return self.directory / files.NAME
 
     def find_real(self) -> str | None:
-        if files.verified(self.folder):
-            return None
-        problem = fetch(self.folder, files.download)
-        if problem is None and files.verified(self.folder):
-            return None
-        return (
-            f"smallNORB is not in {folder_in_words(self.folder)} and the download failed ({problem}); put "
-            f"{', '.join(files.PUBLISHED)} there, with or without .gz, or name the directory that holds {files.NAME}: "
-            "CAPSULE_LAB_DATA=…"
-        )
+        return find_or_fetch(
+            files.NAME, self.folder, lambda: files.verified(self.folder), files.download,
+            files=f"{', '.join(files.PUBLISHED)}, with or without .gz,", holds=files.NAME,
+        )  # fmt: skip
 
     def describe(self, *, real: bool) -> dict[str, Any]:
         if real:

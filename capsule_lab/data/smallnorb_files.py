@@ -8,10 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import shutil
-import urllib.request
 from collections.abc import Callable
-from http.client import HTTPException
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -19,7 +16,7 @@ import numpy as np
 import torch
 
 from capsule_lab.data.binary_matrix import read_matrix
-from capsule_lab.data.files import DataError, atomically, verify
+from capsule_lab.data.files import DataError, atomically, download_file, verify
 from capsule_lab.data.loader import Images
 
 Resize = Literal["subsample", "area"]
@@ -109,7 +106,7 @@ def download(scratch: Path) -> Path:
     for name, published in PUBLISHED.items():
         file, reasons = folder / f"{name}.gz", []
         for server in SERVERS:
-            reason = _download_file(server + file.name, file, published.sha256_of_archive)
+            reason = download_file(server + file.name, file, published.sha256_of_archive)
             if reason is None:
                 break
             reasons.append(reason)
@@ -205,19 +202,6 @@ def _find(folder: Path, part: Part, content: str) -> Path:
             "of one set in a folder"
         )
     return files[0]
-
-
-def _download_file(url: str, file: Path, sha256: str) -> str | None:
-    """``None`` when it worked, else why not."""
-    try:
-        with urllib.request.urlopen(url) as answer, file.open("wb") as written:  # noqa: S310 - our own addresses
-            log.info("downloading %s", url)
-            shutil.copyfileobj(answer, written)
-    except (OSError, HTTPException) as error:
-        return f"{url}: {error}"
-    with file.open("rb") as read:
-        found = hashlib.file_digest(read, "sha256").hexdigest()
-    return None if found == sha256 else f"{url} sent {file.stat().st_size} bytes with another SHA-256, {found}"
 
 
 def _as_of_now(folder: Path, files: dict[str, str]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from jaxtyping import Float, Int64, Shaped, UInt8
+from jaxtyping import Bool, Float, Int64, Shaped, UInt8
 from torch import Tensor
 
 _INCREMENT = 0x9E3779B97F4A7C15  # SplitMix64 (Steele, Lea and Flood 2014)
@@ -60,10 +60,51 @@ def shift(
     """
     height, width = images.shape[2:]
     padded = torch.nn.functional.pad(images, (largest,) * 4)  # 4 sides
-    batch = torch.arange(len(images), device=images.device)[:, None, None]
-    rows = torch.arange(height, device=images.device)[None, :, None] + (largest - down)[:, None, None]
-    columns = torch.arange(width, device=images.device)[None, None, :] + (largest - right)[:, None, None]
-    return padded.permute(0, 2, 3, 1)[batch, rows, columns].permute(0, 3, 1, 2).contiguous()
+    return _windows(padded, largest - down, largest - right, height, width)
+
+
+def random_shift(
+    images: Float[Tensor, "batch channel height width"], key: Int64[Tensor, " batch"], largest: int, stream: int = 0
+) -> Float[Tensor, "batch channel height width"]:
+    """Each image moved by up to ``largest`` whole pixels in each direction, by two draws from ``stream`` on."""
+    if not largest:
+        return images
+    down, right = (random_integers(key, number, -largest, largest) for number in (stream, stream + 1))
+    return shift(images, down, right, largest)
+
+
+def affine(
+    images: Float[Tensor, "batch channel height width"],
+    *,
+    rotation: Float[Tensor, " batch"],
+    shear: Float[Tensor, " batch"],
+    scale_x: Float[Tensor, " batch"],
+    scale_y: Float[Tensor, " batch"],
+    right: Float[Tensor, " batch"],
+    down: Float[Tensor, " batch"],
+) -> Float[Tensor, "batch channel height width"]:
+    """Each image scaled, sheared, turned about its centre and moved, in this order; bilinear, zeros around it.
+
+    Args:
+        images: a batch.
+        rotation: radians, counter-clockwise as one sees it.
+        shear: pixels by which a point moves to the right for each that it is above the centre.
+        scale_x, scale_y: factors; 1 keeps the size.
+        right, down: pixels.
+    """
+    height, width = images.shape[2:]
+    cos, sin = rotation.cos(), rotation.sin()
+    # of a point (x to the right, y down, about the centre): first (sx x - shear sy y, sy y), then the turn
+    turn = torch.stack([torch.stack([cos, sin], 1), torch.stack([-sin, cos], 1)], 1)  # [b 2 2]
+    zero = torch.zeros_like(shear)
+    stretch = torch.stack([torch.stack([scale_x, -shear * scale_y], 1), torch.stack([zero, scale_y], 1)], 1)
+    forward = turn @ stretch
+    backward = torch.linalg.inv(forward)  # from where it shall be to where it is; in pixels
+    moved = -backward @ torch.stack([right, down], 1)[:, :, None]  # [b 2 1]
+    half = torch.tensor([width / 2, height / 2], dtype=images.dtype, device=images.device)  # affine_grid: 1 is an edge
+    theta = torch.cat([backward * half / half[:, None], moved / half[:, None]], 2)
+    grid = torch.nn.functional.affine_grid(theta, list(images.shape), align_corners=False)
+    return torch.nn.functional.grid_sample(images, grid, mode="bilinear", padding_mode="zeros", align_corners=False)
 
 
 def crop(
@@ -73,11 +114,13 @@ def crop(
     size: int,
 ) -> Shaped[Tensor, "batch channel size size"]:
     """The square of ``size`` pixels from each image whose first pixel is at its own ``(top, left)``."""
-    batch = torch.arange(len(images), device=images.device)[:, None, None]
-    side = torch.arange(size, device=images.device)
-    rows = (top[:, None] + side)[:, :, None]
-    columns = (left[:, None] + side)[:, None, :]
-    return images.permute(0, 2, 3, 1)[batch, rows, columns].permute(0, 3, 1, 2).contiguous()
+    return _windows(images, top, left, size, size)
+
+
+def _windows(images: Tensor, top: Tensor, left: Tensor, height: int, width: int) -> Tensor:
+    """One window from each image, by a view of all windows: a fifth of the time of indexing pixels."""
+    views = images.unfold(2, height, 1).unfold(3, width, 1)  # [b channel top left height width]
+    return views[torch.arange(len(images), device=images.device), :, top, left].contiguous()
 
 
 def crop_at(
@@ -105,6 +148,13 @@ def thirteen_corners(image_size: int, size: int) -> list[tuple[int, int]]:
         places = [min(max((room + sign * moved) // 2, 0), room) for sign in (1, -1)]
         corners += [(top, left) for top in places for left in places]
     return corners
+
+
+def mirror(
+    images: Shaped[Tensor, "batch channel height width"], mirrored: Bool[Tensor, " batch"]
+) -> Shaped[Tensor, "batch channel height width"]:
+    """Left and right exchanged in those images that are ``mirrored``."""
+    return torch.where(mirrored[:, None, None, None], images.flip(3), images)
 
 
 def brightness(

@@ -37,7 +37,8 @@ class ConvCapsules(nn.Module):
         poses ``(batch, h' * w' * parent_types, parent_dim)``, activations.
 
     Raises:
-        ValueError: if the window does not fit into the grid, or ``rows`` does not divide the poses.
+        ValueError: if the window does not fit into the grid, ``rows`` does not divide the poses, or the routing is
+            leaky.
     """
 
     def __init__(
@@ -61,6 +62,8 @@ class ConvCapsules(nn.Module):
         shape = (self.windows.places, child_dim // rows, parent_types, parent_dim // rows)
         self.weight = nn.Parameter(truncated_normal_(torch.empty(shape), weight_std))
         self.routing = routing(parents=parent_types, dim=parent_dim)
+        if self.routing.leaky:
+            raise ValueError("routing.leaky is true; expected false: convolutional capsules share each child out whole")
 
     def forward(
         self,

@@ -18,7 +18,7 @@ from torchmetrics import MeanMetric, Metric
 
 from capsule_lab.functional import combine_crops
 from capsule_lab.losses import l2_loss
-from capsule_lab.metrics import ErrorRate
+from capsule_lab.metrics import ErrorRate, ExactMatchError, LabelError
 from capsule_lab.networks import AbstractNetwork
 from capsule_lab.schedules import Schedule
 from capsule_lab.types import Batch, CapsuleOutput
@@ -31,8 +31,10 @@ class AbstractCapsuleModule(L.LightningModule):
     """Trains a network; a subclass says which terms its loss has, and nothing else.
 
     Logged, per split of ``train``, ``val`` and ``test``: ``<split>/loss``, ``<split>/<term>`` for every term,
-    ``<split>/error`` in percent; and ``schedule/<name>`` for every schedule. Where the DataModule's ``test_parts``
-    names parts of the test set, one loader each, ``test/…`` is of all of them and ``<part>/error`` of each.
+    ``<split>/error`` in percent; and ``schedule/<name>`` for every schedule. Of images with several labels, ``error``
+    counts those as right that have them all, and ``<split>/label_error`` single labels. Where the DataModule's
+    ``test_parts`` names parts of the test set, one loader each, ``test/…`` is of all of them and ``<part>/error`` of
+    each; its ``further_validations`` are reported as ``<name>/error`` beside ``val/…``.
 
     A batch may hold several crops per image, ``(batch, crop, channel, height, width)``: its loss is then the mean
     over the crops, and the prediction that of ``combine_crops``.
@@ -45,6 +47,7 @@ class AbstractCapsuleModule(L.LightningModule):
             argument of the loss, such as ``margin``, sets this argument in training and in the validations of it,
             whatever the configuration of the loss says; all of them go to ``loss_terms``.
         num_classes: number of classes.
+        labels_per_image: how many different ones every image shows.
         l2: weight of ``l2_loss`` of the network's kernels, a term of the loss named ``l2``; 0 for none.
         seed: every batch draws its random numbers (dropout) from ``(seed, batch, rank)``, so that a
             resumed run draws what an uninterrupted one would.
@@ -65,6 +68,7 @@ class AbstractCapsuleModule(L.LightningModule):
         optimizer: Callable[..., Optimizer],
         schedule: Mapping[str, Schedule | None],
         num_classes: int,
+        labels_per_image: int = 1,
         l2: float = 0.0,
         seed: int = 0,
         max_steps: int = -1,
@@ -79,6 +83,7 @@ class AbstractCapsuleModule(L.LightningModule):
         self.schedule = _schedules(schedule)
         self.scheduled_arguments = self.schedule.keys() & inspect.signature(_function(loss)).parameters
         self.num_classes = num_classes
+        self.labels_per_image = labels_per_image
         self.l2 = l2
         self.seed = seed
         self.max_steps = max_steps
@@ -86,7 +91,9 @@ class AbstractCapsuleModule(L.LightningModule):
         self._schedule_of_run: dict[str, Schedule] = {}
         if compile:
             network.compile()  # in place: torch.compile(network) would rename every weight
-        self.metrics = nn.ModuleDict({f"{split}/error": ErrorRate(num_classes) for split in SPLITS})
+        self.metrics = nn.ModuleDict({f"{split}/error": self._error() for split in SPLITS})
+        if labels_per_image > 1:
+            self.metrics.update({f"{split}/label_error": LabelError() for split in SPLITS})
 
     @abstractmethod
     def loss_terms(self, batch: Batch, output: CapsuleOutput, schedule: Mapping[str, float]) -> dict[str, Tensor]:
@@ -115,20 +122,24 @@ class AbstractCapsuleModule(L.LightningModule):
         self.log("loss", terms["loss"].detach(), prog_bar=True, logger=False)
         return terms
 
-    def validation_step(self, batch: Batch, batch_idx: int) -> dict[str, CapsuleOutput]:
-        return {"output": self._step(batch, "val")[1]}
+    def validation_step(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> dict[str, CapsuleOutput]:
+        if dataloader_idx == 0:
+            return {"output": self._step(batch, "val")[1]}
+        output = self(batch.images)
+        self._update_error(self.further_validations[dataloader_idx - 1], output, batch)
+        return {"output": output}
 
     def test_step(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> dict[str, CapsuleOutput]:
         output = self._step(batch, "test")[1]
         if self.test_parts:
-            self._metric(f"{self.test_parts[dataloader_idx]}/error").update(output.scores, batch.labels)
+            self._update_error(self.test_parts[dataloader_idx], output, batch)
         return {"output": output}
 
     def _step(self, batch: Batch, split: str) -> tuple[dict[str, Tensor], CapsuleOutput]:
         terms, output = (self._of_crops if batch.images.ndim == 5 else self._of_images)(batch)  # 5: see Batch
         terms |= self.penalty()
         terms = {"loss": torch.stack(list(terms.values())).sum(), **terms}
-        self._metric(f"{split}/error").update(output.scores.detach(), batch.labels)
+        self._update_error(split, output, batch)
         for name, value in terms.items():
             # once per image: torchmetrics ignores weight= where nobody looks for NaN
             self._metric(f"{split}/{name}").update(value.detach().expand(len(batch.labels)))
@@ -145,6 +156,14 @@ class AbstractCapsuleModule(L.LightningModule):
         scores = torch.stack([output.scores for _, output in found], 1)  # [b crop k]
         return terms, CapsuleOutput(combine_crops(scores, logits=self.network.scores_are == "logits"))
 
+    def _error(self) -> Metric:
+        return ErrorRate(self.num_classes) if self.labels_per_image == 1 else ExactMatchError()
+
+    def _update_error(self, split: str, output: CapsuleOutput, batch: Batch) -> None:
+        for name in (f"{split}/error", f"{split}/label_error"):
+            if name in self.metrics:
+                self._metric(name).update(output.scores.detach(), batch.labels)
+
     def _metric(self, name: str) -> Metric:
         """The metric logged as ``name``; means of loss terms appear with the first step."""
         if name not in self.metrics:
@@ -155,17 +174,29 @@ class AbstractCapsuleModule(L.LightningModule):
         self._log_epoch("train")
         self.log_dict({f"schedule/{name}": value for name, value in self.schedule_values().items()})
 
+    def on_validation_start(self) -> None:
+        self._add_errors(self.further_validations)
+
     def on_validation_epoch_end(self) -> None:
-        self._log_epoch("val")
+        for split in ("val", *self.further_validations):
+            self._log_epoch(split)
 
     @property
     def test_parts(self) -> tuple[str, ...]:
         """Parts of the test set, of which the DataModule has a loader each; none for most data sets."""
         return tuple(getattr(getattr(self.trainer, "datamodule", None), "test_parts", ()))
 
+    @property
+    def further_validations(self) -> tuple[str, ...]:
+        """Sets that the DataModule has beside the validation set, a loader each; none for most data sets."""
+        return tuple(getattr(getattr(self.trainer, "datamodule", None), "further_validations", ()))
+
     def on_test_start(self) -> None:
-        for part in self.test_parts:
-            self.metrics[f"{part}/error"] = ErrorRate(self.num_classes).to(self.device)
+        self._add_errors(self.test_parts)
+
+    def _add_errors(self, splits: Iterable[str]) -> None:
+        for split in splits:
+            self.metrics[f"{split}/error"] = self._error().to(self.device)
 
     def on_test_epoch_end(self) -> None:
         for split in ("test", *self.test_parts):

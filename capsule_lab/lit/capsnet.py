@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
+import torch
 from torch import Tensor
 
+from capsule_lab.functional import predictions_by_label
 from capsule_lab.lit.base import AbstractCapsuleModule
 from capsule_lab.networks import CapsNet
 from capsule_lab.types import Batch, CapsuleOutput
@@ -15,11 +17,15 @@ from capsule_lab.types import Batch, CapsuleOutput
 class CapsNetModule(AbstractCapsuleModule):
     """Classification plus reconstruction from the true class's capsule (Sabour 2017, sections 3 and 4.1).
 
+    An image of several digits is decoded once for each, with the same weights, against that digit alone, and the terms
+    are added (section 6).
+
     Args:
         network: a ``CapsNet``, with or without decoder.
         reconstruction: ``(reconstruction, images) -> scalar``; ``None`` trains without.
         decode_at_test: the capsule that is decoded outside of training: that of the ``"prediction"`` (paper)
-            or of the ``"label"`` (released code).
+            or of the ``"label"`` (released code). Of several predictions, those that are labels are compared with
+            their own digits, and the others, in the order of their scores, with the digits that are left.
         **options: see ``AbstractCapsuleModule``.
 
     Raises:
@@ -45,7 +51,11 @@ class CapsNetModule(AbstractCapsuleModule):
     def loss_terms(self, batch: Batch, output: CapsuleOutput, schedule: Mapping[str, float]) -> dict[str, Tensor]:
         terms = self.classification_term(batch, output, schedule)
         if self.reconstruction is not None and self.network.decoder is not None:
+            labels = batch.labels.reshape(len(batch.images), -1)  # [b label]
             by_label = self.training or self.decode_at_test == "label"
-            classes = batch.labels if by_label else output.scores.argmax(1)
-            terms["reconstruction"] = self.reconstruction(self.network.reconstruct(output, classes), batch.images)
+            classes = labels if by_label else predictions_by_label(output.scores, labels)
+            targets = batch.images.unsqueeze(1) if batch.parts is None else batch.parts
+            decoded = [self.network.reconstruct(output, each) for each in classes.unbind(1)]
+            losses = [self.reconstruction(*pair) for pair in zip(decoded, targets.unbind(1), strict=True)]
+            terms["reconstruction"] = torch.stack(losses).sum()
         return terms

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import Literal, get_args
 
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from capsule_lab.checks import check_choice
 from capsule_lab.networks.base import AbstractNetwork, check_image_shape, check_sizes
 from capsule_lab.types import CapsuleOutput
 
 
 class BaselineCNN(AbstractNetwork):
-    """Convolutions that keep the image size, each with ReLU and max pooling, then hidden layers and dropout.
+    """Convolutions, each with ReLU and max pooling, then hidden layers and dropout.
 
     ::
 
@@ -23,17 +25,22 @@ class BaselineCNN(AbstractNetwork):
         Hinton 2018, section 5 (``conf/model/cnn_smallnorb.yaml``), 4,253,349 parameters, the paper's 4.2M:
         2 x 32 x 32 -> 32 (5x5, ReLU, 2x2 pooling) -> 64 (5x5, ReLU, 2x2 pooling) -> 1024 -> dropout -> 5
 
+        Sabour 2017, section 6, MultiMNIST (``cnn_multimnist.yaml``), 24,563,978 parameters, the paper's 24.56M:
+        1 x 36 x 36 -> 512 (9x9, ReLU, 2x2 pooling) -> 256 (5x5, ReLU, 2x2 pooling) -> 1024 -> 10
+
     Args:
         image_shape: ``(channel, height, width)``.
         num_classes: number of classes.
         channels: feature maps of the convolutions.
-        kernel_size: of the convolutions; odd.
+        kernel_size: of the convolutions, one for all or one for each; odd.
+        padding: ``"same"`` keeps the size of the image, ``"valid"`` loses ``kernel_size - 1`` pixels.
         pooling: side of the maximum taken after each convolution, and its stride; 1 for none.
         hidden: widths of the fully connected layers.
         dropout: probability of dropping a unit of the last hidden layer.
 
     Raises:
-        ValueError: if ``dropout`` is not in [0, 1), ``kernel_size`` is even or pooling leaves nothing of the image.
+        ValueError: if ``dropout`` is not in [0, 1), a ``kernel_size`` is even, there are not as many as convolutions,
+            ``padding`` is unknown, or nothing is left of the image.
     """
 
     scores_are = "logits"
@@ -44,7 +51,8 @@ class BaselineCNN(AbstractNetwork):
         num_classes: int,
         *,
         channels: Sequence[int] = (256, 256, 128),  # Sabour 2017, section 5
-        kernel_size: int = 5,  # Sabour 2017, section 5
+        kernel_size: int | Sequence[int] = 5,  # Sabour 2017, section 5
+        padding: Literal["same", "valid"] = "same",
         pooling: int = 1,
         hidden: Sequence[int] = (328, 192),  # Sabour 2017, section 5
         dropout: float = 0.5,  # ours: the usual rate, the paper gives none
@@ -52,18 +60,27 @@ class BaselineCNN(AbstractNetwork):
         super().__init__()
         if not 0 <= dropout < 1:
             raise ValueError(f"dropout is {dropout}; expected a probability in [0, 1)")
-        if kernel_size % 2 == 0:
-            raise ValueError(f"kernel_size is {kernel_size}; expected an odd number, so that padding is symmetric")
+        sizes = [kernel_size] * len(channels) if isinstance(kernel_size, int) else list(kernel_size)
+        if len(sizes) != len(channels) or any(size % 2 == 0 for size in sizes):
+            raise ValueError(
+                f"kernel_size is {kernel_size}; expected an odd number, so that padding is symmetric, for all "
+                f"convolutions or one for each of the {len(channels)}"
+            )
+        check_choice("padding", padding, get_args(Literal["same", "valid"]))
         check_sizes("BaselineCNN", num_classes=num_classes, layers=min(len(channels), len(hidden)), pooling=pooling)
-        shrinks = pooling ** len(channels)
-        channel, height, width = check_image_shape(image_shape, shrinks, "BaselineCNN")
+        smallest = 1  # side of an image of which one pixel is left
+        for size in reversed(sizes):
+            smallest = smallest * pooling + (size - 1 if padding == "valid" else 0)
+        channel, height, width = check_image_shape(image_shape, smallest, "BaselineCNN")
         features: list[nn.Module] = []
-        for inputs, outputs in pairwise((channel, *channels)):
-            features += [nn.Conv2d(inputs, outputs, kernel_size, padding="same"), nn.ReLU()]
+        for (inputs, outputs), size in zip(pairwise((channel, *channels)), sizes, strict=True):
+            features += [nn.Conv2d(inputs, outputs, size, padding=padding), nn.ReLU()]
+            lost = size - 1 if padding == "valid" else 0
+            height, width = (height - lost) // pooling, (width - lost) // pooling
             if pooling > 1:
                 features.append(nn.MaxPool2d(pooling))
         classifier: list[nn.Module] = []
-        for inputs, outputs in pairwise((channels[-1] * (height // shrinks) * (width // shrinks), *hidden)):
+        for inputs, outputs in pairwise((channels[-1] * height * width, *hidden)):
             classifier += [nn.Linear(inputs, outputs), nn.ReLU()]
         self.features = nn.Sequential(*features)
         self.classifier = nn.Sequential(*classifier, nn.Dropout(dropout), nn.Linear(hidden[-1], num_classes))

@@ -6,13 +6,15 @@ import hashlib
 import http.client
 import re
 import socket
+import sys
 from pathlib import Path
 from urllib.error import URLError
 
+import numpy as np
 import pytest
 
 from capsule_lab.data import files
-from capsule_lab.data.files import DataError, data_directory, fetch, md5, verify
+from capsule_lab.data.files import DataError, check_labels, data_directory, fetch, md5, reading, silently, verify
 
 CONTENT = {"first": b"one" * 1000, "second": b"two", "third": b""}
 CHECKSUMS = {name: hashlib.md5(content, usedforsecurity=False).hexdigest() for name, content in CONTENT.items()}
@@ -42,6 +44,40 @@ def test_verify_all_files(tmp_path):
 def test_verify_does_not_mind_other_files(tmp_path):
     (tmp_path / "first.gz").write_bytes(b"archive")
     assert verify(write(tmp_path, *CONTENT), CHECKSUMS, "Toys") is True
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (PermissionError(13, "Permission denied"), "Permission denied"),
+        (ValueError("Unknown mat file type,\n version 60, 33"), "Unknown mat file type, version 60, 33"),
+        (EOFError(), "EOFError"),
+    ],
+    ids=repr,
+)
+def test_what_goes_wrong_in_reading_is_said_of_the_file(tmp_path, error, reason):
+    with pytest.raises(DataError) as caught, reading(tmp_path / "first", "Toys"):
+        raise error
+    assert str(caught.value) == (
+        f"{tmp_path / 'first'} cannot be read ({reason}); expected a file of Toys: remove it and its folder to have "
+        "them downloaded again"
+    )
+    assert caught.value.__cause__ is error
+
+
+@pytest.mark.parametrize("label", [0, 11, 255])
+def test_labels_that_are_none_are_named(tmp_path, label):
+    labels = np.array([1, 10, label, 5])
+    with pytest.raises(DataError, match=f"first has label {label}; expected 1 to 10: remove it"):
+        check_labels(tmp_path / "first", labels, range(1, 11))
+    check_labels(tmp_path / "first", labels[:2], range(1, 11))
+
+
+def test_silently_says_nothing(capsys):
+    with silently():
+        print("100 %")  # noqa: T201 - as torchvision does
+        print("100 %", file=sys.stderr)  # noqa: T201 - as its bars do
+    assert capsys.readouterr() == ("", "")
 
 
 @pytest.mark.parametrize("folder", [".", "nowhere", "nowhere/at/all"])

@@ -10,7 +10,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from urllib.error import URLError
 
-import jaxtyping
 import numpy as np
 import pytest
 import torch
@@ -73,12 +72,6 @@ def no_download(monkeypatch) -> None:
         pytest.fail("the network was asked")
 
     monkeypatch.setattr(torchvision_mnist, "download_and_extract_archive", refuse)
-
-
-@pytest.fixture
-def unchecked_types(monkeypatch) -> None:
-    """Calls as they are outside of pytest, where no type checker forestalls the code's own errors."""
-    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
 
 
 def trainer(*, training: bool = True, rank: int = 0, world_size: int = 1) -> SimpleNamespace:

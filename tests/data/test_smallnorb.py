@@ -122,7 +122,7 @@ def no_network(monkeypatch) -> None:
     def refuse(*_, **__):
         raise URLError("no network in tests")
 
-    monkeypatch.setattr(smallnorb_files.urllib.request, "urlopen", refuse)
+    monkeypatch.setattr("urllib.request.urlopen", refuse)
 
 
 @pytest.fixture(autouse=True)
@@ -315,7 +315,7 @@ def serve(folder: Path, monkeypatch, *, spoil: str = "", down: tuple[str, ...] =
         (folder / "answer").write_bytes(content[:-1] if spoil and spoil in url else content)
         return (folder / "answer").open("rb")
 
-    monkeypatch.setattr(smallnorb_files.urllib.request, "urlopen", answer)
+    monkeypatch.setattr("urllib.request.urlopen", answer)
     return asked
 
 

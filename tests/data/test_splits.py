@@ -6,7 +6,6 @@ import hashlib
 import struct
 from fractions import Fraction
 
-import jaxtyping
 import numpy as np
 import pytest
 
@@ -16,12 +15,6 @@ from capsule_lab.data.splits import index_hash, split_validation, take_stratifie
 MNIST_LABELS = np.arange(60_000, dtype=np.int64) * 7 % 10  # 6,000 of each class, as nearly in MNIST
 UNEVEN = np.repeat(np.arange(4, dtype=np.int64), [50, 30, 15, 5])
 SIXTH = Fraction(1, 6)
-
-
-@pytest.fixture
-def unchecked_types(monkeypatch):
-    """Calls as they are outside of pytest, where no type checker forestalls the code's own errors."""
-    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
 
 
 @pytest.mark.parametrize(

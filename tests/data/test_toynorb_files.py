@@ -16,7 +16,6 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import jaxtyping
 import numpy as np
 import pytest
 
@@ -55,12 +54,6 @@ def asked(monkeypatch) -> list[tuple[int, int]]:
 
     monkeypatch.setattr(files, "render", render)
     return toys
-
-
-@pytest.fixture
-def unchecked_types(monkeypatch) -> None:
-    """Calls as they are outside of pytest, where no type checker forestalls the code's own errors."""
-    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
 
 
 def interrupt_after(toys: int) -> Callable[[int, int], None]:

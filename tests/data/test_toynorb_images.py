@@ -6,7 +6,6 @@ import functools
 import hashlib
 import itertools
 
-import jaxtyping
 import numpy as np
 import pytest
 
@@ -33,12 +32,6 @@ ELEVATION, AZIMUTH, LIGHTING = [1, 6], [2, 9, 15], [0, 3, 5]
 @functools.cache
 def truck() -> np.ndarray:
     return render(3, 2, ELEVATION, AZIMUTH, LIGHTING, size=16)
-
-
-@pytest.fixture
-def unchecked_types(monkeypatch) -> None:
-    """Calls as they are outside of pytest, where no type checker forestalls the code's own errors."""
-    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
 
 
 # --- the same bits ----------------------------------------------------------------------------------------------------

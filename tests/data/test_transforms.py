@@ -12,6 +12,7 @@ from capsule_lab.data.transforms import (
     contrast,
     crop,
     crop_at,
+    mirror,
     random_bits,
     random_integers,
     random_uniform,
@@ -191,6 +192,13 @@ def test_crop_takes_each_image_from_its_own_corner():
     cropped = crop(images, top, left, 3)
     expected = [image[:, t : t + 3, c : c + 3] for image, t, c in zip(images, top.tolist(), left.tolist(), strict=True)]
     assert cropped.equal(torch.stack(expected))
+
+
+def test_mirror_exchanges_left_and_right_where_asked():
+    images = torch.arange(3 * 2 * 4 * 5).reshape(3, 2, 4, 5)
+    mirrored = mirror(images, torch.tensor([True, False, True]))
+    assert mirrored.equal(torch.stack([images[0].flip(2), images[1], images[2].flip(2)]))
+    assert mirrored[0, 0, 0].tolist() == [4, 3, 2, 1, 0]
 
 
 @pytest.mark.parametrize("corner", [(0, 0), (8, 8), (7, 9), (16, 16)])

@@ -194,9 +194,8 @@ def test_dynamic_routing_through_a_window_of_the_whole_grid() -> None:
 
 
 def test_leaky_routing_has_no_place_here() -> None:
-    layer = build(routing=partial(DynamicRouting, leaky=True))
-    with pytest.raises(ValueError, match="leaky and has a normaliser"):
-        layer(*children(layer))
+    with pytest.raises(ValueError, match=r"routing\.leaky is true; expected false"):
+        build(routing=partial(DynamicRouting, leaky=True))
 
 
 # --------------------------------------------------------------------------------------- children without parents

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import inspect
+import re
 from typing import Any
 
 import pytest
 import torch
 from hydra.utils import instantiate
+from torch import nn
 
 from capsule_lab.command import compose
 from capsule_lab.losses import cross_entropy_loss
@@ -29,6 +31,8 @@ def images(batch: int, *image_shape: int) -> torch.Tensor:
         pytest.param("cnn_baseline", (1, 28, 28), 10, 35_445_522, id="Sabour 2017, MNIST, the paper's 35.4M"),
         pytest.param("cnn_smallnorb", (2, 32, 32), 5, 4_253_349, id="Hinton 2018, stereo, the paper's 4.2M"),
         pytest.param("cnn_smallnorb", (1, 32, 32), 5, 4_252_549, id="Hinton 2018, mono"),
+        pytest.param("cnn_multimnist", (1, 36, 36), 10, 24_563_978, id="Sabour 2017, MultiMNIST, the paper's 24.56M"),
+        pytest.param("cnn_affnist", (1, 40, 40), 10, 12_767_498, id="ours, of about a CapsNet's size at 40x40"),
     ],
 )
 def test_published_parameter_count(
@@ -58,6 +62,7 @@ CHANGED = {
     "num_classes": 5,
     "channels": (3, 5),
     "kernel_size": 5,
+    "padding": "valid",
     "pooling": 2,
     "hidden": (6, 6),
     "dropout": 0.1,
@@ -96,7 +101,7 @@ def test_pooling_after_every_convolution(pooling: int, size: tuple[int, int]) ->
 
 def test_pooling_takes_the_maximum_of_what_the_convolution_gives() -> None:
     plain, pooled = build((1, 6, 7), channels=(3,)), build((1, 6, 7), channels=(3,), pooling=2)
-    expected = torch.nn.functional.max_pool2d(plain.features(images(2)), 2)
+    expected = nn.functional.max_pool2d(plain.features(images(2)), 2)
     torch.testing.assert_close(pooled.features(images(2)), expected)
 
 
@@ -139,10 +144,34 @@ def test_wrong_dropout_is_named(dropout: float) -> None:
         build(dropout=dropout)
 
 
-@pytest.mark.parametrize("kernel_size", [2, 4])
-def test_even_kernel_size_is_named(kernel_size: int) -> None:
-    with pytest.raises(ValueError, match=f"kernel_size is {kernel_size}; expected an odd number"):
-        build(kernel_size=kernel_size)
+@pytest.mark.parametrize("kernel_size", [2, 4, [3, 4], [3], [3, 3, 3]], ids=str)
+def test_kernel_sizes_that_are_refused(kernel_size: Any) -> None:
+    words = re.escape(f"kernel_size is {kernel_size}; expected an odd number")
+    with pytest.raises(ValueError, match=f"{words}.* one for each of the 2"):
+        build(kernel_size=kernel_size, channels=(2, 3))
+
+
+def test_convolutions_may_differ_in_size() -> None:
+    sizes = [
+        module.kernel_size
+        for module in build(kernel_size=[5, 3], channels=(2, 3)).features
+        if isinstance(module, nn.Conv2d)
+    ]
+    assert sizes == [(5, 5), (3, 3)]
+
+
+@pytest.mark.parametrize(("size", "smallest"), [([3], 3), ([3, 3], 5), ([5, 3], 7)], ids=str)
+@pytest.mark.parametrize("missing", [0, 1])
+def test_without_padding_an_image_must_be_large_enough(size: list[int], smallest: int, missing: int) -> None:
+    shape, channels = (1, smallest, smallest - missing), (2,) * len(size)
+    if missing:
+        with pytest.raises(ValueError, match=f"{smallest}"):
+            build(shape, kernel_size=size, channels=channels, padding="valid")
+    else:
+        assert build(shape, kernel_size=size, channels=channels, padding="valid")(images(2, *shape)).scores.shape == (
+            2,
+            4,
+        )
 
 
 def small(image_shape: tuple[int, int, int] = (1, 6, 7), num_classes: int = 4, **options: Any) -> SmallCNN:
@@ -187,7 +216,7 @@ def test_every_argument_of_the_small_cnn_does_something(argument: str, other: An
 def test_without_batch_norm_an_image_is_seen_by_itself() -> None:
     network, several = small(batch_norm=False, dropout=0.0), images(8)
     torch.testing.assert_close(network(several).scores[:1], network(several[:1]).scores)
-    assert not any(isinstance(module, torch.nn.BatchNorm2d) for module in network.modules())
+    assert not any(isinstance(module, nn.BatchNorm2d) for module in network.modules())
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,8 @@ from capsule_lab.types import Capsules, RoutingTrace
 
 SIZES = {"channels": 5, "primary_types": 3, "conv_types": (4, 2)}
 IMAGE = (2, 21, 25)  # 9x11 positions, then 4x5, then 2x3
-ROUTINGS = sorted(path.stem for path in (conf_dir() / "routing").glob("*.yaml") if path.stem != "none")
+REFUSED = ("none", "dynamic_leaky")
+ROUTINGS = sorted(path.stem for path in (conf_dir() / "routing").glob("*.yaml") if path.stem not in REFUSED)
 SPREAD_OUT = {"normalisation": "window", "iterations": 1, "initial": "types"}  # nobody competes for a child
 
 
@@ -605,6 +606,11 @@ def test_shapes(configuration: str, channel: int) -> None:
     assert output.scores.shape == (2, 4)
     assert output.capsules.poses.shape == (2, 4, options.get("pose_size", 4) ** 2)
     assert torch.equal(output.scores, output.capsules.activations)
+
+
+def test_leaky_routing_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"routing\.leaky is true; expected false: convolutional capsules"):
+        build(routing=preset("dynamic_leaky"))
 
 
 @pytest.mark.parametrize("name", ROUTINGS)

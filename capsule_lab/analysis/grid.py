@@ -1,0 +1,117 @@
+"""Pictures in rows and columns under their captions: how all figures of decoded images are drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from textwrap import wrap
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Float
+from matplotlib.figure import Figure
+from torch import Tensor
+
+_GAP, _BETWEEN_GROUPS = 0.08, 0.4  # ours: white between pictures and between groups, in widths of a picture
+_CELL = 0.82  # ours: inches from one picture to the next, wide enough for R:(2,8)(P)
+_SIZE = 8.5  # ours: points, of all text
+_LINE, _LETTER = 0.16, 0.075  # ours: inches, from one line to the next, and of a letter
+_MARGIN = 0.15  # ours: inches
+
+Picture = Float[Tensor, "channel height width"]
+
+
+class Column(NamedTuple):
+    """Pictures from top to bottom, in [0, 1], and what is written above them."""
+
+    caption: str
+    pictures: Sequence[Picture]
+    colour: str = "black"
+
+
+class Group(NamedTuple):
+    """Columns that belong together, and what is written above all of them."""
+
+    name: str
+    columns: Sequence[Column]
+
+
+def picture_grid(groups: Sequence[Group], rows: Sequence[str], *, title: str = "", note: str = "") -> Figure:
+    """All pictures in one image, groups of columns apart from each other.
+
+    Three channels are red, green and blue. Otherwise the first is drawn as ink on white paper: of a stereo pair, the
+    left image.
+
+    Args:
+        groups: of pictures of one size; those without columns are left out.
+        rows: what is written at the left of each row.
+        title: written above all.
+        note: written below all.
+    """
+    groups = [group for group in groups if group.columns]
+    columns = [column for group in groups for column in group.columns]
+    height, width = columns[0].pictures[0].shape[1:]
+    lefts = _lefts([len(group.columns) for group in groups], width)
+    step = height + round(_GAP * width)
+    mosaic = np.ones((len(rows) * step - (step - height), lefts[-1] + width, 3), np.float32)  # 3: white in RGB
+    for left, column in zip(lefts, columns, strict=True):
+        for row, picture in enumerate(column.pictures):
+            mosaic[row * step : row * step + height, left : left + width] = _in_colour(picture)
+
+    pixel = _CELL / (width * (1 + _GAP))  # inches
+    across, down = mosaic.shape[1] * pixel, mosaic.shape[0] * pixel
+    labels = _MARGIN + _LETTER * max(map(len, rows))
+    captions = _height(column.caption for column in columns)
+    names = [_wrapped(group.name, len(group.columns) * _CELL) for group in groups]
+    title, note = _wrapped(title, across), _wrapped(note, across)
+    below = _height([note]) + _MARGIN
+    size = (labels + across + _MARGIN, below + down + captions + _height(names) + _height([title]) + _MARGIN)
+    figure = Figure(figsize=size)
+    axes = figure.add_axes((labels / size[0], below / size[1], across / size[0], down / size[1]))
+    axes.imshow(mosaic, vmin=0, vmax=1, aspect="auto")
+    axes.xaxis.tick_top()
+    axes.set_xticks([left + (width - 1) / 2 for left in lefts], [column.caption for column in columns], size=_SIZE)
+    for tick, column in zip(axes.get_xticklabels(), columns, strict=True):
+        tick.set_color(column.colour)
+    axes.set_yticks([row * step + (height - 1) / 2 for row in range(len(rows))], rows, size=_SIZE)
+    axes.tick_params(length=0)
+    axes.spines[:].set_visible(False)
+    end = 0
+    for group, name in zip(groups, names, strict=True):
+        start, end = end, end + len(group.columns)
+        middle, above = (lefts[start] + lefts[end - 1] + width - 1) / 2, 1 + captions / down
+        x_in_pixels = axes.get_xaxis_transform()
+        axes.text(middle, above, name, transform=x_in_pixels, ha="center", va="bottom", size=_SIZE, weight="bold")
+    axes.text(0.5, -_MARGIN / 2 / down, note, transform=axes.transAxes, ha="center", va="top", size=_SIZE)
+    figure.suptitle(title, y=1 - _MARGIN / 2 / size[1], va="top", size=_SIZE + 1)
+    return figure
+
+
+def _wrapped(text: str, width: float) -> str:
+    """In lines of at most so many inches, where words allow."""
+    letters = max(1, int(width / _LETTER))
+    return "\n".join(part for line in text.splitlines() for part in wrap(line, letters, break_long_words=False))
+
+
+def _height(texts: Iterable[str]) -> float:
+    """Inches that the one of most lines takes."""
+    lines = max(text.count("\n") + 1 if text else 0 for text in texts)
+    return lines * _LINE + _LINE / 2 if lines else 0.0
+
+
+def _lefts(groups: Sequence[int], width: int) -> list[int]:
+    """Where each column begins, in pixels, of groups of so many columns."""
+    lefts, left = [], 0
+    for columns in groups:
+        for _ in range(columns):
+            lefts.append(left)
+            left += width + round(_GAP * width)
+        left += round((_BETWEEN_GROUPS - _GAP) * width)
+    return lefts
+
+
+def _in_colour(picture: Picture) -> np.ndarray:
+    """Height, width, and red, green and blue."""
+    shown = picture.detach().float().clamp(0, 1).cpu()
+    if len(shown) == 3:  # 3: red, green and blue
+        return shown.permute(1, 2, 0).numpy()
+    return (1 - shown[:1]).expand(3, -1, -1).permute(1, 2, 0).numpy()

@@ -1,0 +1,128 @@
+"""What does each component of a pose stand for? Images decoded as one of them changes (Sabour 2017, figure 4)."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float, Int64
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from capsule_lab.analysis.grid import Column, Group, picture_grid
+from capsule_lab.analysis.reconstructions import of_images, one_of_each
+from capsule_lab.functional import predictions_by_label
+from capsule_lab.networks import CapsNet
+from capsule_lab.types import CapsuleOutput, Capsules
+
+OFFSETS = tuple(step / 20 for step in range(-5, 6))  # Sabour 2017, figure 4: -0.25, -0.2, … 0.25
+
+
+@torch.no_grad()
+def perturbed_reconstructions(
+    network: CapsNet, output: CapsuleOutput, classes: Int64[Tensor, " batch"]
+) -> Float[Tensor, "batch dim offset channel height width"]:
+    """Images decoded from the pose of one class, with each of ``OFFSETS`` added to each component alone.
+
+    What is decoded is the sum as it is: it is not squashed again. In the middle of ``offset`` nothing is added.
+
+    Args:
+        network: with a decoder.
+        output: what ``network`` says of the images.
+        classes: the capsule to perturb, the label of each image; all others are zeroed, as in any reconstruction.
+
+    Raises:
+        ValueError: if ``output`` has no capsules.
+    """
+    if output.capsules is None:
+        raise ValueError("this output has no capsules to perturb; expected that of a CapsNet")
+    poses = output.capsules.poses  # [b k d]
+    batch, _, dim = poses.shape
+    offsets = torch.tensor(OFFSETS).to(poses)  # [o]
+    change = torch.eye(dim).to(poses)[:, None] * offsets[:, None]  # [d o d]
+    changed = poses[:, None, None] + change[:, :, None]  # [b d o k d]: of every class, all but one of which are zeroed
+    repeats = dim * len(OFFSETS)
+    decoded = network.reconstruct(
+        CapsuleOutput(
+            output.scores.repeat_interleave(repeats, 0),
+            Capsules(changed.flatten(0, 2), output.capsules.activations.repeat_interleave(repeats, 0)),
+        ),
+        classes.repeat_interleave(repeats),
+    )
+    return decoded.unflatten(0, (batch, dim, len(OFFSETS)))
+
+
+def change_of_rows(
+    decoded: Float[Tensor, "batch dim offset channel height width"],
+) -> Float[Tensor, "batch dim"]:
+    """How much the image changes when one component does: mean squared difference of pixels from the middle one."""
+    middle = decoded[:, :, len(OFFSETS) // 2].unsqueeze(2)
+    return (decoded - middle).square().flatten(2).mean(2)
+
+
+def perturbation_sheet(network: CapsNet, output: CapsuleOutput, label: int) -> Figure:
+    """A row for each component of the pose, a column for each of ``OFFSETS``: the whole of figure 4 for one image.
+
+    Args:
+        network: with a decoder.
+        output: what ``network`` says of this one image.
+        label: its class.
+    """
+    classes = torch.tensor([label], device=output.scores.device)
+    (rows,) = perturbed_reconstructions(network, output, classes)
+    names = [f"dimension {number}" for number in range(len(rows))]
+    return _grid(rows, names, f"class {label}: in each row, one dimension of the pose changed before decoding")
+
+
+def perturbation_figure(
+    network: CapsNet,
+    output: CapsuleOutput,
+    labels: Int64[Tensor, " batch"] | Int64[Tensor, "batch label"],
+    *,
+    rows: int = 6,  # Sabour 2017, figure 4
+) -> Figure:
+    """Figure 4 of Sabour 2017: rows of perturbed reconstructions, captioned with class and dimension.
+
+    The paper's rows are picked by hand. Here, of one image of each class, it is the row in which the decoded image
+    changes most, see ``change_of_rows``; and of those, the ones that change most.
+
+    Args:
+        network: with a decoder.
+        output: what ``network`` says of the images.
+        labels: their classes; of several digits in an image, the first is decoded.
+        rows: how many, at most one for each class.
+    """
+    numbers = torch.tensor(examples(output, labels), device=labels.device)
+    classes = labels.reshape(len(labels), -1)[numbers, 0]
+    decoded = perturbed_reconstructions(network, of_images(output, numbers), classes)
+    change, dimensions = change_of_rows(decoded).max(1)  # [class]
+    strongest = change.topk(min(rows, len(change))).indices
+    chosen = strongest[classes[strongest].argsort()]
+    names = [f"class {classes[number]}, dimension {dimensions[number]}" for number in chosen]
+    pictures = decoded[chosen, dimensions[chosen]]
+    return _grid(
+        pictures,
+        names,
+        "one dimension of the pose changed before decoding: of each digit, the one that changes it most",
+    )
+
+
+def examples(output: CapsuleOutput, labels: Int64[Tensor, " batch"] | Int64[Tensor, "batch label"]) -> list[int]:
+    """Numbers of an image of each class, of the first label where there are several; one that is recognised, if any."""
+    labels = labels.reshape(len(labels), -1)  # [b label]
+    right = (predictions_by_label(output.scores, labels) == labels).all(1)
+    found = one_of_each(labels[:, 0], right)
+    without = ~torch.isin(labels[:, 0], labels[found, 0])
+    return [*found, *one_of_each(labels[:, 0], without)]
+
+
+def _grid(pictures: Float[Tensor, "row offset channel height width"], rows: list[str], title: str) -> Figure:
+    columns = [
+        Column(f"{offset:+.2f}" if offset else "0", list(shown))
+        for offset, shown in zip(OFFSETS, pictures.unbind(1), strict=True)
+    ]
+    middle = len(OFFSETS) // 2
+    groups = [
+        Group("subtracted", columns[:middle]),
+        Group("as it is", columns[middle : middle + 1]),
+        Group("added", columns[middle + 1 :]),
+    ]
+    return picture_grid(groups, rows, title=title)

@@ -1,0 +1,184 @@
+"""Which pixels belong to which digit? Composites over two reconstructions, red and green (Sabour 2017, figure 5)."""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+import torch
+from jaxtyping import Float, Int64
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from capsule_lab.analysis.grid import Column, Group, picture_grid
+from capsule_lab.analysis.reconstructions import of_images
+from capsule_lab.functional import predictions_by_label
+from capsule_lab.networks import CapsNet
+from capsule_lab.types import CapsuleOutput
+
+_ROWS = ("input", "output")
+_COLOURS = "decoded, the first in red, the second in green; pixels of both are yellow"
+
+Kind = Literal["", "*", "(P)"]
+
+
+class Case(NamedTuple):
+    """A column of the figure.
+
+    Attributes:
+        image: its number.
+        classes: what is decoded, first in red, then in green.
+        kind: ``""`` for the labels, ``"(P)"`` for wrong predictions, ``"*"`` for a wrong class on purpose.
+    """
+
+    image: int
+    classes: tuple[int, int]
+    kind: Kind = ""
+
+
+@torch.no_grad()
+def overlaid_reconstructions(
+    network: CapsNet, output: CapsuleOutput, classes: Int64[Tensor, "batch 2"]
+) -> Float[Tensor, "batch 3 height width"]:
+    """Two reconstructions of each image on black, the first in red and the second in green; yellow where both are.
+
+    Args:
+        network: with a decoder.
+        output: what ``network`` says of the images.
+        classes: the two capsules that are decoded, one after the other.
+    """
+    red, green = (network.reconstruct(output, each).mean(1) for each in classes.unbind(1))
+    return torch.stack([red, green, torch.zeros_like(red)], 1)
+
+
+@torch.no_grad()
+def segmentation_sheet(
+    network: CapsNet,
+    images: Float[Tensor, "batch channel height width"],
+    labels: Int64[Tensor, "batch 2"],
+) -> Figure:
+    """Two rows: the composites, and the reconstructions from the two predicted classes.
+
+    Captions are ``L:`` the labels and ``R:`` the classes decoded, blue where these differ.
+
+    Args:
+        network: with a decoder.
+        images: composites, in [0, 1].
+        labels: the two classes of each.
+    """
+    output = network(images)
+    cases = [
+        Case(number, (first, second))
+        for number, (first, second) in enumerate(predictions_by_label(output.scores, labels).tolist())
+    ]
+    return picture_grid(
+        [Group("", _columns(network, output, images, labels, cases))],
+        _ROWS,
+        note=f"L: labels; R: predictions, {_COLOURS}; blue: wrong",
+    )
+
+
+@torch.no_grad()
+def segmentation_figure(
+    network: CapsNet,
+    output: CapsuleOutput,
+    images: Float[Tensor, "batch channel height width"],
+    labels: Int64[Tensor, "batch 2"],
+    parts: Float[Tensor, "batch 2 channel height width"],
+    *,
+    correct: int = 3,  # ours
+    overlapping: int = 3,  # ours
+    controls: int = 2,  # Sabour 2017, figure 5
+    failures: int = 2,  # Sabour 2017, figure 5
+) -> Figure:
+    """Figure 5 of Sabour 2017: composites over what two capsules decode to, captioned ``L:`` labels, ``R:`` decoded.
+
+    Args:
+        network: with a decoder.
+        output: what ``network`` says of ``images``.
+        images: composites, in [0, 1].
+        labels: the two classes of each.
+        parts: the two digits alone, in their places.
+        correct, overlapping, controls, failures: how many of each, see ``choose_cases``.
+    """
+    chosen = choose_cases(
+        output.scores, labels, overlap(parts),
+        correct=correct, overlapping=overlapping, controls=controls, failures=failures,
+    )  # fmt: skip
+    groups = [Group(name, _columns(network, output, images, labels, cases)) for name, cases in chosen.items()]
+    failed = int((predictions_by_label(output.scores, labels) != labels).any(1).sum()) or "none"
+    note = (
+        f"L: labels; R: what is {_COLOURS}\n"
+        "*: with a class that is neither label nor prediction; (P): as predicted\n"
+        f"not recognised: {failed} of the {len(labels)} images looked at"
+    )
+    return picture_grid(groups, _ROWS, note=note)
+
+
+def choose_cases(
+    scores: Float[Tensor, "batch classes"],
+    labels: Int64[Tensor, "batch 2"],
+    overlaps: Float[Tensor, " batch"],
+    *,
+    correct: int,
+    overlapping: int,
+    controls: int,
+    failures: int,
+) -> dict[str, list[Case]]:
+    """The columns of figure 5, by what they show; no image is in two groups.
+
+    Args:
+        scores: one for each class.
+        labels: the two classes of each image.
+        overlaps: see ``overlap``.
+        correct: images of which both classes are predicted, the first that come.
+        overlapping: others of them, those that overlap most.
+        controls: others again, the first that come, with the second class replaced by the one with the third score,
+            the nearest to be predicted that is neither label nor prediction.
+        failures: the first images of which a prediction is wrong; each is there twice, decoded from its labels and
+            from its predictions.
+    """
+    predictions = predictions_by_label(scores, labels)
+    right = (predictions == labels).all(1)
+    rows, said = ([(first, second) for first, second in each.tolist()] for each in (labels, predictions))
+
+    good = right.nonzero().flatten().tolist()
+    hardest = sorted(good, key=lambda number: -float(overlaps[number]))[:overlapping]
+    others = [number for number in good if number not in hardest]
+    third = scores.scatter(1, labels, -torch.inf).argmax(1).tolist()
+    bad = (~right).nonzero().flatten()[:failures].tolist()
+    return {
+        "recognised": [Case(number, rows[number]) for number in others[:correct]],
+        "overlapping most": [Case(number, rows[number]) for number in hardest],
+        "wrong class *": [
+            Case(number, (rows[number][0], third[number]), "*") for number in others[correct : correct + controls]
+        ],
+        "not recognised": [
+            case for number in bad for case in (Case(number, rows[number]), Case(number, said[number], "(P)"))
+        ],
+    }
+
+
+def overlap(parts: Float[Tensor, "batch 2 channel height width"]) -> Float[Tensor, " batch"]:
+    """Ink that two digits share, as a share of the smaller one's, in [0, 1]."""
+    ink = parts.flatten(2)
+    return ink.amin(1).sum(1) / ink.sum(2).amin(1).clamp_min(torch.finfo(ink.dtype).tiny)
+
+
+def _columns(
+    network: CapsNet,
+    output: CapsuleOutput,
+    images: Float[Tensor, "batch channel height width"],
+    labels: Int64[Tensor, "batch 2"],
+    cases: list[Case],
+) -> list[Column]:
+    numbers = torch.tensor([case.image for case in cases], dtype=torch.int64, device=labels.device)
+    classes = torch.tensor([case.classes for case in cases], dtype=torch.int64).reshape(-1, 2).to(labels)
+    decoded = overlaid_reconstructions(network, of_images(output, numbers), classes)
+    composites = images[numbers].mean(1, keepdim=True).expand_as(decoded)
+    columns = []
+    for case, *pictures in zip(cases, composites, decoded, strict=True):
+        left, right = (int(label) for label in labels[case.image])
+        mistaken = case.classes != (left, right) and case.kind != "*"
+        caption = f"L:({left},{right})\nR:({case.classes[0]},{case.classes[1]}){case.kind}"
+        columns.append(Column(caption, pictures, "tab:blue" if mistaken else "black"))
+    return columns

@@ -1,0 +1,93 @@
+"""A CapsNet whose capsules are known, and whose decoder writes what it is given; and a look into figures."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from matplotlib.figure import Figure
+from torch import Tensor, nn
+
+from capsule_lab.networks import CapsNet
+from capsule_lab.types import CapsuleOutput, Capsules, OnIteration
+
+
+class Writer(nn.Module):
+    """Decodes to an image with a row for each capsule, a column for each component: what is masked is 0."""
+
+    def __init__(self, weight: Tensor | float) -> None:
+        super().__init__()
+        self.weight = weight
+
+    def forward(self, poses: Tensor, mask: Tensor) -> Tensor:
+        return (poses * mask.unsqueeze(2) * self.weight).unsqueeze(1)
+
+
+class Known(CapsNet):
+    """Says of images ``0, 1, …`` what it is told, whatever they show.
+
+    Args:
+        output: of all images.
+        weight: of each capsule's components in what is decoded, ``(capsule, dim)``.
+    """
+
+    def __init__(self, output: CapsuleOutput, weight: Tensor | float = 1.0) -> None:
+        assert output.capsules is not None
+        _, classes, dim = output.capsules.poses.shape
+        super().__init__((1, 17, 17), classes, channels=2, primary_types=1, class_dim=dim, decoder=(2,))
+        self.decoder = Writer(weight)
+        self.output = output
+
+    def forward(self, images: Tensor, *, on_iteration: OnIteration | None = None) -> CapsuleOutput:
+        return self.output
+
+
+def said(predictions: list[list[int]], classes: int = 5, dim: int = 3) -> CapsuleOutput:
+    """An output with these predictions, the strongest first, and poses that are all different, in [0.3, 0.7]."""
+    scores = torch.linspace(0.1, 0.2, classes).repeat(len(predictions), 1)  # the highest class is next
+    for number, chosen in enumerate(predictions):
+        scores[number, chosen] = torch.linspace(0.9, 0.8, len(chosen))
+    poses = torch.linspace(0.3, 0.7, scores.numel() * dim).reshape(len(scores), classes, dim)
+    return CapsuleOutput(scores, Capsules(poses, scores))
+
+
+def written(output: CapsuleOutput, image: int, *classes: int) -> np.ndarray:
+    """What ``Writer`` makes of the capsules of these classes."""
+    assert output.capsules is not None
+    picture = torch.zeros_like(output.capsules.poses[image])
+    for each in classes:
+        picture[each] = output.capsules.poses[image, each]
+    return picture.numpy()
+
+
+def captions(figure: Figure) -> list[str]:
+    return [label.get_text() for label in figure.axes[0].get_xticklabels()]
+
+
+def colours(figure: Figure) -> list[str]:
+    return [str(label.get_color()) for label in figure.axes[0].get_xticklabels()]
+
+
+def row_names(figure: Figure) -> list[str]:
+    return [label.get_text() for label in figure.axes[0].get_yticklabels()]
+
+
+def words(figure: Figure) -> list[str]:
+    """Names of groups, from left to right, and what is written below."""
+    return [text.get_text().replace("\n", " ") for text in figure.axes[0].texts]
+
+
+def shown(figure: Figure, row: int, column: int, shape: tuple[int, int] = (5, 3)) -> np.ndarray:
+    """The picture at this place of the grid, in red, green and blue."""
+    (image,) = figure.axes[0].images
+    mosaic = np.asarray(image.get_array())
+    height, width = shape
+    top = round(float(figure.axes[0].get_yticks()[row]) - (height - 1) / 2)
+    left = round(float(figure.axes[0].get_xticks()[column]) - (width - 1) / 2)
+    return mosaic[top : top + height, left : left + width]
+
+
+def ink(figure: Figure, row: int, column: int, shape: tuple[int, int] = (5, 3)) -> np.ndarray:
+    """What is drawn as ink on white paper there."""
+    picture = shown(figure, row, column, shape)
+    assert (picture == picture[..., :1]).all()
+    return 1 - picture[..., 0]

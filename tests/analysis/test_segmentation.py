@@ -1,0 +1,173 @@
+"""Two digits in one image, each in a colour of its own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from matplotlib.figure import Figure
+
+from capsule_lab.analysis.reconstructions import of_images
+from capsule_lab.analysis.segmentation import (
+    Case,
+    choose_cases,
+    overlaid_reconstructions,
+    overlap,
+    segmentation_figure,
+    segmentation_sheet,
+)
+from tests.analysis.decoded import Known, captions, colours, row_names, said, shown, words, written
+
+LABELS = torch.tensor([[0, 1], [1, 2], [2, 3], [3, 0], [4, 1], [1, 3], [2, 0]])
+OUTPUT = said([[1, 0], [2, 1], [0, 2], [0, 3], [0, 2], [3, 1], [0, 2]])  # images 2 and 4 are not recognised
+OVERLAPS = torch.tensor([0.1, 0.2, 0.99, 0.9, 0.99, 0.3, 0.8])
+IMAGES = torch.rand(7, 1, 5, 3, generator=torch.Generator().manual_seed(0))
+PARTS = torch.zeros(7, 2, 1, 5, 3)  # the first is in the first column only, the second there as far as they overlap
+PARTS[:, 0, :, :, 0] = 1
+PARTS[:, 1, :, :, 0] = OVERLAPS.reshape(7, 1, 1)
+PARTS[:, 1, :, :, 1] = 1 - OVERLAPS.reshape(7, 1, 1)
+
+
+@pytest.mark.parametrize("classes", [(1, 4), (4, 1)])
+def test_first_is_red_and_second_is_green(classes: tuple[int, int]) -> None:
+    pictures = overlaid_reconstructions(Known(OUTPUT), OUTPUT, torch.tensor([classes] * 7))
+    assert pictures.shape == (7, 3, 5, 3)
+    red, green = (torch.from_numpy(written(OUTPUT, 5, each)) for each in classes)
+    torch.testing.assert_close(pictures[5], torch.stack([red, green, torch.zeros(5, 3)]))
+
+
+def test_pixels_of_both_are_yellow_and_of_none_black() -> None:
+    (picture,) = overlaid_reconstructions(Known(OUTPUT), OUTPUT, torch.full((7, 2), 3))[:1]
+    red, green, blue = picture
+    assert (red[3] == green[3]).all()
+    assert (red[3] > 0).all()
+    assert (blue == 0).all()
+    assert (picture[:, :3] == 0).all()
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "expected"),
+    [
+        ([1.0, 1, 0, 0], [0.0, 0, 1, 1], 0),
+        ([1.0, 1, 0, 0], [0.0, 1, 1, 1], 1 / 2),
+        ([1.0, 1, 1, 0], [0.0, 1, 0, 0], 1),
+        ([1.0, 0.5, 0, 0], [0.5, 1, 0, 0], 2 / 3),
+        ([1.0, 0.5, 0, 0], [0.0, 0, 0, 0], 0),
+    ],
+)
+def test_overlap_is_the_ink_that_is_shared(first: list[float], second: list[float], expected: float) -> None:
+    parts = torch.tensor([first, second]).reshape(1, 2, 1, 2, 2)
+    assert overlap(parts).tolist() == pytest.approx([expected])
+    assert overlap(parts.flip(1)).tolist() == pytest.approx([expected])
+
+
+# --- which cases -----------------------------------------------------------------------------------------------------
+
+ALL: dict[str, Any] = {"correct": 2, "overlapping": 2, "controls": 1, "failures": 2}
+
+
+def chosen(**counts: int) -> list[list[Case]]:
+    return list(choose_cases(OUTPUT.scores, LABELS, OVERLAPS, **{**ALL, **counts}).values())
+
+
+@pytest.mark.parametrize(
+    ("group", "expected"),
+    [
+        (0, [Case(0, (0, 1)), Case(1, (1, 2))]),
+        (1, [Case(3, (3, 0)), Case(6, (2, 0))]),
+        (2, [Case(5, (1, 4), "*")]),
+        (3, [Case(2, (2, 3)), Case(2, (2, 0), "(P)"), Case(4, (4, 1)), Case(4, (0, 2), "(P)")]),
+    ],
+    ids=["recognised", "overlapping most", "wrong class", "not recognised"],
+)
+def test_cases_are_what_their_group_says(group: int, expected: list[Case]) -> None:
+    assert chosen()[group] == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "group", "each"), [("correct", 0, 1), ("overlapping", 1, 1), ("controls", 2, 1), ("failures", 3, 2)]
+)
+@pytest.mark.parametrize("count", [0, 1])
+def test_cases_are_as_many_as_asked_for(name: str, group: int, each: int, count: int) -> None:
+    assert len(chosen(**{name: count})[group]) == count * each
+
+
+@pytest.mark.parametrize("image", [5, 0, 1])
+def test_wrong_class_is_neither_label_nor_prediction(image: int) -> None:
+    (control,) = choose_cases(
+        OUTPUT.scores[[image]], LABELS[[image]], OVERLAPS[[image]], correct=0, overlapping=0, controls=1, failures=0
+    )["wrong class *"]
+    kept, wrong = control.classes
+    assert kept == LABELS[image, 0]
+    assert wrong not in LABELS[image]
+    rest = OUTPUT.scores[image].clone()
+    rest[LABELS[image]] = 0
+    assert wrong == rest.argmax()  # what the network would have said next
+
+
+# --- drawn -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def figure() -> Figure:
+    return segmentation_figure(
+        Known(OUTPUT), OUTPUT, IMAGES, LABELS, PARTS, correct=1, overlapping=1, controls=1, failures=1
+    )
+
+
+def test_figure_is_captioned(figure: Figure) -> None:
+    assert captions(figure) == [
+        "L:(0,1)\nR:(0,1)", "L:(3,0)\nR:(3,0)", "L:(1,2)\nR:(1,4)*", "L:(2,3)\nR:(2,3)", "L:(2,3)\nR:(2,0)(P)"
+    ]  # fmt: skip
+    assert colours(figure) == ["black"] * 4 + ["tab:blue"]
+    assert row_names(figure) == ["input", "output"]
+    assert words(figure)[:4] == ["recognised", "overlapping most", "wrong class *", "not recognised"]
+    assert words(figure)[4].endswith("not recognised: 2 of the 7 images looked at")
+
+
+@pytest.mark.parametrize(
+    ("column", "image", "first", "second"), [(0, 0, 0, 1), (1, 3, 3, 0), (2, 1, 1, 4), (3, 2, 2, 3), (4, 2, 2, 0)]
+)
+def test_figure_decodes_what_the_caption_says(figure: Figure, column: int, image: int, first: int, second: int) -> None:
+    composite, decoded = shown(figure, 0, column), shown(figure, 1, column)
+    np.testing.assert_allclose(composite, IMAGES[image, 0, :, :, None].expand(-1, -1, 3), atol=1e-6)  # on black
+    np.testing.assert_allclose(decoded[..., 0], written(OUTPUT, image, first), atol=1e-6)
+    np.testing.assert_allclose(decoded[..., 1], written(OUTPUT, image, second), atol=1e-6)
+    assert (decoded[..., 2] == 0).all()
+
+
+def test_figure_has_a_default_of_all_kinds() -> None:
+    figure = segmentation_figure(Known(OUTPUT), OUTPUT, IMAGES, LABELS, PARTS)
+    assert len(captions(figure)) == 2 + 3 + 0 + 4  # only five are recognised
+
+
+@pytest.mark.parametrize(
+    ("images", "groups", "ends"),
+    [
+        ([0, 1, 3, 5, 6], ["recognised", "overlapping most"], "none of the 5"),
+        ([2, 4], ["not recognised"], "2 of the 2"),
+    ],
+)
+def test_figure_says_when_all_or_none_is_recognised(images: list[int], groups: list[str], ends: str) -> None:
+    output = of_images(OUTPUT, torch.tensor(images))
+    drawn = segmentation_figure(Known(output), output, IMAGES[images], LABELS[images], PARTS[images])
+    *names, note = words(drawn)
+    assert names == groups
+    assert note.endswith(f"not recognised: {ends} images looked at")
+
+
+@pytest.mark.parametrize(
+    ("column", "decoded"), list(enumerate([(0, 1), (1, 2), (2, 0), (3, 0), (0, 2), (1, 3), (2, 0)]))
+)
+def test_sheet_decodes_the_predictions(column: int, decoded: tuple[int, int]) -> None:
+    figure = segmentation_sheet(Known(OUTPUT), IMAGES, LABELS)
+    wrong = column in (2, 4)
+    first, second = LABELS[column].tolist()
+    assert captions(figure)[column] == f"L:({first},{second})\nR:({decoded[0]},{decoded[1]})"
+    assert colours(figure)[column] == ("tab:blue" if wrong else "black")
+    np.testing.assert_allclose(shown(figure, 0, column)[..., 1], IMAGES[column, 0], atol=1e-6)
+    picture = shown(figure, 1, column)
+    np.testing.assert_allclose(picture[..., 0], written(OUTPUT, column, decoded[0]), atol=1e-6)
+    np.testing.assert_allclose(picture[..., 1], written(OUTPUT, column, decoded[1]), atol=1e-6)

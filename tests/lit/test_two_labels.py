@@ -1,0 +1,105 @@
+"""Training on two overlapping digits: a decoder for each, errors of pairs, and what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from omegaconf import DictConfig
+from torch import Tensor
+
+from capsule_lab import build
+from capsule_lab.command import ConfigError, compose
+from capsule_lab.functional import predictions_by_label
+from capsule_lab.lit import CapsNetModule
+from capsule_lab.losses import margin_loss, reconstruction_loss
+from capsule_lab.networks import CapsNet
+from capsule_lab.routing import DynamicRouting
+from capsule_lab.runs import load_run
+from capsule_lab.schedules import Constant
+from capsule_lab.train import train
+from capsule_lab.types import Batch
+from tests.conftest import NO_PICTURES, TINY_CNN, TINY_DATA
+
+Tiny = Callable[..., DictConfig]
+PAIRS = ["data=multimnist", "data.validation_pairs=100", "data.test_pairs=60", *NO_PICTURES]
+
+
+def module(**options: Any) -> CapsNetModule:
+    torch.manual_seed(0)
+    network = CapsNet(
+        (1, 20, 20), 5, routing=DynamicRouting, channels=4, primary_types=2, primary_dim=4, class_dim=4, decoder=[8]
+    )
+    return CapsNetModule(
+        network, loss=margin_loss, reconstruction=reconstruction_loss, optimizer=torch.optim.Adam,
+        schedule={"learning_rate": Constant(1e-3)}, num_classes=5, labels_per_image=2, **options,
+    )  # fmt: skip
+
+
+def batch(images: int = 6) -> Batch:
+    generator = torch.Generator().manual_seed(1)
+    parts = torch.rand(images, 2, 1, 20, 20, generator=generator)
+    labels = torch.stack([torch.randperm(5, generator=generator)[:2] for _ in range(images)])
+    return Batch(parts.sum(1).clamp(max=1), labels, torch.arange(images), None, parts)
+
+
+def by_hand(lit: CapsNetModule, given: Batch, classes: Tensor) -> Tensor:
+    """0.0005 times the squared error of each digit, added, averaged over images (Sabour 2017, section 6)."""
+    output, total = lit.network(given.images), torch.zeros(())
+    assert given.parts is not None
+    for n in range(2):
+        decoded = lit.network.reconstruct(output, classes[:, n])
+        total = total + 0.0005 * (decoded - given.parts[:, n]).square().sum() / len(given.images)
+    return total
+
+
+@pytest.mark.parametrize(
+    ("training", "decode_at_test", "by"),
+    [(True, "prediction", "label"), (False, "label", "label"), (False, "prediction", "prediction")],
+)
+def test_each_digit_is_decoded_and_compared_with_itself(training: bool, decode_at_test: Any, by: str) -> None:
+    lit, given = module(decode_at_test=decode_at_test).train(training), batch()
+    output = lit.network(given.images)
+    classes = {"label": given.labels, "prediction": predictions_by_label(output.scores, given.labels)}
+    assert not classes["label"].equal(classes["prediction"])
+    terms = lit.loss_terms(given, output, {})
+    torch.testing.assert_close(terms["reconstruction"], by_hand(lit, given, classes[by]))
+    torch.testing.assert_close(terms["margin"], margin_loss(output.scores, given.labels))
+
+
+def test_order_of_the_digits_does_not_matter() -> None:
+    lit, given = module(), batch()
+    assert given.parts is not None
+    other = given._replace(labels=given.labels.flip(1), parts=given.parts.flip(1))
+    one, two = (lit.loss_terms(each, lit.network(each.images), {}) for each in (given, other))
+    torch.testing.assert_close(one, two)
+
+
+@pytest.mark.parametrize(
+    "network", [[], [*TINY_CNN, "model=cnn_multimnist", "model.kernel_size=3"]], ids=["caps", "cnn"]
+)
+def test_a_run_reports_pairs_and_single_labels(tmp_path: Path, network: list[str], tiny: Tiny) -> None:
+    config = (
+        tiny(*PAIRS, *network)
+        if not network
+        else compose("train", [*network, *TINY_DATA, *PAIRS, "trainer.max_epochs=2"])
+    )
+    result = train(config, tmp_path / "run")
+    for split in ("validation", "test"):
+        assert 0 <= result[split]["label_error"] <= result[split]["error"] <= 100
+    assert result["provenance"]["test_images"] == "60 pairs of 359"
+    lit, _ = load_run(tmp_path / "run")
+    assert lit.labels_per_image == 2
+
+
+@pytest.mark.usefixtures("unchecked_types")
+@pytest.mark.parametrize("loss", ["cross_entropy", "spread"])
+def test_losses_for_one_label_are_refused_before_training(loss: str) -> None:
+    model = "cnn_multimnist" if loss == "cross_entropy" else "capsnet"
+    config = compose("train", [f"model={model}", f"loss={loss}", "data=multimnist", "data.source=standin"])
+    spec = build.build_data(config).spec
+    with pytest.raises(ConfigError, match="for one label per image, these have 2: loss=margin for capsules"):
+        build.build_module(config, spec)
