@@ -79,7 +79,8 @@ HEADS = [
     for path in sorted([*conf_dir().rglob("*.yaml"), *(ROOT / "sweeps").glob("*.yaml")])
     for match in re.finditer(r"^# Command:\s+(make .*?)(?:\s{2,}.*)?$", path.read_text(), re.MULTILINE)
 ]
-DOCUMENTED = sorted({*README, *HEADS, *commands_in((ROOT / "CONTRIBUTING.md").read_text())})
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "results" / "README.md"]
+DOCUMENTED = sorted({*HEADS, *(command for page in PAGES for command in commands_in(page.read_text()))})
 
 
 def test_commands_are_found() -> None:
@@ -98,6 +99,12 @@ def test_commands_are_understood(command: str, jobs: int) -> None:
 )
 def test_documented_command_composes(name: str, overrides: list[str]) -> None:
     check(compose(name, overrides))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_of_a_page_lead_somewhere(page: Path) -> None:
+    links = re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text())
+    assert [link for link in links if not (page.parent / link).exists()] == []
 
 
 @pytest.mark.parametrize("command", [command for command in DOCUMENTED if command.startswith("make ")])

@@ -124,6 +124,7 @@ def still_alive(group: int) -> bool:
     return True
 
 
+@pytest.mark.slow  # a dozen seconds
 def test_interrupted_processes_leave_no_trace_but_their_toys(tmp_path: Path) -> None:
     """Ctrl-C in a terminal reaches every process; what they have finished is what one process would have made."""
     words = [sys.executable, "-m", "capsule_lab.dataset", "name=toynorb", "size=8", "workers=2"]

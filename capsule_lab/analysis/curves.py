@@ -65,14 +65,15 @@ def _draw(axis: Axes, table: pd.DataFrame, name: str, style: str, label: str) ->
 
 
 def shows_transfer(metrics: Path) -> bool:
-    """Whether a run validated on affNIST too: whether its ``metrics.csv`` has both errors."""
+    """Whether a run validated on synthetic affNIST too: whether its ``metrics.csv`` has both errors."""
     return {OWN, AFFINE} <= set(pd.read_csv(metrics, nrows=0).columns)
 
 
 def transfer_curve(metrics: Path) -> Figure:
-    """Accuracy on affNIST against that on the data of training, a point for each validation (Sabour 2017, section 5.2).
+    """Accuracy on synthetic affNIST against that on the data of training, a point for each validation.
 
-    The paper compares networks of the same accuracy on the data of training: here one sees all of them on the way.
+    Sabour 2017, section 5.2, compares networks of the same accuracy on the data of training: here one sees all of them
+    on the way.
 
     Args:
         metrics: the ``metrics.csv`` of a run, of which ``shows_transfer`` is true.
@@ -84,6 +85,6 @@ def transfer_curve(metrics: Path) -> Figure:
     axis.plot(own, affine, color="0.7", zorder=1)
     points = axis.scatter(own, affine, c=rows["step"] + 1, cmap="viridis", zorder=2)
     figure.colorbar(points, label="step")
-    axis.set(xlabel="accuracy in % on moved digits, as trained", ylabel="accuracy in % on affNIST, never trained on")
+    axis.set(xlabel="accuracy in % on moved digits, as trained", ylabel="accuracy in % on synthetic affNIST, unseen")
     axis.grid(alpha=0.3)
     return figure
