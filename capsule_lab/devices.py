@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from capsule_lab.locks import hold, let_go
+from filelock import FileLock, Timeout
 
 _EVERY = 0.5  # ours: seconds between two looks for free ones
 
-_held: list[int] = []
+_held: list[FileLock] = []
 
 
 class DeviceError(ValueError):
@@ -76,22 +76,30 @@ def lease(gpus: Sequence[str], count: int = 1) -> tuple[str, ...]:
     if count > len(gpus):
         raise DeviceError(f"{count} GPUs are wanted of {len(gpus)} ({', '.join(gpus)}); expected as many or fewer")
     folder = Path(tempfile.gettempdir()) / f"capsule_lab-{os.getuid()}"
+    folder.mkdir(exist_ok=True)
     while count:
-        taken: dict[str, int] = {}
-        looking = hold(
-            folder / "looking.lock", wait=True
-        )  # two that look at once might each find half of what it needs
-        assert looking is not None
-        for gpu in gpus:
-            if len(taken) < count and (descriptor := hold(folder / f"gpu-{gpu}.lock")) is not None:
-                taken[gpu] = descriptor
-        if len(taken) < count:
-            for descriptor in taken.values():
-                let_go(descriptor)
-        let_go(looking)
+        with FileLock(folder / "looking.lock"):  # two that look at once might each find half of what it needs
+            taken = _free(folder, gpus, count)
         if len(taken) == count:
             _held.extend(taken.values())
             os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(taken)
             return tuple(taken)
         time.sleep(_EVERY)
     return ()
+
+
+def _free(folder: Path, gpus: Sequence[str], count: int) -> dict[str, FileLock]:
+    """Locks of so many GPUs by name, now held; none if there are not so many."""
+    taken: dict[str, FileLock] = {}
+    for gpu in gpus:
+        lock = FileLock(folder / f"gpu-{gpu}.lock")
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            continue
+        taken[gpu] = lock
+        if len(taken) == count:
+            return taken
+    for lock in taken.values():
+        lock.release()
+    return {}

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import multiprocessing
 import os
 import signal
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,7 +13,6 @@ from omegaconf import DictConfig
 
 from capsule_lab import runs, slurm
 from capsule_lab.command import InterruptError, compose
-from capsule_lab.locks import hold, is_held, let_go
 from capsule_lab.runs import claims
 from tests.conftest import Ended
 from tests.tables.conftest import TINY
@@ -122,19 +118,6 @@ def test_folder_that_cannot_be_written_to_is_refused(config: DictConfig) -> None
     assert files() == ["runs"]
 
 
-def test_file_system_without_locks_trains_and_warns(
-    config: DictConfig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def refuse(descriptor: int, how: int) -> None:
-        raise OSError(errno.ENOSYS, "Function not implemented")
-
-    monkeypatch.setattr(fcntl, "flock", refuse)
-    with claims.claim(config):
-        assert not claims.is_claimed(runs.config_hash(config))
-    assert "on a file system without locks" in caplog.text
-    assert files() == []
-
-
 def test_second_process_is_refused_and_changes_nothing(
     cli: Callable[..., Ended], config: DictConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -212,27 +195,3 @@ def test_configuration_is_claimed_until_the_process(config: DictConfig, die: boo
     with claims.claim(config):
         pass
     assert {*files()} <= {"runs"}, "nothing is left of it"
-
-
-def test_waiting_for_a_file_that_is_removed_gives_its_successor(tmp_path: Path) -> None:
-    """Two processes would otherwise hold two files of one name."""
-    path = tmp_path / "folder" / "file"
-    first = hold(path)
-    ours, theirs = multiprocessing.Pipe()
-    process = multiprocessing.get_context("fork").Process(target=_wait, args=(path, theirs), daemon=True)
-    process.start()
-    assert hold(path) is None
-    time.sleep(0.3)  # it waits by now
-    let_go(first, path)
-    assert ours.poll(20)
-    assert is_held(path)
-    assert hold(path) is None
-    process.kill()
-    process.join()
-    assert not is_held(path)
-
-
-def _wait(path: Path, told) -> None:
-    hold(path, wait=True)
-    told.send("held")
-    signal.pause()

@@ -9,17 +9,16 @@ from __future__ import annotations
 import json
 import os
 import socket
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from filelock import FileLock, Timeout
 from omegaconf import DictConfig
 
 from capsule_lab import slurm
 from capsule_lab.command import InterruptError, in_one_sentence
-from capsule_lab.locks import hold, is_held, let_go
 from capsule_lab.runs.directories import attempts, config_hash, is_attempt, is_first_process, root
 from capsule_lab.runs.files import RunError, write_json
 
@@ -59,8 +58,8 @@ def claim(config: DictConfig) -> Iterator[None]:
     if not _is_looked_for(config, fingerprint) or not is_first_process():  # the first of a run claims it for all
         yield
         return
-    ours = [_lock(fingerprint).parent, *([] if root().exists() else [root()])]
-    descriptor = _hold(fingerprint)
+    ours = [_file(fingerprint).parent, *([] if root().exists() else [root()])]
+    lock = _acquired(fingerprint)
     mine = Claim(f"{os.getpid()} on {socket.gethostname()}", os.environ.get(LOG))
     try:
         _write(fingerprint, mine)
@@ -75,7 +74,8 @@ def claim(config: DictConfig) -> Iterator[None]:
             _file(fingerprint).unlink(missing_ok=True)
         raise
     finally:
-        let_go(descriptor, _lock(fingerprint))
+        Path(lock.lock_file).unlink(missing_ok=True)  # while it is held: whoever opened it before notices
+        lock.release()
         for folder in ours:
             with suppress(OSError):  # it is not empty
                 folder.rmdir()
@@ -98,8 +98,13 @@ def note_queued(config: DictConfig, job: str, log: str) -> None:
 
 def is_claimed(fingerprint: str) -> bool:
     """Whether a process trains that configuration now, or a job in the queue of SLURM is going to."""
-    if is_held(_lock(fingerprint)):
-        return True
+    lock = _lock(fingerprint)
+    if Path(lock.lock_file).exists():
+        try:
+            with lock.acquire(timeout=0):
+                pass
+        except Timeout:
+            return True
     record = record_of(fingerprint)
     return bool(record and record.queued and slurm.in_queue(record.queued))
 
@@ -118,33 +123,35 @@ def _is_looked_for(config: DictConfig, fingerprint: str) -> bool:
     return not directory or is_attempt(Path(str(directory)).absolute(), fingerprint)
 
 
-def _hold(fingerprint: str) -> int:
-    end = time.monotonic() + _PATIENCE
-    try:
-        while (descriptor := hold(_lock(fingerprint))) is None:
-            if time.monotonic() > end:
-                other = record_of(fingerprint)
-                who = f"process {other.process}" if other else "another process"
-                log = f" (log: {other.log})" if other and other.log else ""
-                raise RunError(
-                    f"{who} trains this configuration already{log}; wait for it or stop it, or train beside it in a "
-                    "place of its own: train.directory=…"
-                )
-            time.sleep(_PATIENCE / 20)  # ours: often enough
-    except OSError as error:
-        raise RunError(
-            f"cannot write to {root()} ({error.strerror}); name a directory you may write to: CAPSULE_LAB_RUNS=… for "
-            "all runs, or train.directory=…"
-        ) from error
-    return descriptor
+def _acquired(fingerprint: str) -> FileLock:
+    lock = _lock(fingerprint)
+    while True:
+        try:
+            lock.acquire(timeout=_PATIENCE)
+        except Timeout as error:
+            other = record_of(fingerprint)
+            who = f"process {other.process}" if other else "another process"
+            log = f" (log: {other.log})" if other and other.log else ""
+            raise RunError(
+                f"{who} trains this configuration already{log}; wait for it or stop it, or train beside it in a "
+                "place of its own: train.directory=…"
+            ) from error
+        except FileNotFoundError:
+            continue  # another process has just removed the folder, which was empty
+        except OSError as error:
+            raise RunError(
+                f"cannot write to {root()} ({error.strerror}); name a directory you may write to: CAPSULE_LAB_RUNS=… "
+                "for all runs, or train.directory=…"
+            ) from error
+        return lock
 
 
 def _file(fingerprint: str) -> Path:
     return root() / "cells" / f"{fingerprint}.json"
 
 
-def _lock(fingerprint: str) -> Path:
-    return _file(fingerprint).with_suffix(".lock")
+def _lock(fingerprint: str) -> FileLock:
+    return FileLock(_file(fingerprint).with_suffix(".lock"))
 
 
 def _write(fingerprint: str, record: Claim) -> None:
