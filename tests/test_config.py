@@ -97,6 +97,11 @@ def test_every_routing_with_every_model_that_routes(model, routing):
     assert routing == "none" or config.model.routing == config.routing
 
 
+@functools.cache
+def plain_model(model: str) -> DictConfig:
+    return compose(f"model={model}").model
+
+
 @pytest.mark.parametrize(
     ("preset", "model"), [(p, m) for p in PRESETS for m in MODELS if p not in OF_EM_CAPS or m.startswith("em_caps")]
 )
@@ -105,7 +110,7 @@ def test_every_experiment_and_debug_preset_with_every_model(model, preset):
     check(config)
     group, _, name = preset.partition("=")
     own = changes(name, "model") | {"routing"} if group == "experiment" else set()
-    plainly = compose(f"model={model}").model
+    plainly = plain_model(model)
     assert {key for key in config.model if config.model[key] != plainly[key]} <= own
     assert config.model.keys() == plainly.keys()
     plain(config)
