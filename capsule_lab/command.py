@@ -21,7 +21,8 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from capsule_lab.slurm import requeue
-from hydra_plugins.capsule_lab_plugins.launchers import GPULauncher, SlurmLauncher
+from hydra_plugins.capsule_lab_plugins.gpus import GPULauncher
+from hydra_plugins.capsule_lab_plugins.slurm import SlurmLauncher
 from hydra_plugins.capsule_lab_plugins.sweeper import TableSweeper
 
 
