@@ -8,7 +8,7 @@ from pathlib import Path
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogFormatter
+from matplotlib.ticker import LogLocator
 
 QUANTITIES = {"loss": "loss", "error": "error in %"}
 OWN, AFFINE = "val/error", "affine/error"
@@ -52,8 +52,9 @@ def _loss_and_error() -> tuple[Figure, Iterable[Axes]]:
     axes = figure.subplots(1, len(QUANTITIES))
     for axis, label in zip(axes, QUANTITIES.values(), strict=True):
         axis.set(xlabel="step", ylabel=label, yscale="log")
-        axis.yaxis.set_major_formatter(LogFormatter())  # plain numbers
-        axis.yaxis.set_minor_formatter(LogFormatter(minor_thresholds=(1, 0.5)))  # on short axes only
+        axis.yaxis.set_minor_locator(LogLocator(subs=(2, 3, 5)))  # ours: labels that keep apart over three decades
+        axis.yaxis.set_major_formatter("{x:g}")
+        axis.yaxis.set_minor_formatter("{x:g}")
         axis.grid(alpha=0.3, which="both")
     return figure, axes
 
