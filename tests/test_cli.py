@@ -397,7 +397,6 @@ def test_other_commands_refuse_wrong_words(
     [
         (["capsule_lab.train", "trainer.max_epoch=3"], "did you mean trainer.max_epochs?"),
         (["capsule_lab.train", "data.source=real"], "MNIST is not in data/MNIST/raw"),
-        (["capsule_lab.evaluate", "ckpt=nowhere"], "no checkpoint at nowhere"),
     ],
     ids=str,
 )

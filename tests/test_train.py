@@ -22,7 +22,7 @@ from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 
 from capsule_lab import command, runs
-from capsule_lab.callbacks import AtomicCheckpointIO, LastCheckpoint, NonFiniteError, checkpoints
+from capsule_lab.callbacks import AtomicCheckpointIO, NonFiniteError, checkpoints
 from capsule_lab.lit import CapsNetModule
 from capsule_lab.runs import RunError
 from capsule_lab.train import train
@@ -548,6 +548,7 @@ def test_killed_in_the_middle_of_an_epoch_and_resumed_equals_uninterrupted(
     assert curves(directory) == curves(trained.directory)
 
 
+STOPPING = [signal.SIGINT, signal.SIGTERM]  # of LastCheckpoint.signals, the third is in test_resume
 ENDLESS = [*TINY, "trainer.max_epochs=100000", "train.directory=run", *NO_PICTURES]
 
 
@@ -563,7 +564,7 @@ def stop(process: subprocess.Popen[str], signum: signal.Signals) -> Ended:
 @pytest.fixture(scope="module")
 def stopped(tmp_path_factory: pytest.TempPathFactory) -> dict[signal.Signals, tuple[Path, Ended]]:
     """Endless runs side by side, each stopped by another signal: where they were, and how they ended."""
-    folders = {signum: tmp_path_factory.mktemp(signum.name) for signum in LastCheckpoint.signals}
+    folders = {signum: tmp_path_factory.mktemp(signum.name) for signum in STOPPING}
     processes = {
         signum: start("-u", "-m", "capsule_lab.train", *ENDLESS, cwd=folder) for signum, folder in folders.items()
     }
@@ -575,7 +576,7 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> dict[signal.Signals, tu
             process.communicate()
 
 
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1], ids=lambda signum: signum.name)
+@pytest.mark.parametrize("signum", STOPPING, ids=lambda signum: signum.name)
 def test_signal_stops_with_a_checkpoint_and_says_how_to_go_on(
     stopped: dict[signal.Signals, tuple[Path, Ended]], signum: signal.Signals
 ) -> None:
