@@ -7,7 +7,7 @@ import shlex
 import sys
 from pathlib import Path
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 from rich.console import Console
 
 from capsule_lab.command import command
@@ -26,12 +26,10 @@ def report(config: DictConfig, made_by: str) -> None:
     from capsule_lab import runs
     from capsule_lab.tables import pages
     from capsule_lab.tables.summary import summarise
-    from capsule_lab.tables.table import TableError, chosen, read
+    from capsule_lab.tables.table import chosen, read
 
-    if OmegaConf.is_missing(config, "table"):
-        raise TableError("table is missing; expected table=<a file of sweeps/>")
     table = chosen(read(config.table), rows=config.rows, columns=config.columns, seeds=config.seeds)
-    entries = summarise(table, list(config.overrides))
+    entries = summarise(table, words.of_runs(config.overrides))
     console = Console(highlight=False)
     if not console.is_terminal and "COLUMNS" not in os.environ:
         console.width = WIDTH

@@ -18,6 +18,11 @@ def was_requeued() -> bool:
     return int(os.environ.get("SLURM_RESTART_COUNT", "0")) > 0
 
 
+def is_batch_job() -> bool:
+    """Whether this process belongs to a job that nobody sits in front of."""
+    return "SLURM_JOB_ID" in os.environ and os.environ.get("SLURM_JOB_NAME", "") not in ("bash", "interactive")
+
+
 def this_job() -> str:
     """What ``scontrol`` calls the job that this process belongs to; one of an array has a number of its own there."""
     array = [os.environ.get(key, "") for key in ("SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID")]
@@ -28,13 +33,13 @@ def in_queue(job: str) -> bool:
     """Whether a job waits, runs or is about to end; accounting, which not every cluster has, is not asked."""
     if shutil.which("squeue") is None:
         return False  # as where a report is made on a machine beside the cluster
-    found = subprocess.run(
-        ["squeue", "--noheader", "--jobs", job, "--format", "%T"],
-        capture_output=True,
-        text=True,
-        timeout=_SECONDS,
-        check=False,
-    )
+    question = ["squeue", "--noheader", "--jobs", job, "--format", "%T"]
+    try:
+        found = subprocess.run(question, capture_output=True, text=True, timeout=_SECONDS, check=False)
+    except subprocess.TimeoutExpired:
+        return True  # a busy controller is no news of the job
+    if found.returncode:
+        return "Invalid job id" not in found.stderr  # which is how SLURM speaks of one that ended a while ago
     return bool(found.stdout.strip())
 
 
@@ -49,10 +54,8 @@ def goes_back(signum: int) -> bool:
     Pre-emption sends SIGTERM, the end of the time limit what ``--signal`` says, which is SIGUSR1 with
     ``launcher=slurm``. Ctrl-C and jobs at a terminal are left alone; of several processes, the first one asks.
     """
-    at_a_terminal = os.environ.get("SLURM_JOB_NAME", "") in ("bash", "interactive")
-    if "SLURM_JOB_ID" not in os.environ or at_a_terminal or signum not in (signal.SIGTERM, signal.SIGUSR1):
-        return False
-    return os.environ.get("SLURM_PROCID", "0") == "0"
+    asked = signum in (signal.SIGTERM, signal.SIGUSR1)
+    return asked and is_batch_job() and os.environ.get("SLURM_PROCID", "0") == "0"
 
 
 def requeue(signum: int) -> bool:

@@ -25,22 +25,25 @@ log = logging.getLogger(__name__)
 def run(config: DictConfig) -> None:
     """Train as ``config`` says, unless another process does; test once at the end, leave ``metrics.json``."""
     check(config)
+    from capsule_lab.runs import interruptible
     from capsule_lab.runs.claims import claim
 
-    with claim(config):
+    with claim(config), interruptible("stopped before training went on: checkpoints are as they were"):
         _run(config)
 
 
 def _run(config: DictConfig) -> None:
     from capsule_lab import runs
 
-    config.train.resume = config.train.resume or was_requeued()
     hydra = HydraConfig.get()
+    asked, config.train.resume = config.train.resume, config.train.resume or was_requeued()
     directory = runs.choose_directory(config, "{model}-{data}".format_map(hydra.runtime.choices))
+    if asked and hydra.mode == RunMode.RUN and not directory.exists():  # a sweep asks for whatever there is
+        log.warning("NOTHING TO RESUME for this configuration, in %s: starting anew", directory)
     if config.train.resume and runs.is_finished(directory, config):
         log.info("%s is finished already, nothing to resume; its results are in metrics.json", directory)
         return
-    own = [word for word in hydra.overrides.task if not word.startswith("launcher=")]
+    own = [word for word in hydra.overrides.task if not word.startswith(("launcher=", "train.resume="))]
     with standing_for("capsule_lab.train", own) if hydra.mode == RunMode.MULTIRUN else nullcontext():
         result = train(config, directory)
     if result:

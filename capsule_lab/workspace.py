@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from capsule_lab.command import command
 
@@ -22,10 +22,8 @@ _LOGGED_AS = {"validation": "val"}  # of metrics.json
 def main(config: DictConfig) -> None:
     """Build the workspace, write it as JSON, and upload it if that is asked for."""
     from capsule_lab import runs
-    from capsule_lab.tables.table import TableError, read
+    from capsule_lab.tables.table import read
 
-    if OmegaConf.is_missing(config, "table"):
-        raise TableError("table is missing; expected table=<a file of sweeps/>")
     if find_spec("wandb_workspaces") is None:
         raise runs.RunError("wandb-workspaces is not installed; expected pip install 'capsule-lab[workspace]'")
     table = read(config.table)
@@ -48,6 +46,8 @@ def build(table: Any, *, project: str, entity: str = "") -> Any:
     """
     import wandb_workspaces.reports.v2 as wr
     import wandb_workspaces.workspaces as ws
+
+    from capsule_lab.tables.cells import distinct, expand
 
     row = wr.Metric("JobType")  # as conf/logger/wandb.yaml has it
     over_seeds: dict[str, Any] = {"groupby": row, "groupby_aggfunc": "mean", "groupby_rangefunc": "stddev"}
@@ -81,7 +81,7 @@ def build(table: Any, *, project: str, entity: str = "") -> Any:
         project=project,
         name=table.name,
         sections=[ws.Section(name=name, panels=panels, is_open=True) for name, panels in sections.items()],
-        settings=ws.WorkspaceSettings(x_axis=STEP, max_runs=len(table.rows) * len(table.seeds)),
+        settings=ws.WorkspaceSettings(x_axis=STEP, max_runs=len(distinct(expand(table)))),
         runset_settings=ws.RunsetSettings(
             filters=ws.And(ws.Metric("Group") == table.name),
             groupby=[ws.Metric("JobType")],

@@ -5,16 +5,18 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 from omegaconf import DictConfig
 
 from capsule_lab import runs, slurm
 from capsule_lab.command import InterruptError, compose
 from capsule_lab.runs import claims
-from tests.conftest import Ended
+from tests.conftest import Ended, Trained
 from tests.tables.conftest import TINY
 
 
@@ -154,6 +156,45 @@ def test_run_that_went_back_into_the_queue_of_slurm_is_claimed_as_long_as_it_wai
     assert claims.record_of(runs.config_hash(config)).error == "stopped"
     with claims.claim(config):
         assert claims.record_of(runs.config_hash(config)).error is None, "it goes on"
+
+
+def test_batch_job_that_dies_without_a_word_is_claimed_as_long_as_slurm_may_send_it_back(
+    config: DictConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after the failure of its machine."""
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.setenv("SLURM_JOB_NAME", "capsule_lab")
+    with claims.claim(config):
+        record = claims.record_of(runs.config_hash(config))
+    claims._write(runs.config_hash(config), record)  # what kill -9 leaves
+    queue = ["7"]
+    monkeypatch.setattr(slurm, "in_queue", lambda job: job in queue)
+    assert claims.is_claimed(runs.config_hash(config))
+    queue.clear()
+    assert not claims.is_claimed(runs.config_hash(config))
+
+
+def test_onlooker_is_not_taken_for_a_run(config: DictConfig) -> None:
+    fingerprint = runs.config_hash(config)
+    claims._write(fingerprint, claims.Claim("dead", None))
+    looking = FileLock(claims._lock(fingerprint).lock_file, thread_local=False)
+    looking.acquire()
+    threading.Timer(claims._LOOK / 4, looking.release).start()
+    assert not claims.is_claimed(fingerprint)
+
+
+def test_failure_of_a_run_that_another_process_finished_is_not_noted(config: DictConfig) -> None:
+    fingerprint = runs.config_hash(config)
+    directory = runs.choose_directory(config, "capsnet-mnist")
+    runs.write_json(directory / "metrics.json", {"status": "finished", "config_hash": fingerprint})
+    claims.note_failure(fingerprint, "another process trains this configuration already")
+    assert claims.record_of(fingerprint) is None
+
+
+def test_run_that_goes_on_from_another_configuration_is_no_claim(config: DictConfig, trained: Trained) -> None:
+    config.ckpt = str(trained.directory)
+    with claims.claim(config):
+        assert not claims.is_claimed(runs.config_hash(config))
 
 
 @pytest.mark.parametrize(("directory", "noted"), [(None, True), ("elsewhere", False)])

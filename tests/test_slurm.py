@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -64,6 +66,36 @@ def test_without_slurm_nothing_is_in_its_queue(monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.setenv("PATH", "")
     assert not slurm.in_queue("7")
     assert asked == []
+
+
+@pytest.mark.parametrize(
+    ("answer", "there"),
+    [
+        (SimpleNamespace(returncode=0, stdout="RUNNING\n", stderr=""), True),
+        (SimpleNamespace(returncode=0, stdout="", stderr=""), False),
+        (SimpleNamespace(returncode=1, stdout="", stderr="slurm_load_jobs error: Invalid job id specified"), False),
+        (SimpleNamespace(returncode=1, stdout="", stderr="slurm_load_jobs error: Socket timed out"), True),
+        (subprocess.TimeoutExpired("squeue", 30), True),
+    ],
+    ids=str,
+)
+def test_controller_that_does_not_answer_is_no_news(monkeypatch: pytest.MonkeyPatch, answer: Any, there: bool) -> None:
+    def run(*_: object, **__: object) -> SimpleNamespace:
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(shutil, "which", lambda name: name)
+    monkeypatch.setattr(subprocess, "run", run)
+    assert slurm.in_queue("7") is there
+
+
+def test_launcher_without_slurm_says_so(cli: Callable[..., Ended], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    ended = cli("sweep", "table=smoke", "rows=[uniform]", "seeds=[0]", "launcher=slurm")
+    assert ended.status == 2
+    assert ended.err.startswith("capsule_lab: SLURM did not take the runs (Could not detect")
+    assert ended.err.count("\n") == 1
 
 
 @pytest.mark.parametrize(("count", "requeued"), [(None, False), ("0", False), ("2", True)])

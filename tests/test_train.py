@@ -21,7 +21,7 @@ from lightning.pytorch.callbacks import Callback
 from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 
-from capsule_lab import command, runs
+from capsule_lab import build, command, runs
 from capsule_lab.callbacks import AtomicCheckpointIO, NonFiniteError, checkpoints
 from capsule_lab.lit import CapsNetModule
 from capsule_lab.runs import RunError
@@ -338,6 +338,8 @@ def test_ckpt_of_a_longer_run_continues_in_a_directory_of_its_own(cli: Cli, a_co
     assert contents(a_copy) == before
     (directory,) = (tmp_path / "runs").iterdir()
     found = json.loads((directory / "metrics.json").read_text())
+    assert directory.name == f"capsnet-mnist-{found['config_hash']}-continued"
+    assert runs.attempts(found["config_hash"]) == [], "it is no run of that configuration from its start"
     assert (found["steps"], found["epochs"]) == (12, 3)
     assert [row["step"] for row in curves(directory) if row["train/loss"]] == ["11"]
 
@@ -347,6 +349,60 @@ def test_ckpt_may_be_the_directory_of_a_run(cli: Cli, a_copy: Path, tmp_path: Pa
     assert ended.status == 0, ended.err
     (directory,) = (tmp_path / "runs").iterdir()
     assert json.loads((directory / "metrics.json").read_text())["steps"] == 12
+
+
+def test_run_that_began_with_another_ones_weights_resumes_where_it_was(
+    a_copy: Path, tiny: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tiny("trainer.max_epochs=3", f"ckpt={a_copy}", *NO_PICTURES)
+    directory = runs.choose_directory(config, "capsnet-mnist")
+    directory.parent.mkdir()
+    with pytest.raises(command.InterruptError):
+        run(config, directory, monkeypatch, SignalAt(10))
+    config.train.resume = True
+    assert runs.choose_directory(config, "capsnet-mnist") == directory
+    seen = Steps()
+    assert run(config, directory, monkeypatch, seen)["steps"] == 12
+    assert seen.found == [11, 12]
+
+
+class Steps(Callback):
+    def __init__(self) -> None:
+        self.found: list[int] = []
+
+    def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+        self.found.append(trainer.global_step)
+
+
+@pytest.mark.parametrize("signum", runs.SIGNALS, ids=lambda signum: signum.name)
+@pytest.mark.parametrize(
+    ("moment", "sentence"),
+    [
+        ("on_sanity_check_start", "stopped before training went on: checkpoints are as they were"),
+        ("on_test_start", "training is complete; the same command with train.resume=true tests again"),
+    ],
+)
+def test_signal_when_there_is_nothing_to_save(
+    cli: Cli, a_copy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str, sentence: str, signum: int
+) -> None:
+    """Whatever stops a run while it does not train: a job of SLURM has to go back into the queue then, too."""
+    sent = type("Sent", (Callback,), {moment: lambda *_: signal.raise_signal(signum)})()
+    genuine = build.build_trainer
+    monkeypatch.setattr(build, "build_trainer", lambda c, d, *callbacks: genuine(c, d, sent, *callbacks))
+    asked: list[int] = []
+    monkeypatch.setattr(command, "requeue", asked.append)
+    words = [*TINY, *NO_PICTURES, "train.resume=true", f"train.directory={a_copy}", "trainer.num_sanity_val_steps=1"]
+    before = {number: signal.getsignal(number) for number in runs.SIGNALS}
+    ended = cli("train", *words)
+    assert (ended.status, ended.err) == (128 + signum, f"capsule_lab: {sentence}\n")
+    assert asked == [signum]
+    assert {number: signal.getsignal(number) for number in runs.SIGNALS} == before
+
+
+def test_resuming_what_is_not_there_is_said_aloud(cli: Cli) -> None:
+    ended = cli("train", "debug=smoke", *TINY_CAPSNET, *NO_PICTURES, "train.resume=true")
+    assert ended.status == 0
+    assert "NOTHING TO RESUME for this configuration, in " in ended.out
 
 
 def test_ckpt_of_another_network_is_refused_in_a_sentence(cli: Cli, a_copy: Path, tmp_path: Path) -> None:
@@ -548,7 +604,7 @@ def test_killed_in_the_middle_of_an_epoch_and_resumed_equals_uninterrupted(
     assert curves(directory) == curves(trained.directory)
 
 
-STOPPING = [signal.SIGINT, signal.SIGTERM]  # of LastCheckpoint.signals, the third is in test_resume
+STOPPING = [signal.SIGINT, signal.SIGTERM]  # of runs.SIGNALS, the third is in test_resume
 ENDLESS = [*TINY, "trainer.max_epochs=100000", "train.directory=run", *NO_PICTURES]
 
 

@@ -9,6 +9,7 @@
         train.log
         checkpoints/best.ckpt  last.ckpt
         figures/
+    runs/…-<hash>-continued/         began with another configuration's weights, ckpt=…: never a cell of a table
     runs/cells/<hash>.json           while a process trains that configuration, and if it failed: see ``claims``
 
 Checkpoints carry their own plain configuration: ``load_run(path)`` needs nothing else.
@@ -32,10 +33,11 @@ from capsule_lab.runs.checkpoints import (
 from capsule_lab.runs.directories import attempts, choose_directory, config_hash, is_first_process, open_directory, root
 from capsule_lab.runs.files import RunError, check_writable, save_figure, write_atomically, write_json, write_text
 from capsule_lab.runs.results import data_in_words, is_finished, numbers, result_of
-from capsule_lab.runs.session import interruptible, logging_to
+from capsule_lab.runs.session import SIGNALS, interruptible, logging_to
 
 __all__ = [
     "FORMAT",
+    "SIGNALS",
     "Record",
     "RunError",
     "attempts",

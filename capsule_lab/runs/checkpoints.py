@@ -134,15 +134,14 @@ def last_checkpoint(directory: Path) -> Path | None:
 
 
 def checkpoint_to_resume(config: DictConfig, directory: Path, provenance: dict[str, Any]) -> Path | None:
-    """Where training goes on: ``ckpt=``, else the run's last checkpoint when resuming, else nowhere.
+    """Where training goes on: the run's last checkpoint when resuming, else ``ckpt=``, else nowhere.
 
     Raises:
         RunError: if it is no checkpoint that this version reads, or was trained on other data than is here now.
     """
-    if config.ckpt:
-        path: Path | None = find_checkpoint(config.ckpt, "last.ckpt", "best.ckpt")
-    else:
-        path = last_checkpoint(directory) if config.train.resume else None
+    path = last_checkpoint(directory) if config.train.resume else None
+    if path is None and config.ckpt:
+        path = find_checkpoint(config.ckpt, "last.ckpt", "best.ckpt")
     if path is None:
         return None
     record = read_checkpoint(path)[1]

@@ -19,13 +19,15 @@ from omegaconf import DictConfig
 
 from capsule_lab import slurm
 from capsule_lab.command import InterruptError, in_one_sentence
-from capsule_lab.runs.directories import attempts, config_hash, is_attempt, is_first_process, root
+from capsule_lab.runs.directories import attempts, config_hash, continues_another, is_attempt, is_first_process, root
 from capsule_lab.runs.files import RunError, write_json
+from capsule_lab.runs.results import result_of
 
 LOG = "CAPSULE_LAB_LOG"
 """Environment variable in which a launcher says where the output of this process goes."""
 
 _PATIENCE = 1.0  # ours: seconds, as somebody who only looks holds the lock for a moment
+_LOOK = 0.1  # ours: seconds, as somebody else may be looking
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,7 @@ class Claim:
         process: its number, and on which machine.
         log: where its output goes, if a launcher said so.
         error: why it ended.
-        queued: a job of SLURM that waits to begin, or went back into the queue to go on.
+        queued: the job of SLURM that it is, which may wait to begin, or be sent back into the queue to go on.
     """
 
     process: str
@@ -49,7 +51,7 @@ class Claim:
 def claim(config: DictConfig) -> Iterator[None]:
     """While this process trains ``config`` where tables look for it, no other does; a record says how it failed.
 
-    A run that has a directory of its own, ``train.directory=…``, is nobody else's business.
+    A run that has a directory of its own, or goes on from another configuration's, is nobody else's business.
 
     Raises:
         RunError: if another process trains it already.
@@ -60,7 +62,8 @@ def claim(config: DictConfig) -> Iterator[None]:
         return
     ours = [_file(fingerprint).parent, *([] if root().exists() else [root()])]
     lock = _acquired(fingerprint)
-    mine = Claim(f"{os.getpid()} on {socket.gethostname()}", os.environ.get(LOG))
+    job = slurm.this_job() if slurm.is_batch_job() else None  # SLURM itself requeues what dies with its machine
+    mine = Claim(f"{os.getpid()} on {socket.gethostname()}", os.environ.get(LOG), queued=job)
     try:
         _write(fingerprint, mine)
         yield
@@ -69,7 +72,7 @@ def claim(config: DictConfig) -> Iterator[None]:
         if mine.log or attempts(fingerprint):
             reason = in_one_sentence(error) or f"{type(error).__name__}: {' '.join(str(error).split())}"
             back = isinstance(error, InterruptError) and slurm.goes_back(error.signum)
-            _write(fingerprint, Claim(mine.process, mine.log, reason, slurm.this_job() if back else None))
+            _write(fingerprint, Claim(mine.process, mine.log, reason, job if back else None))
         else:  # nothing was written before everything stood, and whoever started it reads what was wrong
             _file(fingerprint).unlink(missing_ok=True)
         raise
@@ -84,7 +87,8 @@ def claim(config: DictConfig) -> Iterator[None]:
 def note_failure(fingerprint: str, error: str) -> None:
     """Record why a job failed that could not do so itself, having been killed or never come to training."""
     record = record_of(fingerprint)
-    if (record is None or record.error is None) and not is_claimed(fingerprint):
+    finished = any(result_of(directory, fingerprint) for directory in attempts(fingerprint))  # by another process
+    if (record is None or record.error is None) and not finished and not is_claimed(fingerprint):
         known = record or Claim("unknown", None)
         _write(fingerprint, Claim(known.process, known.log, error))
 
@@ -101,7 +105,7 @@ def is_claimed(fingerprint: str) -> bool:
     lock = _lock(fingerprint)
     if Path(lock.lock_file).exists():
         try:
-            with lock.acquire(timeout=0):
+            with lock.acquire(timeout=_LOOK):
                 pass
         except Timeout:
             return True
@@ -119,8 +123,9 @@ def record_of(fingerprint: str) -> Claim | None:
 
 def _is_looked_for(config: DictConfig, fingerprint: str) -> bool:
     """Whether the run will be where tables look for it, rather than in a directory of its own."""
-    directory = config.train.directory
-    return not directory or is_attempt(Path(str(directory)).absolute(), fingerprint)
+    if config.train.directory:
+        return is_attempt(Path(str(config.train.directory)).absolute(), fingerprint)
+    return not continues_another(config)
 
 
 def _acquired(fingerprint: str) -> FileLock:

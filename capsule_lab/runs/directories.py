@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
 import os
 import re
 from pathlib import Path
@@ -14,8 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 from capsule_lab.runs.checkpoints import find_checkpoint, home_of, plain
 from capsule_lab.runs.files import RunError, write_atomically
 
-log = logging.getLogger(__name__)
-
+_CONTINUED = "-continued"
 _NOT_THE_RESULT = ("ckpt", "train.resume", "train.directory", "logger", "data.directory")
 
 
@@ -53,12 +51,25 @@ def attempts(fingerprint: str) -> list[Path]:
 
 def is_attempt(directory: Path, fingerprint: str) -> bool:
     """Whether ``attempts`` finds a run of that configuration in ``directory``."""
-    return directory.parent == root() and re.search(rf"-{fingerprint}(-\d+)?$", directory.name) is not None
+    return directory.parent == root() and _is_named(directory, fingerprint)
+
+
+def continues_another(config: DictConfig) -> bool:
+    """Whether a run begins with the weights of another configuration's, ``ckpt=…``, so that it is not one of its own.
+
+    Raises:
+        RunError: if there is no such checkpoint.
+    """
+    return bool(config.ckpt) and not _is_named(home_of(find_checkpoint(config.ckpt)), config_hash(config))
+
+
+def _is_named(directory: Path, fingerprint: str) -> bool:
+    return re.search(rf"-{fingerprint}(-\d+)?$", directory.name) is not None
 
 
 def _attempt(directory: Path) -> int:
-    match = re.search(r"-[0-9a-f]{8}-(\d+)$", directory.name)
-    return int(match[1]) if match else 1
+    match = re.search(rf"-[0-9a-f]{{8}}({_CONTINUED})?-(\d+)$", directory.name)
+    return int(match[2]) if match else 1
 
 
 def choose_directory(config: DictConfig, name: str) -> Path:
@@ -94,12 +105,13 @@ def _choose(config: DictConfig, name: str) -> Path:
         own = home_of(find_checkpoint(config.ckpt))
         if own.name.startswith(base):
             return own
-    attempts = sorted(root().glob(f"{base}*"), key=_attempt)
-    if config.train.resume:
-        if attempts:
-            return attempts[-1]
-        log.warning("NOTHING TO RESUME for this configuration in %s (%s…): starting anew", root(), base)
-    return root() / (f"{base}-{_attempt(attempts[-1]) + 1}" if attempts else base)
+    base += _CONTINUED if continues_another(config) else ""
+    there = sorted(
+        (path for path in root().glob(f"{base}*") if re.fullmatch(r"(-\d+)?", path.name[len(base) :])), key=_attempt
+    )
+    if config.train.resume and there:
+        return there[-1]
+    return root() / (f"{base}-{_attempt(there[-1]) + 1}" if there else base)
 
 
 def open_directory(directory: Path, config: DictConfig) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from capsule_lab import runs
 from capsule_lab.build import check
 from capsule_lab.command import compose, in_one_sentence
 from capsule_lab.runs import claims
-from capsule_lab.tables.table import Column, Row, Table, TableError
+from capsule_lab.tables.table import Column, Row, Table, TableError, for_runs
 
 DONE, RUNNING, FAILED, MISSING, WAITING = "done", "running", "failed", "missing", "waiting"
 STAND_IN = "data.source=standin"
@@ -55,8 +56,8 @@ class Cell:
 
     @property
     def job(self) -> tuple[str, ...]:
-        """The overrides for a sweep, which goes on where an earlier attempt stopped."""
-        return (*self.overrides, *self.labels, *(["train.resume=true"] if self.directories else []))
+        """The overrides for a sweep, which goes on where an earlier attempt stopped, and not beyond the end."""
+        return (*self.overrides, *self.labels, "train.resume=true")
 
     @cached_property
     def finished(self) -> tuple[Path, dict[str, Any]] | None:
@@ -122,6 +123,7 @@ def expand(table: Table, words: Sequence[str] = ()) -> list[Cell]:
     Raises:
         TableError: for overrides that do not fit together.
     """
+    words = for_runs("every run", words)
     cells: dict[tuple[str, str, int], Cell] = {}
     for row in table.rows:
         for column in (column for column in table.columns if column.name in row.overrides):
@@ -150,10 +152,14 @@ def verify(cell: Cell) -> DictConfig:
 
 
 def merged(*lists: Sequence[str]) -> list[str]:
-    """Overrides of which the last one for each key counts."""
+    """Overrides of which the last one for each key counts, where it stands."""
     words = [word for words in lists for word in words]
-    keys = [override.get_key_element() for override in OverridesParser.create().parse_overrides(words)]
-    return list({key.lstrip("+"): word for key, word in zip(keys, words, strict=True)}.values())
+    keys = [override.get_key_element().lstrip("+~") for override in OverridesParser.create().parse_overrides(words)]
+    last: dict[str, str] = {}
+    for key, word in zip(keys, words, strict=True):
+        last.pop(key, None)  # so that it stands behind what may contradict it
+        last[key] = word
+    return list(last.values())
 
 
 def _seeds(
@@ -181,7 +187,8 @@ def _seeds(
         fingerprint = runs.config_hash(config)
         if config.trainer.devices != 1 or config.trainer.num_nodes != 1:  # all processes have to know where
             new = runs.root() / f"{table.name}-{row.name}-{fingerprint}"
-            labels.append(f"train.directory={next(iter(runs.attempts(fingerprint)), new)}")
+            directory = next(iter(runs.attempts(fingerprint)), new)
+            labels.append(f"train.directory={json.dumps(str(directory), ensure_ascii=False)}")
         yield Cell(row, column, seed, tuple(overrides), fingerprint, waits_for, tuple(labels))
 
 

@@ -23,7 +23,7 @@ Launch = Callable[[Sequence[Sequence[str]], int], Sequence[Any]]
 _STYLES = {DONE: "green", RUNNING: "cyan", FAILED: "red", MISSING: "yellow", WAITING: "dim"}
 
 
-def chosen_table(name: str, selection: Mapping[str, Sequence[Any] | None]) -> Table:
+def chosen_table(name: str | None, selection: Mapping[str, Any]) -> Table:
     """The rows, columns and seeds of a table that were asked for.
 
     Raises:

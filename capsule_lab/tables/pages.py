@@ -16,9 +16,10 @@ from matplotlib.figure import Figure
 from rich.table import Table as RichTable
 
 from capsule_lab.analysis.curves import curves_of_runs
-from capsule_lab.tables.summary import Entry, Run, best_runs, with_spread
+from capsule_lab.tables.summary import Entry, Run, best_runs
 from capsule_lab.tables.table import Table
 
+_IN_LATEX = str.maketrans({character: f"\\{character}" for character in "&%$#_{}"})
 HEADINGS = ["", "published", "ours", "n", "difference", "stand-in", "n stand-in", "minutes", "parameters", "runs"]
 
 
@@ -27,7 +28,7 @@ def cells_of(entry: Entry) -> list[str]:
     published, ours, stand_in = entry.published, entry.ours, entry.stand_in
     return [
         entry.row.label,
-        with_spread(published.mean, published.std) if published else "",
+        str(published or ""),
         str(ours or ""),
         str(ours.count if ours else ""),
         "" if entry.difference is None else f"{entry.difference:+.2f}",
@@ -130,7 +131,10 @@ def as_latex(table: Table, entries: Sequence[Entry]) -> str:
         style.format(escape="latex")
         .format_index(escape="latex", axis="columns")
         .to_latex(
-            hrules=True, caption=table.paper, label=f"tab:{table.name}", column_format="ll" + "r" * (len(shown) - 1)
+            hrules=True,
+            caption=table.paper.translate(_IN_LATEX),
+            label=f"tab:{table.name}",
+            column_format="ll" + "r" * (len(shown) - 1),
         )
     )
     return str(text).replace("±", r"$\pm$")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import statistics
 from collections import Counter
 from collections.abc import Sequence
@@ -10,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from capsule_lab.tables.cells import DONE, STAND_IN, Cell, expand
-from capsule_lab.tables.table import Column, Published, Row, Table
+from capsule_lab.tables.table import Column, Published, Row, Table, TableError
+
+log = logging.getLogger(__name__)
 
 GENUINE = "real"  # as a data module's provenance says it
 
@@ -44,7 +47,7 @@ class Mean:
     count: int
 
     def __str__(self) -> str:
-        return with_spread(self.mean, self.std)
+        return f"{self.mean:.2f}" if self.std is None else f"{self.mean:.2f} ± {self.std:.3f}"
 
 
 @dataclass(frozen=True)
@@ -52,7 +55,7 @@ class Entry:
     """One row in one column: its runs, and what was published.
 
     Attributes:
-        unfinished: cells that were asked for, and have no result.
+        unfinished: cells that were asked for, and have no result, or not what the column shows.
         asked: how many were asked for.
     """
 
@@ -83,13 +86,19 @@ class Entry:
         """How many of the runs that were asked for are there, and what became of the others."""
         if not self.row.overrides:
             return "reported"
-        found = Counter(cell.status for cell in self.unfinished)
+        without = f"without {self.column.metric}"
+        found = Counter(without if cell.status == DONE else cell.status for cell in self.unfinished)
         parts = [f"{self.asked - len(self.unfinished)} of {self.asked}", *(f"{n} {name}" for name, n in found.items())]
         return ", ".join(parts)
 
+    @property
+    def counted(self) -> tuple[Run, ...]:
+        """The runs whose cost is told: those on genuine data if there are any, as the others may be far shorter."""
+        return tuple(run for run in self.runs if run.genuine) or self.runs
+
     def shared(self, key: str) -> str:
-        """What the runs say of ``parameters``, ``hardware`` and the like; all of it where they differ."""
-        return "; ".join(dict.fromkeys(_in_words(run.result.get(key)) for run in self.runs))
+        """What the ``counted`` say of ``parameters``, ``hardware`` and the like; all of it where they differ."""
+        return "; ".join(dict.fromkeys(_in_words(run.result.get(key)) for run in self.counted))
 
     @property
     def data(self) -> str:
@@ -98,13 +107,8 @@ class Entry:
 
     @property
     def minutes(self) -> float | None:
-        """Mean time of a run."""
-        return statistics.fmean(run.minutes for run in self.runs) if self.runs else None
-
-
-def with_spread(mean: float, std: float | None) -> str:
-    """``0.25 ± 0.01``."""
-    return f"{mean:.2f}" if std is None else f"{mean:.2f} ± {std:.2f}"
+        """Mean time of a run of the ``counted``."""
+        return statistics.fmean(run.minutes for run in self.counted) if self.runs else None
 
 
 def summarise(table: Table, words: Sequence[str] = ()) -> list[Entry]:
@@ -122,8 +126,8 @@ def summarise(table: Table, words: Sequence[str] = ()) -> list[Entry]:
             more = [cell for cell in others if (cell.row, cell.column) == (row, column)]
             published = row.published.get(column.name)
             if own or published:
-                runs = tuple(_run(cell, column) for cell in (*own, *more) if cell.finished)
-                left = tuple(cell for cell in own if cell.status != DONE)
+                runs = tuple(run for cell in (*own, *more) if (run := _run(cell, column)))
+                left = tuple(cell for cell in own if cell not in [run.cell for run in runs])
                 entries.append(Entry(row, column, published, runs, left, len(own)))
     return entries
 
@@ -138,11 +142,13 @@ def best_runs(entries: Sequence[Entry]) -> list[Run]:
     return list({run.directory: run for run in best}.values())
 
 
-def _run(cell: Cell, column: Column) -> Run:
-    value = cell.value(column.metric)
-    assert value is not None
-    assert cell.finished is not None
-    return Run(cell, value, *cell.finished)
+def _run(cell: Cell, column: Column) -> Run | None:
+    try:
+        value = cell.value(column.metric)
+    except TableError as error:  # such as a run that was not to be tested: the others are worth showing
+        log.warning("%s: %s", cell.name, error)
+        return None
+    return None if value is None or cell.finished is None else Run(cell, value, *cell.finished)
 
 
 def _mean(values: Sequence[float]) -> Mean | None:

@@ -19,6 +19,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -41,6 +42,9 @@ class Published:
 
     mean: float
     std: float | None = None
+
+    def __str__(self) -> str:
+        return f"{self.mean:g}" if self.std is None else f"{self.mean:g} ± {self.std:g}"  # no digit more, none less
 
 
 @dataclass(frozen=True)
@@ -77,14 +81,19 @@ class Table:
     columns: tuple[Column, ...]
     rows: tuple[Row, ...]
 
-    def row(self, name: str) -> Row:
-        """The row of that name, which there is."""
-        return next(row for row in self.rows if row.name == name)
-
 
 _KEYS = {"paper", "metric", "seeds", "base", "columns", "rows"}
 _KEYS_OF_A_COLUMN = {"label", "overrides", "metric"}
 _KEYS_OF_A_ROW = {"name", "label", "overrides", "published", "note", "takes"}
+_NAME = re.compile(r"[\w.-]+")  # it becomes part of directories, of overrides, of names in dashboards
+_KINDS = {dict: "mapping", list: "list"}
+_NOT_FOR_RUNS = {
+    "seed": "leave it out, seeds=[…] are those of a table",
+    **dict.fromkeys(
+        ("ckpt", "train.directory", "train.resume"),
+        "leave it out, a table knows where its runs are and goes on with each",
+    ),
+}
 
 
 def sweeps_dir() -> Path:
@@ -93,12 +102,15 @@ def sweeps_dir() -> Path:
     return next(folder for folder in (package / "sweeps", package.parent / "sweeps") if folder.is_dir())
 
 
-def read(table: str | Path) -> Table:
+def read(table: str | Path | None) -> Table:
     """A table by its name in ``sweeps/``, or from a file of one's own.
 
     Raises:
         TableError: if there is none, or it is not what a table is.
     """
+    if table is None:
+        names = sorted(path.stem for path in sweeps_dir().glob("*.yaml"))
+        raise TableError(f"table is missing; expected table=<name>, one of {', '.join(names)}, or a .yaml file")
     file = Path(table) if str(table).endswith(".yaml") else sweeps_dir() / f"{table}.yaml"
     if not file.is_file():
         names = [path.stem for path in sweeps_dir().glob("*.yaml")]
@@ -117,49 +129,84 @@ def read(table: str | Path) -> Table:
 def chosen(
     table: Table,
     *,
-    rows: Sequence[str] | None = None,
-    columns: Sequence[str] | None = None,
-    seeds: Sequence[int] | None = None,
+    rows: Sequence[str] | str | None = None,
+    columns: Sequence[str] | str | None = None,
+    seeds: Sequence[int] | int | None = None,
 ) -> Table:
-    """Those rows, columns and seeds of a table; ``None`` for all. Rows that others take from stay.
+    """Those rows, columns and seeds of a table, or that one; ``None`` for all. Rows that others take from stay.
 
     Raises:
         TableError: if it has no such row or column, or a seed is no whole number.
     """
-    for what, wanted, there in (("rows", rows, table.rows), ("columns", columns, table.columns)):
-        names = [one.name for one in there]
-        for name in wanted or ():
-            if name not in names:
-                raise TableError(f"{what}: {name} is not in {table.name}; {options_in_words(str(name), names)}")
-    for seed in seeds or ():
-        if not isinstance(seed, int) or seed < 0:
-            raise TableError(f"seeds has {seed}; expected whole numbers, 0 or more")
-    needed = {other for row in table.rows if not rows or row.name in rows for other, _ in row.takes.values()}
+    rows_chosen = _among("rows", rows, [row.name for row in table.rows], table.name)
+    columns_chosen = _among("columns", columns, [column.name for column in table.columns], table.name)
+    needed = {other for row in table.rows if row.name in rows_chosen for other, _ in row.takes.values()}
     return replace(
         table,
-        rows=tuple(row for row in table.rows if not rows or row.name in {*rows, *needed}),
-        columns=tuple(column for column in table.columns if not columns or column.name in columns),
-        seeds=tuple(seeds) if seeds else table.seeds,
+        rows=tuple(row for row in table.rows if row.name in {*rows_chosen, *needed}),
+        columns=tuple(column for column in table.columns if column.name in columns_chosen),
+        seeds=table.seeds if seeds is None else _seeds("seeds", [seeds] if isinstance(seeds, int) else seeds),
     )
+
+
+def for_runs(where: str, words: Any) -> tuple[str, ...]:
+    """Overrides for training runs.
+
+    Raises:
+        TableError: if they are none, or are for the table to decide.
+    """
+    if not isinstance(words, Sequence) or not all(isinstance(word, str) and re.match("~|.+=", word) for word in words):
+        raise TableError(f"{where}: overrides are {words}; expected a list of key=value")
+    for word in words:
+        why = _NOT_FOR_RUNS.get(word.partition("=")[0].lstrip("+~"))
+        if why:
+            raise TableError(f"{where} has {word}; {why}")
+    return tuple(words)
+
+
+def _among(what: str, wanted: Sequence[str] | str | None, names: list[str], table: str) -> Sequence[str]:
+    if wanted is None:
+        return names
+    listed = [wanted] if isinstance(wanted, str) else wanted
+    if not listed:
+        raise TableError(f"{what} is empty; expected some of {', '.join(names)}")
+    for name in listed:
+        if name not in names:
+            raise TableError(f"{what}: {name} is not in {table}; {options_in_words(str(name), names)}")
+    return listed
+
+
+def _seeds(where: str, given: Any) -> tuple[int, ...]:
+    whole = isinstance(given, Sequence) and all(type(seed) is int and seed >= 0 for seed in given)
+    if not whole or not given:
+        raise TableError(f"{where} is {given}; expected a list of whole numbers, 0 or more, such as [0, 1, 2]")
+    return tuple(dict.fromkeys(given))
 
 
 def _table(file: Path, content: dict[Any, Any], head: str) -> Table:
     _check_keys(str(file), content, _KEYS, required={"paper", "seeds", "rows"})
     metric = content.get("metric", "test/error")
+    for key, kind in (("columns", dict), ("rows", list)):
+        if not isinstance(content.get(key) or kind(), kind):
+            raise TableError(f"{file}: {key} is {content[key]}; expected a {_KINDS[kind]}")
+    if not content["rows"]:
+        raise TableError(f"{file} has no rows; expected some, each with a name and overrides")
     columns = []
     for name, given in (content.get("columns") or {"": {"label": "error"}}).items():
+        _check_name(f"{file}: column", name or "-")
         _check_keys(f"{file}: column {name}", given, _KEYS_OF_A_COLUMN)
         columns.append(
             Column(
-                name,
+                str(name),
                 str(given.get("label", name)),
-                _words(f"{file}: column {name}", given.get("overrides", ())),
+                for_runs(f"{file}: column {name}", given.get("overrides", ())),
                 given.get("metric", metric),
             )
         )
     rows: list[Row] = []
     for given in content["rows"]:
         _check_keys(f"{file}: a row", given, _KEYS_OF_A_ROW, required={"name"})
+        _check_name(f"{file}: row", given["name"])
         rows.append(_row(f"{file}: row {given['name']}", given, [column.name for column in columns]))
     names = [row.name for row in rows]
     if len({*names}) < len(names):
@@ -172,8 +219,8 @@ def _table(file: Path, content: dict[Any, Any], head: str) -> Table:
         name=file.stem,
         paper=str(content["paper"]),
         head=head,
-        seeds=tuple(content["seeds"]),
-        base=_words(f"{file}: base", content.get("base", ())),
+        seeds=_seeds(f"{file}: seeds", content["seeds"]),
+        base=for_runs(f"{file}: base", content.get("base", ())),
         columns=tuple(columns),
         rows=tuple(rows),
     )
@@ -183,21 +230,23 @@ def _row(where: str, given: dict[Any, Any], columns: list[str]) -> Row:
     overrides = given.get("overrides")
     if isinstance(overrides, dict):
         _check_keys(f"{where}: overrides", overrides, {*columns})
-        by_column = {name: _words(where, words) for name, words in overrides.items()}
+        by_column = {name: for_runs(where, words) for name, words in overrides.items()}
     else:
-        by_column = {} if overrides is None else dict.fromkeys(columns, _words(where, overrides))
+        by_column = {} if overrides is None else dict.fromkeys(columns, for_runs(where, overrides))
     published = given.get("published")
     if not isinstance(published, dict):
         published = dict.fromkeys(columns, published)
     _check_keys(f"{where}: published", published, {*columns})
-    takes = {key: (str(other), str(metric)) for key, (other, metric) in (given.get("takes") or {}).items()}
+    takes = given.get("takes") or {}
+    if not isinstance(takes, dict) or not all(isinstance(pair, list) and len(pair) == 2 for pair in takes.values()):
+        raise TableError(f"{where}: takes is {takes}; expected key: [row, metric]")
     return Row(
         name=str(given["name"]),
         label=str(given.get("label", given["name"])),
         overrides=by_column,
         published={name: _published(where, value) for name, value in published.items() if value is not None},
         note=str(given.get("note", "")),
-        takes=takes,
+        takes={str(key): (str(other), str(metric)) for key, (other, metric) in takes.items()},
     )
 
 
@@ -208,10 +257,11 @@ def _published(where: str, value: Any) -> Published:
     return Published(*map(float, parts))
 
 
-def _words(where: str, words: Any) -> tuple[str, ...]:
-    if not isinstance(words, (list, tuple)) or not all(isinstance(word, str) and "=" in word for word in words):
-        raise TableError(f"{where}: overrides are {words}; expected a list of key=value")
-    return tuple(words)
+def _check_name(where: str, name: Any) -> None:
+    if not _NAME.fullmatch(str(name)):
+        raise TableError(
+            f"{where} is named {name!r}; expected letters, digits, _ - and . only, and a label for the rest"
+        )
 
 
 def _check_keys(where: str, given: Any, known: Iterable[str], required: Iterable[str] = ()) -> None:

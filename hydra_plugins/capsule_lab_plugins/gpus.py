@@ -204,7 +204,9 @@ def _stopping(running: dict[Any, tuple[int, Any]]) -> Iterator[None]:
             process.join()
         name = signal.Signals(received[0]).name
         raise InterruptError(
-            f"stopped by {name}, and {len(running)} runs with it, which saved; the same command goes on", received[0]
+            f"stopped by {name}, and {len(running)} runs with it, which saved what they had trained; the same command "
+            "goes on",
+            received[0],
         ) from error
     finally:
         for signum, handler in before.items():

@@ -51,10 +51,30 @@ class SlurmLauncher(submitit_launcher.SlurmLauncher):
         return result
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
-        """Hand all to SLURM and wait until the last has ended."""
-        import submitit
+        """Hand all to SLURM and wait until the last has ended.
+
+        Raises:
+            RunError: if there is no SLURM, or it does not take them.
+        """
+        from capsule_lab.runs import RunError
 
         setup_globals()
+        try:
+            jobs = self._submit(job_overrides, initial_job_idx)
+        except RuntimeError as error:  # of submitit, whatever is wrong
+            reason = " ".join(str(error).split())
+            raise RunError(
+                f"SLURM did not take the runs ({reason}); launcher=slurm needs a machine on which sbatch and srun "
+                "work, and options that your cluster has, see hydra.launcher.partition and the like"
+            ) from error
+        log.info("%d jobs of SLURM, from %s; output in %s", len(jobs), jobs[0].job_id, jobs[0].paths.folder)
+        for job, overrides in zip(jobs, job_overrides, strict=True):
+            self._note_queued(job.task(0), list(overrides))
+        return [_awaited(job, list(overrides)) for job, overrides in zip(jobs, job_overrides, strict=True)]
+
+    def _submit(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> list[Any]:
+        import submitit
+
         logging.getLogger("submitit").setLevel(logging.ERROR)  # it warns of every look where there is no accounting
         executor = submitit.AutoExecutor(cluster=self._EXECUTOR, folder=self.params["submitit_folder"])
         common = {*OmegaConf.structured(submitit_launcher.BaseQueueConf)}
@@ -68,14 +88,10 @@ class SlurmLauncher(submitit_launcher.SlurmLauncher):
         numbers = range(initial_job_idx, initial_job_idx + len(job_overrides))
         state = Singleton.get_state()
         with executor.batch():
-            jobs = [
+            return [
                 executor.submit(self, list(overrides), "hydra.sweep.dir", number, str(number), state)
                 for number, overrides in zip(numbers, job_overrides, strict=True)
             ]
-        log.info("%d jobs of SLURM, from %s; output in %s", len(jobs), jobs[0].job_id, jobs[0].paths.folder)
-        for job, overrides in zip(jobs, job_overrides, strict=True):
-            self._note_queued(job.task(0), list(overrides))
-        return [_awaited(job, list(overrides)) for job, overrides in zip(jobs, job_overrides, strict=True)]
 
     def _note_queued(self, job: Any, overrides: list[str]) -> None:
         """Let other sweeps know of a job that waits; it will do so whatever becomes of this process."""

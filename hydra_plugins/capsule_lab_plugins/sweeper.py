@@ -17,25 +17,25 @@ class TableSweeper(Sweeper):
 
     Args:
         table: its name in ``sweeps/``, or a file.
-        rows: names; ``None`` for all.
-        columns: names; ``None`` for all.
-        seeds: ``None`` for the table's.
+        rows: names, or one; ``None`` for all.
+        columns: names, or one; ``None`` for all.
+        seeds: whole numbers, or one; ``None`` for the table's.
         overrides: for every run, over the table's.
         dry_run: only say what is to be done.
     """
 
     def __init__(
         self,
-        table: str,
-        rows: Sequence[str] | None = None,
-        columns: Sequence[str] | None = None,
-        seeds: Sequence[int] | None = None,
+        table: str | None = None,
+        rows: Sequence[str] | str | None = None,
+        columns: Sequence[str] | str | None = None,
+        seeds: Sequence[int] | int | None = None,
         overrides: Sequence[str] = (),
         dry_run: bool = False,
     ) -> None:
         self.table = table
         self.chosen = {"rows": rows, "columns": columns, "seeds": seeds}
-        self.overrides = list(overrides)
+        self.overrides = overrides
         self.dry_run = dry_run
         self.launcher: Launcher | None = None
 
@@ -55,9 +55,9 @@ class TableSweeper(Sweeper):
         Raises:
             TableError: when all has been tried, if a run failed.
         """
-        from capsule_lab.tables import engine
+        from capsule_lab.tables import engine, words
 
-        table = engine.chosen_table(self.table, self.chosen)
+        table, overrides = engine.chosen_table(self.table, self.chosen), words.of_runs(self.overrides)
         if self.launcher is None:
-            return engine.show_plan(table, self.overrides)
-        return engine.train_all(table, self.overrides, self.launcher.launch, arguments)
+            return engine.show_plan(table, overrides)
+        return engine.train_all(table, overrides, self.launcher.launch, arguments)

@@ -72,6 +72,11 @@ def test_rows_are_averaged_over_seeds_in_the_group_of_the_table() -> None:
     assert {(plot["groupBy"], plot["groupAgg"], plot["groupArea"]) for plot in plots} == {("jobType", "mean", "stddev")}
 
 
+def test_every_run_of_the_table_is_shown() -> None:
+    """30 of training; columns that show two quantities of one run count it once."""
+    assert as_json(build(read("sabour2017_table1"), project="p")).count('"maxRuns": 30') == 1
+
+
 def test_every_column_has_a_chart_of_its_metric() -> None:
     results = [title for title, names in shown(spec_of("em2018_viewpoints")).items() if names == [title]]
     assert results == ["test/familiar/error", "test/novel/error"]
@@ -156,7 +161,7 @@ def test_without_an_account_it_says_so_in_one_sentence(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        ([], "table is missing; expected table=<a file of sweeps/>"),
+        ([], "table is missing; expected table=<name>, one of "),
         (["table=smok"], "table=smok does not exist; did you mean smoke?"),
         (["table=smoke", "uplod=true"], "uplod does not exist; did you mean upload?"),
     ],

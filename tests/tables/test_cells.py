@@ -46,14 +46,29 @@ def test_words_of_the_command_win_and_reach_every_cell(table_file) -> None:
 @pytest.mark.parametrize(
     ("lists", "expected"),
     [
-        ((["a=1", "b=2"], ["a=3"]), ["a=3", "b=2"]),
-        ((["model=x", "model.a=1"], ["model=y"]), ["model=y", "model.a=1"]),
+        ((["a=1", "b=2"], ["a=3"]), ["b=2", "a=3"]),
+        ((["model=x", "model.a=1"], ["model=y"]), ["model.a=1", "model=y"]),
         ((["+a.b=1"], ["a.b=2"]), ["a.b=2"]),
+        ((["a={b: 1}"], ["a.b=2"], ["a={b: 5}"]), ["a.b=2", "a={b: 5}"]),
+        ((["a.b=1"], ["~a.b"]), ["~a.b"]),
     ],
     ids=str,
 )
 def test_of_overrides_the_last_counts(lists, expected: list[str]) -> None:
     assert merged(*lists) == expected
+
+
+@pytest.mark.parametrize("word", ["seed=5", "ckpt=runs/x", "+train.directory=x", "train.resume=false"])
+def test_word_that_a_table_decides_is_refused(table_file, word: str) -> None:
+    with pytest.raises(TableError, match=r"^every run has \+?[\w.]+=\S+; leave it out, "):
+        expand(read(table_file()), [word])
+
+
+def test_word_that_deletes_reaches_every_run(table_file) -> None:
+    file = table_file(seeds=[0])
+    (plain,), (without,) = expand(read(file)), expand(read(file), ["~callbacks.progress"])
+    assert plain.fingerprint != without.fingerprint
+    assert "progress" not in compose("train", without.overrides).callbacks
 
 
 def test_two_quantities_of_one_run_are_two_columns(table_file, finish) -> None:
@@ -83,7 +98,7 @@ def test_wrong_override_names_its_row(table_file) -> None:
 def test_nothing_is_there(cells) -> None:
     assert [cell.status for cell in cells] == ["missing"] * 4
     assert {cell.log for cell in cells} == {None}
-    assert cells[0].job == cells[0].overrides
+    assert cells[0].job == (*cells[0].overrides, "train.resume=true"), "another sweep may have trained it by then"
 
 
 @pytest.mark.parametrize("attempt", ["", "-2", "-12"])
@@ -118,11 +133,11 @@ def test_failed_run_says_why_and_where(cells, monkeypatch: pytest.MonkeyPatch) -
 
 def test_processes_of_a_run_are_told_its_directory(table_file, finish) -> None:
     (cell,) = expand(read(table_file(seeds=[0])), ["trainer.devices=2"])
-    assert cell.job[-1] == f"train.directory={Path('runs').absolute()}/mine-one-{cell.fingerprint}"
+    assert cell.job[-2] == f'train.directory="{Path("runs").absolute()}/mine-one-{cell.fingerprint}"'
     assert runs.config_hash(compose("train", cell.job)) == cell.fingerprint
     directory = finish(cell, status="failed")
     (again,) = expand(read(table_file(seeds=[0])), ["trainer.devices=2"])
-    assert again.job[-2:] == (f"train.directory={directory}", "train.resume=true")
+    assert again.job[-2:] == (f'train.directory="{directory}"', "train.resume=true")
 
 
 def test_run_of_any_process_is_running(cells) -> None:

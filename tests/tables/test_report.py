@@ -10,6 +10,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Callable
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -21,8 +22,8 @@ from rich.console import Console
 
 from capsule_lab.tables import pages
 from capsule_lab.tables.cells import STAND_IN, expand
-from capsule_lab.tables.summary import Entry, best_runs, summarise, with_spread
-from capsule_lab.tables.table import read
+from capsule_lab.tables.summary import Entry, Mean, best_runs, summarise
+from capsule_lab.tables.table import Published, read
 from tests.conftest import Ended
 from tests.tables.conftest import write_run, write_table
 
@@ -30,7 +31,7 @@ Cli = Callable[..., Ended]
 AUTO = ["data.source=auto"]
 ROWS = [
     {"name": "a", "label": "Capsules | a", "overrides": AUTO, "published": [2.0, 0.5], "note": "as it is"},
-    {"name": "b", "label": "<b> & co", "overrides": [*AUTO, "seed=1", "routing.iterations=1"], "published": 3},
+    {"name": "b", "label": "<b> & co", "overrides": [*AUTO, "data.shift=1", "routing.iterations=1"], "published": 3},
     {"name": "c", "label": "their best", "published": 10.5},
 ]
 
@@ -80,9 +81,9 @@ def test_stand_in_has_a_column_of_its_own(entries) -> None:
 @pytest.mark.parametrize(
     ("row", "line"),
     [
-        (0, ["Capsules | a", "2.00 ± 0.50", "1.50 ± 0.71", "2", "-0.50", "9.00", "1", "1.2", "1,234", "2 of 2"]),
-        (1, ["<b> & co", "3.00", "", "", "", "", "", "", "", "0 of 2, 1 failed, 1 missing"]),
-        (2, ["their best", "10.50", "", "", "", "", "", "", "", "reported"]),
+        (0, ["Capsules | a", "2 ± 0.5", "1.50 ± 0.707", "2", "-0.50", "9.00", "1", "1.5", "1,234", "2 of 2"]),
+        (1, ["<b> & co", "3", "", "", "", "", "", "", "", "0 of 2, 1 failed, 1 missing"]),
+        (2, ["their best", "10.5", "", "", "", "", "", "", "", "reported"]),
     ],
 )
 def test_line_of_a_row(entries, row: int, line: list[str]) -> None:
@@ -90,9 +91,38 @@ def test_line_of_a_row(entries, row: int, line: list[str]) -> None:
     assert len(line) == len(pages.HEADINGS)
 
 
-@pytest.mark.parametrize(("mean", "std", "text"), [(0.254, 0.0049, "0.25 ± 0.00"), (12.345, None, "12.35")])
-def test_spread_in_words(mean: float, std: float | None, text: str) -> None:
-    assert with_spread(mean, std) == text
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (Mean(0.254, 0.0049, 3), "0.25 ± 0.005"),
+        (Mean(12.345, None, 1), "12.35"),
+        (Published(0.25, 0.005), "0.25 ± 0.005"),
+        (Published(0.34, 0.032), "0.34 ± 0.032"),
+        (Published(5.8), "5.8"),
+        (Published(34), "34"),
+    ],
+    ids=str,
+)
+def test_value_in_words(value: Mean | Published, text: str) -> None:
+    """What is published is shown as it was printed."""
+    assert str(value) == text
+
+
+def test_cost_is_that_of_genuine_runs_unless_there_are_none(made, entries) -> None:
+    assert entries[0].minutes == pytest.approx(90 / 60)
+    stand_ins = replace(entries[0], runs=entries[0].runs[-1:])
+    assert stand_ins.minutes == pytest.approx(30 / 60)
+
+
+def test_run_that_did_not_measure_it_leaves_the_others_to_be_shown(table_file) -> None:
+    file = table_file(metric="test/novel/error")
+    one, two = expand(read(file))
+    write_run(one)
+    write_run(two)
+    path = two.directories[0] / "metrics.json"
+    path.write_text(path.read_text().replace("novel/error", "familiar/error"))
+    (entry,) = summarise(read(file))
+    assert (str(entry.ours), entry.state) == ("2.00", "1 of 2, 1 without test/novel/error")
 
 
 def test_best_run_is_on_genuine_data(entries) -> None:
@@ -104,12 +134,12 @@ def test_terminal_shows_every_row(file: Path, entries) -> None:
     for table in pages.on_terminal(read(file), entries):
         console.print(table)
     text = console.file.getvalue()
-    assert all(word in text for word in ("a paper", "1.50 ± 0.71", "1 failed", "reported"))
+    assert all(word in text for word in ("a paper", "1.50 ± 0.707", "1 failed", "reported"))
 
 
 def test_markdown(file: Path, entries) -> None:
     lines = pages.as_markdown(read(file), entries, "make report").splitlines()
-    assert "| Capsules \\| a | 2.00 ± 0.50 | 1.50 ± 0.71 | 2 | -0.50 | 9.00 | 1 | 1.2 | 1,234 | 2 of 2 |" in lines
+    assert "| Capsules \\| a | 2 ± 0.5 | 1.50 ± 0.707 | 2 | -0.50 | 9.00 | 1 | 1.5 | 1,234 | 2 of 2 |" in lines
     assert "- Capsules | a: as it is" in lines
     assert [line for line in lines if line.startswith("- b seed 0 failed: it ended without a word")]
 
@@ -118,7 +148,7 @@ def test_csv_holds_plain_numbers(entries) -> None:
     frame = pages.as_frame(entries)
     assert frame.shape[0] == 3
     assert frame.loc[0, ["published", "ours", "ours_n", "stand_in", "minutes", "parameters"]].tolist() == [
-        2.0, 1.5, 2, 9.0, pytest.approx(70 / 60), "1234",
+        2.0, 1.5, 2, 9.0, pytest.approx(90 / 60), "1234",
     ]  # fmt: skip
 
 
@@ -131,8 +161,10 @@ def test_every_run_has_its_command(entries) -> None:
 
 def test_latex_has_booktabs_and_escapes(file: Path, entries) -> None:
     text = pages.as_latex(read(file), entries)
-    assert all(word in text for word in ("\\toprule", "\\bottomrule", "<b> \\& co", "1.50 $\\pm$ 0.71"))
+    assert all(word in text for word in ("\\toprule", "\\bottomrule", "<b> \\& co", "1.50 $\\pm$ 0.707"))
     assert "±" not in text
+    title = replace(read(file), paper="50 % & x_y")
+    assert r"\caption{50 \% \& x\_y}" in pages.as_latex(title, entries)
 
 
 class Page(HTMLParser):
@@ -176,7 +208,7 @@ def test_page_shows_curves_and_figures_of_the_best_run(page: Page) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["make report table=mine", "<b> & co", "1.50 ± 0.71", "2 of 2", "0 of 2, 1 failed, 1 missing", "9.00"]
+    "text", ["make report table=mine", "<b> & co", "1.50 ± 0.707", "2 of 2", "0 of 2, 1 failed, 1 missing", "9.00"]
 )
 def test_page_says(page: Page, text: str) -> None:
     assert text in page.texts
@@ -200,7 +232,7 @@ def test_words_of_the_sweep_find_its_runs(cli: Cli, file: Path) -> None:
     write_run(expand(read(file), ["data.batch_size=4"])[0], error=7.25)
     ended = cli("report", f"table={file}", "data.batch_size=4")
     assert "7.25" in ended.out
-    assert "1.50 ± 0.71" not in ended.out
+    assert "1.50 ± 0.707" not in ended.out
 
 
 def test_report_of_nothing(cli: Cli) -> None:

@@ -80,12 +80,18 @@ def test_dashboard_has_a_run_for_each_cell_in_the_group_of_the_table(
 
 
 def test_row_that_takes_a_result_is_trained_after_it(cli: Cli, table_file) -> None:
-    taking = {"name": "two", "overrides": ["seed=9"], "takes": {"optimizer.eps": ["one", "test/loss"]}}
+    taking = {"name": "two", "overrides": ["data.shift=1"], "takes": {"optimizer.eps": ["one", "test/loss"]}}
     file = table_file(seeds=[0], rows=[{"name": "one", "overrides": []}, taking])
     ended = cli("sweep", f"table={file}")
     assert (ended.status, ended.out.splitlines()[-1]) == (0, "mine: 2 done")
     one, two = expand(read(file))
     assert f"optimizer.eps={one.value('test/loss')!r}" in two.overrides
+
+
+def test_value_that_refers_to_another_is_resolved_in_each_run(cli: Cli, table_file) -> None:
+    ended = cli("sweep", f"table={table_file(seeds=[0])}", "model.class_dim=${model.channels}", "dry_run=true")
+    assert (ended.status, ended.err) == (0, "")
+    assert "'model.class_dim=${model.channels}'" in ended.out
 
 
 @pytest.mark.parametrize("word", ["dry_run=true", "--dry-run"])
@@ -115,7 +121,8 @@ def test_dry_run_says_what_is_to_be_done_and_does_nothing(
         (["table=smoke", "rows=[dynamc]"], "rows: dynamc is not in smoke; did you mean dynamic?"),
         (["table=smoke", "trainer.max_epoch=1"], "row dynamic: trainer.max_epoch does not exist; did you mean"),
         (["table=smoke", "launcher=gpu"], "launcher=gpu does not exist; did you mean gpus?"),
-        ([], "table"),
+        ([], "table is missing; expected table=<name>, one of "),
+        (["table=smoke", "seed=1"], "every run has seed=1; leave it out, seeds=[…] are those of a table"),
     ],
     ids=str,
 )
@@ -253,7 +260,10 @@ def test_sweep_that_is_stopped_stops_its_runs_which_save(
         process.kill()
         process.communicate()
     assert process.returncode == 128 + signal.SIGTERM
-    assert err == "capsule_lab: stopped by SIGTERM, and 2 runs with it, which saved; the same command goes on\n"
+    assert err == (
+        "capsule_lab: stopped by SIGTERM, and 2 runs with it, which saved what they had trained; "
+        "the same command goes on\n"
+    )
     for cell in expand(read(file)):
         assert "stopped by SIGTERM at step" in cell.error
         assert (cell.directories[0] / "checkpoints" / "last.ckpt").is_file()

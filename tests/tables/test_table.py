@@ -87,9 +87,9 @@ def test_rows_without_overrides_are_only_reported() -> None:
 
 
 def test_overrides_and_published_values_may_differ_by_column(table_file) -> None:
-    row = {"name": "a", "overrides": {"x": ["seed=1"], "y": ["seed=2"]}, "published": {"y": [1, 0.5]}}
+    row = {"name": "a", "overrides": {"x": ["a=1"], "y": ["a=2"]}, "published": {"y": [1, 0.5]}}
     (found,) = read(table_file(columns={"x": {}, "y": {"metric": "test/novel/error"}}, rows=[row])).rows
-    assert found.overrides == {"x": ("seed=1",), "y": ("seed=2",)}
+    assert found.overrides == {"x": ("a=1",), "y": ("a=2",)}
     assert found.published == {"y": Published(1.0, 0.5)}
 
 
@@ -99,13 +99,23 @@ def test_selection_keeps_the_order_and_the_rows_that_others_need() -> None:
     assert ([column.name for column in table.columns], table.seeds) == (["novel"], (7,))
 
 
+def test_one_row_and_one_seed_need_no_brackets() -> None:
+    table = chosen(read("smoke"), rows="uniform", seeds=0)
+    assert ([row.name for row in table.rows], table.seeds) == (["uniform"], (0,))
+
+
 @pytest.mark.parametrize(
     ("selection", "sentence"),
     [
         ({"rows": ["dynamc"]}, r"rows: dynamc is not in smoke; did you mean dynamic\?"),
         ({"columns": ["x"]}, "columns: x is not in smoke"),
-        ({"seeds": [-1]}, "seeds has -1; expected whole numbers"),
-        ({"seeds": ["a"]}, "seeds has a; expected whole numbers"),
+        ({"rows": "dynamc"}, r"rows: dynamc is not in smoke; did you mean dynamic\?"),
+        ({"rows": []}, "rows is empty; expected some of "),
+        ({"seeds": []}, r"seeds is \[\]; expected a list of whole numbers"),
+        ({"seeds": -1}, r"seeds is \[-1\]; expected a list of whole numbers"),
+        ({"seeds": [-1]}, r"seeds is \[-1\]; expected a list of whole numbers"),
+        ({"seeds": ["a"]}, r"seeds is \['a'\]; expected a list of whole numbers"),
+        ({"seeds": "a"}, "seeds is a; expected a list of whole numbers"),
     ],
     ids=str,
 )
@@ -128,6 +138,15 @@ ROW = {"name": "a", "overrides": []}
         ({"rows": [{**ROW, "published": [1, 2, 3]}]}, "published is [1, 2, 3]; expected a number, or [mean,"),
         ({"rows": [ROW, ROW]}, "has two rows of one name among a, a"),
         ({"rows": [{**ROW, "takes": {"seed": ["b", "test/error"]}}, {**ROW, "name": "b"}]}, "takes seed from b; exp"),
+        ({"rows": [{**ROW, "takes": {"seed": "b"}}]}, "takes is {'seed': 'b'}; expected key: [row, metric]"),
+        ({"rows": {"a": []}}, "rows is {'a': []}; expected a list"),
+        ({"rows": []}, "has no rows; expected some"),
+        ({"rows": [{"name": "a (b), c"}]}, "is named 'a (b), c'; expected letters, digits"),
+        ({"columns": ["a"]}, "columns is ['a']; expected a mapping"),
+        ({"seeds": 3}, "seeds is 3; expected a list of whole numbers"),
+        ({"seeds": ["a"]}, "seeds is ['a']; expected a list of whole numbers"),
+        ({"base": ["seed=1"]}, "base has seed=1; leave it out, seeds=[…] are those of a table"),
+        ({"rows": [{"name": "a", "overrides": ["+ckpt=x"]}]}, "has +ckpt=x; leave it out, a table knows where"),
         ({"columns": {"x": {"metrics": "a"}}}, "has metrics; did you mean metric?"),
         ({"base": "seed=1"}, "base: overrides are seed=1"),
     ],
@@ -154,3 +173,8 @@ def test_file_that_is_no_table_is_refused(tmp_path: Path, text: str, sentence: s
 def test_table_that_does_not_exist_is_refused(name: str) -> None:
     with pytest.raises(TableError, match=rf"table={name} does not exist; .*smoke.*, or a \.yaml file"):
         read(name)
+
+
+def test_table_that_is_not_named_is_asked_for() -> None:
+    with pytest.raises(TableError, match=r"^table is missing; expected table=<name>, one of .*smoke, or a \.yaml file"):
+        read(None)
