@@ -51,7 +51,7 @@ bench: $(READY) ## time training steps against a textbook implementation
 	@set -f; $(RUN) -m capsule_lab.bench $(OVERRIDES)
 
 test: $(READY) ## run the tests; PYTEST="-k resume" hands words to pytest
-	@OMP_NUM_THREADS=1 $(RUN) -m pytest -n auto --dist loadfile $(PYTEST)
+	@OMP_NUM_THREADS=1 $(RUN) -m pytest -n auto --dist worksteal $(PYTEST)
 
 lint: $(READY) ## ruff, mypy, import-linter
 	@$(RUN) -m ruff check .

@@ -47,8 +47,6 @@ def build(table: Any, *, project: str, entity: str = "") -> Any:
     import wandb_workspaces.reports.v2 as wr
     import wandb_workspaces.workspaces as ws
 
-    from capsule_lab.tables.cells import distinct, expand
-
     row = wr.Metric("JobType")  # as conf/logger/wandb.yaml has it
     over_seeds: dict[str, Any] = {"groupby": row, "groupby_aggfunc": "mean", "groupby_rangefunc": "stddev"}
 
@@ -81,13 +79,24 @@ def build(table: Any, *, project: str, entity: str = "") -> Any:
         project=project,
         name=table.name,
         sections=[ws.Section(name=name, panels=panels, is_open=True) for name, panels in sections.items()],
-        settings=ws.WorkspaceSettings(x_axis=STEP, max_runs=len(distinct(expand(table)))),
+        settings=ws.WorkspaceSettings(x_axis=STEP, max_runs=_runs_of(table)),
         runset_settings=ws.RunsetSettings(
             filters=ws.And(ws.Metric("Group") == table.name),
             groupby=[ws.Metric("JobType")],
             pinned_columns=[*(f"summary:{metric}" for metric in results), "tags:__ALL__"],
         ),
     )
+
+
+def _runs_of(table: Any) -> int:
+    """Columns without overrides of their own show two quantities of the same runs."""
+    lines = {
+        (row.name, row.overrides[column.name], column.overrides)
+        for row in table.rows
+        for column in table.columns
+        if column.name in row.overrides
+    }
+    return len(lines) * len(table.seeds)
 
 
 def metrics_of(table: Any) -> list[str]:

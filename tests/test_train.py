@@ -9,7 +9,6 @@ import logging
 import re
 import shlex
 import signal
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -604,51 +603,42 @@ def test_killed_in_the_middle_of_an_epoch_and_resumed_equals_uninterrupted(
     assert curves(directory) == curves(trained.directory)
 
 
-STOPPING = [signal.SIGINT, signal.SIGTERM]  # of runs.SIGNALS, the third is in test_resume
 ENDLESS = [*TINY, "trainer.max_epochs=100000", "train.directory=run", *NO_PICTURES]
 
 
-def stop(process: subprocess.Popen[str], signum: signal.Signals) -> Ended:
-    """Send a signal once training is under way."""
-    assert process.stdout is not None
-    assert any(line.startswith("epoch 2") for line in process.stdout)
-    process.send_signal(signum)
-    out, err = process.communicate(timeout=60)
-    return Ended(process.returncode, out, err)
-
-
-@pytest.fixture(scope="module")
-def stopped(tmp_path_factory: pytest.TempPathFactory) -> dict[signal.Signals, tuple[Path, Ended]]:
-    """Endless runs side by side, each stopped by another signal: where they were, and how they ended."""
-    folders = {signum: tmp_path_factory.mktemp(signum.name) for signum in STOPPING}
-    processes = {
-        signum: start("-u", "-m", "capsule_lab.train", *ENDLESS, cwd=folder) for signum, folder in folders.items()
-    }
-    try:
-        return {signum: (folders[signum], stop(process, signum)) for signum, process in processes.items()}
-    finally:
-        for process in processes.values():
-            process.kill()
-            process.communicate()
-
-
-@pytest.mark.parametrize("signum", STOPPING, ids=lambda signum: signum.name)
-def test_signal_stops_with_a_checkpoint_and_says_how_to_go_on(
-    stopped: dict[signal.Signals, tuple[Path, Ended]], signum: signal.Signals
-) -> None:
-    folder, ended = stopped[signum]
+def assert_stopped(ended: Ended, words: list[str], folder: Path, signum: signal.Signals) -> None:
     assert ended.status == 128 + signum
     assert f"{signum.name}: stopping after this step" in ended.out
     sentence = re.fullmatch(
         rf"capsule_lab: stopped by {signum.name} at step (\d+), saved in (\S+); to continue exactly: "
-        r"python -m capsule_lab\.train (.*)\n",
+        r"(?:python -m )?\S+ (.*)\n",
         ended.err,
     )
     assert sentence is not None, ended.err
     assert Path(sentence[2]) == folder / "run" / "checkpoints" / "last.ckpt"
     assert runs.read_checkpoint(sentence[2])[0]["global_step"] == int(sentence[1])
-    assert shlex.split(sentence[3]) == [*ENDLESS, "train.resume=true"]
+    assert shlex.split(sentence[3]) == [*words, "train.resume=true"]
     assert not (folder / "run" / "metrics.json").exists()
+
+
+@pytest.mark.parametrize("signum", runs.SIGNALS, ids=lambda signum: signum.name)
+def test_signal_stops_with_a_checkpoint_and_says_how_to_go_on(cli: Cli, tmp_path: Path, signum: signal.Signals) -> None:
+    sender = f"+callbacks.sender={{_target_: tests.test_resume.SignalAt, step: 6, signum: {signum.value}}}"
+    assert_stopped(cli("train", *ENDLESS, sender), [*ENDLESS, sender], tmp_path, signum)
+
+
+@pytest.mark.slow
+def test_ctrl_c_from_outside_stops_as_well(tmp_path: Path) -> None:
+    with start("-u", "-m", "capsule_lab.train", *ENDLESS, cwd=tmp_path) as process:
+        try:
+            assert process.stdout is not None
+            assert any(line.startswith("epoch 2") for line in process.stdout)
+            process.send_signal(signal.SIGINT)
+            ended = Ended(process.wait(60), process.stdout.read(), process.stderr.read() if process.stderr else "")
+        finally:
+            process.kill()
+    # what was printed before epoch 2 has been read
+    assert_stopped(ended, ENDLESS, tmp_path, signal.SIGINT)
 
 
 def test_two_processes_train_as_one_does(tiny: Tiny, tmp_path: Path) -> None:
