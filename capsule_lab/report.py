@@ -40,8 +40,8 @@ def report(config: DictConfig, made_by: str) -> None:
     folder = Path(str(config.out)) if config.out else runs.root() / "reports"
     for name, text in {
         f"{table.name}.md": pages.as_markdown(table, entries, made_by),
-        f"{table.name}.csv": pages.as_frame(entries).to_csv(index=False),
-        f"{table.name}_runs.csv": pages.runs_frame(entries).to_csv(index=False),
+        f"{table.name}.csv": pages.as_frame(entries).to_csv(index=False, float_format="%.6g"),
+        f"{table.name}_runs.csv": pages.runs_frame(entries).to_csv(index=False, float_format="%.6g"),
         f"{table.name}.tex": pages.as_latex(table, entries),
         f"{table.name}.html": pages.as_page(table, entries, made_by),
     }.items():
