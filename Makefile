@@ -5,7 +5,7 @@ VENV ?= .venv
 
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
-.PHONY: help setup train evaluate figures data bench test lint clean
+.PHONY: help setup train sweep report evaluate figures data bench test lint clean
 
 RUN := $(VENV)/bin/python
 READY := $(VENV)/.ready
@@ -32,6 +32,12 @@ setup: $(READY) ## make the environment; all other targets do so by themselves
 train: $(READY) ## train; without key=value: experiment=quickstart, minutes on a CPU, nothing to download
 	@set -f; $(RUN) -m capsule_lab.train $(if $(filter-out train.resume=%,$(OVERRIDES)),,experiment=quickstart) $(OVERRIDES)
 
+sweep: $(READY) ## train a paper's table: make sweep table=smoke launcher=gpus (dry_run=true only says what is to be done)
+	@set -f; $(RUN) -m capsule_lab.sweep $(OVERRIDES)
+
+report: $(READY) ## what a table came to: make report table=smoke
+	@set -f; $(RUN) -m capsule_lab.report $(OVERRIDES)
+
 evaluate: $(READY) ## test a checkpoint: make evaluate ckpt=runs/...
 	@set -f; $(RUN) -m capsule_lab.evaluate $(OVERRIDES)
 
@@ -45,7 +51,7 @@ bench: $(READY) ## time training steps against a textbook implementation
 	@set -f; $(RUN) -m capsule_lab.bench $(OVERRIDES)
 
 test: $(READY) ## run the tests; PYTEST="-k resume" hands words to pytest
-	@OMP_NUM_THREADS=1 $(RUN) -m pytest -n auto --dist loadfile $(PYTEST)
+	@OMP_NUM_THREADS=1 $(RUN) -m pytest -n auto --dist worksteal $(PYTEST)
 
 lint: $(READY) ## ruff, mypy, import-linter
 	@$(RUN) -m ruff check .

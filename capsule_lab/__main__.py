@@ -8,9 +8,13 @@ from rich.console import Console
 from rich.table import Table
 
 from capsule_lab.command import conf_dir
+from capsule_lab.tables.table import sweeps_dir
 
 COMMANDS = {
     "train": "train a network, test it once, leave a run directory",
+    "sweep": "train every row and seed of a paper's table, on one GPU each or on a SLURM cluster; table=",
+    "report": "what a table came to, beside what was published; table=",
+    "workspace": "the same in W&B, for runs with logger=wandb; table=, upload=true",
     "evaluate": "test a checkpoint; needs nothing but ckpt=",
     "figures": "draw the figures of a run",
     "dataset": "fetch and check a data set, or render toynorb, the stand-in for smallNORB",
@@ -37,6 +41,10 @@ def main() -> None:
             name = option.relative_to(group).with_suffix("").as_posix()
             options.add_row("" if number else f"[bold]{group.name}[/]", name, _headline(option))
     console.print(options)
+    tables = Table(title="\ntables: table=", title_justify="left", box=None, show_header=False, padding=(0, 2))
+    for file in sorted(sweeps_dir().glob("*.yaml")):
+        tables.add_row(file.stem, _headline(file))
+    console.print(tables)
     console.print("\nEvery key of a configuration: python -m capsule_lab.train model=capsnet --cfg job")
 
 

@@ -212,10 +212,17 @@ def build_module(config: DictConfig, spec: Any) -> Any:
         lit = module(network=built, num_classes=spec.num_classes, labels_per_image=spec.labels_per_image)
     with constructing("optimizer"):
         lit.optimizer(lit.parameters_to_train(), lr=1.0)
-    with constructing("loss"):
+    with constructing("loss"), torch.device("cpu"):
         labels = torch.arange(spec.labels_per_image).reshape(1, -1)
         lit.loss(torch.zeros(1, spec.num_classes), labels if spec.labels_per_image > 1 else labels[0])
     return lit
+
+
+def build_without_weights(config: DictConfig) -> Any:
+    """``build_module`` on torch's meta device: every size is worked out, nothing is computed or stored."""
+    spec = build_data(config).spec
+    with torch.device("meta"):
+        return build_module(config, spec)
 
 
 def build_trainer(config: DictConfig, directory: Path | None, *extra_callbacks: Any) -> Any:

@@ -14,10 +14,16 @@ from pathlib import Path
 import hydra
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
+from hydra.core.plugins import Plugins
 from hydra.errors import HydraException, InstantiationException, MissingConfigException, OverrideParseException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
+
+from capsule_lab.slurm import requeue
+from hydra_plugins.capsule_lab_plugins.gpus import GPULauncher
+from hydra_plugins.capsule_lab_plugins.slurm import SlurmLauncher
+from hydra_plugins.capsule_lab_plugins.sweeper import TableSweeper
 
 
 class ConfigError(ValueError):
@@ -54,6 +60,7 @@ def command(config_name: str) -> Callable[[Callable[[DictConfig], None]], Callab
             try:
                 main(config)
             except InterruptError as error:
+                requeue(error.signum)
                 _leave(str(error), 128 + error.signum)  # 128: the shell's convention
             except KeyboardInterrupt:
                 _leave("stopped before training went on: checkpoints are as they were", 128 + signal.SIGINT)
@@ -71,8 +78,12 @@ def command(config_name: str) -> Callable[[Callable[[DictConfig], None]], Callab
             if show_all:
                 os.environ["CAPSULE_LAB_TRACEBACK"] = "1"
             os.environ["HYDRA_FULL_ERROR"] = "1"
+            for plugin in (TableSweeper, GPULauncher, SlurmLauncher):
+                Plugins.instance().register(plugin)  # Hydra does not find them in an editable installation
             try:
                 hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name=config_name)(job)()
+            except InterruptError as error:  # of a sweep
+                _leave(str(error), 128 + error.signum)  # 128: the shell's convention
             except Exception as error:
                 sentence = None if "CAPSULE_LAB_TRACEBACK" in os.environ else in_one_sentence(error, config_name)
                 if sentence is None:
@@ -105,6 +116,9 @@ def in_one_sentence(error: BaseException, config_name: str = "train") -> str | N
     """What the user did, in one sentence; ``None`` if the error is ours."""
     if isinstance(error, MissingConfigException) and error.options is not None:
         group, _, option = str(error.missing_cfg_file).partition("/")
+        if group == "hydra":  # whose groups lie below it, and which knows what plugins add to them
+            group, _, option = str(error.missing_cfg_file).rpartition("/")
+            return f"{group}={option} does not exist; {options_in_words(option, error.options)}"
         folder = conf_dir() / group
         options = [file.relative_to(folder).with_suffix("").as_posix() for file in folder.rglob("*.yaml")]
         return f"{group}={option} does not exist; {options_in_words(option, options or error.options)}"

@@ -46,6 +46,9 @@ def open_loggers(config: DictConfig, run: Path) -> tuple[list[Any], int]:
     from capsule_lab.callbacks import tell_loggers
 
     weights, record = runs.read_checkpoint(run)
+    for name, options in config.logger.items():  # of a table: without its own names the run would lose them
+        own = OmegaConf.select(record.config, f"logger.{name}") or {}
+        options.update({key: own[key] for key in ("name", "group", "job_type") if own.get(key)})
     trainer = {"_target_": "lightning.Trainer", "accelerator": "cpu"}
     loggers = build.build_trainer(
         OmegaConf.create({"logger": config.logger, "trainer": trainer}), run.resolve()

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import platform
 import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -45,6 +48,25 @@ def command_line(*more: str) -> str:
     spec = getattr(sys.modules["__main__"], "__spec__", None)
     start = ["python", "-m", spec.name] if spec else [Path(sys.argv[0]).name]
     return shlex.join([*start, *sys.argv[1:], *(word for word in more if word not in sys.argv)])
+
+
+@contextmanager
+def standing_for(module: str, words: Iterable[str]) -> Iterator[None]:
+    """One job of a sweep is for a while the process of its own command.
+
+    That command is then what a result says made it, and what Lightning starts as the other processes of a job.
+
+    Args:
+        module: what ``python -m`` would run.
+        words: its arguments.
+    """
+    main, before, found = sys.modules["__main__"], sys.argv, importlib.util.find_spec(module)
+    spec = getattr(main, "__spec__", None)
+    sys.argv, main.__spec__ = [before[0], *words], found
+    try:
+        yield
+    finally:
+        sys.argv, main.__spec__ = before, spec
 
 
 def _commit() -> str | None:

@@ -4,32 +4,48 @@ from __future__ import annotations
 
 import logging
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
 from omegaconf import DictConfig
 from rich.console import Console
 from rich.panel import Panel
 
 from capsule_lab.build import check
 from capsule_lab.command import command
+from capsule_lab.slurm import was_requeued
+from capsule_lab.surroundings import standing_for
 
 log = logging.getLogger(__name__)
 
 
-@command("train")
-def main(config: DictConfig) -> None:
-    """Train as ``config`` says, test once at the end, leave ``metrics.json``, say what came out."""
+def run(config: DictConfig) -> None:
+    """Train as ``config`` says, unless another process does; test once at the end, leave ``metrics.json``."""
     check(config)
+    from capsule_lab.runs import interruptible
+    from capsule_lab.runs.claims import claim
+
+    with claim(config), interruptible("stopped before training went on: checkpoints are as they were"):
+        _run(config)
+
+
+def _run(config: DictConfig) -> None:
     from capsule_lab import runs
 
-    choices = HydraConfig.get().runtime.choices
-    directory = runs.choose_directory(config, f"{choices['model']}-{choices['data']}")
+    hydra = HydraConfig.get()
+    asked, config.train.resume = config.train.resume, config.train.resume or was_requeued()
+    directory = runs.choose_directory(config, "{model}-{data}".format_map(hydra.runtime.choices))
+    if asked and hydra.mode == RunMode.RUN and not directory.exists():  # a sweep asks for whatever there is
+        log.warning("NOTHING TO RESUME for this configuration, in %s: starting anew", directory)
     if config.train.resume and runs.is_finished(directory, config):
         log.info("%s is finished already, nothing to resume; its results are in metrics.json", directory)
         return
-    result = train(config, directory)
+    own = [word for word in hydra.overrides.task if not word.startswith(("launcher=", "train.resume="))]
+    with standing_for("capsule_lab.train", own) if hydra.mode == RunMode.MULTIRUN else nullcontext():
+        result = train(config, directory)
     if result:
         console, text = Console(highlight=False), summary(result, directory)
         framed = Panel(text, title="finished", title_align="left", expand=False) if console.is_terminal else text
@@ -125,6 +141,9 @@ def summary(result: dict[str, Any], directory: Path) -> str:
 
 def _as_typed(path: Path) -> Path:
     return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+
+
+main = command("train")(run)
 
 
 if __name__ == "__main__":

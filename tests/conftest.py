@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import gc
 import hashlib
 import importlib
 import logging
@@ -17,11 +19,10 @@ from typing import Any
 import jaxtyping
 import pytest
 from hydra.core.global_hydra import GlobalHydra
-from lightning.pytorch.callbacks import Callback
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from capsule_lab import build
-from capsule_lab.command import compose
+from capsule_lab.command import compose, conf_dir
 
 ROOT = Path(__file__).parents[1]
 
@@ -37,7 +38,39 @@ TINY_DATA = [
 TINY = [*TINY_CAPSNET, *TINY_DATA, "trainer.max_epochs=2"]
 NO_PICTURES = ["callbacks.reconstructions=null", "callbacks.confusion=null"]
 
-_OF_THE_DEVELOPER = ("CAPSULE_LAB_DATA", "CAPSULE_LAB_RUN", "CAPSULE_LAB_RUNS", "WANDB_MODE", "HYDRA_FULL_ERROR")
+_OF_THE_DEVELOPER = (
+    *("CAPSULE_LAB_DATA", "CAPSULE_LAB_RUN", "CAPSULE_LAB_RUNS", "HYDRA_FULL_ERROR"),
+    *("WANDB_MODE", "WANDB_PROJECT", "WANDB_ENTITY"),
+    *("MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME", "MLFLOW_EXPERIMENT_ID"),
+)
+
+
+def pytest_collection_finish() -> None:
+    """Ten thousand tests and what they import live to the end: the collector need not visit them again and again."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_sessionfinish() -> None:
+    gc.unfreeze()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _each_configuration_is_parsed_once() -> Iterator[None]:
+    """The suite composes some thousand times from the same files, and reading YAML would be a quarter of it."""
+    genuine, parsed = OmegaConf.load, {}
+
+    def load(file: Any) -> Any:
+        name = Path(getattr(file, "name", file))
+        if not name.is_relative_to(conf_dir()):
+            return genuine(file)
+        if name not in parsed:
+            parsed[name] = genuine(file)
+        return copy.deepcopy(parsed[name])
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(OmegaConf, "load", staticmethod(load))
+        yield
 
 
 @pytest.fixture
@@ -83,20 +116,13 @@ class Trained:
     events: list[str]
 
 
-class _Events(Callback):
-    def __init__(self, events: list[str]) -> None:
-        self.events = events
-
-    def on_fit_start(self, *_: Any) -> None:
-        self.events.append("fit starts")
-
-    def on_fit_end(self, *_: Any) -> None:
-        self.events.append("fit ends")
-
-
 @pytest.fixture(scope="session")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trained]:
     """One tiny run for all tests; it is theirs to read only, see ``a_copy``."""
+    from lightning.pytorch.callbacks import (
+        LambdaCallback,
+    )  # here: pytest's own process, which runs no test, does without
+
     from capsule_lab.data import MNISTDataModule
     from capsule_lab.train import train
 
@@ -104,6 +130,9 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trained]:
     directory = tmp_path_factory.mktemp("trained") / "capsnet-mnist-00000000"
     events: list[str] = []
     modules: list[Any] = []
+    watch = LambdaCallback(
+        on_fit_start=lambda *_: events.append("fit starts"), on_fit_end=lambda *_: events.append("fit ends")
+    )
     genuine = build.build_trainer, build.build_module, MNISTDataModule.load
 
     def load(self: Any, *, train: bool, real: bool) -> Any:
@@ -111,7 +140,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trained]:
         return genuine[2](self, train=train, real=real)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(build, "build_trainer", lambda c, d, *more: genuine[0](c, d, _Events(events), *more))
+        patch.setattr(build, "build_trainer", lambda c, d, *more: genuine[0](c, d, watch, *more))
         patch.setattr(build, "build_module", lambda *args: modules.append(genuine[1](*args)) or modules[-1])
         patch.setattr(MNISTDataModule, "load", load)
         patch.setenv("CAPSULE_LAB_RUN", "")

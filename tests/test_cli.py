@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import itertools
 import json
 import os
@@ -22,6 +24,7 @@ from capsule_lab import __main__ as overview
 from capsule_lab import build
 from capsule_lab.build import check
 from capsule_lab.command import compose, conf_dir
+from capsule_lab.tables import words as words_of_tables
 from capsule_lab.train import summary
 from tests.conftest import NO_PICTURES, ROOT, TINY, TINY_CAPSNET, Ended, Trained, python
 
@@ -57,6 +60,10 @@ def jobs_of(command: str) -> list[tuple[str, list[str]]]:
         name = name.removeprefix("capsule_lab").removeprefix(".")
     if not (conf_dir() / f"{name}.yaml").is_file():
         return []
+    if name in ("sweep", "report"):
+        own = words_of_tables.OWN
+        prefix, more = ("hydra.sweeper.", "dry_run") if name == "sweep" else ("", "out")
+        words = words_of_tables.for_hydra(words, (*own, more), prefix)
     given = get_args_parser().parse_args(words)
     parsed = OverridesParser.create().parse_overrides(given.overrides)
     if not given.multirun:
@@ -71,7 +78,7 @@ def jobs_of(command: str) -> list[tuple[str, list[str]]]:
 README = commands_in((ROOT / "README.md").read_text())
 HEADS = [
     match[1]
-    for path in sorted(conf_dir().rglob("*.yaml"))
+    for path in sorted([*conf_dir().rglob("*.yaml"), *(ROOT / "sweeps").glob("*.yaml")])
     for match in re.finditer(r"^# Command:\s+(make .*?)(?:\s{2,}.*)?$", path.read_text(), re.MULTILINE)
 ]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "results" / "README.md"]
@@ -129,19 +136,25 @@ def test_documented_python_runs(trained: Trained, code: str) -> None:
     exec(re.sub(r"\"runs/[^\"]*\"", repr(str(trained.directory)), code), {})
 
 
+@pytest.fixture(scope="module")
+def shown() -> str:
+    """What ``python -m capsule_lab`` prints."""
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        overview.main()
+    return out.getvalue()
+
+
 @pytest.mark.parametrize(("group", "option"), OPTIONS)
-def test_overview_lists_every_option(capsys: pytest.CaptureFixture[str], group: str, option: str) -> None:
-    overview.main()
-    lines = capsys.readouterr().out.splitlines()
+def test_overview_lists_every_option(shown: str, group: str, option: str) -> None:
+    lines = shown.splitlines()
     listing = lines[next(i for i, line in enumerate(lines) if line.split()[:1] == [group]) :]
     first = next(line.split() for line in listing if option in line.split()[:2])
     assert len(first) > 2, "nothing is said about it"
 
 
 @pytest.mark.parametrize("command", overview.COMMANDS)
-def test_overview_lists_every_command(capsys: pytest.CaptureFixture[str], command: str) -> None:
-    overview.main()
-    assert f"python -m capsule_lab.{command} " in capsys.readouterr().out
+def test_overview_lists_every_command(shown: str, command: str) -> None:
+    assert f"python -m capsule_lab.{command} " in shown
     assert (ROOT / "capsule_lab" / f"{command}.py").is_file()
 
 
@@ -387,21 +400,17 @@ def test_other_commands_refuse_wrong_words(
     assert sorted(a_copy.rglob("*")) == before
 
 
-@pytest.mark.parametrize(
-    ("words", "sentence"),
-    [
-        (["capsule_lab.train", "trainer.max_epoch=3"], "did you mean trainer.max_epochs?"),
-        (["capsule_lab.train", "data.source=real"], "MNIST is not in data/MNIST/raw"),
-        (["capsule_lab.evaluate", "ckpt=nowhere"], "no checkpoint at nowhere"),
-    ],
-    ids=str,
-)
-def test_process_refuses_wrong_words(tmp_path: Path, words: list[str], sentence: str) -> None:
-    ended = python("-m", *words, cwd=tmp_path, **NO_NETWORK)
-    assert_refused(ended, sentence)
+def test_process_refuses_wrong_words(tmp_path: Path) -> None:
+    ended = python("-m", "capsule_lab.train", "trainer.max_epoch=3", cwd=tmp_path)
+    assert_refused(ended, "did you mean trainer.max_epochs?")
     assert ended.out == ""
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.usefixtures("no_network")
+def test_data_that_cannot_be_had_is_asked_for(cli: Cli, tmp_path: Path) -> None:
+    assert_refused(cli("train", "data.source=real"), "MNIST is not in data/MNIST/raw")
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
-    assert not (tmp_path / "runs").exists()
 
 
 def test_process_shows_the_traceback_to_who_asks(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from capsule_lab.data import MNISTDataModule
 from capsule_lab.figures import draw
 from tests.analysis.decoded import captions, row_names, words
 from tests.conftest import NO_PICTURES, TINY, TINY_CNN, Ended, Trained
+from tests.dashboards.leet import told
 
 Cli = Callable[..., Ended]
 OF_ONE_DIGIT = ["curves", "layers", "reconstructions", "right_and_wrong", "perturbation", "perturbation_sheet"]
@@ -188,11 +188,7 @@ def test_command_draws_to_wandb_too(cli: Cli, a_copy: Path, monkeypatch: pytest.
     assert folder.name.endswith(a_copy.name)  # the run's own
     pictures = list((folder / "files" / "media" / "images").iterdir())
     assert len(pictures) == len(OF_ONE_DIGIT)
-    record = next(folder.glob("*.wandb"))
-    until = time.monotonic() + 30
-    while b"primary_types" not in record.read_bytes() and time.monotonic() < until:
-        time.sleep(0.1)  # W&B's own process writes it, and takes a moment
-    assert b"primary_types" in record.read_bytes()
+    assert told(a_copy)["config"]["config"]["model"]["primary_types"] == 2
 
 
 def test_command_draws_what_applies_to_another_network(cli: Cli, tmp_path: Path) -> None:

@@ -16,7 +16,10 @@ IN_THE_WHEEL = sorted(
     [
         "capsule_lab/py.typed",
         *(f"capsule_lab/{path.relative_to(ROOT).as_posix()}" for path in (ROOT / "conf").rglob("*.yaml")),
+        *(f"capsule_lab/{path.relative_to(ROOT).as_posix()}" for path in (ROOT / "sweeps").rglob("*.yaml")),
         *(path.relative_to(ROOT).as_posix() for path in (ROOT / "capsule_lab").rglob("*.py")),
+        *(path.relative_to(ROOT).as_posix() for path in (ROOT / "capsule_lab").rglob("*.html")),
+        *(path.relative_to(ROOT).as_posix() for path in (ROOT / "hydra_plugins").rglob("*.py")),
     ]
 )
 
@@ -27,7 +30,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     source = tmp_path_factory.mktemp("source")
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
-    for name in ("capsule_lab", "conf"):
+    for name in ("capsule_lab", "conf", "hydra_plugins", "sweeps"):
         shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
     target = tmp_path_factory.mktemp("wheel")
     options = ["--no-deps", "--no-build-isolation", "--no-index", "--disable-pip-version-check"]
@@ -52,7 +55,7 @@ def installed(unpacked: Path, cwd: Path, *words: str) -> Ended:
 
 @pytest.mark.parametrize("file", IN_THE_WHEEL)
 def test_file_is_in_the_wheel(unpacked: Path, file: str) -> None:
-    assert (unpacked / file).read_bytes() == (ROOT / file.replace("capsule_lab/conf/", "conf/")).read_bytes()
+    assert (unpacked / file).read_bytes() == (ROOT / re.sub(r"^capsule_lab/(conf|sweeps)/", r"\1/", file)).read_bytes()
 
 
 def test_nothing_else_is_in_the_wheel(wheel: Path) -> None:
@@ -94,6 +97,14 @@ def test_commands_of_the_wheel_compose_its_own_configuration(unpacked: Path, tmp
     assert (ended.status, ended.err) == (0, "")
     assert "seed: 123" in ended.out.splitlines()
     assert list((tmp_path / "here").iterdir()) == []
+
+
+def test_sweep_of_the_wheel_finds_its_plugins_and_tables(unpacked: Path, tmp_path: Path) -> None:
+    ended = installed(
+        unpacked, tmp_path, "-m", "capsule_lab.sweep", "table=smoke", "rows=[uniform]", "seeds=[0]", "--dry-run"
+    )
+    assert (ended.status, ended.err) == (0, "")
+    assert "smoke: 1 missing" in ended.out
 
 
 def test_package_of_the_wheel_is_the_one_imported(unpacked: Path, tmp_path: Path) -> None:

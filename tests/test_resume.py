@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import csv
 import signal
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from lightning.pytorch.callbacks import Callback
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from capsule_lab import build, runs
-from capsule_lab.command import InterruptError
+from capsule_lab.command import InterruptError, compose
 from capsule_lab.train import train
-from tests.conftest import TINY_CAPSNET, TINY_CNN
+from tests.conftest import NO_PICTURES, TINY_CAPSNET, TINY_CNN, TINY_DATA
 
+Whole = tuple[DictConfig, Path, dict[str, Any]]
 STEPS_PER_EPOCH = 4  # 256 images in batches of 64
 BY_EPOCHS = ["trainer.max_epochs=4"]
 BY_STEPS = [
@@ -39,9 +39,8 @@ class SignalAt(Callback):
             signal.raise_signal(self.signum)
 
 
-def run(config: DictConfig, directory: Path, monkeypatch: pytest.MonkeyPatch, *extra: Callback) -> dict[str, Any]:
+def run(config: Any, directory: Path, monkeypatch: pytest.MonkeyPatch, *extra: Callback) -> dict[str, Any]:
     """``train`` with more callbacks."""
-    directory.mkdir(exist_ok=True)
     genuine = build.build_trainer
     with monkeypatch.context() as patch:
         patch.setattr(build, "build_trainer", lambda c, d, *callbacks: genuine(c, d, *extra, *callbacks))
@@ -57,33 +56,37 @@ def curves(directory: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-# the first step, the last of an epoch, one before a validation within an epoch, the middle of an epoch
-@pytest.mark.parametrize("stop", [1, 4, 6, 7])
+LENGTHS = {"epochs, with dropout": (BY_EPOCHS, TINY_CNN), "steps, with dropout": (BY_STEPS, TINY_CNN)}
+LENGTHS["steps, capsules"] = (BY_STEPS, TINY_CAPSNET)
+
+
+@pytest.fixture(scope="module", params=LENGTHS)
+def uninterrupted(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Whole:
+    """A run from its first to its last step."""
+    length, model = LENGTHS[request.param]
+    config = compose("train", [*model, *TINY_DATA, *length, *NO_PICTURES])
+    directory = tmp_path_factory.mktemp("whole")
+    return config, directory, train(config, directory)
+
+
 @pytest.mark.parametrize(
-    ("length", "model"),
+    ("stop", "signum"),
     [
-        pytest.param(BY_EPOCHS, TINY_CNN, id="epochs, with dropout"),
-        pytest.param(BY_STEPS, TINY_CNN, id="steps, with dropout"),
-        pytest.param(BY_STEPS, TINY_CAPSNET, id="steps, capsules"),
+        pytest.param(1, signal.SIGTERM, id="the first step"),
+        pytest.param(4, signal.SIGUSR1, id="the last of an epoch"),
+        pytest.param(6, signal.SIGTERM, id="one before a validation within an epoch"),
+        pytest.param(7, signal.SIGUSR1, id="the middle of an epoch"),
     ],
 )
 def test_resumed_run_equals_uninterrupted(
-    stop: int,
-    length: list[str],
-    model: list[str],
-    tiny: Callable[..., DictConfig],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    uninterrupted: Whole, stop: int, signum: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = tiny(*length, "callbacks.reconstructions=null", "callbacks.confusion=null", model=model)
-    whole, parts = tmp_path / "whole", tmp_path / "parts"
-    expected = run(config, whole, monkeypatch)
-    with pytest.raises(InterruptError, match=r"to continue exactly: .*train\.resume=true"):
-        run(config, parts, monkeypatch, SignalAt(stop))
-    config.train.resume = True
-    found = run(config, parts, monkeypatch)
+    config, whole, expected = uninterrupted
+    with pytest.raises(InterruptError, match=rf"^stopped by {signum.name} .*to continue exactly: .*train\.resume=true"):
+        run(config, tmp_path, monkeypatch, SignalAt(stop, signum))
+    found = run(OmegaConf.merge(config, {"train": {"resume": True}}), tmp_path, monkeypatch)
 
     assert found["steps"] == expected["steps"]
     assert {k: found[k] for k in ("test", "validation")} == {k: expected[k] for k in ("test", "validation")}
-    torch.testing.assert_close(weights(parts), weights(whole), rtol=0, atol=0)
-    assert curves(parts) == curves(whole)
+    torch.testing.assert_close(weights(tmp_path), weights(whole), rtol=0, atol=0)
+    assert curves(tmp_path) == curves(whole)

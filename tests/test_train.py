@@ -9,7 +9,6 @@ import logging
 import re
 import shlex
 import signal
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,8 +20,8 @@ from lightning.pytorch.callbacks import Callback
 from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 
-from capsule_lab import command, runs
-from capsule_lab.callbacks import AtomicCheckpointIO, LastCheckpoint, NonFiniteError, checkpoints
+from capsule_lab import build, command, runs
+from capsule_lab.callbacks import AtomicCheckpointIO, NonFiniteError, checkpoints
 from capsule_lab.lit import CapsNetModule
 from capsule_lab.runs import RunError
 from capsule_lab.train import train
@@ -338,6 +337,8 @@ def test_ckpt_of_a_longer_run_continues_in_a_directory_of_its_own(cli: Cli, a_co
     assert contents(a_copy) == before
     (directory,) = (tmp_path / "runs").iterdir()
     found = json.loads((directory / "metrics.json").read_text())
+    assert directory.name == f"capsnet-mnist-{found['config_hash']}-continued"
+    assert runs.attempts(found["config_hash"]) == [], "it is no run of that configuration from its start"
     assert (found["steps"], found["epochs"]) == (12, 3)
     assert [row["step"] for row in curves(directory) if row["train/loss"]] == ["11"]
 
@@ -347,6 +348,60 @@ def test_ckpt_may_be_the_directory_of_a_run(cli: Cli, a_copy: Path, tmp_path: Pa
     assert ended.status == 0, ended.err
     (directory,) = (tmp_path / "runs").iterdir()
     assert json.loads((directory / "metrics.json").read_text())["steps"] == 12
+
+
+def test_run_that_began_with_another_ones_weights_resumes_where_it_was(
+    a_copy: Path, tiny: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tiny("trainer.max_epochs=3", f"ckpt={a_copy}", *NO_PICTURES)
+    directory = runs.choose_directory(config, "capsnet-mnist")
+    directory.parent.mkdir()
+    with pytest.raises(command.InterruptError):
+        run(config, directory, monkeypatch, SignalAt(10))
+    config.train.resume = True
+    assert runs.choose_directory(config, "capsnet-mnist") == directory
+    seen = Steps()
+    assert run(config, directory, monkeypatch, seen)["steps"] == 12
+    assert seen.found == [11, 12]
+
+
+class Steps(Callback):
+    def __init__(self) -> None:
+        self.found: list[int] = []
+
+    def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+        self.found.append(trainer.global_step)
+
+
+@pytest.mark.parametrize("signum", runs.SIGNALS, ids=lambda signum: signum.name)
+@pytest.mark.parametrize(
+    ("moment", "sentence"),
+    [
+        ("on_sanity_check_start", "stopped before training went on: checkpoints are as they were"),
+        ("on_test_start", "training is complete; the same command with train.resume=true tests again"),
+    ],
+)
+def test_signal_when_there_is_nothing_to_save(
+    cli: Cli, a_copy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str, sentence: str, signum: int
+) -> None:
+    """Whatever stops a run while it does not train: a job of SLURM has to go back into the queue then, too."""
+    sent = type("Sent", (Callback,), {moment: lambda *_: signal.raise_signal(signum)})()
+    genuine = build.build_trainer
+    monkeypatch.setattr(build, "build_trainer", lambda c, d, *callbacks: genuine(c, d, sent, *callbacks))
+    asked: list[int] = []
+    monkeypatch.setattr(command, "requeue", asked.append)
+    words = [*TINY, *NO_PICTURES, "train.resume=true", f"train.directory={a_copy}", "trainer.num_sanity_val_steps=1"]
+    before = {number: signal.getsignal(number) for number in runs.SIGNALS}
+    ended = cli("train", *words)
+    assert (ended.status, ended.err) == (128 + signum, f"capsule_lab: {sentence}\n")
+    assert asked == [signum]
+    assert {number: signal.getsignal(number) for number in runs.SIGNALS} == before
+
+
+def test_resuming_what_is_not_there_is_said_aloud(cli: Cli) -> None:
+    ended = cli("train", "debug=smoke", *TINY_CAPSNET, *NO_PICTURES, "train.resume=true")
+    assert ended.status == 0
+    assert "NOTHING TO RESUME for this configuration, in " in ended.out
 
 
 def test_ckpt_of_another_network_is_refused_in_a_sentence(cli: Cli, a_copy: Path, tmp_path: Path) -> None:
@@ -529,19 +584,6 @@ def test_tensorboard_gets_curves_and_pictures(tiny: Tiny, tmp_path: Path) -> Non
     assert len(curves(tmp_path / "run")) == 3
 
 
-def test_wandb_works_offline_and_knows_configuration_and_provenance(
-    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("WANDB_SILENT", "true")
-    found = train(tiny("logger=wandb", "trainer.max_epochs=1", "callbacks.confusion=null"), tmp_path / "run")
-    (folder,) = (tmp_path / "run" / "wandb").glob("offline-run-*")
-    told = (folder / "run-run.wandb").read_bytes()
-    assert found["provenance"]["sha256"].encode() in told
-    assert b"primary_types" in told
-    assert b"test/error" in told
-    assert len(list((folder / "files" / "media" / "images" / "val").glob("reconstructions*.png"))) == 1
-
-
 # --- processes that are stopped, or are several ----------------------------------------------------------------------
 
 
@@ -564,47 +606,39 @@ def test_killed_in_the_middle_of_an_epoch_and_resumed_equals_uninterrupted(
 ENDLESS = [*TINY, "trainer.max_epochs=100000", "train.directory=run", *NO_PICTURES]
 
 
-def stop(process: subprocess.Popen[str], signum: signal.Signals) -> Ended:
-    """Send a signal once training is under way."""
-    assert process.stdout is not None
-    assert any(line.startswith("epoch 2") for line in process.stdout)
-    process.send_signal(signum)
-    out, err = process.communicate(timeout=60)
-    return Ended(process.returncode, out, err)
-
-
-@pytest.fixture(scope="module")
-def stopped(tmp_path_factory: pytest.TempPathFactory) -> dict[signal.Signals, tuple[Path, Ended]]:
-    """Endless runs side by side, each stopped by another signal: where they were, and how they ended."""
-    folders = {signum: tmp_path_factory.mktemp(signum.name) for signum in LastCheckpoint.signals}
-    processes = {
-        signum: start("-u", "-m", "capsule_lab.train", *ENDLESS, cwd=folder) for signum, folder in folders.items()
-    }
-    try:
-        return {signum: (folders[signum], stop(process, signum)) for signum, process in processes.items()}
-    finally:
-        for process in processes.values():
-            process.kill()
-            process.communicate()
-
-
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM], ids=lambda signum: signum.name)
-def test_signal_stops_with_a_checkpoint_and_says_how_to_go_on(
-    stopped: dict[signal.Signals, tuple[Path, Ended]], signum: signal.Signals
-) -> None:
-    folder, ended = stopped[signum]
+def assert_stopped(ended: Ended, words: list[str], folder: Path, signum: signal.Signals) -> None:
     assert ended.status == 128 + signum
     assert f"{signum.name}: stopping after this step" in ended.out
     sentence = re.fullmatch(
         rf"capsule_lab: stopped by {signum.name} at step (\d+), saved in (\S+); to continue exactly: "
-        r"python -m capsule_lab\.train (.*)\n",
+        r"(?:python -m )?\S+ (.*)\n",
         ended.err,
     )
     assert sentence is not None, ended.err
     assert Path(sentence[2]) == folder / "run" / "checkpoints" / "last.ckpt"
     assert runs.read_checkpoint(sentence[2])[0]["global_step"] == int(sentence[1])
-    assert shlex.split(sentence[3]) == [*ENDLESS, "train.resume=true"]
+    assert shlex.split(sentence[3]) == [*words, "train.resume=true"]
     assert not (folder / "run" / "metrics.json").exists()
+
+
+@pytest.mark.parametrize("signum", runs.SIGNALS, ids=lambda signum: signum.name)
+def test_signal_stops_with_a_checkpoint_and_says_how_to_go_on(cli: Cli, tmp_path: Path, signum: signal.Signals) -> None:
+    sender = f"+callbacks.sender={{_target_: tests.test_resume.SignalAt, step: 6, signum: {signum.value}}}"
+    assert_stopped(cli("train", *ENDLESS, sender), [*ENDLESS, sender], tmp_path, signum)
+
+
+@pytest.mark.slow
+def test_ctrl_c_from_outside_stops_as_well(tmp_path: Path) -> None:
+    with start("-u", "-m", "capsule_lab.train", *ENDLESS, cwd=tmp_path) as process:
+        try:
+            assert process.stdout is not None
+            assert any(line.startswith("epoch 2") for line in process.stdout)
+            process.send_signal(signal.SIGINT)
+            ended = Ended(process.wait(60), process.stdout.read(), process.stderr.read() if process.stderr else "")
+        finally:
+            process.kill()
+    # what was printed before epoch 2 has been read
+    assert_stopped(ended, ENDLESS, tmp_path, signal.SIGINT)
 
 
 def test_two_processes_train_as_one_does(tiny: Tiny, tmp_path: Path) -> None:

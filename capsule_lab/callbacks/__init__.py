@@ -1,8 +1,9 @@
 """What happens around training."""
 
 from capsule_lab.callbacks.checkpoints import AtomicCheckpointIO, BestCheckpoint, EmbedConfig, LastCheckpoint
+from capsule_lab.callbacks.dashboards import MLflow, close, tell_loggers
 from capsule_lab.callbacks.display import ProgressBar, ProgressLines, progress
-from capsule_lab.callbacks.history import MetricsTable, close, tell_loggers
+from capsule_lab.callbacks.history import MetricsTable
 from capsule_lab.callbacks.pictures import ConfusionMatrix, Reconstructions
 from capsule_lab.callbacks.watch import NonFiniteError, NonFiniteGuard, RoutingStats
 
@@ -12,6 +13,7 @@ __all__ = [
     "ConfusionMatrix",
     "EmbedConfig",
     "LastCheckpoint",
+    "MLflow",
     "MetricsTable",
     "NonFiniteError",
     "NonFiniteGuard",

@@ -18,7 +18,7 @@ from lightning.pytorch.callbacks import Callback, Checkpoint, ModelCheckpoint
 from omegaconf import DictConfig
 
 from capsule_lab.command import InterruptError
-from capsule_lab.runs import embed, numbers
+from capsule_lab.runs import SIGNALS, embed, numbers
 from capsule_lab.surroundings import command_line
 from capsule_lab.types import DataSpec
 
@@ -109,14 +109,12 @@ class BestCheckpoint(ModelCheckpoint):
 class LastCheckpoint(Checkpoint):
     """Keeps ``checkpoints/last.ckpt``, and leaves it up to date when a signal stops the run.
 
-    Ctrl-C and SIGTERM stop after the current step, or after the validation pass that is under way, so that the
+    Ctrl-C, SIGTERM and SIGUSR1 stop after the current step, or after the validation pass that is under way, so that the
     run continues exactly. A second signal stops at once.
 
     Args:
         every_minutes: how old the checkpoint may become.
     """
-
-    signals = (signal.SIGINT, signal.SIGTERM)
 
     def __init__(self, every_minutes: float = 5.0) -> None:
         self.every_minutes = every_minutes
@@ -128,7 +126,7 @@ class LastCheckpoint(Checkpoint):
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self.saved_at = time.monotonic()
         if threading.current_thread() is threading.main_thread():
-            self.before = {number: signal.signal(number, self._note) for number in self.signals}
+            self.before = {number: signal.signal(number, self._note) for number in SIGNALS}
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int

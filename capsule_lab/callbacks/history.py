@@ -1,19 +1,16 @@
-"""The run's own table of metrics, and what all loggers are told at the beginning and the end."""
+"""The run's own table of metrics."""
 
 from __future__ import annotations
 
 import csv
 import io
-import sys
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from lightning.fabric.utilities.rank_zero import rank_zero_only
 from lightning.pytorch.loggers.logger import Logger
-from omegaconf import DictConfig
 
-from capsule_lab.runs import plain, write_atomically
+from capsule_lab.runs import write_atomically
 
 
 class MetricsTable(Logger):
@@ -74,24 +71,3 @@ class MetricsTable(Logger):
     @rank_zero_only
     def finalize(self, status: str) -> None:
         self.save()
-
-
-def tell_loggers(loggers: Iterable[Any], config: DictConfig, provenance: dict[str, Any]) -> None:
-    """Configuration and provenance, to every logger that keeps such things."""
-    for logger in loggers:
-        logger.log_hyperparams({"config": plain(config), "provenance": provenance})
-
-
-def close(loggers: Iterable[Any], *, failed: bool) -> None:
-    """End what would otherwise flow into the next run of the same process: W&B keeps one run open.
-
-    Args:
-        loggers: of the trainer.
-        failed: whether the run ended with an error, which dashboards show.
-    """
-    for logger in loggers:
-        logger.finalize("failed" if failed else "success")
-    if "wandb" in sys.modules:
-        import wandb
-
-        wandb.finish(exit_code=int(failed))

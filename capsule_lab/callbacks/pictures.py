@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import lightning as L
 from lightning.pytorch.callbacks import Callback
-from lightning.pytorch.loggers import TensorBoardLogger, WandbLogger
+from lightning.pytorch.loggers import MLFlowLogger, TensorBoardLogger, WandbLogger
 from matplotlib.figure import Figure
 from sklearn.metrics import ConfusionMatrixDisplay
 from torchmetrics.classification import MulticlassConfusionMatrix
@@ -122,4 +122,6 @@ def keep_figure(run: Path, loggers: Iterable[Any], name: str, figure: Figure, st
             logger.log_image(name, [str(path)])
         elif isinstance(logger, TensorBoardLogger):
             logger.experiment.add_figure(name, figure, step)
+        elif isinstance(logger, MLFlowLogger):
+            logger.experiment.log_artifact(logger.run_id, str(path), "figures")
     return path

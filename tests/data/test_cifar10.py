@@ -1,28 +1,25 @@
-"""CIFAR10 from files as Python 2 wrote them, its augmentation, its stand-in, and the network of its experiment."""
+"""CIFAR10: files as Python 2 wrote them, augmentation, the experiment; the rest is in ``test_coloured_files``."""
 
 from __future__ import annotations
 
-import hashlib
 import inspect
-import json
-import logging
 from pathlib import Path
-from types import SimpleNamespace
+from typing import Any
 from urllib.error import URLError
 
 import numpy as np
 import pytest
 import torch
-from hydra.utils import instantiate
 from torchvision import datasets
 
 from capsule_lab import build
 from capsule_lab.command import compose
 from capsule_lab.data import CIFAR10DataModule, DataError, cifar10
-from capsule_lab.data.coloured_digits import coloured_digits
+from capsule_lab.data.loader import Images
 from capsule_lab.data.transforms import sample_key
 from capsule_lab.train import train
 from tests.conftest import NO_PICTURES
+from tests.data.test_mnist import trainer
 
 IMAGES = 12  # in each file
 RANDOM = np.random.default_rng(0)
@@ -30,7 +27,6 @@ BATCHES = {
     name: (RANDOM.integers(0, 256, (IMAGES, 3072), dtype=np.uint8), RANDOM.integers(0, 10, IMAGES).tolist())
     for name in (*(f"data_batch_{n}" for n in range(1, 6)), "test_batch")
 }
-TRAINING = [name for name in BATCHES if name != "test_batch"]
 PHOTOGRAPHS = torch.from_numpy(RANDOM.integers(0, 256, (400, 3, 32, 32), dtype=np.uint8))
 KEYS = sample_key(0, 0, torch.arange(400))
 
@@ -60,48 +56,40 @@ def pickled(pixels: bytes, labels: list[int], *, key: bytes = b"labels") -> byte
     )  # fmt: skip
 
 
-def write(folder: Path, monkeypatch, **instead: bytes) -> None:
-    """The six files, some of them others, which count as the genuine ones."""
-    folder.mkdir(parents=True)
-    contents = {name: pickled(array(pixels), labels) for name, (pixels, labels) in BATCHES.items()} | instead
-    checksums = {name: hashlib.md5(content, usedforsecurity=False).hexdigest() for name, content in contents.items()}
-    for name, content in contents.items():
-        (folder / name).write_bytes(content)
-    monkeypatch.setattr(cifar10, "CHECKSUMS", checksums)
+def stored(*batches: tuple[np.ndarray, list[int]]) -> Images:
+    """What the module makes of these batches."""
+    pixels = np.concatenate([pixels for pixels, _ in batches]).reshape(-1, 3, 32, 32)
+    return Images(torch.from_numpy(pixels), torch.tensor([label for _, labels in batches for label in labels]))
 
 
-@pytest.fixture
-def genuine(tmp_path, monkeypatch) -> Path:
-    """A data directory with small files that count as the genuine ones."""
-    write(tmp_path / cifar10.FOLDER, monkeypatch)
-    return tmp_path
+CONTENTS = {name: pickled(array(pixels), labels) for name, (pixels, labels) in BATCHES.items()}
+TRAINING, TEST = stored(*list(BATCHES.values())[:5]), stored(BATCHES["test_batch"])
 
 
-@pytest.fixture(params=[URLError("no network in tests"), RuntimeError("File not found or corrupted.")], ids=repr)
-def offline(request, monkeypatch) -> str:
-    def refuse(*_, **__):
-        raise request.param
+def brings(content: dict[str, bytes]):
+    """A download of an archive of these files, that breaks off where they are not all."""
 
-    monkeypatch.setattr(cifar10, "download_and_extract_archive", refuse)
-    return str(request.param)
+    def download(url, root, *, filename, md5):
+        assert (url, filename, md5) == (
+            "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz",
+            "cifar-10-python.tar.gz",
+            "c58f30108f718f92721af3b95e74349a",
+        )
+        print("100 %")  # noqa: T201 - as torchvision does
+        (Path(root) / filename).write_bytes(b"archive")
+        if content.keys() != BATCHES.keys():
+            raise URLError("timed out")
+        (Path(root) / "cifar-10-batches-py").mkdir()
+        for name, written in content.items():
+            (Path(root) / "cifar-10-batches-py" / name).write_bytes(written)
 
-
-@pytest.fixture
-def no_download(monkeypatch) -> None:
-    def refuse(*_, **__):
-        pytest.fail("the network was asked")
-
-    monkeypatch.setattr(cifar10, "download_and_extract_archive", refuse)
+    return download
 
 
 @pytest.fixture
 def not_standardised(monkeypatch) -> None:
     """What the network would see before its last step."""
     monkeypatch.setattr(cifar10, "standardise", lambda images: images)
-
-
-def stored(*names: str) -> torch.Tensor:
-    return torch.from_numpy(np.concatenate([BATCHES[name][0] for name in names]).reshape(-1, 3, 32, 32))
 
 
 def seen(training: bool = True, images: torch.Tensor = PHOTOGRAPHS, key: torch.Tensor = KEYS, **options):
@@ -116,68 +104,13 @@ def test_checksums_are_those_that_torchvision_has():
     assert dict([*datasets.CIFAR10.train_list, *datasets.CIFAR10.test_list]) == cifar10.CHECKSUMS
 
 
-@pytest.mark.parametrize("source", ["auto", "real"])
-@pytest.mark.usefixtures("no_download")
-def test_training_files_are_read_back_exactly(genuine, source):
-    data = CIFAR10DataModule(directory=str(genuine), source=source, validation="none")
-    data.setup("fit")
-    images, labels, factors = data.sets["train"]
-    assert factors is None
-    assert images.dtype == torch.uint8
-    assert images.equal(stored(*TRAINING))
-    assert labels.tolist() == [label for name in TRAINING for label in BATCHES[name][1]]
-
-
-@pytest.mark.parametrize("source", ["auto", "real"])
-@pytest.mark.usefixtures("no_download")
-def test_test_file_is_read_back_exactly(genuine, source):
-    data = CIFAR10DataModule(directory=str(genuine), source=source)
-    data.setup("test")
-    assert set(data.sets) == {"test"}
-    assert data.sets["test"].images.equal(stored("test_batch"))
-    assert data.sets["test"].labels.tolist() == BATCHES["test_batch"][1]
-
-
-def test_pixels_are_red_then_green_then_blue_row_by_row(tmp_path, monkeypatch):
+def test_pixels_are_red_then_green_then_blue_row_by_row(tmp_path):
     counted = (np.arange(3072) // 16).astype(np.uint8)[None]  # half a row each: 0 to 191
-    write(tmp_path / cifar10.FOLDER, monkeypatch, test_batch=pickled(array(counted), [3]))
-    data = CIFAR10DataModule(directory=str(tmp_path), source="real")
-    data.setup("test")
-    (image,) = data.sets["test"].images
+    (tmp_path / "test_batch").write_bytes(pickled(array(counted), [3]))
+    ((image,), _) = cifar10.read_batch(tmp_path / "test_batch")
     assert [int(image[place]) for place in [(0, 0, 0), (0, 0, 16), (0, 1, 0), (1, 0, 0), (2, 31, 31)]] == [
         0, 1, 2, 64, 191
     ]  # fmt: skip
-
-
-def test_training_never_reads_the_test_file(genuine):
-    data = CIFAR10DataModule(directory=str(genuine), source="real")
-    data.prepare_data()
-    (genuine / cifar10.FOLDER / "test_batch").write_bytes(b"poison")
-    data.setup("fit")
-    assert set(data.sets) == {"train", "validation"}
-
-
-@pytest.mark.parametrize("source", ["auto", "real"])
-@pytest.mark.parametrize("name", BATCHES)
-@pytest.mark.parametrize("change", [lambda c: c[:-100], lambda c: c[:-1] + b"x", lambda c: b""], ids=["cut", "x", "0"])
-@pytest.mark.usefixtures("no_download")
-def test_a_file_with_another_checksum_is_named_not_replaced(genuine, source, name, change):
-    path = genuine / cifar10.FOLDER / name
-    path.write_bytes(change(path.read_bytes()))
-    before = path.read_bytes()
-    with pytest.raises(DataError) as caught:
-        CIFAR10DataModule(directory=str(genuine), source=source).setup("fit")
-    assert f"{path} ({len(before)} bytes" in str(caught.value)
-    assert "\n" not in str(caught.value)
-    assert path.read_bytes() == before
-
-
-@pytest.mark.parametrize("source", ["auto", "real"])
-@pytest.mark.usefixtures("no_download")
-def test_a_missing_file_is_named(genuine, source):
-    (genuine / cifar10.FOLDER / "data_batch_3").unlink()
-    with pytest.raises(DataError, match="holds 5 of the 6 files of CIFAR10; missing data_batch_3: add them"):
-        CIFAR10DataModule(directory=str(genuine), source=source).setup("fit")
 
 
 WHOLE = array(BATCHES["test_batch"][0])
@@ -200,133 +133,13 @@ BROKEN = {
 }
 
 
-@pytest.mark.parametrize(("content", "sentence"), BROKEN.values(), ids=BROKEN)
-def test_a_file_that_is_no_batch_is_named_whatever_its_checksum(tmp_path, monkeypatch, content, sentence):
-    write(tmp_path / cifar10.FOLDER, monkeypatch, test_batch=content)
-    data = CIFAR10DataModule(directory=str(tmp_path), source="real")
-    with pytest.raises(DataError, match=sentence) as caught:
-        data.setup("test")
-    assert str(tmp_path / cifar10.FOLDER / "test_batch") in str(caught.value)
-    assert "\n" not in str(caught.value)
-    assert data.sets == {}
-
-
 @pytest.mark.parametrize("call", [b"cposix\nsystem\n", b"c__builtin__\neval\n", b"cnumpy.core.multiarray\nscalar\n"])
-def test_a_file_runs_nothing(tmp_path, monkeypatch, call):
-    written = tmp_path / "written"
-    command = text(b"touch " + str(written).encode())
-    write(tmp_path / cifar10.FOLDER, monkeypatch, test_batch=b"\x80\x02" + call + command + b"\x85R.")
+def test_a_file_runs_nothing(tmp_path, call):
+    written, path = tmp_path / "written", tmp_path / "test_batch"
+    path.write_bytes(b"\x80\x02" + call + text(b"touch " + str(written).encode()) + b"\x85R.")
     with pytest.raises(DataError, match=r"it asks for .+, and may ask for numpy's arrays only"):
-        CIFAR10DataModule(directory=str(tmp_path), source="real").setup("test")
+        cifar10.read_batch(path)
     assert not written.exists()
-
-
-# --- the network ------------------------------------------------------------------------------------------------------
-
-
-def test_auto_without_network_falls_back_with_one_loud_line(tmp_path, caplog, offline):
-    data = CIFAR10DataModule(directory=str(tmp_path), source="auto")
-    with caplog.at_level(logging.DEBUG, "capsule_lab"):
-        data.setup("fit")
-        data.setup("test")
-    (record,) = caplog.records
-    assert record.levelno == logging.WARNING
-    assert [word for word in ("STAND-IN", str(tmp_path / cifar10.FOLDER)) if word not in record.getMessage()] == []
-    assert "\n" not in record.getMessage()
-    assert data.provenance["source"] == "stand-in"
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize("stage", ["fit", "test"])
-def test_real_without_network_says_what_to_put_where(tmp_path, offline, stage):
-    data = CIFAR10DataModule(directory=str(tmp_path), source="real")
-    with pytest.raises(DataError) as caught:
-        data.setup(stage)
-    words = [str(tmp_path / cifar10.FOLDER), *cifar10.CHECKSUMS, "CAPSULE_LAB_DATA", offline]
-    assert [word for word in words if word not in str(caught.value)] == []
-    assert "\n" not in str(caught.value)
-    assert data.sets == {}
-
-
-def unpacks(content: dict[str, bytes]):
-    """A download of an archive that holds these files."""
-
-    def download(url, root, *, filename, md5):
-        assert (url, filename, md5) == (
-            "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz",
-            "cifar-10-python.tar.gz",
-            "c58f30108f718f92721af3b95e74349a",
-        )
-        (Path(root) / filename).write_bytes(b"archive")
-        (Path(root) / cifar10.FOLDER).mkdir()
-        for name, written in content.items():
-            (Path(root) / cifar10.FOLDER / name).write_bytes(written)
-        print("100 %")  # noqa: T201 - as torchvision does
-
-    return download
-
-
-@pytest.mark.parametrize("source", ["auto", "real"])
-def test_download_goes_into_place_and_is_verified(tmp_path, genuine, monkeypatch, capfd, source):
-    content = {name: (genuine / cifar10.FOLDER / name).read_bytes() for name in BATCHES}
-    monkeypatch.setattr(cifar10, "download_and_extract_archive", unpacks(content))
-    data = CIFAR10DataModule(directory=str(tmp_path / "elsewhere"), source=source)
-    data.setup("test")
-    assert data.provenance["source"] == "real"
-    assert sorted(path.name for path in data.folder.iterdir()) == sorted(BATCHES)
-    assert list(data.directory.iterdir()) == [data.folder]
-    assert data.sets["test"].images.equal(stored("test_batch"))
-    assert capfd.readouterr() == ("", "")
-
-
-@pytest.mark.parametrize("source", ["auto", "real"])
-def test_a_download_that_brings_another_file_is_named(tmp_path, genuine, monkeypatch, source):
-    content = {name: (genuine / cifar10.FOLDER / name).read_bytes() for name in BATCHES}
-    monkeypatch.setattr(cifar10, "download_and_extract_archive", unpacks(content | {"data_batch_2": b"a login page"}))
-    with pytest.raises(DataError, match=r"data_batch_2 \(12 bytes"):
-        CIFAR10DataModule(directory=str(tmp_path / "elsewhere"), source=source).setup("fit")
-
-
-def test_a_download_that_breaks_off_leaves_nothing(tmp_path, monkeypatch):
-    def break_off(url, root, *, filename, md5):
-        (Path(root) / filename).write_bytes(b"half an arch")
-        raise URLError("timed out")
-
-    monkeypatch.setattr(cifar10, "download_and_extract_archive", break_off)
-    with pytest.raises(DataError, match="timed out"):
-        CIFAR10DataModule(directory=str(tmp_path), source="real").setup("fit")
-    assert list(tmp_path.iterdir()) == []
-
-
-# --- provenance and the stand-in --------------------------------------------------------------------------------------
-
-
-def test_genuine_files(genuine):
-    data = CIFAR10DataModule(directory=str(genuine), source="auto")
-    data.setup("fit")
-    split = data.provenance.pop("split")
-    assert data.provenance == {"source": "real", "name": "genuine CIFAR10", "md5": cifar10.CHECKSUMS}
-    assert (split["validation"], split["train_images"], split["validation_images"]) == ("first", 54, 6)
-    assert data.sets["validation"].images.unique(dim=0).equal(stored("data_batch_1")[:6].unique(dim=0))
-    assert data.spec.classes == (  # in the order of the files' batches.meta
-        "airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"
-    )  # fmt: skip
-
-
-@pytest.mark.usefixtures("no_download")
-def test_standin_says_what_it_is(tmp_path, caplog):
-    data = CIFAR10DataModule(directory=str(tmp_path / "nowhere"), source="standin")
-    data.setup("fit")
-    data.setup("test")
-    assert data.provenance["source"] == "stand-in"
-    assert data.provenance["name"].startswith("stand-in for CIFAR10: scikit-learn's 1797 handwritten digits")
-    assert json.loads(json.dumps(data.provenance)) == data.provenance
-    assert data.spec.classes == (), "a digit is no airplane"
-    assert data.spec.num_classes == 10
-    assert data.sets["test"].images.equal(coloured_digits(train=False).images)
-    (record,) = caplog.records
-    assert record.getMessage() == "STAND-IN DATA, not the genuine set: data.source is standin"
-    assert list(tmp_path.iterdir()) == []
 
 
 # --- what the network sees --------------------------------------------------------------------------------------------
@@ -426,9 +239,7 @@ def test_what_is_drawn_depends_on_the_key_alone():
 )
 def test_training_images_alone_are_augmented(training, options, same):
     data = CIFAR10DataModule(source="standin", **options)
-    data.trainer = SimpleNamespace(
-        training=training, global_rank=0, world_size=1, strategy=SimpleNamespace(root_device=torch.device("cpu"))
-    )
+    data.trainer = trainer(training=training)
     data.setup("fit")
     batch = next(iter(data.train_dataloader()))
     still = data.transform(batch.images, batch.key, augment=False)
@@ -463,7 +274,6 @@ def test_every_option_does_something(option):
         ({"brightness": float("nan")}, r"data\.brightness is nan; expected 0"),
         ({"contrast": 1.5}, r"data\.contrast is 1.5; expected 0 \(none\) to 1"),
         ({"contrast": -0.1}, r"data\.contrast is -0.1; expected 0"),
-        ({"source": "genuine"}, r"data\.source is 'genuine'"),
     ],
     ids=str,
 )
@@ -476,12 +286,15 @@ def test_options_that_are_refused(options, sentence):
 # --- the experiment ---------------------------------------------------------------------------------------------------
 
 
-def test_network_of_the_experiment_is_as_large_as_published():
-    config = compose("train", ["experiment=sabour2017/cifar10"])
+def network_of(experiment: str) -> Any:
+    """The network of an experiment that passes the check, its sizes without its weights."""
+    config = compose("train", [f"experiment={experiment}"])
     build.check(config)
-    spec = build.build_data(config).spec
-    with torch.device("meta"):
-        network = instantiate(config.model, _partial_=True, _convert_="all")(spec.image_shape, spec.num_classes)
+    return build.build_without_weights(config).network
+
+
+def test_network_of_the_experiment_is_as_large_as_published():
+    network = network_of("sabour2017/cifar10")
     assert sum(parameter.numel() for parameter in network.parameters()) == 22_476_448
     assert network.decoder is None
     assert network.digits.routing.leaky

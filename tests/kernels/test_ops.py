@@ -128,18 +128,15 @@ def values_and_gradients(function: Any, layer: nn.Module, below: tuple[Tensor, T
     return [*parents, *torch.autograd.grad(whole, asked, allow_unused=True, materialize_grads=True)]
 
 
-@pytest.mark.parametrize("compiler", ["eager", "aot_eager"])
 @pytest.mark.parametrize(
     ("name", "backend"),
     [*((name, "fused") for name in LAYERS), ("convolution", "auto"), ("convolution", "matmul"), ("dense", "matmul")],
 )
-def test_layer_is_the_same_when_compiled(
-    name: str, backend: str, compiler: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_layer_is_the_same_when_compiled(name: str, backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     layer, below = layer_and_children(name, backend)
     expected = values_and_gradients(layer, layer, below)
     without_shape_checks(monkeypatch)
-    compiled = torch.compile(layer, backend=compiler, fullgraph=True)
+    compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)  # traces backward, too; needs no compiler
     torch.testing.assert_close(values_and_gradients(compiled, layer, below), expected, rtol=0, atol=1e-12)
 
 

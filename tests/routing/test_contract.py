@@ -321,7 +321,7 @@ def test_activations_are_lengths(kind: type[AbstractRouting]) -> None:
     torch.testing.assert_close(parents.activations, length_loops(parents.poses), rtol=0, atol=1e-12)
 
 
-@every_way
+@pytest.mark.parametrize("way", [WAYS[0], *WAYS[2:]])  # votes that are made take one path to the reference
 @every_variant
 def test_gradient(kind: type[AbstractRouting], options: dict[str, Any], way: Way) -> None:
     module = build(kind, parameters="random", **{**options, "backend": way.backend})

@@ -1,0 +1,138 @@
+"""Where runs are: named after the hash of their configuration, in ``$CAPSULE_LAB_RUNS`` or ``runs``."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from pathlib import Path
+
+from omegaconf import DictConfig, OmegaConf
+
+from capsule_lab.runs.checkpoints import find_checkpoint, home_of, plain
+from capsule_lab.runs.files import RunError, write_atomically
+
+_CONTINUED = "-continued"
+_NOT_THE_RESULT = ("ckpt", "train.resume", "train.directory", "logger", "data.directory")
+
+
+def config_hash(config: DictConfig) -> str:
+    """Fingerprint of everything in the configuration that decides the result."""
+    copy = OmegaConf.create(plain(config))
+    for key in _NOT_THE_RESULT:
+        parent, _, name = key.rpartition(".")
+        node = OmegaConf.select(copy, parent) if parent else copy
+        if node is not None:
+            node.pop(name, None)
+    text = json.dumps(OmegaConf.to_container(copy), sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:8]  # 8: enough to tell runs apart
+
+
+def is_first_process() -> bool:
+    """Whether this is the first, or only, process of a run: Lightning, torchrun and SLURM number them."""
+    return all(os.environ.get(name, "0") == "0" for name in ("RANK", "LOCAL_RANK", "NODE_RANK", "SLURM_PROCID"))
+
+
+def root() -> Path:
+    """Where run directories are: ``$CAPSULE_LAB_RUNS``, else ``runs``."""
+    return Path(os.environ.get("CAPSULE_LAB_RUNS") or "runs").absolute()
+
+
+def attempts(fingerprint: str) -> list[Path]:
+    """The directories of all runs of one configuration, the latest first.
+
+    Args:
+        fingerprint: what ``config_hash`` gives.
+    """
+    found = (path for path in root().glob(f"*-{fingerprint}*") if path.is_dir() and is_attempt(path, fingerprint))
+    return sorted(found, key=_attempt, reverse=True)
+
+
+def is_attempt(directory: Path, fingerprint: str) -> bool:
+    """Whether ``attempts`` finds a run of that configuration in ``directory``."""
+    return directory.parent == root() and _is_named(directory, fingerprint)
+
+
+def continues_another(config: DictConfig) -> bool:
+    """Whether a run begins with the weights of another configuration's, ``ckpt=…``, so that it is not one of its own.
+
+    Raises:
+        RunError: if there is no such checkpoint.
+    """
+    return bool(config.ckpt) and not _is_named(home_of(find_checkpoint(config.ckpt)), config_hash(config))
+
+
+def _is_named(directory: Path, fingerprint: str) -> bool:
+    return re.search(rf"-{fingerprint}(-\d+)?$", directory.name) is not None
+
+
+def _attempt(directory: Path) -> int:
+    match = re.search(rf"-[0-9a-f]{{8}}({_CONTINUED})?-(\d+)$", directory.name)
+    return int(match[2]) if match else 1
+
+
+def choose_directory(config: DictConfig, name: str) -> Path:
+    """The directory for this run: that of the checkpoint or of the run to resume, else a new one.
+
+    Nothing is created yet. Processes that Lightning started beside the first get its directory.
+
+    Args:
+        config: the whole configuration.
+        name: what the directory is called before the hash.
+
+    Raises:
+        RunError: if another process started this one without telling it the directory.
+    """
+    if is_first_process():
+        return _choose(config, name)
+    fingerprint, _, shared = os.environ.get("CAPSULE_LAB_RUN", "").partition(":")
+    if fingerprint == config_hash(config):
+        return Path(shared)
+    if config.train.directory:
+        return Path(str(config.train.directory)).absolute()
+    raise RunError(
+        "this process does not know the directory of the first one; give train.directory=… when torchrun or srun "
+        "starts the processes, and start the jobs of a sweep one by one when each has several processes"
+    )
+
+
+def _choose(config: DictConfig, name: str) -> Path:
+    if config.train.directory:
+        return Path(str(config.train.directory)).absolute()
+    base = f"{name}-{config_hash(config)}"
+    if config.ckpt and not config.train.resume:
+        own = home_of(find_checkpoint(config.ckpt))
+        if own.name.startswith(base):
+            return own
+    base += _CONTINUED if continues_another(config) else ""
+    there = sorted(
+        (path for path in root().glob(f"{base}*") if re.fullmatch(r"(-\d+)?", path.name[len(base) :])), key=_attempt
+    )
+    if config.train.resume and there:
+        return there[-1]
+    return root() / (f"{base}-{_attempt(there[-1]) + 1}" if there else base)
+
+
+def open_directory(directory: Path, config: DictConfig) -> None:
+    """Create the run's directory with its configuration, or go on in it; what it holds is the first process's affair.
+
+    Raises:
+        RunError: if it cannot be written to, or holds a run that is not to be continued.
+    """
+    first = is_first_process()
+    goes_on = config.train.resume or (config.ckpt and home_of(find_checkpoint(config.ckpt)) == directory)
+    if first and not goes_on and (directory / "config.yaml").exists():
+        raise RunError(
+            f"{directory} holds a run already; continue it with train.resume=true, or name another train.directory=…"
+        )
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        if first:
+            write_atomically(directory / "config.yaml", OmegaConf.to_yaml(config, resolve=True))
+            (directory / "metrics.json").unlink(missing_ok=True)  # of the shorter run that this one goes on from
+    except OSError as error:
+        raise RunError(
+            f"cannot write to {directory} ({error.strerror}); name a directory you may write to: train.directory=…"
+        ) from error
+    os.environ["CAPSULE_LAB_RUN"] = f"{config_hash(config)}:{directory}"

@@ -1,0 +1,1 @@
+"""Tables of papers: what to train, how far it is, and what came out beside what was published."""

@@ -1,0 +1,161 @@
+"""What a table came to: mean and spread over seeds beside what was published, read from run directories alone."""
+
+from __future__ import annotations
+
+import logging
+import statistics
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from capsule_lab.tables.cells import DONE, STAND_IN, Cell, expand
+from capsule_lab.tables.table import Column, Published, Row, Table, TableError
+
+log = logging.getLogger(__name__)
+
+GENUINE = "real"  # as a data module's provenance says it
+
+
+@dataclass(frozen=True)
+class Run:
+    """One finished run behind an entry, on whichever data."""
+
+    cell: Cell
+    value: float
+    directory: Path
+    result: dict[str, Any]
+
+    @property
+    def genuine(self) -> bool:
+        """Whether it was trained on what the paper was, rather than on a stand-in."""
+        return bool(self.result["provenance"]["source"] == GENUINE)
+
+    @property
+    def minutes(self) -> float:
+        """How long training took."""
+        return float(self.result["training_seconds"]) / 60  # 60 s a minute
+
+
+@dataclass(frozen=True)
+class Mean:
+    """Mean and sample standard deviation over seeds."""
+
+    mean: float
+    std: float | None
+    count: int
+
+    def __str__(self) -> str:
+        return f"{self.mean:.2f}" if self.std is None else f"{self.mean:.2f} ± {self.std:.3f}"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One row in one column: its runs, and what was published.
+
+    Attributes:
+        unfinished: cells that were asked for, and have no result, or not what the column shows.
+        asked: how many were asked for.
+    """
+
+    row: Row
+    column: Column
+    published: Published | None
+    runs: tuple[Run, ...]
+    unfinished: tuple[Cell, ...]
+    asked: int
+
+    @property
+    def ours(self) -> Mean | None:
+        """Over runs on genuine data."""
+        return _mean([run.value for run in self.runs if run.genuine])
+
+    @property
+    def stand_in(self) -> Mean | None:
+        """Over runs on stand-ins, which do not compare with anything published."""
+        return _mean([run.value for run in self.runs if not run.genuine])
+
+    @property
+    def difference(self) -> float | None:
+        """Ours less the published value."""
+        return self.ours.mean - self.published.mean if self.ours and self.published else None
+
+    @property
+    def state(self) -> str:
+        """How many of the runs that were asked for are there, and what became of the others."""
+        if not self.row.overrides:
+            return "reported"
+        without = f"without {self.column.metric}"
+        found = Counter(without if cell.status == DONE else cell.status for cell in self.unfinished)
+        parts = [f"{self.asked - len(self.unfinished)} of {self.asked}", *(f"{n} {name}" for name, n in found.items())]
+        return ", ".join(parts)
+
+    @property
+    def counted(self) -> tuple[Run, ...]:
+        """The runs whose cost is told: those on genuine data if there are any, as the others may be far shorter."""
+        return tuple(run for run in self.runs if run.genuine) or self.runs
+
+    def shared(self, key: str) -> str:
+        """What the ``counted`` say of ``parameters``, ``hardware`` and the like; all of it where they differ."""
+        return "; ".join(dict.fromkeys(_in_words(run.result.get(key)) for run in self.counted))
+
+    @property
+    def data(self) -> str:
+        """On which data the runs were trained."""
+        return "; ".join(dict.fromkeys(run.result["provenance"]["name"] for run in self.runs))
+
+    @property
+    def minutes(self) -> float | None:
+        """Mean time of a run of the ``counted``."""
+        return statistics.fmean(run.minutes for run in self.counted) if self.runs else None
+
+
+def summarise(table: Table, words: Sequence[str] = ()) -> list[Entry]:
+    """An entry for each row in each column that has something to show.
+
+    Runs of the same configuration on stand-in data are found, too, whether or not they are asked for.
+    """
+    asked = expand(table, words)
+    known = {cell.fingerprint for cell in asked}
+    others = [cell for cell in expand(table, [*words, STAND_IN]) if cell.fingerprint not in known]
+    entries = []
+    for column in table.columns:
+        for row in table.rows:
+            own = [cell for cell in asked if (cell.row, cell.column) == (row, column)]
+            more = [cell for cell in others if (cell.row, cell.column) == (row, column)]
+            published = row.published.get(column.name)
+            if own or published:
+                runs = tuple(run for cell in (*own, *more) if (run := _run(cell, column)))
+                left = tuple(cell for cell in own if cell not in [run.cell for run in runs])
+                entries.append(Entry(row, column, published, runs, left, len(own)))
+    return entries
+
+
+def best_runs(entries: Sequence[Entry]) -> list[Run]:
+    """The run with the lowest error in each column, on genuine data if there is any."""
+    best = []
+    for column in dict.fromkeys(entry.column for entry in entries):
+        runs = [run for entry in entries if entry.column == column for run in entry.runs]
+        if runs:
+            best.append(min(runs, key=lambda run: (not run.genuine, run.value)))
+    return list({run.directory: run for run in best}.values())
+
+
+def _run(cell: Cell, column: Column) -> Run | None:
+    try:
+        value = cell.value(column.metric)
+    except TableError as error:  # such as a run that was not to be tested: the others are worth showing
+        log.warning("%s: %s", cell.name, error)
+        return None
+    return None if value is None or cell.finished is None else Run(cell, value, *cell.finished)
+
+
+def _mean(values: Sequence[float]) -> Mean | None:
+    if not values:
+        return None
+    return Mean(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None, len(values))
+
+
+def _in_words(value: Any) -> str:
+    return f"{value:,}" if isinstance(value, int) else str(value)

@@ -1,0 +1,135 @@
+"""A table in W&B: ``python -m capsule_lab.workspace table=smoke``; ``upload=true`` puts it where its runs are."""
+
+from __future__ import annotations
+
+import logging
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig
+
+from capsule_lab.command import command
+
+log = logging.getLogger(__name__)
+
+STEP = "trainer/global_step"  # as Lightning's logger calls it
+IMAGES = ["val/reconstructions", "val/confusion", "test/confusion"]
+_LOGGED_AS = {"validation": "val"}  # of metrics.json
+
+
+@command("workspace")
+def main(config: DictConfig) -> None:
+    """Build the workspace, write it as JSON, and upload it if that is asked for."""
+    from capsule_lab import runs
+    from capsule_lab.tables.table import read
+
+    if find_spec("wandb_workspaces") is None:
+        raise runs.RunError("wandb-workspaces is not installed; expected pip install 'capsule-lab[workspace]'")
+    table = read(config.table)
+    workspace = build(table, project=config.project, entity=config.entity or "")
+    folder = Path(str(config.out)) if config.out else runs.root() / "reports"
+    path = folder / f"{table.name}_workspace.json"
+    runs.write_text(path, as_json(workspace) + "\n")
+    log.info("written to %s", path)
+    if config.upload:
+        log.info("uploaded: %s", upload(workspace))
+
+
+def build(table: Any, *, project: str, entity: str = "") -> Any:
+    """The ``wandb_workspaces`` Workspace of a table: its runs by row, mean and standard deviation over seeds.
+
+    Args:
+        table: as ``tables.table.read`` gives it; its runs are those of the group of its name.
+        project: of W&B.
+        entity: a user or team of W&B.
+    """
+    import wandb_workspaces.reports.v2 as wr
+    import wandb_workspaces.workspaces as ws
+
+    row = wr.Metric("JobType")  # as conf/logger/wandb.yaml has it
+    over_seeds: dict[str, Any] = {"groupby": row, "groupby_aggfunc": "mean", "groupby_rangefunc": "stddev"}
+
+    def lines(*metrics: str, title: str) -> Any:
+        return wr.LinePlot(title=title, x=STEP, y=[*metrics], **over_seeds)
+
+    def every(pattern: str, title: str) -> Any:
+        return wr.LinePlot(title=title, x=STEP, metric_regex=pattern, **over_seeds)
+
+    results = metrics_of(table)
+    sections = {
+        "Results, mean and standard deviation over seeds": [
+            *(wr.BarPlot(title=metric, metrics=[metric], **over_seeds) for metric in results),
+            lines("val/error", title="validation error, %"),
+            lines("train/error", title="training error, %"),
+        ],
+        "Loss": [lines("train/loss", title="training loss"), lines("val/loss", title="validation loss")],
+        "Routing": [
+            lines("val/coupling_entropy", title="entropy of the couplings; of equal ones: 1"),
+            lines("val/dead_capsules", title="class capsules that no image activates, %"),
+            every("^val/activation_([^s]|s[^t])", "activation of each layer, mean"),
+            every("^val/activation_std_", "activation of each layer, spread"),
+            every("^val/dead_([^c]|c[^a])", "dead capsules of each layer, %"),
+        ],
+        "Schedules": [every("^schedule/", "learning rate, margin, …")],
+        "Images": [wr.MediaBrowser(title=key, media_keys=[key], gallery_axis="run") for key in IMAGES],
+    }
+    return ws.Workspace(
+        entity=entity,
+        project=project,
+        name=table.name,
+        sections=[ws.Section(name=name, panels=panels, is_open=True) for name, panels in sections.items()],
+        settings=ws.WorkspaceSettings(x_axis=STEP, max_runs=_runs_of(table)),
+        runset_settings=ws.RunsetSettings(
+            filters=ws.And(ws.Metric("Group") == table.name),
+            groupby=[ws.Metric("JobType")],
+            pinned_columns=[*(f"summary:{metric}" for metric in results), "tags:__ALL__"],
+        ),
+    )
+
+
+def _runs_of(table: Any) -> int:
+    """Columns without overrides of their own show two quantities of the same runs."""
+    lines = {
+        (row.name, row.overrides[column.name], column.overrides)
+        for row in table.rows
+        for column in table.columns
+        if column.name in row.overrides
+    }
+    return len(lines) * len(table.seeds)
+
+
+def metrics_of(table: Any) -> list[str]:
+    """What the table compares, as runs log it."""
+    parts = [column.metric.partition("/") for column in table.columns]
+    return list(dict.fromkeys(f"{_LOGGED_AS.get(split, split)}/{name}" for split, _, name in parts))
+
+
+def as_json(workspace: Any) -> str:
+    """What W&B is sent, which the package's own model has validated."""
+    return str(workspace._to_model().spec.model_dump_json(by_alias=True, exclude_none=True, indent=2))
+
+
+def upload(workspace: Any) -> str:
+    """Put it into its project, by default the user's own; returns its address.
+
+    Raises:
+        RunError: without an account, or if W&B does not take it.
+    """
+    import wandb
+
+    from capsule_lab import runs
+
+    try:
+        workspace.entity = workspace.entity or wandb.Api().default_entity or ""
+        return str(workspace.save().url)
+    except wandb.errors.Error as error:
+        reason = " ".join(str(error).split())
+        raise runs.RunError(
+            f"W&B did not take the workspace ({reason}); log in with wandb login, name the project with project=… and "
+            "entity=…, and try again"
+        ) from error
+
+
+if __name__ == "__main__":
+    main()

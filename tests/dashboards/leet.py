@@ -1,0 +1,22 @@
+"""What W&B's own reader finds in the runs that were logged offline."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+
+def told(directory: Path) -> dict[str, Any]:
+    """State, config, tags, last metrics of the only run logged in ``directory``, and under ``run`` its first record."""
+    (folder,) = (directory / "wandb").glob("offline-run-*")
+    records = [json.loads(line) for line in _inspect(folder).splitlines()]
+    run = next(record["run"] for record in records if record["type"] == "run")
+    return {**json.loads(_inspect(folder, "--summary")), "run": run}
+
+
+def _inspect(folder: Path, *more: str) -> str:
+    words = [sys.executable, "-m", "wandb", "leet", "inspect", "--json", *more, str(folder)]
+    return subprocess.run(words, capture_output=True, text=True, check=True).stdout

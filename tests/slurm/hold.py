@@ -1,0 +1,36 @@
+"""Jobs of SLURM that wait for what is about to happen to them."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch.callbacks import Callback
+
+from capsule_lab.callbacks import LastCheckpoint
+from capsule_lab.slurm import this_job
+
+
+class Hold(Callback):
+    """Each process of a job comes to a step and waits there for a signal, if it has not done so before.
+
+    Until then, ``held-<rank>.json`` in the run's directory says which job and process it is. It changes nothing about
+    the run, and outside of SLURM nothing at all.
+    """
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+        marker = Path(trainer.default_root_dir) / f"held-{trainer.global_rank}.json"
+        if "SLURM_JOB_ID" not in os.environ or trainer.global_step != self.step or marker.exists():
+            return
+        marker.write_text(json.dumps({"job": this_job(), "pid": os.getpid()}))
+        (last,) = (callback for callback in trainer.callbacks if isinstance(callback, LastCheckpoint))
+        end = time.monotonic() + 300  # a test that failed leaves nothing behind
+        while last.received is None:
+            assert time.monotonic() < end, "no signal came"
+            time.sleep(0.1)

@@ -1,0 +1,182 @@
+"""Which runs a table asks for, and how far each of them is."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+
+import pytest
+
+from capsule_lab import runs
+from capsule_lab.command import compose
+from capsule_lab.runs import claims
+from capsule_lab.tables.cells import distinct, expand, merged
+from capsule_lab.tables.table import TableError, chosen, read
+
+ROWS = [{"name": "one", "overrides": ["routing.iterations=1"]}, {"name": "two", "overrides": ["routing.iterations=2"]}]
+
+
+@pytest.fixture
+def cells(table_file):
+    return expand(read(table_file(rows=ROWS)))
+
+
+def test_a_cell_for_each_row_and_seed(cells) -> None:
+    assert [cell.name for cell in cells] == ["one seed 0", "one seed 1", "two seed 0", "two seed 1"]
+    assert len({cell.fingerprint for cell in cells}) == 4
+
+
+@pytest.mark.parametrize("number", [0, 3])
+def test_fingerprint_is_that_of_the_command(cells, number: int) -> None:
+    program, *words = shlex.split(cells[number].command)
+    assert (program, words[:2]) == ("python", ["-m", "capsule_lab.train"])
+    assert runs.config_hash(compose("train", words[2:])) == cells[number].fingerprint
+
+
+def test_words_of_the_command_win_and_reach_every_cell(table_file) -> None:
+    file = table_file(rows=ROWS, columns={"a": {"overrides": ["data.batch_size=4"]}})
+    found = expand(read(file), ["routing.iterations=5", "data.batch_size=16"])
+    assert {tuple(compose("train", cell.overrides).routing.items())[1:2] for cell in found} == {(("_partial_", True),)}
+    assert {compose("train", cell.overrides).routing.iterations for cell in found} == {5}
+    assert {compose("train", cell.overrides).data.batch_size for cell in found} == {16}
+    assert len(distinct(found)) == 2
+
+
+@pytest.mark.parametrize(
+    ("lists", "expected"),
+    [
+        ((["a=1", "b=2"], ["a=3"]), ["b=2", "a=3"]),
+        ((["model=x", "model.a=1"], ["model=y"]), ["model.a=1", "model=y"]),
+        ((["+a.b=1"], ["a.b=2"]), ["a.b=2"]),
+        ((["a={b: 1}"], ["a.b=2"], ["a={b: 5}"]), ["a.b=2", "a={b: 5}"]),
+        ((["a.b=1"], ["~a.b"]), ["~a.b"]),
+    ],
+    ids=str,
+)
+def test_of_overrides_the_last_counts(lists, expected: list[str]) -> None:
+    assert merged(*lists) == expected
+
+
+@pytest.mark.parametrize("word", ["seed=5", "ckpt=runs/x", "+train.directory=x", "train.resume=false"])
+def test_word_that_a_table_decides_is_refused(table_file, word: str) -> None:
+    with pytest.raises(TableError, match=r"^every run has \+?[\w.]+=\S+; leave it out, "):
+        expand(read(table_file()), [word])
+
+
+def test_word_that_deletes_reaches_every_run(table_file) -> None:
+    file = table_file(seeds=[0])
+    (plain,), (without,) = expand(read(file)), expand(read(file), ["~callbacks.progress"])
+    assert plain.fingerprint != without.fingerprint
+    assert "progress" not in compose("train", without.overrides).callbacks
+
+
+def test_two_quantities_of_one_run_are_two_columns(table_file, finish) -> None:
+    columns = {"all": {}, "novel": {"metric": "test/novel/error"}, "train": {"metric": "train/error"}}
+    found = expand(read(table_file(columns=columns, seeds=[0])))
+    assert (len(found), len(distinct(found))) == (3, 1)
+    finish(found[0], error=4.5)
+    assert [cell.value(cell.column.metric) for cell in found] == [4.5, 2.0, 4.5]
+
+
+def test_quantity_that_was_not_measured_is_named(table_file, finish) -> None:
+    (cell,) = expand(read(table_file(seeds=[0])))
+    finish(cell)
+    with pytest.raises(TableError, match="has no test/novl; expected one of test/error, test/novel/error, validation"):
+        cell.value("test/novl")
+
+
+def test_wrong_override_names_its_row(table_file) -> None:
+    rows = [{"name": "typo", "overrides": ["model.chanels=1"]}]
+    with pytest.raises(TableError, match=r"^row typo: model\.chanels does not exist; did you mean model\.channels\?"):
+        expand(read(table_file(rows=rows)))
+
+
+# --- how far they are ------------------------------------------------------------------------------------------------
+
+
+def test_nothing_is_there(cells) -> None:
+    assert [cell.status for cell in cells] == ["missing"] * 4
+    assert {cell.log for cell in cells} == {None}
+    assert cells[0].job == (*cells[0].overrides, "train.resume=true"), "another sweep may have trained it by then"
+
+
+@pytest.mark.parametrize("attempt", ["", "-2", "-12"])
+def test_finished_run_is_done(cells, finish, attempt: str) -> None:
+    directory = finish(cells[0], attempt=attempt)
+    assert (cells[0].status, cells[1].status) == ("done", "missing")
+    assert cells[0].finished[0] == directory
+
+
+def test_latest_of_several_attempts_counts(cells, finish) -> None:
+    found = [finish(cells[0], attempt=attempt, error=error) for attempt, error in [("-2", 2), ("", 1), ("-10", 3)]]
+    assert cells[0].directories == [found[2], found[0], found[1]]
+    assert cells[0].value("test/error") == 3
+
+
+@pytest.mark.parametrize("damage", [{"status": "failed"}, {"config_hash": "00000000"}], ids=str)
+def test_result_of_another_configuration_does_not_count(cells, finish, damage) -> None:
+    directory = finish(cells[0])
+    result = json.loads((directory / "metrics.json").read_text())
+    (directory / "metrics.json").write_text(json.dumps({**result, **damage}))
+    assert cells[0].status == "failed"
+    assert cells[0].job == (*cells[0].overrides, "train.resume=true")
+
+
+def test_failed_run_says_why_and_where(cells, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(claims.LOG, "somewhere.log")
+    with pytest.raises(runs.RunError), claims.claim(compose("train", cells[0].overrides)):
+        raise runs.RunError("no disk")
+    assert [cell.status for cell in cells] == ["failed", "missing", "missing", "missing"]
+    assert (cells[0].error, cells[0].log) == ("no disk", "somewhere.log")
+
+
+def test_processes_of_a_run_are_told_its_directory(table_file, finish) -> None:
+    (cell,) = expand(read(table_file(seeds=[0])), ["trainer.devices=2"])
+    assert cell.job[-2] == f'train.directory="{Path("runs").absolute()}/mine-one-{cell.fingerprint}"'
+    assert runs.config_hash(compose("train", cell.job)) == cell.fingerprint
+    directory = finish(cell, status="failed")
+    (again,) = expand(read(table_file(seeds=[0])), ["trainer.devices=2"])
+    assert again.job[-2:] == (f'train.directory="{directory}"', "train.resume=true")
+
+
+def test_run_of_any_process_is_running(cells) -> None:
+    with claims.claim(compose("train", cells[0].overrides)):
+        assert [cell.status for cell in cells] == ["running", "missing", "missing", "missing"]
+
+
+def test_run_that_was_killed_has_failed_without_a_word(cells, finish) -> None:
+    finish(cells[0], status="training")
+    assert cells[0].status == "failed"
+    assert "ended without a word" in cells[0].error
+
+
+def test_row_that_takes_a_result_waits_for_it(table_file, finish) -> None:
+    taking = {"name": "two", "overrides": [], "takes": {"optimizer.eps": ["one", "validation/error"]}}
+    file = table_file(rows=[ROWS[0], taking])
+    first, _, waiting, other = expand(read(file))
+    assert [waiting.status, waiting.waits_for] == ["waiting", "one"]
+    finish(first, validation={"error": 0.125})
+    *_, now, still = expand(read(file))
+    assert (now.status, still.status) == ("missing", "waiting")
+    assert "optimizer.eps=0.125" in now.overrides
+    assert now.fingerprint != waiting.fingerprint
+    assert still.fingerprint == other.fingerprint
+
+
+@pytest.mark.usefixtures("_two_tables")
+def test_a_finished_run_counts_in_every_table_that_asks_for_it() -> None:
+    ones = [expand(chosen(read(name), rows=[row], columns=["mnist"], seeds=[0]))[0] for name, row in SAME]
+    assert ones[0].fingerprint == ones[1].fingerprint
+
+
+SAME = [("mine.yaml", "a"), ("other.yaml", "b")]
+
+
+@pytest.fixture
+def _two_tables(tmp_path: Path) -> None:
+    for (name, row), key in zip(SAME, ("base", "overrides"), strict=True):
+        words = "[experiment=sabour2017/mnist, model=capsnet, routing.iterations=3]"
+        inner = f"{{name: {row}, overrides: {words if key == 'overrides' else '[]'}}}"
+        base = f"base: {words}" if key == "base" else ""
+        (tmp_path / name).write_text(f"paper: p\nseeds: [0]\n{base}\ncolumns: {{mnist: {{}}}}\nrows: [{inner}]\n")

@@ -1,0 +1,300 @@
+"""What a report shows, from run directories alone."""
+
+from __future__ import annotations
+
+import base64
+import html
+import io
+import json
+import re
+import shutil
+import subprocess
+from collections.abc import Callable
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+
+import matplotlib.image
+import numpy as np
+import pandas as pd
+import pytest
+from rich.console import Console
+
+from capsule_lab.tables import pages
+from capsule_lab.tables.cells import STAND_IN, expand
+from capsule_lab.tables.summary import Entry, Mean, best_runs, summarise
+from capsule_lab.tables.table import Published, read
+from tests.conftest import Ended
+from tests.tables.conftest import write_run, write_table
+
+Cli = Callable[..., Ended]
+AUTO = ["data.source=auto"]
+ROWS = [
+    {"name": "a", "label": "Capsules | a", "overrides": AUTO, "published": [2.0, 0.5], "note": "as it is"},
+    {"name": "b", "label": "<b> & co", "overrides": [*AUTO, "data.shift=1", "routing.iterations=1"], "published": 3},
+    {"name": "c", "label": "their best", "published": 10.5},
+]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Entry]]:
+    """Row a: 1 % and 2 % on genuine data, 9 % on a stand-in; row b: seed 0 failed, seed 1 is missing; c is reported."""
+    folder = tmp_path_factory.mktemp("made")
+    path = write_table(folder, rows=ROWS)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CAPSULE_LAB_RUNS", str(folder / "runs"))
+        one, two, failed, _ = expand(read(path))
+        for cell, error in ((one, 1.0), (two, 2.0)):
+            directory = write_run(cell, error=error)
+            (directory / "figures").mkdir()
+            matplotlib.image.imsave(directory / "figures" / "test_confusion.png", np.zeros((8, int(10 * error))))
+        (folder / "runs" / f"capsnet-mnist-{failed.fingerprint}").mkdir()
+        standin = {"source": "stand-in", "name": "bundled digits"}
+        write_run(expand(read(path), [STAND_IN])[0], error=9.0, provenance=standin, training_seconds=30.0)
+        return path, summarise(read(path))
+
+
+@pytest.fixture
+def file(made: tuple[Path, list[Entry]], monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("CAPSULE_LAB_RUNS", str(made[0].parent / "runs"))
+    return made[0]
+
+
+@pytest.fixture
+def entries(made: tuple[Path, list[Entry]], file: Path) -> list[Entry]:
+    return made[1]
+
+
+def test_mean_and_deviation_over_seeds_beside_the_published(entries) -> None:
+    ours = entries[0].ours
+    assert (ours.mean, ours.count) == (1.5, 2)
+    assert ours.std == pytest.approx(0.5**0.5)
+    assert entries[0].difference == -0.5
+
+
+def test_stand_in_has_a_column_of_its_own(entries) -> None:
+    found = entries[0].stand_in
+    assert (found.mean, found.std, found.count) == (9.0, None, 1)
+    assert entries[0].data == "genuine MNIST; bundled digits"
+
+
+@pytest.mark.parametrize(
+    ("row", "line"),
+    [
+        (0, ["Capsules | a", "2 ± 0.5", "1.50 ± 0.707", "2", "-0.50", "9.00", "1", "1.5", "1,234", "2 of 2"]),
+        (1, ["<b> & co", "3", "", "", "", "", "", "", "", "0 of 2, 1 failed, 1 missing"]),
+        (2, ["their best", "10.5", "", "", "", "", "", "", "", "reported"]),
+    ],
+)
+def test_line_of_a_row(entries, row: int, line: list[str]) -> None:
+    assert pages.cells_of(entries[row]) == line
+    assert len(line) == len(pages.HEADINGS)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (Mean(0.254, 0.0049, 3), "0.25 ± 0.005"),
+        (Mean(12.345, None, 1), "12.35"),
+        (Published(0.25, 0.005), "0.25 ± 0.005"),
+        (Published(0.34, 0.032), "0.34 ± 0.032"),
+        (Published(5.8), "5.8"),
+        (Published(34), "34"),
+    ],
+    ids=str,
+)
+def test_value_in_words(value: Mean | Published, text: str) -> None:
+    """What is published is shown as it was printed."""
+    assert str(value) == text
+
+
+def test_cost_is_that_of_genuine_runs_unless_there_are_none(made, entries) -> None:
+    assert entries[0].minutes == pytest.approx(90 / 60)
+    stand_ins = replace(entries[0], runs=entries[0].runs[-1:])
+    assert stand_ins.minutes == pytest.approx(30 / 60)
+
+
+def test_run_that_did_not_measure_it_leaves_the_others_to_be_shown(table_file) -> None:
+    file = table_file(metric="test/novel/error")
+    one, two = expand(read(file))
+    write_run(one)
+    write_run(two)
+    path = two.directories[0] / "metrics.json"
+    path.write_text(path.read_text().replace("novel/error", "familiar/error"))
+    (entry,) = summarise(read(file))
+    assert (str(entry.ours), entry.state) == ("2.00", "1 of 2, 1 without test/novel/error")
+
+
+def test_best_run_is_on_genuine_data(entries) -> None:
+    assert [(run.value, run.genuine) for run in best_runs(entries)] == [(1.0, True)]
+
+
+def test_terminal_shows_every_row(file: Path, entries) -> None:
+    console = Console(file=io.StringIO(), width=200)
+    for table in pages.on_terminal(read(file), entries):
+        console.print(table)
+    text = console.file.getvalue()
+    assert all(word in text for word in ("a paper", "1.50 ± 0.707", "1 failed", "reported"))
+
+
+def test_markdown(file: Path, entries) -> None:
+    lines = pages.as_markdown(read(file), entries, "make report").splitlines()
+    assert "| Capsules \\| a | 2 ± 0.5 | 1.50 ± 0.707 | 2 | -0.50 | 9.00 | 1 | 1.5 | 1,234 | 2 of 2 |" in lines
+    assert "- Capsules | a: as it is" in lines
+    assert [line for line in lines if line.startswith("- b seed 0 failed: it ended without a word")]
+
+
+def test_csv_holds_plain_numbers(entries) -> None:
+    frame = pages.as_frame(entries)
+    assert frame.shape[0] == 3
+    assert frame.loc[0, ["published", "ours", "ours_n", "stand_in", "minutes", "parameters"]].tolist() == [
+        2.0, 1.5, 2, 9.0, pytest.approx(90 / 60), "1234",
+    ]  # fmt: skip
+
+
+def test_every_run_has_its_command(entries) -> None:
+    frame = pages.runs_frame(entries)
+    assert frame["status"].tolist() == ["done", "done", "done", "failed", "missing"]
+    assert frame["command"].str.startswith("python -m capsule_lab.train ").all()
+    assert frame["source"].tolist()[:3] == ["real", "real", "stand-in"]
+
+
+def test_latex_has_booktabs_and_escapes(file: Path, entries) -> None:
+    text = pages.as_latex(read(file), entries)
+    assert all(word in text for word in ("\\toprule", "\\bottomrule", "<b> \\& co", "1.50 $\\pm$ 0.707"))
+    assert "±" not in text
+    title = replace(read(file), paper="50 % & x_y")
+    assert r"\caption{50 \% \& x\_y}" in pages.as_latex(title, entries)
+
+
+class Page(HTMLParser):
+    """Sources, links and text of a page, and whether its elements are closed."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.sources: list[str] = []
+        self.texts: list[str] = []
+        self.open: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs) -> None:
+        self.sources += [value for name, value in attrs if name in ("src", "href", "data", "action")]
+        if tag not in ("meta", "img", "br"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data) -> None:
+        self.texts.append(data.strip())
+
+
+@pytest.fixture
+def page(file: Path, entries) -> Page:
+    return Page(pages.as_page(read(file), entries, "make report table=mine"))
+
+
+def test_page_is_whole_and_asks_for_nothing(page: Page) -> None:
+    assert page.open == []
+    assert len(page.sources) == 2
+    assert all(source.startswith("data:image/") for source in page.sources)
+    assert not re.search(r"https?://|@import|url\(", " ".join(page.texts))
+
+
+def test_page_shows_curves_and_figures_of_the_best_run(page: Page) -> None:
+    curves, figure = (base64.b64decode(source.partition(",")[2]) for source in page.sources)
+    assert all(word in curves for word in (b"<svg", b"seed 0", b"seed 1", b"seed 0, stand-in", b"error in %"))
+    assert matplotlib.image.imread(io.BytesIO(figure)).shape[:2] == (8, 10), "that of the run with 1 %"
+
+
+@pytest.mark.parametrize(
+    "text", ["make report table=mine", "<b> & co", "1.50 ± 0.707", "2 of 2", "0 of 2, 1 failed, 1 missing", "9.00"]
+)
+def test_page_says(page: Page, text: str) -> None:
+    assert text in page.texts
+
+
+def test_page_has_the_command_of_every_run(page: Page, file: Path) -> None:
+    for cell in expand(read(file)):
+        assert cell.command in page.texts
+
+
+def test_command_writes_every_form(cli: Cli, file: Path, tmp_path: Path) -> None:
+    ended = cli("report", f"table={file}", "out=there")
+    assert (ended.status, ended.err) == (0, "")
+    names = ["mine.csv", "mine.html", "mine.md", "mine.tex", "mine_runs.csv"]
+    assert sorted(path.name for path in (tmp_path / "there").iterdir()) == names
+    assert "python -m capsule_lab.report" in (tmp_path / "there" / "mine.md").read_text()
+    assert len(pd.read_csv(tmp_path / "there" / "mine_runs.csv")) == 5
+
+
+def test_words_of_the_sweep_find_its_runs(cli: Cli, file: Path) -> None:
+    write_run(expand(read(file), ["data.batch_size=4"])[0], error=7.25)
+    ended = cli("report", f"table={file}", "data.batch_size=4")
+    assert "7.25" in ended.out
+    assert "1.50 ± 0.707" not in ended.out
+
+
+def test_report_of_nothing(cli: Cli) -> None:
+    ended = cli("report", "table=smoke", "rows=[dynamic]", "seeds=[3]")
+    assert (ended.status, ended.err) == (0, "")
+    assert "0 of 1, 1 missing" in ended.out
+    assert "dynamic" not in " ".join(Path("runs/reports/smoke.csv").read_text().split("uniform")[1:])
+
+
+OF_CHROMIUM = ("google.com", "googleapis.com", "gvt1.com")  # what it asks for itself, also with an empty page
+BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+PROBE = """<script>
+addEventListener("load", () => {
+  const [table] = document.querySelectorAll("table.sortable");
+  const first = () => [...table.tBodies[0].rows].map(row => row.cells[0].textContent);
+  const click = column => { table.querySelectorAll("th")[column].click(); return first(); };
+  const seen = {
+    tables: [...document.querySelectorAll("table")].map(each => each.tBodies[0].rows.length),
+    images: [...document.images].map(image => [image.alt, image.complete, image.naturalWidth, image.naturalHeight]),
+    orders: [first(), click(1), click(1), click(0)],
+    asked: performance.getEntriesByType("resource").map(each => each.name),
+  };
+  document.title = JSON.stringify(seen);
+});
+</script>"""
+
+
+def browse(page: Path, profile: Path, *more: str) -> str:
+    """What the browser says of a file, with nothing to reach."""
+    options = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={profile}", "--window-size=1280,2000"]
+    options += ["--host-resolver-rules=MAP * ~NOTFOUND", "--disable-background-networking"]
+    words = [str(BROWSER), *options, *more, page.as_uri()]
+    return subprocess.run(words, capture_output=True, text=True, timeout=60, check=True).stdout
+
+
+@pytest.mark.skipif(BROWSER is None, reason="there is no Chromium to open the page in")
+def test_page_works_in_a_browser_from_a_file(file: Path, entries, tmp_path: Path) -> None:
+    page = tmp_path / "mine.html"
+    page.write_text(pages.as_page(read(file), entries, "make report").replace("</body>", f"{PROBE}</body>"))
+    log = tmp_path / "requests.json"
+    shown = browse(page, tmp_path / "profile", "--dump-dom", f"--log-net-log={log}")
+    seen = json.loads(html.unescape(re.findall("<title>(.*?)</title>", shown, re.DOTALL)[0]))
+    assert seen["tables"] == [3, 1, 5], "rows, what was run on, every run"
+
+    a, b, c = "Capsules | a", "<b> & co", "their best"  # published: 2, 3, 10.5
+    assert seen["orders"] == [[a, b, c], [a, b, c], [c, b, a], [b, a, c]]
+
+    (curves, *_, width, height), confusion = seen["images"]
+    assert curves == "loss and error of Capsules | a: error"
+    assert min(width, height) > 100
+    assert confusion == ["test confusion", True, 10, 8]
+
+    assert seen["asked"] == []
+    asked = set(re.findall(r'"url":"https?://([^/"]+)', log.read_text()))
+    assert {host for host in asked if not host.endswith(OF_CHROMIUM)} == set()
+
+
+@pytest.mark.skipif(BROWSER is None, reason="there is no Chromium to open the page in")
+def test_page_can_be_seen(file: Path, entries, tmp_path: Path) -> None:
+    page, shot = tmp_path / "mine.html", tmp_path / "page.png"
+    page.write_text(pages.as_page(read(file), entries, "make report"))
+    browse(page, tmp_path / "profile", f"--screenshot={shot}")
+    pixels = matplotlib.image.imread(shot)
+    assert pixels.shape[:2] == (2000, 1280)
+    assert np.unique(pixels[..., :3].reshape(-1, 3), axis=0).shape[0] > 50, "text, tables and curves in their colours"
