@@ -32,8 +32,8 @@ setup: $(READY) ## make the environment; all other targets do so by themselves
 train: $(READY) ## train; without key=value: experiment=quickstart, minutes on a CPU, nothing to download
 	@set -f; $(RUN) -m capsule_lab.train $(if $(filter-out train.resume=%,$(OVERRIDES)),,experiment=quickstart) $(OVERRIDES)
 
-sweep: $(READY) ## train a paper's table: make sweep table=smoke launcher=gpus (dry_run=true only says what is to be done)
-	@set -f; $(RUN) -m capsule_lab.sweep $(OVERRIDES)
+sweep: $(READY) ## train a paper's table: make sweep table=smoke launcher=gpus (--dry-run: only say what is to be done)
+	+@set -f; $(RUN) -m capsule_lab.sweep $(if $(findstring n,$(firstword -$(MAKEFLAGS))),dry_run=true) $(OVERRIDES)
 
 report: $(READY) ## what a table came to: make report table=smoke
 	@set -f; $(RUN) -m capsule_lab.report $(OVERRIDES)

@@ -9,6 +9,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -262,6 +263,14 @@ def test_make_hands_words_on(venv: Path, command: str, words: list[str]) -> None
 )
 def test_make_adds_words_to_train_alone(venv: Path, command: str, words: list[str], expected: list[str]) -> None:
     assert sorted(called(venv, command, *words)) == expected
+
+
+@pytest.mark.parametrize(("option", "dry"), [([], False), (["--dry-run"], True), (["-n"], True)], ids=str)
+def test_dry_run_of_make_is_that_of_the_sweep(venv: Path, option: list[str], dry: bool) -> None:
+    (venv / "bin").mkdir()
+    (venv / "bin" / "python").symlink_to(shutil.which("echo") or "")
+    line = make("sweep", "table=nightly", f"VENV={venv}", *option).splitlines()[-1]
+    assert line.split() == ["-m", "capsule_lab.sweep", *(["dry_run=true"] if dry else []), "table=nightly"]
 
 
 def test_make_sets_up_what_is_not_there(tmp_path: Path) -> None:

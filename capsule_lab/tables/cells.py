@@ -96,6 +96,11 @@ class Cell:
         record = claims.record_of(self.fingerprint)
         return (record and record.error) or "it ended without a word, as after kill -9 or for lack of memory"
 
+    @property
+    def failure(self) -> str:
+        """Why it failed, and where to read on."""
+        return self.error if not self.log or self.log in self.error else f"{self.error} (log: {self.log})"
+
     def value(self, metric: str) -> float | None:
         """A quantity such as ``test/error`` of the finished run; ``None`` if there is none.
 

@@ -73,7 +73,7 @@ def show_plan(table: Table, words: Sequence[str]) -> None:
         console.print(f"[{_STYLES[cell.status]}]{cell.status}{waiting}[/]  {cell.name}", soft_wrap=True)
         console.print(f"    {cell.command}", markup=False, soft_wrap=True)
         if cell.status == FAILED:
-            console.print(f"    {_failure(cell)}", markup=False, soft_wrap=True)
+            console.print(f"    {cell.failure}", markup=False, soft_wrap=True)
     console.print(f"{table.name}: {_counted(cells)}")
 
 
@@ -86,14 +86,10 @@ def _tell(table: Table, cells: Sequence[Cell]) -> None:
     log.info("%s: %s", table.name, _counted(cells))
     failed = [cell for cell in cells if cell.status == FAILED]
     if failed:
-        listed = "; ".join(f"{cell.name}: {_failure(cell)}" for cell in failed)
+        listed = "; ".join(f"{cell.name}: {cell.failure}" for cell in failed)
         raise TableError(
             f"{len(failed)} of {len(cells)} runs of {table.name} failed, the same command tries them again: {listed}"
         )
-
-
-def _failure(cell: Cell) -> str:
-    return f"{cell.error}{f' (log: {cell.log})' if cell.log else ''}"
 
 
 def _counted(cells: Sequence[Cell]) -> str:

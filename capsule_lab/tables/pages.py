@@ -175,7 +175,7 @@ def notes(entries: Sequence[Entry]) -> dict[str, str]:
 def failures(entries: Sequence[Entry]) -> list[str]:
     """What failed, why, and where it is written."""
     cells = {cell.fingerprint: cell for entry in entries for cell in entry.unfinished if cell.status == "failed"}
-    return [f"{cell.name} failed: {cell.error}{f' (log: {cell.log})' if cell.log else ''}" for cell in cells.values()]
+    return [f"{cell.name} failed: {cell.failure}" for cell in cells.values()]
 
 
 def _curves(entries: Sequence[Entry]) -> dict[str, Mapping[str, Path]]:

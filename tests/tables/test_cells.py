@@ -129,6 +129,9 @@ def test_failed_run_says_why_and_where(cells, monkeypatch: pytest.MonkeyPatch) -
         raise runs.RunError("no disk")
     assert [cell.status for cell in cells] == ["failed", "missing", "missing", "missing"]
     assert (cells[0].error, cells[0].log) == ("no disk", "somewhere.log")
+    assert cells[0].failure == "no disk (log: somewhere.log)"
+    claims._write(cells[0].fingerprint, claims.Claim("1", "x.log", "it was ended by SIGKILL; its log is x.log"))
+    assert cells[0].failure == cells[0].error
 
 
 def test_processes_of_a_run_are_told_its_directory(table_file, finish) -> None:
