@@ -30,6 +30,7 @@ def peak(iterations: int, backend: str) -> int:
     return int(subprocess.run(words, check=True, capture_output=True, text=True, timeout=120).stdout)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no resource module")
 def test_does_not_grow_with_iterations() -> None:
     one, five = peak(1, "fused"), peak(5, "fused")
