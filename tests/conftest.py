@@ -21,7 +21,6 @@ import pytest
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, OmegaConf
 
-from capsule_lab import build
 from capsule_lab.command import compose, conf_dir
 
 ROOT = Path(__file__).parents[1]
@@ -119,10 +118,10 @@ class Trained:
 @pytest.fixture(scope="session")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trained]:
     """One tiny run for all tests; it is theirs to read only, see ``a_copy``."""
-    from lightning.pytorch.callbacks import (
-        LambdaCallback,
-    )  # here: pytest's own process, which runs no test, does without
+    # imported here, as pytest's own process, which runs no test, does without torch
+    from lightning.pytorch.callbacks import LambdaCallback
 
+    from capsule_lab import build
     from capsule_lab.data import MNISTDataModule
     from capsule_lab.train import train
 

@@ -395,11 +395,10 @@ def test_images_are_independent(kind: type[AbstractRouting], options: dict[str, 
 
 
 @pytest.mark.parametrize("way", [WAYS[0], WAYS[-1]])
-@pytest.mark.parametrize("batch", [1, BATCH])
 @every_variant
-def test_one_child(kind: type[AbstractRouting], options: dict[str, Any], batch: int, way: Way) -> None:
+def test_one_child_of_one_image(kind: type[AbstractRouting], options: dict[str, Any], way: Way) -> None:
     module = build(kind, parameters="random", **{**options, "backend": way.backend})
-    votes = random_votes(batch, 1, PARENTS, DIM)
+    votes = random_votes(1, 1, PARENTS, DIM)
     found = route_of(module, made=way.made)(votes)
     torch.testing.assert_close(found, reference_of(module)(votes), rtol=0, atol=1e-10)
 
@@ -410,7 +409,7 @@ def test_one_iteration_is_no_routing() -> None:
 
 
 @pytest.mark.parametrize("way", [WAYS[0], WAYS[-1]])
-@pytest.mark.parametrize("scale", [1e4, 1.0, 1e-4, 0.0])
+@pytest.mark.parametrize("scale", [1e4, 1e-4, 0.0])
 @every_variant
 def test_finite(kind: type[AbstractRouting], options: dict[str, Any], scale: float, way: Way) -> None:
     module = build(kind, **{**options, "backend": way.backend}).float()
@@ -425,7 +424,7 @@ def test_every_backend_is_finite(kind: type[AbstractRouting], scale: float, way:
 
 
 @pytest.mark.parametrize("way", [WAYS[0], WAYS[-1]])
-@pytest.mark.parametrize("scale", [1e4, 1e-4, 0.0])
+@pytest.mark.parametrize("scale", [1e4, 0.0])
 @pytest.mark.parametrize("presence_of_all", [0.0, 1.0])
 @pytest.mark.parametrize(("kind", "options"), [param for param in VARIANTS if param.values[0] is EMRouting])
 def test_finite_if_no_child_is_there_or_all_are(
