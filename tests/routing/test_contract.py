@@ -470,6 +470,7 @@ def values_and_gradients(module: nn.Module, votes: Tensor | Votes, activations: 
     ]
 
 
+@pytest.mark.slow  # whole layers are compiled in tests/kernels/test_ops.py
 @pytest.mark.parametrize("way", [WAYS[0], WAYS[4]])
 @pytest.mark.parametrize(("kind", "options"), [*((kind, {}) for kind in DISCOVERED), *COMPILED])
 def test_same_when_compiled(
