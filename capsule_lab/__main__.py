@@ -7,8 +7,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from capsule_lab.command import conf_dir
-from capsule_lab.tables.table import sweeps_dir
+from capsule_lab.config import conf_dir, sweeps_dir
 
 COMMANDS = {
     "train": "train a network, test it once, leave a run directory",

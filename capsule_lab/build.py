@@ -17,7 +17,8 @@ from hydra.errors import InstantiationException
 from hydra.utils import get_object, instantiate
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
-from capsule_lab.command import ConfigError, conf_dir, options_in_words
+from capsule_lab.config import conf_dir
+from capsule_lab.errors import ConfigError, suggest
 
 
 def check(config: DictConfig) -> None:
@@ -36,7 +37,7 @@ def check(config: DictConfig) -> None:
         for name in map(str, node):
             if not name.startswith("_") and options is not None and name not in options:
                 known = [f"{path}.{option}" for option in options]
-                raise ConfigError(f"{path}.{name} does not exist; {options_in_words(f'{path}.{name}', known)}")
+                raise ConfigError(f"{path}.{name} does not exist; {suggest(f'{path}.{name}', known)}")
         if options and target.__module__.startswith("capsule_lab."):
             _check_kinds(path, node, options)
     if "train" in config:
@@ -146,7 +147,7 @@ def _check_unread(config: DictConfig) -> None:
         for name in map(str, node):
             if name not in options:
                 listed = [f"{path}{option}" for option in options]
-                raise ConfigError(f"{path}{name} does not exist; {options_in_words(f'{path}{name}', listed)}")
+                raise ConfigError(f"{path}{name} does not exist; {suggest(f'{path}{name}', listed)}")
 
 
 def _targets(node: Any, path: str = "") -> Iterator[tuple[str, DictConfig]]:

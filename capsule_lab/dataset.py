@@ -9,7 +9,9 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from capsule_lab.command import ConfigError, InterruptError, command, compose, conf_dir, options_in_words
+from capsule_lab.command import command
+from capsule_lab.config import compose, conf_dir
+from capsule_lab.errors import ConfigError, InterruptError, suggest
 
 _RENDERED = "toynorb"
 
@@ -23,7 +25,7 @@ def main(config: DictConfig) -> None:
     if OmegaConf.is_missing(config, "name"):
         raise ConfigError(f"name is missing; expected name= one of {', '.join(options)}")
     if config.name not in options:
-        raise ConfigError(f"name={config.name} does not exist; {options_in_words(str(config.name), options)}")
+        raise ConfigError(f"name={config.name} does not exist; {suggest(str(config.name), options)}")
     (_render if config.name == _RENDERED else _fetch)(config)
 
 
@@ -42,8 +44,8 @@ def _fetch(config: DictConfig) -> None:
 
 def _render(config: DictConfig) -> None:
     """Render the stand-in for smallNORB, and draw a sheet of it."""
-    from capsule_lab.data import toynorb
-    from capsule_lab.data.files import data_directory
+    from capsule_lab.data.download import data_directory
+    from capsule_lab.data.standins import toynorb
 
     size, workers = config.size, config.workers
     if not isinstance(size, int) or size not in toynorb.SIZES:
@@ -77,8 +79,8 @@ def _draw(path: Path, size: int) -> None:
     import numpy as np
 
     from capsule_lab import runs
-    from capsule_lab.analysis.toy_sheet import toy_sheet
-    from capsule_lab.data import toynorb
+    from capsule_lab.data.standins import toynorb
+    from capsule_lab.data.standins.toynorb.catalogue import toy_sheet
 
     def images(category: int, instance: int, azimuths: Any, lightings: Any) -> np.ndarray:
         # ours: elevation 1, 35 degrees: low enough to see the sides, high enough for the shadow; the left eye

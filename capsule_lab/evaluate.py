@@ -9,6 +9,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from rich.console import Console
 
 from capsule_lab.command import command
+from capsule_lab.errors import RunError
 from capsule_lab.types import DataSpec
 
 
@@ -18,7 +19,7 @@ def main(config: DictConfig) -> None:
     from capsule_lab import runs
 
     if OmegaConf.is_missing(config, "ckpt"):
-        raise runs.RunError("ckpt is missing; expected ckpt=<a .ckpt file or the directory of a run>")
+        raise RunError("ckpt is missing; expected ckpt=<a .ckpt file or the directory of a run>")
     result, path = evaluate(config)
     console = Console(highlight=False)
     errors = {name: value for name, value in result[config.split].items() if name.endswith("/error")}
@@ -38,10 +39,10 @@ def evaluate(config: DictConfig) -> tuple[dict[str, Any], Path]:
     Raises:
         RunError: for a checkpoint that cannot be used, an unknown split, or data that does not fit the network.
     """
-    from capsule_lab import build, callbacks, runs, surroundings
+    from capsule_lab import build, callbacks, environment, runs
 
     if config.split not in ("test", "validation"):
-        raise runs.RunError(f"split is {config.split!r}; expected test or validation")
+        raise RunError(f"split is {config.split!r}; expected test or validation")
     build.be_quiet()
     build.check(config)
     checkpoint = runs.find_checkpoint(config.ckpt)
@@ -64,7 +65,7 @@ def evaluate(config: DictConfig) -> tuple[dict[str, Any], Path]:
         for spec in (record.spec, data.spec)
     )
     if takes != has:
-        raise runs.RunError(f"the network takes {takes}; the data has {has}: name other data with data=…")
+        raise RunError(f"the network takes {takes}; the data has {has}: name other data with data=…")
     if config.trainer.precision == "auto":
         config.trainer.precision = record.config.trainer.precision
     trainer = build.build_trainer(config, None, callbacks.progress())
@@ -75,9 +76,9 @@ def evaluate(config: DictConfig) -> tuple[dict[str, Any], Path]:
         "checkpoint": str(config.ckpt),
         "provenance": data.provenance,
         "data": runs.plain(config.data),
-        "hardware": surroundings.hardware(trainer.strategy.root_device, trainer.num_devices),
+        "hardware": environment.hardware(trainer.strategy.root_device, trainer.num_devices),
         "precision": trainer.precision,
-        **surroundings.of_this_process(),
+        **environment.of_this_process(),
     }
     name = type(data).__name__.removesuffix("DataModule").lower()
     options = [f"{option!s}={value}" for option, value in changed.items()] if own_data else []

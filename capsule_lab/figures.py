@@ -10,6 +10,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from capsule_lab.command import command
+from capsule_lab.errors import RunError
 
 log = logging.getLogger(__name__)
 
@@ -17,18 +18,18 @@ log = logging.getLogger(__name__)
 @command("figures")
 def main(config: DictConfig) -> None:
     """Draw every figure that applies to ``config.run``, into its ``figures/`` and to the loggers of ``config``."""
-    from capsule_lab import build, runs
+    from capsule_lab import build
     from capsule_lab.callbacks import close
-    from capsule_lab.callbacks.pictures import keep_figure
+    from capsule_lab.callbacks.figures import keep_figure
 
     if OmegaConf.is_missing(config, "run"):
-        raise runs.RunError("run is missing; expected run=<the directory of a run>")
+        raise RunError("run is missing; expected run=<the directory of a run>")
     for name in ("images", "held_out"):
         if config[name] < 1:
-            raise runs.RunError(f"{name} is {config[name]}; expected 1 or more")
+            raise RunError(f"{name} is {config[name]}; expected 1 or more")
     run = Path(str(config.run))
     if not run.is_dir():
-        raise runs.RunError(f"run is {run}, which is no directory; expected that of a run, runs/…")
+        raise RunError(f"run is {run}, which is no directory; expected that of a run, runs/…")
     build.be_quiet()
     loggers, step = open_loggers(config, run) if config.get("logger") else ([], 0)
     failed = True
@@ -90,9 +91,8 @@ def draw_decoded(network: Any, data: Any, config: DictConfig) -> Iterator[tuple[
     Raises:
         RunError: for a class without a held-out image.
     """
-    from capsule_lab import runs
     from capsule_lab.analysis import perturbation, reconstructions, segmentation
-    from capsule_lab.callbacks.pictures import first_reconstructions
+    from capsule_lab.callbacks.figures import first_reconstructions
 
     batch, output = look_at(network, data, config.held_out)
     yield "reconstructions", first_reconstructions(network, batch, config.images)
@@ -109,7 +109,7 @@ def draw_decoded(network: Any, data: Any, config: DictConfig) -> Iterator[tuple[
     for label in [first] if config.sheet_classes is None else config.sheet_classes:
         if label not in examples:
             known = ", ".join(map(str, sorted(examples)))
-            raise runs.RunError(f"sheet_classes has {label}; expected classes of the held-out images: {known}")
+            raise RunError(f"sheet_classes has {label}; expected classes of the held-out images: {known}")
         of_one = reconstructions.of_images(output, labels.new_tensor([examples[label]]))
         name = "perturbation_sheet" if config.sheet_classes is None else f"perturbation_sheet_{label}"
         yield name, perturbation.perturbation_sheet(network, of_one, label)

@@ -11,7 +11,7 @@ from omegaconf import DictConfig
 from rich.console import Console
 
 from capsule_lab.command import command
-from capsule_lab.tables import words
+from capsule_lab.tables import arguments
 
 WIDTH = 160  # ours: of tables in files and pipes
 
@@ -24,26 +24,26 @@ def report(config: DictConfig, made_by: str) -> None:
         made_by: the command, as it was typed.
     """
     from capsule_lab import runs
-    from capsule_lab.tables import pages
+    from capsule_lab.tables import formats
+    from capsule_lab.tables.schema import chosen, read
     from capsule_lab.tables.summary import summarise
-    from capsule_lab.tables.table import chosen, read
 
     table = chosen(read(config.table), rows=config.rows, columns=config.columns, seeds=config.seeds)
-    entries = summarise(table, words.of_runs(config.overrides))
+    entries = summarise(table, arguments.of_runs(config.overrides))
     console = Console(highlight=False)
     if not console.is_terminal and "COLUMNS" not in os.environ:
         console.width = WIDTH
-    for shown in pages.on_terminal(table, entries):
+    for shown in formats.on_terminal(table, entries):
         console.print(shown)
-    for failure in pages.failures(entries):
+    for failure in formats.failures(entries):
         console.print(failure, markup=False, soft_wrap=True)
     folder = Path(str(config.out)) if config.out else runs.root() / "reports"
     for name, text in {
-        f"{table.name}.md": pages.as_markdown(table, entries, made_by),
-        f"{table.name}.csv": pages.as_frame(entries).to_csv(index=False, float_format="%.6g"),
-        f"{table.name}_runs.csv": pages.runs_frame(entries).to_csv(index=False, float_format="%.6g"),
-        f"{table.name}.tex": pages.as_latex(table, entries),
-        f"{table.name}.html": pages.as_page(table, entries, made_by),
+        f"{table.name}.md": formats.as_markdown(table, entries, made_by),
+        f"{table.name}.csv": formats.as_frame(entries).to_csv(index=False, float_format="%.6g"),
+        f"{table.name}_runs.csv": formats.runs_frame(entries).to_csv(index=False, float_format="%.6g"),
+        f"{table.name}.tex": formats.as_latex(table, entries),
+        f"{table.name}.html": formats.as_page(table, entries, made_by),
     }.items():
         runs.write_text(folder / name, text)
         console.print(f"written to {folder / name}", soft_wrap=True)
@@ -56,7 +56,7 @@ def main() -> None:
     def run(config: DictConfig) -> None:
         report(config, made_by)
 
-    sys.argv[1:] = words.for_hydra(sys.argv[1:], (*words.OWN, "out"))
+    sys.argv[1:] = arguments.for_hydra(sys.argv[1:], (*arguments.OWN, "out"))
     command("report")(run)()
 
 

@@ -6,12 +6,12 @@ import sys
 
 from capsule_lab import train
 from capsule_lab.command import command
-from capsule_lab.tables import words
+from capsule_lab.tables import arguments
 
 
 def main() -> None:
     """Hydra's multirun of ``train``, whose jobs a table gives; see ``hydra_plugins/capsule_lab_plugins``."""
-    sys.argv[1:] = words.for_hydra(sys.argv[1:], (*words.OWN, "dry_run"), "hydra.sweeper.")
+    sys.argv[1:] = arguments.for_hydra(sys.argv[1:], (*arguments.OWN, "dry_run"), "hydra.sweeper.")
     command("sweep")(train.run)()
 
 

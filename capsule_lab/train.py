@@ -16,8 +16,8 @@ from rich.panel import Panel
 
 from capsule_lab.build import check
 from capsule_lab.command import command
+from capsule_lab.environment import standing_for
 from capsule_lab.slurm import was_requeued
-from capsule_lab.surroundings import standing_for
 
 log = logging.getLogger(__name__)
 
@@ -26,7 +26,7 @@ def run(config: DictConfig) -> None:
     """Train as ``config`` says, unless another process does; test once at the end, leave ``metrics.json``."""
     check(config)
     from capsule_lab.runs import interruptible
-    from capsule_lab.runs.claims import claim
+    from capsule_lab.runs.lock import claim
 
     with claim(config), interruptible("stopped before training went on: checkpoints are as they were"):
         _run(config)
@@ -56,7 +56,7 @@ def train(config: DictConfig, directory: Path) -> dict[str, Any]:
     """One run in ``directory``; returns what is in its ``metrics.json``, or nothing on processes but the first."""
     import lightning as L
 
-    from capsule_lab import build, callbacks, runs, surroundings
+    from capsule_lab import build, callbacks, environment, runs
 
     build.be_quiet()
     data = build.build_data(config)
@@ -101,9 +101,9 @@ def train(config: DictConfig, directory: Path) -> dict[str, Any]:
         "seed": config.seed,
         "training_seconds": round(seconds, 1),
         "precision": trainer.precision,
-        "hardware": surroundings.hardware(trainer.strategy.root_device, trainer.num_devices * trainer.num_nodes),
+        "hardware": environment.hardware(trainer.strategy.root_device, trainer.num_devices * trainer.num_nodes),
         "config_hash": runs.config_hash(config),
-        **surroundings.of_this_process(),
+        **environment.of_this_process(),
     }
     runs.write_json(directory / "metrics.json", result)
     return result

@@ -10,6 +10,7 @@ from typing import Any
 from omegaconf import DictConfig
 
 from capsule_lab.command import command
+from capsule_lab.errors import RunError
 
 log = logging.getLogger(__name__)
 
@@ -22,10 +23,10 @@ _LOGGED_AS = {"validation": "val"}  # of metrics.json
 def main(config: DictConfig) -> None:
     """Build the workspace, write it as JSON, and upload it if that is asked for."""
     from capsule_lab import runs
-    from capsule_lab.tables.table import read
+    from capsule_lab.tables.schema import read
 
     if find_spec("wandb_workspaces") is None:
-        raise runs.RunError("wandb-workspaces is not installed; expected pip install 'capsule-lab[workspace]'")
+        raise RunError("wandb-workspaces is not installed; expected pip install 'capsule-lab[workspace]'")
     table = read(config.table)
     workspace = build(table, project=config.project, entity=config.entity or "")
     folder = Path(str(config.out)) if config.out else runs.root() / "reports"
@@ -118,14 +119,12 @@ def upload(workspace: Any) -> str:
     """
     import wandb
 
-    from capsule_lab import runs
-
     try:
         workspace.entity = workspace.entity or wandb.Api().default_entity or ""
         return str(workspace.save().url)
     except wandb.errors.Error as error:
         reason = " ".join(str(error).split())
-        raise runs.RunError(
+        raise RunError(
             f"W&B did not take the workspace ({reason}); log in with wandb login, name the project with project=… and "
             "entity=…, and try again"
         ) from error

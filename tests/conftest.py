@@ -21,7 +21,7 @@ import pytest
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, OmegaConf
 
-from capsule_lab.command import compose, conf_dir
+from capsule_lab.config import compose, conf_dir
 
 ROOT = Path(__file__).parents[1]
 

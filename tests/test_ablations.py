@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from capsule_lab import runs
-from capsule_lab.command import compose
+from capsule_lab.config import compose
 from capsule_lab.data import SmallNORBDataModule
 from capsule_lab.data.loader import Images
 from capsule_lab.train import train

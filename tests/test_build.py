@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from capsule_lab.build import check
-from capsule_lab.command import ConfigError, compose
+from capsule_lab.config import compose
+from capsule_lab.errors import ConfigError
 from tests.conftest import TINY, Ended
 
 

@@ -17,8 +17,8 @@ from omegaconf import DictConfig, OmegaConf
 
 from capsule_lab import build, command
 from capsule_lab.build import check
-from capsule_lab.command import ConfigError, in_one_sentence
-from capsule_lab.data import DataError
+from capsule_lab.config import user_message
+from capsule_lab.errors import ConfigError, DataError
 from capsule_lab.runs import config_hash, plain
 from capsule_lab.types import DataSpec
 
@@ -636,7 +636,7 @@ def error_of(monkeypatch, *overrides: str) -> Exception:
     ids=str,
 )
 def test_what_does_not_exist_is_named_beside_what_does(monkeypatch, overrides, arrived, listed):
-    sentence = in_one_sentence(error_of(monkeypatch, *overrides))
+    sentence = user_message(error_of(monkeypatch, *overrides))
     assert sentence.startswith(arrived)
     listing = sentence.partition("Options: ")[2].partition(" (+")[0]
     assert [word for word in listed if word not in listing] == []
@@ -644,7 +644,7 @@ def test_what_does_not_exist_is_named_beside_what_does(monkeypatch, overrides, a
 
 
 def test_an_unknown_key_of_hydra_itself_is_not_looked_for_among_ours(monkeypatch):
-    sentence = in_one_sentence(error_of(monkeypatch, "hydra.foo=1"))
+    sentence = user_message(error_of(monkeypatch, "hydra.foo=1"))
     assert sentence.startswith("hydra.foo is no option of Hydra; ")
     assert "--cfg hydra" in sentence
     assert "\n" not in sentence
@@ -662,7 +662,7 @@ def test_an_unknown_key_of_hydra_itself_is_not_looked_for_among_ours(monkeypatch
     ids=str,
 )
 def test_words_that_hydra_cannot_read_are_named_in_one_line(monkeypatch, overrides, named):
-    sentence = in_one_sentence(error_of(monkeypatch, *overrides))
+    sentence = user_message(error_of(monkeypatch, *overrides))
     assert named in sentence
     assert "\n" not in sentence
 
@@ -680,7 +680,7 @@ def test_arguments_that_a_constructor_refuses(monkeypatch, overrides, arrived):
     monkeypatch.setattr("jaxtyping.config.jaxtyping_disable", True)
     with pytest.raises(Exception, match=r".*") as caught:
         build.build_data(compose(*overrides))
-    sentence = in_one_sentence(caught.value)
+    sentence = user_message(caught.value)
     assert sentence.startswith(arrived)
     assert "\n" not in sentence
 
@@ -688,7 +688,7 @@ def test_arguments_that_a_constructor_refuses(monkeypatch, overrides, arrived):
 def test_an_interpolation_of_something_unknown_is_one_line():
     with pytest.raises(Exception, match="nowhere") as caught:
         plain(compose("seed=${nowhere}"))
-    sentence = in_one_sentence(caught.value)
+    sentence = user_message(caught.value)
     assert "nowhere" in sentence
     assert "\n" not in sentence
 
@@ -696,14 +696,14 @@ def test_an_interpolation_of_something_unknown_is_one_line():
 def test_a_target_that_cannot_be_imported_is_one_line():
     with pytest.raises(ConfigError) as caught:
         check(compose("model._target_=capsule_lab.networks.CapNet"))
-    assert "\n" not in in_one_sentence(caught.value)
+    assert "\n" not in user_message(caught.value)
 
 
 @pytest.mark.parametrize("error", [ConfigError("no such key"), DataError("no such file")], ids=repr)
 def test_our_own_sentences_are_kept(error):
-    assert in_one_sentence(error) == str(error)
+    assert user_message(error) == str(error)
 
 
 @pytest.mark.parametrize("error", [ZeroDivisionError("ours"), KeyError("ours"), ValueError("ours")], ids=repr)
 def test_our_own_mistakes_are_not_the_users(error):
-    assert in_one_sentence(error) is None
+    assert user_message(error) is None

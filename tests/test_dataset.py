@@ -18,10 +18,10 @@ import numpy as np
 import pytest
 
 from capsule_lab import dataset
-from capsule_lab.data import toynorb
-from capsule_lab.data.toynorb import files, progress
+from capsule_lab.data.standins import toynorb
+from capsule_lab.data.standins.toynorb import files, progress
 from tests.conftest import ROOT, Ended
-from tests.data.test_toynorb_files import painted
+from tests.data.standins.test_toynorb_files import painted
 
 Cli = Callable[..., Ended]
 
@@ -95,7 +95,7 @@ def test_sheet_shows_what_the_files_hold(tmp_path: Path, monkeypatch: pytest.Mon
     shown: list[np.ndarray] = []
     monkeypatch.setattr(toynorb, "render", painted)
     monkeypatch.setattr(
-        "capsule_lab.analysis.toy_sheet.toy_sheet", lambda *images, **_: shown.extend(images) or _Nothing()
+        "capsule_lab.data.standins.toynorb.catalogue.toy_sheet", lambda *images, **_: shown.extend(images) or _Nothing()
     )
     dataset._draw(tmp_path / "sheet.png", 8)
     told = [images.reshape(*images.shape[:2], 64)[..., :6].astype(int) - 1 for images in shown]

@@ -11,10 +11,11 @@ import pytest
 from omegaconf import DictConfig
 
 from capsule_lab import runs
-from capsule_lab.command import ConfigError, compose
+from capsule_lab.config import compose
 from capsule_lab.data import MNISTDataModule
+from capsule_lab.errors import ConfigError, RunError
 from capsule_lab.evaluate import evaluate
-from capsule_lab.runs import RunError, read_checkpoint
+from capsule_lab.runs import read_checkpoint
 from capsule_lab.types import DataSpec
 from tests.conftest import NO_PICTURES, TINY_CNN, Ended, Trained
 

@@ -13,12 +13,12 @@ from matplotlib.figure import Figure
 from capsule_lab import runs
 from capsule_lab.analysis.curves import shows_transfer, training_curves, transfer_curve
 from capsule_lab.analysis.layers import layer_curves, layers_in
-from capsule_lab.command import compose
+from capsule_lab.config import compose
 from capsule_lab.data import MNISTDataModule
 from capsule_lab.figures import draw
-from tests.analysis.decoded import captions, row_names, words
 from tests.conftest import NO_PICTURES, TINY, TINY_CNN, Ended, Trained
-from tests.dashboards.leet import told
+from tests.helpers.fakes import captions, row_names, words
+from tests.helpers.wandb_reader import told
 
 Cli = Callable[..., Ended]
 OF_ONE_DIGIT = ["curves", "layers", "reconstructions", "right_and_wrong", "perturbation", "perturbation_sheet"]

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from hydra.utils import instantiate
 
-from capsule_lab.command import compose
+from capsule_lab.config import compose
 from capsule_lab.schedules import Constant, Exponential, Linear, Schedule, SigmoidRamp, Staircase, duration_in_steps
 
 CAPSNET_LEARNING_RATE = Exponential(1e-3, 0.96, "2000 steps", 1e-6)

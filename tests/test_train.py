@@ -22,11 +22,11 @@ from torch import Tensor
 
 from capsule_lab import build, command, runs
 from capsule_lab.callbacks import AtomicCheckpointIO, NonFiniteError, checkpoints
+from capsule_lab.errors import RunError
 from capsule_lab.lit import CapsNetModule
-from capsule_lab.runs import RunError
 from capsule_lab.train import train
 from tests.conftest import NO_PICTURES, TINY, TINY_CAPSNET, TINY_CNN, Ended, Trained, python, start
-from tests.test_resume import SignalAt, curves, run, weights
+from tests.runs.test_resume import SignalAt, curves, run, weights
 
 Tiny = Callable[..., DictConfig]
 Cli = Callable[..., Ended]
@@ -591,7 +591,7 @@ def test_killed_in_the_middle_of_an_epoch_and_resumed_equals_uninterrupted(
     trained: Trained, tiny: Tiny, tmp_path: Path
 ) -> None:
     directory = tmp_path / "run"
-    killer = f"+callbacks.killer={{_target_: tests.test_resume.SignalAt, step: 7, signum: {signal.SIGKILL.value}}}"
+    killer = f"+callbacks.killer={{_target_: tests.runs.test_resume.SignalAt, step: 7, signum: {signal.SIGKILL.value}}}"
     options = ["callbacks.last.every_minutes=0", f"train.directory={directory}", *NO_PICTURES]
     ended = python("-m", "capsule_lab.train", *TINY, *options, killer, cwd=tmp_path)
     assert ended.status == -signal.SIGKILL, ended.err
@@ -623,7 +623,7 @@ def assert_stopped(ended: Ended, words: list[str], folder: Path, signum: signal.
 
 @pytest.mark.parametrize("signum", runs.SIGNALS, ids=lambda signum: signum.name)
 def test_signal_stops_with_a_checkpoint_and_says_how_to_go_on(cli: Cli, tmp_path: Path, signum: signal.Signals) -> None:
-    sender = f"+callbacks.sender={{_target_: tests.test_resume.SignalAt, step: 6, signum: {signum.value}}}"
+    sender = f"+callbacks.sender={{_target_: tests.runs.test_resume.SignalAt, step: 6, signum: {signum.value}}}"
     assert_stopped(cli("train", *ENDLESS, sender), [*ENDLESS, sender], tmp_path, signum)
 
 
@@ -667,10 +667,10 @@ def test_time_left_is_not_more_than_max_time_leaves(
     tiny: Callable[..., DictConfig], tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seconds = itertools.count(step=1000)
-    monkeypatch.setattr("capsule_lab.callbacks.display.time", SimpleNamespace(monotonic=lambda: next(seconds)))
+    monkeypatch.setattr("capsule_lab.callbacks.progress.time", SimpleNamespace(monotonic=lambda: next(seconds)))
     with caplog.at_level(logging.INFO, "capsule_lab"):
         train(tiny("trainer.max_epochs=2", "trainer.max_time=00:00:10:00", *NO_PICTURES), tmp_path / "run")
-    lines = [record.getMessage() for record in caplog.records if record.name == "capsule_lab.callbacks.display"]
+    lines = [record.getMessage() for record in caplog.records if record.name == "capsule_lab.callbacks.progress"]
     left = [line.partition("time left ")[2] for line in lines if " step 8/8 " not in line]
     assert left
     assert [text for text in left if not text.startswith(("0:10:00", "0:09:"))] == []
@@ -680,12 +680,12 @@ def test_a_long_epoch_has_a_line_now_and_then(
     tiny: Callable[..., DictConfig], tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seconds = itertools.count(step=25)  # a batch takes several looks at the clock
-    monkeypatch.setattr("capsule_lab.callbacks.display.time", SimpleNamespace(monotonic=lambda: next(seconds)))
+    monkeypatch.setattr("capsule_lab.callbacks.progress.time", SimpleNamespace(monotonic=lambda: next(seconds)))
     with caplog.at_level(logging.INFO, "capsule_lab"):
         train(
             tiny("trainer.max_epochs=1", "callbacks.confusion=null", "callbacks.reconstructions=null"), tmp_path / "run"
         )
-    lines = [record.getMessage() for record in caplog.records if record.name == "capsule_lab.callbacks.display"]
+    lines = [record.getMessage() for record in caplog.records if record.name == "capsule_lab.callbacks.progress"]
     within, end = lines[:-1], lines[-1]
     assert re.match(r"epoch 0  step [123]/4  loss 0\.\d+  time left \d", within[0])
     assert "val/error" in end

@@ -7,7 +7,7 @@ from jaxtyping import Bool, Float, Int64
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from capsule_lab.analysis.grid import Column, Group, picture_grid
+from capsule_lab.analysis.plotting import Column, Group, picture_grid
 from capsule_lab.networks import CapsNet
 from capsule_lab.types import CapsuleOutput, Capsules
 

@@ -9,7 +9,7 @@ from jaxtyping import Float, Int64
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from capsule_lab.analysis.grid import Column, Group, picture_grid
+from capsule_lab.analysis.plotting import Column, Group, picture_grid
 from capsule_lab.analysis.reconstructions import of_images
 from capsule_lab.functional import predictions_by_label
 from capsule_lab.networks import CapsNet

@@ -1,11 +1,11 @@
 """What happens around training."""
 
 from capsule_lab.callbacks.checkpoints import AtomicCheckpointIO, BestCheckpoint, EmbedConfig, LastCheckpoint
-from capsule_lab.callbacks.dashboards import MLflow, close, tell_loggers
-from capsule_lab.callbacks.display import ProgressBar, ProgressLines, progress
-from capsule_lab.callbacks.history import MetricsTable
-from capsule_lab.callbacks.pictures import ConfusionMatrix, Reconstructions
-from capsule_lab.callbacks.watch import NonFiniteError, NonFiniteGuard, RoutingStats
+from capsule_lab.callbacks.csv_logger import MetricsTable
+from capsule_lab.callbacks.figures import ConfusionMatrix, Reconstructions
+from capsule_lab.callbacks.loggers import MLflow, close, tell_loggers
+from capsule_lab.callbacks.monitoring import NonFiniteError, NonFiniteGuard, RoutingStats
+from capsule_lab.callbacks.progress import ProgressBar, ProgressLines, progress
 
 __all__ = [
     "AtomicCheckpointIO",

@@ -17,9 +17,9 @@ from lightning.fabric.plugins.io import TorchCheckpointIO
 from lightning.pytorch.callbacks import Callback, Checkpoint, ModelCheckpoint
 from omegaconf import DictConfig
 
-from capsule_lab.command import InterruptError
+from capsule_lab.environment import command_line
+from capsule_lab.errors import InterruptError
 from capsule_lab.runs import SIGNALS, embed, numbers
-from capsule_lab.surroundings import command_line
 from capsule_lab.types import DataSpec
 
 log = logging.getLogger(__name__)

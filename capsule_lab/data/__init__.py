@@ -3,7 +3,6 @@
 from capsule_lab.data.affnist import AffNISTDataModule
 from capsule_lab.data.base import AbstractDataModule
 from capsule_lab.data.cifar10 import CIFAR10DataModule
-from capsule_lab.data.files import DataError
 from capsule_lab.data.mnist import MNISTDataModule
 from capsule_lab.data.mnist_expanded import ExpandedMNISTDataModule
 from capsule_lab.data.multimnist import MultiMNISTDataModule
@@ -14,7 +13,6 @@ __all__ = [
     "AbstractDataModule",
     "AffNISTDataModule",
     "CIFAR10DataModule",
-    "DataError",
     "ExpandedMNISTDataModule",
     "MNISTDataModule",
     "MultiMNISTDataModule",

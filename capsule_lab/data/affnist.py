@@ -11,11 +11,11 @@ from typing import Any
 
 from torch import Tensor
 
-from capsule_lab.data import affnist_files as files
-from capsule_lab.data.affnist_standin import FACTORS, STANDIN_NAME, SyntheticAffNIST, standin_provenance
 from capsule_lab.data.base import find_or_fetch
+from capsule_lab.data.formats import affnist as files
 from capsule_lab.data.loader import Images, InMemory
 from capsule_lab.data.mnist_expanded import PAD, ExpandedMNISTDataModule, FixedPlaces
+from capsule_lab.data.standins.affnist import FACTORS, STANDIN_NAME, SyntheticAffNIST, standin_provenance
 from capsule_lab.data.transforms import to_unit_interval
 
 AFFINE = "affine"

@@ -14,10 +14,10 @@ import lightning as L
 import numpy as np
 from torch import Tensor
 
-from capsule_lab.checks import check_choice
-from capsule_lab.data.files import DataError, data_directory, fetch
+from capsule_lab.data.download import data_directory, fetch
 from capsule_lab.data.loader import EpochBatches, Images, InMemory, ResumableLoader
 from capsule_lab.data.splits import Indices, Validation, index_hash, split_validation, take_stratified
+from capsule_lab.errors import DataError, check_choice
 from capsule_lab.types import Batch, DataSpec
 
 Source = Literal["auto", "real", "standin"]

@@ -16,9 +16,9 @@ from torchvision import datasets
 from torchvision.datasets.utils import download_and_extract_archive
 
 from capsule_lab.data.base import AbstractDataModule, find_or_fetch
-from capsule_lab.data.coloured_digits import coloured_digits, standin_provenance
-from capsule_lab.data.files import DataError, check_labels, reading, silently, verify
+from capsule_lab.data.download import check_labels, reading, silently, verify
 from capsule_lab.data.loader import Images
+from capsule_lab.data.standins.coloured_digits import coloured_digits, standin_provenance
 from capsule_lab.data.transforms import (
     brightness,
     centre_corner,
@@ -30,6 +30,7 @@ from capsule_lab.data.transforms import (
     random_uniform,
     standardise,
 )
+from capsule_lab.errors import DataError
 from capsule_lab.types import DataSpec
 
 NAME = "CIFAR10"

@@ -9,9 +9,9 @@ from torch import Tensor
 from torchvision import datasets
 
 from capsule_lab.data.base import AbstractDataModule, find_or_fetch, tensor_hash
-from capsule_lab.data.digits import STANDIN_NAME, STANDIN_VERSION, standin_digits
-from capsule_lab.data.files import silently, verify
+from capsule_lab.data.download import silently, verify
 from capsule_lab.data.loader import Images
+from capsule_lab.data.standins.digits import STANDIN_NAME, STANDIN_VERSION, standin_digits
 from capsule_lab.data.transforms import random_shift, to_unit_interval
 from capsule_lab.types import DataSpec
 
@@ -69,7 +69,7 @@ class MNISTDataModule(AbstractDataModule):
             return {"name": "genuine MNIST", "md5": CHECKSUMS}
         return {
             "name": STANDIN_NAME,
-            "generator": "capsule_lab.data.digits",
+            "generator": "capsule_lab.data.standins.digits",
             "version": STANDIN_VERSION,
             "sha256": tensor_hash(standin_digits(train=True)),
         }

@@ -8,12 +8,12 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from capsule_lab.checks import check_choice
 from capsule_lab.data.loader import Images, InMemory
 from capsule_lab.data.mnist import MNISTDataModule
 from capsule_lab.data.pairs import Blend, Pairs, overlay
 from capsule_lab.data.splits import Indices
 from capsule_lab.data.transforms import affine, random_shift, random_uniform, to_unit_interval
+from capsule_lab.errors import check_choice
 from capsule_lab.types import Batch, DataSpec
 
 Placing = Literal["shift", "affine"]

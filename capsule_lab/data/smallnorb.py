@@ -8,14 +8,12 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from capsule_lab.checks import check_choice
-from capsule_lab.data import smallnorb_files as files
-from capsule_lab.data import toynorb
 from capsule_lab.data.base import AbstractDataModule, find_or_fetch
-from capsule_lab.data.files import DataError
+from capsule_lab.data.formats import smallnorb as files
 from capsule_lab.data.loader import Images
-from capsule_lab.data.smallnorb_standin import StandIn, standin_folder, standin_provenance
 from capsule_lab.data.splits import FAMILIAR, Indices, Viewpoints, split_by_instance, split_by_viewpoint
+from capsule_lab.data.standins import toynorb
+from capsule_lab.data.standins.smallnorb import StandIn, standin_folder, standin_provenance
 from capsule_lab.data.transforms import (
     brightness,
     centre_corner,
@@ -27,6 +25,7 @@ from capsule_lab.data.transforms import (
     standardise,
     thirteen_corners,
 )
+from capsule_lab.errors import DataError, check_choice
 from capsule_lab.types import Batch, DataSpec
 
 Preprocessing = Literal["official", "paper"]
@@ -42,7 +41,7 @@ _THIRTEEN = 13  # released code of Hinton 2018
 class SmallNORBDataModule(AbstractDataModule):
     """smallNORB as in Hinton, Sabour and Frosst 2018: 96x96 pixels made 48x48, of which the network sees 32x32.
 
-    Files lie in ``<directory>/smallNORB``, as ``.mat`` or ``.mat.gz``. The stand-in is ``capsule_lab.data.toynorb``,
+    Files lie in ``<directory>/smallNORB``, as ``.mat`` or ``.mat.gz``. The stand-in is ``data.standins.toynorb``,
     rendered into ``<directory>/toynorb`` at its first use.
 
     ``preprocessing="official"`` is the released code's: brightness, contrast about each channel's mean, crop, then
@@ -154,7 +153,7 @@ class SmallNORBDataModule(AbstractDataModule):
                 "md5": {name: published.md5 for name, published in files.PUBLISHED.items()},
             }
         rendered = standin_provenance(self.directory, self.standin)
-        return {"name": toynorb.STANDIN_NAME, "generator": "capsule_lab.data.toynorb", **rendered}
+        return {"name": toynorb.STANDIN_NAME, "generator": "capsule_lab.data.standins.toynorb", **rendered}
 
     def load(self, *, train: bool, real: bool) -> Images:
         folder = self.folder if real else standin_folder(self.directory, self.standin)

@@ -14,10 +14,11 @@ from torchvision import datasets
 from torchvision.datasets.utils import download_url
 
 from capsule_lab.data.base import AbstractDataModule, find_or_fetch
-from capsule_lab.data.coloured_digits import coloured_digits, standin_provenance
-from capsule_lab.data.files import DataError, check_labels, reading, silently, verify
+from capsule_lab.data.download import check_labels, reading, silently, verify
 from capsule_lab.data.loader import Images
+from capsule_lab.data.standins.coloured_digits import coloured_digits, standin_provenance
 from capsule_lab.data.transforms import random_shift, to_unit_interval
+from capsule_lab.errors import DataError
 from capsule_lab.types import DataSpec
 
 NAME = "SVHN"

@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor
 from torch.library import custom_op
 
-from capsule_lab.kernels.choice import fused_kernels
+from capsule_lab.kernels.backends import fused_kernels
 
 
 def _kernels(tensor: Tensor) -> Any:

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from capsule_lab.checks import check_choice
+from capsule_lab.errors import check_choice
 from capsule_lab.functional import HALF, length, same_padding, squash, truncated_normal_
 from capsule_lab.types import Capsules
 

@@ -18,7 +18,7 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
-from capsule_lab.checks import check_choice
+from capsule_lab.errors import check_choice
 from capsule_lab.functional import same_padding, truncated_normal_
 from capsule_lab.layers import Decoder, DenseCapsules, PrimaryCapsules
 from capsule_lab.layers.primary import Padding

@@ -9,7 +9,7 @@ from typing import Literal, get_args
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from capsule_lab.checks import check_choice
+from capsule_lab.errors import check_choice
 from capsule_lab.networks.base import AbstractNetwork, check_image_shape, check_sizes
 from capsule_lab.types import CapsuleOutput
 

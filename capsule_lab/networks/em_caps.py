@@ -23,7 +23,7 @@ from typing import Literal, get_args
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from capsule_lab.checks import check_choice
+from capsule_lab.errors import check_choice
 from capsule_lab.functional import same_padding, truncated_normal_
 from capsule_lab.layers import ClassCapsules, ConvCapsules, LinearPrimaryCapsules
 from capsule_lab.layers.coordinates import coordinate_addition, grid_coordinates, receptive_field_coordinates

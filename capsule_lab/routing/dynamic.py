@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from capsule_lab.checks import check_choice
+from capsule_lab.errors import check_choice
 from capsule_lab.functional import float32_under_autocast, length, squash
 from capsule_lab.kernels import AbstractVotes, Backend, check_backend, route
 from capsule_lab.routing.base import AbstractRouting, Normaliser

@@ -17,11 +17,11 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.functional import logsigmoid
 
-from capsule_lab.checks import check_choice
+from capsule_lab.errors import check_choice
 from capsule_lab.functional import float32_under_autocast
 from capsule_lab.kernels import AbstractVotes, Backend, Explanation, check_backend, route
 from capsule_lab.routing.base import AbstractRouting, Normalisation, Normaliser
-from capsule_lab.routing.description_length import INITIAL, LOG_2PI, Cost, Temperature, evidence, inverse_temperature_at
+from capsule_lab.routing.em_costs import INITIAL, LOG_2PI, Cost, Temperature, evidence, inverse_temperature_at
 from capsule_lab.types import Capsules, OnIteration, RoutingTrace, Votes
 
 Activation = Literal["description_length", "mixing_proportions"]

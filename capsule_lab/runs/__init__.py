@@ -31,15 +31,14 @@ from capsule_lab.runs.checkpoints import (
     restore,
 )
 from capsule_lab.runs.directories import attempts, choose_directory, config_hash, is_first_process, open_directory, root
-from capsule_lab.runs.files import RunError, check_writable, save_figure, write_atomically, write_json, write_text
+from capsule_lab.runs.files import check_writable, save_figure, write_atomically, write_json, write_text
 from capsule_lab.runs.results import data_in_words, is_finished, numbers, result_of
-from capsule_lab.runs.session import SIGNALS, interruptible, logging_to
+from capsule_lab.runs.signals import SIGNALS, interruptible, logging_to
 
 __all__ = [
     "FORMAT",
     "SIGNALS",
     "Record",
-    "RunError",
     "attempts",
     "check_same_source",
     "check_writable",

@@ -12,7 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from capsule_lab import __version__
 from capsule_lab.build import build_module
-from capsule_lab.runs.files import RunError
+from capsule_lab.errors import RunError
 from capsule_lab.types import DataSpec
 
 FORMAT = 1

@@ -10,8 +10,9 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
+from capsule_lab.errors import RunError
 from capsule_lab.runs.checkpoints import find_checkpoint, home_of, plain
-from capsule_lab.runs.files import RunError, write_atomically
+from capsule_lab.runs.files import write_atomically
 
 _CONTINUED = "-continued"
 _NOT_THE_RESULT = ("ckpt", "train.resume", "train.directory", "logger", "data.directory")

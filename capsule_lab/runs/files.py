@@ -9,9 +9,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-
-class RunError(ValueError):
-    """A run directory or checkpoint that cannot be used."""
+from capsule_lab.errors import RunError
 
 
 def write_atomically(path: Path, text: str) -> None:

@@ -16,9 +16,10 @@ from omegaconf import DictConfig
 
 from capsule_lab import runs
 from capsule_lab.build import check
-from capsule_lab.command import compose, in_one_sentence
-from capsule_lab.runs import claims
-from capsule_lab.tables.table import Column, Row, Table, TableError, for_runs
+from capsule_lab.config import compose, user_message
+from capsule_lab.errors import TableError
+from capsule_lab.runs import lock
+from capsule_lab.tables.schema import Column, Row, Table, for_runs
 
 DONE, RUNNING, FAILED, MISSING, WAITING = "done", "running", "failed", "missing", "waiting"
 STAND_IN = "data.source=standin"
@@ -79,21 +80,21 @@ class Cell:
             return WAITING
         if self.finished:
             return DONE
-        if claims.is_claimed(self.fingerprint):
+        if lock.is_claimed(self.fingerprint):
             return RUNNING
-        return FAILED if self.directories or claims.record_of(self.fingerprint) else MISSING
+        return FAILED if self.directories or lock.record_of(self.fingerprint) else MISSING
 
     @property
     def log(self) -> str | None:
         """Where to read what an unfinished run said."""
-        record = claims.record_of(self.fingerprint)
+        record = lock.record_of(self.fingerprint)
         own = [directory / "train.log" for directory in self.directories]
         return (record and record.log) or next((str(path) for path in own if path.is_file()), None)
 
     @property
     def error(self) -> str:
         """Why it failed, as far as it is known."""
-        record = claims.record_of(self.fingerprint)
+        record = lock.record_of(self.fingerprint)
         return (record and record.error) or "it ended without a word, as after kill -9 or for lack of memory"
 
     @property
@@ -198,7 +199,7 @@ def _seeds(
 
 
 def _refused(row: Row, column: Column, error: Exception) -> Exception:
-    sentence = in_one_sentence(error)
+    sentence = user_message(error)
     where = f"row {row.name}{column.name and f', column {column.name}'}"
     return TableError(f"{where}: {sentence}") if sentence else error
 

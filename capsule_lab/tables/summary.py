@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from capsule_lab.errors import TableError
 from capsule_lab.tables.cells import DONE, STAND_IN, Cell, expand
-from capsule_lab.tables.table import Column, Published, Row, Table, TableError
+from capsule_lab.tables.schema import Column, Published, Row, Table
 
 log = logging.getLogger(__name__)
 

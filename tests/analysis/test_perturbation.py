@@ -18,7 +18,7 @@ from capsule_lab.analysis.perturbation import (
 from capsule_lab.analysis.reconstructions import of_images
 from capsule_lab.networks import CapsNet
 from capsule_lab.types import CapsuleOutput
-from tests.analysis.decoded import Known, captions, ink, row_names, said, words, written
+from tests.helpers.fakes import Known, captions, ink, row_names, said, words, written
 
 CLASSES = torch.tensor([4, 0])
 OUTPUT = said([[4], [2]])  # the second is not recognised: it is the label that is perturbed

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from capsule_lab.analysis.reconstructions import of_images, one_of_each, reconstruction_figure, reconstruction_sheet
 from capsule_lab.types import CapsuleOutput
-from tests.analysis.decoded import Known, captions, colours, ink, row_names, said, words, written
+from tests.helpers.fakes import Known, captions, colours, ink, row_names, said, words, written
 
 LABELS = torch.tensor([3, 1, 1, 0, 2, 3])
 OUTPUT = said([[3], [1], [1], [4], [0], [3]])  # images 3 and 4 are not recognised

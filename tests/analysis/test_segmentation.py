@@ -18,7 +18,7 @@ from capsule_lab.analysis.segmentation import (
     segmentation_figure,
     segmentation_sheet,
 )
-from tests.analysis.decoded import Known, captions, colours, row_names, said, shown, words, written
+from tests.helpers.fakes import Known, captions, colours, row_names, said, shown, words, written
 
 LABELS = torch.tensor([[0, 1], [1, 2], [2, 3], [3, 0], [4, 1], [1, 3], [2, 0]])
 OUTPUT = said([[1, 0], [2, 1], [0, 2], [0, 3], [0, 2], [3, 1], [0, 2]])  # images 2 and 4 are not recognised

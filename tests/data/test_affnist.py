@@ -18,16 +18,19 @@ from torchvision.datasets import mnist as torchvision_mnist
 from torchvision.transforms import InterpolationMode
 from torchvision.transforms.v2 import functional as torchvision_transforms
 
-from capsule_lab.command import compose
-from capsule_lab.data import AffNISTDataModule, DataError, affnist_files, affnist_standin, mnist
-from capsule_lab.data.affnist_standin import FACTORS, RANGES, SyntheticAffNIST, place, transformed
-from capsule_lab.data.digits import STANDIN_NAME, standin_digits
+from capsule_lab.config import compose
+from capsule_lab.data import AffNISTDataModule, mnist
+from capsule_lab.data.formats import affnist as affnist_format
+from capsule_lab.data.standins import affnist as affnist_standin
+from capsule_lab.data.standins.affnist import FACTORS, RANGES, SyntheticAffNIST, place, transformed
+from capsule_lab.data.standins.digits import STANDIN_NAME, standin_digits
 from capsule_lab.data.transforms import affine, sample_key
+from capsule_lab.errors import DataError, RunError
 from capsule_lab.evaluate import evaluate
-from capsule_lab.runs import RunError, check_same_source
+from capsule_lab.runs import check_same_source
 from capsule_lab.train import train
 from tests.conftest import NO_PICTURES, TINY_CAPSNET, TINY_DATA
-from tests.data.test_affnist_files import IMAGES, LABELS, TRANSFORMS, counts_as_genuine, fields, mat, written
+from tests.data.formats.test_affnist_files import IMAGES, LABELS, TRANSFORMS, counts_as_genuine, fields, mat, written
 from tests.data.test_mnist import ARRAYS, trainer
 
 __all__ = ["counts_as_genuine", "written"]  # fixtures
@@ -412,7 +415,7 @@ def test_provenance_of_genuine_files(both):
         "md5": mnist.CHECKSUMS,
         "affnist": {
             "name": "genuine affNIST",
-            "sha256": {"test.mat.zip": affnist_files.SHA256["test.mat.zip"]},
+            "sha256": {"test.mat.zip": affnist_format.SHA256["test.mat.zip"]},
         },
     }
 
@@ -435,7 +438,7 @@ def test_genuine_digits_without_affnist_are_a_stand_in_and_say_so_once(genuine, 
     assert data.provenance["md5"] == mnist.CHECKSUMS
     assert data.provenance["affnist"] == {
         "name": "synthetic affNIST made from genuine MNIST's test digits",
-        "generator": "capsule_lab.data.affnist_standin",
+        "generator": "capsule_lab.data.standins.affnist",
         "version": 1,
         "seed": 0,
     }

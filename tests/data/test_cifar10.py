@@ -13,10 +13,11 @@ import torch
 from torchvision import datasets
 
 from capsule_lab import build
-from capsule_lab.command import compose
-from capsule_lab.data import CIFAR10DataModule, DataError, cifar10
+from capsule_lab.config import compose
+from capsule_lab.data import CIFAR10DataModule, cifar10
 from capsule_lab.data.loader import Images
 from capsule_lab.data.transforms import sample_key
+from capsule_lab.errors import DataError
 from capsule_lab.train import train
 from tests.conftest import NO_PICTURES
 from tests.data.test_mnist import trainer

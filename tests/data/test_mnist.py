@@ -15,9 +15,10 @@ import pytest
 import torch
 from torchvision.datasets import mnist as torchvision_mnist
 
-from capsule_lab.data import DataError, MNISTDataModule, mnist
+from capsule_lab.data import MNISTDataModule, mnist
 from capsule_lab.data.base import tensor_hash
-from capsule_lab.data.digits import STANDIN_NAME, STANDIN_VERSION, standin_digits
+from capsule_lab.data.standins.digits import STANDIN_NAME, STANDIN_VERSION, standin_digits
+from capsule_lab.errors import DataError
 from capsule_lab.types import Batch
 
 STANDIN_SHA256 = "cf5564048b863847"
@@ -272,7 +273,7 @@ def test_provenance_of_the_standin():
     assert data.provenance == {
         "source": "stand-in",
         "name": STANDIN_NAME,
-        "generator": "capsule_lab.data.digits",
+        "generator": "capsule_lab.data.standins.digits",
         "version": STANDIN_VERSION,
         "sha256": STANDIN_SHA256,
     }

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from capsule_lab.data import ExpandedMNISTDataModule, mnist
-from capsule_lab.data.digits import STANDIN_NAME, standin_digits
 from capsule_lab.data.loader import Images
+from capsule_lab.data.standins.digits import STANDIN_NAME, standin_digits
 from tests.data.test_mnist import trainer
 
 DRAWN_ONCE = functools.cache(standin_digits)

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from capsule_lab.data import MultiMNISTDataModule, mnist
-from capsule_lab.data.digits import standin_digits
 from capsule_lab.data.loader import EpochBatches, Images, ResumableLoader
 from capsule_lab.data.pairs import Pairs, overlay
+from capsule_lab.data.standins.digits import standin_digits
 from capsule_lab.types import Batch
 
 DRAWN_ONCE = functools.cache(standin_digits)

@@ -19,14 +19,17 @@ import numpy as np
 import pytest
 import torch
 
-from capsule_lab.data import DataError, SmallNORBDataModule, smallnorb_files, toynorb
-from capsule_lab.data.binary_matrix import write_matrix
-from capsule_lab.data.files import md5
+from capsule_lab.data import SmallNORBDataModule
+from capsule_lab.data.download import md5
+from capsule_lab.data.formats import smallnorb
+from capsule_lab.data.formats.binary_matrix import write_matrix
+from capsule_lab.data.formats.smallnorb import FACTORS, Published
 from capsule_lab.data.loader import Images
-from capsule_lab.data.smallnorb_files import FACTORS, Published
 from capsule_lab.data.splits import FAMILIAR, index_hash, split_by_instance, split_by_viewpoint
-from capsule_lab.data.toynorb import progress
+from capsule_lab.data.standins import toynorb
+from capsule_lab.data.standins.toynorb import progress
 from capsule_lab.data.transforms import random_integers, random_uniform
+from capsule_lab.errors import DataError
 
 TRAINING, TESTING = (4, 6, 7, 8, 9), (0, 1, 2, 3, 5)  # instances, as published
 NAMES = {"training": "5x46789x9x18x6x2x96x96-training", "testing": "5x01235x9x18x6x2x96x96-testing"}
@@ -93,7 +96,7 @@ def standin(standin_directory):
 
 def count_as_genuine(folder: Path, monkeypatch) -> None:
     """Make the checksums those of the files in ``folder``."""
-    monkeypatch.setattr(smallnorb_files, "PUBLISHED", published_of(folder))
+    monkeypatch.setattr(smallnorb, "PUBLISHED", published_of(folder))
 
 
 def published_of(folder: Path) -> dict[str, Published]:
@@ -145,7 +148,7 @@ def everything_below(folder: Path) -> list[str]:
 
 def stored(folder: Path, part: str, content: str) -> np.ndarray:
     (path,) = folder.glob(f"*-{part}-{content}.mat*")
-    return np.array(smallnorb_files.read_matrix(path))
+    return np.array(smallnorb.read_matrix(path))
 
 
 # --- the genuine files
@@ -200,8 +203,8 @@ def test_second_start_reads_neither_images_nor_checksums(genuine, monkeypatch, r
         return data.sets["train"]
 
     first = load()
-    monkeypatch.setattr(smallnorb_files, "verify", lambda *_: pytest.fail("hashed again"))
-    monkeypatch.setattr(smallnorb_files, "halve", lambda *_: pytest.fail("made smaller again"))
+    monkeypatch.setattr(smallnorb, "verify", lambda *_: pytest.fail("hashed again"))
+    monkeypatch.setattr(smallnorb, "halve", lambda *_: pytest.fail("made smaller again"))
     second = load()
     assert all(a.equal(b) for a, b in zip(first, second, strict=True))
     assert not [name for name in everything_below(genuine) if name.endswith(".part")]
@@ -289,15 +292,15 @@ def test_a_missing_file_is_named(genuine, source):
 def test_provenance_of_the_genuine_files(genuine):
     data = SmallNORBDataModule(directory=str(genuine), source="auto")
     data.prepare_data()
-    sums = {name: published.md5 for name, published in smallnorb_files.PUBLISHED.items()}
+    sums = {name: published.md5 for name, published in smallnorb.PUBLISHED.items()}
     assert data.provenance == {"source": "real", "name": "genuine smallNORB", "md5": sums}
 
 
 def test_published_checksums_are_those_of_six_files():
-    assert len(smallnorb_files.PUBLISHED) == 6
-    assert [len(known.md5) for known in smallnorb_files.PUBLISHED.values()] == [32] * 6
-    assert len({known.sha256_of_archive for known in smallnorb_files.PUBLISHED.values()}) == 6
-    assert {len(known.sha256_of_archive) for known in smallnorb_files.PUBLISHED.values()} == {64}
+    assert len(smallnorb.PUBLISHED) == 6
+    assert [len(known.md5) for known in smallnorb.PUBLISHED.values()] == [32] * 6
+    assert len({known.sha256_of_archive for known in smallnorb.PUBLISHED.values()}) == 6
+    assert {len(known.sha256_of_archive) for known in smallnorb.PUBLISHED.values()} == {64}
 
 
 # --- without the genuine files
@@ -329,13 +332,13 @@ def published(written, tmp_path, monkeypatch) -> Path:
 
 @pytest.mark.parametrize("down", range(3))
 def test_download_goes_into_place_and_is_verified(tmp_path, published, monkeypatch, down):
-    asked = serve(published, monkeypatch, down=smallnorb_files.SERVERS[:down])
+    asked = serve(published, monkeypatch, down=smallnorb.SERVERS[:down])
     data = SmallNORBDataModule(directory=str(tmp_path / "data"), source="real")
     data.setup("fit")
     assert data.provenance["source"] == "real"
     assert len(asked) == 6 * (down + 1)
     assert sorted(path.name for path in data.folder.glob("*.gz")) == sorted(
-        f"{name}.gz" for name in smallnorb_files.PUBLISHED
+        f"{name}.gz" for name in smallnorb.PUBLISHED
     )
     assert [path.name for path in (tmp_path / "data").iterdir()] == ["smallNORB"]
 
@@ -355,8 +358,8 @@ def test_real_without_network_says_what_to_put_where(tmp_path, stage):
         data.setup(stage)
     sentence = str(caught.value)
     assert str(tmp_path / "smallNORB") in sentence
-    assert [name for name in smallnorb_files.PUBLISHED if name not in sentence] == []
-    assert len(smallnorb_files.PUBLISHED) == 6
+    assert [name for name in smallnorb.PUBLISHED if name not in sentence] == []
+    assert len(smallnorb.PUBLISHED) == 6
     assert "no network in tests" in sentence
     assert "CAPSULE_LAB_DATA" in sentence
     assert "\n" not in sentence
@@ -382,7 +385,7 @@ def test_provenance_of_the_standin(standin, size):
     assert data.provenance == {
         "source": "stand-in",
         "name": toynorb.STANDIN_NAME,
-        "generator": "capsule_lab.data.toynorb",
+        "generator": "capsule_lab.data.standins.toynorb",
         "version": toynorb.VERSION,
         "seed": 0,
         "pixels": "random",
@@ -499,7 +502,7 @@ def test_one_set_of_files_in_a_folder(tmp_path):
 def test_unpacked_file_is_read_where_both_are(tmp_path):
     folder = write_set(tmp_path, side=48)
     (folder / "smallnorb-5x46789x9x18x6x2x96x96-training-dat.mat.gz").write_bytes(b"not looked at")
-    assert smallnorb_files.load_part(folder, "training", "subsample").images.shape == (100, 2, 48, 48)
+    assert smallnorb.load_part(folder, "training", "subsample").images.shape == (100, 2, 48, 48)
 
 
 # --- splits

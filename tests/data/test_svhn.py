@@ -14,10 +14,10 @@ import scipy.io
 import torch
 from torchvision import datasets
 
-from capsule_lab.command import compose
+from capsule_lab.config import compose
 from capsule_lab.data import SVHNDataModule, svhn
-from capsule_lab.data.coloured_digits import coloured_digits
 from capsule_lab.data.loader import Images
+from capsule_lab.data.standins.coloured_digits import coloured_digits
 from capsule_lab.data.transforms import sample_key
 from capsule_lab.train import train
 from tests.conftest import NO_PICTURES

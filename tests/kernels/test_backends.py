@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from capsule_lab.functional import dense_votes
-from capsule_lab.kernels import check_backend, choice, run
+from capsule_lab.kernels import backends, check_backend, dispatch
 from capsule_lab.kernels.base import AbstractVotes, Explanation, Fit
+from capsule_lab.kernels.dense import MatmulVotes, PlainVotes
 from capsule_lab.kernels.fused import FusedVotes
-from capsule_lab.kernels.made import MatmulVotes, PlainVotes
 from capsule_lab.routing import (
     AbstractRouting,
     DynamicRouting,
@@ -397,7 +397,7 @@ def test_rows_of_a_call(
 ) -> None:
     sizes = SIZES[0]._replace(batch=rows)
     votes, activations = given(sizes)
-    monkeypatch.setattr(run, "VOTES_IN_CACHE", int(images_in_cache * together * 17 * 3 * 16 * 8))
+    monkeypatch.setattr(dispatch, "VOTES_IN_CACHE", int(images_in_cache * together * 17 * 3 * 16 * 8))
     seen: list[tuple[Tensor, Tensor | None]] = []
 
     def procedure(votes: AbstractVotes, present: Tensor | None) -> tuple[Tensor, ...]:
@@ -406,7 +406,7 @@ def test_rows_of_a_call(
         return votes.weighted_sum(votes.equal() + 1), votes.equal()
 
     given_activations = activations if with_activations else None
-    route = partial(run.route, procedure, votes, given_activations, backend="matmul", together=together)
+    route = partial(dispatch.route, procedure, votes, given_activations, backend="matmul", together=together)
     sums, zeros = route()
     made = dense_votes(*votes)
     assert [len(some) for some, _ in seen] == expected
@@ -432,7 +432,7 @@ def without_numba(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         raise ImportError("No module named\n 'numba'")
 
     with monkeypatch.context() as patch:
-        patch.setattr(choice.importlib, "import_module", refuse)
+        patch.setattr(backends.importlib, "import_module", refuse)
         forget()
         yield
     forget()
@@ -446,8 +446,8 @@ def afresh() -> Iterator[None]:
 
 
 def forget() -> None:
-    choice._imported.cache_clear()
-    choice._log_once.cache_clear()
+    backends._imported.cache_clear()
+    backends._log_once.cache_clear()
 
 
 def who(backend: Any, votes: Tensor | Votes) -> type[AbstractVotes]:
@@ -458,7 +458,7 @@ def who(backend: Any, votes: Tensor | Votes) -> type[AbstractVotes]:
         seen.append(type(votes))
         return (votes.equal(),)
 
-    run.route(procedure, votes, None, backend=backend)
+    dispatch.route(procedure, votes, None, backend=backend)
     return seen[0]
 
 
@@ -518,8 +518,8 @@ def test_fused_without_numba_says_why_it_cannot() -> None:
 def test_other_devices_have_no_fused_kernels() -> None:
     votes = Votes(*(tensor.to("meta") for tensor in given(SIZES[0])[0]))
     with pytest.raises(ValueError, match="does not run here: there are none for meta; expected auto or matmul"):
-        choice.chosen("fused", votes)
-    assert choice.chosen("auto", votes) == "matmul"
+        backends.chosen("fused", votes)
+    assert backends.chosen("auto", votes) == "matmul"
 
 
 def test_made_votes_cannot_be_fused() -> None:

@@ -23,8 +23,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from capsule_lab.kernels import choice, cpu, ops, run
-from capsule_lab.kernels.choice import Backend, fused_kernels
+from capsule_lab.kernels import backends, cpu, dispatch, ops
+from capsule_lab.kernels.backends import Backend, fused_kernels
 from capsule_lab.routing.dynamic import dynamic_routing
 from capsule_lab.routing.em import em_routing
 from capsule_lab.types import Votes
@@ -172,10 +172,10 @@ def compare_routing(device: str, algorithm: str, options: dict[str, Any]) -> Non
     ]
     answers = []
     with ExitStack() as stack:
-        for module in (choice, ops, run):
+        for module in (backends, ops, dispatch):
             stack.enter_context(patch.object(module, "fused_kernels", lambda _: gpu))
-        backends: tuple[Backend, ...] = ("fused", "reference")
-        for backend in backends:
+        names: tuple[Backend, ...] = ("fused", "reference")
+        for backend in names:
             poses, weight, *others = leaves = [tensor.clone().to(device).requires_grad_() for tensor in tensors]
             if algorithm == "em":
                 above = em_routing(Votes(poses, weight), *others, backend=backend, **options)

@@ -13,7 +13,7 @@ from torch.library import opcheck
 from capsule_lab.kernels import ops
 from capsule_lab.layers import ClassCapsules, ConvCapsules, DenseCapsules
 from capsule_lab.routing import DynamicRouting, EMRouting, UniformRouting
-from tests.tracing import without_shape_checks
+from tests.helpers.compile import without_shape_checks
 
 ROW, PARENT, CHILD, ROWS, INNER, COLUMNS = 4, 3, 5, 2, 2, 3
 

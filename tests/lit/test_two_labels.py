@@ -12,7 +12,8 @@ from omegaconf import DictConfig
 from torch import Tensor
 
 from capsule_lab import build
-from capsule_lab.command import ConfigError, compose
+from capsule_lab.config import compose
+from capsule_lab.errors import ConfigError
 from capsule_lab.functional import predictions_by_label
 from capsule_lab.lit import CapsNetModule
 from capsule_lab.losses import margin_loss, reconstruction_loss

@@ -9,13 +9,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from capsule_lab.data.digits import standin_digits
+from capsule_lab.bench.textbook import TextbookCapsNet
+from capsule_lab.data.standins.digits import standin_digits
 from capsule_lab.functional import dense_votes
 from capsule_lab.losses import margin_loss, reconstruction_loss
 from capsule_lab.networks import CapsNet
 from capsule_lab.routing import DynamicRouting, UniformRouting
 from capsule_lab.types import RoutingTrace
-from tests.reference.textbook import TextbookCapsNet
 
 SMALL = {"channels": 4, "kernel_size": 3, "primary_types": 2, "primary_dim": 3, "class_dim": 5, "decoder": (6, 7)}
 

@@ -14,8 +14,8 @@ import torch
 from omegaconf import OmegaConf
 from torch import Tensor
 
-from capsule_lab.command import compose, conf_dir
-from capsule_lab.routing.description_length import INITIAL
+from capsule_lab.config import compose, conf_dir
+from capsule_lab.routing.em_costs import INITIAL
 from tests.reference.em_loops import inverse_temperatures
 
 PRESETS = sorted(file.stem for file in (conf_dir() / "routing").glob("em*.yaml"))

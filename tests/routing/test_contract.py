@@ -33,11 +33,11 @@ from capsule_lab.routing import (
     uniform_routing,
 )
 from capsule_lab.types import RoutingTrace, Votes
+from tests.helpers.compile import without_shape_checks
 from tests.reference import wrong
 from tests.reference.em_bridge import PRESETS, betas_of_the_loops, class_preset, in_words_of_the_loops, preset
 from tests.reference.em_loops import dense_em_loops
 from tests.reference.loops import dynamic_routing_loops, length_loops, uniform_routing_loops
-from tests.tracing import without_shape_checks
 
 BATCH, CHILDREN, PARENTS, DIM = 3, 5, 4, 2
 

@@ -17,7 +17,7 @@ from torch.autograd.gradcheck import GradcheckError
 
 from capsule_lab.layers import ClassCapsules, ConvCapsules, Windows
 from capsule_lab.routing import EMRouting, Normaliser, em_routing
-from capsule_lab.routing.description_length import INITIAL, evidence, inverse_temperature_at
+from capsule_lab.routing.em_costs import INITIAL, evidence, inverse_temperature_at
 from capsule_lab.types import Capsules, RoutingTrace
 from tests.reference import em_golden as golden
 from tests.reference import em_wrong as wrong

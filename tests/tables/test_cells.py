@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from capsule_lab import runs
-from capsule_lab.command import compose
-from capsule_lab.runs import claims
+from capsule_lab.config import compose
+from capsule_lab.errors import RunError, TableError
+from capsule_lab.runs import lock
 from capsule_lab.tables.cells import distinct, expand, merged
-from capsule_lab.tables.table import TableError, chosen, read
+from capsule_lab.tables.schema import chosen, read
 
 ROWS = [{"name": "one", "overrides": ["routing.iterations=1"]}, {"name": "two", "overrides": ["routing.iterations=2"]}]
 
@@ -124,13 +125,13 @@ def test_result_of_another_configuration_does_not_count(cells, finish, damage) -
 
 
 def test_failed_run_says_why_and_where(cells, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(claims.LOG, "somewhere.log")
-    with pytest.raises(runs.RunError), claims.claim(compose("train", cells[0].overrides)):
-        raise runs.RunError("no disk")
+    monkeypatch.setenv(lock.LOG, "somewhere.log")
+    with pytest.raises(RunError), lock.claim(compose("train", cells[0].overrides)):
+        raise RunError("no disk")
     assert [cell.status for cell in cells] == ["failed", "missing", "missing", "missing"]
     assert (cells[0].error, cells[0].log) == ("no disk", "somewhere.log")
     assert cells[0].failure == "no disk (log: somewhere.log)"
-    claims._write(cells[0].fingerprint, claims.Claim("1", "x.log", "it was ended by SIGKILL; its log is x.log"))
+    lock._write(cells[0].fingerprint, lock.Claim("1", "x.log", "it was ended by SIGKILL; its log is x.log"))
     assert cells[0].failure == cells[0].error
 
 
@@ -144,7 +145,7 @@ def test_processes_of_a_run_are_told_its_directory(table_file, finish) -> None:
 
 
 def test_run_of_any_process_is_running(cells) -> None:
-    with claims.claim(compose("train", cells[0].overrides)):
+    with lock.claim(compose("train", cells[0].overrides)):
         assert [cell.status for cell in cells] == ["running", "missing", "missing", "missing"]
 
 

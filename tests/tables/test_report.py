@@ -20,10 +20,10 @@ import pandas as pd
 import pytest
 from rich.console import Console
 
-from capsule_lab.tables import pages
+from capsule_lab.tables import formats
 from capsule_lab.tables.cells import STAND_IN, expand
+from capsule_lab.tables.schema import Published, read
 from capsule_lab.tables.summary import Entry, Mean, best_runs, summarise
-from capsule_lab.tables.table import Published, read
 from tests.conftest import Ended
 from tests.tables.conftest import write_run, write_table
 
@@ -87,8 +87,8 @@ def test_stand_in_has_a_column_of_its_own(entries) -> None:
     ],
 )
 def test_line_of_a_row(entries, row: int, line: list[str]) -> None:
-    assert pages.cells_of(entries[row]) == line
-    assert len(line) == len(pages.HEADINGS)
+    assert formats.cells_of(entries[row]) == line
+    assert len(line) == len(formats.HEADINGS)
 
 
 @pytest.mark.parametrize(
@@ -131,21 +131,21 @@ def test_best_run_is_on_genuine_data(entries) -> None:
 
 def test_terminal_shows_every_row(file: Path, entries) -> None:
     console = Console(file=io.StringIO(), width=200)
-    for table in pages.on_terminal(read(file), entries):
+    for table in formats.on_terminal(read(file), entries):
         console.print(table)
     text = console.file.getvalue()
     assert all(word in text for word in ("a paper", "1.50 ± 0.707", "1 failed", "reported"))
 
 
 def test_markdown(file: Path, entries) -> None:
-    lines = pages.as_markdown(read(file), entries, "make report").splitlines()
+    lines = formats.as_markdown(read(file), entries, "make report").splitlines()
     assert "| Capsules \\| a | 2 ± 0.5 | 1.50 ± 0.707 | 2 | -0.50 | 9.00 | 1 | 1.5 | 1,234 | 2 of 2 |" in lines
     assert "- Capsules | a: as it is" in lines
     assert [line for line in lines if line.startswith("- b seed 0 failed: it ended without a word")]
 
 
 def test_csv_holds_plain_numbers(entries) -> None:
-    frame = pages.as_frame(entries)
+    frame = formats.as_frame(entries)
     assert frame.shape[0] == 3
     assert frame.loc[0, ["published", "ours", "ours_n", "stand_in", "minutes", "parameters"]].tolist() == [
         2.0, 1.5, 2, 9.0, pytest.approx(90 / 60), "1234",
@@ -153,18 +153,18 @@ def test_csv_holds_plain_numbers(entries) -> None:
 
 
 def test_every_run_has_its_command(entries) -> None:
-    frame = pages.runs_frame(entries)
+    frame = formats.runs_frame(entries)
     assert frame["status"].tolist() == ["done", "done", "done", "failed", "missing"]
     assert frame["command"].str.startswith("python -m capsule_lab.train ").all()
     assert frame["source"].tolist()[:3] == ["real", "real", "stand-in"]
 
 
 def test_latex_has_booktabs_and_escapes(file: Path, entries) -> None:
-    text = pages.as_latex(read(file), entries)
+    text = formats.as_latex(read(file), entries)
     assert all(word in text for word in ("\\toprule", "\\bottomrule", "<b> \\& co", "1.50 $\\pm$ 0.707"))
     assert "±" not in text
     title = replace(read(file), paper="50 % & x_y")
-    assert r"\caption{50 \% \& x\_y}" in pages.as_latex(title, entries)
+    assert r"\caption{50 \% \& x\_y}" in formats.as_latex(title, entries)
 
 
 class Page(HTMLParser):
@@ -191,7 +191,7 @@ class Page(HTMLParser):
 
 @pytest.fixture
 def page(file: Path, entries) -> Page:
-    return Page(pages.as_page(read(file), entries, "make report table=mine"))
+    return Page(formats.as_page(read(file), entries, "make report table=mine"))
 
 
 def test_page_is_whole_and_asks_for_nothing(page: Page) -> None:
@@ -271,7 +271,7 @@ def browse(page: Path, profile: Path, *more: str) -> str:
 @pytest.mark.skipif(BROWSER is None, reason="there is no Chromium to open the page in")
 def test_page_works_in_a_browser_from_a_file(file: Path, entries, tmp_path: Path) -> None:
     page = tmp_path / "mine.html"
-    page.write_text(pages.as_page(read(file), entries, "make report").replace("</body>", f"{PROBE}</body>"))
+    page.write_text(formats.as_page(read(file), entries, "make report").replace("</body>", f"{PROBE}</body>"))
     log = tmp_path / "requests.json"
     shown = browse(page, tmp_path / "profile", "--dump-dom", f"--log-net-log={log}")
     seen = json.loads(html.unescape(re.findall("<title>(.*?)</title>", shown, re.DOTALL)[0]))
@@ -293,7 +293,7 @@ def test_page_works_in_a_browser_from_a_file(file: Path, entries, tmp_path: Path
 @pytest.mark.skipif(BROWSER is None, reason="there is no Chromium to open the page in")
 def test_page_can_be_seen(file: Path, entries, tmp_path: Path) -> None:
     page, shot = tmp_path / "mine.html", tmp_path / "page.png"
-    page.write_text(pages.as_page(read(file), entries, "make report"))
+    page.write_text(formats.as_page(read(file), entries, "make report"))
     browse(page, tmp_path / "profile", f"--screenshot={shot}")
     pixels = matplotlib.image.imread(shot)
     assert pixels.shape[:2] == (2000, 1280)

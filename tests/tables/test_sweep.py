@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from capsule_lab.tables.cells import expand
-from capsule_lab.tables.table import read
+from capsule_lab.tables.schema import read
 from tests.conftest import NO_PICTURES, TINY_CAPSNET, TINY_DATA, Ended, python, start
 from tests.tables.conftest import TINY
 
@@ -35,7 +35,7 @@ def statuses(file: Path) -> list[str]:
 
 def once(tmp_path: Path, signum: int) -> dict[str, Any]:
     """A row whose first run is ended by a signal."""
-    fault = f"{{_target_: tests.tables.faults.Once, marker: '{tmp_path / 'marker'}', signum: {int(signum)}}}"
+    fault = f"{{_target_: tests.helpers.crash_callbacks.Once, marker: '{tmp_path / 'marker'}', signum: {int(signum)}}}"
     return {"name": "stopped", "overrides": [f"+callbacks.fault={fault}"]}
 
 

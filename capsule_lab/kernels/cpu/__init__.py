@@ -6,10 +6,10 @@ work: poses ``(row, rows * inner, child)``, weights ``(parent, inner * columns, 
 ``rows * columns`` components: with a pose's entry ``[r, q]`` and a weight's ``[q, c]``, ``V[r, c] = sum_q P W``.
 """
 
+from capsule_lab.kernels.cpu.child_softmax import shares, shares_backward
 from capsule_lab.kernels.cpu.dynamic import agreement, contraction, weighted_sum
 from capsule_lab.kernels.cpu.em import distances, fit
-from capsule_lab.kernels.cpu.gradients import fit_backward
-from capsule_lab.kernels.cpu.sharing import shares, shares_backward
+from capsule_lab.kernels.cpu.em_backward import fit_backward
 
 __all__ = [
     "agreement",

@@ -10,7 +10,7 @@ from typing import Any
 
 import numba
 
-from capsule_lab.kernels.cpu.lanes import FREE, LANES, lane, load, spread, store, with_lane
+from capsule_lab.kernels.cpu.simd import FREE, LANES, lane, load, spread, store, with_lane
 
 jit: Any = numba.njit(nogil=True, error_model="numpy", cache=True)
 # for loops over children that are left to the compiler, which may add in another order only if it is told so

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from capsule_lab.kernels.cpu.blocks import give, hand_on, jit, load_some, store_some, take
-from capsule_lab.kernels.cpu.lanes import LANES, load, spread, store, total
+from capsule_lab.kernels.cpu.simd import LANES, load, spread, store, total
 from capsule_lab.kernels.cpu.threads import flat, in_parts, number_of_parts
 
 TILES = 2  # ours: tiles of children whose weights for a parent stay in cache; fastest of 2 to 6

@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from capsule_lab.kernels.cpu.blocks import jit, load_some, make_votes, store_some, tiles
-from capsule_lab.kernels.cpu.lanes import LANES, load, spread, store, total
+from capsule_lab.kernels.cpu.simd import LANES, load, spread, store, total
 from capsule_lab.kernels.cpu.threads import flat, in_parts
 from capsule_lab.kernels.cpu.tiling import in_tiles_of, room_of, sizes_of, take_row
 

@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from capsule_lab.kernels.cpu.blocks import give, jit, take, tiles
-from capsule_lab.kernels.cpu.lanes import LANES
+from capsule_lab.kernels.cpu.simd import LANES
 from capsule_lab.kernels.cpu.threads import flat, workspace
 
 

@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from capsule_lab.kernels.gpu.blocks import levels, load, load_rows, make_votes, sizes, stack, start
-from capsule_lab.kernels.gpu.gradients import compare, hand_on
+from capsule_lab.kernels.gpu.em_backward import compare, hand_on
 
 # ours, none measured yet on a GPU: rows for which a program loads a weight once, and children at a time
 ROWS_AT_ONCE = 4

@@ -11,7 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from capsule_lab.kernels.gpu.blocks import bytes_of, levels, load, make_votes, parents_per_program, sizes, stack, start
-from capsule_lab.kernels.gpu.gradients import compare, hand_on
+from capsule_lab.kernels.gpu.em_backward import compare, hand_on
 
 AT_ONCE = 512  # ours, not measured yet on a GPU: children whose votes stay in registers
 

@@ -1,0 +1,12 @@
+"""How long layers and training steps take, how much memory, where the time goes, and what a machine allows at best.
+
+Every case has a process of its own, so that its peak memory is its own, and the processes work in turn. The yardstick
+of a case is its textbook form of ``tests/reference``, where the source tree is at hand.
+"""
+
+from capsule_lab.bench.breakdown import profile
+from capsule_lab.bench.cases import Case, device_named
+from capsule_lab.bench.interleave import measure
+from capsule_lab.bench.scaling import scale
+
+__all__ = ["Case", "device_named", "measure", "profile", "scale"]

@@ -1,0 +1,44 @@
+"""Time layers and training steps: ``python -m capsule_lab.bench`` (no data loading)."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig
+from rich.console import Console
+
+from capsule_lab.command import command
+
+WIDTH = 120  # ours: of tables in files and pipes
+
+
+@command("bench")
+def main(config: DictConfig) -> None:
+    """Time every case of ``config``, show tables, write ``config.out``."""
+    from capsule_lab import bench, environment, runs
+    from capsule_lab.bench import tables
+
+    if config.out:
+        runs.check_writable(Path(str(config.out)))  # before all the work
+    report: dict[str, Any]
+    if config.scaling:
+        report, show = {"rows": bench.scale(config)}, lambda hardware: tables.of_scaling(report["rows"], hardware)
+    elif config.profile:
+        report, show = {"rows": bench.profile(config)}, lambda hardware: tables.of_profile(report["rows"], hardware)
+    else:
+        report, show = bench.measure(config), lambda hardware: tables.of_measured(report, hardware)
+    hardware = environment.hardware(bench.device_named(config.device))
+    console = Console(highlight=False)
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        console.width = WIDTH
+    for table in show(hardware):
+        console.print(table)
+    if config.out:
+        extra = {"hardware": hardware, "bench": runs.plain(config), **environment.of_this_process()}
+        runs.write_json(Path(config.out), {**report, **extra})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,82 @@
+"""Whole training steps to time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from omegaconf import DictConfig
+from torch import Tensor, nn
+
+from capsule_lab.bench.cases import MODELS, Case, load_textbook, training_config
+from capsule_lab.build import build_module
+from capsule_lab.types import Batch, DataSpec
+
+
+@dataclass(frozen=True)
+class Step:
+    """A training step of one batch.
+
+    Attributes:
+        loss: forward pass.
+        optimizer: of the parameters.
+        network: that has them.
+    """
+
+    loss: Callable[[], Tensor]
+    optimizer: torch.optim.Optimizer
+    network: nn.Module
+
+
+def build_step(case: Case) -> Step:
+    """What one batch of a case needs for training."""
+    device = torch.device(case.device)
+    config = training_config(case.words)
+    batch = random_batch(case, case.sizes["batch_size"])
+    if case.form == "textbook":
+        network = build_textbook(case, config).to(device)
+        return Step(lambda: network(batch.images, batch.labels), torch.optim.Adam(network.parameters()), network)
+    module = build_network(case, config).to(device)
+    optimizer = module.optimizer(module.parameters_to_train(), lr=1e-3)  # 1e-3: Adam's default
+
+    def loss() -> Tensor:
+        with torch.autocast(device.type, torch.bfloat16, enabled=case.precision == "bf16-mixed"):
+            return loss_of(module, batch)
+
+    return Step(loss, optimizer, module.network)
+
+
+def random_batch(case: Case, images: int) -> Batch:
+    """So many images and labels."""
+    torch.manual_seed(0)
+    pixels = torch.rand(images, *case.sizes["image_shape"], device=case.device)
+    labels = torch.randint(case.sizes["num_classes"], (images,), device=case.device)
+    return Batch(pixels, labels, labels)
+
+
+def loss_of(module: Any, batch: Batch) -> Tensor:
+    """What the module minimises."""
+    terms = {**module.loss_terms(batch, module(batch.images), {}), **module.penalty()}
+    return torch.stack(list(terms.values())).sum()
+
+
+def build_network(case: Case, config: DictConfig) -> Any:
+    """The module of a case, which routes as the case says."""
+    if case.form not in ("plain", "textbook"):
+        config.routing.backend = case.form
+    return build_module(config, DataSpec(tuple(case.sizes["image_shape"]), case.sizes["num_classes"]))
+
+
+def build_textbook(case: Case, config: DictConfig) -> Any:
+    """The textbook network of the same sizes as the configuration's."""
+    file, name = MODELS[case.name]
+    model, same = config.model, {"iterations": config.routing.get("iterations", 1)}
+    if name == "TextbookCapsNet":
+        options = ("channels", "kernel_size", "primary_types", "primary_dim", "class_dim")
+        same["hidden"] = model.decoder
+    else:
+        options = ("channels", "primary_types", "conv_types", "conv_strides", "kernel_size")
+    same |= {option: model[option] for option in options}
+    return getattr(load_textbook(file), name)(tuple(case.sizes["image_shape"]), case.sizes["num_classes"], **same)

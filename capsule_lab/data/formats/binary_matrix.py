@@ -1,0 +1,121 @@
+"""smallNORB's binary matrices: one array in one file, the sizes and the kind of number in its header.
+
+Little-endian int32 throughout the header: magic (the kind of number), number of dimensions, the sizes, at least
+three of them (missing ones are 1). Then the numbers, last index fastest. ``.gz`` at the end of the name means
+gzip around all of it, as the files are published.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import math
+import shutil
+import struct
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from capsule_lab.data.download import atomically
+from capsule_lab.errors import DataError
+
+_KINDS: dict[int, np.dtype[Any]] = {  # magics as documented beside the smallNORB files
+    0x1E3D4C51: np.dtype("<f4"),
+    0x1E3D4C53: np.dtype("<f8"),
+    0x1E3D4C54: np.dtype("<i4"),
+    0x1E3D4C55: np.dtype("u1"),
+    0x1E3D4C56: np.dtype("<i2"),
+}
+_MAGICS = {kind.newbyteorder("="): magic for magic, kind in _KINDS.items()}
+_FEWEST_SIZES = 3  # of the format: a vector is written with sizes (n, 1, 1)
+_MOST_SIZES = 8  # ours: twice smallNORB's; more is a header of something else
+_LONGEST_HEADER = 4 * (2 + _MOST_SIZES)  # 4: bytes of an int32
+_GZIP_MAGIC = b"\x1f\x8b"  # RFC 1952
+
+
+def read_matrix(path: Path) -> np.ndarray:
+    """The array in ``path``, read-only: a memory map of a ``.mat``, unpacked into memory from a ``.mat.gz``.
+
+    Raises:
+        DataError: if the file cannot be read, is of another format, or is shorter or longer than its header says.
+    """
+    try:
+        if path.suffix == ".gz":
+            return _read_packed(path)
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            header = file.read(_LONGEST_HEADER)
+    except (OSError, EOFError, zlib.error) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise DataError(
+            f"{path} cannot be read ({reason}); expected a whole binary matrix of smallNORB's format: replace the file"
+        ) from error
+    kind, shape, offset = _layout(path, header, size)
+    if 0 in shape:  # nothing to map
+        return np.empty(shape, kind)
+    return np.memmap(path, kind, "r", offset, shape)
+
+
+def write_matrix(path: Path, array: np.ndarray) -> None:
+    """Write ``array`` to ``path``, whole or not at all, gzip-compressed if the name ends in ``.gz``.
+
+    Raises:
+        ValueError: for a kind of number or a number of dimensions that the format does not have.
+    """
+    magic = _MAGICS.get(array.dtype.newbyteorder("="))
+    if magic is None or not 1 <= array.ndim <= _MOST_SIZES:
+        kinds = ", ".join(kind.name for kind in _KINDS.values())
+        raise ValueError(
+            f"the array for {path.name} is {array.dtype} with {array.ndim} dimensions; expected one of {kinds} with 1 "
+            f"to {_MOST_SIZES}"
+        )
+    sizes = [*array.shape, *[1] * (_FEWEST_SIZES - array.ndim)]
+    header = struct.pack(f"<{2 + len(sizes)}i", magic, array.ndim, *sizes)
+    content = np.ascontiguousarray(array.astype(_KINDS[magic], copy=False))
+    with atomically(path) as unfinished, unfinished.open("wb") as file:
+        if path.suffix == ".gz":
+            with gzip.GzipFile(filename="", mode="wb", fileobj=file, mtime=0) as packed:  # the same bytes every time
+                packed.write(header)
+                packed.write(content.data)
+        else:
+            file.write(header)
+            file.write(content.data)
+
+
+def _read_packed(path: Path) -> np.ndarray:
+    unpacked = io.BytesIO()
+    with gzip.open(path) as file:
+        shutil.copyfileobj(file, unpacked)
+    content = unpacked.getbuffer()
+    kind, shape, offset = _layout(path, bytes(content[:_LONGEST_HEADER]), len(content))
+    array = np.frombuffer(content, kind, math.prod(shape), offset).reshape(shape)
+    array.flags.writeable = False
+    return array
+
+
+def _layout(path: Path, header: bytes, size: int) -> tuple[np.dtype, tuple[int, ...], int]:
+    """Kind of number, sizes, and where the numbers begin, of a file of ``size`` bytes that begins with ``header``."""
+    magic, dimensions = struct.unpack("<Ii", header[:8].ljust(8, b"\0"))  # 8: bytes of two int32
+    written = max(dimensions, _FEWEST_SIZES)
+    offset = 4 * (2 + written)  # 4: bytes of an int32
+    sizes: tuple[int, ...] = ()
+    if magic in _KINDS and 1 <= dimensions <= _MOST_SIZES and len(header) >= offset:
+        sizes = struct.unpack_from(f"<{written}i", header, offset=8)  # 8: after the two
+    if not sizes or min(sizes) < 0 or any(filler != 1 for filler in sizes[dimensions:]):
+        packed = header.startswith(_GZIP_MAGIC)
+        found = "a gzip archive (.gz is missing from its name)" if packed else "another kind of file"
+        raise DataError(
+            f"{path} begins with {header[:8].hex(' ') or 'nothing'}, {found}; expected a binary matrix of smallNORB's "
+            "format: replace or rename the file"
+        )
+    kind, shape = _KINDS[magic], sizes[:dimensions]
+    expected = offset + math.prod(shape) * kind.itemsize
+    if size != expected:
+        found = "truncated" if size < expected else "too long"
+        raise DataError(
+            f"{path} is {found}: {size} bytes unpacked; expected {expected} for {'x'.join(map(str, shape))} numbers of "
+            f"{kind.name}, as its header says: replace the file"
+        )
+    return kind, shape, offset

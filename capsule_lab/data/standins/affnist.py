@@ -1,0 +1,129 @@
+"""Synthetic affNIST: the stand-in for affNIST's test set, made from whatever digits there are as they are needed.
+
+affNIST's page says in words how it was made: each digit is turned, sheared and stretched at random, and put anywhere
+on 40x40 pixels where none of it is lost. Ranges and order are those that its users report; the page gives no code, so
+an error on synthetic affNIST is close to one on affNIST, and is never the same thing.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int64, UInt8
+from torch import Tensor
+
+from capsule_lab.data.formats.affnist import SIZE, VERSIONS
+from capsule_lab.data.loader import Images, InMemory
+from capsule_lab.data.transforms import affine, crop, random_bits, random_uniform, sample_key, to_unit_interval
+from capsule_lab.types import Batch
+
+STANDIN_NAME = "synthetic affNIST"
+STANDIN_VERSION = 1
+FACTORS = ("rotation", "shear", "scale_x", "scale_y", "right", "down")
+"""Of ``SyntheticAffNIST``: degrees counter-clockwise, the others as ``transforms.affine`` has them."""
+
+RANGES = {  # affNIST as its users describe it; ours: scales uniform, where TensorFlow Federated has log-uniform ones
+    "rotation": (-20.0, 20.0),  # degrees
+    "shear": (-0.2, 0.2),
+    "scale_x": (0.8, 1.2),
+    "scale_y": (0.8, 1.2),
+}
+_DOWN, _RIGHT = len(RANGES), len(RANGES) + 1  # numbers of the draws, after those of RANGES; see random_bits
+_AT_ONCE = 500  # ours: versions computed at once, 6 MB as floats
+_ROOM = 54  # ours: what 28x28 pixels become within RANGES reaches 25.6 pixels from the middle
+
+
+class SyntheticAffNIST(InMemory):
+    """Affine versions of every image, computed batch by batch as they are asked for; none is ever stored.
+
+    Version ``n`` is of image ``n`` modulo their number, so that all come round before one comes again, and how it is
+    transformed depends on the seed and ``n`` alone. All is computed on the CPU: the same pixels wherever networks run.
+
+    Args:
+        images: ``(n, 1, 28, 28)`` digits.
+        seed: of the draws.
+        versions: of each image.
+        size: number of versions in all, if fewer than that.
+
+    Raises:
+        ValueError: for fewer than one version.
+    """
+
+    def __init__(self, images: Images, seed: int, *, versions: int = VERSIONS, size: int | None = None) -> None:
+        super().__init__(images, seed)
+        if versions < 1:
+            raise ValueError(f"the number of versions is {versions}; expected 1 or more of each image")
+        everything = versions * len(images.labels)
+        self.size = everything if size is None else min(size, everything)
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, batch: tuple[Tensor, int]) -> Batch:
+        index, _ = batch
+        key = sample_key(self.seed, 0, index)
+        image = index % len(self.data.labels)
+        pixels, factors = transformed(self.data.images[image], key)
+        return Batch(pixels, self.data.labels[image], key, factors)
+
+    def stored(self) -> Images:
+        """All versions, for sets that are small and looked at often: 1600 bytes each."""
+        batches = [self[index, 0] for index in torch.arange(self.size).split(_AT_ONCE)]
+        fields = ([getattr(batch, name) for batch in batches] for name in ("images", "labels", "factors"))
+        return Images(*map(torch.cat, fields))
+
+
+def transformed(
+    images: UInt8[Tensor, "batch 1 28 28"], key: Int64[Tensor, " batch"]
+) -> tuple[UInt8[Tensor, "batch 1 40 40"], Float[Tensor, "batch 6"]]:
+    """Each image transformed as its key says, bilinear, in 256 greys as affNIST is stored; and how, see ``FACTORS``."""
+    drawn = {name: random_uniform(key, stream, *between) for stream, (name, between) in enumerate(RANGES.items())}
+    rotation = drawn["rotation"] * (math.pi / 180)  # 180 degrees
+    margin = (_ROOM - images.shape[2]) // 2
+    canvas = torch.nn.functional.pad(to_unit_interval(images), (margin,) * 4)  # 4 sides
+    still = torch.zeros_like(rotation)
+    wide = affine(canvas, **{**drawn, "rotation": rotation}, right=still, down=still)
+    grey = (255 * wide).round().to(torch.uint8)  # 255: largest uint8
+    pixels, down, right = place(grey, key)
+    return pixels, torch.stack([*drawn.values(), right.float(), down.float()], 1)
+
+
+def place(
+    images: UInt8[Tensor, "batch 1 side side"], key: Int64[Tensor, " batch"]
+) -> tuple[UInt8[Tensor, "batch 1 40 40"], Int64[Tensor, " batch"], Int64[Tensor, " batch"]]:
+    """What is not black of each image, anywhere on 40x40 pixels where none of it is lost, each place as likely.
+
+    What is wider than that, which no digit of MNIST becomes, is put in the middle and loses its edges.
+
+    Args:
+        images: square ones, black around what matters.
+        key: of the draws.
+
+    Returns:
+        The placed images; and by how many pixels each was moved down and to the right, from where the middle of the
+        image is the middle of the 40x40.
+    """
+    side = images.shape[2]
+    top, left = (_corner(images[:, 0].amax(axis) > 0, key, stream) for axis, stream in ((2, _DOWN), (1, _RIGHT)))
+    padded = torch.nn.functional.pad(images, (SIZE,) * 4)  # 4 sides
+    middle = (side - SIZE) // 2
+    return crop(padded, top + SIZE, left + SIZE, SIZE), middle - top, middle - left
+
+
+def _corner(ink: Tensor, key: Tensor, stream: int) -> Tensor:
+    """Where on an axis the 40 pixels begin that are cut out, at random among those that hold all ``ink``."""
+    side = ink.shape[1]
+    position = torch.arange(side)
+    first = torch.where(ink, position, side).amin(1)
+    last = torch.where(ink, position, -1).amax(1)
+    lowest, highest = last - (SIZE - 1), first
+    room = highest - lowest + 1
+    chosen = lowest + random_bits(key, stream) % room.clamp(min=1)
+    return torch.where(room < 1, (lowest + highest) // 2, chosen)
+
+
+def standin_provenance(seed: int) -> dict[str, Any]:
+    """How the test images are made."""
+    return {"generator": "capsule_lab.data.standins.affnist", "version": STANDIN_VERSION, "seed": seed}

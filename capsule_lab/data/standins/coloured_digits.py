@@ -1,0 +1,54 @@
+"""The stand-in for CIFAR10 and SVHN: ``standin_digits`` in colour, 32x32.
+
+Each digit has one colour and lies on a cloud of two others; either the digit is light and the cloud dark, or the other
+way round. Nothing of it is downloaded, and nothing of it is a photograph.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from capsule_lab.data.base import tensor_hash
+from capsule_lab.data.loader import Images
+from capsule_lab.data.standins.digits import standin_digits
+from capsule_lab.data.transforms import random_uniform, sample_key, to_unit_interval
+
+SIZE = 32  # CIFAR10's and SVHN's pixels a side
+VERSION = 1
+
+_DARK = 0.4  # ours: a dark channel is at most this, a light one at least 1 minus this, so that every digit can be seen
+_CLOUD = 4  # ours: patches a side, of 8 pixels, between which a cloud is smooth
+
+
+def coloured_digits(*, train: bool) -> Images:
+    """The stand-in's training or test images, ``(n, 3, 32, 32)`` uint8, the same bits every time."""
+    digits = standin_digits(train=train)
+    number, margin = len(digits.labels), (SIZE - digits.images.shape[3]) // 2
+    key = sample_key(VERSION, 0 if train else 1, torch.arange(number))
+    colours = _DARK * _draws(key, 0, 9).reshape(number, 3, 3, 1, 1)  # 9: three colours of three channels
+    cloud = _draws(key, 9, _CLOUD**2).reshape(number, 1, _CLOUD, _CLOUD)  # 9: after the colours
+    cloud = torch.nn.functional.interpolate(cloud, (SIZE, SIZE), mode="bilinear")
+    background = torch.lerp(colours[:, 0], colours[:, 1], cloud)
+    ink = torch.nn.functional.pad(to_unit_interval(digits.images), (margin,) * 4)  # 4 sides
+    light_on_dark = torch.lerp(background, 1 - colours[:, 2], ink)
+    inverted = _draws(key, 9 + _CLOUD**2, 1).reshape(number, 1, 1, 1) < 1 / 2  # 9: after colours and cloud
+    images = torch.where(inverted, 1 - light_on_dark, light_on_dark)
+    return Images((255 * images).round().to(torch.uint8), digits.labels)  # 255: largest uint8
+
+
+def standin_provenance(name: str) -> dict[str, Any]:
+    """What stands in for the data set ``name``, for its provenance."""
+    return {
+        "name": f"stand-in for {name}: scikit-learn's 1797 handwritten digits, coloured, on clouds of colour, 32x32",
+        "generator": "capsule_lab.data.standins.coloured_digits",
+        "version": VERSION,
+        "sha256": tensor_hash(coloured_digits(train=True)),
+    }
+
+
+def _draws(key: Tensor, first: int, number: int) -> Tensor:
+    """Uniform numbers from 0 to 1, ``(key, number)``, from the streams that begin with ``first``."""
+    return torch.stack([random_uniform(key, stream, 0.0, 1.0) for stream in range(first, first + number)], 1)

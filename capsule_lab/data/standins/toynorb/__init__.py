@@ -1,0 +1,39 @@
+"""Toys in place of smallNORB's: rendered here, in its format, under its very elevations, azimuths and lightings.
+
+smallNORB (LeCun, Huang and Bottou 2004) shows 50 toys of five categories, in stereo, from 9 elevations and 18
+azimuths under 6 lightings; the training and the test toys are different ones. So does this set, where the genuine
+one cannot be had: 97,200 images of toys that ``make_toy`` builds out of rounded primitives, each category in seven
+kinds. It is no substitute for results: a number found here is a number of this set.
+
+Each image depends on its factors, its size and the seed alone, to the bit, on any machine that computes float32 as
+IEEE 754 says: a subset equals that part of the whole, in whatever batches and processes it is made.
+
+Grey levels are the set's own (mean about 0.745, standard deviation 0.145): do not normalise by smallNORB's.
+
+From bottom to top: ``shapes`` distances, ``animals`` … ``cars`` what toys look like, ``toys`` which there are,
+``camera`` rays, ``tracing`` what they hit, ``light`` how bright it is, ``rendering`` images, ``files`` the set,
+``progress`` how far it is.
+"""
+
+from capsule_lab.data.standins.toynorb.files import STANDIN_NAME, VERSION, labels_and_info, render_files
+from capsule_lab.data.standins.toynorb.progress import reporting
+from capsule_lab.data.standins.toynorb.rendering import AZIMUTHS, ELEVATIONS, LIGHTINGS, SIZES, render
+from capsule_lab.data.standins.toynorb.toys import CATEGORIES, INSTANCES, TEST_INSTANCES, TRAIN_INSTANCES, kind_of
+
+__all__ = [
+    "AZIMUTHS",
+    "CATEGORIES",
+    "ELEVATIONS",
+    "INSTANCES",
+    "LIGHTINGS",
+    "SIZES",
+    "STANDIN_NAME",
+    "TEST_INSTANCES",
+    "TRAIN_INSTANCES",
+    "VERSION",
+    "kind_of",
+    "labels_and_info",
+    "render",
+    "render_files",
+    "reporting",
+]

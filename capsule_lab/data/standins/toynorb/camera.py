@@ -1,0 +1,107 @@
+"""Where the camera and the lamps are, and which rays pass through the image.
+
+smallNORB's toys stood on a turntable under a pair of cameras and four lamps; here the toy stands still, and cameras
+and lamps go round it. Vectors are x, y, z in the toy's coordinates: see ``shapes``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from capsule_lab.data.standins.toynorb.shapes import cosine_and_sine
+from capsule_lab.data.standins.toynorb.toys import Toy
+
+LAMPS = ((-55, 40), (50, 50), (160, 35), (-120, 55))
+"""Azimuth from the camera's and elevation of each lamp, in degrees."""  # ours: two in front, two behind
+
+_DISTANCE = 5.2  # ours: from the toy's centre to the camera, in extents of the toy
+_ASIDE = 0.09  # LeCun 2004 as we remember it: cameras 7.5 cm apart, 41 cm away, which is twice 0.09
+_ZOOM = 48 / 41  # ours: the toy spans at most 82 of 96 pixels
+
+Direction = tuple[float, float, float]
+
+
+class View(NamedTuple):
+    """One camera, with the lamps as they then are.
+
+    ``position`` is a point; ``forward`` has length 1; ``right`` and ``up`` lead from the image's centre to its edges
+    at distance 1; ``lamps`` are directions of length 1 towards the lamps.
+    """
+
+    position: Direction
+    forward: Direction
+    right: Direction
+    up: Direction
+    lamps: tuple[Direction, ...]
+
+
+class Rays(NamedTuple):
+    """Lines of sight: ``(3, n)`` origins, directions of length 1, and directions to each lamp, all float32."""
+
+    origin: np.ndarray
+    direction: np.ndarray
+    lamps: list[np.ndarray]
+
+
+def dot(a: Sequence[np.ndarray] | np.ndarray, b: Sequence[np.ndarray] | np.ndarray) -> np.ndarray:
+    """Scalar product along the first axis, added in this order whatever the machine."""
+    return a[0] * b[0] + a[1] * b[1] + a[2] * b[2]
+
+
+def view(toy: Toy, elevation: int, azimuth: int, eye: int) -> View:
+    """The camera that looks at the toy's centre.
+
+    Seen from azimuth 0 the nose points to the viewer, from azimuth 90 to the image's left.
+
+    Args:
+        toy: to look at.
+        elevation: in degrees above the table.
+        azimuth: in degrees, counted to the toy's left.
+        eye: -1 the left camera, 1 the right one, 0 between them.
+    """
+    (ahead, aside), (level, steep) = cosine_and_sine(azimuth + toy.heading), cosine_and_sine(elevation)
+    distance = _DISTANCE * toy.extent
+    outwards, sideways = (ahead * level, aside * level, steep), (-aside, ahead, 0.0)
+    position = [
+        middle + distance * out + eye * _ASIDE * distance * beside
+        for middle, out, beside in zip(toy.centre, outwards, sideways, strict=True)
+    ]
+    x, y, z = (middle - place for middle, place in zip(toy.centre, position, strict=True))
+    length, level_length = math.sqrt(x * x + y * y + z * z), math.sqrt(x * x + y * y)
+    right = (y / level_length, -x / level_length, 0.0)
+    x, y, z = x / length, y / length, z / length
+    up = (right[1] * z, -right[0] * z, right[0] * y - right[1] * x)
+    half_image = 1.0 / _DISTANCE * _ZOOM
+    lamps = tuple(_lamp(azimuth + toy.heading + beside, above) for beside, above in LAMPS)
+    return View(_six_digits(position), _six_digits((x, y, z)), _six_digits(right, half_image),
+                _six_digits(up, half_image), lamps)  # fmt: skip
+
+
+def _lamp(azimuth: float, elevation: int) -> Direction:
+    (ahead, aside), (level, steep) = cosine_and_sine(azimuth), cosine_and_sine(elevation)
+    return _six_digits((ahead * level, aside * level, steep))
+
+
+def _six_digits(vector: Sequence[float], scale: float = 1.0) -> Direction:
+    """Scaled, and rounded to what every machine agrees on."""
+    x, y, z = (round(component * scale, 6) for component in vector)  # 6: digits
+    return x, y, z
+
+
+def rays(views: Sequence[View], number: np.ndarray, across: np.ndarray, upwards: np.ndarray) -> Rays:
+    """The lines of sight through points of images.
+
+    Args:
+        views: the cameras.
+        number: for each point, which of the cameras.
+        across: from -1 at the image's left edge to 1 at its right edge, float32.
+        upwards: from -1 at the image's lower edge to 1 at its upper edge, float32.
+    """
+    vectors = np.array([[v.position, v.forward, v.right, v.up, *v.lamps] for v in views], np.float32)
+    origin, forward, right, up, *lamps = vectors.transpose(1, 2, 0)[:, :, number]
+    direction = forward + across * right + upwards * up
+    return Rays(origin, direction / np.sqrt(dot(direction, direction)), lamps)

@@ -1,0 +1,75 @@
+"""Which backend answers for some votes."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import logging
+from types import ModuleType
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from capsule_lab.errors import check_choice
+from capsule_lab.types import Votes
+
+Backend = Literal["auto", "reference", "matmul", "fused"]
+"""How votes are summed: ``reference``, as the papers write it; ``matmul``, as batched matrix products; ``fused``,
+without ever storing a vote (numba on a CPU, Triton on a GPU); ``auto``, the fastest that runs."""
+
+_LOG = logging.getLogger(__name__)
+_FUSED = {"cpu": "capsule_lab.kernels.cpu", "cuda": "capsule_lab.kernels.gpu"}
+
+
+@torch.compiler.assume_constant_result
+def fused_kernels(device_type: str) -> ModuleType | str:
+    """The module of fused kernels for such a device, or why there is none."""
+    return _imported(device_type)
+
+
+@functools.cache
+def _imported(device_type: str) -> ModuleType | str:
+    if device_type not in _FUSED:
+        return f"there are none for {device_type}"
+    try:
+        return importlib.import_module(_FUSED[device_type])
+    except (ImportError, RuntimeError) as error:  # numba and Triton raise the latter where they cannot work
+        return " ".join(str(error).split())
+
+
+def check_backend(backend: Backend) -> Backend:
+    """``backend``, if it is one.
+
+    Raises:
+        ValueError: if it is not.
+    """
+    check_choice("routing backend", backend, get_args(Backend))
+    return backend
+
+
+def chosen(backend: Backend, votes: Tensor | Votes) -> Backend:
+    """``reference``, ``matmul`` or ``fused``.
+
+    Raises:
+        ValueError: for an unknown backend, or ``fused`` where it cannot be had.
+    """
+    if check_backend(backend) in ("reference", "matmul"):
+        return backend
+    if not isinstance(votes, Votes):
+        if backend == "fused":
+            raise ValueError("routing backend is 'fused' but the votes are made; expected Votes(poses, weight)")
+        return "matmul"
+    device = votes.poses.device.type
+    kernels = fused_kernels(device)
+    if backend == "fused" and isinstance(kernels, str):
+        raise ValueError(f"routing backend is 'fused', which does not run here: {kernels}; expected auto or matmul")
+    best: Backend = "matmul" if isinstance(kernels, str) else "fused"
+    if backend == "auto" and not torch.compiler.is_compiling():
+        _log_once(device, best, kernels if isinstance(kernels, str) else "")
+    return best
+
+
+@functools.cache
+def _log_once(device: str, backend: str, reason: str) -> None:
+    _LOG.info("routing backend on %s: %s%s", device, backend, reason and f" (no fused kernels: {reason})")

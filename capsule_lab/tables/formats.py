@@ -1,0 +1,208 @@
+"""A summary of a table on the terminal, and as Markdown, CSV, LaTeX and one HTML page that needs nothing else."""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import matplotlib as mpl
+import pandas as pd
+from matplotlib.figure import Figure
+from rich.table import Table as RichTable
+
+from capsule_lab.analysis.curves import curves_of_runs
+from capsule_lab.tables.schema import Table
+from capsule_lab.tables.summary import Entry, Run, best_runs
+
+_IN_LATEX = str.maketrans({character: f"\\{character}" for character in "&%$#_{}"})
+HEADINGS = ["", "published", "ours", "n", "difference", "stand-in", "n stand-in", "minutes", "parameters", "runs"]
+
+
+def cells_of(entry: Entry) -> list[str]:
+    """One line of a table for people, in the order of ``HEADINGS``."""
+    published, ours, stand_in = entry.published, entry.ours, entry.stand_in
+    return [
+        entry.row.label,
+        str(published or ""),
+        str(ours or ""),
+        str(ours.count if ours else ""),
+        "" if entry.difference is None else f"{entry.difference:+.2f}",
+        str(stand_in or ""),
+        str(stand_in.count if stand_in else ""),
+        "" if entry.minutes is None else f"{entry.minutes:.1f}",
+        entry.shared("parameters"),
+        entry.state,
+    ]
+
+
+def on_terminal(table: Table, entries: Sequence[Entry]) -> list[RichTable]:
+    """One table for each column of the paper's."""
+    shown = []
+    for label, part in by_column(entries).items():
+        rich = RichTable(title=f"{table.paper}\n{label}", title_justify="left")
+        for number, heading in enumerate(HEADINGS):
+            rich.add_column(heading, justify="right" if 0 < number < len(HEADINGS) - 1 else "left")
+        for entry in part:
+            rich.add_row(*cells_of(entry), style="red" if "failed" in entry.state else None)
+        shown.append(rich)
+    return shown
+
+
+def as_markdown(table: Table, entries: Sequence[Entry], command: str) -> str:
+    """For a README: a table per column, notes, the command."""
+    lines = [f"## {table.paper}", "", f"`{command}`", ""]
+    for label, part in by_column(entries).items():
+        lines += [f"### {label}", "", _line(HEADINGS), _line(["---"] * len(HEADINGS))]
+        lines += [_line(cells_of(entry)) for entry in part] + [""]
+    lines += [f"- {label}: {note}" for label, note in notes(entries).items()]
+    lines += [f"- {failure}" for failure in failures(entries)]
+    lines += [f"- data: {name}" for name in dict.fromkeys(entry.data for entry in entries if entry.data)]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def as_frame(entries: Sequence[Entry]) -> pd.DataFrame:
+    """Plain numbers, one line per entry, for a CSV."""
+    records = []
+    for entry in entries:
+        published, ours, stand_in = entry.published, entry.ours, entry.stand_in
+        records.append(
+            {
+                "column": entry.column.label,
+                "row": entry.row.label,
+                "name": entry.row.name,
+                "published": published and published.mean,
+                "published_std": published and published.std,
+                "ours": ours and ours.mean,
+                "ours_std": ours and ours.std,
+                "ours_n": ours.count if ours else 0,
+                "difference": entry.difference,
+                "stand_in": stand_in and stand_in.mean,
+                "stand_in_std": stand_in and stand_in.std,
+                "stand_in_n": stand_in.count if stand_in else 0,
+                "minutes": entry.minutes,
+                "parameters": entry.shared("parameters").replace(",", ""),
+                "hardware": entry.shared("hardware"),
+                "data": entry.data,
+                "runs": entry.state,
+                "note": entry.row.note,
+            }
+        )
+    return pd.DataFrame.from_records(records)
+
+
+def runs_frame(entries: Sequence[Entry]) -> pd.DataFrame:
+    """One line per run, finished or not, with the exact command behind it."""
+    records: list[dict[str, Any]] = []
+    for entry in entries:
+        place = {"column": entry.column.label, "row": entry.row.label}
+        records += [
+            {
+                **place,
+                "seed": run.cell.seed,
+                "status": run.cell.status,
+                "value": run.value,
+                "source": run.result["provenance"]["source"],
+                "minutes": round(run.minutes, 2),
+                "steps": run.result["steps"],
+                "hardware": run.result["hardware"],
+                "commit": run.result["commit"],
+                "directory": run.directory.name,
+                "command": run.cell.command,
+            }
+            for run in entry.runs
+        ]
+        records += [
+            {**place, "seed": cell.seed, "status": cell.status, "command": cell.command} for cell in entry.unfinished
+        ]
+    return pd.DataFrame.from_records(records)
+
+
+def as_latex(table: Table, entries: Sequence[Entry]) -> str:
+    """For a paper, with booktabs; the columns that compare."""
+    shown = HEADINGS[:6]
+    lines = [[entry.column.label, *cells_of(entry)[: len(shown)]] for entry in entries]
+    style = pd.DataFrame(lines, columns=["column", *shown]).style.hide(axis="index")
+    text = (
+        style.format(escape="latex")
+        .format_index(escape="latex", axis="columns")
+        .to_latex(
+            hrules=True,
+            caption=table.paper.translate(_IN_LATEX),
+            label=f"tab:{table.name}",
+            column_format="ll" + "r" * (len(shown) - 1),
+        )
+    )
+    return str(text).replace("±", r"$\pm$")
+
+
+def as_page(table: Table, entries: Sequence[Entry], command: str) -> str:
+    """One HTML page with everything in it: tables, curves of every run, figures of the best, commands."""
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=jinja2.StrictUndefined
+    )
+    return environment.get_template("page.html").render(
+        table=table,
+        command=command,
+        headings=HEADINGS,
+        parts=[(label, [(cells_of(entry), entry) for entry in part]) for label, part in by_column(entries).items()],
+        notes=notes(entries),
+        failures=failures(entries),
+        runs=runs_frame(entries).drop(columns=["hardware", "commit"], errors="ignore").astype(object).fillna(""),
+        curves=[(title, _svg(curves_of_runs(files))) for title, files in _curves(entries).items()],
+        best=[(run, _figures(run)) for run in best_runs(entries)],
+        made=datetime.now(UTC).strftime("%Y-%m-%d"),
+    )
+
+
+def by_column(entries: Sequence[Entry]) -> dict[str, list[Entry]]:
+    """Entries under the labels of their columns."""
+    parts: dict[str, list[Entry]] = {}
+    for entry in entries:
+        parts.setdefault(entry.column.label, []).append(entry)
+    return parts
+
+
+def notes(entries: Sequence[Entry]) -> dict[str, str]:
+    """Footnotes of the rows that have one."""
+    return {entry.row.label: entry.row.note for entry in entries if entry.row.note}
+
+
+def failures(entries: Sequence[Entry]) -> list[str]:
+    """What failed, why, and where it is written."""
+    cells = {cell.fingerprint: cell for entry in entries for cell in entry.unfinished if cell.status == "failed"}
+    return [f"{cell.name} failed: {cell.failure}" for cell in cells.values()]
+
+
+def _curves(entries: Sequence[Entry]) -> dict[str, Mapping[str, Path]]:
+    curves: dict[str, dict[str, Path]] = {}
+    for entry in entries:
+        for run in entry.runs:
+            if (run.directory / "metrics.csv").is_file():
+                label = f"seed {run.cell.seed}{'' if run.genuine else ', stand-in'}"
+                curves.setdefault(f"{entry.row.label}: {entry.column.label}", {})[label] = run.directory / "metrics.csv"
+    return dict(curves)
+
+
+def _svg(figure: Figure) -> str:
+    text = io.BytesIO()
+    with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "capsule_lab"}):
+        figure.savefig(text, format="svg", metadata={"Date": None})
+    return _data("image/svg+xml", text.getvalue())
+
+
+def _figures(run: Run) -> list[tuple[str, str]]:
+    files = sorted((run.directory / "figures").glob("*.png"))
+    return [(file.stem.replace("_", " "), _data("image/png", file.read_bytes())) for file in files]
+
+
+def _data(kind: str, content: bytes) -> str:
+    return f"data:{kind};base64,{base64.b64encode(content).decode()}"
+
+
+def _line(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"

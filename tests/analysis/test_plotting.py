@@ -1,0 +1,103 @@
+"""Pictures in rows and columns."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import matplotlib.image
+import numpy as np
+import pytest
+import torch
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from capsule_lab.analysis.plotting import Column, Group, picture_grid
+from tests.helpers.fakes import captions, colours, row_names, shown, words
+
+SHAPE = (30, 20)
+ROWS = ("upper", "lower")
+
+
+def plain(value: float, channels: int = 1) -> Tensor:
+    return torch.full((channels, *SHAPE), value)
+
+
+@pytest.fixture
+def grid() -> Figure:
+    """Three groups, the middle one empty; every picture is of a grey of its own."""
+    greys = [[0.1, 0.2], [0.3, 0.4], [0.5, 0.6]]
+    columns = [Column(f"column {n}", [plain(grey) for grey in each]) for n, each in enumerate(greys)]
+    red = columns[2]._replace(colour="red")
+    return picture_grid(
+        [Group("one", columns[:2]), Group("nothing", []), Group("two", [red])], ROWS, title="title", note="note"
+    )
+
+
+@pytest.mark.parametrize(("row", "column", "grey"), [(0, 0, 0.1), (1, 0, 0.2), (0, 1, 0.3), (1, 2, 0.6)])
+def test_pictures_are_under_their_captions(grid: Figure, row: int, column: int, grey: float) -> None:
+    assert captions(grid) == ["column 0", "column 1", "column 2"]
+    np.testing.assert_allclose(shown(grid, row, column, SHAPE), 1 - grey, rtol=1e-6)
+
+
+def test_words_are_there(grid: Figure) -> None:
+    assert words(grid) == ["one", "two", "note"]
+    assert row_names(grid) == list(ROWS)
+    assert grid.get_suptitle() == "title"
+    assert colours(grid) == ["black", "black", "red"]
+
+
+def test_groups_are_apart(grid: Figure) -> None:
+    first, second, third = (float(x) for x in grid.axes[0].get_xticks())
+    assert third - second > second - first > SHAPE[1]
+
+
+def test_pixels_are_square(grid: Figure) -> None:
+    (image,) = grid.axes[0].images
+    down, across = np.asarray(image.get_array()).shape[:2]
+    width, height = grid.get_size_inches() * np.array(
+        [grid.axes[0].get_position().width, grid.axes[0].get_position().height]
+    )
+    assert width / across == pytest.approx(height / down)
+
+
+@pytest.mark.parametrize(
+    ("picture", "expected"),
+    [
+        (plain(0.0), (1, 1, 1)),
+        (plain(0.25), (0.75, 0.75, 0.75)),
+        (torch.cat([plain(0.25), plain(1.0)]), (0.75, 0.75, 0.75)),
+        (torch.cat([plain(0.25), plain(0.5), plain(0.0)]), (0.25, 0.5, 0)),
+        (plain(1.5), (0, 0, 0)),
+        (plain(-3.0), (1, 1, 1)),
+        (plain(2.0, 3), (1, 1, 1)),
+        (plain(0.25).bfloat16(), (0.75, 0.75, 0.75)),
+    ],
+    ids=["white", "grey", "stereo", "colour", "too much", "too little", "too much colour", "half"],
+)
+def test_colours_of_pictures(picture: Tensor, expected: tuple[float, float, float]) -> None:
+    figure = picture_grid([Group("", [Column("", [picture])])], [""])
+    np.testing.assert_allclose(shown(figure, 0, 0, SHAPE)[3, 4], expected)
+
+
+@pytest.mark.parametrize("columns", [1, 2, 16])
+@pytest.mark.parametrize("caption", ["4 → 4", "L:(4,5)\nR:(4,5)(P)"])
+@pytest.mark.parametrize("width", [28, 96])
+def test_nothing_written_is_cut_off_or_overlaps(columns: int, caption: str, width: int, tmp_path: Path) -> None:
+    column = Column(caption, [torch.rand(1, width, width)] * 2)
+    groups = [Group("overlapping most", [column] * columns), Group("not recognised", [column])]
+    rows = ["class 6, dimension 12", "input"]
+    figure = picture_grid(
+        groups, rows, title="A title of some length", note="First line.\nA second one, " + "long " * 20
+    )
+    FigureCanvasAgg(figure).draw()
+    axes = figure.axes[0]
+    labels = [*axes.get_xticklabels(), *axes.get_yticklabels()]
+    boxes = [text.get_window_extent() for text in (*labels, *axes.texts, *figure.texts)]
+    assert min(box.x0 for box in boxes) >= 0
+    assert min(box.y0 for box in boxes) >= 0
+    assert max(box.x1 for box in boxes) <= figure.bbox.x1
+    assert max(box.y1 for box in boxes) <= figure.bbox.y1
+    assert [(a, b) for a, box in enumerate(boxes) for b in range(a) if box.overlaps(boxes[b])] == []
+    figure.savefig(tmp_path / "grid.png")
+    assert matplotlib.image.imread(tmp_path / "grid.png")[..., :3].std() > 0

@@ -1,0 +1,112 @@
+"""Pictures drawn while training."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from matplotlib.figure import Figure
+
+from capsule_lab.callbacks import ConfusionMatrix, Reconstructions
+from capsule_lab.callbacks.figures import first_reconstructions, show_figure
+from capsule_lab.types import Batch, CapsuleOutput, DataSpec
+from tests.helpers.fakes import Known, captions, said, shown, written
+
+ONE = said([[3], [1], [4]])
+TWO = said([[3, 1], [1, 0], [4, 2]])
+
+
+def batch_of(*, two: bool) -> Batch:
+    labels = torch.tensor([[1, 3], [0, 1], [2, 4]]) if two else torch.tensor([3, 1, 0])
+    parts = torch.zeros(3, 2, 1, 5, 3) if two else None
+    return Batch(torch.zeros(3, 1, 5, 3), labels, torch.arange(3), parts=parts)
+
+
+def trainer(tmp_path: Path, **changes: Any) -> Any:
+    facts = {
+        "default_root_dir": str(tmp_path),
+        "loggers": [],
+        "global_step": 0,
+        "is_global_zero": True,
+        "sanity_checking": False,
+        "datamodule": SimpleNamespace(spec=DataSpec((1, 5, 3), 5)),
+    }
+    return SimpleNamespace(**{**facts, **changes})
+
+
+def lit(output: CapsuleOutput) -> Any:
+    return SimpleNamespace(network=Known(output), device=torch.device("cpu"))
+
+
+@pytest.fixture
+def figures(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Figure]]:
+    """Name and figure of all that is drawn."""
+    found: list[tuple[str, Figure]] = []
+    module = "capsule_lab.callbacks.figures"
+    monkeypatch.setattr(f"{module}.show_figure", lambda _, name, figure: found.append((name, figure)))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("output", "two", "expected"),
+    [(ONE, False, ["3 → 3", "1 → 1"]), (TWO, True, ["L:(1,3)\nR:(1,3)", "L:(0,1)\nR:(0,1)"])],
+    ids=["one label", "two labels"],
+)
+def test_reconstructions_of_as_many_labels_as_there_are(
+    output: CapsuleOutput, two: bool, expected: list[str], tmp_path: Path, figures: list[tuple[str, Figure]]
+) -> None:
+    network = lit(CapsuleOutput(output.scores[:2], output.capsules._replace(poses=output.capsules.poses[:2])))
+    Reconstructions(images=2).on_validation_batch_end(trainer(tmp_path), network, {}, batch_of(two=two), 0)
+    ((name, figure),) = figures
+    assert name == "val/reconstructions"
+    assert captions(figure) == expected
+
+
+def test_two_labels_are_decoded_in_red_and_green() -> None:
+    figure = first_reconstructions(Known(TWO), batch_of(two=True), 3)
+    decoded = shown(figure, 1, 2)
+    np.testing.assert_allclose(decoded[..., 0], written(TWO, 2, 2), atol=1e-6)
+    np.testing.assert_allclose(decoded[..., 1], written(TWO, 2, 4), atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("batch", "loader", "changes"),
+    [(1, 0, {}), (0, 1, {}), (0, 0, {"sanity_checking": True}), (0, 0, {"is_global_zero": False})],
+    ids=["second batch", "second set", "sanity check", "second process"],
+)
+def test_reconstructions_are_drawn_once(
+    batch: int, loader: int, changes: dict[str, Any], tmp_path: Path, figures: list[tuple[str, Figure]]
+) -> None:
+    callback = Reconstructions(images=3)
+    callback.on_validation_batch_end(trainer(tmp_path, **changes), lit(ONE), {}, batch_of(two=False), batch, loader)
+    assert figures == []
+
+
+def confusion(tmp_path: Path, output: CapsuleOutput, *, two: bool, loaders: list[int]) -> None:
+    callback, network = ConfusionMatrix(), lit(output)
+    for loader in loaders:
+        callback.on_validation_batch_end(trainer(tmp_path), network, {"output": output}, batch_of(two=two), 0, loader)
+    callback.on_validation_epoch_end(trainer(tmp_path), network)
+
+
+@pytest.mark.parametrize("loaders", [[0], [0, 1, 2]], ids=str)
+def test_confusion_is_of_the_first_set(loaders: list[int], tmp_path: Path, figures: list[tuple[str, Figure]]) -> None:
+    confusion(tmp_path, ONE, two=False, loaders=loaders)
+    ((name, figure),) = figures
+    assert name == "val/confusion"
+    assert sum(int(text.get_text()) for text in figure.axes[0].texts) == 3
+    assert figure.axes[0].get_xlabel() == "Predicted label"
+
+
+def test_two_labels_have_no_confusion(tmp_path: Path, figures: list[tuple[str, Figure]]) -> None:
+    confusion(tmp_path, TWO, two=True, loaders=[0, 0])
+    assert figures == []
+
+
+def test_figures_lie_in_the_run(tmp_path: Path) -> None:
+    show_figure(trainer(tmp_path), "val/confusion", Figure())
+    assert [path.name for path in (tmp_path / "figures").iterdir()] == ["val_confusion.png"]

@@ -1,0 +1,176 @@
+"""Runs on a real MLflow server with an sqlite database, as its own client finds them."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from urllib.request import urlopen
+
+import pytest
+from omegaconf import DictConfig
+
+from capsule_lab.callbacks import MLflow, NonFiniteError, loggers
+from capsule_lab.train import train
+from tests.conftest import NO_PICTURES, Ended
+from tests.tables.conftest import write_table
+
+Tiny = Callable[..., DictConfig]
+Cli = Callable[..., Ended]
+
+# --- without a server ------------------------------------------------------------------------------------------------
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
+def test_without_mlflow_it_says_what_to_install(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loggers, "find_spec", lambda name: None)
+    ended = cli("train", "logger=mlflow", "debug=smoke", "data.source=standin")
+    assert ended.status == 2
+    assert "logger=mlflow needs mlflow, which is not installed: pip install 'capsule-lab[mlflow]'" in ended.err
+    assert not Path("runs").exists()
+
+
+def test_server_that_does_not_answer_is_one_sentence(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loggers, "find_spec", lambda name: name)
+    uri = f"http://127.0.0.1:{free_port()}"
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+    began = time.monotonic()
+    ended = cli("train", "logger=mlflow", "debug=smoke", "data.source=standin")
+    assert ended.status == 2
+    assert f"no MLflow server answers at {uri} (" in ended.err
+    assert ended.err.rstrip().endswith("or name another: MLFLOW_TRACKING_URI=http://…")
+    assert time.monotonic() - began < 60, "MLflow itself asks for minutes"
+
+
+# --- with one --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A server of our own, in a folder of its own."""
+    pytest.importorskip("mlflow", reason="mlflow is not installed: pip install 'capsule-lab[mlflow]'")
+    program = shutil.which("mlflow", path=str(Path(sys.executable).parent)) or shutil.which("mlflow")
+    if program is None:
+        pytest.skip("there is no mlflow command to start a server with")
+    folder, port = tmp_path_factory.mktemp("mlflow"), free_port()
+    words = [program, "server", "--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
+    words += ["--backend-store-uri", "sqlite:///ml.db", "--artifacts-destination", "art"]
+    log = folder / "server.log"
+    with log.open("w") as out, subprocess.Popen(words, cwd=folder, stdout=out, stderr=out) as server:
+        try:
+            wait_for(f"http://127.0.0.1:{port}/health", server, log)
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            server.terminate()
+
+
+def wait_for(url: str, server: subprocess.Popen[bytes], log: Path) -> None:
+    until = time.monotonic() + 120
+    while server.poll() is None and time.monotonic() < until:
+        try:
+            with urlopen(url, timeout=5):
+                return
+        except OSError:
+            time.sleep(0.2)
+    pytest.fail(f"the MLflow server did not start:\n{log.read_text()}")
+
+
+@pytest.fixture
+def client(address: str, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Any:
+    """The client of an experiment of this test's own, as is what it trains."""
+    from mlflow.tracking import MlflowClient
+
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", address)
+    monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", request.node.name)
+    return MlflowClient(address)
+
+
+@pytest.fixture
+def found(client: Any, request: pytest.FixtureRequest) -> Callable[[], list[Any]]:
+    """All runs of that experiment."""
+    return lambda: list(client.search_runs([client.get_experiment_by_name(request.node.name).experiment_id]))
+
+
+of_a_server = pytest.mark.slow  # ours: it takes ten seconds to start, and twenty at worst
+
+
+@of_a_server
+def test_run_has_results_parameters_tags_and_pictures(tiny: Tiny, tmp_path: Path, client: Any, found) -> None:
+    result = train(tiny("logger=mlflow", "trainer.max_epochs=1"), tmp_path / "run")
+    (run,) = found()
+    assert (run.info.status, run.info.run_name) == ("FINISHED", "run")
+    assert run.data.metrics["test/error"] == pytest.approx(result["test"]["error"])
+    assert run.data.params["config/model/primary_types"] == "2"
+    assert run.data.params["provenance/sha256"] == result["provenance"]["sha256"]
+    expected = {"model": "CapsNet", "data": "MNIST", "routing": "DynamicRouting", "source": "stand-in"}
+    assert expected.items() <= run.data.tags.items()
+    files = {file.path for file in client.list_artifacts(run.info.run_id, "figures")}
+    assert files == {f"figures/{path.name}" for path in (tmp_path / "run" / "figures").iterdir()}
+    assert len(files) == 3
+
+
+@of_a_server
+def test_resumed_run_goes_on_in_the_same(
+    tiny: Tiny, tmp_path: Path, client: Any, found, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory, words = tmp_path / "run", ["logger=mlflow", *NO_PICTURES]
+    train(tiny("trainer.max_epochs=1", *words), directory)
+    seen: list[str] = []
+    open_run = MLflow.log_hyperparams
+
+    def look(self: MLflow, params: Any) -> None:
+        open_run(self, params)
+        seen.append(client.get_run(self.run_id).info.status)
+
+    monkeypatch.setattr(MLflow, "log_hyperparams", look)
+    train(tiny("trainer.max_epochs=2", f"ckpt={directory}", *words), directory)
+    (run,) = found()
+    assert (seen, run.info.status) == (["RUNNING"], "FINISHED")
+    steps = [metric.step for metric in client.get_metric_history(run.info.run_id, "val/error")]
+    assert len(steps) == 2
+    assert steps == sorted({*steps})
+    told = client.download_artifacts(run.info.run_id, "config.json", str(tmp_path))
+    assert '"max_epochs": 2' in Path(told).read_text(), "parameters cannot change, so a file says what holds now"
+
+
+@of_a_server
+def test_another_run_of_the_same_name_is_another(tiny: Tiny, tmp_path: Path, client: Any, found) -> None:
+    for folder in ("a", "b"):
+        train(tiny("logger=mlflow", "debug=smoke", *NO_PICTURES), tmp_path / folder / "run")
+    assert [run.info.run_name for run in found()] == ["run", "run"]
+
+
+@of_a_server
+def test_run_that_fails_is_shown_as_failed(tiny: Tiny, tmp_path: Path, client: Any, found) -> None:
+    with pytest.raises(NonFiniteError):
+        train(tiny("logger=mlflow", "schedule.learning_rate.initial=1e30", *NO_PICTURES), tmp_path / "run")
+    (run,) = found()
+    assert run.info.status == "FAILED"
+
+
+@of_a_server
+def test_table_has_a_run_for_each_cell(cli: Cli, tmp_path: Path, found) -> None:
+    ended = cli("sweep", f"table={write_table(tmp_path)}", "logger=mlflow")
+    assert ended.out.splitlines()[-1] == "mine: 2 done"
+    shown = [(run.info.run_name, run.data.tags["table"], run.data.tags["row"]) for run in found()]
+    assert sorted(shown) == [("one/0", "mine", "one"), ("one/1", "mine", "one")]
+
+
+@of_a_server
+def test_figures_join_the_run(cli: Cli, a_copy: Path, client: Any, found) -> None:
+    ended = cli("figures", f"run={a_copy}", "logger=mlflow", "images=2")
+    assert ended.status == 0, ended.err
+    (run,) = found()
+    assert (a_copy / "mlflow_run").read_text() == run.info.run_id
+    drawn = {file.path for file in client.list_artifacts(run.info.run_id, "figures")}
+    assert "figures/perturbation.png" in drawn

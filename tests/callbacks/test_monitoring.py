@@ -1,0 +1,284 @@
+"""What RoutingStats says of the capsules of a network, in a run and on its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from omegaconf import DictConfig
+from torch import Tensor, nn
+
+from capsule_lab import runs
+from capsule_lab.callbacks import RoutingStats
+from capsule_lab.callbacks.monitoring import layer_statistics
+from capsule_lab.networks import AbstractCapsuleNetwork, BaselineCNN, CapsNet, EMCaps
+from capsule_lab.train import train
+from capsule_lab.types import Batch, CapsuleOutput, Capsules, OnIteration, RoutingTrace
+from tests.conftest import NO_PICTURES, TINY_CAPSNET, python
+from tests.runs.test_resume import curves
+
+Tiny = Callable[..., DictConfig]
+TINY_EM_CAPS = [
+    "model=em_caps", "model.channels=4", "model.primary_types=3", "model.conv_types=[3,2]", "routing.iterations=2"
+]  # fmt: skip
+LAYERS = {
+    "capsnet": (TINY_CAPSNET, ["primary", "digits"]),
+    "em_caps": (TINY_EM_CAPS, ["primary", "conv_capsules_1", "conv_capsules_2", "classes"]),
+}
+NETWORKS: dict[str, Callable[[], AbstractCapsuleNetwork]] = {
+    "capsnet": lambda: CapsNet((1, 17, 17), 3, channels=4, primary_types=2, class_dim=4, decoder=(5,)),
+    "em_caps": lambda: EMCaps((1, 17, 17), 3, channels=4, primary_types=3, conv_types=(3, 2)),
+}
+
+
+def quantities(layers: list[str]) -> set[str]:
+    """Names of what is logged of a network with these layers."""
+    of_layers = {f"val/{what}_{layer}" for layer in layers for what in ("activation", "activation_std", "dead")}
+    return of_layers | {"val/coupling_entropy", "val/dead_capsules"}
+
+
+# --- in a run --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("compiled", [False, True], ids=["", "compiled"])
+@pytest.mark.parametrize("name", LAYERS)
+def test_a_run_logs_every_layer_at_every_validation(
+    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, compiled: bool
+) -> None:
+    made: list[Compiled] = []
+    monkeypatch.setattr(nn.Module, "compile", lambda self: made.append(Compiled(self)))
+    model, layers = LAYERS[name]
+    short = ["trainer.limit_train_batches=1", "data.eval_batch_size=20", "train.test=none", *NO_PICTURES]
+    train(tiny(f"module.compile={compiled}", "trainer.precision=32-true", *short, model=model), tmp_path / "run")
+    assert [each.calls for each in made] == ([4] if compiled else [])  # two epochs of one step and one validation
+    rows = [row for row in curves(tmp_path / "run") if row["val/error"]]
+    logged = {key for key in rows[0] if key.startswith("val/")}
+    assert {key for key in logged if "activation" in key or "dead" in key or "coupling" in key} == quantities(layers)
+    values = [[float(row[key]) for row in rows] for key in sorted(quantities(layers))]
+    assert [len(each) for each in values] == [2] * len(values)
+    assert float(rows[-1]["val/activation_primary"]) > 0
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_numbers_of_a_run_are_those_of_its_first_validation_images(tiny: Tiny, tmp_path: Path, name: str) -> None:
+    model, layers = LAYERS[name]
+    few = ["trainer.max_epochs=1", "data.eval_batch_size=20", "+callbacks.routing_stats.images=7", "train.test=none"]
+    config = tiny("trainer.precision=32-true", *few, *NO_PICTURES, model=model)
+    train(config, tmp_path / "run")
+    (row,) = [row for row in curves(tmp_path / "run") if row["val/error"]]
+
+    module, _ = runs.load_run(tmp_path / "run" / "checkpoints" / "last.ckpt")
+    from capsule_lab.build import build_data
+
+    data = build_data(config)
+    data.setup("fit")
+    batch = next(iter(data.val_dataloader()))
+    images = data.on_after_batch_transfer(batch, 0).images[:7]
+    with torch.no_grad():
+        expected = layer_statistics(module.network, images)
+    assert {f"val/{key}" for key in expected} == quantities(layers) - {"val/dead_capsules"}
+    found = {key: float(row[f"val/{key}"]) for key in expected}
+    assert found == pytest.approx({key: value.item() for key, value in expected.items()}, rel=1e-4, abs=1e-6)
+
+
+class Compiled:
+    """Stands in for what ``torch.compile`` makes of a network: hooks that are there when it is called are an error."""
+
+    def __init__(self, network: nn.Module) -> None:
+        self.network = network
+        self.calls = 0
+        network._compiled_call_impl = self
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        assert hooks(self.network) == 0, "compiled again for every validation"
+        self.calls += 1
+        return self.network._call_impl(*args, **kwargs)
+
+
+def hooks(network: nn.Module) -> int:
+    return sum(len(module._forward_hooks) for module in network.modules())
+
+
+# --- on its own ------------------------------------------------------------------------------------------------------
+
+
+class Layer(nn.Module):
+    """A layer of capsules that are as active as it is told."""
+
+    def __init__(self, activations: Tensor) -> None:
+        super().__init__()
+        self.activations = activations
+
+    def forward(self, images: Tensor) -> Capsules:
+        activations = self.activations[: len(images)]
+        return Capsules(activations.unsqueeze(2), activations)
+
+
+class Fake(AbstractCapsuleNetwork):
+    """Two layers of known activations, and a routing of known couplings after one of no interest."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.low = Layer(torch.tensor([[0.0, 0.5, 1.0, 0.5], [0.001, 0.0, 0.0, 0.0], [1.0, 1.0, 1.0, 1.0]]))
+        self.high = Layer(torch.tensor([[0.2, 0.005], [0.4, 0.009], [0.9, 0.9]]))
+
+    def capsule_layers(self) -> dict[str, nn.Module]:
+        return {"low": self.low, "high": self.high}
+
+    def forward(self, images: Tensor, *, on_iteration: OnIteration | None = None) -> CapsuleOutput:
+        self.low(images)
+        classes = self.high(images)
+        if on_iteration is not None:
+            uniform, decided = torch.full((len(images), 4, 2), 0.5), torch.eye(2)[[0, 1, 1, 0]]
+            on_iteration(RoutingTrace(0, uniform, classes.poses))
+            half = torch.stack([uniform[0]] + [decided] * (len(images) - 1))
+            on_iteration(RoutingTrace(1, half, classes.poses))
+        return CapsuleOutput(classes.activations, classes)
+
+
+EXPECTED = {
+    "coupling_entropy": 0.5,  # one of two images undecided
+    "activation_low": 2.001 / 8,
+    "activation_std_low": 0.353465,
+    "dead_low": 25.0,
+    "activation_high": 0.1535,
+    "activation_std_high": 0.162678,
+    "dead_high": 50.0,
+}
+
+
+def test_statistics_of_known_activations() -> None:
+    found = layer_statistics(Fake(), torch.zeros(2, 1, 1, 1))
+    assert {name: value.item() for name, value in found.items()} == pytest.approx(EXPECTED, abs=1e-5)
+
+
+class Lit(SimpleNamespace):
+    """As much of a LightningModule as the callback sees."""
+
+    device = torch.device("cpu")
+
+    def log(self, name: str, value: Tensor, **options: Any) -> None:
+        self.logged.append((name, float(value)))
+
+
+def validate(callback: RoutingStats, lit: Lit, sizes: list[int], processes: int = 1) -> None:
+    trainer: Any = SimpleNamespace(world_size=processes)
+    for number, images in enumerate(sizes):
+        pictures = torch.zeros(images, 1, 1, 1)
+        batch = Batch(pictures, torch.zeros(images, dtype=torch.int64), torch.arange(images))
+        callback.on_validation_batch_end(trainer, lit, {"output": lit.network(pictures)}, batch, number)
+    callback.on_validation_epoch_end(trainer, lit)
+
+
+@pytest.mark.parametrize(("images", "processes"), [(2, 1), (4, 2), (5, 2)])
+@pytest.mark.parametrize("sizes", [[2, 3], [3, 1]], ids=str)
+def test_first_images_of_the_first_batch_count_and_all_of_them_for_the_classes(
+    images: int, processes: int, sizes: list[int]
+) -> None:
+    lit = Lit(network=Fake(), logged=[])
+    validate(RoutingStats(images=images), lit, sizes, processes)
+    found = dict(lit.logged)
+    assert found == pytest.approx({**{f"val/{k}": v for k, v in EXPECTED.items()}, "val/dead_capsules": 0.0}, abs=1e-5)
+    assert len(lit.logged) == len(found)
+
+
+@pytest.mark.parametrize("processes", [1, 2, 64])
+def test_every_process_looks_at_an_image_at_least(processes: int) -> None:
+    lit = Lit(network=Fake(), logged=[])
+    validate(RoutingStats(images=1), lit, [3], processes)
+    assert dict(lit.logged)["val/activation_high"] == pytest.approx(0.1025)
+
+
+def test_each_validation_counts_dead_capsules_anew() -> None:
+    lit, callback = Lit(network=Fake(), logged=[]), RoutingStats(images=1)
+    validate(callback, lit, [3])
+    validate(callback, lit, [2])
+    assert [value for name, value in lit.logged if name == "val/dead_capsules"] == [0.0, 50.0]
+    assert [name for name, _ in lit.logged].count("val/activation_low") == 2
+
+
+@pytest.mark.parametrize("loader", [1, 2])
+def test_only_the_first_of_several_sets_counts(loader: int) -> None:
+    lit: Any = Lit(network=Fake(), logged=[])
+    trainer: Any = SimpleNamespace(world_size=1)
+    callback = RoutingStats(images=1)
+    images = torch.zeros(2, 1, 1, 1)
+    batch = Batch(images, torch.zeros(2, dtype=torch.int64), torch.arange(2))
+    callback.on_validation_batch_end(trainer, lit, {"output": lit.network(images)}, batch, 0, loader)
+    callback.on_validation_epoch_end(trainer, lit)
+    assert lit.logged == []
+
+
+def test_network_without_capsules_logs_nothing() -> None:
+    lit = Lit(network=BaselineCNN((1, 4, 4), 3, channels=(2,), kernel_size=3, hidden=(4,), dropout=0.0), logged=[])
+    trainer: Any = SimpleNamespace(world_size=1)
+    callback, images = RoutingStats(), torch.zeros(2, 1, 4, 4)
+    batch = Batch(images, torch.zeros(2, dtype=torch.int64), torch.arange(2))
+    callback.on_validation_batch_end(trainer, lit, {"output": lit.network(images)}, batch, 0)
+    callback.on_validation_epoch_end(trainer, lit)
+    assert lit.logged == []
+
+
+@pytest.mark.parametrize("images", [0, -1])
+def test_no_images_are_refused_in_a_sentence(images: int) -> None:
+    with pytest.raises(ValueError, match=f"RoutingStats looks at {images} images; expected 1 or more"):
+        RoutingStats(images=images)
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_no_hook_stays_behind(name: str) -> None:
+    network = NETWORKS[name]()
+    layer_statistics(network, torch.rand(2, 1, 17, 17))
+    assert hooks(network) == 0
+
+
+def test_no_hook_stays_behind_after_an_error() -> None:
+    network = NETWORKS["em_caps"]()
+    with pytest.raises(RuntimeError):
+        layer_statistics(network, torch.rand(2, 3, 17, 17))
+    assert hooks(network) == 0
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_statistics_leave_a_compiled_network_alone(name: str) -> None:
+    network, images = NETWORKS[name](), torch.rand(2, 1, 17, 17)
+    expected = layer_statistics(network, images)
+    compiled = Compiled(network)
+    torch.testing.assert_close(layer_statistics(network, images), expected)
+    assert compiled.calls == 0
+
+
+COMPILE = """
+import torch
+from capsule_lab.callbacks.monitoring import layer_statistics
+from capsule_lab.networks import CapsNet, EMCaps
+
+sizes = {"channels": 4, "primary_types": 3}
+network, images = {network}((1, 17, 17), 3, **sizes), torch.rand(2, 1, 17, 17)
+graphs = []
+
+def backend(graph, inputs):
+    graphs.append(graph)
+    return graph.forward
+
+network.compile(backend=backend)
+with torch.no_grad():
+    found = []
+    for _ in range(2):
+        network(images)
+        found.append((len(graphs), layer_statistics(network, images)))
+assert found[0][0] == found[1][0] > 0
+torch.testing.assert_close(found[0][1], found[1][1])
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("network", ["CapsNet", "EMCaps"])
+def test_truly_compiled_network_is_compiled_once(network: str, tmp_path: Path) -> None:
+    """In a process without the type checks of the tests, which torch cannot compile."""
+    ended = python("-c", COMPILE.replace("{network}", network), cwd=tmp_path)
+    assert ended.status == 0, ended.err

@@ -1,0 +1,98 @@
+"""Runs in W&B, offline, as W&B's own reader shows them."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import wandb
+from omegaconf import DictConfig
+
+from capsule_lab.callbacks import NonFiniteError
+from capsule_lab.train import train
+from tests.conftest import NO_PICTURES, ROOT, Ended, python
+from tests.helpers.wandb_reader import told
+from tests.tables.conftest import write_table
+
+SYNC = "runs/*/wandb/offline-run-*"
+Tiny = Callable[..., DictConfig]
+Cli = Callable[..., Ended]
+
+
+@pytest.fixture(autouse=True)
+def _silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_SILENT", "true")
+
+
+def test_run_has_results_configuration_provenance_tags_and_pictures(tiny: Tiny, tmp_path: Path) -> None:
+    found = train(tiny("logger=wandb", "trainer.max_epochs=1"), tmp_path / "run")
+    shown = told(tmp_path / "run")
+    assert (shown["state"], shown["run_id"], shown["name"]) == ("finished", "run", "run")
+    assert shown["summary"]["test/error"] == pytest.approx(found["test"]["error"])
+    assert {"train/loss", "val/coupling_entropy", "schedule/learning_rate"} <= set(shown["summary"])
+    assert shown["config"]["config"]["model"]["primary_types"] == 2
+    assert shown["config"]["provenance"]["sha256"] == found["provenance"]["sha256"]
+    assert shown["tags"] == ["CapsNet", "MNIST", "DynamicRouting", "stand-in"]
+    for name in ("val/reconstructions", "val/confusion", "test/confusion"):
+        (picture,) = shown["summary"][name]["filenames"]
+        assert list((tmp_path / "run" / "wandb").glob(f"offline-run-*/files/{picture}"))
+
+
+def test_network_that_does_not_route_has_no_tag_for_it(tiny: Tiny, tmp_path: Path) -> None:
+    cnn = ["model=cnn_baseline", "model.channels=[4]", "model.hidden=[8]"]
+    train(tiny("logger=wandb", "debug=smoke", *NO_PICTURES, model=cnn), tmp_path / "run")
+    assert told(tmp_path / "run")["tags"] == ["BaselineCNN", "MNIST", "stand-in"]
+
+
+def test_run_that_fails_is_shown_as_failed(tiny: Tiny, tmp_path: Path) -> None:
+    with pytest.raises(NonFiniteError):
+        train(tiny("logger=wandb", "schedule.learning_rate.initial=1e30", *NO_PICTURES), tmp_path / "run")
+    assert told(tmp_path / "run")["exit_code"] == 1
+
+
+def test_table_is_a_group_with_a_run_for_each_cell(cli: Cli, tmp_path: Path) -> None:
+    columns = {"a": {"overrides": []}, "b": {"overrides": ["data.shift=1"]}}
+    file = write_table(tmp_path, columns=columns, seeds=[3])
+    ended = cli("sweep", f"table={file}", "logger=wandb")
+    assert ended.out.splitlines()[-1] == "mine: 2 done", "a dashboard decides nothing about a result"
+    shown = [told(directory) for directory in (tmp_path / "runs").glob("capsnet-*")]
+    assert sorted((run["name"], run["run"]["job_type"]) for run in shown) == [
+        ("one/3", "one"), ("one/b/3", "one/b"),
+    ]  # fmt: skip
+    assert {run["run"]["run_group"] for run in shown} == {"mine"}
+    synced = python("-m", "wandb", "sync", "--dry-run", *map(str, tmp_path.glob(SYNC)), cwd=tmp_path, WANDB_SILENT="")
+    assert "Would sync 2 run(s)" in synced.err
+    assert all("mine" in run["tags"] and run["state"] == "finished" for run in shown)
+
+
+def test_figures_leave_the_run_its_name_and_group(cli: Cli, tiny: Tiny, tmp_path: Path) -> None:
+    named = ["logger.wandb.name=row/0", "logger.wandb.group=table", "logger.wandb.job_type=row"]
+    train(tiny("logger=wandb", "trainer.max_epochs=1", *named, *NO_PICTURES), tmp_path / "run")
+    shutil.rmtree(tmp_path / "run" / "wandb")
+    assert cli("figures", "run=run", "logger=wandb", "images=2").status == 0
+    run = told(tmp_path / "run")["run"]
+    assert (run["run_id"], run["display_name"], run["run_group"], run["job_type"]) == ("run", "row/0", "table", "row")
+
+
+@pytest.mark.filterwarnings(
+    "ignore:Exception ignored in:pytest.PytestUnraisableExceptionWarning"
+)  # wandb leaves it open
+def test_run_that_an_agent_starts_is_the_one_it_asked_for(
+    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "asked.yaml").write_text("wandb_version: 1\nrouting.iterations: {value: 2}\n")
+    agent = {"WANDB_SWEEP_ID": "mine", "WANDB_RUN_ID": "given", "WANDB_SWEEP_PARAM_PATH": str(tmp_path / "asked.yaml")}
+    for name, value in agent.items():
+        monkeypatch.setenv(name, value)
+    wandb.teardown()  # it reads the environment once in a process
+    train(tiny("trainer.max_epochs=1", *NO_PICTURES, "logger=wandb", "routing.iterations=2"), tmp_path / "run")
+    wandb.teardown()
+    shown = told(tmp_path / "run")
+    assert (shown["run_id"], shown["state"], shown["config"]["routing.iterations"]) == ("given", "finished", 2)
+    assert shown["config"]["config"]["routing"]["iterations"] == 2
+
+
+def test_what_the_readme_says_to_upload_is_what_is_there() -> None:
+    assert f"wandb sync {SYNC} " in (ROOT / "README.md").read_text()

@@ -1,0 +1,336 @@
+"""affNIST's files, small ones in the genuine format: read back exactly, or refused in a sentence."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import re
+import shutil
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from urllib.error import URLError
+
+import numpy as np
+import pytest
+import scipy.io
+
+from capsule_lab.data.download import fetch
+from capsule_lab.data.formats import affnist
+from capsule_lab.data.formats.affnist import check, download, find, load, load_mat
+from capsule_lab.errors import DataError
+
+CASES = 320  # 32 versions of each of ten digits
+RANDOM = np.random.default_rng(0)
+IMAGES = RANDOM.integers(0, 256, (CASES, 40, 40), dtype=np.uint8)
+LABELS = RANDOM.permutation(np.arange(CASES) % 10).astype(np.uint8)
+TRANSFORMS = RANDOM.uniform(-1, 1, (CASES, 6))
+ZIPS = ("test.mat.zip", "test_batches.zip")
+
+
+def fields(cases: slice = slice(None)) -> dict[str, Any]:
+    """What a file holds, in its order and as MATLAB has it: a case is a column, and a pixel a row of it."""
+    images, labels = IMAGES[cases], LABELS[cases]
+    number = np.arange(len(images), dtype=np.float64)[None] + 1
+    return {
+        "affine_transform": np.zeros((3, 3)),
+        "inverse_affine_transform": np.zeros((3, 3)),
+        "image": images.reshape(len(images), -1).T,
+        "id": number,
+        "label_one_of_n": np.eye(10)[labels].T,
+        "label_int": labels[None],
+        "human_readable_transform": TRANSFORMS[cases].T,
+        "original_id": number,
+    }
+
+
+def mat(content: dict[str, Any], *, compressed: bool = True) -> bytes:
+    written = io.BytesIO()
+    scipy.io.savemat(written, content, do_compression=compressed)
+    return written.getvalue()
+
+
+def batches() -> dict[str, bytes]:
+    """``1.mat`` to ``32.mat``, ten cases each."""
+    return {f"{n + 1}.mat": mat({"affNISTdata": fields(slice(10 * n, 10 * n + 10))}) for n in range(32)}
+
+
+def zipped(contents: dict[str, bytes]) -> bytes:
+    written = io.BytesIO()
+    with zipfile.ZipFile(written, "w") as archive:
+        for name, content in contents.items():
+            archive.writestr(zipfile.ZipInfo(name), content)
+    return written.getvalue()
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory) -> Path:
+    """All that affNIST's test set may lie in, beside each other."""
+    folder = tmp_path_factory.mktemp("affNIST")
+    (folder / "test.mat").write_bytes(mat({"affNISTdata": fields()}))
+    (folder / "test.mat.zip").write_bytes(zipped({"test.mat": (folder / "test.mat").read_bytes()}))
+    (folder / "test_batches").mkdir()
+    for name, content in batches().items():
+        (folder / "test_batches" / name).write_bytes(content)
+    (folder / "test_batches.zip").write_bytes(zipped({f"test_batches/{n}": c for n, c in batches().items()}))
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def counts_as_genuine(written, monkeypatch) -> None:
+    monkeypatch.setattr(affnist, "TEST_DIGITS", (1,) * 10)
+    sums = {name: hashlib.sha256((written / name).read_bytes()).hexdigest() for name in ZIPS}
+    monkeypatch.setattr(affnist, "SHA256", sums)
+
+
+@pytest.fixture
+def of(written, tmp_path) -> Callable[..., Path]:
+    """A folder that holds some of ``written``: ``of("test.mat")``."""
+
+    def make(*names: str) -> Path:
+        folder = tmp_path / "affNIST"
+        folder.mkdir()
+        for name in names:
+            (shutil.copytree if (written / name).is_dir() else shutil.copy)(written / name, folder / name)
+        return folder
+
+    return make
+
+
+def everything_below(folder: Path) -> list[str]:
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
+
+
+# --- what is there is read back
+
+
+@pytest.mark.parametrize("name", affnist.CHOICES)
+def test_every_form_is_read_back_exactly(of, name):
+    images, labels, factors = load(of(name))
+    np.testing.assert_array_equal(images[:, 0].numpy(), IMAGES)
+    np.testing.assert_array_equal(labels.numpy(), LABELS)
+    np.testing.assert_array_equal(factors.numpy(), TRANSFORMS.astype(np.float32))
+
+
+@pytest.mark.parametrize("compressed", [True, False])
+def test_columns_are_images_row_by_row(tmp_path, compressed):
+    path = tmp_path / "one.mat"
+    one = fields(slice(3, 4))
+    one["image"] = (np.arange(1600) % 251).astype(np.uint8)[:, None]
+    path.write_bytes(mat({"affNISTdata": one}, compressed=compressed))
+    images, labels, factors = load_mat(path)
+    assert images.shape == (1, 1, 40, 40)
+    assert images[0, 0, 0, :3].tolist() == [0, 1, 2]
+    assert images[0, 0, 1, :3].tolist() == [40, 41, 42]
+    assert labels.tolist() == [LABELS[3]]
+    assert factors.shape == (1, 6)
+
+
+@pytest.mark.parametrize("kind", [np.uint8, np.int32, np.float64])
+def test_labels_may_be_of_any_kind_of_whole_number(tmp_path, kind):
+    path = tmp_path / "some.mat"
+    path.write_bytes(mat({"affNISTdata": fields() | {"label_int": LABELS[None].astype(kind)}}))
+    np.testing.assert_array_equal(load_mat(path).labels.numpy(), LABELS)
+
+
+@pytest.mark.parametrize(
+    ("there", "found"),
+    [
+        ((), None),
+        (("test.mat",), "test.mat"),
+        (("test_batches", "test.mat"), "test.mat"),
+        (("test.mat", "test.mat.zip"), "test.mat.zip"),
+        (("test_batches.zip", "test_batches"), "test_batches.zip"),
+    ],
+)
+def test_what_can_be_checked_best_is_read(of, there, found):
+    path = find(of(*there))
+    assert (path and path.name) == found
+
+
+@pytest.mark.parametrize("name", affnist.CHOICES)
+def test_check_gives_hashes_of_what_would_be_read(of, written, name):
+    path = written / name
+    files = [path] if path.is_file() else [path / f"{number}.mat" for number in range(1, 33)]
+    expected = {str(f.relative_to(written)): hashlib.sha256(f.read_bytes()).hexdigest() for f in files}
+    assert check(of(name)) == expected
+
+
+def test_check_of_nothing(of, tmp_path):
+    assert check(of()) is None
+    assert check(tmp_path / "nowhere") is None
+
+
+def test_published_checksums_are_of_two_zips():
+    # the fixture replaces them, so they are looked up in the source
+    source = Path(affnist.__file__).read_text()
+    assert set(re.findall(r'"(test\S+)": "([0-9a-f]{64})"', source)) == {
+        ("test.mat.zip", "2cde38ec83ee2ebfd7b901f8be5a09efb17a1bda04771f9b4905751eb945c01a"),
+        ("test_batches.zip", "83f829c01c021fa731e062e7671b0075a3e8de0a511fb6b5d403458528d0e0d1"),
+    }
+
+
+# --- what is not right ends in a sentence
+
+
+def refusal(function: Callable[..., Any], *arguments: Any) -> str:
+    with pytest.raises(DataError) as caught:
+        function(*arguments)
+    sentence = str(caught.value)
+    assert "\n" not in sentence
+    return sentence
+
+
+def changed(**change: Any) -> bytes:
+    content = fields() | change
+    return mat({"affNISTdata": {name: value for name, value in content.items() if value is not None}})
+
+
+WHOLE = mat({"affNISTdata": fields()})
+BAD = {
+    "truncated": (WHOLE[:-100], "cannot be read"),
+    "half": (WHOLE[: len(WHOLE) // 2], "cannot be read"),
+    "header only": (WHOLE[:128], "has no struct affNISTdata"),
+    "empty": (b"", "cannot be read"),
+    "web page": (b"<!DOCTYPE html><html><body>Service unavailable</body></html>" * 9, "cannot be read"),
+    "MATLAB 7.3": (b"MATLAB 7.3 MAT-file".ljust(124) + b"\x00\x02IM" + b"\x89HDF", "cannot be read"),
+    "other variable": (mat({"image": IMAGES}), "has no struct affNISTdata"),
+    "no struct": (mat({"affNISTdata": IMAGES}), "has no struct affNISTdata"),
+    "no image": (changed(image=None), "has no image in its affNISTdata"),
+    "no labels": (changed(label_int=None), "has no label_int in its affNISTdata"),
+    "no transforms": (changed(human_readable_transform=None), "has no human_readable_transform in its affNISTdata"),
+    "images transposed": (changed(image=IMAGES.reshape(CASES, -1)), "has image of uint8 and shape (320, 1600)"),
+    "images of 28x28": (changed(image=IMAGES.reshape(CASES, -1).T[:784]), "has image of uint8 and shape (784, 320)"),
+    "images of floats": (changed(image=IMAGES.reshape(CASES, -1).T / 255), "has image of float64"),
+    "images of 3 dimensions": (changed(image=IMAGES.reshape(1600, 40, -1)), "has image of uint8 and shape (1600, 40"),
+    "fewer labels": (changed(label_int=LABELS[None, 1:]), "shape (1, 319); expected (1, 320) whole numbers"),
+    "labels in a column": (changed(label_int=LABELS[:, None]), "has label_int of uint8 and shape (320, 1)"),
+    "labels of halves": (changed(label_int=LABELS[None] + 0.5), "has label_int of float64"),
+    "labels of nothing": (changed(label_int=LABELS[None] * np.nan), "has label_int of float64"),
+    "infinite labels": (changed(label_int=LABELS[None] + np.inf), "has label_int of float64"),
+    "labels in words": (changed(label_int="two"), "has label_int of <U3"),
+    "label 10": (changed(label_int=LABELS[None] + np.uint8(1)), "has label 10; expected 0 to 9"),
+    "label -1": (changed(label_int=LABELS[None].astype(np.int16) - 1), "has label -1; expected 0 to 9"),
+    "fewer transforms": (changed(human_readable_transform=TRANSFORMS.T[:, 1:]), "shape (6, 319); expected finite"),
+    "transforms of nothing": (changed(human_readable_transform=TRANSFORMS.T * np.nan), "expected finite numbers"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", BAD)
+def test_bad_file_is_named_with_what_is_wrong(tmp_path, kind):
+    content, said = BAD[kind]
+    (tmp_path / "test.mat").write_bytes(content)
+    sentence = refusal(load, tmp_path)
+    assert sentence.startswith(f"{tmp_path / 'test.mat'} ")
+    assert said in sentence
+
+
+@pytest.mark.parametrize("kind", BAD)
+def test_bad_file_is_found_before_training(tmp_path, kind):
+    (tmp_path / "test.mat").write_bytes(BAD[kind][0])
+    assert BAD[kind][1] in refusal(check, tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["truncated", "no image", "label 10"])
+def test_bad_file_in_a_zip_is_named(tmp_path, kind):
+    content, said = BAD[kind]
+    (tmp_path / "test.mat.zip").write_bytes(zipped({"test.mat": content}))
+    sentence = refusal(load, tmp_path)
+    assert sentence.startswith(f"{tmp_path / 'test.mat.zip' / 'test.mat'} ")
+    assert said in sentence
+
+
+def test_bad_batch_is_named(of):
+    folder = of("test_batches")
+    (folder / "test_batches" / "7.mat").write_bytes(b"a login page")
+    assert refusal(load, folder).startswith(f"{folder / 'test_batches' / '7.mat'} cannot be read")
+
+
+@pytest.mark.parametrize("name", ["test_batches", "test_batches.zip"])
+def test_missing_batches_are_named(of, name):
+    folder = of("test_batches")
+    (folder / "test_batches" / "7.mat").unlink()
+    (folder / "test_batches" / "31.mat").unlink()
+    if name.endswith(".zip"):
+        contents = {path.name: path.read_bytes() for path in (folder / "test_batches").iterdir()}
+        (folder / name).write_bytes(zipped(contents))
+    sentence = refusal(load, folder)
+    assert sentence.startswith(f"{folder / name} lacks 7.mat, 31.mat; expected all files of affNIST")
+
+
+def test_batches_of_different_kinds_are_refused(of):
+    folder = of("test_batches")
+    other = fields(slice(10)) | {"human_readable_transform": TRANSFORMS[:10, :5].T}
+    (folder / "test_batches" / "1.mat").write_bytes(mat({"affNISTdata": other}))
+    assert "different numbers of transform parameters" in refusal(load, folder)
+
+
+@pytest.mark.parametrize("name", ZIPS)
+@pytest.mark.parametrize("damage", [lambda b: b[:-1], lambda b: b"", lambda b: b"<!DOCTYPE html>"])
+def test_zip_that_is_not_the_published_one_is_refused(of, name, damage):
+    folder = of(name)
+    (folder / name).write_bytes(damage((folder / name).read_bytes()))
+    sentence = refusal(check, folder)
+    assert sentence.startswith(f"{folder / name} (")
+    assert affnist.SHA256[name] in sentence
+
+
+@pytest.mark.parametrize("content", [b"", b"<!DOCTYPE html>", zipped({})[:-1]])
+def test_zip_that_cannot_be_opened_is_named(tmp_path, content):
+    (tmp_path / "test.mat.zip").write_bytes(content)
+    assert refusal(load, tmp_path).startswith(f"{tmp_path / 'test.mat.zip'} cannot be read")
+
+
+@pytest.mark.parametrize(("digits", "count"), [((1,) * 9 + (2,), 352), ((2,) * 10, 640)])
+def test_other_counts_than_of_the_test_set_are_refused(of, monkeypatch, digits, count):
+    monkeypatch.setattr(affnist, "TEST_DIGITS", digits)
+    sentence = refusal(load, of("test.mat"))
+    assert f"holds 320 images, {[32] * 10} of the digits 0 to 9; expected {count}" in sentence
+
+
+def test_nothing_there_says_what_to_put_there(tmp_path):
+    sentence = refusal(load, tmp_path)
+    assert sentence.startswith(f"{tmp_path} holds no test set of affNIST; expected test.mat.zip, ")
+
+
+def test_counts_are_those_of_mnist(written):
+    source = Path(affnist.__file__).read_text()
+    (counts,) = re.findall(r"TEST_DIGITS = \(([\d, ]+)\)", source)
+    assert sum(map(int, counts.split(","))) == 10_000
+
+
+# --- the download
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (lambda path: path.read_bytes(), None),
+        (lambda path: path.read_bytes()[:-1], "with another SHA-256"),
+        (lambda path: b"", "sent 0 bytes with another SHA-256"),
+        (lambda path: URLError("no network in tests"), "no network in tests"),
+    ],
+    ids=["whole", "truncated", "empty", "no network"],
+)
+def test_download_comes_whole_or_not_at_all(written, tmp_path, monkeypatch, answer, said):
+    asked = []
+
+    def serve(url: str) -> io.BytesIO:
+        asked.append(url)
+        found = answer(written / url.rpartition("/")[2])
+        if isinstance(found, Exception):
+            raise found
+        return io.BytesIO(found)
+
+    monkeypatch.setattr("urllib.request.urlopen", serve)
+    folder = tmp_path / "data" / "affNIST"
+    problem = fetch(folder, download)
+    assert asked == ["https://www.cs.toronto.edu/~tijmen/affNIST/32x/transformed/test.mat.zip"]
+    if said is None:
+        assert problem is None
+        assert everything_below(tmp_path) == ["data", "data/affNIST", "data/affNIST/test.mat.zip"]
+        np.testing.assert_array_equal(load(folder).images[:, 0].numpy(), IMAGES)
+    else:
+        assert said in problem
+        assert everything_below(tmp_path) == ["data"]

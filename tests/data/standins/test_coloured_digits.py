@@ -1,0 +1,59 @@
+"""The stand-in of CIFAR10 and SVHN."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from capsule_lab.data.base import tensor_hash
+from capsule_lab.data.standins.coloured_digits import VERSION, coloured_digits, standin_provenance
+from capsule_lab.data.standins.digits import standin_digits
+
+HASHES = {True: "03838331dc11a412", False: "5cf89e667b52b42b"}
+
+
+@pytest.mark.parametrize("train", [True, False])
+def test_the_same_bits_every_time(train):
+    assert tensor_hash(coloured_digits(train=train)) == HASHES[train]
+
+
+@pytest.mark.parametrize("train", [True, False])
+def test_form_of_the_genuine_sets(train):
+    images, labels, factors = coloured_digits(train=train)
+    assert images.shape == (1438 if train else 359, 3, 32, 32)
+    assert images.dtype == torch.uint8
+    assert factors is None
+    assert labels.equal(standin_digits(train=train).labels)
+
+
+@pytest.mark.parametrize("train", [True, False])
+def test_every_digit_can_be_seen_in_every_colour(train):
+    """Where there is most ink, 246 to 255, it is lighter than all around the digit in all colours, or darker."""
+    ink = torch.nn.functional.pad(standin_digits(train=train).images, (2, 2, 2, 2)).expand(-1, 3, -1, -1).flatten(2)
+    images = coloured_digits(train=train).images.flatten(2).int()
+    digit = images.gather(2, ink.argmax(2, keepdim=True))[..., 0]
+    lightest, darkest = (images.masked_fill(ink > 0, value) for value in (-1, 256))
+    lighter, darker = digit - lightest.amax(2), darkest.amin(2) - digit
+    assert torch.maximum(lighter.amin(1), darker.amin(1)).min() >= 45
+    assert 0.4 < (lighter.amin(1) > 0).float().mean() < 0.6
+
+
+def test_colours_say_nothing_about_the_class():
+    images, labels, _ = coloured_digits(train=True)
+    means = torch.stack([images[labels == label].float().mean(dim=(0, 2, 3)) for label in range(10)])
+    assert means.std(0).max() < 10, "of 255; a mean over 140 images is off by about 5"
+
+
+def test_every_image_has_colours_of_its_own():
+    corners = torch.cat([coloured_digits(train=train).images[:, :, 0, 0] for train in (True, False)])
+    assert len(corners.unique(dim=0)) > 0.95 * len(corners)
+
+
+@pytest.mark.parametrize("name", ["CIFAR10", "SVHN"])
+def test_provenance(name):
+    assert standin_provenance(name) == {
+        "name": f"stand-in for {name}: scikit-learn's 1797 handwritten digits, coloured, on clouds of colour, 32x32",
+        "generator": "capsule_lab.data.standins.coloured_digits",
+        "version": VERSION,
+        "sha256": HASHES[True],
+    }

@@ -1,0 +1,247 @@
+"""Files of data sets: recognised when whole, fetched whole or not at all."""
+
+from __future__ import annotations
+
+import hashlib
+import http.client
+import re
+import socket
+import sys
+from pathlib import Path
+from urllib.error import URLError
+
+import numpy as np
+import pytest
+
+from capsule_lab.data import download
+from capsule_lab.data.download import check_labels, data_directory, fetch, md5, reading, silently, verify
+from capsule_lab.errors import DataError
+
+CONTENT = {"first": b"one" * 1000, "second": b"two", "third": b""}
+CHECKSUMS = {name: hashlib.md5(content, usedforsecurity=False).hexdigest() for name, content in CONTENT.items()}
+NO_SERVER = URLError(OSError(-2, "Name or service not known"))
+
+
+def write(folder: Path, *names: str) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in names:
+        (folder / name).write_bytes(CONTENT[name])
+    return folder
+
+
+def everything_below(folder: Path) -> list[str]:
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
+
+
+@pytest.mark.parametrize("name", CONTENT)
+def test_md5(tmp_path, name):
+    assert md5(write(tmp_path, name) / name) == CHECKSUMS[name]
+
+
+def test_verify_all_files(tmp_path):
+    assert verify(write(tmp_path, *CONTENT), CHECKSUMS, "Toys") is True
+
+
+def test_verify_does_not_mind_other_files(tmp_path):
+    (tmp_path / "first.gz").write_bytes(b"archive")
+    assert verify(write(tmp_path, *CONTENT), CHECKSUMS, "Toys") is True
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (PermissionError(13, "Permission denied"), "Permission denied"),
+        (ValueError("Unknown mat file type,\n version 60, 33"), "Unknown mat file type, version 60, 33"),
+        (EOFError(), "EOFError"),
+    ],
+    ids=repr,
+)
+def test_what_goes_wrong_in_reading_is_said_of_the_file(tmp_path, error, reason):
+    with pytest.raises(DataError) as caught, reading(tmp_path / "first", "Toys"):
+        raise error
+    assert str(caught.value) == (
+        f"{tmp_path / 'first'} cannot be read ({reason}); expected a file of Toys: remove it and its folder to have "
+        "them downloaded again"
+    )
+    assert caught.value.__cause__ is error
+
+
+@pytest.mark.parametrize("label", [0, 11, 255])
+def test_labels_that_are_none_are_named(tmp_path, label):
+    labels = np.array([1, 10, label, 5])
+    with pytest.raises(DataError, match=f"first has label {label}; expected 1 to 10: remove it"):
+        check_labels(tmp_path / "first", labels, range(1, 11))
+    check_labels(tmp_path / "first", labels[:2], range(1, 11))
+
+
+def test_silently_says_nothing(capsys):
+    with silently():
+        print("100 %")  # noqa: T201 - as torchvision does
+        print("100 %", file=sys.stderr)  # noqa: T201 - as its bars do
+    assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("folder", [".", "nowhere", "nowhere/at/all"])
+def test_verify_no_files(tmp_path, folder):
+    assert verify(tmp_path / folder, CHECKSUMS, "Toys") is False
+
+
+@pytest.mark.parametrize(
+    ("there", "missing"),
+    [(["first"], "second, third"), (["first", "third"], "second"), (["second", "third"], "first")],
+    ids=str,
+)
+def test_verify_some_files_names_the_missing_ones(tmp_path, there, missing):
+    with pytest.raises(DataError) as caught:
+        verify(write(tmp_path, *there), CHECKSUMS, "Toys")
+    assert str(tmp_path) in str(caught.value)
+    assert f"{len(there)} of the 3 files of Toys; missing {missing}:" in str(caught.value)
+
+
+@pytest.mark.parametrize("content", [CONTENT["first"][:-1], b"", b"another file"], ids=["truncated", "empty", "other"])
+def test_verify_names_the_file_that_is_not_whole(tmp_path, content):
+    write(tmp_path, *CONTENT)
+    (tmp_path / "first").write_bytes(content)
+    with pytest.raises(DataError) as caught:
+        verify(tmp_path, CHECKSUMS, "Toys")
+    assert str(caught.value).startswith(f"{tmp_path / 'first'} ({len(content)} bytes, md5 ")
+    assert CHECKSUMS["first"] in str(caught.value)
+    assert "remove it" in str(caught.value)
+
+
+def test_verify_names_the_file_that_cannot_be_read(tmp_path, monkeypatch):
+    def refuse(path: Path) -> str:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(download, "md5", refuse)
+    with pytest.raises(DataError, match=rf"^{re.escape(str(tmp_path))}/first cannot be read \(Permission denied\)"):
+        verify(write(tmp_path, *CONTENT), CHECKSUMS, "Toys")
+
+
+def succeed(scratch: Path) -> Path:
+    (scratch / "archive.gz").write_bytes(b"left behind in the scratch folder")
+    return write(scratch / "deep" / "raw", *CONTENT)
+
+
+@pytest.mark.parametrize("folder", ["raw", "Toys/raw", "several/levels/raw"])
+def test_fetch_puts_the_files_in_place_and_nothing_else(tmp_path, folder):
+    target = tmp_path / folder
+    assert fetch(target, succeed) is None
+    assert verify(target, CHECKSUMS, "Toys")
+    assert everything_below(target.parent) == ["raw", "raw/first", "raw/second", "raw/third"]
+
+
+def test_fetch_fills_an_empty_folder(tmp_path):
+    (tmp_path / "raw").mkdir()
+    assert fetch(tmp_path / "raw", succeed) is None
+    assert everything_below(tmp_path) == ["raw", "raw/first", "raw/second", "raw/third"]
+
+
+def test_fetch_is_one_step(tmp_path):
+    """The folder does not exist until it is whole: it is the very folder that was filled, renamed."""
+    filled = []
+
+    def download(scratch: Path) -> Path:
+        folder = succeed(scratch)
+        assert not (tmp_path / "raw").exists()
+        filled.append(folder.stat().st_ino)
+        return folder
+
+    assert fetch(tmp_path / "raw", download) is None
+    assert [(tmp_path / "raw").stat().st_ino] == filled
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (NO_SERVER, "<urlopen error [Errno -2] Name or service not known>"),
+        (RuntimeError("File not found or corrupted.\n  second line"), "File not found or corrupted. second line"),
+        (RuntimeError("\n  leading white space\n"), "leading white space"),
+        (TimeoutError(), "TimeoutError"),
+        (ConnectionResetError(104, "Connection reset by peer"), "[Errno 104] Connection reset by peer"),
+    ],
+    ids=["no server", "corrupt", "white space", "no words", "reset"],
+)
+def test_fetch_that_fails_leaves_nothing_and_says_why_in_a_line(tmp_path, error, reason):
+    def download(scratch: Path) -> Path:
+        write(scratch / "raw", "first", "second")
+        raise error
+
+    assert fetch(tmp_path / "Toys" / "raw", download) == reason
+    assert everything_below(tmp_path) == ["Toys"]
+
+
+@pytest.mark.parametrize(
+    "error", [http.client.IncompleteRead(b""), http.client.BadStatusLine(""), EOFError("ended early")], ids=repr
+)
+def test_fetch_over_a_line_that_breaks_gives_a_reason(tmp_path, error):
+    def download(scratch: Path) -> Path:
+        raise error
+
+    assert fetch(tmp_path / "raw", download)
+    assert everything_below(tmp_path) == []
+
+
+def test_fetch_beside_other_files_puts_the_files_in_place_and_leaves_the_others(tmp_path):
+    (tmp_path / "raw").mkdir()
+    (tmp_path / "raw" / "first.gz").write_bytes(b"archive that was never unpacked")
+    (tmp_path / "raw" / "second").write_bytes(b"of an earlier attempt")
+    assert fetch(tmp_path / "raw", succeed) is None
+    assert verify(tmp_path / "raw", CHECKSUMS, "Toys")
+    assert (tmp_path / "raw" / "first.gz").read_bytes() == b"archive that was never unpacked"
+    assert everything_below(tmp_path) == ["raw", "raw/first", "raw/first.gz", "raw/second", "raw/third"]
+
+
+def test_fetch_where_nothing_can_be_written_gives_a_reason(tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    reason = fetch(tmp_path / "file" / "raw", succeed)
+    assert reason is not None
+    assert "\n" not in reason
+
+
+def test_fetch_that_is_interrupted_leaves_nothing(tmp_path):
+    def download(scratch: Path) -> Path:
+        write(scratch / "raw", "first")
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fetch(tmp_path / "raw", download)
+    assert everything_below(tmp_path) == []
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_fetch_waits_no_longer_than_asked_and_puts_the_timeout_back(tmp_path, fails):
+    waited = []
+
+    def download(scratch: Path) -> Path:
+        waited.append(socket.getdefaulttimeout())
+        if fails:
+            raise TimeoutError("timed out")
+        return succeed(scratch)
+
+    before = socket.getdefaulttimeout()
+    fetch(tmp_path / "raw", download, timeout=3.5)
+    assert waited == [3.5]
+    assert socket.getdefaulttimeout() == before
+
+
+@pytest.mark.parametrize(
+    ("argument", "environment", "expected"),
+    [
+        ("argument", "environment", "argument"),
+        ("argument", None, "argument"),
+        (None, "environment", "environment"),
+        (None, None, "data"),
+        (None, "", "data"),
+        ("", "environment", "environment"),
+    ],
+)
+def test_data_directory(monkeypatch, argument, environment, expected):
+    monkeypatch.delenv("CAPSULE_LAB_DATA", raising=False)
+    if environment is not None:
+        monkeypatch.setenv("CAPSULE_LAB_DATA", environment)
+    assert data_directory(argument) == Path(expected)
+
+
+def test_data_error_is_a_value_error():
+    assert issubclass(DataError, ValueError)

@@ -1,0 +1,215 @@
+"""The smoke table through ``launcher=slurm`` on a real SLURM of one node, whatever becomes of its jobs."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from capsule_lab.runs import lock
+from capsule_lab.tables.cells import Cell, expand
+from capsule_lab.tables.schema import chosen, read
+from tests.conftest import NO_PICTURES, Ended, python, start
+from tests.runs.test_resume import curves, weights
+from tests.tables.test_sweep import contents
+
+MISSING = [name for name in ("slurmctld", "slurmd", "munged", "sbatch") if shutil.which(name) is None]
+pytestmark = [
+    pytest.mark.slurm,
+    pytest.mark.skipif(
+        bool(MISSING), reason=f"Debian's slurm-wlm and munge are not installed: no {', '.join(MISSING)}"
+    ),
+    pytest.mark.skipif(os.geteuid() != 0, reason="starting a cluster takes root"),
+]
+CLUSTER = Path(__file__).parent / "cluster.sh"
+HELD_AT = 60  # steps of 37 to an epoch; 30 of processes that are two, which look for signals at every tenth
+WARNING = 10  # seconds before the time limit; SLURM may send it a minute earlier
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    folder = tmp_path_factory.mktemp("cluster")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SLURM_CONF", str(folder / "slurm.conf"))
+        try:
+            subprocess.run([CLUSTER, "start", folder], check=True, timeout=60)
+            yield
+            slurm("scancel", "--user", "root")
+        finally:
+            subprocess.run([CLUSTER, "stop", folder], check=True, timeout=60)
+
+
+def slurm(*command: str) -> str:
+    return subprocess.run(command, check=True, timeout=60, capture_output=True, text=True).stdout
+
+
+def words(step: int, *more: str) -> list[str]:
+    """The smoke table as it is, but for where its jobs wait."""
+    hold = f"+callbacks.hold={{_target_: tests.helpers.hold_callback.Hold, step: {step}}}"
+    return ["trainer.accelerator=cpu", hold, *NO_PICTURES, *more]
+
+
+def sweep(*more: str) -> list[str]:
+    signals = f"hydra.launcher.additional_parameters.signal=USR1@{WARNING}"
+    return [
+        "-m",
+        "capsule_lab.sweep",
+        "table=smoke",
+        "launcher=slurm",
+        "hydra.launcher.cpus_per_task=1",
+        signals,
+        *more,
+    ]
+
+
+@pytest.mark.usefixtures("cluster")
+def test_table_completes_though_jobs_are_killed_pre_empted_and_out_of_time(tmp_path: Path) -> None:
+    overrides = words(HELD_AT)
+    command = sweep(*overrides)
+    killed, *others = asked = cells(overrides)
+    with start(*command, cwd=tmp_path) as process:
+        try:
+            wait_for(lambda: all(map(held, asked)), process)
+            said = {cell.name: Path(cell.log) for cell in asked}
+            os.kill(held(killed)["pid"], signal.SIGKILL)
+            pre_empt(cpus=6)
+            wait_for(lambda: any("SIGTERM: stopping" in said[cell.name].read_text() for cell in others), process)
+            late = [cell for cell in others if "SIGTERM: stopping" not in said[cell.name].read_text()]
+            for cell in late:
+                let_time_run_out(held(cell)["job"])
+            uninterrupted = directly(late[0], tmp_path)  # while nothing else computes
+            wait_for(lambda: all("SIGUSR1: stopping" in said[cell.name].read_text() for cell in late), process)
+            wait_for(lambda: start_what_waits() or process.poll() is not None, process)
+            out, err = process.communicate()
+        finally:
+            process.kill()
+    assert process.returncode == 2
+    assert out.splitlines()[-1] == "smoke: 3 done, 1 failed"
+    assert re.search(r"dynamic seed 0: job \d+_0 ended without a result; its log is \S+\.err", err), err
+    assert [cell.status for cell in cells(overrides)] == ["failed", "done", "done", "done"]
+    assert len(late) == 2
+    for cell in others:
+        before, _, after = said[cell.name].read_text().partition("goes back into the queue")
+        assert f"at step {HELD_AT}, saved in" in said[cell.name].with_suffix(".err").read_text()
+        assert [line[:7] for line in re.findall(r"epoch \d.*", before)] == ["epoch 1"]
+        assert re.search(r"continuing \S+last\.ckpt", after)
+        assert [line[:7] for line in re.findall(r"epoch \d.*", after)] == ["epoch 2", "epoch 3", "epoch 4"]
+
+    (directory,) = late[0].directories
+    (killed_in,) = killed.directories
+    before = contents(tmp_path)
+    ended = python(*command, cwd=tmp_path)
+    assert (ended.status, ended.out.splitlines()[0]) == (0, "smoke: 3 done, 1 failed")
+    assert ended.out.splitlines()[-1] == "smoke: 4 done"
+    after = contents(tmp_path)
+    assert {name for name in after if after[name] != before.get(name)} == {killed_in.name}
+
+    assert uninterrupted.status == 0, uninterrupted.err
+    (whole,) = (tmp_path / "direct").glob("capsnet-mnist-*")
+    found, expected = (json.loads((path / "metrics.json").read_text()) for path in (directory, whole))
+    assert {key: found[key] for key in ("test", "validation", "steps")} == {
+        key: expected[key] for key in ("test", "validation", "steps")
+    }
+    assert HELD_AT % (found["steps"] / found["epochs"]) != 0, "it was stopped within an epoch"
+    assert curves(directory) == curves(whole)
+    assert all(weight.equal(weights(whole)[name]) for name, weight in weights(directory).items())
+
+
+@pytest.mark.usefixtures("cluster")
+def test_run_of_two_processes_leaves_and_goes_on(tmp_path: Path) -> None:
+    overrides = words(HELD_AT // 2, "trainer.devices=2", "trainer.strategy=ddp")
+    command = sweep("rows=[dynamic]", "seeds=[5]", "hydra.launcher.tasks_per_node=2", *overrides)
+    (cell,) = cells(overrides, rows=["dynamic"], seeds=[5])
+    with start(*command, cwd=tmp_path) as process:
+        try:
+            wait_for(lambda: held(cell, 0) and held(cell, 1), process)
+            pre_empt(cpus=7)
+            wait_for(lambda: start_what_waits() or process.poll() is not None, process)
+            out, err = process.communicate()
+        finally:
+            process.kill()
+    assert (process.returncode, out.splitlines()[-1]) == (0, "smoke: 1 done"), err
+    (again,) = cells(overrides, rows=["dynamic"], seeds=[5])
+    assert again.finished[0] == cell.directories[0]
+    assert again.finished[1]["steps"] == again.finished[1]["planned_steps"]
+    text = "".join(path.read_text() for path in tmp_path.glob("runs/multirun/.submitit/*/*_log.*"))
+    assert text.count(f"stopped by SIGTERM at step {HELD_AT // 2}, saved in") == 2, "each process says so"
+    assert text.count("goes back into the queue") == 1
+    assert "Traceback" not in text
+
+
+@pytest.mark.usefixtures("cluster")
+def test_jobs_that_wait_are_not_submitted_again(tmp_path: Path) -> None:
+    """And they train whatever becomes of the sweep."""
+    overrides = ["trainer.accelerator=cpu", "debug=smoke", "trainer.max_epochs=1", *NO_PICTURES]
+    chosen_run = {"rows": ["uniform"], "seeds": [7]}
+    command = sweep("rows=[uniform]", "seeds=[7]", *overrides)
+    (cell,) = cells(overrides, **chosen_run)
+    in_the_way = pre_empt(cpus=8, seconds=600)
+    with start(*command, cwd=tmp_path) as process:
+        wait_for(lambda: lock.record_of(cell.fingerprint), process)
+        process.kill()
+    ended = python(*command, cwd=tmp_path)
+    assert (ended.status, ended.out) == (0, "smoke: 1 running\nsmoke: 1 running\n"), ended.err
+    slurm("scancel", in_the_way)
+    wait_for(lambda: not lock.is_claimed(cell.fingerprint))
+    assert [again.status for again in cells(overrides, **chosen_run)] == ["done"]
+
+
+def cells(overrides: list[str], **selection: Any) -> list[Cell]:
+    return expand(chosen(read("smoke"), **selection), overrides)
+
+
+def held(cell: Cell, rank: int = 0) -> dict[str, Any]:
+    """Job and process of a run that waits, or has waited."""
+    files = [path / f"held-{rank}.json" for path in cell.directories]
+    return next((json.loads(path.read_text()) for path in files if path.is_file() and path.stat().st_size), {})
+
+
+def pre_empt(cpus: int, seconds: int = 3) -> str:
+    """A job that comes first wants so many of the node's 8 CPUs; its number."""
+    words = ["--parsable", "--partition=high", f"--cpus-per-task={cpus}", "--output=/dev/null"]
+    return slurm("sbatch", *words, f"--wrap=sleep {seconds}").strip()
+
+
+def let_time_run_out(job: str) -> None:
+    """The shortest time limit in whole minutes that leaves SLURM the time for its warning."""
+    hours_minutes_seconds = slurm("squeue", "--noheader", "--jobs", job, "--format", "%M").strip().split(":")
+    elapsed = sum(int(part) * 60**power for power, part in enumerate(reversed(hours_minutes_seconds)))
+    slurm("scontrol", "update", f"JobId={job}", f"TimeLimit={(elapsed + WARNING + 30) // 60 + 1}")
+
+
+def start_what_waits() -> None:
+    """Jobs that went back into the queue begin again at once, not after SLURM's two minutes, and have time."""
+    for line in slurm("squeue", "--noheader", "--format", "%i %T").splitlines():
+        job, state = line.split()
+        if state == "PENDING":
+            change = ["scontrol", "update", f"JobId={job}", "StartTime=now", "TimeLimit=UNLIMITED"]
+            subprocess.run(change, check=False, capture_output=True)  # it may have begun since
+
+
+def directly(cell: Cell, folder: Path) -> Ended:
+    """The command of a cell, outside of SLURM."""
+    words = cell.overrides
+    return python("-m", "capsule_lab.train", *words, cwd=folder, CAPSULE_LAB_RUNS=str(folder / "direct"))
+
+
+def wait_for(
+    condition: Callable[[], object], process: subprocess.Popen[str] | None = None, seconds: float = 240
+) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it took too long"
+        if process is not None and process.poll() is not None:
+            out, err = process.communicate()
+            raise AssertionError(f"the sweep ended: {out}{err}")
+        time.sleep(0.5)

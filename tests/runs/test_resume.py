@@ -1,0 +1,93 @@
+"""A run that is interrupted anywhere ends as if it had not been."""
+
+from __future__ import annotations
+
+import csv
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch.callbacks import Callback
+from omegaconf import DictConfig, OmegaConf
+
+from capsule_lab import build, runs
+from capsule_lab.config import compose
+from capsule_lab.errors import InterruptError
+from capsule_lab.train import train
+from tests.conftest import NO_PICTURES, TINY_CAPSNET, TINY_CNN, TINY_DATA
+
+Whole = tuple[DictConfig, Path, dict[str, Any]]
+STEPS_PER_EPOCH = 4  # 256 images in batches of 64
+BY_EPOCHS = ["trainer.max_epochs=4"]
+BY_STEPS = [
+    "trainer.max_epochs=-1",
+    "trainer.max_steps=16",
+    "trainer.check_val_every_n_epoch=null",
+    "trainer.val_check_interval=6",
+]
+
+
+class SignalAt(Callback):
+    """Sends a signal to this process at the end of a step."""
+
+    def __init__(self, step: int, signum: int = signal.SIGTERM) -> None:
+        self.step, self.signum = step, signum
+
+    def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+        if trainer.global_step == self.step:
+            signal.raise_signal(self.signum)
+
+
+def run(config: Any, directory: Path, monkeypatch: pytest.MonkeyPatch, *extra: Callback) -> dict[str, Any]:
+    """``train`` with more callbacks."""
+    genuine = build.build_trainer
+    with monkeypatch.context() as patch:
+        patch.setattr(build, "build_trainer", lambda c, d, *callbacks: genuine(c, d, *extra, *callbacks))
+        return train(config, directory)
+
+
+def weights(directory: Path) -> dict[str, torch.Tensor]:
+    return runs.read_checkpoint(directory / "checkpoints" / "last.ckpt")[0]["state_dict"]
+
+
+def curves(directory: Path) -> list[dict[str, str]]:
+    with (directory / "metrics.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+LENGTHS = {"epochs, with dropout": (BY_EPOCHS, TINY_CNN), "steps, with dropout": (BY_STEPS, TINY_CNN)}
+LENGTHS["steps, capsules"] = (BY_STEPS, TINY_CAPSNET)
+
+
+@pytest.fixture(scope="module", params=LENGTHS)
+def uninterrupted(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Whole:
+    """A run from its first to its last step."""
+    length, model = LENGTHS[request.param]
+    config = compose("train", [*model, *TINY_DATA, *length, *NO_PICTURES])
+    directory = tmp_path_factory.mktemp("whole")
+    return config, directory, train(config, directory)
+
+
+@pytest.mark.parametrize(
+    ("stop", "signum"),
+    [
+        pytest.param(1, signal.SIGTERM, id="the first step"),
+        pytest.param(4, signal.SIGUSR1, id="the last of an epoch"),
+        pytest.param(6, signal.SIGTERM, id="one before a validation within an epoch"),
+        pytest.param(7, signal.SIGUSR1, id="the middle of an epoch"),
+    ],
+)
+def test_resumed_run_equals_uninterrupted(
+    uninterrupted: Whole, stop: int, signum: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, whole, expected = uninterrupted
+    with pytest.raises(InterruptError, match=rf"^stopped by {signum.name} .*to continue exactly: .*train\.resume=true"):
+        run(config, tmp_path, monkeypatch, SignalAt(stop, signum))
+    found = run(OmegaConf.merge(config, {"train": {"resume": True}}), tmp_path, monkeypatch)
+
+    assert found["steps"] == expected["steps"]
+    assert {k: found[k] for k in ("test", "validation")} == {k: expected[k] for k in ("test", "validation")}
+    torch.testing.assert_close(weights(tmp_path), weights(whole), rtol=0, atol=0)
+    assert curves(tmp_path) == curves(whole)

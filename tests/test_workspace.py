@@ -1,0 +1,180 @@
+"""The workspace of a table: valid to W&B's own model, full of what runs really log, uploaded by one command."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from capsule_lab.config import compose, sweeps_dir
+from capsule_lab.tables.schema import read
+from capsule_lab.workspace import as_json, build
+from tests.conftest import NO_PICTURES, TINY_DATA, Ended, Trained, python
+
+internal = pytest.importorskip("wandb_workspaces.workspaces.internal", reason="wandb-workspaces is not installed")
+
+Cli = Callable[..., Ended]
+TABLES = sorted(path.stem for path in sweeps_dir().glob("*.yaml"))
+EM = ["model=em_caps", "model.channels=4", "model.primary_types=2", "model.conv_types=[2,2]"]
+
+
+def spec_of(table: str) -> dict[str, Any]:
+    return json.loads(as_json(build(read(table), project="p", entity="me")))["section"]
+
+
+def panels(spec: dict[str, Any]) -> list[dict[str, Any]]:
+    return [panel for part in spec["panelBankConfig"]["sections"] for panel in part["panels"]]
+
+
+def shown(spec: dict[str, Any]) -> dict[str, list[str]]:
+    """Titles of panels, and the metrics or the patterns in each."""
+    found = {}
+    for panel in panels(spec):
+        config = panel["config"]
+        found[config["chartTitle"]] = [config["metricRegex"]] if "metricRegex" in config else config.get("metrics", [])
+    return found
+
+
+@pytest.fixture(scope="module", params=["capsnet", "em_caps"])
+def logged(request: pytest.FixtureRequest, trained: Trained, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """Names that a run logs."""
+    directory = trained.directory
+    if request.param == "em_caps":
+        from capsule_lab.train import train
+
+        directory = tmp_path_factory.mktemp("em") / "run"
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("CAPSULE_LAB_RUN", "")
+            train(compose("train", [*EM, *TINY_DATA, *NO_PICTURES, "trainer.max_epochs=1"]), directory)
+    return (directory / "metrics.csv").read_text().splitlines()[0].split(",")
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_workspace_of_every_table_is_valid(table: str) -> None:
+    text = as_json(build(read(table), project="p"))
+    again = internal.WorkspaceViewspec.model_validate_json(text)
+    assert json.loads(again.model_dump_json(by_alias=True, exclude_none=True)) == json.loads(text)
+
+
+def test_rows_are_averaged_over_seeds_in_the_group_of_the_table() -> None:
+    spec = spec_of("smoke")
+    (runs,) = spec["runSets"]
+    (group,) = runs["filters"]["filters"]
+    assert (group["key"]["name"], group["op"], group["value"]) == ("group", "=", "smoke")
+    assert [key["name"] for key in runs["grouping"]] == ["jobType"]
+    plots = [panel["config"] for panel in panels(spec) if panel["viewType"] != "Media Browser"]
+    assert {(plot["groupBy"], plot["groupAgg"], plot["groupArea"]) for plot in plots} == {("jobType", "mean", "stddev")}
+
+
+def test_every_run_of_the_table_is_shown() -> None:
+    """30 of training; columns that show two quantities of one run count it once."""
+    assert as_json(build(read("sabour2017_table1"), project="p")).count('"maxRuns": 30') == 1
+
+
+def test_every_column_has_a_chart_of_its_metric() -> None:
+    results = [title for title, names in shown(spec_of("em2018_viewpoints")).items() if names == [title]]
+    assert results == ["test/familiar/error", "test/novel/error"]
+
+
+def test_everything_shown_is_logged(logged: list[str]) -> None:
+    exact = [name for names in shown(spec_of("smoke")).values() for name in names if "^" not in name]
+    assert len(exact) == 7
+    assert set(exact) <= set(logged)
+
+
+def test_every_statistic_of_a_layer_and_schedule_is_shown_once(logged: list[str]) -> None:
+    patterns = [name if "^" in name else f"^{name}$" for names in shown(spec_of("smoke")).values() for name in names]
+    found = {name: sum(bool(re.search(pattern, name)) for pattern in patterns) for name in logged}
+    of_layers = [name for name in logged if re.match("val/(activation|dead)_|schedule/", name)]
+    assert len(of_layers) >= 8
+    assert {found[name] for name in of_layers} == {1}
+
+
+def test_every_picture_shown_is_drawn(trained: Trained) -> None:
+    keys = [key for panel in panels(spec_of("smoke")) for key in panel["config"].get("mediaKeys", [])]
+    drawn = {path.stem for path in (trained.directory / "figures").iterdir()}
+    assert {key.replace("/", "_") for key in keys} == drawn
+
+
+def test_command_writes_it(cli: Cli, tmp_path: Path) -> None:
+    ended = cli("workspace", "table=smoke", "out=there")
+    assert (ended.status, ended.err) == (0, "")
+    written = json.loads((tmp_path / "there" / "smoke_workspace.json").read_text())
+    assert shown(written["section"]) == shown(spec_of("smoke"))
+
+
+@pytest.fixture
+def server() -> Iterator[tuple[str, list[dict[str, Any]]]]:
+    """What stands for W&B's server: it knows a user, takes a view, and keeps what it was asked."""
+    asked: list[dict[str, Any]] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            answer: dict[str, Any] = {}
+            if self.path == "/graphql":
+                asked.append(json.loads(body))
+                user = {"id": "1", "entity": "me", "username": "me", "email": "", "flags": "{}", "teams": {"edges": []}}
+                view = {"upsertView": {"view": {"id": "1", "name": "nw-abc-v"}, "inserted": True}}
+                answer = {"data": view if "upsertView" in asked[-1]["query"] else {"viewer": user}}
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(json.dumps(answer).encode())
+
+        def log_message(self, *_: Any) -> None:
+            """Quiet."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as started:
+        threading.Thread(target=started.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{started.server_port}", asked
+        started.shutdown()
+
+
+UPLOAD = ["-m", "capsule_lab.workspace", "table=smoke", "upload=true", "project=mine"]
+
+
+def test_one_command_uploads_it(server: tuple[str, list[dict[str, Any]]], tmp_path: Path) -> None:
+    address, asked = server
+    ended = python(*UPLOAD, cwd=tmp_path, HOME=str(tmp_path), WANDB_BASE_URL=address, WANDB_API_KEY="0" * 40)
+    assert ended.status == 0, ended.err
+    (sent,) = (request["variables"] for request in asked if "upsertView" in request["query"])
+    assert (sent["entityName"], sent["projectName"], sent["displayName"]) == ("me", "mine", "smoke")
+    assert shown(json.loads(sent["spec"])["section"]) == shown(spec_of("smoke"))
+    assert f"uploaded: {address}/me/mine" in ended.out
+
+
+def test_without_an_account_it_says_so_in_one_sentence(tmp_path: Path) -> None:
+    ended = python(*UPLOAD, cwd=tmp_path, HOME=str(tmp_path), NETRC=str(tmp_path / "none"), WANDB_API_KEY="")
+    assert ended.status == 2
+    (sentence,) = ended.err.splitlines()
+    assert sentence.startswith("capsule_lab: W&B did not take the workspace (No API key configured.")
+    assert sentence.endswith("log in with wandb login, name the project with project=… and entity=…, and try again")
+    assert (tmp_path / "runs" / "reports" / "smoke_workspace.json").is_file()
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ([], "table is missing; expected table=<name>, one of "),
+        (["table=smok"], "table=smok does not exist; did you mean smoke?"),
+        (["table=smoke", "uplod=true"], "uplod does not exist; did you mean upload?"),
+    ],
+    ids=str,
+)
+def test_wrong_words_end_in_one_sentence(cli: Cli, words: list[str], sentence: str) -> None:
+    ended = cli("workspace", *words)
+    assert (ended.status, ended.err.count("\n")) == (2, 1)
+    assert sentence in ended.err
+
+
+def test_without_the_package_it_says_what_to_install(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("capsule_lab.workspace.find_spec", lambda name: None)
+    ended = cli("workspace", "table=smoke")
+    assert ended.status == 2
+    assert "pip install 'capsule-lab[workspace]'" in ended.err
