@@ -64,7 +64,7 @@ def squash(
 ) -> Float[Tensor, "*shape"]:
     """Shrink vectors to a length in [0, 1), keeping their direction (Sabour 2017, equation 1).
 
-    ``v = |s|^2 / (1 + |s|^2) * s / |s|``. The released code has no epsilon; with one, the value and the
+    ``v = |s|^2 / (1 + |s|^2) * s / |s|``. The official code has no epsilon; with one, the value and the
     gradient are finite at the zero vector. In float32 the length rounds to 1 from 1e4 on, and the square
     overflows beyond 1e19.
 
@@ -128,7 +128,7 @@ def softmax_over_parents(
     Args:
         logits: log-couplings up to a constant per child.
         leaky: add one more destination with its logit fixed at 0, "none of the above", and drop its
-            share: a child's couplings then sum to less than one (released code; in the paper CIFAR10 only).
+            share: a child's couplings then sum to less than one (official code; in the paper CIFAR10 only).
     """
     if not leaky:
         return logits.softmax(dim=1)

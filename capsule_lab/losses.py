@@ -20,7 +20,7 @@ def margin_loss(
     present: float = 0.9,  # Sabour 2017, section 3: m+
     absent: float = 0.1,  # Sabour 2017, section 3: m-
     absent_weight: float = 0.5,  # Sabour 2017, section 3: lambda
-    reduction: Literal["paper", "released"] = "paper",
+    reduction: Literal["paper", "official"] = "paper",
 ) -> Float[Tensor, ""]:
     """Margin loss on the lengths of the class capsules (Sabour 2017, equation 4).
 
@@ -32,7 +32,7 @@ def margin_loss(
             image.
         present, absent: margins above and below which a length costs nothing.
         absent_weight: keeps the many absent classes from shrinking all lengths at first.
-        reduction: ``"paper"`` sums over the classes and averages over the batch. ``"released"`` is the
+        reduction: ``"paper"`` sums over the classes and averages over the batch. ``"official"`` is the
             authors' code: half the mean over batch *and* classes, 1/20 of the paper's for ten classes.
             Beside it, the same reconstruction weight of 0.0005 counts 20 times as much.
 
@@ -49,9 +49,9 @@ def margin_loss(
     )  # [b k]
     if reduction == "paper":
         return losses.sum(1).mean()
-    if reduction == "released":
-        return 0.5 * losses.mean()  # 0.5: released code
-    raise ValueError(f"margin loss reduction is {reduction!r}; expected 'paper' or 'released'")
+    if reduction == "official":
+        return 0.5 * losses.mean()  # 0.5: official code
+    raise ValueError(f"margin loss reduction is {reduction!r}; expected 'paper' or 'official'")
 
 
 @float32_under_autocast
@@ -60,7 +60,7 @@ def spread_loss(
     labels: Int64[Tensor, " batch"],
     *,
     margin: float = 0.9,  # Hinton 2018, section 4.1: m at the end of training
-    reduction: Literal["paper", "released"] = "paper",
+    reduction: Literal["paper", "official"] = "paper",
 ) -> Float[Tensor, ""]:
     """Spread loss on the activations of the class capsules (Hinton 2018, equation 3).
 
@@ -71,7 +71,7 @@ def spread_loss(
         labels: the true class of each image.
         margin: ``m``, by which the true class must lead every other; a schedule named ``margin`` raises it
             while training, from 0.2, so that few capsules die at first.
-        reduction: ``"paper"`` sums over the classes and averages over the batch. ``"released"`` is the authors'
+        reduction: ``"paper"`` sums over the classes and averages over the batch. ``"official"`` is the authors'
             code: the mean over batch *and* classes, the true one (always 0) included; 1/5 of the paper's for
             five classes, beside which a penalty on weights counts 5 times as much.
 
@@ -87,9 +87,9 @@ def spread_loss(
     losses = (margin - (true - scores)).relu().square() * (1 - _truth(labels, scores))  # [b k]
     if reduction == "paper":
         return losses.sum(1).mean()
-    if reduction == "released":
+    if reduction == "official":
         return losses.mean()
-    raise ValueError(f"spread loss reduction is {reduction!r}; expected 'paper' or 'released'")
+    raise ValueError(f"spread loss reduction is {reduction!r}; expected 'paper' or 'official'")
 
 
 @float32_under_autocast
@@ -125,7 +125,7 @@ def cross_entropy_loss(
 ) -> Float[Tensor, ""]:
     """Softmax cross-entropy, averaged over the batch.
 
-    The scores go into the softmax as they are. So does the cross-entropy of Hinton 2018's released code, with
+    The scores go into the softmax as they are. So does the cross-entropy of Hinton 2018's official code, with
     activations for scores: between 0 and 1 even a perfect answer costs ``log(1 + (classes - 1) / e)``.
     ``log_odds`` is ours, and not in the paper: ``log(a / (1 - a))`` of an activation can be any number.
 
@@ -154,7 +154,7 @@ def sigmoid_cross_entropy_loss(
 ) -> Float[Tensor, ""]:
     """Is each class there, asked by itself: summed over the classes, averaged over the batch.
 
-    For networks without capsules and several labels per image (Sabour 2017, section 6). The released code halves the
+    For networks without capsules and several labels per image (Sabour 2017, section 6). The official code halves the
     targets of two labels, so that no answer can be right; here they are 1.
 
     Args:
@@ -172,9 +172,9 @@ def sigmoid_cross_entropy_loss(
 def l2_loss(
     parameters: Iterable[Tensor],
     *,
-    weight: float = 2e-7,  # released code of Hinton 2018
+    weight: float = 2e-7,  # official code of Hinton 2018
 ) -> Float[Tensor, ""]:
-    """Half the sum of the squared weights of all kernels, times ``weight`` (released code of Hinton 2018).
+    """Half the sum of the squared weights of all kernels, times ``weight`` (official code of Hinton 2018).
 
     ``L = weight * 1/2 |W|^2``, added to the loss: with Adam that is another thing than decoupled weight decay.
 

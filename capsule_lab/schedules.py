@@ -131,14 +131,14 @@ class Staircase(Schedule):
 class SigmoidRamp(Schedule):
     """``start + rise * sigmoid(min(steepest, step / every + offset))``: slow, then fast, then slow.
 
-    The margin of the released EM routing code is ``SigmoidRamp(0.2, 0.79, "50000 steps", -4, 10)``.
+    The margin of the official EM routing code is ``SigmoidRamp(0.2, 0.79, "50000 steps", -4, 10)``.
     """
 
     start: float
     rise: float
     every: Duration
-    offset: float = -4.0  # released code of Hinton 2018
-    steepest: float = 10.0  # released code of Hinton 2018
+    offset: float = -4.0  # official code of Hinton 2018
+    steepest: float = 10.0  # official code of Hinton 2018
 
     def __call__(self, step: int) -> float:
         x = min(self.steepest, self._progress(step, self.every) + self.offset)
@@ -149,7 +149,7 @@ class SigmoidRamp(Schedule):
 class Exponential(Schedule):
     """``initial * rate ** (step / every)``, continuous, never below ``floor``.
 
-    The learning rate of the released CapsNet code is ``Exponential(1e-3, 0.96, "2000 steps", 1e-6)``.
+    The learning rate of the official CapsNet code is ``Exponential(1e-3, 0.96, "2000 steps", 1e-6)``.
 
     >>> Exponential(1e-3, 0.96, "2000 steps", 1e-6)(30_000)  # 5.4e-4
     0.000542...

@@ -119,8 +119,8 @@ def summary(result: dict[str, Any], directory: Path) -> str:
         errors = {name.partition("/")[0]: value for name, value in result["test"].items() if name.endswith("/error")}
         parts = "".join(f"  {part} {value:.2f} %" for part, value in errors.items())
         outcome = f"[bold]test error {result['test']['error']:.2f} %[/]{parts}  ({result['weights_tested']} weights)"
-    elif "error" in result["validation"]:
-        outcome = f"[bold]validation error {result['validation']['error']:.2f} %[/]  (not tested)"
+    elif "error" in result["val"]:
+        outcome = f"[bold]validation error {result['val']['error']:.2f} %[/]  (not tested)"
     else:
         outcome = "neither validated nor tested"
     lines = [

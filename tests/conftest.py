@@ -57,14 +57,14 @@ def pytest_sessionfinish() -> None:
 @pytest.fixture(scope="session", autouse=True)
 def _each_configuration_is_parsed_once() -> Iterator[None]:
     """The suite composes some thousand times from the same files, and reading YAML would be a quarter of it."""
-    genuine, parsed = OmegaConf.load, {}
+    real, parsed = OmegaConf.load, {}
 
     def load(file: Any) -> Any:
         name = Path(getattr(file, "name", file))
         if not name.is_relative_to(conf_dir()):
-            return genuine(file)
+            return real(file)
         if name not in parsed:
-            parsed[name] = genuine(file)
+            parsed[name] = real(file)
         return copy.deepcopy(parsed[name])
 
     with pytest.MonkeyPatch.context() as patch:
@@ -132,15 +132,15 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trained]:
     watch = LambdaCallback(
         on_fit_start=lambda *_: events.append("fit starts"), on_fit_end=lambda *_: events.append("fit ends")
     )
-    genuine = build.build_trainer, build.build_module, MNISTDataModule.load
+    real = build.build_trainer, build.build_module, MNISTDataModule.load
 
     def load(self: Any, *, train: bool, real: bool) -> Any:
         events.append("training images" if train else "test images")
-        return genuine[2](self, train=train, real=real)
+        return real[2](self, train=train, real=real)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(build, "build_trainer", lambda c, d, *more: genuine[0](c, d, watch, *more))
-        patch.setattr(build, "build_module", lambda *args: modules.append(genuine[1](*args)) or modules[-1])
+        patch.setattr(build, "build_trainer", lambda c, d, *more: real[0](c, d, watch, *more))
+        patch.setattr(build, "build_module", lambda *args: modules.append(real[1](*args)) or modules[-1])
         patch.setattr(MNISTDataModule, "load", load)
         patch.setenv("CAPSULE_LAB_RUN", "")
         patch.setattr(logging.getLogger("capsule_lab"), "level", logging.INFO)  # a command's
@@ -155,8 +155,8 @@ def a_copy(trained: Trained, tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def genuine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A data directory with small files that count as the genuine ones."""
+def real(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A data directory with small files that count as the real ones."""
     from capsule_lab.data import mnist
     from tests.data.test_mnist import ARRAYS, idx
 

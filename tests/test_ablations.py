@@ -28,13 +28,13 @@ EPOCH = ["trainer.max_epochs=1", "train.test=last"]
 
 SWITCHES = {
     **{f"{n} iterations": [f"routing.iterations={n}"] for n in (1, 2, 3, 5)},
-    **{f"loss {name}": [f"loss={name}"] for name in ("spread", "spread_released", "margin", "cross_entropy")},
+    **{f"loss {name}": [f"loss={name}"] for name in ("spread", "spread_official", "margin", "cross_entropy")},
     "loss on log-odds": ["loss=cross_entropy_log_odds"],
     **{
         name: [f"routing={name}"]
         for name in ("em", "em_paper", "em_official_fast", "em_official_legacy", "em_tutorial", "dynamic", "uniform")
     },
-    "legacy as released": [
+    "legacy as official": [
         "routing=em_official_legacy", "model.conv_weight_std=0.3", "model.interleaved_primary=true"
     ],
     "mixing proportions": ["routing.activation=mixing_proportions", "routing.class_layer.cost=paper"],
@@ -62,7 +62,7 @@ def weights(directory: Path) -> dict[str, Tensor]:
 
 
 def is_finite(result: dict[str, Any], directory: Path) -> bool:
-    values = [*result["validation"].values(), *result["test"].values()]
+    values = [*result["val"].values(), *result["test"].values()]
     return all(map(math.isfinite, values)) and all(value.isfinite().all() for value in weights(directory).values())
 
 
@@ -113,10 +113,10 @@ def test_five_iterations_where_nobody_or_everybody_is_active(
 def test_five_iterations_on_black_images(
     toynorb: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, routing: str, preprocessing: str
 ) -> None:
-    genuine = SmallNORBDataModule.load
+    real = SmallNORBDataModule.load
 
     def black(self: SmallNORBDataModule, **which: bool) -> Images:
-        found = genuine(self, **which)
+        found = real(self, **which)
         return Images(torch.zeros_like(found.images), found.labels, found.factors)
 
     monkeypatch.setattr(SmallNORBDataModule, "load", black)
@@ -161,13 +161,13 @@ def test_viewpoint_experiment_compares_networks_of_equal_error(
     cli: Cli, toynorb: Path, tmp_path: Path, experiment: str
 ) -> None:
     """As the head of the experiment says: the CNN's validation error is the threshold of the capsules."""
-    shared = [f"experiment=em2018/{experiment}", *ON_TOYS, f"data.directory={toynorb}", "trainer.max_steps=6"]
+    shared = [f"experiment=hinton2018/{experiment}", *ON_TOYS, f"data.directory={toynorb}", "trainer.max_steps=6"]
     first = cli("train", *shared, *CNN, "schedule=exponential", "train.directory=cnn")
     assert (first.status, first.err) == (0, "")
-    error = json.loads((tmp_path / "cnn" / "metrics.json").read_text())["validation"]["error"]
+    error = json.loads((tmp_path / "cnn" / "metrics.json").read_text())["val"]["error"]
     stop = ["callbacks=stop_at_error", f"callbacks.stop_at_error.stopping_threshold={error}"]
     second = cli("train", *shared, *EM_CAPS, *stop, "train.directory=capsules")
     assert (second.status, second.err) == (0, "")
     found = json.loads((tmp_path / "capsules" / "metrics.json").read_text())
     assert {"error", "familiar/error", "novel/error"} <= found["test"].keys()
-    assert found["steps"] == 6 or found["validation"]["error"] < error
+    assert found["steps"] == 6 or found["val"]["error"] < error

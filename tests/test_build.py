@@ -81,7 +81,7 @@ def test_group_that_is_not_chosen_is_refused_in_a_sentence(
         ["trainer.limit_train_batches=1"],
         ["data.validation_share=0.1"],
         ["schedule.learning_rate.every=2000"],
-        ["schedule=em2018", "loss=spread", "schedule.margin=null"],
+        ["schedule=hinton2018", "loss=spread", "schedule.margin=null"],
     ],
     ids=str,
 )

@@ -313,14 +313,14 @@ def assert_refused(ended: Ended, sentence: str, *, status: int = 2) -> None:
         (["seed"], "seed"),
         (["train.test=bset"], "train.test is 'bset'; expected best, last or none"),
         (["data.batch_size=0"], "batch sizes are 0 and 500; expected 1 or more"),
-        (["data.source=genuine"], "data.source is 'genuine'; expected 'auto', 'real' or 'standin'"),
+        (["data.source=real"], "data.source is 'real'; expected 'auto', 'real' or 'standin'"),
         (["data.validation_share=2"], "data.validation_share is 2, 2876 of 1438 images"),
         (["data.train_images=100000"], "data.train_images is 100000; expected 1 to 1198"),
         (["model.channels=0"], "CapsNet has channels 0; expected 1 or more"),
         (["model.kernel_size=100"], "images are 28x28; CapsNet needs at least 199x199"),
         (["routing.iterations=0"], "routing iterations is 0; expected 1"),
         (["routing=none"], "CapsNet routes, but routing is none"),
-        (["loss.classification.reduction=mean"], "reduction is 'mean'; expected 'paper' or 'released'"),
+        (["loss.classification.reduction=mean"], "reduction is 'mean'; expected 'paper' or 'official'"),
         (["schedule.learning_rate.every=often"], "duration is 'often'; expected such as '2000 steps'"),
         (["optimizer.betas=[2,2]"], "beta"),
         (["trainer.accelerator=tpuu"], "accelerator"),
@@ -339,12 +339,12 @@ def test_wrong_words_are_refused(cli: Cli, tmp_path: Path, overrides: list[str],
 
 @pytest.mark.parametrize("source", ["real", "auto"])
 @pytest.mark.parametrize("name", ["train-labels-idx1-ubyte", "t10k-images-idx3-ubyte"])
-def test_truncated_data_is_refused(cli: Cli, tmp_path: Path, genuine: Path, source: str, name: str) -> None:
-    path = genuine / "MNIST" / "raw" / name
+def test_truncated_data_is_refused(cli: Cli, tmp_path: Path, real: Path, source: str, name: str) -> None:
+    path = real / "MNIST" / "raw" / name
     path.write_bytes(path.read_bytes()[:-1])
-    ended = cli("train", *TINY, f"data.source={source}", f"data.directory={genuine}")
+    ended = cli("train", *TINY, f"data.source={source}", f"data.directory={real}")
     assert_refused(ended, str(path))
-    assert list(tmp_path.iterdir()) == [genuine]
+    assert list(tmp_path.iterdir()) == [real]
 
 
 @pytest.mark.usefixtures("no_network")
@@ -353,10 +353,10 @@ def test_missing_data_without_network_is_refused(cli: Cli) -> None:
     assert not Path("runs").exists()
 
 
-def of_another_format(genuine: Path) -> None:
-    checkpoint = torch.load(genuine, weights_only=True)
+def of_another_format(real: Path) -> None:
+    checkpoint = torch.load(real, weights_only=True)
     checkpoint["capsule_lab"] |= {"format": 99, "version": "9.9"}
-    torch.save(checkpoint, genuine)
+    torch.save(checkpoint, real)
 
 
 CHECKPOINTS: dict[str, tuple[Callable[[Path], Any], str]] = {

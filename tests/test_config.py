@@ -150,7 +150,7 @@ def test_leaky_routing_is_refused_by_em_caps():
     ("loss", "schedule"),
     [
         *(("spread", schedule) for schedule in options("schedule")),
-        *((loss, "em2018") for loss in options("loss") if loss not in ("spread", "sigmoid_cross_entropy")),
+        *((loss, "hinton2018") for loss in options("loss") if loss not in ("spread", "sigmoid_cross_entropy")),
         ("margin", "constant"),
     ],
 )
@@ -249,7 +249,7 @@ def test_every_experiment_says_how_to_run_it_and_what_to_expect(experiment):
 
 
 @pytest.mark.parametrize("word", ["Command", "Hardware", "Expected"])
-@pytest.mark.parametrize("experiment", [name for name in options("experiment") if name.startswith("em2018/")])
+@pytest.mark.parametrize("experiment", [name for name in options("experiment") if name.startswith("hinton2018/")])
 def test_heads_of_matrix_capsule_experiments(experiment, word):
     text = (CONF / "experiment" / f"{experiment}.yaml").read_text()
     (line,) = re.findall(rf"^# {word}: +(\S.*)$", text, re.MULTILINE)
@@ -290,7 +290,7 @@ def test_every_monitor_is_logged(logged, monitor):
 def presets(tmp_path) -> str:
     """A model and an experiment that contradict train.yaml and each other, as an override that finds them."""
     files = {
-        "model/contrary": "defaults: [capsnet, override /routing: uniform, override /loss: margin_released]\nseed: 10",
+        "model/contrary": "defaults: [capsnet, override /routing: uniform, override /loss: margin_official]\nseed: 10",
         "experiment/contrary": "defaults: [override /routing: none, override /loss: cross_entropy]\nseed: 20",
         "experiment/another_model": "defaults: [override /model: cnn_baseline]",
     }
@@ -305,9 +305,9 @@ def presets(tmp_path) -> str:
     ("overrides", "routing", "loss", "seed"),
     [
         ([], "DynamicRouting", "paper", 0),
-        (["model=contrary"], "UniformRouting", "released", 10),
+        (["model=contrary"], "UniformRouting", "official", 10),
         (["experiment=contrary"], None, "cross entropy", 20),
-        (["routing=uniform", "loss=margin_released", "seed=30"], "UniformRouting", "released", 30),
+        (["routing=uniform", "loss=margin_official", "seed=30"], "UniformRouting", "official", 30),
         (["model=contrary", "experiment=contrary"], None, "cross entropy", 20),
         (["model=contrary", "routing=dynamic", "loss=margin", "seed=30"], "DynamicRouting", "paper", 30),
         (["experiment=contrary", "routing=dynamic", "loss=margin", "seed=30"], "DynamicRouting", "paper", 30),
@@ -343,7 +343,7 @@ def test_precedence_of_the_model_itself(presets, overrides, network):
     assert compose(presets, *overrides).model._target_.rpartition(".")[2] == network
 
 
-EM_CAPS = {"routing": "EMRouting", "loss": "released", "rate": 0.003, "margin": "SigmoidRamp"}
+EM_CAPS = {"routing": "EMRouting", "loss": "official", "rate": 0.003, "margin": "SigmoidRamp"}
 
 
 def chosen(config: DictConfig) -> dict[str, Any]:
@@ -369,9 +369,9 @@ def chosen(config: DictConfig) -> dict[str, Any]:
         (["schedule=em_linear_margin"], {"margin": "Linear"}),
         (["schedule=exponential"], {"rate": 0.001, "margin": None}),
         (["routing.iterations=5", "loss.classification.reduction=paper"], {"loss": "paper"}),
-        (["experiment=em2018/mnist_tutorial"], {"loss": "paper", "margin": "Staircase"}),
-        (["experiment=em2018/mnist_tutorial", "loss=spread_released", "schedule=em2018_scaled"], {}),
-        (["experiment=em2018/viewpoint_azimuth", "routing=uniform"], {"routing": "UniformRouting"}),
+        (["experiment=hinton2018/mnist_tutorial"], {"loss": "paper", "margin": "Staircase"}),
+        (["experiment=hinton2018/mnist_tutorial", "loss=spread_official", "schedule=hinton2018_scaled"], {}),
+        (["experiment=hinton2018/viewpoint_azimuth", "routing=uniform"], {"routing": "UniformRouting"}),
         (["experiment=quickstart"], {}),
     ],
     ids=str,
@@ -390,19 +390,19 @@ def test_precedence_with_em_caps(model, overrides, changed, reverse):
     ("overrides", "key", "value"),
     [
         ([], "schedule.margin.every", "1/6 run"),
-        (["experiment=em2018/smallnorb"], "schedule.margin.every", "50000 steps"),
-        (["experiment=em2018/smallnorb", "schedule=em2018_scaled"], "schedule.margin.every", "1/6 run"),
-        (["experiment=em2018/smallnorb_small"], "model.channels", 64),
-        (["experiment=em2018/smallnorb_small"], "schedule.margin.every", "50000 steps"),
-        (["experiment=em2018/smallnorb_small"], "data.source", "real"),
-        (["experiment=em2018/viewpoint_azimuth"], "data.split", "azimuth"),
-        (["experiment=em2018/viewpoint_elevation"], "data.split", "elevation"),
-        (["experiment=em2018/viewpoint_elevation"], "train.test", "last"),
-        (["experiment=em2018/viewpoint_elevation", "data.split=full"], "data.split", "full"),
-        (["experiment=em2018/mnist_tutorial"], "model.padding", "same"),
-        (["experiment=em2018/mnist_tutorial", "model.padding=valid"], "model.padding", "valid"),
-        (["experiment=em2018/mnist_tutorial"], "routing.cost", "standardised"),
-        (["experiment=em2018/mnist_tutorial", "routing=em"], "routing.cost", "official_fast"),
+        (["experiment=hinton2018/smallnorb"], "schedule.margin.every", "50000 steps"),
+        (["experiment=hinton2018/smallnorb", "schedule=hinton2018_scaled"], "schedule.margin.every", "1/6 run"),
+        (["experiment=hinton2018/smallnorb_small"], "model.channels", 64),
+        (["experiment=hinton2018/smallnorb_small"], "schedule.margin.every", "50000 steps"),
+        (["experiment=hinton2018/smallnorb_small"], "data.source", "real"),
+        (["experiment=hinton2018/viewpoint_azimuth"], "data.split", "azimuth"),
+        (["experiment=hinton2018/viewpoint_elevation"], "data.split", "elevation"),
+        (["experiment=hinton2018/viewpoint_elevation"], "train.test", "last"),
+        (["experiment=hinton2018/viewpoint_elevation", "data.split=full"], "data.split", "full"),
+        (["experiment=hinton2018/mnist_tutorial"], "model.padding", "same"),
+        (["experiment=hinton2018/mnist_tutorial", "model.padding=valid"], "model.padding", "valid"),
+        (["experiment=hinton2018/mnist_tutorial"], "routing.cost", "standardised"),
+        (["experiment=hinton2018/mnist_tutorial", "routing=em"], "routing.cost", "official_fast"),
         ([], "trainer.gradient_clip_val", 200.0),
         (["trainer.gradient_clip_val=1"], "trainer.gradient_clip_val", 1),
         ([], "routing.class_layer.cost", "official_legacy"),
@@ -420,8 +420,8 @@ def test_values_with_em_caps(overrides, key, value):
 @pytest.mark.parametrize(
     ("overrides", "network", "loss"),
     [
-        ([], "EMCaps", "released"),
-        (["model=em_caps_small"], "EMCaps", "released"),
+        ([], "EMCaps", "official"),
+        (["model=em_caps_small"], "EMCaps", "official"),
         (["model=cnn_smallnorb"], "BaselineCNN", "cross entropy"),
         (["model=capsnet"], "CapsNet", "paper"),
     ],
@@ -429,7 +429,7 @@ def test_values_with_em_caps(overrides, key, value):
 )
 @pytest.mark.parametrize("split", ["azimuth", "elevation"])
 def test_viewpoint_experiments_run_with_every_network(split, overrides, network, loss):
-    config = compose(f"experiment=em2018/viewpoint_{split}", *overrides)
+    config = compose(f"experiment=hinton2018/viewpoint_{split}", *overrides)
     check(config)
     assert config.model._target_.rpartition(".")[2] == network
     assert chosen(config)["loss"] == loss
@@ -573,7 +573,7 @@ def test_hash_ignores_what_does_not_decide_the_result(overrides):
         "routing=uniform",
         "model=cnn_baseline",
         "model.channels=255",
-        "loss=margin_released",
+        "loss=margin_official",
         "loss.classification.present=0.8",
         "schedule=constant",
         "schedule.learning_rate.initial=0.002",
@@ -672,7 +672,7 @@ def test_words_that_hydra_cannot_read_are_named_in_one_line(monkeypatch, overrid
     [
         (["data.batch_size=0"], "data: batch sizes are 0 and 500; expected 1 or more"),
         (["data.shift=-1"], "data.shift is -1; expected 0"),
-        (["data.source=genuine"], "data.source is 'genuine'; expected 'auto', 'real' or 'standin'"),
+        (["data.source=real"], "data.source is 'real'; expected 'auto', 'real' or 'standin'"),
     ],
     ids=str,
 )

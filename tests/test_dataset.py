@@ -151,17 +151,17 @@ def test_interrupted_processes_leave_no_trace_but_their_toys(tmp_path: Path) -> 
 # --- other data -------------------------------------------------------------------------------------------------------
 
 
-def test_genuine_files_are_checked(cli: Cli, genuine: Path) -> None:
-    ended = cli("dataset", "name=mnist", f"directory={genuine}", "source=real")
+def test_real_files_are_checked(cli: Cli, real: Path) -> None:
+    ended = cli("dataset", "name=mnist", f"directory={real}", "source=real")
     assert (ended.status, ended.err) == (0, "")
-    assert ended.out.splitlines() == [f"mnist: genuine MNIST, in {genuine}"]
+    assert ended.out.splitlines() == [f"mnist: real MNIST, in {real}"]
 
 
 @pytest.mark.usefixtures("no_network")
 def test_without_network_the_stand_in_is_announced(cli: Cli) -> None:
     ended = cli("dataset", "name=mnist")
     assert (ended.status, ended.err) == (0, "")
-    assert [line.split(":")[0] for line in ended.out.splitlines()] == ["STAND-IN DATA, not the genuine set", "mnist"]
+    assert [line.split(":")[0] for line in ended.out.splitlines()] == ["STAND-IN DATA, not the real set", "mnist"]
     assert "mnist: stand-in for MNIST" in ended.out
 
 
@@ -181,7 +181,7 @@ def test_without_network_the_stand_in_is_announced(cli: Cli) -> None:
         (["name=toynorb", "sheet=maybe"], "sheet is maybe; expected true or false"),
         (["name=toynorb", "directory=file"], "cannot write into file/toynorb/48x48 (Not a directory)"),
         (["name=toynorb", "sizes=48"], "sizes does not exist; did you mean size?"),
-        (["name=mnist", "source=genuine"], "data.source is 'genuine'; expected 'auto', 'real' or 'standin'"),
+        (["name=mnist", "source=real"], "data.source is 'real'; expected 'auto', 'real' or 'standin'"),
         (["name=mnist", "source=real"], "MNIST is not in data/MNIST/raw"),
     ],
     ids=str,
@@ -200,7 +200,7 @@ def test_wrong_words_are_refused(cli: Cli, tmp_path: Path, words: list[str], sen
 def test_other_files_are_not_replaced(cli: Cli, tmp_path: Path) -> None:
     file = tmp_path / "data" / "toynorb" / "96x96" / "smallnorb-5x46789x9x18x6x2x96x96-training-dat.mat"
     file.parent.mkdir(parents=True)
-    file.write_bytes(b"genuine")
+    file.write_bytes(b"real")
     ended = cli("dataset", "name=toynorb", "size=96")
     assert ended.status == 2
     assert f"holds {file.name}, which is of another set" in ended.err

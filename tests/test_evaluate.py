@@ -43,8 +43,8 @@ def test_validation_equals_that_in_the_checkpoint(a_copy: Path, name: str) -> No
     path = a_copy / "checkpoints" / f"{name}.ckpt"
     result, _ = evaluate(configuration(path, "split=validation"))
     trained = read_checkpoint(path)[0]["capsule_lab"]["validation"]
-    assert {"error", "loss"} <= result["validation"].keys() <= trained.keys()
-    assert result["validation"] == pytest.approx({key: trained[key] for key in result["validation"]})
+    assert {"error", "loss"} <= result["val"].keys() <= trained.keys()
+    assert result["val"] == pytest.approx({key: trained[key] for key in result["val"]})
 
 
 @pytest.mark.parametrize(
@@ -75,8 +75,8 @@ def test_result_is_written_beside_the_checkpoint(
     assert result["provenance"]["sha256"] == trained.result["provenance"]["sha256"]
 
 
-def test_other_data_than_that_of_training(trained: Trained, a_copy: Path, genuine: Path) -> None:
-    overrides = ["data=mnist", "data.source=real", f"data.directory={genuine}"]
+def test_other_data_than_that_of_training(trained: Trained, a_copy: Path, real: Path) -> None:
+    overrides = ["data=mnist", "data.source=real", f"data.directory={real}"]
     result, path = evaluate(configuration(a_copy, *overrides))
     assert path.name == "best-test-mnist-real.json"
     assert result["provenance"]["source"] == "real"
@@ -116,7 +116,7 @@ def test_command_works_from_anywhere_with_the_run_moved(
     assert f"test error {trained.result['test']['error']:.2f} %" in ended.out
     assert "stand-in for MNIST" in " ".join(ended.out.split())
     assert list((tmp_path / "here").iterdir()) == []
-    found = json.loads((moved / "evaluations" / "best-test-mnist-stand-in.json").read_text())
+    found = json.loads((moved / "evaluations" / "best-test-mnist-standin.json").read_text())
     assert found["test"] == trained.result["test"]
 
 

@@ -21,7 +21,7 @@ from capsule_lab.losses import (
 )
 from tests.reference.loops import margin_loss_loops
 
-# The unit test of the authors' released code: several classes may be present, lengths may be anything.
+# The unit test of the authors' official code: several classes may be present, lengths may be anything.
 AUTHORS_LABELS = torch.tensor([[0.0, 0, 1], [1, 1, 1]], dtype=torch.float64)
 AUTHORS_LENGTHS = torch.tensor([[-0.3, 0.3, 0.9], [1.2, 0.5, -0.5]], dtype=torch.float64)
 
@@ -39,14 +39,14 @@ def test_authors_unit_test() -> None:
 
 
 def test_authors_unit_test_in_their_form() -> None:
-    sum_of_their_terms = 6 * margin_loss(AUTHORS_LENGTHS, AUTHORS_LABELS, reduction="released")  # 2 images, 3 classes
+    sum_of_their_terms = 6 * margin_loss(AUTHORS_LENGTHS, AUTHORS_LABELS, reduction="official")  # 2 images, 3 classes
     assert sum_of_their_terms.item() == pytest.approx(1.07, abs=1e-12)
 
 
-def test_released_form_is_a_twentieth_of_the_papers_for_ten_classes() -> None:
+def test_official_form_is_a_twentieth_of_the_papers_for_ten_classes() -> None:
     scores, labels = lengths(), torch.tensor([3, 1, 4, 1])
-    released = margin_loss(scores, labels, reduction="released")
-    torch.testing.assert_close(20 * released, margin_loss(scores, labels, reduction="paper"), rtol=1e-12, atol=0)
+    official = margin_loss(scores, labels, reduction="official")
+    torch.testing.assert_close(20 * official, margin_loss(scores, labels, reduction="paper"), rtol=1e-12, atol=0)
 
 
 @pytest.mark.parametrize(
@@ -106,7 +106,7 @@ def test_margin_is_zero_beyond_the_margins() -> None:
 
 
 @pytest.mark.parametrize(
-    "changed", [{"present": 0.8}, {"absent": 0.2}, {"absent_weight": 1.0}, {"reduction": "released"}]
+    "changed", [{"present": 0.8}, {"absent": 0.2}, {"absent_weight": 1.0}, {"reduction": "official"}]
 )
 def test_every_argument_of_the_margin_loss_does_something(changed: dict[str, Any]) -> None:
     labels = torch.tensor([0, 9, 5, 5])
@@ -119,7 +119,7 @@ def test_margin_is_a_mean_over_the_batch() -> None:
     torch.testing.assert_close(twice, margin_loss(lengths(), labels))
 
 
-@pytest.mark.parametrize("reduction", ["paper", "released"])
+@pytest.mark.parametrize("reduction", ["paper", "official"])
 def test_margin_gradient(reduction: str) -> None:
     scores = lengths(2, 3).requires_grad_()
     assert gradcheck(lambda scores: margin_loss(scores, torch.tensor([0, 2]), reduction=reduction), (scores,))
@@ -127,11 +127,11 @@ def test_margin_gradient(reduction: str) -> None:
 
 def test_unknown_reduction_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # in training nothing else checks
-    with pytest.raises(ValueError, match="reduction is 'mean'; expected 'paper' or 'released'"):
+    with pytest.raises(ValueError, match="reduction is 'mean'; expected 'paper' or 'official'"):
         margin_loss(lengths(), torch.tensor([0, 9, 5, 5]), reduction="mean")
 
 
-def test_margin_loss_of_the_released_em_code_is_half_of_this_one() -> None:
+def test_margin_loss_of_the_official_em_code_is_half_of_this_one() -> None:
     scores, labels = lengths(classes=5), torch.tensor([0, 4, 2, 2])
     x, true = scores - 0.5, torch.eye(5, dtype=torch.float64)[labels]
     present, absent = 0.5 * (x < 0.4) * (x - 0.4) ** 2, 0.25 * (x > -0.4) * (x + 0.4) ** 2
@@ -159,10 +159,10 @@ def test_spread_equals_the_loops(margin: float) -> None:
 
 
 @pytest.mark.parametrize("classes", [2, 5])
-def test_released_spread_is_a_mean_over_all_classes_too(classes: int) -> None:
+def test_official_spread_is_a_mean_over_all_classes_too(classes: int) -> None:
     labels = torch.tensor([0, 1, 1, 0])
-    released = spread_loss(lengths(classes=classes), labels, reduction="released")
-    torch.testing.assert_close(classes * released, spread_loss(lengths(classes=classes), labels), rtol=1e-12, atol=0)
+    official = spread_loss(lengths(classes=classes), labels, reduction="official")
+    torch.testing.assert_close(classes * official, spread_loss(lengths(classes=classes), labels), rtol=1e-12, atol=0)
 
 
 @pytest.mark.parametrize(("lead", "loss"), [(0.9, 0.0), (0.95, 0.0), (0.8, 0.01), (0.0, 0.81), (-0.1, 1.0)])
@@ -175,13 +175,13 @@ def test_spread_where_all_activations_are_equal_is_the_squared_margin_per_wrong_
     assert spread_loss(torch.full((3, 5), 0.5), torch.tensor([0, 1, 2]), margin=0.2).item() == pytest.approx(4 * 0.04)
 
 
-@pytest.mark.parametrize("changed", [{"margin": 0.2}, {"reduction": "released"}])
+@pytest.mark.parametrize("changed", [{"margin": 0.2}, {"reduction": "official"}])
 def test_every_argument_of_the_spread_loss_does_something(changed: dict[str, Any]) -> None:
     labels = torch.tensor([0, 9, 5, 5])
     assert spread_loss(lengths(), labels, **changed) != spread_loss(lengths(), labels)
 
 
-@pytest.mark.parametrize("reduction", ["paper", "released"])
+@pytest.mark.parametrize("reduction", ["paper", "official"])
 def test_spread_gradient(reduction: str) -> None:
     scores = lengths(2, 3).requires_grad_()
     assert gradcheck(lambda scores: spread_loss(scores, torch.tensor([0, 2]), reduction=reduction), (scores,))
@@ -189,7 +189,7 @@ def test_spread_gradient(reduction: str) -> None:
 
 def test_unknown_reduction_of_the_spread_loss_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
-    with pytest.raises(ValueError, match="spread loss reduction is 'sum'; expected 'paper' or 'released'"):
+    with pytest.raises(ValueError, match="spread loss reduction is 'sum'; expected 'paper' or 'official'"):
         spread_loss(lengths(), torch.tensor([0, 9, 5, 5]), reduction="sum")
 
 
@@ -282,7 +282,7 @@ def test_gradient_of_l2_is_the_kernel_times_the_weight() -> None:
     torch.testing.assert_close(kernel.grad, 0.1 * kernel.detach())
 
 
-def test_l2_by_default_is_that_of_the_released_em_code() -> None:
+def test_l2_by_default_is_that_of_the_official_em_code() -> None:
     assert l2_loss([torch.ones(10, 10)]).item() == pytest.approx(2e-7 * 50)
 
 

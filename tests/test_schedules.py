@@ -17,11 +17,11 @@ CAPSNET_LEARNING_RATE = Exponential(1e-3, 0.96, "2000 steps", 1e-6)
     ("step", "value"),
     [(0, 1e-3), (2_000, 0.96e-3), (1_000, 1e-3 * 0.96**0.5), (30_000, 5.42e-4), (300_000, 2.19e-6)],
 )
-def test_landmarks_of_the_released_learning_rate(step: int, value: float) -> None:
+def test_landmarks_of_the_official_learning_rate(step: int, value: float) -> None:
     assert CAPSNET_LEARNING_RATE(step) == pytest.approx(value, rel=2e-3)
 
 
-def test_released_learning_rate_reaches_its_floor_at_338k_steps() -> None:
+def test_official_learning_rate_reaches_its_floor_at_338k_steps() -> None:
     assert CAPSNET_LEARNING_RATE(338_000) > 1e-6
     assert CAPSNET_LEARNING_RATE(339_000) == 1e-6
     assert CAPSNET_LEARNING_RATE(1_000_000) == 1e-6
@@ -61,7 +61,7 @@ def test_linear(step: int, value: float) -> None:
         (900_000, 0.2 + 0.79 / (1 + math.exp(-10))),  # no steeper
     ],
 )
-def test_margin_of_the_released_em_routing(step: int, value: float) -> None:
+def test_margin_of_the_official_em_routing(step: int, value: float) -> None:
     assert SigmoidRamp(0.2, 0.79, "50000 steps", -4, 10)(step) == pytest.approx(value, rel=1e-12)
 
 
@@ -207,7 +207,7 @@ def shipped(name: str, steps_per_epoch: int = 380, total_steps: int = 300_000) -
     return {name: schedule.for_run(steps_per_epoch, total_steps) for name, schedule in schedules.items()}
 
 
-# section 4 of the notes on EM routing: values of the released code
+# section 4 of the notes on EM routing: values of the official code
 MARGIN = [
     *((0, 0.2142), (50_000, 0.2375), (100_000, 0.2942), (150_000, 0.4125), (200_000, 0.595), (250_000, 0.7775)),
     *((300_000, 0.8958), (400_000, 0.976), (500_000, 0.988), (700_000, 0.98996), (2_000_000, 0.98996)),
@@ -215,26 +215,26 @@ MARGIN = [
 
 
 @pytest.mark.parametrize(("step", "margin"), MARGIN)
-def test_margin_of_em2018(step: int, margin: float) -> None:
-    assert shipped("em2018")["margin"](step) == pytest.approx(margin, abs=3e-4)
+def test_margin_of_hinton2018(step: int, margin: float) -> None:
+    assert shipped("hinton2018")["margin"](step) == pytest.approx(margin, abs=3e-4)
 
 
 @pytest.mark.parametrize(
     ("step", "rate"),
     [(0, 3e-3), (100_000, 2.45e-3), (200_000, 1.99e-3), (500_000, 1.08e-3), (1_000_000, 3.9e-4), (2_000_000, 5.1e-5)],
 )
-def test_learning_rate_of_em2018(step: int, rate: float) -> None:
-    assert shipped("em2018")["learning_rate"](step) == pytest.approx(rate, rel=1e-2)
+def test_learning_rate_of_hinton2018(step: int, rate: float) -> None:
+    assert shipped("hinton2018")["learning_rate"](step) == pytest.approx(rate, rel=1e-2)
 
 
 @pytest.mark.parametrize("total_steps", [300, 6_000, 300_000])
 @pytest.mark.parametrize(("step", "margin"), MARGIN[:7])
 def test_scaled_margin_is_that_of_the_first_300_000_steps(total_steps: int, step: int, margin: float) -> None:
-    scaled = shipped("em2018_scaled", total_steps=total_steps)["margin"]
+    scaled = shipped("hinton2018_scaled", total_steps=total_steps)["margin"]
     assert scaled(step * total_steps // 300_000) == pytest.approx(margin, abs=6e-5)
 
 
-@pytest.mark.parametrize("name", ["em2018_scaled", "em_linear_margin", "em_margin_per_epoch"])
+@pytest.mark.parametrize("name", ["hinton2018_scaled", "em_linear_margin", "em_margin_per_epoch"])
 def test_learning_rate_of_a_run_of_any_length_falls_from_3e_3_to_a_hundredth(name: str) -> None:
     rate = shipped(name, total_steps=5_000)["learning_rate"]
     assert [rate(0), rate(5_000)] == pytest.approx([3e-3, 3e-5], rel=1e-2)

@@ -102,7 +102,7 @@ def test_metrics_of_each_split(trained: Trained, split: str) -> None:
 
 def test_provenance_says_stand_in_and_which_images(trained: Trained) -> None:
     found = trained.result["provenance"]
-    assert found["source"] == "stand-in"
+    assert found["source"] == "standin"
     assert found["split"]["train_images"] == 256
     assert len(found["split"]["hash"]) == 32
 
@@ -140,7 +140,7 @@ def test_checkpoint_is_plain_and_carries_its_configuration(trained: Trained, nam
     assert record["config"] == json.loads(json.dumps(runs.plain(trained.config)))
     tested = {"test_images": "359 of 359"}  # known at the end of a run only
     assert {**record["provenance"], **tested} == trained.result["provenance"]
-    assert record["validation"].keys() == trained.result["validation"].keys()
+    assert record["validation"].keys() == trained.result["val"].keys()
 
 
 @pytest.mark.parametrize("where", [".", "checkpoints/best.ckpt"], ids=["directory", "file"])
@@ -275,9 +275,9 @@ def test_resume_on_other_data_is_refused(a_copy: Path, tiny: Tiny) -> None:
 
 
 @pytest.mark.parametrize("how", ["train.resume=true", "ckpt=DIRECTORY"])
-def test_genuine_data_do_not_replace_the_stand_in_quietly(a_copy: Path, tiny: Tiny, genuine: Path, how: str) -> None:
-    data = ["data.source=real", f"data.directory={genuine}", "data.train_images=null"]
-    with pytest.raises(RunError, match=r"was trained on stand-in for MNIST.*, and now there is only genuine MNIST"):
+def test_real_data_do_not_replace_the_stand_in_quietly(a_copy: Path, tiny: Tiny, real: Path, how: str) -> None:
+    data = ["data.source=real", f"data.directory={real}", "data.train_images=null"]
+    with pytest.raises(RunError, match=r"was trained on stand-in for MNIST.*, and now there is only real MNIST"):
         train(tiny(*data, how.replace("DIRECTORY", str(a_copy))), a_copy)
 
 
@@ -386,8 +386,8 @@ def test_signal_when_there_is_nothing_to_save(
 ) -> None:
     """Whatever stops a run while it does not train: a job of SLURM has to go back into the queue then, too."""
     sent = type("Sent", (Callback,), {moment: lambda *_: signal.raise_signal(signum)})()
-    genuine = build.build_trainer
-    monkeypatch.setattr(build, "build_trainer", lambda c, d, *callbacks: genuine(c, d, sent, *callbacks))
+    real = build.build_trainer
+    monkeypatch.setattr(build, "build_trainer", lambda c, d, *callbacks: real(c, d, sent, *callbacks))
     asked: list[int] = []
     monkeypatch.setattr(command, "requeue", asked.append)
     words = [*TINY, *NO_PICTURES, "train.resume=true", f"train.directory={a_copy}", "trainer.num_sanity_val_steps=1"]
@@ -466,10 +466,10 @@ def test_weights_that_are_tested(tiny: Tiny, tmp_path: Path, which: str, tested:
 
 def not_a_number(step: int, seen: list[int]) -> Callable[..., dict[str, Tensor]]:
     """Loss terms, of which the margin is not a number from ``step`` on; notes the steps that it sees."""
-    genuine = CapsNetModule.loss_terms
+    real = CapsNetModule.loss_terms
 
     def terms(self: CapsNetModule, *args: Any) -> dict[str, Tensor]:
-        found = genuine(self, *args)
+        found = real(self, *args)
         seen.append(self.global_step)
         return {**found, "margin": found["margin"] * (float("nan") if self.global_step >= step else 1)}
 
@@ -580,7 +580,7 @@ def test_tensorboard_gets_curves_and_pictures(tiny: Tiny, tmp_path: Path) -> Non
     events.Reload()
     assert {"train/loss", "val/error", "val/coupling_entropy", "test/error"} <= set(events.Tags()["scalars"])
     assert {"val/reconstructions", "val/confusion", "test/confusion"} <= set(events.Tags()["images"])
-    assert events.Scalars("val/error")[-1].value == pytest.approx(found["validation"]["error"])
+    assert events.Scalars("val/error")[-1].value == pytest.approx(found["val"]["error"])
     assert len(curves(tmp_path / "run")) == 3
 
 

@@ -78,7 +78,7 @@ def test_every_run_of_the_table_is_shown() -> None:
 
 
 def test_every_column_has_a_chart_of_its_metric() -> None:
-    results = [title for title, names in shown(spec_of("em2018_viewpoints")).items() if names == [title]]
+    results = [title for title, names in shown(spec_of("hinton2018_viewpoints")).items() if names == [title]]
     assert results == ["test/familiar/error", "test/novel/error"]
 
 

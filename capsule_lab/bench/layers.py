@@ -18,8 +18,8 @@ from capsule_lab.types import Votes
 Forward = Callable[[], tuple[Tensor, ...]]
 
 POSE = 4  # Hinton 2018, section 2: rows and columns
-FINAL = 0.01  # released code of Hinton 2018: inverse temperature
-MIN_VARIANCE = 5e-4  # released code of Hinton 2018
+FINAL = 0.01  # official code of Hinton 2018: inverse temperature
+MIN_VARIANCE = 5e-4  # official code of Hinton 2018
 SMALL = {"batch_size": 1, "rows": 1, "children": 8, "child_types": 1, "grid": 7}  # ours: enough to compile everything
 
 
@@ -124,7 +124,7 @@ def _dynamic(
         network = network.to(device)
         return lambda: (network.digit_capsules(poses),), [poses, network.weight, network.bias]
     routing = DynamicRouting(parents, parent_dim, iterations=iterations, backend=cast(Backend, case.form)).to(device)
-    weight = _leaf(0.1 * torch.randn(children, child_dim, parents, parent_dim, device=device))  # 0.1: released code
+    weight = _leaf(0.1 * torch.randn(children, child_dim, parents, parent_dim, device=device))  # 0.1: official code
     return lambda: (routing(Votes(poses, weight)).poses,), [poses, weight, *routing.parameters()]
 
 

@@ -4,7 +4,7 @@ The baseline that the package's own speed is measured against, and an independen
 is kept of the ports: float32 throughout, votes as one broadcast matrix product of a five-dimensional weight,
 routing as elementwise multiply-and-sum over the whole vote tensor, gradients through all three iterations. What is
 right, unlike in many of them: the components of a primary capsule come from one position, the softmax runs
-over the parents, the released code's 1/32 and biases are there, and the reconstruction error is summed.
+over the parents, the official code's 1/32 and biases are there, and the reconstruction error is summed.
 """
 
 from __future__ import annotations

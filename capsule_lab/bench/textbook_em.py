@@ -20,7 +20,7 @@ EPS = 1e-7
 
 
 def saturating(final: float, iterations: int) -> list[float]:
-    """Inverse temperatures of the released code."""
+    """Inverse temperatures of the official code."""
     return [final * (1 - 0.95 ** (t + 1)) for t in range(iterations)]
 
 

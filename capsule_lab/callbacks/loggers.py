@@ -22,7 +22,7 @@ _PORTS = {"http": 80, "https": 443}
 
 
 def labels(config: DictConfig, provenance: dict[str, Any]) -> dict[str, str]:
-    """By what runs are told apart: model, data, routing if there is any, and whether the data is genuine."""
+    """By what runs are told apart: model, data, routing if there is any, and whether the data is real."""
     targets = {"model": config.model, "data": config.data, "routing": config.model.get("routing")}
     named = {key: node["_target_"].rpartition(".")[2] for key, node in targets.items() if node is not None}
     return {**named, "data": named["data"].removesuffix("DataModule"), "source": str(provenance["source"])}

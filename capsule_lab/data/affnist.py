@@ -28,8 +28,8 @@ class AffNISTDataModule(ExpandedMNISTDataModule):
     """Trains and validates on expanded MNIST, tests on affNIST; no network sees a turned digit before that.
 
     affNIST's files lie in ``<directory>/affNIST``, see ``affnist_files``; MNIST's where ``MNISTDataModule`` has them.
-    Provenance is "real" only where both are genuine. Without affNIST, ``source="auto"`` trains on genuine MNIST and
-    tests on synthetic affNIST made from its test digits, and says so loudly; provenance is then "stand-in", and
+    Provenance is "real" only where both are real. Without affNIST, ``source="auto"`` trains on real MNIST and
+    tests on synthetic affNIST made from its test digits, and says so loudly; provenance is then "standin", and
     its ``name`` says which is which. Without MNIST, everything is made from the stand-in digits.
 
     Test batches have ``factors``: of affNIST's own files their ``human_readable_transform``, in its order; of the
@@ -54,7 +54,7 @@ class AffNISTDataModule(ExpandedMNISTDataModule):
                 "data.affine_validation is true with data.validation=none, which leaves no digits to make it of; "
                 "expected data.validation=first or stratified"
             )
-        self.genuine_digits = False
+        self.real_digits = False
         self.sha256: dict[str, str] = {}  # of affNIST's own files, once they are found
         if affine_validation:
             self.further_validations = (AFFINE,)
@@ -68,14 +68,14 @@ class AffNISTDataModule(ExpandedMNISTDataModule):
         problem = super().find_real()
         if problem is not None:
             return problem
-        self.genuine_digits = True
+        self.real_digits = True
         problem = find_or_fetch(
             files.NAME, self.affine_folder, self._is_whole, files.download,
             files=files.FILES_IN_WORDS, holds=files.NAME,
         )  # fmt: skip
         if problem is None or self.source == "real":
             return problem
-        return f"{problem}. Until then it trains on genuine MNIST and tests on {STANDIN_NAME} made from its test digits"
+        return f"{problem}. Until then it trains on real MNIST and tests on {STANDIN_NAME} made from its test digits"
 
     def _is_whole(self) -> bool:
         self.sha256 = files.check(self.affine_folder) or {}
@@ -87,16 +87,16 @@ class AffNISTDataModule(ExpandedMNISTDataModule):
             self.spec = replace(self.spec, factors=FACTORS)
 
     def describe(self, *, real: bool) -> dict[str, Any]:
-        facts = super().describe(real=self.genuine_digits)
+        facts = super().describe(real=self.real_digits)
         if self.further_validations:
             made = f"{STANDIN_NAME} made from the validation digits"
             facts[f"{AFFINE}_validation"] = {"name": made, **standin_provenance(self.seed)}
         if real:
             return facts | {
-                "name": f"{facts['name']}; tested on genuine affNIST",
-                "affnist": {"name": "genuine affNIST", "sha256": self.sha256},
+                "name": f"{facts['name']}; tested on real affNIST",
+                "affnist": {"name": "real affNIST", "sha256": self.sha256},
             }
-        digits = "genuine MNIST's test digits" if self.genuine_digits else "the stand-in's test digits"
+        digits = "real MNIST's test digits" if self.real_digits else "the stand-in's test digits"
         made = f"{STANDIN_NAME} made from {digits}"
         return facts | {
             "name": f"{facts['name']}; tested on {made}",
@@ -105,7 +105,7 @@ class AffNISTDataModule(ExpandedMNISTDataModule):
 
     def load(self, *, train: bool, real: bool) -> Images:
         if train or not real:
-            return super().load(train=train, real=self.genuine_digits)
+            return super().load(train=train, real=self.real_digits)
         return files.load(self.affine_folder)
 
     def setup(self, stage: str) -> None:

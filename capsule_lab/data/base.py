@@ -63,7 +63,7 @@ class AbstractDataModule(L.LightningDataModule):
         *,
         directory: str | None = None,
         source: Source = "auto",
-        batch_size: int = 128,  # released code of Sabour 2017
+        batch_size: int = 128,  # official code of Sabour 2017
         eval_batch_size: int = 500,  # ours: divides 10,000
         validation: str = "first",
         validation_share: float | str = "1/6",  # Sabour 2017's code: 10,000 of 60,000
@@ -98,7 +98,7 @@ class AbstractDataModule(L.LightningDataModule):
 
     @abstractmethod
     def find_real(self) -> str | None:
-        """``None`` if the genuine files are in the data directory, fetched now if need be; else why not.
+        """``None`` if the real files are in the data directory, fetched now if need be; else why not.
 
         Raises:
             DataError: if files are there but are not whole.
@@ -106,7 +106,7 @@ class AbstractDataModule(L.LightningDataModule):
 
     @abstractmethod
     def load(self, *, train: bool, real: bool) -> Images:
-        """The training or the test images, genuine or stand-in."""
+        """The training or the test images, real or stand-in."""
 
     @abstractmethod
     def describe(self, *, real: bool) -> dict[str, Any]:
@@ -141,8 +141,8 @@ class AbstractDataModule(L.LightningDataModule):
         if not real:
             if self.source == "real":
                 raise DataError(problem)
-            log.warning("STAND-IN DATA, not the genuine set: %s", problem)
-        self.provenance = {"source": "real" if real else "stand-in", **self.describe(real=real)}
+            log.warning("STAND-IN DATA, not the real set: %s", problem)
+        self.provenance = {"source": "real" if real else "standin", **self.describe(real=real)}
 
     def setup(self, stage: str) -> None:
         self.prepare_data()
@@ -238,7 +238,7 @@ def tensor_hash(images: Images) -> str:
 def find_or_fetch(
     name: str, folder: Path, whole: Callable[[], bool], download: Callable[[Path], Path], *, files: str, holds: str
 ) -> str | None:
-    """``None`` if the genuine files are in ``folder``, fetched now if need be; else why not, in one sentence.
+    """``None`` if the real files are in ``folder``, fetched now if need be; else why not, in one sentence.
 
     Args:
         name: of the data set.

@@ -56,7 +56,7 @@ _TOP, _LEFT, _MIRROR, _BRIGHTNESS, _CONTRAST = range(5)  # numbers of the random
 
 
 class CIFAR10DataModule(AbstractDataModule):
-    """CIFAR10 as in the released code of Sabour 2017: patches of 24x24 pixels, each of mean 0 and deviation 1.
+    """CIFAR10 as in the official code of Sabour 2017: patches of 24x24 pixels, each of mean 0 and deviation 1.
 
     Training patches are cut out anywhere, half of them mirrored, then made brighter or darker and stronger or weaker in
     contrast about each channel's mean; others are cut out of the middle. Standardisation comes last and undoes the
@@ -79,11 +79,11 @@ class CIFAR10DataModule(AbstractDataModule):
     def __init__(
         self,
         *,
-        crop: int = 24,  # released code of Sabour 2017
+        crop: int = 24,  # official code of Sabour 2017
         flip: bool = True,
-        brightness: float = 63.0,  # released code of Sabour 2017
-        contrast: float = 0.8,  # released code of Sabour 2017
-        eval_batch_size: int = 100,  # released code of Sabour 2017
+        brightness: float = 63.0,  # official code of Sabour 2017
+        contrast: float = 0.8,  # official code of Sabour 2017
+        eval_batch_size: int = 100,  # official code of Sabour 2017
         validation_share: float | str = "1/10",  # He 2016, section 4.2: 5,000 of 50,000
         **options: Any,
     ) -> None:
@@ -124,7 +124,7 @@ class CIFAR10DataModule(AbstractDataModule):
         return Images(torch.from_numpy(pixels), torch.from_numpy(labels))
 
     def describe(self, *, real: bool) -> dict[str, Any]:
-        return {"name": f"genuine {NAME}", "md5": CHECKSUMS} if real else standin_provenance(NAME)
+        return {"name": f"real {NAME}", "md5": CHECKSUMS} if real else standin_provenance(NAME)
 
     def transform(self, images: Tensor, key: Tensor, *, augment: bool) -> Tensor:
         if not augment:

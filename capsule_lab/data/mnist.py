@@ -66,7 +66,7 @@ class MNISTDataModule(AbstractDataModule):
 
     def describe(self, *, real: bool) -> dict[str, Any]:
         if real:
-            return {"name": "genuine MNIST", "md5": CHECKSUMS}
+            return {"name": "real MNIST", "md5": CHECKSUMS}
         return {
             "name": STANDIN_NAME,
             "generator": "capsule_lab.data.standins.digits",

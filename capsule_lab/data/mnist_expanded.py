@@ -12,7 +12,7 @@ from capsule_lab.data.mnist import MNISTDataModule
 from capsule_lab.data.transforms import random_shift, to_unit_interval
 from capsule_lab.types import Batch, DataSpec
 
-PAD = 6  # released code of Sabour 2017, README: "shift 6, pad 6"
+PAD = 6  # official code of Sabour 2017, README: "shift 6, pad 6"
 
 
 class FixedPlaces(InMemory):
@@ -27,7 +27,7 @@ class ExpandedMNISTDataModule(MNISTDataModule):
     """MNIST on a larger canvas, each digit somewhere on it, its 28x28 pixels always whole.
 
     Every place that ``shift`` allows is as likely, 13x13 of them by default. A training image has another place in
-    every epoch; validation and test images have one each for ever, which the seed and their index decide. The released
+    every epoch; validation and test images have one each for ever, which the seed and their index decide. The official
     code writes out every image in all 169 places instead, and goes through these in a random order.
 
     Args:
@@ -40,7 +40,7 @@ class ExpandedMNISTDataModule(MNISTDataModule):
         ValueError: for a negative ``pad``, or a ``shift`` that is negative or larger than ``pad``.
     """
 
-    def __init__(self, *, pad: int = PAD, shift: int = 6, **options: Any) -> None:  # 6: released code, README
+    def __init__(self, *, pad: int = PAD, shift: int = 6, **options: Any) -> None:  # 6: official code, README
         super().__init__(shift=shift, **options)
         if pad < 0:
             raise ValueError(f"data.pad is {pad}; expected 0 or more pixels")

@@ -30,12 +30,12 @@ class MultiMNISTDataModule(MNISTDataModule):
     places, into ``Batch.parts``, and the two classes, which always differ, into ``Batch.labels``.
 
     The paper says 80 % of the boxes of 20x20 pixels overlap on average; two digits moved by up to 4 pixels each give
-    72.6 %, and one of them 79.0 %. Its released code moves the first digit of a pair by the same for all its partners;
+    72.6 %, and one of them 79.0 %. Its official code moves the first digit of a pair by the same for all its partners;
     here each pair has moves of its own.
 
     Args:
         pad: zeros around the 28x28 pixels: 4 gives 36x36.
-        shift: largest move of each digit in each direction, in pixels: 4 in the paper, 6 in the released code's README.
+        shift: largest move of each digit in each direction, in pixels: 4 in the paper, 6 in the official code's README.
         blend: ``"sum"`` is clipped at 1 (section 6); ``"max"`` is the tutorials'.
         placing: ``"shift"`` (section 6), or ``"affine"``: turned by up to 5 degrees, moved by up to a fifth of the
             canvas and shrunk to 0.5 to 0.7, as a tutorial does.

@@ -31,11 +31,11 @@ from capsule_lab.types import Batch, DataSpec
 Preprocessing = Literal["official", "paper"]
 
 _JITTER = {  # largest brightness added, and largest part of the contrast added or taken
-    "official": (63.0, 0.8),  # released code of Hinton 2018: grey levels of 255; factors 0.2 to 1.8
+    "official": (63.0, 0.8),  # official code of Hinton 2018: grey levels of 255; factors 0.2 to 1.8
     "paper": (2.0, 0.5),  # IBM's matrix-capsules-with-em-routing: standard deviations; factors 0.5 to 1.5
 }
 _BRIGHTNESS, _CONTRAST, _TOP, _LEFT = range(4)  # numbers of the random draws
-_THIRTEEN = 13  # released code of Hinton 2018
+_THIRTEEN = 13  # official code of Hinton 2018
 
 
 class SmallNORBDataModule(AbstractDataModule):
@@ -44,7 +44,7 @@ class SmallNORBDataModule(AbstractDataModule):
     Files lie in ``<directory>/smallNORB``, as ``.mat`` or ``.mat.gz``. The stand-in is ``data.standins.toynorb``,
     rendered into ``<directory>/toynorb`` at its first use.
 
-    ``preprocessing="official"`` is the released code's: brightness, contrast about each channel's mean, crop, then
+    ``preprocessing="official"`` is the official code's: brightness, contrast about each channel's mean, crop, then
     mean 0 and standard deviation 1 over both channels of the crop. Coming last, that undoes the brightness wholly
     and the contrast nearly, so that the crop is all the augmentation there is. ``"paper"`` is the order of its words,
     which IBM's code follows too: mean 0 and standard deviation 1 over the 48x48 pixels first, then crop, brightness
@@ -92,7 +92,7 @@ class SmallNORBDataModule(AbstractDataModule):
         validation: str = "instance",
         validation_instances: int = 1,
         standin: StandIn = "full",
-        batch_size: int = 64,  # released code of Hinton 2018
+        batch_size: int = 64,  # official code of Hinton 2018
         eval_batch_size: int = 100,  # ours: divides 24,300, 8,100 and 16,200
         **options: Any,
     ) -> None:
@@ -137,7 +137,7 @@ class SmallNORBDataModule(AbstractDataModule):
 
     @property
     def folder(self) -> Path:
-        """Where the six genuine files lie."""
+        """Where the six real files lie."""
         return self.directory / files.NAME
 
     def find_real(self) -> str | None:
@@ -149,7 +149,7 @@ class SmallNORBDataModule(AbstractDataModule):
     def describe(self, *, real: bool) -> dict[str, Any]:
         if real:
             return {
-                "name": "genuine smallNORB",
+                "name": "real smallNORB",
                 "md5": {name: published.md5 for name, published in files.PUBLISHED.items()},
             }
         rendered = standin_provenance(self.directory, self.standin)

@@ -80,7 +80,7 @@ class SVHNDataModule(AbstractDataModule):
         return Images(torch.from_numpy(pixels), torch.from_numpy(labels))
 
     def describe(self, *, real: bool) -> dict[str, Any]:
-        return {"name": f"genuine {NAME}", "md5": CHECKSUMS} if real else standin_provenance(NAME)
+        return {"name": f"real {NAME}", "md5": CHECKSUMS} if real else standin_provenance(NAME)
 
     def transform(self, images: Tensor, key: Tensor, *, augment: bool) -> Tensor:
         pixels = to_unit_interval(images)

@@ -41,7 +41,7 @@ def sample_key(seed: int, epoch: int, index: Int64[Tensor, " batch"]) -> Int64[T
 
 
 def to_unit_interval(images: UInt8[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-    """Pixels 0..255 to [0, 1] (released code of Sabour 2017; the decoder's sigmoid needs it)."""
+    """Pixels 0..255 to [0, 1] (official code of Sabour 2017; the decoder's sigmoid needs it)."""
     return images.float() / 255  # 255: largest uint8
 
 
@@ -137,14 +137,14 @@ def centre_corner(image_size: int, size: int) -> tuple[int, int]:
 
 
 def thirteen_corners(image_size: int, size: int) -> list[tuple[int, int]]:
-    """The corners of the 13 crops that the released code of Hinton 2018 averages over: the centre, 4 diagonals 3 times.
+    """The corners of the 13 crops that the official code of Hinton 2018 averages over: the centre, 4 diagonals 3 times.
 
     They are meant to be moved by 1, 2 and 3 pixels, but its crop halves these and rounds down, so that 32 of 48
     begins at 8, at 7 or 8, at 7 or 9, and at 6 or 9; (8, 8) counts twice. Kept inside the image.
     """
     room = image_size - size
     corners = [centre_corner(image_size, size)]
-    for moved in (1, 2, 3):  # released code of Hinton 2018
+    for moved in (1, 2, 3):  # official code of Hinton 2018
         places = [min(max((room + sign * moved) // 2, 0), room) for sign in (1, -1)]
         corners += [(top, left) for top in places for left in places]
     return corners

@@ -48,7 +48,7 @@ class ClassCapsules(nn.Module):
         routing: RoutingFactory,
         rows: int = 1,
         coordinates: Float[Tensor, "position dim"] | None = None,
-        weight_std: float = 0.01,  # released code
+        weight_std: float = 0.01,  # official code
     ) -> None:
         super().__init__()
         if child_dim % rows or dim % rows:

@@ -53,7 +53,7 @@ class ConvCapsules(nn.Module):
         rows: int = 1,
         kernel_size: int = 3,  # Hinton 2018, figure 1
         stride: int = 1,
-        weight_std: float = 0.1,  # released code, fast
+        weight_std: float = 0.1,  # official code, fast
     ) -> None:
         super().__init__()
         if child_dim % rows or parent_dim % rows:

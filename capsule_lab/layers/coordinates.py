@@ -18,9 +18,9 @@ def receptive_field_coordinates(
     layers: Sequence[tuple[int, int]],
     padding: tuple[int, int, int, int],
 ) -> Axes:
-    """Row and column coordinate of each position: pixels from the image's middle, over 100 (released code).
+    """Row and column coordinate of each position: pixels from the image's middle, over 100 (official code).
 
-    The released code takes ``height / 2`` for the middle of pixels numbered from 0, half a pixel too far.
+    The official code takes ``height / 2`` for the middle of pixels numbered from 0, half a pixel too far.
 
     Args:
         grid: positions along each axis.
@@ -33,7 +33,7 @@ def receptive_field_coordinates(
         first += step * (kernel - 1) / 2  # the middle of a kernel
         step *= stride
     rows, columns = (
-        (first - before + step * torch.arange(n, dtype=torch.float32) - pixels / 2) / 100  # 100: released code
+        (first - before + step * torch.arange(n, dtype=torch.float32) - pixels / 2) / 100  # 100: official code
         for n, pixels, before in zip(grid, image, (padding[2], padding[0]), strict=True)
     )
     return rows, columns

@@ -32,7 +32,7 @@ class Decoder(nn.Module):
         image_shape: tuple[int, int, int],
         *,
         hidden: Sequence[int] = (512, 1024),  # Sabour 2017, figure 2
-        weight_std: float = 0.1,  # released code
+        weight_std: float = 0.1,  # official code
     ) -> None:
         super().__init__()
         self.image_shape = image_shape
@@ -42,7 +42,7 @@ class Decoder(nn.Module):
         for inputs, outputs in pairwise(widths):
             linear = nn.Linear(inputs, outputs)
             truncated_normal_(linear.weight, weight_std)
-            nn.init.constant_(linear.bias, 0.1)  # released code
+            nn.init.constant_(linear.bias, 0.1)  # official code
             layers += [linear, nn.ReLU()]
         self.layers = nn.Sequential(*layers[:-1])  # the last one ends in the sigmoid of forward
 

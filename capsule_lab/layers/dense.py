@@ -36,7 +36,7 @@ class DenseCapsules(nn.Module):
         parent_dim: int,
         *,
         routing: RoutingFactory,
-        weight_std: float = 0.1,  # released code
+        weight_std: float = 0.1,  # official code
     ) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(children, child_dim, parents, parent_dim))

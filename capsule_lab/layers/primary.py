@@ -20,9 +20,9 @@ class PrimaryCapsules(nn.Module):
 
     Channel ``type * dim + component`` at one position is component ``component`` of capsule ``type`` there:
     the components of a capsule come from ``dim`` channels at *one* position. Capsules are ordered
-    ``(type, y, x)`` as in the released code.
+    ``(type, y, x)`` as in the official code.
 
-    The released code treats the feature maps as one capsule and routes it in a single iteration to all
+    The official code treats the feature maps as one capsule and routes it in a single iteration to all
     types, so the convolution is divided by their number: ``s = conv / types + bias``. With its initial
     weights (std 0.1) this is what keeps the capsules short at the start, 0.1 instead of 0.97.
 
@@ -34,7 +34,7 @@ class PrimaryCapsules(nn.Module):
         padding: ``"valid"``, or ``"same"`` (output ``ceil(size / stride)``).
         bias: learn a bias per type and component, starting at 0.1.
         uniform_coupling: divide by the number of types (plus one if ``leaky``); ``False`` as in most ports.
-        leaky: the released code's leaky switch reaches this layer too: 1/33 instead of 1/32. It only
+        leaky: the official code's leaky switch reaches this layer too: 1/33 instead of 1/32. It only
             matters with ``uniform_coupling``.
         weight_std: standard deviation of the truncated normal that initialises the weights.
 
@@ -54,7 +54,7 @@ class PrimaryCapsules(nn.Module):
         bias: bool = True,
         uniform_coupling: bool = True,
         leaky: bool = False,
-        weight_std: float = 0.1,  # released code
+        weight_std: float = 0.1,  # official code
     ) -> None:
         super().__init__()
         check_choice("padding", padding, get_args(Padding))
@@ -63,7 +63,7 @@ class PrimaryCapsules(nn.Module):
         self.padding = padding
         self.scale = 1 / (types + leaky) if uniform_coupling else 1.0
         self.conv = nn.Conv2d(in_channels, types * dim, kernel_size, stride, bias=False)
-        self.bias = nn.Parameter(torch.full((types, dim, 1, 1), 0.1)) if bias else None  # 0.1: released code
+        self.bias = nn.Parameter(torch.full((types, dim, 1, 1), 0.1)) if bias else None  # 0.1: official code
         truncated_normal_(self.conv.weight, weight_std)
 
     def forward(self, features: Float[Tensor, "batch channel height width"]) -> Capsules:
@@ -89,7 +89,7 @@ class LinearPrimaryCapsules(nn.Module):
         in_channels: channels of the feature maps.
         types: kinds of capsule per position.
         dim: components of a pose.
-        bias: learn biases (IBM's and other ports); the released code has none.
+        bias: learn biases (IBM's and other ports); the official code has none.
         offset: subtracted from the logit of the activation.
         interleaved: read the channels as the code of 2018 did by mistake: poses and activations one after the
             other, then cut into groups of ``dim + 1``, so that almost every activation comes from a pose's weights.
@@ -105,8 +105,8 @@ class LinearPrimaryCapsules(nn.Module):
         bias: bool = False,
         offset: float = 1.0,
         interleaved: bool = False,
-        pose_std: float = 0.5,  # released code
-        activation_std: float = 3.0,  # released code
+        pose_std: float = 0.5,  # official code
+        activation_std: float = 3.0,  # official code
     ) -> None:
         super().__init__()
         self.types = types

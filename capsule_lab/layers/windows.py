@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from capsule_lab.kernels import couplings_of_children
 from capsule_lab.routing.base import Normalisation, Normaliser
 
-FLOOR = 1e-6  # released code, fast: least mass that divides a child's shares
-EPS = 1e-7  # released code, legacy: added to it
+FLOOR = 1e-6  # official code, fast: least mass that divides a child's shares
+EPS = 1e-7  # official code, legacy: added to it
 
 
 class Windows(nn.Module):
@@ -137,7 +137,7 @@ class AllParents(WindowOnly):
 
 
 class OfficialFast(WindowOnly):
-    """The released code's ``fast`` path: all parents compete, relative to the best of each child *type*.
+    """The official code's ``fast`` path: all parents compete, relative to the best of each child *type*.
 
     One maximum per (image, child type) is subtracted, and a child's mass is at least 1e-6: a child about 14 nats
     below the best one of its type hands up less than all of itself.
@@ -154,7 +154,7 @@ class OfficialFast(WindowOnly):
 
 
 class OfficialLegacy(WindowOnly):
-    """The released code's default path: positions compete, separately for each parent type.
+    """The official code's default path: positions compete, separately for each parent type.
 
     Types do not compete, so a child may give one unit to each of them; and the stride is ignored in telling which
     places are the same child, so that with stride 2 wrong children are pooled. For parity with the authors.

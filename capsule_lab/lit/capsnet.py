@@ -24,7 +24,7 @@ class CapsNetModule(AbstractCapsuleModule):
         network: a ``CapsNet``, with or without decoder.
         reconstruction: ``(reconstruction, images) -> scalar``; ``None`` trains without.
         decode_at_test: the capsule that is decoded outside of training: that of the ``"prediction"`` (paper)
-            or of the ``"label"`` (released code). Of several predictions, those that are labels are compared with
+            or of the ``"label"`` (official code). Of several predictions, those that are labels are compared with
             their own digits, and the others, in the order of their scores, with the digits that are left.
         **options: see ``AbstractCapsuleModule``.
 

@@ -28,7 +28,7 @@ from capsule_lab.types import CapsuleOutput, OnIteration
 
 
 class CapsNet(AbstractCapsuleNetwork):
-    """The network of Sabour 2017 with every choice of the released code as a switch.
+    """The network of Sabour 2017 with every choice of the official code as a switch.
 
     At 28x28 with ten classes: 6,804,384 parameters, 8,215,728 with the decoder (8,215,568 without the bias
     of the digit capsules, as in most ports).
@@ -39,7 +39,7 @@ class CapsNet(AbstractCapsuleNetwork):
         routing: called with ``(parents=…, dim=…)``; its ``leaky`` also reaches the primary capsules.
         channels: feature maps of the first convolution.
         kernel_size: of both convolutions.
-        padding: ``"valid"``, or ``"same"`` (the released code's CIFAR10 network).
+        padding: ``"valid"``, or ``"same"`` (the official code's CIFAR10 network).
         primary_types, primary_dim: kinds of primary capsule per position, components of their poses.
         primary_bias, uniform_coupling: see ``PrimaryCapsules``.
         class_dim: components of a class capsule's pose.
@@ -80,9 +80,9 @@ class CapsNet(AbstractCapsuleNetwork):
         channel, height, width = check_image_shape(image_shape, smallest, "CapsNet")
         self.padding = padding
         self.conv = nn.Conv2d(channel, channels, kernel_size)
-        truncated_normal_(self.conv.weight, 0.05)  # released code
+        truncated_normal_(self.conv.weight, 0.05)  # official code
         assert self.conv.bias is not None
-        nn.init.constant_(self.conv.bias, 0.1)  # released code
+        nn.init.constant_(self.conv.bias, 0.1)  # official code
 
         grid = [
             -(-n // stride) if padding == "same" else (n - 2 * (kernel_size - 1) - 1) // stride + 1

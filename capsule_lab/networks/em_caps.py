@@ -40,7 +40,7 @@ IMAGE_KERNEL, IMAGE_STRIDE = 5, 2  # Hinton 2018, section 4: of the first convol
 
 
 class EMCaps(AbstractCapsuleNetwork):
-    """The network of Hinton 2018 with the choices of paper, released code and ports as switches.
+    """The network of Hinton 2018 with the choices of paper, official code and ports as switches.
 
     Scores are the activations of the class capsules.
 
@@ -57,11 +57,11 @@ class EMCaps(AbstractCapsuleNetwork):
         pose: ``"matrix"``: a vote is the child's 4x4 pose times a 4x4 transformation; ``"vector"``: 16 components
             times a 16x16 transformation, the paper's ablation.
         pose_size: rows and columns of a pose; a vector has its square.
-        padding: of the convolution, ``"valid"`` (released code) or ``"same"`` (IBM and other ports).
+        padding: of the convolution, ``"valid"`` (official code) or ``"same"`` (IBM and other ports).
         batch_norm: normalise the feature maps before the ReLU, as some ports do.
         primary_bias, primary_offset, interleaved_primary: see ``LinearPrimaryCapsules``.
         coordinates: what coordinate addition adds: ``"receptive_field"``, distance of a position's receptive
-            field from the image's middle in units of 100 pixels (released code), ``"grid"``, ``(i + 0.5) / n``
+            field from the image's middle in units of 100 pixels (official code), ``"grid"``, ``(i + 0.5) / n``
             of the i-th of n positions (ports), or ``"none"``.
         coordinate_entries: where: ``"official"``, x to the first and y to the second component of a vote, or
             ``"paper"``, row and column to the first two entries of a matrix's right-hand column.
@@ -97,8 +97,8 @@ class EMCaps(AbstractCapsuleNetwork):
         interleaved_primary: bool = False,
         coordinates: Coordinates = "receptive_field",
         coordinate_entries: Entries = "official",
-        conv_weight_std: float = 0.1,  # released code, fast
-        class_weight_std: float = 0.01,  # released code
+        conv_weight_std: float = 0.1,  # official code, fast
+        class_weight_std: float = 0.01,  # official code
     ) -> None:
         super().__init__()
         check_choice("pose", pose, get_args(Pose))
@@ -125,9 +125,9 @@ class EMCaps(AbstractCapsuleNetwork):
         if padding == "same":
             self.padding = same_padding((height, width), IMAGE_KERNEL, IMAGE_STRIDE)
         self.conv = nn.Conv2d(channel, channels, IMAGE_KERNEL, IMAGE_STRIDE)
-        truncated_normal_(self.conv.weight, 0.05)  # released code
+        truncated_normal_(self.conv.weight, 0.05)  # official code
         assert self.conv.bias is not None
-        nn.init.constant_(self.conv.bias, 0.1)  # released code
+        nn.init.constant_(self.conv.bias, 0.1)  # official code
         self.norm = nn.BatchNorm2d(channels) if batch_norm else nn.Identity()
         self.primary = LinearPrimaryCapsules(
             channels,

@@ -18,7 +18,7 @@ Normalisation = Literal["all_parents", "window", "official_legacy", "official_fa
 
 ``all_parents``: all parents at all positions that see it (Hinton 2018, section 4); ``window``: the parents of
 each position among themselves, so that nine positions take nine times a child (most ports);
-``official_legacy`` and ``official_fast``: the two of the released code, see ``capsule_lab.layers.windows``.
+``official_legacy`` and ``official_fast``: the two of the official code, see ``capsule_lab.layers.windows``.
 """
 
 
@@ -61,7 +61,7 @@ class AbstractRouting(nn.Module, ABC):
 
     Attributes:
         leaky: whether a child may give part of itself to no parent; the primary capsules of a CapsNet
-            follow it, as in the released code.
+            follow it, as in the official code.
         normalisation: who competes for a child in a convolutional layer.
         backend: how votes are summed, the same numbers in other time and memory: see ``capsule_lab.kernels.Backend``.
     """

@@ -39,12 +39,12 @@ def dynamic_routing(
     Args:
         votes: prediction of each child for each parent, or what they are made from.
         iterations: at least 1; 1 means uniform couplings, that is no routing.
-        bias: added to ``s_j``. Not in the paper's pseudo-code; in the released code, one per parent
+        bias: added to ``s_j``. Not in the paper's pseudo-code; in the official code, one per parent
             and component.
-        bias_inside: add the bias in every iteration, so that it takes part in the agreement (released
+        bias_inside: add the bias in every iteration, so that it takes part in the agreement (official
             code); otherwise in the last iteration only.
         leaky: see ``softmax_over_parents``; not together with ``normalise``.
-        gradient: ``"full"`` differentiates through all iterations (released code); ``"last"`` treats the
+        gradient: ``"full"`` differentiates through all iterations (official code); ``"last"`` treats the
             couplings as constants, as many ports do. Values are the same.
         normalise: log-couplings ``(batch, parent, child)`` to couplings; default softmax over parents.
         on_iteration: called with a ``RoutingTrace`` after each iteration.
@@ -118,7 +118,7 @@ class DynamicRouting(AbstractRouting):
         self.bias_inside = bias_inside
         self.leaky = leaky
         self.gradient: Gradient = gradient
-        self.bias = nn.Parameter(torch.full((parents, dim), 0.1)) if bias else None  # 0.1: released code
+        self.bias = nn.Parameter(torch.full((parents, dim), 0.1)) if bias else None  # 0.1: official code
 
     def forward(
         self,

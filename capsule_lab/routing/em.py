@@ -1,6 +1,6 @@
 """EM routing of matrix capsules: Hinton, Sabour and Frosst, ICLR 2018, procedure 1.
 
-The paper, the two algorithms in its released code (``official_legacy``, the default there, and
+The paper, the two algorithms in its official code (``official_legacy``, the default there, and
 ``official_fast``) and a widely read tutorial differ in how the couplings are normalised, in the cost of a
 parent and in its initial values. Each choice is a switch here; ``conf/routing/em*.yaml`` are the combinations.
 """
@@ -40,12 +40,12 @@ def em_routing(
     iterations: int = 3,  # Hinton 2018, section 4 and table 1
     cost: Cost = "paper",
     activation: Activation = "description_length",
-    inverse_temperature: float = 0.01,  # released code
+    inverse_temperature: float = 0.01,  # official code
     temperature_schedule: Temperature = "saturating",
     initial: Initial = "parents",
     damping: float = 0.0,
-    min_variance: float = 5e-4,  # released code
-    mass_eps: float = 1e-7,  # released code, convolutional layers
+    min_variance: float = 5e-4,  # official code
+    mass_eps: float = 1e-7,  # official code, convolutional layers
     normalise: Normaliser | None = None,
     on_iteration: OnIteration | None = None,
     backend: Backend = "auto",
@@ -69,9 +69,9 @@ def em_routing(
         inverse_temperature: lambda, or the unit of its schedule.
         temperature_schedule: see ``inverse_temperature_at``.
         initial: equal couplings to start with: over all ``"parents"`` that compete for the child, as ``normalise``
-            has it (paper: all that see it), or over the ``"types"``, 1 / parents of this call (released code), which
+            has it (paper: all that see it), or over the ``"types"``, 1 / parents of this call (official code), which
             in a convolutional layer gives a child seen from nine positions nine times its mass.
-        damping: share of the previous pose that stays (0.1 in the released code, from a pose of zero).
+        damping: share of the previous pose that stays (0.1 in the official code, from a pose of zero).
         min_variance: added to every variance.
         mass_eps: added to every mass.
         normalise: log-couplings ``(batch, parent, child)`` to couplings; default softmax over the parents.
@@ -131,25 +131,25 @@ def em_routing(
 
 
 class EqualOverTypes(Normaliser):
-    """One share for each parent of the call, whatever the log-couplings (released code)."""
+    """One share for each parent of the call, whatever the log-couplings (official code)."""
 
     def __call__(self, log_couplings: Float[Tensor, "batch parent child"]) -> Float[Tensor, "batch parent child"]:
         return torch.full_like(log_couplings, 1 / log_couplings.shape[1])
 
 
 CLASS_LAYER: Mapping[str, Any] = {
-    "cost": "official_legacy",  # released code: both of its algorithms have this class layer
-    "inverse_temperature": 0.0025,  # released code: a quarter of 0.01
+    "cost": "official_legacy",  # official code: both of its algorithms have this class layer
+    "inverse_temperature": 0.0025,  # official code: a quarter of 0.01
     "beta_u": 2.0,
     "beta_a": 1.0,
-    "mass_eps": 1e-5,  # released code
+    "mass_eps": 1e-5,  # official code
 }
 
 
 class EMRouting(AbstractRouting):
     """``em_routing`` with its learned betas, one of each per parent type.
 
-    The defaults are the released code's newer cost and initial values with the paper's normalisation, which
+    The defaults are the official code's newer cost and initial values with the paper's normalisation, which
     the legacy cost would leave nearly dead from the start (activations of 0.03).
 
     Args:
@@ -181,8 +181,8 @@ class EMRouting(AbstractRouting):
         temperature_schedule: Temperature = "saturating",
         initial: Initial = "parents",
         damping: float = 0.0,
-        min_variance: float = 5e-4,  # released code
-        mass_eps: float = 1e-7,  # released code
+        min_variance: float = 5e-4,  # official code
+        mass_eps: float = 1e-7,  # official code
         beta_u: float | None = None,
         beta_a: float | None = None,
         shared_betas: bool = False,

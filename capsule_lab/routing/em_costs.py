@@ -14,8 +14,8 @@ Temperature = Literal["saturating", "linear", "increment", "constant"]
 
 LOG_2PI = math.log(2 * math.pi)
 INITIAL: dict[Cost, dict[str, float]] = {
-    "official_fast": {"inverse_temperature": 0.04, "beta_u": 0.5, "beta_a": 0.2},  # released code
-    "official_legacy": {"inverse_temperature": 0.01, "beta_u": 0.5, "beta_a": 0.5},  # released code
+    "official_fast": {"inverse_temperature": 0.04, "beta_u": 0.5, "beta_a": 0.2},  # official code
+    "official_legacy": {"inverse_temperature": 0.01, "beta_u": 0.5, "beta_a": 0.5},  # official code
     # ours: those of official_fast in the paper's units: twice, (ln(0.5^2 + 5e-4) + ln 2 pi + 1) / 2, -800 * 0.2 / 2
     "paper": {"inverse_temperature": 0.08, "beta_u": 0.727, "beta_a": -80.0},
     "standardised": {"inverse_temperature": 1.0, "beta_u": 0.0, "beta_a": 0.0},  # tutorial; betas: ours, its middle
@@ -41,8 +41,8 @@ def evidence(
 
     - ``"paper"``: ``beta_a - m (d beta_u + L / 2)``, procedure 1 of Hinton 2018 (its equation 2 counts beta_u once,
       the procedure d times: the same model with another unit);
-    - ``"official_legacy"``: ``-m (L + d beta_u (ln 2 pi + 1)) - 5000 beta_a``, released code;
-    - ``"official_fast"``: ``-m (L + d (ln(beta_u^2 + min_variance) + ln 2 pi + 1)) - 50 d beta_a``, released code;
+    - ``"official_legacy"``: ``-m (L + d beta_u (ln 2 pi + 1)) - 5000 beta_a``, official code;
+    - ``"official_fast"``: ``-m (L + d (ln(beta_u^2 + min_variance) + ln 2 pi + 1)) - 50 d beta_a``, official code;
     - ``"standardised"``: as the paper's, but the cost is first standardised over the parents of a row,
       ``beta_a + (mean - cost) / std`` (J. Hui's tutorial, 2017).
 
@@ -57,10 +57,10 @@ def evidence(
     """
     if cost == "official_legacy":
         per_mass = log_variance + dim * beta_u * (LOG_2PI + 1)
-        return -mass * per_mass - 5000 * beta_a  # 5000: released code, so that beta_a is a number of order 1
+        return -mass * per_mass - 5000 * beta_a  # 5000: official code, so that beta_a is a number of order 1
     if cost == "official_fast":
         per_mass = log_variance + dim * ((beta_u.square() + min_variance).log() + LOG_2PI + 1)
-        return -mass * per_mass - 50 * dim * beta_a  # 50: released code
+        return -mass * per_mass - 50 * dim * beta_a  # 50: official code
     costs = mass * (dim * beta_u + log_variance / 2)  # [b j]
     if cost == "paper":
         return beta_a - costs
@@ -72,7 +72,7 @@ def evidence(
 def inverse_temperature_at(iteration: int, iterations: int, final: float, schedule: Temperature) -> float:
     """lambda of ``iteration``, counted from 0, out of ``iterations``.
 
-    - ``"saturating"``: ``final (1 - 0.95^(iteration + 1))``, released code;
+    - ``"saturating"``: ``final (1 - 0.95^(iteration + 1))``, official code;
     - ``"linear"``: ``final`` times 1 to ``min(iterations, 3)`` in equal steps, the tutorial's code;
     - ``"increment"``: ``final`` times 1, 2, 3 …, the tutorial's text;
     - ``"constant"``: ``final``.
@@ -83,7 +83,7 @@ def inverse_temperature_at(iteration: int, iterations: int, final: float, schedu
     [1.0, 1.5, 2.0, 2.5, 3.0]
     """
     if schedule == "saturating":
-        return final * (1 - 0.95 ** (iteration + 1))  # 0.95: released code
+        return final * (1 - 0.95 ** (iteration + 1))  # 0.95: official code
     if schedule == "linear":
         last = min(iterations, 3)  # 3: tutorial
         return final * (1 + (last - 1) * iteration / max(1, iterations - 1))

@@ -78,7 +78,7 @@ class UniformRouting(AbstractRouting):
         super().__init__()
         self.backend = check_backend(backend)
         self.leaky = leaky
-        self.bias = nn.Parameter(torch.full((parents, dim), 0.1)) if bias else None  # 0.1: released code
+        self.bias = nn.Parameter(torch.full((parents, dim), 0.1)) if bias else None  # 0.1: official code
 
     def forward(
         self,

@@ -15,7 +15,7 @@ from capsule_lab.build import build_module
 from capsule_lab.errors import RunError
 from capsule_lab.types import DataSpec
 
-FORMAT = 1
+FORMAT = 2
 """Number of the checkpoint's own record; raised when an older one can no longer be read."""
 
 
@@ -163,7 +163,7 @@ def checkpoint_to_test(which: str, directory: Path) -> Path | None:
 
 
 def check_same_source(path: Path, before: dict[str, Any], now: dict[str, Any]) -> None:
-    """A network trained on genuine data is not quietly continued or tested on a stand-in, nor the reverse.
+    """A network trained on real data is not quietly continued or tested on a stand-in, nor the reverse.
 
     Raises:
         RunError: if it would be.

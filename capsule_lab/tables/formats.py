@@ -20,7 +20,7 @@ from capsule_lab.tables.schema import Table
 from capsule_lab.tables.summary import Entry, Run, best_runs
 
 _IN_LATEX = str.maketrans({character: f"\\{character}" for character in "&%$#_{}"})
-HEADINGS = ["", "published", "ours", "n", "difference", "stand-in", "n stand-in", "minutes", "parameters", "runs"]
+HEADINGS = ["", "published", "ours", "n", "difference", "standin", "n stand-in", "minutes", "parameters", "runs"]
 
 
 def cells_of(entry: Entry) -> list[str]:
@@ -183,7 +183,7 @@ def _curves(entries: Sequence[Entry]) -> dict[str, Mapping[str, Path]]:
     for entry in entries:
         for run in entry.runs:
             if (run.directory / "metrics.csv").is_file():
-                label = f"seed {run.cell.seed}{'' if run.genuine else ', stand-in'}"
+                label = f"seed {run.cell.seed}{'' if run.real else ', stand-in'}"
                 curves.setdefault(f"{entry.row.label}: {entry.column.label}", {})[label] = run.directory / "metrics.csv"
     return dict(curves)
 

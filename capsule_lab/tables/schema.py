@@ -13,7 +13,7 @@
         label: CapsNet, 3 iterations
         overrides: [routing.iterations=3]      or one list per column; none: reported, not trained here
         published: {mnist: [0.25, 0.005]}      or one number; [mean, standard deviation]; null
-        takes: {some.key: [row, validation/error]}     what another row of the same seed must give first
+        takes: {some.key: [row, val/error]}     what another row of the same seed must give first
         note: a footnote
 """
 

@@ -29,7 +29,7 @@ class Run:
     result: dict[str, Any]
 
     @property
-    def genuine(self) -> bool:
+    def real(self) -> bool:
         """Whether it was trained on what the paper was, rather than on a stand-in."""
         return bool(self.result["provenance"]["source"] == GENUINE)
 
@@ -69,13 +69,13 @@ class Entry:
 
     @property
     def ours(self) -> Mean | None:
-        """Over runs on genuine data."""
-        return _mean([run.value for run in self.runs if run.genuine])
+        """Over runs on real data."""
+        return _mean([run.value for run in self.runs if run.real])
 
     @property
     def stand_in(self) -> Mean | None:
         """Over runs on stand-ins, which do not compare with anything published."""
-        return _mean([run.value for run in self.runs if not run.genuine])
+        return _mean([run.value for run in self.runs if not run.real])
 
     @property
     def difference(self) -> float | None:
@@ -94,8 +94,8 @@ class Entry:
 
     @property
     def counted(self) -> tuple[Run, ...]:
-        """The runs whose cost is told: those on genuine data if there are any, as the others may be far shorter."""
-        return tuple(run for run in self.runs if run.genuine) or self.runs
+        """The runs whose cost is told: those on real data if there are any, as the others may be far shorter."""
+        return tuple(run for run in self.runs if run.real) or self.runs
 
     def shared(self, key: str) -> str:
         """What the ``counted`` say of ``parameters``, ``hardware`` and the like; all of it where they differ."""
@@ -134,12 +134,12 @@ def summarise(table: Table, words: Sequence[str] = ()) -> list[Entry]:
 
 
 def best_runs(entries: Sequence[Entry]) -> list[Run]:
-    """The run with the lowest error in each column, on genuine data if there is any."""
+    """The run with the lowest error in each column, on real data if there is any."""
     best = []
     for column in dict.fromkeys(entry.column for entry in entries):
         runs = [run for entry in entries if entry.column == column for run in entry.runs]
         if runs:
-            best.append(min(runs, key=lambda run: (not run.genuine, run.value)))
+            best.append(min(runs, key=lambda run: (not run.real, run.value)))
     return list({run.directory: run for run in best}.values())
 
 

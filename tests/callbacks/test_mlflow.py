@@ -112,7 +112,7 @@ def test_run_has_results_parameters_tags_and_pictures(tiny: Tiny, tmp_path: Path
     assert run.data.metrics["test/error"] == pytest.approx(result["test"]["error"])
     assert run.data.params["config/model/primary_types"] == "2"
     assert run.data.params["provenance/sha256"] == result["provenance"]["sha256"]
-    expected = {"model": "CapsNet", "data": "MNIST", "routing": "DynamicRouting", "source": "stand-in"}
+    expected = {"model": "CapsNet", "data": "MNIST", "routing": "DynamicRouting", "source": "standin"}
     assert expected.items() <= run.data.tags.items()
     files = {file.path for file in client.list_artifacts(run.info.run_id, "figures")}
     assert files == {f"figures/{path.name}" for path in (tmp_path / "run" / "figures").iterdir()}

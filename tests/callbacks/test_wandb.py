@@ -34,7 +34,7 @@ def test_run_has_results_configuration_provenance_tags_and_pictures(tiny: Tiny, 
     assert {"train/loss", "val/coupling_entropy", "schedule/learning_rate"} <= set(shown["summary"])
     assert shown["config"]["config"]["model"]["primary_types"] == 2
     assert shown["config"]["provenance"]["sha256"] == found["provenance"]["sha256"]
-    assert shown["tags"] == ["CapsNet", "MNIST", "DynamicRouting", "stand-in"]
+    assert shown["tags"] == ["CapsNet", "MNIST", "DynamicRouting", "standin"]
     for name in ("val/reconstructions", "val/confusion", "test/confusion"):
         (picture,) = shown["summary"][name]["filenames"]
         assert list((tmp_path / "run" / "wandb").glob(f"offline-run-*/files/{picture}"))
@@ -43,7 +43,7 @@ def test_run_has_results_configuration_provenance_tags_and_pictures(tiny: Tiny, 
 def test_network_that_does_not_route_has_no_tag_for_it(tiny: Tiny, tmp_path: Path) -> None:
     cnn = ["model=cnn_baseline", "model.channels=[4]", "model.hidden=[8]"]
     train(tiny("logger=wandb", "debug=smoke", *NO_PICTURES, model=cnn), tmp_path / "run")
-    assert told(tmp_path / "run")["tags"] == ["BaselineCNN", "MNIST", "stand-in"]
+    assert told(tmp_path / "run")["tags"] == ["BaselineCNN", "MNIST", "standin"]
 
 
 def test_run_that_fails_is_shown_as_failed(tiny: Tiny, tmp_path: Path) -> None:

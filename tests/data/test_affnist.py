@@ -30,10 +30,10 @@ from capsule_lab.evaluate import evaluate
 from capsule_lab.runs import check_same_source
 from capsule_lab.train import train
 from tests.conftest import NO_PICTURES, TINY_CAPSNET, TINY_DATA
-from tests.data.formats.test_affnist_files import IMAGES, LABELS, TRANSFORMS, counts_as_genuine, fields, mat, written
+from tests.data.formats.test_affnist_files import IMAGES, LABELS, TRANSFORMS, counts_as_real, fields, mat, written
 from tests.data.test_mnist import ARRAYS, trainer
 
-__all__ = ["counts_as_genuine", "written"]  # fixtures
+__all__ = ["counts_as_real", "written"]  # fixtures
 
 DRAWN_ONCE = functools.cache(standin_digits)
 
@@ -53,11 +53,11 @@ def no_network(monkeypatch) -> None:
 
 
 @pytest.fixture
-def both(genuine: Path, written: Path) -> Path:
-    """A data directory with small files that count as genuine MNIST and genuine affNIST."""
-    (genuine / "affNIST").mkdir()
-    shutil.copy(written / "test.mat.zip", genuine / "affNIST")
-    return genuine
+def both(real: Path, written: Path) -> Path:
+    """A data directory with small files that count as real MNIST and real affNIST."""
+    (real / "affNIST").mkdir()
+    shutil.copy(written / "test.mat.zip", real / "affNIST")
+    return real
 
 
 def of(*stages: str, rank: int = 0, world_size: int = 1, source="standin", **options) -> AffNISTDataModule:
@@ -390,11 +390,11 @@ def test_wrong_options(options, sentence):
         AffNISTDataModule(source="standin", **options)
 
 
-# --- genuine files, and what is said of data
+# --- real files, and what is said of data
 
 
 @pytest.mark.parametrize("source", ["auto", "real"])
-def test_genuine_files_are_tested_on_exactly(both, source):
+def test_real_files_are_tested_on_exactly(both, source):
     data = of("test", source=source, directory=str(both), eval_batch_size=320)
     (stored,) = data.test_dataloader()
     batch = data.on_after_batch_transfer(stored, 0)
@@ -406,38 +406,36 @@ def test_genuine_files_are_tested_on_exactly(both, source):
     assert data.provenance["test_images"] == "320 of 320"
 
 
-def test_provenance_of_genuine_files(both):
+def test_provenance_of_real_files(both):
     data = of(source="real", directory=str(both))
     data.prepare_data()
     assert data.provenance == {
         "source": "real",
-        "name": "genuine MNIST, placed on 40x40; tested on genuine affNIST",
+        "name": "real MNIST, placed on 40x40; tested on real affNIST",
         "md5": mnist.CHECKSUMS,
         "affnist": {
-            "name": "genuine affNIST",
+            "name": "real affNIST",
             "sha256": {"test.mat.zip": affnist_format.SHA256["test.mat.zip"]},
         },
     }
 
 
-def test_genuine_digits_without_affnist_are_a_stand_in_and_say_so_once(genuine, caplog):
+def test_real_digits_without_affnist_are_a_stand_in_and_say_so_once(real, caplog):
     with caplog.at_level(logging.DEBUG, "capsule_lab"):
-        data = of("fit", "test", source="auto", directory=str(genuine))
+        data = of("fit", "test", source="auto", directory=str(real))
     loud = [record for record in caplog.records if record.levelno >= logging.WARNING]
     assert len(loud) == 1
     said = loud[0].getMessage()
-    assert said.startswith(
-        f"STAND-IN DATA, not the genuine set: affNIST is not in {genuine / 'affNIST'} and the download"
-    )
+    assert said.startswith(f"STAND-IN DATA, not the real set: affNIST is not in {real / 'affNIST'} and the download")
     assert "no network in tests" in said
-    assert "trains on genuine MNIST and tests on synthetic affNIST made from its test digits" in said
-    assert data.provenance["source"] == "stand-in"
+    assert "trains on real MNIST and tests on synthetic affNIST made from its test digits" in said
+    assert data.provenance["source"] == "standin"
     assert data.provenance["name"] == (
-        "genuine MNIST, placed on 40x40; tested on synthetic affNIST made from genuine MNIST's test digits"
+        "real MNIST, placed on 40x40; tested on synthetic affNIST made from real MNIST's test digits"
     )
     assert data.provenance["md5"] == mnist.CHECKSUMS
     assert data.provenance["affnist"] == {
-        "name": "synthetic affNIST made from genuine MNIST's test digits",
+        "name": "synthetic affNIST made from real MNIST's test digits",
         "generator": "capsule_lab.data.standins.affnist",
         "version": 1,
         "seed": 0,
@@ -447,26 +445,26 @@ def test_genuine_digits_without_affnist_are_a_stand_in_and_say_so_once(genuine, 
         data.sets["train"].images[:, 0].numpy(),
         ARRAYS["train-images-idx3-ubyte"][len(ARRAYS["train-images-idx3-ubyte"]) // 6 :],
     )
-    assert sorted(path.name for path in genuine.iterdir()) == ["MNIST"]
+    assert sorted(path.name for path in real.iterdir()) == ["MNIST"]
 
 
 @pytest.mark.parametrize("source", ["auto", "standin"])
-def test_without_any_genuine_file_all_is_made_from_stand_in_digits(tmp_path, both, source, caplog):
+def test_without_any_real_file_all_is_made_from_stand_in_digits(tmp_path, both, source, caplog):
     directory = tmp_path / "nothing" if source == "auto" else both
     data = of("fit", "test", source=source, directory=str(directory))
     assert len([record for record in caplog.records if record.levelno >= logging.WARNING]) == 1
-    assert data.provenance["source"] == "stand-in"
+    assert data.provenance["source"] == "standin"
     assert data.provenance["name"] == (
         f"{STANDIN_NAME}, placed on 40x40; tested on synthetic affNIST made from the stand-in's test digits"
     )
     assert data.sets["test"].images.equal(DRAWN_ONCE(train=False).images)
 
 
-def test_affnist_without_mnist_is_not_genuine(tmp_path, both):
+def test_affnist_without_mnist_is_not_real(tmp_path, both):
     shutil.rmtree(both / "MNIST")
     data = of(source="auto", directory=str(both))
     data.prepare_data()
-    assert data.provenance["source"] == "stand-in"
+    assert data.provenance["source"] == "standin"
     assert data.provenance["affnist"]["name"] == "synthetic affNIST made from the stand-in's test digits"
 
 
@@ -481,7 +479,7 @@ def test_real_needs_both_and_says_what_to_put_where(both, there, missing):
         of("test", source="real", directory=str(both))
 
 
-def test_only_a_name_with_genuine_affnist_lacks_the_word_synthetic(both, genuine):
+def test_only_a_name_with_real_affnist_lacks_the_word_synthetic(both, real):
     names = [of(source="real", directory=str(both)), of(source="standin", directory=str(both))]
     for data in names:
         data.prepare_data()
@@ -490,25 +488,25 @@ def test_only_a_name_with_genuine_affnist_lacks_the_word_synthetic(both, genuine
 
 @pytest.mark.parametrize("source", ["auto", "real"])
 @pytest.mark.parametrize("name", ["test.mat", "test.mat.zip"])
-def test_damaged_files_are_named_before_training_not_replaced(genuine, source, name):
-    (genuine / "affNIST").mkdir()
-    (genuine / "affNIST" / name).write_bytes(b"<!DOCTYPE html>")
-    with pytest.raises(DataError, match=rf"^{genuine / 'affNIST' / name} "):
-        of("fit", source=source, directory=str(genuine))
+def test_damaged_files_are_named_before_training_not_replaced(real, source, name):
+    (real / "affNIST").mkdir()
+    (real / "affNIST" / name).write_bytes(b"<!DOCTYPE html>")
+    with pytest.raises(DataError, match=rf"^{real / 'affNIST' / name} "):
+        of("fit", source=source, directory=str(real))
 
 
-def test_unpacked_files_are_said_with_their_own_hash(genuine):
-    (genuine / "affNIST").mkdir()
-    (genuine / "affNIST" / "test.mat").write_bytes(mat({"affNISTdata": fields()}))
-    data = of("test", source="real", directory=str(genuine))
+def test_unpacked_files_are_said_with_their_own_hash(real):
+    (real / "affNIST").mkdir()
+    (real / "affNIST" / "test.mat").write_bytes(mat({"affNISTdata": fields()}))
+    data = of("test", source="real", directory=str(real))
     assert list(data.provenance["affnist"]["sha256"]) == ["test.mat"]
 
 
 @pytest.mark.parametrize("stage", ["fit", "validate"])
-def test_training_reads_no_test_digits(genuine, stage):
-    data = of(source="auto", directory=str(genuine), affine_validation=True)
+def test_training_reads_no_test_digits(real, stage):
+    data = of(source="auto", directory=str(real), affine_validation=True)
     data.prepare_data()
-    (genuine / "MNIST" / "raw" / "t10k-images-idx3-ubyte").write_bytes(b"poison")
+    (real / "MNIST" / "raw" / "t10k-images-idx3-ubyte").write_bytes(b"poison")
     data.setup(stage)
     assert all(len(batch.labels) for loader in data.val_dataloader() for batch in loader)
 
@@ -519,13 +517,13 @@ def test_provenance_is_plain(both, source):
     assert json.loads(json.dumps(data.provenance)) == data.provenance
 
 
-def test_stand_ins_of_two_kinds_are_told_apart(genuine, tmp_path):
-    """Both are a "stand-in", one trained on genuine digits."""
-    trained, here = (of(source=source, directory=str(genuine)) for source in ("auto", "standin"))
+def test_stand_ins_of_two_kinds_are_told_apart(real, tmp_path):
+    """Both are a "standin", one trained on real digits."""
+    trained, here = (of(source=source, directory=str(real)) for source in ("auto", "standin"))
     for data in (trained, here):
         data.prepare_data()
     check_same_source(tmp_path, trained.provenance, trained.provenance)
-    with pytest.raises(RunError, match=r"was trained on genuine MNIST, .*, and now there is only stand-in for MNIST"):
+    with pytest.raises(RunError, match=r"was trained on real MNIST, .*, and now there is only stand-in for MNIST"):
         check_same_source(tmp_path, trained.provenance, here.provenance)
 
 
@@ -542,7 +540,7 @@ def test_network_trained_on_expanded_mnist_is_tested_on_affnist(tmp_path):
     assert 0 <= result["test"]["error"] <= 100
     assert result["provenance"]["affnist"]["name"] == "synthetic affNIST made from the stand-in's test digits"
     assert result["provenance"]["test_images"] == "60 versions of 60 of 359"
-    assert path.name == "best-test-affnist-stand-in.json"
+    assert path.name == "best-test-affnist-standin.json"
 
 
 def test_training_with_affine_validation_logs_both_errors(tmp_path):
@@ -550,5 +548,5 @@ def test_training_with_affine_validation_logs_both_errors(tmp_path):
     result = train(compose("train", words), tmp_path / "run")
     header = (tmp_path / "run" / "metrics.csv").read_text().splitlines()[0].split(",")
     assert {"val/error", "affine/error"} <= set(header)
-    assert result["provenance"]["source"] == "stand-in"
+    assert result["provenance"]["source"] == "standin"
     assert 0 <= result["test"]["error"] <= 100

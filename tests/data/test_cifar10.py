@@ -48,7 +48,7 @@ def array(values: np.ndarray, kind: bytes = b"u1") -> bytes:
 
 
 def pickled(pixels: bytes, labels: list[int], *, key: bytes = b"labels") -> bytes:
-    """A batch in protocol 2, entry by entry as in the genuine files."""
+    """A batch in protocol 2, entry by entry as in the real files."""
     numbers = b"".join(b"K" + bytes([label]) for label in labels)
     names = b"".join(text(b"leptodactylus_s_%06d.png" % number) for number in range(len(labels)))
     return (
@@ -308,4 +308,4 @@ def test_experiment_trains_without_a_decoder(tmp_path):
     result = train(config, tmp_path / "run")
     assert result["test"].keys() == {"error", "loss", "margin"}
     assert result["test"]["loss"] == pytest.approx(result["test"]["margin"])
-    assert result["provenance"]["source"] == "stand-in"
+    assert result["provenance"]["source"] == "standin"

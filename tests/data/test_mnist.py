@@ -1,4 +1,4 @@
-"""MNIST from files in the genuine format, its stand-in, and what happens without a network."""
+"""MNIST from files in the real format, its stand-in, and what happens without a network."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ def idx(array: np.ndarray) -> bytes:
 
 
 @pytest.fixture
-def genuine(tmp_path, monkeypatch) -> Path:
-    """A data directory with small files that count as the genuine ones."""
+def real(tmp_path, monkeypatch) -> Path:
+    """A data directory with small files that count as the real ones."""
     folder = tmp_path / "MNIST" / "raw"
     folder.mkdir(parents=True)
     checksums = {}
@@ -98,8 +98,8 @@ def seen_by_network(data: MNISTDataModule, epoch: int = 0) -> dict[int, torch.Te
 
 @pytest.mark.parametrize("source", ["auto", "real"])
 @pytest.mark.usefixtures("no_download")
-def test_training_files_are_read_back_exactly(genuine, source):
-    data = MNISTDataModule(directory=str(genuine), source=source, validation="none")
+def test_training_files_are_read_back_exactly(real, source):
+    data = MNISTDataModule(directory=str(real), source=source, validation="none")
     data.setup("fit")
     images, labels, factors = data.sets["train"]
     assert factors is None
@@ -110,29 +110,29 @@ def test_training_files_are_read_back_exactly(genuine, source):
 
 @pytest.mark.parametrize("source", ["auto", "real"])
 @pytest.mark.usefixtures("no_download")
-def test_test_files_are_read_back_exactly(genuine, source):
-    data = MNISTDataModule(directory=str(genuine), source=source)
+def test_test_files_are_read_back_exactly(real, source):
+    data = MNISTDataModule(directory=str(real), source=source)
     data.setup("test")
     assert set(data.sets) == {"test"}
     np.testing.assert_array_equal(data.sets["test"].images[:, 0].numpy(), ARRAYS["t10k-images-idx3-ubyte"])
     np.testing.assert_array_equal(data.sets["test"].labels.numpy(), ARRAYS["t10k-labels-idx1-ubyte"])
 
 
-def test_only_verified_files_are_read(genuine):
-    """torchvision before 0.9 left its own copy beside the genuine files."""
-    (genuine / "MNIST" / "processed").mkdir()
+def test_only_verified_files_are_read(real):
+    """torchvision before 0.9 left its own copy beside the real files."""
+    (real / "MNIST" / "processed").mkdir()
     other = (torch.zeros(TRAIN, 28, 28, dtype=torch.uint8), torch.zeros(TRAIN, dtype=torch.int64))
-    torch.save(other, genuine / "MNIST" / "processed" / "training.pt")
-    torch.save(other, genuine / "MNIST" / "processed" / "test.pt")
-    data = MNISTDataModule(directory=str(genuine), source="real", validation="none")
+    torch.save(other, real / "MNIST" / "processed" / "training.pt")
+    torch.save(other, real / "MNIST" / "processed" / "test.pt")
+    data = MNISTDataModule(directory=str(real), source="real", validation="none")
     data.setup("fit")
     np.testing.assert_array_equal(data.sets["train"].images[:, 0].numpy(), ARRAYS["train-images-idx3-ubyte"])
 
 
-def test_the_environment_names_the_directory(genuine, monkeypatch):
-    monkeypatch.setenv("CAPSULE_LAB_DATA", str(genuine))
+def test_the_environment_names_the_directory(real, monkeypatch):
+    monkeypatch.setenv("CAPSULE_LAB_DATA", str(real))
     data = MNISTDataModule(source="real")
-    assert data.folder == genuine / "MNIST" / "raw"
+    assert data.folder == real / "MNIST" / "raw"
     data.setup("fit")
     assert data.provenance["source"] == "real"
 
@@ -149,7 +149,7 @@ def test_auto_without_network_falls_back_with_one_loud_line(tmp_path, caplog):
     assert "STAND-IN" in record.getMessage()
     assert str(tmp_path / "MNIST" / "raw") in record.getMessage()
     assert "\n" not in record.getMessage()
-    assert data.provenance["source"] == "stand-in"
+    assert data.provenance["source"] == "standin"
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
 
 
@@ -181,26 +181,26 @@ def test_standin_asks_neither_network_nor_directory(tmp_path, caplog):
     data = MNISTDataModule(directory=str(tmp_path / "nowhere"), source="standin")
     data.setup("fit")
     data.setup("test")
-    assert data.provenance["source"] == "stand-in"
+    assert data.provenance["source"] == "standin"
     (record,) = caplog.records
-    assert record.getMessage() == "STAND-IN DATA, not the genuine set: data.source is standin"
+    assert record.getMessage() == "STAND-IN DATA, not the real set: data.source is standin"
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.usefixtures("no_download")
-def test_standin_is_taken_even_beside_genuine_files(genuine):
-    data = MNISTDataModule(directory=str(genuine), source="standin")
+def test_standin_is_taken_even_beside_real_files(real):
+    data = MNISTDataModule(directory=str(real), source="standin")
     data.setup("fit")
-    assert data.provenance["source"] == "stand-in"
+    assert data.provenance["source"] == "standin"
 
 
 @pytest.mark.parametrize("source", ["auto", "real"])
 @pytest.mark.parametrize("name", ARRAYS)
 @pytest.mark.usefixtures("no_download")
-def test_a_corrupt_file_is_named_not_replaced(genuine, source, name):
-    path = genuine / "MNIST" / "raw" / name
+def test_a_corrupt_file_is_named_not_replaced(real, source, name):
+    path = real / "MNIST" / "raw" / name
     path.write_bytes(path.read_bytes()[:-1])
-    data = MNISTDataModule(directory=str(genuine), source=source)
+    data = MNISTDataModule(directory=str(real), source=source)
     with pytest.raises(DataError) as caught:
         data.setup("fit")
     assert str(path) in str(caught.value)
@@ -208,16 +208,16 @@ def test_a_corrupt_file_is_named_not_replaced(genuine, source, name):
 
 @pytest.mark.parametrize("source", ["auto", "real"])
 @pytest.mark.usefixtures("no_download")
-def test_a_missing_file_is_named(genuine, source):
-    (genuine / "MNIST" / "raw" / "t10k-labels-idx1-ubyte").unlink()
+def test_a_missing_file_is_named(real, source):
+    (real / "MNIST" / "raw" / "t10k-labels-idx1-ubyte").unlink()
     with pytest.raises(DataError, match="missing t10k-labels-idx1-ubyte"):
-        MNISTDataModule(directory=str(genuine), source=source).setup("fit")
+        MNISTDataModule(directory=str(real), source=source).setup("fit")
 
 
 @pytest.mark.parametrize("source", ["auto", "real"])
-def test_download_goes_into_place_and_is_verified(tmp_path, genuine, monkeypatch, source):
+def test_download_goes_into_place_and_is_verified(tmp_path, real, monkeypatch, source):
     def download(scratch: Path) -> Path:
-        (genuine / "MNIST" / "raw").rename(scratch / "raw")
+        (real / "MNIST" / "raw").rename(scratch / "raw")
         return scratch / "raw"
 
     monkeypatch.setattr(mnist, "_download", download)
@@ -228,9 +228,9 @@ def test_download_goes_into_place_and_is_verified(tmp_path, genuine, monkeypatch
 
 
 @pytest.mark.parametrize("source", ["auto", "real"])
-def test_a_downloaded_file_that_is_another_one_is_named(tmp_path, genuine, monkeypatch, source):
+def test_a_downloaded_file_that_is_another_one_is_named(tmp_path, real, monkeypatch, source):
     def download(scratch: Path) -> Path:
-        (genuine / "MNIST" / "raw").rename(scratch / "raw")
+        (real / "MNIST" / "raw").rename(scratch / "raw")
         (scratch / "raw" / "train-labels-idx1-ubyte").write_bytes(b"a login page")
         return scratch / "raw"
 
@@ -240,38 +240,38 @@ def test_a_downloaded_file_that_is_another_one_is_named(tmp_path, genuine, monke
 
 
 @pytest.mark.parametrize("stage", ["fit", "validate"])
-def test_training_never_reads_the_test_files(genuine, stage):
-    data = MNISTDataModule(directory=str(genuine), source="real")
+def test_training_never_reads_the_test_files(real, stage):
+    data = MNISTDataModule(directory=str(real), source="real")
     data.prepare_data()
-    (genuine / "MNIST" / "raw" / "t10k-images-idx3-ubyte").write_bytes(b"poison")
-    (genuine / "MNIST" / "raw" / "t10k-labels-idx1-ubyte").write_bytes(b"poison")
+    (real / "MNIST" / "raw" / "t10k-images-idx3-ubyte").write_bytes(b"poison")
+    (real / "MNIST" / "raw" / "t10k-labels-idx1-ubyte").write_bytes(b"poison")
     data.setup(stage)
     assert set(data.sets) == {"train", "validation"}
 
 
 @pytest.mark.parametrize("source", ["real", "standin"])
 @pytest.mark.parametrize(("stage", "train"), [("fit", True), ("validate", True), ("test", False)])
-def test_each_stage_loads_its_own_images_once(genuine, monkeypatch, source, stage, train):
+def test_each_stage_loads_its_own_images_once(real, monkeypatch, source, stage, train):
     asked = []
     load = MNISTDataModule.load
     monkeypatch.setattr(MNISTDataModule, "load", lambda self, **how: asked.append(how) or load(self, **how))
-    data = MNISTDataModule(directory=str(genuine), source=source)
+    data = MNISTDataModule(directory=str(real), source=source)
     data.setup(stage)
     data.setup(stage)
     assert asked == [{"train": train, "real": source == "real"}]
 
 
-def test_provenance_of_the_genuine_files(genuine):
-    data = MNISTDataModule(directory=str(genuine), source="auto")
+def test_provenance_of_the_real_files(real):
+    data = MNISTDataModule(directory=str(real), source="auto")
     data.prepare_data()
-    assert data.provenance == {"source": "real", "name": "genuine MNIST", "md5": mnist.CHECKSUMS}
+    assert data.provenance == {"source": "real", "name": "real MNIST", "md5": mnist.CHECKSUMS}
 
 
 def test_provenance_of_the_standin():
     data = MNISTDataModule(source="standin")
     data.prepare_data()
     assert data.provenance == {
-        "source": "stand-in",
+        "source": "standin",
         "name": STANDIN_NAME,
         "generator": "capsule_lab.data.standins.digits",
         "version": STANDIN_VERSION,
@@ -300,8 +300,8 @@ def test_provenance_of_the_split(options, split):
 
 
 @pytest.mark.parametrize("source", ["real", "standin"])
-def test_provenance_is_plain(genuine, source):
-    data = MNISTDataModule(directory=str(genuine), source=source)
+def test_provenance_is_plain(real, source):
+    data = MNISTDataModule(directory=str(real), source=source)
     data.setup("fit")
     assert json.loads(json.dumps(data.provenance)) == data.provenance
 
@@ -463,7 +463,7 @@ def test_no_validation_images_no_validation():
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"source": "genuine"}, r"data\.source is 'genuine'; expected 'auto', 'real' or 'standin'"),
+        ({"source": "real"}, r"data\.source is 'real'; expected 'auto', 'real' or 'standin'"),
         ({"batch_size": 0}, "batch sizes are 0 and 500; expected 1 or more"),
         ({"eval_batch_size": -1}, "batch sizes are 128 and -1; expected 1 or more"),
         ({"shift": -1}, r"data\.shift is -1; expected 0"),

@@ -128,10 +128,10 @@ def test_provenance_of_the_standin():
     assert standin("fit").provenance["name"] == f"{STANDIN_NAME}, placed on 40x40"
 
 
-def test_provenance_of_the_genuine_files(genuine: Path):
-    data = ExpandedMNISTDataModule(directory=str(genuine), source="real")
+def test_provenance_of_the_real_files(real: Path):
+    data = ExpandedMNISTDataModule(directory=str(real), source="real")
     data.prepare_data()
-    assert data.provenance == {"source": "real", "name": "genuine MNIST, placed on 40x40", "md5": mnist.CHECKSUMS}
+    assert data.provenance == {"source": "real", "name": "real MNIST, placed on 40x40", "md5": mnist.CHECKSUMS}
 
 
 @pytest.mark.parametrize(

@@ -276,7 +276,7 @@ def test_number_of_pairs(options: dict[str, Any], name: str, size: int) -> None:
 def test_provenance_counts_test_pairs(options: dict[str, Any], words: str) -> None:
     provenance = data("test", **options).provenance
     assert provenance["test_images"] == words
-    assert provenance["source"] == "stand-in"
+    assert provenance["source"] == "standin"
     assert provenance["name"].startswith("pairs of digits of stand-in")
 
 

@@ -1,4 +1,4 @@
-"""smallNORB from tiny files in the genuine format, its stand-in, its splits, and what the network sees."""
+"""smallNORB from tiny files in the real format, its stand-in, its splits, and what the network sees."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ SPLIT = ("9b0d69f4a5f0bf20", "90c510726811b6ac")
 def labels_and_factors(
     instances, elevations=range(9), azimuths=range(0, 36, 2), lightings=range(6)
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Categories and info as the genuine test files order them; the full set unless levels are named."""
+    """Categories and info as the real test files order them; the full set unless levels are named."""
     rows = list(product(instances, elevations, azimuths, lightings, range(5)))
     factors = np.array([row[:4] for row in rows], dtype=np.int32)
     return np.array([row[4] for row in rows], dtype=np.int32), factors
 
 
 def write_set(folder: Path, *, side: int, size: str | None = None, suffix: str = ".mat", **levels) -> Path:
-    """The six files in the genuine format, with random pixels; by default 100 + 100 pairs from 4 viewpoints."""
+    """The six files in the real format, with random pixels; by default 100 + 100 pairs from 4 viewpoints."""
     levels = {"elevations": (0, 4), "azimuths": (0, 12), "lightings": (1,), **levels}
     folder.mkdir(parents=True, exist_ok=True)
     random = np.random.default_rng(side)
@@ -94,7 +94,7 @@ def standin(standin_directory):
     return make
 
 
-def count_as_genuine(folder: Path, monkeypatch) -> None:
+def count_as_real(folder: Path, monkeypatch) -> None:
     """Make the checksums those of the files in ``folder``."""
     monkeypatch.setattr(smallnorb, "PUBLISHED", published_of(folder))
 
@@ -107,16 +107,16 @@ def published_of(folder: Path) -> dict[str, Published]:
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory) -> dict[str, Path]:
-    """The files of ``genuine``, by their suffix: written once."""
+    """The files of ``real``, by their suffix: written once."""
     folder = tmp_path_factory.mktemp("written")
     return {suffix: write_set(folder / suffix, side=96, suffix=suffix) for suffix in (".mat", ".mat.gz")}
 
 
 @pytest.fixture(params=[".mat", ".mat.gz"])
-def genuine(request, written, tmp_path, monkeypatch) -> Path:
-    """A data directory with small files that count as the genuine ones."""
+def real(request, written, tmp_path, monkeypatch) -> Path:
+    """A data directory with small files that count as the real ones."""
     folder = Path(shutil.copytree(written[request.param], tmp_path / "data" / "smallNORB"))
-    count_as_genuine(folder, monkeypatch)
+    count_as_real(folder, monkeypatch)
     return tmp_path / "data"
 
 
@@ -151,54 +151,54 @@ def stored(folder: Path, part: str, content: str) -> np.ndarray:
     return np.array(smallnorb.read_matrix(path))
 
 
-# --- the genuine files
+# --- the real files
 
 
 @pytest.mark.parametrize("source", ["auto", "real"])
-def test_training_files_are_read_back_exactly(genuine, source):
-    data = SmallNORBDataModule(directory=str(genuine), source=source, validation="none")
+def test_training_files_are_read_back_exactly(real, source):
+    data = SmallNORBDataModule(directory=str(real), source=source, validation="none")
     data.setup("fit")
     images, labels, factors = data.sets["train"]
-    folder = genuine / "smallNORB"
+    folder = real / "smallNORB"
     np.testing.assert_array_equal(images.numpy(), stored(folder, "training", "dat")[:, :, ::2, ::2])
     np.testing.assert_array_equal(labels.numpy(), stored(folder, "training", "cat"))
     np.testing.assert_array_equal(factors.numpy(), stored(folder, "training", "info"))
     assert data.provenance["source"] == "real"
 
 
-def test_test_files_are_read_back_exactly_and_alone(genuine):
-    data = SmallNORBDataModule(directory=str(genuine), source="real")
+def test_test_files_are_read_back_exactly_and_alone(real):
+    data = SmallNORBDataModule(directory=str(real), source="real")
     data.setup("test")
     assert set(data.sets) == {"test"}
     images, labels, factors = data.sets["test"]
-    folder = genuine / "smallNORB"
+    folder = real / "smallNORB"
     np.testing.assert_array_equal(images.numpy(), stored(folder, "testing", "dat")[:, :, ::2, ::2])
     np.testing.assert_array_equal(labels.numpy(), stored(folder, "testing", "cat"))
     np.testing.assert_array_equal(factors.numpy(), stored(folder, "testing", "info"))
 
 
 @pytest.mark.parametrize("stage", ["fit", "validate"])
-def test_training_never_reads_the_test_files(genuine, stage):
-    data = SmallNORBDataModule(directory=str(genuine), source="real")
+def test_training_never_reads_the_test_files(real, stage):
+    data = SmallNORBDataModule(directory=str(real), source="real")
     data.prepare_data()
-    for path in (genuine / "smallNORB").glob("*testing*"):
+    for path in (real / "smallNORB").glob("*testing*"):
         path.write_bytes(b"poison")
     data.setup(stage)
     assert set(data.sets) == {"train", "validation"}
 
 
-def test_area_is_the_rounded_mean_of_four_pixels(genuine):
-    data = SmallNORBDataModule(directory=str(genuine), source="real", validation="none", resize="area")
+def test_area_is_the_rounded_mean_of_four_pixels(real):
+    data = SmallNORBDataModule(directory=str(real), source="real", validation="none", resize="area")
     data.setup("fit")
-    wide = stored(genuine / "smallNORB", "training", "dat").astype(float)
+    wide = stored(real / "smallNORB", "training", "dat").astype(float)
     mean = wide.reshape(100, 2, 48, 2, 48, 2).mean(axis=(3, 5))
     np.testing.assert_array_equal(data.sets["train"].images.numpy(), np.floor(mean + 0.5))
 
 
 @pytest.mark.parametrize("resize", ["subsample", "area"])
-def test_second_start_reads_neither_images_nor_checksums(genuine, monkeypatch, resize):
+def test_second_start_reads_neither_images_nor_checksums(real, monkeypatch, resize):
     def load() -> Images:
-        data = SmallNORBDataModule(directory=str(genuine), source="real", validation="none", resize=resize)
+        data = SmallNORBDataModule(directory=str(real), source="real", validation="none", resize=resize)
         data.setup("fit")
         return data.sets["train"]
 
@@ -207,93 +207,93 @@ def test_second_start_reads_neither_images_nor_checksums(genuine, monkeypatch, r
     monkeypatch.setattr(smallnorb, "halve", lambda *_: pytest.fail("made smaller again"))
     second = load()
     assert all(a.equal(b) for a, b in zip(first, second, strict=True))
-    assert not [name for name in everything_below(genuine) if name.endswith(".part")]
+    assert not [name for name in everything_below(real) if name.endswith(".part")]
 
 
-def test_each_way_to_resize_is_kept_on_its_own(genuine):
+def test_each_way_to_resize_is_kept_on_its_own(real):
     found = []
     for resize in ("subsample", "area", "subsample"):
-        data = SmallNORBDataModule(directory=str(genuine), source="real", validation="none", resize=resize)
+        data = SmallNORBDataModule(directory=str(real), source="real", validation="none", resize=resize)
         data.setup("fit")
         found.append(data.sets["train"].images)
     assert found[0].equal(found[2])
     assert not found[0].equal(found[1])
 
 
-def test_file_put_in_place_since_then_is_hashed(genuine):
-    SmallNORBDataModule(directory=str(genuine), source="real").prepare_data()
-    (path,) = (genuine / "smallNORB").glob("*-testing-cat.mat*")
+def test_file_put_in_place_since_then_is_hashed(real):
+    SmallNORBDataModule(directory=str(real), source="real").prepare_data()
+    (path,) = (real / "smallNORB").glob("*-testing-cat.mat*")
     content = path.read_bytes()
     path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     os.utime(path, (0, 0))
     with pytest.raises(DataError, match=r"testing-cat\.mat"):
-        SmallNORBDataModule(directory=str(genuine), source="real").prepare_data()
+        SmallNORBDataModule(directory=str(real), source="real").prepare_data()
 
 
-def test_kept_images_of_other_files_are_not_read(genuine, monkeypatch):
-    folder = genuine / "smallNORB"
-    SmallNORBDataModule(directory=str(genuine), source="real").setup("fit")
+def test_kept_images_of_other_files_are_not_read(real, monkeypatch):
+    folder = real / "smallNORB"
+    SmallNORBDataModule(directory=str(real), source="real").setup("fit")
     (path,) = folder.glob("*-training-dat.mat*")
     write_matrix(path, 255 - stored(folder, "training", "dat"))
     os.utime(path, (0, 0))
-    count_as_genuine(folder, monkeypatch)
-    data = SmallNORBDataModule(directory=str(genuine), source="real", validation="none")
+    count_as_real(folder, monkeypatch)
+    data = SmallNORBDataModule(directory=str(real), source="real", validation="none")
     data.setup("fit")
     np.testing.assert_array_equal(data.sets["train"].images.numpy(), stored(folder, "training", "dat")[:, :, ::2, ::2])
 
 
 @pytest.mark.parametrize("damage", [b"", b"another file", None])
-def test_kept_images_that_are_not_whole_are_made_again(genuine, damage):
-    SmallNORBDataModule(directory=str(genuine), source="real").setup("fit")
-    (kept,) = (genuine / "smallNORB" / "cache").glob("*-training-dat-*.npy")
+def test_kept_images_that_are_not_whole_are_made_again(real, damage):
+    SmallNORBDataModule(directory=str(real), source="real").setup("fit")
+    (kept,) = (real / "smallNORB" / "cache").glob("*-training-dat-*.npy")
     kept.write_bytes(kept.read_bytes()[:-1] if damage is None else damage)
-    data = SmallNORBDataModule(directory=str(genuine), source="real", validation="none")
+    data = SmallNORBDataModule(directory=str(real), source="real", validation="none")
     data.setup("fit")
-    expected = stored(genuine / "smallNORB", "training", "dat")[:, :, ::2, ::2]
+    expected = stored(real / "smallNORB", "training", "dat")[:, :, ::2, ::2]
     np.testing.assert_array_equal(data.sets["train"].images.numpy(), expected)
 
 
-def test_read_only_folder_works_and_says_what_that_costs(genuine, monkeypatch, caplog):
+def test_read_only_folder_works_and_says_what_that_costs(real, monkeypatch, caplog):
     def refuse(*_, **__):
         raise OSError(30, "Read-only file system")
 
     monkeypatch.setattr(Path, "mkdir", refuse)
-    data = SmallNORBDataModule(directory=str(genuine), source="real")
+    data = SmallNORBDataModule(directory=str(real), source="real")
     with caplog.at_level(logging.INFO, "capsule_lab"):
         data.setup("fit")
     assert len(data.sets["train"].labels) == 80
     assert len(caplog.records) == 2  # checksums, images
     assert all("cannot be written (Read-only file system)" in record.getMessage() for record in caplog.records)
-    assert not (genuine / "smallNORB" / "cache").exists()
+    assert not (real / "smallNORB" / "cache").exists()
 
 
 @pytest.mark.parametrize("source", ["auto", "real"])
 @pytest.mark.parametrize("content", ["dat", "cat", "info"])
 @pytest.mark.parametrize("damage", [lambda b: b[:-1], lambda _: b"<!DOCTYPE html>"], ids=["truncated", "web page"])
-def test_a_corrupt_file_is_named_not_replaced(genuine, source, content, damage):
-    (path,) = (genuine / "smallNORB").glob(f"*-training-{content}.mat*")
+def test_a_corrupt_file_is_named_not_replaced(real, source, content, damage):
+    (path,) = (real / "smallNORB").glob(f"*-training-{content}.mat*")
     path.write_bytes(damage(path.read_bytes()))
     with pytest.raises(DataError) as caught:
-        SmallNORBDataModule(directory=str(genuine), source=source).setup("fit")
+        SmallNORBDataModule(directory=str(real), source=source).setup("fit")
     assert str(caught.value).startswith(str(path))
     assert "remove" in str(caught.value)
     assert "\n" not in str(caught.value)
-    assert not (genuine / "smallNORB" / "cache").exists()
+    assert not (real / "smallNORB" / "cache").exists()
 
 
 @pytest.mark.parametrize("source", ["auto", "real"])
-def test_a_missing_file_is_named(genuine, source):
-    (path,) = (genuine / "smallNORB").glob("*-testing-info.mat*")
+def test_a_missing_file_is_named(real, source):
+    (path,) = (real / "smallNORB").glob("*-testing-info.mat*")
     path.unlink()
     with pytest.raises(DataError, match=r"holds 5 of the 6 files of smallNORB; missing .*-testing-info\.mat"):
-        SmallNORBDataModule(directory=str(genuine), source=source).setup("fit")
+        SmallNORBDataModule(directory=str(real), source=source).setup("fit")
 
 
-def test_provenance_of_the_genuine_files(genuine):
-    data = SmallNORBDataModule(directory=str(genuine), source="auto")
+def test_provenance_of_the_real_files(real):
+    data = SmallNORBDataModule(directory=str(real), source="auto")
     data.prepare_data()
     sums = {name: published.md5 for name, published in smallnorb.PUBLISHED.items()}
-    assert data.provenance == {"source": "real", "name": "genuine smallNORB", "md5": sums}
+    assert data.provenance == {"source": "real", "name": "real smallNORB", "md5": sums}
 
 
 def test_published_checksums_are_those_of_six_files():
@@ -303,7 +303,7 @@ def test_published_checksums_are_those_of_six_files():
     assert {len(known.sha256_of_archive) for known in smallnorb.PUBLISHED.values()} == {64}
 
 
-# --- without the genuine files
+# --- without the real files
 
 
 def serve(folder: Path, monkeypatch, *, spoil: str = "", down: tuple[str, ...] = ()) -> list[str]:
@@ -324,9 +324,9 @@ def serve(folder: Path, monkeypatch, *, spoil: str = "", down: tuple[str, ...] =
 
 @pytest.fixture
 def published(written, tmp_path, monkeypatch) -> Path:
-    """A folder with archives that count as the genuine ones."""
+    """A folder with archives that count as the real ones."""
     folder = Path(shutil.copytree(written[".mat.gz"], tmp_path / "server"))
-    count_as_genuine(folder, monkeypatch)
+    count_as_real(folder, monkeypatch)
     return folder
 
 
@@ -375,7 +375,7 @@ def test_auto_without_network_falls_back_with_one_loud_line(standin_directory, c
     (record,) = caplog.records
     assert record.levelno == logging.WARNING
     assert "STAND-IN" in record.getMessage()
-    assert data.provenance["source"] == "stand-in"
+    assert data.provenance["source"] == "standin"
 
 
 @pytest.mark.parametrize("size", ["full", "small"])
@@ -383,7 +383,7 @@ def test_provenance_of_the_standin(standin, size):
     data = standin(standin=size)
     data.prepare_data()
     assert data.provenance == {
-        "source": "stand-in",
+        "source": "standin",
         "name": toynorb.STANDIN_NAME,
         "generator": "capsule_lab.data.standins.toynorb",
         "version": toynorb.VERSION,
@@ -423,7 +423,7 @@ def test_standin_is_rendered_once_and_says_so(tmp_path, monkeypatch, caplog, siz
     assert asked == [{"size": 48, "seed": 0, **levels}]
     assert [path.name for path in (tmp_path / "toynorb").iterdir()] == [folder]
     loud, first, *lines, again = [record.getMessage() for record in caplog.records]
-    assert loud == again == "STAND-IN DATA, not the genuine set: data.source is standin"
+    assert loud == again == "STAND-IN DATA, not the real set: data.source is standin"
     assert str(tmp_path / "toynorb" / folder) in first
     assert [line.partition(",")[0] for line in lines] == [f"rendered {done} of 25 toys" for done in (5, 10, 15, 20, 25)]
 
@@ -557,7 +557,7 @@ def test_no_toy_is_on_both_sides(held_out, seed):
 
 def test_split_by_instance_is_the_one_we_publish():
     train, validation = by_instance()
-    assert toys(validation) == HELD_OUT  # of the genuine set too, whose rows are in another order
+    assert toys(validation) == HELD_OUT  # of the real set too, whose rows are in another order
     assert (index_hash(train), index_hash(validation)) == SPLIT
 
 
@@ -852,7 +852,7 @@ OFFICIAL_13 = [
 ]
 
 
-def test_thirteen_crops_are_those_of_the_released_code(standin):
+def test_thirteen_crops_are_those_of_the_official_code(standin):
     data = standin("test", training=False, testing=True, test_crops=13)
     stored, seen = first_batch(data, "test")
     assert seen.images.shape == (100, 13, 2, 32, 32)
@@ -884,7 +884,7 @@ def test_thirteen_crops_are_for_the_test_alone(standin, name, training):
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"source": "genuine"}, r"data\.source is 'genuine'; expected 'auto', 'real' or 'standin'"),
+        ({"source": "real"}, r"data\.source is 'real'; expected 'auto', 'real' or 'standin'"),
         ({"resize": "bilinear"}, r"data\.resize is 'bilinear'; expected 'subsample' or 'area'"),
         ({"preprocessing": "ibm"}, r"data\.preprocessing is 'ibm'; expected 'official' or 'paper'"),
         ({"stereo": "left"}, r"data\.stereo is 'left'; expected 'channels' or 'separate'"),

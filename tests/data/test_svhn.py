@@ -37,7 +37,7 @@ ARRAYS = {"train_32x32.mat": drawn(60), "test_32x32.mat": drawn(20)}
 
 
 def matlab(arrays: dict[str, Any]) -> bytes:
-    """MATLAB's format 5, as the genuine files."""
+    """MATLAB's format 5, as the real files."""
     written = io.BytesIO()
     scipy.io.savemat(written, arrays, do_compression=True)
     return written.getvalue()
@@ -183,4 +183,4 @@ def test_experiment_trains_with_and_without_a_decoder(tmp_path, decoder, terms):
     result = train(config, tmp_path / "run")
     assert result["test"].keys() == {"error", "loss", *terms}
     assert result["test"]["loss"] == pytest.approx(sum(result["test"][term] for term in terms))
-    assert result["provenance"]["source"] == "stand-in"
+    assert result["provenance"]["source"] == "standin"

@@ -76,7 +76,7 @@ def test_dynamic_routing_works_here_too() -> None:
 
 @pytest.mark.parametrize("normalisation", ["all_parents", "window", "official_legacy", "official_fast"])
 def test_classes_always_compete(normalisation: str) -> None:
-    """In the released code too: its class layer is a softmax over the classes for both of its paths."""
+    """In the official code too: its class layer is a softmax over the classes for both of its paths."""
     layer = build(routing=partial(EMRouting, normalisation=normalisation))
     traces: list[RoutingTrace] = []
     layer(*children(), on_iteration=traces.append)
@@ -152,7 +152,7 @@ def test_float32_under_autocast() -> None:
     torch.testing.assert_close(classes, layer(*below))
 
 
-def test_initial_values_of_the_released_code() -> None:
+def test_initial_values_of_the_official_code() -> None:
     layer = ClassCapsules(4, 50, 16, 5, 16, rows=4, routing=EMRouting)
     assert layer.weight.shape == (50, 4, 5, 4)
     assert layer.weight.abs().max() <= 0.02

@@ -17,7 +17,7 @@ UNPADDED = (0, 0, 0, 0)
 
 @pytest.mark.parametrize("rows", golden.COORDINATES)
 @pytest.mark.parametrize("columns", golden.COORDINATES)
-def test_receptive_fields_are_where_the_released_code_says(rows: int, columns: int) -> None:
+def test_receptive_fields_are_where_the_official_code_says(rows: int, columns: int) -> None:
     expected = torch.tensor(golden.COORDINATES[rows]), torch.tensor(golden.COORDINATES[columns])
     grid = len(expected[0]), len(expected[1])
     close(receptive_field_coordinates(grid, (rows, columns), golden.LAYERS, UNPADDED), expected, rtol=0, atol=1e-6)
@@ -59,7 +59,7 @@ def of_network(**options: str) -> Tensor:
 
 @pytest.mark.parametrize(("entries", "x", "y"), [("official", 0, 1), ("paper", 7, 3)])
 def test_networks_place_coordinates_where_their_model_does(entries: str, x: int, y: int) -> None:
-    """The released code: x to the first, y to the second; the paper: row, then column, down the last column."""
+    """The official code: x to the first, y to the second; the paper: row, then column, down the last column."""
     added = of_network(coordinate_entries=entries)
     close(added[..., x], torch.tensor(golden.COORDINATES[32]).expand(2, 4), rtol=0, atol=1e-6)
     close(added[..., y], torch.tensor(golden.COORDINATES[24])[:, None].expand(2, 4), rtol=0, atol=1e-6)

@@ -55,7 +55,7 @@ def test_layers_of_the_paper() -> None:
 
 
 @pytest.mark.parametrize("layer", [0, 2, 4])
-def test_initial_values_of_the_released_code(layer: int) -> None:
+def test_initial_values_of_the_official_code(layer: int) -> None:
     linear = build(hidden=(50, 60)).layers[layer]
     assert torch.equal(linear.bias, torch.full_like(linear.bias, 0.1))
     assert linear.weight.abs().max() <= 0.2

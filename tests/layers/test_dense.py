@@ -131,7 +131,7 @@ def test_no_images_give_no_parents(backend: Any, on_iteration: Any) -> None:
     assert not layer.weight.grad.any()
 
 
-def test_initial_values_of_the_released_code() -> None:
+def test_initial_values_of_the_official_code() -> None:
     layer = build(children=100, routing=DynamicRouting)
     assert layer.weight.shape == (100, CHILD_DIM, PARENTS, PARENT_DIM)
     assert layer.weight.abs().max() <= 0.2

@@ -87,7 +87,7 @@ def test_bias_belongs_to_type_and_component_and_is_not_divided() -> None:
     torch.testing.assert_close(poses, expected, rtol=0, atol=1e-12)
 
 
-def test_initial_values_of_the_released_code() -> None:
+def test_initial_values_of_the_official_code() -> None:
     layer = PrimaryCapsules(16)
     assert torch.equal(layer.bias, torch.full((32, 8, 1, 1), 0.1))
     assert layer.conv.weight.abs().max() <= 0.2

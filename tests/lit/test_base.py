@@ -53,7 +53,7 @@ def batch(images: int = 6, crops: int | None = None, size: int = 4) -> Batch:
     [
         (spread_loss, ["margin"], {"margin"}),
         (functools.partial(spread_loss, margin=0.9), ["margin"], {"margin"}),
-        (functools.partial(spread_loss, reduction="released"), ["margin"], {"margin"}),
+        (functools.partial(spread_loss, reduction="official"), ["margin"], {"margin"}),
         (margin_loss, ["margin"], set()),
         (margin_loss, ["present", "absent", "margin"], {"present", "absent"}),
         (cross_entropy_loss, ["margin", "temperature"], set()),
@@ -81,10 +81,10 @@ def test_schedule_reaches_the_loss_of_a_configured_run(
 ) -> None:
     """In training and its validations; the test afterwards has the margin of the configuration."""
     seen: list[tuple[str, int, float]] = []
-    genuine = CapsNetModule.loss_terms
+    real = CapsNetModule.loss_terms
 
     def terms(self: CapsNetModule, batch: Batch, output: CapsuleOutput, schedule: Mapping[str, float]) -> Any:
-        found = genuine(self, batch, output, schedule)
+        found = real(self, batch, output, schedule)
         margins = [m for m in (0.1, 0.4, 0.6, 0.8, 1.0) if close(found, spread_loss(*of(output, batch), margin=m))]
         seen.append((self.trainer.state.stage.value, self.global_step, margins[0] if len(margins) == 1 else -1))
         return found

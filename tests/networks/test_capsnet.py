@@ -74,7 +74,7 @@ def test_published_parameter_counts(
     assert count(network) == parameters
 
 
-def test_initial_values_of_the_released_code() -> None:
+def test_initial_values_of_the_official_code() -> None:
     network = CapsNet((1, 9, 9), 4, **{**SMALL, "channels": 200})
     assert torch.equal(network.conv.bias, torch.full((200,), 0.1))
     assert network.conv.weight.abs().max() <= 0.1
@@ -293,7 +293,7 @@ def test_reconstruction_without_a_decoder_says_what_to_do() -> None:
 
 # -------------------------------------------------------------------------------------- initial statistics
 
-# Published for 100 genuine MNIST test images, three seeds. The stand-in's digits and another draw of the weights
+# Published for 100 real MNIST test images, three seeds. The stand-in's digits and another draw of the weights
 # move them by less than a tenth, except where a line says otherwise.
 SLACK = 0.1
 INITIAL_STATISTICS = [
@@ -310,7 +310,7 @@ INITIAL_STATISTICS = [
     ("digit length, largest", (0.17, 0.23), (0.92, 0.92)),
     ("logit, largest", (0.04, 0.06), (0.94, 0.99)),  # 0.99; stand-in 0.86 to 0.89
     ("margin loss, paper", (0.56, 0.59), (2.35, 2.35)),
-    ("margin loss, released", (0.028, 0.029), (0.117, 0.117)),
+    ("margin loss, official", (0.028, 0.029), (0.117, 0.117)),
 ]
 
 
@@ -342,7 +342,7 @@ def initial_statistics(request: pytest.FixtureRequest) -> tuple[bool, dict[str, 
         "digit length, largest": scores.max(),
         "logit, largest": logits.abs().max(),
         "margin loss, paper": margin_loss(scores, labels, reduction="paper"),
-        "margin loss, released": margin_loss(scores, labels, reduction="released"),
+        "margin loss, official": margin_loss(scores, labels, reduction="official"),
     }
     return request.param, {name: value.item() for name, value in values.items()}
 

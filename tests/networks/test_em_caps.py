@@ -192,7 +192,7 @@ def test_every_transformation_gets_a_gradient(batch: int) -> None:
     assert [tensor.all().item() for tensor in used] == [True, True, True]
 
 
-def test_initial_values_of_the_released_code() -> None:
+def test_initial_values_of_the_official_code() -> None:
     torch.manual_seed(0)
     network = EMCaps((2, 32, 32), 5)
     assert torch.equal(network.conv.bias, torch.full((32,), 0.1))
@@ -306,7 +306,7 @@ def test_same_padding_puts_the_odd_pixel_right_and_below() -> None:
         (32, "same", [-0.09, -0.05, -0.01, 0.03, 0.07]),  # ours: TensorFlow's padding is 1 pixel on the left
     ],
 )
-def test_coordinates_of_the_released_code(side: int, padding: str, expected: list[float]) -> None:
+def test_coordinates_of_the_official_code(side: int, padding: str, expected: list[float]) -> None:
     added = build((1, side, side), padding=padding).classes.coordinates
     n = len(expected)
     x, y, *others = added.unflatten(0, (n, n)).unbind(2)
@@ -316,7 +316,7 @@ def test_coordinates_of_the_released_code(side: int, padding: str, expected: lis
 
 
 def averaged(pixels: int, before: int, after: int, layers: Sequence[tuple[int, int]]) -> Tensor:
-    """A coordinate of the pixels, averaged by every layer, as the released code computes it."""
+    """A coordinate of the pixels, averaged by every layer, as the official code computes it."""
     centres = (torch.arange(-before, pixels + after, dtype=torch.float32) - pixels / 2) / 100
     for kernel, stride in layers:
         centres = nn.functional.avg_pool1d(centres[None], kernel, stride)[0]
@@ -763,7 +763,7 @@ def test_state_fits_other_image_sizes() -> None:
 # -------------------------------------------------------------------------------------- initial statistics
 
 # Means of the activations of a fresh network: both layers of convolutional capsules, and the classes. With 32 types of
-# each, our notes on the released code have 0.43, 0.41, 0.202 (fast), 0.068, 0.071, 0.155 (legacy) and 0.029, 0.028,
+# each, our notes on the official code have 0.43, 0.41, 0.202 (fast), 0.068, 0.071, 0.155 (legacy) and 0.029, 0.028,
 # 0.147 (legacy cost, all parents competing). Other seeds of images and weights move them within these bounds.
 FAST = [(0.32, 0.5), (0.35, 0.45), (0.165, 0.21)]
 PORT = [(0.4, 0.6), (0.35, 0.6), (0.25, 0.65)]

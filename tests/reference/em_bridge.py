@@ -58,7 +58,7 @@ def in_words_of_the_loops(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def betas_of_the_loops(routing: Any, parents: int, dim: int) -> tuple[Tensor, Tensor]:
-    """One pair per parent; the released code's 800 is 50 times 16 components, and ``em_loops`` has the 800.
+    """One pair per parent; the official code's 800 is 50 times 16 components, and ``em_loops`` has the 800.
 
     Its 5e-4 stands where the package has ``min_variance``: ``beta_u^2 + min_variance`` is what both are given.
     """

@@ -47,7 +47,7 @@ class Parent:
 class Edge:
     """A child (by index) seen by a parent (by index).
 
-    ``stride_one_child`` is what the released normaliser of 2018 takes the child to be: parent index + kernel offset,
+    ``stride_one_child`` is what the official normaliser of 2018 takes the child to be: parent index + kernel offset,
     as if the stride were 1. Nothing else looks at it.
     """
 

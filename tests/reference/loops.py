@@ -11,7 +11,7 @@ import math
 import torch
 from torch import Tensor
 
-EPS = 1e-8  # under the root of squash and length; the paper and the released code have none
+EPS = 1e-8  # under the root of squash and length; the paper and the official code have none
 
 
 def squash_vector(total: list[float], eps: float = EPS) -> list[float]:
@@ -59,7 +59,7 @@ def dynamic_routing_loops(
 ) -> Tensor:
     """Procedure 1, one image at a time: votes ``(b, i, j, d)`` to poses ``(b, j, d)``.
 
-    From the released code: ``bias`` ``(j, d)`` is added to the total input, in each iteration or
+    From the official code: ``bias`` ``(j, d)`` is added to the total input, in each iteration or
     (not ``bias_inside``) in the last one; ``leaky`` adds a destination whose logit stays 0 and drops its share.
     """
     batch, children, parents, dim = votes.shape

@@ -348,7 +348,7 @@ def test_initial_couplings(stride: int) -> None:
 
 
 def test_legacy_ignores_the_stride() -> None:
-    """At stride 1 each child has one unit for each type; at stride 2 the released code gives it something else."""
+    """At stride 1 each child has one unit for each type; at stride 2 the official code gives it something else."""
     one = conv(*conv_inputs(), stride=1, normalisation="official_legacy")[1].couplings
     assert (one.sum((5, 6)) < 1 + 1e-12).all()
     assert (one.sum((5, 6)) > 1 - 1e-3).any()

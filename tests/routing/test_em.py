@@ -1,4 +1,4 @@
-"""EM routing: the numbers of the released code, the loops under every preset, and the mistakes of public ports."""
+"""EM routing: the numbers of the official code, the loops under every preset, and the mistakes of public ports."""
 
 from __future__ import annotations
 

@@ -42,9 +42,9 @@ class SignalAt(Callback):
 
 def run(config: Any, directory: Path, monkeypatch: pytest.MonkeyPatch, *extra: Callback) -> dict[str, Any]:
     """``train`` with more callbacks."""
-    genuine = build.build_trainer
+    real = build.build_trainer
     with monkeypatch.context() as patch:
-        patch.setattr(build, "build_trainer", lambda c, d, *callbacks: genuine(c, d, *extra, *callbacks))
+        patch.setattr(build, "build_trainer", lambda c, d, *callbacks: real(c, d, *extra, *callbacks))
         return train(config, directory)
 
 

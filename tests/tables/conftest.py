@@ -20,7 +20,7 @@ RESULT = {
     "status": "finished",
     "test": {"error": 1.0, "novel/error": 2.0},
     "validation": {"error": 3.0},
-    "provenance": {"source": "real", "name": "genuine MNIST"},
+    "provenance": {"source": "real", "name": "real MNIST"},
     "parameters": 1234,
     "training_seconds": 90.0,
     "hardware": "a machine",

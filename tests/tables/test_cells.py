@@ -156,7 +156,7 @@ def test_run_that_was_killed_has_failed_without_a_word(cells, finish) -> None:
 
 
 def test_row_that_takes_a_result_waits_for_it(table_file, finish) -> None:
-    taking = {"name": "two", "overrides": [], "takes": {"optimizer.eps": ["one", "validation/error"]}}
+    taking = {"name": "two", "overrides": [], "takes": {"optimizer.eps": ["one", "val/error"]}}
     file = table_file(rows=[ROWS[0], taking])
     first, _, waiting, other = expand(read(file))
     assert [waiting.status, waiting.waits_for] == ["waiting", "one"]

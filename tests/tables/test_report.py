@@ -38,7 +38,7 @@ ROWS = [
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Entry]]:
-    """Row a: 1 % and 2 % on genuine data, 9 % on a stand-in; row b: seed 0 failed, seed 1 is missing; c is reported."""
+    """Row a: 1 % and 2 % on real data, 9 % on a stand-in; row b: seed 0 failed, seed 1 is missing; c is reported."""
     folder = tmp_path_factory.mktemp("made")
     path = write_table(folder, rows=ROWS)
     with pytest.MonkeyPatch.context() as patch:
@@ -49,7 +49,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Entry]]:
             (directory / "figures").mkdir()
             matplotlib.image.imsave(directory / "figures" / "test_confusion.png", np.zeros((8, int(10 * error))))
         (folder / "runs" / f"capsnet-mnist-{failed.fingerprint}").mkdir()
-        standin = {"source": "stand-in", "name": "bundled digits"}
+        standin = {"source": "standin", "name": "bundled digits"}
         write_run(expand(read(path), [STAND_IN])[0], error=9.0, provenance=standin, training_seconds=30.0)
         return path, summarise(read(path))
 
@@ -75,7 +75,7 @@ def test_mean_and_deviation_over_seeds_beside_the_published(entries) -> None:
 def test_stand_in_has_a_column_of_its_own(entries) -> None:
     found = entries[0].stand_in
     assert (found.mean, found.std, found.count) == (9.0, None, 1)
-    assert entries[0].data == "genuine MNIST; bundled digits"
+    assert entries[0].data == "real MNIST; bundled digits"
 
 
 @pytest.mark.parametrize(
@@ -108,7 +108,7 @@ def test_value_in_words(value: Mean | Published, text: str) -> None:
     assert str(value) == text
 
 
-def test_cost_is_that_of_genuine_runs_unless_there_are_none(made, entries) -> None:
+def test_cost_is_that_of_real_runs_unless_there_are_none(made, entries) -> None:
     assert entries[0].minutes == pytest.approx(90 / 60)
     stand_ins = replace(entries[0], runs=entries[0].runs[-1:])
     assert stand_ins.minutes == pytest.approx(30 / 60)
@@ -125,8 +125,8 @@ def test_run_that_did_not_measure_it_leaves_the_others_to_be_shown(table_file) -
     assert (str(entry.ours), entry.state) == ("2.00", "1 of 2, 1 without test/novel/error")
 
 
-def test_best_run_is_on_genuine_data(entries) -> None:
-    assert [(run.value, run.genuine) for run in best_runs(entries)] == [(1.0, True)]
+def test_best_run_is_on_real_data(entries) -> None:
+    assert [(run.value, run.real) for run in best_runs(entries)] == [(1.0, True)]
 
 
 def test_terminal_shows_every_row(file: Path, entries) -> None:
@@ -156,7 +156,7 @@ def test_every_run_has_its_command(entries) -> None:
     frame = formats.runs_frame(entries)
     assert frame["status"].tolist() == ["done", "done", "done", "failed", "missing"]
     assert frame["command"].str.startswith("python -m capsule_lab.train ").all()
-    assert frame["source"].tolist()[:3] == ["real", "real", "stand-in"]
+    assert frame["source"].tolist()[:3] == ["real", "real", "standin"]
 
 
 def test_latex_has_booktabs_and_escapes(file: Path, entries) -> None:

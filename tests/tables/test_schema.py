@@ -40,9 +40,9 @@ PUBLISHED = {
     ("sabour2017_table1", "multimnist"): [8.1, None, 7.5, None, 5.2],
     ("sabour2017_affnist", "affnist"): [34, 21],
     ("sabour2017_routing_iterations", "mnist"): [0.29, None, 0.25, None, None],
-    ("em2018_table1", "smallnorb"): [9.7, 2.2, 1.8, 3.9, 2.9, 2.6, 3.2, 3.2, 5.8, 5.2, 2.2, 4.5, 1.4, 2.56, 2.7],
-    ("em2018_viewpoints", "familiar"): [3.7, 3.7, 4.3, 4.3],
-    ("em2018_viewpoints", "novel"): [20, 13.5, 17.8, 12.3],
+    ("hinton2018_table1", "smallnorb"): [9.7, 2.2, 1.8, 3.9, 2.9, 2.6, 3.2, 3.2, 5.8, 5.2, 2.2, 4.5, 1.4, 2.56, 2.7],
+    ("hinton2018_viewpoints", "familiar"): [3.7, 3.7, 4.3, 4.3],
+    ("hinton2018_viewpoints", "novel"): [20, 13.5, 17.8, 12.3],
 }
 
 
@@ -74,7 +74,7 @@ def test_what_is_not_in_the_table_of_routings_is_refused_by_its_network(routing:
 
 
 def test_rows_without_overrides_are_only_reported() -> None:
-    reported = [row.name for row in read("em2018_table1").rows if not row.overrides]
+    reported = [row.name for row in read("hinton2018_table1").rows if not row.overrides]
     assert reported == ["several_crops", "ciresan2011", "sabour2017"]
 
 
@@ -86,7 +86,7 @@ def test_overrides_and_published_values_may_differ_by_column(table_file) -> None
 
 
 def test_selection_keeps_the_order_and_the_rows_that_others_need() -> None:
-    table = chosen(read("em2018_viewpoints"), rows=["capsules_azimuth"], columns=["novel"], seeds=[7])
+    table = chosen(read("hinton2018_viewpoints"), rows=["capsules_azimuth"], columns=["novel"], seeds=[7])
     assert [row.name for row in table.rows] == ["cnn_azimuth", "capsules_azimuth"]
     assert ([column.name for column in table.columns], table.seeds) == (["novel"], (7,))
 

@@ -125,7 +125,7 @@ def load_part(folder: Path, part: Part, resize: Resize) -> Images:
         folder: where the files lie, as ``.mat`` or ``.mat.gz``.
         part: ``"training"`` or ``"testing"``.
         resize: ``"subsample"`` takes every second pixel, which is what TensorFlow 1's bilinear resize, and so the
-            released code, does to half the size; ``"area"`` takes the mean of 2x2 pixels, rounded to whole greys.
+            official code, does to half the size; ``"area"`` takes the mean of 2x2 pixels, rounded to whole greys.
 
     Raises:
         DataError: if a file is missing, not whole, or does not fit the others.

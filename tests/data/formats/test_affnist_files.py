@@ -1,4 +1,4 @@
-"""affNIST's files, small ones in the genuine format: read back exactly, or refused in a sentence."""
+"""affNIST's files, small ones in the real format: read back exactly, or refused in a sentence."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def written(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def counts_as_genuine(written, monkeypatch) -> None:
+def counts_as_real(written, monkeypatch) -> None:
     monkeypatch.setattr(affnist, "TEST_DIGITS", (1,) * 10)
     sums = {name: hashlib.sha256((written / name).read_bytes()).hexdigest() for name in ZIPS}
     monkeypatch.setattr(affnist, "SHA256", sums)

@@ -1,4 +1,4 @@
-"""What CIFAR10 and SVHN have in common: genuine files, their download, the stand-in where there are none."""
+"""What CIFAR10 and SVHN have in common: real files, their download, the stand-in where there are none."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.data import test_cifar10, test_svhn
 
 @dataclass(frozen=True)
 class DataSet:
-    """A data set, and small files that count as its genuine ones."""
+    """A data set, and small files that count as its real ones."""
 
     name: str
     code: ModuleType
@@ -67,7 +67,7 @@ def checksum(content: bytes) -> str:
 
 
 @pytest.fixture
-def genuine(tmp_path, monkeypatch, data_set) -> Path:
+def real(tmp_path, monkeypatch, data_set) -> Path:
     """A data directory with the small files."""
     (tmp_path / data_set.folder).mkdir()
     for file, content in data_set.files.CONTENTS.items():
@@ -98,8 +98,8 @@ def no_download(monkeypatch, data_set) -> None:
 
 
 @pytest.mark.usefixtures("no_download")
-def test_training_files_are_read_back_exactly(data_set, genuine, source):
-    data = data_set.module(directory=str(genuine), source=source, validation="none")
+def test_training_files_are_read_back_exactly(data_set, real, source):
+    data = data_set.module(directory=str(real), source=source, validation="none")
     data.setup("fit")
     images, labels, factors = data.sets["train"]
     assert factors is None
@@ -110,8 +110,8 @@ def test_training_files_are_read_back_exactly(data_set, genuine, source):
 
 
 @pytest.mark.usefixtures("no_download")
-def test_test_file_is_read_back_exactly(data_set, genuine, source):
-    data = data_set.module(directory=str(genuine), source=source)
+def test_test_file_is_read_back_exactly(data_set, real, source):
+    data = data_set.module(directory=str(real), source=source)
     data.setup("test")
     assert set(data.sets) == {"test"}
     assert data.sets["test"].images.equal(data_set.files.TEST.images)
@@ -119,9 +119,9 @@ def test_test_file_is_read_back_exactly(data_set, genuine, source):
 
 
 @pytest.mark.usefixtures("no_download")
-def test_validation_is_on_the_first_images(data_set, genuine, source):
+def test_validation_is_on_the_first_images(data_set, real, source):
     """Which for SVHN are of other houses."""
-    data = data_set.module(directory=str(genuine), source=source)
+    data = data_set.module(directory=str(real), source=source)
     data.setup("fit")
     split, found = data.provenance["split"], data.sets["validation"].images
     assert (split["validation"], split["train_images"], split["validation_images"]) == ("first", 54, 6)
@@ -129,10 +129,10 @@ def test_validation_is_on_the_first_images(data_set, genuine, source):
     assert found.unique(dim=0).equal(data_set.files.TRAINING.images[:6].unique(dim=0))
 
 
-def test_training_never_reads_the_test_file(data_set, genuine):
-    data = data_set.module(directory=str(genuine), source="real")
+def test_training_never_reads_the_test_file(data_set, real):
+    data = data_set.module(directory=str(real), source="real")
     data.prepare_data()
-    (genuine / data_set.folder / data_set.test_file).write_bytes(b"poison")
+    (real / data_set.folder / data_set.test_file).write_bytes(b"poison")
     data.setup("fit")
     assert set(data.sets) == {"train", "validation"}
 
@@ -140,12 +140,12 @@ def test_training_never_reads_the_test_file(data_set, genuine):
 @pytest.mark.parametrize(("data_set", "file"), EACH_FILE)
 @pytest.mark.parametrize("change", [lambda c: c[:-100], lambda c: c[:-1] + b"x", lambda c: b""], ids=["cut", "x", "0"])
 @pytest.mark.usefixtures("no_download")
-def test_a_file_with_another_checksum_is_named_not_replaced(data_set, file, genuine, source, change):
-    path = genuine / data_set.folder / file
+def test_a_file_with_another_checksum_is_named_not_replaced(data_set, file, real, source, change):
+    path = real / data_set.folder / file
     path.write_bytes(change(path.read_bytes()))
     before = path.read_bytes()
     with pytest.raises(DataError) as caught:
-        data_set.module(directory=str(genuine), source=source).setup("fit")
+        data_set.module(directory=str(real), source=source).setup("fit")
     assert f"{path} ({len(before)} bytes" in str(caught.value)
     assert "\n" not in str(caught.value)
     assert path.read_bytes() == before
@@ -153,20 +153,20 @@ def test_a_file_with_another_checksum_is_named_not_replaced(data_set, file, genu
 
 @pytest.mark.parametrize(("data_set", "file"), EACH_FILE)
 @pytest.mark.usefixtures("no_download")
-def test_a_missing_file_is_named(data_set, file, genuine, source):
-    (genuine / data_set.folder / file).unlink()
+def test_a_missing_file_is_named(data_set, file, real, source):
+    (real / data_set.folder / file).unlink()
     all_of_them = len(data_set.files.CONTENTS)
     sentence = f"holds {all_of_them - 1} of the {all_of_them} files of {data_set.name}; missing {file}: add them"
     with pytest.raises(DataError, match=re.escape(sentence)):
-        data_set.module(directory=str(genuine), source=source).setup("fit")
+        data_set.module(directory=str(real), source=source).setup("fit")
 
 
 @pytest.mark.parametrize(("data_set", "content", "sentence"), EACH_BROKEN)
-def test_a_file_of_another_kind_is_named_whatever_its_checksum(data_set, genuine, monkeypatch, content, sentence):
-    path = genuine / data_set.folder / data_set.test_file
+def test_a_file_of_another_kind_is_named_whatever_its_checksum(data_set, real, monkeypatch, content, sentence):
+    path = real / data_set.folder / data_set.test_file
     path.write_bytes(content)
     monkeypatch.setitem(data_set.code.CHECKSUMS, path.name, checksum(content))
-    data = data_set.module(directory=str(genuine), source="real")
+    data = data_set.module(directory=str(real), source="real")
     with pytest.raises(DataError, match=sentence) as caught:
         data.setup("test")
     assert str(path) in str(caught.value)
@@ -186,7 +186,7 @@ def test_auto_without_network_falls_back_with_one_loud_line(data_set, tmp_path, 
     assert record.levelno == logging.WARNING
     assert [word for word in ("STAND-IN", str(tmp_path / data_set.folder)) if word not in record.getMessage()] == []
     assert "\n" not in record.getMessage()
-    assert data.provenance["source"] == "stand-in"
+    assert data.provenance["source"] == "standin"
     assert list(tmp_path.iterdir()) == []
 
 
@@ -201,7 +201,7 @@ def test_real_without_network_says_what_to_put_where(data_set, tmp_path, offline
     assert data.sets == {}
 
 
-def test_download_goes_into_place_and_is_verified(data_set, tmp_path, genuine, monkeypatch, capfd, source):
+def test_download_goes_into_place_and_is_verified(data_set, tmp_path, real, monkeypatch, capfd, source):
     monkeypatch.setattr(data_set.code, data_set.download, data_set.files.brings(data_set.files.CONTENTS))
     data = data_set.module(directory=str(tmp_path / "elsewhere"), source=source)
     data.setup("test")
@@ -214,7 +214,7 @@ def test_download_goes_into_place_and_is_verified(data_set, tmp_path, genuine, m
 
 
 @pytest.mark.parametrize(("data_set", "file"), EACH_FILE)
-@pytest.mark.usefixtures("genuine")
+@pytest.mark.usefixtures("real")
 def test_a_download_that_brings_another_file_is_named(data_set, file, tmp_path, monkeypatch, source):
     content = data_set.files.CONTENTS | {file: b"a login page"}
     monkeypatch.setattr(data_set.code, data_set.download, data_set.files.brings(content))
@@ -233,10 +233,10 @@ def test_a_download_that_breaks_off_leaves_nothing(data_set, tmp_path, monkeypat
 # --- provenance and the stand-in --------------------------------------------------------------------------------------
 
 
-def test_provenance_of_the_genuine_files(data_set, genuine):
-    data = data_set.module(directory=str(genuine), source="auto")
+def test_provenance_of_the_real_files(data_set, real):
+    data = data_set.module(directory=str(real), source="auto")
     data.prepare_data()
-    said = {"source": "real", "name": f"genuine {data_set.name}", "md5": data_set.code.CHECKSUMS}
+    said = {"source": "real", "name": f"real {data_set.name}", "md5": data_set.code.CHECKSUMS}
     assert data.provenance == said
     data.setup("fit")
     assert data.provenance == said | {"split": data.provenance["split"]}
@@ -248,7 +248,7 @@ def test_standin_says_what_it_is(data_set, tmp_path, caplog):
     data = data_set.module(directory=str(tmp_path / "nowhere"), source="standin")
     data.setup("fit")
     data.setup("test")
-    assert data.provenance["source"] == "stand-in"
+    assert data.provenance["source"] == "standin"
     name = f"stand-in for {data_set.name}: scikit-learn's 1797 handwritten digits"
     assert data.provenance["name"].startswith(name)
     assert json.loads(json.dumps(data.provenance)) == data.provenance
@@ -256,11 +256,11 @@ def test_standin_says_what_it_is(data_set, tmp_path, caplog):
     assert data.spec.num_classes == 10
     assert data.sets["test"].images.equal(coloured_digits(train=False).images)
     (record,) = caplog.records
-    assert record.getMessage() == "STAND-IN DATA, not the genuine set: data.source is standin"
+    assert record.getMessage() == "STAND-IN DATA, not the real set: data.source is standin"
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.usefixtures("unchecked_types")
 def test_an_unknown_source_is_refused(data_set):
-    with pytest.raises(ValueError, match=r"data\.source is 'genuine'"):
-        data_set.module(source="genuine")
+    with pytest.raises(ValueError, match=r"data\.source is 'real'"):
+        data_set.module(source="real")

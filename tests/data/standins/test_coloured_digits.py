@@ -18,7 +18,7 @@ def test_the_same_bits_every_time(train):
 
 
 @pytest.mark.parametrize("train", [True, False])
-def test_form_of_the_genuine_sets(train):
+def test_form_of_the_real_sets(train):
     images, labels, factors = coloured_digits(train=train)
     assert images.shape == (1438 if train else 359, 3, 32, 32)
     assert images.dtype == torch.uint8

@@ -73,21 +73,21 @@ def content(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize(
-    ("instances", "part", "published"),  # MD5 of the genuine files, as the oodd package has them
+    ("instances", "part", "published"),  # MD5 of the real files, as the oodd package has them
     [
         (toynorb.TRAIN_INSTANCES, "labels", "fd5120d3f770ad57ebe620eb61a0b633"),
         (toynorb.TEST_INSTANCES, "labels", "fd5120d3f770ad57ebe620eb61a0b633"),
         (toynorb.TEST_INSTANCES, "info", "7c5b871cc69dcadec1bf6a18141f5edc"),
     ],
 )
-def test_labels_are_those_of_the_genuine_files(tmp_path, instances, part, published):
+def test_labels_are_those_of_the_real_files(tmp_path, instances, part, published):
     labels, info = labels_and_info(instances, range(9), range(18), range(6))
     write_matrix(tmp_path / "file.mat", labels if part == "labels" else info)
     assert md5(tmp_path / "file.mat") == published
 
 
 @pytest.mark.usefixtures("asked")
-def test_files_are_named_as_the_genuine_ones(tmp_path):
+def test_files_are_named_as_the_real_ones(tmp_path):
     render_files(tmp_path / "set", **LEVELS)
     assert sorted(path.name for path in (tmp_path / "set").iterdir()) == ALL
 
@@ -236,11 +236,11 @@ def test_another_set_is_not_replaced(tmp_path, change):
     "name", ["smallnorb-5x46789x9x18x6x2x96x96-training-dat.mat", NAMES["training"]["cat"] + ".gz"]
 )
 @pytest.mark.usefixtures("asked")
-def test_genuine_files_are_not_replaced(tmp_path, name):
-    (tmp_path / name).write_bytes(b"genuine")
+def test_real_files_are_not_replaced(tmp_path, name):
+    (tmp_path / name).write_bytes(b"real")
     with pytest.raises(DataError, match=f"holds {name}"):
         render_files(tmp_path, **LEVELS)
-    assert content(tmp_path) == {name: b"genuine"}
+    assert content(tmp_path) == {name: b"real"}
 
 
 def test_a_set_of_another_version_is_not_taken_for_this_one(tmp_path, asked, monkeypatch):

@@ -1,7 +1,7 @@
 """Toys in place of smallNORB's: rendered here, in its format, under its very elevations, azimuths and lightings.
 
 smallNORB (LeCun, Huang and Bottou 2004) shows 50 toys of five categories, in stereo, from 9 elevations and 18
-azimuths under 6 lightings; the training and the test toys are different ones. So does this set, where the genuine
+azimuths under 6 lightings; the training and the test toys are different ones. So does this set, where the real
 one cannot be had: 97,200 images of toys that ``make_toy`` builds out of rounded primitives, each category in seven
 kinds. It is no substitute for results: a number found here is a number of this set.
 
