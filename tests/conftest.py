@@ -132,15 +132,15 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trained]:
     watch = LambdaCallback(
         on_fit_start=lambda *_: events.append("fit starts"), on_fit_end=lambda *_: events.append("fit ends")
     )
-    real = build.build_trainer, build.build_module, MNISTDataModule.load
+    original = build.build_trainer, build.build_module, MNISTDataModule.load
 
     def load(self: Any, *, train: bool, real: bool) -> Any:
         events.append("training images" if train else "test images")
-        return real[2](self, train=train, real=real)
+        return original[2](self, train=train, real=real)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(build, "build_trainer", lambda c, d, *more: real[0](c, d, watch, *more))
-        patch.setattr(build, "build_module", lambda *args: modules.append(real[1](*args)) or modules[-1])
+        patch.setattr(build, "build_trainer", lambda c, d, *more: original[0](c, d, watch, *more))
+        patch.setattr(build, "build_module", lambda *args: modules.append(original[1](*args)) or modules[-1])
         patch.setattr(MNISTDataModule, "load", load)
         patch.setenv("CAPSULE_LAB_RUN", "")
         patch.setattr(logging.getLogger("capsule_lab"), "level", logging.INFO)  # a command's
@@ -191,7 +191,10 @@ def cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
         capsys.readouterr()
         status = 0
         try:
-            importlib.import_module(f"capsule_lab.{command}").main()
+            module = importlib.import_module(f"capsule_lab.{command}")
+            if hasattr(module, "__path__"):
+                module = importlib.import_module(f"capsule_lab.{command}.__main__")
+            module.main()
         except SystemExit as ended:
             status = ended.code if isinstance(ended.code, int) else 1
         return Ended(status, *capsys.readouterr())

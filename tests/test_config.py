@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import functools
 import re
-import tomllib
 import warnings
 from pathlib import Path
 from typing import Any
@@ -254,12 +253,6 @@ def test_heads_of_matrix_capsule_experiments(experiment, word):
     text = (CONF / "experiment" / f"{experiment}.yaml").read_text()
     (line,) = re.findall(rf"^# {word}: +(\S.*)$", text, re.MULTILINE)
     assert word != "Command" or f"experiment={experiment}" in line
-
-
-@pytest.mark.parametrize("folder", sorted({path.parent.relative_to(CONF).as_posix() for path in FILES}))
-def test_every_folder_of_configurations_is_in_the_wheel(folder):
-    packages = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
-    assert ".".join(["capsule_lab", "conf", *Path(folder).parts]) in packages
 
 
 @pytest.fixture(scope="module", params=MODELS)

@@ -56,11 +56,11 @@ def test_figures_of_a_capsnet_of_two_digits(two_digits: Path) -> None:
 
 def test_test_images_are_not_read(trained: Trained, monkeypatch: pytest.MonkeyPatch) -> None:
     loaded: list[bool] = []
-    real = MNISTDataModule.load
+    original = MNISTDataModule.load
     monkeypatch.setattr(
         MNISTDataModule,
         "load",
-        lambda self, *, train, real: loaded.append(train) or real(self, train=train, real=real),
+        lambda self, *, train, real: loaded.append(train) or original(self, train=train, real=real),
     )
     drawn(trained.directory)
     assert loaded == [True]

@@ -118,8 +118,8 @@ def test_images_per_second(report: dict[str, Any]) -> None:
 
 def test_rounds_are_interleaved(threads: None, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
-    real = workers.Worker.ask
-    monkeypatch.setattr(workers.Worker, "ask", lambda self, steps: asked.append(self.name) or real(self, steps))
+    original = workers.Worker.ask
+    monkeypatch.setattr(workers.Worker, "ask", lambda self, steps: asked.append(self.name) or original(self, steps))
     interleave.time_in_turn([case("dynamic"), case("em_window")], rounds=2, steps=1)
     assert [name.split()[0] for name in asked] == ["dynamic", "em_window"] * 3  # the last asks for the memory
 

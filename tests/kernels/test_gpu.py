@@ -113,7 +113,7 @@ def compare(name: str, device: str) -> None:
     from capsule_lab.kernels import gpu
 
     case = CASES[name]
-    with patch.object(gpu.blocks, "PROGRAMS", case.programs), patch.object(gpu.gradients, "PROGRAMS", case.programs):
+    with patch.object(gpu.blocks, "PROGRAMS", case.programs), patch.object(gpu.em_backward, "PROGRAMS", case.programs):
         found = results(gpu, case, device, case.dtype)
     expected = results(cpu, case, "cpu", F32 if case.dtype == BF16 else case.dtype)
     assert list(found) == list(expected)
@@ -252,7 +252,7 @@ def test_compiled_for_hopper(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
         compiled.add(kernel.fn.__name__)
 
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    for module in (gpu.em, gpu.dynamic, gpu.gradients):
+    for module in (gpu.em, gpu.dynamic, gpu.em_backward):
         monkeypatch.setattr(module, "start", start)
     row, parent, child, inner, empty = 3, 2, 40, 2, partial(torch.empty, device="meta")
     poses, weight, couplings = empty(row, 2, child), empty(parent, 4, child), empty(row, parent, child)
