@@ -7,12 +7,9 @@ import gc
 import hashlib
 import importlib
 import logging
-import os
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,26 +19,7 @@ from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, OmegaConf
 
 from capsule_lab.config import compose, conf_dir
-
-ROOT = Path(__file__).parents[1]
-
-TINY_CAPSNET = ["model.channels=4", "model.primary_types=2", "model.class_dim=4", "model.decoder=[8]"]
-TINY_CNN = ["model=cnn_baseline", "model.channels=[4]", "model.hidden=[8]"]
-TINY_DATA = [
-    "data.source=standin",
-    "data.batch_size=64",
-    "data.train_images=256",
-    "trainer.limit_val_batches=1",
-    "trainer.accelerator=cpu",
-]
-TINY = [*TINY_CAPSNET, *TINY_DATA, "trainer.max_epochs=2"]
-NO_PICTURES = ["callbacks.reconstructions=null", "callbacks.confusion=null"]
-
-_OF_THE_DEVELOPER = (
-    *("CAPSULE_LAB_DATA", "CAPSULE_LAB_RUN", "CAPSULE_LAB_RUNS", "HYDRA_FULL_ERROR"),
-    *("WANDB_MODE", "WANDB_PROJECT", "WANDB_ENTITY"),
-    *("MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME", "MLFLOW_EXPERIMENT_ID"),
-)
+from tests.helpers.commands import ENVIRONMENT_OF_THE_DEVELOPER, TINY, TINY_CAPSNET, TINY_DATA, Ended, Trained
 
 
 def pytest_collection_finish() -> None:
@@ -81,7 +59,7 @@ def unchecked_types(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def _isolated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Every test runs in a folder of its own, without the developer's environment, and cleans up after itself."""
-    for name in _OF_THE_DEVELOPER:
+    for name in ENVIRONMENT_OF_THE_DEVELOPER:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.chdir(tmp_path)
     levels = {name: logging.getLogger(name).propagate for name in ("lightning.pytorch", "lightning.fabric")}
@@ -102,17 +80,6 @@ def tiny() -> Callable[..., DictConfig]:
         return compose("train", [*model, *TINY_DATA, "trainer.max_epochs=2", *overrides])
 
     return build
-
-
-@dataclass(frozen=True)
-class Trained:
-    """A finished run and what happened in it."""
-
-    directory: Path
-    config: DictConfig
-    result: dict[str, Any]
-    module: Any
-    events: list[str]
 
 
 @pytest.fixture(scope="session")
@@ -170,15 +137,6 @@ def real(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "data"
 
 
-@dataclass(frozen=True)
-class Ended:
-    """How a command ended."""
-
-    status: int
-    out: str
-    err: str
-
-
 @pytest.fixture
 def cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Ended]:
     """Runs a command in this process as the shell would: ``cli("train", "seed=1")``."""
@@ -200,30 +158,6 @@ def cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
         return Ended(status, *capsys.readouterr())
 
     return call
-
-
-def start(*arguments: str, cwd: Path, **environment: str) -> subprocess.Popen[str]:
-    """``python *arguments`` as a process of its own, on one core, without the developer's environment."""
-    inherited = {name: value for name, value in os.environ.items() if name not in _OF_THE_DEVELOPER}
-    return subprocess.Popen(
-        [sys.executable, *arguments],
-        cwd=cwd,
-        env={**inherited, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), **environment},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-
-
-def python(*arguments: str, cwd: Path, **environment: str) -> Ended:
-    """``start``, to its end."""
-    with start(*arguments, cwd=cwd, **environment) as process:
-        try:
-            out, err = process.communicate(timeout=300)
-        except BaseException:
-            process.kill()
-            raise
-    return Ended(process.returncode, out, err)
 
 
 @pytest.fixture(scope="session")

@@ -17,7 +17,7 @@ from capsule_lab.config import compose
 from capsule_lab.data import SmallNORBDataModule
 from capsule_lab.data.loader import Images
 from capsule_lab.train import train
-from tests.conftest import NO_PICTURES, Ended
+from tests.helpers.commands import NO_PICTURES, Ended
 
 Cli = Callable[..., Ended]
 

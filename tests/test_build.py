@@ -10,7 +10,7 @@ import pytest
 from capsule_lab.build import check
 from capsule_lab.config import compose
 from capsule_lab.errors import ConfigError
-from tests.conftest import TINY, Ended
+from tests.helpers.commands import TINY, Ended
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ from capsule_lab.build import check
 from capsule_lab.config import compose, conf_dir
 from capsule_lab.tables import arguments as words_of_tables
 from capsule_lab.train import summary
-from tests.conftest import NO_PICTURES, ROOT, TINY, TINY_CAPSNET, Ended, Trained, python
+from tests.helpers.commands import NO_PICTURES, ROOT, TINY, TINY_CAPSNET, Ended, Trained, python
 
 Cli = Callable[..., Ended]
 GROUPS = sorted(folder.name for folder in conf_dir().iterdir() if folder.is_dir() and folder.name != "hydra")

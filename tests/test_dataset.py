@@ -20,8 +20,8 @@ import pytest
 from capsule_lab import dataset
 from capsule_lab.data.standins import toynorb
 from capsule_lab.data.standins.toynorb import files, progress
-from tests.conftest import ROOT, Ended
 from tests.data.standins.test_toynorb_files import painted
+from tests.helpers.commands import ROOT, Ended
 
 Cli = Callable[..., Ended]
 

@@ -17,7 +17,7 @@ from capsule_lab.errors import ConfigError, RunError
 from capsule_lab.evaluate import evaluate
 from capsule_lab.runs import read_checkpoint
 from capsule_lab.types import DataSpec
-from tests.conftest import NO_PICTURES, TINY_CNN, Ended, Trained
+from tests.helpers.commands import NO_PICTURES, TINY_CNN, Ended, Trained
 
 Cli = Callable[..., Ended]
 

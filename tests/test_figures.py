@@ -16,7 +16,7 @@ from capsule_lab.analysis.layers import layer_curves, layers_in
 from capsule_lab.config import compose
 from capsule_lab.data import MNISTDataModule
 from capsule_lab.figures import draw
-from tests.conftest import NO_PICTURES, TINY, TINY_CNN, Ended, Trained
+from tests.helpers.commands import NO_PICTURES, TINY, TINY_CNN, Ended, Trained
 from tests.helpers.fakes import captions, row_names, words
 from tests.helpers.wandb_reader import told
 

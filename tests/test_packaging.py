@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import ROOT, Ended, python
+from tests.helpers.commands import ROOT, Ended, python
 
 IN_THE_WHEEL = sorted(
     [

@@ -25,7 +25,7 @@ from capsule_lab.callbacks import AtomicCheckpointIO, NonFiniteError, checkpoint
 from capsule_lab.errors import RunError
 from capsule_lab.lit import CapsNetModule
 from capsule_lab.train import train
-from tests.conftest import NO_PICTURES, TINY, TINY_CAPSNET, TINY_CNN, Ended, Trained, python, start
+from tests.helpers.commands import NO_PICTURES, TINY, TINY_CAPSNET, TINY_CNN, Ended, Trained, python, start
 from tests.runs.test_resume import SignalAt, curves, run, weights
 
 Tiny = Callable[..., DictConfig]

@@ -15,7 +15,7 @@ import pytest
 from capsule_lab.config import compose, sweeps_dir
 from capsule_lab.tables.schema import read
 from capsule_lab.workspace import as_json, build
-from tests.conftest import NO_PICTURES, TINY_DATA, Ended, Trained, python
+from tests.helpers.commands import NO_PICTURES, TINY_DATA, Ended, Trained, python
 
 internal = pytest.importorskip("wandb_workspaces.workspaces.internal", reason="wandb-workspaces is not installed")
 

@@ -22,7 +22,7 @@ from capsule_lab.config import compose
 from capsule_lab.errors import ConfigError
 from capsule_lab.layers import ConvCapsules
 from capsule_lab.routing import EMRouting
-from tests.conftest import ROOT, Ended
+from tests.helpers.commands import ROOT, Ended
 
 Cli = Callable[..., Ended]
 SMALL = [

@@ -17,7 +17,7 @@ from omegaconf import DictConfig
 
 from capsule_lab.callbacks import MLflow, NonFiniteError, loggers
 from capsule_lab.train import train
-from tests.conftest import NO_PICTURES, Ended
+from tests.helpers.commands import NO_PICTURES, Ended
 from tests.tables.conftest import write_table
 
 Tiny = Callable[..., DictConfig]

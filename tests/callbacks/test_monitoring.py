@@ -18,7 +18,7 @@ from capsule_lab.callbacks.monitoring import layer_statistics
 from capsule_lab.networks import AbstractCapsuleNetwork, BaselineCNN, CapsNet, EMCaps
 from capsule_lab.train import train
 from capsule_lab.types import Batch, CapsuleOutput, Capsules, OnIteration, RoutingTrace
-from tests.conftest import NO_PICTURES, TINY_CAPSNET, python
+from tests.helpers.commands import NO_PICTURES, TINY_CAPSNET, python
 from tests.runs.test_resume import curves
 
 Tiny = Callable[..., DictConfig]

@@ -12,7 +12,7 @@ from omegaconf import DictConfig
 
 from capsule_lab.callbacks import NonFiniteError
 from capsule_lab.train import train
-from tests.conftest import NO_PICTURES, ROOT, Ended, python
+from tests.helpers.commands import NO_PICTURES, ROOT, Ended, python
 from tests.helpers.wandb_reader import told
 from tests.tables.conftest import write_table
 

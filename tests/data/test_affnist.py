@@ -29,9 +29,9 @@ from capsule_lab.errors import DataError, RunError
 from capsule_lab.evaluate import evaluate
 from capsule_lab.runs import check_same_source
 from capsule_lab.train import train
-from tests.conftest import NO_PICTURES, TINY_CAPSNET, TINY_DATA
 from tests.data.formats.test_affnist_files import IMAGES, LABELS, TRANSFORMS, counts_as_real, fields, mat, written
 from tests.data.test_mnist import ARRAYS, trainer
+from tests.helpers.commands import NO_PICTURES, TINY_CAPSNET, TINY_DATA
 
 __all__ = ["counts_as_real", "written"]  # fixtures
 

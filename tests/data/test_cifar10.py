@@ -19,8 +19,8 @@ from capsule_lab.data.loader import Images
 from capsule_lab.data.transforms import sample_key
 from capsule_lab.errors import DataError
 from capsule_lab.train import train
-from tests.conftest import NO_PICTURES
 from tests.data.test_mnist import trainer
+from tests.helpers.commands import NO_PICTURES
 
 IMAGES = 12  # in each file
 RANDOM = np.random.default_rng(0)

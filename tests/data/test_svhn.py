@@ -20,9 +20,9 @@ from capsule_lab.data.loader import Images
 from capsule_lab.data.standins.coloured_digits import coloured_digits
 from capsule_lab.data.transforms import sample_key
 from capsule_lab.train import train
-from tests.conftest import NO_PICTURES
 from tests.data.test_cifar10 import network_of
 from tests.data.test_mnist import trainer
+from tests.helpers.commands import NO_PICTURES
 
 RANDOM = np.random.default_rng(0)
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from capsule_lab import slurm
-from tests.conftest import NO_PICTURES, TINY_CAPSNET, Ended
+from tests.helpers.commands import NO_PICTURES, TINY_CAPSNET, Ended
 
 JOB = {"SLURM_JOB_ID": "7", "SLURM_JOB_NAME": "capsule_lab"}
 ARRAY = {**JOB, "SLURM_ARRAY_JOB_ID": "5", "SLURM_ARRAY_TASK_ID": "2"}

@@ -18,7 +18,7 @@ import pytest
 from capsule_lab.runs import lock
 from capsule_lab.tables.cells import Cell, expand
 from capsule_lab.tables.schema import chosen, read
-from tests.conftest import NO_PICTURES, Ended, python, start
+from tests.helpers.commands import NO_PICTURES, Ended, python, start
 from tests.runs.test_resume import curves, weights
 from tests.tables.test_sweep import contents
 

@@ -25,7 +25,7 @@ from capsule_lab.routing import DynamicRouting
 from capsule_lab.schedules import Constant, Exponential, Linear, Schedule
 from capsule_lab.train import summary, train
 from capsule_lab.types import Batch, CapsuleOutput
-from tests.conftest import NO_PICTURES, TINY_CNN, Ended
+from tests.helpers.commands import NO_PICTURES, TINY_CNN, Ended
 from tests.runs.test_resume import SignalAt, curves, run
 
 Tiny = Callable[..., DictConfig]

@@ -23,7 +23,7 @@ from capsule_lab.runs import load_run
 from capsule_lab.schedules import Constant
 from capsule_lab.train import train
 from capsule_lab.types import Batch
-from tests.conftest import NO_PICTURES, TINY_CNN, TINY_DATA
+from tests.helpers.commands import NO_PICTURES, TINY_CNN, TINY_DATA
 
 Tiny = Callable[..., DictConfig]
 PAIRS = ["data=multimnist", "data.validation_pairs=100", "data.test_pairs=60", *NO_PICTURES]

@@ -17,7 +17,7 @@ from capsule_lab import runs, slurm
 from capsule_lab.config import compose
 from capsule_lab.errors import InterruptError, RunError
 from capsule_lab.runs import lock
-from tests.conftest import Ended, Trained
+from tests.helpers.commands import Ended, Trained
 from tests.tables.conftest import TINY
 
 

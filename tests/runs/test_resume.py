@@ -16,7 +16,7 @@ from capsule_lab import build, runs
 from capsule_lab.config import compose
 from capsule_lab.errors import InterruptError
 from capsule_lab.train import train
-from tests.conftest import NO_PICTURES, TINY_CAPSNET, TINY_CNN, TINY_DATA
+from tests.helpers.commands import NO_PICTURES, TINY_CAPSNET, TINY_CNN, TINY_DATA
 
 Whole = tuple[DictConfig, Path, dict[str, Any]]
 STEPS_PER_EPOCH = 4  # 256 images in batches of 64

@@ -13,7 +13,7 @@ import yaml
 
 from capsule_lab import runs
 from capsule_lab.tables.cells import Cell
-from tests.conftest import NO_PICTURES, TINY_CAPSNET
+from tests.helpers.commands import NO_PICTURES, TINY_CAPSNET
 
 TINY = ["debug=smoke", *TINY_CAPSNET, "trainer.accelerator=cpu", *NO_PICTURES, "callbacks.routing_stats=null"]
 RESULT = {

@@ -24,7 +24,7 @@ from capsule_lab.tables import formats
 from capsule_lab.tables.cells import STAND_IN, expand
 from capsule_lab.tables.schema import Published, read
 from capsule_lab.tables.summary import Entry, Mean, best_runs, summarise
-from tests.conftest import Ended
+from tests.helpers.commands import Ended
 from tests.tables.conftest import write_run, write_table
 
 Cli = Callable[..., Ended]

@@ -15,7 +15,7 @@ import yaml
 
 from capsule_lab.tables.cells import expand
 from capsule_lab.tables.schema import read
-from tests.conftest import NO_PICTURES, TINY_CAPSNET, TINY_DATA, Ended, python, start
+from tests.helpers.commands import NO_PICTURES, TINY_CAPSNET, TINY_DATA, Ended, python, start
 from tests.tables.conftest import TINY
 
 Cli = Callable[..., Ended]

@@ -1,0 +1,76 @@
+"""Runs small enough for tests, and commands as the shell would start them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig
+
+ROOT = Path(__file__).parents[2]
+
+TINY_CAPSNET = ["model.channels=4", "model.primary_types=2", "model.class_dim=4", "model.decoder=[8]"]
+TINY_CNN = ["model=cnn_baseline", "model.channels=[4]", "model.hidden=[8]"]
+TINY_DATA = [
+    "data.source=standin",
+    "data.batch_size=64",
+    "data.train_images=256",
+    "trainer.limit_val_batches=1",
+    "trainer.accelerator=cpu",
+]
+TINY = [*TINY_CAPSNET, *TINY_DATA, "trainer.max_epochs=2"]
+NO_PICTURES = ["callbacks.reconstructions=null", "callbacks.confusion=null"]
+
+ENVIRONMENT_OF_THE_DEVELOPER = (
+    *("CAPSULE_LAB_DATA", "CAPSULE_LAB_RUN", "CAPSULE_LAB_RUNS", "HYDRA_FULL_ERROR"),
+    *("WANDB_MODE", "WANDB_PROJECT", "WANDB_ENTITY"),
+    *("MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME", "MLFLOW_EXPERIMENT_ID"),
+)
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A finished run and what happened in it."""
+
+    directory: Path
+    config: DictConfig
+    result: dict[str, Any]
+    module: Any
+    events: list[str]
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a command ended."""
+
+    status: int
+    out: str
+    err: str
+
+
+def start(*arguments: str, cwd: Path, **environment: str) -> subprocess.Popen[str]:
+    """``python *arguments`` as a process of its own, on one core, without the developer's environment."""
+    inherited = {name: value for name, value in os.environ.items() if name not in ENVIRONMENT_OF_THE_DEVELOPER}
+    return subprocess.Popen(
+        [sys.executable, *arguments],
+        cwd=cwd,
+        env={**inherited, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def python(*arguments: str, cwd: Path, **environment: str) -> Ended:
+    """``start``, to its end."""
+    with start(*arguments, cwd=cwd, **environment) as process:
+        try:
+            out, err = process.communicate(timeout=300)
+        except BaseException:
+            process.kill()
+            raise
+    return Ended(process.returncode, out, err)
