@@ -1,7 +1,7 @@
 """How long layers and training steps take, how much memory, where the time goes, and what a machine allows at best.
 
-Every case has a process of its own, so that its peak memory is its own, and the processes work in turn. The yardstick
-of a case is its textbook form of ``tests/reference``, where the source tree is at hand.
+Every case has a process of its own, so that its peak memory is its own, and the processes work in turn. Cases
+are compared with the textbook form: the same layer or network as common PyTorch ports write it.
 """
 
 from capsule_lab.bench.breakdown import profile

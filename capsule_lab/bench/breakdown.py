@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from multiprocessing.connection import Connection
 from typing import Any
 
 import torch
@@ -34,21 +33,18 @@ def profile(config: DictConfig) -> list[dict[str, Any]]:
         ConfigError: for what cannot be timed.
     """
     check_bench(config)
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the workers' profiler keeps quiet
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # silences the workers' profiler
     rows = []
     for case in (case for group in model_groups(config, textbook=False) for case in group):
-        worker = Worker(
-            f"{case.name} ({case.form}, {case.precision})", profile_case, case, config.steps * config.rounds
-        )
-        found = worker.receive()
-        worker.end()
+        with Worker(case.label) as worker:
+            found = worker.call(profile_case, case, config.steps * config.rounds)
         row = {name: getattr(case, name) for name in ("name", "form", "precision", "device")}
         rows.append({**row, **case.sizes, **found})
     return rows
 
 
-def profile_case(pipe: Connection, case: Case, steps: int) -> None:
-    """In the worker: so many steps under torch's profiler."""
+def profile_case(case: Case, steps: int) -> dict[str, Any]:
+    """In a worker: so many steps under torch's profiler."""
     step = build_step(case)
     for layer in step.network.modules():
         if isinstance(layer, ConvCapsules | DenseCapsules | ClassCapsules):
@@ -60,13 +56,13 @@ def profile_case(pipe: Connection, case: Case, steps: int) -> None:
             step.loss().backward()
             step.optimizer.step()
 
-    for _ in range(2):  # ours: as in workers.time_case
+    for _ in range(2):  # ours: as in workers.CaseTimer
         run()
     activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * (case.device == "cuda")
     with torch.profiler.profile(activities=activities, acc_events=True) as profiler:
         for _ in range(steps):
             run()
-    pipe.send(break_down(profiler.events(), steps, on_gpu=case.device == "cuda"))
+    return break_down(profiler.events(), steps, on_gpu=case.device == "cuda")
 
 
 def _mark(layer: nn.Module) -> None:

@@ -2,29 +2,26 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from types import ModuleType
 from typing import Any, cast
 
 import torch
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 
-from capsule_lab.build import check
-from capsule_lab.config import compose, conf_dir, user_message
+from capsule_lab.bench.textbook import TextbookCapsNet
+from capsule_lab.bench.textbook_em import TextbookEMCaps
+from capsule_lab.build import build_data, check
+from capsule_lab.config import compose, options_of, user_message
 from capsule_lab.errors import ConfigError
 from capsule_lab.kernels.backends import fused_kernels
 
-LAYERS = {"em_window": "textbook_em", "em_all_parents": "textbook_em", "dynamic": "textbook"}
-"""Layers, and the file that has their textbook form."""
-MODELS = {
-    "capsnet": ("textbook", "TextbookCapsNet"),
-    "em_caps": ("textbook_em", "TextbookEMCaps"),
-    "em_caps_small": ("textbook_em", "TextbookEMCaps"),
-}
-"""Models that have a textbook form, and its file and class."""
+LAYERS = ("em_window", "em_all_parents", "dynamic")
+TEXTBOOK_NETWORKS = {"capsnet": TextbookCapsNet, "em_caps": TextbookEMCaps, "em_caps_small": TextbookEMCaps}
+"""The textbook form of the models that have one."""
+SIZES = ("batch_size", "image_shape", "num_classes")
+"""Of a model."""
 AXES = ("batch", "children", "parents", "iterations", "image_size")
 FULL = "32-true"
 
@@ -40,7 +37,7 @@ class Case:
         precision: as of a Trainer.
         device: ``"cpu"`` or ``"cuda"``.
         sizes: of a layer: what ``conf/bench.yaml`` has under its name; of a model: batch, image and classes.
-        words: what a model's training configuration has been given.
+        overrides: of a model's training configuration.
     """
 
     kind: str
@@ -49,53 +46,61 @@ class Case:
     precision: str
     device: str
     sizes: Mapping[str, Any]
-    words: tuple[str, ...] = ()
+    overrides: tuple[str, ...] = ()
+
+    @property
+    def label(self) -> str:
+        """Name, form and precision, for messages."""
+        return f"{self.name} ({self.form}, {self.precision})"
 
 
 def device_named(name: str) -> torch.device:
-    """``cpu``, ``cuda``, or with ``auto`` the faster one that is there."""
+    """``cpu``, ``cuda``, or with ``auto`` a GPU if there is one."""
     return torch.device(name if name != "auto" else "cuda" if torch.cuda.is_available() else "cpu")
 
 
 def check_bench(config: DictConfig) -> None:
-    """Everything that can be told before a process starts.
+    """Everything that can be checked before a process starts.
 
     Raises:
         ConfigError: for what cannot be timed.
     """
-    if config.rounds < 1 or config.steps < 1:
-        raise ConfigError(f"rounds is {config.rounds} and steps {config.steps}; expected 1 or more")
-    for option, allowed in (
-        ("layers", list(LAYERS)),
-        ("models", [file.stem for file in (conf_dir() / "model").glob("*.yaml")]),
-        ("backends", ["reference", "matmul", "fused"]),
-        ("precisions", ["bf16-mixed", FULL]),
-    ):
-        given = config[option]
-        if not OmegaConf.is_list(given) or not set(given) <= set(allowed):
-            words = list(given) if OmegaConf.is_list(given) else given
-            raise ConfigError(f"{option} is {words}; expected a list of some of {', '.join(sorted(allowed))}")
-    if config.device not in ("auto", "cpu", "cuda"):
-        raise ConfigError(f"device is {config.device}; expected auto, cpu or cuda")
-    if config.device == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("device is cuda, but torch finds none; expected cpu or auto")
-    if config.scaling not in (None, "all", *AXES):
-        raise ConfigError(f"scaling is {config.scaling}; expected one of {', '.join(AXES)}, all, or null")
-    if config.scaling and config.profile:
-        raise ConfigError(f"scaling is {config.scaling} and profile true; expected one of them")
-    if not config.backends or not config.precisions:
-        raise ConfigError("backends or precisions is empty; expected one or more of each")
-    if config.profile and not config.models:
-        raise ConfigError("profile is true, but models is empty; expected one or more")
-    if not config.scaling and not config.layers and not config.models:
-        raise ConfigError("layers and models are both empty; expected something to time")
+    _check_list("layers", config.layers, LAYERS)
+    _check_list("models", config.models, options_of("model"))
+    _check_list("backends", config.backends, ("reference", "matmul", "fused"))
+    _check_list("precisions", config.precisions, ("bf16-mixed", FULL))
+    nothing_to_time = not (config.scaling or config.layers or config.models)
+    rules = {
+        f"rounds is {config.rounds} and steps {config.steps}; expected 1 or more": min(config.rounds, config.steps) < 1,
+        f"device is {config.device}; expected auto, cpu or cuda": config.device not in ("auto", "cpu", "cuda"),
+        f"scaling is {config.scaling}; expected one of {', '.join(AXES)}, all, or null": (
+            config.scaling not in (None, "all", *AXES)
+        ),
+        f"scaling is {config.scaling} and profile true; expected one of them": config.scaling and config.profile,
+        "backends or precisions is empty; expected one or more of each": not (config.backends and config.precisions),
+        "profile is true, but models is empty; expected one or more": config.profile and not config.models,
+        "layers and models are both empty; expected something to time": nothing_to_time,
+        "device is cuda, but torch finds none; expected cpu or auto": (
+            config.device == "cuda" and not torch.cuda.is_available()
+        ),
+    }
+    for message, broken in rules.items():
+        if broken:
+            raise ConfigError(message)
     kernels = fused_kernels(device_named(config.device).type)
     if "fused" in config.backends and isinstance(kernels, str):
         raise ConfigError(f"backends has fused, which does not run here: {kernels}; expected backends=[matmul]")
 
 
+def _check_list(option: str, given: Any, choices: Sequence[str]) -> None:
+    if OmegaConf.is_list(given):
+        given = list(given)
+    if not isinstance(given, list) or not set(given) <= set(choices):
+        raise ConfigError(f"{option} is {given}; expected a list of some of {', '.join(sorted(choices))}")
+
+
 def layer_groups(config: DictConfig) -> list[list[Case]]:
-    """One list per layer, its textbook form first; layers compute in float32 anyway."""
+    """One list per layer, its textbook form first; layers compute in float32 at every precision."""
     device = str(device_named(config.device))
     return [
         [Case("layer", name, form, FULL, device, sizes_of(config, name)) for form in ["textbook", *config.backends]]
@@ -108,44 +113,46 @@ def model_groups(config: DictConfig, *, textbook: bool = True) -> list[list[Case
     device = str(device_named(config.device))
     groups = []
     for name in config.models:
-        words = (f"model={name}", *map(str, config.options))
-        chosen = training_config(words)
-        sizes = sizes_of(config, name)
+        overrides = (f"model={name}", *map(str, config.options))
+        chosen = training_config(overrides)
+        sizes = sizes_of(config, name, chosen)
         forms = ["plain"] if chosen.routing is None else list(config.backends)
-        group = [Case("model", name, form, each, device, sizes, words) for each in config.precisions for form in forms]
-        if textbook and name in MODELS and chosen.model.get("decoder", ()) is not None:  # the ports' always decodes
-            group.insert(0, Case("model", name, "textbook", FULL, device, sizes, words))
-        groups.append(group)
+        variants = [(form, precision) for precision in config.precisions for form in forms]
+        decodes = chosen.model.get("decoder", ()) is not None  # the textbook's always does
+        if textbook and name in TEXTBOOK_NETWORKS and decodes:
+            variants.insert(0, ("textbook", FULL))
+        groups.append([Case("model", name, *variant, device, sizes, overrides) for variant in variants])
     return groups
 
 
-def training_config(words: Sequence[str]) -> DictConfig:
-    """The configuration that ``python -m capsule_lab.train`` would have with these words."""
+def training_config(overrides: Sequence[str]) -> DictConfig:
+    """The configuration that ``python -m capsule_lab.train`` would have with these overrides."""
     try:
-        config = compose("train", words)
+        config = compose("train", overrides)
         check(config)
     except (HydraException, ConfigError) as error:
         raise ConfigError(f"options: {user_message(error)}") from error
     return config
 
 
-def sizes_of(config: DictConfig, name: str) -> dict[str, Any]:
-    """Those of ``config.sizes``, but for what the command line says of all of them."""
-    if name not in config.sizes:
-        raise ConfigError(
-            f"sizes has no {name}; expected +sizes.{name}={{batch_size: …, image_shape: …, num_classes: …}}"
-        )
-    sizes = cast(dict[str, Any], OmegaConf.to_container(config.sizes[name]))
-    for option in ("batch_size", "image_shape", "num_classes"):
-        if config[option] is not None and option in sizes:
-            sizes[option] = OmegaConf.to_container(config[option]) if option == "image_shape" else config[option]
+def sizes_of(config: DictConfig, name: str, chosen: DictConfig | None = None) -> dict[str, Any]:
+    """Sizes of a layer, or of a model's training step.
+
+    Args:
+        config: the first that has a size gives it: ``batch_size`` and the like, then ``sizes``.
+        name: which.
+        chosen: of a model, its training configuration, whose data have the remaining sizes.
+    """
+    sizes: dict[str, Any] = {}
+    if chosen is not None:
+        spec = build_data(chosen).spec
+        sizes = dict(zip(SIZES, (chosen.data.batch_size, list(spec.image_shape), spec.num_classes), strict=True))
+    if name in config.sizes:
+        sizes |= cast(dict[str, Any], OmegaConf.to_container(config.sizes[name]))
+    given = cast(dict[str, Any], OmegaConf.to_container(config))
+    sizes |= {option: given[option] for option in SIZES if given[option] is not None and option in sizes}
     for option, value in sizes.items():
         numbers = value if isinstance(value, list) else [value]
         if not all(isinstance(number, int) and number > 0 for number in numbers):
             raise ConfigError(f"{option} of {name} is {value}; expected 1 or more")
     return sizes
-
-
-def load_textbook(file: str) -> ModuleType:
-    """The module of this package that holds a textbook form."""
-    return importlib.import_module(f"capsule_lab.bench.{file}")

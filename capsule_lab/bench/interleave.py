@@ -1,70 +1,62 @@
-"""Cases in turn, round after round, so that a machine's moods fall on all alike."""
+"""Cases in turn, round after round, so that changes of the machine's load affect all alike."""
 
 from __future__ import annotations
 
 import statistics
 import time
+from contextlib import ExitStack
 from typing import Any
 
 from omegaconf import DictConfig
 
 from capsule_lab.bench.cases import FULL, Case, check_bench, layer_groups, model_groups
-from capsule_lab.bench.roofline import Work, measure_machine
-from capsule_lab.bench.workers import Worker, time_case
+from capsule_lab.bench.roofline import measure_roofline
+from capsule_lab.bench.workers import Seconds, Worker, build_timer, read_memory, time_steps
 
 PAUSE = 0.05  # ours: OpenMP's threads wait for more work in a loop for some milliseconds
 
 
 def measure(config: DictConfig) -> dict[str, Any]:
-    """Rates of the machine, and a row for each case: seconds, memory, floors, ratios to the first of its group.
+    """Rates of the machine, and a row for each case: seconds, memory, lower bounds, ratios to the first of its group.
 
     Raises:
         ConfigError: for what cannot be timed.
     """
     check_bench(config)
     groups = [group for group in layer_groups(config) + model_groups(config) if group]
-    half = any(case.precision != FULL for group in groups for case in group)
-    rates, works = measure_floors([group[-1] for group in groups], half=half)
+    bfloat16 = any(case.precision != FULL for group in groups for case in group)
+    with Worker("the machine") as worker:
+        rates, works = worker.call(measure_roofline, [group[-1] for group in groups], bfloat16)
     rows = []
     for group, work in zip(groups, works, strict=True):
-        found = time_in_turn(group, rounds=config.rounds, steps=config.steps)
-        for row in found:
-            row |= work.floors(rates, row["precision"])
-            row["speedup"] = found[0]["seconds_median"] / row["seconds_median"]
+        measured = time_in_turn(group, rounds=config.rounds, steps=config.steps)
+        first = dict(measured[0])
+        for row in measured:
+            row |= work.lower_bounds(rates, row["precision"])
+            row["speedup"] = first["seconds_median"] / row["seconds_median"]
             for memory in ("peak_memory", "memory_above"):
-                row[f"{memory}_share"] = row[f"{memory}_bytes"] / max(found[0][f"{memory}_bytes"], 1)
-        rows += found
+                row[f"{memory}_share"] = row[f"{memory}_bytes"] / max(first[f"{memory}_bytes"], 1)
+        rows += measured
     return {"rates": rates, "rows": rows}
-
-
-def measure_floors(cases: list[Case], *, half: bool) -> tuple[dict[str, float], list[Work]]:
-    """Rates of the machine, and the work of each case."""
-    worker = Worker("the machine", measure_machine, cases, half)
-    rates, works = worker.receive(), worker.receive()
-    worker.end()
-    return rates, works
 
 
 def time_in_turn(cases: list[Case], *, rounds: int, steps: int) -> list[dict[str, Any]]:
     """Seconds per step and memory of every case."""
-    workers = []
-    for case in cases:
-        worker = Worker(f"{case.name} ({case.form}, {case.precision})", time_case, case)
-        worker.receive()  # ready, warmed up
-        workers.append(worker)
-    seconds: list[list[tuple[float, float]]] = [[] for _ in cases]
-    for _ in range(rounds):
-        for worker, times in zip(workers, seconds, strict=True):
-            time.sleep(PAUSE)
-            times += worker.ask(steps)
-    rows = []
-    for case, worker, times in zip(cases, workers, seconds, strict=True):
-        rows.append({**_row(case, times), **worker.ask(0)})
-        worker.end()
-    return rows
+    seconds: list[list[Seconds]] = [[] for _ in cases]
+    with ExitStack() as stack:
+        workers = []
+        for case in cases:
+            workers.append(stack.enter_context(Worker(case.label)))
+            workers[-1].call(build_timer, case)
+        for _ in range(rounds):
+            for worker, of_case in zip(workers, seconds, strict=True):
+                time.sleep(PAUSE)
+                of_case += worker.call(time_steps, steps)
+        memory = [worker.call(read_memory) for worker in workers]
+    return [{**_row(case, times), **peak} for case, times, peak in zip(cases, seconds, memory, strict=True)]
 
 
-def _row(case: Case, times: list[tuple[float, float]]) -> dict[str, Any]:
+def _row(case: Case, times: list[Seconds]) -> dict[str, Any]:
     forward, both = zip(*times, strict=True)
     row = {
         "kind": case.kind,

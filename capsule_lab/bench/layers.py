@@ -9,7 +9,9 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from capsule_lab.bench.cases import LAYERS, Case, load_textbook
+from capsule_lab.bench.cases import Case
+from capsule_lab.bench.textbook import TextbookCapsNet
+from capsule_lab.bench.textbook_em import saturating, textbook_em_layer, window_index
 from capsule_lab.kernels.backends import Backend
 from capsule_lab.layers import ConvCapsules
 from capsule_lab.routing import DynamicRouting, EMRouting
@@ -20,12 +22,12 @@ Forward = Callable[[], tuple[Tensor, ...]]
 POSE = 4  # Hinton 2018, section 2: rows and columns
 FINAL = 0.01  # official code of Hinton 2018: inverse temperature
 MIN_VARIANCE = 5e-4  # official code of Hinton 2018
-SMALL = {"batch_size": 1, "rows": 1, "children": 8, "child_types": 1, "grid": 7}  # ours: enough to compile everything
+WARM_UP = {"batch_size": 1, "rows": 1, "children": 8, "child_types": 1, "grid": 7}  # ours: compiles all kernels
 
 
 def small(case: Case) -> dict[str, Any]:
     """Sizes of the same layer that cost nothing, to warm up with."""
-    return {name: min(size, SMALL.get(name, size)) for name, size in case.sizes.items()}
+    return {name: min(size, WARM_UP.get(name, size)) for name, size in case.sizes.items()}
 
 
 def build_layer(case: Case, sizes: dict[str, Any] | None = None) -> tuple[Forward, list[Tensor]]:
@@ -36,12 +38,12 @@ def build_layer(case: Case, sizes: dict[str, Any] | None = None) -> tuple[Forwar
         sizes: instead of the case's.
     """
     torch.manual_seed(0)
-    of: dict[str, Callable[..., tuple[Forward, list[Tensor]]]]
-    of = {"em_window": _em_window, "em_all_parents": _em_all_parents, "dynamic": _dynamic}
-    return of[case.name](case, torch.device(case.device), **(sizes or case.sizes))
+    builders: dict[str, Callable[..., tuple[Forward, list[Tensor]]]]
+    builders = {"em_window": _em_window, "em_all_parents": _em_all_parents, "dynamic": _dynamic}
+    return builders[case.name](case, torch.device(case.device), **(sizes or case.sizes))
 
 
-def _em(case: Case, iterations: int) -> Any:
+def _em_routing(case: Case, iterations: int) -> Any:
     backend: Any = case.form
     return partial(
         EMRouting, cost="paper", beta_u=0.0, beta_a=0.0, inverse_temperature=FINAL, min_variance=MIN_VARIANCE,
@@ -52,18 +54,18 @@ def _em(case: Case, iterations: int) -> Any:
 def _em_window(
     case: Case, device: torch.device, *, rows: int, children: int, parents: int, iterations: int
 ) -> tuple[Forward, list[Tensor]]:
-    """Windows that do not know of each other."""
+    """Windows that are independent of each other."""
     poses = _leaf(torch.randn(rows, children, POSE * POSE, device=device))
     activations = _leaf(torch.rand(rows, children, device=device))
     weight = torch.randn(children, POSE, parents, POSE, device=device) / 2
     if case.form == "textbook":
-        book = load_textbook(LAYERS[case.name])
         weight = _leaf(weight.transpose(1, 2).contiguous())
-        betas = [_leaf(torch.zeros(parents, device=device)) for _ in range(2)]
-        temperatures = book.saturating(FINAL, iterations)
-        inputs = [poses, weight, activations, *betas]
-        return lambda: book.textbook_em_layer(*inputs, temperatures, MIN_VARIANCE), inputs
-    routing = _em(case, iterations)(parents=parents, dim=POSE * POSE).to(device)
+        beta_u, beta_a = (_leaf(torch.zeros(parents, device=device)) for _ in range(2))
+        temperatures = saturating(FINAL, iterations)
+        return lambda: textbook_em_layer(poses, weight, activations, beta_u, beta_a, temperatures, MIN_VARIANCE), [
+            poses, weight, activations, beta_u, beta_a,
+        ]  # fmt: skip
+    routing = _em_routing(case, iterations)(parents=parents, dim=POSE * POSE).to(device)
     weight = _leaf(weight)
     return lambda: routing(Votes(poses, weight), activations), [poses, weight, activations, *routing.parameters()]
 
@@ -80,25 +82,24 @@ def _em_all_parents(
     stride: int,
     iterations: int,
 ) -> tuple[Forward, list[Tensor]]:
-    """A convolutional layer: a child shares itself over all parents at all positions that see it."""
+    """A convolutional layer; the softmax of a child runs over all parents at all positions that see it."""
     size = (grid, grid)
     poses = _leaf(torch.randn(batch_size, grid * grid * child_types, POSE * POSE, device=device))
     activations = _leaf(torch.rand(poses.shape[:2], device=device))
     if case.form == "textbook":
-        book = load_textbook(LAYERS[case.name])
-        child = book.window_index(size, child_types, kernel_size, stride).to(device)
+        child = window_index(size, child_types, kernel_size, stride).to(device)
         weight = _leaf(torch.randn(child.shape[1], parents, POSE, POSE, device=device) / 2)
-        betas = [_leaf(torch.zeros(parents, device=device)) for _ in range(2)]
-        temperatures = book.saturating(FINAL, iterations)
+        beta_u, beta_a = (_leaf(torch.zeros(parents, device=device)) for _ in range(2))
+        temperatures = saturating(FINAL, iterations)
 
         def forward() -> tuple[Tensor, ...]:
             windows, present = poses[:, child].flatten(0, 1), activations[:, child].flatten(0, 1)
-            return book.textbook_em_layer(windows, weight, present, *betas, temperatures, MIN_VARIANCE, child)
+            return textbook_em_layer(windows, weight, present, beta_u, beta_a, temperatures, MIN_VARIANCE, child)
 
-        return forward, [poses, activations, weight, *betas]
+        return forward, [poses, activations, weight, beta_u, beta_a]
     layer = ConvCapsules(
         size, child_types, POSE * POSE, parents, POSE * POSE, rows=POSE, kernel_size=kernel_size, stride=stride,
-        weight_std=0.5, routing=_em(case, iterations),  # 0.5: votes as large as poses
+        weight_std=0.5, routing=_em_routing(case, iterations),  # 0.5: votes as large as poses
     ).to(device)  # fmt: skip
     return lambda: layer(poses, activations), [poses, activations, *layer.parameters()]
 
@@ -117,7 +118,7 @@ def _dynamic(
     """The digit capsules of a CapsNet."""
     poses = _leaf(torch.randn(batch_size, children, child_dim, device=device))
     if case.form == "textbook":
-        network = load_textbook(LAYERS[case.name]).TextbookCapsNet(
+        network = TextbookCapsNet(
             (1, 1, 1), parents, channels=1, kernel_size=1, primary_types=children, primary_dim=child_dim,
             class_dim=parent_dim, hidden=(1, 1), iterations=iterations,
         )  # fmt: skip

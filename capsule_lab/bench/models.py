@@ -10,7 +10,8 @@ import torch
 from omegaconf import DictConfig
 from torch import Tensor, nn
 
-from capsule_lab.bench.cases import MODELS, Case, load_textbook, training_config
+from capsule_lab.bench.cases import TEXTBOOK_NETWORKS, Case, training_config
+from capsule_lab.bench.textbook import TextbookCapsNet
 from capsule_lab.build import build_module
 from capsule_lab.types import Batch, DataSpec
 
@@ -33,7 +34,7 @@ class Step:
 def build_step(case: Case) -> Step:
     """What one batch of a case needs for training."""
     device = torch.device(case.device)
-    config = training_config(case.words)
+    config = training_config(case.overrides)
     batch = random_batch(case, case.sizes["batch_size"])
     if case.form == "textbook":
         network = build_textbook(case, config).to(device)
@@ -49,7 +50,7 @@ def build_step(case: Case) -> Step:
 
 
 def random_batch(case: Case, images: int) -> Batch:
-    """So many images and labels."""
+    """Random images and labels of a case's sizes."""
     torch.manual_seed(0)
     pixels = torch.rand(images, *case.sizes["image_shape"], device=case.device)
     labels = torch.randint(case.sizes["num_classes"], (images,), device=case.device)
@@ -71,12 +72,12 @@ def build_network(case: Case, config: DictConfig) -> Any:
 
 def build_textbook(case: Case, config: DictConfig) -> Any:
     """The textbook network of the same sizes as the configuration's."""
-    file, name = MODELS[case.name]
+    network = TEXTBOOK_NETWORKS[case.name]
     model, same = config.model, {"iterations": config.routing.get("iterations", 1)}
-    if name == "TextbookCapsNet":
+    if network is TextbookCapsNet:
         options = ("channels", "kernel_size", "primary_types", "primary_dim", "class_dim")
         same["hidden"] = model.decoder
     else:
         options = ("channels", "primary_types", "conv_types", "conv_strides", "kernel_size")
     same |= {option: model[option] for option in options}
-    return getattr(load_textbook(file), name)(tuple(case.sizes["image_shape"]), case.sizes["num_classes"], **same)
+    return network(tuple(case.sizes["image_shape"]), case.sizes["num_classes"], **same)

@@ -1,37 +1,43 @@
-"""What a case takes at the least: operations and bytes, and how many of each this machine does in a second.
+"""Lower bounds on the time of a case: its operations and bytes, and how many of each this machine does in a second.
 
 Counted are the multiply-adds of convolutions, linear layers and routing, two operations each, and each layer's inputs,
-outputs and parameters, moved once wherever they are needed: a form that makes votes twice, or stores them, has the
-same floor. Per vote of d components, made from rows of q, and T iterations:
+outputs and parameters, moved once wherever they are needed: a form that computes votes twice, or stores them, has the
+same bound. torch counts convolutions and linear layers. Routing has formulas here, since torch sees neither elementwise
+arithmetic nor fused kernels, and its count would depend on the form. Per vote of d components, computed from rows of q,
+and T iterations:
 
-- EM: ``d q`` to make it, ``2 d T`` for mean and variance, ``2 d (T - 1)`` for its distance;
-- dynamic: ``d q`` to make it, ``d T`` for the sum, ``d (T - 1)`` for the agreement.
+- EM: ``d q`` for the vote, ``2 d T`` for mean and variance, ``2 d (T - 1)`` for its distance;
+- dynamic: ``d q`` for the vote, ``d T`` for the sum, ``d (T - 1)`` for the agreement.
 
-The backward pass takes twice the multiply-adds of the forward pass, once per factor, except where the input asks for
-no gradient; it reads the inputs and the outputs' gradients and writes the inputs'. Adam reads four numbers
-per parameter and writes three.
+The backward pass of routing takes twice the multiply-adds of its forward pass, once per factor. A backward pass
+reads the inputs and the outputs' gradients and writes the inputs'. Adam reads four numbers per parameter and writes
+three.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable
-from dataclasses import dataclass
-from multiprocessing.connection import Connection
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from capsule_lab.bench.cases import FULL, Case, training_config
-from capsule_lab.bench.layers import POSE
+from capsule_lab.bench.layers import POSE, build_layer
 from capsule_lab.bench.models import build_network, loss_of, random_batch
 from capsule_lab.layers import ClassCapsules, ConvCapsules, DenseCapsules
 from capsule_lab.routing import AbstractRouting, EMRouting
 from capsule_lab.types import Votes
 
 MATRIX, ARRAY = 2048, 2**26  # ours: large enough for all cores, and for no cache
+PASSES = 3  # forward, and backward to each of two factors
+ADAM = 4 + 3  # numbers per parameter, read and written
+OF_ROUTING = ("bmm", "baddbmm")  # votes and their sums are batched products; convolutions and linear layers are not
 
 
 @dataclass(frozen=True)
@@ -50,17 +56,16 @@ class Work:
     numbers: int = 0
     full_numbers: int = 0
 
-    def floors(self, rates: dict[str, float], precision: str) -> dict[str, float]:
-        """Seconds at these rates, and what they are made of."""
-        half = precision != FULL
-        operations = (
-            self.operations / rates["bfloat16_operations_per_second" if half else "float32_operations_per_second"]
-        )
-        moved = self.numbers * (2 if half else 4) + self.full_numbers * 4  # bytes of bfloat16 and of float32
+    def lower_bounds(self, rates: dict[str, float], precision: str) -> dict[str, float]:
+        """Seconds at these rates, and the operations and bytes behind them."""
+        bfloat16 = precision != FULL
+        rate = rates["bfloat16_operations_per_second" if bfloat16 else "float32_operations_per_second"]
+        moved = self.numbers * (2 if bfloat16 else 4) + self.full_numbers * 4  # bytes of bfloat16 and of float32
+        routing_seconds = self.routing_operations / rates["float32_operations_per_second"]
         return {
             "operations": self.operations + self.routing_operations,
             "bytes": moved,
-            "floor_arithmetic_seconds": operations + self.routing_operations / rates["float32_operations_per_second"],
+            "floor_arithmetic_seconds": self.operations / rate + routing_seconds,
             "floor_memory_seconds": moved / rates["bytes_per_second"],
         }
 
@@ -71,7 +76,7 @@ def per_vote(dim: int, inner: int, iterations: int, *, em: bool) -> int:
 
 
 def count(case: Case) -> Work:
-    """What a case takes, whatever its form."""
+    """The work of a case, the same for all of its forms."""
     return _of_layer(case) if case.kind == "layer" else _of_model(case)
 
 
@@ -85,62 +90,50 @@ def votes_of(case: Case) -> int:
 
 
 def _of_layer(case: Case) -> Work:
-    sizes, em = case.sizes, case.name != "dynamic"
-    parents, dim = sizes["parents"], POSE * POSE
-    if case.name == "em_window":
-        rows, children, inner = sizes["rows"], sizes["rows"] * sizes["children"] * (dim + 1), POSE
-        parameters = sizes["children"] * POSE * parents * POSE + 2 * parents
-    elif case.name == "em_all_parents":
-        places = sizes["kernel_size"] ** 2 * sizes["child_types"]
-        rows, inner = votes_of(case) // (places * parents), POSE
-        children = sizes["batch_size"] * sizes["grid"] ** 2 * sizes["child_types"] * (dim + 1)
-        parameters = places * POSE * parents * POSE + 2 * parents
-    else:
-        rows, inner, dim = sizes["batch_size"], sizes["child_dim"], sizes["parent_dim"]
-        children = rows * sizes["children"] * inner
-        parameters = sizes["children"] * inner * parents * dim + parents * dim
-    multiply_adds = 3 * votes_of(case) * per_vote(dim, inner, sizes["iterations"], em=em)  # 3: forward, two factors
-    outputs = rows * parents * (dim + em)
-    moved = 3 * (children + parameters) + 2 * outputs  # inputs read, read, their gradients written
-    return Work(routing_operations=2 * multiply_adds, full_numbers=moved)
+    """Sizes are those of a layer without data."""
+    forward, inputs = build_layer(replace(case, form="matmul", device="meta"))
+    em = case.name != "dynamic"
+    dim, inner = (POSE * POSE, POSE) if em else (case.sizes["parent_dim"], case.sizes["child_dim"])
+    multiply_adds = PASSES * votes_of(case) * per_vote(dim, inner, case.sizes["iterations"], em=em)
+    return Work(routing_operations=2 * multiply_adds, full_numbers=3 * _numbers(inputs) + 2 * _numbers(forward()))
 
 
 def _of_model(case: Case) -> Work:
     """Counted while one image passes through the network."""
-    module = build_network(case, training_config(case.words)).to(case.device)
-    found: list[Work] = []
+    module = build_network(case, training_config(case.overrides)).to(case.device)
+    calls: list[Work] = []
 
     def record(layer: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
-        found.append(_of_call(layer, inputs, output))
+        calls.append(_of_call(layer, inputs, output))
 
     for layer in module.network.modules():
         layer.register_forward_hook(record)
-    loss_of(module, random_batch(case, 1)).backward()  # so that kernels are compiled, and kept for the workers
+    with FlopCounterMode(display=False) as counter:
+        loss_of(module, random_batch(case, 1)).backward()  # compiles kernels, too, and keeps them for the workers
+    counted = counter.get_flop_counts()["Global"].items()
+    operations = sum(number for operator, number in counted if operator.__name__ not in OF_ROUTING)
     parameters = sum(parameter.numel() for parameter in module.parameters_to_train())
     images = case.sizes["batch_size"]
     return Work(
-        operations=images * sum(work.operations for work in found),
-        routing_operations=images * sum(work.routing_operations for work in found),
-        numbers=images * sum(work.numbers for work in found),
-        full_numbers=images * sum(work.full_numbers for work in found) + (3 + 4 + 3) * parameters,  # passes, Adam
+        operations=images * operations,
+        routing_operations=images * sum(work.routing_operations for work in calls),
+        numbers=images * sum(work.numbers for work in calls),
+        full_numbers=images * sum(work.full_numbers for work in calls) + (PASSES + ADAM) * parameters,
     )
 
 
 def _of_call(layer: nn.Module, inputs: tuple[Any, ...], output: Any) -> Work:
     if isinstance(layer, nn.Conv2d | nn.Linear):
-        each = layer.weight[0].numel() * output.numel()  # multiply-adds of the forward pass
-        factors = 1 + inputs[0].requires_grad  # those that have a gradient
-        moved = (1 + factors) * inputs[0].numel() + 2 * output.numel()
-        return Work(operations=2 * each * (1 + factors), numbers=moved)
+        passes = 2 + inputs[0].requires_grad  # forward, gradient of the weight, gradient of the input
+        return Work(numbers=passes * inputs[0].numel() + 2 * output.numel())
     if isinstance(layer, ConvCapsules | DenseCapsules | ClassCapsules):
         return Work(full_numbers=3 * _numbers(inputs) + 2 * _numbers(output))
     if isinstance(layer, AbstractRouting) and isinstance(inputs[0], Votes):
         (rows, children, pose), (_, inner, parents, columns) = (part.shape for part in inputs[0])
         em = isinstance(layer, EMRouting)
         options: dict[str, Any] = layer.options if isinstance(layer, EMRouting) else vars(layer)
-        iterations = options.get("iterations", 1)
-        each = rows * children * parents * per_vote(pose // inner * columns, inner, iterations, em=em)
-        return Work(routing_operations=2 * 3 * each)  # 3: as in _of_layer
+        each = per_vote(pose // inner * columns, inner, options.get("iterations", 1), em=em)
+        return Work(routing_operations=2 * PASSES * rows * children * parents * each)
     return Work()
 
 
@@ -148,29 +141,28 @@ def _numbers(tensors: Iterable[Any]) -> int:
     return sum(tensor.numel() for tensor in tensors if isinstance(tensor, Tensor))
 
 
-def measure_machine(pipe: Connection, cases: list[Case], half: bool) -> None:
-    """In a worker: rates of the machine, with those in bfloat16 if they are wanted, then the work of each case."""
-    pipe.send(machine_rates(torch.device(cases[0].device), half=half))
-    pipe.send([count(case) for case in cases])
+def measure_roofline(cases: list[Case], bfloat16: bool) -> tuple[dict[str, float], list[Work]]:
+    """In a worker: rates of the machine, with those in bfloat16 if they are wanted, and the work of each case."""
+    return machine_rates(torch.device(cases[0].device), bfloat16=bfloat16), [count(case) for case in cases]
 
 
-def machine_rates(device: torch.device, *, half: bool) -> dict[str, float]:
+def machine_rates(device: torch.device, *, bfloat16: bool) -> dict[str, float]:
     """Operations per second in square matrix products, bytes per second in a sum of two arrays into a third."""
     rates = {}
-    for dtype in [torch.float32] + half * [torch.bfloat16]:
+    for dtype in [torch.float32] + bfloat16 * [torch.bfloat16]:
         factor = torch.rand(MATRIX, MATRIX, device=device).to(dtype)
         product = torch.empty_like(factor)
-        seconds = _fastest(lambda factor=factor, product=product: torch.mm(factor, factor, out=product), device)
+        seconds = _fastest(partial(torch.mm, factor, factor, out=product), device)
         rates[f"{str(dtype).removeprefix('torch.')}_operations_per_second"] = 2 * MATRIX**3 / seconds
     first, second, total = (torch.ones(ARRAY, device=device) for _ in range(3))
-    seconds = _fastest(lambda: torch.add(first, second, out=total), device)
+    seconds = _fastest(partial(torch.add, first, second, out=total), device)
     rates["bytes_per_second"] = 3 * ARRAY * first.element_size() / seconds
     return rates
 
 
-def _fastest(call: Any, device: torch.device, times: int = 5) -> float:
+def _fastest(call: Callable[[], object], device: torch.device, times: int = 5) -> float:
     best = math.inf
-    for _ in range(times + 1):  # the first warms up, and is hardly the fastest
+    for _ in range(times + 1):  # the first warms up
         if device.type == "cuda":
             torch.cuda.synchronize()
         started = time.perf_counter()

@@ -1,4 +1,4 @@
-"""What was measured, for people."""
+"""Measurements as tables for the terminal."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rich.table import Table
 from capsule_lab.bench.breakdown import FAMILIES
 
 Row = dict[str, Any]
-FLOORS = ("least ms\narithmetic", "least ms\nmemory")
+LOWER_BOUNDS = ("least ms\narithmetic", "least ms\nmemory")
 SHORT = {"32-true": "f32", "bf16-mixed": "bf16"}
 
 
@@ -20,11 +20,11 @@ def of_measured(report: dict[str, Any], hardware: str) -> Iterator[Table]:
     """One for layers, one for models."""
     rates = report["rates"]
     speeds = ", ".join(
-        f"{rates[f'{name}_operations_per_second'] / 1e9:.0f} GFLOP/s in {name}"  # giga
+        f"{rates[f'{name}_operations_per_second'] / 1e9:.0f} GFLOP/s in {name}"
         for name in ("float32", "bfloat16")
         if f"{name}_operations_per_second" in rates
     )
-    machine = f"least: at {speeds}, {rates['bytes_per_second'] / 1e9:.1f} GB/s"  # giga
+    machine = f"least: at {speeds}, {rates['bytes_per_second'] / 1e9:.1f} GB/s"
     kinds = {"layer": _of_layers, "model": _of_models}
     for kind, rows in groupby(report["rows"], key=lambda row: row["kind"]):
         yield kinds[kind](list(rows), hardware, machine)
@@ -35,7 +35,7 @@ def _of_layers(rows: list[Row], hardware: str, machine: str) -> Table:
         f"layers, float32, {hardware}",
         f"ratio and share: to the first row of a layer; memory: above its inputs; {machine}",
         ["layer", "form"],
-        ["forward ms", "and backward ms", "ratio", "memory", "share", *FLOORS],
+        ["forward ms", "and backward ms", "ratio", "memory", "share", *LOWER_BOUNDS],
     )
     for row in rows:
         shown.add_row(
@@ -51,7 +51,7 @@ def _of_models(rows: list[Row], hardware: str, machine: str) -> Table:
         f"training steps (forward, backward, Adam), {hardware}",
         f"ratio and share: to the first row of a model; memory: of the whole process; {machine}",
         ["model", "form", "precision"],
-        ["batch", "images/s", "ms/step", "ratio", "peak memory", "share", *FLOORS],
+        ["batch", "images/s", "ms/step", "ratio", "peak memory", "share", *LOWER_BOUNDS],
     )
     for row in rows:
         shown.add_row(
@@ -106,9 +106,9 @@ def of_profile(rows: list[Row], hardware: str) -> Iterator[Table]:
         yield shown
 
 
-def _table(title: str, caption: str, words: list[str], numbers: list[str]) -> Table:
+def _table(title: str, caption: str, texts: list[str], numbers: list[str]) -> Table:
     shown = Table(title=title, caption=caption, box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    for name in words:
+    for name in texts:
         shown.add_column(name, no_wrap=True)
     for name in numbers:
         shown.add_column(name, justify="right")
@@ -117,7 +117,7 @@ def _table(title: str, caption: str, words: list[str], numbers: list[str]) -> Ta
 
 def _ms(seconds: float) -> str:
     milliseconds = 1000 * seconds
-    return f"{milliseconds:.0f}" if milliseconds >= 10 else f"{milliseconds:.2g}"  # 10: two digits
+    return f"{milliseconds:.0f}" if milliseconds >= 10 else f"{milliseconds:.2g}"
 
 
 def _range(row: Row) -> str:
@@ -126,4 +126,4 @@ def _range(row: Row) -> str:
 
 
 def _size(count: int) -> str:
-    return f"{count / 1e9:.2f} GB" if count >= 1e9 else f"{count / 1e6:.1f} MB"  # giga, mega
+    return f"{count / 1e9:.2f} GB" if count >= 1e9 else f"{count / 1e6:.1f} MB"

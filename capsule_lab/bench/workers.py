@@ -1,4 +1,4 @@
-"""Processes that time one case each, whenever they are asked to, and otherwise sleep."""
+"""Processes that time one case each, on request; one waits while another works."""
 
 from __future__ import annotations
 
@@ -9,116 +9,114 @@ import resource
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
-from dataclasses import dataclass
-from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 
 from capsule_lab.bench.cases import Case
 from capsule_lab.bench.layers import build_layer, small
 from capsule_lab.bench.models import build_step
-from capsule_lab.config import user_message
-from capsule_lab.errors import ConfigError
+from capsule_lab.errors import ConfigError, one_line
 
 Seconds = tuple[float, float]
-"""Of the forward pass, and of all."""
-
-
-@dataclass(frozen=True)
-class Refused:
-    """What a worker answers when its case cannot be built."""
-
-    sentence: str
+"""Of the forward pass, and of the whole step."""
 
 
 class Worker:
-    """A process that runs ``task(pipe, *arguments)``.
+    """One process; what a call leaves there, the next finds.
 
     Args:
-        name: for people.
-        task: a function of a module.
+        name: for messages.
     """
 
-    def __init__(self, name: str, task: Callable[..., None], *arguments: Any) -> None:
+    def __init__(self, name: str) -> None:
         self.name = name
-        context = multiprocessing.get_context("spawn")
-        self.pipe, there = context.Pipe()
-        self.process = context.Process(target=serve, args=(there, task, *arguments), daemon=True)
-        self.process.start()
-        there.close()  # so that a worker that dies is noticed
+        self._pool = ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn"))
 
-    def receive(self) -> Any:
-        """Its next answer.
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._pool.shutdown()
+
+    def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """What ``function``, of a module, returns there.
 
         Raises:
-            ConfigError: if there is none.
+            ConfigError: if it raises, or if the process dies.
         """
         try:
-            answer = self.pipe.recv()
-        except EOFError as error:
+            return self._pool.submit(function, *arguments).result()
+        except ValueError as error:  # ours, or of a network that refuses its sizes
+            raise ConfigError(f"{self.name}: {one_line(error)}") from error
+        except BrokenProcessPool as error:
             raise ConfigError(
-                f"{self.name} could not be timed; its error is above (out of memory? try batch_size=32)"
+                f"{self.name} could not be timed: its process died (out of memory? try batch_size=32)"
             ) from error
-        if isinstance(answer, Refused):
-            raise ConfigError(f"{self.name}: {answer.sentence}")
-        return answer
-
-    def ask(self, question: Any) -> Any:
-        self.pipe.send(question)
-        return self.receive()
-
-    def end(self) -> None:
-        self.process.join()
+        except RuntimeError as error:  # torch's own errors
+            raise ConfigError(
+                f"{self.name} could not be timed: {one_line(error)} (out of memory? try batch_size=32)"
+            ) from error
 
 
-def serve(pipe: Connection, task: Callable[..., None], *arguments: Any) -> None:
-    """In the worker: the task, or in one sentence why not."""
-    try:
-        task(pipe, *arguments)
-    except Exception as error:
-        sentence = str(error) if isinstance(error, ValueError) else user_message(error)
-        if sentence is None:
-            raise
-        pipe.send(Refused(" ".join(sentence.split())))
-    finally:
-        pipe.close()
+class CaseTimer:
+    """A case, built and warmed up in this process."""
 
+    def __init__(self, case: Case) -> None:
+        self.device = torch.device(case.device)
+        self.forward, self.backward = build_passes(case)
+        self.memory_before = memory_now(self.device)
+        self.run(2)  # ours: the first may build kernels, the second the optimiser's state
 
-def time_case(pipe: Connection, case: Case) -> None:
-    """In the worker: time as many steps as are asked for, until none are; then answer with the peak memory."""
-    run, before = prepare(case)
-    for _ in range(2):  # ours: the first may build kernels, the second the optimiser's state
-        run()
-    pipe.send("ready")
-    while steps := pipe.recv():
-        pipe.send([run() for _ in range(steps)])
-    peak = peak_memory(torch.device(case.device))
-    pipe.send({"peak_memory_bytes": peak, "memory_above_bytes": max(peak - before, 0)})
+    def run(self, steps: int) -> list[Seconds]:
+        """Time so many steps."""
+        return [self._step() for _ in range(steps)]
 
+    def memory(self) -> dict[str, int]:
+        """Bytes at the peak, and how many of them are above what was taken before the first step."""
+        peak = peak_memory(self.device)
+        return {"peak_memory_bytes": peak, "memory_above_bytes": max(peak - self.memory_before, 0)}
 
-def prepare(case: Case) -> tuple[Callable[[], Seconds], int]:
-    """One step to call, and how much memory was taken before the first."""
-    device = torch.device(case.device)
-
-    def synchronise() -> None:
-        if device.type == "cuda":
-            torch.cuda.synchronize()
-
-    def run() -> Seconds:
-        synchronise()
+    def _step(self) -> Seconds:
+        self._synchronise()
         started = time.perf_counter()
-        result = forward()
-        synchronise()
+        result = self.forward()
+        self._synchronise()
         between = time.perf_counter()
-        backward(result)
-        synchronise()
+        self.backward(result)
+        self._synchronise()
         return between - started, time.perf_counter() - started
 
-    forward: Callable[[], Any]
-    backward: Callable[[Any], None]
+    def _synchronise(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
+
+
+_timer: CaseTimer  # of a worker's process
+
+
+def build_timer(case: Case) -> None:
+    """In a worker, before all other calls."""
+    global _timer
+    _timer = CaseTimer(case)
+
+
+def time_steps(steps: int) -> list[Seconds]:
+    """In a worker."""
+    return _timer.run(steps)
+
+
+def read_memory() -> dict[str, int]:
+    """In a worker, after all steps."""
+    return _timer.memory()
+
+
+def build_passes(case: Case) -> tuple[Callable[[], Any], Callable[[Any], None]]:
+    """The forward pass of a case, and the rest of its step, to call with the result of it."""
     if case.kind == "layer":
         forward, inputs = build_layer(case, small(case))  # compiles what has to be
         torch.autograd.grad([output.sum() for output in forward()], inputs)
@@ -126,16 +124,17 @@ def prepare(case: Case) -> tuple[Callable[[], Seconds], int]:
 
         def backward(outputs: Any) -> None:
             torch.autograd.grad(outputs, inputs, [torch.ones_like(output) for output in outputs])
-    else:
-        step = build_step(case)
-        forward = step.loss
 
-        def backward(loss: Any) -> None:
-            step.optimizer.zero_grad()
-            loss.backward()
-            step.optimizer.step()
+        return forward, backward
 
-    return run, memory_now(device)
+    step = build_step(case)
+
+    def backward_and_update(loss: Any) -> None:
+        step.optimizer.zero_grad()
+        loss.backward()
+        step.optimizer.step()
+
+    return step.loss, backward_and_update
 
 
 def memory_now(device: torch.device) -> int:
@@ -145,7 +144,7 @@ def memory_now(device: torch.device) -> int:
         torch.cuda.reset_peak_memory_stats()
         return torch.cuda.memory_allocated()
     with suppress(OSError):
-        Path("/proc/self/clear_refs").write_text("5")  # Linux: forgets the peak so far
+        Path("/proc/self/clear_refs").write_text("5")  # Linux: resets VmHWM
     with suppress(OSError):
         return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     return peak_memory(device)
@@ -155,9 +154,9 @@ def peak_memory(device: torch.device) -> int:
     """The most bytes that were taken: by tensors on a GPU, by the whole process otherwise."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated()
-    with suppress(OSError):  # Linux; a process that was forked starts with its parent's ru_maxrss
+    with suppress(OSError):  # Linux; ru_maxrss of a forked process starts with its parent's
         found = re.search(r"^VmHWM:\s*(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE)
         if found:
-            return int(found[1]) * 1024  # KiB
+            return int(found[1]) * 1024
     unit = 1 if sys.platform == "darwin" else 1024  # ru_maxrss: bytes on macOS, KiB elsewhere
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
