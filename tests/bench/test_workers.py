@@ -1,0 +1,49 @@
+"""One process per case, and what its failures become."""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from capsule_lab.bench import interleave, workers
+from capsule_lab.bench.workers import Worker
+from capsule_lab.errors import ConfigError
+from tests.helpers.bench import small_case
+
+
+def test_real_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    (row,) = interleave.time_in_turn([small_case("dynamic")], rounds=2, steps=2)
+    assert 0 < row["seconds_fastest"] <= row["seconds_median"] <= row["seconds_slowest"]
+    assert 0 < row["forward_seconds_median"] < row["seconds_median"]
+    assert 10**8 < row["peak_memory_bytes"] < 10**11
+    assert row["memory_above_bytes"] < 10**8
+
+
+def test_process_that_dies_is_reported() -> None:
+    with (
+        Worker("capsnet") as worker,
+        pytest.raises(ConfigError, match=r"^capsnet could not be timed: its process died \(out of memory\? try "),
+    ):
+        worker.call(os._exit, 1)  # a process that imports nothing of ours
+
+
+def refuse(error: Exception) -> None:
+    raise error
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (ValueError("9x9 is\n too small"), "capsnet: 9x9 is too small"),
+        (RuntimeError("no memory"), "capsnet could not be timed: no memory (out of memory? try batch_size=32)"),
+    ],
+)
+def test_errors_in_a_process_are_one_line(monkeypatch: pytest.MonkeyPatch, error: Any, message: str) -> None:
+    monkeypatch.setattr(workers, "ProcessPoolExecutor", lambda number, **_: ThreadPoolExecutor(number))
+    with Worker("capsnet") as worker, pytest.raises(ConfigError) as raised:
+        worker.call(refuse, error)
+    assert str(raised.value) == message
