@@ -1,18 +1,88 @@
 """Capsule networks: reproduce, ablate, extend.
 
-Public names, importable without Lightning or Hydra::
-
-    capsule_lab.routing     dynamic_routing, DynamicRouting, em_routing, EMRouting, uniform_routing, UniformRouting
-    capsule_lab.layers      PrimaryCapsules, LinearPrimaryCapsules, ConvCapsules, ClassCapsules, DenseCapsules, Decoder
-    capsule_lab.networks    CapsNet, EMCaps, BaselineCNN, SmallCNN
-    capsule_lab.losses      margin_loss, spread_loss, cross_entropy_loss, reconstruction_loss, l2_loss
-    capsule_lab.schedules   Constant, Linear, Staircase, SigmoidRamp, Exponential
-    capsule_lab.functional  squash, length, dense_votes
-
-and with Lightning and Hydra::
-
-    capsule_lab.data        MNISTDataModule, SmallNORBDataModule
-    capsule_lab.runs        load_run
+The public names, each importable from here as from its module. Modules are imported when a name is first used:
+``from capsule_lab import EMRouting`` imports torch, but neither Lightning nor Hydra.
 """
 
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
 __version__ = "0.1.0"
+
+__all__ = [  # noqa: RUF022  # by module
+    # plain PyTorch
+    "AbstractRouting", "DynamicRouting", "EMRouting", "UniformRouting",
+    "dynamic_routing", "em_routing", "uniform_routing",
+    "ClassCapsules", "ConvCapsules", "Decoder", "DenseCapsules", "LinearPrimaryCapsules", "PrimaryCapsules",
+    "BaselineCNN", "CapsNet", "EMCaps", "SmallCNN",
+    "dense_votes", "length", "squash",
+    "cross_entropy_loss", "l2_loss", "margin_loss", "reconstruction_loss", "sigmoid_cross_entropy_loss", "spread_loss",
+    "Constant", "Exponential", "Linear", "Schedule", "SigmoidRamp", "Staircase",
+    "Batch", "CapsuleOutput", "Capsules", "DataSpec", "Votes",
+    # with Lightning
+    "AffNISTDataModule", "CIFAR10DataModule", "ExpandedMNISTDataModule", "MNISTDataModule", "MultiMNISTDataModule",
+    "SVHNDataModule", "SmallNORBDataModule",
+    # with Hydra, used as runs.open
+    "runs",
+]  # fmt: skip
+
+_MODULES = ("types", "functional", "losses", "schedules", "routing", "layers", "networks", "data")  # the heaviest last
+
+
+def __getattr__(name: str) -> Any:
+    if name == "runs":
+        return importlib.import_module("capsule_lab.runs")
+    if name in __all__:
+        for module in _MODULES:
+            value = vars(importlib.import_module(f"capsule_lab.{module}")).get(name)
+            if value is not None:
+                return value
+    raise AttributeError(f"module 'capsule_lab' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+if TYPE_CHECKING:
+    from capsule_lab import runs
+    from capsule_lab.data import (
+        AffNISTDataModule,
+        CIFAR10DataModule,
+        ExpandedMNISTDataModule,
+        MNISTDataModule,
+        MultiMNISTDataModule,
+        SmallNORBDataModule,
+        SVHNDataModule,
+    )
+    from capsule_lab.functional import dense_votes, length, squash
+    from capsule_lab.layers import (
+        ClassCapsules,
+        ConvCapsules,
+        Decoder,
+        DenseCapsules,
+        LinearPrimaryCapsules,
+        PrimaryCapsules,
+    )
+    from capsule_lab.losses import (
+        cross_entropy_loss,
+        l2_loss,
+        margin_loss,
+        reconstruction_loss,
+        sigmoid_cross_entropy_loss,
+        spread_loss,
+    )
+    from capsule_lab.networks import BaselineCNN, CapsNet, EMCaps, SmallCNN
+    from capsule_lab.routing import (
+        AbstractRouting,
+        DynamicRouting,
+        EMRouting,
+        UniformRouting,
+        dynamic_routing,
+        em_routing,
+        uniform_routing,
+    )
+    from capsule_lab.schedules import Constant, Exponential, Linear, Schedule, SigmoidRamp, Staircase
+    from capsule_lab.types import Batch, CapsuleOutput, Capsules, DataSpec, Votes
