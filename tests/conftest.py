@@ -19,11 +19,30 @@ from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, OmegaConf
 
 from capsule_lab.config import compose, conf_dir
-from tests.helpers.commands import ENVIRONMENT_OF_THE_DEVELOPER, TINY, TINY_CAPSNET, TINY_DATA, Ended, Trained
+from tests.helpers.commands import ENVIRONMENT_OF_THE_DEVELOPER, ROOT, TINY, TINY_CAPSNET, TINY_DATA, Ended, Trained
+
+WITHOUT_FILES = {"kernels", "layers", "networks", "reference", "routing"}
+"""Folders whose tests neither write files, nor run commands, nor compose configurations."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Slow tests and those that share an expensive fixture first, the rest as collected.
+
+    With ``--dist worksteal`` each worker begins with a contiguous part, and an idle one takes from the end of
+    another's: what is at the front stays together, so that its fixtures are built once, and the end is short tests.
+    """
+    items.sort(key=_priority)
+
+
+def _priority(item: pytest.Item) -> int:
+    if item.get_closest_marker("integration"):
+        return 0
+    return 1 if "trained" in getattr(item, "fixturenames", ()) else 2
 
 
 def pytest_collection_finish() -> None:
-    """Ten thousand tests and what they import live to the end: the collector need not visit them again and again."""
+    """Exclude the tests and their imports, which live to the end, from garbage collection."""
     gc.collect()
     gc.freeze()
 
@@ -34,7 +53,7 @@ def pytest_sessionfinish() -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def _each_configuration_is_parsed_once() -> Iterator[None]:
-    """The suite composes some thousand times from the same files, and reading YAML would be a quarter of it."""
+    """Parsing the same YAML thousands of times would take a quarter of the suite's time."""
     real, parsed = OmegaConf.load, {}
 
     def load(file: Any) -> Any:
@@ -52,13 +71,19 @@ def _each_configuration_is_parsed_once() -> Iterator[None]:
 
 @pytest.fixture
 def unchecked_types(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Calls as they are outside of pytest, where no type checker forestalls the code's own errors."""
+    """Calls as they are outside of pytest, where the code's own errors come before those of the type checker."""
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
 
 
 @pytest.fixture(autouse=True)
-def _isolated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Every test runs in a folder of its own, without the developer's environment, and cleans up after itself."""
+def _isolated_where_files_are_written(request: pytest.FixtureRequest) -> None:
+    if request.path.relative_to(ROOT / "tests").parts[0] not in WITHOUT_FILES:
+        request.getfixturevalue("isolated")
+
+
+@pytest.fixture
+def isolated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """An empty current directory, none of the developer's environment, and no traces of commands afterwards."""
     for name in ENVIRONMENT_OF_THE_DEVELOPER:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.chdir(tmp_path)
@@ -84,8 +109,8 @@ def tiny() -> Callable[..., DictConfig]:
 
 @pytest.fixture(scope="session")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trained]:
-    """One tiny run for all tests; it is theirs to read only, see ``a_copy``."""
-    # imported here, as pytest's own process, which runs no test, does without torch
+    """One tiny run, for reading only: ``a_copy`` is for changes."""
+    # imported here: pytest-xdist's main process runs no test and needs no torch
     from lightning.pytorch.callbacks import LambdaCallback
 
     from capsule_lab import build

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
-import sys
 import zipfile
 from pathlib import Path
 
 import pytest
 
 from tests.helpers.commands import ROOT, Ended, python
+
+pytestmark = pytest.mark.integration
 
 IN_THE_WHEEL = sorted(
     [
@@ -22,19 +24,19 @@ IN_THE_WHEEL = sorted(
         *(path.relative_to(ROOT).as_posix() for path in (ROOT / "hydra_plugins").rglob("*.py")),
     ]
 )
+PLUGINS = ["GPULauncher", "SlurmLauncher", "TableSweeper"]
 
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Built from a copy of the source tree, in which the build may leave what it likes."""
+    """Built from a copy of the source tree, without network."""
     source = tmp_path_factory.mktemp("source")
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
     for name in ("capsule_lab", "conf", "hydra_plugins", "sweeps"):
         shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
     target = tmp_path_factory.mktemp("wheel")
-    options = ["--no-deps", "--no-build-isolation", "--no-index", "--disable-pip-version-check"]
-    ended = python("-m", "pip", "wheel", *options, "--wheel-dir", str(target), str(source), cwd=target, PYTHONPATH="")
+    ended = python("-m", "hatchling", "build", "-t", "wheel", "-d", str(target), cwd=source, PYTHONPATH="")
     assert ended.status == 0, ended.out + ended.err
     (built,) = target.iterdir()
     return built
@@ -42,15 +44,16 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def unpacked(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What an installation of the wheel is, but for scripts."""
     folder = tmp_path_factory.mktemp("unpacked")
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(folder)
     return folder
 
 
-def installed(unpacked: Path, cwd: Path, *words: str) -> Ended:
-    """``python *words`` that finds the unpacked wheel and not the source tree."""
-    return python("-P", *words, cwd=cwd, PYTHONPATH=str(unpacked), COLUMNS="160")
+def installed(unpacked: Path, cwd: Path, *arguments: str) -> Ended:
+    """``python *arguments`` that finds the unpacked wheel and not the source tree."""
+    return python("-P", *arguments, cwd=cwd, PYTHONPATH=str(unpacked), COLUMNS="160")
 
 
 def test_files_of_the_wheel_are_those_of_the_source(unpacked: Path) -> None:
@@ -58,10 +61,9 @@ def test_files_of_the_wheel_are_those_of_the_source(unpacked: Path) -> None:
     assert [f for f, source in sources.items() if (unpacked / f).read_bytes() != source.read_bytes()] == []
 
 
-def test_nothing_else_is_in_the_wheel(wheel: Path) -> None:
-    with zipfile.ZipFile(wheel) as archive:
-        files = [name for name in archive.namelist() if ".dist-info/" not in name]
-    assert sorted(files) == IN_THE_WHEEL
+def test_nothing_else_is_in_the_wheel(unpacked: Path) -> None:
+    files = [path.relative_to(unpacked).as_posix() for path in unpacked.rglob("*") if path.is_file()]
+    assert sorted(name for name in files if ".dist-info/" not in name) == IN_THE_WHEEL
 
 
 @pytest.mark.parametrize(
@@ -69,6 +71,7 @@ def test_nothing_else_is_in_the_wheel(wheel: Path) -> None:
     [
         ("METADATA", "Name: capsule-lab"),
         ("METADATA", "Requires-Python: >=3.11"),
+        ("METADATA", "License-Expression: Apache-2.0"),
         ("entry_points.txt", "capsule-lab = capsule_lab.__main__:main"),
         ("licenses/LICENSE", "Apache License"),
     ],
@@ -105,6 +108,21 @@ def test_sweep_of_the_wheel_finds_its_plugins_and_tables(unpacked: Path, tmp_pat
     assert "table=smok does not exist; did you mean smoke? Options: hinton2018_table1, " in ended.err
 
 
-def test_package_of_the_wheel_is_the_one_imported(unpacked: Path, tmp_path: Path) -> None:
-    ended = installed(unpacked, tmp_path, "-c", "import capsule_lab; print(capsule_lab.__file__)")
-    assert ended.out.strip() == str(unpacked / "capsule_lab" / "__init__.py"), sys.executable
+def test_plugins_of_the_wheel_are_discovered(unpacked: Path, tmp_path: Path) -> None:
+    """By the namespace, as Hydra 1.3 does, and by the entry points, as Hydra 1.4 does."""
+    script = """
+import json, sys
+from importlib.metadata import distribution
+from hydra.core.plugins import Plugins
+namespace = [f"{plugin.__module__}.{plugin.__name__}" for plugin in Plugins.instance().discover()]
+points = [each.load() for each in distribution("capsule-lab").entry_points if each.group == "hydra.plugins"]
+file = sys.modules["capsule_lab"].__file__
+print(json.dumps([file, namespace, [f"{point.__module__}.{point.__name__}" for point in points]]))
+"""
+    ended = installed(unpacked, tmp_path, "-c", script)
+    assert (ended.status, ended.err) == (0, "")
+    file, namespace, entry_points = json.loads(ended.out)
+    assert file == str(unpacked / "capsule_lab" / "__init__.py")
+    expected = {f"hydra_plugins.capsule_lab_plugins.{plugin}" for plugin in PLUGINS}
+    assert set(entry_points) == expected
+    assert expected - set(namespace) == set()

@@ -1,0 +1,62 @@
+"""Tests lie where what they test lies, and share code through ``tests/helpers`` only."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.commands import ROOT
+
+TESTS = sorted(path.relative_to(ROOT / "tests") for path in (ROOT / "tests").rglob("test_*.py"))
+FILES = sorted(path.relative_to(ROOT) for path in (ROOT / "tests").rglob("*.py"))
+WITHOUT_COUNTERPART = {
+    "test_ablations.py": "every switch of conf/",
+    "test_cli.py": "what all commands share",
+    "test_docs.py": "README.md, docs/",
+    "test_doctests.py": "all docstrings",
+    "test_imports.py": "the direction of imports",
+    "test_layout.py": "tests/ itself",
+    "test_packaging.py": "pyproject.toml",
+    "callbacks/test_mlflow.py": "loggers with MLflow",
+    "callbacks/test_wandb.py": "loggers with W&B",
+    "callbacks/test_wandb_sweeps.py": "sweeps/wandb/",
+    "data/test_sources.py": "where every data set comes from",
+    "kernels/test_memory.py": "peak memory of all backends",
+    "launchers/test_slurm_cluster.py": "slurm_array on a real cluster",
+    "lit/test_two_labels.py": "images of two labels, in all modules",
+    "reference/test_em_loops.py": "tests/reference/",
+    "routing/test_contract.py": "every routing algorithm",
+    "runs/test_resume.py": "a run that was interrupted, through all files",
+    "tables/test_report.py": "the command",
+    "tables/test_sweep.py": "the command",
+}
+"""Tests that no file of the package corresponds to, and what they are about."""
+
+
+@pytest.mark.parametrize("test", [test for test in TESTS if str(test) not in WITHOUT_COUNTERPART], ids=str)
+def test_has_a_counterpart(test: Path) -> None:
+    """``test_x.py`` or ``test_x_<aspect>.py`` tests ``x.py``, ``__x__.py`` or the folder ``x``."""
+    folder, words = ROOT / "capsule_lab" / test.parent, test.stem.removeprefix("test_").split("_")
+    names = ["_".join(words[:count]) for count in range(len(words), 0, -1)]
+    candidates = [folder / form for name in names for form in (f"{name}.py", f"__{name}__.py", name)]
+    assert any(each.exists() for each in candidates), f"tests/{test}: expected a file of capsule_lab/{test.parent}"
+
+
+def imported_modules(file: Path) -> set[str]:
+    """Full names of everything that a file imports."""
+    found = set()
+    for node in ast.walk(ast.parse((ROOT / file).read_text())):
+        if isinstance(node, ast.ImportFrom):
+            found |= {f"{node.module}.{alias.name}" for alias in node.names} | {str(node.module)}
+        elif isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+    return found
+
+
+@pytest.mark.parametrize("file", FILES, ids=str)
+def test_imports_nothing_from_a_test_or_a_conftest(file: Path) -> None:
+    parts = {name: name.split(".") for name in imported_modules(file) if name.startswith("tests.")}
+    wrong = [name for name, of in parts.items() if any(part.startswith("test_") or part == "conftest" for part in of)]
+    assert wrong == [], f"{file}: move what it needs to tests/helpers/"
