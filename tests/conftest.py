@@ -25,7 +25,7 @@ WITHOUT_FILES = {"kernels", "layers", "networks", "reference", "routing"}
 """Folders whose tests neither write files, nor run commands, nor compose configurations."""
 
 
-@pytest.hookimpl(tryfirst=True)
+@pytest.hookimpl(trylast=True)  # after pytest has grouped the parameters of fixtures
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Slow tests and those that share an expensive fixture first, the rest as collected.
 

@@ -31,7 +31,7 @@ PLUGINS = ["GPULauncher", "SlurmLauncher", "TableSweeper"]
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Built from a copy of the source tree, without network."""
     source = tmp_path_factory.mktemp("source")
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
+    for name in ("pyproject.toml", "README.md", "LICENSE", ".gitignore"):
         shutil.copy(ROOT / name, source)
     for name in ("capsule_lab", "conf", "hydra_plugins", "sweeps"):
         shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
