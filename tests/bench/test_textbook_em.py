@@ -1,4 +1,4 @@
-"""The yardstick of the speed is right: the ports' way of writing EM capsules gives the package's numbers."""
+"""The textbook form of EM capsules computes what the package computes, layers and network, with all gradients."""
 
 from __future__ import annotations
 
