@@ -26,19 +26,14 @@ WITHOUT_FILES = {"kernels", "layers", "networks", "reference", "routing"}
 
 
 @pytest.hookimpl(trylast=True)  # after pytest has grouped the parameters of fixtures
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Slow tests and those that share an expensive fixture first, the rest as collected.
+def pytest_collection_modifyitems(items: list[pytest.Function]) -> None:
+    """Files with slow tests or the fixture ``trained`` first, the others as collected.
 
     With ``--dist worksteal`` each worker begins with a contiguous part, and an idle one takes from the end of
     another's: what is at the front stays together, so that its fixtures are built once, and the end is short tests.
     """
-    items.sort(key=_priority)
-
-
-def _priority(item: pytest.Item) -> int:
-    if item.get_closest_marker("integration"):
-        return 0
-    return 1 if "trained" in getattr(item, "fixturenames", ()) else 2
+    first = {item.path for item in items if item.get_closest_marker("integration") or "trained" in item.fixturenames}
+    items.sort(key=lambda item: item.path not in first)
 
 
 def pytest_collection_finish() -> None:
