@@ -22,7 +22,7 @@ from capsule_lab.config import compose, conf_dir
 from tests.helpers.commands import ENVIRONMENT_OF_THE_DEVELOPER, ROOT, TINY, TINY_CAPSNET, TINY_DATA, Ended, Trained
 
 WITHOUT_FILES = {"kernels", "layers", "networks", "reference", "routing"}
-"""Folders whose tests neither write files, nor run commands, nor compose configurations."""
+"""Folders whose tests neither write files nor run commands."""
 
 
 @pytest.hookimpl(trylast=True)  # after pytest has grouped the parameters of fixtures
