@@ -8,6 +8,8 @@ from __future__ import annotations
 import importlib
 import inspect
 import json
+import pkgutil
+import tomllib
 
 import pytest
 
@@ -59,6 +61,15 @@ def heavy_imports() -> dict[str, list[str]]:
 @pytest.mark.parametrize("name", ALLOWED)
 def test_plain_modules_import_nothing_heavy(heavy_imports: dict[str, list[str]], name: str) -> None:
     assert set(heavy_imports[name]) <= set(ALLOWED[name])
+
+
+def test_every_module_has_a_layer() -> None:
+    """A module that the contract in pyproject.toml does not name could import anything."""
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    (layers,) = (contract["layers"] for contract in contracts if contract["type"] == "layers")
+    named = {name.strip() for layer in layers for name in layer.split("|")}
+    modules = {f"capsule_lab.{module.name}" for module in pkgutil.iter_modules(capsule_lab.__path__)}
+    assert named == modules | {"hydra_plugins.capsule_lab_plugins"}
 
 
 # --- public names ----------------------------------------------------------------------------------------------------
