@@ -50,7 +50,7 @@ data: $(READY) ## fetch a data set, or render the stand-in for smallNORB: make d
 bench: $(READY) ## time training steps against a textbook implementation
 	@set -f; $(RUN) -m capsule_lab.bench $(OVERRIDES)
 
-test: $(READY) ## run the tests; PYTEST="-k resume" adds arguments of pytest
+test: $(READY) ## run the tests; PYTEST="-k resume" hands words to pytest
 	@OMP_NUM_THREADS=1 $(RUN) -m pytest -n auto --dist worksteal $(PYTEST)
 
 lint: $(READY) ## ruff, mypy, import-linter
