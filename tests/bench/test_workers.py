@@ -14,6 +14,7 @@ from capsule_lab.errors import ConfigError
 from tests.helpers.bench import small_case
 
 
+@pytest.mark.integration
 def test_real_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     (row,) = interleave.time_in_turn([small_case("dynamic")], rounds=2, steps=2)
