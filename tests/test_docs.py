@@ -86,7 +86,9 @@ def test_relative_links_exist(page: Path) -> None:
             if not file.exists():
                 wrong.append(f"{id_of(page)}:{number}: no file {link}")
             elif anchor and anchor not in anchors_of(file):
-                wrong.append(f"{id_of(page)}:{number}: {link} has no such heading{closest(anchor, [*anchors_of(file)])}")
+                wrong.append(
+                    f"{id_of(page)}:{number}: {link} has no such heading{closest(anchor, [*anchors_of(file)])}"
+                )
     assert not wrong, "\n".join(wrong)
 
 
@@ -104,9 +106,11 @@ def test_named_paths_and_functions_exist(page: Path) -> None:
             beside = [id_of(each) for each in (folder.iterdir() if folder.is_dir() else [])]
             wrong.append(f"{id_of(page)}:{number}: no path {path}{closest(path, beside)}")
             continue
-        for name in names:
-            if name not in names_in(found[0]):
-                wrong.append(f"{id_of(page)}:{number}: no {name} in {path}{closest(name, names_in(found[0]))}")
+        wrong += [
+            f"{id_of(page)}:{number}: no {name} in {path}{closest(name, names_in(found[0]))}"
+            for name in names
+            if name not in names_in(found[0])
+        ]
     assert not wrong, "\n".join(wrong)
 
 
