@@ -240,6 +240,16 @@ def test_readme_lists_every_command() -> None:
     assert sorted(listed) == sorted(commands)
 
 
+def test_readme_counts_the_pitfalls() -> None:
+    assert re.findall(r"lists (\d+) mistakes", (ROOT / "README.md").read_text()) == [str(len(PITFALLS))]
+
+
+def test_contributing_quotes_the_routing_template() -> None:
+    files = [path for path in (ROOT / "tests" / "templates").glob("*routing*/**/*") if path.suffix in (".py", ".yaml")]
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    assert [id_of(path) for path in files if path.read_text().strip() not in text] == []
+
+
 def test_readme_shows_one_picture_and_one_table_of_results() -> None:
     text = (ROOT / "README.md").read_text()
     assert len(re.findall(r"^!\[", text, re.MULTILINE)) == 1
