@@ -136,10 +136,11 @@ def options_of(group: str) -> set[str]:
 
 
 def keys_of(group: str) -> set[str]:
-    """The top-level keys of all options of a group."""
+    """The keys of all options of a group, those of ``# @package _global_`` below the name of the group."""
     found = set()
     for option in options_of(group):
-        found |= set(yaml.safe_load((ROOT / "conf" / group / f"{option}.yaml").read_text()) or {})
+        content = yaml.safe_load((ROOT / "conf" / group / f"{option}.yaml").read_text()) or {}
+        found |= set(content.get(group) or content)
     return found
 
 
@@ -232,20 +233,20 @@ def test_readme_is_one_screen() -> None:
     assert len((ROOT / "README.md").read_text().splitlines()) <= 130
 
 
-def test_readme_lists_every_command() -> None:
+def test_readme_lists_every_command_as_its_configuration_describes_it() -> None:
     text = (ROOT / "README.md").read_text()
     (table,) = re.findall(r"^## Commands\n(.*?)(?=^## )", text, re.MULTILINE | re.DOTALL)
-    listed = re.findall(r"^\| `(\w+)`", table, re.MULTILINE)
-    commands = {path.stem for path in (ROOT / "conf").glob("*.yaml") if not path.stem.startswith("_")}
-    assert sorted(listed) == sorted(commands)
+    listed = dict(re.findall(r"^\| `(\w+)` \| (.*?) \|", table, re.MULTILINE))
+    files = [path for path in (ROOT / "conf").glob("*.yaml") if not path.stem.startswith("_")]
+    assert listed == {path.stem: path.read_text().splitlines()[0].lstrip("# ") for path in files}
 
 
 def test_readme_counts_the_pitfalls() -> None:
     assert re.findall(r"lists (\d+) mistakes", (ROOT / "README.md").read_text()) == [str(len(PITFALLS))]
 
 
-def test_contributing_quotes_the_routing_template() -> None:
-    files = [path for path in (ROOT / "tests" / "templates").glob("*routing*/**/*") if path.suffix in (".py", ".yaml")]
+def test_contributing_quotes_the_templates() -> None:
+    files = [path for path in (ROOT / "tests" / "templates").rglob("*") if path.suffix in (".py", ".yaml")]
     text = (ROOT / "CONTRIBUTING.md").read_text()
     assert [id_of(path) for path in files if path.read_text().strip() not in text] == []
 
