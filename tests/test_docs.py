@@ -130,8 +130,8 @@ def test_named_modules_exist(page: Path) -> None:
 # --- options of the configuration ------------------------------------------------------------------------------------
 
 
-def options_of(group: str) -> set[str]:
-    folder = ROOT / "conf" / group
+def options_of(group: str, folder: Path = ROOT / "conf") -> set[str]:
+    folder /= group
     return {path.relative_to(folder).with_suffix("").as_posix() for path in folder.rglob("*.yaml")}
 
 
@@ -149,11 +149,13 @@ GROUPS = sorted(path.name for path in (ROOT / "conf").iterdir() if path.is_dir()
 
 @pytest.mark.parametrize("page", CURRENT, ids=id_of)
 def test_named_options_exist(page: Path) -> None:
-    """`group=option` is a file of `conf/group`."""
+    """`group=option` is a file of `conf/group`, or of a template."""
     wrong = []
+    folders = [ROOT / "conf", *(ROOT / "tests" / "templates").glob("*/conf")]
     for number, content in in_backticks(page):
         for group, option in re.findall(r"(?<![\w.+])(\w+)=([\w/]+)(?![\w/.*<…])", content):
-            if group in GROUPS and option not in options_of(group) | {"none", "null"}:
+            existing = {name for folder in folders for name in options_of(group, folder)}
+            if group in GROUPS and option not in existing | {"none", "null"}:
                 known = [f"{group}={each}" for each in options_of(group)]
                 wrong.append(f"{id_of(page)}:{number}: {group}={option}{closest(f'{group}={option}', known)}")
     assert not wrong, "\n".join(wrong)
