@@ -82,7 +82,10 @@ HEADS = [
     for path in sorted([*conf_dir().rglob("*.yaml"), *(ROOT / "sweeps").glob("*.yaml")])
     for match in re.finditer(r"^# Command:\s+(make .*?)(?:\s{2,}.*)?$", path.read_text(), re.MULTILINE)
 ]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "results" / "README.md"]
+PAGES = [
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "results/README.md")),
+    *sorted((ROOT / "docs").rglob("*.md")),
+]
 DOCUMENTED = sorted({*HEADS, *(command for page in PAGES for command in commands_in(page.read_text()))})
 
 
@@ -129,7 +132,9 @@ def test_what_a_finished_run_proposes_composes(trained: Trained) -> None:
     assert len(composed) >= 2
 
 
-PYTHON = re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
+PYTHON = [
+    code for page in PAGES for code in re.findall(r"^```python\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
+]
 
 
 @pytest.mark.parametrize("code", PYTHON)

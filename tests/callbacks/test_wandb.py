@@ -94,5 +94,5 @@ def test_run_that_an_agent_starts_is_the_one_it_asked_for(
     assert shown["config"]["config"]["routing"]["iterations"] == 2
 
 
-def test_what_the_readme_says_to_upload_is_what_is_there() -> None:
-    assert f"wandb sync {SYNC} " in (ROOT / "README.md").read_text()
+def test_documented_upload_is_of_files_that_are_there() -> None:
+    assert f"wandb sync {SYNC} " in (ROOT / "docs" / "guides" / "dashboards.md").read_text()
