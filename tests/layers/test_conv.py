@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.autograd import gradcheck
 
 from capsule_lab.kernels import dispatch
-from capsule_lab.layers import ConvCapsules
+from capsule_lab.layers import ConvCapsules, build_normaliser
 from capsule_lab.routing import DynamicRouting, EMRouting, UniformRouting
 from capsule_lab.types import Capsules, RoutingTrace
 from tests.reference.em_bridge import (
@@ -166,7 +166,7 @@ def test_first_couplings_are_equal_among_those_who_compete(normalisation: str, s
     """One over 9 times 3 at most, over the three types of a window, or over the nine positions for the legacy code."""
     layer = build((4, 5), stride=stride, routing=partial(EMRouting, normalisation=normalisation))
     first = traced(layer, *children(layer))[0].couplings.transpose(1, 2)
-    exact(first, layer.windows.normaliser(normalisation)(torch.zeros_like(first)), atol=1e-15)
+    exact(first, build_normaliser(normalisation, layer.windows)(torch.zeros_like(first)), atol=1e-15)
 
 
 def test_in_windows_both_ways_to_start_are_one() -> None:

@@ -23,7 +23,7 @@ PRESETS = sorted(file.stem for file in (conf_dir() / "routing").glob("em*.yaml")
 
 @cache
 def preset(name: str) -> dict[str, Any]:
-    """Arguments of ``EMRouting`` in the convolutional layers, ``class_layer`` among them. Not to be changed."""
+    """Arguments of ``EMRouting`` in the convolutional layers. Not to be changed."""
     options: Any = OmegaConf.to_container(compose("train", ["model=em_caps", f"routing={name}"]).routing)
     own = INITIAL[options["cost"]]
     options |= {option: value for option, value in own.items() if options[option] is None}
@@ -32,8 +32,14 @@ def preset(name: str) -> dict[str, Any]:
 
 def class_preset(name: str) -> dict[str, Any]:
     """Arguments of ``EMRouting`` in the class layer."""
-    options = preset(name)
-    return {**options, **options["class_layer"]}
+    return {**preset(name), **class_options(name)}
+
+
+@cache
+def class_options(name: str) -> dict[str, Any]:
+    """Those that differ from the convolutional layers'."""
+    options: Any = OmegaConf.to_container(compose("train", ["model=em_caps", f"routing={name}"]).class_routing)
+    return options
 
 
 def temperatures(iterations: int, inverse_temperature: float, temperature_schedule: str) -> list[float]:
