@@ -84,7 +84,7 @@ def _found(scores: Tensor, labels: Tensor) -> Tensor:
 
 
 class CouplingEntropy(Metric):
-    """How evenly children share themselves among parents: 1 is uniform, 0 is each child to one parent.
+    """How evenly couplings are spread over parents: 1 is uniform, 0 is each child to one parent.
 
     Entropy of a child's couplings over the logarithm of the number of parents, averaged over children and
     images. Couplings of a leaky routing are renormalised.

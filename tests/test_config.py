@@ -162,7 +162,7 @@ def test_every_loss_and_schedule_is_built_with_em_caps(loss, schedule):
 
 
 def test_options_of_the_class_layer_are_those_of_a_routing():
-    with pytest.raises(ConfigError, match=r"^model: class_routing has .* 'cots'; expected options of the routing"):
+    with pytest.raises(ConfigError, match=r"^model: class_routing has .* 'cots'.*; expected options of the routing"):
         build.build_module(compose("model=em_caps", "+class_routing.cots=paper"), SMALLNORB)
 
 

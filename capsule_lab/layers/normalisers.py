@@ -1,7 +1,7 @@
 """Which parents compete for a child in a convolutional capsule layer: four ways to normalise couplings.
 
-A child is seen by the windows of several positions, up to ``kernel_size ** 2``. A softmax inside of each window lets
-it hand up its mass once per window; ``AllParents`` does not.
+A child is seen by the windows of several positions, up to ``kernel_size ** 2``. With a softmax inside of each window
+its couplings sum to one per window; with ``AllParents``, to one.
 """
 
 from __future__ import annotations

@@ -16,7 +16,6 @@ Sizes below an image of 24, 28, 32, 40, 48 pixels: 10, 12, 14, 18, 22, then 4, 5
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any, Literal, get_args
 
 from jaxtyping import Float
@@ -28,7 +27,7 @@ from capsule_lab.layers import ClassCapsules, ConvCapsules, LinearPrimaryCapsule
 from capsule_lab.layers.coordinates import coordinate_addition, grid_coordinates, receptive_field_coordinates
 from capsule_lab.layers.primary import Padding
 from capsule_lab.networks.base import AbstractCapsuleNetwork, check_image_shape, check_sizes
-from capsule_lab.routing import EMRouting, RoutingFactory
+from capsule_lab.routing import AbstractRouting, EMRouting, RoutingFactory
 from capsule_lab.routing.em_costs import CLASS_ROUTING
 from capsule_lab.types import CapsuleOutput, OnIteration
 
@@ -168,7 +167,7 @@ class EMCaps(AbstractCapsuleNetwork):
             dim,
             num_classes,
             dim,
-            routing=partial(routing, **class_routing or {}),
+            routing=with_options(routing, class_routing or {}),
             rows=rows,
             coordinates=None
             if coordinates == "none"
@@ -197,3 +196,17 @@ class EMCaps(AbstractCapsuleNetwork):
     def capsule_layers(self) -> dict[str, nn.Module]:
         convolutional = {f"conv_capsules_{number}": layer for number, layer in enumerate(self.conv_capsules, start=1)}
         return {"primary": self.primary, **convolutional, "classes": self.classes}
+
+
+def with_options(routing: RoutingFactory, options: Mapping[str, Any]) -> RoutingFactory:
+    """``routing`` with these options in place of its own."""
+
+    def build(**sizes: int) -> AbstractRouting:
+        try:
+            return routing(**sizes, **options)
+        except TypeError as error:
+            raise ValueError(
+                f"class_routing has {', '.join(options)}: {error}; expected options of the routing, or None"
+            ) from error
+
+    return build

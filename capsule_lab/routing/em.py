@@ -110,8 +110,8 @@ def em_routing(
         before: tuple[Gaussians, Tensor] | None = None  # parents of the iteration before, and their log_height
         for iteration in range(iterations):
             if isinstance(votes, FusedVotes):
-                share, more = first if before is None else normalise, iteration < iterations - 1
-                couplings, parents = votes.em_step(before, activations, share, measure=more, **options)
+                current, more = first if before is None else normalise, iteration < iterations - 1
+                couplings, parents = votes.em_step(before, activations, current, measure=more, **options)
             else:
                 # E-step: children are assigned to the parents whose Gaussians explain their votes
                 couplings = first(votes.zero_logits()) if before is None else e_step(*before, normalise)  # R_ij [b j i]

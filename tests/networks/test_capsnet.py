@@ -13,7 +13,7 @@ from capsule_lab.bench.textbook import TextbookCapsNet
 from capsule_lab.data.standins.digits import standin_digits
 from capsule_lab.functional import dense_votes
 from capsule_lab.losses import margin_loss, reconstruction_loss
-from capsule_lab.networks import CapsNet
+from capsule_lab.networks import CapsNet, SmallCNN, reconstructs
 from capsule_lab.routing import DynamicRouting, UniformRouting
 from capsule_lab.types import RoutingTrace
 
@@ -289,6 +289,15 @@ def test_reconstruction_without_a_decoder_says_what_to_do() -> None:
     network = build(decoder=None)
     with pytest.raises(ValueError, match="no decoder; build it with decoder="):
         network.reconstruct(network(digits(1)[0]), torch.tensor([0]))
+
+
+@pytest.mark.parametrize(("decoder", "expected"), [((8,), True), (None, False)])
+def test_whether_a_network_reconstructs(decoder: Any, expected: bool) -> None:
+    assert reconstructs(build(decoder=decoder)) is expected
+
+
+def test_networks_without_reconstruct_do_not() -> None:
+    assert not reconstructs(SmallCNN((1, 28, 28), 10))
 
 
 # -------------------------------------------------------------------------------------- initial statistics

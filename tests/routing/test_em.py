@@ -17,7 +17,7 @@ from torch.autograd.gradcheck import GradcheckError
 
 from capsule_lab.layers import ClassCapsules, ConvCapsules, Windows, build_normaliser
 from capsule_lab.routing import EMRouting, Normaliser, em_routing
-from capsule_lab.routing.em_costs import INITIAL, evidence, inverse_temperatures
+from capsule_lab.routing.em_costs import CLASS_ROUTING, INITIAL, evidence, inverse_temperatures
 from capsule_lab.types import Capsules, RoutingTrace
 from tests.reference import em_golden as golden
 from tests.reference import em_wrong as wrong
