@@ -116,7 +116,7 @@ def test_every_experiment_and_debug_preset_with_other_models(model, preset):
     config = compose(f"model={model}", preset)
     check(config)
     group, _, name = preset.partition("=")
-    own = changes(name, "model") | {"routing"} if group == "experiment" else set()
+    own = changes(name, "model") | {"routing", "class_routing"} if group == "experiment" else set()
     plainly = plain_model(model)
     assert {key for key in config.model if config.model[key] != plainly[key]} <= own
     assert config.model.keys() == plainly.keys()
