@@ -176,7 +176,7 @@ def sigmoid_cross_entropy_loss(
     scores: Float[Tensor, "batch classes"],
     labels: Int64[Tensor, " batch"] | Int64[Tensor, "batch label"] | Float[Tensor, "batch classes"],
 ) -> Float[Tensor, ""]:
-    """Is each class there, asked by itself: summed over the classes, averaged over the batch.
+    """Binary cross-entropy of each class by itself, summed over the classes, averaged over the batch.
 
     For networks without capsules and several labels per image (Sabour 2017, section 6). The official code halves the
     targets of two labels, so that no answer can be right; here they are 1.

@@ -14,7 +14,7 @@ from capsule_lab.types import Capsules, OnIteration, Votes
 class ClassCapsules(nn.Module):
     """The last layer of Hinton 2018, section 4: all positions vote with shared transformations.
 
-    Sharing forgets where a child was; *coordinate addition* adds its position to two components of its votes.
+    Shared transformations lose the position of a child; *coordinate addition* adds it to two components of its votes.
 
     Args:
         positions: how many there are.

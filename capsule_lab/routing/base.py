@@ -19,7 +19,7 @@ Normalisation = Literal["all_parents", "window", "official_legacy", "official_fa
 """Which parents compete for a child in a convolutional layer, where several positions see it.
 
 ``all_parents``: all parents at all positions that see it (Hinton 2018, section 4); ``window``: the parents of
-each position among themselves, so that nine positions take nine times a child (most ports);
+each position among themselves, so that a child seen by nine positions counts nine times (most ports);
 ``official_legacy`` and ``official_fast``: the two of the official code. See ``capsule_lab.layers.normalisers``.
 """
 

@@ -1,4 +1,4 @@
-"""Uniform routing: every child goes to all parents in equal shares. The control that no routing has to beat.
+"""Uniform routing: equal couplings of every child with all parents. The control for other routings.
 
 Equals dynamic routing with one iteration, the "1 routing" rows of Sabour 2017, table 1; Gu and Tresp 2019
 (arXiv 1911.07968) argue that it is as good.

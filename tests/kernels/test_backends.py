@@ -462,19 +462,19 @@ def without_numba(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
     with monkeypatch.context() as patch:
         patch.setattr(backends.importlib, "import_module", refuse)
-        forget()
+        clear_caches()
         yield
-    forget()
+    clear_caches()
 
 
 @pytest.fixture
-def afresh() -> Iterator[None]:
-    forget()
+def cleared_caches() -> Iterator[None]:
+    clear_caches()
     yield
-    forget()
+    clear_caches()
 
 
-def forget() -> None:
+def clear_caches() -> None:
     backends._imported.cache_clear()
     backends._log_once.cache_clear()
 
@@ -508,7 +508,7 @@ def test_backend_that_was_asked_for(backend: str, dense: bool, expected: type) -
     assert kind_of_votes(backend, dense_votes(*votes) if dense else votes) is expected
 
 
-@pytest.mark.usefixtures("afresh")
+@pytest.mark.usefixtures("cleared_caches")
 def test_auto_logs_its_choice_once(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "capsule_lab")
     votes, _ = given(SIZES[0])
@@ -535,7 +535,7 @@ def test_routing_without_numba(routing: str) -> None:
 
 
 @pytest.mark.usefixtures("without_numba")
-def test_fused_without_numba_says_why_it_cannot() -> None:
+def test_fused_without_numba_is_refused_with_the_reason() -> None:
     votes, _ = given(SIZES[0])
     with pytest.raises(ValueError, match="'fused'") as caught:
         kind_of_votes("fused", votes)

@@ -56,8 +56,8 @@ def log_couplings(geometry: Geometry, scale: float = 1.0) -> Tensor:
     return scale * torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
 
 
-def handed_up(couplings: Tensor, geometry: Geometry) -> Tensor:
-    """How much of each child its parents have together, ``(batch, child)``; NaN for a child without parents."""
+def total_couplings(couplings: Tensor, geometry: Geometry) -> Tensor:
+    """Sum of the couplings of each child over all positions, ``(batch, child)``; NaN for a child without parents."""
     (height, width), types, _, _ = geometry
     total = torch.full((BATCH, height * width * types), math.nan, dtype=couplings.dtype)
     of_image = fields(geometry)
@@ -99,7 +99,7 @@ def test_legacy_children_are_those_of_stride_1(geometry: Geometry) -> None:
 
 @every_geometry
 def test_places_hold_their_children(geometry: Geometry) -> None:
-    """Each pose says who it is: image, index and component."""
+    """The number of a pose encodes image, index and component."""
     (height, width), types, _, _ = geometry
     windows, children = build(geometry), height * width * types
     poses = torch.arange(BATCH * children * 4.0).view(BATCH, children, 4)
@@ -151,7 +151,7 @@ def test_couplings_equal_the_loops(geometry: Geometry, normalisation: str, scale
 def test_all_parents_of_a_child_share_it(geometry: Geometry, scale: float) -> None:
     couplings = build_normaliser("all_parents", build(geometry))(log_couplings(geometry, scale))
     assert (couplings >= 0).all()
-    total = handed_up(couplings, geometry)
+    total = total_couplings(couplings, geometry)
     seen = ~total.isnan()
     assert seen.any()
     torch.testing.assert_close(total[seen], torch.ones_like(total[seen]), rtol=0, atol=1e-10 if scale > 1e3 else 1e-12)
@@ -165,25 +165,27 @@ def test_couplings_do_not_depend_on_a_constant(normalisation: str) -> None:
 
 
 def test_each_window_takes_a_whole_child() -> None:
-    """From corner to centre of 5x5 at stride 1 a child is handed up 1 to 9 times."""
+    """From corner to centre of 5x5 at stride 1 the couplings of a child sum to 1 to 9."""
     geometry = (5, 5), 1, 3, 1
-    total = handed_up(build_normaliser("window", build(geometry))(log_couplings(geometry)), geometry).view(BATCH, 5, 5)
+    total = total_couplings(build_normaliser("window", build(geometry))(log_couplings(geometry)), geometry).view(
+        BATCH, 5, 5
+    )
     along = torch.tensor([1, 2, 3, 2, 1], dtype=torch.float64)
     torch.testing.assert_close(total, (along[:, None] * along).expand(BATCH, 5, 5), rtol=0, atol=1e-12)
 
 
-def test_legacy_hands_a_child_to_each_type() -> None:
+def test_legacy_couplings_sum_to_one_per_type() -> None:
     """Up to one unit per parent type at stride 1: three of them for a child that no better one silences."""
     geometry = (5, 5), 2, 3, 1
     couplings = build_normaliser("official_legacy", build(geometry))(log_couplings(geometry))
     torch.testing.assert_close(
-        handed_up(couplings, geometry), torch.full((BATCH, 50), 1.0 * PARENTS).double(), rtol=0, atol=1e-4
+        total_couplings(couplings, geometry), torch.full((BATCH, 50), 1.0 * PARENTS).double(), rtol=0, atol=1e-4
     )
 
 
 def test_legacy_pools_the_wrong_children_at_stride_2() -> None:
     geometry = (5, 7), 2, 3, 2
-    total = handed_up(build_normaliser("official_legacy", build(geometry))(log_couplings(geometry)), geometry)
+    total = total_couplings(build_normaliser("official_legacy", build(geometry))(log_couplings(geometry)), geometry)
     seen = total[~total.isnan()]
     assert seen.max() > PARENTS + 0.1
     assert seen.min() < PARENTS - 0.1
@@ -223,7 +225,7 @@ def test_couplings_have_their_gradient(normalisation: str) -> None:
 @pytest.mark.parametrize("scale", [0.0, 1e4, 1e8])
 @every_normalisation
 def test_float32_couplings_and_gradients_are_finite(normalisation: str, scale: float) -> None:
-    geometry = (4, 6), 2, 3, 2  # with children that nobody sees
+    geometry = (4, 6), 2, 3, 2  # with children outside of every window
     weights = log_couplings(geometry, scale).float().requires_grad_()
     couplings = build_normaliser(normalisation, build(geometry))(weights)
     couplings.square().sum().backward()

@@ -254,7 +254,7 @@ def test_batch_of_one_equals_its_row() -> None:
 
 
 @pytest.mark.parametrize("iterations", [1, 3])
-def test_watcher_sees_every_iteration(iterations: int) -> None:
+def test_on_iteration_is_called_in_every_iteration(iterations: int) -> None:
     network = build(routing=partial(DynamicRouting, iterations=iterations))
     traces: list[RoutingTrace] = []
     output = network(digits(2)[0], on_iteration=traces.append)
@@ -285,7 +285,7 @@ def test_reconstruction_looks_at_one_class_capsule() -> None:
     ]
 
 
-def test_reconstruction_without_a_decoder_says_what_to_do() -> None:
+def test_reconstruction_without_a_decoder_is_refused() -> None:
     network = build(decoder=None)
     with pytest.raises(ValueError, match="no decoder; build it with decoder="):
         network.reconstruct(network(digits(1)[0]), torch.tensor([0]))

@@ -54,7 +54,7 @@ def preset(routing: str, *overrides: str) -> dict[str, Any]:
     return {name: model[name] for name in ("routing", "class_routing")}
 
 
-def watched(network: EMCaps, images: Tensor) -> dict[str, Capsules]:
+def capsules_by_layer(network: EMCaps, images: Tensor) -> dict[str, Capsules]:
     """Capsules of every layer, by name."""
     seen: dict[str, Capsules] = {}
     for name, layer in network.capsule_layers().items():
@@ -245,7 +245,7 @@ def test_sizes(side: int, padding: str, expected: list[int], wider: int) -> None
     assert [(layer.windows.size, layer.windows.grid) for layer in network.conv_capsules] == [
         ((expected[n], expected[n] + further[n]), (expected[n + 1], expected[n + 1] + further[n + 1])) for n in (0, 1)
     ]
-    capsules = watched(network, torch.rand(2, *shape))
+    capsules = capsules_by_layer(network, torch.rand(2, *shape))
     positions = [n * (n + more) for n, more in zip(expected, further, strict=True)]
     assert [capsules[name].poses.shape for name in capsules] == [
         (2, positions[0] * 3, 16),
@@ -282,7 +282,7 @@ def test_each_capsule_sees_its_own_17_pixels(position: tuple[int, int]) -> None:
     network = build(routing=partial(EMRouting, **SPREAD_OUT))
     (y, x), (images, _) = position, pictures(1)
     images.requires_grad_()
-    top = watched(network, images)["conv_capsules_2"]
+    top = capsules_by_layer(network, images)["conv_capsules_2"]
     top.poses.unflatten(1, (2, 3, 2))[0, y, x].square().sum().backward()
     seen = images.grad[0].abs().sum(0).nonzero()
     assert seen.amin(0).tolist() == [4 * y, 4 * x]
@@ -381,7 +381,7 @@ def test_no_coordinates() -> None:
 
 
 def indexed(types: int, dim: int = 16, **options: Any) -> tuple[LinearPrimaryCapsules, Tensor]:
-    """Primary capsules whose channels say their number in thousands, and features that say their position."""
+    """Primary capsules whose channels encode their number in thousands, and features that encode their position."""
     primary = LinearPrimaryCapsules(1, types=types, dim=dim, bias=True, offset=0.0, **options).double()
     channels = 1000.0 * torch.arange(types * (dim + 1))
     for layer, own in ((primary.pose, channels[: types * dim]), (primary.activation, channels[types * dim :])):
@@ -712,7 +712,7 @@ def test_chunks_of_a_cpu_change_no_number(monkeypatch: pytest.MonkeyPatch, cache
 def test_capsules_are_float32_under_autocast() -> None:
     network, (images, _) = build(), pictures(2)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        seen = watched(network, images)
+        seen = capsules_by_layer(network, images)
         output = network(images)
     types = {tensor.dtype for capsules in (*seen.values(), output.capsules) for tensor in capsules}
     assert types == {output.scores.dtype} == {torch.float32}
@@ -721,7 +721,7 @@ def test_capsules_are_float32_under_autocast() -> None:
 
 
 @pytest.mark.parametrize("iterations", [1, 3, 5])
-def test_watcher_sees_every_iteration_of_the_class_capsules(iterations: int) -> None:
+def test_on_iteration_is_called_in_every_iteration_of_the_class_capsules(iterations: int) -> None:
     network = build(routing=partial(EMRouting, iterations=iterations))
     images, traces = pictures(2)[0], []
     output = network(images, on_iteration=traces.append)
@@ -746,7 +746,7 @@ def test_watcher_sees_every_iteration_of_the_class_capsules(iterations: int) -> 
 )
 def test_capsule_layers_from_the_image_upwards(options: dict[str, Any], names: list[str]) -> None:
     network = build(**options)
-    seen = watched(network, pictures(2)[0])
+    seen = capsules_by_layer(network, pictures(2)[0])
     assert list(network.capsule_layers()) == list(seen) == names
     assert {type(capsules) for capsules in seen.values()} == {Capsules}
 
@@ -800,7 +800,7 @@ STATISTICS: dict[str, tuple[str, list[str], dict[str, Any], list[tuple[float, fl
     "em_official_fast": ("em_official_fast", [], {}, FAST),
     "em_official_fast, small": ("em_official_fast", [], SMALL, FAST),
     "em_official_legacy": ("em_official_legacy", [], WIDER, [(0.05, 0.1), (0.045, 0.11), (0.149, 0.16)]),
-    "em_official_legacy, small": (  # made for 32 types: with fewer children there is less mass, and little above 0.0275
+    "em_official_legacy, small": (  # for 32 types: with fewer children there is less mass, and little above 0.0275
         "em_official_legacy", [], SMALL | WIDER, [(0.03, 0.037), (0.029, 0.032), (0.145, 0.15)]
     ),
     "em_official_legacy, all parents": (
@@ -834,7 +834,7 @@ def test_mean_activations_of_a_fresh_network(name: str, seed: int) -> None:
     torch.manual_seed(seed)
     network = EMCaps((2, 32, 32), 5, **preset(routing, *overrides), **options)
     with torch.no_grad():
-        primary, *layers = watched(network, blobs(4, seed)).values()
+        primary, *layers = capsules_by_layer(network, blobs(4, seed)).values()
     means = [layer.activations.mean().item() for layer in layers]
     assert 0.2 < primary.activations.mean() < 0.5
     assert [low < mean < high for mean, (low, high) in zip(means, bounds, strict=True)] == [True, True, True], means

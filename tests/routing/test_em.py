@@ -30,7 +30,7 @@ from tests.reference.em_bridge import (
     betas_of_the_loops,
     class_options,
     class_preset,
-    in_words_of_the_loops,
+    in_terms_of_the_loops,
     preset,
     random,
 )
@@ -177,7 +177,7 @@ def test_preset_at_its_initial_betas_equals_the_loops(options: dict[str, Any]) -
         votes,
         activations,
         *betas_of_the_loops(module, PARENTS, 16),
-        **{**in_words_of_the_loops(options), "normalisation": "all_parents"},
+        **{**in_terms_of_the_loops(options), "normalisation": "all_parents"},
     )[-1]
     parents = module(votes, activations)
     exact(parents.poses, expected.poses)
@@ -409,7 +409,7 @@ def test_first_couplings_are_equal_shares() -> None:
     assert (traces[1].couplings - 1 / PARENTS).abs().max() > 0.1
 
 
-def test_absent_child_has_no_say() -> None:
+def test_absent_child_changes_nothing() -> None:
     votes, activations = dense_inputs()
     activations[:, 1] = 0
     others = [0, 2, 3]
@@ -459,7 +459,7 @@ def test_no_argument_is_forgotten() -> None:
 OF_THE_FUNCTION = set(inspect.signature(em_routing).parameters) - {"votes", "activations", "normalise", "on_iteration"}
 
 
-def test_module_hands_on_every_argument_of_the_function() -> None:
+def test_module_passes_every_argument_to_the_function() -> None:
     module = EMRouting(PARENTS, 4, **CHANGED)
     assert module.options == {name: CHANGED[name] for name in OF_THE_FUNCTION - {"beta_u", "beta_a", "backend"}}
     assert module.normalisation == CHANGED["normalisation"]
