@@ -81,8 +81,7 @@ def em_routing(
         votes, activations: ``V_ij``, the tensor or poses and weight; ``a_i`` in [0, 1].
         beta_u, beta_a: per parent (or one for all), what a unit of mass costs and what being active costs; their units
             depend on ``cost``.
-        iterations: at least 1.
-        cost: which logit a parent's activation has, see ``em_costs.evidence``.
+        cost: which logit a parent's activation has, see ``em_costs.activation_logit``.
         activation: ``"description_length"``, the logistic of that, or ``"mixing_proportions"``, a parent's share of
             the mass of the whole layer; the paper reports 4.5 % instead of 1.8 % with it.
         inverse_temperature, temperature_schedule: see ``em_costs.inverse_temperatures``.
@@ -109,7 +108,7 @@ def em_routing(
         dim = votes.shape[3]
         before: tuple[Gaussians, Tensor] | None = None  # parents of the iteration before, and their log_height
         for iteration in range(iterations):
-            if isinstance(votes, FusedVotes):
+            if isinstance(votes, FusedVotes):  # both steps in one kernel
                 current, more = first if before is None else normalise, iteration < iterations - 1
                 couplings, parents = votes.em_step(before, activations, current, measure=more, **options)
             else:
@@ -117,13 +116,14 @@ def em_routing(
                 couplings = first(votes.zero_logits()) if before is None else e_step(*before, normalise)  # R_ij [b j i]
                 # M-step: these Gaussians are fitted to the votes of the children assigned to them
                 parents = m_step(votes.dense(), couplings, activations, before and before[0].poses, **options)
+            # M-step, continued: the activations of the parents, from what it costs to describe their votes
             mass, log_variance = parents.mass, parents.variances.log().sum(2)  # [b j]
             if activation == "mixing_proportions":
                 present = mass / normalise.total(mass)  # a_j [b j]
                 log_present = present.log()
             else:
-                saved = em_costs.evidence(cost, mass, log_variance, beta_u, beta_a, dim=dim, min_variance=min_variance)
-                logit = lambdas[iteration] * saved
+                unscaled = em_costs.activation_logit(cost, mass, log_variance, beta_u, beta_a, dim, min_variance)
+                logit = lambdas[iteration] * unscaled
                 present, log_present = logit.sigmoid(), nn.functional.logsigmoid(logit)  # a_j [b j]
             if on_iteration is not None:
                 on_iteration(RoutingTrace(iteration, couplings.transpose(1, 2), parents.poses))

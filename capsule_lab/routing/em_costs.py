@@ -43,13 +43,12 @@ CLASS_ROUTING: Mapping[str, Any] = {
 STD_EPS = 1e-4  # ours: beside a std of costs, nearly 0 where no child is active; at 1e-6 the gradient overflows
 
 
-def evidence(
+def activation_logit(
     cost: Cost,
     mass: Float[Tensor, "batch parent"],
     log_variance: Float[Tensor, "batch parent"],
     beta_u: Float[Tensor, " betas"],
     beta_a: Float[Tensor, " betas"],
-    *,
     dim: int,
     min_variance: float,
 ) -> Float[Tensor, "batch parent"]:
@@ -74,7 +73,7 @@ def evidence(
         min_variance: what was added to each variance.
 
     >>> mass, log_variance = torch.tensor([[2.0]]), torch.tensor([[-3.0]])
-    >>> evidence("paper", mass, log_variance, torch.zeros(1), torch.zeros(1), dim=16, min_variance=5e-4)
+    >>> activation_logit("paper", mass, log_variance, torch.zeros(1), torch.zeros(1), dim=16, min_variance=5e-4)
     tensor([[3.]])
     """
     if cost == "official_legacy":

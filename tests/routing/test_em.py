@@ -17,7 +17,7 @@ from torch.autograd.gradcheck import GradcheckError
 
 from capsule_lab.layers import ClassCapsules, ConvCapsules, Windows, build_normaliser
 from capsule_lab.routing import EMRouting, Normaliser, em_routing
-from capsule_lab.routing.em_costs import CLASS_ROUTING, INITIAL, evidence, inverse_temperatures
+from capsule_lab.routing.em_costs import CLASS_ROUTING, INITIAL, activation_logit, inverse_temperatures
 from capsule_lab.types import Capsules, RoutingTrace
 from tests.reference import em_golden as golden
 from tests.reference import em_wrong as wrong
@@ -285,25 +285,29 @@ def test_inverse_temperatures(schedule: Any, final: float, expected: tuple[float
         ("official_fast", -2 * (-3 + 4 * (math.log(0.35) + LN_2PI + 1)) - 50),
     ],
 )
-def test_evidence_by_hand(cost: Any, expected: float) -> None:
-    saved = evidence(cost, double(2)[None], double(-3)[None], double(0.5), double(0.25), dim=4, min_variance=0.1)
-    assert saved.item() == pytest.approx(expected, rel=1e-12)
+def test_activation_logit_by_hand(cost: Any, expected: float) -> None:
+    logits = activation_logit(
+        cost, double(2)[None], double(-3)[None], double(0.5), double(0.25), dim=4, min_variance=0.1
+    )
+    assert logits.item() == pytest.approx(expected, rel=1e-12)
 
 
-def test_standardised_evidence_by_hand() -> None:
+def test_standardised_activation_logit_by_hand() -> None:
     """Costs 1 and 3 are one standard deviation from their mean; beta_a is added after that."""
     mass, log_variance = double(1, 3)[None], double(0, 0)[None]
-    saved = evidence("standardised", mass, log_variance, double(0.5, 0.5), double(0.25, 0.5), dim=2, min_variance=0.1)
+    logits = activation_logit(
+        "standardised", mass, log_variance, double(0.5, 0.5), double(0.25, 0.5), dim=2, min_variance=0.1
+    )
     one = 1 / (1 + 1e-4)  # 1e-4: beside the standard deviation
-    torch.testing.assert_close(saved, double(0.25 + one, 0.5 - one)[None], rtol=0, atol=1e-12)
+    torch.testing.assert_close(logits, double(0.25 + one, 0.5 - one)[None], rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("parents", [1, 3])
-def test_standardised_evidence_of_equal_costs_is_finite(parents: int) -> None:
+def test_standardised_activation_logit_of_equal_costs_is_finite(parents: int) -> None:
     mass = torch.ones(2, parents, requires_grad=True)
-    saved = evidence("standardised", mass, -mass, torch.zeros(1), torch.ones(1), dim=2, min_variance=0.1)
-    saved.sum().backward()
-    assert torch.equal(saved, torch.ones(2, parents))
+    logits = activation_logit("standardised", mass, -mass, torch.zeros(1), torch.ones(1), dim=2, min_variance=0.1)
+    logits.sum().backward()
+    assert torch.equal(logits, torch.ones(2, parents))
     assert mass.grad.isfinite().all()
 
 
