@@ -120,6 +120,30 @@ def dense_votes(
     return by_parent.view(batch, parent, child, rows * columns).transpose(1, 2)
 
 
+def with_dense_votes(function: Callable[P, R]) -> Callable[P, R]:
+    """Make ``function``, such as the ``forward`` of a routing, receive the vote tensor in place of a ``Votes`` record.
+
+    In full precision, as ``float32_under_autocast``.
+
+    >>> @with_dense_votes
+    ... def shape(votes: Tensor) -> torch.Size:
+    ...     return votes.shape
+    >>> shape(Votes(poses=torch.zeros(2, 6, 4), weight=torch.zeros(6, 4, 3, 8)))
+    torch.Size([2, 6, 3, 8])
+    """
+
+    def dense(value: object) -> object:
+        return dense_votes(*value) if isinstance(value, Votes) else value
+
+    call: Callable[..., R] = float32_under_autocast(function)
+
+    @functools.wraps(function)
+    def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
+        return call(*map(dense, args), **{name: dense(value) for name, value in kwargs.items()})
+
+    return wrapper
+
+
 def softmax_over_parents(
     logits: Float[Tensor, "batch parent child"], *, leaky: bool = False
 ) -> Float[Tensor, "batch parent child"]:

@@ -28,11 +28,11 @@ class ErrorRate(MulticlassAccuracy):
         super().__init__(num_classes=num_classes, average="micro", validate_args=False, **kwargs)
 
     def compute(self) -> Tensor:
-        return 100 * (1 - super().compute())  # 100: percent
+        return 100 * (1 - super().compute())
 
 
 class _LabelsNotFound(Metric):
-    """Share in percent of what ``wrong`` says."""
+    """Share of what ``missed`` marks, in percent."""
 
     full_state_update = False
     higher_is_better = False
@@ -50,7 +50,7 @@ class _LabelsNotFound(Metric):
         self.total += wrong.numel()
 
     def compute(self) -> Tensor:
-        return 100 * self.wrong / self.total  # 100: percent
+        return 100 * self.wrong / self.total
 
     @abstractmethod
     def missed(self, labels: Bool[Tensor, "batch label"]) -> Bool[Tensor, ...]:
@@ -84,14 +84,14 @@ def _found(scores: Tensor, labels: Tensor) -> Tensor:
 
 
 class CouplingEntropy(Metric):
-    """How evenly children share themselves among parents: 1 is uniform, 0 is each child to one parent.
+    """How evenly couplings are spread over parents: 1 is uniform, 0 is each child to one parent.
 
     Entropy of a child's couplings over the logarithm of the number of parents, averaged over children and
     images. Couplings of a leaky routing are renormalised.
     """
 
     full_state_update = False
-    higher_is_better = False  # routing is there to decide
+    higher_is_better = False  # routing decides
     total: Tensor
     count: Tensor
 
@@ -130,7 +130,7 @@ class DeadCapsuleRate(Metric):
         self.largest = torch.maximum(self.largest, activations.amax(0))
 
     def compute(self) -> Tensor:
-        return 100 * (self.largest < self.threshold).float().mean()  # 100: percent
+        return 100 * (self.largest < self.threshold).float().mean()
 
 
 class ActivationStatistics(Metric):

@@ -24,11 +24,11 @@ class Capsules(NamedTuple):
 
 
 class Votes(NamedTuple):
-    """What children predict for their parents, as what it is made from (Hinton 2018, section 2).
+    """What children predict for their parents, as poses and transformations (Hinton 2018, section 2).
 
     A vote is a pose times a transformation, ``V[b i j] = M[b i] W[i j]``; see ``capsule_lab.functional.dense_votes``,
-    which makes them. They are 16 times what the couplings are, and a routing that is given this record never has to
-    hold them.
+    which computes them. They are 16 times as large as the couplings, and a routing that gets this record need not store
+    them.
 
     Attributes:
         poses: of the children, ``(batch, child, rows * inner)``, a matrix stored row by row.
@@ -53,7 +53,7 @@ class CapsuleOutput(NamedTuple):
 
 
 class RoutingTrace(NamedTuple):
-    """One iteration of a routing algorithm, as handed to ``on_iteration``.
+    """One iteration of a routing algorithm, as passed to ``on_iteration``.
 
     Attributes:
         iteration: counted from 0.
@@ -101,7 +101,7 @@ class Batch(NamedTuple):
 
 @dataclass(frozen=True)
 class DataSpec:
-    """The facts of a data set that networks need and nobody should have to configure.
+    """The facts of a data set that networks need; no options of a configuration.
 
     Attributes:
         image_shape: ``(channel, height, width)`` of an image as it reaches the network.

@@ -37,7 +37,7 @@ SWITCHES = {
     "legacy as official": [
         "routing=em_official_legacy", "model.conv_weight_std=0.3", "model.interleaved_primary=true"
     ],
-    "mixing proportions": ["routing.activation=mixing_proportions", "routing.class_layer.cost=paper"],
+    "mixing proportions": ["routing.activation=mixing_proportions", "class_routing.cost=paper"],
     "vectors": ["model.pose=vector"],
     "3x3 poses": ["model.pose_size=3"],
     "no coordinates": ["model.coordinates=none"],

@@ -116,7 +116,7 @@ def test_every_experiment_and_debug_preset_with_other_models(model, preset):
     config = compose(f"model={model}", preset)
     check(config)
     group, _, name = preset.partition("=")
-    own = changes(name, "model") | {"routing"} if group == "experiment" else set()
+    own = changes(name, "model") | {"routing", "class_routing"} if group == "experiment" else set()
     plainly = plain_model(model)
     assert {key for key in config.model if config.model[key] != plainly[key]} <= own
     assert config.model.keys() == plainly.keys()
@@ -162,8 +162,8 @@ def test_every_loss_and_schedule_is_built_with_em_caps(loss, schedule):
 
 
 def test_options_of_the_class_layer_are_those_of_a_routing():
-    with pytest.raises(ConfigError, match=r"^model: routing class_layer has cots; expected arguments of EMRouting"):
-        build.build_module(compose("model=em_caps", "+routing.class_layer.cots=paper"), SMALLNORB)
+    with pytest.raises(ConfigError, match=r"^model: class_routing has .* 'cots'.*; expected options of the routing"):
+        build.build_module(compose("model=em_caps", "+class_routing.cots=paper"), SMALLNORB)
 
 
 @pytest.mark.parametrize("experiment", options("experiment"))
@@ -398,9 +398,11 @@ def test_precedence_with_em_caps(model, overrides, changed, reverse):
         (["experiment=hinton2018/mnist_tutorial", "routing=em"], "routing.cost", "official_fast"),
         ([], "trainer.gradient_clip_val", 200.0),
         (["trainer.gradient_clip_val=1"], "trainer.gradient_clip_val", 1),
-        ([], "routing.class_layer.cost", "official_legacy"),
-        (["routing=em_paper"], "routing.class_layer.cost", "paper"),
-        (["routing.class_layer.cost=paper"], "model.routing.class_layer.cost", "paper"),
+        ([], "class_routing.cost", "official_legacy"),
+        (["routing=em_paper"], "class_routing.cost", "paper"),
+        (["routing=em_official_legacy"], "model.class_routing.mass_eps", 1e-5),
+        (["class_routing.cost=paper"], "model.class_routing.cost", "paper"),
+        (["routing=uniform"], "model.class_routing", None),
         (["routing.iterations=5"], "model.routing.iterations", 5),
     ],
     ids=str,

@@ -30,6 +30,19 @@ def lengths(images: int = 4, classes: int = 10) -> Tensor:
     return torch.rand(images, classes, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
 
 
+@pytest.mark.parametrize(
+    ("loss", "expected"),
+    [
+        (margin_loss, "activations"),
+        (spread_loss, "activations"),
+        (sigmoid_cross_entropy_loss, "logits"),
+        (cross_entropy_loss, None),  # either
+    ],
+)
+def test_losses_declare_which_scores_they_expect(loss: Any, expected: str | None) -> None:
+    assert getattr(loss, "expects", None) == expected
+
+
 # ------------------------------------------------------------------------------------------------- margin
 
 

@@ -1,7 +1,8 @@
-"""What routing asks of votes, and the ways to answer: plainly, by matrix products, or without ever storing a vote."""
+"""What routing asks of votes, and the backends: dense votes, batched matrix products, fused kernels."""
 
 from capsule_lab.kernels.backends import Backend, check_backend
-from capsule_lab.kernels.base import AbstractVotes, Explanation
-from capsule_lab.kernels.dispatch import couplings_of_children, route
+from capsule_lab.kernels.base import AbstractVotes, Gaussians
+from capsule_lab.kernels.dispatch import child_softmax, route
+from capsule_lab.kernels.fused import FusedVotes
 
-__all__ = ["AbstractVotes", "Backend", "Explanation", "check_backend", "couplings_of_children", "route"]
+__all__ = ["AbstractVotes", "Backend", "FusedVotes", "Gaussians", "check_backend", "child_softmax", "route"]

@@ -15,8 +15,9 @@ from capsule_lab.errors import check_choice
 from capsule_lab.types import Votes
 
 Backend = Literal["auto", "reference", "matmul", "fused"]
-"""How votes are summed: ``reference``, as the papers write it; ``matmul``, as batched matrix products; ``fused``,
-without ever storing a vote (numba on a CPU, Triton on a GPU); ``auto``, the fastest that runs."""
+"""How votes are summed: ``reference``, over the whole vote tensor as the papers write it; ``matmul``, as batched matrix
+products, on a CPU for as many images at a time as fit its cache; ``fused``, without ever storing a vote (numba on a
+CPU, Triton on a GPU); ``auto``, the fastest that runs."""
 
 _LOG = logging.getLogger(__name__)
 _FUSED = {"cpu": "capsule_lab.kernels.cpu", "cuda": "capsule_lab.kernels.gpu"}
@@ -58,7 +59,7 @@ def chosen(backend: Backend, votes: Tensor | Votes) -> Backend:
         return backend
     if not isinstance(votes, Votes):
         if backend == "fused":
-            raise ValueError("routing backend is 'fused' but the votes are made; expected Votes(poses, weight)")
+            raise ValueError("routing backend is 'fused' but votes are a tensor; expected Votes(poses, weight)")
         return "matmul"
     device = votes.poses.device.type
     kernels = fused_kernels(device)

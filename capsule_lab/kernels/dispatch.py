@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,9 +16,10 @@ from capsule_lab.kernels.dense import MatmulVotes, PlainVotes
 from capsule_lab.kernels.fused import FusedVotes
 from capsule_lab.types import Votes
 
-VOTES_IN_CACHE = 8 * 2**20  # ours: bytes of votes made at a time on a CPU; fastest of 1 to 1000 MB
+VOTES_IN_CACHE = 8 * 2**20  # ours: bytes of votes computed at a time on a CPU; fastest of 1 to 1000 MB
 
-Procedure = Callable[[AbstractVotes, Tensor | None], tuple[Tensor, ...]]
+Procedure = Callable[[AbstractVotes, Any], tuple[Tensor, ...]]
+"""A routing algorithm: votes and activations of the children (or ``None``) to tensors of parents."""
 
 
 def route(
@@ -26,18 +28,20 @@ def route(
     activations: Tensor | None,
     *,
     backend: Backend,
-    together: int = 1,
-    at_once: bool = False,
+    rows_per_image: int = 1,
+    whole_batch: bool = False,
 ) -> tuple[Tensor, ...]:
     """``procedure(votes, activations)``.
 
+    On a CPU ``matmul`` runs the procedure on as many images at a time as keep their votes in cache.
+
     Args:
-        procedure: a routing algorithm, from votes and activations of the children to tensors of parents.
-        votes: made, or what they are made from.
+        procedure: the algorithm.
+        votes: the vote tensor, or poses and weight.
         activations: of the children, if they have any.
         backend: see ``Backend``.
-        together: rows of the batch that depend on each other: the positions of an image.
-        at_once: all rows in one call of the procedure, as who watches it expects.
+        rows_per_image: rows of the batch that depend on each other, see ``Normaliser``.
+        whole_batch: all rows in one call of the procedure, as ``on_iteration`` expects.
     """
     choice = chosen(backend, votes)
     if not isinstance(votes, Votes):
@@ -47,26 +51,26 @@ def route(
     if choice == "reference":
         return procedure(PlainVotes(dense_votes(*votes)), activations)
     rows = len(votes.poses)
-    if votes.poses.device.type == "cpu" and not at_once and not torch.compiler.is_compiling():
-        rows = _rows_in_cache(votes, together)
-    below = votes.poses.split(max(rows, 1))
-    presence = [None] * len(below) if activations is None else activations.split(max(rows, 1))
-    above = [
+    if votes.poses.device.type == "cpu" and not whole_batch and not torch.compiler.is_compiling():
+        rows = _rows_in_cache(votes, rows_per_image)
+    chunks = votes.poses.split(max(rows, 1))
+    presence = [None] * len(chunks) if activations is None else activations.split(max(rows, 1))
+    parents = [
         procedure(MatmulVotes(dense_votes(poses, votes.weight)), present)
-        for poses, present in zip(below, presence, strict=True)
+        for poses, present in zip(chunks, presence, strict=True)
     ]
-    return above[0] if len(above) == 1 else tuple(torch.cat(parts) for parts in zip(*above, strict=True))
+    return parents[0] if len(parents) == 1 else tuple(torch.cat(parts) for parts in zip(*parents, strict=True))
 
 
-def _rows_in_cache(votes: Votes, together: int) -> int:
+def _rows_in_cache(votes: Votes, rows_per_image: int) -> int:
     """As many rows as keep their votes in cache, in whole images."""
     child, inner, parent, columns = votes.weight.shape
     dim = votes.poses.shape[2] // inner * columns
-    of_image = together * child * parent * dim * votes.poses.element_size()
-    return together * max(VOTES_IN_CACHE // of_image, 1)
+    bytes_per_image = rows_per_image * child * parent * dim * votes.poses.element_size()
+    return rows_per_image * max(VOTES_IN_CACHE // bytes_per_image, 1)
 
 
-def couplings_of_children(log_couplings: Tensor, child: Tensor, children: int) -> Tensor | None:
+def child_softmax(log_couplings: Tensor, child: Tensor, children: int) -> Tensor | None:
     """Softmax over all entries of an image that belong to one child, by a fused kernel; ``None`` if there is none."""
     kernels = fused_kernels(log_couplings.device.type)
     return ops.shares(log_couplings, child, children) if hasattr(kernels, "shares") else None

@@ -1,4 +1,21 @@
-"""Votes that are never stored: every kernel makes those it is about to use, the backward pass makes them again."""
+"""Votes that are never stored: every kernel computes those it needs, and so does the backward pass.
+
+Two gradients need care; both are here because autograd keeps what a plain graph would keep.
+
+EM: ``_EMStep`` is the E-step and the M-step as one node. Couplings ``(batch, parent, child)`` would be kept once per
+iteration; instead the node keeps the Gaussians of the iteration before, and its backward pass measures the distances
+from them and normalises again. Memory does not grow with the iterations.
+
+Dynamic routing: sums and agreements are linear in the votes, so the gradient of the votes is a sum of outer products
+over all of them, ``dL/dV_ij = sum_t x_t[j, i] y_t[j]`` (x of a child, y of a component). Contracting each with poses
+and weight would read both once per term. ``_Linear.backward`` therefore returns no gradient for poses and weight but
+adds its pair ``(x_t, y_t)`` to ``_PendingProducts``, and ``_ContractPending``, through which poses and weight enter
+the graph, contracts all pairs in one kernel. The invariant: autograd runs ``_ContractPending.backward`` after every
+``_Linear.backward`` of the same backward pass, for it is the node that all of them lead to. A pass that asks for
+neither poses nor weight never reaches it and leaves pairs behind; the number of the pass tells them from new ones.
+
+Under torch.compile the operators of ``capsule_lab.kernels.ops`` have gradients of their own, and none of this is used.
+"""
 
 from __future__ import annotations
 
@@ -9,86 +26,108 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
 
+from capsule_lab.functional import dense_votes
 from capsule_lab.kernels import ops
-from capsule_lab.kernels.base import AbstractVotes, Explanation, Fit, Share
+from capsule_lab.kernels.base import AbstractVotes, Gaussians, Normalise
 from capsule_lab.types import Votes
 
 
 class FusedVotes(AbstractVotes):
-    """Answers by fused kernels.
+    """Sums by fused kernels.
 
     Args:
-        votes: what they would be made from.
+        votes: poses and weight that the votes are computed from.
+
+    Raises:
+        ValueError: if those do not belong together.
     """
 
     def __init__(self, votes: Votes) -> None:
         batch, child, child_dim = votes.poses.shape
         children, self.inner, parent, columns = votes.weight.shape
-        if children != child or child_dim % self.inner:  # kernels would read what is no part of either
+        if children != child or child_dim % self.inner:  # kernels would read beyond the end of either
             raise ValueError(
                 f"poses are {tuple(votes.poses.shape)} and weights {tuple(votes.weight.shape)}; expected "
                 "(batch, child, rows * inner) and (child, inner, parent, columns)"
             )
         self.shape = (batch, child, parent, child_dim // self.inner * columns)
+        self.votes = votes
         self.poses = votes.poses.transpose(1, 2).contiguous()  # [n h i]
         self.weight = votes.weight.permute(2, 1, 3, 0).flatten(1, 2).contiguous()  # [j k i]
-        self.products = _Products()
+        self.pending = _PendingProducts()
         if not torch.compiler.is_compiling():
-            self.poses, self.weight = _Collect.apply(self.products, self.inner, self.poses, self.weight)
+            self.poses, self.weight = _ContractPending.apply(self.pending, self.inner, self.poses, self.weight)
 
-    def equal(self) -> Tensor:
+    def dense(self) -> Tensor:
+        return dense_votes(*self.votes)
+
+    def zero_logits(self) -> Tensor:
         batch, child, parent, _ = self.shape
         return self.poses.new_zeros(batch, parent, child)
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         if torch.compiler.is_compiling():
             return ops.weighted_sum(self.poses, self.weight, weights, self.inner)
-        return _Linear.apply(self.products, self.inner, False, self.poses, self.weight, weights)
+        return _Linear.apply(self.pending, self.inner, False, self.poses, self.weight, weights)
 
     def agreement(self, poses: Tensor) -> Tensor:
         if torch.compiler.is_compiling():
             return ops.agreement(self.poses, self.weight, poses, self.inner)
-        return _Linear.apply(self.products, self.inner, True, self.poses, self.weight, poses)
+        return _Linear.apply(self.pending, self.inner, True, self.poses, self.weight, poses)
 
-    def fit(
+    def em_step(
         self,
-        explained: Explanation | None,
+        before: tuple[Gaussians, Tensor] | None,
         activations: Tensor,
-        previous: Tensor | None,
-        share: Share,
+        normalise: Normalise,
         *,
         damping: float,
         min_variance: float,
         mass_eps: float,
         measure: bool,
-    ) -> Fit:
+    ) -> tuple[Tensor, Gaussians]:
+        """``e_step`` and ``m_step`` of ``capsule_lab.routing.em`` in one: couplings, and parents fitted with them.
+
+        Args:
+            before: parents of the iteration before and their ``log_height``, see ``e_step``; ``None`` in the first
+                iteration: equal log-couplings.
+            activations: of the children, ``(batch, child)``.
+            normalise: log-couplings to couplings.
+            damping, min_variance, mass_eps: see ``em_routing``.
+            measure: whether to fill ``Gaussians.deviations``; the last iteration does not need them.
+
+        Raises:
+            ValueError: for activations of another shape.
+        """
         batch, child, parent, dim = self.shape
         if activations.shape != (batch, child):
             raise ValueError(f"activations are {tuple(activations.shape)}; expected one per child, {(batch, child)}")
-        if previous is None or not damping:
-            previous = self.poses.new_zeros(batch, parent, dim)
+        parents, log_height = (None, None) if before is None else before
+        previous = parents.poses if parents and damping else self.poses.new_zeros(batch, parent, dim)
         options = (self.inner, damping, min_variance, mass_eps, measure)
         if torch.compiler.is_compiling():
-            couplings = self.couplings(explained, share)
-            return Fit(couplings, *ops.fit(self.poses, self.weight, activations, couplings, previous, *options))
-        heights = (None,) * 4 if explained is None else explained
-        return Fit(*_Iteration.apply(share, options, self.poses, self.weight, activations, previous, *heights))
+            logits = self.zero_logits() if before is None else before[1].unsqueeze(2) - before[0].deviations
+            couplings = normalise.fused(logits)
+            return couplings, Gaussians(*ops.fit(self.poses, self.weight, activations, couplings, previous, *options))
+        known = (parents.poses, parents.variances, parents.deviations) if parents else (None, None, None)
+        couplings, *fitted = _EMStep.apply(
+            normalise, options, self.poses, self.weight, activations, previous, log_height, *known
+        )
+        return couplings, Gaussians(*fitted)
 
-    def couplings(self, explained: Explanation | None, share: Share) -> Tensor:
-        return share.fast(self.equal() if explained is None else explained.log_couplings())
 
+class _EMStep(torch.autograd.Function):
+    """E-step and M-step as one node, see the top of this file.
 
-class _Iteration(torch.autograd.Function):
-    """Couplings from log-couplings, and parents fitted with them; nothing as large as couplings is kept.
-
-    In the backward pass the distances are measured again, from the Gaussians that gave them, and the couplings follow
-    from those: a sixth more work, for memory that does not grow with the number of iterations.
+    Kept for the backward pass: inputs, the Gaussians of both iterations, the normaliser. Not kept: couplings and
+    distances. Measuring those again costs a sixth more work. The old Gaussians get no gradient here: couplings depend
+    on them through the old distances, an output of the step before, whose kernel has that gradient.
     """
 
     @staticmethod
     def forward(
         ctx: Any,
-        share: Share,
+        normalise: Normalise,
         options: tuple[int, float, float, float, bool],
         poses: Tensor,
         weight: Tensor,
@@ -100,14 +139,14 @@ class _Iteration(torch.autograd.Function):
         old_distances: Tensor | None,
     ) -> tuple[Tensor, ...]:
         if log_height is None or old_distances is None:
-            couplings = _first_couplings(share, poses, weight)
+            couplings = _first_couplings(normalise, poses, weight)
         else:
-            couplings = share.fast(log_height.unsqueeze(2) - old_distances)
+            couplings = normalise.fused(log_height.unsqueeze(2) - old_distances)
         mass, parents, variances, distances = ops.fit(poses, weight, activations, couplings, previous, *options)
         ctx.save_for_backward(
             poses, weight, activations, previous, mass, parents, variances, log_height, old_poses, old_variances
         )
-        ctx.share, ctx.options = share, options
+        ctx.normalise, ctx.options = normalise, options
         ctx.mark_non_differentiable(couplings)
         ctx.set_materialize_grads(False)
         return couplings, mass, parents, variances, distances
@@ -125,12 +164,12 @@ class _Iteration(torch.autograd.Function):
         poses, weight, activations, previous = given
         inner, damping, min_variance, *_ = ctx.options
         if log_height is None:
-            couplings = _first_couplings(ctx.share, poses, weight)
+            couplings = _first_couplings(ctx.normalise, poses, weight)
         else:
             old_distances = ops.distances(poses, weight, old_poses, old_variances, inner)
             with torch.enable_grad():
                 logs = log_height.detach().requires_grad_().unsqueeze(2) - old_distances
-                couplings = ctx.share.fast(logs)
+                couplings = ctx.normalise.fused(logs)
                 of_logs = get_gradient_edge(logs)  # the numbers themselves need not be kept
             del logs, old_distances
         to_poses, to_weight, to_activations, to_couplings, to_previous = ops.fit_backward(
@@ -158,53 +197,59 @@ class _Iteration(torch.autograd.Function):
         return None, None, to_poses, to_weight, to_activations, to_previous, to_height, None, None, to_logs
 
 
-def _first_couplings(share: Share, poses: Tensor, weight: Tensor) -> Tensor:
+def _first_couplings(normalise: Normalise, poses: Tensor, weight: Tensor) -> Tensor:
     """From equal log-couplings: the same for every image."""
-    equal = poses.new_zeros(share.together, len(weight), poses.shape[2])
-    return share.fast(equal).repeat(len(poses) // share.together, 1, 1)
+    zeros = poses.new_zeros(normalise.rows_per_image, len(weight), poses.shape[2])
+    return normalise.fused(zeros).repeat(len(poses) // normalise.rows_per_image, 1, 1)
 
 
-class _Products:
-    """Products ``by_child`` times ``by_component`` that the gradient of the votes is the sum of.
+def backward_pass_number() -> int:
+    """Which backward pass is running: another number in each, -1 outside of one.
 
-    Poses and weight get their gradient from all of them at once, which costs little more than from one.
+    Private to torch, read from 2.15.0: autograd has no public name for a pass.
     """
+    return torch._C._current_graph_task_id()
+
+
+class _PendingProducts:
+    """Pairs ``by_child`` and ``by_component`` whose outer products sum to the gradient of the votes."""
 
     def __init__(self) -> None:
-        self.task = -1
-        self.found: list[tuple[Tensor, Tensor]] = []
+        self.backward_pass = -1
+        self.pairs: list[tuple[Tensor, Tensor]] = []
 
     def add(self, by_child: Tensor, by_component: Tensor) -> None:
-        self.found = [*self._of_this_pass(), (by_child, by_component)]
+        self.pairs = [*self._of_this_pass(), (by_child, by_component)]
 
     def take(self) -> list[tuple[Tensor, Tensor]]:
-        found, self.found = self._of_this_pass(), []
-        return found
+        pairs, self.pairs = self._of_this_pass(), []
+        return pairs
 
     def _of_this_pass(self) -> list[tuple[Tensor, Tensor]]:
-        """Not what a backward pass has left that asked for other gradients than those of poses and weight."""
-        task, self.task = self.task, torch._C._current_graph_task_id()
-        return self.found if self.task == task else []
+        before, self.backward_pass = self.backward_pass, backward_pass_number()
+        return self.pairs if self.backward_pass == before else []
 
 
-class _Collect(torch.autograd.Function):
-    """Poses and weight as they are; their gradient is what arrives here and that of the products."""
+class _ContractPending(torch.autograd.Function):
+    """Poses and weight as they are; to their gradient the backward pass adds that of the pending products."""
 
     @staticmethod
-    def forward(ctx: Any, products: _Products, inner: int, poses: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(
+        ctx: Any, pending: _PendingProducts, inner: int, poses: Tensor, weight: Tensor
+    ) -> tuple[Tensor, Tensor]:
         ctx.save_for_backward(poses, weight)
-        ctx.products, ctx.inner = products, inner
+        ctx.pending, ctx.inner = pending, inner
         ctx.set_materialize_grads(False)
         return poses.view_as(poses), weight.view_as(weight)
 
     @staticmethod
     def backward(ctx: Any, to_poses: Tensor | None, to_weight: Tensor | None) -> tuple[Any, ...]:
-        products = ctx.products.take()
-        if products:
-            by_child, by_component = map(list, zip(*products, strict=True))
-            found = ops.contraction(*ctx.saved_tensors, by_child, by_component, ctx.inner)
+        pairs = ctx.pending.take()
+        if pairs:
+            by_child, by_component = map(list, zip(*pairs, strict=True))
+            gradients = ops.contraction(*ctx.saved_tensors, by_child, by_component, ctx.inner)
             to_poses, to_weight = (
-                new if old is None else old + new for old, new in zip((to_poses, to_weight), found, strict=True)
+                new if old is None else old + new for old, new in zip((to_poses, to_weight), gradients, strict=True)
             )
         return None, None, to_poses, to_weight
 
@@ -214,16 +259,16 @@ class _Linear(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, products: _Products, inner: int, agree: bool, poses: Tensor, weight: Tensor, given: Tensor
+        ctx: Any, pending: _PendingProducts, inner: int, agree: bool, poses: Tensor, weight: Tensor, given: Tensor
     ) -> Tensor:
         ctx.save_for_backward(poses, weight, given)
-        ctx.products, ctx.inner, ctx.agree = products, inner, agree
+        ctx.pending, ctx.inner, ctx.agree = pending, inner, agree
         return _linear(agree)(poses, weight, given, inner)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
         poses, weight, given = ctx.saved_tensors
-        ctx.products.add(*((gradient, given) if ctx.agree else (given, gradient)))
+        ctx.pending.add(*((gradient, given) if ctx.agree else (given, gradient)))
         to_given = _linear(not ctx.agree)(poses, weight, gradient, ctx.inner) if ctx.needs_input_grad[5] else None
         return None, None, None, None, None, to_given
 

@@ -4,6 +4,7 @@ from capsule_lab.layers.classes import ClassCapsules
 from capsule_lab.layers.conv import ConvCapsules
 from capsule_lab.layers.decoder import Decoder
 from capsule_lab.layers.dense import DenseCapsules
+from capsule_lab.layers.normalisers import build_normaliser
 from capsule_lab.layers.primary import LinearPrimaryCapsules, PrimaryCapsules
 from capsule_lab.layers.windows import Windows
 
@@ -15,4 +16,5 @@ __all__ = [
     "LinearPrimaryCapsules",
     "PrimaryCapsules",
     "Windows",
+    "build_normaliser",
 ]

@@ -1,4 +1,4 @@
-"""Class capsules: one transformation per (child type, class) for all positions, and where those are."""
+"""Class capsules: one transformation per (child type, class) for all positions, and their coordinates."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from capsule_lab.functional import truncated_normal_
-from capsule_lab.routing.base import RoutingFactory
+from capsule_lab.routing.base import LayerInfo, RoutingFactory, build_routing
 from capsule_lab.types import Capsules, OnIteration, Votes
 
 
 class ClassCapsules(nn.Module):
     """The last layer of Hinton 2018, section 4: all positions vote with shared transformations.
 
-    Sharing forgets where a child was; *coordinate addition* adds its position to two components of its votes.
+    Shared transformations lose the position of a child; *coordinate addition* adds it to two components of its votes.
 
     Args:
         positions: how many there are.
@@ -56,7 +56,8 @@ class ClassCapsules(nn.Module):
         self.positions = positions
         shape = (child_types, child_dim // rows, classes, dim // rows)
         self.weight = nn.Parameter(truncated_normal_(torch.empty(shape), weight_std))
-        self.routing = routing(parents=classes, dim=dim)
+        layer = LayerInfo(classes, dim, positions * child_types, child_dim, shared=True, child_types=child_types)
+        self.routing = build_routing(routing, layer)
         self.register_buffer("coordinates", coordinates, persistent=False)
 
     def forward(

@@ -7,8 +7,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from capsule_lab.functional import truncated_normal_
+from capsule_lab.layers.normalisers import build_normaliser
 from capsule_lab.layers.windows import Windows
-from capsule_lab.routing.base import RoutingFactory
+from capsule_lab.routing.base import LayerInfo, RoutingFactory, build_routing
 from capsule_lab.types import Capsules, OnIteration, Votes
 
 
@@ -61,9 +62,11 @@ class ConvCapsules(nn.Module):
         self.windows = Windows(size, child_types, kernel_size=kernel_size, stride=stride)
         shape = (self.windows.places, child_dim // rows, parent_types, parent_dim // rows)
         self.weight = nn.Parameter(truncated_normal_(torch.empty(shape), weight_std))
-        self.routing = routing(parents=parent_types, dim=parent_dim)
+        places = self.windows.places
+        layer = LayerInfo(parent_types, parent_dim, places, child_dim, shared=True, child_types=places)
+        self.routing = build_routing(routing, layer)
         if self.routing.leaky:
-            raise ValueError("routing.leaky is true; expected false: convolutional capsules share each child out whole")
+            raise ValueError("routing.leaky is true; expected false: convolutional capsules have no leaky softmax")
 
     def forward(
         self,
@@ -76,7 +79,7 @@ class ConvCapsules(nn.Module):
         parents = self.routing(
             Votes(self.windows.poses(poses), self.weight),
             self.windows.activations(activations),
-            normalise=self.windows.normaliser(self.routing.normalisation),
+            normalise=build_normaliser(self.routing.normalisation, self.windows),
             on_iteration=on_iteration,
         )
         by_image = len(poses), self.windows.positions * parents.poses.shape[1]

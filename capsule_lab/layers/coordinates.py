@@ -1,4 +1,4 @@
-"""Coordinate addition: class capsules share their transformations, and are told where a vote comes from."""
+"""Coordinate addition: class capsules share their transformations; votes get the position of their child."""
 
 from __future__ import annotations
 

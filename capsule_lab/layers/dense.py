@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from capsule_lab.functional import truncated_normal_
-from capsule_lab.routing.base import RoutingFactory
+from capsule_lab.routing.base import LayerInfo, RoutingFactory, build_routing
 from capsule_lab.types import Capsules, OnIteration, Votes
 
 
@@ -40,7 +40,8 @@ class DenseCapsules(nn.Module):
     ) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(children, child_dim, parents, parent_dim))
-        self.routing = routing(parents=parents, dim=parent_dim)
+        layer = LayerInfo(parents, parent_dim, children, child_dim, shared=False, child_types=children)
+        self.routing = build_routing(routing, layer)
         truncated_normal_(self.weight, weight_std)
 
     def forward(

@@ -93,7 +93,7 @@ class BaselineCNN(AbstractNetwork):
 class SmallCNN(AbstractNetwork):
     """Strided convolutions with batch normalisation and ReLU, dropout, and one linear layer.
 
-    Ours: not a baseline of any paper but what somebody without capsules would try first, so that a comparison does not
+    Ours: not a baseline of any paper but the first choice without capsules, so that a comparison does not
     rest on an old one.
 
     ::

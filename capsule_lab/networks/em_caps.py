@@ -15,10 +15,8 @@ Sizes below an image of 24, 28, 32, 40, 48 pixels: 10, 12, 14, 18, 22, then 4, 5
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Sequence
-from functools import partial
-from typing import Literal, get_args
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, get_args
 
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -29,7 +27,8 @@ from capsule_lab.layers import ClassCapsules, ConvCapsules, LinearPrimaryCapsule
 from capsule_lab.layers.coordinates import coordinate_addition, grid_coordinates, receptive_field_coordinates
 from capsule_lab.layers.primary import Padding
 from capsule_lab.networks.base import AbstractCapsuleNetwork, check_image_shape, check_sizes
-from capsule_lab.routing import EMRouting, RoutingFactory
+from capsule_lab.routing import AbstractRouting, EMRouting, RoutingFactory
+from capsule_lab.routing.em_costs import CLASS_ROUTING
 from capsule_lab.types import CapsuleOutput, OnIteration
 
 Pose = Literal["matrix", "vector"]
@@ -47,8 +46,9 @@ class EMCaps(AbstractCapsuleNetwork):
     Args:
         image_shape: ``(channel, height, width)``; a stereo pair has two channels.
         num_classes: number of classes, E.
-        routing: called with ``(parents=…, dim=…)`` in all three capsule layers; what its ``class_layer`` names is
-            different in the last.
+        routing: called with ``(parents=…, dim=…)`` in all capsule layers.
+        class_routing: options of ``routing`` that are different in the class layer; by default those of the official
+            code's EM routing, ``None`` for no difference.
         channels: feature maps of the convolution, A.
         primary_types: kinds of primary capsule per position, B.
         conv_types: kinds of capsule in each convolutional capsule layer, C and D.
@@ -83,6 +83,7 @@ class EMCaps(AbstractCapsuleNetwork):
         num_classes: int,
         *,
         routing: RoutingFactory = EMRouting,
+        class_routing: Mapping[str, Any] | None = CLASS_ROUTING,
         channels: int = 32,  # Hinton 2018, section 4
         primary_types: int = 32,  # Hinton 2018, section 4
         conv_types: Sequence[int] = (32, 32),  # Hinton 2018, section 4
@@ -166,7 +167,7 @@ class EMCaps(AbstractCapsuleNetwork):
             dim,
             num_classes,
             dim,
-            routing=class_routing(routing),
+            routing=with_options(routing, class_routing or {}),
             rows=rows,
             coordinates=None
             if coordinates == "none"
@@ -197,7 +198,15 @@ class EMCaps(AbstractCapsuleNetwork):
         return {"primary": self.primary, **convolutional, "classes": self.classes}
 
 
-def class_routing(routing: RoutingFactory) -> RoutingFactory:
-    """``routing`` with the options that its ``class_layer`` names, where it has one."""
-    option = inspect.signature(routing).parameters.get("class_layer")
-    return routing if option is None or not option.default else partial(routing, **option.default)
+def with_options(routing: RoutingFactory, options: Mapping[str, Any]) -> RoutingFactory:
+    """``routing`` with these options in place of its own."""
+
+    def build(**sizes: int) -> AbstractRouting:
+        try:
+            return routing(**sizes, **options)
+        except TypeError as error:
+            raise ValueError(
+                f"class_routing has {', '.join(options)}: {error}; expected options of the routing, or None"
+            ) from error
+
+    return build

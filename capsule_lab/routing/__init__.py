@@ -1,6 +1,13 @@
 """Routing algorithms: one file, one algorithm, one paper. Pure function on top, thin module below."""
 
-from capsule_lab.routing.base import AbstractRouting, Normalisation, Normaliser, RoutingFactory
+from capsule_lab.routing.base import (
+    AbstractRouting,
+    LayerInfo,
+    Normalisation,
+    Normaliser,
+    RoutingFactory,
+    build_routing,
+)
 from capsule_lab.routing.dynamic import DynamicRouting, dynamic_routing
 from capsule_lab.routing.em import EMRouting, em_routing
 from capsule_lab.routing.uniform import UniformRouting, uniform_routing
@@ -9,10 +16,12 @@ __all__ = [
     "AbstractRouting",
     "DynamicRouting",
     "EMRouting",
+    "LayerInfo",
     "Normalisation",
     "Normaliser",
     "RoutingFactory",
     "UniformRouting",
+    "build_routing",
     "dynamic_routing",
     "em_routing",
     "uniform_routing",

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Literal
 
+import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
@@ -14,27 +16,27 @@ from capsule_lab.kernels import Backend
 from capsule_lab.types import Capsules, OnIteration, Votes
 
 Normalisation = Literal["all_parents", "window", "official_legacy", "official_fast"]
-"""Who competes for a child in a convolutional layer, which many positions see.
+"""Which parents compete for a child in a convolutional layer, where several positions see it.
 
 ``all_parents``: all parents at all positions that see it (Hinton 2018, section 4); ``window``: the parents of
-each position among themselves, so that nine positions take nine times a child (most ports);
-``official_legacy`` and ``official_fast``: the two of the official code, see ``capsule_lab.layers.windows``.
+each position among themselves, so that a child seen by nine positions counts nine times (most ports);
+``official_legacy`` and ``official_fast``: the two of the official code. See ``capsule_lab.layers.normalisers``.
 """
 
 
 class Normaliser:
-    """Turns log-couplings into couplings; the layer knows who competes, routing does not.
+    """Turns log-couplings into couplings. The layer knows which parents compete for a child, routing does not.
 
-    This one lets the parents of the call compete: right for a layer in which every parent sees every child.
+    Here the parents of the call compete: right for a layer in which every parent sees every child.
 
     Args:
         leaky: see ``softmax_over_parents``.
 
     Attributes:
-        together: rows of the batch that depend on each other, the positions of an image; 1 in this one.
+        rows_per_image: rows of the batch that depend on each other: 1, in a convolutional layer the positions.
     """
 
-    together: int = 1
+    rows_per_image: int = 1
 
     def __init__(self, *, leaky: bool = False) -> None:
         self.leaky = leaky
@@ -43,32 +45,70 @@ class Normaliser:
         """Couplings; log-couplings may lack a constant per child."""
         return softmax_over_parents(log_couplings, leaky=self.leaky)
 
-    def fast(self, log_couplings: Float[Tensor, "batch parent child"]) -> Float[Tensor, "batch parent child"]:
-        """The same, by a fused kernel where there is one."""
+    def fused(self, log_couplings: Float[Tensor, "batch parent child"]) -> Float[Tensor, "batch parent child"]:
+        """The same couplings, by a fused kernel where there is one."""
         return self(log_couplings)
 
     def total(self, mass: Float[Tensor, "batch parent"]) -> Float[Tensor, "batch 1"]:
-        """Sum of ``mass`` over the whole layer that a row is part of."""
+        """Sum of ``mass`` over all parents of the layer, of all positions."""
         return mass.sum(1, keepdim=True)
 
 
-class AbstractRouting(nn.Module, ABC):
-    """Decides how children share themselves among parents, given their votes.
+class EqualOverTypes(Normaliser):
+    """Equal couplings over the parents of the call, whatever the log-couplings (official code's first iteration)."""
 
-    A routing holds the parameters that belong to the parents (biases, betas) and nothing else: no step
-    counter, no couplings between calls. Layers construct it with ``(parents, dim)``; every other argument
+    def __call__(self, log_couplings: Float[Tensor, "batch parent child"]) -> Float[Tensor, "batch parent child"]:
+        return torch.full_like(log_couplings, 1 / log_couplings.shape[1])
+
+
+@dataclass(frozen=True)
+class LayerInfo:
+    """What a capsule layer tells its routing before the first call, see ``AbstractRouting.build``.
+
+    Attributes:
+        parents: capsules of a call: of the layer, in a convolutional layer of one position.
+        dim: components of their poses.
+        children: capsules that each parent sees: all of the layer below, in a convolutional layer one window, ordered
+            (row, column, type).
+        child_dim: components of their poses.
+        shared: whether the transformations are shared by positions, those of the parents (convolution) or those of
+            the children (class capsules).
+        child_types: kinds of child with transformations of their own: as many as children, except where the positions
+            of the children share them; children are then ordered (position, type).
+    """
+
+    parents: int
+    dim: int
+    children: int
+    child_dim: int
+    shared: bool
+    child_types: int
+
+
+class AbstractRouting(nn.Module, ABC):
+    """Computes the couplings of children and parents, and the parents, from votes.
+
+    A routing holds its learned parameters (biases, betas) and nothing else: no step counter, no couplings
+    between calls. Layers construct it with ``(parents, dim)`` and then call ``build``; every other argument
     is the algorithm's own and comes through a ``functools.partial`` or ``conf/routing/*.yaml``.
 
     Attributes:
-        leaky: whether a child may give part of itself to no parent; the primary capsules of a CapsNet
+        leaky: whether a child's couplings may sum to less than one; the primary capsules of a CapsNet
             follow it, as in the official code.
-        normalisation: who competes for a child in a convolutional layer.
+        normalisation: which parents compete for a child in a convolutional layer.
         backend: how votes are summed, the same numbers in other time and memory: see ``capsule_lab.kernels.Backend``.
     """
 
     leaky: bool = False
     normalisation: Normalisation = "all_parents"
     backend: Backend = "auto"
+
+    def build(self, layer: LayerInfo) -> None:
+        """Called once by the layer, while it is constructed: the place for parameters per child.
+
+        Args:
+            layer: sizes of the layer that the routing belongs to.
+        """
 
     @abstractmethod
     def forward(
@@ -82,13 +122,21 @@ class AbstractRouting(nn.Module, ABC):
         """Poses and activations of the parents.
 
         Args:
-            votes: prediction of each child for each parent, or what they are made from: capsule layers hand over the
-                latter, so that they need not be stored.
-            activations: how present each child is; algorithms that read it from the pose ignore it.
-            normalise: how log-couplings become couplings; by default over the parents of this call.
+            votes: prediction of each child for each parent, or, from capsule layers, the poses and weight that it is
+                computed from, so that it need not be stored. An algorithm in plain tensors puts
+                ``functional.with_dense_votes`` over its ``forward`` and always gets the tensor.
+            activations: of the children; algorithms that read them from the poses ignore them.
+            normalise: how log-couplings become couplings; by default a softmax over the parents of this call.
             on_iteration: called with a ``RoutingTrace`` after each iteration, for analysis.
         """
 
 
 RoutingFactory = Callable[..., AbstractRouting]
 """``(parents=…, dim=…) -> AbstractRouting``: a routing class or a partial of one."""
+
+
+def build_routing(routing: RoutingFactory, layer: LayerInfo) -> AbstractRouting:
+    """The routing of a layer."""
+    built = routing(parents=layer.parents, dim=layer.dim)
+    built.build(layer)
+    return built

@@ -37,7 +37,7 @@ def dynamic_routing(
     Logits start at zero for every image and call: they are no parameters and share nothing over a batch.
 
     Args:
-        votes: prediction of each child for each parent, or what they are made from.
+        votes: prediction of each child for each parent, or poses and weight.
         iterations: at least 1; 1 means uniform couplings, that is no routing.
         bias: added to ``s_j``. Not in the paper's pseudo-code; in the official code, one per parent
             and component.
@@ -67,7 +67,7 @@ def dynamic_routing(
     normalise = normalise or Normaliser(leaky=leaky)
 
     def procedure(votes: AbstractVotes, _: Tensor | None) -> tuple[Tensor]:
-        logits = votes.equal()  # [b j i]
+        logits = votes.zero_logits()  # [b j i]
         for iteration in range(iterations):
             last = iteration == iterations - 1
             with nullcontext() if last or gradient == "full" else torch.no_grad():
@@ -82,8 +82,8 @@ def dynamic_routing(
                 on_iteration(RoutingTrace(iteration, couplings.transpose(1, 2), poses))
         return (poses,)
 
-    watched = on_iteration is not None
-    return route(procedure, votes, None, backend=backend, together=normalise.together, at_once=watched)[0]
+    rows, watched = normalise.rows_per_image, on_iteration is not None
+    return route(procedure, votes, None, backend=backend, rows_per_image=rows, whole_batch=watched)[0]
 
 
 class DynamicRouting(AbstractRouting):

@@ -1,41 +1,61 @@
 """EM routing of matrix capsules: Hinton, Sabour and Frosst, ICLR 2018, procedure 1.
 
-The paper, the two algorithms in its official code (``official_legacy``, the default there, and
-``official_fast``) and a widely read tutorial differ in how the couplings are normalised, in the cost of a
-parent and in its initial values. Each choice is a switch here; ``conf/routing/em*.yaml`` are the combinations.
+The paper, the two algorithms in its official code (``official_legacy``, the default there, and ``official_fast``) and
+a widely read tutorial differ in normalisation, cost and initial values: ``conf/routing/em*.yaml``.
 """
 
 from __future__ import annotations
 
-import inspect
-import math
-from collections.abc import Mapping
-from typing import Any, Literal, get_args
+from typing import Any
 
 import torch
 from jaxtyping import Float
-from torch import Tensor, nn
-from torch.nn.functional import logsigmoid
+from torch import Tensor, einsum, nn
 
-from capsule_lab.errors import check_choice
 from capsule_lab.functional import float32_under_autocast
-from capsule_lab.kernels import AbstractVotes, Backend, Explanation, check_backend, route
-from capsule_lab.routing.base import AbstractRouting, Normalisation, Normaliser
-from capsule_lab.routing.em_costs import INITIAL, LOG_2PI, Cost, Temperature, evidence, inverse_temperature_at
+from capsule_lab.kernels import AbstractVotes, Backend, FusedVotes, Gaussians, check_backend, route
+from capsule_lab.routing import em_costs
+from capsule_lab.routing.base import AbstractRouting, EqualOverTypes, Normalisation, Normaliser
+from capsule_lab.routing.em_costs import LOG_2PI, Activation, Cost, Initial, Temperature
 from capsule_lab.types import Capsules, OnIteration, RoutingTrace, Votes
 
-Activation = Literal["description_length", "mixing_proportions"]
-Initial = Literal["parents", "types"]
-Betas = Float[Tensor, " betas"]
-"""One number per parent, or one for all."""
+
+def m_step(
+    votes: Float[Tensor, "batch child parent dim"],
+    couplings: Float[Tensor, "batch parent child"],
+    activations: Float[Tensor, "batch child"],
+    previous: Float[Tensor, "batch parent dim"] | None,
+    damping: float,
+    min_variance: float,
+    mass_eps: float,
+) -> Gaussians:
+    """M-step: the Gaussian of each parent, fitted to the votes of the children assigned to it."""
+    assigned = couplings * activations.unsqueeze(1)  # R_ij a_i [b j i]
+    mass = assigned.sum(2) + mass_eps  # sum_i R_ij a_i [b j]
+    weights = assigned / mass.unsqueeze(2)  # [b j i]
+    poses = einsum("bji,bijd->bjd", weights, votes)  # mu_j
+    if damping:
+        poses = (1 - damping) * poses + (0.0 if previous is None else damping * previous)
+    squared = (votes - poses.unsqueeze(1)).square()  # (V_ij - mu_j)^2 [b i j d]
+    variances = min_variance + einsum("bji,bijd->bjd", weights, squared)  # sigma_j^2
+    return Gaussians(mass, poses, variances, squared)
+
+
+def e_step(parents: Gaussians, log_height: Float[Tensor, "batch parent"], normalise: Normaliser) -> Tensor:
+    """E-step: couplings R_ij ``(batch, parent, child)``, posteriors of parent j given vote ij (responsibilities).
+
+    ``ln (a_j p_ij) = log_height_j - sum_d (V_ijd - mu_jd)^2 / (2 sigma_jd^2)``, normalised over the parents of a child.
+    """
+    distances = einsum("bijd,bjd->bji", parents.deviations, 0.5 / parents.variances)
+    return normalise(log_height.unsqueeze(2) - distances)
 
 
 @float32_under_autocast
 def em_routing(
     votes: Float[Tensor, "batch child parent dim"] | Votes,
     activations: Float[Tensor, "batch child"],
-    beta_u: Betas,
-    beta_a: Betas,
+    beta_u: Float[Tensor, " betas"],
+    beta_a: Float[Tensor, " betas"],
     *,
     iterations: int = 3,  # Hinton 2018, section 4 and table 1
     cost: Cost = "paper",
@@ -50,36 +70,26 @@ def em_routing(
     on_iteration: OnIteration | None = None,
     backend: Backend = "auto",
 ) -> Capsules:
-    """Parents as Gaussians fitted to the votes of their children (Hinton 2018, procedure 1).
+    """Poses and activations of parents: Gaussians fitted to the votes of their children (Hinton 2018, procedure 1).
 
-    Their symbols: ``V_ij`` votes, ``a_i`` activations, ``R_ij`` couplings, ``mu_j`` poses, ``sigma_j^2``
-    variance, ``sum_i R_ij a_i`` mass, ``lambda`` inverse temperature. Works with variances and logarithms: no
-    root whose gradient is infinite, no logarithm of a sigmoid. The last E-step, which nothing uses, is left out.
-    Gradients flow through all iterations.
+    Their symbols: ``V_ij`` votes, ``a_i`` activations, ``R_ij`` couplings (assignment probabilities), ``mu_j`` poses,
+    ``sigma_j^2`` variance, ``sum_i R_ij a_i`` mass, ``lambda`` inverse temperature. Works with variances and
+    logarithms: no root whose gradient is infinite, no logarithm of a sigmoid. The last E-step, which nothing uses, is
+    left out. Gradients flow through all iterations. ``FusedVotes.em_step`` is both steps in one, the same numbers.
 
     Args:
-        votes: ``V_ij``, prediction of each child for each parent, or what they are made from.
-        activations: ``a_i`` in [0, 1].
-        beta_u: per parent (or one for all), what a unit of mass costs; its unit depends on ``cost``.
-        beta_a: per parent (or one for all), what being active costs; its unit depends on ``cost``.
-        iterations: at least 1.
-        cost: which logit a parent's activation has, see ``evidence``.
+        votes, activations: ``V_ij``, the tensor or poses and weight; ``a_i`` in [0, 1].
+        beta_u, beta_a: per parent (or one for all), what a unit of mass costs and what being active costs; their units
+            depend on ``cost``.
+        cost: which logit a parent's activation has, see ``em_costs.activation_logit``.
         activation: ``"description_length"``, the logistic of that, or ``"mixing_proportions"``, a parent's share of
             the mass of the whole layer; the paper reports 4.5 % instead of 1.8 % with it.
-        inverse_temperature: lambda, or the unit of its schedule.
-        temperature_schedule: see ``inverse_temperature_at``.
-        initial: equal couplings to start with: over all ``"parents"`` that compete for the child, as ``normalise``
-            has it (paper: all that see it), or over the ``"types"``, 1 / parents of this call (official code), which
-            in a convolutional layer gives a child seen from nine positions nine times its mass.
+        inverse_temperature, temperature_schedule: see ``em_costs.inverse_temperatures``.
+        initial: equal couplings to start with: over all ``"parents"`` that compete for the child (paper), or over the
+            ``"types"`` of each position (official code): nine times its mass for a child that nine positions see.
         damping: share of the previous pose that stays (0.1 in the official code, from a pose of zero).
-        min_variance: added to every variance.
-        mass_eps: added to every mass.
-        normalise: log-couplings ``(batch, parent, child)`` to couplings; default softmax over the parents.
-        on_iteration: called with a ``RoutingTrace`` after each iteration.
-        backend: see ``AbstractRouting``.
-
-    Returns:
-        Poses ``mu_j`` and activations ``a_j`` of the last iteration.
+        min_variance, mass_eps: added to every variance, to every mass.
+        normalise, on_iteration, backend: see ``AbstractRouting``.
 
     Raises:
         ValueError: for fewer than one iteration or an unknown switch.
@@ -88,84 +98,57 @@ def em_routing(
     >>> em_routing(votes, activations, torch.zeros(2), torch.zeros(2)).activations
     tensor([[0.5271, 0.5271]])
     """
-    _check(iterations=iterations, cost=cost, activation=activation, schedule=temperature_schedule, initial=initial)
+    em_costs.check_options(iterations, cost, activation, temperature_schedule, initial)
     normalise = normalise or Normaliser()
-    first = normalise if initial == "parents" else EqualOverTypes()
+    first = EqualOverTypes() if initial == "types" else normalise
+    lambdas = em_costs.inverse_temperatures(iterations, inverse_temperature, temperature_schedule)
+    options = {"damping": damping, "min_variance": min_variance, "mass_eps": mass_eps}
 
-    def procedure(votes: AbstractVotes, activations: Tensor | None) -> Capsules:
-        assert activations is not None
-        _, _, _, dim = votes.shape
-        explained: Explanation | None = None
+    def procedure(votes: AbstractVotes, activations: Tensor) -> Capsules:
+        dim = votes.shape[3]
+        before: tuple[Gaussians, Tensor] | None = None  # parents of the iteration before, and their log_height
         for iteration in range(iterations):
-            last = iteration == iterations - 1
-            # M-step: each parent is fitted to the children assigned to it
-            fit = votes.fit(
-                explained,
-                activations,
-                None if explained is None else explained.poses,
-                first if explained is None else normalise,
-                damping=damping,
-                min_variance=min_variance,
-                mass_eps=mass_eps,
-                measure=not last,
-            )
-            log_variance = fit.variances.log().sum(2)  # [b j]
+            if isinstance(votes, FusedVotes):  # both steps in one kernel
+                current, more = first if before is None else normalise, iteration < iterations - 1
+                couplings, parents = votes.em_step(before, activations, current, measure=more, **options)
+            else:
+                # E-step: children are assigned to the parents whose Gaussians explain their votes
+                couplings = first(votes.zero_logits()) if before is None else e_step(*before, normalise)  # R_ij [b j i]
+                # M-step: these Gaussians are fitted to the votes of the children assigned to them
+                parents = m_step(votes.dense(), couplings, activations, before and before[0].poses, **options)
+            # M-step, continued: the activations of the parents, from what it costs to describe their votes
+            mass, log_variance = parents.mass, parents.variances.log().sum(2)  # [b j]
             if activation == "mixing_proportions":
-                present = fit.mass / normalise.total(fit.mass)  # [b j]
+                present = mass / normalise.total(mass)  # a_j [b j]
                 log_present = present.log()
             else:
-                saved = evidence(cost, fit.mass, log_variance, beta_u, beta_a, dim=dim, min_variance=min_variance)
-                logit = inverse_temperature_at(iteration, iterations, inverse_temperature, temperature_schedule) * saved
-                present, log_present = logit.sigmoid(), logsigmoid(logit)  # [b j]
+                unscaled = em_costs.activation_logit(cost, mass, log_variance, beta_u, beta_a, dim, min_variance)
+                logit = lambdas[iteration] * unscaled
+                present, log_present = logit.sigmoid(), nn.functional.logsigmoid(logit)  # a_j [b j]
             if on_iteration is not None:
-                on_iteration(RoutingTrace(iteration, fit.couplings.transpose(1, 2), fit.poses))
-            # E-step: each child shares itself out by how well the parents explain its votes
-            log_height = log_present - 0.5 * (log_variance + dim * LOG_2PI)  # 0.5: of the Gaussian; [b j]
-            explained = Explanation(log_height, fit.poses, fit.variances, fit.distances)
-        return Capsules(fit.poses, present)
+                on_iteration(RoutingTrace(iteration, couplings.transpose(1, 2), parents.poses))
+            # the logarithm of a_j / sqrt(prod_d 2 pi sigma_jd^2): of a parent's activation times its Gaussian's height
+            before = parents, log_present - 0.5 * (log_variance + dim * LOG_2PI)
+        return Capsules(parents.poses, present)
 
-    watched = on_iteration is not None
-    return Capsules(
-        *route(procedure, votes, activations, backend=backend, together=normalise.together, at_once=watched)
-    )
-
-
-class EqualOverTypes(Normaliser):
-    """One share for each parent of the call, whatever the log-couplings (official code)."""
-
-    def __call__(self, log_couplings: Float[Tensor, "batch parent child"]) -> Float[Tensor, "batch parent child"]:
-        return torch.full_like(log_couplings, 1 / log_couplings.shape[1])
-
-
-CLASS_LAYER: Mapping[str, Any] = {
-    "cost": "official_legacy",  # official code: both of its algorithms have this class layer
-    "inverse_temperature": 0.0025,  # official code: a quarter of 0.01
-    "beta_u": 2.0,
-    "beta_a": 1.0,
-    "mass_eps": 1e-5,  # official code
-}
+    rows, watched = normalise.rows_per_image, on_iteration is not None
+    parents = route(procedure, votes, activations, backend=backend, rows_per_image=rows, whole_batch=watched)
+    return Capsules(*parents)
 
 
 class EMRouting(AbstractRouting):
-    """``em_routing`` with its learned betas, one of each per parent type.
-
-    The defaults are the official code's newer cost and initial values with the paper's normalisation, which
-    the legacy cost would leave nearly dead from the start (activations of 0.03).
+    """``em_routing`` with learned betas. Defaults: the official code's newer cost, the paper's normalisation.
 
     Args:
-        parents: number of parents, in a convolutional layer of parent types.
-        dim: components of a pose.
-        normalisation: who competes for a child in a convolutional layer, see ``Normalisation``.
-        beta_u, beta_a: initial values; ``None`` takes those that belong to the cost, ``INITIAL``.
-        inverse_temperature: see ``em_routing``; ``None`` takes the one that belongs to the cost.
+        parents, dim: number of parents (in a convolutional layer of parent types), components of a pose.
+        normalisation: which parents compete for a child in a convolutional layer, see ``Normalisation``.
+        beta_u, beta_a, inverse_temperature: initial betas, and lambda; ``None``: those of ``em_costs.INITIAL``.
         shared_betas: one pair for all parents (the paper's text on beta_a) instead of one per type (its authors).
-        class_layer: options that differ in the class capsules of an ``EMCaps``, which applies them.
         iterations, cost, activation, temperature_schedule, initial, damping, min_variance, mass_eps, backend: see
             ``em_routing``.
 
     Raises:
-        ValueError: for fewer than one iteration, a damping outside of [0, 1), a variance, mass or temperature that is
-            not positive, or an unknown switch; in ``forward``, if the children have no activations.
+        ValueError: for a number out of range or an unknown switch; in ``forward``, for children without activations.
     """
 
     def __init__(
@@ -187,42 +170,20 @@ class EMRouting(AbstractRouting):
         beta_a: float | None = None,
         shared_betas: bool = False,
         backend: Backend = "auto",
-        class_layer: Mapping[str, Any] | None = CLASS_LAYER,
     ) -> None:
         super().__init__()
-        self.backend = check_backend(backend)
-        _check(iterations=iterations, cost=cost, activation=activation, schedule=temperature_schedule, initial=initial)
-        check_choice("routing normalisation", normalisation, get_args(Normalisation))
-        if not 0 <= damping < 1:
-            raise ValueError(f"routing damping is {damping}; expected 0 (none) or more and less than 1")
-        unknown = set(class_layer or {}) - inspect.signature(EMRouting).parameters.keys()
-        if unknown:
-            raise ValueError(f"routing class_layer has {', '.join(sorted(unknown))}; expected arguments of EMRouting")
-        own = INITIAL[cost]
-        inverse_temperature = own["inverse_temperature"] if inverse_temperature is None else inverse_temperature
-        beta_u = own["beta_u"] if beta_u is None else beta_u
-        beta_a = own["beta_a"] if beta_a is None else beta_a
-        for name, value in (
-            ("inverse_temperature", inverse_temperature), ("min_variance", min_variance), ("mass_eps", mass_eps)
-        ):  # fmt: skip
-            if not 0 < value < math.inf:
-                raise ValueError(f"routing {name} is {value}; expected more than 0")
-        self.normalisation = normalisation
+        beta_u, beta_a, inverse_temperature = em_costs.initial_values(cost, beta_u, beta_a, inverse_temperature)
         self.options: dict[str, Any] = {
-            "iterations": iterations,
-            "cost": cost,
-            "activation": activation,
-            "inverse_temperature": inverse_temperature,
-            "temperature_schedule": temperature_schedule,
-            "initial": initial,
-            "damping": damping,
-            "min_variance": min_variance,
-            "mass_eps": mass_eps,
-        }
-        betas = 1 if shared_betas else parents
-        learned = activation == "description_length"  # mixing proportions ask for no betas
-        self.beta_u = nn.Parameter(torch.full((betas,), float(beta_u)), requires_grad=learned)
-        self.beta_a = nn.Parameter(torch.full((betas,), float(beta_a)), requires_grad=learned)
+            "iterations": iterations, "cost": cost, "activation": activation, "initial": initial,
+            "inverse_temperature": inverse_temperature, "temperature_schedule": temperature_schedule,
+            "damping": damping, "min_variance": min_variance, "mass_eps": mass_eps,
+        }  # fmt: skip
+        em_costs.check_options(**self.options, normalisation=normalisation)
+        self.normalisation = normalisation
+        self.backend = check_backend(backend)
+        betas, learned = (1 if shared_betas else parents,), activation == "description_length"
+        self.beta_u = nn.Parameter(torch.full(betas, beta_u), requires_grad=learned)  # mixing proportions have none
+        self.beta_a = nn.Parameter(torch.full(betas, beta_a), requires_grad=learned)
 
     def forward(
         self,
@@ -234,22 +195,5 @@ class EMRouting(AbstractRouting):
     ) -> Capsules:
         if activations is None:
             raise ValueError("EM routing got no activations of the children; expected (batch, child) in [0, 1]")
-        return em_routing(
-            votes,
-            activations,
-            self.beta_u,
-            self.beta_a,
-            **self.options,
-            normalise=normalise,
-            on_iteration=on_iteration,
-            backend=self.backend,
-        )
-
-
-def _check(*, iterations: int, cost: str, activation: str, schedule: str, initial: str) -> None:
-    if iterations < 1:
-        raise ValueError(f"routing iterations is {iterations}; expected 1 (no routing) or more, the paper uses 3")
-    check_choice("routing cost", cost, get_args(Cost))
-    check_choice("routing activation", activation, get_args(Activation))
-    check_choice("routing temperature_schedule", schedule, get_args(Temperature))
-    check_choice("routing initial", initial, get_args(Initial))
+        options = {**self.options, "normalise": normalise, "on_iteration": on_iteration, "backend": self.backend}
+        return em_routing(votes, activations, self.beta_u, self.beta_a, **options)

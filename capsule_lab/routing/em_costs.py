@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import math
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, Literal, get_args
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from capsule_lab.errors import check_choice
+from capsule_lab.routing.base import Normalisation
+
 Cost = Literal["paper", "official_legacy", "official_fast", "standardised"]
+Activation = Literal["description_length", "mixing_proportions"]
 Temperature = Literal["saturating", "linear", "increment", "constant"]
+Initial = Literal["parents", "types"]
 
 LOG_2PI = math.log(2 * math.pi)
 INITIAL: dict[Cost, dict[str, float]] = {
@@ -20,18 +26,29 @@ INITIAL: dict[Cost, dict[str, float]] = {
     "paper": {"inverse_temperature": 0.08, "beta_u": 0.727, "beta_a": -80.0},
     "standardised": {"inverse_temperature": 1.0, "beta_u": 0.0, "beta_a": 0.0},  # tutorial; betas: ours, its middle
 }
-"""What belongs to each cost: the betas have units of their own, and a layer that starts with others may be dead."""
+"""What belongs to each cost: the betas have units of their own, and a layer that starts with others may be dead.
+
+With the paper's normalisation, those of official_legacy leave activations of 0.03.
+"""
+
+CLASS_ROUTING: Mapping[str, Any] = {
+    "cost": "official_legacy",  # official code: both of its algorithms have this class layer
+    "inverse_temperature": 0.0025,  # official code: a quarter of 0.01
+    "beta_u": 2.0,
+    "beta_a": 1.0,
+    "mass_eps": 1e-5,  # official code
+}
+"""Options of the class capsules of an ``EMCaps`` that differ from those of its other layers (official code)."""
 
 STD_EPS = 1e-4  # ours: beside a std of costs, nearly 0 where no child is active; at 1e-6 the gradient overflows
 
 
-def evidence(
+def activation_logit(
     cost: Cost,
     mass: Float[Tensor, "batch parent"],
     log_variance: Float[Tensor, "batch parent"],
     beta_u: Float[Tensor, " betas"],
     beta_a: Float[Tensor, " betas"],
-    *,
     dim: int,
     min_variance: float,
 ) -> Float[Tensor, "batch parent"]:
@@ -54,6 +71,10 @@ def evidence(
         beta_a: per parent, or one for all: what being active costs, with the first and the last its negative.
         dim: components of a pose.
         min_variance: what was added to each variance.
+
+    >>> mass, log_variance = torch.tensor([[2.0]]), torch.tensor([[-3.0]])
+    >>> activation_logit("paper", mass, log_variance, torch.zeros(1), torch.zeros(1), dim=16, min_variance=5e-4)
+    tensor([[3.]])
     """
     if cost == "official_legacy":
         per_mass = log_variance + dim * beta_u * (LOG_2PI + 1)
@@ -69,22 +90,68 @@ def evidence(
     return beta_a + below / (std + STD_EPS)
 
 
-def inverse_temperature_at(iteration: int, iterations: int, final: float, schedule: Temperature) -> float:
-    """lambda of ``iteration``, counted from 0, out of ``iterations``.
+def inverse_temperatures(iterations: int, final: float, schedule: Temperature) -> list[float]:
+    """lambda of each iteration t = 0, 1, …
 
-    - ``"saturating"``: ``final (1 - 0.95^(iteration + 1))``, official code;
+    - ``"saturating"``: ``final (1 - 0.95^(t + 1))``, official code;
     - ``"linear"``: ``final`` times 1 to ``min(iterations, 3)`` in equal steps, the tutorial's code;
     - ``"increment"``: ``final`` times 1, 2, 3 …, the tutorial's text;
     - ``"constant"``: ``final``.
 
-    >>> [inverse_temperature_at(t, 3, 0.01, "saturating") for t in range(3)]
-    [0.0005..., 0.000975, 0.001426...]
-    >>> [inverse_temperature_at(t, 5, 1.0, "linear") for t in range(5)]
+    >>> [round(each, 8) for each in inverse_temperatures(3, 0.01, "saturating")]
+    [0.0005, 0.000975, 0.00142625]
+    >>> inverse_temperatures(5, 1.0, "linear")
     [1.0, 1.5, 2.0, 2.5, 3.0]
     """
+    steps = range(iterations)
     if schedule == "saturating":
-        return final * (1 - 0.95 ** (iteration + 1))  # 0.95: official code
+        return [final * (1 - 0.95 ** (t + 1)) for t in steps]  # 0.95: official code
     if schedule == "linear":
         last = min(iterations, 3)  # 3: tutorial
-        return final * (1 + (last - 1) * iteration / max(1, iterations - 1))
-    return final * (iteration + 1) if schedule == "increment" else final
+        return [final * (1 + (last - 1) * t / max(1, iterations - 1)) for t in steps]
+    return [final * (t + 1) if schedule == "increment" else final for t in steps]
+
+
+def initial_values(
+    cost: Cost, beta_u: float | None, beta_a: float | None, inverse_temperature: float | None
+) -> tuple[float, float, float]:
+    """The three with ``None`` replaced by the values of ``INITIAL``.
+
+    >>> initial_values("official_fast", None, 0.1, None)
+    (0.5, 0.1, 0.04)
+    """
+    check_choice("routing cost", cost, get_args(Cost))
+    given = {"beta_u": beta_u, "beta_a": beta_a, "inverse_temperature": inverse_temperature}
+    values = [INITIAL[cost][name] if value is None else float(value) for name, value in given.items()]
+    return values[0], values[1], values[2]
+
+
+def check_options(
+    iterations: int,
+    cost: str,
+    activation: str,
+    temperature_schedule: str,
+    initial: str,
+    *,
+    normalisation: str = "all_parents",
+    damping: float = 0.0,
+    **positive: float,
+) -> None:
+    """Check options of EM routing.
+
+    Raises:
+        ValueError: for fewer than one iteration, an unknown switch, a damping outside of [0, 1), or another number
+            (variance, mass, temperature) that is not positive and finite.
+    """
+    if iterations < 1:
+        raise ValueError(f"routing iterations is {iterations}; expected 1 (no routing) or more, the paper uses 3")
+    check_choice("routing cost", cost, get_args(Cost))
+    check_choice("routing activation", activation, get_args(Activation))
+    check_choice("routing temperature_schedule", temperature_schedule, get_args(Temperature))
+    check_choice("routing initial", initial, get_args(Initial))
+    check_choice("routing normalisation", normalisation, get_args(Normalisation))
+    if not 0 <= damping < 1:
+        raise ValueError(f"routing damping is {damping}; expected 0 (none) or more and less than 1")
+    for name, value in positive.items():
+        if not 0 < value < math.inf:
+            raise ValueError(f"routing {name} is {value}; expected more than 0")

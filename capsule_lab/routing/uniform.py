@@ -1,4 +1,4 @@
-"""Uniform routing: every child goes to all parents in equal shares. The control that no routing has to beat.
+"""Uniform routing: equal couplings of every child with all parents. The control for other routings.
 
 Equals dynamic routing with one iteration, the "1 routing" rows of Sabour 2017, table 1; Gu and Tresp 2019
 (arXiv 1911.07968) argue that it is as good.
@@ -29,7 +29,7 @@ def uniform_routing(
     """Squashed mean of the votes, scaled by children over parents.
 
     Args:
-        votes: prediction of each child for each parent, or what they are made from.
+        votes: prediction of each child for each parent, or poses and weight.
         bias: added before squashing.
         leaky: an extra, silent parent takes an equal share.
         normalise: turns equal logits into couplings; default softmax over parents.
@@ -47,15 +47,15 @@ def uniform_routing(
     normalise = normalise or Normaliser(leaky=leaky)
 
     def procedure(votes: AbstractVotes, _: Tensor | None) -> tuple[Tensor]:
-        couplings = normalise(votes.equal())  # [b j i]
+        couplings = normalise(votes.zero_logits())  # [b j i]
         total = votes.weighted_sum(couplings)  # [b j d]
         poses = squash(total if bias is None else total + bias)
         if on_iteration is not None:
             on_iteration(RoutingTrace(0, couplings.transpose(1, 2), poses))
         return (poses,)
 
-    watched = on_iteration is not None
-    return route(procedure, votes, None, backend=backend, together=normalise.together, at_once=watched)[0]
+    rows, watched = normalise.rows_per_image, on_iteration is not None
+    return route(procedure, votes, None, backend=backend, rows_per_image=rows, whole_batch=watched)[0]
 
 
 class UniformRouting(AbstractRouting):

@@ -93,7 +93,7 @@ def in_textbook_order(values: dict[str, Tensor]) -> list[Tensor]:
 def test_network_equals_ours(normalisation: str) -> None:
     torch.manual_seed(0)
     sizes: dict[str, Any] = {"channels": 4, "primary_types": 3, "conv_types": (2, 3)}
-    class_layer = {"inverse_temperature": 0.005, "beta_u": 2.838, "beta_a": -2500.0, "cost": "paper"}
+    class_routing = {"inverse_temperature": 0.005, "beta_u": 2.838, "beta_a": -2500.0, "cost": "paper"}
     network = EMCaps(
         (2, 19, 21),
         4,
@@ -101,10 +101,10 @@ def test_network_equals_ours(normalisation: str) -> None:
             EMRouting,
             cost="paper",
             normalisation=normalisation,
-            class_layer=class_layer,
             min_variance=5e-4,
             mass_eps=1e-7,
         ),
+        class_routing=class_routing,
         primary_bias=True,
         primary_offset=0.0,
         coordinates="grid",

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from capsule_lab.functional import dense_votes
 from capsule_lab.kernels import backends, check_backend, dispatch
-from capsule_lab.kernels.base import AbstractVotes, Explanation, Fit
+from capsule_lab.kernels.base import AbstractVotes
 from capsule_lab.kernels.dense import MatmulVotes, PlainVotes
-from capsule_lab.kernels.fused import FusedVotes
+from capsule_lab.kernels.fused import FusedVotes, backward_pass_number
 from capsule_lab.routing import (
     AbstractRouting,
     DynamicRouting,
@@ -27,6 +27,7 @@ from capsule_lab.routing import (
     em_routing,
     uniform_routing,
 )
+from capsule_lab.routing.em import e_step, m_step
 from capsule_lab.types import Votes
 
 exact = partial(torch.testing.assert_close, rtol=1e-10, atol=1e-10)
@@ -77,7 +78,7 @@ def draw(*shape: int, seed: int) -> Tensor:
 
 
 def given(sizes: Sizes) -> tuple[Votes, Tensor]:
-    """Poses and weights whose votes are of about one."""
+    """Poses and weights whose votes are about one."""
     batch, child, parent, rows, inner, columns = sizes
     poses = draw(batch, child, rows * inner, seed=0)
     weight = draw(child, inner, parent, columns, seed=1) * inner**-0.5
@@ -129,7 +130,7 @@ def test_float32_is_near(sizes: Sizes, routing: str, backend: str) -> None:
 @pytest.mark.parametrize("scale", [0.0, 1e-4, 1e4])
 @every_routing
 def test_extremes_are_the_references(routing: str, scale: float, presence: float, backend: str) -> None:
-    """Nobody there or everybody, votes of 0 and of 1e4; gradients where they are no rounded differences of 1e16."""
+    """Activations of 0 or 1, votes of 0 and of 1e4; gradients where they are no rounded differences of 1e16."""
     sizes = SIZES[0]
     votes, activations = given(sizes)
     votes, activations = Votes(scale * votes.poses, votes.weight), torch.full_like(activations, presence)
@@ -161,7 +162,7 @@ STRIDED = {
 @pytest.mark.parametrize("strided", STRIDED)
 @pytest.mark.parametrize("routing", ["em", "dynamic"])
 @pytest.mark.parametrize("backend", ["reference", "matmul", "fused"])
-def test_memory_order_of_what_votes_are_made_from(backend: str, routing: str, strided: str, which: int) -> None:
+def test_memory_order_of_poses_weight_and_activations(backend: str, routing: str, strided: str, which: int) -> None:
     sizes, change = SIZES[0], STRIDED[strided]
     votes, activations = given(sizes)
     module, leaves = build(routing, sizes, backend), [*votes, activations]
@@ -331,49 +332,75 @@ def test_fused_kernels_have_no_second_derivative(routing: str) -> None:
 # ------------------------------------------------------------------------------------- what routing asks of votes
 
 
-def answers(votes: AbstractVotes, activations: Tensor, explained: Explanation | None) -> tuple[Any, ...]:
-    batch, child, parent, dim = votes.shape
-    weights, poses = draw(batch, parent, child, seed=3), draw(batch, parent, dim, seed=4)
-    options = {"damping": 0.2, "min_variance": 0.01, "mass_eps": 0.1}
-    fits = [
-        votes.fit(explained, activations, previous, Normaliser(), measure=measure, **options)
-        for previous in (None, poses)
-        for measure in (True, False)
-    ]
-    return votes.equal(), votes.weighted_sum(weights), votes.agreement(poses), *(list(fit) for fit in fits)
-
-
-@pytest.mark.parametrize("explained", [False, True])
 @pytest.mark.parametrize("kind", [MatmulVotes, FusedVotes])
 @every_size
-def test_every_backend_gives_the_same_answers(sizes: Sizes, kind: Any, explained: bool) -> None:
-    votes, activations = given(sizes)
+def test_every_backend_has_the_same_sums(sizes: Sizes, kind: Any) -> None:
+    votes, _ = given(sizes)
     plain = PlainVotes(dense_votes(*votes))
     other = FusedVotes(votes) if kind is FusedVotes else MatmulVotes(dense_votes(*votes))
+    batch, child, parent, dim = other.shape
     assert other.shape == plain.shape == (sizes.batch, sizes.child, sizes.parent, sizes.dim)
-    before = None
-    if explained:
-        fit = plain.fit(
-            None, activations, None, Normaliser(), damping=0.0, min_variance=0.5, mass_eps=1e-7, measure=True
+    weights, poses = draw(batch, parent, child, seed=3), draw(batch, parent, dim, seed=4)
+    exact(other.zero_logits(), plain.zero_logits())
+    exact(other.weighted_sum(weights), plain.weighted_sum(weights))
+    exact(other.agreement(poses), plain.agreement(poses))
+    exact(other.dense(), dense_votes(*votes))
+
+
+def test_dense_votes_of_the_fused_backend_have_gradients() -> None:
+    """Beside those of its sums, in one graph."""
+    poses, weight, _ = leaves()
+    found, expected = (
+        torch.autograd.grad((kind.dense() ** 2).sum() + kind.agreement(kind.dense().sum(1)).sum(), (poses, weight))
+        for kind in (FusedVotes(Votes(poses, weight)), PlainVotes(dense_votes(poses, weight)))
+    )
+    exact(found, expected)
+
+
+@pytest.mark.parametrize("measure", [True, False])
+@pytest.mark.parametrize("first", [True, False])
+@every_size
+def test_fused_step_is_the_e_step_and_the_m_step(sizes: Sizes, first: bool, measure: bool) -> None:
+    votes, activations = given(sizes)
+    dense, fused, normalise = dense_votes(*votes), FusedVotes(votes), Normaliser()
+    log_height = draw(sizes.batch, sizes.parent, seed=5)
+    options = {"damping": 0.2, "min_variance": 0.01, "mass_eps": 0.1}
+
+    equal = normalise(fused.zero_logits())
+    parents = m_step(dense, equal, activations, None, **options)
+    couplings, found = fused.em_step(None, activations, normalise, measure=True, **options)
+    exact((couplings, *found[:3]), (equal, *parents[:3]))
+    if not first:
+        expected = e_step(parents, log_height, normalise)
+        before, parents = parents.poses, m_step(dense, expected, activations, parents.poses, **options)
+        couplings, found = fused.em_step((found, log_height), activations, normalise, measure=measure, **options)
+        exact((couplings, *found[:3]), (expected, *parents[:3]))
+        assert (parents.poses - before).abs().max() > 0 or sizes.child == 1
+        assert found.deviations.shape == (
+            (sizes.batch, sizes.parent, sizes.child) if measure else (*found.mass.shape, 0)
         )
-        before = Explanation(draw(*fit.mass.shape, seed=5), fit.poses, fit.variances, fit.distances)
-    found, expected = (answers(each, activations, before) for each in (other, plain))
-    for one, two in zip(found, expected, strict=True):
-        if isinstance(one, Tensor):
-            exact(one, two)
-        else:
-            exact(Fit(*one)[:4], Fit(*two)[:4])
-    distances = [(Fit(*one).distances, Fit(*two).distances) for one, two in zip(found[3:], expected[3:], strict=True)]
-    exact(*zip(*distances[::2], strict=True))
-    assert [each.numel() for pair in distances[1::2] for each in pair] == [0, 0, 0, 0]
 
 
-# --------------------------------------------------------------------------------------------- whatever fits the cache
+def test_number_of_a_backward_pass() -> None:
+    """``torch._C._current_graph_task_id``: one number per pass, another one in the next, -1 outside."""
+    numbers = []
+    x = torch.ones(2, requires_grad=True)
+    for _ in range(2):
+        y = x * 2
+        for node in (y, y + 1):
+            node.register_hook(lambda _: numbers.append(backward_pass_number()))
+        (y.sum() + (y * 3).sum()).backward()
+    one, other = sorted(set(numbers))
+    assert numbers == [one, other]
+    assert backward_pass_number() == -1 < one
+
+
+# --------------------------------------------------------------------------------------------------- rows in cache
 
 
 @pytest.mark.parametrize("with_activations", [True, False])
 @pytest.mark.parametrize(
-    ("images_in_cache", "together", "rows", "expected"),
+    ("images_in_cache", "rows_per_image", "rows", "expected"),
     [
         (0, 1, 5, [1, 1, 1, 1, 1]),  # an image larger than the cache comes alone
         (1, 1, 5, [1, 1, 1, 1, 1]),
@@ -389,7 +416,7 @@ def test_every_backend_gives_the_same_answers(sizes: Sizes, kind: Any, explained
 )
 def test_rows_of_a_call(
     images_in_cache: float,
-    together: int,
+    rows_per_image: int,
     rows: int,
     expected: list[int],
     with_activations: bool,
@@ -397,31 +424,33 @@ def test_rows_of_a_call(
 ) -> None:
     sizes = SIZES[0]._replace(batch=rows)
     votes, activations = given(sizes)
-    monkeypatch.setattr(dispatch, "VOTES_IN_CACHE", int(images_in_cache * together * 17 * 3 * 16 * 8))
+    monkeypatch.setattr(dispatch, "VOTES_IN_CACHE", int(images_in_cache * rows_per_image * 17 * 3 * 16 * 8))
     seen: list[tuple[Tensor, Tensor | None]] = []
 
     def procedure(votes: AbstractVotes, present: Tensor | None) -> tuple[Tensor, ...]:
         assert type(votes) is MatmulVotes
         seen.append((votes.votes, present))
-        return votes.weighted_sum(votes.equal() + 1), votes.equal()
+        return votes.weighted_sum(votes.zero_logits() + 1), votes.zero_logits()
 
     given_activations = activations if with_activations else None
-    route = partial(dispatch.route, procedure, votes, given_activations, backend="matmul", together=together)
+    route = partial(
+        dispatch.route, procedure, votes, given_activations, backend="matmul", rows_per_image=rows_per_image
+    )
     sums, zeros = route()
-    made = dense_votes(*votes)
+    dense = dense_votes(*votes)
     assert [len(some) for some, _ in seen] == expected
-    exact(torch.cat([some for some, _ in seen]).transpose(1, 2), made)
+    exact(torch.cat([some for some, _ in seen]), dense)
     assert with_activations == all(present is not None for _, present in seen)
     if with_activations:
         assert torch.equal(torch.cat([present for _, present in seen if present is not None]), activations)
-    exact(sums, made.sum(1))
+    exact(sums, dense.sum(1))
     assert zeros.shape == (rows, 3, 17)
     seen.clear()
-    exact(route(at_once=True), (sums, zeros))
+    exact(route(whole_batch=True), (sums, zeros))
     assert [len(some) for some, _ in seen] == [rows]
 
 
-# ----------------------------------------------------------------------------------------------- who answers
+# ------------------------------------------------------------------------------------------- choice of a backend
 
 
 @pytest.fixture
@@ -433,37 +462,37 @@ def without_numba(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
     with monkeypatch.context() as patch:
         patch.setattr(backends.importlib, "import_module", refuse)
-        forget()
+        clear_caches()
         yield
-    forget()
+    clear_caches()
 
 
 @pytest.fixture
-def afresh() -> Iterator[None]:
-    forget()
+def cleared_caches() -> Iterator[None]:
+    clear_caches()
     yield
-    forget()
+    clear_caches()
 
 
-def forget() -> None:
+def clear_caches() -> None:
     backends._imported.cache_clear()
     backends._log_once.cache_clear()
 
 
-def who(backend: Any, votes: Tensor | Votes) -> type[AbstractVotes]:
+def kind_of_votes(backend: Any, votes: Tensor | Votes) -> type[AbstractVotes]:
     """Kind of votes that a procedure is given."""
     seen: list[type[AbstractVotes]] = []
 
     def procedure(votes: AbstractVotes, _: Tensor | None) -> tuple[Tensor]:
         seen.append(type(votes))
-        return (votes.equal(),)
+        return (votes.zero_logits(),)
 
     dispatch.route(procedure, votes, None, backend=backend)
     return seen[0]
 
 
 @pytest.mark.parametrize(
-    ("backend", "made", "expected"),
+    ("backend", "dense", "expected"),
     [
         ("auto", True, MatmulVotes),
         ("matmul", True, MatmulVotes),
@@ -474,19 +503,19 @@ def who(backend: Any, votes: Tensor | Votes) -> type[AbstractVotes]:
         ("reference", False, PlainVotes),
     ],
 )
-def test_backend_that_was_asked_for(backend: str, made: bool, expected: type) -> None:
+def test_backend_that_was_asked_for(backend: str, dense: bool, expected: type) -> None:
     votes, _ = given(SIZES[0])
-    assert who(backend, dense_votes(*votes) if made else votes) is expected
+    assert kind_of_votes(backend, dense_votes(*votes) if dense else votes) is expected
 
 
-@pytest.mark.usefixtures("afresh")
-def test_auto_says_once_what_it_took(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.usefixtures("cleared_caches")
+def test_auto_logs_its_choice_once(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "capsule_lab")
     votes, _ = given(SIZES[0])
     for _ in range(3):
-        who("auto", votes)
-        who("matmul", votes)
-        who("auto", dense_votes(*votes))
+        kind_of_votes("auto", votes)
+        kind_of_votes("matmul", votes)
+        kind_of_votes("auto", dense_votes(*votes))
     assert caplog.messages == ["routing backend on cpu: fused"]
 
 
@@ -494,7 +523,7 @@ def test_auto_says_once_what_it_took(caplog: pytest.LogCaptureFixture) -> None:
 def test_auto_without_numba_multiplies_matrices(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "capsule_lab")
     votes, _ = given(SIZES[0])
-    assert [who("auto", votes) for _ in range(2)] == [MatmulVotes, MatmulVotes]
+    assert [kind_of_votes("auto", votes) for _ in range(2)] == [MatmulVotes, MatmulVotes]
     assert caplog.messages == ["routing backend on cpu: matmul (no fused kernels: No module named 'numba')"]
 
 
@@ -506,10 +535,10 @@ def test_routing_without_numba(routing: str) -> None:
 
 
 @pytest.mark.usefixtures("without_numba")
-def test_fused_without_numba_says_why_it_cannot() -> None:
+def test_fused_without_numba_is_refused_with_the_reason() -> None:
     votes, _ = given(SIZES[0])
     with pytest.raises(ValueError, match="'fused'") as caught:
-        who("fused", votes)
+        kind_of_votes("fused", votes)
     assert str(caught.value) == (
         "routing backend is 'fused', which does not run here: No module named 'numba'; expected auto or matmul"
     )
@@ -522,10 +551,10 @@ def test_other_devices_have_no_fused_kernels() -> None:
     assert backends.chosen("auto", votes) == "matmul"
 
 
-def test_made_votes_cannot_be_fused() -> None:
-    made = dense_votes(*given(SIZES[0])[0])
-    with pytest.raises(ValueError, match=r"'fused' but the votes are made; expected Votes\(poses, weight\)$"):
-        who("fused", made)
+def test_a_vote_tensor_cannot_be_fused() -> None:
+    dense = dense_votes(*given(SIZES[0])[0])
+    with pytest.raises(ValueError, match=r"'fused' but votes are a tensor; expected Votes\(poses, weight\)$"):
+        kind_of_votes("fused", dense)
 
 
 CALLS: dict[str, Callable[[Any], Any]] = {
@@ -552,7 +581,7 @@ def test_unknown_backend_is_named_with_those_that_are(call: str, monkeypatch: py
 @pytest.mark.parametrize("backend", ["reference", "matmul", "fused"])
 @pytest.mark.parametrize("routing", ["em", "dynamic", "uniform"])
 def test_votes_of_bfloat16_are_routed_in_float32(routing: str, backend: str) -> None:
-    """What they are made from is cast, and votes are then exact."""
+    """Poses and weight are cast, and votes are then exact."""
     votes, activations = given(SIZES[0])
     half = Votes(*(tensor.bfloat16() for tensor in votes))
     module = build(routing, SIZES[0], backend).float()

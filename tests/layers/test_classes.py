@@ -18,7 +18,7 @@ from tests.reference.em_bridge import (
     as_class_weight,
     betas_of_the_loops,
     class_preset,
-    in_words_of_the_loops,
+    in_terms_of_the_loops,
     random,
 )
 from tests.reference.em_loops import class_votes_loops, dense_em_loops, matrix_vote, vector_vote
@@ -60,7 +60,7 @@ def test_layer_equals_the_loops(name: str, pose: str, added: bool, backend: str)
         votes,
         activations.flatten(1),
         *betas_of_the_loops(layer.routing, CLASSES, dim),
-        **{**in_words_of_the_loops(options), "normalisation": "all_parents"},
+        **{**in_terms_of_the_loops(options), "normalisation": "all_parents"},
     )[-1]
     classes = layer(as_children(poses), as_children(activations))
     exact(classes.poses, record.poses)
@@ -86,19 +86,19 @@ def test_classes_always_compete(normalisation: str) -> None:
 
 
 def test_positions_share_their_transformations() -> None:
-    """Without coordinates nobody can tell where a child was; with them they can."""
+    """Without coordinates the position of a child changes nothing; with them it does."""
     poses, activations = children()
     order = torch.tensor([4, 0, 5, 2, 1, 3])
     moved = (tensor.unflatten(1, (POSITIONS, TYPES))[:, order].flatten(1, 2) for tensor in (poses, activations))
     moved_poses, moved_activations = moved
-    plain, told = build(), build(coordinates=random(POSITIONS, 4, seed=5))
+    plain, added = build(), build(coordinates=random(POSITIONS, 4, seed=5))
     exact(plain(moved_poses, moved_activations).poses, plain(poses, activations).poses, atol=1e-12)
-    assert not torch.allclose(told(moved_poses, moved_activations).poses, told(poses, activations).poses)
+    assert not torch.allclose(added(moved_poses, moved_activations).poses, added(poses, activations).poses)
 
 
 def test_coordinates_move_with_the_layer_and_are_not_saved() -> None:
     layer = build(coordinates=torch.ones(POSITIONS, 4))
-    assert layer.coordinates.dtype == torch.float64  # build() made it so
+    assert layer.coordinates.dtype == torch.float64
     assert set(layer.state_dict()) == {"weight", "routing.beta_u", "routing.beta_a"}
 
 

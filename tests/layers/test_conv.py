@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.autograd import gradcheck
 
 from capsule_lab.kernels import dispatch
-from capsule_lab.layers import ConvCapsules
+from capsule_lab.layers import ConvCapsules, build_normaliser
 from capsule_lab.routing import DynamicRouting, EMRouting, UniformRouting
 from capsule_lab.types import Capsules, RoutingTrace
 from tests.reference.em_bridge import (
@@ -20,7 +20,7 @@ from tests.reference.em_bridge import (
     as_conv_weight,
     as_grid,
     betas_of_the_loops,
-    in_words_of_the_loops,
+    in_terms_of_the_loops,
     preset,
     random,
 )
@@ -57,14 +57,14 @@ def traced(layer: ConvCapsules, *below: Tensor) -> list[RoutingTrace]:
 
 
 def per_child(layer: ConvCapsules, trace: RoutingTrace, batch: int) -> Tensor:
-    """Share of each child that its parents have together, ``(batch, child)``; -1 for a child without parents."""
+    """Sum of the couplings of each child over all positions, ``(batch, child)``; -1 for a child without parents."""
     height, width = layer.windows.size
-    handed = torch.full((batch, height * width * layer.windows.types), -1.0, dtype=torch.float64)
+    totals = torch.full((batch, height * width * layer.windows.types), -1.0, dtype=torch.float64)
     positions = layer.windows.positions
     for window, (image, position) in enumerate(product(range(batch), range(positions))):
         for place, child in enumerate(layer.windows.child[position].tolist()):
-            handed[image, child] = handed[image, child].clamp_min(0) + trace.couplings[window, place].sum()
-    return handed
+            totals[image, child] = totals[image, child].clamp_min(0) + trace.couplings[window, place].sum()
+    return totals
 
 
 # -------------------------------------------------------------------------------------------------- the loops
@@ -96,7 +96,7 @@ def layer_and_loops(
         *betas_of_the_loops(layer.routing, PARENT_TYPES, parent_dim),
         stride=stride,
         vote=matrix_vote if pose == "matrix" else vector_vote,
-        **in_words_of_the_loops(known),
+        **in_terms_of_the_loops(known),
     )[-1]
     return layer, layer(as_children(poses), as_children(activations)), record
 
@@ -145,9 +145,9 @@ def test_switch_equals_the_loops(options: dict[str, Any]) -> None:
 @pytest.mark.parametrize("stride", [1, 2, 3])
 def test_all_parents_share_a_child(routing: Any, stride: int) -> None:
     layer = build((4, 6), routing=routing, stride=stride)
-    handed = torch.stack([per_child(layer, trace, batch=2) for trace in traced(layer, *children(layer))])
-    seen = handed >= 0
-    exact(handed[seen], torch.ones_like(handed[seen]), atol=1e-12)
+    totals = torch.stack([per_child(layer, trace, batch=2) for trace in traced(layer, *children(layer))])
+    seen = totals >= 0
+    exact(totals[seen], torch.ones_like(totals[seen]), atol=1e-12)
     assert seen.all() == (stride == 1)
 
 
@@ -155,9 +155,9 @@ def test_all_parents_share_a_child(routing: Any, stride: int) -> None:
 def test_first_couplings(initial: str, corner: float, centre: float) -> None:
     """Equal shares over the types give a child seen from nine positions nine times its mass."""
     layer = build((5, 5), routing=partial(EMRouting, initial=initial))
-    handed = per_child(layer, traced(layer, *children(layer))[0], batch=2).view(2, 5, 5, CHILD_TYPES)
-    exact(handed[:, 0, 0], torch.full((2, CHILD_TYPES), float(corner)).double())
-    exact(handed[:, 2, 2], torch.full((2, CHILD_TYPES), float(centre)).double())
+    totals = per_child(layer, traced(layer, *children(layer))[0], batch=2).view(2, 5, 5, CHILD_TYPES)
+    exact(totals[:, 0, 0], torch.full((2, CHILD_TYPES), float(corner)).double())
+    exact(totals[:, 2, 2], torch.full((2, CHILD_TYPES), float(centre)).double())
 
 
 @both_strides
@@ -166,7 +166,7 @@ def test_first_couplings_are_equal_among_those_who_compete(normalisation: str, s
     """One over 9 times 3 at most, over the three types of a window, or over the nine positions for the legacy code."""
     layer = build((4, 5), stride=stride, routing=partial(EMRouting, normalisation=normalisation))
     first = traced(layer, *children(layer))[0].couplings.transpose(1, 2)
-    exact(first, layer.windows.normaliser(normalisation)(torch.zeros_like(first)), atol=1e-15)
+    exact(first, build_normaliser(normalisation, layer.windows)(torch.zeros_like(first)), atol=1e-15)
 
 
 def test_in_windows_both_ways_to_start_are_one() -> None:
@@ -273,7 +273,7 @@ BACKENDS = ["reference", "matmul", "fused"]
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_watcher_sees_all_images_at_once(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_iteration_gets_the_whole_batch(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dispatch, "VOTES_IN_CACHE", 1)
     layer = build(routing=partial(EMRouting, backend=backend))
     below = children(layer, batch=3)

@@ -74,7 +74,7 @@ def test_votes_and_routing_equal_the_loops(backend: Any) -> None:
     torch.testing.assert_close(layer(poses).poses, expected, rtol=0, atol=1e-12)
 
 
-def test_routing_is_handed_what_votes_are_made_from() -> None:
+def test_routing_gets_poses_and_weight() -> None:
     layer, poses, activations = build(routing=Spy), children(3), torch.rand(3, CHILDREN)
     layer(poses, activations)
     (votes, presence), *others = layer.routing.seen
@@ -108,7 +108,7 @@ def test_few_images_at_a_time_change_nothing(
 
 
 @every_backend
-def test_watcher_sees_all_images_at_once(backend: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_iteration_gets_the_whole_batch(backend: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dispatch, "VOTES_IN_CACHE", 1)
     traces: list[RoutingTrace] = []
     build(routing=partial(DynamicRouting, backend=backend))(children(3), on_iteration=traces.append)

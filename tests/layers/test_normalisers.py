@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.autograd import gradcheck
 
-from capsule_lab.layers import Windows
+from capsule_lab.layers import Windows, build_normaliser
 from tests.reference import em_loops as loops
 
 Geometry = tuple[tuple[int, int], int, int, int]
@@ -56,8 +56,8 @@ def log_couplings(geometry: Geometry, scale: float = 1.0) -> Tensor:
     return scale * torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
 
 
-def handed_up(couplings: Tensor, geometry: Geometry) -> Tensor:
-    """How much of each child its parents have together, ``(batch, child)``; NaN for a child without parents."""
+def total_couplings(couplings: Tensor, geometry: Geometry) -> Tensor:
+    """Sum of the couplings of each child over all positions, ``(batch, child)``; NaN for a child without parents."""
     (height, width), types, _, _ = geometry
     total = torch.full((BATCH, height * width * types), math.nan, dtype=couplings.dtype)
     of_image = fields(geometry)
@@ -94,12 +94,12 @@ def test_child_at_each_place_is_found_one_by_one(geometry: Geometry) -> None:
 
 @every_geometry
 def test_legacy_children_are_those_of_stride_1(geometry: Geometry) -> None:
-    assert build(geometry).as_if_stride_1.tolist() == fields(geometry, stride=1)
+    assert build(geometry).child_at_stride_1.tolist() == fields(geometry, stride=1)
 
 
 @every_geometry
 def test_places_hold_their_children(geometry: Geometry) -> None:
-    """Each pose says who it is: image, index and component."""
+    """The number of a pose encodes image, index and component."""
     (height, width), types, _, _ = geometry
     windows, children = build(geometry), height * width * types
     poses = torch.arange(BATCH * children * 4.0).view(BATCH, children, 4)
@@ -142,16 +142,16 @@ def test_sizes_of_zero_are_refused(option: str) -> None:
 @every_geometry
 def test_couplings_equal_the_loops(geometry: Geometry, normalisation: str, scale: float) -> None:
     weights = log_couplings(geometry, scale)
-    couplings = build(geometry).normaliser(normalisation)(weights)
+    couplings = build_normaliser(normalisation, build(geometry))(weights)
     torch.testing.assert_close(couplings, by_loops(weights, geometry, normalisation), rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("scale", [0.0, 1.0, 300.0, 1e5])
 @every_geometry
 def test_all_parents_of_a_child_share_it(geometry: Geometry, scale: float) -> None:
-    couplings = build(geometry).normaliser("all_parents")(log_couplings(geometry, scale))
+    couplings = build_normaliser("all_parents", build(geometry))(log_couplings(geometry, scale))
     assert (couplings >= 0).all()
-    total = handed_up(couplings, geometry)
+    total = total_couplings(couplings, geometry)
     seen = ~total.isnan()
     assert seen.any()
     torch.testing.assert_close(total[seen], torch.ones_like(total[seen]), rtol=0, atol=1e-10 if scale > 1e3 else 1e-12)
@@ -160,30 +160,32 @@ def test_all_parents_of_a_child_share_it(geometry: Geometry, scale: float) -> No
 @every_normalisation
 def test_couplings_do_not_depend_on_a_constant(normalisation: str) -> None:
     geometry = GEOMETRIES[4]
-    normaliser, weights = build(geometry).normaliser(normalisation), log_couplings(geometry)
+    normaliser, weights = build_normaliser(normalisation, build(geometry)), log_couplings(geometry)
     torch.testing.assert_close(normaliser(weights - 1e4), normaliser(weights), rtol=0, atol=1e-10)
 
 
 def test_each_window_takes_a_whole_child() -> None:
-    """From corner to centre of 5x5 at stride 1 a child is handed up 1 to 9 times."""
+    """From corner to centre of 5x5 at stride 1 the couplings of a child sum to 1 to 9."""
     geometry = (5, 5), 1, 3, 1
-    total = handed_up(build(geometry).normaliser("window")(log_couplings(geometry)), geometry).view(BATCH, 5, 5)
+    total = total_couplings(build_normaliser("window", build(geometry))(log_couplings(geometry)), geometry).view(
+        BATCH, 5, 5
+    )
     along = torch.tensor([1, 2, 3, 2, 1], dtype=torch.float64)
     torch.testing.assert_close(total, (along[:, None] * along).expand(BATCH, 5, 5), rtol=0, atol=1e-12)
 
 
-def test_legacy_hands_a_child_to_each_type() -> None:
+def test_legacy_couplings_sum_to_one_per_type() -> None:
     """Up to one unit per parent type at stride 1: three of them for a child that no better one silences."""
     geometry = (5, 5), 2, 3, 1
-    couplings = build(geometry).normaliser("official_legacy")(log_couplings(geometry))
+    couplings = build_normaliser("official_legacy", build(geometry))(log_couplings(geometry))
     torch.testing.assert_close(
-        handed_up(couplings, geometry), torch.full((BATCH, 50), 1.0 * PARENTS).double(), rtol=0, atol=1e-4
+        total_couplings(couplings, geometry), torch.full((BATCH, 50), 1.0 * PARENTS).double(), rtol=0, atol=1e-4
     )
 
 
 def test_legacy_pools_the_wrong_children_at_stride_2() -> None:
     geometry = (5, 7), 2, 3, 2
-    total = handed_up(build(geometry).normaliser("official_legacy")(log_couplings(geometry)), geometry)
+    total = total_couplings(build_normaliser("official_legacy", build(geometry))(log_couplings(geometry)), geometry)
     seen = total[~total.isnan()]
     assert seen.max() > PARENTS + 0.1
     assert seen.min() < PARENTS - 0.1
@@ -191,14 +193,14 @@ def test_legacy_pools_the_wrong_children_at_stride_2() -> None:
 
 def test_fast_silences_a_child_far_below_the_best_of_its_type() -> None:
     """Two children of one type seen by one parent each, 20 nats apart: e^-20 over the floor of 1e-6 is left."""
-    normaliser = Windows((1, 3), 2, kernel_size=1).normaliser("official_fast")
+    normaliser = build_normaliser("official_fast", Windows((1, 3), 2, kernel_size=1))
     weights = torch.tensor([[0.0, 5.0], [-10.0, 5.0], [-20.0, 5.0]], dtype=torch.float64).unsqueeze(1)
     expected = torch.tensor([[1.0, 1.0], [1.0, 1.0], [math.exp(-20) / 1e-6, 1.0]], dtype=torch.float64).unsqueeze(1)
     torch.testing.assert_close(normaliser(weights), expected, rtol=0, atol=1e-12)
 
 
 def test_legacy_silences_by_its_epsilon() -> None:
-    normaliser = Windows((1, 2), 1, kernel_size=1).normaliser("official_legacy")
+    normaliser = build_normaliser("official_legacy", Windows((1, 2), 1, kernel_size=1))
     weights = torch.tensor([0.0, -20.0], dtype=torch.float64).view(2, 1, 1)
     share = math.exp(-20)
     expected = torch.tensor([1 / (1 + 1e-7), share / (share + 1e-7)], dtype=torch.float64).view(2, 1, 1)
@@ -208,7 +210,7 @@ def test_legacy_silences_by_its_epsilon() -> None:
 @every_normalisation
 def test_images_do_not_compete(normalisation: str) -> None:
     geometry = (4, 6), 2, 3, 2
-    normaliser, weights = build(geometry).normaliser(normalisation), log_couplings(geometry)
+    normaliser, weights = build_normaliser(normalisation, build(geometry)), log_couplings(geometry)
     alone = torch.cat([normaliser(image) for image in weights.chunk(BATCH)])
     torch.testing.assert_close(alone, normaliser(weights), rtol=0, atol=1e-15)
 
@@ -217,15 +219,15 @@ def test_images_do_not_compete(normalisation: str) -> None:
 def test_couplings_have_their_gradient(normalisation: str) -> None:
     geometry = (4, 3), 1, 2, 1
     weights = log_couplings(geometry).requires_grad_()
-    assert gradcheck(build(geometry).normaliser(normalisation), (weights,), fast_mode=True)
+    assert gradcheck(build_normaliser(normalisation, build(geometry)), (weights,), fast_mode=True)
 
 
 @pytest.mark.parametrize("scale", [0.0, 1e4, 1e8])
 @every_normalisation
 def test_float32_couplings_and_gradients_are_finite(normalisation: str, scale: float) -> None:
-    geometry = (4, 6), 2, 3, 2  # with children that nobody sees
+    geometry = (4, 6), 2, 3, 2  # with children outside of every window
     weights = log_couplings(geometry, scale).float().requires_grad_()
-    couplings = build(geometry).normaliser(normalisation)(weights)
+    couplings = build_normaliser(normalisation, build(geometry))(weights)
     couplings.square().sum().backward()
     assert couplings.isfinite().all()
     assert weights.grad.isfinite().all()
@@ -236,10 +238,10 @@ def test_total_is_the_images(normalisation: str) -> None:
     windows = Windows((4, 4), 1)
     mass = torch.rand(BATCH * 4, PARENTS, dtype=torch.float64)
     expected = torch.stack([image.sum() for image in mass.chunk(BATCH)]).repeat_interleave(4)[:, None]
-    torch.testing.assert_close(windows.normaliser(normalisation).total(mass), expected, rtol=0, atol=1e-12)
+    torch.testing.assert_close(build_normaliser(normalisation, windows).total(mass), expected, rtol=0, atol=1e-12)
 
 
 def test_unknown_normalisation_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
     with pytest.raises(KeyError, match="nonsense"):
-        Windows((3, 3), 1).normaliser("nonsense")
+        build_normaliser("nonsense", Windows((3, 3), 1))

@@ -18,7 +18,7 @@ TYPES, DIM, HEIGHT, WIDTH = 3, 8, 4, 5
 
 
 def index_features() -> Tensor:
-    """Two images whose every number says where it is: 1000 per channel, 10 per row, 1 per column."""
+    """Two images whose numbers encode where they are: 1000 per channel, 10 per row, 1 per column."""
     channel = 1000 * torch.arange(1, TYPES * DIM + 1).view(-1, 1, 1)
     position = 10 * torch.arange(HEIGHT).view(-1, 1) + torch.arange(WIDTH)
     features = (channel + position).double()
@@ -40,7 +40,7 @@ def check_grouping(capsules_of: Callable[[Tensor], Tensor]) -> None:
 
 
 def identity_layer(**options: Any) -> PrimaryCapsules:
-    """A layer whose convolution hands on what it gets."""
+    """A layer whose convolution is the identity."""
     layer = PrimaryCapsules(TYPES * DIM, types=TYPES, dim=DIM, kernel_size=1, stride=1, **options).double()
     nn.init.dirac_(layer.conv.weight)
     return layer

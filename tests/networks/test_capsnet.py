@@ -13,7 +13,7 @@ from capsule_lab.bench.textbook import TextbookCapsNet
 from capsule_lab.data.standins.digits import standin_digits
 from capsule_lab.functional import dense_votes
 from capsule_lab.losses import margin_loss, reconstruction_loss
-from capsule_lab.networks import CapsNet
+from capsule_lab.networks import CapsNet, SmallCNN, reconstructs
 from capsule_lab.routing import DynamicRouting, UniformRouting
 from capsule_lab.types import RoutingTrace
 
@@ -254,7 +254,7 @@ def test_batch_of_one_equals_its_row() -> None:
 
 
 @pytest.mark.parametrize("iterations", [1, 3])
-def test_watcher_sees_every_iteration(iterations: int) -> None:
+def test_on_iteration_is_called_in_every_iteration(iterations: int) -> None:
     network = build(routing=partial(DynamicRouting, iterations=iterations))
     traces: list[RoutingTrace] = []
     output = network(digits(2)[0], on_iteration=traces.append)
@@ -285,10 +285,19 @@ def test_reconstruction_looks_at_one_class_capsule() -> None:
     ]
 
 
-def test_reconstruction_without_a_decoder_says_what_to_do() -> None:
+def test_reconstruction_without_a_decoder_is_refused() -> None:
     network = build(decoder=None)
     with pytest.raises(ValueError, match="no decoder; build it with decoder="):
         network.reconstruct(network(digits(1)[0]), torch.tensor([0]))
+
+
+@pytest.mark.parametrize(("decoder", "expected"), [((8,), True), (None, False)])
+def test_whether_a_network_reconstructs(decoder: Any, expected: bool) -> None:
+    assert reconstructs(build(decoder=decoder)) is expected
+
+
+def test_networks_without_reconstruct_do_not() -> None:
+    assert not reconstructs(SmallCNN((1, 28, 28), 10))
 
 
 # -------------------------------------------------------------------------------------- initial statistics

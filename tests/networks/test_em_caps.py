@@ -25,7 +25,7 @@ SIZES = {"channels": 5, "primary_types": 3, "conv_types": (4, 2)}
 IMAGE = (2, 21, 25)  # 9x11 positions, then 4x5, then 2x3
 REFUSED = ("none", "dynamic_leaky")
 ROUTINGS = sorted(path.stem for path in (conf_dir() / "routing").glob("*.yaml") if path.stem not in REFUSED)
-SPREAD_OUT = {"normalisation": "window", "iterations": 1, "initial": "types"}  # nobody competes for a child
+SPREAD_OUT = {"normalisation": "window", "iterations": 1, "initial": "types"}  # couplings are constants
 
 
 def build(image_shape: tuple[int, int, int] = IMAGE, num_classes: int = 4, **options: Any) -> EMCaps:
@@ -47,13 +47,14 @@ def count(network: nn.Module) -> int:
 
 
 @functools.cache
-def preset(routing: str, *overrides: str) -> Callable[..., AbstractRouting]:
-    """What ``conf/routing`` calls ``routing``."""
+def preset(routing: str, *overrides: str) -> dict[str, Any]:
+    """Arguments of ``EMCaps`` that ``conf/routing`` calls ``routing``."""
     config = compose("train", ["model=em_caps", f"routing={routing}", *overrides])
-    return instantiate(config.routing, _convert_="all")
+    model = instantiate(config.model, _convert_="all", _partial_=True).keywords
+    return {name: model[name] for name in ("routing", "class_routing")}
 
 
-def watched(network: EMCaps, images: Tensor) -> dict[str, Capsules]:
+def capsules_by_layer(network: EMCaps, images: Tensor) -> dict[str, Capsules]:
     """Capsules of every layer, by name."""
     seen: dict[str, Capsules] = {}
     for name, layer in network.capsule_layers().items():
@@ -130,7 +131,11 @@ CONFIGURATIONS = {
     "vector with bias": {"pose": "vector", "primary_bias": True, "batch_norm": True},
     "2x2 windows": {"kernel_size": 2},
     "same": {"padding": "same"},
-    "no parameters in routing": {"routing": partial(DynamicRouting, bias=False), "betas": lambda parents: 0},
+    "no parameters in routing": {
+        "routing": partial(DynamicRouting, bias=False),
+        "class_routing": None,
+        "betas": lambda parents: 0,
+    },
 }
 
 
@@ -154,17 +159,17 @@ LEARNING = [
 MORE: dict[str, dict[str, Any]] = {
     "two iterations": {"routing": partial(EMRouting, iterations=2)},
     "interleaved": {"interleaved_primary": True},
-    "tutorial": {"routing": preset("em_tutorial")},
+    "tutorial": preset("em_tutorial"),
     "mixing": {"routing": partial(EMRouting, activation="mixing_proportions")},
-    "dynamic": {"routing": DynamicRouting},
-    "uniform": {"routing": UniformRouting},
+    "dynamic": {"routing": DynamicRouting, "class_routing": None},
+    "uniform": {"routing": UniformRouting, "class_routing": None},
 }
 
 
 BETAS = {f"{layer}.routing.beta_{x}" for layer in ("conv_capsules.0", "conv_capsules.1", "classes") for x in "ua"}
 UNUSED = {
     "mixing": BETAS,  # a share of the mass has no cost
-    "dynamic": {"primary.activation.weight"},  # it takes a child's presence from its pose
+    "dynamic": {"primary.activation.weight"},  # which reads a child's activation from its pose
     "uniform": {"primary.activation.weight"},
 }
 
@@ -240,7 +245,7 @@ def test_sizes(side: int, padding: str, expected: list[int], wider: int) -> None
     assert [(layer.windows.size, layer.windows.grid) for layer in network.conv_capsules] == [
         ((expected[n], expected[n] + further[n]), (expected[n + 1], expected[n + 1] + further[n + 1])) for n in (0, 1)
     ]
-    capsules = watched(network, torch.rand(2, *shape))
+    capsules = capsules_by_layer(network, torch.rand(2, *shape))
     positions = [n * (n + more) for n, more in zip(expected, further, strict=True)]
     assert [capsules[name].poses.shape for name in capsules] == [
         (2, positions[0] * 3, 16),
@@ -277,7 +282,7 @@ def test_each_capsule_sees_its_own_17_pixels(position: tuple[int, int]) -> None:
     network = build(routing=partial(EMRouting, **SPREAD_OUT))
     (y, x), (images, _) = position, pictures(1)
     images.requires_grad_()
-    top = watched(network, images)["conv_capsules_2"]
+    top = capsules_by_layer(network, images)["conv_capsules_2"]
     top.poses.unflatten(1, (2, 3, 2))[0, y, x].square().sum().backward()
     seen = images.grad[0].abs().sum(0).nonzero()
     assert seen.amin(0).tolist() == [4 * y, 4 * x]
@@ -376,7 +381,7 @@ def test_no_coordinates() -> None:
 
 
 def indexed(types: int, dim: int = 16, **options: Any) -> tuple[LinearPrimaryCapsules, Tensor]:
-    """Primary capsules whose channels say their number in thousands, and features that say their position."""
+    """Primary capsules whose channels encode their number in thousands, and features that encode their position."""
     primary = LinearPrimaryCapsules(1, types=types, dim=dim, bias=True, offset=0.0, **options).double()
     channels = 1000.0 * torch.arange(types * (dim + 1))
     for layer, own in ((primary.pose, channels[: types * dim]), (primary.activation, channels[types * dim :])):
@@ -451,7 +456,8 @@ def test_primary_capsules_see_rectified_features(batch_norm: bool) -> None:
 CHANGED: dict[str, Any] = {
     "image_shape": (1, 21, 25),
     "num_classes": 5,
-    "routing": UniformRouting,
+    "routing": partial(EMRouting, iterations=2),
+    "class_routing": None,
     "channels": 6,
     "primary_types": 4,
     "conv_types": (4, 3),
@@ -491,7 +497,7 @@ def result_of(network: EMCaps) -> tuple[Tensor, ...]:
 @pytest.mark.parametrize("backend", ["matmul", "fused"])
 @pytest.mark.parametrize("name", ROUTINGS)
 def test_backends_are_equal(name: str, backend: str) -> None:
-    found, expected = (result_of(build(routing=partial(preset(name), backend=each))) for each in (backend, "reference"))
+    found, expected = (result_of(build(**preset(name, f"routing.backend={each}"))) for each in (backend, "reference"))
     torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-11)
 
 
@@ -549,32 +555,32 @@ def options_of(network: EMCaps) -> list[dict[str, Any]]:
     return [layer.routing.options for layer in (*network.conv_capsules, network.classes)]
 
 
-CLASS_LAYERS: dict[str, tuple[Any, dict[str, Any]]] = {
-    "default": (EMRouting, {"cost": "official_legacy", "inverse_temperature": 0.0025, "mass_eps": 1e-5}),
-    "partial": (partial(EMRouting, class_layer={"iterations": 5, "damping": 0.3}), {"iterations": 5, "damping": 0.3}),
-    "partial of a partial": (
-        partial(partial(EMRouting, class_layer={"iterations": 5}), damping=0.1),
+CLASS_ROUTINGS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "default": ({}, {"cost": "official_legacy", "inverse_temperature": 0.0025, "mass_eps": 1e-5}),
+    "beside a partial": (
+        {"routing": partial(EMRouting, damping=0.1), "class_routing": {"iterations": 5}},
         {"iterations": 5},
     ),
-    "the later one": (
-        partial(partial(EMRouting, class_layer={"iterations": 5}), class_layer={"mass_eps": 0.1}),
-        {"mass_eps": 0.1},
+    "over a partial": (
+        {"routing": partial(EMRouting, iterations=2, damping=0.1), "class_routing": {"iterations": 5, "damping": 0.3}},
+        {"iterations": 5, "damping": 0.3},
     ),
-    "none": (partial(EMRouting, cost="paper", class_layer={}), {}),
+    "empty": ({"routing": partial(EMRouting, cost="paper"), "class_routing": {}}, {}),
+    "none": ({"routing": partial(EMRouting, cost="paper"), "class_routing": None}, {}),
 }
 
 
-@pytest.mark.parametrize("name", CLASS_LAYERS)
-def test_class_layer_options_reach_the_class_capsules_and_only_them(name: str) -> None:
-    routing, expected = CLASS_LAYERS[name]
-    first, second, classes = options_of(build(routing=routing))
+@pytest.mark.parametrize("name", CLASS_ROUTINGS)
+def test_class_routing_reaches_the_class_capsules_and_only_them(name: str) -> None:
+    given, expected = CLASS_ROUTINGS[name]
+    first, second, classes = options_of(build(**given))
     assert first == second
     assert classes == {**first, **expected}
     assert {key for key in expected if first[key] == classes[key]} == set()
 
 
-def test_class_layer_options_reach_the_betas() -> None:
-    network = build(routing=partial(EMRouting, beta_u=1.5, class_layer={"beta_a": -3.0, "shared_betas": True}))
+def test_class_routing_reaches_the_betas() -> None:
+    network = build(routing=partial(EMRouting, beta_u=1.5), class_routing={"beta_a": -3.0, "shared_betas": True})
     routings = [layer.routing for layer in (*network.conv_capsules, network.classes)]
     assert [routing.beta_u.tolist() for routing in routings] == [[1.5] * 4, [1.5] * 2, [1.5]]
     assert [routing.beta_a.tolist() for routing in routings] == [
@@ -585,13 +591,29 @@ def test_class_layer_options_reach_the_betas() -> None:
 
 
 @pytest.mark.parametrize("routing", [DynamicRouting, partial(DynamicRouting, iterations=2), UniformRouting])
-def test_routings_without_class_layer_options(routing: Callable[..., AbstractRouting]) -> None:
-    assert build(routing=routing)(pictures(2)[0]).scores.shape == (2, 4)
+def test_routings_without_class_routing(routing: Callable[..., AbstractRouting]) -> None:
+    assert build(routing=routing, class_routing=None)(pictures(2)[0]).scores.shape == (2, 4)
+
+
+def test_class_routing_of_another_algorithm_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"^class_routing has cost, .*; expected options of the routing, or None$"):
+        build(routing=UniformRouting)
+
+
+@pytest.mark.parametrize("routing", ROUTINGS)
+def test_options_on_the_command_line_reach_every_layer(routing: str) -> None:
+    network = build(**preset(routing, "routing.backend=reference"))
+    assert [layer.routing.backend for layer in (*network.conv_capsules, network.classes)] == ["reference"] * 3
 
 
 @pytest.mark.parametrize("name", [name for name in ROUTINGS if name.startswith("em")])
-def test_class_layer_of_every_preset_differs(name: str) -> None:
-    first, _, classes = options_of(build(routing=preset(name)))
+def test_iterations_on_the_command_line_reach_every_layer(name: str) -> None:
+    assert [each["iterations"] for each in options_of(build(**preset(name, "routing.iterations=2")))] == [2, 2, 2]
+
+
+@pytest.mark.parametrize("name", [name for name in ROUTINGS if name.startswith("em")])
+def test_class_routing_of_every_preset_differs(name: str) -> None:
+    first, _, classes = options_of(build(**preset(name)))
     assert first["inverse_temperature"] != classes["inverse_temperature"] or name == "em_tutorial"
 
 
@@ -610,12 +632,12 @@ def test_shapes(configuration: str, channel: int) -> None:
 
 def test_leaky_routing_is_refused() -> None:
     with pytest.raises(ValueError, match=r"routing\.leaky is true; expected false: convolutional capsules"):
-        build(routing=preset("dynamic_leaky"))
+        build(**preset("dynamic_leaky"))
 
 
 @pytest.mark.parametrize("name", ROUTINGS)
 def test_scores_lie_between_0_and_1(name: str) -> None:
-    scores = build(routing=preset(name))(pictures(5)[0]).scores
+    scores = build(**preset(name))(pictures(5)[0]).scores
     assert 0 < scores.min() <= scores.max() < 1
 
 
@@ -636,7 +658,7 @@ IMAGES = {
 @pytest.mark.parametrize("kind", IMAGES)
 @pytest.mark.parametrize("name", ROUTINGS)
 def test_images_without_content_give_finite_values_and_gradients(name: str, kind: str) -> None:
-    network = build(routing=preset(name))
+    network = build(**preset(name))
     images = IMAGES[kind].clone().requires_grad_()
     output = network(images)
     (output.scores.sum() + output.capsules.poses.sum()).backward()
@@ -651,14 +673,14 @@ EXTREMES = [
     for name in ROUTINGS
     if name.startswith("em")
     for iterations in (1, 3, 5)
-    for offset in (30.0, 200.0, -200.0)  # hardly anybody is active, nobody is, all are
+    for offset in (30.0, 200.0, -200.0)  # activations near 0, of 0, of 1
 ]
 
 
 @pytest.mark.parametrize(("name", "iterations", "offset"), EXTREMES)
 def test_extreme_activations_give_finite_values_and_gradients(name: str, iterations: int, offset: float) -> None:
     routing = preset(name, f"routing.iterations={iterations}")
-    network, (images, labels) = build(primary_offset=offset, routing=routing), pictures(2)
+    network, (images, labels) = build(primary_offset=offset, **routing), pictures(2)
     output = network(images)
     spread_loss(output.scores, labels, margin=0.9).backward()
     assert output.scores.isfinite().all()
@@ -673,7 +695,7 @@ def test_images_are_seen_by_both_eyes() -> None:
 
 @pytest.mark.parametrize("name", ROUTINGS)
 def test_batch_of_one_equals_its_row(name: str) -> None:
-    network, (images, _) = build(routing=preset(name)), pictures(3)
+    network, (images, _) = build(**preset(name)), pictures(3)
     output, alone = network(images), network(images[1:2])
     torch.testing.assert_close(alone.scores, output.scores[1:2])
     torch.testing.assert_close(alone.capsules.poses, output.capsules.poses[1:2], rtol=1e-4, atol=1e-6)
@@ -690,7 +712,7 @@ def test_chunks_of_a_cpu_change_no_number(monkeypatch: pytest.MonkeyPatch, cache
 def test_capsules_are_float32_under_autocast() -> None:
     network, (images, _) = build(), pictures(2)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        seen = watched(network, images)
+        seen = capsules_by_layer(network, images)
         output = network(images)
     types = {tensor.dtype for capsules in (*seen.values(), output.capsules) for tensor in capsules}
     assert types == {output.scores.dtype} == {torch.float32}
@@ -699,7 +721,7 @@ def test_capsules_are_float32_under_autocast() -> None:
 
 
 @pytest.mark.parametrize("iterations", [1, 3, 5])
-def test_watcher_sees_every_iteration_of_the_class_capsules(iterations: int) -> None:
+def test_on_iteration_is_called_in_every_iteration_of_the_class_capsules(iterations: int) -> None:
     network = build(routing=partial(EMRouting, iterations=iterations))
     images, traces = pictures(2)[0], []
     output = network(images, on_iteration=traces.append)
@@ -724,7 +746,7 @@ def test_watcher_sees_every_iteration_of_the_class_capsules(iterations: int) -> 
 )
 def test_capsule_layers_from_the_image_upwards(options: dict[str, Any], names: list[str]) -> None:
     network = build(**options)
-    seen = watched(network, pictures(2)[0])
+    seen = capsules_by_layer(network, pictures(2)[0])
     assert list(network.capsule_layers()) == list(seen) == names
     assert {type(capsules) for capsules in seen.values()} == {Capsules}
 
@@ -778,7 +800,7 @@ STATISTICS: dict[str, tuple[str, list[str], dict[str, Any], list[tuple[float, fl
     "em_official_fast": ("em_official_fast", [], {}, FAST),
     "em_official_fast, small": ("em_official_fast", [], SMALL, FAST),
     "em_official_legacy": ("em_official_legacy", [], WIDER, [(0.05, 0.1), (0.045, 0.11), (0.149, 0.16)]),
-    "em_official_legacy, small": (  # made for 32 types: with fewer children there is less mass, and little above 0.0275
+    "em_official_legacy, small": (  # for 32 types: with fewer children there is less mass, and little above 0.0275
         "em_official_legacy", [], SMALL | WIDER, [(0.03, 0.037), (0.029, 0.032), (0.145, 0.15)]
     ),
     "em_official_legacy, all parents": (
@@ -810,9 +832,9 @@ def blobs(images: int, seed: int) -> Tensor:
 def test_mean_activations_of_a_fresh_network(name: str, seed: int) -> None:
     routing, overrides, options, bounds = STATISTICS[name]
     torch.manual_seed(seed)
-    network = EMCaps((2, 32, 32), 5, routing=preset(routing, *overrides), **options)
+    network = EMCaps((2, 32, 32), 5, **preset(routing, *overrides), **options)
     with torch.no_grad():
-        primary, *layers = watched(network, blobs(4, seed)).values()
+        primary, *layers = capsules_by_layer(network, blobs(4, seed)).values()
     means = [layer.activations.mean().item() for layer in layers]
     assert 0.2 < primary.activations.mean() < 0.5
     assert [low < mean < high for mean, (low, high) in zip(means, bounds, strict=True)] == [True, True, True], means

@@ -1,4 +1,4 @@
-"""Between the package and ``em_loops``: presets and options in the words of both, and the order of capsules.
+"""Between the package and ``em_loops``: presets and options in the terms of both, and the order of capsules.
 
 The package orders capsules ``(y, x, type)`` and has one transformation ``(inner, parent type, column)`` per place, in
 the order ``(row, column, type)`` of the window; the loops have grids ``(b, type, component, y, x)`` and weights
@@ -23,7 +23,7 @@ PRESETS = sorted(file.stem for file in (conf_dir() / "routing").glob("em*.yaml")
 
 @cache
 def preset(name: str) -> dict[str, Any]:
-    """Arguments of ``EMRouting`` in the convolutional layers, ``class_layer`` among them. Not to be changed."""
+    """Arguments of ``EMRouting`` in the convolutional layers. Not to be changed."""
     options: Any = OmegaConf.to_container(compose("train", ["model=em_caps", f"routing={name}"]).routing)
     own = INITIAL[options["cost"]]
     options |= {option: value for option, value in own.items() if options[option] is None}
@@ -32,8 +32,14 @@ def preset(name: str) -> dict[str, Any]:
 
 def class_preset(name: str) -> dict[str, Any]:
     """Arguments of ``EMRouting`` in the class layer."""
-    options = preset(name)
-    return {**options, **options["class_layer"]}
+    return {**preset(name), **class_options(name)}
+
+
+@cache
+def class_options(name: str) -> dict[str, Any]:
+    """Those that differ from the convolutional layers'."""
+    options: Any = OmegaConf.to_container(compose("train", ["model=em_caps", f"routing={name}"]).class_routing)
+    return options
 
 
 def temperatures(iterations: int, inverse_temperature: float, temperature_schedule: str) -> list[float]:
@@ -46,7 +52,7 @@ def temperatures(iterations: int, inverse_temperature: float, temperature_schedu
     return [inverse_temperature * (1 + t * (last - 1) / (iterations - 1)) for t in range(iterations)]
 
 
-def in_words_of_the_loops(options: dict[str, Any]) -> dict[str, Any]:
+def in_terms_of_the_loops(options: dict[str, Any]) -> dict[str, Any]:
     """Options of ``em_routing_graph`` from arguments of ``EMRouting``; the betas go another way."""
     known = {
         name: options[name]
@@ -66,7 +72,7 @@ def betas_of_the_loops(routing: Any, parents: int, dim: int) -> tuple[Tensor, Te
     if routing.options["cost"] == "official_fast":
         beta_a = beta_a * dim / 16
         moved = beta_u.square() + routing.options["min_variance"] - 5e-4
-        assert (moved > 0).all(), "em_loops cannot be told of a variance this small"
+        assert (moved > 0).all(), "em_loops has no option for a variance this small"
         beta_u = moved.sqrt()
     return beta_u, beta_a
 

@@ -35,7 +35,7 @@ from capsule_lab.routing import (
 from capsule_lab.types import RoutingTrace, Votes
 from tests.helpers.compile import without_shape_checks
 from tests.reference import wrong
-from tests.reference.em_bridge import PRESETS, betas_of_the_loops, class_preset, in_words_of_the_loops, preset
+from tests.reference.em_bridge import PRESETS, betas_of_the_loops, class_preset, in_terms_of_the_loops, preset
 from tests.reference.em_loops import dense_em_loops
 from tests.reference.loops import dynamic_routing_loops, length_loops, uniform_routing_loops
 
@@ -65,7 +65,7 @@ def with_lengths(poses: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def em_by_loops(votes: Tensor, activations: Tensor, module: Any) -> tuple[Tensor, Tensor]:
-    options = {**in_words_of_the_loops(module.options), "normalisation": "all_parents"}  # in a dense layer
+    options = {**in_terms_of_the_loops(module.options), "normalisation": "all_parents"}  # in a dense layer
     betas = betas_of_the_loops(module, votes.shape[2], votes.shape[3])
     last = dense_em_loops(votes.detach(), activations.detach(), *betas, **options)[-1]
     return last.poses, last.activations

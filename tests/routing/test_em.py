@@ -15,9 +15,9 @@ from torch import Tensor
 from torch.autograd import gradcheck
 from torch.autograd.gradcheck import GradcheckError
 
-from capsule_lab.layers import ClassCapsules, ConvCapsules, Windows
+from capsule_lab.layers import ClassCapsules, ConvCapsules, Windows, build_normaliser
 from capsule_lab.routing import EMRouting, Normaliser, em_routing
-from capsule_lab.routing.em_costs import INITIAL, evidence, inverse_temperature_at
+from capsule_lab.routing.em_costs import CLASS_ROUTING, INITIAL, activation_logit, inverse_temperatures
 from capsule_lab.types import Capsules, RoutingTrace
 from tests.reference import em_golden as golden
 from tests.reference import em_wrong as wrong
@@ -28,8 +28,9 @@ from tests.reference.em_bridge import (
     as_conv_weight,
     as_grid,
     betas_of_the_loops,
+    class_options,
     class_preset,
-    in_words_of_the_loops,
+    in_terms_of_the_loops,
     preset,
     random,
 )
@@ -176,7 +177,7 @@ def test_preset_at_its_initial_betas_equals_the_loops(options: dict[str, Any]) -
         votes,
         activations,
         *betas_of_the_loops(module, PARENTS, 16),
-        **{**in_words_of_the_loops(options), "normalisation": "all_parents"},
+        **{**in_terms_of_the_loops(options), "normalisation": "all_parents"},
     )[-1]
     parents = module(votes, activations)
     exact(parents.poses, expected.poses)
@@ -200,7 +201,11 @@ def test_defaults_are_the_preset_em() -> None:
     parameters = inspect.signature(EMRouting).parameters
     defaults = {name: p.default for name, p in parameters.items() if p.default is not inspect.Parameter.empty}
     own = INITIAL[defaults["cost"]]
-    assert {**defaults, **own, "class_layer": dict(defaults["class_layer"])} == preset("em")
+    assert {**defaults, **own} == preset("em")
+
+
+def test_default_options_of_the_class_layer_are_those_of_the_preset_em() -> None:
+    assert dict(CLASS_ROUTING) == class_options("em")
 
 
 @pytest.mark.parametrize("cost", INITIAL)
@@ -208,11 +213,6 @@ def test_initial_values_follow_the_cost(cost: Any) -> None:
     module = EMRouting(PARENTS, 16, cost=cost)
     own = {"beta_u": module.beta_u[0].item(), "beta_a": module.beta_a[0].item()}
     assert {**own, "inverse_temperature": module.options["inverse_temperature"]} == pytest.approx(INITIAL[cost])
-
-
-def test_unknown_option_of_the_class_layer_is_named() -> None:
-    with pytest.raises(ValueError, match="routing class_layer has betaa; expected arguments of EMRouting"):
-        EMRouting(PARENTS, 16, class_layer={"betaa": 1.0, "beta_u": 1.0})
 
 
 def test_paper_preset_is_em_in_other_units() -> None:
@@ -227,7 +227,7 @@ def test_class_layer_of_the_paper_preset_is_ems_in_other_units() -> None:
     assert (paper["beta_u"], paper["beta_a"], paper["inverse_temperature"]) == pytest.approx(expected, rel=1e-3)
 
 
-OF_THE_PAPER = ("cost", "inverse_temperature", "beta_u", "beta_a", "class_layer")
+OF_THE_PAPER = ("cost", "inverse_temperature", "beta_u", "beta_a")
 
 
 def test_paper_preset_differs_in_units_only() -> None:
@@ -271,9 +271,7 @@ def test_mixing_proportions_learn_no_betas() -> None:
     ],
 )
 def test_inverse_temperatures(schedule: Any, final: float, expected: tuple[float, ...]) -> None:
-    iterations = len(expected)
-    sequence = [inverse_temperature_at(t, iterations, final, schedule) for t in range(iterations)]
-    assert sequence == pytest.approx(expected, rel=1e-12)
+    assert inverse_temperatures(len(expected), final, schedule) == pytest.approx(expected, rel=1e-12)
 
 
 # --------------------------------------------------------------------------------------------------- costs
@@ -287,25 +285,29 @@ def test_inverse_temperatures(schedule: Any, final: float, expected: tuple[float
         ("official_fast", -2 * (-3 + 4 * (math.log(0.35) + LN_2PI + 1)) - 50),
     ],
 )
-def test_evidence_by_hand(cost: Any, expected: float) -> None:
-    saved = evidence(cost, double(2)[None], double(-3)[None], double(0.5), double(0.25), dim=4, min_variance=0.1)
-    assert saved.item() == pytest.approx(expected, rel=1e-12)
+def test_activation_logit_by_hand(cost: Any, expected: float) -> None:
+    logits = activation_logit(
+        cost, double(2)[None], double(-3)[None], double(0.5), double(0.25), dim=4, min_variance=0.1
+    )
+    assert logits.item() == pytest.approx(expected, rel=1e-12)
 
 
-def test_standardised_evidence_by_hand() -> None:
+def test_standardised_activation_logit_by_hand() -> None:
     """Costs 1 and 3 are one standard deviation from their mean; beta_a is added after that."""
     mass, log_variance = double(1, 3)[None], double(0, 0)[None]
-    saved = evidence("standardised", mass, log_variance, double(0.5, 0.5), double(0.25, 0.5), dim=2, min_variance=0.1)
+    logits = activation_logit(
+        "standardised", mass, log_variance, double(0.5, 0.5), double(0.25, 0.5), dim=2, min_variance=0.1
+    )
     one = 1 / (1 + 1e-4)  # 1e-4: beside the standard deviation
-    torch.testing.assert_close(saved, double(0.25 + one, 0.5 - one)[None], rtol=0, atol=1e-12)
+    torch.testing.assert_close(logits, double(0.25 + one, 0.5 - one)[None], rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("parents", [1, 3])
-def test_standardised_evidence_of_equal_costs_is_finite(parents: int) -> None:
+def test_standardised_activation_logit_of_equal_costs_is_finite(parents: int) -> None:
     mass = torch.ones(2, parents, requires_grad=True)
-    saved = evidence("standardised", mass, -mass, torch.zeros(1), torch.ones(1), dim=2, min_variance=0.1)
-    saved.sum().backward()
-    assert torch.equal(saved, torch.ones(2, parents))
+    logits = activation_logit("standardised", mass, -mass, torch.zeros(1), torch.ones(1), dim=2, min_variance=0.1)
+    logits.sum().backward()
+    assert torch.equal(logits, torch.ones(2, parents))
     assert mass.grad.isfinite().all()
 
 
@@ -411,7 +413,7 @@ def test_first_couplings_are_equal_shares() -> None:
     assert (traces[1].couplings - 1 / PARENTS).abs().max() > 0.1
 
 
-def test_absent_child_has_no_say() -> None:
+def test_absent_child_changes_nothing() -> None:
     votes, activations = dense_inputs()
     activations[:, 1] = 0
     others = [0, 2, 3]
@@ -450,18 +452,18 @@ def test_every_argument_changes_the_capsules(argument: str) -> None:
 
 
 def test_no_argument_is_forgotten() -> None:
-    """Shared betas are the same at first, see above; ``EMCaps`` applies ``class_layer``; factories are told ``dim``.
+    """Shared betas are the same at first, see above; layers set ``parents`` and ``dim``.
 
     Backends are the same throughout, see ``test_contract.py``.
     """
-    others = {"parents", "dim", "shared_betas", "class_layer", "backend"}
+    others = {"parents", "dim", "shared_betas", "backend"}
     assert set(inspect.signature(EMRouting).parameters) == {*CHANGED, *others}
 
 
 OF_THE_FUNCTION = set(inspect.signature(em_routing).parameters) - {"votes", "activations", "normalise", "on_iteration"}
 
 
-def test_module_hands_on_every_argument_of_the_function() -> None:
+def test_module_passes_every_argument_to_the_function() -> None:
     module = EMRouting(PARENTS, 4, **CHANGED)
     assert module.options == {name: CHANGED[name] for name in OF_THE_FUNCTION - {"beta_u", "beta_a", "backend"}}
     assert module.normalisation == CHANGED["normalisation"]
@@ -552,7 +554,7 @@ class Package:
         seen = activations[:, windows.children]
         ordered = votes.unflatten(2, (2, 9)).transpose(2, 3).flatten(0, 1).flatten(1, 2)
         present = seen.unflatten(2, (2, 9)).transpose(2, 3).flatten(0, 1).flatten(1, 2)
-        normaliser = geometry.normaliser("all_parents")
+        normaliser = build_normaliser("all_parents", geometry)
         parents = em_routing(ordered, present, *betas, cost="paper", normalise=normaliser, **SCHEDULE)
         return Capsules(*(tensor.unflatten(0, (len(votes), -1)) for tensor in parents))
 

@@ -1,0 +1,112 @@
+"""Which parents compete for a child in a convolutional capsule layer: four ways to normalise couplings.
+
+A child is seen by the windows of several positions, up to ``kernel_size ** 2``. With a softmax inside of each window
+its couplings sum to one per window; with ``AllParents``, to one.
+"""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from capsule_lab.kernels import child_softmax
+from capsule_lab.layers.windows import Windows
+from capsule_lab.routing.base import Normalisation, Normaliser
+
+FLOOR = 1e-6  # official code, fast: least mass that divides a child's couplings
+EPS = 1e-7  # official code, legacy: added to it
+
+
+class WindowNormaliser(Normaliser):
+    """Base of those that know the positions of a layer.
+
+    Args:
+        windows: of the layer.
+    """
+
+    def __init__(self, windows: Windows) -> None:
+        super().__init__()
+        self.windows = windows
+        self.rows_per_image = windows.positions
+
+    def total(self, mass: Float[Tensor, "window parent"]) -> Float[Tensor, "window 1"]:
+        by_image = mass.view(-1, self.windows.positions * mass.shape[1])
+        return by_image.sum(1, keepdim=True).repeat_interleave(self.windows.positions, 0)
+
+    def _per_child(self, values: Tensor, child: Tensor) -> Tensor:
+        """Sums the places of all windows per child: ``(batch, position * place) -> (batch, child)``."""
+        sums = values.new_zeros(len(values), self.windows.child_count)
+        return sums.index_add(1, child.flatten(), values)
+
+
+class AllParents(WindowNormaliser):
+    """All parents at all positions that see a child compete for it (Hinton 2018, section 4), in log-space.
+
+    Children outside of every window, at the edge of a grid that the stride does not divide, have no couplings.
+    """
+
+    def fused(self, log_couplings: Float[Tensor, "window parent place"]) -> Float[Tensor, "window parent place"]:
+        found = child_softmax(log_couplings, self.windows.child, self.windows.child_count)
+        return self(log_couplings) if found is None else found
+
+    def __call__(self, log_couplings: Float[Tensor, "window parent place"]) -> Float[Tensor, "window parent place"]:
+        windows = self.windows
+        child = windows.child.flatten()
+        log_here = log_couplings.logsumexp(1).view(-1, len(child))  # [b position·place]
+        log_largest = log_here.new_full((len(log_here), windows.child_count), -torch.inf)
+        log_largest = log_largest.scatter_reduce(1, child.expand(len(log_here), -1), log_here.detach(), "amax")
+        log_largest = log_largest.index_select(1, child)
+        total = self._per_child((log_here - log_largest).exp(), child).index_select(1, child)
+        log_total = (log_largest + total.log()).view(-1, 1, windows.places)
+        return (log_couplings - log_total).exp()
+
+
+class WindowOnly(WindowNormaliser):
+    """Only the parents of one position compete for a child, as in most ports: each position gets all of its mass."""
+
+
+class OfficialFast(WindowNormaliser):
+    """The official code's ``fast`` path: all parents compete, relative to the best of each child *type*.
+
+    One maximum per (image, child type) is subtracted, and a child's mass is at least 1e-6: the couplings of a child
+    about 14 nats below the best one of its type sum to less than one.
+    """
+
+    def __call__(self, log_couplings: Float[Tensor, "window parent place"]) -> Float[Tensor, "window parent place"]:
+        windows, parents = self.windows, log_couplings.shape[1]
+        child = windows.child.flatten()
+        by_type = log_couplings.view(-1, windows.positions, parents, windows.places // windows.types, windows.types)
+        weights = (by_type - by_type.amax((1, 2, 3), keepdim=True)).exp().view_as(log_couplings)
+        here = weights.sum(1).view(-1, len(child))
+        mass = self._per_child(here, child).index_select(1, child).clamp_min(FLOOR)
+        return weights / mass.view(-1, 1, windows.places)
+
+
+class OfficialLegacy(WindowNormaliser):
+    """The official code's default path: positions compete, separately for each parent type.
+
+    Types do not compete, so the couplings of a child sum to one for each of them; and the stride is ignored in telling
+    which places are the same child, so that with stride 2 wrong children are pooled. For parity with the authors.
+    """
+
+    def __call__(self, log_couplings: Float[Tensor, "window parent place"]) -> Float[Tensor, "window parent place"]:
+        windows, parents = self.windows, log_couplings.shape[1]
+        child = windows.child_at_stride_1.flatten()
+        by_type = log_couplings.view(-1, windows.positions, parents, windows.places // windows.types, windows.types)
+        weights = (by_type - by_type.amax((1, 3), keepdim=True)).exp().flatten(3)  # [b position j place]
+        of_parent = weights.transpose(1, 2).flatten(0, 1).flatten(1)  # [b·j position·place]
+        mass = self._per_child(of_parent, child).index_select(1, child) + EPS
+        shares = (of_parent / mass).view(-1, parents, windows.positions, windows.places)
+        return shares.transpose(1, 2).reshape(log_couplings.shape)
+
+
+def build_normaliser(normalisation: Normalisation, windows: Windows) -> Normaliser:
+    """The normaliser of a convolutional layer, see ``Normalisation``."""
+    kinds: dict[Normalisation, type[WindowNormaliser]] = {
+        "all_parents": AllParents,
+        "window": WindowOnly,
+        "official_legacy": OfficialLegacy,
+        "official_fast": OfficialFast,
+    }
+    return kinds[normalisation](windows)

@@ -1,0 +1,83 @@
+"""What layers tell a routing, and routings that want the vote tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, einsum, nn
+
+from capsule_lab.functional import dense_votes, length, with_dense_votes
+from capsule_lab.layers import ClassCapsules, ConvCapsules, DenseCapsules
+from capsule_lab.routing import AbstractRouting, LayerInfo
+from capsule_lab.types import Capsules, Votes
+
+
+class LearnedCouplings(AbstractRouting):
+    """A logit for every (kind of child, parent): learned, with no routing in the forward pass."""
+
+    def __init__(self, parents: int, dim: int) -> None:
+        super().__init__()
+        self.sizes = (parents, dim)
+
+    def build(self, layer: LayerInfo) -> None:
+        self.layer = layer
+        self.logits = nn.Parameter(torch.linspace(-1, 1, layer.parents * layer.child_types).view(layer.parents, -1))
+
+    @with_dense_votes
+    def forward(self, votes: Tensor, activations: Tensor | None = None, **_: Any) -> Capsules:
+        logits = self.logits.repeat(1, self.layer.children // self.layer.child_types)  # [j i]
+        poses = einsum("ji,bijd->bjd", logits.softmax(0), votes)
+        return Capsules(poses, length(poses))
+
+
+LAYERS: dict[str, tuple[Callable[[], Any], LayerInfo]] = {
+    "dense": (
+        lambda: DenseCapsules(12, 6, 3, 8, routing=LearnedCouplings),
+        LayerInfo(parents=3, dim=8, children=12, child_dim=6, shared=False, child_types=12),
+    ),
+    "convolutional": (
+        lambda: ConvCapsules((3, 2), 2, 6, 3, 8, kernel_size=2, routing=LearnedCouplings),
+        LayerInfo(parents=3, dim=8, children=8, child_dim=6, shared=True, child_types=8),
+    ),
+    "class": (
+        lambda: ClassCapsules(6, 2, 6, 3, 8, routing=LearnedCouplings, coordinates=torch.rand(6, 8)),
+        LayerInfo(parents=3, dim=8, children=12, child_dim=6, shared=True, child_types=2),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_routing_learns_about_its_layer(name: str) -> None:
+    build, expected = LAYERS[name]
+    layer = build()
+    assert layer.routing.layer == expected
+    assert layer.routing.sizes == (expected.parents, expected.dim)
+    parents = layer(torch.rand(2, 12, 6), torch.rand(2, 12))
+    assert parents.poses.shape == (2, 3 * (2 if name == "convolutional" else 1), 8)
+    parents.poses.square().sum().backward()
+    assert layer.routing.logits.grad.abs().min() > 0
+    assert "routing.logits" in dict(layer.named_parameters())
+
+
+def test_with_dense_votes() -> None:
+    votes = Votes(torch.rand(2, 5, 4), torch.rand(5, 4, 3, 8))
+    seen: list[Any] = []
+
+    @with_dense_votes
+    def keep(*given: Any, **named: Any) -> None:
+        seen.extend([*given, *named.values()])
+
+    tensor = dense_votes(*votes)
+    keep(votes, tensor, 1, votes=votes, other=None)
+    assert all(torch.equal(each, tensor) for each in (seen[0], seen[1], seen[3]))
+    assert (seen[2], seen[4]) == (1, None)
+
+
+@pytest.mark.parametrize("kind", ["poses and weight", "tensor"])
+def test_dense_votes_of_half_precision_are_float32(kind: str) -> None:
+    votes = Votes(torch.rand(2, 5, 4).bfloat16(), torch.rand(5, 4, 3, 8).bfloat16())
+    given = votes if kind == "poses and weight" else dense_votes(*votes).bfloat16()
+    assert with_dense_votes(lambda votes: votes.dtype)(given) == torch.float32

@@ -1,0 +1,93 @@
+"""A routing in a package of its own: ``tests/templates/my_routing``, which CONTRIBUTING quotes, works as it is."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hydra.utils import instantiate
+from omegaconf import OmegaConf
+
+from capsule_lab.build import check
+from capsule_lab.types import RoutingTrace, Votes
+from tests.helpers.commands import NO_PICTURES, ROOT, TINY_CAPSNET, TINY_DATA, Ended
+
+TEMPLATE = ROOT / "tests" / "templates" / "my_routing"
+EM_CAPS = ["model=em_caps_small", "model.channels=4", "model.primary_types=2", "model.conv_types=[2,2]"]
+STEPS = ["trainer.max_epochs=-1", "trainer.max_steps=2", "data.train_images=80", "train.test=last"]
+
+
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The template in a folder outside of ours, from which Python may import."""
+    folder = Path(shutil.copytree(TEMPLATE, tmp_path / "own", ignore=shutil.ignore_patterns("__pycache__")))
+    monkeypatch.syspath_prepend(folder)
+    monkeypatch.delitem(importlib.sys.modules, "mine", raising=False)
+    importlib.invalidate_caches()
+    return folder
+
+
+def results() -> list[dict[str, Any]]:
+    return [json.loads(file.read_text()) for file in Path("runs").glob("*/metrics.json")]
+
+
+CONFIG_DIR, SEARCH_PATH = "--config-dir={}", "hydra.searchpath=[file://{}]"
+
+
+@pytest.mark.parametrize(("model", "option"), [(TINY_CAPSNET, CONFIG_DIR), (EM_CAPS, SEARCH_PATH)])
+def test_own_routing_trains(own: Path, cli: Callable[..., Ended], model: list[str], option: str) -> None:
+    arguments = [*model, "routing=mine", "routing.iterations=2", *TINY_DATA, *STEPS, *NO_PICTURES]
+    ended = cli("train", option.format(own / "conf"), *arguments)
+    assert ended.status == 0, ended.err
+    (result,) = results()
+    assert result["steps"] == 2
+
+
+def test_target_of_ones_own_beside_a_routing_of_ours(own: Path, cli: Callable[..., Ended]) -> None:
+    """Without a configuration folder: the options are those that both take."""
+    arguments = ["routing=uniform", "routing._target_=mine.MyRouting", "~routing.bias", "~routing.leaky"]
+    ended = cli("train", *TINY_CAPSNET, *arguments, "~routing.backend", *TINY_DATA, *STEPS, *NO_PICTURES)
+    assert ended.status == 0, ended.err
+    (result,) = results()
+    assert result["steps"] == 2
+
+
+@pytest.mark.parametrize(
+    ("option", "arguments", "message"),
+    [
+        (CONFIG_DIR, ["routing=mine", "routing.iteration=2"], "did you mean routing.iterations?"),
+        (SEARCH_PATH, ["routing=mine", "routing.iteration=2"], "did you mean routing.iterations?"),
+        (CONFIG_DIR, ["routing=mine", "+routing.iteration=2"], "did you mean routing.iterations?"),
+        (CONFIG_DIR, ["routing=mine", "routing._target_=mine.Yours"], "is mine.Yours, which cannot be imported"),
+        (SEARCH_PATH, ["routing=thine"], "routing=thine does not exist; did you mean mine? Options: dynamic,"),
+    ],
+    ids=str,
+)
+def test_mistakes_with_ones_own_routing_are_explained(
+    own: Path, cli: Callable[..., Ended], option: str, arguments: list[str], message: str
+) -> None:
+    ended = cli("train", option.format(own / "conf"), *TINY_CAPSNET, *arguments, *TINY_DATA, *STEPS)
+    assert ended.status == 2
+    assert message in ended.err
+
+
+@pytest.mark.usefixtures("own")
+def test_template_is_checked_and_routes() -> None:
+    config = OmegaConf.create({"routing": OmegaConf.load(TEMPLATE / "conf" / "routing" / "mine.yaml")})
+    check(config)
+    routing = instantiate(config.routing)(parents=3, dim=8).double()
+    votes = Votes(torch.rand(2, 5, 4).double(), torch.rand(5, 4, 3, 8).double())
+    traces: list[RoutingTrace] = []
+    parents = routing(votes, on_iteration=traces.append)
+    assert parents.poses.shape == (2, 3, 8)
+    assert [trace.iteration for trace in traces] == [0, 1, 2]
+    for trace in traces:
+        torch.testing.assert_close(trace.couplings.sum(2), torch.ones(2, 5).double())
+    parents.poses.sum().backward()
+    assert routing.sharpness.grad.abs().min() > 0
