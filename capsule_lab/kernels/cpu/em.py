@@ -24,7 +24,7 @@ from capsule_lab.kernels.em_arguments import FitInputs, FitOptions, FitOutputs
 
 
 def fit(inputs: FitInputs, options: FitOptions) -> FitOutputs:
-    """Mass, poses, variances and, if asked to ``measure``, distances, see ``capsule_lab.kernels.base.Fit``."""
+    """Mass, poses, variances and, if asked to ``measure``, distances."""
     couplings, previous = inputs.couplings, inputs.previous
     row, parent, child = couplings.shape
     outputs = FitOutputs(

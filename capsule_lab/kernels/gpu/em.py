@@ -26,7 +26,7 @@ MAX_BLOCK = 512  # ours, not measured yet on a GPU: children whose votes stay in
 
 
 def fit(inputs: FitInputs, options: FitOptions) -> FitOutputs:
-    """Mass, poses, variances and, if asked to ``measure``, distances, see ``capsule_lab.kernels.base.Fit``."""
+    """Mass, poses, variances and, if asked to ``measure``, distances."""
     poses, weight, _, couplings, previous = inputs
     row, parent, child = couplings.shape
     outputs = FitOutputs(

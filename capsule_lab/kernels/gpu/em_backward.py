@@ -43,7 +43,7 @@ def fit_backward(
         inputs.poses, inputs.weight, inputs.couplings.unsqueeze(2), coefficients, inner,
         activations=inputs.activations, grad_distances=grad_distances, grad_mass=grad_mass,
     )  # fmt: skip
-    return FitInputs(*grads, grad_previous.to(dtype).contiguous())
+    return FitInputs._make([*grads, grad_previous.to(dtype).contiguous()])
 
 
 def _sums_over_children(
