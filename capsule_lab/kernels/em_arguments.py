@@ -1,7 +1,7 @@
 """Arguments and results of the fused kernels of EM routing: one name for what goes through several functions.
 
-Shapes: n rows, parents j, children i, pose entries h and k of a weight, d components of a vote. A kernel of a CPU is
-given the same records with flat numpy arrays in place of tensors.
+Shapes: n rows, parents j, children i, pose entries h and k of a weight, d components of a vote. The numba kernels
+get the same records with flat numpy arrays in place of tensors.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class FitOptions(NamedTuple):
         damping: share of ``previous`` in the poses of the parents.
         min_variance: added to every variance.
         mass_eps: added to every mass.
-        measure: whether the distances are wanted.
+        measure: whether to compute the distances.
     """
 
     inner: int
@@ -54,7 +54,7 @@ class Parents(NamedTuple):
 
 
 class FitOutputs(NamedTuple):
-    """What a fit gives; also the gradients of these: ``Parents`` and distances ``[n j i]``, empty if not measured."""
+    """Results of a fit; also the gradients of these: ``Parents`` and distances ``[n j i]``, empty if not measured."""
 
     mass: Any
     poses: Any

@@ -14,7 +14,7 @@ def pairwise(switches: Mapping[str, Sequence[Any]], given: Iterable[Mapping[str,
 
     Args:
         switches: the values of each.
-        given: combinations that are wanted anyway; switches that they leave open are set, others are kept.
+        given: combinations that come first; switches that they leave open are set, other names are kept.
 
     >>> for row in pairwise({"a": [1, 2], "b": [1, 2], "c": [1, 2]}):
     ...     print(row)

@@ -75,7 +75,7 @@ def draw(*shape: int, seed: int) -> Tensor:
 
 
 def results(kernels: Any, case: Case, device: str, dtype: torch.dtype) -> dict[str, tuple[Tensor, ...]]:
-    """What every kernel gives, for the same numbers in any precision."""
+    """Results of every kernel for the same numbers in any precision."""
 
     def given(*shape: int, seed: int) -> Tensor:
         rounded = (draw(*shape, seed=seed) if seed else scaled).to(case.dtype)
@@ -109,7 +109,7 @@ def results(kernels: Any, case: Case, device: str, dtype: torch.dtype) -> dict[s
 
 
 def compare(name: str, device: str) -> None:
-    """Raise, if a kernel of a GPU gives something else than that of a CPU, or with memory in another order."""
+    """Raise, if the result of a kernel of a GPU differs from that of a CPU."""
     from capsule_lab.kernels import gpu
 
     case = CASES[name]
@@ -132,7 +132,7 @@ def compare(name: str, device: str) -> None:
 
 
 def compare_order(device: str) -> None:
-    """Strided arguments give what contiguous ones do, in contiguous results."""
+    """Strided arguments have the same results as contiguous ones, and these are contiguous."""
     from capsule_lab.kernels import gpu
 
     class Strided:

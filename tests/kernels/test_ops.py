@@ -1,4 +1,4 @@
-"""Fused kernels as operators: what torch asks of one, and networks that are compiled or exported through them."""
+"""Fused kernels as operators: torch's own checks, and networks that are compiled or exported through them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every routing must satisfy, and proof that the usual mistakes do not.
+"""What every routing must satisfy, and tests that the usual mistakes do not.
 
 A routing joins by being exported from ``capsule_lab.routing`` and having an entry in ``REFERENCES``. Every check is a
 function of a ``Route``, so that the wrong versions of ``tests/reference/wrong.py`` are put to the same ones.
@@ -163,8 +163,8 @@ def combinations(kind: type[AbstractRouting], **more: Sequence[Any]) -> dict[str
     found = {}
     for name, row in zip(names, rows, strict=True):
         shown = {switch: row[switch] for switch in switches if not (name and switch in reference.given[name])}
-        words = [f"{switch}={value}" for switch, value in shown.items() if value != switches[switch][0]]
-        found["-".join([kind.__name__, *filter(None, [name]), *words])] = row
+        parts = [f"{switch}={value}" for switch, value in shown.items() if value != switches[switch][0]]
+        found["-".join([kind.__name__, *filter(None, [name]), *parts])] = row
     return found
 
 
