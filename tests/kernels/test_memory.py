@@ -40,7 +40,7 @@ def peak_memory(iterations: int, backend: str) -> int:
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no resource module")
-def test_peak_does_not_grow_with_iterations() -> None:
+def test_does_not_grow_with_iterations() -> None:
     one, five = peak_memory(1, "fused"), peak_memory(5, "fused")
     assert five < 1.3 * one
 
