@@ -388,9 +388,7 @@ def test_callback_changes_nothing(kind: type[AbstractRouting], options: dict[str
 
 
 @every_combination()
-def test_same_votes_same_poses(
-    kind: type[AbstractRouting], options: dict[str, Any], case: BackendCase
-) -> None:
+def test_same_votes_same_poses(kind: type[AbstractRouting], options: dict[str, Any], case: BackendCase) -> None:
     check_repeatable(route_of(build(kind, parameters="random", **options), dense=case.dense))
 
 

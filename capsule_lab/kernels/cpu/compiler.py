@@ -7,7 +7,9 @@ of them compiles all of them again. Read from numba 0.68.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import logging
 import os
 import shutil
 import tempfile
@@ -20,20 +22,19 @@ import numba
 from capsule_lab.kernels import em_arguments
 from capsule_lab.kernels.cpu.simd import FAST_MATH
 
+_LOG = logging.getLogger(__name__)
 CONFIG: Any = numba.config
 SOURCES = [*sorted(Path(__file__).parent.glob("*.py")), Path(em_arguments.__file__)]
 KEPT = 8  # ours: folders that stay, as many checkouts or branches as are in use at a time
 
 
 def cache_root() -> Path:
-    """``NUMBA_CACHE_DIR`` where it is set, otherwise ``capsule_lab`` in the cache directory of the user.
+    """``capsule_lab`` in ``NUMBA_CACHE_DIR`` where it is set, otherwise in the cache directory of the user.
 
     Raises:
         RuntimeError: if the user has no home directory.
     """
-    if CONFIG.CACHE_DIR:
-        return Path(CONFIG.CACHE_DIR)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "capsule_lab"
+    return Path(CONFIG.CACHE_DIR or os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "capsule_lab"
 
 
 def cache_folder(root: Path, sources: Iterable[Path]) -> Path:
@@ -54,11 +55,13 @@ def make_cache_folder() -> Path | None:
         folder.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=folder).close()
         os.utime(folder)
-        by_age = sorted(folder.parent.glob("kernels-*"), key=lambda path: path.stat().st_mtime)
-    except (OSError, RuntimeError):
+    except (OSError, RuntimeError) as error:
+        _LOG.warning("kernels are compiled again in every process: %s; set NUMBA_CACHE_DIR to a writable folder", error)
         return None
-    for old in by_age[:-KEPT]:
-        shutil.rmtree(old, ignore_errors=True)
+    with contextlib.suppress(OSError):  # another process may remove one at the same time
+        by_age = sorted(folder.parent.glob("kernels-*"), key=lambda path: path.stat().st_mtime)
+        for old in by_age[:-KEPT]:
+            shutil.rmtree(old, ignore_errors=True)
     return folder
 
 

@@ -59,7 +59,7 @@ def test_numba_cache_dir_is_respected(monkeypatch: pytest.MonkeyPatch, tmp_path:
     monkeypatch.setattr(compiler.CONFIG, "CACHE_DIR", str(tmp_path / "mine"))
     folder = compiler.make_cache_folder()
     assert folder is not None
-    assert folder.parent == tmp_path / "mine"
+    assert folder.parent == tmp_path / "mine" / "capsule_lab"
 
 
 def test_numba_cache_dir_of_others_stays_as_it_was() -> None:
@@ -76,13 +76,14 @@ def test_kernels_are_cached_there() -> None:
 
 def test_folders_of_the_versions_used_last_stay(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(compiler.CONFIG, "CACHE_DIR", str(tmp_path))
-    others = [tmp_path / f"kernels-{number}" for number in range(compiler.KEPT + 2)]
+    root = tmp_path / "capsule_lab"
+    others = [root / f"kernels-{number}" for number in range(compiler.KEPT + 2)]
     for age, other in enumerate(others):
         (other / "cpu").mkdir(parents=True)
         os.utime(other, (age, age))
-    (tmp_path / "something-else").mkdir()
+    (root / "something-else").mkdir()
     folder = compiler.make_cache_folder()
-    assert sorted(tmp_path.iterdir()) == sorted([folder, *others[3:], tmp_path / "something-else"])
+    assert sorted(root.iterdir()) == sorted([folder, *others[3:], root / "something-else"])
 
 
 def test_kernels_run_where_nothing_can_be_cached(tmp_path: Path) -> None:
@@ -94,3 +95,4 @@ def test_kernels_run_where_nothing_can_be_cached(tmp_path: Path) -> None:
     root = Path(capsule_lab.__file__).parents[1]
     ended = subprocess.run(command, env=environment, cwd=root, check=True, capture_output=True, text=True, timeout=120)
     assert ended.stdout.split() == ["None", "2"]
+    assert "set NUMBA_CACHE_DIR" in ended.stderr
