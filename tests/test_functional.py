@@ -303,7 +303,7 @@ def test_one_crop_predicts_as_the_image_does() -> None:
 
 
 def by_label(scores: list[float], labels: list[int]) -> list[int]:
-    """One image, in words: right predictions at their labels, the others where there is room, the highest first."""
+    """One image: right predictions at their labels, the others at the labels that remain, the highest first."""
     highest = sorted(range(len(scores)), key=lambda k: -scores[k])[: len(labels)]
     wrong = [k for k in highest if k not in labels]
     return [label if label in highest else wrong.pop(0) for label in labels]

@@ -73,4 +73,4 @@ def _rows_in_cache(votes: Votes, rows_per_image: int) -> int:
 def child_softmax(log_couplings: Tensor, child: Tensor, children: int) -> Tensor | None:
     """Softmax over all entries of an image that belong to one child, by a fused kernel; ``None`` if there is none."""
     kernels = fused_kernels(log_couplings.device.type)
-    return ops.shares(log_couplings, child, children) if hasattr(kernels, "shares") else None
+    return ops.softmax_by_child(log_couplings, child, children) if hasattr(kernels, "softmax_by_child") else None

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.library import custom_op
 
 from capsule_lab.kernels.backends import fused_kernels
+from capsule_lab.kernels.em_arguments import FitInputs, FitOptions, FitOutputs, Parents
 
 
 def _kernels(tensor: Tensor) -> Any:
@@ -35,31 +36,21 @@ def fit(
     mass_eps: float,
     measure: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Mass, poses, variances of the parents, and, if asked to ``measure``, distances of the votes."""
-    return _kernels(poses).fit(
-        poses, weight, activations, couplings, previous, inner, damping, min_variance, mass_eps, measure
-    )
+    """``FitOutputs`` of ``FitInputs`` and ``FitOptions``."""
+    inputs = FitInputs(poses, weight, activations, couplings, previous)
+    outputs: FitOutputs = _kernels(poses).fit(inputs, FitOptions(inner, damping, min_variance, mass_eps, measure))
+    return outputs
 
 
 @fit.register_fake
-def _(
-    poses: Tensor,
-    weight: Tensor,
-    activations: Tensor,
-    couplings: Tensor,
-    previous: Tensor,
-    inner: int,
-    damping: float,
-    min_variance: float,
-    mass_eps: float,
-    measure: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    row, parent, child = couplings.shape
+def _(*arguments: Any) -> tuple[Tensor, ...]:
+    inputs, options = FitInputs(*arguments[:5]), FitOptions(*arguments[5:])
+    row, parent, child = inputs.couplings.shape
     return (
-        poses.new_empty(row, parent),
-        previous.new_empty(previous.shape),
-        previous.new_empty(previous.shape),
-        poses.new_empty(row, parent, child if measure else 0),
+        inputs.poses.new_empty(row, parent),
+        inputs.previous.new_empty(inputs.previous.shape),
+        inputs.previous.new_empty(inputs.previous.shape),
+        inputs.poses.new_empty(row, parent, child if options.measure else 0),
     )
 
 
@@ -73,40 +64,36 @@ def fit_backward(
     mass: Tensor,
     parents: Tensor,
     variances: Tensor,
-    to_mass: Tensor,
-    to_parents: Tensor,
-    to_variances: Tensor,
-    to_distances: Tensor,
+    grad_mass: Tensor,
+    grad_parents: Tensor,
+    grad_variances: Tensor,
+    grad_distances: Tensor,
     inner: int,
     damping: float,
     min_variance: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of the tensors that ``fit`` takes."""
-    return _kernels(poses).fit_backward(
-        poses, weight, activations, couplings, previous, mass, parents, variances,
-        to_mass, to_parents, to_variances, to_distances, inner, damping, min_variance,
-    )  # fmt: skip
+    """Gradients of ``FitInputs``, from ``Parents`` and the gradients of ``FitOutputs``."""
+    inputs = FitInputs(poses, weight, activations, couplings, previous)
+    grad_outputs = FitOutputs(grad_mass, grad_parents, grad_variances, grad_distances)
+    fitted = Parents(mass, parents, variances)
+    grads: FitInputs = _kernels(poses).fit_backward(inputs, fitted, grad_outputs, inner, damping, min_variance)
+    return grads
 
 
 @fit_backward.register_fake
-def _(
-    poses: Tensor, weight: Tensor, activations: Tensor, couplings: Tensor, previous: Tensor, *_: Any
-) -> tuple[Tensor, ...]:
-    return tuple(each.new_empty(each.shape) for each in (poses, weight, activations, couplings, previous))
+def _(*arguments: Any) -> tuple[Tensor, ...]:
+    return tuple(each.new_empty(each.shape) for each in arguments[:5])
 
 
 def _keep_fit(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    tensors, (inner, damping, min_variance, _, measure) = inputs[:5], inputs[5:]
-    ctx.save_for_backward(*tensors, *output[:3])
-    ctx.options = (inner, damping, min_variance)
-    ctx.measure = measure
+    options = FitOptions(*inputs[5:])
+    ctx.save_for_backward(*inputs[:5], *output[:3])
+    ctx.options = options.inner, options.damping, options.min_variance
 
 
-def _fit_gradient(
-    ctx: Any, to_mass: Tensor, to_parents: Tensor, to_variances: Tensor, to_distances: Tensor
-) -> tuple[Tensor | None, ...]:
-    gradients = (to_mass, to_parents, to_variances, to_distances)
-    return (*fit_backward(*ctx.saved_tensors, *gradients, *ctx.options), None, None, None, None, None)
+def _fit_gradient(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+    grads = fit_backward(*ctx.saved_tensors, *grad_outputs, *ctx.options)
+    return *grads, None, None, None, None, None
 
 
 fit.register_autograd(_fit_gradient, setup_context=_keep_fit)
@@ -168,16 +155,16 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     ctx.inner = inputs[3]
 
 
-def _weighted_sum_gradient(ctx: Any, to_sums: Tensor) -> tuple[Tensor | None, ...]:
+def _weighted_sum_gradient(ctx: Any, grad_sums: Tensor) -> tuple[Tensor | None, ...]:
     poses, weight, couplings = ctx.saved_tensors
-    to_couplings = agreement(poses, weight, to_sums, ctx.inner) if ctx.needs_input_grad[2] else None
-    return *contraction(poses, weight, [couplings], [to_sums], ctx.inner), to_couplings, None
+    grad_couplings = agreement(poses, weight, grad_sums, ctx.inner) if ctx.needs_input_grad[2] else None
+    return *contraction(poses, weight, [couplings], [grad_sums], ctx.inner), grad_couplings, None
 
 
-def _agreement_gradient(ctx: Any, to_agreement: Tensor) -> tuple[Tensor | None, ...]:
+def _agreement_gradient(ctx: Any, grad_agreement: Tensor) -> tuple[Tensor | None, ...]:
     poses, weight, parents = ctx.saved_tensors
-    to_parents = weighted_sum(poses, weight, to_agreement, ctx.inner) if ctx.needs_input_grad[2] else None
-    return *contraction(poses, weight, [to_agreement], [parents], ctx.inner), to_parents, None
+    grad_parents = weighted_sum(poses, weight, grad_agreement, ctx.inner) if ctx.needs_input_grad[2] else None
+    return *contraction(poses, weight, [grad_agreement], [parents], ctx.inner), grad_parents, None
 
 
 weighted_sum.register_autograd(_weighted_sum_gradient, setup_context=_keep)
@@ -187,36 +174,36 @@ agreement.register_autograd(_agreement_gradient, setup_context=_keep)
 # ----------------------------------------------------------------------------------- couplings across positions
 
 
-@custom_op("capsule_lab::shares", mutates_args=())
-def shares(log_couplings: Tensor, child: Tensor, children: int) -> Tensor:
+@custom_op("capsule_lab::softmax_by_child", mutates_args=())
+def softmax_by_child(log_couplings: Tensor, child: Tensor, children: int) -> Tensor:
     """Softmax over all entries of an image that belong to the same child."""
-    return _kernels(log_couplings).shares(log_couplings, child, children)
+    return _kernels(log_couplings).softmax_by_child(log_couplings, child, children)
 
 
-@shares.register_fake
+@softmax_by_child.register_fake
 def _(log_couplings: Tensor, child: Tensor, children: int) -> Tensor:
     return log_couplings.new_empty(log_couplings.shape)
 
 
-@custom_op("capsule_lab::shares_backward", mutates_args=())
-def shares_backward(couplings: Tensor, to_couplings: Tensor, child: Tensor, children: int) -> Tensor:
+@custom_op("capsule_lab::softmax_by_child_backward", mutates_args=())
+def softmax_by_child_backward(couplings: Tensor, grad_couplings: Tensor, child: Tensor, children: int) -> Tensor:
     """Gradient of the log-couplings."""
-    return _kernels(couplings).shares_backward(couplings, to_couplings, child, children)
+    return _kernels(couplings).softmax_by_child_backward(couplings, grad_couplings, child, children)
 
 
-@shares_backward.register_fake
-def _(couplings: Tensor, to_couplings: Tensor, child: Tensor, children: int) -> Tensor:
+@softmax_by_child_backward.register_fake
+def _(couplings: Tensor, grad_couplings: Tensor, child: Tensor, children: int) -> Tensor:
     return couplings.new_empty(couplings.shape)
 
 
-def _keep_shares(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+def _keep_softmax(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     ctx.save_for_backward(output, inputs[1])
     ctx.children = inputs[2]
 
 
-def _shares_gradient(ctx: Any, to_couplings: Tensor) -> tuple[Tensor | None, ...]:
+def _softmax_gradient(ctx: Any, grad_couplings: Tensor) -> tuple[Tensor | None, ...]:
     couplings, child = ctx.saved_tensors
-    return shares_backward(couplings, to_couplings, child, ctx.children), None, None
+    return softmax_by_child_backward(couplings, grad_couplings, child, ctx.children), None, None
 
 
-shares.register_autograd(_shares_gradient, setup_context=_keep_shares)
+softmax_by_child.register_autograd(_softmax_gradient, setup_context=_keep_softmax)

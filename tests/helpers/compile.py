@@ -1,4 +1,4 @@
-"""For torch.compile and torch.export in tests, whose shape checks they cannot see through."""
+"""torch.compile and torch.export in tests: they cannot trace the shape checks that only tests have."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def _kinds(kind: type) -> Iterator[type]:
 
 
 def without_shape_checks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in training: a wrapper of jaxtyping, which only tests have, cannot be traced where it is made or bound."""
+    """As in training, without the wrappers of jaxtyping."""
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # of functions that exist already
     monkeypatch.setattr(jaxtyping, "jaxtyped", lambda **_: lambda function: function)  # of functions in functions
     for kind in _kinds(Normaliser):  # of objects that are made in a graph

@@ -25,6 +25,7 @@ from torch import Tensor
 
 from capsule_lab.kernels import backends, cpu, dispatch, ops
 from capsule_lab.kernels.backends import Backend, fused_kernels
+from capsule_lab.kernels.em_arguments import FitInputs, FitOptions, FitOutputs, Parents
 from capsule_lab.routing.dynamic import dynamic_routing
 from capsule_lab.routing.em import em_routing
 from capsule_lab.types import Votes
@@ -49,7 +50,7 @@ class Case(NamedTuple):
     measure: bool = True
     scale: float = 1.0
     absent: bool = False
-    programs: int = 2048  # few: each goes through several parents, or rows
+    programs: int = 2048  # of PROGRAMS; if few, each goes through several parents, or rows
 
 
 CASES = {
@@ -74,7 +75,7 @@ def draw(*shape: int, seed: int) -> Tensor:
 
 
 def results(kernels: Any, case: Case, device: str, dtype: torch.dtype) -> dict[str, tuple[Tensor, ...]]:
-    """What every kernel gives, for the same numbers in whatever precision."""
+    """Results of every kernel for the same numbers in any precision."""
 
     def given(*shape: int, seed: int) -> Tensor:
         rounded = (draw(*shape, seed=seed) if seed else scaled).to(case.dtype)
@@ -87,17 +88,16 @@ def results(kernels: Any, case: Case, device: str, dtype: torch.dtype) -> dict[s
     couplings, by_child = given(row, parent, child, seed=3).softmax(1), given(row, parent, child, seed=4)
     previous, pose = (given(row, parent, rows * columns, seed=seed) for seed in (5, 6))
     variances = given(row, parent, rows * columns, seed=7).square() + 0.1
-    # of the fit's results, exact for both: what a kernel makes of an argument is not to depend on how it was rounded
-    with torch.no_grad():
-        exact = [each.double().cpu() for each in (poses, weight, activations, couplings, previous)]
-        fitted = [each.to(device, dtype) for each in cpu.fit(*exact, inner, case.damping, 0.01, 1e-3, case.measure)]
-    gradients = [given(*each.shape, seed=10 + n) for n, each in enumerate(fitted)]
-    arguments = poses, weight, activations, couplings, previous
+    inputs = FitInputs(poses, weight, activations, couplings, previous)
+    options = FitOptions(inner, case.damping, 0.01, 1e-3, case.measure)
+    # the same parents for both backends, from a fit in float64: their rounding must not matter to the comparison
+    fitted = [each.to(device, dtype) for each in cpu.fit(FitInputs(*(each.double().cpu() for each in inputs)), options)]
+    grad_outputs = FitOutputs(*(given(*each.shape, seed=10 + n) for n, each in enumerate(fitted)))
     terms = [couplings, by_child], [previous, pose]
-    fit = kernels.fit(*arguments, inner, case.damping, 0.01, 1e-3, case.measure)
+    fit_backward = kernels.fit_backward(inputs, Parents(*fitted[:3]), grad_outputs, inner, case.damping, 0.01)
     return {
-        "fit": fit,
-        "fit_backward": kernels.fit_backward(*arguments, *fitted[:3], *gradients, inner, case.damping, 0.01),
+        "fit": kernels.fit(inputs, options),
+        "fit_backward": fit_backward,
         "distances": (kernels.distances(poses, weight, pose, variances, inner),),
         "weighted_sum": (kernels.weighted_sum(poses, weight, by_child, inner),),
         "agreement": (kernels.agreement(poses, weight, pose, inner),),
@@ -109,11 +109,11 @@ def results(kernels: Any, case: Case, device: str, dtype: torch.dtype) -> dict[s
 
 
 def compare(name: str, device: str) -> None:
-    """Raise, if a kernel of a GPU gives something else than that of a CPU, or with memory in another order."""
+    """Raise, if the result of a kernel of a GPU differs from that of a CPU."""
     from capsule_lab.kernels import gpu
 
     case = CASES[name]
-    with patch.object(gpu.blocks, "PROGRAMS", case.programs), patch.object(gpu.em_backward, "PROGRAMS", case.programs):
+    with patch.object(gpu.blocks, "PROGRAMS", case.programs), patch.object(gpu.votes, "PROGRAMS", case.programs):
         found = results(gpu, case, device, case.dtype)
     expected = results(cpu, case, "cpu", F32 if case.dtype == BF16 else case.dtype)
     assert list(found) == list(expected)
@@ -132,7 +132,7 @@ def compare(name: str, device: str) -> None:
 
 
 def compare_order(device: str) -> None:
-    """Strided arguments give what contiguous ones do, in contiguous results."""
+    """Strided arguments have the same results as contiguous ones, and these are contiguous."""
     from capsule_lab.kernels import gpu
 
     class Strided:
@@ -150,6 +150,8 @@ def compare_order(device: str) -> None:
 
 def backwards(argument: Any) -> Any:
     """A tensor with its last dimension outermost in memory."""
+    if isinstance(argument, tuple):
+        return type(argument)(*map(backwards, argument))
     if isinstance(argument, list):
         return [backwards(each) for each in argument]
     if not isinstance(argument, Tensor):
@@ -198,7 +200,7 @@ ROUTINGS = [
 # ------------------------------------------------------------------------------------------------ interpreted
 
 
-def get_ready() -> None:
+def initialise() -> None:
     """First call in the process of the interpreter."""
     torch.set_num_threads(1)
     warnings.simplefilter("error")
@@ -208,7 +210,7 @@ def get_ready() -> None:
 def interpreter() -> Iterator[ProcessPoolExecutor]:
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
         with patch.dict(os.environ, TRITON_INTERPRET="1"):  # inherited by the process, which starts here
-            pool.submit(get_ready).result()
+            pool.submit(initialise).result()
         yield pool
 
 
@@ -239,7 +241,7 @@ def test_compiled_for_hopper(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
 
     compiled = set()
 
-    def start(kernel: Any, grid: Any, given: Any, out: Any, *numbers: int, num_warps: int, **constants: Any) -> None:
+    def launch(kernel: Any, grid: Any, given: Any, out: Any, *numbers: int, num_warps: int, **constants: Any) -> None:
         signature, constexprs = dict.fromkeys(constants, "constexpr"), dict(constants)
         for name, value in zip(kernel.arg_names, (*given, *out, *numbers), strict=False):
             signature[name] = "i32" if isinstance(value, int) else "*fp32"
@@ -252,23 +254,23 @@ def test_compiled_for_hopper(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
         compiled.add(kernel.fn.__name__)
 
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    for module in (gpu.em, gpu.dynamic, gpu.em_backward):
-        monkeypatch.setattr(module, "start", start)
+    for module in (gpu.em, gpu.em_backward, gpu.dynamic, gpu.votes):
+        monkeypatch.setattr(module, "launch", launch)
     row, parent, child, inner, empty = 3, 2, 40, 2, partial(torch.empty, device="meta")
     poses, weight, couplings = empty(row, 2, child), empty(parent, 4, child), empty(row, parent, child)
     mass, parents = empty(row, parent), empty(row, parent, 2)
-    arguments = poses, weight, empty(row, child), couplings, parents
-    gpu.fit(*arguments, inner, 0.0, 5e-4, 1e-7, True)
-    gpu.fit_backward(*arguments, mass, parents, parents, mass, parents, parents, couplings, inner, 0.3, 5e-4)
-    gpu.fit_backward(*arguments, mass, parents, parents, mass, parents, parents, couplings[..., :0], inner, 0.0, 5e-4)
+    inputs, fitted = FitInputs(poses, weight, empty(row, child), couplings, parents), Parents(mass, parents, parents)
+    gpu.fit(inputs, FitOptions(inner, 0.0, 5e-4, 1e-7, True))
+    gpu.fit_backward(inputs, fitted, FitOutputs(*fitted, couplings), inner, 0.3, 5e-4)
+    gpu.fit_backward(inputs, fitted, FitOutputs(*fitted, couplings[..., :0]), inner, 0.0, 5e-4)
     gpu.distances(poses, weight, parents, parents, inner)
     gpu.weighted_sum(poses, weight, couplings, inner)
     gpu.agreement(poses, weight, parents, inner)
     gpu.contraction(poses, weight, [couplings] * 2, [parents] * 2, inner)
     gpu.agreement(poses[:1], weight[:1], parents[:1, :1], inner)
-    monkeypatch.setattr(gpu.em, "AT_ONCE", 32)  # votes of the fit are made again, and its poses damped
-    gpu.fit(*arguments, inner, 0.3, 5e-4, 1e-7, True)
-    assert compiled == {"_fit", "_sum_up", "_compare", "_to_poses", "_to_weight", "_weighted_sum"}
+    monkeypatch.setattr(gpu.em, "MAX_BLOCK", 32)  # votes are computed again for each pass over the children
+    gpu.fit(inputs, FitOptions(inner, 0.3, 5e-4, 1e-7, True))
+    assert compiled == {"_fit", "_sum_children", "_sum_components", "_grad_poses", "_grad_weight", "_weighted_sum"}
 
 
 def test_without_triton_there_are_none(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,11 +1,19 @@
-"""What a gradient takes at its peak, as the operating system sees it: each in a process of its own."""
+"""Memory of a training step: what autograd keeps, and its peak as the operating system sees it."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
+from functools import partial
+from typing import Any
 
 import pytest
+import torch
+from torch import Tensor
+
+from capsule_lab.layers import ConvCapsules, DenseCapsules
+from capsule_lab.routing import EMRouting
+from tests.helpers.kernels import draw
 
 STEP = """
 import resource
@@ -24,14 +32,64 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 """
 
 
-def peak(iterations: int, backend: str) -> int:
-    """Forward and back through the network of Hinton 2018, section 4."""
-    words = [sys.executable, "-c", STEP, str(iterations), backend]
-    return int(subprocess.run(words, check=True, capture_output=True, text=True, timeout=120).stdout)
+def peak_memory(iterations: int, backend: str) -> int:
+    """Of a forward and backward pass of the network of Hinton 2018, section 4, in a process of its own."""
+    command = [sys.executable, "-c", STEP, str(iterations), backend]
+    return int(subprocess.run(command, check=True, capture_output=True, text=True, timeout=120).stdout)
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no resource module")
 def test_does_not_grow_with_iterations() -> None:
-    one, five = peak(1, "fused"), peak(5, "fused")
+    one, five = peak_memory(1, "fused"), peak_memory(5, "fused")
     assert five < 1.3 * one
+
+
+def sizes_kept(routing: Any, *, conv: bool) -> tuple[list[int], int, int]:
+    """Sizes of the tensors that the backward pass keeps, of couplings, and of the poses of all parents."""
+    if conv:
+        layer: Any = ConvCapsules((5, 5), 8, 4, 24, 4, rows=2, routing=routing)
+        batch, child, parent, count = 3, 9 * 8, 24, 25 * 8
+        rows = batch * layer.windows.positions
+    else:
+        batch, child, parent, count = 64, 256, 32, 256
+        layer, rows = DenseCapsules(count, 4, parent, 4, routing=routing), batch
+    poses, activations = draw(batch, count, 4, seed=0).float(), draw(batch, count, seed=1).sigmoid().float()
+    sizes: dict[int, int] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        sizes[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes() // tensor.element_size()
+        held.append(tensor)  # or its address may be used again
+        return tensor
+
+    held: list[Tensor] = []
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        parents = layer(poses.requires_grad_(), activations.requires_grad_())
+    nodes = [each.grad_fn for each in parents]
+    for node in nodes:  # tensors that a function keeps as attributes
+        for value in vars(node).values() if hasattr(node, "__dict__") else ():
+            if isinstance(value, Tensor):
+                keep(value)
+        nodes += [after for after, _ in node.next_functions if after is not None and after not in nodes]
+    return sorted(sizes.values()), rows * child * parent, rows * parent * 4
+
+
+@pytest.mark.parametrize("options", [{}, {"damping": 0.1}, {"activation": "mixing_proportions"}], ids=str)
+@pytest.mark.parametrize("conv", [False, True])
+def test_fused_em_keeps_no_couplings(conv: bool, options: dict[str, Any]) -> None:
+    """Nothing as large as they are; and an iteration more keeps a few numbers per component of a parent's pose."""
+    totals = {}
+    for iterations in (2, 3, 6):
+        routing = partial(EMRouting, iterations=iterations, backend="fused", **options)
+        sizes, couplings, parents = sizes_kept(routing, conv=conv)
+        assert 0 < sizes[-1] < couplings / 2
+        totals[iterations] = sum(sizes)
+    assert totals[3] - totals[2] < min(12 * parents, couplings)
+    assert totals[6] - totals[3] <= 3 * (totals[3] - totals[2]) + parents
+
+
+@pytest.mark.parametrize("conv", [False, True])
+def test_matmul_keeps_its_votes(conv: bool) -> None:
+    """The count above sees them."""
+    sizes, couplings, _ = sizes_kept(partial(EMRouting, backend="matmul"), conv=conv)
+    assert sizes[-1] >= 4 * couplings

@@ -1,4 +1,4 @@
-"""Fused kernels as operators: what torch asks of one, and networks that are compiled or exported through them."""
+"""Fused kernels as operators: torch's own checks, and networks that are compiled or exported through them."""
 
 from __future__ import annotations
 
@@ -35,17 +35,17 @@ FITTED = MASS, PARENTS, VARIANCES
 
 CALLS: dict[str, tuple[Any, ...]] = {
     "fit": (*EM, INNER, 0.1, 5e-4, 1e-7, True),
-    "fit, not measured": (*EM, INNER, 0.0, 5e-4, 1e-7, False),
+    "fit, no distances": (*EM, INNER, 0.0, 5e-4, 1e-7, False),
     "fit_backward": (*EM, *FITTED, *FITTED, COUPLINGS, INNER, 0.1, 5e-4),
     "fit_backward, not measured": (*EM, *FITTED, *FITTED, COUPLINGS[..., :0], INNER, 0.1, 5e-4),
     "distances": (POSES, WEIGHT, PARENTS, VARIANCES, INNER),
     "weighted_sum": (POSES, WEIGHT, COUPLINGS, INNER),
     "agreement": (POSES, WEIGHT, PARENTS, INNER),
     "contraction": (POSES, WEIGHT, [COUPLINGS, COUPLINGS], [PARENTS, VARIANCES], INNER),
-    "shares": (COUPLINGS, CHILD_AT, 7),
-    "shares_backward": (COUPLINGS, COUPLINGS.square(), CHILD_AT, 7),
+    "softmax_by_child": (COUPLINGS, CHILD_AT, 7),
+    "softmax_by_child_backward": (COUPLINGS, COUPLINGS.square(), CHILD_AT, 7),
 }
-WITH_GRADIENT = {"fit", "weighted_sum", "agreement", "shares"}
+WITH_GRADIENT = {"fit", "weighted_sum", "agreement", "softmax_by_child"}
 OPERATORS = {name for name, value in vars(ops).items() if isinstance(value, torch.library.CustomOpDef)}
 
 
@@ -104,9 +104,9 @@ LAYERS: dict[str, Any] = {
     "dense, uniform": partial(dense, UniformRouting),
 }
 USED = {
-    "convolution": {"fit", "shares"},
+    "convolution": {"fit", "softmax_by_child"},
     "convolution, legacy": {"fit"},
-    "convolution, mixing": {"fit", "shares"},
+    "convolution, mixing": {"fit", "softmax_by_child"},
     "classes": {"fit"},
     "dense": {"weighted_sum", "agreement"},
     "dense, uniform": {"weighted_sum"},
@@ -150,7 +150,7 @@ def test_layer_is_the_same_when_compiled(name: str, backend: str, monkeypatch: p
     ],
 )
 def test_layer_is_exported(name: str, backend: str, strict: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A graph of torch's operators and ours, in which votes are made only if they are wanted."""
+    """A graph of torch's operators and ours, in which votes are materialised by ``matmul`` only."""
     layer, below = layer_and_children(name, backend)
     expected = layer(*below)
     without_shape_checks(monkeypatch)

@@ -1,4 +1,4 @@
-"""Slow float64 transcriptions of EM routing (Hinton, Sabour and Frosst, ICLR 2018): the judges of the fast versions.
+"""Slow float64 transcriptions of EM routing (Hinton, Sabour and Frosst, ICLR 2018): the reference of the fast ones.
 
 Plain loops on Python floats, which are float64, over an explicit graph: children, parents and the edges between them,
 each with its vote. Dense layers and convolutional layers are only two ways to draw the edges. Nothing here comes from
@@ -58,7 +58,7 @@ class Edge:
 
 
 class Iteration(NamedTuple):
-    """One iteration: an M-step, and the couplings that it was given."""
+    """One iteration: an M-step, and the couplings that it started from."""
 
     couplings: list[float]  # of each edge, before they are multiplied by the child's activation
     masses: list[float]  # of each parent, mass_epsilon included
@@ -386,7 +386,7 @@ def receptive_field_centres(size: int, layers: Sequence[tuple[int, int]]) -> lis
 class Record(NamedTuple):
     """One iteration of a layer. Shapes for dense layers, then for convolutional ones.
 
-    Couplings are those that this iteration's M-step was given; they are 0 between a parent and a child that it does
+    Couplings are those of this iteration's M-step; they are 0 between a parent and a child that it does
     not see. ``parent`` below stands for ``(C, oh, ow)`` in a convolutional layer.
     """
 

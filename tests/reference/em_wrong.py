@@ -1,4 +1,4 @@
-"""Wrong versions found in public ports of EM routing: a contract that accepts one of them is worth nothing.
+"""Wrong versions found in public ports of EM routing: each must fail the tests.
 
 Each is a class that differs from ``Right`` in a single place; an instance is a function of a dense layer,
 
@@ -39,7 +39,7 @@ class Windows:
 
     Attributes:
         children: index of the child in each slot of each window, ``(p, w)``.
-        stride_one_children: the same if the stride were 1; only a mistake asks for it.
+        stride_one_children: the same if the stride were 1; used by a wrong version only.
         types: type of each child, ``(n,)``.
     """
 
@@ -91,7 +91,7 @@ def largest_in_groups(values: Tensor, groups: Tensor) -> Tensor:
 
 
 class Right:
-    """Nothing wrong: shows that what fails below fails for its own mistake."""
+    """Nothing wrong: shows that the others fail because of their mistake."""
 
     def weigh(self, couplings: Tensor, activations: Tensor, iteration: int) -> Tensor:
         """What the M-step averages with, ``(b, p, w, c)``; ``activations`` are the children's, ``(b, p, w)``."""
@@ -121,7 +121,7 @@ class Right:
         return shares / total_in_groups(shares, groups)
 
     def finish(self, couplings: Tensor, weights: Tensor, activations: Tensor) -> Tensor:
-        """The last word on the E-step; ``weights`` are those of the M-step before it."""
+        """Couplings after the E-step; ``weights`` are those of the M-step before it."""
         return couplings
 
     def windowed(
@@ -202,7 +202,7 @@ class ChildActivationCancelled(Right):
 
 
 class ChildActivationTwice(Right):
-    """The E-step hands on couplings that are already multiplied by a_i; the M-step multiplies again [11]."""
+    """The E-step returns couplings that are already multiplied by a_i; the M-step multiplies again [11]."""
 
     def finish(self, couplings: Tensor, weights: Tensor, activations: Tensor) -> Tensor:
         return couplings * activations[..., None]

@@ -1,4 +1,4 @@
-"""Slow float64 transcriptions of Sabour, Frosst and Hinton (NeurIPS 2017): the judges of the fast versions.
+"""Slow float64 transcriptions of Sabour, Frosst and Hinton (NeurIPS 2017): the reference of the fast versions.
 
 Plain loops over batch (b), child (i), parent (j) and component (d), on Python floats, which are float64.
 Nothing here comes from the package, so that a mistake there cannot repeat itself here. Do not make it faster.
@@ -92,7 +92,7 @@ def dynamic_routing_loops(
 
 
 def uniform_routing_loops(votes: Tensor, *, bias: Tensor | None = None, leaky: bool = False) -> Tensor:
-    """Every child gives each parent the same share: one over the parents, and the silent one if ``leaky``."""
+    """Every child gives each parent the same share: one over the parents, and one more if ``leaky``."""
     batch, children, parents, dim = votes.shape
     share = 1 / (parents + 1) if leaky else 1 / parents
     results = []

@@ -1,4 +1,4 @@
-"""The judges judged: EM loops give the golden numbers, obey their invariants, and differ from every mistake."""
+"""The slow EM loops give the golden numbers, obey their invariants, and differ from every wrong version."""
 
 from __future__ import annotations
 

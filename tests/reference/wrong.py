@@ -1,4 +1,4 @@
-"""Wrong versions found in public ports of dynamic routing: a contract that accepts one of them is worth nothing.
+"""Wrong versions found in public ports of dynamic routing: each must fail the contract.
 
 Routings take votes ``(b, i, j, d)`` and return poses ``(b, j, d)``. Each differs from the right one in a single
 place. Numbers in brackets are pitfalls of the project's notes on dynamic routing.
@@ -26,7 +26,7 @@ def unguarded_squash(s: Tensor) -> Tensor:
 
 
 class _Wrong(nn.Module):
-    """A right routing of three iterations; its subclasses spoil it."""
+    """A right routing of three iterations; each subclass makes one mistake."""
 
     softmax_dim = 2
 
@@ -59,7 +59,7 @@ class _Wrong(nn.Module):
 
 
 class Right(_Wrong):
-    """Nothing wrong: shows that what fails below fails for its own mistake."""
+    """Nothing wrong: shows that the others fail because of their mistake."""
 
 
 class SoftmaxOverChildren(_Wrong):
@@ -101,7 +101,7 @@ class TransposedParents(_Wrong):
 
 
 class DeadGradient(_Wrong):
-    """Routes on ``votes.data`` throughout: right values, and nothing below learns."""
+    """Routes on ``votes.data`` throughout: right values, and no gradient reaches the layers below."""
 
     def forward(self, votes: Tensor, *, on_iteration: OnIteration | None = None) -> Tensor:
         dead = super().forward(votes.data, on_iteration=on_iteration).data

@@ -1,18 +1,19 @@
-"""What every routing must satisfy, and proof that the usual mistakes do not.
+"""What every routing must satisfy, and tests that the usual mistakes do not.
 
-A routing joins by being exported from ``capsule_lab.routing`` and having an entry in ``JUDGED``. Every check is a
-function of a ``Route``, so that the wrong versions of ``tests/reference/wrong.py`` face the same ones.
+A routing joins by being exported from ``capsule_lab.routing`` and having an entry in ``REFERENCES``. Every check is a
+function of a ``Route``, so that the wrong versions of ``tests/reference/wrong.py`` are put to the same ones.
 
-Every backend faces them too, see ``WAYS``: those checks that look into its sums and their gradients with each variant
-of a routing, the others with one.
+Every check is run for combinations of a routing's switches and of backends, see ``BACKENDS``, that contain each pair
+of values at least once, and for each shipped configuration of EM routing.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable
+import itertools
+from collections.abc import Callable, Iterable, Sequence
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import jaxtyping
@@ -34,6 +35,7 @@ from capsule_lab.routing import (
 )
 from capsule_lab.types import RoutingTrace, Votes
 from tests.helpers.compile import without_shape_checks
+from tests.helpers.pairwise import pairwise
 from tests.reference import wrong
 from tests.reference.em_bridge import PRESETS, betas_of_the_loops, class_preset, in_terms_of_the_loops, preset
 from tests.reference.em_loops import dense_em_loops
@@ -42,21 +44,28 @@ from tests.reference.loops import dynamic_routing_loops, length_loops, uniform_r
 BATCH, CHILDREN, PARENTS, DIM = 3, 5, 4, 2
 
 Route = Callable[..., Tensor]
-"""``route(votes, **options) -> poses``, each perhaps followed by its activation; ``on_iteration`` is understood."""
+"""``route(votes, **options) -> poses``, each followed by its activation if it has one; knows ``on_iteration``."""
 
 
 @dataclass(frozen=True)
-class Judge:
-    """How a routing is judged.
+class Reference:
+    """What a routing is compared with.
 
     Attributes:
-        reference: poses and activations of the parents by slow loops, from votes, activations of the children and the
+        loops: poses and activations of the parents by slow loops, from votes, activations of the children and the
             module under test.
-        variants: constructor arguments under which module and reference must agree, by name.
+        switches: values of its constructor's arguments.
+        given: combinations of arguments that are always among those tested, by name.
     """
 
-    reference: Callable[[Tensor, Tensor, Any], tuple[Tensor, Tensor]]
-    variants: dict[str, dict[str, Any]]
+    loops: Callable[[Tensor, Tensor, Any], tuple[Tensor, Tensor]]
+    switches: dict[str, Sequence[Any]]
+    given: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+
+def options_of(preset: dict[str, Any]) -> dict[str, Any]:
+    """A shipped configuration but for what is varied here and for what belongs to other layers."""
+    return {name: value for name, value in preset.items() if name not in ("iterations", "backend", "class_layer")}
 
 
 def with_lengths(poses: Tensor) -> tuple[Tensor, Tensor]:
@@ -71,25 +80,9 @@ def em_by_loops(votes: Tensor, activations: Tensor, module: Any) -> tuple[Tensor
     return last.poses, last.activations
 
 
-def named(variants: Iterable[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    return {"-".join(f"{name}={value}" for name, value in options.items()): options for options in variants}
-
-
-EM_SWITCHES = [
-    *({"cost": cost} for cost in ("paper", "official_legacy", "standardised")),
-    *({"temperature_schedule": schedule, "iterations": 5} for schedule in ("linear", "increment", "constant")),
-    *({"initial": "types", "normalisation": other} for other in ("window", "official_legacy", "official_fast")),
-    {"activation": "mixing_proportions"},
-    {"damping": 0.5},
-    {"shared_betas": True},
-    {"min_variance": 0.1},
-    {"mass_eps": 0.1},
-    {"inverse_temperature": 0.5},
-]
-
-JUDGED: dict[type[AbstractRouting], Judge] = {
-    DynamicRouting: Judge(
-        reference=lambda votes, _, module: with_lengths(
+REFERENCES: dict[type[AbstractRouting], Reference] = {
+    DynamicRouting: Reference(
+        loops=lambda votes, _, module: with_lengths(
             dynamic_routing_loops(
                 votes,
                 iterations=module.iterations,
@@ -98,25 +91,35 @@ JUDGED: dict[type[AbstractRouting], Judge] = {
                 leaky=module.leaky,
             )
         ),
-        variants=named(
-            {"iterations": iterations, "leaky": leaky, **bias}
-            for iterations in (1, 2, 3, 5)
-            for leaky in (False, True)
-            for bias in ({"bias": False}, {"bias_inside": True}, {"bias_inside": False})
-        ),
+        switches={
+            "iterations": (1, 2, 3, 5),
+            "leaky": (False, True),
+            "bias": (True, False),
+            "bias_inside": (True, False),
+        },
     ),
-    UniformRouting: Judge(
-        reference=lambda votes, _, module: with_lengths(
-            uniform_routing_loops(votes, bias=module.bias, leaky=module.leaky)
-        ),
-        variants=named({"bias": bias, "leaky": leaky} for bias in (False, True) for leaky in (False, True)),
+    UniformRouting: Reference(
+        loops=lambda votes, _, module: with_lengths(uniform_routing_loops(votes, bias=module.bias, leaky=module.leaky)),
+        switches={"bias": (False, True), "leaky": (False, True)},
     ),
-    EMRouting: Judge(
-        reference=em_by_loops,
-        variants={
-            **{f"{name}-{n}": {**preset(name), "iterations": n} for name in PRESETS for n in (1, 2, 3, 5)},
-            **{f"{name}-classes": class_preset(name) for name in PRESETS},
-            **named(EM_SWITCHES),
+    EMRouting: Reference(
+        loops=em_by_loops,
+        switches={
+            "iterations": (3, 1, 2, 5),
+            "cost": ("official_fast", "paper", "official_legacy", "standardised"),
+            "normalisation": ("all_parents", "window", "official_legacy", "official_fast"),
+            "temperature_schedule": ("saturating", "linear", "increment", "constant"),
+            "initial": ("parents", "types"),
+            "activation": ("description_length", "mixing_proportions"),
+            "damping": (0.0, 0.5),
+            "shared_betas": (False, True),
+            "min_variance": (5e-4, 0.1),
+            "mass_eps": (1e-7, 0.1),
+            "inverse_temperature": (None, 0.02),
+        },
+        given={
+            **{name: options_of(preset(name)) for name in PRESETS},
+            **{f"{name}-classes": options_of(class_preset(name)) for name in PRESETS},
         },
     ),
 }
@@ -128,12 +131,6 @@ DISCOVERED = [
     and issubclass(value, AbstractRouting)
     and not inspect.isabstract(value)
 ]
-VARIANTS = [
-    pytest.param(kind, options, id=f"{kind.__name__}-{name}")
-    for kind in DISCOVERED
-    if kind in JUDGED
-    for name, options in JUDGED[kind].variants.items()
-]
 COMPILED = [
     pytest.param(EMRouting, {"activation": "mixing_proportions", "damping": 0.1}, id="EMRouting-mixing"),
     pytest.param(EMRouting, preset("em_tutorial"), id="EMRouting-tutorial"),
@@ -141,28 +138,57 @@ COMPILED = [
 
 
 @dataclass(frozen=True)
-class Way:
-    """How votes reach a routing, and who sums them."""
+class BackendCase:
+    """What sums the votes, and whether it is given the tensor (``dense``) or poses and weight."""
 
     backend: Any
-    made: bool = False
+    dense: bool = False
 
 
-WAYS = [
-    pytest.param(Way("auto", made=True), id="made"),
-    pytest.param(Way("reference", made=True), id="made-reference"),
-    pytest.param(Way("reference"), id="reference"),
-    pytest.param(Way("matmul"), id="matmul"),
-    pytest.param(Way("fused"), id="fused"),
-]
-every_way = pytest.mark.parametrize("way", WAYS)
+BACKENDS = {
+    "dense": BackendCase("auto", dense=True),
+    "dense-reference": BackendCase("reference", dense=True),
+    "reference": BackendCase("reference"),
+    "matmul": BackendCase("matmul"),
+    "fused": BackendCase("fused"),
+}
+
+
+def combinations(kind: type[AbstractRouting], **more: Sequence[Any]) -> dict[str, dict[str, Any]]:
+    """Arguments of a routing, a ``backend_case`` and ``more`` switches, in every pair of values, by name."""
+    reference = REFERENCES[kind]
+    switches = {"backend_case": tuple(BACKENDS), **reference.switches, **more}
+    rows = pairwise(switches, reference.given.values())
+    names = [*reference.given, *([""] * (len(rows) - len(reference.given)))]
+    found = {}
+    for name, row in zip(names, rows, strict=True):
+        shown = {switch: row[switch] for switch in switches if not (name and switch in reference.given[name])}
+        parts = [f"{switch}={value}" for switch, value in shown.items() if value != switches[switch][0]]
+        found["-".join([kind.__name__, *filter(None, [name]), *parts])] = row
+    return found
+
+
+def every_combination(
+    *kinds: type[AbstractRouting], **more: Sequence[Any]
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Parametrize a test with ``kind``, ``options``, ``case`` and ``more`` switches, every pair of values of them."""
+    params = []
+    for kind in kinds or [kind for kind in DISCOVERED if kind in REFERENCES]:
+        for name, row in combinations(kind, **more).items():
+            options = {option: value for option, value in row.items() if option not in ("backend_case", *more)}
+            case = BACKENDS[row["backend_case"]]
+            options["backend"] = case.backend
+            params.append(pytest.param(kind, options, case, *(row[switch] for switch in more), id=name))
+    return pytest.mark.parametrize(("kind", "options", "case", *more), params)
+
+
+every_backend = pytest.mark.parametrize("case", [pytest.param(case, id=name) for name, case in BACKENDS.items()])
 every_routing = pytest.mark.parametrize("kind", DISCOVERED)
-every_variant = pytest.mark.parametrize(("kind", "options"), VARIANTS)
 with_squash = pytest.mark.parametrize("kind", [DynamicRouting, UniformRouting])  # of Sabour 2017
 
 
 def random_votes(*shape: int, dtype: torch.dtype = torch.float64, seed: int = 0) -> Tensor:
-    """Votes that agree enough for couplings to leave 1/parents far behind."""
+    """Votes that agree enough for couplings far from 1/parents."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(*(shape or (BATCH, CHILDREN, PARENTS, DIM)), generator=generator, dtype=dtype)
 
@@ -177,38 +203,42 @@ def build(kind: type[AbstractRouting], *, parameters: str = "initial", **options
     return module
 
 
-def not_made(votes: Tensor) -> Votes:
-    """What exactly these votes are made from: poses that say the number of the image, and its votes as weights."""
+def factored(votes: Tensor) -> Votes:
+    """The same votes as poses and weight: the pose is the one-hot number of the image, its weights are its votes."""
     batch, child, _, _ = votes.shape
     image = torch.eye(batch, dtype=votes.dtype).unsqueeze(1).expand(-1, child, -1)  # [b i b]
     return Votes(image, votes.transpose(0, 1))
 
 
-def presence(votes: Tensor) -> Tensor:
-    """Children are as present as their mean vote is large, for the algorithms that ask."""
+def child_activations(votes: Tensor) -> Tensor:
+    """Activations of the children, larger for larger mean votes, for the algorithms that use them."""
     return votes.mean((2, 3)).sigmoid()
 
 
-def together(poses: Tensor, activations: Tensor) -> Tensor:
+def concatenate(poses: Tensor, activations: Tensor) -> Tensor:
     return torch.cat([poses, activations.unsqueeze(2)], 2)
 
 
-def route_of(module: nn.Module, activations: Tensor | None = None, *, made: bool = True) -> Route:
-    """Poses and activations of the parents, of children with these ``activations``, by default their ``presence``."""
-    return lambda votes, **options: together(
-        *module(votes if made else not_made(votes), presence(votes) if activations is None else activations, **options)
+def route_of(module: nn.Module, activations: Tensor | None = None, *, dense: bool = True) -> Route:
+    """Poses and activations of the parents; those of the children are ``child_activations`` unless they are given."""
+    return lambda votes, **options: concatenate(
+        *module(
+            votes if dense else factored(votes),
+            child_activations(votes) if activations is None else activations,
+            **options,
+        )
     )
 
 
 def reference_of(module: AbstractRouting) -> Callable[[Tensor], Tensor]:
-    return lambda votes: together(*JUDGED[type(module)].reference(votes, presence(votes), module))
+    return lambda votes: concatenate(*REFERENCES[type(module)].loops(votes, child_activations(votes), module))
 
 
 def learned(module: nn.Module) -> list[nn.Parameter]:
     return [parameter for parameter in module.parameters() if parameter.requires_grad]
 
 
-# --------------------------------------------------------------------------------------------- the checks
+# ------------------------------------------------------------------------------------------------- the checks
 
 
 def check_equals(route: Route, reference: Callable[[Tensor], Tensor]) -> None:
@@ -217,7 +247,7 @@ def check_equals(route: Route, reference: Callable[[Tensor], Tensor]) -> None:
 
 
 def check_gradient(route: Route, parameters: Iterable[Tensor] = ()) -> None:
-    """``parameters`` are whatever else the route depends on."""
+    """``parameters`` are other tensors that the route depends on."""
     votes = random_votes(1, 3, PARENTS, DIM).requires_grad_()
     try:
         gradcheck(lambda votes, *_: route(votes), (votes, *parameters), fast_mode=True)
@@ -240,7 +270,7 @@ def check_couplings(route: Route, *, leaky: bool = False) -> None:
     torch.testing.assert_close(traces[-1].poses, poses[..., :DIM])
 
 
-def check_watching_changes_nothing(route: Route) -> None:
+def check_callback_changes_nothing(route: Route) -> None:
     votes = random_votes()
     torch.testing.assert_close(route(votes, on_iteration=lambda _: None), route(votes), rtol=0, atol=1e-12)
 
@@ -250,13 +280,13 @@ def check_repeatable(route: Route) -> None:
     assert torch.equal(route(votes), route(votes))
 
 
-def check_children_have_no_order(route: Route) -> None:
+def check_order_of_children_does_not_matter(route: Route) -> None:
     votes = random_votes()
     order = torch.tensor([3, 0, 4, 1, 2])
     torch.testing.assert_close(route(votes[:, order]), route(votes), rtol=0, atol=1e-12)
 
 
-def check_parents_keep_their_order(route: Route) -> None:
+def check_parents_are_permuted_as_their_votes(route: Route) -> None:
     """Only for parents with the same parameters, as at the start."""
     votes = random_votes()
     order = torch.tensor([2, 0, 3, 1])
@@ -278,7 +308,7 @@ def check_finite(route: Route, scale: float) -> None:
     assert votes.grad.isfinite().all()
 
 
-def check_every_parameter_learns(route: Route, parameters: Iterable[Tensor]) -> None:
+def check_every_parameter_has_a_gradient(route: Route, parameters: Iterable[Tensor]) -> None:
     votes = random_votes().requires_grad_()
     inputs = [votes, *parameters]
     parents = route(votes)
@@ -292,10 +322,10 @@ def check_every_parameter_learns(route: Route, parameters: Iterable[Tensor]) -> 
 
 
 @every_routing
-def test_every_routing_has_a_judge(kind: type[AbstractRouting]) -> None:
-    assert kind in JUDGED, (
-        f"{kind.__name__} is exported by capsule_lab.routing but nothing says whether it is right: "
-        f"transcribe its paper as slow loops in tests/reference/ and add it to JUDGED in {__name__}"
+def test_every_routing_has_a_reference(kind: type[AbstractRouting]) -> None:
+    assert kind in REFERENCES, (
+        f"{kind.__name__} is exported by capsule_lab.routing but has no reference: "
+        f"transcribe its paper as slow loops in tests/reference/ and add it to REFERENCES in {__name__}"
     )
 
 
@@ -303,16 +333,23 @@ def test_discovery_finds_the_routings_of_this_project() -> None:
     assert {DynamicRouting, EMRouting, UniformRouting} <= set(DISCOVERED)
 
 
-def test_votes_that_are_not_made_are_the_same_votes() -> None:
+@pytest.mark.parametrize("kind", REFERENCES)
+def test_combinations_have_every_pair_of_values(kind: type[AbstractRouting]) -> None:
+    switches = {**REFERENCES[kind].switches, "backend_case": tuple(BACKENDS)}
+    rows = combinations(kind).values()
+    for (one, values), (other, others) in itertools.combinations(switches.items(), 2):
+        assert {(row[one], row[other]) for row in rows} >= set(itertools.product(values, others))
+
+
+def test_factored_votes_are_the_same_votes() -> None:
     votes = random_votes()
-    assert torch.equal(dense_votes(*not_made(votes)), votes)
+    assert torch.equal(dense_votes(*factored(votes)), votes)
 
 
-@every_way
-@every_variant
-def test_equals_the_loops(kind: type[AbstractRouting], options: dict[str, Any], way: Way) -> None:
-    module = build(kind, parameters="random", **{**options, "backend": way.backend})
-    check_equals(route_of(module, made=way.made), reference_of(module))
+@every_combination()
+def test_equals_the_loops(kind: type[AbstractRouting], options: dict[str, Any], case: BackendCase) -> None:
+    module = build(kind, parameters="random", **options)
+    check_equals(route_of(module, dense=case.dense), reference_of(module))
 
 
 @with_squash
@@ -321,85 +358,64 @@ def test_activations_are_lengths(kind: type[AbstractRouting]) -> None:
     torch.testing.assert_close(parents.activations, length_loops(parents.poses), rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("way", [WAYS[0], *WAYS[3:]])  # the reference makes votes and goes on as with those of others
-@every_variant
-def test_gradient(kind: type[AbstractRouting], options: dict[str, Any], way: Way) -> None:
-    module = build(kind, parameters="random", **{**options, "backend": way.backend})
-    activations = presence(random_votes(1, 3, PARENTS, DIM, seed=2)).requires_grad_()
-    check_gradient(route_of(module, activations, made=way.made), [*learned(module), activations])
+@every_combination()
+def test_gradient(kind: type[AbstractRouting], options: dict[str, Any], case: BackendCase) -> None:
+    module = build(kind, parameters="random", **options)
+    activations = child_activations(random_votes(1, 3, PARENTS, DIM, seed=2)).requires_grad_()
+    check_gradient(route_of(module, activations, dense=case.dense), [*learned(module), activations])
 
 
-@pytest.mark.parametrize("way", [WAYS[0], WAYS[-1]])
-@every_variant
-def test_couplings_of_a_child(kind: type[AbstractRouting], options: dict[str, Any], way: Way) -> None:
-    module = build(kind, parameters="random", **{**options, "backend": way.backend})
-    check_couplings(route_of(module, made=way.made), leaky=module.leaky)
+@every_combination()
+def test_couplings_of_a_child(kind: type[AbstractRouting], options: dict[str, Any], case: BackendCase) -> None:
+    module = build(kind, parameters="random", **options)
+    check_couplings(route_of(module, dense=case.dense), leaky=module.leaky)
 
 
-@every_way
+@every_backend
 @every_routing
-def test_couplings_of_every_backend(kind: type[AbstractRouting], way: Way) -> None:
+def test_couplings_of_every_backend(kind: type[AbstractRouting], case: BackendCase) -> None:
     found: list[RoutingTrace] = []
     expected: list[RoutingTrace] = []
     votes = random_votes()
-    route_of(build(kind, backend=way.backend), made=way.made)(votes, on_iteration=found.append)
+    route_of(build(kind, backend=case.backend), dense=case.dense)(votes, on_iteration=found.append)
     route_of(build(kind, backend="reference"))(votes, on_iteration=expected.append)
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-10)
 
 
-BOUND = pytest.mark.parametrize(
-    "check",
-    [
-        check_couplings,
-        check_watching_changes_nothing,
-        check_repeatable,
-        check_children_have_no_order,
-        check_parents_keep_their_order,
-        check_images_are_independent,
-        check_every_parameter_learns,
-    ],
-)
+@every_combination()
+def test_callback_changes_nothing(kind: type[AbstractRouting], options: dict[str, Any], case: BackendCase) -> None:
+    check_callback_changes_nothing(route_of(build(kind, parameters="random", **options), dense=case.dense))
 
 
-@BOUND
-@every_way
-@every_routing
-def test_every_backend_passes(kind: type[AbstractRouting], way: Way, check: Callable[..., None]) -> None:
-    module = build(kind, backend=way.backend)
-    check(*[route_of(module, made=way.made), learned(module)][: 2 if check is check_every_parameter_learns else 1])
+@every_combination()
+def test_same_votes_same_poses(kind: type[AbstractRouting], options: dict[str, Any], case: BackendCase) -> None:
+    check_repeatable(route_of(build(kind, parameters="random", **options), dense=case.dense))
 
 
-@every_variant
-def test_watching_changes_nothing(kind: type[AbstractRouting], options: dict[str, Any]) -> None:
-    check_watching_changes_nothing(route_of(build(kind, parameters="random", **options)))
+@every_combination()
+def test_order_of_children_does_not_matter(
+    kind: type[AbstractRouting], options: dict[str, Any], case: BackendCase
+) -> None:
+    check_order_of_children_does_not_matter(route_of(build(kind, parameters="random", **options), dense=case.dense))
 
 
-@every_variant
-def test_same_votes_same_poses(kind: type[AbstractRouting], options: dict[str, Any]) -> None:
-    check_repeatable(route_of(build(kind, **options)))
+@every_combination()
+def test_parents_are_permuted_as_their_votes(
+    kind: type[AbstractRouting], options: dict[str, Any], case: BackendCase
+) -> None:
+    check_parents_are_permuted_as_their_votes(route_of(build(kind, **options), dense=case.dense))
 
 
-@every_variant
-def test_children_have_no_order(kind: type[AbstractRouting], options: dict[str, Any]) -> None:
-    check_children_have_no_order(route_of(build(kind, parameters="random", **options)))
+@every_combination()
+def test_images_are_independent(kind: type[AbstractRouting], options: dict[str, Any], case: BackendCase) -> None:
+    check_images_are_independent(route_of(build(kind, parameters="random", **options), dense=case.dense))
 
 
-@every_variant
-def test_parents_keep_their_order(kind: type[AbstractRouting], options: dict[str, Any]) -> None:
-    check_parents_keep_their_order(route_of(build(kind, **options)))
-
-
-@every_variant
-def test_images_are_independent(kind: type[AbstractRouting], options: dict[str, Any]) -> None:
-    check_images_are_independent(route_of(build(kind, parameters="random", **options)))
-
-
-@pytest.mark.parametrize("way", [WAYS[0], WAYS[-1]])
-@every_variant
-def test_one_child_of_one_image(kind: type[AbstractRouting], options: dict[str, Any], way: Way) -> None:
-    module = build(kind, parameters="random", **{**options, "backend": way.backend})
+@every_combination()
+def test_one_child_of_one_image(kind: type[AbstractRouting], options: dict[str, Any], case: BackendCase) -> None:
+    module = build(kind, parameters="random", **options)
     votes = random_votes(1, 1, PARENTS, DIM)
-    found = route_of(module, made=way.made)(votes)
+    found = route_of(module, dense=case.dense)(votes)
     torch.testing.assert_close(found, reference_of(module)(votes), rtol=0, atol=1e-10)
 
 
@@ -408,43 +424,33 @@ def test_one_iteration_is_no_routing() -> None:
     torch.testing.assert_close(dynamic_routing(votes, iterations=1), uniform_routing(votes), rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("way", [WAYS[0], WAYS[-1]])
-@pytest.mark.parametrize("scale", [1e4, 1e-4, 0.0])
-@every_variant
-def test_finite(kind: type[AbstractRouting], options: dict[str, Any], scale: float, way: Way) -> None:
-    module = build(kind, **{**options, "backend": way.backend}).float()
-    check_finite(route_of(module, made=way.made), scale)
+@every_combination(scale=(1e4, 1.0, 1e-4, 0.0))
+def test_finite(kind: type[AbstractRouting], options: dict[str, Any], case: BackendCase, scale: float) -> None:
+    check_finite(route_of(build(kind, **options).float(), dense=case.dense), scale)
 
 
-@every_way
-@pytest.mark.parametrize("scale", [1e4, 0.0])
-@every_routing
-def test_every_backend_is_finite(kind: type[AbstractRouting], scale: float, way: Way) -> None:
-    check_finite(route_of(build(kind, backend=way.backend).float(), made=way.made), scale)
-
-
-@pytest.mark.parametrize("way", [WAYS[0], WAYS[-1]])
-@pytest.mark.parametrize("scale", [1e4, 0.0])
-@pytest.mark.parametrize("presence_of_all", [0.0, 1.0])
-@pytest.mark.parametrize(("kind", "options"), [param for param in VARIANTS if param.values[0] is EMRouting])
-def test_finite_if_no_child_is_there_or_all_are(
-    kind: type[AbstractRouting], options: dict[str, Any], presence_of_all: float, scale: float, way: Way
+@every_combination(EMRouting, scale=(1e4, 1.0, 0.0), activation_of_all=(0.0, 1.0))
+def test_finite_if_no_child_is_active_or_all_are(
+    kind: type[AbstractRouting], options: dict[str, Any], case: BackendCase, scale: float, activation_of_all: float
 ) -> None:
-    module = build(kind, **{**options, "backend": way.backend}).float()
-    check_finite(route_of(module, torch.full((BATCH, CHILDREN), presence_of_all), made=way.made), scale)
+    activations = torch.full((BATCH, CHILDREN), activation_of_all)
+    check_finite(route_of(build(kind, **options).float(), activations, dense=case.dense), scale)
 
 
+@every_backend
 @every_routing
-def test_every_parameter_learns(kind: type[AbstractRouting]) -> None:
-    module = build(kind)
+def test_every_initial_parameter_has_a_gradient(kind: type[AbstractRouting], case: BackendCase) -> None:
+    module = build(kind, backend=case.backend)
     assert list(module.parameters()) == learned(module) != []
-    check_every_parameter_learns(route_of(module), learned(module))
+    check_every_parameter_has_a_gradient(route_of(module, dense=case.dense), learned(module))
 
 
-@every_variant
-def test_every_parameter_learns_in_each_variant(kind: type[AbstractRouting], options: dict[str, Any]) -> None:
+@every_combination()
+def test_every_parameter_has_a_gradient(
+    kind: type[AbstractRouting], options: dict[str, Any], case: BackendCase
+) -> None:
     module = build(kind, parameters="random", **options)
-    check_every_parameter_learns(route_of(module), learned(module))
+    check_every_parameter_has_a_gradient(route_of(module, dense=case.dense), learned(module))
 
 
 @every_routing
@@ -461,7 +467,7 @@ def values_and_gradients(module: nn.Module, votes: Tensor | Votes, activations: 
         [tensor.detach().clone().requires_grad_() for tensor in ([votes] if isinstance(votes, Tensor) else votes)],
         activations.detach().clone().requires_grad_(),
     )
-    parents = together(*module(given[0] if isinstance(votes, Tensor) else Votes(*given), activations))
+    parents = concatenate(*module(given[0] if isinstance(votes, Tensor) else Votes(*given), activations))
     weights = torch.linspace(1, 2, parents.numel(), dtype=parents.dtype).view_as(parents)
     asked = [*given, activations, *learned(module)]
     return [
@@ -471,17 +477,17 @@ def values_and_gradients(module: nn.Module, votes: Tensor | Votes, activations: 
 
 
 @pytest.mark.slow  # whole layers are compiled in tests/kernels/test_ops.py
-@pytest.mark.parametrize("way", [WAYS[0], WAYS[4]])
+@pytest.mark.parametrize("case", [BACKENDS["dense"], BACKENDS["fused"]], ids=["dense", "fused"])
 @pytest.mark.parametrize(("kind", "options"), [*((kind, {}) for kind in DISCOVERED), *COMPILED])
 def test_same_when_compiled(
-    kind: type[AbstractRouting], options: dict[str, Any], way: Way, monkeypatch: pytest.MonkeyPatch
+    kind: type[AbstractRouting], options: dict[str, Any], case: BackendCase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     without_shape_checks(monkeypatch)
-    module = build(kind, parameters="random", **{**options, "backend": way.backend})
+    module = build(kind, parameters="random", **{**options, "backend": case.backend})
     compiled = torch.compile(module, backend="aot_eager", fullgraph=True)  # traces backward, too; needs no compiler
     votes = random_votes()
-    given = votes if way.made else not_made(votes)
-    found, expected = (values_and_gradients(each, given, presence(votes)) for each in (compiled, module))
+    given = votes if case.dense else factored(votes)
+    found, expected = (values_and_gradients(each, given, child_activations(votes)) for each in (compiled, module))
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
 
 
@@ -493,22 +499,24 @@ def test_same_when_compiled(
         pytest.param(lambda votes: votes.repeat_interleave(2, 3)[..., ::2], id="with gaps"),
     ],
 )
-@every_way
+@pytest.mark.parametrize("case", [BACKENDS["dense"], BACKENDS["dense-reference"]], ids=["auto", "reference"])
 @every_routing
-def test_memory_order_of_votes(kind: type[AbstractRouting], strided: Callable[[Tensor], Tensor], way: Way) -> None:
-    votes, module = random_votes(), build(kind, parameters="random", backend=way.backend)
+def test_memory_order_of_dense_votes(
+    kind: type[AbstractRouting], strided: Callable[[Tensor], Tensor], case: BackendCase
+) -> None:
+    votes, module = random_votes(), build(kind, parameters="random", backend=case.backend)
     other = strided(votes)
-    assert other.stride() != votes.stride()
-    route = route_of(module, made=way.made)
+    assert other.stride() != votes.stride()  # of poses and weight: tests/kernels/test_backends.py
+    route = route_of(module, dense=case.dense)
     torch.testing.assert_close(route(other), route(votes), rtol=0, atol=1e-12)
 
 
-@every_way
+@every_backend
 @every_routing
-def test_float32_under_autocast(kind: type[AbstractRouting], way: Way) -> None:
-    module = build(kind, parameters="random", backend=way.backend).float()
+def test_float32_under_autocast(kind: type[AbstractRouting], case: BackendCase) -> None:
+    module = build(kind, parameters="random", backend=case.backend).float()
     votes = random_votes(dtype=torch.float32)
-    given, activations = votes if way.made else not_made(votes), presence(votes)
+    given, activations = votes if case.dense else factored(votes), child_activations(votes)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         parents = module(given, activations)
     assert parents.poses.dtype == parents.activations.dtype == torch.float32
@@ -517,21 +525,30 @@ def test_float32_under_autocast(kind: type[AbstractRouting], way: Way) -> None:
     assert torch.equal(parents.activations, expected.activations)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@every_way
+@pytest.mark.parametrize(
+    ("case", "dtype"),
+    [
+        pytest.param(case, dtype, id=f"{name}-{dtype}")
+        for name, case in BACKENDS.items()
+        for dtype in (torch.bfloat16, torch.float16)
+        if case.dense or dtype == torch.float16  # of poses and weight in bfloat16: tests/kernels/test_backends.py
+    ],
+)
 @every_routing
-def test_half_precision_is_routed_in_float32(kind: type[AbstractRouting], way: Way, dtype: torch.dtype) -> None:
-    module, votes = build(kind, backend=way.backend).float(), random_votes(dtype=torch.float32).to(dtype)
-    activations = presence(votes)
-    parents = module(votes if way.made else not_made(votes), activations)
-    expected = module(votes.float() if way.made else not_made(votes.float()), activations.float())
+def test_half_precision_is_routed_in_float32(
+    kind: type[AbstractRouting], case: BackendCase, dtype: torch.dtype
+) -> None:
+    module, votes = build(kind, backend=case.backend).float(), random_votes(dtype=torch.float32).to(dtype)
+    activations = child_activations(votes)
+    parents = module(votes if case.dense else factored(votes), activations)
+    expected = module(votes.float() if case.dense else factored(votes.float()), activations.float())
     assert parents.poses.dtype == parents.activations.dtype == torch.float32
     assert torch.equal(parents.poses, expected.poses)
     assert torch.equal(parents.activations, expected.activations)
 
 
-class Half(Normaliser):
-    """Hands half of each child up, and remembers what it was asked."""
+class HalfNormaliser(Normaliser):
+    """Half of the usual couplings; records the shapes that it was called with."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -542,26 +559,26 @@ class Half(Normaliser):
         return super().__call__(log_couplings) / 2
 
 
-@every_way
+@every_backend
 @every_routing
-def test_normaliser_is_used(kind: type[AbstractRouting], way: Way) -> None:
-    votes, half = random_votes(), Half()
-    route = route_of(build(kind, backend=way.backend), made=way.made)
+def test_normaliser_is_used(kind: type[AbstractRouting], case: BackendCase) -> None:
+    votes, half = random_votes(), HalfNormaliser()
+    route = route_of(build(kind, backend=case.backend), dense=case.dense)
     halved = route(votes, normalise=half)
-    once = {(1, PARENTS, CHILDREN)} if way.backend == "fused" and kind is EMRouting else set()
+    once = {(1, PARENTS, CHILDREN)} if case.backend == "fused" and kind is EMRouting else set()
     assert half.shapes - once == {(BATCH, PARENTS, CHILDREN)}
-    assert half.shapes >= once  # equal ones, the same for all images
+    assert half.shapes >= once  # the first couplings are the same for all images
     assert not torch.allclose(halved, route(votes))
     torch.testing.assert_close(route(votes, normalise=Normaliser()), route(votes), rtol=0, atol=1e-12)
 
 
-@every_way
+@every_backend
 @every_routing
-def test_normaliser_decides_about_every_coupling(kind: type[AbstractRouting], way: Way) -> None:
-    """From equal log-couplings on: nothing that a child hands up has not been through it."""
+def test_normaliser_decides_about_every_coupling(kind: type[AbstractRouting], case: BackendCase) -> None:
+    """From the first iteration on: no coupling has bypassed it."""
     traces: list[RoutingTrace] = []
-    route = route_of(build(kind, backend=way.backend), made=way.made)
-    route(random_votes(), normalise=Half(), on_iteration=traces.append)
+    route = route_of(build(kind, backend=case.backend), dense=case.dense)
+    route(random_votes(), normalise=HalfNormaliser(), on_iteration=traces.append)
     shares = torch.stack([trace.couplings.sum(2) for trace in traces])
     torch.testing.assert_close(shares, torch.full_like(shares, 0.5), rtol=0, atol=1e-12)
 
@@ -574,23 +591,25 @@ def test_last_gradient_has_the_same_value() -> None:
     assert torch.equal(dynamic_routing(votes, gradient="last"), dynamic_routing(votes, gradient="full"))
 
 
-@pytest.mark.parametrize("way", [WAYS[0], WAYS[-1]])
+@pytest.mark.parametrize("case", [BACKENDS["dense"], BACKENDS["fused"]], ids=["dense", "fused"])
 @pytest.mark.parametrize("bias_inside", [True, False])
 @pytest.mark.parametrize("leaky", [False, True])
 @pytest.mark.parametrize("iterations", [1, 2, 3])
-def test_last_gradient_takes_couplings_as_constants(iterations: int, leaky: bool, bias_inside: bool, way: Way) -> None:
+def test_last_gradient_takes_couplings_as_constants(
+    iterations: int, leaky: bool, bias_inside: bool, case: BackendCase
+) -> None:
     votes = random_votes().requires_grad_()
     bias = torch.linspace(-0.5, 0.5, PARENTS * DIM, dtype=torch.float64).view(PARENTS, DIM).requires_grad_()
     traces: list[RoutingTrace] = []
     poses = dynamic_routing(
-        votes if way.made else not_made(votes),
+        votes if case.dense else factored(votes),
         bias=bias,
         iterations=iterations,
         leaky=leaky,
         bias_inside=bias_inside,
         gradient="last",
         on_iteration=traces.append,
-        backend=way.backend,
+        backend=case.backend,
     )
     constant = traces[-1].couplings.detach()
     expected = squash(torch.einsum("bij,bijd->bjd", constant, votes) + bias)
@@ -634,8 +653,8 @@ def test_every_argument_of_uniform_routing_changes_the_poses(argument: str, othe
 
 
 @pytest.mark.parametrize("routing", [dynamic_routing, uniform_routing])
-def test_leak_is_the_normalisers(routing: Callable[..., Tensor]) -> None:
-    """One of the two decides; a normaliser that leaks gives what ``leaky`` does."""
+def test_leaky_is_an_option_of_the_normaliser(routing: Callable[..., Tensor]) -> None:
+    """Only one of the two may be given; a leaky normaliser gives what ``leaky`` does."""
     leaking = routing(random_votes(), normalise=Normaliser(leaky=True))
     torch.testing.assert_close(leaking, routing(random_votes(), leaky=True), rtol=0, atol=1e-12)
     with pytest.raises(ValueError, match="leaky and has a normaliser; expected one of them"):
@@ -685,11 +704,11 @@ def loops_with_bias(votes: Tensor, module: nn.Module) -> Tensor:
         (wrong.LogitsSharedOverBatch, check_equals),
         (wrong.LogitsSharedOverBatch, check_images_are_independent),
         (wrong.LogitsKeptBetweenCalls, check_repeatable),
-        (wrong.LogitsKeptBetweenCalls, check_watching_changes_nothing),
+        (wrong.LogitsKeptBetweenCalls, check_callback_changes_nothing),
         (wrong.TransposedParents, check_equals),
-        (wrong.TransposedParents, check_parents_keep_their_order),
+        (wrong.TransposedParents, check_parents_are_permuted_as_their_votes),
         (wrong.DeadGradient, check_gradient),
-        (wrong.DeadGradient, check_every_parameter_learns),
+        (wrong.DeadGradient, check_every_parameter_has_a_gradient),
         (wrong.UnguardedSquash, check_finite),
     ],
 )
@@ -705,13 +724,13 @@ def test_mistake_is_caught(mistake: type[nn.Module], check: Callable[..., None])
         check_equals,
         check_gradient,
         check_couplings,
-        check_watching_changes_nothing,
+        check_callback_changes_nothing,
         check_repeatable,
-        check_children_have_no_order,
-        check_parents_keep_their_order,
+        check_order_of_children_does_not_matter,
+        check_parents_are_permuted_as_their_votes,
         check_images_are_independent,
         check_finite,
-        check_every_parameter_learns,
+        check_every_parameter_has_a_gradient,
     ],
 )
 def test_without_a_mistake_nothing_is_caught(check: Callable[..., None]) -> None:
@@ -720,7 +739,7 @@ def test_without_a_mistake_nothing_is_caught(check: Callable[..., None]) -> None
 
 
 def extra(check: Callable[..., None], module: nn.Module) -> dict[str, Any]:
-    """What a check wants to know beside the routing itself."""
+    """Further arguments of a check."""
     known = {
         "reference": lambda votes: loops_with_bias(votes, module),
         "parameters": list(module.parameters()),

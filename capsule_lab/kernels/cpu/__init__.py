@@ -1,12 +1,15 @@
-"""Fused routing on a CPU, compiled by numba: a few votes at a time, in cache, made again wherever they are needed.
+"""Fused routing on a CPU, compiled by numba: votes are never materialised, but computed tile by tile where needed.
 
-Arrays are C-contiguous, of one floating dtype, and end with the children, along which the processor's vector units
-work: poses ``(row, rows * inner, child)``, weights ``(parent, inner * columns, child)``, couplings
-``(row, parent, child)``, where a *row* is an image, or one position of an image in a convolutional layer. A vote has
-``rows * columns`` components: with a pose's entry ``[r, q]`` and a weight's ``[q, c]``, ``V[r, c] = sum_q P W``.
+``simd`` has the vector type, ``tiles`` says what a tile is and computes votes, ``compiler`` has numba's options and
+cache, ``threads`` the threads; ``em``, ``em_backward``, ``dynamic`` and ``child_softmax`` are the kernels.
+
+Arrays are C-contiguous, of one floating dtype, and end with the children, one in each SIMD lane: poses
+``(row, rows * inner, child)``, weights ``(parent, inner * columns, child)``, couplings ``(row, parent, child)``, where
+a *row* is an image, or one position of an image in a convolutional layer. A vote has ``rows * columns`` components:
+with a pose's entry ``[r, q]`` and a weight's ``[q, c]``, ``V[r, c] = sum_q P W``.
 """
 
-from capsule_lab.kernels.cpu.child_softmax import shares, shares_backward
+from capsule_lab.kernels.cpu.child_softmax import softmax_by_child, softmax_by_child_backward
 from capsule_lab.kernels.cpu.dynamic import agreement, contraction, weighted_sum
 from capsule_lab.kernels.cpu.em import distances, fit
 from capsule_lab.kernels.cpu.em_backward import fit_backward
@@ -17,7 +20,7 @@ __all__ = [
     "distances",
     "fit",
     "fit_backward",
-    "shares",
-    "shares_backward",
+    "softmax_by_child",
+    "softmax_by_child_backward",
     "weighted_sum",
 ]

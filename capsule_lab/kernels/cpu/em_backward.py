@@ -1,58 +1,103 @@
-"""EM routing, backwards: gradients of what the parents of a row were fitted to."""
+"""EM routing, backwards: the gradients of what the parents of a row were fitted to.
+
+For one parent (j is left out), children i and components h, with g[x] the gradient of x, the forward pass is
+
+    w_i = c_i a_i                               couplings times activations
+    m = mass_eps + sum_i w_i
+    mean_h = sum_i w_i V_ih / m
+    pose_h = (1 - damping) mean_h + damping previous_h
+    e_ih = V_ih - pose_h
+    var_h = min_variance + sum_i w_i e_ih^2 / m
+    D_i = sum_h e_ih^2 / (2 var_h)              distances
+
+First the gradients of the parents, through the distances, then through the variances, with
+s = sum_i w_i / m, which is 1 but for mass_eps:
+
+    g[pose_h] -= sum_i g[D_i] e_ih / var_h
+    g[var_h]  -= sum_i g[D_i] e_ih^2 / (2 var_h^2)
+    g[pose_h] -= 2 g[var_h] (mean_h - s pose_h)           as sum_i w_i e_ih / m = mean_h - s pose_h
+    g[previous_h] = damping g[pose_h]
+    alpha_h = g[var_h] / m
+    beta_h = (1 - damping) g[pose_h] / m                  g[mean_h] / m
+    g[m] -= sum_h alpha_h (var_h - min_variance) + beta_h mean_h
+
+and then those of each child, whose votes are V = P W (pose times weight)
+
+    g[w_i] = g[m] + sum_h alpha_h e_ih^2 + beta_h V_ih
+    g[V_ih] = g[D_i] e_ih / var_h + w_i (2 alpha_h e_ih + beta_h)
+    g[c_i] = a_i g[w_i];    g[a_i] = sum_j c_i g[w_i];    g[P] = sum_j g[V] W^T;    g[W] = sum_n P^T g[V]
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
-from torch import Tensor
+from capsule_lab.kernels.cpu.compiler import jit
+from capsule_lab.kernels.cpu.simd import LANES, broadcast, load, reduce_add, store
+from capsule_lab.kernels.cpu.threads import flat, number_of_parts, parallel_for, workspace
+from capsule_lab.kernels.cpu.tiles import (
+    Scratch,
+    compute_votes,
+    load_partial,
+    load_row,
+    number_of_tiles,
+    scratch_for,
+    sizes_of,
+    store_partial,
+    store_tile,
+    tiles_of_weight,
+    votes_backward,
+    weight_of_tiles,
+)
+from capsule_lab.kernels.em_arguments import FitInputs, FitOutputs, Parents
 
-from capsule_lab.kernels.cpu.blocks import give, hand_on, jit, load_some, make_votes, store_some, tiles
-from capsule_lab.kernels.cpu.simd import LANES, load, spread, store, total
-from capsule_lab.kernels.cpu.threads import flat, in_parts, number_of_parts, workspace
-from capsule_lab.kernels.cpu.tiling import from_tiles, in_tiles_of, room_of, sizes_of, take_row
+
+class Coefficients(NamedTuple):
+    """Of the equations above, for all parents of a row: ``(parent * dim,)``, the last ``(parent,)``."""
+
+    precision: Any  # 1 / var_h
+    alpha: Any
+    beta: Any
+    grad_total: Any  # g[m], what all g[w_i] have in common
+
+
+class GradTiles(NamedTuple):
+    """Gradients that are summed in tiles: of the poses of a row, and of the weight."""
+
+    poses: Any
+    weight: Any
 
 
 def fit_backward(
-    poses: Tensor,
-    weight: Tensor,
-    activations: Tensor,
-    couplings: Tensor,
-    previous: Tensor,
-    mass: Tensor,
-    parents: Tensor,
-    variances: Tensor,
-    to_mass: Tensor,
-    to_parents: Tensor,
-    to_variances: Tensor,
-    to_distances: Tensor,
-    inner: int,
-    damping: float,
-    min_variance: float,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of the first five arguments; ``to_x`` are those of the results of ``fit``."""
-    row = len(couplings)
-    to_poses, to_activations = poses.new_empty(poses.shape), activations.new_zeros(activations.shape)
-    to_couplings, to_previous = (each.new_empty(each.shape) for each in (couplings, previous))
-    sizes = sizes_of(poses, previous, inner)
-    in_tiles = in_tiles_of(weight)
-    to_tiles = in_tiles.new_zeros(number_of_parts(row), *in_tiles.shape)  # a thread writes to its own
-    given = flat(
-        poses, in_tiles, activations, couplings, previous, mass, parents, variances,
-        to_mass, to_parents, to_variances, to_distances,
-    )  # fmt: skip
-    out = flat(to_poses, to_activations, to_couplings, to_previous)
-    pose_tiles, votes, of_child, sums = room_of(poses, previous)
-    to_pose_tiles = workspace(row, pose_tiles.shape[1], like=poses)
-    coefficients = workspace(row, len(weight) * (3 * previous.shape[2] + 1), like=poses)
-    room = pose_tiles, to_pose_tiles, votes, of_child, sums, coefficients, to_tiles.numpy()
+    inputs: FitInputs, parents: Parents, grad_outputs: FitOutputs, inner: int, damping: float, min_variance: float
+) -> FitInputs:
+    """Gradients of ``inputs``, from those of the results of ``fit``, of which ``parents`` are the first three."""
+    grads = FitInputs(*(each.new_empty(each.shape) for each in inputs))
+    sizes = sizes_of(inputs.poses, inputs.weight, inner)
+    row, parent, dim = inputs.previous.shape
+    weight_tiles = tiles_of_weight(inputs.weight)
+    grad_weight_tiles = weight_tiles.new_zeros(number_of_parts(row), *weight_tiles.shape)  # each thread has its own
+    scratch = scratch_for(sizes, like=inputs.poses)
+    grad_tiles = GradTiles(
+        workspace(row, scratch.pose_tiles.shape[1], like=inputs.poses),
+        grad_weight_tiles.numpy(),
+    )
+    counts = Coefficients(parent * dim, parent * dim, parent * dim, parent)
+    coefficients = Coefficients(*(workspace(row, count, like=inputs.poses) for count in counts))
+    given = FitInputs(*flat(*inputs._replace(weight=weight_tiles)))
+    fitted, grad_fitted, out = Parents(*flat(*parents)), FitOutputs(*flat(*grad_outputs)), FitInputs(*flat(*grads))
 
-    def part(thread: int, first: int, last: int) -> None:
-        _fit_backward(first, last, sizes, *(each[thread] for each in room), *given, damping, min_variance, *out)
+    def kernel(thread: int, first: int, last: int) -> None:
+        _fit_backward(
+            first, last, sizes,
+            Scratch(*(each[thread] for each in scratch)),
+            Coefficients(*(each[thread] for each in coefficients)),
+            GradTiles(*(each[thread] for each in grad_tiles)),
+            given, fitted, grad_fitted, out, damping, min_variance,
+        )  # fmt: skip
 
-    in_parts(part, row)
-    to_weight = weight.new_empty(weight.shape)
-    from_tiles(to_tiles.sum(0).numpy(), *weight.shape, *flat(to_weight))
-    return to_poses, to_weight, to_activations, to_couplings, to_previous
+    parallel_for(kernel, row)
+    return grads._replace(weight=weight_of_tiles(grad_weight_tiles.sum(0), like=inputs.weight))
 
 
 @jit
@@ -60,112 +105,96 @@ def _fit_backward(
     first: int,
     last: int,
     sizes: Any,
-    pose_tiles: Any,
-    to_pose_tiles: Any,
-    votes: Any,
-    to_present: Any,
-    sums: Any,
+    scratch: Any,
     coefficients: Any,
-    to_weight: Any,
-    poses: Any,
-    weight: Any,
-    activations: Any,
-    couplings: Any,
-    previous: Any,
-    mass: Any,
+    grad_tiles: Any,
+    inputs: Any,
     parents: Any,
-    variances: Any,
-    to_mass: Any,
-    to_parents: Any,
-    to_variances: Any,
-    to_distances: Any,
+    grad_outputs: Any,
+    grad_inputs: Any,
     damping: float,
     min_variance: float,
-    to_poses: Any,
-    to_activations: Any,
-    to_couplings: Any,
-    to_previous: Any,
 ) -> None:
-    parent, child, dim, rows, inner, columns = sizes
-    count, entries, of_weight = tiles(child), rows * inner * LANES, inner * columns * LANES
+    # records are unpacked once: numba counts references, atomically, wherever one is unpacked
+    _, parent, child, rows, inner, columns = sizes
+    pose_tiles, votes, grad_activation_tiles, sums = scratch
+    precision, alpha, beta, grad_total = coefficients
+    grad_pose_tiles, grad_weight = grad_tiles
+    poses, weight, activations, couplings, previous = inputs
+    mass, means, variances = parents
+    grad_mass, grad_means, grad_variances, grad_distances = grad_outputs
+    grad_poses, _, grad_activations, grad_couplings, grad_previous = grad_inputs
+    shape, dim, entries, count = (rows, inner, columns), rows * columns, rows * inner, number_of_tiles(child)
+    of_weight, squares = inner * columns * LANES, dim * LANES
     number = poses.dtype.type
     half, one, two, zero = number(0.5), number(1), number(2), number(0)
-    old, new = number(damping), number(1 - damping)
-    floor = number(min_variance)
-    measured = to_distances.size > 0
-    scattered = dim * LANES  # where in sums those of the squares begin
+    old, new, floor = number(damping), number(1 - damping), number(min_variance)
+    measured = grad_distances.size > 0
     for n in range(first, last):
-        take_row(poses, n, rows * inner, child, pose_tiles)
-        to_pose_tiles[:] = 0
-        to_present[:] = 0
-        for j in range(parent):  # sums over the children, and what follows for all of them
+        load_row(poses, n, entries, child, pose_tiles)
+        grad_pose_tiles[:] = 0
+        grad_activation_tiles[:] = 0
+        for j in range(parent):  # gradients of the parents, and coefficients
             at = n * parent + j
-            sums[:] = 0
-            filled = spread(zero)
+            sums[:] = 0  # of g[D] e, and from ``squares`` on of g[D] e^2
+            assigned = broadcast(zero)
             for t in range(count):
                 i = t * LANES
-                coupling = load_some(couplings, at * child + i, child - i)
-                filled = filled + coupling * load_some(activations, n * child + i, child - i)
-                if measured:  # distance = (v - pose)^2 / (2 variance)
-                    p, w = t * entries, (t * parent + j) * of_weight
-                    make_votes(pose_tiles, p, weight, w, rows, inner, columns, votes, 0)
-                    towards = load_some(to_distances, at * child + i, child - i)
-                    for h in range(dim):
-                        x, y = h * LANES, scattered + h * LANES
-                        error = load(votes, x) - spread(parents[at * dim + h])
-                        pull = towards * error
-                        store(sums, x, load(sums, x) + pull)
-                        store(sums, y, load(sums, y) + pull * error)
-            per_mass = one / mass[at]
-            share = total(filled) * per_mass  # 1, but for what was added to the mass
-            to_total = to_mass[at]
-            of_pair = j * (3 * dim + 1)
-            for h in range(dim):
-                pose, variance = parents[at * dim + h], variances[at * dim + h]
-                precision = one / variance
-                to_pose = to_parents[at * dim + h] - total(load(sums, h * LANES)) * precision
-                of_distance = half * total(load(sums, scattered + h * LANES)) * precision * precision
-                to_variance = to_variances[at * dim + h] - of_distance
-                # variance = floor + sum assigned (v - pose)^2 / mass
-                mean = (pose - old * previous[at * dim + h]) / new
-                to_pose -= to_variance * (two * (mean - share * pose))  # in this order: gradients may be near infinity
-                to_previous[at * dim + h] = old * to_pose
-                to_mean = new * to_pose * per_mass
-                to_variance *= per_mass
-                to_total -= to_variance * (variance - floor) + to_mean * mean
-                coefficients[of_pair + 3 * h] = precision
-                coefficients[of_pair + 3 * h + 1] = to_variance
-                coefficients[of_pair + 3 * h + 2] = to_mean
-            coefficients[of_pair + 3 * dim] = to_total
-        for t in range(count):  # and what each child has of that
-            i = t * LANES
-            for j in range(parent):
-                w = (t * parent + j) * of_weight
-                at, p, of_pair = n * parent + j, t * entries, j * (3 * dim + 1)
-                make_votes(pose_tiles, p, weight, w, rows, inner, columns, votes, 0)
-                coupling = load_some(couplings, at * child + i, child - i)
-                present = load_some(activations, n * child + i, child - i)
-                share = coupling * present
-                towards = spread(zero)
+                coupling = load_partial(couplings, at * child + i, child - i)
+                assigned = assigned + coupling * load_partial(activations, n * child + i, child - i)
                 if measured:
-                    towards = load_some(to_distances, at * child + i, child - i)
-                to_assigned, of_mean = spread(coefficients[of_pair + 3 * dim]), spread(zero)
+                    p, w = t * entries * LANES, (t * parent + j) * of_weight
+                    compute_votes(pose_tiles, p, weight, w, shape, votes, 0)
+                    grad_distance = load_partial(grad_distances, at * child + i, child - i)
+                    for h in range(dim):
+                        x, y = h * LANES, squares + h * LANES
+                        error = load(votes, x) - broadcast(means[at * dim + h])
+                        product = grad_distance * error
+                        store(sums, x, load(sums, x) + product)
+                        store(sums, y, load(sums, y) + product * error)
+            per_mass = one / mass[at]
+            share = reduce_add(assigned) * per_mass
+            total = grad_mass[at]
+            for h in range(dim):
+                pose, variance = means[at * dim + h], variances[at * dim + h]
+                inverse = one / variance
+                grad_pose = grad_means[at * dim + h] - reduce_add(load(sums, h * LANES)) * inverse
+                of_distances = half * reduce_add(load(sums, squares + h * LANES)) * inverse * inverse
+                grad_variance = grad_variances[at * dim + h] - of_distances
+                mean = (pose - old * previous[at * dim + h]) / new
+                grad_pose -= grad_variance * (two * (mean - share * pose))  # in this order: others overflow earlier
+                grad_previous[at * dim + h] = old * grad_pose
+                grad_mean = new * grad_pose * per_mass
+                grad_variance *= per_mass
+                total -= grad_variance * (variance - floor) + grad_mean * mean
+                precision[j * dim + h] = inverse
+                alpha[j * dim + h] = grad_variance
+                beta[j * dim + h] = grad_mean
+            grad_total[j] = total
+        for t in range(count):  # gradients of the children
+            i, p = t * LANES, t * entries * LANES
+            for j in range(parent):
+                at, w = n * parent + j, (t * parent + j) * of_weight
+                compute_votes(pose_tiles, p, weight, w, shape, votes, 0)
+                coupling = load_partial(couplings, at * child + i, child - i)
+                activation = load_partial(activations, n * child + i, child - i)
+                share_of_child = coupling * activation
+                grad_distance = broadcast(zero)
+                if measured:
+                    grad_distance = load_partial(grad_distances, at * child + i, child - i)
+                grad_assigned, of_means = broadcast(grad_total[j]), broadcast(zero)
                 for h in range(dim):
-                    value = load(votes, h * LANES)
-                    error = value - spread(parents[at * dim + h])
-                    precision = spread(coefficients[of_pair + 3 * h])
-                    once = spread(coefficients[of_pair + 3 * h + 1]) * error
-                    to_mean = spread(coefficients[of_pair + 3 * h + 2])
-                    to_assigned = to_assigned + once * error
-                    of_mean = of_mean + to_mean * value
-                    store(votes, h * LANES, towards * error * precision + share * (once + once + to_mean))
-                to_assigned = to_assigned + of_mean
-                store_some(to_couplings, at * child + i, child - i, to_assigned * present)
-                line = t * LANES
-                store(to_present, line, load(to_present, line) + to_assigned * coupling)
-                hand_on(votes, 0, pose_tiles, p, weight, w, rows, inner, columns, to_pose_tiles, p, to_weight, w)
-        for t in range(count):
-            i, p = t * LANES, t * entries
-            give(to_pose_tiles, p, to_poses, n * rows * inner * child, rows * inner, child, i)
-            line = load(to_present, t * LANES)
-            store_some(to_activations, n * child + i, child - i, line)
+                    vote = load(votes, h * LANES)
+                    error = vote - broadcast(means[at * dim + h])
+                    precision_h, beta_h = broadcast(precision[j * dim + h]), broadcast(beta[j * dim + h])
+                    alpha_error = broadcast(alpha[j * dim + h]) * error
+                    grad_assigned = grad_assigned + alpha_error * error
+                    of_means = of_means + beta_h * vote
+                    of_fit = share_of_child * (alpha_error + alpha_error + beta_h)
+                    store(votes, h * LANES, grad_distance * error * precision_h + of_fit)
+                grad_assigned = grad_assigned + of_means
+                store_partial(grad_couplings, at * child + i, child - i, grad_assigned * activation)
+                store(grad_activation_tiles, i, load(grad_activation_tiles, i) + grad_assigned * coupling)
+                votes_backward(votes, 0, pose_tiles, p, weight, w, shape, grad_pose_tiles, p, grad_weight, w)
+            store_tile(grad_pose_tiles, p, grad_poses, n * entries * child, entries, child, i)
+            store_tile(grad_activation_tiles, i, grad_activations, n * child, 1, child, i)

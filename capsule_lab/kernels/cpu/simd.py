@@ -1,8 +1,11 @@
-"""A vector of LANES numbers as a type of numba's: what an element-wise loop over children becomes, written down.
+"""A SIMD vector as a type of numba: ``LANES`` numbers on which one instruction of the processor works at the same time.
 
-numba leaves it to the compiler which loops use the processor's vector units, and the compiler gives up on most loops
-over a few children, because arrays might overlap. With this type there is nothing to find out. On a processor whose
-registers are narrower, the compiler takes several for each vector.
+A *lane* is one position in such a vector; here it always belongs to one child. numba leaves it to LLVM which loops use
+SIMD instructions, and LLVM gives up on most loops over a few children, because arrays might overlap. With this type
+there is nothing to find out. On a processor with narrower registers, LLVM takes several for each vector.
+
+The only file that uses internals of numba and llvmlite (IR builder, data models, ``numba.core.cgutils``). Read from
+numba 0.68 and llvmlite 0.50; held by ``tests/kernels/cpu/test_simd.py``.
 """
 
 from __future__ import annotations
@@ -18,34 +21,35 @@ from numba.extending import models, overload, register_model
 
 intrinsic: Any = numba.extending.intrinsic
 
-LANES = 16  # ours: float32 numbers of the widest vector registers there are
-FREE = ("reassoc", "contract", "nsz")  # sums may be reordered, products fused; no rule about NaN is waived
+LANES = 16  # ours: float32 numbers of the widest registers there are (AVX-512)
+FAST_MATH = ("reassoc", "contract", "nsz")  # sums may be reordered, products fused; no rule about NaN is waived
 
 
-class Lanes(types.Type):
+class SimdVector(types.Type):
     """LANES numbers of one floating type."""
 
-    def __init__(self, number: Any) -> None:
-        super().__init__(name=f"Lanes({number})")
-        self.number = number
+    def __init__(self, dtype: Any) -> None:
+        super().__init__(name=f"SimdVector({dtype})")
+        self.dtype = dtype
 
 
-@register_model(Lanes)
-class _LanesModel(models.PrimitiveModel):
-    def __init__(self, manager: Any, lanes: Lanes) -> None:
-        number = manager.lookup(lanes.number).get_value_type()
-        super().__init__(manager, lanes, llvmlite.ir.VectorType(number, LANES))
+@register_model(SimdVector)
+class _SimdVectorModel(models.PrimitiveModel):
+    def __init__(self, manager: Any, vector: SimdVector) -> None:
+        element = manager.lookup(vector.dtype).get_value_type()
+        super().__init__(manager, vector, llvmlite.ir.VectorType(element, LANES))
 
 
-def _address(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-    """Where LANES numbers of a contiguous one-dimensional array are, from an element on."""
+def _pointer(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    """Pointer to LANES numbers of a contiguous one-dimensional array from an index on, and their type."""
     array = context.make_array(signature.args[0])(context, builder, args[0])
-    vector = context.get_value_type(Lanes(signature.args[0].dtype))
+    vector = context.get_value_type(SimdVector(signature.args[0].dtype))
     return builder.bitcast(builder.gep(array.data, [args[1]]), vector.as_pointer()), vector
 
 
 def _alignment(vector: Any) -> int:
-    return 8 if isinstance(vector.element, llvmlite.ir.DoubleType) else 4  # bytes: that of one number
+    """Bytes of one number: arrays are aligned to no more."""
+    return 8 if isinstance(vector.element, llvmlite.ir.DoubleType) else 4
 
 
 @intrinsic
@@ -53,80 +57,78 @@ def load(_: Any, array: Any, at: Any) -> Any:
     """``array[at : at + LANES]``."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        pointer, vector = _address(context, builder, signature, args)
+        pointer, vector = _pointer(context, builder, signature, args)
         return builder.load(pointer, align=_alignment(vector))
 
-    return Lanes(array.dtype)(array, types.intp), generate
+    return SimdVector(array.dtype)(array, types.intp), generate
 
 
 @intrinsic
-def store(_: Any, array: Any, at: Any, lanes: Any) -> Any:
-    """``array[at : at + LANES] = lanes``."""
+def store(_: Any, array: Any, at: Any, vector: Any) -> Any:
+    """``array[at : at + LANES] = vector``."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        pointer, vector = _address(context, builder, signature, args)
-        builder.store(args[2], pointer, align=_alignment(vector))
+        pointer, kind = _pointer(context, builder, signature, args)
+        builder.store(args[2], pointer, align=_alignment(kind))
         return context.get_dummy_value()
 
-    return types.void(array, types.intp, lanes), generate
+    return types.void(array, types.intp, vector), generate
 
 
 @intrinsic
-def spread(_: Any, number: Any) -> Any:
-    """LANES times ``number``."""
+def broadcast(_: Any, number: Any) -> Any:
+    """``number`` in every lane."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         vector = context.get_value_type(signature.return_type)
-        nothing = llvmlite.ir.Constant(vector, llvmlite.ir.Undefined)
+        undefined = llvmlite.ir.Constant(vector, llvmlite.ir.Undefined)
         zero = context.get_constant(types.int32, 0)
-        first = builder.insert_element(nothing, args[0], zero)
-        everywhere = llvmlite.ir.Constant(llvmlite.ir.VectorType(llvmlite.ir.IntType(32), LANES), None)
-        return builder.shuffle_vector(first, nothing, everywhere)
+        first = builder.insert_element(undefined, args[0], zero)
+        mask = llvmlite.ir.Constant(llvmlite.ir.VectorType(llvmlite.ir.IntType(32), LANES), None)
+        return builder.shuffle_vector(first, undefined, mask)
 
-    return Lanes(number)(number), generate
+    return SimdVector(number)(number), generate
 
 
 @intrinsic
-def with_lane(_: Any, lanes: Any, at: Any, number: Any) -> Any:
-    """``lanes``, but for one."""
+def insert(_: Any, vector: Any, lane: Any, number: Any) -> Any:
+    """``vector`` with another number in one lane."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.insert_element(args[0], args[2], args[1])
 
-    return lanes(lanes, types.intp, lanes.number), generate
+    return vector(vector, types.intp, vector.dtype), generate
 
 
 @intrinsic
-def lane(_: Any, lanes: Any, at: Any) -> Any:
-    """One of the numbers."""
+def extract(_: Any, vector: Any, lane: Any) -> Any:
+    """The number in one lane."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.extract_element(args[0], args[1])
 
-    return lanes.number(lanes, types.intp), generate
+    return vector.dtype(vector, types.intp), generate
 
 
 @intrinsic
-def total(_: Any, lanes: Any) -> Any:
-    """Sum of the numbers."""
+def reduce_add(_: Any, vector: Any) -> Any:
+    """Sum of all lanes."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        vector = context.get_value_type(signature.args[0])
-        number = vector.element
+        kind = context.get_value_type(signature.args[0])
+        number = kind.element
         name = f"llvm.vector.reduce.fadd.v{LANES}f{64 if isinstance(number, llvmlite.ir.DoubleType) else 32}"
-        reduce = cgutils.get_or_insert_function(
-            builder.module, llvmlite.ir.FunctionType(number, [number, vector]), name
-        )
-        return builder.call(reduce, [llvmlite.ir.Constant(number, 0), args[0]], fastmath=FREE)
+        reduce = cgutils.get_or_insert_function(builder.module, llvmlite.ir.FunctionType(number, [number, kind]), name)
+        return builder.call(reduce, [llvmlite.ir.Constant(number, 0), args[0]], fastmath=FAST_MATH)
 
-    return lanes.number(lanes), generate
+    return vector.dtype(vector), generate
 
 
 def _elementwise(instruction: str) -> Any:
     @intrinsic
     def apply(_: Any, a: Any, b: Any) -> Any:
         def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            return getattr(builder, instruction)(*args, flags=FREE)
+            return getattr(builder, instruction)(*args, flags=FAST_MATH)
 
         return a(a, b), generate
 
@@ -137,11 +139,11 @@ def _overload(symbol: Any, instruction: str) -> None:
     operation = _elementwise(instruction)
 
     @overload(symbol)
-    def for_lanes(a: Any, b: Any) -> Any:
+    def for_vectors(a: Any, b: Any) -> Any:
         def apply(a: Any, b: Any) -> Any:
             return operation(a, b)
 
-        return apply if isinstance(a, Lanes) and a == b else None
+        return apply if isinstance(a, SimdVector) and a == b else None
 
 
 _overload(operator.add, "fadd")

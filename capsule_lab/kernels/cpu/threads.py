@@ -1,4 +1,11 @@
-"""Kernels release the GIL: as many at a time as torch has threads, each on a part of the rows."""
+"""Threads of the kernels, which release the GIL: as many as torch has, each on a part of the rows.
+
+The only file that calls libgomp through ctypes. torch's own kernels run in the threads of libgomp, which wait for work
+in a loop for some milliseconds before they sleep: threads of another pool would share the cores with them. Read from
+torch 2.15, which brings libgomp in ``torch/lib`` or ``torch.libs``, and from GCC's ``libgomp/parallel.c``
+(``GOMP_parallel``, unchanged since GCC 4.9); held by ``tests/kernels/cpu/test_threads.py``. Where torch brings none, or
+with ``CAPSULE_LAB_KERNEL_THREADS=pool`` in the environment, kernels run in a ``ThreadPoolExecutor``.
+"""
 
 from __future__ import annotations
 
@@ -15,19 +22,21 @@ from torch import Tensor
 
 Kernel = Callable[[int, int, int], None]
 
+_LIBGOMP_BODY = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 
-def in_parts(kernel: Kernel, count: int, *, least: int = 1, multiple: int = 1) -> None:
+
+def parallel_for(kernel: Kernel, count: int, *, grain: int = 1, multiple: int = 1) -> None:
     """``kernel(part, first, last)`` for parts of ``range(count)`` at the same time.
 
-    Each has at least ``least``, and all but the last end at a multiple of ``multiple``.
+    Each has at least ``grain``, and all but the last end at a multiple of ``multiple``.
     """
-    parts = number_of_parts(count, least=least)
+    parts = number_of_parts(count, grain=grain)
     bounds = [count * part // parts // multiple * multiple for part in range(parts)] + [count]
     calls = [functools.partial(kernel, part, *bounds[part : part + 2]) for part in range(parts)]
     if parts == 1:
         calls[0]()
-    elif torchs_openmp() is not None:
-        _in_torchs_threads(calls)
+    elif libgomp() is not None:
+        _run_in_libgomp(calls)
     else:
         others = [_pool(os.getpid()).submit(call) for call in calls[1:]]
         calls[0]()
@@ -35,8 +44,8 @@ def in_parts(kernel: Kernel, count: int, *, least: int = 1, multiple: int = 1) -
             other.result()
 
 
-def number_of_parts(count: int, *, least: int = 1) -> int:
-    return max(1, min(torch.get_num_threads(), count // least))
+def number_of_parts(count: int, *, grain: int = 1) -> int:
+    return max(1, min(torch.get_num_threads(), count // grain))
 
 
 def arrays(*tensors: Tensor) -> list[Any]:
@@ -49,48 +58,43 @@ def flat(*tensors: Tensor) -> list[Any]:
     return [array.reshape(-1) for array in arrays(*tensors)]
 
 
-def workspace(count: int, *shape: int, like: Tensor, least: int = 1) -> Any:
-    """Room for ``shape`` numbers for each part of ``in_parts``.
+def workspace(count: int, *shape: int, like: Tensor, grain: int = 1) -> Any:
+    """Uninitialised memory of this shape for each part of ``parallel_for``, ``(part, *shape)``.
 
     From torch, which aligns memory to a cache line: half the loads of a vector of 64 bytes take twice as long without.
     """
-    return like.new_empty(number_of_parts(count, least=least), *shape).numpy()
+    return like.new_empty(number_of_parts(count, grain=grain), *shape).numpy()
 
 
-def _in_torchs_threads(calls: Sequence[Callable[[], None]]) -> None:
-    """In the threads that torch's own kernels use.
-
-    Those wait for work in a loop for some milliseconds before they sleep: threads of our own would share the cores
-    with them, and take twice as long.
-    """
-    openmp: Any = torchs_openmp()
+def _run_in_libgomp(calls: Sequence[Callable[[], None]]) -> None:
+    """As a parallel region of OpenMP."""
+    openmp: Any = libgomp()
     errors: list[BaseException] = []
 
     def body(_: int | None) -> None:
         try:
             for part in range(openmp.omp_get_thread_num(), len(calls), openmp.omp_get_num_threads()):
                 calls[part]()
-        except BaseException as error:  # raised again below, in the thread that asked
+        except BaseException as error:  # ctypes would print and lose it; raised again below
             errors.append(error)
 
-    openmp.GOMP_parallel(_BODY(body), None, len(calls), 0)
+    openmp.GOMP_parallel(_LIBGOMP_BODY(body), None, len(calls), 0)
     if errors:
         raise errors[0]
 
 
-_BODY = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
-
-
 @functools.cache
-def torchs_openmp() -> Any:
-    """GNU's OpenMP library as torch has loaded it, or ``None``."""
+def libgomp() -> Any:
+    """The OpenMP library of GCC as torch has loaded it, or ``None``."""
+    if os.environ.get("CAPSULE_LAB_KERNEL_THREADS") == "pool":
+        return None
     folder = Path(torch.__file__).parent
     for found in sorted([*folder.glob("lib/libgomp*"), *folder.parent.glob("torch.libs/libgomp*")]):
         try:
             library = ctypes.CDLL(str(found), mode=os.RTLD_NOLOAD)
         except OSError:  # not the one that is in use
             continue
-        library.GOMP_parallel.argtypes = [_BODY, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint]
+        library.GOMP_parallel.argtypes = [_LIBGOMP_BODY, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint]
         return library
     return None
 

@@ -1,8 +1,8 @@
-"""What all kernels do for a block of children: load them, make their votes, sum over them; and how kernels start.
+"""What all kernels do for a block of children: load them, compute their votes; and how kernels are launched.
 
 Components are tuples of one tensor ``(block,)`` each. Constants: CHILD children; ROWS, INNER and COLUMNS of the
-matrices; BLOCK children at a time; AT_ONCE rows of the batch that a program works on; PARENTS that it goes through;
-2^LEVELS components, a few more than there are perhaps; NUMBER, the type of all sums.
+matrices; BLOCK children at a time; GROUP rows of the batch that a program works on; PARENTS that it goes through;
+2^LEVELS components, the number of a vote rounded up to a power of two; NUMBER, the type of all sums.
 """
 # ruff: noqa: N803, RUF005 (Triton's constants are upper case, and its tuples only add up)
 
@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-PROGRAMS = 2048  # ours, not measured yet on a GPU: enough of them to keep every multiprocessor of a large one busy
+PROGRAMS = 2048  # ours, not measured yet on a GPU: enough to occupy every multiprocessor of a large one
 
 
 def sizes(poses: Tensor, weight: Tensor, inner: int) -> dict[str, Any]:
@@ -28,26 +28,26 @@ def sizes(poses: Tensor, weight: Tensor, inner: int) -> dict[str, Any]:
         "ROWS": rows,
         "INNER": inner,
         "COLUMNS": columns,
-        "NUMBER": tl.float64 if bytes_of(poses) == 8 else tl.float32,  # 8: of a double
+        "NUMBER": tl.float64 if bytes_per_number(poses) == 8 else tl.float32,
     }
 
 
-def bytes_of(tensor: Tensor) -> int:
-    """Of a number that kernels compute with."""
-    return max(tensor.element_size(), torch.finfo(torch.float32).bits // 8)  # 8: bits of a byte
+def bytes_per_number(tensor: Tensor) -> int:
+    """Size of the numbers that kernels compute with: at least float32."""
+    return max(tensor.element_size(), torch.finfo(torch.float32).bits // 8)
 
 
-def levels(poses: Tensor, weight: Tensor, inner: int) -> int:
+def log2_dim(poses: Tensor, weight: Tensor, inner: int) -> int:
     """Binary logarithm of the components of a vote, rounded up."""
     return (poses.shape[1] // inner * (weight.shape[1] // inner) - 1).bit_length()
 
 
 def parents_per_program(row: int, parent: int) -> int:
-    """As many as leave enough programs: their children's poses are then loaded once for all of them."""
+    """As many as leave PROGRAMS programs: each loads the poses of the children once for all its parents."""
     return max(1, min(parent, row * parent // PROGRAMS))
 
 
-def start(
+def launch(
     kernel: Any,
     grid: tuple[int, ...],
     given: Sequence[Tensor | None],
@@ -76,11 +76,11 @@ def load(pointer, i, CHILD: tl.constexpr, COUNT: tl.constexpr, NUMBER: tl.conste
 @triton.jit
 @no_type_check
 def load_rows(
-    pointer, i, first, row, CHILD: tl.constexpr, COUNT: tl.constexpr, AT_ONCE: tl.constexpr, NUMBER: tl.constexpr
+    pointer, i, first, row, CHILD: tl.constexpr, COUNT: tl.constexpr, GROUP: tl.constexpr, NUMBER: tl.constexpr
 ):
-    """The same of AT_ONCE rows; instead of one beyond the last row, the last again."""
+    """The same of GROUP rows; instead of one beyond the last row, the last again."""
     parts = ()
-    for a in tl.static_range(AT_ONCE):
+    for a in tl.static_range(GROUP):
         n = tl.minimum(first + a, row - 1)
         parts = parts + load(pointer + n * (COUNT * CHILD), i, CHILD, COUNT, NUMBER)
     return parts
@@ -88,7 +88,7 @@ def load_rows(
 
 @triton.jit
 @no_type_check
-def make_votes(poses, weight, FIRST: tl.constexpr, ROWS: tl.constexpr, INNER: tl.constexpr, COLUMNS: tl.constexpr):
+def compute_votes(poses, weight, FIRST: tl.constexpr, ROWS: tl.constexpr, INNER: tl.constexpr, COLUMNS: tl.constexpr):
     """``votes[r c] = sum_q poses[r q] weight[q c]``; ``poses`` start at FIRST of their tuple."""
     votes = ()
     for r in tl.static_range(ROWS):
@@ -103,7 +103,7 @@ def make_votes(poses, weight, FIRST: tl.constexpr, ROWS: tl.constexpr, INNER: tl
 @triton.jit
 @no_type_check
 def stack(parts, COUNT: tl.constexpr, LEVELS: tl.constexpr):
-    """Components in one tensor ``(block, 2^LEVELS)``, those beyond COUNT 0; a thread keeps what it has."""
+    """Components in one tensor ``(block, 2^LEVELS)``, those beyond COUNT 0; no data moves between threads."""
     for _ in tl.static_range((1 << LEVELS) - COUNT):
         parts = parts + (tl.zeros_like(parts[0]),)
     for level in tl.static_range(LEVELS):
@@ -116,7 +116,7 @@ def stack(parts, COUNT: tl.constexpr, LEVELS: tl.constexpr):
 
 @triton.jit
 @no_type_check
-def put(pointer, i, parts, FIRST: tl.constexpr, COUNT: tl.constexpr, count, CHILD: tl.constexpr):
+def store(pointer, i, parts, FIRST: tl.constexpr, COUNT: tl.constexpr, count, CHILD: tl.constexpr):
     """Store COUNT components of ``count`` children, the first of them FIRST of the tuple."""
     for k in tl.static_range(COUNT):
         tl.store(pointer + k * CHILD + i, parts[FIRST + k], mask=i < count)

@@ -11,11 +11,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from capsule_lab.kernels.gpu.blocks import levels, load, load_rows, make_votes, sizes, stack, start
-from capsule_lab.kernels.gpu.em_backward import compare, hand_on
+from capsule_lab.kernels.gpu.blocks import compute_votes, launch, load, load_rows, log2_dim, sizes, stack
+from capsule_lab.kernels.gpu.votes import sum_components, votes_backward
 
 # ours, none measured yet on a GPU: rows for which a program loads a weight once, and children at a time
-ROWS_AT_ONCE = 4
+ROWS_PER_PROGRAM = 4
 BLOCK = 128
 
 
@@ -23,15 +23,15 @@ def weighted_sum(poses: Tensor, weight: Tensor, couplings: Tensor, inner: int) -
     """``sum_i couplings V``, ``(row, parent, dim)``."""
     row, parent, _ = couplings.shape
     sums = poses.new_empty(row, parent, poses.shape[1] // inner * (weight.shape[1] // inner))
-    start(
+    launch(
         _weighted_sum,
-        (triton.cdiv(row, ROWS_AT_ONCE), parent),
+        (triton.cdiv(row, ROWS_PER_PROGRAM), parent),
         (poses, weight, couplings),
         [sums],
         row,
-        AT_ONCE=ROWS_AT_ONCE,
+        GROUP=ROWS_PER_PROGRAM,
         BLOCK=BLOCK,
-        LEVELS=levels(poses, weight, inner),
+        LEVELS=log2_dim(poses, weight, inner),
         num_warps=BLOCK // 32,  # one child for each thread
         **sizes(poses, weight, inner),
     )
@@ -40,49 +40,49 @@ def weighted_sum(poses: Tensor, weight: Tensor, couplings: Tensor, inner: int) -
 
 def agreement(poses: Tensor, weight: Tensor, parents: Tensor, inner: int) -> Tensor:
     """``V . parents``, ``(row, parent, child)``."""
-    return compare(poses, weight, parents, None, inner)
+    return sum_components(poses, weight, parents, None, inner)
 
 
 def contraction(
     poses: Tensor, weight: Tensor, by_child: Sequence[Tensor], by_component: Sequence[Tensor], inner: int
 ) -> tuple[Tensor, Tensor]:
     """Gradients of poses and weight, if that of the votes is a sum of products ``by_child`` times ``by_component``."""
-    shares, components = (torch.stack(list(each), 2) for each in (by_child, by_component))
-    to_poses, to_weight = hand_on(poses, weight, shares, components, inner)
-    return to_poses, to_weight
+    factors, components = (torch.stack(list(each), 2) for each in (by_child, by_component))
+    grad_poses, grad_weight = votes_backward(poses, weight, factors, components, inner)
+    return grad_poses, grad_weight
 
 
 @triton.jit
 @no_type_check
 def _weighted_sum(
     poses, weight, couplings, sums, row,
-    AT_ONCE: tl.constexpr, CHILD: tl.constexpr, ROWS: tl.constexpr, INNER: tl.constexpr, COLUMNS: tl.constexpr,
+    GROUP: tl.constexpr, CHILD: tl.constexpr, ROWS: tl.constexpr, INNER: tl.constexpr, COLUMNS: tl.constexpr,
     BLOCK: tl.constexpr, LEVELS: tl.constexpr, NUMBER: tl.constexpr,
 ):  # fmt: skip
     """A program sums for some rows and one parent, block by block of the children; its threads add up at the end."""
     D: tl.constexpr = ROWS * COLUMNS
-    first = tl.program_id(0).to(tl.int64) * AT_ONCE
+    first = tl.program_id(0).to(tl.int64) * GROUP
     j = tl.program_id(1).to(tl.int64)
     parent = tl.num_programs(1)
     lane = tl.arange(0, BLOCK)
     h = tl.arange(0, 1 << LEVELS)
     weight += j * (INNER * COLUMNS * CHILD)
     totals = ()
-    for _ in tl.static_range(AT_ONCE * D):
+    for _ in tl.static_range(GROUP * D):
         totals = totals + (tl.full([BLOCK], 0.0, NUMBER),)
     for block in range(tl.cdiv(CHILD, BLOCK)):
         i = block * BLOCK + lane
-        p = load_rows(poses, i, first, row, CHILD, ROWS * INNER, AT_ONCE, NUMBER)
+        p = load_rows(poses, i, first, row, CHILD, ROWS * INNER, GROUP, NUMBER)
         w = load(weight, i, CHILD, INNER * COLUMNS, NUMBER)
-        more = ()
-        for a in tl.static_range(AT_ONCE):
+        new_totals = ()
+        for a in tl.static_range(GROUP):
             at = tl.minimum(first + a, row - 1) * parent + j
             coupling = load(couplings + at * CHILD, i, CHILD, 1, NUMBER)[0]
-            votes = make_votes(p, w, a * ROWS * INNER, ROWS, INNER, COLUMNS)
+            votes = compute_votes(p, w, a * ROWS * INNER, ROWS, INNER, COLUMNS)
             for d in tl.static_range(D):
-                more = more + (totals[a * D + d] + coupling * votes[d],)
-        totals = more
-    for a in tl.static_range(AT_ONCE):
+                new_totals = new_totals + (totals[a * D + d] + coupling * votes[d],)
+        totals = new_totals
+    for a in tl.static_range(GROUP):
         of_row = ()
         for d in tl.static_range(D):
             of_row = of_row + (totals[a * D + d],)

@@ -1,0 +1,62 @@
+"""Arguments and results of the fused kernels of EM routing: one name for what goes through several functions.
+
+Shapes: n rows, parents j, children i, pose entries h and k of a weight, d components of a vote. The numba kernels
+get the same records with flat numpy arrays in place of tensors.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+
+class FitInputs(NamedTuple):
+    """What parents are fitted to; also the gradients of these.
+
+    Attributes:
+        poses: of the children, ``[n h i]``.
+        weight: transformations, ``[j k i]``.
+        activations: of the children, ``[n i]``.
+        couplings: ``[n j i]``.
+        previous: poses of the parents of the iteration before, ``[n j d]``.
+    """
+
+    poses: Any
+    weight: Any
+    activations: Any
+    couplings: Any
+    previous: Any
+
+
+class FitOptions(NamedTuple):
+    """Options of a fit.
+
+    Attributes:
+        inner: columns of a pose, and rows of a weight.
+        damping: share of ``previous`` in the poses of the parents.
+        min_variance: added to every variance.
+        mass_eps: added to every mass.
+        measure: whether to compute the distances.
+    """
+
+    inner: int
+    damping: float
+    min_variance: float
+    mass_eps: float
+    measure: bool
+
+
+class Parents(NamedTuple):
+    """Gaussians fitted to votes: mass ``[n j]``, poses and variances ``[n j d]``."""
+
+    mass: Any
+    poses: Any
+    variances: Any
+
+
+class FitOutputs(NamedTuple):
+    """Results of a fit; also the gradients of these: ``Parents`` and distances ``[n j i]``, empty if not measured."""
+
+    mass: Any
+    poses: Any
+    variances: Any
+    distances: Any

@@ -1,0 +1,61 @@
+"""The SIMD vector type against numpy.
+
+It uses internals of numba and llvmlite, read from numba 0.68 and llvmlite 0.50: if only these tests and those of the
+kernels fail after an upgrade, ``capsule_lab/kernels/cpu/simd.py`` is the file to look at.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numba
+import numpy as np
+import pytest
+
+from capsule_lab.kernels.cpu.simd import LANES, broadcast, extract, insert, load, reduce_add, store
+
+
+@numba.njit
+def _arithmetic(a: Any, b: Any, at: int, out: Any) -> None:
+    store(out, at, load(a, at) * load(b, at) + load(a, at) - load(b, at))
+
+
+@numba.njit
+def _lanes(a: Any, lane: int, number: Any, out: Any) -> Any:
+    vector = insert(load(a, 0), lane, number)
+    store(out, 0, vector)
+    store(out, LANES, broadcast(number))
+    return extract(vector, lane), reduce_add(vector)
+
+
+def draw(count: int, dtype: Any, seed: int) -> Any:
+    return np.random.default_rng(seed).standard_normal(count).astype(dtype)
+
+
+@pytest.mark.parametrize("at", [0, 3])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_arithmetic_is_elementwise(dtype: Any, at: int) -> None:
+    a, b, out = draw(LANES + 5, dtype, 0), draw(LANES + 5, dtype, 1), np.zeros(LANES + 5, dtype)
+    _arithmetic(a, b, at, out)
+    expected = np.zeros_like(out)
+    expected[at : at + LANES] = (a * b + a - b)[at : at + LANES]
+    np.testing.assert_allclose(out, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("lane", [0, 7, LANES - 1])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_insert_extract_broadcast_and_sum(dtype: Any, lane: int) -> None:
+    a, out = draw(LANES, dtype, 0), np.zeros(2 * LANES, dtype)
+    extracted, total = _lanes(a, lane, dtype(3), out)
+    expected = a.copy()
+    expected[lane] = 3
+    np.testing.assert_array_equal(out, [*expected, *np.full(LANES, 3)])
+    assert extracted == 3
+    np.testing.assert_allclose(total, expected.sum(), rtol=1e-5)
+
+
+def test_vectors_stay_vectors() -> None:
+    """LLVM has not taken them apart into numbers."""
+    a, out = draw(LANES, np.float32, 0), np.zeros(LANES, np.float32)
+    _arithmetic(a, a, 0, out)
+    assert any(f"fmul reassoc nsz contract <{LANES} x float>" in ir for ir in _arithmetic.inspect_llvm().values())

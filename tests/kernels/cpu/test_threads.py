@@ -1,0 +1,85 @@
+"""Parts of a range in several threads, see ``capsule_lab.kernels.cpu.threads``."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from capsule_lab.kernels.cpu import threads
+
+
+def test_libgomp_is_the_one_that_torch_has_loaded() -> None:
+    """Read from torch 2.15: if this fails after an upgrade, look for where torch brings its OpenMP library."""
+    library, maps = threads.libgomp(), Path("/proc/self/maps")
+    loaded = maps.read_text() if maps.exists() else ""
+    if "USE_OPENMP=ON" not in torch.__config__.show() or "libgomp" not in loaded:
+        pytest.skip("torch runs without GNU OpenMP here")
+    assert library is not None
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(3)
+        assert library.omp_get_max_threads() == 3
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_environment_chooses_the_pool(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CAPSULE_LAB_KERNEL_THREADS", "pool")
+    threads.libgomp.cache_clear()
+    assert threads.libgomp() is None
+    monkeypatch.undo()
+    threads.libgomp.cache_clear()
+
+
+@pytest.mark.parametrize("grain", [1, 3])
+@pytest.mark.parametrize("number", [1, 2, 3])
+@pytest.mark.parametrize("count", [0, 1, 2, 7, 11])
+def test_parts_cover_everything_once(count: int, number: int, grain: int, many_threads: Callable[[int], None]) -> None:
+    many_threads(number)
+    seen: list[tuple[int, int, int]] = []
+    threads.parallel_for(lambda *part: seen.append(part), count, grain=grain)
+    parts = threads.number_of_parts(count, grain=grain)
+    assert parts == max(1, min(number, count // grain))
+    assert [part for part, _, _ in sorted(seen)] == list(range(parts))
+    assert [i for _, first, last in sorted(seen) for i in range(first, last)] == list(range(count))
+    assert parts == 1 or min(last - first for _, first, last in seen) >= grain
+
+
+def test_parts_run_at_the_same_time(many_threads: Callable[[int], None]) -> None:
+    """Each waits for the others."""
+    many_threads(3)
+    barrier = threading.Barrier(3)
+    identities: set[int] = set()
+
+    def kernel(part: int, first: int, last: int) -> None:
+        barrier.wait(timeout=30)
+        identities.add(threading.get_ident())
+
+    threads.parallel_for(kernel, 3)
+    assert len(identities) == 3
+
+
+class Broken(BaseException):
+    """Not an ``Exception``."""
+
+
+@pytest.mark.parametrize("where", [{0}, {1}, {2}, {0, 1, 2}], ids=str)
+@pytest.mark.parametrize("kind", [ValueError, Broken])
+def test_errors_are_raised_in_the_calling_thread(
+    kind: type[BaseException], where: set[int], many_threads: Callable[[int], None]
+) -> None:
+    many_threads(3)
+
+    def kernel(part: int, first: int, last: int) -> None:
+        if part in where:
+            raise kind(f"part {first} to {last}")
+
+    with pytest.raises(kind, match=r"part \d to \d"):
+        threads.parallel_for(kernel, 3)
+    done: list[int] = []
+    threads.parallel_for(lambda part, *_: done.append(part), 3)  # and the next call works
+    assert sorted(done) == [0, 1, 2]
