@@ -20,8 +20,9 @@ import pytest
 from capsule_lab import dataset
 from capsule_lab.data.standins import toynorb
 from capsule_lab.data.standins.toynorb import files, progress
-from tests.data.standins.test_toynorb_files import painted
 from tests.helpers.commands import ROOT, Ended
+from tests.helpers.data_modules import without_network
+from tests.helpers.toynorb_images import painted
 
 Cli = Callable[..., Ended]
 
@@ -35,8 +36,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"):
-        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    without_network(monkeypatch)
 
 
 # --- toynorb ----------------------------------------------------------------------------------------------------------

@@ -35,7 +35,7 @@ def two_digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from capsule_lab.train import train
 
     directory = tmp_path_factory.mktemp("two_digits") / "run"
-    few = ["data=multimnist", "data.validation_pairs=64", "data.test_pairs=64", "trainer.max_epochs=1"]
+    few = ["data=multimnist", "data.val_pairs=64", "data.test_pairs=64", "trainer.max_epochs=1"]
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CAPSULE_LAB_RUN", "")
         train(compose("train", [*TINY, *few]), directory)

@@ -25,6 +25,7 @@ from capsule_lab.data.standins import toynorb
 from capsule_lab.data.standins.toynorb import files, processes
 from capsule_lab.data.standins.toynorb.files import labels_and_info, render_files
 from capsule_lab.errors import DataError
+from tests.helpers.toynorb_images import painted
 
 LEVELS = {"size": 8, "elevations": (0, 4, 8), "azimuths": (0, 9), "lightings": (1, 5)}
 NAMES = {
@@ -32,16 +33,6 @@ NAMES = {
     for split, instances in (("training", "46789"), ("testing", "01235"))
 }
 ALL = sorted([*NAMES["training"].values(), *NAMES["testing"].values(), "provenance.json"])
-
-
-def painted(category, instance, elevations, azimuths, lightings, eyes=(-1, 1), *, size=96, seed=0) -> np.ndarray:
-    """Images whose pixels tell what they are of."""
-    grids = np.meshgrid(elevations, azimuths, lightings, eyes, indexing="ij")
-    factors = np.stack([np.full(grids[0].shape, category), np.full(grids[0].shape, instance), *grids], axis=-1) + 1
-    images = np.zeros((*grids[0].shape, size * size), np.uint8)
-    images[..., :6] = factors
-    images[..., 6] = seed
-    return images.reshape(*grids[0].shape, size, size)
 
 
 @pytest.fixture
