@@ -161,7 +161,8 @@ def test_real_files_are_checked(cli: Cli, real: Path) -> None:
 def test_without_network_the_stand_in_is_announced(cli: Cli) -> None:
     ended = cli("dataset", "name=mnist")
     assert (ended.status, ended.err) == (0, "")
-    assert [line.split(":")[0] for line in ended.out.splitlines()] == ["STAND-IN DATA, not the real set", "mnist"]
+    words = [line.split(":")[0] for line in ended.out.splitlines()]
+    assert words == ["downloading https", "STAND-IN DATA, not the real set", "mnist"]
     assert "mnist: stand-in for MNIST" in ended.out
 
 
@@ -181,7 +182,7 @@ def test_without_network_the_stand_in_is_announced(cli: Cli) -> None:
         (["name=toynorb", "sheet=maybe"], "sheet is maybe; expected true or false"),
         (["name=toynorb", "directory=file"], "cannot write into file/toynorb/48x48 (Not a directory)"),
         (["name=toynorb", "sizes=48"], "sizes does not exist; did you mean size?"),
-        (["name=mnist", "source=real"], "data.source is 'real'; expected 'auto', 'real' or 'standin'"),
+        (["name=mnist", "source=reel"], "data.source is 'reel'; expected 'auto', 'real' or 'standin'"),
         (["name=mnist", "source=real"], "MNIST is not in data/MNIST/raw"),
     ],
     ids=str,

@@ -425,7 +425,7 @@ def test_no_validation_images_no_validation():
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"source": "real"}, r"data\.source is 'real'; expected 'auto', 'real' or 'standin'"),
+        ({"source": "reel"}, r"data\.source is 'reel'; expected 'auto', 'real' or 'standin'"),
         ({"batch_size": 0}, "batch sizes are 0 and 500; expected 1 or more"),
         ({"eval_batch_size": -1}, "batch sizes are 128 and -1; expected 1 or more"),
         ({"shift": -1}, r"data\.shift is -1; expected 0"),

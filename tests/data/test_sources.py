@@ -276,5 +276,5 @@ def test_standin_says_what_it_is(data_set, tmp_path, caplog):
 
 @pytest.mark.usefixtures("unchecked_types")
 def test_an_unknown_source_is_refused(data_set):
-    with pytest.raises(ValueError, match=r"data\.source is 'real'"):
-        data_set.module(source="real")
+    with pytest.raises(ValueError, match=r"data\.source is 'reel'"):
+        data_set.module(source="reel")

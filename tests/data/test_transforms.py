@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
+import scipy.ndimage
 import torch
+from torchvision.transforms import InterpolationMode, v2
+from torchvision.transforms.v2 import functional as torchvision_transforms
 
 from capsule_lab.data.transforms import (
+    affine,
     brightness,
     centre_corner,
     contrast,
@@ -21,6 +27,7 @@ from capsule_lab.data.transforms import (
     standardise,
     thirteen_corners,
     to_unit_interval,
+    transform_each,
 )
 
 WORD = 2**64
@@ -308,3 +315,45 @@ def test_affine_with_two_scales_is_that_of_scipy(rotation, shear, scale_x, scale
     tensors = {name: torch.tensor([value]) for name, value in drawn.items()}
     found = affine(torch.from_numpy(image).float()[None, None], **tensors)
     np.testing.assert_allclose(found[0, 0].numpy(), expected, atol=1e-4)
+
+
+# --- torchvision's transforms
+
+RANDOM_PIPELINE = v2.Compose(
+    [v2.RandomCrop(8), v2.RandomHorizontalFlip(), v2.ToDtype(torch.float32, scale=True), v2.GaussianNoise()]
+)
+
+
+def stored(count: int = 12) -> torch.Tensor:
+    return torch.randint(0, 256, (count, 3, 10, 10), generator=torch.Generator().manual_seed(0)).to(torch.uint8)
+
+
+@pytest.mark.parametrize("size", [1, 5, 12])
+def test_each_image_depends_on_its_key_alone(size):
+    images, key = stored(), sample_key(0, 0, torch.arange(12))
+    together = transform_each(RANDOM_PIPELINE, images, key)
+    parts = [transform_each(RANDOM_PIPELINE, *part) for part in zip(images.split(size), key.split(size), strict=True)]
+    assert together.shape == (12, 3, 8, 8)
+    assert torch.cat(parts).equal(together)
+    assert not transform_each(RANDOM_PIPELINE, images, key + 1).equal(together)
+
+
+def test_images_of_one_batch_are_transformed_differently():
+    images = stored(1).expand(12, -1, -1, -1)
+    found = transform_each(RANDOM_PIPELINE, images, sample_key(0, 0, torch.arange(12)))
+    assert len(found.unique(dim=0)) == 12
+
+
+def test_torchs_generator_is_left_as_it_was():
+    before = torch.get_rng_state()
+    transform_each(RANDOM_PIPELINE, stored(), sample_key(0, 0, torch.arange(12)))
+    assert torch.get_rng_state().equal(before)
+
+
+def test_each_image_is_what_the_pipeline_gives_with_the_key_as_seed():
+    key = torch.tensor([7, 2**62 + 5])
+    found = transform_each(RANDOM_PIPELINE, stored(2), key)
+    with torch.random.fork_rng([]):
+        for image, seed, result in zip(stored(2), key.tolist(), found, strict=True):
+            torch.default_generator.manual_seed(seed)
+            assert RANDOM_PIPELINE(image).equal(result)

@@ -51,9 +51,9 @@ def run(work: Callable[[Any], None], jobs: Sequence[Any], workers: int, finished
                 future.result()
                 finished()
         except BaseException as error:
-            pool.shutdown(wait=False, cancel_futures=True)
             for process in set(multiprocessing.active_children()) - others:
                 process.terminate()
+            pool.shutdown(cancel_futures=True)
             if isinstance(error, BrokenProcessPool):
                 raise WorkerError(
                     "a rendering process ended before its work did: was it out of memory (try workers=1), or does the "

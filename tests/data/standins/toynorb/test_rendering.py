@@ -11,7 +11,7 @@ import pytest
 
 from capsule_lab.data.standins.toynorb import AZIMUTHS, ELEVATIONS, LIGHTINGS, rendering
 from capsule_lab.data.standins.toynorb.camera import rays, view
-from capsule_lab.data.standins.toynorb.light import Seen, look
+from capsule_lab.data.standins.toynorb.light import Shaded, shade
 from capsule_lab.data.standins.toynorb.rendering import render
 from capsule_lab.data.standins.toynorb.shapes import Shape
 from capsule_lab.data.standins.toynorb.toys import Toy, on_the_table
@@ -108,10 +108,10 @@ def marked(*mark: float) -> Toy:
     return toy
 
 
-def seen(toy: Toy, camera: tuple[int, int, int], size: int = 40) -> Seen:
+def seen(toy: Toy, camera: tuple[int, int, int], size: int = 40) -> Shaded:
     middles = ((np.arange(size) + 0.5) * 2 / size - 1).astype(np.float32)
     upwards, across = (grid.ravel() for grid in np.meshgrid(-middles, middles, indexing="ij"))
-    return look(toy, rays([view(toy, *camera)], np.zeros(size * size, int), across, upwards), [0])
+    return shade(toy, rays([view(toy, *camera)], np.zeros(size * size, int), across, upwards), [0])
 
 
 def place_of(mark: tuple[float, float, float], *camera: int) -> tuple[float, float]:
