@@ -32,7 +32,9 @@ def compose(*overrides: str, name: str = "train", **options: Any) -> DictConfig:
 
 
 def options(group: str) -> list[str]:
-    return sorted(path.relative_to(CONF / group).with_suffix("").as_posix() for path in (CONF / group).rglob("*.yaml"))
+    return sorted(
+        path.relative_to(CONF / group).with_suffix("").as_posix() for path in (CONF / group).rglob("[!_]*.yaml")
+    )
 
 
 def walk(node: Any, path: str = "") -> list[tuple[str, Any]]:
