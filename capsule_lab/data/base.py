@@ -150,7 +150,7 @@ class AbstractDataModule(L.LightningDataModule):
         return InMemory(self.sets[name], self.seed)
 
     def transform_batch(self, batch: Batch, name: str) -> Batch:
-        """A stored batch of the set of this name to what the network sees, on whatever device it is."""
+        """A stored batch of the set of this name to what the network sees, on its device."""
         augment = name == "train" and self.augment
         return batch._replace(images=self.transform(batch.images, batch.key, augment=augment))
 

@@ -108,12 +108,13 @@ class MultiMNISTDataModule(AbstractDataModule):
         images = self.sets[name]
         if name == "train":
             return Pairs(images, self.seed, size=len(images.labels), fixed=not self.augment)
-        wanted, most = self.pairs[name], PAIRS_PER_IMAGE * len(images.labels)
-        if wanted > most:
+        size, most = self.pairs[name], PAIRS_PER_IMAGE * len(images.labels)
+        if size > most:
             raise ValueError(
-                f"data.{name}_pairs is {wanted}; expected {most}, {PAIRS_PER_IMAGE} for each image, or fewer"
+                f"data.{name}_pairs is {size}; expected {most}, {PAIRS_PER_IMAGE} for each image, or fewer"
             )
-        size = wanted if self.eval_pairs is None else min(wanted, self.eval_pairs)
+        if self.eval_pairs is not None:
+            size = min(size, self.eval_pairs)
         return Pairs(images, self.seed, size=size, fixed=True)
 
     def transform_batch(self, batch: Batch, name: str) -> Batch:

@@ -80,7 +80,7 @@ class SmallNORBDataModule(AbstractDataModule):
 
     ``preprocessing="official"`` is the official code's: brightness, contrast about each channel's mean, crop, then
     mean 0 and standard deviation 1 over both channels of the crop. Coming last, that undoes the brightness wholly
-    and the contrast nearly, so that the crop is all the augmentation there is. ``"paper"`` is the order of its words,
+    and the contrast nearly, so that the crop is all the augmentation there is. ``"paper"`` is the order of its text,
     which IBM's code follows too: mean 0 and standard deviation 1 over the 48x48 pixels first, then crop, brightness
     and contrast.
 

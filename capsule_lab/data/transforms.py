@@ -13,7 +13,7 @@ _MULTIPLIERS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)  # SplitMix64
 
 
 def random_bits(key: Int64[Tensor, "*shape"], stream: int) -> Int64[Tensor, "*shape"]:
-    """63 random bits per key: SplitMix64, the same on every device, whatever the order or grouping of the keys.
+    """63 random bits per key: SplitMix64, the same on every device and in any order or grouping of the keys.
 
     Args:
         key: what the draw depends on.

@@ -1,6 +1,6 @@
 """Synthetic affNIST: the stand-in for affNIST's test set, made from any digits, batch by batch.
 
-affNIST's page says in words how it was made: each digit is turned, sheared and stretched at random, and put anywhere
+affNIST's page describes how it was made: each digit is turned, sheared and stretched at random, and put anywhere
 on 40x40 pixels where none of it is lost. Ranges and order are those that its users report; the page gives no code, so
 an error on synthetic affNIST is close to one on affNIST, and is never the same thing.
 """
