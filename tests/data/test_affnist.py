@@ -90,12 +90,12 @@ def test_test_images_are_32_versions_of_each_test_digit():
 
 
 @pytest.mark.parametrize(
-    ("eval_images", "said"), [(100, "100 versions of 100 of 359"), (500, "500 versions of 359 of 359")]
+    ("eval_images", "expected"), [(100, "100 versions of 100 of 359"), (500, "500 versions of 359 of 359")]
 )
-def test_fewer_test_images_are_of_as_many_digits_as_can_be(eval_images, said):
+def test_fewer_test_images_are_of_as_many_digits_as_can_be(eval_images, expected):
     data = of("fit", "test", eval_images=eval_images)
     data.setup("test")
-    assert data.provenance["test_images"] == said
+    assert data.provenance["test_images"] == expected
     assert len(data.test_dataloader().dataset) == eval_images
     assert len(data.val_dataloader().dataset) == min(eval_images, 240)
 
@@ -158,7 +158,7 @@ def test_affine_validation_is_fixed_by_the_seed(change, same):
 
 
 @pytest.mark.parametrize(
-    ("options", "sentence"),
+    ("options", "message"),
     [
         ({"pad": 4, "shift": 4}, r"data\.pad is 4; expected 6, as affNIST's images are of 40x40 pixels"),
         ({"shift": 7}, r"data\.shift is 7 with data\.pad 6, .*"),
@@ -169,12 +169,12 @@ def test_affine_validation_is_fixed_by_the_seed(change, same):
     ],
     ids=str,
 )
-def test_wrong_options(options, sentence):
-    with pytest.raises(ValueError, match=f"^{sentence}$"):
+def test_wrong_options(options, message):
+    with pytest.raises(ValueError, match=f"^{message}$"):
         AffNISTDataModule(source="standin", **options)
 
 
-# --- real files, and what is said of data
+# --- real files, and what provenance says
 
 
 @pytest.mark.parametrize("source", ["auto", "real"])
@@ -204,15 +204,15 @@ def test_provenance_of_real_files(both):
     }
 
 
-def test_real_digits_without_affnist_are_a_stand_in_and_say_so_once(real, caplog):
+def test_real_digits_without_affnist_are_a_stand_in_with_one_warning(real, caplog):
     with caplog.at_level(logging.DEBUG, "capsule_lab"):
         data = of("fit", "test", source="auto", directory=str(real))
-    loud = [record for record in caplog.records if record.levelno >= logging.WARNING]
-    assert len(loud) == 1
-    said = loud[0].getMessage()
-    assert said.startswith(f"STAND-IN DATA, not the real set: affNIST is not in {real / 'affNIST'} and the download")
-    assert "no network in tests" in said
-    assert "trains on real MNIST and tests on synthetic affNIST made from its test digits" in said
+    warnings = [record for record in caplog.records if record.levelno >= logging.WARNING]
+    assert len(warnings) == 1
+    message = warnings[0].getMessage()
+    assert message.startswith(f"STAND-IN DATA, not the real set: affNIST is not in {real / 'affNIST'} and the download")
+    assert "no network in tests" in message
+    assert "trains on real MNIST and tests on synthetic affNIST made from its test digits" in message
     assert data.provenance["source"] == "standin"
     assert data.provenance["name"] == (
         "real MNIST, placed on 40x40; tested on synthetic affNIST made from real MNIST's test digits"
@@ -233,7 +233,7 @@ def test_real_digits_without_affnist_are_a_stand_in_and_say_so_once(real, caplog
 
 
 @pytest.mark.parametrize("source", ["auto", "standin"])
-def test_without_any_real_file_all_is_made_from_stand_in_digits(tmp_path, both, source, caplog):
+def test_without_real_files_all_images_are_of_stand_in_digits(tmp_path, both, source, caplog):
     directory = tmp_path / "nothing" if source == "auto" else both
     data = of("fit", "test", source=source, directory=str(directory))
     assert len([record for record in caplog.records if record.levelno >= logging.WARNING]) == 1
@@ -255,7 +255,7 @@ def test_affnist_without_mnist_is_not_real(tmp_path, both):
 @pytest.mark.parametrize(
     ("there", "missing"), [("MNIST", "affNIST"), ("affNIST", "MNIST")], ids=["without affNIST", "without MNIST"]
 )
-def test_real_needs_both_and_says_what_to_put_where(both, there, missing):
+def test_real_needs_both_and_names_the_missing_files(both, there, missing):
     shutil.rmtree(both / missing)
     with pytest.raises(
         DataError, match=rf"^{missing} is not in {both}/{missing}.* put .* there, or .*CAPSULE_LAB_DATA=…$"
@@ -279,7 +279,7 @@ def test_damaged_files_are_named_before_training_not_replaced(real, source, name
         of("fit", source=source, directory=str(real))
 
 
-def test_unpacked_files_are_said_with_their_own_hash(real):
+def test_provenance_of_unpacked_files_has_their_hash(real):
     (real / "affNIST").mkdir()
     (real / "affNIST" / "test.mat").write_bytes(mat({"affNISTdata": fields()}))
     data = of("test", source="real", directory=str(real))
@@ -301,7 +301,7 @@ def test_provenance_is_plain(both, source):
     assert json.loads(json.dumps(data.provenance)) == data.provenance
 
 
-def test_stand_ins_of_two_kinds_are_told_apart(real, tmp_path):
+def test_stand_ins_of_two_kinds_are_distinguished(real, tmp_path):
     """Both are a "standin", one trained on real digits."""
     trained, here = (of(source=source, directory=str(real)) for source in ("auto", "standin"))
     for data in (trained, here):
@@ -319,8 +319,8 @@ TINY = [*TINY_CAPSNET, *TINY_DATA, *NO_PICTURES, "data.eval_batch_size=40", "tra
 def test_network_trained_on_expanded_mnist_is_tested_on_affnist(tmp_path):
     expanded = train(compose("train", [*TINY, "data=mnist_expanded", "data.eval_images=40"]), tmp_path / "run")
     assert expanded["provenance"]["test_images"] == "40 of 359"
-    words = [f"ckpt={tmp_path / 'run'}", "trainer.accelerator=cpu", "data=affnist", "data.source=standin"]
-    result, path = evaluate(compose("evaluate", [*words, "data.eval_images=60"]))
+    overrides = [f"ckpt={tmp_path / 'run'}", "trainer.accelerator=cpu", "data=affnist", "data.source=standin"]
+    result, path = evaluate(compose("evaluate", [*overrides, "data.eval_images=60"]))
     assert 0 <= result["test"]["error"] <= 100
     assert result["provenance"]["affnist"]["name"] == "synthetic affNIST made from the stand-in's test digits"
     assert result["provenance"]["test_images"] == "60 versions of 60 of 359"
@@ -328,8 +328,8 @@ def test_network_trained_on_expanded_mnist_is_tested_on_affnist(tmp_path):
 
 
 def test_training_with_affine_validation_logs_both_errors(tmp_path):
-    words = [*TINY, "data=affnist", "data.eval_images=40", "data.affine_validation=true"]
-    result = train(compose("train", words), tmp_path / "run")
+    overrides = [*TINY, "data=affnist", "data.eval_images=40", "data.affine_validation=true"]
+    result = train(compose("train", overrides), tmp_path / "run")
     header = (tmp_path / "run" / "metrics.csv").read_text().splitlines()[0].split(",")
     assert {"val/error", "affine/error"} <= set(header)
     assert result["provenance"]["source"] == "standin"

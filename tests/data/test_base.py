@@ -148,7 +148,7 @@ class MissingDataModule(AbstractDataModule):
         ("standin", DataError, r"^data\.source is standin, and MissingDataModule has no stand-in: set data\.source=r"),
     ],
 )  # fmt: skip
-def test_without_images_and_stand_in_the_message_says_so(source: Any, error: type[DataError], message: str) -> None:
+def test_without_images_and_stand_in_is_an_error(source: Any, error: type[DataError], message: str) -> None:
     data = MissingDataModule(source=source)
     with pytest.raises(error, match=message):
         data.setup("fit")
@@ -164,7 +164,7 @@ def test_a_stand_in_is_optional_and_is_used_if_there_is_one(source: Any, caplog:
     assert [record.getMessage().partition(":")[0] for record in caplog.records] == ["STAND-IN DATA, not the real set"]
 
 
-def test_without_any_transform_the_message_says_so() -> None:
+def test_without_any_transform_is_an_error() -> None:
     data = MissingDataModule(source="standin", standin=Zeros(), validation="none")
     data.setup("fit")
     with pytest.raises(NotImplementedError, match=r"^MissingDataModule has no eval_transform; expected one"):

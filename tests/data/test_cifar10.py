@@ -169,7 +169,7 @@ def test_every_option_does_something(option):
 
 
 @pytest.mark.parametrize(
-    ("options", "sentence"),
+    ("options", "message"),
     [
         ({"crop": 0}, r"data\.crop is 0; expected 1 to 32 pixels"),
         ({"crop": 33}, r"data\.crop is 33; expected 1 to 32 pixels"),
@@ -181,8 +181,8 @@ def test_every_option_does_something(option):
     ids=str,
 )
 @pytest.mark.usefixtures("unchecked_types")
-def test_options_that_are_refused(options, sentence):
-    with pytest.raises(ValueError, match=sentence):
+def test_options_that_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
         CIFAR10DataModule(**options)
 
 

@@ -43,7 +43,7 @@ def test_verify_all_files(tmp_path):
     assert verify(write(tmp_path, *CONTENT), CHECKSUMS, "Toys") is True
 
 
-def test_verify_does_not_mind_other_files(tmp_path):
+def test_verify_ignores_other_files(tmp_path):
     (tmp_path / "first.gz").write_bytes(b"archive")
     assert verify(write(tmp_path, *CONTENT), CHECKSUMS, "Toys") is True
 
@@ -57,7 +57,7 @@ def test_verify_does_not_mind_other_files(tmp_path):
     ],
     ids=repr,
 )
-def test_what_goes_wrong_in_reading_is_said_of_the_file(tmp_path, error, reason):
+def test_an_error_in_reading_names_the_file(tmp_path, error, reason):
     with pytest.raises(DataError) as caught, reading(tmp_path / "first", "Toys"):
         raise error
     assert str(caught.value) == (
@@ -93,7 +93,7 @@ def test_verify_some_files_names_the_missing_ones(tmp_path, there, missing):
 
 
 @pytest.mark.parametrize("content", [CONTENT["first"][:-1], b"", b"another file"], ids=["truncated", "empty", "other"])
-def test_verify_names_the_file_that_is_not_whole(tmp_path, content):
+def test_verify_names_the_damaged_file(tmp_path, content):
     write(tmp_path, *CONTENT)
     (tmp_path / "first").write_bytes(content)
     with pytest.raises(DataError) as caught:
@@ -156,7 +156,7 @@ def test_fetch_is_one_step(tmp_path):
     ],
     ids=["no server", "corrupt", "white space", "no words", "reset"],
 )
-def test_fetch_that_fails_leaves_nothing_and_says_why_in_a_line(tmp_path, error, reason):
+def test_fetch_that_fails_leaves_nothing_and_returns_the_reason(tmp_path, error, reason):
     def download(scratch: Path) -> Path:
         write(scratch / "raw", "first", "second")
         raise error

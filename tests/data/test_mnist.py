@@ -94,7 +94,7 @@ def test_the_environment_names_the_directory(real, monkeypatch):
 
 
 @pytest.mark.usefixtures("offline")
-def test_auto_without_network_falls_back_with_one_loud_line(tmp_path, caplog):
+def test_auto_without_network_falls_back_with_one_warning(tmp_path, caplog):
     data = MNISTDataModule(directory=str(tmp_path), source="auto")
     with caplog.at_level(logging.DEBUG, "capsule_lab"):
         data.prepare_data()
@@ -110,19 +110,19 @@ def test_auto_without_network_falls_back_with_one_loud_line(tmp_path, caplog):
 
 @pytest.mark.parametrize("stage", ["fit", "test"])
 @pytest.mark.usefixtures("offline")
-def test_real_without_network_says_what_to_put_where(tmp_path, stage):
+def test_real_without_network_names_the_missing_files(tmp_path, stage):
     data = MNISTDataModule(directory=str(tmp_path), source="real")
     with pytest.raises(DataError) as caught:
         data.setup(stage)
-    sentence = str(caught.value)
-    assert str(tmp_path / "MNIST" / "raw") in sentence
-    assert [name for name in MNISTFiles.checksums if name not in sentence] == []
-    assert "CAPSULE_LAB_DATA" in sentence
-    assert "\n" not in sentence
+    message = str(caught.value)
+    assert str(tmp_path / "MNIST" / "raw") in message
+    assert [name for name in MNISTFiles.checksums if name not in message] == []
+    assert "CAPSULE_LAB_DATA" in message
+    assert "\n" not in message
     assert data.sets == {}
 
 
-def test_real_without_network_says_why_the_download_failed(tmp_path, monkeypatch):
+def test_real_without_network_gives_the_reason_of_the_download(tmp_path, monkeypatch):
     without_network(monkeypatch, "no route to this host")
     with pytest.raises(DataError, match="no route to this host"):
         MNISTDataModule(directory=str(tmp_path), source="real").setup("fit")
@@ -140,7 +140,7 @@ def test_standin_asks_neither_network_nor_directory(tmp_path, caplog):
 
 
 @pytest.mark.usefixtures("no_download")
-def test_standin_is_taken_even_beside_real_files(real):
+def test_standin_is_used_even_beside_real_files(real):
     data = MNISTDataModule(directory=str(real), source="standin")
     data.setup("fit")
     assert data.provenance["source"] == "standin"
@@ -423,7 +423,7 @@ def test_no_validation_images_no_validation():
 
 
 @pytest.mark.parametrize(
-    ("options", "sentence"),
+    ("options", "message"),
     [
         ({"source": "reel"}, r"data\.source is 'reel'; expected 'auto', 'real' or 'standin'"),
         ({"batch_size": 0}, "batch sizes are 0 and 500; expected 1 or more"),
@@ -434,8 +434,8 @@ def test_no_validation_images_no_validation():
     ids=str,
 )
 @pytest.mark.usefixtures("unchecked_types")
-def test_options_that_are_refused_at_construction(options, sentence):
-    with pytest.raises(ValueError, match=sentence):
+def test_options_that_are_refused_at_construction(options, message):
+    with pytest.raises(ValueError, match=message):
         MNISTDataModule(**{"source": "standin", **options})
 
 
@@ -446,7 +446,7 @@ def test_validation_share_that_is_no_number_is_named(share):
 
 
 @pytest.mark.parametrize(
-    ("options", "sentence"),
+    ("options", "message"),
     [
         ({"validation": "last"}, r"data\.validation is 'last'; expected 'first', 'stratified' or 'none'"),
         ({"validation_share": 0.0}, r"data\.validation_share is 0, 0 of 1438 images; expected .*validation=none"),
@@ -458,8 +458,8 @@ def test_validation_share_that_is_no_number_is_named(share):
     ids=str,
 )
 @pytest.mark.usefixtures("unchecked_types")
-def test_options_that_are_refused_with_the_data(options, sentence):
-    with pytest.raises(ValueError, match=sentence):
+def test_options_that_are_refused_with_the_data(options, message):
+    with pytest.raises(ValueError, match=message):
         standin(**options)
 
 

@@ -110,7 +110,7 @@ def test_several_processes_see_together_what_one_sees():
     assert torch.equal(*(torch.stack(sorted(images.flatten(1), key=torch.Tensor.tolist)) for images in (one, together)))
 
 
-def test_trainers_state_decides_nothing():
+def test_places_do_not_depend_on_the_split():
     data = standin("fit")
     batch = data.dataset("val")[(torch.arange(5), 3)]
     with_augmentation, without = (data.transform_batch(batch, name).images for name in ("train", "val"))
@@ -128,7 +128,7 @@ def test_provenance_of_the_real_files(real: Path):
 
 
 @pytest.mark.parametrize(
-    ("options", "sentence"),
+    ("options", "message"),
     [
         ({"pad": -1, "shift": 0}, "data.pad is -1; expected 0 or more pixels"),
         ({"shift": -1}, "data.shift is -1; expected 0 (no shift) or more pixels"),
@@ -137,6 +137,6 @@ def test_provenance_of_the_real_files(real: Path):
     ],
     ids=str,
 )
-def test_wrong_options(options, sentence):
-    with pytest.raises(ValueError, match=rf"^{re.escape(sentence)}[^\n]*$"):
+def test_wrong_options(options, message):
+    with pytest.raises(ValueError, match=rf"^{re.escape(message)}[^\n]*$"):
         ExpandedMNISTDataModule(source="standin", **options)

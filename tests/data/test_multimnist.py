@@ -52,7 +52,7 @@ def test_labels_differ_and_are_those_of_the_images() -> None:
     assert images.labels[batch.images.flatten(1).long()].equal(batch.labels)
 
 
-def test_every_image_comes_first_before_one_comes_again() -> None:
+def test_every_image_is_first_equally_often() -> None:
     first = Pairs(numbered(), 0, size=100, fixed=True)[torch.arange(100), 0].images[:, 0, 0, 0]
     assert first.tolist() == [n % len(LABELS) for n in range(100)]
 
@@ -263,11 +263,13 @@ def test_number_of_pairs(options: dict[str, Any], name: str, size: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "words"), [({"test_pairs": 500}, "500 pairs of 359"), ({"eval_images": 30}, "30 pairs of 359")], ids=str
+    ("options", "expected"),
+    [({"test_pairs": 500}, "500 pairs of 359"), ({"eval_images": 30}, "30 pairs of 359")],
+    ids=str,
 )
-def test_provenance_counts_test_pairs(options: dict[str, Any], words: str) -> None:
+def test_provenance_counts_test_pairs(options: dict[str, Any], expected: str) -> None:
     provenance = data("test", **options).provenance
-    assert provenance["test_images"] == words
+    assert provenance["test_images"] == expected
     assert provenance["source"] == "standin"
     assert provenance["name"].startswith("pairs of digits of stand-in")
 
@@ -278,7 +280,7 @@ def test_facts() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "sentence"),
+    ("options", "message"),
     [
         ({"pad": -1}, "data.pad is -1; expected 0 or more pixels"),
         ({"shift": -1}, r"data.shift is -1; expected 0 \(no shift\) or more pixels"),
@@ -288,8 +290,8 @@ def test_facts() -> None:
     ],
 )
 @pytest.mark.usefixtures("unchecked_types")
-def test_options_that_are_refused(options: dict[str, Any], sentence: str) -> None:
-    with pytest.raises(ValueError, match=sentence):
+def test_options_that_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         MultiMNISTDataModule(source="standin", **options)
 
 
@@ -299,9 +301,9 @@ def test_more_pairs_than_there_are() -> None:
 
 
 @pytest.mark.parametrize(
-    ("labels", "size", "sentence"),
+    ("labels", "size", "message"),
     [((1, 1), 2, "all 2 images are of class 1; expected several"), (LABELS, 0, "the number of pairs is 0; expected 1")],
 )
-def test_what_cannot_be_paired(labels: tuple[int, ...], size: int, sentence: str) -> None:
-    with pytest.raises(ValueError, match=sentence):
+def test_images_that_cannot_be_paired_are_refused(labels: tuple[int, ...], size: int, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         Pairs(numbered(labels), 0, size=size, fixed=True)

@@ -185,7 +185,7 @@ def test_file_put_in_place_since_then_is_hashed(real):
         SmallNORBDataModule(directory=str(real), source="real").prepare_data()
 
 
-def test_kept_images_of_other_files_are_not_read(real, monkeypatch):
+def test_cached_images_of_other_files_are_not_read(real, monkeypatch):
     folder = real / "smallNORB"
     SmallNORBDataModule(directory=str(real), source="real").setup("fit")
     (path,) = folder.glob("*-training-dat.mat*")
@@ -198,7 +198,7 @@ def test_kept_images_of_other_files_are_not_read(real, monkeypatch):
 
 
 @pytest.mark.parametrize("damage", [b"", b"another file", None])
-def test_kept_images_that_are_not_whole_are_made_again(real, damage):
+def test_damaged_cached_images_are_computed_again(real, damage):
     SmallNORBDataModule(directory=str(real), source="real").setup("fit")
     (kept,) = (real / "smallNORB" / "cache").glob("*-training-dat-*.npy")
     kept.write_bytes(kept.read_bytes()[:-1] if damage is None else damage)
@@ -208,7 +208,7 @@ def test_kept_images_that_are_not_whole_are_made_again(real, damage):
     np.testing.assert_array_equal(data.sets["train"].images.numpy(), expected)
 
 
-def test_read_only_folder_works_and_says_what_that_costs(real, monkeypatch, caplog):
+def test_read_only_folder_works_without_a_cache(real, monkeypatch, caplog):
     def refuse(*_, **__):
         raise OSError(30, "Read-only file system")
 
@@ -295,7 +295,7 @@ def test_download_goes_into_place_and_is_verified(tmp_path, published, monkeypat
 
 
 @pytest.mark.parametrize("content", ["training-dat", "testing-info"])
-def test_download_of_another_file_leaves_nothing_and_says_so(tmp_path, published, monkeypatch, content):
+def test_download_of_another_file_leaves_nothing(tmp_path, published, monkeypatch, content):
     serve(published, monkeypatch, spoil=content)
     with pytest.raises(DataError, match=rf"{content}\.mat\.gz: .* does not match the known hash"):
         SmallNORBDataModule(directory=str(tmp_path / "data"), source="real").setup("fit")
@@ -303,22 +303,22 @@ def test_download_of_another_file_leaves_nothing_and_says_so(tmp_path, published
 
 
 @pytest.mark.parametrize("stage", ["fit", "test"])
-def test_real_without_network_says_what_to_put_where(tmp_path, stage):
+def test_real_without_network_names_the_missing_files(tmp_path, stage):
     data = SmallNORBDataModule(directory=str(tmp_path), source="real")
     with pytest.raises(DataError) as caught:
         data.setup(stage)
-    sentence = str(caught.value)
-    assert str(tmp_path / "smallNORB") in sentence
-    assert [name for name in smallnorb.PUBLISHED if name not in sentence] == []
+    message = str(caught.value)
+    assert str(tmp_path / "smallNORB") in message
+    assert [name for name in smallnorb.PUBLISHED if name not in message] == []
     assert len(smallnorb.PUBLISHED) == 6
-    assert "no network in tests" in sentence
-    assert "CAPSULE_LAB_DATA" in sentence
-    assert "\n" not in sentence
+    assert "no network in tests" in message
+    assert "CAPSULE_LAB_DATA" in message
+    assert "\n" not in message
     assert data.sets == {}
     assert everything_below(tmp_path) == []
 
 
-def test_auto_without_network_falls_back_with_one_loud_line(standin_directory, caplog):
+def test_auto_without_network_falls_back_with_one_warning(standin_directory, caplog):
     data = SmallNORBDataModule(directory=str(standin_directory), source="auto")
     with caplog.at_level(logging.DEBUG, "capsule_lab"):
         data.setup("fit")
@@ -364,7 +364,7 @@ def render(asked: list, *, fail: bool = False):
         ("small", "48x48-small", {"elevations": (0, 4, 8), "azimuths": (0, 3, 6, 9, 12, 15), "lightings": (0, 3)}),
     ],
 )
-def test_standin_is_rendered_once_and_says_so(tmp_path, monkeypatch, caplog, size, folder, levels):
+def test_standin_is_rendered_once_and_logged(tmp_path, monkeypatch, caplog, size, folder, levels):
     asked = []
     monkeypatch.setattr(toynorb, "render_files", render(asked))
     with caplog.at_level(logging.INFO, "capsule_lab"):
@@ -372,8 +372,8 @@ def test_standin_is_rendered_once_and_says_so(tmp_path, monkeypatch, caplog, siz
             SmallNORBDataModule(directory=str(tmp_path), source="standin", standin=size).setup(stage)
     assert asked == [{"size": 48, "seed": 0, **levels}]
     assert [path.name for path in (tmp_path / "toynorb").iterdir()] == [folder]
-    loud, first, *lines, again = [record.getMessage() for record in caplog.records]
-    assert loud == again == "STAND-IN DATA, not the real set: data.source is standin"
+    warning, first, *lines, again = [record.getMessage() for record in caplog.records]
+    assert warning == again == "STAND-IN DATA, not the real set: data.source is standin"
     assert str(tmp_path / "toynorb" / folder) in first
     assert [line.partition(",")[0] for line in lines] == [f"rendered {done} of 25 toys" for done in (5, 10, 15, 20, 25)]
 
@@ -387,7 +387,7 @@ def test_rendering_shows_a_bar_on_a_terminal(tmp_path, monkeypatch, caplog, caps
     assert "rendering toys" in capsys.readouterr().err
 
 
-def test_rendering_that_fails_says_so_and_is_tried_again(tmp_path, monkeypatch):
+def test_failed_rendering_is_an_error_and_is_tried_again(tmp_path, monkeypatch):
     monkeypatch.setattr(toynorb, "render_files", render([], fail=True))
     with pytest.raises(DataError, match=r"cannot be written into .*48x48 \(No space left on device\)"):
         SmallNORBDataModule(directory=str(tmp_path), source="standin").setup("fit")
@@ -419,7 +419,7 @@ def spoil(folder: Path, content: str, array: np.ndarray) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "array", "sentence"),
+    ("content", "array", "message"),
     [
         ("dat", np.zeros((100, 2, 32, 32), np.uint8), r"holds uint8 of shape \(100, 2, 32, 32\); expected uint8 of"),
         ("dat", np.zeros((99, 2, 48, 48), np.uint8), r"holds uint8 of shape \(99, 2, 48, 48\)"),
@@ -434,10 +434,10 @@ def spoil(folder: Path, content: str, array: np.ndarray) -> None:
     ],
     ids=["size", "number", "mono", "kind", "labels", "few", "category", "columns", "elevation", "azimuth"],
 )
-def test_mislabelled_files_are_refused_in_a_sentence(tmp_path, content, array, sentence):
+def test_mislabelled_files_are_refused_with_one_message(tmp_path, content, array, message):
     folder = write_standin(tmp_path) / "toynorb" / "48x48"
     spoil(folder, content, array)
-    with pytest.raises(DataError, match=sentence) as caught:
+    with pytest.raises(DataError, match=message) as caught:
         SmallNORBDataModule(directory=str(tmp_path), source="standin").setup("fit")
     assert "\n" not in str(caught.value)
 
@@ -551,7 +551,7 @@ def test_novel_viewpoints_are_reported_on_their_own(standin, split):
     assert set(seen[1].tolist()).isdisjoint(FAMILIAR[split])
 
 
-def test_the_whole_test_set_is_one_part(standin):
+def test_the_full_test_set_is_one_part(standin):
     data = standin("test")
     assert data.test_parts == ()
     assert len(data.test_dataloader().dataset) == 100
@@ -832,7 +832,7 @@ def test_thirteen_crops_are_for_the_test_alone(standin, name, training):
 
 
 @pytest.mark.parametrize(
-    ("options", "sentence"),
+    ("options", "message"),
     [
         ({"source": "reel"}, r"data\.source is 'reel'; expected 'auto', 'real' or 'standin'"),
         ({"resize": "bilinear"}, r"data\.resize is 'bilinear'; expected 'subsample' or 'area'"),
@@ -854,8 +854,8 @@ def test_thirteen_crops_are_for_the_test_alone(standin, name, training):
     ids=str,
 )
 @pytest.mark.usefixtures("unchecked_types")
-def test_options_that_are_refused_at_construction(options, sentence):
-    with pytest.raises(ValueError, match=sentence):
+def test_options_that_are_refused_at_construction(options, message):
+    with pytest.raises(ValueError, match=message):
         SmallNORBDataModule(**{"source": "standin", **options})
 
 

@@ -169,18 +169,18 @@ def test_a_file_with_another_checksum_is_named_not_replaced(data_set, file, real
 def test_a_missing_file_is_named(data_set, file, real, source):
     (real / data_set.folder / file).unlink()
     all_of_them = len(data_set.files.CONTENTS)
-    sentence = f"holds {all_of_them - 1} of the {all_of_them} files of {data_set.name}; missing {file}: add them"
-    with pytest.raises(DataError, match=re.escape(sentence)):
+    message = f"holds {all_of_them - 1} of the {all_of_them} files of {data_set.name}; missing {file}: add them"
+    with pytest.raises(DataError, match=re.escape(message)):
         data_set.module(directory=str(real), source=source).setup("fit")
 
 
-@pytest.mark.parametrize(("data_set", "content", "sentence"), EACH_BROKEN)
-def test_a_file_of_another_kind_is_named_whatever_its_checksum(data_set, real, monkeypatch, content, sentence):
+@pytest.mark.parametrize(("data_set", "content", "message"), EACH_BROKEN)
+def test_a_file_of_another_kind_is_named_whatever_its_checksum(data_set, real, monkeypatch, content, message):
     path = real / data_set.folder / data_set.test_file
     path.write_bytes(content)
     monkeypatch.setitem(data_set.source.checksums, path.name, checksum(content))
     data = data_set.module(directory=str(real), source="real")
-    with pytest.raises(DataError, match=sentence) as caught:
+    with pytest.raises(DataError, match=message) as caught:
         data.setup("test")
     assert str(path) in str(caught.value)
     assert "\n" not in str(caught.value)
@@ -190,7 +190,7 @@ def test_a_file_of_another_kind_is_named_whatever_its_checksum(data_set, real, m
 # --- the network ------------------------------------------------------------------------------------------------------
 
 
-def test_auto_without_network_falls_back_with_one_loud_line(data_set, tmp_path, caplog, offline):
+def test_auto_without_network_falls_back_with_one_warning(data_set, tmp_path, caplog, offline):
     data = data_set.module(directory=str(tmp_path), source="auto")
     with caplog.at_level(logging.DEBUG, "capsule_lab"):
         data.setup("fit")
@@ -203,12 +203,12 @@ def test_auto_without_network_falls_back_with_one_loud_line(data_set, tmp_path, 
 
 
 @pytest.mark.parametrize("stage", ["fit", "test"])
-def test_real_without_network_says_what_to_put_where(data_set, tmp_path, offline, stage):
+def test_real_without_network_names_the_missing_files(data_set, tmp_path, offline, stage):
     data = data_set.module(directory=str(tmp_path), source="real")
     with pytest.raises(DataError) as caught:
         data.setup(stage)
-    words = [str(tmp_path / data_set.folder), *data_set.files.CONTENTS, "CAPSULE_LAB_DATA", offline]
-    assert [word for word in words if word not in str(caught.value)] == []
+    parts = [str(tmp_path / data_set.folder), *data_set.files.CONTENTS, "CAPSULE_LAB_DATA", offline]
+    assert [part for part in parts if part not in str(caught.value)] == []
     assert "\n" not in str(caught.value)
     assert data.sets == {}
 
@@ -250,15 +250,15 @@ def test_a_download_that_breaks_off_leaves_nothing(data_set, tmp_path, monkeypat
 def test_provenance_of_the_real_files(data_set, real):
     data = data_set.module(directory=str(real), source="auto")
     data.prepare_data()
-    said = {"source": "real", "name": f"real {data_set.name}", "md5": data_set.source.checksums}
-    assert data.provenance == said
+    expected = {"source": "real", "name": f"real {data_set.name}", "md5": data_set.source.checksums}
+    assert data.provenance == expected
     data.setup("fit")
-    assert data.provenance == said | {"split": data.provenance["split"]}
+    assert data.provenance == expected | {"split": data.provenance["split"]}
     assert data.spec.classes == data_set.classes
 
 
 @pytest.mark.usefixtures("no_download")
-def test_standin_says_what_it_is(data_set, tmp_path, caplog):
+def test_provenance_of_the_standin(data_set, tmp_path, caplog):
     data = data_set.module(directory=str(tmp_path / "nowhere"), source="standin")
     data.setup("fit")
     data.setup("test")

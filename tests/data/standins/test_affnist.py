@@ -115,7 +115,7 @@ def test_black_image_stays_black():
     assert not placed.any()
 
 
-def test_whole_frame_fits_the_room_at_every_corner_of_the_ranges():
+def test_frame_fits_the_canvas_at_every_corner_of_the_ranges():
     corners = torch.cartesian_prod(*[torch.tensor(between) for between in RANGES.values()])
     canvas = torch.nn.functional.pad(torch.ones(len(corners), 1, 28, 28), (13,) * 4)
     rotation, shear, scale_x, scale_y = corners.T
@@ -147,7 +147,7 @@ def test_versions_are_a_function_of_seed_and_index(change, same):
     assert made().equal(made(**change)) is same
 
 
-def test_every_digit_comes_round_before_one_comes_again():
+def test_every_digit_is_used_equally_often():
     data = standin_digits(train=False)
     dataset = SyntheticAffNIST(data, 0, versions=3)
     batch = dataset[(torch.arange(len(dataset)), 0)]

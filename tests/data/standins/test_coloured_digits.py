@@ -38,7 +38,7 @@ def test_every_digit_can_be_seen_in_every_colour(train):
     assert 0.4 < (lighter.amin(1) > 0).float().mean() < 0.6
 
 
-def test_colours_say_nothing_about_the_class():
+def test_colours_are_independent_of_the_class():
     images, labels, _ = coloured_digits(train=True)
     means = torch.stack([images[labels == label].float().mean(dim=(0, 2, 3)) for label in range(10)])
     assert means.std(0).max() < 10, "of 255; a mean over 140 images is off by about 5"

@@ -218,11 +218,11 @@ def test_edges_are_smooth(monkeypatch):
     assert np.abs(np.diff(rough)).max() <= np.abs(np.diff(jagged)).max()
 
 
-# --- what is wrong is said --------------------------------------------------------------------------------------------
+# --- mistakes
 
 
 @pytest.mark.parametrize(
-    ("wrong", "sentence"),
+    ("wrong", "message"),
     [
         ({"category": 5}, "category is 5; expected one of 0 to 4"),
         ({"category": -1}, "category is -1; expected one of 0 to 4"),
@@ -240,7 +240,7 @@ def test_edges_are_smooth(monkeypatch):
     ids=str,
 )
 @pytest.mark.usefixtures("unchecked_types")
-def test_wrong_arguments(wrong, sentence):
+def test_wrong_arguments(wrong, message):
     options = {"category": 0, "instance": 0, "elevations": [0], "azimuths": [0], "lightings": [0], **wrong}
-    with pytest.raises(ValueError, match=sentence):
+    with pytest.raises(ValueError, match=message):
         render(**options)

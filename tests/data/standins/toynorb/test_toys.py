@@ -164,7 +164,7 @@ def test_toy_stands_on_the_table(category, instance):
 
 
 @pytest.mark.parametrize(("category", "instance"), TOYS)
-def test_toy_is_whole_in_the_image(category, instance):
+def test_toy_is_completely_in_the_image(category, instance):
     """From all sides, with room to spare: not on the two outermost rows and columns of 48."""
     toy, size = toy_of(category, instance), 48
     views = [view(toy, elevation, azimuth, -1) for elevation, azimuth in ((30, 0), (30, 100), (70, 60))]
