@@ -62,7 +62,7 @@ _KINDS = {
 }  # fmt: skip
 
 KINDS = tuple(_KINDS)
-"""What there is to build."""
+"""Names of the kinds."""
 
 # ours, all literals below: where parts join, as shares of length, radius and span, and their sizes; by eye
 _DEGREES = 57.3  # of a radian, as the wings were first drawn

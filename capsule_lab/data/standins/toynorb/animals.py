@@ -72,7 +72,7 @@ _KINDS = {
 }  # fmt: skip
 
 KINDS = tuple(_KINDS)
-"""What there is to build."""
+"""Names of the kinds."""
 
 
 class _Body(NamedTuple):

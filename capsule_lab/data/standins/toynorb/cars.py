@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from capsule_lab.data.standins.toynorb.rng import Range, ToyRandom
-from capsule_lab.data.standins.toynorb.shapes import Shape
-from capsule_lab.data.standins.toynorb.wheels import add_wheels
+from capsule_lab.data.standins.toynorb.shapes import Shape, add_wheels
 
 
 class _Kind(NamedTuple):
@@ -44,7 +43,7 @@ _CABINS = {
 }
 
 KINDS = tuple(_KINDS)
-"""What there is to build."""
+"""Names of the kinds."""
 
 
 class _Car(NamedTuple):

@@ -8,7 +8,7 @@ from capsule_lab.data.standins.toynorb.rng import ToyRandom
 from capsule_lab.data.standins.toynorb.shapes import Shape, Vector
 
 KINDS = ("standing", "soldier", "arms raised", "skirt", "caped", "kneeling", "robed")
-"""What there is to build."""
+"""Names of the kinds."""
 
 
 class _Build(NamedTuple):

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from capsule_lab.data.standins.toynorb.rng import Range, ToyRandom
-from capsule_lab.data.standins.toynorb.shapes import Shape
-from capsule_lab.data.standins.toynorb.wheels import add_wheels
+from capsule_lab.data.standins.toynorb.shapes import Shape, add_wheels
 
 # ours: half the length of each kind, least and most, in the toy's units
 _LENGTHS: dict[str, Range] = {
@@ -20,7 +19,7 @@ _LENGTHS: dict[str, Range] = {
 }
 
 KINDS = tuple(_LENGTHS)
-"""What there is to build."""
+"""Names of the kinds."""
 
 
 class _Truck(NamedTuple):
