@@ -60,7 +60,7 @@ def test_test_images_are_not_read(trained: Trained, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(
         MNISTDataModule,
         "load",
-        lambda self, *, train, real: loaded.append(train) or original(self, train=train, real=real),
+        lambda self, *, train: loaded.append(train) or original(self, train=train),
     )
     drawn(trained.directory)
     assert loaded == [True]
