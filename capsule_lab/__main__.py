@@ -36,7 +36,7 @@ def main() -> None:
         padding=(0, 2),
     )
     for group in sorted(folder for folder in conf_dir().iterdir() if folder.is_dir() and folder.name != "hydra"):
-        for number, option in enumerate(sorted(group.rglob("*.yaml"))):
+        for number, option in enumerate(sorted(group.rglob("[!_]*.yaml"))):
             name = option.relative_to(group).with_suffix("").as_posix()
             options.add_row("" if number else f"[bold]{group.name}[/]", name, _headline(option))
     console.print(options)

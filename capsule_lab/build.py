@@ -74,7 +74,7 @@ def _check_complete(config: DictConfig) -> None:
     """Every group is chosen, and every value that an option asks for is given."""
     for group in ("model", "module", "data", "loss", "schedule", "optimizer", "trainer"):
         if config.get(group) is None:
-            options = sorted(file.stem for file in (conf_dir() / group).glob("*.yaml"))
+            options = sorted(file.stem for file in (conf_dir() / group).glob("[!_]*.yaml"))
             words = f"{group}= one of {', '.join(options)}" if options else f"a model, which has a {group}"
             raise ConfigError(f"{group} is missing; expected {words}")
     for path, node in _targets(config):

@@ -33,9 +33,9 @@ def _installed_or_source(name: str) -> Path:
 
 
 def options_of(group: str) -> list[str]:
-    """Names of the options of a configuration group, sorted."""
+    """Names of the options of a configuration group, sorted; files such as ``_common.yaml`` are parts of options."""
     folder = conf_dir() / group
-    return sorted(file.relative_to(folder).with_suffix("").as_posix() for file in folder.rglob("*.yaml"))
+    return sorted(file.relative_to(folder).with_suffix("").as_posix() for file in folder.rglob("[!_]*.yaml"))
 
 
 def compose(config_name: str = "train", overrides: Sequence[str] = ()) -> DictConfig:

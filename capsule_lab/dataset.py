@@ -10,7 +10,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from capsule_lab.command import command
-from capsule_lab.config import compose, conf_dir
+from capsule_lab.config import compose, options_of
 from capsule_lab.errors import ConfigError, InterruptError, suggest
 
 _RENDERED = "toynorb"
@@ -20,8 +20,8 @@ log = logging.getLogger(__name__)
 
 @command("dataset")
 def main(config: DictConfig) -> None:
-    """Render ``toynorb``, or let a data module of ``conf/data`` fetch and check its files."""
-    options = sorted([_RENDERED, *(file.stem for file in (conf_dir() / "data").glob("*.yaml"))])
+    """Render ``toynorb``, or download and check the files of a data set of ``conf/data``."""
+    options = sorted([_RENDERED, *options_of("data")])
     if OmegaConf.is_missing(config, "name"):
         raise ConfigError(f"name is missing; expected name= one of {', '.join(options)}")
     if config.name not in options:
@@ -30,7 +30,7 @@ def main(config: DictConfig) -> None:
 
 
 def _fetch(config: DictConfig) -> None:
-    """Bring a data set to where training looks for it, as training itself would."""
+    """Download and check a data set, as training does."""
     from capsule_lab import build
 
     build.be_quiet()
@@ -58,7 +58,7 @@ def _render(config: DictConfig) -> None:
         raise ConfigError(f"sheet is {config.sheet}; expected true or false")
     folder = data_directory(config.directory) / _RENDERED / f"{size}x{size}"
     try:
-        with toynorb.reporting() as progress:
+        with toynorb.show_progress() as progress:
             toynorb.render_files(folder, size=size, workers=workers, progress=progress)
     except KeyboardInterrupt:
         raise InterruptError(
@@ -66,7 +66,7 @@ def _render(config: DictConfig) -> None:
         ) from None
     except OSError as error:
         raise ConfigError(
-            f"cannot write into {folder} ({error.strerror}); expected a place with room that you may write to: name "
+            f"cannot write into {folder} ({error.strerror}); expected a writable folder with free space: name "
             "another with directory="
         ) from error
     log.info("%s: %s, in %s", _RENDERED, toynorb.STANDIN_NAME, folder)
@@ -75,7 +75,7 @@ def _render(config: DictConfig) -> None:
 
 
 def _draw(path: Path, size: int) -> None:
-    """The contact sheet, rendered from the same few lines as the files: the same pixels."""
+    """The contact sheet, with the pixels of the files."""
     import numpy as np
 
     from capsule_lab import runs

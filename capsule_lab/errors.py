@@ -18,6 +18,10 @@ class DataError(CapsuleLabError, ValueError):
     """A data set that is missing, incomplete or damaged."""
 
 
+class MissingDataError(DataError):
+    """A data set that is not there and cannot be downloaded; a stand-in may take its place."""
+
+
 class DeviceError(CapsuleLabError, ValueError):
     """GPUs that this machine does not have or cannot assign."""
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import gc
-import hashlib
 import importlib
 import logging
 import shutil
@@ -121,9 +120,9 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trained]:
     )
     original = build.build_trainer, build.build_module, MNISTDataModule.load
 
-    def load(self: Any, *, train: bool, real: bool) -> Any:
+    def load(self: Any, *, train: bool) -> Any:
         events.append("training images" if train else "test images")
-        return original[2](self, train=train, real=real)
+        return original[2](self, train=train)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(build, "build_trainer", lambda c, d, *more: original[0](c, d, watch, *more))
@@ -144,17 +143,9 @@ def a_copy(trained: Trained, tmp_path: Path) -> Path:
 @pytest.fixture
 def real(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A data directory with small files that count as the real ones."""
-    from capsule_lab.data import mnist
-    from tests.data.test_mnist import ARRAYS, idx
+    from tests.helpers.mnist_files import write_mnist
 
-    folder = tmp_path / "data" / "MNIST" / "raw"
-    folder.mkdir(parents=True)
-    contents = {name: idx(array) for name, array in ARRAYS.items()}
-    checksums = {name: hashlib.md5(content, usedforsecurity=False).hexdigest() for name, content in contents.items()}
-    monkeypatch.setattr(mnist, "CHECKSUMS", checksums)
-    for name, content in contents.items():
-        (folder / name).write_bytes(content)
-    return tmp_path / "data"
+    return write_mnist(tmp_path / "data", monkeypatch)
 
 
 @pytest.fixture
@@ -188,6 +179,6 @@ def toynorb(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ``cli("train", "data=smallnorb", "data.source=standin", f"data.directory={toynorb}")``, or in a command's
     environment ``CAPSULE_LAB_DATA=str(toynorb)``.
     """
-    from tests.data.test_smallnorb import write_standin
+    from tests.helpers.smallnorb_files import write_standin
 
     return write_standin(tmp_path_factory.mktemp("toynorb"))

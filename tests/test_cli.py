@@ -34,7 +34,7 @@ GROUPS = sorted(folder.name for folder in conf_dir().iterdir() if folder.is_dir(
 OPTIONS = [
     (group, path.relative_to(conf_dir() / group).with_suffix("").as_posix())
     for group in GROUPS
-    for path in sorted((conf_dir() / group).rglob("*.yaml"))
+    for path in sorted((conf_dir() / group).rglob("[!_]*.yaml"))
 ]
 NO_NETWORK = dict.fromkeys(("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"), "http://127.0.0.1:9")
 
@@ -318,7 +318,7 @@ def assert_refused(ended: Ended, sentence: str, *, status: int = 2) -> None:
         (["seed"], "seed"),
         (["train.test=bset"], "train.test is 'bset'; expected best, last or none"),
         (["data.batch_size=0"], "batch sizes are 0 and 500; expected 1 or more"),
-        (["data.source=real"], "data.source is 'real'; expected 'auto', 'real' or 'standin'"),
+        (["data.source=reel"], "data.source is 'reel'; expected 'auto', 'real' or 'standin'"),
         (["data.validation_share=2"], "data.validation_share is 2, 2876 of 1438 images"),
         (["data.train_images=100000"], "data.train_images is 100000; expected 1 to 1198"),
         (["model.channels=0"], "CapsNet has channels 0; expected 1 or more"),

@@ -32,7 +32,9 @@ def compose(*overrides: str, name: str = "train", **options: Any) -> DictConfig:
 
 
 def options(group: str) -> list[str]:
-    return sorted(path.relative_to(CONF / group).with_suffix("").as_posix() for path in (CONF / group).rglob("*.yaml"))
+    return sorted(
+        path.relative_to(CONF / group).with_suffix("").as_posix() for path in (CONF / group).rglob("[!_]*.yaml")
+    )
 
 
 def walk(node: Any, path: str = "") -> list[tuple[str, Any]]:
@@ -667,7 +669,7 @@ def test_words_that_hydra_cannot_read_are_named_in_one_line(monkeypatch, overrid
     [
         (["data.batch_size=0"], "data: batch sizes are 0 and 500; expected 1 or more"),
         (["data.shift=-1"], "data.shift is -1; expected 0"),
-        (["data.source=real"], "data.source is 'real'; expected 'auto', 'real' or 'standin'"),
+        (["data.source=reel"], "data.source is 'reel'; expected 'auto', 'real' or 'standin'"),
     ],
     ids=str,
 )

@@ -20,8 +20,9 @@ import pytest
 from capsule_lab import dataset
 from capsule_lab.data.standins import toynorb
 from capsule_lab.data.standins.toynorb import files, progress
-from tests.data.standins.test_toynorb_files import painted
 from tests.helpers.commands import ROOT, Ended
+from tests.helpers.data_modules import without_network
+from tests.helpers.toynorb_images import painted
 
 Cli = Callable[..., Ended]
 
@@ -35,8 +36,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"):
-        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    without_network(monkeypatch)
 
 
 # --- toynorb ----------------------------------------------------------------------------------------------------------
@@ -81,7 +81,7 @@ def test_environment_names_the_directory(cli: Cli, tmp_path: Path, monkeypatch: 
     assert len(list(folder.iterdir())) == 7
 
 
-def test_a_whole_set_is_not_rendered_again(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_complete_set_is_not_rendered_again(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(files, "render", painted)
     options = ("name=toynorb", "size=8", "workers=1", "sheet=false")
     assert cli("dataset", *options).status == 0
@@ -98,13 +98,13 @@ def test_sheet_shows_what_the_files_hold(tmp_path: Path, monkeypatch: pytest.Mon
         "capsule_lab.data.standins.toynorb.catalogue.toy_sheet", lambda *images, **_: shown.extend(images) or _Nothing()
     )
     dataset._draw(tmp_path / "sheet.png", 8)
-    told = [images.reshape(*images.shape[:2], 64)[..., :6].astype(int) - 1 for images in shown]
+    reported = [images.reshape(*images.shape[:2], 64)[..., :6].astype(int) - 1 for images in shown]
     assert [images.shape[:2] for images in shown] == [(5, 10), (5, 18), (5, 6)]
-    for images in told:
+    for images in reported:
         assert images[:, 0, 0].tolist() == [0, 1, 2, 3, 4]
-    assert told[0][2, :, 1].tolist() == list(range(10))
-    assert told[1][2, :, 3].tolist() == list(range(18))
-    assert told[2][2, :, 4].tolist() == list(range(6))
+    assert reported[0][2, :, 1].tolist() == list(range(10))
+    assert reported[1][2, :, 3].tolist() == list(range(18))
+    assert reported[2][2, :, 4].tolist() == list(range(6))
 
 
 class _Nothing:
@@ -125,11 +125,11 @@ def still_alive(group: int) -> bool:
 
 
 @pytest.mark.slow  # a dozen seconds
-def test_interrupted_processes_leave_no_trace_but_their_toys(tmp_path: Path) -> None:
+def test_interrupted_processes_leave_only_their_toys(tmp_path: Path) -> None:
     """Ctrl-C in a terminal reaches every process; what they have finished is what one process would have made."""
-    words = [sys.executable, "-m", "capsule_lab.dataset", "name=toynorb", "size=8", "workers=2"]
+    arguments = [sys.executable, "-m", "capsule_lab.dataset", "name=toynorb", "size=8", "workers=2"]
     with subprocess.Popen(
-        words, cwd=tmp_path, env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
+        arguments, cwd=tmp_path, env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
     ) as process:  # fmt: skip
         assert process.stdout is not None
@@ -158,18 +158,19 @@ def test_real_files_are_checked(cli: Cli, real: Path) -> None:
 
 
 @pytest.mark.usefixtures("no_network")
-def test_without_network_the_stand_in_is_announced(cli: Cli) -> None:
+def test_without_network_a_warning_names_the_stand_in(cli: Cli) -> None:
     ended = cli("dataset", "name=mnist")
     assert (ended.status, ended.err) == (0, "")
-    assert [line.split(":")[0] for line in ended.out.splitlines()] == ["STAND-IN DATA, not the real set", "mnist"]
+    lines = [line.split(":")[0] for line in ended.out.splitlines()]
+    assert lines == ["downloading https", "STAND-IN DATA, not the real set", "mnist"]
     assert "mnist: stand-in for MNIST" in ended.out
 
 
-# --- what is wrong is said --------------------------------------------------------------------------------------------
+# --- mistakes
 
 
 @pytest.mark.parametrize(
-    ("words", "sentence"),
+    ("overrides", "message"),
     [
         ([], "name is missing; expected name= one of affnist, "),
         (["name=toynrb"], "name=toynrb does not exist; did you mean toynorb? Options: "),
@@ -181,18 +182,18 @@ def test_without_network_the_stand_in_is_announced(cli: Cli) -> None:
         (["name=toynorb", "sheet=maybe"], "sheet is maybe; expected true or false"),
         (["name=toynorb", "directory=file"], "cannot write into file/toynorb/48x48 (Not a directory)"),
         (["name=toynorb", "sizes=48"], "sizes does not exist; did you mean size?"),
-        (["name=mnist", "source=real"], "data.source is 'real'; expected 'auto', 'real' or 'standin'"),
+        (["name=mnist", "source=reel"], "data.source is 'reel'; expected 'auto', 'real' or 'standin'"),
         (["name=mnist", "source=real"], "MNIST is not in data/MNIST/raw"),
     ],
     ids=str,
 )
 @pytest.mark.usefixtures("no_network")
-def test_wrong_words_are_refused(cli: Cli, tmp_path: Path, words: list[str], sentence: str) -> None:
+def test_wrong_overrides_are_refused(cli: Cli, tmp_path: Path, overrides: list[str], message: str) -> None:
     (tmp_path / "file").write_text("in the way")
-    ended = cli("dataset", *words)
+    ended = cli("dataset", *overrides)
     assert ended.status == 2
     assert ended.err.startswith("capsule_lab: ")
-    assert sentence in ended.err
+    assert message in ended.err
     assert ended.err.count("\n") == 1
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == [tmp_path / "file"]
 

@@ -35,7 +35,7 @@ def two_digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from capsule_lab.train import train
 
     directory = tmp_path_factory.mktemp("two_digits") / "run"
-    few = ["data=multimnist", "data.validation_pairs=64", "data.test_pairs=64", "trainer.max_epochs=1"]
+    few = ["data=multimnist", "data.val_pairs=64", "data.test_pairs=64", "trainer.max_epochs=1"]
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CAPSULE_LAB_RUN", "")
         train(compose("train", [*TINY, *few]), directory)
@@ -60,7 +60,7 @@ def test_test_images_are_not_read(trained: Trained, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(
         MNISTDataModule,
         "load",
-        lambda self, *, train, real: loaded.append(train) or original(self, train=train, real=real),
+        lambda self, *, train: loaded.append(train) or original(self, train=train),
     )
     drawn(trained.directory)
     assert loaded == [True]

@@ -5,18 +5,22 @@ Tieleman 2013; used as in Sabour, Frosst and Hinton 2017, section 5.2: trained o
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from capsule_lab.data.base import find_or_fetch
+from capsule_lab.data.base import AbstractDataModule
 from capsule_lab.data.formats import affnist as files
 from capsule_lab.data.loader import Images, InMemory
-from capsule_lab.data.mnist_expanded import PAD, ExpandedMNISTDataModule, FixedPlaces
+from capsule_lab.data.mnist import MNISTFiles, check_shift
+from capsule_lab.data.mnist_expanded import PAD, FixedPlaces, check_canvas, on_canvas, placed
+from capsule_lab.data.sources import AbstractSource, PublishedFiles
 from capsule_lab.data.standins.affnist import FACTORS, STANDIN_NAME, SyntheticAffNIST, standin_provenance
+from capsule_lab.data.standins.digits import StandinDigits
 from capsule_lab.data.transforms import to_unit_interval
+from capsule_lab.errors import MissingDataError
+from capsule_lab.types import Batch, DataSpec
 
 AFFINE = "affine"
 """Name of the further validation set."""
@@ -24,112 +28,163 @@ AFFINE = "affine"
 _TEST_SEED = 0  # ours: one synthetic test set for all runs, as there is one affNIST
 
 
-class AffNISTDataModule(ExpandedMNISTDataModule):
-    """Trains and validates on expanded MNIST, tests on affNIST; no network sees a turned digit before that.
+class AffNISTFiles(PublishedFiles):
+    """affNIST's test set in ``<directory>/affNIST``; see ``formats.affnist``."""
 
-    affNIST's files lie in ``<directory>/affNIST``, see ``affnist_files``; MNIST's where ``MNISTDataModule`` has them.
+    name = files.NAME
+    path = files.NAME
+    file_names = files.FILE_NAMES
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory)
+        self.sha256: dict[str, str] = {}
+
+    def is_complete(self) -> bool:
+        self.sha256 = files.check(self.folder) or {}
+        return bool(self.sha256)
+
+    def download(self, scratch: Path) -> Path:
+        return files.download(scratch)
+
+    def load(self, *, train: bool) -> Images:
+        if train:
+            raise ValueError("affNIST is tested on only; train on expanded MNIST")
+        return files.load(self.folder)
+
+    def provenance(self) -> dict[str, Any]:
+        return {"name": f"real {self.name}", "sha256": self.sha256}
+
+
+class _RealSource(AbstractSource):
+    """Real MNIST to train on, real affNIST to test on.
+
+    Args:
+        digits: MNIST.
+        affine: affNIST.
+        fallback: whether digits are a stand-in's if affNIST is missing, which the error then says.
+    """
+
+    def __init__(self, digits: MNISTFiles, affine: AffNISTFiles, *, fallback: bool) -> None:
+        self.digits = digits
+        self.affine = affine
+        self.fallback = fallback
+
+    def find(self) -> None:
+        self.digits.find()
+        try:
+            self.affine.find()
+        except MissingDataError as error:
+            if not self.fallback:
+                raise
+            raise MissingDataError(
+                f"{error}. Until then it trains on real MNIST and tests on {STANDIN_NAME} made from its test digits"
+            ) from error
+
+    def load(self, *, train: bool) -> Images:
+        return (self.digits if train else self.affine).load(train=train)
+
+    def provenance(self) -> dict[str, Any]:
+        return _tested_on(self.digits, self.affine.provenance())
+
+
+class _SyntheticSource(AbstractSource):
+    """Digits to train on, and digits of which ``AffNISTDataModule`` tests on affine versions.
+
+    Args:
+        real: the digits if they are there, else the stand-in's; ``None`` for the stand-in's only.
+    """
+
+    def __init__(self, real: MNISTFiles | None) -> None:
+        self.real = real
+        self.digits: AbstractSource = StandinDigits()
+
+    def find(self) -> None:
+        if self.real is not None and self.real.is_complete():
+            self.digits = self.real
+
+    def load(self, *, train: bool) -> Images:
+        return self.digits.load(train=train)
+
+    def provenance(self) -> dict[str, Any]:
+        digits = "real MNIST's test digits" if self.digits is self.real else "the stand-in's test digits"
+        return _tested_on(self.digits, {"name": f"{STANDIN_NAME} made from {digits}", **standin_provenance(_TEST_SEED)})
+
+
+def _tested_on(digits: AbstractSource, test: dict[str, Any]) -> dict[str, Any]:
+    facts = placed(digits.provenance(), PAD)
+    return facts | {"name": f"{facts['name']}; tested on {test['name']}", "affnist": test}
+
+
+class AffNISTDataModule(AbstractDataModule):
+    """Trains and validates on expanded MNIST, tests on affNIST; no digit is turned in training.
+
+    affNIST's files are in ``<directory>/affNIST``, see ``formats.affnist``; MNIST's where ``MNISTFiles`` has them.
     Provenance is "real" only where both are real. Without affNIST, ``source="auto"`` trains on real MNIST and
-    tests on synthetic affNIST made from its test digits, and says so loudly; provenance is then "standin", and
+    tests on synthetic affNIST made from its test digits, and warns of it; provenance is then "standin", and
     its ``name`` says which is which. Without MNIST, everything is made from the stand-in digits.
 
     Test batches have ``factors``: of affNIST's own files their ``human_readable_transform``, in its order; of the
-    synthetic ones ``affnist_standin.FACTORS``.
+    synthetic ones ``standins.affnist.FACTORS``.
 
     Args:
-        affine_validation: beside the validation set, also look at a synthetic affNIST made of its digits, one version
+        affine_validation: beside the validation set, validate on a synthetic affNIST made of its digits, one version
             each, the same in every epoch; logged as ``affine/error``. It shows how far the two errors go together
             while training goes on, without the test digits.
-        shift, **options: see ``ExpandedMNISTDataModule``; ``pad`` is 6, which gives affNIST's size.
+        pad: 6, which gives affNIST's size.
+        shift, **options: see ``ExpandedMNISTDataModule``.
 
     Raises:
         ValueError: for another ``pad``, or ``affine_validation`` without validation images.
     """
 
-    def __init__(self, *, affine_validation: bool = False, shift: int = PAD, **options: Any) -> None:
-        if options.get("pad", PAD) != PAD:
-            raise ValueError(f"data.pad is {options['pad']}; expected {PAD}, as affNIST's images are of 40x40 pixels")
-        super().__init__(shift=shift, **options)
+    def __init__(self, *, affine_validation: bool = False, pad: int = PAD, shift: int = PAD, **options: Any) -> None:
+        if pad != PAD:
+            raise ValueError(f"data.pad is {pad}; expected {PAD}, as affNIST's images are of 40x40 pixels")
+        super().__init__(**options)
+        check_shift(shift)
+        check_canvas(shift, pad)
         if affine_validation and self.validation == "none":
             raise ValueError(
                 "data.affine_validation is true with data.validation=none, which leaves no digits to make it of; "
                 "expected data.validation=first or stratified"
             )
-        self.real_digits = False
-        self.sha256: dict[str, str] = {}  # of affNIST's own files, once they are found
+        self.shift = shift
         if affine_validation:
             self.further_validations = (AFFINE,)
+        digits, fallback = MNISTFiles(self.directory), self.source == "auto"
+        self.real_source = _RealSource(digits, AffNISTFiles(self.directory), fallback=fallback)
+        self.standin_source = _SyntheticSource(digits if fallback else None)
 
     @property
-    def affine_folder(self) -> Path:
-        """Where affNIST's own files lie."""
-        return self.directory / files.NAME
+    def spec(self) -> DataSpec:
+        factors = FACTORS if self.uses_standin else ()  # affNIST's page does not name its own
+        return DataSpec(image_shape=(1, files.SIZE, files.SIZE), num_classes=10, factors=factors)
 
-    def find_real(self) -> str | None:
-        problem = super().find_real()
-        if problem is not None:
-            return problem
-        self.real_digits = True
-        problem = find_or_fetch(
-            files.NAME, self.affine_folder, self._is_whole, files.download,
-            files=files.FILES_IN_WORDS, holds=files.NAME,
-        )  # fmt: skip
-        if problem is None or self.source == "real":
-            return problem
-        return f"{problem}. Until then it trains on real MNIST and tests on {STANDIN_NAME} made from its test digits"
-
-    def _is_whole(self) -> bool:
-        self.sha256 = files.check(self.affine_folder) or {}
-        return bool(self.sha256)
-
-    def prepare_data(self) -> None:
-        super().prepare_data()
-        if self.provenance["source"] != "real":
-            self.spec = replace(self.spec, factors=FACTORS)
-
-    def describe(self, *, real: bool) -> dict[str, Any]:
-        facts = super().describe(real=self.real_digits)
+    def describe(self) -> dict[str, Any]:
+        facts = super().describe()
         if self.further_validations:
-            made = f"{STANDIN_NAME} made from the validation digits"
-            facts[f"{AFFINE}_validation"] = {"name": made, **standin_provenance(self.seed)}
-        if real:
-            return facts | {
-                "name": f"{facts['name']}; tested on real affNIST",
-                "affnist": {"name": "real affNIST", "sha256": self.sha256},
-            }
-        digits = "real MNIST's test digits" if self.real_digits else "the stand-in's test digits"
-        made = f"{STANDIN_NAME} made from {digits}"
-        return facts | {
-            "name": f"{facts['name']}; tested on {made}",
-            "affnist": {"name": made, **standin_provenance(_TEST_SEED)},
-        }
+            name = f"{STANDIN_NAME} made from the validation digits"
+            facts[f"{AFFINE}_validation"] = {"name": name, **standin_provenance(self.seed)}
+        return facts
 
-    def load(self, *, train: bool, real: bool) -> Images:
-        if train or not real:
-            return super().load(train=train, real=self.real_digits)
-        return files.load(self.affine_folder)
-
-    def setup(self, stage: str) -> None:
-        first = stage == "test" and "test" not in self.sets
-        super().setup(stage)
-        if first and self._is_synthetic:
-            self.provenance["test_images"] = f"{len(self.dataset('test'))} versions of {self.provenance['test_images']}"
+    def describe_test(self, counts: str) -> str:
+        return f"{len(self.dataset('test'))} versions of {counts}" if self.uses_standin else counts
 
     def dataset(self, name: str) -> InMemory:
         if name == AFFINE:
             if AFFINE not in self.sets:
-                self.sets[AFFINE] = SyntheticAffNIST(self.sets["validation"], self.seed, versions=1).stored()
+                self.sets[AFFINE] = SyntheticAffNIST(self.sets["val"], self.seed, versions=1).stored()
             return FixedPlaces(self.sets[AFFINE], self.seed)
-        if name != "test":
-            return super().dataset(name)
-        if self._is_synthetic:
+        if name == "test" and self.uses_standin:
             return SyntheticAffNIST(self.sets["test"], _TEST_SEED, size=self.eval_images)
-        return InMemory(self.sets["test"], self.seed)
+        moving = name == "test" or (name == "train" and self.augment)
+        return (InMemory if moving else FixedPlaces)(self.sets[name], self.seed)
+
+    def transform_batch(self, batch: Batch, name: str) -> Batch:
+        if name in ("test", AFFINE):  # affine versions have their place already
+            return batch._replace(images=to_unit_interval(batch.images))
+        return super().transform_batch(batch, name)
 
     def transform(self, images: Tensor, key: Tensor, *, augment: bool) -> Tensor:
-        if images.shape[1:] == self.spec.image_shape:  # affNIST, placed already
-            return to_unit_interval(images)
-        return super().transform(images, key, augment=augment)
-
-    @property
-    def _is_synthetic(self) -> bool:
-        return self.provenance["source"] != "real"
+        """Each digit in its place, as ``ExpandedMNISTDataModule``."""
+        return on_canvas(images, key, self.shift, PAD)

@@ -2,39 +2,62 @@
 
 from __future__ import annotations
 
-import hashlib
-import logging
 from abc import abstractmethod
 from collections.abc import Callable
-from fractions import Fraction
-from pathlib import Path
 from typing import Any, ClassVar, Literal, cast
 
 import lightning as L
 import numpy as np
 from torch import Tensor
 
-from capsule_lab.data.download import data_directory, fetch
-from capsule_lab.data.loader import EpochBatches, Images, InMemory, ResumableLoader
-from capsule_lab.data.splits import Indices, Validation, index_hash, split_validation, take_stratified
-from capsule_lab.errors import DataError, check_choice
+from capsule_lab.data.download import data_directory
+from capsule_lab.data.loader import EpochBatches, Images, InMemory, ResumableLoader, batch_loader
+from capsule_lab.data.sources import AbstractSource, choose_source
+from capsule_lab.data.splits import Indices, Validation, index_hash, parse_share, split_validation, take_stratified
+from capsule_lab.data.transforms import transform_each
+from capsule_lab.errors import check_choice
 from capsule_lab.types import Batch, DataSpec
 
 Source = Literal["auto", "real", "standin"]
 
-log = logging.getLogger(__name__)
-
 
 class AbstractDataModule(L.LightningDataModule):
-    """Images in memory as uint8, batches by indexing, everything random drawn on the batch and its device.
+    """Images in memory as uint8; batches by indexing; random transformations of the batch, on its device.
 
-    ``source`` decides what is loaded: ``"auto"`` looks in the data directory, then downloads, then falls back
-    to the stand-in and says so; ``"real"`` fails rather than fall back; ``"standin"`` never touches the
-    network. The test images are read by ``setup("test")`` only.
+    A data set says what its images are (``spec``), where they come from (``real_source`` and, if there is one,
+    ``standin_source``), and what the network sees of them: either ``transform``, which transforms a batch at once, or
+    pipelines of ``torchvision.transforms.v2``, which transform one image after another. All of it::
+
+        class Icons(AbstractSource):
+            def load(self, *, train):
+                images, labels = read_icons("train" if train else "test")  # uint8 (n, 3, 24, 24), int64 (n,)
+                return Images(images, labels)
+
+            def provenance(self):
+                return {"name": "icons", "version": 1}
+
+
+        class IconsDataModule(AbstractDataModule):
+            spec = DataSpec(image_shape=(3, 24, 24), num_classes=10)
+            train_transform = v2.Compose([v2.RandomHorizontalFlip(), v2.ToDtype(torch.float32, scale=True)])
+            eval_transform = v2.ToDtype(torch.float32, scale=True)
+
+            def __init__(self, **options):
+                super().__init__(**options)
+                self.real_source = Icons()
+
+    with ``conf/data/icons.yaml``: ``defaults: [_common, _self_]`` and ``_target_: my_package.IconsDataModule``. Files
+    that are downloaded and checked are a ``PublishedFiles``. Overridden where needed: ``split_training`` and
+    ``split_test`` (which images are for what), ``dataset`` (what an index stands for), ``transform_batch`` (more than
+    the images changes), ``load``, ``describe`` and ``describe_test`` (provenance).
+
+    Sets have names: ``"train"``, ``"val"`` and ``"test"``, or instead of the last ``test_parts``, and
+    ``further_validations``. Test images are read by ``setup("test")`` only.
 
     Args:
-        directory: where data sets lie; default ``$CAPSULE_LAB_DATA``, else ``data``.
-        source: ``"auto"``, ``"real"`` or ``"standin"``.
+        directory: where data sets are; default ``$CAPSULE_LAB_DATA``, else ``data``.
+        source: ``"auto"`` looks in the directory, then downloads, then falls back to the stand-in with a warning;
+            ``"real"`` fails rather than fall back; ``"standin"`` never uses the network.
         batch_size: images per training step and process.
         eval_batch_size: images per validation or test step and process.
         validation: which training images to validate on, one of ``validations``; see ``split_training``.
@@ -42,21 +65,28 @@ class AbstractDataModule(L.LightningDataModule):
         train_images: train on so many images only, classes in proportion; ``None`` for all.
         eval_images: validate and test on so many images each at most, classes in proportion, for a quick look;
             ``None`` for all. Provenance says so.
-        augment: draw random transformations in training.
+        augment: random transformations in training.
         seed: of the order, the split and the augmentation.
 
     Raises:
         ValueError: for an unknown source, a batch size below 1, a negative seed or a share that is no number.
-        DataError: from ``prepare_data`` and ``setup``, when the data is not there or is not whole.
+        DataError: from ``prepare_data`` and ``setup``, when the data is missing, incomplete or damaged.
     """
 
-    spec: DataSpec
+    real_source: AbstractSource
+    standin_source: AbstractSource | None = None
+    image_source: AbstractSource
+    """The one of the two that is used; set by ``prepare_data``."""
+    train_transform: Callable[[Tensor], Tensor] | None = None
+    """Of an uint8 image ``(channel, height, width)``, in training; by default ``eval_transform``. See ``transform``."""
+    eval_transform: Callable[[Tensor], Tensor] | None = None
+    """The same without augmentation, and in validation and testing."""
     validations: ClassVar[tuple[str, ...]] = ("first", "stratified", "none")
     """What ``validation`` may be."""
     test_parts: tuple[str, ...] = ()
     """Parts of the test set that are reported each on its own; with any, ``test_dataloader`` returns a list."""
     further_validations: tuple[str, ...] = ()
-    """Sets to look at beside the validation set, in a list of loaders after its own; nothing is decided on them."""
+    """Sets to validate on beside the validation set, in a list of loaders after its own; only reported."""
 
     def __init__(
         self,
@@ -75,6 +105,7 @@ class AbstractDataModule(L.LightningDataModule):
         super().__init__()
         check_choice("data.source", source, ("auto", "real", "standin"))
         check_choice("data.validation", validation, self.validations)
+        check_eval_images(eval_images)
         if seed < 0:
             raise ValueError(f"seed is {seed}; expected 0 or more")
         if batch_size < 1 or eval_batch_size < 1:
@@ -84,9 +115,7 @@ class AbstractDataModule(L.LightningDataModule):
         self.batch_size = batch_size
         self.eval_batch_size = eval_batch_size
         self.validation = validation
-        self.validation_share = _share(validation_share)
-        if eval_images is not None and eval_images < 1:
-            raise ValueError(f"data.eval_images is {eval_images}; expected 1 or more, or null for all")
+        self.validation_share = parse_share(validation_share)
         self.train_images = train_images
         self.eval_images = eval_images
         self.augment = augment
@@ -96,89 +125,117 @@ class AbstractDataModule(L.LightningDataModule):
         self._train_batches: EpochBatches | None = None
         self._resume_at: dict[str, int] | None = None
 
+    # --- what a data set is
+
+    @property
     @abstractmethod
-    def find_real(self) -> str | None:
-        """``None`` if the real files are in the data directory, fetched now if need be; else why not.
+    def spec(self) -> DataSpec:
+        """Facts of the images as the network sees them; a class attribute will do."""
 
-        Raises:
-            DataError: if files are there but are not whole.
-        """
+    def load(self, *, train: bool) -> Images:
+        """The training or the test images."""
+        return self.image_source.load(train=train)
 
-    @abstractmethod
-    def load(self, *, train: bool, real: bool) -> Images:
-        """The training or the test images, real or stand-in."""
-
-    @abstractmethod
-    def describe(self, *, real: bool) -> dict[str, Any]:
-        """Provenance of the images: ``name`` in words, and hashes or generator."""
-
-    @abstractmethod
-    def transform(self, images: Tensor, key: Tensor, *, augment: bool) -> Tensor:
-        """Stored uint8 images to what the network sees, on whatever device they are."""
-
-    def prepare(self, batch: Batch, *, augment: bool) -> Batch:
-        """A stored batch to what the network sees."""
-        return batch._replace(images=self.transform(batch.images, batch.key, augment=augment))
-
-    def dataset(self, name: str) -> InMemory:
-        """What a loader of the set of this name indexes."""
-        return InMemory(self.sets[name], self.seed)
-
-    def split_training(self, everything: Images) -> tuple[Indices, Indices]:
+    def split_training(self, images: Images) -> tuple[Indices, Indices]:
         """Indices of the training and of the validation images; by default those of ``split_validation``."""
-        labels = everything.labels.numpy()
+        labels = images.labels.numpy()
         return split_validation(labels, cast(Validation, self.validation), self.validation_share, self.seed)
 
-    def split_test(self, everything: Images) -> tuple[Images, ...]:
+    def split_test(self, images: Images) -> tuple[Images, ...]:
         """The test images, one set for each of ``test_parts``; all in one if there are none."""
-        return (everything,)
+        return (images,)
+
+    def dataset(self, name: str) -> InMemory:
+        """The set of this name as its loader indexes it."""
+        return InMemory(self.sets[name], self.seed)
+
+    def transform_batch(self, batch: Batch, name: str) -> Batch:
+        """A stored batch of the set of this name to what the network sees, on its device."""
+        augment = name == "train" and self.augment
+        return batch._replace(images=self.transform(batch.images, batch.key, augment=augment))
+
+    def transform(self, images: Tensor, key: Tensor, *, augment: bool) -> Tensor:
+        """Stored uint8 images to what the network sees; by default through ``train_transform`` or ``eval_transform``.
+
+        Every random number is a function of the image's key, so that a run can be resumed, and depends neither on the
+        batch size nor on the number of processes: see ``random_uniform``, and ``transform_each`` for the default.
+        """
+        pipeline = (augment and self.train_transform) or self.eval_transform
+        if pipeline is None:
+            raise NotImplementedError(f"{type(self).__name__} has no eval_transform; expected one, or a transform()")
+        return transform_each(pipeline, images, key)
+
+    def describe(self) -> dict[str, Any]:
+        """Provenance of the images."""
+        return self.image_source.provenance()
+
+    def describe_test(self, counts: str) -> str:
+        """What is tested on, for provenance; ``counts`` is such as ``"100 of 10000"``."""
+        return counts
+
+    # --- what training needs
+
+    @property
+    def uses_standin(self) -> bool:
+        """Whether the images are a stand-in's; ``False`` before ``prepare_data``."""
+        return self.provenance.get("source") == "standin"
+
+    @property
+    def val_names(self) -> tuple[str, ...]:
+        """Names of the sets of ``val_dataloader``."""
+        return ("val", *self.further_validations)
+
+    @property
+    def test_names(self) -> tuple[str, ...]:
+        """Names of the sets of ``test_dataloader``."""
+        return self.test_parts or ("test",)
 
     def prepare_data(self) -> None:
         if self.provenance:
             return
-        problem = f"data.source is {self.source}" if self.source == "standin" else self.find_real()
-        real = problem is None
-        if not real:
-            if self.source == "real":
-                raise DataError(problem)
-            log.warning("STAND-IN DATA, not the real set: %s", problem)
-        self.provenance = {"source": "real" if real else "standin", **self.describe(real=real)}
+        self.image_source = choose_source(self.source, self.real_source, self.standin_source, type(self).__name__)
+        real = self.image_source is self.real_source
+        self.provenance = {"source": "real" if real else "standin", **self.describe()}
 
     def setup(self, stage: str) -> None:
         self.prepare_data()
-        real = self.provenance["source"] == "real"
         if stage in ("fit", "validate") and "train" not in self.sets:
-            everything = self.load(train=True, real=real)
-            train, validation = self.split_training(everything)
-            if self.train_images is not None:
-                train = take_stratified(train, everything.labels.numpy(), self.train_images, self.seed)
-            validation = self._few(validation, everything)
-            self.provenance["split"] = {
-                "validation": self.validation,
-                "train_images": len(train),
-                "validation_images": len(validation),
-                "hash": index_hash(train) + index_hash(validation),
-            }
-            # in a drawn order, so that the first few stand for all: files may be sorted by object
-            drawn = np.random.default_rng(self.seed).permutation(validation)
-            self.sets |= {"train": everything.subset(train), "validation": everything.subset(drawn)}
-        parts = self.test_parts or ("test",)
-        if stage == "test" and parts[0] not in self.sets:
-            everything = self.load(train=False, real=real)
-            tests = dict(zip(parts, self.split_test(everything), strict=True))
-            few = {part: self._few(np.arange(len(test.labels)), test) for part, test in tests.items()}
-            self.sets |= {part: test.subset(few[part]) for part, test in tests.items()}
-            counts = [f"{len(few[part])} of {len(test.labels)} {part}" for part, test in tests.items()]
-            self.provenance["test_images"] = ", ".join(counts).removesuffix(" test")
+            self._setup_training()
+        if stage == "test" and self.test_names[0] not in self.sets:
+            self._setup_test()
 
-    def _few(self, indices: Indices, images: Images) -> Indices:
+    def _setup_training(self) -> None:
+        images = self.load(train=True)
+        train, val = self.split_training(images)
+        if self.train_images is not None:
+            train = take_stratified(train, images.labels.numpy(), self.train_images, self.seed)
+        val = self._limit(val, images)
+        self.provenance["split"] = {
+            "validation": self.validation,
+            "train_images": len(train),
+            "val_images": len(val),
+            "hash": index_hash(train) + index_hash(val),
+        }
+        # shuffled, so that the first few are of all kinds: files may be sorted by object
+        shuffled = np.random.default_rng(self.seed).permutation(val)
+        self.sets |= {"train": images.subset(train), "val": images.subset(shuffled)}
+
+    def _setup_test(self) -> None:
+        counts = []
+        for name, images in zip(self.test_names, self.split_test(self.load(train=False)), strict=True):
+            limited = self._limit(np.arange(len(images.labels)), images)
+            self.sets[name] = images.subset(limited)
+            counts.append(f"{len(limited)} of {len(images.labels)} {name}".removesuffix(" test"))
+        self.provenance["test_images"] = self.describe_test(", ".join(counts))
+
+    def _limit(self, indices: Indices, images: Images) -> Indices:
         """At most ``eval_images`` of ``indices``."""
         if self.eval_images is None or len(indices) <= self.eval_images:
             return indices
         return take_stratified(indices, images.labels.numpy(), self.eval_images, self.seed)
 
     def train_dataloader(self) -> ResumableLoader:
-        loader = self._loader("train", self.batch_size, shuffle=True, drop_last=True)
+        loader = self._loader("train", self.batch_size, training=True)
         self._train_batches = loader.batches
         if self._resume_at is not None:
             loader.load_state_dict(self._resume_at)
@@ -186,13 +243,13 @@ class AbstractDataModule(L.LightningDataModule):
         return loader
 
     def val_dataloader(self) -> ResumableLoader | list[Any]:
-        if not len(self.sets["validation"].labels):
+        if not len(self.sets["val"].labels):
             return []
-        loaders = [self._loader(name, self.eval_batch_size) for name in ("validation", *self.further_validations)]
+        loaders = [self._loader(name, self.eval_batch_size) for name in self.val_names]
         return loaders if self.further_validations else loaders[0]
 
     def test_dataloader(self) -> ResumableLoader | list[ResumableLoader]:
-        loaders = [self._loader(part, self.eval_batch_size) for part in self.test_parts or ("test",)]
+        loaders = [self._loader(name, self.eval_batch_size) for name in self.test_names]
         return loaders if self.test_parts else loaders[0]
 
     def state_dict(self) -> dict[str, Any]:
@@ -203,65 +260,21 @@ class AbstractDataModule(L.LightningDataModule):
         self._resume_at = state_dict or None
 
     def on_after_batch_transfer(self, batch: Batch, dataloader_idx: int) -> Batch:
-        training = bool(self.trainer and self.trainer.training)
-        return self.prepare(batch, augment=training and self.augment)
+        trainer = self.trainer
+        if trainer is not None and trainer.training:
+            return self.transform_batch(batch, "train")
+        names = self.test_names if trainer is not None and trainer.testing else self.val_names
+        return self.transform_batch(batch, names[dataloader_idx])
 
-    def _loader(self, name: str, batch_size: int, *, shuffle: bool = False, drop_last: bool = False) -> ResumableLoader:
-        trainer, dataset = self.trainer, self.dataset(name)
-        batches = EpochBatches(
-            len(dataset),
-            batch_size,
-            seed=self.seed,
-            shuffle=shuffle,
-            drop_last=drop_last,
-            rank=trainer.global_rank if trainer else 0,
-            world_size=trainer.world_size if trainer else 1,
-        )
-        pin_memory = trainer is not None and trainer.strategy.root_device.type == "cuda"
-        return ResumableLoader(dataset, batches, pin_memory=pin_memory)
+    def _loader(self, name: str, batch_size: int, *, training: bool = False) -> ResumableLoader:
+        return batch_loader(self.dataset(name), batch_size, seed=self.seed, training=training, trainer=self.trainer)
 
 
-def _share(share: float | str) -> Fraction:
-    try:
-        return Fraction(share).limit_denominator(10**6)  # ours: floats such as 0.1
-    except (ValueError, ZeroDivisionError, OverflowError) as error:
-        raise ValueError(f"data.validation_share is {share!r}; expected a number or a fraction such as 1/6") from error
-
-
-def tensor_hash(images: Images) -> str:
-    """Short fingerprint of generated images and labels, for provenance."""
-    digest = hashlib.sha256(images.images.numpy().tobytes())
-    digest.update(images.labels.numpy().tobytes())
-    return digest.hexdigest()[:16]  # 16: enough to tell
-
-
-def find_or_fetch(
-    name: str, folder: Path, whole: Callable[[], bool], download: Callable[[Path], Path], *, files: str, holds: str
-) -> str | None:
-    """``None`` if the real files are in ``folder``, fetched now if need be; else why not, in one sentence.
-
-    Args:
-        name: of the data set.
-        folder: where its files lie.
-        whole: whether they are all there; ``False`` if none is. See ``verify``.
-        download: see ``fetch``.
-        files: their names, in words.
-        holds: what the data directory holds, down to ``folder``.
+def check_eval_images(eval_images: int | None) -> None:
+    """Check the option ``eval_images``.
 
     Raises:
-        DataError: from ``whole``, if files are there but are not whole.
+        ValueError: if it is below 1.
     """
-    if whole():
-        return None
-    problem = fetch(folder, download)
-    if problem is None and whole():
-        return None
-    return (
-        f"{name} is not in {folder_in_words(folder)} and the download failed ({problem}); put {files} there, or name "
-        f"the directory that holds {holds}: CAPSULE_LAB_DATA=…"
-    )
-
-
-def folder_in_words(folder: Path) -> str:
-    """A path as a person on this machine would type it."""
-    return str(folder) if folder.is_absolute() else f"{folder} (in {Path.cwd()})"
+    if eval_images is not None and eval_images < 1:
+        raise ValueError(f"data.eval_images is {eval_images}; expected 1 or more, or null for all")

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import pickle
-from collections.abc import Callable
-from dataclasses import replace
+import tarfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
-from torchvision import datasets
-from torchvision.datasets.utils import download_and_extract_archive
 
-from capsule_lab.data.base import AbstractDataModule, find_or_fetch
-from capsule_lab.data.download import check_labels, reading, silently, verify
+from capsule_lab.data.base import AbstractDataModule
+from capsule_lab.data.download import download_file
+from capsule_lab.data.formats.cifar10 import CLASSES, NAME, SIZE, read_batch
 from capsule_lab.data.loader import Images
-from capsule_lab.data.standins.coloured_digits import coloured_digits, standin_provenance
+from capsule_lab.data.sources import PublishedFiles
+from capsule_lab.data.standins.coloured_digits import ColouredDigits
 from capsule_lab.data.transforms import (
     brightness,
     centre_corner,
@@ -30,29 +27,38 @@ from capsule_lab.data.transforms import (
     random_uniform,
     standardise,
 )
-from capsule_lab.errors import DataError
 from capsule_lab.types import DataSpec
 
-NAME = "CIFAR10"
-FOLDER = "cifar-10-batches-py"
-SIZE = 32  # Krizhevsky 2009: pixels a side
-CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
-CHECKSUMS = {
-    "data_batch_1": "c99cafc152244af753f735de768cd75f",
-    "data_batch_2": "d4bba439e000b95fd0a9bffe97cbabec",
-    "data_batch_3": "54ebc095f3ab1f0389bbae665268c751",
-    "data_batch_4": "634d18415352ddfa80567beed471001a",
-    "data_batch_5": "482c414d41f54cd18b22e5b47cb7c3cb",
-    "test_batch": "40351d587109b95175f43aff81a1287e",
-}
-"""MD5 of the unpacked files."""
+SERVER = "https://www.cs.toronto.edu/~kriz/"
+ARCHIVE, ARCHIVE_MD5 = "cifar-10-python.tar.gz", "c58f30108f718f92721af3b95e74349a"  # torchvision 0.29
 
-_ARRAYS: dict[tuple[str, str], Callable[..., Any]] = {  # what the files call, and what we call instead
-    ("numpy.core.multiarray", "_reconstruct"): np.ndarray.__new__,
-    ("numpy", "ndarray"): np.ndarray,
-    ("numpy", "dtype"): lambda kind, *_: np.dtype(kind),  # the rest are numbers, which numpy 2.4 warns of
-}
 _TOP, _LEFT, _MIRROR, _BRIGHTNESS, _CONTRAST = range(5)  # numbers of the random draws
+
+
+class CIFAR10Files(PublishedFiles):
+    """CIFAR10's six batches in ``<directory>/cifar-10-batches-py``, torchvision's layout."""
+
+    name = NAME
+    path = "cifar-10-batches-py"
+    checksums = {  # noqa: RUF012 - declared a ClassVar in the base
+        "data_batch_1": "c99cafc152244af753f735de768cd75f",
+        "data_batch_2": "d4bba439e000b95fd0a9bffe97cbabec",
+        "data_batch_3": "54ebc095f3ab1f0389bbae665268c751",
+        "data_batch_4": "634d18415352ddfa80567beed471001a",
+        "data_batch_5": "482c414d41f54cd18b22e5b47cb7c3cb",
+        "test_batch": "40351d587109b95175f43aff81a1287e",
+    }
+
+    def download(self, scratch: Path) -> Path:
+        archive = download_file(ARCHIVE, f"md5:{ARCHIVE_MD5}", (SERVER,), scratch)
+        with tarfile.open(archive) as packed:
+            packed.extractall(scratch, filter="data")
+        return scratch / self.path
+
+    def load(self, *, train: bool) -> Images:
+        batches = [read_batch(self.folder / file) for file in self.checksums if file.startswith("data") is train]
+        pixels, labels = (np.concatenate(arrays) for arrays in zip(*batches, strict=True))
+        return Images(torch.from_numpy(pixels), torch.from_numpy(labels))
 
 
 class CIFAR10DataModule(AbstractDataModule):
@@ -62,8 +68,8 @@ class CIFAR10DataModule(AbstractDataModule):
     contrast about each channel's mean; others are cut out of the middle. Standardisation comes last and undoes the
     brightness wholly and much of the contrast.
 
-    Files lie in ``<directory>/cifar-10-batches-py``, torchvision's layout. The stand-in is ``coloured_digits``, whose
-    classes are the ten digits and not ``CLASSES``; ``flip`` mirrors digits too.
+    The stand-in is ``coloured_digits``, whose classes are the ten digits and not ``CLASSES``; ``flip`` mirrors digits
+    too.
 
     Args:
         crop: side of what the network sees, in pixels of 32. Random in training, central otherwise.
@@ -98,33 +104,13 @@ class CIFAR10DataModule(AbstractDataModule):
         self.flip = flip
         self.brightness = brightness
         self.contrast = contrast
-        self.spec = DataSpec(image_shape=(3, crop, crop), num_classes=len(CLASSES), classes=CLASSES)  # 3: colours
+        self.real_source = CIFAR10Files(self.directory)
+        self.standin_source = ColouredDigits(NAME)
 
     @property
-    def folder(self) -> Path:
-        """Where the six batches lie."""
-        return self.directory / FOLDER
-
-    def prepare_data(self) -> None:
-        super().prepare_data()
-        if self.provenance["source"] != "real":
-            self.spec = replace(self.spec, classes=())  # a digit is no airplane
-
-    def find_real(self) -> str | None:
-        return find_or_fetch(
-            NAME, self.folder, lambda: verify(self.folder, CHECKSUMS, NAME), _download,
-            files=", ".join(CHECKSUMS), holds=FOLDER,
-        )  # fmt: skip
-
-    def load(self, *, train: bool, real: bool) -> Images:
-        if not real:
-            return coloured_digits(train=train)
-        batches = [read_batch(self.folder / file) for file in CHECKSUMS if file.startswith("data") is train]
-        pixels, labels = (np.concatenate(arrays) for arrays in zip(*batches, strict=True))
-        return Images(torch.from_numpy(pixels), torch.from_numpy(labels))
-
-    def describe(self, *, real: bool) -> dict[str, Any]:
-        return {"name": f"real {NAME}", "md5": CHECKSUMS} if real else standin_provenance(NAME)
+    def spec(self) -> DataSpec:
+        classes = () if self.uses_standin else CLASSES
+        return DataSpec(image_shape=(3, self.crop, self.crop), num_classes=len(CLASSES), classes=classes)
 
     def transform(self, images: Tensor, key: Tensor, *, augment: bool) -> Tensor:
         if not augment:
@@ -135,42 +121,3 @@ class CIFAR10DataModule(AbstractDataModule):
             pixels = mirror(pixels, random_integers(key, _MIRROR, 0, 1).bool())
         pixels = brightness(pixels, random_uniform(key, _BRIGHTNESS, -self.brightness, self.brightness))
         return standardise(contrast(pixels, random_uniform(key, _CONTRAST, 1 - self.contrast, 1 + self.contrast)))
-
-
-def read_batch(path: Path) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
-    """Pixels ``(n, 3, 32, 32)`` and labels ``(n,)`` of one of the files, a pickle of Python 2.
-
-    Raises:
-        DataError: if it is no such file, or a label is none.
-    """
-    with reading(path, NAME), path.open("rb") as file:
-        batch = _Unpickler(file, encoding="latin1").load()  # what numpy asks for where Python 2 wrote an array
-        if not batch.keys() >= {"data", "labels"}:
-            raise ValueError(f"it has {', '.join(map(str, batch))}, not data and labels")
-        pixels, labels = np.asarray(batch["data"]), np.asarray(batch["labels"], dtype=np.int64)
-    size = 3 * SIZE**2  # 3: colours
-    if pixels.dtype != np.uint8 or pixels.shape[1:] != (size,) or labels.shape != pixels.shape[:1]:
-        raise DataError(
-            f"{path} holds {pixels.dtype} of shape {pixels.shape} and labels of shape {labels.shape}; expected uint8 "
-            f"of (n, {size}) and labels of (n,): remove it and its folder to have them downloaded again"
-        )
-    check_labels(path, labels, range(len(CLASSES)))
-    return pixels.reshape(-1, 3, SIZE, SIZE), labels  # 3: colours
-
-
-class _Unpickler(pickle.Unpickler):
-    """Makes arrays and nothing else: a pickle may otherwise run what it likes, and MD5 is no proof against malice."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        if (module, name) not in _ARRAYS:
-            raise pickle.UnpicklingError(f"it asks for {module}.{name}, and may ask for numpy's arrays only")
-        return _ARRAYS[module, name]
-
-
-def _download(scratch: Path) -> Path:
-    """The archive, checked by its MD5, unpacked."""
-    with silently():
-        download_and_extract_archive(
-            datasets.CIFAR10.url, scratch, filename=datasets.CIFAR10.filename, md5=datasets.CIFAR10.tgz_md5
-        )
-    return scratch / FOLDER

@@ -1,26 +1,25 @@
-"""Files of data sets: where they lie, whether they are the right ones, how they arrive whole or not at all."""
+"""Files of data sets: where they are, whether they are the published ones, and how they are downloaded."""
 
 from __future__ import annotations
 
 import gzip
 import hashlib
-import io
 import logging
 import os
-import shutil
-import socket
+import tarfile
 import tempfile
-import urllib.request
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
-from http.client import HTTPException
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from capsule_lab.errors import DataError
+from capsule_lab.errors import DataError, one_line
+
+_TIMEOUT = 10.0  # ours: seconds without an answer after which a server counts as unreachable
+_RETRIES = 1  # ours: of each server, since a large file may break off
 
 log = logging.getLogger(__name__)
 
@@ -31,30 +30,19 @@ def data_directory(directory: str | None) -> Path:
 
 
 def md5(path: Path) -> str:
-    """MD5 of a file as data sets publish it: of what is in it, if its name ends in ``.gz``."""
+    """MD5 of a file as data sets publish it: of the unpacked content if its name ends in ``.gz``."""
     with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
         return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
 
 
 def sha256(path: Path) -> str:
-    """SHA-256 of a file as it lies there."""
+    """SHA-256 of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-@contextmanager
-def atomically(path: Path) -> Iterator[Path]:
-    """A path beside ``path`` to write to; it takes the place of ``path`` once the block ends without an error."""
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        yield unfinished
-        os.replace(unfinished, path)
-    finally:
-        unfinished.unlink(missing_ok=True)
-
-
 def verify(folder: Path, checksums: dict[str, str], name: str, *, algorithm: Literal["md5", "sha256"] = "md5") -> bool:
-    """Whether ``folder`` holds all the files, whole.
+    """Whether ``folder`` holds all files with the right checksums.
 
     Args:
         folder: where they should lie.
@@ -90,15 +78,15 @@ def verify(folder: Path, checksums: dict[str, str], name: str, *, algorithm: Lit
 
 @contextmanager
 def reading(path: Path, name: str) -> Iterator[None]:
-    """Whatever goes wrong in this block is said of the file at ``path``, of the data set ``name``.
+    """Turn any error of this block into one that names the file at ``path``, of the data set ``name``.
 
     Raises:
-        DataError: if anything does.
+        DataError: for any ``Exception``.
     """
     try:
         yield
-    except Exception as error:  # a format's reader raises whatever broken bytes make it raise
-        reason = getattr(error, "strerror", None) or " ".join(str(error).split()) or type(error).__name__
+    except Exception as error:  # readers of formats raise errors of many types for damaged files
+        reason = getattr(error, "strerror", None) or one_line(error) or type(error).__name__
         raise DataError(
             f"{path} cannot be read ({reason}); expected a file of {name}: remove it and its folder to have them "
             "downloaded again"
@@ -106,60 +94,71 @@ def reading(path: Path, name: str) -> Iterator[None]:
 
 
 def check_labels(path: Path, labels: npt.NDArray[np.int64], known: range) -> None:
-    """Whether the labels in the file at ``path`` are of ``known`` classes.
+    """Check that the labels in the file at ``path`` are of ``known`` classes.
 
     Raises:
         DataError: if one is not.
     """
-    strange = np.setdiff1d(labels, known)
-    if len(strange):
+    unknown = np.setdiff1d(labels, known)
+    if len(unknown):
         raise DataError(
-            f"{path} has label {strange[0]}; expected {known[0]} to {known[-1]}: remove it and its folder to have them "
+            f"{path} has label {unknown[0]}; expected {known[0]} to {known[-1]}: remove it and its folder to have them "
             "downloaded again"
         )
 
 
-@contextmanager
-def silently() -> Iterator[None]:
-    """torchvision's downloads without their chatter."""
-    with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
-        yield
-
-
-def download_file(url: str, file: Path, checksum: str) -> str | None:
-    """Bring what is at ``url`` into ``file``; for what is given to ``fetch``.
+def download_file(name: str, checksum: str, servers: Sequence[str], folder: Path) -> Path:
+    """Download a file into ``folder``; for the ``download`` that is given to ``fetch``.
 
     Args:
-        url: http or https.
-        file: to write to, in a scratch folder: a failure may leave a part of it there.
-        checksum: SHA-256 that it must have.
+        name: of the file, on the servers and in the folder.
+        checksum: that it must have, such as ``"md5:…"`` or ``"sha256:…"``.
+        servers: addresses, each ending in a slash, tried in this order.
+        folder: gets the file once it is complete.
 
     Returns:
-        ``None`` when it worked, else why not.
+        The path of the file.
+
+    Raises:
+        OSError: if no server has it, with the reason of the first one.
     """
-    try:
-        with urllib.request.urlopen(url) as answer, file.open("wb") as written:  # noqa: S310 - our own addresses
-            log.info("downloading %s", url)
-            shutil.copyfileobj(answer, written)
-    except (OSError, HTTPException) as error:
-        return f"{url}: {error}"
-    found = sha256(file)
-    return None if found == checksum else f"{url} sent {file.stat().st_size} bytes with another SHA-256, {found}"
+    import pooch  # here, as training on files that are there needs no HTTP
+
+    pooch.get_logger().setLevel(logging.WARNING)
+    log.info("downloading %s%s", servers[0], name)
+    reasons = []
+    for server in servers:
+        files = pooch.create(folder, server, registry={name: checksum}, retry_if_failed=_RETRIES)
+        try:
+            path = Path(files.fetch(name, downloader=pooch.HTTPDownloader(timeout=_TIMEOUT)))
+        except (OSError, ValueError) as error:
+            reasons.append(f"{server}{name}: {_reason(error)}")
+            continue
+        umask = os.umask(0)
+        os.umask(umask)
+        path.chmod(0o666 & ~umask)  # pooch 1.9 leaves the permissions of a temporary file, 0600
+        return path
+    raise OSError(reasons[0])
 
 
-def fetch(folder: Path, download: Callable[[Path], Path], *, timeout: float = 10.0) -> str | None:
+def _reason(error: Exception) -> str:
+    """Why a download failed. Errors of the connection quote all layers of HTTP; their type says the same."""
+    from requests import exceptions
+
+    connection = isinstance(error, (exceptions.ConnectionError, exceptions.Timeout))
+    return type(error).__name__ if connection else one_line(error)
+
+
+def fetch(folder: Path, download: Callable[[Path], Path]) -> str | None:
     """Run ``download`` into a scratch folder beside ``folder``, then put its result in place by renaming.
 
     Args:
-        folder: where the files shall lie; what else is there already stays.
-        download: given a scratch folder, fetches and checks the files and returns the folder that holds them.
-        timeout: seconds without an answer after which a server counts as unreachable.
+        folder: where the files shall lie; other files in it stay.
+        download: given a scratch folder, downloads and checks the files and returns the folder that holds them.
 
     Returns:
         ``None`` when it worked, else the reason why not, in one line.
     """
-    before = socket.getdefaulttimeout()
-    socket.setdefaulttimeout(timeout)
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".download-", dir=folder.parent) as scratch:
@@ -169,8 +168,6 @@ def fetch(folder: Path, download: Callable[[Path], Path], *, timeout: float = 10
                     os.replace(file, folder / file.name)
             else:
                 os.replace(fetched, folder)
-    except (OSError, RuntimeError, EOFError, HTTPException) as error:
-        return " ".join(str(error).split()) or type(error).__name__
-    finally:
-        socket.setdefaulttimeout(before)
+    except (OSError, EOFError, tarfile.TarError) as error:  # EOFError: an archive ends early
+        return one_line(error) or type(error).__name__
     return None

@@ -21,7 +21,7 @@ class Images(NamedTuple):
     Attributes:
         images: ``(n, channel, height, width)`` uint8.
         labels: ``(n,)`` classes.
-        factors: ``(n, factor)``, how each image was taken, or ``None`` where nobody knows.
+        factors: ``(n, factor)``, how each image was taken, or ``None`` where that is not known.
     """
 
     images: UInt8[Tensor, "n channel height width"]
@@ -54,7 +54,7 @@ class InMemory(Dataset[Batch]):
 class EpochBatches(Sampler[tuple[Tensor, int]]):
     """Index batches of one epoch; the order is a function of ``(seed, epoch)`` alone.
 
-    With several processes, every batch of ``batch_size * world_size`` consecutive images is dealt out among
+    With several processes, every batch of ``batch_size * world_size`` consecutive images is distributed among
     them, so that together they see what one process would see.
 
     Args:
@@ -90,9 +90,9 @@ class EpochBatches(Sampler[tuple[Tensor, int]]):
             raise ValueError(f"{size} images for {world_size} processes; expected at least one for each")
         together = batch_size * world_size
         self.bounds = [*range(0, size, together), size]
-        ragged = len(self.bounds) > 2 and size % together  # 2: a single batch
+        ragged = len(self.bounds) > 2 and size % together  # 2 bounds: a single batch
         if ragged and (drop_last or ragged < world_size):
-            del self.bounds[-1 if drop_last else -2]  # -2: too few to go round, they join the batch before
+            del self.bounds[-1 if drop_last else -2]  # -2: fewer than processes; they join the batch before
 
     def set_epoch(self, epoch: int) -> None:
         """Called by Lightning before each epoch."""
@@ -134,3 +134,23 @@ class ResumableLoader(DataLoader[Batch]):
 
     def load_state_dict(self, state_dict: dict[str, int]) -> None:
         self.batches.load_state_dict(state_dict)
+
+
+def batch_loader(
+    dataset: InMemory, batch_size: int, *, seed: int, training: bool, trainer: Any | None
+) -> ResumableLoader:
+    """A loader of ``dataset`` for this process.
+
+    Args:
+        dataset: to load from.
+        batch_size: images per batch and process.
+        seed: of the order.
+        training: shuffled, and without a last batch that is smaller.
+        trainer: Lightning's ``Trainer``, which knows the processes and the device; ``None`` for one process on a CPU.
+    """
+    rank, world_size = (trainer.global_rank, trainer.world_size) if trainer else (0, 1)
+    batches = EpochBatches(
+        len(dataset), batch_size, seed=seed, shuffle=training, drop_last=training, rank=rank, world_size=world_size
+    )
+    pin_memory = trainer is not None and trainer.strategy.root_device.type == "cuda"
+    return ResumableLoader(dataset, batches, pin_memory=pin_memory)

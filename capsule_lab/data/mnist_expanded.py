@@ -7,8 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from capsule_lab.data.base import AbstractDataModule
 from capsule_lab.data.loader import InMemory
-from capsule_lab.data.mnist import MNISTDataModule
+from capsule_lab.data.mnist import SIZE, MNISTFiles, check_shift
+from capsule_lab.data.standins.digits import StandinDigits
 from capsule_lab.data.transforms import random_shift, to_unit_interval
 from capsule_lab.types import Batch, DataSpec
 
@@ -23,46 +25,69 @@ class FixedPlaces(InMemory):
         return super().__getitem__((index, 0))
 
 
-class ExpandedMNISTDataModule(MNISTDataModule):
-    """MNIST on a larger canvas, each digit somewhere on it, its 28x28 pixels always whole.
+class ExpandedMNISTDataModule(AbstractDataModule):
+    """MNIST on a larger canvas, each digit somewhere on it, its 28x28 pixels always complete.
 
-    Every place that ``shift`` allows is as likely, 13x13 of them by default. A training image has another place in
-    every epoch; validation and test images have one each for ever, which the seed and their index decide. The official
+    Every place that ``shift`` allows is equally likely, 13x13 of them by default. A training image has another place
+    in every epoch; validation and test images have one each, which the seed and their index decide. The official
     code writes out every image in all 169 places instead, and goes through these in a random order.
 
     Args:
         pad: zeros around the 28x28 pixels: 6 gives 40x40.
-        shift: largest move from the middle in each direction, in pixels; at most ``pad``.
+        shift: largest shift from the middle in each direction, in pixels; at most ``pad``.
         augment: other places in every epoch of training; without, the same.
-        **options: see ``MNISTDataModule``.
+        **options: see ``AbstractDataModule``.
 
     Raises:
         ValueError: for a negative ``pad``, or a ``shift`` that is negative or larger than ``pad``.
     """
 
     def __init__(self, *, pad: int = PAD, shift: int = 6, **options: Any) -> None:  # 6: official code, README
-        super().__init__(shift=shift, **options)
+        super().__init__(**options)
+        check_shift(shift)
         if pad < 0:
             raise ValueError(f"data.pad is {pad}; expected 0 or more pixels")
-        if shift > pad:
-            raise ValueError(
-                f"data.shift is {shift} with data.pad {pad}, which would push digits over the edge; expected a shift "
-                "of at most the pad"
-            )
+        check_canvas(shift, pad)
         self.pad = pad
-        size = 28 + 2 * pad  # 28: MNIST
-        self.spec = DataSpec(image_shape=(1, size, size), num_classes=10)
+        self.shift = shift
+        self.real_source = MNISTFiles(self.directory)
+        self.standin_source = StandinDigits()
 
-    def describe(self, *, real: bool) -> dict[str, Any]:
-        facts = super().describe(real=real)
-        _, height, width = self.spec.image_shape
-        return facts | {"name": f"{facts['name']}, placed on {height}x{width}"}
+    @property
+    def spec(self) -> DataSpec:
+        size = SIZE + 2 * self.pad
+        return DataSpec(image_shape=(1, size, size), num_classes=10)
+
+    def describe(self) -> dict[str, Any]:
+        return placed(super().describe(), self.pad)
 
     def dataset(self, name: str) -> InMemory:
-        moving = name == "train" and self.augment
-        return (InMemory if moving else FixedPlaces)(self.sets[name], self.seed)
+        return (InMemory if name == "train" and self.augment else FixedPlaces)(self.sets[name], self.seed)
 
     def transform(self, images: Tensor, key: Tensor, *, augment: bool) -> Tensor:
-        """Each digit in its place, which its key decides; ``augment`` has decided on the keys already."""
-        canvas = torch.nn.functional.pad(to_unit_interval(images), (self.pad,) * 4)  # 4 sides
-        return random_shift(canvas, key, self.shift)
+        """Each digit in its place. The key decides it, and ``dataset`` has decided on the keys."""
+        return on_canvas(images, key, self.shift, self.pad)
+
+
+def on_canvas(images: Tensor, key: Tensor, shift: int, pad: int) -> Tensor:
+    """Stored digits in [0, 1], each shifted by up to ``shift`` pixels on a canvas of ``28 + 2 pad``."""
+    return random_shift(torch.nn.functional.pad(to_unit_interval(images), (pad,) * 4), key, shift)
+
+
+def placed(provenance: dict[str, Any], pad: int) -> dict[str, Any]:
+    """Provenance of digits that are put on a canvas."""
+    size = SIZE + 2 * pad
+    return provenance | {"name": f"{provenance['name']}, placed on {size}x{size}"}
+
+
+def check_canvas(shift: int, pad: int) -> None:
+    """Check that digits stay on the canvas.
+
+    Raises:
+        ValueError: if not.
+    """
+    if shift > pad:
+        raise ValueError(
+            f"data.shift is {shift} with data.pad {pad}, which would push digits over the edge; expected a shift "
+            "of at most the pad"
+        )

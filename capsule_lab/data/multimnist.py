@@ -6,28 +6,41 @@ import math
 from typing import Any, Literal
 
 import torch
+from jaxtyping import Float, Int64
 from torch import Tensor
 
+from capsule_lab.data.base import AbstractDataModule, check_eval_images
 from capsule_lab.data.loader import Images, InMemory
-from capsule_lab.data.mnist import MNISTDataModule
-from capsule_lab.data.pairs import Blend, Pairs, overlay
-from capsule_lab.data.splits import Indices
-from capsule_lab.data.transforms import affine, random_shift, random_uniform, to_unit_interval
+from capsule_lab.data.mnist import SIZE, MNISTFiles, check_shift
+from capsule_lab.data.standins.digits import StandinDigits
+from capsule_lab.data.transforms import (
+    affine,
+    random_bits,
+    random_shift,
+    random_uniform,
+    sample_key,
+    to_unit_interval,
+)
 from capsule_lab.errors import check_choice
 from capsule_lab.types import Batch, DataSpec
 
+Blend = Literal["sum", "max"]
 Placing = Literal["shift", "affine"]
 
-PER_IMAGE = 1000  # section 6: pairs that begin with the same image, 10 million for testing
+PAIRS_PER_IMAGE = 1000  # section 6: pairs that begin with the same image, 10 million for testing
+
+_PARTNER, _FIRST = 0, 1  # numbers of the random draws: the second image, then the places; see random_bits
+_TURN = math.radians(5)  # a tutorial's
+_SCALE = (0.5, 0.7)  # the same tutorial's
 
 
-class MultiMNISTDataModule(MNISTDataModule):
+class MultiMNISTDataModule(AbstractDataModule):
     """Pairs of MNIST digits, composed as they are needed, on the batch's device; none is ever stored.
 
     Every image is paired with one of another class of the same split, each is moved by itself, and the two are laid
     over each other. An epoch of training has one pair for each image, another one in every epoch; pairs for validation
-    and testing are the same for ever. What the network sees goes into ``Batch.images``, the two digits alone, in their
-    places, into ``Batch.parts``, and the two classes, which always differ, into ``Batch.labels``.
+    and testing are the same in every epoch. What the network sees goes into ``Batch.images``, the two digits alone, in
+    their places, into ``Batch.parts``, and the two classes, which always differ, into ``Batch.labels``.
 
     The paper says 80 % of the boxes of 20x20 pixels overlap on average; two digits moved by up to 4 pixels each give
     72.6 %, and one of them 79.0 %. Its official code moves the first digit of a pair by the same for all its partners;
@@ -39,9 +52,10 @@ class MultiMNISTDataModule(MNISTDataModule):
         blend: ``"sum"`` is clipped at 1 (section 6); ``"max"`` is the tutorials'.
         placing: ``"shift"`` (section 6), or ``"affine"``: turned by up to 5 degrees, moved by up to a fifth of the
             canvas and shrunk to 0.5 to 0.7, as a tutorial does.
-        validation_pairs, test_pairs: how many; up to 1,000 for each image of the split.
+        val_pairs, test_pairs: how many; up to 1,000 for each image of the split.
+        eval_images: validate and test on so many pairs each at most, of all images; ``None`` for all.
         augment: other pairs in every epoch of training; without, the same.
-        **options: see ``MNISTDataModule``.
+        **options: see ``AbstractDataModule``.
 
     Raises:
         ValueError: for a negative ``pad`` or ``shift``, an unknown ``blend`` or ``placing``, or no pairs at all;
@@ -55,65 +69,70 @@ class MultiMNISTDataModule(MNISTDataModule):
         shift: int = 4,  # section 6
         blend: Blend = "sum",
         placing: Placing = "shift",
-        validation_pairs: int = 10_000,  # ours: as many as images
+        val_pairs: int = 10_000,  # ours: as many as images
         test_pairs: int = 10_000,  # ours: as many as images; the paper has 10 million
+        eval_images: int | None = None,
         **options: Any,
     ) -> None:
-        super().__init__(shift=shift, **options)
+        super().__init__(**options)  # without eval_images, which here limits pairs and not images
+        check_shift(shift)
+        check_eval_images(eval_images)
         if pad < 0:
             raise ValueError(f"data.pad is {pad}; expected 0 or more pixels")
         check_choice("data.blend", blend, ("sum", "max"))
         check_choice("data.placing", placing, ("shift", "affine"))
-        if validation_pairs < 1 or test_pairs < 1:
-            raise ValueError(f"data has {validation_pairs} validation and {test_pairs} test pairs; expected 1 or more")
+        if val_pairs < 1 or test_pairs < 1:
+            raise ValueError(f"data has {val_pairs} validation and {test_pairs} test pairs; expected 1 or more")
         self.pad = pad
+        self.shift = shift
         self.blend: Blend = blend
         self.placing: Placing = placing
-        self.pairs = {"validation": validation_pairs, "test": test_pairs}
-        size = 28 + 2 * pad  # 28: MNIST
-        self.spec = DataSpec(image_shape=(1, size, size), num_classes=10, labels_per_image=2)
+        self.pairs = {"val": val_pairs, "test": test_pairs}
+        self.eval_pairs = eval_images
+        self.real_source = MNISTFiles(self.directory)
+        self.standin_source = StandinDigits()
 
-    def describe(self, *, real: bool) -> dict[str, Any]:
-        facts = super().describe(real=real)
+    @property
+    def spec(self) -> DataSpec:
+        size = SIZE + 2 * self.pad
+        return DataSpec(image_shape=(1, size, size), num_classes=10, labels_per_image=2)
+
+    def describe(self) -> dict[str, Any]:
+        facts = super().describe()
         return facts | {"name": f"pairs of digits of {facts['name']}"}
 
-    def setup(self, stage: str) -> None:
-        super().setup(stage)
-        if "test" in self.sets:
-            self.provenance["test_images"] = f"{len(self.dataset('test'))} pairs of {len(self.sets['test'].labels)}"
+    def describe_test(self, counts: str) -> str:
+        return f"{len(self.dataset('test'))} pairs of {len(self.sets['test'].labels)}"
 
     def dataset(self, name: str) -> InMemory:
         images = self.sets[name]
         if name == "train":
             return Pairs(images, self.seed, size=len(images.labels), fixed=not self.augment)
-        wanted, most = self.pairs[name], PER_IMAGE * len(images.labels)
-        if wanted > most:
-            raise ValueError(f"data.{name}_pairs is {wanted}; expected {most}, {PER_IMAGE} for each image, or fewer")
-        size = wanted if self.eval_images is None else min(wanted, self.eval_images)
+        size, most = self.pairs[name], PAIRS_PER_IMAGE * len(images.labels)
+        if size > most:
+            raise ValueError(
+                f"data.{name}_pairs is {size}; expected {most}, {PAIRS_PER_IMAGE} for each image, or fewer"
+            )
+        if self.eval_pairs is not None:
+            size = min(size, self.eval_pairs)
         return Pairs(images, self.seed, size=size, fixed=True)
 
-    def _few(self, indices: Indices, images: Images) -> Indices:
-        return indices  # fewer pairs, but of all images
-
-    def prepare(self, batch: Batch, *, augment: bool) -> Batch:
+    def transform_batch(self, batch: Batch, name: str) -> Batch:
         """The composite of each pair, and its parts."""
         number, labels = batch.labels.shape
         digits = batch.images.reshape(number * labels, 1, *batch.images.shape[2:])
-        # a key for each digit of a pair
-        key = torch.stack([batch.key + n for n in range(labels)], 1).reshape(-1)
-        parts = self.transform(digits, key, augment=augment).reshape(number, labels, *self.spec.image_shape)
+        key = torch.stack([batch.key + n for n in range(labels)], 1).reshape(-1)  # one for each digit of a pair
+        parts = self.transform(digits, key, augment=True).reshape(number, labels, *self.spec.image_shape)
         return batch._replace(images=overlay(parts, self.blend), parts=parts)
 
     def transform(self, images: Tensor, key: Tensor, *, augment: bool) -> Tensor:
-        """Each digit in its place on the canvas."""
-        canvas = torch.nn.functional.pad(images, (self.pad,) * 4)  # 4 sides
+        """Each digit in its place on the canvas; always random, as ``dataset`` decides on the keys."""
+        canvas = torch.nn.functional.pad(images, (self.pad,) * 4)
         if self.placing == "shift":
             return random_shift(to_unit_interval(canvas), key, self.shift, _FIRST)
-        most = canvas.shape[3] / 5  # a fifth, as the tutorial
-        drawn = (
-            random_uniform(key, stream, low, high)
-            for stream, (low, high) in enumerate([(-_TURN, _TURN), (0.5, 0.7), (-most, most), (-most, most)], _FIRST)
-        )
+        most = canvas.shape[3] / 5  # the same tutorial's
+        ranges = [(-_TURN, _TURN), _SCALE, (-most, most), (-most, most)]
+        drawn = (random_uniform(key, stream, low, high) for stream, (low, high) in enumerate(ranges, _FIRST))
         rotation, scale, right, down = drawn
         return affine(
             to_unit_interval(canvas), rotation=rotation, shear=torch.zeros_like(scale),
@@ -121,5 +140,57 @@ class MultiMNISTDataModule(MNISTDataModule):
         )  # fmt: skip
 
 
-_FIRST = 1  # number of the first draw, see random_bits; 0 is the partner
-_TURN = math.radians(5)  # the tutorial's
+class Pairs(InMemory):
+    """Every image with others of another class; none of the pairs is ever stored.
+
+    The first of pair ``n`` is image ``n`` modulo their number, so that each is first equally often. The second is drawn
+    from all images of other classes, each equally likely, by the key of the pair: a function of the seed, the epoch and
+    ``n`` alone.
+
+    Args:
+        images: to pair with each other.
+        seed: of the draws.
+        size: number of pairs in an epoch.
+        fixed: the same pairs in every epoch.
+
+    Raises:
+        ValueError: for a size below 1, or images of one class only.
+    """
+
+    def __init__(self, images: Images, seed: int, *, size: int, fixed: bool) -> None:
+        super().__init__(images, seed)
+        count = len(images.labels)
+        if size < 1:
+            raise ValueError(f"the number of pairs is {size}; expected 1 or more")
+        self.size = size
+        self.fixed = fixed
+        labels = images.labels
+        self.by_class = labels.argsort(stable=True)
+        self.counts = torch.bincount(labels)  # [class]
+        self.starts = self.counts.cumsum(0) - self.counts
+        if count and self.counts.max() == count:
+            raise ValueError(f"all {count} images are of class {int(labels[0])}; expected several, to pair them")
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, batch: tuple[Tensor, int]) -> Batch:
+        index, epoch = batch
+        key = sample_key(self.seed, 0 if self.fixed else epoch, index)
+        first = index % len(self.data.labels)
+        chosen = torch.stack([first, self.partners(first, key)], 1)  # [b 2]
+        return Batch(self.data.images[chosen].flatten(1, 2), self.data.labels[chosen], key)
+
+    def partners(self, first: Int64[Tensor, " batch"], key: Int64[Tensor, " batch"]) -> Int64[Tensor, " batch"]:
+        """An image of another class for each of ``first``."""
+        label = self.data.labels[first]
+        others = len(self.data.labels) - self.counts[label]
+        rank = random_bits(key, _PARTNER) % others  # among all images by class, its own class left out
+        return self.by_class[torch.where(rank < self.starts[label], rank, rank + self.counts[label])]
+
+
+def overlay(
+    parts: Float[Tensor, "batch label channel height width"], blend: Blend
+) -> Float[Tensor, "batch channel height width"]:
+    """One image of several in [0, 1]: their sum, clipped at 1 (Sabour 2017, section 6), or their maximum."""
+    return parts.sum(1).clamp(max=1) if blend == "sum" else parts.amax(1)

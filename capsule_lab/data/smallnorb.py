@@ -8,12 +8,12 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from capsule_lab.data.base import AbstractDataModule, find_or_fetch
+from capsule_lab.data.base import AbstractDataModule
 from capsule_lab.data.formats import smallnorb as files
 from capsule_lab.data.loader import Images
+from capsule_lab.data.sources import PublishedFiles
 from capsule_lab.data.splits import FAMILIAR, Indices, Viewpoints, split_by_instance, split_by_viewpoint
-from capsule_lab.data.standins import toynorb
-from capsule_lab.data.standins.smallnorb import StandIn, standin_folder, standin_provenance
+from capsule_lab.data.standins.smallnorb import RenderedToys, StandIn
 from capsule_lab.data.transforms import (
     brightness,
     centre_corner,
@@ -38,20 +38,54 @@ _BRIGHTNESS, _CONTRAST, _TOP, _LEFT = range(4)  # numbers of the random draws
 _THIRTEEN = 13  # official code of Hinton 2018
 
 
+class SmallNORBFiles(PublishedFiles):
+    """smallNORB's six files in ``<directory>/smallNORB``, as ``.mat`` or ``.mat.gz``.
+
+    Args:
+        directory: of all data sets.
+        resize: ``"subsample"`` or ``"area"``, see ``load_part``.
+    """
+
+    name = files.NAME
+    path = files.NAME
+
+    def __init__(self, directory: Path, resize: files.Resize) -> None:
+        super().__init__(directory)
+        self.resize = resize
+
+    @property
+    def file_names(self) -> str:
+        return f"{', '.join(files.PUBLISHED)}, with or without .gz,"
+
+    def is_complete(self) -> bool:
+        return files.verified(self.folder)
+
+    def download(self, scratch: Path) -> Path:
+        return files.download(scratch)
+
+    def load(self, *, train: bool) -> Images:
+        return files.load_part(self.folder, "training" if train else "testing", self.resize)
+
+    def provenance(self) -> dict[str, Any]:
+        return {
+            "name": f"real {self.name}",
+            "md5": {name: published.md5 for name, published in files.PUBLISHED.items()},
+        }
+
+
 class SmallNORBDataModule(AbstractDataModule):
     """smallNORB as in Hinton, Sabour and Frosst 2018: 96x96 pixels made 48x48, of which the network sees 32x32.
 
-    Files lie in ``<directory>/smallNORB``, as ``.mat`` or ``.mat.gz``. The stand-in is ``data.standins.toynorb``,
-    rendered into ``<directory>/toynorb`` at its first use.
+    The stand-in is ``data.standins.toynorb``, rendered into ``<directory>/toynorb`` when it is first needed.
 
     ``preprocessing="official"`` is the official code's: brightness, contrast about each channel's mean, crop, then
     mean 0 and standard deviation 1 over both channels of the crop. Coming last, that undoes the brightness wholly
-    and the contrast nearly, so that the crop is all the augmentation there is. ``"paper"`` is the order of its words,
+    and the contrast nearly, so that the crop is all the augmentation there is. ``"paper"`` is the order of its text,
     which IBM's code follows too: mean 0 and standard deviation 1 over the 48x48 pixels first, then crop, brightness
     and contrast.
 
     Validation is on whole toys held out of the training set, drawn for each category on its own; any split that
-    puts views of one toy on both sides measures memory. The test set shows other toys again.
+    puts views of one toy on both sides measures memory. The test set shows other toys.
 
     Args:
         crop: side of what the network sees, in pixels of 48. Random in training, central otherwise.
@@ -120,64 +154,47 @@ class SmallNORBDataModule(AbstractDataModule):
         if not 0 <= self.contrast <= 1:
             raise ValueError(f"data.contrast is {contrast}; expected 0 (none) to 1, or null for {own_contrast}")
         self.crop = crop
-        self.resize = resize
         self.preprocessing = preprocessing
         self.stereo = stereo
         self.viewpoints = split
         self.test_crops = test_crops
         self.validation_instances = validation_instances
-        self.standin = standin
         self.test_parts = () if split == "full" else ("familiar", "novel")
-        self.spec = DataSpec(
-            image_shape=(2 if stereo == "channels" else 1, crop, crop),
-            num_classes=len(files.CLASSES),
-            classes=files.CLASSES,
-            factors=files.FACTORS if stereo == "channels" else (*files.FACTORS, "eye"),
-        )
+        self.real_source = SmallNORBFiles(self.directory, resize)
+        self.standin_source = RenderedToys(self.directory, standin)
 
     @property
-    def folder(self) -> Path:
-        """Where the six real files lie."""
-        return self.directory / files.NAME
+    def spec(self) -> DataSpec:
+        channels, factors = (2, files.FACTORS) if self.stereo == "channels" else (1, (*files.FACTORS, "eye"))
+        return DataSpec(
+            image_shape=(channels, self.crop, self.crop),
+            num_classes=len(files.CLASSES),
+            classes=files.CLASSES,
+            factors=factors,
+        )
 
-    def find_real(self) -> str | None:
-        return find_or_fetch(
-            files.NAME, self.folder, lambda: files.verified(self.folder), files.download,
-            files=f"{', '.join(files.PUBLISHED)}, with or without .gz,", holds=files.NAME,
-        )  # fmt: skip
-
-    def describe(self, *, real: bool) -> dict[str, Any]:
-        if real:
-            return {
-                "name": "real smallNORB",
-                "md5": {name: published.md5 for name, published in files.PUBLISHED.items()},
-            }
-        rendered = standin_provenance(self.directory, self.standin)
-        return {"name": toynorb.STANDIN_NAME, "generator": "capsule_lab.data.standins.toynorb", **rendered}
-
-    def load(self, *, train: bool, real: bool) -> Images:
-        folder = self.folder if real else standin_folder(self.directory, self.standin)
-        pairs = files.load_part(folder, "training" if train else "testing", self.resize)
+    def load(self, *, train: bool) -> Images:
+        pairs = super().load(train=train)
         return pairs if self.stereo == "channels" else _separate(pairs)
 
-    def split_training(self, everything: Images) -> tuple[Indices, Indices]:
-        familiar, _ = self._by_viewpoint(everything)
+    def split_training(self, images: Images) -> tuple[Indices, Indices]:
+        familiar, _ = self._by_viewpoint(images)
         if self.validation == "none":
             return familiar, familiar[:0]
-        labels, instances = everything.labels.numpy(), _column(everything, "instance").numpy()
+        labels, instances = images.labels.numpy(), _column(images, "instance").numpy()
         train, validation = split_by_instance(
             labels[familiar], instances[familiar], self.validation_instances, self.seed
         )
         return familiar[train], familiar[validation]
 
-    def split_test(self, everything: Images) -> tuple[Images, ...]:
+    def split_test(self, images: Images) -> tuple[Images, ...]:
         if not self.test_parts:
-            return (everything,)
-        return tuple(everything.subset(part) for part in self._by_viewpoint(everything))
+            return (images,)
+        return tuple(images.subset(part) for part in self._by_viewpoint(images))
 
-    def _by_viewpoint(self, everything: Images) -> tuple[Indices, Indices]:
+    def _by_viewpoint(self, images: Images) -> tuple[Indices, Indices]:
         factor = "azimuth" if self.viewpoints == "full" else self.viewpoints
-        familiar, novel = split_by_viewpoint(_column(everything, factor).numpy(), self.viewpoints)
+        familiar, novel = split_by_viewpoint(_column(images, factor).numpy(), self.viewpoints)
         if self.viewpoints != "full" and not (len(familiar) and len(novel)):
             raise DataError(
                 f"data.split is {self.viewpoints}, with {len(familiar)} images from familiar and {len(novel)} from "
@@ -185,9 +202,9 @@ class SmallNORBDataModule(AbstractDataModule):
             )
         return familiar, novel
 
-    def on_after_batch_transfer(self, batch: Batch, dataloader_idx: int) -> Batch:
-        if self.test_crops == 1 or not (self.trainer and self.trainer.testing):
-            return super().on_after_batch_transfer(batch, dataloader_idx)
+    def transform_batch(self, batch: Batch, name: str) -> Batch:
+        if self.test_crops == 1 or name not in self.test_names:
+            return super().transform_batch(batch, name)
         corners = thirteen_corners(files.SIZE, self.crop)
         return batch._replace(images=torch.stack([self._still(batch.images, corner) for corner in corners], dim=1))
 

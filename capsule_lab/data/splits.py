@@ -1,4 +1,4 @@
-"""Validation is cut out of the training set; the official test set is nobody's to look at."""
+"""Validation images are cut out of the training set, never out of the official test set."""
 
 from __future__ import annotations
 
@@ -18,6 +18,18 @@ FAMILIAR = {  # Hinton 2018, section 5: a third of all views; numbers as in smal
     "azimuth": (30, 32, 34, 0, 2, 4),  # x 10 degrees
     "elevation": (0, 1, 2),  # 30, 35 and 40 degrees above the table
 }
+
+
+def parse_share(share: float | str) -> Fraction:
+    """The option ``validation_share``, a number or a fraction such as ``"1/6"``.
+
+    Raises:
+        ValueError: if it is neither.
+    """
+    try:
+        return Fraction(share).limit_denominator(10**6)  # ours: floats such as 0.1
+    except (ValueError, ZeroDivisionError, OverflowError) as error:
+        raise ValueError(f"data.validation_share is {share!r}; expected a number or a fraction such as 1/6") from error
 
 
 def split_validation(
@@ -79,7 +91,7 @@ def split_by_instance(
 ) -> tuple[Indices, Indices]:
     """Indices of the training and of the validation images, no object being on both sides.
 
-    Views of one object are nearly copies of each other: a split that ignores objects measures memory.
+    Views of one object are nearly copies of each other: a split that ignores objects measures memorisation.
 
     Args:
         labels: class of every image.
@@ -107,7 +119,7 @@ def split_by_viewpoint(values: npt.NDArray[np.int64], viewpoints: Viewpoints) ->
     """Indices of the images taken from familiar and from novel viewpoints (Hinton 2018, section 5).
 
     Args:
-        values: azimuth or elevation of every image, as in smallNORB's info files; not looked at by ``"full"``.
+        values: azimuth or elevation of every image, as in smallNORB's info files; ``"full"`` ignores them.
         viewpoints: ``"azimuth"`` or ``"elevation"``; with ``"full"`` all are familiar.
     """
     familiar = np.ones(len(values), dtype=bool) if viewpoints == "full" else np.isin(values, FAMILIAR[viewpoints])
@@ -116,4 +128,4 @@ def split_by_viewpoint(values: npt.NDArray[np.int64], viewpoints: Viewpoints) ->
 
 def index_hash(indices: Indices) -> str:
     """Short fingerprint of a split, for tests and provenance."""
-    return hashlib.sha256(np.ascontiguousarray(indices, dtype="<i8").tobytes()).hexdigest()[:16]  # 16: enough to tell
+    return hashlib.sha256(np.ascontiguousarray(indices, dtype="<i8").tobytes()).hexdigest()[:16]

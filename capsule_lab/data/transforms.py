@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from jaxtyping import Bool, Float, Int64, Shaped, UInt8
 from torch import Tensor
@@ -11,15 +13,15 @@ _MULTIPLIERS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)  # SplitMix64
 
 
 def random_bits(key: Int64[Tensor, "*shape"], stream: int) -> Int64[Tensor, "*shape"]:
-    """63 random bits per key: SplitMix64, the same on every device, whatever the order or grouping of the keys.
+    """63 random bits per key: SplitMix64, the same on every device and in any order or grouping of the keys.
 
     Args:
         key: what the draw depends on.
         stream: number of the draw, so that one key gives many independent ones.
     """
     bits = key + _as_int64((stream + 1) * _INCREMENT)
-    for places, multiplier in zip((30, 27), _MULTIPLIERS, strict=True):  # SplitMix64
-        bits = (bits ^ _shift_right(bits, places)) * _as_int64(multiplier)
+    for count, multiplier in zip((30, 27), _MULTIPLIERS, strict=True):  # SplitMix64
+        bits = (bits ^ _shift_right(bits, count)) * _as_int64(multiplier)
     bits = bits ^ _shift_right(bits, 31)  # SplitMix64
     return _shift_right(bits, 1)
 
@@ -40,9 +42,31 @@ def sample_key(seed: int, epoch: int, index: Int64[Tensor, " batch"]) -> Int64[T
     return random_bits(run ^ index, epoch + 1)
 
 
+def transform_each(
+    pipeline: Callable[[Tensor], Tensor],
+    images: UInt8[Tensor, "batch channel height width"],
+    key: Int64[Tensor, " batch"],
+) -> Tensor:
+    """Each image through a pipeline of ``torchvision.transforms.v2``, torch's generators seeded with the image's key.
+
+    Slower than to transform a batch at once. Random numbers of Python or numpy in the pipeline are not seeded.
+
+    Returns:
+        The transformed images, stacked. torch's generators are as they were before.
+    """
+    with torch.random.fork_rng([images.device] if images.is_cuda else []):
+        transformed = []
+        for image, seed in zip(images, key.tolist(), strict=True):
+            torch.default_generator.manual_seed(seed)
+            if images.is_cuda:
+                torch.cuda.manual_seed(seed)
+            transformed.append(pipeline(image))
+    return torch.stack(transformed)
+
+
 def to_unit_interval(images: UInt8[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
     """Pixels 0..255 to [0, 1] (official code of Sabour 2017; the decoder's sigmoid needs it)."""
-    return images.float() / 255  # 255: largest uint8
+    return images.float() / 255
 
 
 def shift(
@@ -59,7 +83,7 @@ def shift(
         largest: bound of both.
     """
     height, width = images.shape[2:]
-    padded = torch.nn.functional.pad(images, (largest,) * 4)  # 4 sides
+    padded = torch.nn.functional.pad(images, (largest,) * 4)
     return _windows(padded, largest - down, largest - right, height, width)
 
 
@@ -142,11 +166,11 @@ def thirteen_corners(image_size: int, size: int) -> list[tuple[int, int]]:
     They are meant to be moved by 1, 2 and 3 pixels, but its crop halves these and rounds down, so that 32 of 48
     begins at 8, at 7 or 8, at 7 or 9, and at 6 or 9; (8, 8) counts twice. Kept inside the image.
     """
-    room = image_size - size
+    margin = image_size - size
     corners = [centre_corner(image_size, size)]
-    for moved in (1, 2, 3):  # official code of Hinton 2018
-        places = [min(max((room + sign * moved) // 2, 0), room) for sign in (1, -1)]
-        corners += [(top, left) for top in places for left in places]
+    for shift in (1, 2, 3):  # official code of Hinton 2018
+        starts = [min(max((margin + sign * shift) // 2, 0), margin) for sign in (1, -1)]
+        corners += [(top, left) for top in starts for left in starts]
     return corners
 
 
@@ -182,10 +206,10 @@ def standardise(images: Float[Tensor, "batch channel height width"]) -> Float[Te
 
 
 def _as_int64(number: int) -> int:
-    """The low 64 bits as a signed number, torch's only 64-bit kind with arithmetic."""
-    return (number + 2**63) % 2**64 - 2**63  # 63, 64: bits of an int64
+    """The low 64 bits as a signed integer, the only 64-bit type that torch computes with."""
+    return (number + 2**63) % 2**64 - 2**63
 
 
-def _shift_right(bits: Tensor, places: int) -> Tensor:
+def _shift_right(bits: Tensor, count: int) -> Tensor:
     """Logical shift: torch's own keeps the sign."""
-    return (bits >> places) & ((1 << (64 - places)) - 1)  # 64: bits of an int64
+    return (bits >> count) & ((1 << (64 - count)) - 1)

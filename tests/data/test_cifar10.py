@@ -1,90 +1,24 @@
-"""CIFAR10: files as Python 2 wrote them, augmentation, the experiment; the rest is in ``test_coloured_files``."""
+"""CIFAR10: augmentation and the experiment; its files are in ``test_sources``."""
 
 from __future__ import annotations
 
 import inspect
-from pathlib import Path
-from typing import Any
-from urllib.error import URLError
 
 import numpy as np
 import pytest
 import torch
 from torchvision import datasets
 
-from capsule_lab import build
 from capsule_lab.config import compose
 from capsule_lab.data import CIFAR10DataModule, cifar10
-from capsule_lab.data.loader import Images
 from capsule_lab.data.transforms import sample_key
-from capsule_lab.errors import DataError
 from capsule_lab.train import train
-from tests.data.test_mnist import trainer
 from tests.helpers.commands import NO_PICTURES
+from tests.helpers.data_modules import network_of_experiment, trainer
 
-IMAGES = 12  # in each file
 RANDOM = np.random.default_rng(0)
-BATCHES = {
-    name: (RANDOM.integers(0, 256, (IMAGES, 3072), dtype=np.uint8), RANDOM.integers(0, 10, IMAGES).tolist())
-    for name in (*(f"data_batch_{n}" for n in range(1, 6)), "test_batch")
-}
 PHOTOGRAPHS = torch.from_numpy(RANDOM.integers(0, 256, (400, 3, 32, 32), dtype=np.uint8))
 KEYS = sample_key(0, 0, torch.arange(400))
-
-
-def text(written: bytes) -> bytes:
-    return b"U" + bytes([len(written)]) + written
-
-
-def array(values: np.ndarray, kind: bytes = b"u1") -> bytes:
-    """As Python 2 pickles an array: its making, then its state."""
-    sizes = b"".join(b"M" + size.to_bytes(2, "little") for size in values.shape)
-    return (
-        b"cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\x00\x85" + text(b"b") + b"\x87R(K\x01("
-        + sizes + b"tcnumpy\ndtype\n" + text(kind) + b"K\x00K\x01\x87R(K\x03" + text(b"|")
-        + b"NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb\x89T"
-        + values.nbytes.to_bytes(4, "little") + values.tobytes() + b"tb"
-    )  # fmt: skip
-
-
-def pickled(pixels: bytes, labels: list[int], *, key: bytes = b"labels") -> bytes:
-    """A batch in protocol 2, entry by entry as in the real files."""
-    numbers = b"".join(b"K" + bytes([label]) for label in labels)
-    names = b"".join(text(b"leptodactylus_s_%06d.png" % number) for number in range(len(labels)))
-    return (
-        b"\x80\x02}(" + text(b"batch_label") + text(b"training batch 1 of 5") + text(key) + b"](" + numbers + b"e"
-        + text(b"data") + pixels + text(b"filenames") + b"](" + names + b"eu."
-    )  # fmt: skip
-
-
-def stored(*batches: tuple[np.ndarray, list[int]]) -> Images:
-    """What the module makes of these batches."""
-    pixels = np.concatenate([pixels for pixels, _ in batches]).reshape(-1, 3, 32, 32)
-    return Images(torch.from_numpy(pixels), torch.tensor([label for _, labels in batches for label in labels]))
-
-
-CONTENTS = {name: pickled(array(pixels), labels) for name, (pixels, labels) in BATCHES.items()}
-TRAINING, TEST = stored(*list(BATCHES.values())[:5]), stored(BATCHES["test_batch"])
-
-
-def brings(content: dict[str, bytes]):
-    """A download of an archive of these files, that breaks off where they are not all."""
-
-    def download(url, root, *, filename, md5):
-        assert (url, filename, md5) == (
-            "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz",
-            "cifar-10-python.tar.gz",
-            "c58f30108f718f92721af3b95e74349a",
-        )
-        print("100 %")  # noqa: T201 - as torchvision does
-        (Path(root) / filename).write_bytes(b"archive")
-        if content.keys() != BATCHES.keys():
-            raise URLError("timed out")
-        (Path(root) / "cifar-10-batches-py").mkdir()
-        for name, written in content.items():
-            (Path(root) / "cifar-10-batches-py" / name).write_bytes(written)
-
-    return download
 
 
 @pytest.fixture
@@ -102,45 +36,13 @@ def seen(training: bool = True, images: torch.Tensor = PHOTOGRAPHS, key: torch.T
 
 
 def test_checksums_are_those_that_torchvision_has():
-    assert dict([*datasets.CIFAR10.train_list, *datasets.CIFAR10.test_list]) == cifar10.CHECKSUMS
+    assert dict([*datasets.CIFAR10.train_list, *datasets.CIFAR10.test_list]) == cifar10.CIFAR10Files.checksums
 
 
-def test_pixels_are_red_then_green_then_blue_row_by_row(tmp_path):
-    counted = (np.arange(3072) // 16).astype(np.uint8)[None]  # half a row each: 0 to 191
-    (tmp_path / "test_batch").write_bytes(pickled(array(counted), [3]))
-    ((image,), _) = cifar10.read_batch(tmp_path / "test_batch")
-    assert [int(image[place]) for place in [(0, 0, 0), (0, 0, 16), (0, 1, 0), (1, 0, 0), (2, 31, 31)]] == [
-        0, 1, 2, 64, 191
-    ]  # fmt: skip
-
-
-WHOLE = array(BATCHES["test_batch"][0])
-BROKEN = {
-    "truncated": (
-        pickled(WHOLE, BATCHES["test_batch"][1])[:-200],
-        r"cannot be read \(.+\); expected a file of CIFAR10",
-    ),
-    "empty": (b"", r"cannot be read \(Ran out of input\)"),
-    "another file": (b"<html>a login page</html>", r"cannot be read \(.+\)"),
-    "no labels": (
-        pickled(WHOLE, [0] * IMAGES, key=b"etikett"),
-        r"cannot be read \(it has batch_label, etikett, data, filenames, not data and labels\)",
-    ),
-    "label of CIFAR100": (pickled(WHOLE, [*range(10), 0, 10]), "has label 10; expected 0 to 9: remove it"),
-    "too few labels": (pickled(WHOLE, [0] * 11), r"of shape \(12, 3072\) and labels of shape \(11,\); expected uint8"),
-    "grey": (pickled(array(BATCHES["test_batch"][0][:, :1024]), [0] * IMAGES), r"uint8 of shape \(12, 1024\)"),
-    "flat": (pickled(array(BATCHES["test_batch"][0][0]), [0] * IMAGES), r"uint8 of shape \(3072,\)"),
-    "signed": (pickled(array(BATCHES["test_batch"][0], b"i1"), [0] * IMAGES), r"int8 of shape \(12, 3072\)"),
-}
-
-
-@pytest.mark.parametrize("call", [b"cposix\nsystem\n", b"c__builtin__\neval\n", b"cnumpy.core.multiarray\nscalar\n"])
-def test_a_file_runs_nothing(tmp_path, call):
-    written, path = tmp_path / "written", tmp_path / "test_batch"
-    path.write_bytes(b"\x80\x02" + call + text(b"touch " + str(written).encode()) + b"\x85R.")
-    with pytest.raises(DataError, match=r"it asks for .+, and may ask for numpy's arrays only"):
-        cifar10.read_batch(path)
-    assert not written.exists()
+def test_archive_is_the_one_that_torchvision_has():
+    source = datasets.CIFAR10
+    assert source.url == cifar10.SERVER + cifar10.ARCHIVE
+    assert source.tgz_md5 == cifar10.ARCHIVE_MD5
 
 
 # --- what the network sees --------------------------------------------------------------------------------------------
@@ -267,7 +169,7 @@ def test_every_option_does_something(option):
 
 
 @pytest.mark.parametrize(
-    ("options", "sentence"),
+    ("options", "message"),
     [
         ({"crop": 0}, r"data\.crop is 0; expected 1 to 32 pixels"),
         ({"crop": 33}, r"data\.crop is 33; expected 1 to 32 pixels"),
@@ -279,23 +181,16 @@ def test_every_option_does_something(option):
     ids=str,
 )
 @pytest.mark.usefixtures("unchecked_types")
-def test_options_that_are_refused(options, sentence):
-    with pytest.raises(ValueError, match=sentence):
+def test_options_that_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
         CIFAR10DataModule(**options)
 
 
 # --- the experiment ---------------------------------------------------------------------------------------------------
 
 
-def network_of(experiment: str) -> Any:
-    """The network of an experiment that passes the check, its sizes without its weights."""
-    config = compose("train", [f"experiment={experiment}"])
-    build.check(config)
-    return build.build_without_weights(config).network
-
-
 def test_network_of_the_experiment_is_as_large_as_published():
-    network = network_of("sabour2017/cifar10")
+    network = network_of_experiment("sabour2017/cifar10")
     assert sum(parameter.numel() for parameter in network.parameters()) == 22_476_448
     assert network.decoder is None
     assert network.digits.routing.leaky

@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import hashlib
-import http.client
+import os
 import re
-import socket
-import sys
+import stat
+import tarfile
 from pathlib import Path
-from urllib.error import URLError
 
 import numpy as np
 import pytest
+import requests
 
 from capsule_lab.data import download
-from capsule_lab.data.download import check_labels, data_directory, fetch, md5, reading, silently, verify
+from capsule_lab.data.download import check_labels, data_directory, download_file, fetch, md5, reading, verify
 from capsule_lab.errors import DataError
+from tests.helpers.data_modules import answer_downloads
 
 CONTENT = {"first": b"one" * 1000, "second": b"two", "third": b""}
 CHECKSUMS = {name: hashlib.md5(content, usedforsecurity=False).hexdigest() for name, content in CONTENT.items()}
-NO_SERVER = URLError(OSError(-2, "Name or service not known"))
+NO_SERVER = OSError(-2, "Name or service not known")
 
 
 def write(folder: Path, *names: str) -> Path:
@@ -42,7 +43,7 @@ def test_verify_all_files(tmp_path):
     assert verify(write(tmp_path, *CONTENT), CHECKSUMS, "Toys") is True
 
 
-def test_verify_does_not_mind_other_files(tmp_path):
+def test_verify_ignores_other_files(tmp_path):
     (tmp_path / "first.gz").write_bytes(b"archive")
     assert verify(write(tmp_path, *CONTENT), CHECKSUMS, "Toys") is True
 
@@ -56,7 +57,7 @@ def test_verify_does_not_mind_other_files(tmp_path):
     ],
     ids=repr,
 )
-def test_what_goes_wrong_in_reading_is_said_of_the_file(tmp_path, error, reason):
+def test_an_error_in_reading_names_the_file(tmp_path, error, reason):
     with pytest.raises(DataError) as caught, reading(tmp_path / "first", "Toys"):
         raise error
     assert str(caught.value) == (
@@ -72,13 +73,6 @@ def test_labels_that_are_none_are_named(tmp_path, label):
     with pytest.raises(DataError, match=f"first has label {label}; expected 1 to 10: remove it"):
         check_labels(tmp_path / "first", labels, range(1, 11))
     check_labels(tmp_path / "first", labels[:2], range(1, 11))
-
-
-def test_silently_says_nothing(capsys):
-    with silently():
-        print("100 %")  # noqa: T201 - as torchvision does
-        print("100 %", file=sys.stderr)  # noqa: T201 - as its bars do
-    assert capsys.readouterr() == ("", "")
 
 
 @pytest.mark.parametrize("folder", [".", "nowhere", "nowhere/at/all"])
@@ -99,7 +93,7 @@ def test_verify_some_files_names_the_missing_ones(tmp_path, there, missing):
 
 
 @pytest.mark.parametrize("content", [CONTENT["first"][:-1], b"", b"another file"], ids=["truncated", "empty", "other"])
-def test_verify_names_the_file_that_is_not_whole(tmp_path, content):
+def test_verify_names_the_damaged_file(tmp_path, content):
     write(tmp_path, *CONTENT)
     (tmp_path / "first").write_bytes(content)
     with pytest.raises(DataError) as caught:
@@ -154,15 +148,15 @@ def test_fetch_is_one_step(tmp_path):
 @pytest.mark.parametrize(
     ("error", "reason"),
     [
-        (NO_SERVER, "<urlopen error [Errno -2] Name or service not known>"),
-        (RuntimeError("File not found or corrupted.\n  second line"), "File not found or corrupted. second line"),
-        (RuntimeError("\n  leading white space\n"), "leading white space"),
+        (NO_SERVER, "[Errno -2] Name or service not known"),
+        (OSError("File not found or corrupted.\n  second line"), "File not found or corrupted. second line"),
+        (OSError("\n  leading white space\n"), "leading white space"),
         (TimeoutError(), "TimeoutError"),
         (ConnectionResetError(104, "Connection reset by peer"), "[Errno 104] Connection reset by peer"),
     ],
     ids=["no server", "corrupt", "white space", "no words", "reset"],
 )
-def test_fetch_that_fails_leaves_nothing_and_says_why_in_a_line(tmp_path, error, reason):
+def test_fetch_that_fails_leaves_nothing_and_returns_the_reason(tmp_path, error, reason):
     def download(scratch: Path) -> Path:
         write(scratch / "raw", "first", "second")
         raise error
@@ -171,10 +165,8 @@ def test_fetch_that_fails_leaves_nothing_and_says_why_in_a_line(tmp_path, error,
     assert everything_below(tmp_path) == ["Toys"]
 
 
-@pytest.mark.parametrize(
-    "error", [http.client.IncompleteRead(b""), http.client.BadStatusLine(""), EOFError("ended early")], ids=repr
-)
-def test_fetch_over_a_line_that_breaks_gives_a_reason(tmp_path, error):
+@pytest.mark.parametrize("error", [tarfile.ReadError("truncated header"), EOFError("ended early")], ids=repr)
+def test_fetch_of_a_damaged_archive_gives_a_reason(tmp_path, error):
     def download(scratch: Path) -> Path:
         raise error
 
@@ -209,20 +201,76 @@ def test_fetch_that_is_interrupted_leaves_nothing(tmp_path):
     assert everything_below(tmp_path) == []
 
 
-@pytest.mark.parametrize("fails", [False, True])
-def test_fetch_waits_no_longer_than_asked_and_puts_the_timeout_back(tmp_path, fails):
-    waited = []
+# --- one file
 
-    def download(scratch: Path) -> Path:
-        waited.append(socket.getdefaulttimeout())
-        if fails:
-            raise TimeoutError("timed out")
-        return succeed(scratch)
+SERVERS = ("https://first.example/a/", "https://second.example/")
+KNOWN = {name: f"{name}:{hashlib.new(name, b'content').hexdigest()}" for name in ("md5", "sha256")}
+TIMEOUT = requests.exceptions.ConnectTimeout("…")
 
-    before = socket.getdefaulttimeout()
-    fetch(tmp_path / "raw", download, timeout=3.5)
-    assert waited == [3.5]
-    assert socket.getdefaulttimeout() == before
+
+@pytest.mark.parametrize("algorithm", KNOWN)
+def test_a_file_is_downloaded_from_the_first_server(tmp_path, monkeypatch, capfd, algorithm):
+    asked = answer_downloads(monkeypatch, lambda url: b"content")
+    path = download_file("file", KNOWN[algorithm], SERVERS, tmp_path / "new")
+    assert path == tmp_path / "new" / "file"
+    assert path.read_bytes() == b"content"
+    assert asked == ["https://first.example/a/file"]
+    assert everything_below(tmp_path) == ["new", "new/file"]
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_downloaded_file_has_the_permissions_of_the_umask(tmp_path, monkeypatch):
+    answer_downloads(monkeypatch, lambda url: b"content")
+    before = os.umask(0o027)
+    try:
+        path = download_file("file", KNOWN["md5"], SERVERS, tmp_path)
+        assert os.umask(0o027) == 0o027
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o640
+
+
+@pytest.mark.parametrize("first", [b"another file", b"", TIMEOUT, OSError("reset")], ids=repr)
+def test_the_next_server_is_asked_if_one_fails(tmp_path, monkeypatch, first):
+    asked = answer_downloads(monkeypatch, lambda url: first if url.startswith(SERVERS[0]) else b"content")
+    assert download_file("file", KNOWN["sha256"], SERVERS, tmp_path).read_bytes() == b"content"
+    assert asked == [f"{server}file" for server in SERVERS]
+    assert everything_below(tmp_path) == ["file"]
+
+
+def test_a_server_is_asked_again(tmp_path, monkeypatch):
+    answers: list[bytes | Exception] = [requests.exceptions.ChunkedEncodingError("ended early"), b"content"]
+    asked = answer_downloads(monkeypatch, lambda url: answers[len(asked) - 1])
+    monkeypatch.setattr(download, "_RETRIES", 1)
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
+    assert download_file("file", KNOWN["md5"], SERVERS, tmp_path).read_bytes() == b"content"
+    assert asked == [f"{SERVERS[0]}file"] * 2
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (requests.exceptions.ConnectionError("HTTPSConnectionPool(…): Max retries exceeded …"), "ConnectionError"),
+        (requests.exceptions.SSLError("HTTPSConnectionPool(…)"), "SSLError"),
+        (requests.exceptions.ReadTimeout("HTTPSConnectionPool(…)"), "ReadTimeout"),
+        (requests.exceptions.HTTPError("404 Client Error: Not Found"), "404 Client Error: Not Found"),
+        (OSError("no\nspace"), "no space"),
+    ],
+    ids=repr,
+)
+def test_the_reason_of_the_first_server_is_given(tmp_path, monkeypatch, error, reason):
+    answer_downloads(monkeypatch, lambda url: error if url.startswith(SERVERS[0]) else OSError("another"))
+    with pytest.raises(OSError, match=f"^https://first.example/a/file: {reason}$"):
+        download_file("file", KNOWN["md5"], SERVERS, tmp_path)
+    assert everything_below(tmp_path) == []
+
+
+def test_a_server_that_does_not_answer_is_not_waited_for(tmp_path, monkeypatch):
+    used: list[object] = []
+    monkeypatch.setattr(requests, "get", lambda url, **options: used.append(options["timeout"]) or pytest.fail("asked"))
+    with pytest.raises(pytest.fail.Exception):
+        download_file("file", KNOWN["md5"], SERVERS, tmp_path)
+    assert used == [10.0]
 
 
 @pytest.mark.parametrize(

@@ -165,7 +165,7 @@ def test_resume_twice_in_one_epoch():
     assert keys(again, 0) == keys(loader(), 0)[5:]
 
 
-def test_epoch_after_a_resumed_one_is_whole():
+def test_epoch_after_a_resumed_one_is_complete():
     _, state = stop_after(4, 0, shuffle=True)
     resumed = loader(shuffle=True)
     resumed.load_state_dict(state)
@@ -175,7 +175,7 @@ def test_epoch_after_a_resumed_one_is_whole():
 
 @pytest.mark.parametrize("epoch", [0, 3])
 @pytest.mark.parametrize("handed_out", [1, 4, 7])
-def test_state_says_which_epoch_and_how_many_of_its_batches(handed_out, epoch):
+def test_state_is_the_epoch_and_the_number_of_its_batches(handed_out, epoch):
     _, state = stop_after(handed_out, epoch)
     assert state == {"epoch": epoch, "batch": handed_out}
 
@@ -194,7 +194,7 @@ def test_state_of_an_epoch_does_not_offset_another_one(handed_out, after):
     assert keys(resumed, after) == keys(loader(shuffle=True), after)
 
 
-def test_state_of_a_whole_epoch_lets_the_same_epoch_start_anew():
+def test_state_of_a_complete_epoch_starts_the_same_epoch_again():
     _, state = stop_after(7, 0)
     resumed = loader()
     resumed.load_state_dict(state)

@@ -2,83 +2,39 @@
 
 from __future__ import annotations
 
-import functools
-import hashlib
+import gzip
 import json
 import logging
 from pathlib import Path
-from types import SimpleNamespace
-from urllib.error import URLError
 
 import numpy as np
 import pytest
 import torch
-from torchvision.datasets import mnist as torchvision_mnist
+from torchvision.datasets import MNIST
 
 from capsule_lab.data import MNISTDataModule, mnist
-from capsule_lab.data.base import tensor_hash
-from capsule_lab.data.standins.digits import STANDIN_NAME, STANDIN_VERSION, standin_digits
+from capsule_lab.data.mnist import MNISTFiles
+from capsule_lab.data.standins.digits import STANDIN_NAME, STANDIN_VERSION
 from capsule_lab.errors import DataError
 from capsule_lab.types import Batch
-
-STANDIN_SHA256 = "cf5564048b863847"
-TRAIN, TEST = 60, 20
-RANDOM = np.random.default_rng(0)
-ARRAYS = {
-    "train-images-idx3-ubyte": RANDOM.integers(0, 256, (TRAIN, 28, 28), dtype=np.uint8),
-    "train-labels-idx1-ubyte": RANDOM.permutation(np.arange(TRAIN, dtype=np.uint8) % 10),
-    "t10k-images-idx3-ubyte": RANDOM.integers(0, 256, (TEST, 28, 28), dtype=np.uint8),
-    "t10k-labels-idx1-ubyte": RANDOM.permutation(np.arange(TEST, dtype=np.uint8) % 10),
-}
-
-
-DRAWN_ONCE = functools.cache(standin_digits)
-
-
-@pytest.fixture(autouse=True)
-def standin_is_drawn_once(monkeypatch) -> None:
-    """Parsing and upsampling the digits for every test would be half of these tests' time."""
-    monkeypatch.setattr(mnist, "standin_digits", DRAWN_ONCE)
-
-
-def idx(array: np.ndarray) -> bytes:
-    """LeCun's format: two zeros, 8 for unsigned bytes, the number of dimensions, their big-endian sizes, the bytes."""
-    return bytes([0, 0, 8, array.ndim]) + np.array(array.shape, ">u4").tobytes() + array.tobytes()
+from tests.helpers.data_modules import answer_downloads, forbid_downloads, serve, trainer, without_network
+from tests.helpers.mnist_files import ARRAYS, TRAIN, idx, md5, write_mnist
 
 
 @pytest.fixture
 def real(tmp_path, monkeypatch) -> Path:
     """A data directory with small files that count as the real ones."""
-    folder = tmp_path / "MNIST" / "raw"
-    folder.mkdir(parents=True)
-    checksums = {}
-    for name, array in ARRAYS.items():
-        (folder / name).write_bytes(idx(array))
-        checksums[name] = hashlib.md5(idx(array), usedforsecurity=False).hexdigest()
-    monkeypatch.setattr(mnist, "CHECKSUMS", checksums)
-    return tmp_path
+    return write_mnist(tmp_path, monkeypatch)
 
 
-@pytest.fixture(params=[URLError("no network in tests"), RuntimeError("File not found or corrupted.")], ids=repr)
-def offline(request, monkeypatch) -> None:
-    def refuse(*_, **__):
-        raise request.param
-
-    monkeypatch.setattr(torchvision_mnist, "download_and_extract_archive", refuse)
+@pytest.fixture
+def offline(monkeypatch) -> None:
+    without_network(monkeypatch)
 
 
 @pytest.fixture
 def no_download(monkeypatch) -> None:
-    def refuse(*_, **__):
-        pytest.fail("the network was asked")
-
-    monkeypatch.setattr(torchvision_mnist, "download_and_extract_archive", refuse)
-
-
-def trainer(*, training: bool = True, rank: int = 0, world_size: int = 1) -> SimpleNamespace:
-    """As much of a Trainer as a DataModule looks at."""
-    strategy = SimpleNamespace(root_device=torch.device("cpu"))
-    return SimpleNamespace(training=training, global_rank=rank, world_size=world_size, strategy=strategy)
+    forbid_downloads(monkeypatch)
 
 
 def standin(*, training: bool = True, **options) -> MNISTDataModule:
@@ -132,20 +88,19 @@ def test_only_verified_files_are_read(real):
 def test_the_environment_names_the_directory(real, monkeypatch):
     monkeypatch.setenv("CAPSULE_LAB_DATA", str(real))
     data = MNISTDataModule(source="real")
-    assert data.folder == real / "MNIST" / "raw"
+    assert data.real_source.folder == real / "MNIST" / "raw"
     data.setup("fit")
     assert data.provenance["source"] == "real"
 
 
 @pytest.mark.usefixtures("offline")
-def test_auto_without_network_falls_back_with_one_loud_line(tmp_path, caplog):
+def test_auto_without_network_falls_back_with_one_warning(tmp_path, caplog):
     data = MNISTDataModule(directory=str(tmp_path), source="auto")
     with caplog.at_level(logging.DEBUG, "capsule_lab"):
         data.prepare_data()
         data.setup("fit")
         data.setup("test")
-    (record,) = caplog.records
-    assert record.levelno == logging.WARNING
+    (record,) = [record for record in caplog.records if record.levelno >= logging.WARNING]
     assert "STAND-IN" in record.getMessage()
     assert str(tmp_path / "MNIST" / "raw") in record.getMessage()
     assert "\n" not in record.getMessage()
@@ -155,24 +110,21 @@ def test_auto_without_network_falls_back_with_one_loud_line(tmp_path, caplog):
 
 @pytest.mark.parametrize("stage", ["fit", "test"])
 @pytest.mark.usefixtures("offline")
-def test_real_without_network_says_what_to_put_where(tmp_path, stage):
+def test_real_without_network_names_the_missing_files(tmp_path, stage):
     data = MNISTDataModule(directory=str(tmp_path), source="real")
     with pytest.raises(DataError) as caught:
         data.setup(stage)
-    sentence = str(caught.value)
-    assert str(tmp_path / "MNIST" / "raw") in sentence
-    assert [name for name in mnist.CHECKSUMS if name not in sentence] == []
-    assert "CAPSULE_LAB_DATA" in sentence
-    assert "\n" not in sentence
+    message = str(caught.value)
+    assert str(tmp_path / "MNIST" / "raw") in message
+    assert [name for name in MNISTFiles.checksums if name not in message] == []
+    assert "CAPSULE_LAB_DATA" in message
+    assert "\n" not in message
     assert data.sets == {}
 
 
-def test_real_without_network_says_why_the_download_failed(tmp_path, monkeypatch):
-    def refuse(*_, **__):
-        raise URLError("no network in tests")
-
-    monkeypatch.setattr(torchvision_mnist, "download_and_extract_archive", refuse)
-    with pytest.raises(DataError, match="no network in tests"):
+def test_real_without_network_gives_the_reason_of_the_download(tmp_path, monkeypatch):
+    without_network(monkeypatch, "no route to this host")
+    with pytest.raises(DataError, match="no route to this host"):
         MNISTDataModule(directory=str(tmp_path), source="real").setup("fit")
 
 
@@ -188,7 +140,7 @@ def test_standin_asks_neither_network_nor_directory(tmp_path, caplog):
 
 
 @pytest.mark.usefixtures("no_download")
-def test_standin_is_taken_even_beside_real_files(real):
+def test_standin_is_used_even_beside_real_files(real):
     data = MNISTDataModule(directory=str(real), source="standin")
     data.setup("fit")
     assert data.provenance["source"] == "standin"
@@ -214,29 +166,65 @@ def test_a_missing_file_is_named(real, source):
         MNISTDataModule(directory=str(real), source=source).setup("fit")
 
 
-@pytest.mark.parametrize("source", ["auto", "real"])
-def test_download_goes_into_place_and_is_verified(tmp_path, real, monkeypatch, source):
-    def download(scratch: Path) -> Path:
-        (real / "MNIST" / "raw").rename(scratch / "raw")
-        return scratch / "raw"
+# --- the download
 
-    monkeypatch.setattr(mnist, "_download", download)
+
+@pytest.fixture
+def archives(real, monkeypatch) -> dict[str, bytes]:
+    """The small files as they are downloaded."""
+    packed = {name: gzip.compress(idx(array), mtime=0) for name, array in ARRAYS.items()}
+    monkeypatch.setattr(mnist, "ARCHIVES", {name: md5(content) for name, content in packed.items()})
+    return {f"{name}.gz": content for name, content in packed.items()}
+
+
+@pytest.mark.parametrize("source", ["auto", "real"])
+def test_download_goes_into_place_and_is_verified(tmp_path, archives, monkeypatch, source):
+    asked = serve(monkeypatch, archives)
     data = MNISTDataModule(directory=str(tmp_path / "elsewhere"), source=source)
     data.setup("fit")
     assert data.provenance["source"] == "real"
-    assert sorted(path.name for path in data.folder.iterdir()) == sorted(ARRAYS)
+    assert asked == [f"{mnist.SERVERS[0]}{name}" for name in archives]
+    assert sorted(path.name for path in data.real_source.folder.iterdir()) == sorted(ARRAYS)
+    assert [path.name for path in data.directory.iterdir()] == ["MNIST"]
+
+
+def test_the_second_server_is_asked_if_the_first_fails(tmp_path, archives, monkeypatch):
+    first, second = mnist.SERVERS
+    down = ConnectionError("down")
+    asked = answer_downloads(
+        monkeypatch, lambda url: down if url.startswith(first) else archives[url.removeprefix(second)]
+    )
+    MNISTDataModule(directory=str(tmp_path / "elsewhere"), source="real").setup("fit")
+    assert asked == [f"{server}{name}" for name in archives for server in mnist.SERVERS]
 
 
 @pytest.mark.parametrize("source", ["auto", "real"])
-def test_a_downloaded_file_that_is_another_one_is_named(tmp_path, real, monkeypatch, source):
-    def download(scratch: Path) -> Path:
-        (real / "MNIST" / "raw").rename(scratch / "raw")
-        (scratch / "raw" / "train-labels-idx1-ubyte").write_bytes(b"a login page")
-        return scratch / "raw"
+def test_a_downloaded_archive_that_is_another_one_is_not_used(tmp_path, archives, monkeypatch, source):
+    serve(monkeypatch, archives | {"train-labels-idx1-ubyte.gz": b"a login page"})
+    data = MNISTDataModule(directory=str(tmp_path / "elsewhere"), source=source)
+    if source == "real":
+        with pytest.raises(DataError, match=r"train-labels-idx1-ubyte\.gz: .* does not match the known hash"):
+            data.prepare_data()
+    else:
+        data.prepare_data()
+        assert data.provenance["source"] == "standin"
+    assert list((tmp_path / "elsewhere" / "MNIST").iterdir()) == []
 
-    monkeypatch.setattr(mnist, "_download", download)
-    with pytest.raises(DataError, match="train-labels-idx1-ubyte"):
-        MNISTDataModule(directory=str(tmp_path / "elsewhere"), source=source).setup("fit")
+
+def test_a_downloaded_file_that_is_another_one_is_named(tmp_path, archives, monkeypatch):
+    """The archive is the published one, and its content is not."""
+    serve(monkeypatch, archives)
+    monkeypatch.setitem(MNISTFiles.checksums, "train-labels-idx1-ubyte", md5(b"another file"))
+    with pytest.raises(DataError, match=r"train-labels-idx1-ubyte \(\d+ bytes"):
+        MNISTDataModule(directory=str(tmp_path / "elsewhere"), source="real").setup("fit")
+
+
+def test_servers_and_archives_are_those_that_torchvision_has():
+    assert set(MNIST.mirrors) == set(mnist.SERVERS)
+    assert {name.removesuffix(".gz"): md5 for name, md5 in MNIST.resources} == mnist.ARCHIVES
+
+
+# --- what is loaded, and what provenance says
 
 
 @pytest.mark.parametrize("stage", ["fit", "validate"])
@@ -246,25 +234,28 @@ def test_training_never_reads_the_test_files(real, stage):
     (real / "MNIST" / "raw" / "t10k-images-idx3-ubyte").write_bytes(b"poison")
     (real / "MNIST" / "raw" / "t10k-labels-idx1-ubyte").write_bytes(b"poison")
     data.setup(stage)
-    assert set(data.sets) == {"train", "validation"}
+    assert set(data.sets) == {"train", "val"}
 
 
 @pytest.mark.parametrize("source", ["real", "standin"])
 @pytest.mark.parametrize(("stage", "train"), [("fit", True), ("validate", True), ("test", False)])
 def test_each_stage_loads_its_own_images_once(real, monkeypatch, source, stage, train):
-    asked = []
-    load = MNISTDataModule.load
-    monkeypatch.setattr(MNISTDataModule, "load", lambda self, **how: asked.append(how) or load(self, **how))
     data = MNISTDataModule(directory=str(real), source=source)
+    asked = []
+    for origin in ("real_source", "standin_source"):
+        load = getattr(data, origin).load
+        monkeypatch.setattr(
+            getattr(data, origin), "load", lambda *, train, o=origin, f=load: asked.append((o, train)) or f(train=train)
+        )
     data.setup(stage)
     data.setup(stage)
-    assert asked == [{"train": train, "real": source == "real"}]
+    assert asked == [(f"{source}_source", train)]
 
 
 def test_provenance_of_the_real_files(real):
     data = MNISTDataModule(directory=str(real), source="auto")
     data.prepare_data()
-    assert data.provenance == {"source": "real", "name": "real MNIST", "md5": mnist.CHECKSUMS}
+    assert data.provenance == {"source": "real", "name": "real MNIST", "md5": MNISTFiles.checksums}
 
 
 def test_provenance_of_the_standin():
@@ -275,18 +266,18 @@ def test_provenance_of_the_standin():
         "name": STANDIN_NAME,
         "generator": "capsule_lab.data.standins.digits",
         "version": STANDIN_VERSION,
-        "sha256": STANDIN_SHA256,
+        "sha256": "cf5564048b863847",
     }
 
 
 @pytest.mark.parametrize(
     ("options", "split"),
     [
-        ({}, {"validation": "first", "train_images": 1198, "validation_images": 240}),
-        ({"validation": "stratified"}, {"validation": "stratified", "train_images": 1198, "validation_images": 240}),
-        ({"validation": "none"}, {"validation": "none", "train_images": 1438, "validation_images": 0}),
-        ({"train_images": 64}, {"validation": "first", "train_images": 64, "validation_images": 240}),
-        ({"validation_share": 0.1}, {"validation": "first", "train_images": 1294, "validation_images": 144}),
+        ({}, {"validation": "first", "train_images": 1198, "val_images": 240}),
+        ({"validation": "stratified"}, {"validation": "stratified", "train_images": 1198, "val_images": 240}),
+        ({"validation": "none"}, {"validation": "none", "train_images": 1438, "val_images": 0}),
+        ({"train_images": 64}, {"validation": "first", "train_images": 64, "val_images": 240}),
+        ({"validation_share": 0.1}, {"validation": "first", "train_images": 1294, "val_images": 144}),
     ],
     ids=str,
 )
@@ -296,7 +287,7 @@ def test_provenance_of_the_split(options, split):
     assert len(found.pop("hash")) == 32
     assert found == split
     assert len(data.sets["train"].labels) == split["train_images"]
-    assert len(data.sets["validation"].labels) == split["validation_images"]
+    assert len(data.sets["val"].labels) == split["val_images"]
 
 
 @pytest.mark.parametrize("source", ["real", "standin"])
@@ -310,35 +301,6 @@ def test_provenance_is_plain(real, source):
 def test_hash_of_the_split_tells_splits_apart(change, same):
     hashes = [standin(**{"validation": "stratified", **c}).provenance["split"]["hash"] for c in ({}, change)]
     assert (hashes[0] == hashes[1]) is same
-
-
-@pytest.mark.parametrize(("train", "size"), [(True, 1438), (False, 359)])
-def test_standin_has_the_form_of_mnist(train, size):
-    images, labels, _ = standin_digits(train=train)
-    assert images.shape == (size, 1, 28, 28)
-    assert images.dtype == torch.uint8
-    assert labels.unique().tolist() == list(range(10))
-    assert images.max() == 255
-
-
-@pytest.mark.parametrize("train", [True, False])
-def test_standin_digits_fill_a_box_of_20_pixels(train):
-    ink = standin_digits(train=train).images.amax(dim=(0, 1))
-    outside = torch.ones(28, 28, dtype=torch.bool)
-    outside[4:24, 4:24] = False
-    assert not ink[outside].any()
-    assert ink[4:24, 4:24].any(dim=0).all()
-    assert ink[4:24, 4:24].any(dim=1).all()
-
-
-def test_standin_is_the_same_every_time():
-    assert tensor_hash(standin_digits(train=True)) == STANDIN_SHA256
-
-
-def test_standin_tests_on_other_images_than_it_trains_on():
-    train, test = (standin_digits(train=train) for train in (True, False))
-    distances = torch.cdist(test.images.flatten(1).float(), train.images.flatten(1).float())
-    assert distances.min() > 0
 
 
 @pytest.mark.parametrize("training", [True, False])
@@ -461,9 +423,9 @@ def test_no_validation_images_no_validation():
 
 
 @pytest.mark.parametrize(
-    ("options", "sentence"),
+    ("options", "message"),
     [
-        ({"source": "real"}, r"data\.source is 'real'; expected 'auto', 'real' or 'standin'"),
+        ({"source": "reel"}, r"data\.source is 'reel'; expected 'auto', 'real' or 'standin'"),
         ({"batch_size": 0}, "batch sizes are 0 and 500; expected 1 or more"),
         ({"eval_batch_size": -1}, "batch sizes are 128 and -1; expected 1 or more"),
         ({"shift": -1}, r"data\.shift is -1; expected 0"),
@@ -472,8 +434,8 @@ def test_no_validation_images_no_validation():
     ids=str,
 )
 @pytest.mark.usefixtures("unchecked_types")
-def test_options_that_are_refused_at_construction(options, sentence):
-    with pytest.raises(ValueError, match=sentence):
+def test_options_that_are_refused_at_construction(options, message):
+    with pytest.raises(ValueError, match=message):
         MNISTDataModule(**{"source": "standin", **options})
 
 
@@ -484,7 +446,7 @@ def test_validation_share_that_is_no_number_is_named(share):
 
 
 @pytest.mark.parametrize(
-    ("options", "sentence"),
+    ("options", "message"),
     [
         ({"validation": "last"}, r"data\.validation is 'last'; expected 'first', 'stratified' or 'none'"),
         ({"validation_share": 0.0}, r"data\.validation_share is 0, 0 of 1438 images; expected .*validation=none"),
@@ -496,8 +458,8 @@ def test_validation_share_that_is_no_number_is_named(share):
     ids=str,
 )
 @pytest.mark.usefixtures("unchecked_types")
-def test_options_that_are_refused_with_the_data(options, sentence):
-    with pytest.raises(ValueError, match=sentence):
+def test_options_that_are_refused_with_the_data(options, message):
+    with pytest.raises(ValueError, match=message):
         standin(**options)
 
 

@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-import functools
 import re
 from pathlib import Path
 
 import pytest
 import torch
 
-from capsule_lab.data import ExpandedMNISTDataModule, mnist
+from capsule_lab.data import ExpandedMNISTDataModule
 from capsule_lab.data.loader import Images
-from capsule_lab.data.standins.digits import STANDIN_NAME, standin_digits
-from tests.data.test_mnist import trainer
-
-DRAWN_ONCE = functools.cache(standin_digits)
-
-
-@pytest.fixture(autouse=True)
-def standin_is_drawn_once(monkeypatch) -> None:
-    monkeypatch.setattr(mnist, "standin_digits", DRAWN_ONCE)
+from capsule_lab.data.mnist import MNISTFiles
+from capsule_lab.data.standins.digits import STANDIN_NAME
+from tests.helpers.data_modules import trainer
 
 
 def standin(*stages: str, rank: int = 0, world_size: int = 1, **options) -> ExpandedMNISTDataModule:
@@ -47,7 +40,7 @@ def places(pad: int = 6, shift: int = 6, count: int = 4000) -> torch.Tensor:
         torch.full((1, 1, 28, 28), 255, dtype=torch.uint8).expand(count, -1, -1, -1), torch.zeros(count).long()
     )
     data.sets["train"] = white
-    images = data.prepare(data.dataset("train")[(torch.arange(count), 0)], augment=True).images
+    images = data.transform_batch(data.dataset("train")[(torch.arange(count), 0)], "train").images
     assert (images.sum((1, 2, 3)) == 28 * 28).all(), "a part of the frame is outside"
     return torch.stack([images.amax((1, 3)).argmax(1), images.amax((1, 2)).argmax(1)], 1)
 
@@ -117,10 +110,10 @@ def test_several_processes_see_together_what_one_sees():
     assert torch.equal(*(torch.stack(sorted(images.flatten(1), key=torch.Tensor.tolist)) for images in (one, together)))
 
 
-def test_trainers_state_decides_nothing():
+def test_places_do_not_depend_on_the_split():
     data = standin("fit")
-    batch = data.dataset("validation")[(torch.arange(5), 3)]
-    with_augmentation, without = (data.prepare(batch, augment=augment).images for augment in (True, False))
+    batch = data.dataset("val")[(torch.arange(5), 3)]
+    with_augmentation, without = (data.transform_batch(batch, name).images for name in ("train", "val"))
     assert with_augmentation.equal(without)
 
 
@@ -131,11 +124,11 @@ def test_provenance_of_the_standin():
 def test_provenance_of_the_real_files(real: Path):
     data = ExpandedMNISTDataModule(directory=str(real), source="real")
     data.prepare_data()
-    assert data.provenance == {"source": "real", "name": "real MNIST, placed on 40x40", "md5": mnist.CHECKSUMS}
+    assert data.provenance == {"source": "real", "name": "real MNIST, placed on 40x40", "md5": MNISTFiles.checksums}
 
 
 @pytest.mark.parametrize(
-    ("options", "sentence"),
+    ("options", "message"),
     [
         ({"pad": -1, "shift": 0}, "data.pad is -1; expected 0 or more pixels"),
         ({"shift": -1}, "data.shift is -1; expected 0 (no shift) or more pixels"),
@@ -144,6 +137,6 @@ def test_provenance_of_the_real_files(real: Path):
     ],
     ids=str,
 )
-def test_wrong_options(options, sentence):
-    with pytest.raises(ValueError, match=rf"^{re.escape(sentence)}[^\n]*$"):
+def test_wrong_options(options, message):
+    with pytest.raises(ValueError, match=rf"^{re.escape(message)}[^\n]*$"):
         ExpandedMNISTDataModule(source="standin", **options)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import time
 from typing import Any
@@ -11,19 +10,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from capsule_lab.data import MultiMNISTDataModule, mnist
+from capsule_lab.data import MultiMNISTDataModule
 from capsule_lab.data.loader import EpochBatches, Images, ResumableLoader
-from capsule_lab.data.pairs import Pairs, overlay
-from capsule_lab.data.standins.digits import standin_digits
+from capsule_lab.data.multimnist import Pairs, overlay
 from capsule_lab.types import Batch
 
-DRAWN_ONCE = functools.cache(standin_digits)
 LABELS = (0, 0, 0, 1, 1, 2, 2, 2, 2)
-
-
-@pytest.fixture(autouse=True)
-def standin_is_drawn_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mnist, "standin_digits", DRAWN_ONCE)
 
 
 def numbered(labels: tuple[int, ...] = LABELS) -> Images:
@@ -39,7 +31,7 @@ def data(stage: str = "fit", **options: Any) -> MultiMNISTDataModule:
 
 
 def pairs_of(module: MultiMNISTDataModule, name: str, index: Tensor, epoch: int = 0) -> Batch:
-    return module.prepare(module.dataset(name)[index, epoch], augment=True)
+    return module.transform_batch(module.dataset(name)[index, epoch], name)
 
 
 def fingerprint(batches: list[Batch]) -> str:
@@ -60,7 +52,7 @@ def test_labels_differ_and_are_those_of_the_images() -> None:
     assert images.labels[batch.images.flatten(1).long()].equal(batch.labels)
 
 
-def test_every_image_comes_first_before_one_comes_again() -> None:
+def test_every_image_is_first_equally_often() -> None:
     first = Pairs(numbered(), 0, size=100, fixed=True)[torch.arange(100), 0].images[:, 0, 0, 0]
     assert first.tolist() == [n % len(LABELS) for n in range(100)]
 
@@ -90,9 +82,9 @@ def test_pairs_are_those_of_the_seed(seed: int) -> None:
     assert one.images.equal(other.images) is (seed == 0)
 
 
-@pytest.mark.parametrize(("name", "stage"), [("train", "fit"), ("validation", "fit"), ("test", "test")])
+@pytest.mark.parametrize(("name", "stage"), [("train", "fit"), ("val", "fit"), ("test", "test")])
 def test_pairs_are_of_one_split(name: str, stage: str) -> None:
-    module = data(stage, validation_pairs=9, test_pairs=9)
+    module = data(stage, val_pairs=9, test_pairs=9)
     module.sets[name] = numbered()  # images of 1 pixel that only this split has
     batch = module.dataset(name)[torch.arange(len(LABELS)), 0]
     assert batch.images.max() < len(LABELS)
@@ -142,7 +134,7 @@ def test_overlay(blend: Any, expected: list[float]) -> None:
 
 
 @pytest.mark.parametrize("blend", ["sum", "max"])
-@pytest.mark.parametrize("name", ["train", "validation"])
+@pytest.mark.parametrize("name", ["train", "val"])
 def test_image_is_the_overlay_of_its_parts(name: str, blend: Any) -> None:
     batch = pairs_of(data(blend=blend), name, torch.arange(20))
     assert batch.parts is not None
@@ -160,7 +152,7 @@ def test_overlap_of_boxes_of_20_pixels(shift: int, moving: int, overlap: float) 
     box[4:24, 4:24] = 255
     module = MultiMNISTDataModule(source="standin", shift=shift)
     batch = Pairs(Images(box.expand(10, 1, 28, 28), torch.arange(10)), 0, size=20_000, fixed=True)
-    parts = module.prepare(batch[torch.arange(20_000), 0], augment=True).parts
+    parts = module.transform_batch(batch[torch.arange(20_000), 0], "train").parts
     assert parts is not None
     other = parts[:, 1] if moving == 2 else reference_shift(box, 0, 0)
     assert 100 * (parts[:, 0] * other).sum((1, 2, 3)).mean() / 400 == pytest.approx(overlap, abs=0.5)
@@ -199,7 +191,7 @@ def made(module: MultiMNISTDataModule, *, batch_size: int = 64, workers: int = 0
         for epoch in range(2):
             sampler.set_epoch(epoch)
             loader = torch.utils.data.DataLoader(pairs, sampler=sampler, batch_size=None, num_workers=workers)
-            batches += [module.prepare(Batch(*batch), augment=True) for batch in loader]
+            batches += [module.transform_batch(Batch(*batch), "train") for batch in loader]
     key = torch.cat([batch.key for batch in batches])
     order = key.argsort()
     assert len(key.unique()) == len(key)
@@ -231,8 +223,8 @@ def test_validation_and_test_pairs_are_the_same_in_every_epoch() -> None:
     assert isinstance(loader, ResumableLoader)
     one = list(loader)
     loader.batches.set_epoch(3)  # as Lightning does
-    assert fingerprint([module.prepare(b, augment=False) for b in one]) == fingerprint(
-        [module.prepare(b, augment=False) for b in loader]
+    assert fingerprint([module.transform_batch(b, "val") for b in one]) == fingerprint(
+        [module.transform_batch(b, "val") for b in loader]
     )
 
 
@@ -263,19 +255,21 @@ def test_twenty_thousand_pairs_a_second() -> None:
 @pytest.mark.parametrize(("options", "name", "size"), [
     ({}, "train", 1438 - 240),
     ({"train_images": 100}, "train", 100),
-    ({"validation_pairs": 300}, "validation", 300),
-    ({"validation_pairs": 300, "eval_images": 20}, "validation", 20),
+    ({"val_pairs": 300}, "val", 300),
+    ({"val_pairs": 300, "eval_images": 20}, "val", 20),
 ])  # fmt: skip
 def test_number_of_pairs(options: dict[str, Any], name: str, size: int) -> None:
     assert len(data(**options).dataset(name)) == size
 
 
 @pytest.mark.parametrize(
-    ("options", "words"), [({"test_pairs": 500}, "500 pairs of 359"), ({"eval_images": 30}, "30 pairs of 359")], ids=str
+    ("options", "expected"),
+    [({"test_pairs": 500}, "500 pairs of 359"), ({"eval_images": 30}, "30 pairs of 359")],
+    ids=str,
 )
-def test_provenance_counts_test_pairs(options: dict[str, Any], words: str) -> None:
+def test_provenance_counts_test_pairs(options: dict[str, Any], expected: str) -> None:
     provenance = data("test", **options).provenance
-    assert provenance["test_images"] == words
+    assert provenance["test_images"] == expected
     assert provenance["source"] == "standin"
     assert provenance["name"].startswith("pairs of digits of stand-in")
 
@@ -286,7 +280,7 @@ def test_facts() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "sentence"),
+    ("options", "message"),
     [
         ({"pad": -1}, "data.pad is -1; expected 0 or more pixels"),
         ({"shift": -1}, r"data.shift is -1; expected 0 \(no shift\) or more pixels"),
@@ -296,8 +290,8 @@ def test_facts() -> None:
     ],
 )
 @pytest.mark.usefixtures("unchecked_types")
-def test_options_that_are_refused(options: dict[str, Any], sentence: str) -> None:
-    with pytest.raises(ValueError, match=sentence):
+def test_options_that_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         MultiMNISTDataModule(source="standin", **options)
 
 
@@ -307,9 +301,9 @@ def test_more_pairs_than_there_are() -> None:
 
 
 @pytest.mark.parametrize(
-    ("labels", "size", "sentence"),
+    ("labels", "size", "message"),
     [((1, 1), 2, "all 2 images are of class 1; expected several"), (LABELS, 0, "the number of pairs is 0; expected 1")],
 )
-def test_what_cannot_be_paired(labels: tuple[int, ...], size: int, sentence: str) -> None:
-    with pytest.raises(ValueError, match=sentence):
+def test_images_that_cannot_be_paired_are_refused(labels: tuple[int, ...], size: int, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         Pairs(numbered(labels), 0, size=size, fixed=True)

@@ -11,10 +11,7 @@ import shutil
 from collections import Counter
 from itertools import product
 from pathlib import Path
-from types import SimpleNamespace
-from urllib.error import URLError
 
-import jaxtyping
 import numpy as np
 import pytest
 import torch
@@ -30,43 +27,11 @@ from capsule_lab.data.standins import toynorb
 from capsule_lab.data.standins.toynorb import progress
 from capsule_lab.data.transforms import random_integers, random_uniform
 from capsule_lab.errors import DataError
+from tests.helpers.data_modules import answer_downloads, trainer, without_network
+from tests.helpers.smallnorb_files import TESTING, TRAINING, labels_and_factors, write_set, write_standin
 
-TRAINING, TESTING = (4, 6, 7, 8, 9), (0, 1, 2, 3, 5)  # instances, as published
-NAMES = {"training": "5x46789x9x18x6x2x96x96-training", "testing": "5x01235x9x18x6x2x96x96-testing"}
 HELD_OUT = {(0, 7), (1, 6), (2, 9), (3, 8), (4, 7)}
 SPLIT = ("9b0d69f4a5f0bf20", "90c510726811b6ac")
-
-
-def labels_and_factors(
-    instances, elevations=range(9), azimuths=range(0, 36, 2), lightings=range(6)
-) -> tuple[np.ndarray, np.ndarray]:
-    """Categories and info as the real test files order them; the full set unless levels are named."""
-    rows = list(product(instances, elevations, azimuths, lightings, range(5)))
-    factors = np.array([row[:4] for row in rows], dtype=np.int32)
-    return np.array([row[4] for row in rows], dtype=np.int32), factors
-
-
-def write_set(folder: Path, *, side: int, size: str | None = None, suffix: str = ".mat", **levels) -> Path:
-    """The six files in the real format, with random pixels; by default 100 + 100 pairs from 4 viewpoints."""
-    levels = {"elevations": (0, 4), "azimuths": (0, 12), "lightings": (1,), **levels}
-    folder.mkdir(parents=True, exist_ok=True)
-    random = np.random.default_rng(side)
-    for part, instances in (("training", TRAINING), ("testing", TESTING)):
-        labels, factors = labels_and_factors(instances, **levels)
-        images = random.integers(0, 256, (len(labels), 2, side, side), dtype=np.uint8)
-        name = NAMES[part].replace("96x96", size or "96x96")
-        for content, array in (("dat", images), ("cat", labels), ("info", factors)):
-            write_matrix(folder / f"smallnorb-{name}-{content}{suffix}", array)
-    return folder
-
-
-def write_standin(directory: Path, **levels) -> Path:
-    """A data directory that holds what counts as the stand-in, full and small."""
-    for folder in ("48x48", "48x48-small"):
-        write_set(directory / "toynorb" / folder, side=48, size="48x48", **levels)
-        provenance = {"version": toynorb.VERSION, "seed": 0, "pixels": "random"}
-        (directory / "toynorb" / folder / "provenance.json").write_text(json.dumps(provenance))
-    return directory
 
 
 @pytest.fixture
@@ -76,8 +41,7 @@ def standin_directory(toynorb) -> Path:
 
 def of(data: SmallNORBDataModule, *stages: str, training: bool = True, testing: bool = False) -> SmallNORBDataModule:
     """``data`` under as much of a Trainer as a DataModule looks at, set up."""
-    strategy = SimpleNamespace(root_device=torch.device("cpu"))
-    data.trainer = SimpleNamespace(training=training, testing=testing, global_rank=0, world_size=1, strategy=strategy)
+    data.trainer = trainer(training=training, testing=testing)
     for stage in stages:
         data.setup(stage)
     return data
@@ -122,10 +86,7 @@ def real(request, written, tmp_path, monkeypatch) -> Path:
 
 @pytest.fixture(autouse=True)
 def no_network(monkeypatch) -> None:
-    def refuse(*_, **__):
-        raise URLError("no network in tests")
-
-    monkeypatch.setattr("urllib.request.urlopen", refuse)
+    without_network(monkeypatch)
 
 
 @pytest.fixture(autouse=True)
@@ -134,12 +95,6 @@ def nothing_is_rendered(monkeypatch) -> None:
         pytest.fail("toys were rendered")
 
     monkeypatch.setattr(toynorb, "render_files", refuse)
-
-
-@pytest.fixture
-def unchecked_types(monkeypatch) -> None:
-    """Calls as they are outside of pytest, where no type checker forestalls the code's own errors."""
-    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
 
 
 def everything_below(folder: Path) -> list[str]:
@@ -184,7 +139,7 @@ def test_training_never_reads_the_test_files(real, stage):
     for path in (real / "smallNORB").glob("*testing*"):
         path.write_bytes(b"poison")
     data.setup(stage)
-    assert set(data.sets) == {"train", "validation"}
+    assert set(data.sets) == {"train", "val"}
 
 
 def test_area_is_the_rounded_mean_of_four_pixels(real):
@@ -207,7 +162,7 @@ def test_second_start_reads_neither_images_nor_checksums(real, monkeypatch, resi
     monkeypatch.setattr(smallnorb, "halve", lambda *_: pytest.fail("made smaller again"))
     second = load()
     assert all(a.equal(b) for a, b in zip(first, second, strict=True))
-    assert not [name for name in everything_below(real) if name.endswith(".part")]
+    assert not [name for name in everything_below(real) if Path(name).name.startswith(".")]
 
 
 def test_each_way_to_resize_is_kept_on_its_own(real):
@@ -230,7 +185,7 @@ def test_file_put_in_place_since_then_is_hashed(real):
         SmallNORBDataModule(directory=str(real), source="real").prepare_data()
 
 
-def test_kept_images_of_other_files_are_not_read(real, monkeypatch):
+def test_cached_images_of_other_files_are_not_read(real, monkeypatch):
     folder = real / "smallNORB"
     SmallNORBDataModule(directory=str(real), source="real").setup("fit")
     (path,) = folder.glob("*-training-dat.mat*")
@@ -243,7 +198,7 @@ def test_kept_images_of_other_files_are_not_read(real, monkeypatch):
 
 
 @pytest.mark.parametrize("damage", [b"", b"another file", None])
-def test_kept_images_that_are_not_whole_are_made_again(real, damage):
+def test_damaged_cached_images_are_computed_again(real, damage):
     SmallNORBDataModule(directory=str(real), source="real").setup("fit")
     (kept,) = (real / "smallNORB" / "cache").glob("*-training-dat-*.npy")
     kept.write_bytes(kept.read_bytes()[:-1] if damage is None else damage)
@@ -253,7 +208,7 @@ def test_kept_images_that_are_not_whole_are_made_again(real, damage):
     np.testing.assert_array_equal(data.sets["train"].images.numpy(), expected)
 
 
-def test_read_only_folder_works_and_says_what_that_costs(real, monkeypatch, caplog):
+def test_read_only_folder_works_without_a_cache(real, monkeypatch, caplog):
     def refuse(*_, **__):
         raise OSError(30, "Read-only file system")
 
@@ -308,18 +263,14 @@ def test_published_checksums_are_those_of_six_files():
 
 def serve(folder: Path, monkeypatch, *, spoil: str = "", down: tuple[str, ...] = ()) -> list[str]:
     """The archives of ``folder`` at the first server that is not down; returns the addresses asked."""
-    asked = []
 
-    def answer(url: str):
-        asked.append(url)
-        if url.startswith(down or ("nobody",)):
-            raise URLError("no answer")
+    def answer(url: str) -> bytes | Exception:
+        if url.startswith(down or ("no server",)):
+            return ConnectionError("no answer")
         content = (folder / url.rpartition("/")[2]).read_bytes()
-        (folder / "answer").write_bytes(content[:-1] if spoil and spoil in url else content)
-        return (folder / "answer").open("rb")
+        return content[:-1] if spoil and spoil in url else content
 
-    monkeypatch.setattr("urllib.request.urlopen", answer)
-    return asked
+    return answer_downloads(monkeypatch, answer)
 
 
 @pytest.fixture
@@ -337,43 +288,42 @@ def test_download_goes_into_place_and_is_verified(tmp_path, published, monkeypat
     data.setup("fit")
     assert data.provenance["source"] == "real"
     assert len(asked) == 6 * (down + 1)
-    assert sorted(path.name for path in data.folder.glob("*.gz")) == sorted(
+    assert sorted(path.name for path in data.real_source.folder.glob("*.gz")) == sorted(
         f"{name}.gz" for name in smallnorb.PUBLISHED
     )
     assert [path.name for path in (tmp_path / "data").iterdir()] == ["smallNORB"]
 
 
 @pytest.mark.parametrize("content", ["training-dat", "testing-info"])
-def test_download_of_another_file_leaves_nothing_and_says_so(tmp_path, published, monkeypatch, content):
+def test_download_of_another_file_leaves_nothing(tmp_path, published, monkeypatch, content):
     serve(published, monkeypatch, spoil=content)
-    with pytest.raises(DataError, match=rf"{content}\.mat\.gz sent \d+ bytes with another SHA-256"):
+    with pytest.raises(DataError, match=rf"{content}\.mat\.gz: .* does not match the known hash"):
         SmallNORBDataModule(directory=str(tmp_path / "data"), source="real").setup("fit")
     assert everything_below(tmp_path / "data") == []
 
 
 @pytest.mark.parametrize("stage", ["fit", "test"])
-def test_real_without_network_says_what_to_put_where(tmp_path, stage):
+def test_real_without_network_names_the_missing_files(tmp_path, stage):
     data = SmallNORBDataModule(directory=str(tmp_path), source="real")
     with pytest.raises(DataError) as caught:
         data.setup(stage)
-    sentence = str(caught.value)
-    assert str(tmp_path / "smallNORB") in sentence
-    assert [name for name in smallnorb.PUBLISHED if name not in sentence] == []
+    message = str(caught.value)
+    assert str(tmp_path / "smallNORB") in message
+    assert [name for name in smallnorb.PUBLISHED if name not in message] == []
     assert len(smallnorb.PUBLISHED) == 6
-    assert "no network in tests" in sentence
-    assert "CAPSULE_LAB_DATA" in sentence
-    assert "\n" not in sentence
+    assert "no network in tests" in message
+    assert "CAPSULE_LAB_DATA" in message
+    assert "\n" not in message
     assert data.sets == {}
     assert everything_below(tmp_path) == []
 
 
-def test_auto_without_network_falls_back_with_one_loud_line(standin_directory, caplog):
+def test_auto_without_network_falls_back_with_one_warning(standin_directory, caplog):
     data = SmallNORBDataModule(directory=str(standin_directory), source="auto")
     with caplog.at_level(logging.DEBUG, "capsule_lab"):
         data.setup("fit")
         data.setup("test")
-    (record,) = caplog.records
-    assert record.levelno == logging.WARNING
+    (record,) = [record for record in caplog.records if record.levelno >= logging.WARNING]
     assert "STAND-IN" in record.getMessage()
     assert data.provenance["source"] == "standin"
 
@@ -414,7 +364,7 @@ def render(asked: list, *, fail: bool = False):
         ("small", "48x48-small", {"elevations": (0, 4, 8), "azimuths": (0, 3, 6, 9, 12, 15), "lightings": (0, 3)}),
     ],
 )
-def test_standin_is_rendered_once_and_says_so(tmp_path, monkeypatch, caplog, size, folder, levels):
+def test_standin_is_rendered_once_and_logged(tmp_path, monkeypatch, caplog, size, folder, levels):
     asked = []
     monkeypatch.setattr(toynorb, "render_files", render(asked))
     with caplog.at_level(logging.INFO, "capsule_lab"):
@@ -422,8 +372,8 @@ def test_standin_is_rendered_once_and_says_so(tmp_path, monkeypatch, caplog, siz
             SmallNORBDataModule(directory=str(tmp_path), source="standin", standin=size).setup(stage)
     assert asked == [{"size": 48, "seed": 0, **levels}]
     assert [path.name for path in (tmp_path / "toynorb").iterdir()] == [folder]
-    loud, first, *lines, again = [record.getMessage() for record in caplog.records]
-    assert loud == again == "STAND-IN DATA, not the real set: data.source is standin"
+    warning, first, *lines, again = [record.getMessage() for record in caplog.records]
+    assert warning == again == "STAND-IN DATA, not the real set: data.source is standin"
     assert str(tmp_path / "toynorb" / folder) in first
     assert [line.partition(",")[0] for line in lines] == [f"rendered {done} of 25 toys" for done in (5, 10, 15, 20, 25)]
 
@@ -437,7 +387,7 @@ def test_rendering_shows_a_bar_on_a_terminal(tmp_path, monkeypatch, caplog, caps
     assert "rendering toys" in capsys.readouterr().err
 
 
-def test_rendering_that_fails_says_so_and_is_tried_again(tmp_path, monkeypatch):
+def test_failed_rendering_is_an_error_and_is_tried_again(tmp_path, monkeypatch):
     monkeypatch.setattr(toynorb, "render_files", render([], fail=True))
     with pytest.raises(DataError, match=r"cannot be written into .*48x48 \(No space left on device\)"):
         SmallNORBDataModule(directory=str(tmp_path), source="standin").setup("fit")
@@ -469,7 +419,7 @@ def spoil(folder: Path, content: str, array: np.ndarray) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "array", "sentence"),
+    ("content", "array", "message"),
     [
         ("dat", np.zeros((100, 2, 32, 32), np.uint8), r"holds uint8 of shape \(100, 2, 32, 32\); expected uint8 of"),
         ("dat", np.zeros((99, 2, 48, 48), np.uint8), r"holds uint8 of shape \(99, 2, 48, 48\)"),
@@ -484,10 +434,10 @@ def spoil(folder: Path, content: str, array: np.ndarray) -> None:
     ],
     ids=["size", "number", "mono", "kind", "labels", "few", "category", "columns", "elevation", "azimuth"],
 )
-def test_mislabelled_files_are_refused_in_a_sentence(tmp_path, content, array, sentence):
+def test_mislabelled_files_are_refused_with_one_message(tmp_path, content, array, message):
     folder = write_standin(tmp_path) / "toynorb" / "48x48"
     spoil(folder, content, array)
-    with pytest.raises(DataError, match=sentence) as caught:
+    with pytest.raises(DataError, match=message) as caught:
         SmallNORBDataModule(directory=str(tmp_path), source="standin").setup("fit")
     assert "\n" not in str(caught.value)
 
@@ -579,7 +529,7 @@ def test_number_of_instances_that_leaves_nothing_on_one_side(held_out):
 @pytest.mark.parametrize(("split", "share"), [("full", 1), ("azimuth", 2), ("elevation", 2)])
 def test_training_and_validation_come_from_the_training_viewpoints(standin, split, share, stereo):
     data = standin("fit", split=split, stereo=stereo)
-    train, validation = data.sets["train"], data.sets["validation"]
+    train, validation = data.sets["train"], data.sets["val"]
     samples = (100 if stereo == "channels" else 200) // share
     assert (len(train.labels), len(validation.labels)) == (samples * 4 // 5, samples // 5)
     seen = [{(int(c), int(f[0])) for c, f in zip(s.labels, s.factors, strict=True)} for s in (train, validation)]
@@ -601,7 +551,7 @@ def test_novel_viewpoints_are_reported_on_their_own(standin, split):
     assert set(seen[1].tolist()).isdisjoint(FAMILIAR[split])
 
 
-def test_the_whole_test_set_is_one_part(standin):
+def test_the_full_test_set_is_one_part(standin):
     data = standin("test")
     assert data.test_parts == ()
     assert len(data.test_dataloader().dataset) == 100
@@ -620,7 +570,7 @@ def test_provenance_of_the_split(standin, options, sizes):
     data = standin("fit", **options)
     found = dict(data.provenance["split"])
     assert len(found.pop("hash")) == 32
-    assert found == {"validation": "instance", "train_images": sizes[0], "validation_images": sizes[1]}
+    assert found == {"validation": "instance", "train_images": sizes[0], "val_images": sizes[1]}
     assert data.sets["train"].labels.bincount().tolist() == [sizes[0] // 5] * 5
     assert json.loads(json.dumps(data.provenance)) == data.provenance
 
@@ -882,9 +832,9 @@ def test_thirteen_crops_are_for_the_test_alone(standin, name, training):
 
 
 @pytest.mark.parametrize(
-    ("options", "sentence"),
+    ("options", "message"),
     [
-        ({"source": "real"}, r"data\.source is 'real'; expected 'auto', 'real' or 'standin'"),
+        ({"source": "reel"}, r"data\.source is 'reel'; expected 'auto', 'real' or 'standin'"),
         ({"resize": "bilinear"}, r"data\.resize is 'bilinear'; expected 'subsample' or 'area'"),
         ({"preprocessing": "ibm"}, r"data\.preprocessing is 'ibm'; expected 'official' or 'paper'"),
         ({"stereo": "left"}, r"data\.stereo is 'left'; expected 'channels' or 'separate'"),
@@ -904,8 +854,8 @@ def test_thirteen_crops_are_for_the_test_alone(standin, name, training):
     ids=str,
 )
 @pytest.mark.usefixtures("unchecked_types")
-def test_options_that_are_refused_at_construction(options, sentence):
-    with pytest.raises(ValueError, match=sentence):
+def test_options_that_are_refused_at_construction(options, message):
+    with pytest.raises(ValueError, match=message):
         SmallNORBDataModule(**{"source": "standin", **options})
 
 

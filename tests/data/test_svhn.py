@@ -1,99 +1,32 @@
-"""SVHN: files as MATLAB wrote them, what the network sees, the experiment; the rest is in ``test_coloured_files``."""
+"""SVHN: what the network sees and the experiment; its files are in ``test_sources``."""
 
 from __future__ import annotations
 
 import inspect
-import io
-from pathlib import Path
 from typing import Any
-from urllib.error import URLError
 
-import numpy as np
 import pytest
-import scipy.io
 import torch
 from torchvision import datasets
 
 from capsule_lab.config import compose
 from capsule_lab.data import SVHNDataModule, svhn
-from capsule_lab.data.loader import Images
 from capsule_lab.data.standins.coloured_digits import coloured_digits
 from capsule_lab.data.transforms import sample_key
 from capsule_lab.train import train
-from tests.data.test_cifar10 import network_of
-from tests.data.test_mnist import trainer
 from tests.helpers.commands import NO_PICTURES
-
-RANDOM = np.random.default_rng(0)
-
-
-def drawn(number: int) -> dict[str, np.ndarray]:
-    """What a file holds: labels 1 to 10, which is how the digit 0 is labelled."""
-    pixels = RANDOM.integers(0, 256, (32, 32, 3, number), dtype=np.uint8)
-    return {"X": pixels, "y": RANDOM.permutation(np.arange(number, dtype=np.uint8) % 10 + 1)[:, None]}
-
-
-ARRAYS = {"train_32x32.mat": drawn(60), "test_32x32.mat": drawn(20)}
-
-
-def matlab(arrays: dict[str, Any]) -> bytes:
-    """MATLAB's format 5, as the real files."""
-    written = io.BytesIO()
-    scipy.io.savemat(written, arrays, do_compression=True)
-    return written.getvalue()
-
-
-def stored(arrays: dict[str, np.ndarray]) -> Images:
-    """What the module makes of them: image by image, and the digit that it shows."""
-    pixels, labels = arrays["X"], arrays["y"][:, 0].tolist()
-    images = np.stack([pixels[:, :, :, n].transpose(2, 0, 1) for n in range(len(labels))])
-    return Images(torch.from_numpy(images), torch.tensor([0 if label == 10 else label for label in labels]))
-
-
-CONTENTS = {name: matlab(arrays) for name, arrays in ARRAYS.items()}
-TRAINING, TEST = (stored(arrays) for arrays in ARRAYS.values())
-
-
-def brings(content: dict[str, bytes]):
-    """A download of these files, that breaks off where there are no more."""
-
-    def download(url, root, filename, md5):
-        assert url == f"http://ufldl.stanford.edu/housenumbers/{filename}"
-        assert md5 in [known for _, name, known in datasets.SVHN.split_list.values() if name == filename]
-        Path(root).mkdir(exist_ok=True)
-        print("100 %")  # noqa: T201 - as torchvision does
-        if filename not in content:
-            (Path(root) / filename).write_bytes(b"half a f")
-            raise URLError("timed out")
-        (Path(root) / filename).write_bytes(content[filename])
-
-    return download
-
+from tests.helpers.data_modules import network_of_experiment, trainer
 
 # --- the files --------------------------------------------------------------------------------------------------------
 
 
 def test_checksums_are_those_that_torchvision_has():
-    assert dict(datasets.SVHN.split_list[part][1:] for part in ("train", "test")) == svhn.CHECKSUMS
+    assert dict(datasets.SVHN.split_list[part][1:] for part in ("train", "test")) == svhn.SVHNFiles.checksums
 
 
-WHOLE = ARRAYS["test_32x32.mat"]
-BROKEN = {
-    "truncated": (matlab(WHOLE)[:-500], r"cannot be read \(.+\); expected a file of SVHN: remove it"),
-    "corrupt": (matlab(WHOLE)[:5000] + bytes(20) + matlab(WHOLE)[5020:], r"cannot be read \(.+\)"),
-    "empty": (b"", r"cannot be read \(.+\)"),
-    "another file": (b"<html>a login page</html>" * 20, r"cannot be read \(.+\)"),
-    "of MATLAB 7.3": (b"MATLAB 7.3 MAT-file".ljust(124) + b"\x00\x02IM" + bytes(100), r"cannot be read \(.+\)"),
-    "no labels": (matlab({"X": WHOLE["X"]}), r"cannot be read \(it has no X or no y\)"),
-    "no images": (matlab({"y": WHOLE["y"]}), r"cannot be read \(it has no X or no y\)"),
-    "label 0": (matlab(WHOLE | {"y": WHOLE["y"] - 1}), "has label 0; expected 1 to 10: remove it"),
-    "label 11": (matlab(WHOLE | {"y": WHOLE["y"] + 1}), "has label 11; expected 1 to 10"),
-    "too few labels": (matlab(WHOLE | {"y": WHOLE["y"][:19]}), r"labels of shape \(19, 1\); expected uint8"),
-    "labels in a row": (matlab(WHOLE | {"y": WHOLE["y"].T}), r"labels of shape \(1, 20\); expected uint8"),
-    "one after the other": (matlab(WHOLE | {"X": np.moveaxis(WHOLE["X"], 3, 0)}), r"uint8 of shape \(20, 32, 32, 3\)"),
-    "small": (matlab(WHOLE | {"X": WHOLE["X"][:24, :24]}), r"uint8 of shape \(24, 24, 3, 20\)"),
-    "scaled": (matlab(WHOLE | {"X": WHOLE["X"] / 255}), r"float64 of shape \(32, 32, 3, 20\)"),
-}
+def test_server_is_the_one_that_torchvision_has():
+    urls = [datasets.SVHN.split_list[part][0] for part in ("train", "test")]
+    assert urls == [svhn.SERVER + name for name in svhn.SVHNFiles.checksums]
 
 
 # --- what the network sees --------------------------------------------------------------------------------------------
@@ -168,7 +101,7 @@ def test_a_negative_shift_is_refused():
 
 
 def test_network_of_the_experiment_is_as_large_as_published():
-    network = network_of("sabour2017/svhn")
+    network = network_of_experiment("sabour2017/svhn")
     assert sum(parameter.numel() for parameter in network.parameters()) == 1_004_976
     assert network.decoder is None
     assert not network.digits.routing.leaky

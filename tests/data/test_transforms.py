@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
+import scipy.ndimage
 import torch
+from torchvision.transforms import InterpolationMode, v2
+from torchvision.transforms.v2 import functional as torchvision_transforms
 
 from capsule_lab.data.transforms import (
+    affine,
     brightness,
     centre_corner,
     contrast,
@@ -21,6 +27,7 @@ from capsule_lab.data.transforms import (
     standardise,
     thirteen_corners,
     to_unit_interval,
+    transform_each,
 )
 
 WORD = 2**64
@@ -266,3 +273,87 @@ def test_deviation_counts_as_at_least_one_over_the_root_of_the_number_of_pixels(
     standard = standardise(images)
     assert standard[0].equal(torch.zeros(2, 32, 32))
     torch.testing.assert_close(standard[1, 0, 0, 0], torch.tensor(0.5 * 2047 / 2048 * 2048**0.5))
+
+
+# --- affine transforms
+
+
+@pytest.mark.parametrize("size", [(28, 28), (33, 20), (54, 54)], ids=str)
+@pytest.mark.parametrize(
+    ("angle", "shear", "scale", "right", "down"),
+    [
+        (0, 0, 1, 0, 0), (20, 0, 1, 0, 0), (-35, 0, 1, 0, 0), (0, 11.3, 1, 0, 0), (0, 0, 0.8, 0, 0), (0, 0, 1.2, 0, 0),
+        (0, 0, 1, 3, -5), (10, -11.3, 0.9, 0, 0), (-20, 11.3, 1.2, 2, 1), (90, 0, 1, 0, 0), (170, 30, 0.5, -4, 4),
+    ],
+)  # fmt: skip
+def test_affine_is_that_of_torchvision(size, angle, shear, scale, right, down):
+    """torchvision turns clockwise, in degrees, and shears by an angle."""
+    images = torch.rand(2, 1, *size, generator=torch.Generator().manual_seed(0))
+    expected = torchvision_transforms.affine(
+        images, angle, [right, down], scale, [shear, 0.0], interpolation=InterpolationMode.BILINEAR
+    )
+    each = torch.ones(2)
+    found = affine(
+        images, rotation=-math.radians(angle) * each, shear=math.tan(math.radians(shear)) * each,
+        scale_x=scale * each, scale_y=scale * each, right=right * each, down=down * each,
+    )  # fmt: skip
+    torch.testing.assert_close(found, expected, atol=2e-4, rtol=0)
+
+
+@pytest.mark.parametrize(("scale_x", "scale_y"), [(0.8, 1.2), (1.2, 0.8), (1.0, 1.1)])
+@pytest.mark.parametrize(("rotation", "shear"), [(0.0, 0.0), (0.3, 0.2), (-0.2, 0.1)])
+def test_affine_with_two_scales_is_that_of_scipy(rotation, shear, scale_x, scale_y):
+    image = np.pad(np.random.default_rng(0).random((20, 24)), 10)  # black at the edge, which the two treat apart
+    cos, sin = math.cos(rotation), math.sin(rotation)
+    # of a point x to the right and y above the middle: stretched, then sheared, then turned counter-clockwise
+    forward = np.array([[cos, -sin], [sin, cos]]) @ np.array([[1, shear], [0, 1]]) @ np.diag([scale_x, scale_y])
+    flip = np.array([[0, -1], [1, 0]])  # (right, up) to (down, right)
+    backward = flip @ np.linalg.inv(forward) @ flip.T
+    middle = (np.array(image.shape) - 1) / 2
+    expected = scipy.ndimage.affine_transform(image, backward, middle - backward @ middle, order=1)
+    drawn = {"rotation": rotation, "shear": shear, "scale_x": scale_x, "scale_y": scale_y, "right": 0.0, "down": 0.0}
+    tensors = {name: torch.tensor([value]) for name, value in drawn.items()}
+    found = affine(torch.from_numpy(image).float()[None, None], **tensors)
+    np.testing.assert_allclose(found[0, 0].numpy(), expected, atol=1e-4)
+
+
+# --- torchvision's transforms
+
+RANDOM_PIPELINE = v2.Compose(
+    [v2.RandomCrop(8), v2.RandomHorizontalFlip(), v2.ToDtype(torch.float32, scale=True), v2.GaussianNoise()]
+)
+
+
+def stored(count: int = 12) -> torch.Tensor:
+    return torch.randint(0, 256, (count, 3, 10, 10), generator=torch.Generator().manual_seed(0)).to(torch.uint8)
+
+
+@pytest.mark.parametrize("size", [1, 5, 12])
+def test_each_image_depends_on_its_key_alone(size):
+    images, key = stored(), sample_key(0, 0, torch.arange(12))
+    together = transform_each(RANDOM_PIPELINE, images, key)
+    parts = [transform_each(RANDOM_PIPELINE, *part) for part in zip(images.split(size), key.split(size), strict=True)]
+    assert together.shape == (12, 3, 8, 8)
+    assert torch.cat(parts).equal(together)
+    assert not transform_each(RANDOM_PIPELINE, images, key + 1).equal(together)
+
+
+def test_images_of_one_batch_are_transformed_differently():
+    images = stored(1).expand(12, -1, -1, -1)
+    found = transform_each(RANDOM_PIPELINE, images, sample_key(0, 0, torch.arange(12)))
+    assert len(found.unique(dim=0)) == 12
+
+
+def test_torchs_generator_is_left_as_it_was():
+    before = torch.get_rng_state()
+    transform_each(RANDOM_PIPELINE, stored(), sample_key(0, 0, torch.arange(12)))
+    assert torch.get_rng_state().equal(before)
+
+
+def test_each_image_is_what_the_pipeline_gives_with_the_key_as_seed():
+    key = torch.tensor([7, 2**62 + 5])
+    found = transform_each(RANDOM_PIPELINE, stored(2), key)
+    with torch.random.fork_rng([]):
+        for image, seed, result in zip(stored(2), key.tolist(), found, strict=True):
+            torch.default_generator.manual_seed(seed)
+            assert RANDOM_PIPELINE(image).equal(result)

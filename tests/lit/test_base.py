@@ -273,7 +273,9 @@ def test_parts_of_the_test_set(tiny: Tiny, tmp_path: Path, confusion: str) -> No
     config.data._target_ = "capsule_lab.data.MNISTDataModule"
     whole = train(config, tmp_path / "whole")
     test = found["test"]
-    images = len(instantiate(config.data, _convert_="all").load(train=False, real=False).labels)
+    data = instantiate(config.data, _convert_="all")
+    data.prepare_data()
+    images = len(data.load(train=False).labels)
     assert set(test) == {*whole["test"], "familiar/error", "novel/error"}
     assert test["error"] == pytest.approx(whole["test"]["error"])
     together = 100 * test["familiar/error"] + (images - 100) * test["novel/error"]

@@ -26,7 +26,7 @@ from capsule_lab.types import Batch
 from tests.helpers.commands import NO_PICTURES, TINY_CNN, TINY_DATA
 
 Tiny = Callable[..., DictConfig]
-PAIRS = ["data=multimnist", "data.validation_pairs=100", "data.test_pairs=60", *NO_PICTURES]
+PAIRS = ["data=multimnist", "data.val_pairs=100", "data.test_pairs=60", *NO_PICTURES]
 
 
 def module(**options: Any) -> CapsNetModule:

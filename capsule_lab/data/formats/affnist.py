@@ -1,7 +1,7 @@
 """affNIST's own files: 32 affine versions of each of MNIST's 10,000 test digits (Tieleman 2013), as MATLAB stores them.
 
-A file holds one struct, ``affNISTdata``, with a column per case: ``image`` of 1600 pixels, a row of the 40x40 after
-the other; ``label_int``; and ``human_readable_transform``, how the case was made. ``test.mat`` has all cases,
+A file holds one struct, ``affNISTdata``, with a column for each image: ``image`` of 1600 pixels, the rows of the 40x40
+one after another; ``label_int``; and ``human_readable_transform``, how the image was made. ``test.mat`` has all images,
 ``test_batches/1.mat`` to ``32.mat`` have a 32nd part each; both are read as they are or from their zip.
 """
 
@@ -26,27 +26,27 @@ VERSIONS = 32  # of each digit; affNIST's page
 BATCHES = 32  # files in test_batches; affNIST's page
 TEST_DIGITS = (980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009)  # of each class in MNIST's test set, LeCun 1998
 SERVER = "https://www.cs.toronto.edu/~tijmen/affNIST/32x/transformed/"
-SHA256 = {  # tensorflow_datasets, checksums.tsv; for what is in them none is published
+SHA256 = {  # tensorflow_datasets, checksums.tsv; none is published for the unpacked files
     "test.mat.zip": "2cde38ec83ee2ebfd7b901f8be5a09efb17a1bda04771f9b4905751eb945c01a",
     "test_batches.zip": "83f829c01c021fa731e062e7671b0075a3e8de0a511fb6b5d403458528d0e0d1",
 }
-CHOICES = (*SHA256, "test.mat", "test_batches")  # what can be checked best comes first
-FILES_IN_WORDS = "test.mat.zip, test_batches.zip, test.mat or the folder test_batches"
+CHOICES = (*SHA256, "test.mat", "test_batches")  # in this order, as zips have a published checksum
+FILE_NAMES = "test.mat.zip, test_batches.zip, test.mat or the folder test_batches"
 
 _VARIABLE = "affNISTdata"
 _IMAGES, _LABELS, _TRANSFORMS = "image", "label_int", "human_readable_transform"
 
 
 def find(folder: Path) -> Path | None:
-    """The one of ``CHOICES`` to be read, the first that is in ``folder``; ``None`` if none is."""
+    """The first of ``CHOICES`` that is in ``folder``; ``None`` if none is."""
     return next((folder / choice for choice in CHOICES if (folder / choice).exists()), None)
 
 
 def check(folder: Path) -> dict[str, str] | None:
     """SHA-256 of the files that ``load`` would read, by name; ``None`` if there are none.
 
-    A zip must be the published one. For unpacked files no checksum is known, so they are read, which takes seconds:
-    better now than after days of training.
+    A zip must be the published one. For unpacked files no checksum is known, so they are read, which takes seconds, and
+    damage is found before training.
 
     Raises:
         DataError: if they are not whole, or not affNIST's.
@@ -72,7 +72,7 @@ def load(folder: Path) -> Images:
     """
     path = find(folder)
     if path is None:
-        raise DataError(f"{folder} holds no test set of {NAME}; expected {FILES_IN_WORDS}: put one of them there")
+        raise DataError(f"{folder} holds no test set of {NAME}; expected {FILE_NAMES}: put one of them there")
     parts = _from_zip(path) if path.suffix == ".zip" else [load_mat(file) for file in _unpacked(path)]
     if len({None if part.factors is None else part.factors.shape[1] for part in parts}) > 1:
         raise DataError(f"{path} has files with different numbers of transform parameters: take all of one download")
@@ -91,7 +91,7 @@ def load_mat(path: Path, opened: Any = None) -> Images:
 
     Args:
         path: of the file.
-        opened: what to read in its place, open in binary mode, if it lies in a zip.
+        opened: the file, open in binary mode, if it is in a zip.
 
     Raises:
         DataError: if it is truncated or no MATLAB file, lacks a field, or has one of another shape or type.
@@ -115,25 +115,20 @@ def load_mat(path: Path, opened: Any = None) -> Images:
     _check_field(path, _TRANSFORMS, transforms, f"finite numbers in {count} columns, one for each image", real)
     whole = labels[0].astype(np.int64)
     check_labels(path, whole, range(10))
-    # MATLAB stores column after column, so that a case lies in one piece and nothing is copied here
+    # MATLAB stores column after column, so that an image is contiguous and nothing is copied here
     pixels = np.ascontiguousarray(images.T).reshape(count, 1, SIZE, SIZE)
     factors = np.ascontiguousarray(transforms.T, dtype=np.float32)
     return Images(*(torch.from_numpy(array) for array in (pixels, whole, factors)))
 
 
 def download(scratch: Path) -> Path:
-    """``test.mat.zip``, checked by its SHA-256, in ``scratch``; for ``fetch``.
+    """``test.mat.zip`` in a folder of ``scratch``; for ``fetch``.
 
     Raises:
-        RuntimeError: if the server does not send it.
+        OSError: if the server does not send it.
     """
-    folder = scratch / NAME
-    folder.mkdir()
     name = next(iter(SHA256))
-    problem = download_file(SERVER + name, folder / name, SHA256[name])
-    if problem is not None:
-        raise RuntimeError(problem)
-    return folder
+    return download_file(name, f"sha256:{SHA256[name]}", (SERVER,), scratch / NAME).parent
 
 
 def _check_field(path: Path, name: str, array: npt.NDArray[Any], expected: str, fits: bool) -> None:

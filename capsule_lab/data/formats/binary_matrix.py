@@ -1,4 +1,4 @@
-"""smallNORB's binary matrices: one array in one file, the sizes and the kind of number in its header.
+"""smallNORB's binary matrices: one array in one file, with its shape and dtype in the header.
 
 Little-endian int32 throughout the header: magic (the kind of number), number of dimensions, the sizes, at least
 three of them (missing ones are 1). Then the numbers, last index fastest. ``.gz`` at the end of the name means
@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from capsule_lab.data.download import atomically
+from capsule_lab.atomic import atomically
 from capsule_lab.errors import DataError
 
 _KINDS: dict[int, np.dtype[Any]] = {  # magics as documented beside the smallNORB files
@@ -30,8 +30,8 @@ _KINDS: dict[int, np.dtype[Any]] = {  # magics as documented beside the smallNOR
 }
 _MAGICS = {kind.newbyteorder("="): magic for magic, kind in _KINDS.items()}
 _FEWEST_SIZES = 3  # of the format: a vector is written with sizes (n, 1, 1)
-_MOST_SIZES = 8  # ours: twice smallNORB's; more is a header of something else
-_LONGEST_HEADER = 4 * (2 + _MOST_SIZES)  # 4: bytes of an int32
+_MOST_SIZES = 8  # ours: twice smallNORB's; more means another kind of file
+_LONGEST_HEADER = 4 * (2 + _MOST_SIZES)
 _GZIP_MAGIC = b"\x1f\x8b"  # RFC 1952
 
 
@@ -59,7 +59,7 @@ def read_matrix(path: Path) -> np.ndarray:
 
 
 def write_matrix(path: Path, array: np.ndarray) -> None:
-    """Write ``array`` to ``path``, whole or not at all, gzip-compressed if the name ends in ``.gz``.
+    """Write ``array`` to ``path``, gzip-compressed if the name ends in ``.gz``; the file is complete or not there.
 
     Raises:
         ValueError: for a kind of number or a number of dimensions that the format does not have.
@@ -74,7 +74,7 @@ def write_matrix(path: Path, array: np.ndarray) -> None:
     sizes = [*array.shape, *[1] * (_FEWEST_SIZES - array.ndim)]
     header = struct.pack(f"<{2 + len(sizes)}i", magic, array.ndim, *sizes)
     content = np.ascontiguousarray(array.astype(_KINDS[magic], copy=False))
-    with atomically(path) as unfinished, unfinished.open("wb") as file:
+    with atomically(path) as temporary, temporary.open("wb") as file:
         if path.suffix == ".gz":
             with gzip.GzipFile(filename="", mode="wb", fileobj=file, mtime=0) as packed:  # the same bytes every time
                 packed.write(header)
@@ -97,12 +97,12 @@ def _read_packed(path: Path) -> np.ndarray:
 
 def _layout(path: Path, header: bytes, size: int) -> tuple[np.dtype, tuple[int, ...], int]:
     """Kind of number, sizes, and where the numbers begin, of a file of ``size`` bytes that begins with ``header``."""
-    magic, dimensions = struct.unpack("<Ii", header[:8].ljust(8, b"\0"))  # 8: bytes of two int32
+    magic, dimensions = struct.unpack("<Ii", header[:8].ljust(8, b"\0"))
     written = max(dimensions, _FEWEST_SIZES)
-    offset = 4 * (2 + written)  # 4: bytes of an int32
+    offset = 4 * (2 + written)
     sizes: tuple[int, ...] = ()
     if magic in _KINDS and 1 <= dimensions <= _MOST_SIZES and len(header) >= offset:
-        sizes = struct.unpack_from(f"<{written}i", header, offset=8)  # 8: after the two
+        sizes = struct.unpack_from(f"<{written}i", header, offset=8)
     if not sizes or min(sizes) < 0 or any(filler != 1 for filler in sizes[dimensions:]):
         packed = header.startswith(_GZIP_MAGIC)
         found = "a gzip archive (.gz is missing from its name)" if packed else "another kind of file"

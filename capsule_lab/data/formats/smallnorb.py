@@ -1,6 +1,6 @@
-"""The six files of smallNORB: known by their MD5, fetched whole or not at all, read once and kept at 48x48.
+"""The six files of smallNORB: known by their MD5, read once and kept at 48x48.
 
-The same reader serves the stand-in, which has the same format: it takes sizes from headers, never from names.
+The same functions read the stand-in, which has the same format: sizes are those of the headers, not of the names.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from typing import Literal, NamedTuple
 import numpy as np
 import torch
 
-from capsule_lab.data.download import atomically, download_file, verify
+from capsule_lab.atomic import atomically
+from capsule_lab.data.download import download_file, verify
 from capsule_lab.data.formats.binary_matrix import read_matrix
 from capsule_lab.data.loader import Images
 from capsule_lab.errors import DataError
@@ -30,7 +31,7 @@ CLASSES = ("animal", "human", "airplane", "truck", "car")
 
 
 class Published(NamedTuple):
-    """What is known of a file: MD5 of its content, SHA-256 of the archive it is downloaded as."""
+    """MD5 of a file's content, SHA-256 of the archive that it is downloaded as."""
 
     md5: str
     sha256_of_archive: str
@@ -57,7 +58,7 @@ PUBLISHED = {  # MD5: the oodd package; SHA-256: tensorflow_datasets, checksums.
         "7c5b871cc69dcadec1bf6a18141f5edc", "16adf314226327ee006d1a44db8cfef52773c06c829951d5653a9f6f310248a2"
     ),
 }
-SERVERS = (  # the first is the official address, the others are the same files at its other names
+SERVERS = (  # the official address, then other addresses of the same server
     "https://cs.nyu.edu/~ylclab/data/norb-v1.0-small/",
     "https://cs.nyu.edu/~yann/data/norb-v1.0-small/",
     "http://www.cs.nyu.edu/~ylclab/data/norb-v1.0-small/",
@@ -75,11 +76,11 @@ log = logging.getLogger(__name__)
 
 
 def verified(folder: Path) -> bool:
-    """``verify`` for ``folder``, each file as ``.mat`` or ``.mat.gz``; what was once found right is not hashed again.
+    """``verify`` for ``folder``, each file as ``.mat`` or ``.mat.gz``; verified files are not hashed again.
 
-    Hashing 900 MB at every start would take seconds. So sizes and times of files found right are kept in
-    ``cache/verified.json``, and only a file put in place since then, which has another time, is hashed. Damage that
-    a disk does to a file while it lies there goes unnoticed: remove the record to have all of them hashed anew.
+    Hashing 900 MB at every start would take seconds. So sizes and times of verified files are kept in
+    ``cache/verified.json``, and only a file with another time is hashed. Damage that leaves size and time as they are
+    is not noticed: remove the record to have all files hashed again.
 
     Raises:
         DataError: as ``verify``.
@@ -87,33 +88,24 @@ def verified(folder: Path) -> bool:
     present = {name: name if (folder / name).is_file() else f"{name}.gz" for name in PUBLISHED}
     checksums = {file: PUBLISHED[name].md5 for name, file in present.items()}
     record = folder / "cache" / "verified.json"
-    now = _as_of_now(folder, checksums)
-    if now and record.is_file() and record.read_text(encoding="utf-8") == now:
+    state = _state(folder, checksums)
+    if state and record.is_file() and record.read_text(encoding="utf-8") == state:
         return True
     if not verify(folder, checksums, NAME):
         return False
-    _keep(record, lambda unfinished: unfinished.write_text(now, encoding="utf-8"))
+    _keep(record, lambda path: path.write_text(state, encoding="utf-8"))
     return True
 
 
 def download(scratch: Path) -> Path:
-    """The six archives, each checked by its SHA-256, in ``scratch``; for ``fetch``.
+    """The six archives in a folder of ``scratch``; for ``fetch``.
 
     Raises:
-        RuntimeError: if no server has one of them.
+        OSError: if no server has one of them.
     """
-    folder = scratch / NAME
-    folder.mkdir()
     for name, published in PUBLISHED.items():
-        file, reasons = folder / f"{name}.gz", []
-        for server in SERVERS:
-            reason = download_file(server + file.name, file, published.sha256_of_archive)
-            if reason is None:
-                break
-            reasons.append(reason)
-        else:
-            raise RuntimeError(reasons[0])  # the official address's
-    return folder
+        download_file(f"{name}.gz", f"sha256:{published.sha256_of_archive}", SERVERS, scratch / NAME)
+    return scratch / NAME
 
 
 def load_part(folder: Path, part: Part, resize: Resize) -> Images:
@@ -141,10 +133,10 @@ def load_part(folder: Path, part: Part, resize: Resize) -> Images:
     columns = {"category": (labels, range(len(CLASSES)))}
     columns |= {name: (factors[:, column], _VALUES[name]) for column, name in enumerate(FACTORS)}
     for name, (values, known) in columns.items():
-        strange = np.setdiff1d(values, known)
-        if len(strange):
+        unknown = np.setdiff1d(values, known)
+        if len(unknown):
             raise DataError(
-                f"{folder} has {name} {strange[0]} among its {part} labels; expected one of "
+                f"{folder} has {name} {unknown[0]} among its {part} labels; expected one of "
                 f"{', '.join(map(str, known))}: replace the files by those of one set"
             )
     images = _small_images(file, len(labels), resize)
@@ -152,7 +144,7 @@ def load_part(folder: Path, part: Part, resize: Resize) -> Images:
 
 
 def _small_images(file: Path, count: int, resize: Resize) -> np.ndarray:
-    stamp = hashlib.sha256(_as_of_now(file.parent, {file.name: NAME}).encode()).hexdigest()[:8]  # 8: enough to tell
+    stamp = hashlib.sha256(_state(file.parent, {file.name: NAME}).encode()).hexdigest()[:8]
     kept = file.parent / "cache" / f"{file.name.partition('.')[0]}-{resize}-{stamp}.npy"
     try:
         small = np.load(kept)
@@ -171,11 +163,7 @@ def _small_images(file: Path, count: int, resize: Resize) -> np.ndarray:
         return np.array(images)
     small = halve(images, resize)
 
-    def save(unfinished: Path) -> None:
-        with unfinished.open("wb") as opened:
-            np.save(opened, small)
-
-    _keep(kept, save)
+    _keep(kept, lambda path: np.save(path, small))
     return small
 
 
@@ -187,7 +175,7 @@ def halve(images: np.ndarray, resize: Resize) -> np.ndarray:
     for start in range(0, len(images), _AT_ONCE):
         wide = images[start : start + _AT_ONCE].astype(np.uint16)
         four = wide[..., ::2, ::2] + wide[..., 1::2, ::2] + wide[..., ::2, 1::2] + wide[..., 1::2, 1::2]
-        small[start : start + _AT_ONCE] = (four + 2) // 4  # 4: pixels averaged
+        small[start : start + _AT_ONCE] = (four + 2) // 4
     return small
 
 
@@ -205,20 +193,20 @@ def _find(folder: Path, part: Part, content: str) -> Path:
     return files[0]
 
 
-def _as_of_now(folder: Path, files: dict[str, str]) -> str:
-    """Sizes and times of the files, with what is said of each; empty if one is missing."""
+def _state(folder: Path, files: dict[str, str]) -> str:
+    """Sizes and times of the files, with the value of each; empty if one is missing."""
     try:
         stats = {file: (folder / file).stat() for file in files}
     except OSError:
         return ""
-    return json.dumps({file: [said, stats[file].st_size, stats[file].st_mtime_ns] for file, said in files.items()})
+    return json.dumps({file: [value, stats[file].st_size, stats[file].st_mtime_ns] for file, value in files.items()})
 
 
 def _keep(path: Path, write: Callable[[Path], object]) -> None:
-    """Write a file that saves time at the next start; where nothing can be written, say so and go on."""
+    """Write a file that saves time at the next start; log it if that is not possible."""
     try:
         path.parent.mkdir(exist_ok=True)
-        with atomically(path) as unfinished:
-            write(unfinished)
+        with atomically(path) as temporary:
+            write(temporary)
     except OSError as error:
         log.info("%s cannot be written (%s), so that it takes seconds at every start", path, error.strerror)

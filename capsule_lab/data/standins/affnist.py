@@ -1,6 +1,6 @@
-"""Synthetic affNIST: the stand-in for affNIST's test set, made from whatever digits there are as they are needed.
+"""Synthetic affNIST: the stand-in for affNIST's test set, made from any digits, batch by batch.
 
-affNIST's page says in words how it was made: each digit is turned, sheared and stretched at random, and put anywhere
+affNIST's page describes how it was made: each digit is turned, sheared and stretched at random, and put anywhere
 on 40x40 pixels where none of it is lost. Ranges and order are those that its users report; the page gives no code, so
 an error on synthetic affNIST is close to one on affNIST, and is never the same thing.
 """
@@ -32,14 +32,15 @@ RANGES = {  # affNIST as its users describe it; ours: scales uniform, where Tens
 }
 _DOWN, _RIGHT = len(RANGES), len(RANGES) + 1  # numbers of the draws, after those of RANGES; see random_bits
 _AT_ONCE = 500  # ours: versions computed at once, 6 MB as floats
-_ROOM = 54  # ours: what 28x28 pixels become within RANGES reaches 25.6 pixels from the middle
+_CANVAS = 54  # ours: 28x28 pixels transformed within RANGES reach 25.6 pixels from the middle
 
 
 class SyntheticAffNIST(InMemory):
     """Affine versions of every image, computed batch by batch as they are asked for; none is ever stored.
 
-    Version ``n`` is of image ``n`` modulo their number, so that all come round before one comes again, and how it is
-    transformed depends on the seed and ``n`` alone. All is computed on the CPU: the same pixels wherever networks run.
+    Version ``n`` is of image ``n`` modulo their number, so that each image is used equally often, and how it is
+    transformed depends on the seed and ``n`` alone. All is computed on the CPU, so that pixels do not depend on the
+    device of the network.
 
     Args:
         images: ``(n, 1, 28, 28)`` digits.
@@ -69,7 +70,7 @@ class SyntheticAffNIST(InMemory):
         return Batch(pixels, self.data.labels[image], key, factors)
 
     def stored(self) -> Images:
-        """All versions, for sets that are small and looked at often: 1600 bytes each."""
+        """All versions, for small sets that are used often: 1600 bytes each."""
         batches = [self[index, 0] for index in torch.arange(self.size).split(_AT_ONCE)]
         fields = ([getattr(batch, name) for batch in batches] for name in ("images", "labels", "factors"))
         return Images(*map(torch.cat, fields))
@@ -80,12 +81,12 @@ def transformed(
 ) -> tuple[UInt8[Tensor, "batch 1 40 40"], Float[Tensor, "batch 6"]]:
     """Each image transformed as its key says, bilinear, in 256 greys as affNIST is stored; and how, see ``FACTORS``."""
     drawn = {name: random_uniform(key, stream, *between) for stream, (name, between) in enumerate(RANGES.items())}
-    rotation = drawn["rotation"] * (math.pi / 180)  # 180 degrees
-    margin = (_ROOM - images.shape[2]) // 2
-    canvas = torch.nn.functional.pad(to_unit_interval(images), (margin,) * 4)  # 4 sides
+    rotation = drawn["rotation"] * (math.pi / 180)
+    margin = (_CANVAS - images.shape[2]) // 2
+    canvas = torch.nn.functional.pad(to_unit_interval(images), (margin,) * 4)
     still = torch.zeros_like(rotation)
     wide = affine(canvas, **{**drawn, "rotation": rotation}, right=still, down=still)
-    grey = (255 * wide).round().to(torch.uint8)  # 255: largest uint8
+    grey = (255 * wide).round().to(torch.uint8)
     pixels, down, right = place(grey, key)
     return pixels, torch.stack([*drawn.values(), right.float(), down.float()], 1)
 
@@ -93,12 +94,12 @@ def transformed(
 def place(
     images: UInt8[Tensor, "batch 1 side side"], key: Int64[Tensor, " batch"]
 ) -> tuple[UInt8[Tensor, "batch 1 40 40"], Int64[Tensor, " batch"], Int64[Tensor, " batch"]]:
-    """What is not black of each image, anywhere on 40x40 pixels where none of it is lost, each place as likely.
+    """The part of each image that is not black, anywhere on 40x40 pixels where none of it is lost, uniformly.
 
-    What is wider than that, which no digit of MNIST becomes, is put in the middle and loses its edges.
+    If it is wider than that, which no digit of MNIST becomes, it is put in the middle and loses its edges.
 
     Args:
-        images: square ones, black around what matters.
+        images: square ones, with a black margin.
         key: of the draws.
 
     Returns:
@@ -107,7 +108,7 @@ def place(
     """
     side = images.shape[2]
     top, left = (_corner(images[:, 0].amax(axis) > 0, key, stream) for axis, stream in ((2, _DOWN), (1, _RIGHT)))
-    padded = torch.nn.functional.pad(images, (SIZE,) * 4)  # 4 sides
+    padded = torch.nn.functional.pad(images, (SIZE,) * 4)
     middle = (side - SIZE) // 2
     return crop(padded, top + SIZE, left + SIZE, SIZE), middle - top, middle - left
 
@@ -119,9 +120,9 @@ def _corner(ink: Tensor, key: Tensor, stream: int) -> Tensor:
     first = torch.where(ink, position, side).amin(1)
     last = torch.where(ink, position, -1).amax(1)
     lowest, highest = last - (SIZE - 1), first
-    room = highest - lowest + 1
-    chosen = lowest + random_bits(key, stream) % room.clamp(min=1)
-    return torch.where(room < 1, (lowest + highest) // 2, chosen)
+    choices = highest - lowest + 1
+    chosen = lowest + random_bits(key, stream) % choices.clamp(min=1)
+    return torch.where(choices < 1, (lowest + highest) // 2, chosen)
 
 
 def standin_provenance(seed: int) -> dict[str, Any]:

@@ -6,13 +6,14 @@ way round. Nothing of it is downloaded, and nothing of it is a photograph.
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from capsule_lab.data.base import tensor_hash
 from capsule_lab.data.loader import Images
+from capsule_lab.data.sources import AbstractSource, tensor_hash
 from capsule_lab.data.standins.digits import standin_digits
 from capsule_lab.data.transforms import random_uniform, sample_key, to_unit_interval
 
@@ -23,8 +24,28 @@ _DARK = 0.4  # ours: a dark channel is at most this, a light one at least 1 minu
 _CLOUD = 4  # ours: patches a side, of 8 pixels, between which a cloud is smooth
 
 
+class ColouredDigits(AbstractSource):
+    """The stand-in for the data set ``name``."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def load(self, *, train: bool) -> Images:
+        return coloured_digits(train=train)
+
+    def provenance(self) -> dict[str, Any]:
+        digits = "scikit-learn's 1797 handwritten digits"
+        return {
+            "name": f"stand-in for {self.name}: {digits}, coloured, on clouds of colour, 32x32",
+            "generator": "capsule_lab.data.standins.coloured_digits",
+            "version": VERSION,
+            "sha256": tensor_hash(coloured_digits(train=True)),
+        }
+
+
+@functools.cache
 def coloured_digits(*, train: bool) -> Images:
-    """The stand-in's training or test images, ``(n, 3, 32, 32)`` uint8, the same bits every time."""
+    """The stand-in's training or test images, ``(n, 3, 32, 32)`` uint8; read-only, as they are kept."""
     digits = standin_digits(train=train)
     number, margin = len(digits.labels), (SIZE - digits.images.shape[3]) // 2
     key = sample_key(VERSION, 0 if train else 1, torch.arange(number))
@@ -32,21 +53,11 @@ def coloured_digits(*, train: bool) -> Images:
     cloud = _draws(key, 9, _CLOUD**2).reshape(number, 1, _CLOUD, _CLOUD)  # 9: after the colours
     cloud = torch.nn.functional.interpolate(cloud, (SIZE, SIZE), mode="bilinear")
     background = torch.lerp(colours[:, 0], colours[:, 1], cloud)
-    ink = torch.nn.functional.pad(to_unit_interval(digits.images), (margin,) * 4)  # 4 sides
+    ink = torch.nn.functional.pad(to_unit_interval(digits.images), (margin,) * 4)
     light_on_dark = torch.lerp(background, 1 - colours[:, 2], ink)
     inverted = _draws(key, 9 + _CLOUD**2, 1).reshape(number, 1, 1, 1) < 1 / 2  # 9: after colours and cloud
     images = torch.where(inverted, 1 - light_on_dark, light_on_dark)
-    return Images((255 * images).round().to(torch.uint8), digits.labels)  # 255: largest uint8
-
-
-def standin_provenance(name: str) -> dict[str, Any]:
-    """What stands in for the data set ``name``, for its provenance."""
-    return {
-        "name": f"stand-in for {name}: scikit-learn's 1797 handwritten digits, coloured, on clouds of colour, 32x32",
-        "generator": "capsule_lab.data.standins.coloured_digits",
-        "version": VERSION,
-        "sha256": tensor_hash(coloured_digits(train=True)),
-    }
+    return Images((255 * images).round().to(torch.uint8), digits.labels)
 
 
 def _draws(key: Tensor, first: int, number: int) -> Tensor:

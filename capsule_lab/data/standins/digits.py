@@ -7,11 +7,15 @@ fifth, which serves as the test set, comes from people that the training set har
 
 from __future__ import annotations
 
+import functools
+from typing import Any
+
 import torch
 from sklearn.datasets import load_digits
 from torchvision.transforms.v2 import functional as transforms
 
 from capsule_lab.data.loader import Images
+from capsule_lab.data.sources import AbstractSource, tensor_hash
 
 STANDIN_VERSION = 1
 STANDIN_NAME = "stand-in for MNIST: scikit-learn's 1797 handwritten digits, 8x8 upsampled to 28x28"
@@ -22,13 +26,29 @@ _MARGIN = 4  # (28 - 20) / 2
 _GREYS = 16  # scikit-learn's largest pixel
 
 
+class StandinDigits(AbstractSource):
+    """The stand-in for MNIST."""
+
+    def load(self, *, train: bool) -> Images:
+        return standin_digits(train=train)
+
+    def provenance(self) -> dict[str, Any]:
+        return {
+            "name": STANDIN_NAME,
+            "generator": "capsule_lab.data.standins.digits",
+            "version": STANDIN_VERSION,
+            "sha256": tensor_hash(standin_digits(train=True)),
+        }
+
+
+@functools.cache
 def standin_digits(*, train: bool) -> Images:
-    """The stand-in's training or test images, ``(n, 1, 28, 28)`` uint8, the same bits every time."""
+    """The stand-in's training or test images, ``(n, 1, 28, 28)`` uint8; read-only, as they are kept."""
     digits = load_digits()
     images = torch.from_numpy(digits.images).float().unsqueeze(1) / _GREYS
     box = transforms.resize(images, [_BOX, _BOX], interpolation=transforms.InterpolationMode.BICUBIC, antialias=False)
-    stored = (255 * box.clamp(0, 1)).round().to(torch.uint8)  # 255: largest uint8
-    stored = torch.nn.functional.pad(stored, (_MARGIN,) * 4)  # 4 sides
+    stored = (255 * box.clamp(0, 1)).round().to(torch.uint8)
+    stored = torch.nn.functional.pad(stored, (_MARGIN,) * 4)
     everything = Images(stored, torch.from_numpy(digits.target).long())
     cut = len(everything.labels) - len(everything.labels) // _TEST_SHARE
     return everything.subset(range(cut) if train else range(cut, len(everything.labels)))

@@ -1,4 +1,4 @@
-"""smallNORB's file format: written as published, read back exactly, refused in a sentence when not whole."""
+"""smallNORB's file format: written as published, read back exactly, refused in a message when not whole."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_compressed_bytes_are_the_same_every_time(tmp_path):
 
 @pytest.mark.parametrize("suffix", [".mat", ".mat.gz"])
 @pytest.mark.parametrize(
-    ("content", "sentence"),
+    ("content", "message"),
     [
         (BYTES[:-1], r"is truncated: 43 bytes unpacked; expected 44 for 2x3x4 numbers of uint8"),
         (BYTES + b"\0", r"is too long: 45 bytes unpacked; expected 44"),
@@ -101,17 +101,17 @@ def test_compressed_bytes_are_the_same_every_time(tmp_path):
     ],
     ids=["truncated", "long", "header", "empty", "web", "packed", "dimensions", "negative", "filler", "huge"],
 )
-def test_files_that_are_not_whole_are_refused_in_a_sentence(tmp_path, suffix, content, sentence):
+def test_incomplete_files_are_refused_with_one_message(tmp_path, suffix, content, message):
     path = tmp_path / f"a{suffix}"
     path.write_bytes(gzip.compress(content) if suffix == ".mat.gz" else content)
-    with pytest.raises(DataError, match=sentence) as caught:
+    with pytest.raises(DataError, match=message) as caught:
         read_matrix(path)
     assert str(caught.value).startswith(str(path))
     assert "replace" in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
-def test_archive_without_gz_in_its_name_says_so(tmp_path):
+def test_archive_without_gz_in_its_name_is_refused(tmp_path):
     (tmp_path / "a.mat").write_bytes(gzip.compress(BYTES))
     with pytest.raises(DataError, match=r"begins with 1f 8b .*a gzip archive \(\.gz is missing from its name\)"):
         read_matrix(tmp_path / "a.mat")
@@ -122,7 +122,7 @@ def test_archive_without_gz_in_its_name_says_so(tmp_path):
     [BYTES, gzip.compress(BYTES)[:-1], gzip.compress(BYTES)[:-8] + bytes(8), gzip.compress(BYTES)[:10] + b"\xff" * 30],
     ids=["not compressed", "truncated", "checksum", "corrupt"],
 )
-def test_archives_that_are_not_whole_are_refused_in_a_sentence(tmp_path, content):
+def test_incomplete_archives_are_refused_with_one_message(tmp_path, content):
     (tmp_path / "a.mat.gz").write_bytes(content)
     with pytest.raises(DataError, match=r"a\.mat\.gz cannot be read \(.*\); expected a whole binary matrix") as caught:
         read_matrix(tmp_path / "a.mat.gz")

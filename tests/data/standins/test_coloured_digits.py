@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from capsule_lab.data.base import tensor_hash
-from capsule_lab.data.standins.coloured_digits import VERSION, coloured_digits, standin_provenance
+from capsule_lab.data.sources import tensor_hash
+from capsule_lab.data.standins.coloured_digits import VERSION, ColouredDigits, coloured_digits
 from capsule_lab.data.standins.digits import standin_digits
 
 HASHES = {True: "03838331dc11a412", False: "5cf89e667b52b42b"}
@@ -14,7 +14,7 @@ HASHES = {True: "03838331dc11a412", False: "5cf89e667b52b42b"}
 
 @pytest.mark.parametrize("train", [True, False])
 def test_the_same_bits_every_time(train):
-    assert tensor_hash(coloured_digits(train=train)) == HASHES[train]
+    assert tensor_hash(coloured_digits.__wrapped__(train=train)) == HASHES[train]
 
 
 @pytest.mark.parametrize("train", [True, False])
@@ -38,7 +38,7 @@ def test_every_digit_can_be_seen_in_every_colour(train):
     assert 0.4 < (lighter.amin(1) > 0).float().mean() < 0.6
 
 
-def test_colours_say_nothing_about_the_class():
+def test_colours_are_independent_of_the_class():
     images, labels, _ = coloured_digits(train=True)
     means = torch.stack([images[labels == label].float().mean(dim=(0, 2, 3)) for label in range(10)])
     assert means.std(0).max() < 10, "of 255; a mean over 140 images is off by about 5"
@@ -51,7 +51,7 @@ def test_every_image_has_colours_of_its_own():
 
 @pytest.mark.parametrize("name", ["CIFAR10", "SVHN"])
 def test_provenance(name):
-    assert standin_provenance(name) == {
+    assert ColouredDigits(name).provenance() == {
         "name": f"stand-in for {name}: scikit-learn's 1797 handwritten digits, coloured, on clouds of colour, 32x32",
         "generator": "capsule_lab.data.standins.coloured_digits",
         "version": VERSION,

@@ -1,4 +1,4 @@
-"""Toys in place of smallNORB's: rendered here, in its format, under its very elevations, azimuths and lightings.
+"""The stand-in for smallNORB: rendered toys in its format, with its elevations, azimuths and lightings.
 
 smallNORB (LeCun, Huang and Bottou 2004) shows 50 toys of five categories, in stereo, from 9 elevations and 18
 azimuths under 6 lightings; the training and the test toys are different ones. So does this set, where the real
@@ -6,17 +6,17 @@ one cannot be had: 97,200 images of toys that ``make_toy`` builds out of rounded
 kinds. It is no substitute for results: a number found here is a number of this set.
 
 Each image depends on its factors, its size and the seed alone, to the bit, on any machine that computes float32 as
-IEEE 754 says: a subset equals that part of the whole, in whatever batches and processes it is made.
+IEEE 754 says: a subset equals that part of the whole, in any batches and processes.
 
 Grey levels are the set's own (mean about 0.745, standard deviation 0.145): do not normalise by smallNORB's.
 
 From bottom to top: ``shapes`` distances, ``animals`` … ``cars`` what toys look like, ``toys`` which there are,
-``camera`` rays, ``tracing`` what they hit, ``light`` how bright it is, ``rendering`` images, ``files`` the set,
-``progress`` how far it is.
+``camera`` rays, ``tracing`` what they hit, ``light`` how bright it is, ``rendering`` images, ``files`` the data set,
+``processes`` and ``progress`` of its rendering; ``catalogue`` draws all toys on one sheet.
 """
 
 from capsule_lab.data.standins.toynorb.files import STANDIN_NAME, VERSION, labels_and_info, render_files
-from capsule_lab.data.standins.toynorb.progress import reporting
+from capsule_lab.data.standins.toynorb.progress import show_progress
 from capsule_lab.data.standins.toynorb.rendering import AZIMUTHS, ELEVATIONS, LIGHTINGS, SIZES, render
 from capsule_lab.data.standins.toynorb.toys import CATEGORIES, INSTANCES, TEST_INSTANCES, TRAIN_INSTANCES, kind_of
 
@@ -35,5 +35,5 @@ __all__ = [
     "labels_and_info",
     "render",
     "render_files",
-    "reporting",
+    "show_progress",
 ]

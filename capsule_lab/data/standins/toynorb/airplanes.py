@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from capsule_lab.data.standins.toynorb.rng import Draws, Range
+from capsule_lab.data.standins.toynorb.rng import Range, ToyRandom
 from capsule_lab.data.standins.toynorb.shapes import Number, Shape
 
 
@@ -29,7 +29,7 @@ class _Kind(NamedTuple):
     dihedral: Range
 
 
-# ours: by eye, so that each kind is told from its outline
+# ours: by eye, so that outlines distinguish the kinds
 _KINDS = {
     "airliner": _Kind(
         length=(0.85, 1.05), radius=(0.09, 0.15), nose=1, span=(0.75, 1.05), chord=(0.14, 0.2), sweep=(0.3, 0.7),
@@ -62,7 +62,7 @@ _KINDS = {
 }  # fmt: skip
 
 KINDS = tuple(_KINDS)
-"""What there is to build."""
+"""Names of the kinds."""
 
 # ours, all literals below: where parts join, as shares of length, radius and span, and their sizes; by eye
 _DEGREES = 57.3  # of a radian, as the wings were first drawn
@@ -82,7 +82,7 @@ class _Plane(NamedTuple):
     wing_z: float
 
 
-def airplane(kind: str, draw: Draws) -> Shape:
+def airplane(kind: str, draw: ToyRandom) -> Shape:
     """One airplane of a kind in ``KINDS``."""
     shape = Shape(blend=0.04)
     plane = _measures(kind, draw)
@@ -100,7 +100,7 @@ def airplane(kind: str, draw: Draws) -> Shape:
     return shape
 
 
-def _measures(kind: str, draw: Draws) -> _Plane:
+def _measures(kind: str, draw: ToyRandom) -> _Plane:
     ranges = _KINDS[kind]
     length, radius = draw(*ranges.length), draw(*ranges.radius)
     span, chord = draw(*ranges.span), draw(*ranges.chord)
@@ -110,7 +110,7 @@ def _measures(kind: str, draw: Draws) -> _Plane:
     return _Plane(length, radius, span, chord, sweep, taper, axis, forward, axis + radius * height)
 
 
-def _add_fuselage(shape: Shape, kind: str, plane: _Plane, draw: Draws) -> None:
+def _add_fuselage(shape: Shape, kind: str, plane: _Plane, draw: ToyRandom) -> None:
     length, radius, axis = plane.length, plane.radius, plane.axis
     shape.capsule((-length * 0.3, 0, axis), (length * 0.8, 0, axis), radius * 1.05, radius * _KINDS[kind].nose)
     tail = -length * 0.25 if kind == "twin boom" else -length
@@ -148,7 +148,7 @@ def _add_wing(
     )  # fmt: skip
 
 
-def _add_wings(shape: Shape, kind: str, plane: _Plane, draw: Draws) -> None:
+def _add_wings(shape: Shape, kind: str, plane: _Plane, draw: ToyRandom) -> None:
     """A pair of wings, or two of them with struts between."""
     x, z, span, chord = plane.wing_x, plane.wing_z, plane.span, plane.chord
     dihedral = draw(*_KINDS[kind].dihedral)
@@ -160,7 +160,7 @@ def _add_wings(shape: Shape, kind: str, plane: _Plane, draw: Draws) -> None:
         shape.capsule((x, 0.1, plane.axis), (x + 0.04, 0.12, above), 0.02, mirrored=True, blend=0.01)
 
 
-def _add_tail(shape: Shape, kind: str, plane: _Plane, draw: Draws) -> float:
+def _add_tail(shape: Shape, kind: str, plane: _Plane, draw: ToyRandom) -> float:
     """One fin or two, a tailplane, and perhaps the booms that carry them; returns how far beside y = 0 the fin is."""
     height, x, z = draw(0.2, 0.36), -plane.length * 0.9, plane.axis + plane.radius * 0.4
     two = (kind == "jet fighter" and draw.chance(0.4)) or kind == "twin boom"
@@ -182,7 +182,7 @@ def _add_tail(shape: Shape, kind: str, plane: _Plane, draw: Draws) -> float:
     return y
 
 
-def _add_engines(shape: Shape, kind: str, plane: _Plane, draw: Draws) -> None:
+def _add_engines(shape: Shape, kind: str, plane: _Plane, draw: ToyRandom) -> None:
     """One or two under each wing."""
     delta = kind == "delta airliner"
     one = (0.2,) if delta else (0.36,)
@@ -192,7 +192,7 @@ def _add_engines(shape: Shape, kind: str, plane: _Plane, draw: Draws) -> None:
         shape.capsule((x + 0.1, y, z), (x + 0.32, y, z), draw(0.045, 0.075), mirrored=True, blend=0.02)
 
 
-def _add_propeller(shape: Shape, kind: str, plane: _Plane, beside: float, draw: Draws) -> None:
+def _add_propeller(shape: Shape, kind: str, plane: _Plane, beside: float, draw: ToyRandom) -> None:
     """At the nose, or at the front of each boom; stopped at some angle."""
     two = kind == "twin boom"
     x, z = (plane.wing_x + 0.36, plane.wing_z) if two else (plane.length * 0.8 + plane.radius, plane.axis)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from capsule_lab.data.standins.toynorb.rng import Draws, Range
+from capsule_lab.data.standins.toynorb.rng import Range, ToyRandom
 from capsule_lab.data.standins.toynorb.shapes import Number, Shape
 
 
@@ -31,7 +31,7 @@ class _Kind(NamedTuple):
     tail_rise: Range
 
 
-# ours: by eye, so that each kind is told from its outline; a name stands for all animals so built (a horse for cows,
+# ours: by eye, so that outlines distinguish the kinds; a name stands for all animals so built (a horse for cows,
 # a dog for cats, a giraffe for camels, a pig for rhinos, a crocodile for dachshunds, a sheep for lions)
 _KINDS = {
     "horse": _Kind(
@@ -72,7 +72,7 @@ _KINDS = {
 }  # fmt: skip
 
 KINDS = tuple(_KINDS)
-"""What there is to build."""
+"""Names of the kinds."""
 
 
 class _Body(NamedTuple):
@@ -98,7 +98,7 @@ class _Head(NamedTuple):
 # ours, all literals below: where parts join, as shares of body and head, and how thick they are; by eye
 
 
-def animal(kind: str, draw: Draws) -> Shape:
+def animal(kind: str, draw: ToyRandom) -> Shape:
     """One animal of a kind in ``KINDS``."""
     shape = Shape(blend=0.07)  # flesh: joints are round
     body = _add_body(shape, kind, draw)
@@ -116,7 +116,7 @@ def animal(kind: str, draw: Draws) -> Shape:
     return shape
 
 
-def _add_body(shape: Shape, kind: str, draw: Draws) -> _Body:
+def _add_body(shape: Shape, kind: str, draw: ToyRandom) -> _Body:
     """A trunk, and heavier shoulders."""
     measures = _KINDS[kind]
     length, leg = draw(*measures.length), draw(*measures.leg)
@@ -131,7 +131,7 @@ def _add_body(shape: Shape, kind: str, draw: Draws) -> _Body:
     return body
 
 
-def _add_legs(shape: Shape, kind: str, body: _Body, draw: Draws) -> None:
+def _add_legs(shape: Shape, kind: str, body: _Body, draw: ToyRandom) -> None:
     """Four legs; of each pair one is ahead by as much as the other is behind."""
     length, width, height, middle, radius = body
     stance = _KINDS[kind].stance
@@ -143,7 +143,7 @@ def _add_legs(shape: Shape, kind: str, body: _Body, draw: Draws) -> None:
             shape.capsule(hip, foot, radius * 1.35, radius * 0.85)
 
 
-def _add_neck_and_head(shape: Shape, kind: str, body: _Body, draw: Draws) -> tuple[float, float, float]:
+def _add_neck_and_head(shape: Shape, kind: str, body: _Body, draw: ToyRandom) -> tuple[float, float, float]:
     """A neck, lowered in some that graze; returns x, z and radius of the head."""
     measures = _KINDS[kind]
     grazes = kind in ("horse", "pig", "sheep") and draw.chance(0.35)
@@ -155,13 +155,13 @@ def _add_neck_and_head(shape: Shape, kind: str, body: _Body, draw: Draws) -> tup
     return x, z, radius
 
 
-def _add_snout(shape: Shape, head: _Head, draw: Draws) -> None:
+def _add_snout(shape: Shape, head: _Head, draw: ToyRandom) -> None:
     x, z, radius = head.x + head.radius * 0.6, head.z, head.radius
     end = (x + head.snout, 0, z - radius * 0.45 - head.drop)
     shape.capsule((x, 0, z - radius * 0.2), end, radius * 0.62, radius * draw(0.35, 0.5))
 
 
-def _add_trunk_ears_and_tusks(shape: Shape, head: _Head, ears: float, draw: Draws) -> None:
+def _add_trunk_ears_and_tusks(shape: Shape, head: _Head, ears: float, draw: ToyRandom) -> None:
     x, z, radius = head.x, head.z, head.radius
     low = z - draw(0.3, 0.5)
     bend = (x + radius * 1.5, 0, low)
@@ -176,7 +176,7 @@ def _add_trunk_ears_and_tusks(shape: Shape, head: _Head, ears: float, draw: Draw
     shape.capsule(root, tip, 0.035, 0.015, mirrored=True, blend=0.02)
 
 
-def _add_ears_and_horns(shape: Shape, kind: str, head: _Head, ears: float, draw: Draws) -> None:
+def _add_ears_and_horns(shape: Shape, kind: str, head: _Head, ears: float, draw: ToyRandom) -> None:
     x, z, radius = head.x, head.z, head.radius
     root = (x, radius * 0.55, z + radius * 0.6)
     tip = (x - 0.03, radius * (0.6 + 0.5 * ears), z + radius * (0.7 + 0.55 * ears))
@@ -187,7 +187,7 @@ def _add_ears_and_horns(shape: Shape, kind: str, head: _Head, ears: float, draw:
         shape.capsule(root, tip, 0.03, 0.015, mirrored=True, blend=0.02)
 
 
-def _add_ornaments(shape: Shape, kind: str, body: _Body, head: _Head, draw: Draws) -> None:
+def _add_ornaments(shape: Shape, kind: str, body: _Body, head: _Head, draw: ToyRandom) -> None:
     """A rhino's horn, a mane, a hump or saddle: each in some only."""
     x, z, radius = head.x, head.z, head.radius
     if kind == "pig" and draw.chance(0.5):
@@ -202,7 +202,7 @@ def _add_ornaments(shape: Shape, kind: str, body: _Body, head: _Head, draw: Draw
         shape.ellipsoid((-0.05, 0, body.middle + body.height), (0.18, 0.12, draw(0.1, 0.2)))
 
 
-def _add_tail(shape: Shape, kind: str, body: _Body, draw: Draws) -> None:
+def _add_tail(shape: Shape, kind: str, body: _Body, draw: ToyRandom) -> None:
     length, rise = draw(*_KINDS[kind].tail), draw(*_KINDS[kind].tail_rise)
     z = body.middle + body.height * 0.25
     tip = (-body.length * 0.95 - length, 0, max(z + rise, 0.04))

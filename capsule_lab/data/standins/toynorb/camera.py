@@ -1,4 +1,4 @@
-"""Where the camera and the lamps are, and which rays pass through the image.
+"""Where the camera and the lamps are, and which rays pass through the pixels.
 
 smallNORB's toys stood on a turntable under a pair of cameras and four lamps; here the toy stands still, and cameras
 and lamps go round it. Vectors are x, y, z in the toy's coordinates: see ``shapes``.
@@ -19,7 +19,7 @@ LAMPS = ((-55, 40), (50, 50), (160, 35), (-120, 55))
 """Azimuth from the camera's and elevation of each lamp, in degrees."""  # ours: two in front, two behind
 
 _DISTANCE = 5.2  # ours: from the toy's centre to the camera, in extents of the toy
-_ASIDE = 0.09  # LeCun 2004 as we remember it: cameras 7.5 cm apart, 41 cm away, which is twice 0.09
+_ASIDE = 0.09  # LeCun 2004, from memory: cameras 7.5 cm apart, 41 cm away, which is twice 0.09
 _ZOOM = 48 / 41  # ours: the toy spans at most 82 of 96 pixels
 
 Direction = tuple[float, float, float]
@@ -48,7 +48,7 @@ class Rays(NamedTuple):
 
 
 def dot(a: Sequence[np.ndarray] | np.ndarray, b: Sequence[np.ndarray] | np.ndarray) -> np.ndarray:
-    """Scalar product along the first axis, added in this order whatever the machine."""
+    """Scalar product along the first axis, added in this order on every machine."""
     return a[0] * b[0] + a[1] * b[1] + a[2] * b[2]
 
 
@@ -87,7 +87,7 @@ def _lamp(azimuth: float, elevation: int) -> Direction:
 
 
 def _six_digits(vector: Sequence[float], scale: float = 1.0) -> Direction:
-    """Scaled, and rounded to what every machine agrees on."""
+    """Scaled, and rounded, so that all machines have the same digits."""
     x, y, z = (round(component * scale, 6) for component in vector)  # 6: digits
     return x, y, z
 

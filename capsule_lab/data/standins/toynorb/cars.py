@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from capsule_lab.data.standins.toynorb.rng import Draws, Range
-from capsule_lab.data.standins.toynorb.shapes import Shape
-from capsule_lab.data.standins.toynorb.wheels import add_wheels
+from capsule_lab.data.standins.toynorb.rng import Range, ToyRandom
+from capsule_lab.data.standins.toynorb.shapes import Shape, add_wheels
 
 
 class _Kind(NamedTuple):
@@ -24,7 +23,7 @@ class _Cabin(NamedTuple):
     rear: Range
 
 
-# ours: by eye, so that each kind is told from its outline; a hatchback may be an estate, a jeep a van
+# ours: by eye, so that outlines distinguish the kinds; a hatchback may be an estate, a jeep a van
 _KINDS = {
     "saloon": _Kind(length=(0.8, 0.98), height=(0.12, 0.17)),
     "hatchback": _Kind(length=(0.68, 0.92), height=(0.14, 0.2)),
@@ -44,7 +43,7 @@ _CABINS = {
 }
 
 KINDS = tuple(_KINDS)
-"""What there is to build."""
+"""Names of the kinds."""
 
 
 class _Car(NamedTuple):
@@ -61,7 +60,7 @@ class _Car(NamedTuple):
 # ours, all literals below: sizes of parts and where they join, in the toy's units; by eye
 
 
-def car(kind: str, draw: Draws) -> Shape:
+def car(kind: str, draw: ToyRandom) -> Shape:
     """One car of a kind in ``KINDS``."""
     shape = Shape(blend=0.04)
     measures = _measures(kind, draw)
@@ -87,14 +86,14 @@ def car(kind: str, draw: Draws) -> Shape:
     return shape
 
 
-def _measures(kind: str, draw: Draws) -> _Car:
+def _measures(kind: str, draw: ToyRandom) -> _Car:
     length, width = draw(*_KINDS[kind].length), draw(0.33, 0.43)
     radius = draw(0.14, 0.18) * (1.2 if kind in ("racer", "jeep") else 1)
     low, height = radius * draw(0.65, 0.9), draw(*_KINDS[kind].height)
     return _Car(length, width, height, low, low + 2 * height, radius)
 
 
-def _add_beetle(shape: Shape, car: _Car, draw: Draws) -> None:
+def _add_beetle(shape: Shape, car: _Car, draw: ToyRandom) -> None:
     """All round: body, cabin and four mudguards."""
     length, width, radius = car.length, car.width, car.radius
     shape.ellipsoid((0, 0, car.low + car.height * 1.1), (length * 1.02, width * 0.95, car.height * 1.5))
@@ -103,7 +102,7 @@ def _add_beetle(shape: Shape, car: _Car, draw: Draws) -> None:
     shape.ellipsoid((-length * 0.6, width * 0.8, radius * 1.25), (radius * 1.8, 0.11, radius * 1.15), mirrored=True)
 
 
-def _add_racer(shape: Shape, car: _Car, draw: Draws) -> None:
+def _add_racer(shape: Shape, car: _Car, draw: ToyRandom) -> None:
     """A narrow body with side pods, a driver's head behind a cowl, front and rear wing."""
     length, width, height, low, top = car.length, car.width, car.height, car.low, car.top
     shape.box((0, 0, low + height), (length, width * 0.4, height), edge=0.06, front=(0.3, draw(0, 0.2)), back=(0.2, 0))
@@ -115,7 +114,7 @@ def _add_racer(shape: Shape, car: _Car, draw: Draws) -> None:
     shape.box((-length * 0.95, 0.1, top + 0.06), (0.06, 0.015, 0.11), edge=0.01, mirrored=True)
 
 
-def _add_cabin(shape: Shape, kind: str, car: _Car, draw: Draws) -> None:
+def _add_cabin(shape: Shape, kind: str, car: _Car, draw: ToyRandom) -> None:
     """A closed cabin, and what goes with it: roof rails, a spare wheel, a spoiler."""
     jeep, to_the_rear = kind == "jeep", kind in ("hatchback", "jeep")
     cabin, top, width = _CABINS[kind], car.top, car.width
@@ -137,7 +136,7 @@ def _add_cabin(shape: Shape, kind: str, car: _Car, draw: Draws) -> None:
         shape.box((-car.length * 0.9, width * 0.7, top + 0.03), (0.05, 0.015, 0.07), edge=0.01, mirrored=True)
 
 
-def _add_open_cabin(shape: Shape, car: _Car, draw: Draws) -> None:
+def _add_open_cabin(shape: Shape, car: _Car, draw: ToyRandom) -> None:
     """Windscreen, two seats, and the folded roof."""
     shape.box((0.16, 0, car.top + 0.08), (0.03, car.width * 0.8, 0.1), turned=(0, -28, 0))
     seat = (0.07, 0.1, draw(0.1, 0.15))

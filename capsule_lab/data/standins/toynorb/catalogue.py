@@ -1,4 +1,4 @@
-"""What do the toys look like? All of them, then one from all around, then under each lighting."""
+"""A sheet of all toys, of one per category from all around, and of one per category under each lighting."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 _GAP = 2  # ours: white pixels between images
 _WIDTH = 12.0  # ours: inches
-_TITLE = 0.45  # ours: inches for what is written above each block
+_TITLE = 0.45  # ours: inches for the title of each block
 
 
 def toy_sheet(
@@ -52,8 +52,8 @@ def toy_sheet(
 def _mosaic(images: UInt8[np.ndarray, "row column size size"], columns: int = 0) -> UInt8[np.ndarray, "height width"]:
     """All images in one, with white lines between them, and white at the right to make up ``columns``."""
     missing = max(0, columns - images.shape[1])
-    images = np.pad(images, [(0, 0), (0, missing), (0, 0), (0, 0)], constant_values=255)  # 255: white
-    framed = np.pad(images, [(0, 0), (0, 0), (0, _GAP), (0, _GAP)], constant_values=255)  # 255: white
+    images = np.pad(images, [(0, 0), (0, missing), (0, 0), (0, 0)], constant_values=255)
+    framed = np.pad(images, [(0, 0), (0, 0), (0, _GAP), (0, _GAP)], constant_values=255)
     rows, columns, height, width = framed.shape
     return framed.swapaxes(1, 2).reshape(rows * height, columns * width)[:-_GAP, :-_GAP]
 
@@ -61,7 +61,7 @@ def _mosaic(images: UInt8[np.ndarray, "row column size size"], columns: int = 0)
 def _draw(
     axes: Axes, mosaic: UInt8[np.ndarray, "height width"], columns: list[str], rows: list[str], name: str, size: int
 ) -> None:
-    axes.imshow(mosaic, cmap="gray", vmin=0, vmax=255)  # 255: white
+    axes.imshow(mosaic, cmap="gray", vmin=0, vmax=255)
     axes.xaxis.tick_top()
     axes.set_xticks(_middles(len(columns), size), columns, size=8)  # points
     axes.set_yticks(_middles(len(rows), size), rows, size=8)

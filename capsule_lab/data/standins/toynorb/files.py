@@ -1,4 +1,4 @@
-"""A whole set: rendered toy by toy, kept as they come, put together into six files of smallNORB's format."""
+"""The data set: rendered toy by toy, each kept at once, then written into six files of smallNORB's format."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from filelock import FileLock, Timeout
 from jaxtyping import Int32
 
-from capsule_lab.data.download import atomically
+from capsule_lab.atomic import atomically
 from capsule_lab.data.formats.binary_matrix import write_matrix
 from capsule_lab.data.standins.toynorb import processes
 from capsule_lab.data.standins.toynorb.rendering import check_levels, check_size_and_seed, render
@@ -37,7 +38,7 @@ log = logging.getLogger(__name__)
 
 
 class _Plan(NamedTuple):
-    """Everything that decides the bytes of the six files."""
+    """All that the bytes of the six files depend on."""
 
     size: int
     elevations: tuple[int, ...]
@@ -64,7 +65,7 @@ class _Plan(NamedTuple):
     def bytes_of(self, content: str) -> int:
         """Size of a file, with its header of 20 bytes or, in four dimensions, 24."""
         rows = len(CATEGORIES) * len(TRAIN_INSTANCES) * int(np.prod(self.views))
-        row = {"dat": len(_EYES) * self.size * self.size, "cat": 4, "info": 16}[content]  # 4 bytes to a number
+        row = {"dat": len(_EYES) * self.size * self.size, "cat": 4, "info": 16}[content]
         return rows * row + (24 if content == "dat" else 20)
 
 
@@ -86,14 +87,14 @@ def render_files(
 ) -> None:
     """Render training and test toys into six files of smallNORB's format, and ``provenance.json`` beside them.
 
-    Each file appears whole, the record last. Finished toys are kept in a hidden folder inside, so that after an
-    interruption the same call goes on where it stopped; of two processes that render into one folder, the second
-    waits for the first. A set that is there already is left as it is.
+    Each file is complete when it appears, ``provenance.json`` last. Finished toys are kept in a hidden folder inside,
+    so that after an interruption the same call continues where it stopped; of two processes that render into one
+    folder, the second waits for the first. A set that is there already is left as it is.
 
     Rows are in the order of smallNORB's test files: instance, elevation, azimuth, lighting, and fastest category.
 
     Args:
-        folder: gets the files; made if need be.
+        folder: gets the files; created if it does not exist.
         size: edge of the images in pixels; smallNORB's is 96.
         elevations: indices, 0 to 8.
         azimuths: indices, 0 to 17; the files hold twice the index, as smallNORB's do.
@@ -116,16 +117,16 @@ def render_files(
         return
     _refuse_other_files(folder, plan)  # before anything is written there
     folder.mkdir(parents=True, exist_ok=True)
-    with _alone(folder):
+    with _locked(folder):
         if _is_complete(folder, plan):
             return
         _refuse_other_files(folder, plan)
         work = _work_folder(folder, plan)
         work.mkdir(exist_ok=True)
         _render_toys(work, plan, workers, progress)
-        _put_together(folder, work, plan)
-        for begun in folder.glob(f"{_WORK}*"):  # this one, and what others have begun and given up
-            shutil.rmtree(begun)
+        _write_files(folder, work, plan)
+        for unfinished in folder.glob(f"{_WORK}*"):  # of this plan, and of others that were interrupted
+            shutil.rmtree(unfinished)
 
 
 def labels_and_info(
@@ -143,7 +144,7 @@ def labels_and_info(
 
 def _work_folder(folder: Path, plan: _Plan) -> Path:
     """Where finished toys of this plan are kept until the files are written."""
-    return folder / f"{_WORK}{hashlib.sha256(json.dumps(plan.record()).encode()).hexdigest()[:8]}"  # 8: enough to tell
+    return folder / f"{_WORK}{hashlib.sha256(json.dumps(plan.record()).encode()).hexdigest()[:8]}"
 
 
 def _is_complete(folder: Path, plan: _Plan) -> bool:
@@ -164,14 +165,14 @@ def _recorded_plan(folder: Path) -> dict[str, Any] | None:
 
 
 def _refuse_other_files(folder: Path, plan: _Plan) -> None:
-    """Files that someone needs are not replaced.
+    """Check that ``folder`` holds no files of another data set, which would be replaced.
 
     Raises:
-        DataError: if there are such files.
+        DataError: if it does.
     """
     other = sorted(path.name for path in folder.glob("smallnorb-*.mat*"))
-    begun = _work_folder(folder, plan).is_dir()  # then the files are this plan's, and the record comes last
-    if other and not begun and _recorded_plan(folder) != plan.record():
+    interrupted = _work_folder(folder, plan).is_dir()  # then the files are of this plan, and the record is to come
+    if other and not interrupted and _recorded_plan(folder) != plan.record():
         raise DataError(
             f"{folder} holds {other[0]}, which is of another set; expected a folder without smallnorb-*.mat: name "
             "another folder, or remove this one"
@@ -179,19 +180,20 @@ def _refuse_other_files(folder: Path, plan: _Plan) -> None:
 
 
 @contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """Wait until no other process renders into ``folder``; the lock goes with the process that holds it."""
-    import fcntl  # not everywhere, and reading needs no lock
-
-    lock = folder / ".rendering.lock"
-    with lock.open("ab") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            log.info("another process renders into %s: waiting for it", folder)
-            fcntl.flock(file, fcntl.LOCK_EX)
+def _locked(folder: Path) -> Iterator[None]:
+    """Wait until no other process renders into ``folder``."""
+    path = folder / ".rendering.lock"
+    lock = FileLock(path)
+    try:
+        lock.acquire(blocking=False)
+    except Timeout:
+        log.info("another process renders into %s: waiting for it", folder)
+        lock.acquire()
+    try:
         yield
-        lock.unlink(missing_ok=True)  # only now that the set is whole: who still waits finds nothing to do
+        path.unlink(missing_ok=True)  # while locked: processes that wait then find the files complete
+    finally:
+        lock.release()
 
 
 def _render_toys(work: Path, plan: _Plan, workers: int | None, progress: Callable[[int, int], None] | None) -> None:
@@ -220,30 +222,30 @@ def _render_toys(work: Path, plan: _Plan, workers: int | None, progress: Callabl
 
 
 def _keep(work: Path, plan: _Plan, job: _Job) -> None:
-    """Render a toy and keep its images, whole or not at all."""
+    """Render a toy and keep its images."""
     images = render(
         job.category, job.instance, plan.elevations, plan.azimuths, plan.lightings, _EYES,
         size=plan.size, seed=plan.seed,
     )  # fmt: skip
-    with atomically(_place(work, job)) as unfinished, unfinished.open("wb") as file:
-        np.save(file, images)
+    with atomically(_toy_file(work, job)) as temporary:
+        np.save(temporary, images)
 
 
 def _kept(work: Path, job: _Job, plan: _Plan) -> np.ndarray | None:
-    """The images of a toy, as a memory map, if they were rendered before and the disk has them all."""
+    """The images of a toy, as a memory map, if they were rendered before and the file is complete."""
     try:
-        images = np.load(_place(work, job), mmap_mode="r")
+        images = np.load(_toy_file(work, job), mmap_mode="r")
     except (OSError, ValueError, EOFError):
         return None
-    whole = images.dtype == np.uint8 and images.shape == (*plan.views, len(_EYES), plan.size, plan.size)
-    return images if whole else None
+    complete = images.dtype == np.uint8 and images.shape == (*plan.views, len(_EYES), plan.size, plan.size)
+    return images if complete else None
 
 
-def _place(work: Path, job: _Job) -> Path:
+def _toy_file(work: Path, job: _Job) -> Path:
     return work / f"{CATEGORIES[job.category]}-{job.instance}.npy"
 
 
-def _put_together(folder: Path, work: Path, plan: _Plan) -> None:
+def _write_files(folder: Path, work: Path, plan: _Plan) -> None:
     """The six files, then the record of them."""
     hashes = {}
     for split, instances in _SPLITS.items():
@@ -259,6 +261,6 @@ def _put_together(folder: Path, work: Path, plan: _Plan) -> None:
         write_matrix(folder / plan.file(split, "info"), info)
         write_matrix(folder / plan.file(split, "dat"), images.reshape(-1, *pair))
         hashes[split] = hashlib.sha256(images.data).hexdigest()
-    with atomically(folder / "provenance.json") as unfinished:
+    with atomically(folder / "provenance.json") as temporary:
         record = {**plan.record(), "sha256": hashes}
-        unfinished.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+        temporary.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from capsule_lab.data.standins.toynorb.rng import Draws
+from capsule_lab.data.standins.toynorb.rng import ToyRandom
 from capsule_lab.data.standins.toynorb.shapes import Shape, Vector
 
 KINDS = ("standing", "soldier", "arms raised", "skirt", "caped", "kneeling", "robed")
-"""What there is to build."""
+"""Names of the kinds."""
 
 
 class _Build(NamedTuple):
@@ -28,7 +28,7 @@ class _Build(NamedTuple):
 # ours, all literals below: where parts join and how thick they are, in the toy's units; by eye
 
 
-def human(kind: str, draw: Draws) -> Shape:
+def human(kind: str, draw: ToyRandom) -> Shape:
     """One person of a kind in ``KINDS``."""
     shape = Shape(blend=0.06)  # clothes: joints are round
     build = _add_legs_and_trunk(shape, kind, draw)
@@ -49,7 +49,7 @@ def human(kind: str, draw: Draws) -> Shape:
     return shape
 
 
-def _add_legs_and_trunk(shape: Shape, kind: str, draw: Draws) -> _Build:
+def _add_legs_and_trunk(shape: Shape, kind: str, draw: ToyRandom) -> _Build:
     height, width = draw(1.3, 1.65), draw(0.82, 1.25)
     hip, shoulder = height * draw(0.44, 0.52), height * draw(0.76, 0.82)
     if kind == "kneeling":
@@ -65,7 +65,7 @@ def _add_legs_and_trunk(shape: Shape, kind: str, draw: Draws) -> _Build:
     return build
 
 
-def _add_legs(shape: Shape, kind: str, hip: float, width: float, draw: Draws) -> None:
+def _add_legs(shape: Shape, kind: str, hip: float, width: float, draw: ToyRandom) -> None:
     """Two legs with feet; one steps forward by as much as the other steps back, or one kneels."""
     apart = draw(0.05, 0.13) * (0.7 if kind == "soldier" else 1)
     step = draw(0.14, 0.3) if kind == "soldier" else draw(-0.08, 0.08)
@@ -82,7 +82,7 @@ def _add_legs(shape: Shape, kind: str, hip: float, width: float, draw: Draws) ->
         shape.capsule((foot[0], foot[1], 0.045), (foot[0] + 0.14, foot[1] * 1.15, 0.04), 0.05, 0.042)
 
 
-def _add_arm(shape: Shape, kind: str, side: int, build: _Build, draw: Draws) -> None:
+def _add_arm(shape: Shape, kind: str, side: int, build: _Build, draw: ToyRandom) -> None:
     """Upper arm, forearm and fist; a staff in the left fist of the robed."""
     width, y = build.width, side * 0.2 * build.width
     elbow, wrist = _arm_pose(kind, side, build, draw)
@@ -94,7 +94,7 @@ def _add_arm(shape: Shape, kind: str, side: int, build: _Build, draw: Draws) -> 
         shape.capsule((wrist[0], wrist[1], 0.02), top, 0.028, blend=0.02)
 
 
-def _arm_pose(kind: str, side: int, build: _Build, draw: Draws) -> tuple[Vector, Vector]:
+def _arm_pose(kind: str, side: int, build: _Build, draw: ToyRandom) -> tuple[Vector, Vector]:
     """Elbow and wrist: raised, at a rifle, on the hip, or hanging; ``side`` is 1 for the left arm, -1 for the right."""
     width, shoulder, y = build.width, build.shoulder, side * 0.2 * build.width
     if kind == "arms raised" or (kind == "robed" and side > 0):
@@ -108,7 +108,7 @@ def _arm_pose(kind: str, side: int, build: _Build, draw: Draws) -> tuple[Vector,
     return elbow, (draw(-0.08, 0.32), y + side * draw(0.02, 0.18), shoulder - draw(0.36, 0.58))
 
 
-def _add_rifle_helmet_and_pack(shape: Shape, build: _Build, draw: Draws) -> None:
+def _add_rifle_helmet_and_pack(shape: Shape, build: _Build, draw: ToyRandom) -> None:
     lean, radius = build.lean, build.head_radius
     shape.cylinder(
         (0.28, draw(-0.1, 0.1), build.shoulder - 0.18), 0.03, draw(0.3, 0.45), "y",
@@ -118,7 +118,7 @@ def _add_rifle_helmet_and_pack(shape: Shape, build: _Build, draw: Draws) -> None
     shape.box((lean - 0.17, 0, build.shoulder - 0.16), (0.07, 0.13, draw(0.1, 0.18)), edge=0.03)
 
 
-def _add_skirt_and_hair(shape: Shape, kind: str, build: _Build, draw: Draws) -> None:
+def _add_skirt_and_hair(shape: Shape, kind: str, build: _Build, draw: ToyRandom) -> None:
     """A skirt to the knees, or a robe to the ground."""
     half = build.hip * (0.33 if kind == "skirt" else 0.5)
     centre = (0, 0, build.hip - half + (0.05 if kind == "skirt" else 0.08))
@@ -130,7 +130,7 @@ def _add_skirt_and_hair(shape: Shape, kind: str, build: _Build, draw: Draws) -> 
     shape.ellipsoid((build.lean - 0.05, 0, build.head - 0.02), (radius * 1.1, radius * 1.15, radius * 1.3), blend=0.02)
 
 
-def _add_hat(shape: Shape, build: _Build, draw: Draws) -> None:
+def _add_hat(shape: Shape, build: _Build, draw: ToyRandom) -> None:
     """A brim and a crown."""
     x, radius = build.lean + 0.02, build.head_radius
     shape.cylinder((x, 0, build.head + radius * 0.65), radius * draw(1.2, 2), 0.025, "z", blend=0.02)

@@ -1,4 +1,4 @@
-"""What a ray sees: toys of one paint on an even table, under one of six settings of four lamps."""
+"""Shading: toys of one colour on an even table, under one of six settings of four lamps."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from capsule_lab.data.standins.toynorb.camera import LAMPS, Rays, dot
 from capsule_lab.data.standins.toynorb.shapes import cosine_and_sine
 from capsule_lab.data.standins.toynorb.toys import Toy
-from capsule_lab.data.standins.toynorb.tracing import first_hit, inside_the_box, lit, normals, openness
+from capsule_lab.data.standins.toynorb.tracing import box_interval, first_hit, normals, openness, visibility
 
 
 class _Setting(NamedTuple):
@@ -20,8 +20,8 @@ class _Setting(NamedTuple):
     around: float
 
 
-# ours: both front lamps, one of them, the other, both behind, all, one behind; softer than life by eye, so that
-# shadows do not outshout shapes
+# ours: both front lamps, one of them, the other, both behind, all, one behind; so bright all around that shapes are
+# seen in the shadows
 SETTINGS = (
     _Setting((1.0, 1.0, 0.0, 0.0), 0.45),
     _Setting((1.8, 0.0, 0.0, 0.0), 0.42),
@@ -40,8 +40,8 @@ _EXPOSURE = 0.5  # ours: the camera makes up for half of how bright a setting is
 _ZERO = np.float32(0)
 
 
-class Seen(NamedTuple):
-    """What the rays see.
+class Shaded(NamedTuple):
+    """The first surface that each ray meets, shaded.
 
     Attributes:
         radiance: ``(lighting, n)``, linear, 1 is white.
@@ -63,11 +63,11 @@ class _Surface(NamedTuple):
     toy: np.ndarray
 
 
-def look(toy: Toy, rays: Rays, lightings: Sequence[int]) -> Seen:
-    """Follow the rays once, and light what they meet in several ways."""
+def shade(toy: Toy, rays: Rays, lightings: Sequence[int]) -> Shaded:
+    """Trace the rays once, and shade the surfaces they meet under several lightings."""
     origin, direction, _ = rays
     table = -origin[2] / direction[2]
-    enter, leave = inside_the_box(toy, origin, direction, 0.0)
+    enter, leave = box_interval(toy, origin, direction, 0.0)
     depth = first_hit(toy, origin, direction, enter, np.minimum(leave, table))
     hit = np.isfinite(depth)
     depth = np.where(hit, depth, table)
@@ -78,7 +78,7 @@ def look(toy: Toy, rays: Rays, lightings: Sequence[int]) -> Seen:
         normal[:, hit] = normals(toy, point[:, hit])
         open_[hit] = openness(toy, point[:, hit], normal[:, hit])
     radiance = _light(toy, rays, _Surface(point, normal, open_, hit), lightings)
-    return Seen(radiance, depth, normal, hit)
+    return Shaded(radiance, depth, normal, hit)
 
 
 def _light(toy: Toy, rays: Rays, surface: _Surface, lightings: Sequence[int]) -> np.ndarray:
@@ -108,7 +108,7 @@ def _under_a_lamp(toy: Toy, rays: Rays, surface: _Surface, lamp: np.ndarray) -> 
     to_light = np.flatnonzero(facing > 0)
     start = surface.point[:, to_light] + surface.normal[:, to_light] * _LIFT
     seen = np.zeros_like(facing)
-    seen[to_light] = lit(toy, start, lamp[:, to_light])
+    seen[to_light] = visibility(toy, start, lamp[:, to_light])
     halfway = lamp - rays.direction
     gloss = np.maximum(dot(surface.normal, halfway) / np.sqrt(dot(halfway, halfway)), _ZERO)
     for _ in range(4):  # four squares make the 16th power

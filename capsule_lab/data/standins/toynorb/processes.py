@@ -1,20 +1,18 @@
-"""Work spread over processes; threads would only wait for each other, numpy's calls being so short."""
+"""Jobs in several processes; threads would wait for each other, as numpy's calls are so short."""
 
 from __future__ import annotations
 
 import multiprocessing
 import os
 import signal
-import traceback
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
-from multiprocessing import resource_tracker
-from multiprocessing.connection import Connection, wait
-from multiprocessing.process import BaseProcess
 from typing import Any, Literal
 
 START: Literal["spawn"] = "spawn"
-"""How processes start; forked ones would inherit the locks of torch's threads, in whatever state they are."""
+"""How processes start; forked ones would inherit locks of torch's threads, locked or not."""
 
 
 class WorkerError(RuntimeError):
@@ -31,95 +29,42 @@ def run(work: Callable[[Any], None], jobs: Sequence[Any], workers: int, finished
 
     Args:
         work: does one job; a function that pickles.
-        jobs: what to do; they pickle too.
-        workers: how many processes; 1 is this one.
+        jobs: its arguments; they pickle too.
+        workers: number of processes; 1 is this one.
         finished: called after each job, in this process.
 
     Raises:
         WorkerError: if a process is killed, or cannot start.
-        Exception: whatever ``work`` raised, here or there.
+        Exception: any error of ``work``, with the traceback of its process as its cause.
     """
-    if workers > 1:
-        _run_in_processes(work, jobs, workers, finished)
+    if workers == 1:
+        for job in jobs:
+            work(job)
+            finished()
         return
-    for job in jobs:
-        work(job)
-        finished()
-
-
-def _run_in_processes(
-    work: Callable[[Any], None], jobs: Sequence[Any], workers: int, finished: Callable[[], None]
-) -> None:
-    waiting = list(reversed(jobs))
-    processes: dict[Connection, BaseProcess] = {}
-    busy: set[Connection] = set()
-    try:
-        for _ in range(min(workers, len(jobs))):
-            connection = _start(work, processes)
-            connection.send(waiting.pop())
-            busy.add(connection)
-        while busy:
-            for ready in wait(list(busy)):
-                assert isinstance(ready, Connection)
-                _receive(ready)
-                if waiting:
-                    ready.send(waiting.pop())
-                else:
-                    busy.remove(ready)
+    others = set(multiprocessing.active_children())
+    with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context(START)) as pool:
+        try:
+            with _without_interrupts():
+                futures = [pool.submit(work, job) for job in jobs]
+            for future in as_completed(futures):
+                future.result()
                 finished()
-    finally:
-        for process in processes.values():
-            process.terminate()
-        for connection, process in processes.items():
-            connection.close()
-            process.join()
-
-
-def _start(work: Callable[[Any], None], processes: dict[Connection, BaseProcess]) -> Connection:
-    """A new process and the connection to it, among ``processes`` from its first moment."""
-    context = multiprocessing.get_context(START)
-    here, there = context.Pipe()
-    process = context.Process(target=_serve, args=(there, work), daemon=True)
-    with _interrupts_held_back():
-        process.start()
-        processes[here] = process
-    there.close()  # so that a process that dies is noticed
-    return here
-
-
-def _receive(connection: Connection) -> None:
-    """Wait for the end of a job."""
-    try:
-        error = connection.recv()
-    except (EOFError, OSError) as closed:
-        raise WorkerError(
-            "a rendering process ended before its work did: was it out of memory (try workers=1), or does the main "
-            'script lack its `if __name__ == "__main__":`?'
-        ) from closed
-    if error is not None:
-        raise error
-
-
-def _serve(connection: Connection, work: Callable[[Any], None]) -> None:
-    """One job after another, until the other side hangs up."""
-    try:
-        while True:
-            job = connection.recv()
-            error: Exception | None = None
-            try:
-                work(job)
-            except Exception as raised:
-                raised.add_note(f"in a rendering process:\n{traceback.format_exc()}")
-                error = raised
-            connection.send(error)
-    except (EOFError, OSError):  # the parent is gone
-        return
+        except BaseException as error:
+            for process in set(multiprocessing.active_children()) - others:
+                process.terminate()
+            pool.shutdown(cancel_futures=True)
+            if isinstance(error, BrokenProcessPool):
+                raise WorkerError(
+                    "a rendering process ended before its work did: was it out of memory (try workers=1), or does the "
+                    'main script lack its `if __name__ == "__main__":`?'
+                ) from error
+            raise
 
 
 @contextmanager
-def _interrupts_held_back() -> Iterator[None]:
-    """Processes started here never get Ctrl-C, which a terminal sends to all: their parent ends them, quietly."""
-    resource_tracker.ensure_running()  # first, for it lets interrupts through once it has started
+def _without_interrupts() -> Iterator[None]:
+    """Processes that start in this block ignore Ctrl-C, which a terminal sends to all: this process ends them."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield

@@ -1,4 +1,4 @@
-"""How far the rendering is."""
+"""Progress of the rendering: a bar on a terminal, lines in a log."""
 
 from __future__ import annotations
 
@@ -11,17 +11,20 @@ from datetime import timedelta
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-_TOYS_A_LINE = 5  # ours: ten lines in all
+_TOYS_PER_LINE = 5  # ours: ten lines in all
 
 log = logging.getLogger(__name__)
 
 
 @contextmanager
-def reporting() -> Iterator[Callable[[int, int], None]]:
-    """Something to tell how many toys are done, of how many: a bar on a terminal, else a line now and then."""
+def show_progress() -> Iterator[Callable[[int, int], None]]:
+    """A function to call with the number of finished toys and of all toys.
+
+    Rich's bar on a terminal; elsewhere a line for every five toys, where rich would print its last state only.
+    """
     console = Console(stderr=True)
     if not console.is_terminal:
-        yield _Lines()
+        yield _log_lines()
         return
     columns = (TextColumn("rendering toys"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console) as bar:
@@ -29,16 +32,16 @@ def reporting() -> Iterator[Callable[[int, int], None]]:
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
-class _Lines:
-    """A line now and then, with the time left at the pace so far."""
+def _log_lines() -> Callable[[int, int], None]:
+    started = time.monotonic()
+    first: int | None = None
 
-    def __init__(self) -> None:
-        self.began = time.monotonic()
-        self.first: int | None = None
-
-    def __call__(self, done: int, total: int) -> None:
-        if self.first is None:
-            self.first = done
-        elif done % _TOYS_A_LINE == 0 or done == total:
-            seconds = (time.monotonic() - self.began) / (done - self.first) * (total - done)
+    def update(done: int, total: int) -> None:
+        nonlocal first
+        if first is None:
+            first = done
+        elif done % _TOYS_PER_LINE == 0 or done == total:
+            seconds = (time.monotonic() - started) / (done - first) * (total - done)
             log.info("rendered %d of %d toys, %s to go", done, total, timedelta(seconds=round(seconds)))
+
+    return update

@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Bool, Float32, UInt8
 
 from capsule_lab.data.standins.toynorb.camera import View, dot, rays, view
-from capsule_lab.data.standins.toynorb.light import SETTINGS, Seen, look
+from capsule_lab.data.standins.toynorb.light import SETTINGS, Shaded, shade
 from capsule_lab.data.standins.toynorb.toys import CATEGORIES, INSTANCES, Toy, make_toy
 
 ELEVATIONS = tuple(range(30, 75, 5))
@@ -26,12 +26,12 @@ LIGHTINGS = len(SETTINGS)
 """As many as smallNORB's."""
 
 SIZES = range(8, 257)
-"""Edges of images that can be rendered, in pixels."""  # ours: below 8 there is nothing to see
+"""Edges of images that can be rendered, in pixels."""  # ours: below 8 toys cannot be recognised
 
 EYES = (-1, 0, 1)
 """Left camera, between the cameras, right camera."""
 
-_RAYS_AT_ONCE = 73728  # ours: 8 views of 96x96: fewer cost more per ray, more do not stay in the cache
+_RAYS_AT_ONCE = 73728  # ours: 8 views of 96x96: fewer cost more per ray, more do not fit the cache
 _WHITE = 255  # of uint8
 _GRAIN = np.float32(2)  # ours: grey levels
 _JUMP = 0.1  # ours: of depth between neighbouring pixels, in extents of the toy
@@ -100,10 +100,10 @@ def render(
 
 
 def check_levels(elevations: Sequence[int], azimuths: Sequence[int], lightings: Sequence[int]) -> None:
-    """Whether there are such levels of the factors.
+    """Check indices of elevations, azimuths and lightings.
 
     Raises:
-        ValueError: if not.
+        ValueError: if one is out of range.
     """
     _check("elevations", elevations, range(len(ELEVATIONS)))
     _check("azimuths", azimuths, range(len(AZIMUTHS)))
@@ -111,10 +111,10 @@ def check_levels(elevations: Sequence[int], azimuths: Sequence[int], lightings: 
 
 
 def check_size_and_seed(size: int, seed: int) -> None:
-    """Whether there are such images.
+    """Check the size of the images and the seed.
 
     Raises:
-        ValueError: if not.
+        ValueError: if one is out of range.
     """
     if size not in SIZES:
         raise ValueError(f"size is {size}; expected {SIZES[0]} to {SIZES[-1]} pixels, smallNORB's are 96")
@@ -126,10 +126,10 @@ def _check(name: str, given: Iterable[int], allowed: Sequence[int]) -> None:
     levels = list(given)
     if not levels or not set(levels) <= set(allowed) or len(set(levels)) < len(levels):
         some = "one" if name in ("category", "instance") else "some, each once,"
-        raise ValueError(f"{name} is {', '.join(map(str, levels)) or 'empty'}; expected {some} of {_in_words(allowed)}")
+        raise ValueError(f"{name} is {', '.join(map(str, levels)) or 'empty'}; expected {some} of {_range(allowed)}")
 
 
-def _in_words(levels: Sequence[int]) -> str:
+def _range(levels: Sequence[int]) -> str:
     return f"{levels[0]} to {levels[-1]}"
 
 
@@ -141,15 +141,15 @@ def _render_views(
     upwards, across = (np.tile(grid.ravel(), len(jobs)) for grid in np.meshgrid(-middles, middles, indexing="ij"))
     number = np.repeat(np.arange(len(jobs)), size * size)
     views = [job.view for job in jobs]
-    seen = look(toy, rays(views, number, across, upwards), lightings)
-    rough = np.flatnonzero(_edges(toy, seen, (len(jobs), size, size)))
+    shaded = shade(toy, rays(views, number, across, upwards), lightings)
+    rough = np.flatnonzero(_edges(toy, shaded, (len(jobs), size, size)))
     right, up = _four_in(across[rough], 0, size), _four_in(upwards[rough], 1, size)
-    within = look(toy, rays(views, np.tile(number[rough], 4), right, up), lightings).radiance
+    within = shade(toy, rays(views, np.tile(number[rough], 4), right, up), lightings).radiance
     first, second, third, fourth = within.reshape(len(lightings), 4, -1).swapaxes(0, 1)
-    seen.radiance[:, rough] = ((first + second) + (third + fourth)) * np.float32(0.25)  # the mean of 4
-    grey = np.sqrt(np.minimum(seen.radiance, np.float32(1))) * _WHITE  # the eye's and the camera's square root
+    shaded.radiance[:, rough] = ((first + second) + (third + fourth)) * np.float32(0.25)  # the mean of 4
+    grey = np.sqrt(np.minimum(shaded.radiance, np.float32(1))) * _WHITE  # the eye's and the camera's square root
     grey = grey.reshape(len(lightings), len(jobs), size, size).swapaxes(0, 1)
-    keys = [job.key * 8 + lighting for job in jobs for lighting in lightings]  # ours: 8: room for 6 lightings
+    keys = [job.key * 8 + lighting for job in jobs for lighting in lightings]  # ours: 8, more than there are lightings
     grain = _noise(keys, size).reshape(grey.shape)
     grey = grey + grain * _GRAIN + np.float32(0.5)  # a half: floor then rounds
     return np.floor(np.clip(grey, 0, _WHITE)).astype(np.uint8)
@@ -160,9 +160,9 @@ def _four_in(middles: np.ndarray, axis: int, size: int) -> np.ndarray:
     return np.concatenate([middles + np.float32(point[axis] / size) for point in _WITHIN_A_PIXEL])
 
 
-def _edges(toy: Toy, seen: Seen, shape: tuple[int, int, int]) -> Bool[np.ndarray, "view size size"]:
+def _edges(toy: Toy, shaded: Shaded, shape: tuple[int, int, int]) -> Bool[np.ndarray, "view size size"]:
     """Pixels where one of the four neighbours is of another surface: the toy against the table, or a step or bend."""
-    depth, on_toy, normal = seen.depth.reshape(shape), seen.toy.reshape(shape), seen.normal.reshape(3, *shape)
+    depth, on_toy, normal = shaded.depth.reshape(shape), shaded.toy.reshape(shape), shaded.normal.reshape(3, *shape)
     edges = np.zeros(shape, bool)
     far = np.float32(_JUMP * toy.extent)
     for here, there in ((np.s_[:, 1:], np.s_[:, :-1]), (np.s_[:, :, 1:], np.s_[:, :, :-1])):

@@ -7,13 +7,13 @@ from random import Random
 from capsule_lab.data.standins.toynorb.shapes import Number
 
 Range = tuple[Number, Number]
-"""Least and most."""
+"""Smallest and largest value."""
 
 
-class Draws:
-    """The numbers that make one toy what it is, from a stream of its own.
+class ToyRandom:
+    """Random numbers of one toy.
 
-    Only ``Random.random`` is used, whose results Python guarantees; the order of the draws is part of the toy.
+    Only ``Random.random`` is used, whose results Python guarantees. The toy depends on the order of the calls.
 
     Args:
         category: of the toy.
@@ -22,13 +22,13 @@ class Draws:
     """
 
     def __init__(self, category: int, instance: int, seed: int) -> None:
-        # ours: one stream per toy; the factors keep the streams of 10 instances and of all seeds apart
-        self._stream = Random(seed * 1000003 + category * 101 + instance)  # noqa: S311
+        # ours: factors that give every toy of every seed a seed of its own
+        self._random = Random(seed * 1000003 + category * 101 + instance)  # noqa: S311
 
     def __call__(self, least: Number, most: Number) -> float:
         """A number between ``least`` and ``most``."""
-        return least + (most - least) * self._stream.random()
+        return least + (most - least) * self._random.random()
 
     def chance(self, probability: Number) -> bool:
-        """Whether something is there that a share ``probability`` of the toys has."""
-        return self._stream.random() < probability
+        """``True`` with this probability."""
+        return self._random.random() < probability

@@ -10,7 +10,7 @@ value, minimum and maximum touch them, one operation at a time. No sums, no matr
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 import numpy as np
@@ -227,3 +227,19 @@ class Shape:
 
     def _add(self, field: Field, mirrored: bool, blend: Number | None) -> None:
         self.parts.append(_Part(field, mirrored, self.blend if blend is None else blend))
+
+
+def add_wheels(shape: Shape, axles: Iterable[float], beside: float, radius: float, half_width: float) -> None:
+    """A pair of wheels with hubs on the table, for every axle.
+
+    Args:
+        shape: gets the wheels.
+        axles: x of each.
+        beside: y of the left wheel's centre.
+        radius: of the wheels.
+        half_width: of the wheels.
+    """
+    for x in axles:
+        shape.cylinder((x, beside, radius), radius, half_width, edge=0.025, mirrored=True, blend=0)  # ours: a tyre
+        hub = (x, beside + half_width, radius)
+        shape.cylinder(hub, radius * 0.45, 0.02, edge=0.01, mirrored=True, blend=0.01)  # ours: just stands out

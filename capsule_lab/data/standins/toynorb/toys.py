@@ -1,4 +1,4 @@
-"""Which toys there are, and the room each takes up."""
+"""The toys, and the bounding box of each."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from capsule_lab.data.standins.toynorb import airplanes, animals, cars, humans, trucks
-from capsule_lab.data.standins.toynorb.rng import Draws
+from capsule_lab.data.standins.toynorb.rng import ToyRandom
 from capsule_lab.data.standins.toynorb.shapes import Shape, cosine_and_sine
 
 CATEGORIES = ("animal", "human", "airplane", "truck", "car")
@@ -23,7 +23,7 @@ TRAIN_INSTANCES = (4, 6, 7, 8, 9)
 TEST_INSTANCES = (0, 1, 2, 3, 5)
 """The test toys, in smallNORB."""
 
-_BUILDERS: tuple[tuple[tuple[str, ...], Callable[[str, Draws], Shape]], ...] = (
+_BUILDERS: tuple[tuple[tuple[str, ...], Callable[[str, ToyRandom], Shape]], ...] = (
     (animals.KINDS, animals.animal),
     (humans.KINDS, humans.human),
     (airplanes.KINDS, airplanes.airplane),
@@ -77,13 +77,13 @@ def make_toy(category: int, instance: int, seed: int = 0) -> Toy:
         instance: 0 to 9.
         seed: of the whole set.
     """
-    draw = Draws(category, instance, seed)
+    draw = ToyRandom(category, instance, seed)
     shape = _BUILDERS[category][1](kind_of(category, instance), draw)
     return on_the_table(shape, draw(-_HEADING, _HEADING))
 
 
 def on_the_table(shape: Shape, heading: float) -> Toy:
-    """A shape as a toy, turned by ``heading`` degrees to the right, with the room it takes up."""
+    """A shape as a toy, turned by ``heading`` degrees to the right, with its bounding box."""
     points = _scan(shape)
     x, y, z = points
     low = (float(x.min()) - _MARGIN, float(y.min()) - _MARGIN, 0.0)

@@ -1,7 +1,7 @@
 """Sphere tracing: walk along a ray by as much as the nearest surface is away, until there is one.
 
 Only float32 + - * / sqrt, absolute value, minimum and maximum, one at a time, so that every machine sees the same.
-Vectors are ``(3, n)``. Rays that are done drop out, so that work goes where the toy is.
+Vectors are ``(3, n)``. Rays that have hit or left drop out.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import numpy as np
 from capsule_lab.data.standins.toynorb.camera import dot
 from capsule_lab.data.standins.toynorb.toys import Toy
 
-_HIT_STEPS, _SHADOW_STEPS = 48, 28  # ours: more change no picture
+_HIT_STEPS, _SHADOW_STEPS = 48, 28  # ours: more change no image
 _NEAR = np.float32(2e-3)  # ours: closer counts as touching, a fifth of the smallest pixel
 _CAUTION = np.float32(0.92)  # ours: distances to leaning faces are a little too large at blunt edges
 _PARALLEL = np.float32(1e-6)  # ours: rays along a face of the box are bent a little rather than divided by 0
@@ -26,14 +26,14 @@ _PROBE = 0.003  # ours: half a pixel, over which a surface counts as flat
 _TETRAHEDRON = ((1, -1, -1), (-1, -1, 1), (-1, 1, -1), (1, 1, 1))
 """Four directions in which distances make a gradient."""
 
-_NICHES = ((0.06, 3.0), (0.16, 1.6))
-"""How far off the surface to look for what keeps light away, and how much it counts."""  # ours: by eye
-_LEAST_OPEN = np.float32(0.25)  # ours: no niche is darker
+_OCCLUSION = ((0.06, 3.0), (0.16, 1.6))
+"""Distances from the surface at which occlusion is measured, and their weights."""  # ours: by eye
+_LEAST_OPENNESS = np.float32(0.25)  # ours: no corner is darker
 
 _ZERO, _ONE = np.float32(0), np.float32(1)
 
 
-def inside_the_box(toy: Toy, origin: np.ndarray, direction: np.ndarray, least: float) -> tuple[np.ndarray, np.ndarray]:
+def box_interval(toy: Toy, origin: np.ndarray, direction: np.ndarray, least: float) -> tuple[np.ndarray, np.ndarray]:
     """Where rays enter and leave the box around the toy, as distances; they never enter where these are reversed.
 
     Args:
@@ -70,9 +70,9 @@ def first_hit(toy: Toy, origin: np.ndarray, direction: np.ndarray, enter: np.nda
     return found
 
 
-def lit(toy: Toy, origin: np.ndarray, direction: np.ndarray) -> np.ndarray:
-    """How much of a lamp is seen from each origin, from 0 to 1: rays that pass the toy closely lose some of it."""
-    enter, leave = inside_the_box(toy, origin, direction, _LEAVE)
+def visibility(toy: Toy, origin: np.ndarray, direction: np.ndarray) -> np.ndarray:
+    """Share of a lamp that is visible from each origin, from 0 to 1; less than 1 where rays pass the toy closely."""
+    enter, leave = box_interval(toy, origin, direction, _LEAVE)
     seen = np.ones(enter.size, np.float32)
     ray = np.flatnonzero(enter < leave)
     origin, direction, at, end = origin[:, ray], direction[:, ray], enter[ray], leave[ray]
@@ -104,10 +104,10 @@ def normals(toy: Toy, points: np.ndarray) -> np.ndarray:
 
 
 def openness(toy: Toy, points: np.ndarray, outwards: np.ndarray) -> np.ndarray:
-    """How little light from all around is kept away by the toy itself and by the table, from 0.25 to 1."""
-    kept_away = _ZERO
-    for reach, weight in _NICHES:
+    """Ambient occlusion: the share of light from all around that toy and table leave, from 0.25 to 1."""
+    occluded = _ZERO
+    for reach, weight in _OCCLUSION:
         x, y, z = points + outwards * np.float32(reach)
         free = np.minimum(toy.shape.distance(x, y, z), z)
-        kept_away = kept_away + np.maximum(np.float32(reach) - free, _ZERO) * np.float32(weight)
-    return np.maximum(1 - kept_away, _LEAST_OPEN)
+        occluded = occluded + np.maximum(np.float32(reach) - free, _ZERO) * np.float32(weight)
+    return np.maximum(1 - occluded, _LEAST_OPENNESS)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from capsule_lab.data.standins.toynorb.rng import Draws, Range
-from capsule_lab.data.standins.toynorb.shapes import Shape
-from capsule_lab.data.standins.toynorb.wheels import add_wheels
+from capsule_lab.data.standins.toynorb.rng import Range, ToyRandom
+from capsule_lab.data.standins.toynorb.shapes import Shape, add_wheels
 
 # ours: half the length of each kind, least and most, in the toy's units
 _LENGTHS: dict[str, Range] = {
@@ -20,7 +19,7 @@ _LENGTHS: dict[str, Range] = {
 }
 
 KINDS = tuple(_LENGTHS)
-"""What there is to build."""
+"""Names of the kinds."""
 
 
 class _Truck(NamedTuple):
@@ -45,7 +44,7 @@ class _Truck(NamedTuple):
 # ours, all literals below: sizes of parts and where they join, in the toy's units; by eye
 
 
-def truck(kind: str, draw: Draws) -> Shape:
+def truck(kind: str, draw: ToyRandom) -> Shape:
     """One truck of a kind in ``KINDS``."""
     shape = Shape(blend=0.015)  # sheet metal: joints are sharp
     measures = _add_chassis_and_cab(shape, kind, draw)
@@ -67,7 +66,7 @@ def truck(kind: str, draw: Draws) -> Shape:
     return shape
 
 
-def _add_chassis_and_cab(shape: Shape, kind: str, draw: Draws) -> _Truck:
+def _add_chassis_and_cab(shape: Shape, kind: str, draw: ToyRandom) -> _Truck:
     pickup = kind == "pickup"
     length, width = draw(*_LENGTHS[kind]), draw(0.25, 0.33)
     radius = draw(0.11, 0.16) * (1.2 if kind == "dumper" else 1)
@@ -98,13 +97,13 @@ def _add_chassis_and_cab(shape: Shape, kind: str, draw: Draws) -> _Truck:
     return _Truck(length, width, radius, chassis, bonnet, cab_length, cab, front, middle, half)
 
 
-def _add_box(shape: Shape, truck: _Truck, draw: Draws) -> None:
+def _add_box(shape: Shape, truck: _Truck, draw: ToyRandom) -> None:
     height = draw(0.28, 0.46)
     centre = (truck.middle, 0, truck.chassis + 0.07 + height)
     shape.box(centre, (truck.half, truck.width * draw(0.98, 1.1), height), edge=draw(0.02, 0.06))
 
 
-def _add_tipper(shape: Shape, truck: _Truck, draw: Draws) -> None:
+def _add_tipper(shape: Shape, truck: _Truck, draw: ToyRandom) -> None:
     """A body that widens upwards, perhaps half tipped, a roof over the cab, and a heap."""
     shape.box(
         (truck.middle, 0, truck.chassis + 0.3), (truck.half, truck.width * 1.08, draw(0.16, 0.25)),
@@ -115,7 +114,7 @@ def _add_tipper(shape: Shape, truck: _Truck, draw: Draws) -> None:
     shape.ellipsoid((truck.middle, 0, truck.chassis + 0.46), heap)
 
 
-def _add_tank(shape: Shape, truck: _Truck, draw: Draws) -> None:
+def _add_tank(shape: Shape, truck: _Truck, draw: ToyRandom) -> None:
     """A lying tank and its dome."""
     axis = (truck.middle, 0, truck.chassis + 0.1 + truck.width)
     shape.cylinder(axis, truck.width * draw(0.85, 1.12), truck.half, "x", edge=0.09)
@@ -123,7 +122,7 @@ def _add_tank(shape: Shape, truck: _Truck, draw: Draws) -> None:
     shape.cylinder(dome, 0.1, 0.06, "z")
 
 
-def _add_trailer(shape: Shape, truck: _Truck, draw: Draws) -> None:
+def _add_trailer(shape: Shape, truck: _Truck, draw: ToyRandom) -> None:
     """A long box, and two exhausts behind the cab."""
     height = draw(0.26, 0.4)
     centre = (truck.middle - 0.06, 0, truck.chassis + 0.08 + height)
@@ -132,7 +131,7 @@ def _add_trailer(shape: Shape, truck: _Truck, draw: Draws) -> None:
     shape.cylinder(exhaust, 0.035, draw(0.26, 0.42), "z", edge=0.01, mirrored=True)
 
 
-def _add_flatbed(shape: Shape, truck: _Truck, draw: Draws) -> None:
+def _add_flatbed(shape: Shape, truck: _Truck, draw: ToyRandom) -> None:
     """A low bed: with a fire engine's body and ladder on it, or with stakes and cargo."""
     middle, half, width, bed = truck.middle, truck.half, truck.width, truck.chassis
     shape.box((middle, 0, bed + 0.12), (half, width * 1.05, 0.045), edge=0.015)
@@ -148,7 +147,7 @@ def _add_flatbed(shape: Shape, truck: _Truck, draw: Draws) -> None:
         shape.box((middle, width, bed + 0.22), (half, 0.02, 0.06), edge=0.01, mirrored=True)
 
 
-def _add_pickup_bed(shape: Shape, truck: _Truck, draw: Draws) -> None:
+def _add_pickup_bed(shape: Shape, truck: _Truck, draw: ToyRandom) -> None:
     """Two sides, a tailgate, a floor, and a load in some."""
     middle, half, width, bed = truck.middle, truck.half, truck.width, truck.chassis
     shape.box((middle, width * 0.93, bed + 0.16), (half, 0.03, 0.13), mirrored=True)
@@ -158,7 +157,7 @@ def _add_pickup_bed(shape: Shape, truck: _Truck, draw: Draws) -> None:
         shape.box((middle, 0, bed + 0.24), (half * 0.6, width * 0.6, 0.14), edge=0.03)
 
 
-def _add_mixer(shape: Shape, truck: _Truck, draw: Draws) -> None:
+def _add_mixer(shape: Shape, truck: _Truck, draw: ToyRandom) -> None:
     """A tilted drum, its funnel and its pump."""
     shape.ellipsoid(
         (truck.middle + 0.04, 0, truck.chassis + 0.48),

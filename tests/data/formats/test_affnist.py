@@ -1,87 +1,44 @@
-"""affNIST's files, small ones in the real format: read back exactly, or refused in a sentence."""
+"""affNIST's files, small ones in the real format: read back exactly, or refused in a message."""
 
 from __future__ import annotations
 
 import hashlib
-import io
 import re
 import shutil
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-from urllib.error import URLError
 
 import numpy as np
 import pytest
-import scipy.io
 
 from capsule_lab.data.download import fetch
 from capsule_lab.data.formats import affnist
 from capsule_lab.data.formats.affnist import check, download, find, load, load_mat
 from capsule_lab.errors import DataError
-
-CASES = 320  # 32 versions of each of ten digits
-RANDOM = np.random.default_rng(0)
-IMAGES = RANDOM.integers(0, 256, (CASES, 40, 40), dtype=np.uint8)
-LABELS = RANDOM.permutation(np.arange(CASES) % 10).astype(np.uint8)
-TRANSFORMS = RANDOM.uniform(-1, 1, (CASES, 6))
-ZIPS = ("test.mat.zip", "test_batches.zip")
-
-
-def fields(cases: slice = slice(None)) -> dict[str, Any]:
-    """What a file holds, in its order and as MATLAB has it: a case is a column, and a pixel a row of it."""
-    images, labels = IMAGES[cases], LABELS[cases]
-    number = np.arange(len(images), dtype=np.float64)[None] + 1
-    return {
-        "affine_transform": np.zeros((3, 3)),
-        "inverse_affine_transform": np.zeros((3, 3)),
-        "image": images.reshape(len(images), -1).T,
-        "id": number,
-        "label_one_of_n": np.eye(10)[labels].T,
-        "label_int": labels[None],
-        "human_readable_transform": TRANSFORMS[cases].T,
-        "original_id": number,
-    }
-
-
-def mat(content: dict[str, Any], *, compressed: bool = True) -> bytes:
-    written = io.BytesIO()
-    scipy.io.savemat(written, content, do_compression=compressed)
-    return written.getvalue()
-
-
-def batches() -> dict[str, bytes]:
-    """``1.mat`` to ``32.mat``, ten cases each."""
-    return {f"{n + 1}.mat": mat({"affNISTdata": fields(slice(10 * n, 10 * n + 10))}) for n in range(32)}
-
-
-def zipped(contents: dict[str, bytes]) -> bytes:
-    written = io.BytesIO()
-    with zipfile.ZipFile(written, "w") as archive:
-        for name, content in contents.items():
-            archive.writestr(zipfile.ZipInfo(name), content)
-    return written.getvalue()
+from tests.helpers.affnist_files import (
+    CASES,
+    IMAGES,
+    LABELS,
+    TRANSFORMS,
+    ZIPS,
+    count_as_affnist,
+    fields,
+    mat,
+    write_affnist,
+    zipped,
+)
+from tests.helpers.data_modules import answer_downloads
 
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory) -> Path:
-    """All that affNIST's test set may lie in, beside each other."""
-    folder = tmp_path_factory.mktemp("affNIST")
-    (folder / "test.mat").write_bytes(mat({"affNISTdata": fields()}))
-    (folder / "test.mat.zip").write_bytes(zipped({"test.mat": (folder / "test.mat").read_bytes()}))
-    (folder / "test_batches").mkdir()
-    for name, content in batches().items():
-        (folder / "test_batches" / name).write_bytes(content)
-    (folder / "test_batches.zip").write_bytes(zipped({f"test_batches/{n}": c for n, c in batches().items()}))
-    return folder
+    return write_affnist(tmp_path_factory.mktemp("affNIST"))
 
 
 @pytest.fixture(autouse=True)
 def counts_as_real(written, monkeypatch) -> None:
-    monkeypatch.setattr(affnist, "TEST_DIGITS", (1,) * 10)
-    sums = {name: hashlib.sha256((written / name).read_bytes()).hexdigest() for name in ZIPS}
-    monkeypatch.setattr(affnist, "SHA256", sums)
+    count_as_affnist(written, monkeypatch)
 
 
 @pytest.fixture
@@ -144,7 +101,7 @@ def test_labels_may_be_of_any_kind_of_whole_number(tmp_path, kind):
         (("test_batches.zip", "test_batches"), "test_batches.zip"),
     ],
 )
-def test_what_can_be_checked_best_is_read(of, there, found):
+def test_files_with_a_published_checksum_are_preferred(of, there, found):
     path = find(of(*there))
     assert (path and path.name) == found
 
@@ -171,15 +128,15 @@ def test_published_checksums_are_of_two_zips():
     }
 
 
-# --- what is not right ends in a sentence
+# --- what is not right ends in a message
 
 
 def refusal(function: Callable[..., Any], *arguments: Any) -> str:
     with pytest.raises(DataError) as caught:
         function(*arguments)
-    sentence = str(caught.value)
-    assert "\n" not in sentence
-    return sentence
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
 
 
 def changed(**change: Any) -> bytes:
@@ -219,11 +176,11 @@ BAD = {
 
 @pytest.mark.parametrize("kind", BAD)
 def test_bad_file_is_named_with_what_is_wrong(tmp_path, kind):
-    content, said = BAD[kind]
+    content, expected = BAD[kind]
     (tmp_path / "test.mat").write_bytes(content)
-    sentence = refusal(load, tmp_path)
-    assert sentence.startswith(f"{tmp_path / 'test.mat'} ")
-    assert said in sentence
+    message = refusal(load, tmp_path)
+    assert message.startswith(f"{tmp_path / 'test.mat'} ")
+    assert expected in message
 
 
 @pytest.mark.parametrize("kind", BAD)
@@ -234,11 +191,11 @@ def test_bad_file_is_found_before_training(tmp_path, kind):
 
 @pytest.mark.parametrize("kind", ["truncated", "no image", "label 10"])
 def test_bad_file_in_a_zip_is_named(tmp_path, kind):
-    content, said = BAD[kind]
+    content, expected = BAD[kind]
     (tmp_path / "test.mat.zip").write_bytes(zipped({"test.mat": content}))
-    sentence = refusal(load, tmp_path)
-    assert sentence.startswith(f"{tmp_path / 'test.mat.zip' / 'test.mat'} ")
-    assert said in sentence
+    message = refusal(load, tmp_path)
+    assert message.startswith(f"{tmp_path / 'test.mat.zip' / 'test.mat'} ")
+    assert expected in message
 
 
 def test_bad_batch_is_named(of):
@@ -255,8 +212,8 @@ def test_missing_batches_are_named(of, name):
     if name.endswith(".zip"):
         contents = {path.name: path.read_bytes() for path in (folder / "test_batches").iterdir()}
         (folder / name).write_bytes(zipped(contents))
-    sentence = refusal(load, folder)
-    assert sentence.startswith(f"{folder / name} lacks 7.mat, 31.mat; expected all files of affNIST")
+    message = refusal(load, folder)
+    assert message.startswith(f"{folder / name} lacks 7.mat, 31.mat; expected all files of affNIST")
 
 
 def test_batches_of_different_kinds_are_refused(of):
@@ -271,9 +228,9 @@ def test_batches_of_different_kinds_are_refused(of):
 def test_zip_that_is_not_the_published_one_is_refused(of, name, damage):
     folder = of(name)
     (folder / name).write_bytes(damage((folder / name).read_bytes()))
-    sentence = refusal(check, folder)
-    assert sentence.startswith(f"{folder / name} (")
-    assert affnist.SHA256[name] in sentence
+    message = refusal(check, folder)
+    assert message.startswith(f"{folder / name} (")
+    assert affnist.SHA256[name] in message
 
 
 @pytest.mark.parametrize("content", [b"", b"<!DOCTYPE html>", zipped({})[:-1]])
@@ -285,13 +242,13 @@ def test_zip_that_cannot_be_opened_is_named(tmp_path, content):
 @pytest.mark.parametrize(("digits", "count"), [((1,) * 9 + (2,), 352), ((2,) * 10, 640)])
 def test_other_counts_than_of_the_test_set_are_refused(of, monkeypatch, digits, count):
     monkeypatch.setattr(affnist, "TEST_DIGITS", digits)
-    sentence = refusal(load, of("test.mat"))
-    assert f"holds 320 images, {[32] * 10} of the digits 0 to 9; expected {count}" in sentence
+    message = refusal(load, of("test.mat"))
+    assert f"holds 320 images, {[32] * 10} of the digits 0 to 9; expected {count}" in message
 
 
-def test_nothing_there_says_what_to_put_there(tmp_path):
-    sentence = refusal(load, tmp_path)
-    assert sentence.startswith(f"{tmp_path} holds no test set of affNIST; expected test.mat.zip, ")
+def test_missing_files_are_named(tmp_path):
+    message = refusal(load, tmp_path)
+    assert message.startswith(f"{tmp_path} holds no test set of affNIST; expected test.mat.zip, ")
 
 
 def test_counts_are_those_of_mnist(written):
@@ -304,33 +261,24 @@ def test_counts_are_those_of_mnist(written):
 
 
 @pytest.mark.parametrize(
-    ("answer", "said"),
+    ("answer", "expected"),
     [
         (lambda path: path.read_bytes(), None),
-        (lambda path: path.read_bytes()[:-1], "with another SHA-256"),
-        (lambda path: b"", "sent 0 bytes with another SHA-256"),
-        (lambda path: URLError("no network in tests"), "no network in tests"),
+        (lambda path: path.read_bytes()[:-1], "does not match the known hash"),
+        (lambda path: b"", "does not match the known hash"),
+        (lambda path: OSError("no network in tests"), "no network in tests"),
     ],
     ids=["whole", "truncated", "empty", "no network"],
 )
-def test_download_comes_whole_or_not_at_all(written, tmp_path, monkeypatch, answer, said):
-    asked = []
-
-    def serve(url: str) -> io.BytesIO:
-        asked.append(url)
-        found = answer(written / url.rpartition("/")[2])
-        if isinstance(found, Exception):
-            raise found
-        return io.BytesIO(found)
-
-    monkeypatch.setattr("urllib.request.urlopen", serve)
+def test_download_is_complete_or_leaves_nothing(written, tmp_path, monkeypatch, answer, expected):
+    asked = answer_downloads(monkeypatch, lambda url: answer(written / url.rpartition("/")[2]))
     folder = tmp_path / "data" / "affNIST"
     problem = fetch(folder, download)
     assert asked == ["https://www.cs.toronto.edu/~tijmen/affNIST/32x/transformed/test.mat.zip"]
-    if said is None:
+    if expected is None:
         assert problem is None
         assert everything_below(tmp_path) == ["data", "data/affNIST", "data/affNIST/test.mat.zip"]
         np.testing.assert_array_equal(load(folder).images[:, 0].numpy(), IMAGES)
     else:
-        assert said in problem
+        assert expected in problem
         assert everything_below(tmp_path) == ["data"]

@@ -25,6 +25,7 @@ from capsule_lab.data.standins import toynorb
 from capsule_lab.data.standins.toynorb import files, processes
 from capsule_lab.data.standins.toynorb.files import labels_and_info, render_files
 from capsule_lab.errors import DataError
+from tests.helpers.toynorb_images import painted
 
 LEVELS = {"size": 8, "elevations": (0, 4, 8), "azimuths": (0, 9), "lightings": (1, 5)}
 NAMES = {
@@ -32,16 +33,6 @@ NAMES = {
     for split, instances in (("training", "46789"), ("testing", "01235"))
 }
 ALL = sorted([*NAMES["training"].values(), *NAMES["testing"].values(), "provenance.json"])
-
-
-def painted(category, instance, elevations, azimuths, lightings, eyes=(-1, 1), *, size=96, seed=0) -> np.ndarray:
-    """Images whose pixels tell what they are of."""
-    grids = np.meshgrid(elevations, azimuths, lightings, eyes, indexing="ij")
-    factors = np.stack([np.full(grids[0].shape, category), np.full(grids[0].shape, instance), *grids], axis=-1) + 1
-    images = np.zeros((*grids[0].shape, size * size), np.uint8)
-    images[..., :6] = factors
-    images[..., 6] = seed
-    return images.reshape(*grids[0].shape, size, size)
 
 
 @pytest.fixture
@@ -99,11 +90,11 @@ def test_every_image_has_its_own_labels(tmp_path, split):
     images, labels, info = (read_matrix(tmp_path / NAMES[split][part]) for part in ("dat", "cat", "info"))
     assert (images.shape, images.dtype) == ((5 * 5 * 3 * 2 * 2, 2, 8, 8), np.uint8)
     assert (labels.dtype, info.dtype) == (np.int32, np.int32)
-    told = images.reshape(len(images), 2, 64)[:, :, :6].astype(int) - 1
+    reported = images.reshape(len(images), 2, 64)[:, :, :6].astype(int) - 1
     for eye, number in ((0, -1), (1, 1)):
-        np.testing.assert_array_equal(told[:, eye, 0], labels)
-        np.testing.assert_array_equal(told[:, eye, 1:5] * [1, 1, 2, 1], info)
-        assert set(told[:, eye, 5].tolist()) == {number}
+        np.testing.assert_array_equal(reported[:, eye, 0], labels)
+        np.testing.assert_array_equal(reported[:, eye, 1:5] * [1, 1, 2, 1], info)
+        assert set(reported[:, eye, 5].tolist()) == {number}
     assert set(info[:, 0]) == set({"training": (4, 6, 7, 8, 9), "testing": (0, 1, 2, 3, 5)}[split])
     assert set(info[:, 2]) == {0, 18}
 
@@ -147,20 +138,20 @@ def test_what_is_rendered_is_what_render_gives(tmp_path, monkeypatch):
 # --- whole or not at all ----------------------------------------------------------------------------------------------
 
 
-def test_a_whole_set_is_left_as_it_is(tmp_path, asked):
+def test_a_complete_set_is_not_changed(tmp_path, asked):
     render_files(tmp_path, **LEVELS)
     before = {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
     asked.clear()
-    told: list[int] = []
-    render_files(tmp_path, **LEVELS, progress=lambda *numbers: told.extend(numbers))
-    assert (asked, told) == ([], [])
+    reported: list[int] = []
+    render_files(tmp_path, **LEVELS, progress=lambda *numbers: reported.extend(numbers))
+    assert (asked, reported) == ([], [])
     assert {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()} == before
 
 
 def test_progress_counts_toys(tmp_path, asked):
-    told: list[tuple[int, int]] = []
-    render_files(tmp_path, **LEVELS, progress=lambda done, total: told.append((done, total)))
-    assert told == [(done, 50) for done in range(51)]
+    reported: list[tuple[int, int]] = []
+    render_files(tmp_path, **LEVELS, progress=lambda done, total: reported.append((done, total)))
+    assert reported == [(done, 50) for done in range(51)]
     assert sorted(asked) == [(category, instance) for category in range(5) for instance in range(10)]
 
 
@@ -170,9 +161,9 @@ def test_an_interrupted_set_goes_on(tmp_path, asked, toys):
         render_files(tmp_path / "stopped", **LEVELS, progress=interrupt_after(toys))
     assert len(asked) == toys
     assert [path.name for path in (tmp_path / "stopped").iterdir() if not path.name.startswith(".")] == []
-    told: list[int] = []
-    render_files(tmp_path / "stopped", **LEVELS, progress=lambda done, _: told.append(done))
-    assert told == list(range(toys, 51))
+    reported: list[int] = []
+    render_files(tmp_path / "stopped", **LEVELS, progress=lambda done, _: reported.append(done))
+    assert reported == list(range(toys, 51))
     assert len(asked) == len(set(asked)) == 50
     render_files(tmp_path / "at_once", **LEVELS)
     assert content(tmp_path / "stopped") == content(tmp_path / "at_once")
@@ -191,7 +182,7 @@ def test_a_damaged_toy_is_rendered_again(tmp_path, asked, harm):
 
 
 @pytest.mark.parametrize("name", ["training-dat", "testing-info", "provenance"])
-def test_files_appear_whole_and_the_record_last(tmp_path, monkeypatch, name):
+def test_files_appear_complete_and_the_record_last(tmp_path, monkeypatch, name):
     """A failure between any two files leaves what a later call mends."""
     monkeypatch.setattr(files, "render", painted)
     replace = os.replace
@@ -206,7 +197,7 @@ def test_files_appear_whole_and_the_record_last(tmp_path, monkeypatch, name):
         render_files(tmp_path / "set", **LEVELS)
     names = [path.name for path in (tmp_path / "set").iterdir()]
     assert "provenance.json" not in names
-    assert [part for part in names if name in part or part.endswith(".part")] == []
+    assert [part for part in names if name in part] == []
     monkeypatch.setattr(os, "replace", replace)
     render_files(tmp_path / "set", **LEVELS)
     assert sorted(path.name for path in (tmp_path / "set").iterdir()) == ALL
@@ -243,7 +234,7 @@ def test_real_files_are_not_replaced(tmp_path, name):
     assert content(tmp_path) == {name: b"real"}
 
 
-def test_a_set_of_another_version_is_not_taken_for_this_one(tmp_path, asked, monkeypatch):
+def test_a_set_of_another_version_is_not_replaced(tmp_path, asked, monkeypatch):
     render_files(tmp_path, **LEVELS)
     monkeypatch.setattr(files, "VERSION", toynorb.VERSION + 1)
     with pytest.raises(DataError, match="of another set"):
@@ -251,7 +242,7 @@ def test_a_set_of_another_version_is_not_taken_for_this_one(tmp_path, asked, mon
 
 
 @pytest.mark.usefixtures("asked")
-def test_what_others_had_begun_is_cleared_away(tmp_path):
+def test_unfinished_work_of_other_plans_is_removed(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         render_files(tmp_path, seed=5, **LEVELS, progress=interrupt_after(3))
     render_files(tmp_path, **LEVELS)
@@ -354,21 +345,21 @@ def test_jobs_are_spread_over_processes(tmp_path):
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
 @pytest.mark.parametrize(
-    ("job", "error", "sentence"),
+    ("job", "error", "message"),
     [(-3, ValueError, "there is no job -3"), (0, processes.WorkerError, "a rendering process ended before its work")],
 )
 @pytest.mark.usefixtures("fork")
-def test_what_goes_wrong_in_a_process_is_said_here(tmp_path, job, error, sentence):
-    with pytest.raises(error, match=sentence):
+def test_an_error_in_a_process_is_raised_here(tmp_path, job, error, message):
+    with pytest.raises(error, match=message):
         processes.run(Touch(tmp_path), [1, 2, job], 2, lambda: None)
     assert multiprocessing.active_children() == []
 
 
-# --- what is wrong is said --------------------------------------------------------------------------------------------
+# --- mistakes
 
 
 @pytest.mark.parametrize(
-    ("wrong", "sentence"),
+    ("wrong", "message"),
     [
         ({"size": 1000}, "size is 1000; expected 8 to 256 pixels"),
         ({"elevations": [9]}, "elevations is 9; expected some"),
@@ -380,7 +371,7 @@ def test_what_goes_wrong_in_a_process_is_said_here(tmp_path, job, error, sentenc
     ids=str,
 )
 @pytest.mark.usefixtures("unchecked_types", "asked")
-def test_wrong_arguments(tmp_path, wrong, sentence):
-    with pytest.raises(ValueError, match=sentence):
+def test_wrong_arguments(tmp_path, wrong, message):
+    with pytest.raises(ValueError, match=message):
         render_files(tmp_path / "set", **wrong)
     assert not (tmp_path / "set").exists()

@@ -10,8 +10,8 @@ import pytest
 
 from capsule_lab.data.standins.toynorb import airplanes, animals, cars, humans, toys, trucks
 from capsule_lab.data.standins.toynorb.camera import rays, view
-from capsule_lab.data.standins.toynorb.light import look
-from capsule_lab.data.standins.toynorb.rng import Draws
+from capsule_lab.data.standins.toynorb.light import shade
+from capsule_lab.data.standins.toynorb.rng import ToyRandom
 from capsule_lab.data.standins.toynorb.shapes import Shape, cosine_and_sine
 from capsule_lab.data.standins.toynorb.toys import (
     CATEGORIES,
@@ -122,7 +122,7 @@ def test_cosine_and_sine(degrees):
 
 
 def test_numbers_are_the_same_everywhere():
-    draw = Draws(3, 7, 11)
+    draw = ToyRandom(3, 7, 11)
     assert [draw(1, 2), draw(-5, 5), draw.chance(0.5), draw.chance(1), draw.chance(0)] == [
         1.172818397085914, -1.7348803881298123, True, True, False,
     ]  # fmt: skip
@@ -130,7 +130,7 @@ def test_numbers_are_the_same_everywhere():
 
 @pytest.mark.parametrize("other", [(3, 7, 12), (3, 8, 11), (4, 7, 11)])
 def test_every_toy_has_numbers_of_its_own(other):
-    assert Draws(3, 7, 11)(0, 1) != Draws(*other)(0, 1)
+    assert ToyRandom(3, 7, 11)(0, 1) != ToyRandom(*other)(0, 1)
 
 
 def test_instances_are_smallnorbs():
@@ -164,13 +164,13 @@ def test_toy_stands_on_the_table(category, instance):
 
 
 @pytest.mark.parametrize(("category", "instance"), TOYS)
-def test_toy_is_whole_in_the_image(category, instance):
+def test_toy_is_completely_in_the_image(category, instance):
     """From all sides, with room to spare: not on the two outermost rows and columns of 48."""
     toy, size = toy_of(category, instance), 48
     views = [view(toy, elevation, azimuth, -1) for elevation, azimuth in ((30, 0), (30, 100), (70, 60))]
     middles = ((np.arange(size) + 0.5) * 2 / size - 1).astype(np.float32)
     upwards, across = (np.tile(grid.ravel(), 3) for grid in np.meshgrid(-middles, middles, indexing="ij"))
-    seen = look(toy, rays(views, np.repeat(np.arange(3), size * size), across, upwards), [0])
+    seen = shade(toy, rays(views, np.repeat(np.arange(3), size * size), across, upwards), [0])
     assert [part.dtype for part in (seen.radiance, seen.depth, seen.normal)] == [np.float32] * 3
     images = seen.toy.reshape(3, size, size)
     assert np.all((images.mean(axis=(1, 2)) > 0.02) & (images.mean(axis=(1, 2)) < 0.5))

@@ -11,7 +11,7 @@ import pytest
 
 from capsule_lab.data.standins.toynorb import AZIMUTHS, ELEVATIONS, LIGHTINGS, rendering
 from capsule_lab.data.standins.toynorb.camera import rays, view
-from capsule_lab.data.standins.toynorb.light import Seen, look
+from capsule_lab.data.standins.toynorb.light import Shaded, shade
 from capsule_lab.data.standins.toynorb.rendering import render
 from capsule_lab.data.standins.toynorb.shapes import Shape
 from capsule_lab.data.standins.toynorb.toys import Toy, on_the_table
@@ -108,10 +108,10 @@ def marked(*mark: float) -> Toy:
     return toy
 
 
-def seen(toy: Toy, camera: tuple[int, int, int], size: int = 40) -> Seen:
+def seen(toy: Toy, camera: tuple[int, int, int], size: int = 40) -> Shaded:
     middles = ((np.arange(size) + 0.5) * 2 / size - 1).astype(np.float32)
     upwards, across = (grid.ravel() for grid in np.meshgrid(-middles, middles, indexing="ij"))
-    return look(toy, rays([view(toy, *camera)], np.zeros(size * size, int), across, upwards), [0])
+    return shade(toy, rays([view(toy, *camera)], np.zeros(size * size, int), across, upwards), [0])
 
 
 def place_of(mark: tuple[float, float, float], *camera: int) -> tuple[float, float]:
@@ -218,11 +218,11 @@ def test_edges_are_smooth(monkeypatch):
     assert np.abs(np.diff(rough)).max() <= np.abs(np.diff(jagged)).max()
 
 
-# --- what is wrong is said --------------------------------------------------------------------------------------------
+# --- mistakes
 
 
 @pytest.mark.parametrize(
-    ("wrong", "sentence"),
+    ("wrong", "message"),
     [
         ({"category": 5}, "category is 5; expected one of 0 to 4"),
         ({"category": -1}, "category is -1; expected one of 0 to 4"),
@@ -240,7 +240,7 @@ def test_edges_are_smooth(monkeypatch):
     ids=str,
 )
 @pytest.mark.usefixtures("unchecked_types")
-def test_wrong_arguments(wrong, sentence):
+def test_wrong_arguments(wrong, message):
     options = {"category": 0, "instance": 0, "elevations": [0], "azimuths": [0], "lightings": [0], **wrong}
-    with pytest.raises(ValueError, match=sentence):
+    with pytest.raises(ValueError, match=message):
         render(**options)

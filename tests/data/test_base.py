@@ -1,0 +1,202 @@
+"""A data set of one's own: ``tests/templates/my_data``, two files outside of the package, works as it is."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from capsule_lab.data import AbstractDataModule, AbstractSource, Images
+from capsule_lab.errors import DataError, MissingDataError
+from capsule_lab.types import Batch, DataSpec
+from tests.helpers.commands import NO_PICTURES, ROOT, TINY_CNN, Ended
+from tests.helpers.data_modules import trainer
+
+TEMPLATE = ROOT / "tests" / "templates" / "my_data"
+
+
+@pytest.fixture
+def my_data(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Any]:
+    """The DataModule of the template, in a folder outside of ours."""
+    shutil.copytree(TEMPLATE, tmp_path / "own", ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.syspath_prepend(str(tmp_path / "own"))
+    import stripes
+
+    yield stripes.StripesDataModule
+    del sys.modules["stripes"]
+
+
+def seen(data: AbstractDataModule, epoch: int = 0) -> dict[int, torch.Tensor]:
+    """Every training image of an epoch as the network gets it, by its key."""
+    loader = data.train_dataloader()
+    loader.batches.set_epoch(epoch)
+    batches = [data.on_after_batch_transfer(batch, 0) for batch in loader]
+    return {key: image for batch in batches for key, image in zip(batch.key.tolist(), batch.images, strict=True)}
+
+
+def of(module: Any, *, rank: int = 0, world_size: int = 1, **options: Any) -> AbstractDataModule:
+    data = module(**options)
+    data.trainer = trainer(rank=rank, world_size=world_size)
+    data.setup("fit")
+    return data
+
+
+def equal(one: dict[int, torch.Tensor], other: dict[int, torch.Tensor]) -> bool:
+    return one.keys() == other.keys() and all(image.equal(other[key]) for key, image in one.items())
+
+
+# --- the template -----------------------------------------------------------------------------------------------------
+
+
+def test_template_is_as_short_as_promised() -> None:
+    lines = [line for line in (TEMPLATE / "stripes.py").read_text().splitlines() if line]
+    assert len(lines) <= 25
+
+
+@pytest.mark.usefixtures("my_data")
+def test_template_trains_for_a_step(cli: Callable[..., Ended], tmp_path: Path) -> None:
+    options = ["trainer.max_steps=1", "trainer.accelerator=cpu", "train.directory=run", *NO_PICTURES]
+    ended = cli("train", "--config-dir", str(tmp_path / "own" / "conf"), *TINY_CNN, "data=stripes", *options)
+    assert (ended.status, ended.err) == (0, "")
+    assert "on stripes" in ended.out
+    assert (tmp_path / "run" / "metrics.json").is_file()
+
+
+@pytest.mark.parametrize(("batch_size", "parts"), [(7, 1), (66, 1), (33, 2)])
+def test_transforms_of_torchvision_depend_on_the_image_alone(my_data: Any, batch_size: int, parts: int) -> None:
+    options = {"validation": "none", "train_images": 66}
+    whole = seen(of(my_data, **options, batch_size=66))
+    found: dict[int, torch.Tensor] = {}
+    for rank in range(parts):
+        found |= seen(of(my_data, **options, batch_size=batch_size, rank=rank, world_size=parts))
+    assert equal({key: whole[key] for key in found}, found)
+    assert len(found) >= 63  # the last batch of seven is dropped
+
+
+def test_transforms_of_torchvision_go_on_where_a_run_was_stopped(my_data: Any) -> None:
+    whole = seen(of(my_data, batch_size=50), epoch=3)
+    stopped, resumed = (of(my_data, batch_size=50) for _ in range(2))
+    loader = stopped.train_dataloader()
+    loader.batches.set_epoch(3)
+    batches = iter(loader)
+    before = torch.cat([next(batches).key for _ in range(2)]).tolist()
+    torch.manual_seed(5)
+    resumed.load_state_dict(stopped.state_dict())
+    after = seen(resumed, epoch=3)
+    assert not set(before) & set(after)
+    assert equal({key: whole[key] for key in after}, after)
+    assert len(before) + len(after) == len(whole)
+
+
+def test_transforms_of_torchvision_are_new_in_every_epoch(my_data: Any) -> None:
+    one, other = (torch.stack(list(seen(of(my_data), epoch).values())) for epoch in (0, 1))
+    assert not one.sort(0).values.equal(other.sort(0).values)
+
+
+@pytest.mark.parametrize(("training", "augment"), [(True, False), (False, True)])
+def test_images_are_not_augmented_without_augmentation_or_training(my_data: Any, training: bool, augment: bool) -> None:
+    data = of(my_data, augment=augment)
+    data.trainer.training = training
+    batch = next(iter(data.train_dataloader()))
+    assert data.on_after_batch_transfer(batch, 0).images.equal(batch.images[:, :, 2:18, 2:18] / 255)
+
+
+# --- where images come from -------------------------------------------------------------------------------------------
+
+
+class Missing(AbstractSource):
+    def find(self) -> None:
+        raise MissingDataError("the images are not in data/images; put them there")
+
+    def load(self, *, train: bool) -> Images:
+        pytest.fail("there is nothing to load")
+
+    def provenance(self) -> dict[str, Any]:
+        return {"name": "missing"}
+
+
+class Zeros(AbstractSource):
+    def load(self, *, train: bool) -> Images:
+        return Images(torch.zeros(20, 1, 4, 4, dtype=torch.uint8), torch.arange(20) % 2)
+
+    def provenance(self) -> dict[str, Any]:
+        return {"name": "zeros"}
+
+
+class MissingDataModule(AbstractDataModule):
+    spec = DataSpec(image_shape=(1, 4, 4), num_classes=2)
+
+    def __init__(self, *, standin: AbstractSource | None = None, **options: Any) -> None:
+        super().__init__(**options)
+        self.real_source = Missing()
+        self.standin_source = standin
+
+
+@pytest.mark.parametrize(
+    ("source", "error", "message"),
+    [
+        (
+            "auto", MissingDataError,
+            r"^the images are not in data/images; put them there\. MissingDataModule has no stand-in$",
+        ),
+        ("real", MissingDataError, r"^the images are not in data/images; put them there$"),
+        ("standin", DataError, r"^data\.source is standin, and MissingDataModule has no stand-in: set data\.source=r"),
+    ],
+)  # fmt: skip
+def test_without_images_and_stand_in_is_an_error(source: Any, error: type[DataError], message: str) -> None:
+    data = MissingDataModule(source=source)
+    with pytest.raises(error, match=message):
+        data.setup("fit")
+    assert (data.provenance, data.sets) == ({}, {})
+
+
+@pytest.mark.parametrize("source", ["auto", "standin"])
+def test_a_stand_in_is_optional_and_is_used_if_there_is_one(source: Any, caplog: pytest.LogCaptureFixture) -> None:
+    data = MissingDataModule(source=source, standin=Zeros(), validation="none")
+    data.setup("fit")
+    assert data.uses_standin
+    assert data.provenance["name"] == "zeros"
+    assert [record.getMessage().partition(":")[0] for record in caplog.records] == ["STAND-IN DATA, not the real set"]
+
+
+def test_without_any_transform_is_an_error() -> None:
+    data = MissingDataModule(source="standin", standin=Zeros(), validation="none")
+    data.setup("fit")
+    with pytest.raises(NotImplementedError, match=r"^MissingDataModule has no eval_transform; expected one"):
+        data.on_after_batch_transfer(next(iter(data.train_dataloader())), 0)
+
+
+# --- sets and their names ---------------------------------------------------------------------------------------------
+
+
+class InParts(MissingDataModule):
+    test_parts = ("familiar", "novel")
+    further_validations = ("affine",)
+
+    def transform_batch(self, batch: Batch, name: str) -> Batch:
+        self.asked = [*getattr(self, "asked", []), name]
+        return batch
+
+
+@pytest.mark.parametrize(
+    ("state", "names"),
+    [
+        (None, ["val", "affine"]),
+        ({"training": True}, ["train"]),
+        ({"training": False}, ["val", "affine"]),
+        ({"training": False, "testing": True}, ["familiar", "novel"]),
+    ],
+    ids=str,
+)
+def test_a_batch_is_transformed_under_the_name_of_its_set(state: dict[str, bool] | None, names: list[str]) -> None:
+    data: Any = InParts(standin=Zeros())
+    data.trainer = None if state is None else trainer(**state)
+    batch = Batch(torch.zeros(1, 1, 4, 4, dtype=torch.uint8), torch.zeros(1).long(), torch.zeros(1).long())
+    for number in range(len(names)):
+        data.on_after_batch_transfer(batch, number)
+    assert data.asked == names

@@ -1,0 +1,76 @@
+"""Small files in affNIST's format that count as the real ones."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.io
+
+from capsule_lab.data.formats import affnist
+
+CASES = 320  # 32 versions of each of ten digits
+RANDOM = np.random.default_rng(0)
+IMAGES = RANDOM.integers(0, 256, (CASES, 40, 40), dtype=np.uint8)
+LABELS = RANDOM.permutation(np.arange(CASES) % 10).astype(np.uint8)
+TRANSFORMS = RANDOM.uniform(-1, 1, (CASES, 6))
+ZIPS = ("test.mat.zip", "test_batches.zip")
+
+
+def fields(cases: slice = slice(None)) -> dict[str, Any]:
+    """What a file holds, in its order and as MATLAB has it: a case is a column, and a pixel a row of it."""
+    images, labels = IMAGES[cases], LABELS[cases]
+    number = np.arange(len(images), dtype=np.float64)[None] + 1
+    return {
+        "affine_transform": np.zeros((3, 3)),
+        "inverse_affine_transform": np.zeros((3, 3)),
+        "image": images.reshape(len(images), -1).T,
+        "id": number,
+        "label_one_of_n": np.eye(10)[labels].T,
+        "label_int": labels[None],
+        "human_readable_transform": TRANSFORMS[cases].T,
+        "original_id": number,
+    }
+
+
+def mat(content: dict[str, Any], *, compressed: bool = True) -> bytes:
+    written = io.BytesIO()
+    scipy.io.savemat(written, content, do_compression=compressed)
+    return written.getvalue()
+
+
+def batches() -> dict[str, bytes]:
+    """``1.mat`` to ``32.mat``, ten cases each."""
+    return {f"{n + 1}.mat": mat({"affNISTdata": fields(slice(10 * n, 10 * n + 10))}) for n in range(32)}
+
+
+def zipped(contents: dict[str, bytes]) -> bytes:
+    written = io.BytesIO()
+    with zipfile.ZipFile(written, "w") as archive:
+        for name, content in contents.items():
+            archive.writestr(zipfile.ZipInfo(name), content)
+    return written.getvalue()
+
+
+def write_affnist(folder: Path) -> Path:
+    """The test set in all forms that it may have, beside each other."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "test.mat").write_bytes(mat({"affNISTdata": fields()}))
+    (folder / "test.mat.zip").write_bytes(zipped({"test.mat": (folder / "test.mat").read_bytes()}))
+    (folder / "test_batches").mkdir()
+    for name, content in batches().items():
+        (folder / "test_batches" / name).write_bytes(content)
+    (folder / "test_batches.zip").write_bytes(zipped({f"test_batches/{n}": c for n, c in batches().items()}))
+    return folder
+
+
+def count_as_affnist(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make the files of ``write_affnist`` the published ones."""
+    monkeypatch.setattr(affnist, "TEST_DIGITS", (1,) * 10)
+    sums = {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in ZIPS}
+    monkeypatch.setattr(affnist, "SHA256", sums)

@@ -1,0 +1,85 @@
+"""Small files in CIFAR10's format, good and broken ones."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+
+import numpy as np
+import torch
+
+from capsule_lab.data.cifar10 import ARCHIVE
+from capsule_lab.data.loader import Images
+
+IMAGES = 12  # in each file
+RANDOM = np.random.default_rng(0)
+BATCHES = {
+    name: (RANDOM.integers(0, 256, (IMAGES, 3072), dtype=np.uint8), RANDOM.integers(0, 10, IMAGES).tolist())
+    for name in (*(f"data_batch_{n}" for n in range(1, 6)), "test_batch")
+}
+
+
+def text(written: bytes) -> bytes:
+    return b"U" + bytes([len(written)]) + written
+
+
+def array(values: np.ndarray, kind: bytes = b"u1") -> bytes:
+    """As Python 2 pickles an array: its making, then its state."""
+    sizes = b"".join(b"M" + size.to_bytes(2, "little") for size in values.shape)
+    return (
+        b"cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\x00\x85" + text(b"b") + b"\x87R(K\x01("
+        + sizes + b"tcnumpy\ndtype\n" + text(kind) + b"K\x00K\x01\x87R(K\x03" + text(b"|")
+        + b"NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb\x89T"
+        + values.nbytes.to_bytes(4, "little") + values.tobytes() + b"tb"
+    )  # fmt: skip
+
+
+def pickled(pixels: bytes, labels: list[int], *, key: bytes = b"labels") -> bytes:
+    """A batch in protocol 2, entry by entry as in the real files."""
+    numbers = b"".join(b"K" + bytes([label]) for label in labels)
+    names = b"".join(text(b"leptodactylus_s_%06d.png" % number) for number in range(len(labels)))
+    return (
+        b"\x80\x02}(" + text(b"batch_label") + text(b"training batch 1 of 5") + text(key) + b"](" + numbers + b"e"
+        + text(b"data") + pixels + text(b"filenames") + b"](" + names + b"eu."
+    )  # fmt: skip
+
+
+def stored(*batches: tuple[np.ndarray, list[int]]) -> Images:
+    """What the module makes of these batches."""
+    pixels = np.concatenate([pixels for pixels, _ in batches]).reshape(-1, 3, 32, 32)
+    return Images(torch.from_numpy(pixels), torch.tensor([label for _, labels in batches for label in labels]))
+
+
+CONTENTS = {name: pickled(array(pixels), labels) for name, (pixels, labels) in BATCHES.items()}
+TRAINING, TEST = stored(*list(BATCHES.values())[:5]), stored(BATCHES["test_batch"])
+
+
+def downloads(contents: dict[str, bytes]) -> dict[str, bytes]:
+    """What the server has: an archive of ``contents``."""
+    written = io.BytesIO()
+    with tarfile.open(fileobj=written, mode="w:gz") as archive:
+        for name, content in contents.items():
+            member = tarfile.TarInfo(f"cifar-10-batches-py/{name}")
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+    return {ARCHIVE: written.getvalue()}
+
+
+WHOLE = array(BATCHES["test_batch"][0])
+BROKEN = {
+    "truncated": (
+        pickled(WHOLE, BATCHES["test_batch"][1])[:-200],
+        r"cannot be read \(.+\); expected a file of CIFAR10",
+    ),
+    "empty": (b"", r"cannot be read \(Ran out of input\)"),
+    "another file": (b"<html>a login page</html>", r"cannot be read \(.+\)"),
+    "no labels": (
+        pickled(WHOLE, [0] * IMAGES, key=b"etikett"),
+        r"cannot be read \(it has batch_label, etikett, data, filenames, not data and labels\)",
+    ),
+    "label of CIFAR100": (pickled(WHOLE, [*range(10), 0, 10]), "has label 10; expected 0 to 9: remove it"),
+    "too few labels": (pickled(WHOLE, [0] * 11), r"of shape \(12, 3072\) and labels of shape \(11,\); expected uint8"),
+    "grey": (pickled(array(BATCHES["test_batch"][0][:, :1024]), [0] * IMAGES), r"uint8 of shape \(12, 1024\)"),
+    "flat": (pickled(array(BATCHES["test_batch"][0][0]), [0] * IMAGES), r"uint8 of shape \(3072,\)"),
+    "signed": (pickled(array(BATCHES["test_batch"][0], b"i1"), [0] * IMAGES), r"int8 of shape \(12, 3072\)"),
+}

@@ -1,0 +1,66 @@
+"""What tests of data modules share: a Trainer's state, downloads without a network, the network of an experiment."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pooch
+import pytest
+import torch
+
+from capsule_lab import build
+from capsule_lab.config import compose
+from capsule_lab.data import download
+
+Answer = bytes | Exception
+"""The content of a file, or why it cannot be downloaded."""
+
+
+def trainer(*, training: bool = True, testing: bool = False, rank: int = 0, world_size: int = 1) -> SimpleNamespace:
+    """The attributes of a Trainer that a data module reads."""
+    strategy = SimpleNamespace(root_device=torch.device("cpu"))
+    return SimpleNamespace(
+        training=training, testing=testing, global_rank=rank, world_size=world_size, strategy=strategy
+    )
+
+
+def answer_downloads(monkeypatch: pytest.MonkeyPatch, answer: Callable[[str], Answer]) -> list[str]:
+    """Downloads get what ``answer`` returns or raise it; the addresses asked for are in the list, each once."""
+    asked: list[str] = []
+
+    def respond(self: pooch.HTTPDownloader, url: str, path: str, cache: pooch.Pooch) -> None:
+        asked.append(url)
+        content = answer(url)
+        if isinstance(content, Exception):
+            raise content
+        Path(path).write_bytes(content)
+
+    monkeypatch.setattr(download, "_RETRIES", 0)
+    monkeypatch.setattr(pooch.HTTPDownloader, "__call__", respond)
+    return asked
+
+
+def serve(monkeypatch: pytest.MonkeyPatch, files: Mapping[str, Answer]) -> list[str]:
+    """Every server has these files, by their names."""
+    missing = OSError("404 Client Error: Not Found")
+    return answer_downloads(monkeypatch, lambda url: files.get(url.rpartition("/")[2], missing))
+
+
+def without_network(monkeypatch: pytest.MonkeyPatch, reason: str = "no network in tests") -> list[str]:
+    """Every download fails."""
+    return answer_downloads(monkeypatch, lambda url: OSError(reason))
+
+
+def forbid_downloads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A download fails the test."""
+    answer_downloads(monkeypatch, lambda url: pytest.fail(f"{url} was downloaded"))
+
+
+def network_of_experiment(experiment: str) -> Any:
+    """The network of an experiment that passes the check, its sizes without its weights."""
+    config = compose("train", [f"experiment={experiment}"])
+    build.check(config)
+    return build.build_without_weights(config).network

@@ -1,0 +1,53 @@
+"""Small files in smallNORB's format, real or of its stand-in."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+
+from capsule_lab.data.formats.binary_matrix import write_matrix
+from capsule_lab.data.standins import toynorb
+
+TRAINING, TESTING = (4, 6, 7, 8, 9), (0, 1, 2, 3, 5)  # instances, as published
+NAMES = {"training": "5x46789x9x18x6x2x96x96-training", "testing": "5x01235x9x18x6x2x96x96-testing"}
+
+
+def labels_and_factors(
+    instances: Sequence[int],
+    elevations: Sequence[int] = range(9),
+    azimuths: Sequence[int] = range(0, 36, 2),
+    lightings: Sequence[int] = range(6),
+) -> tuple[np.ndarray, np.ndarray]:
+    """Categories and info as the real test files order them; the full set unless levels are named."""
+    rows = list(product(instances, elevations, azimuths, lightings, range(5)))
+    factors = np.array([row[:4] for row in rows], dtype=np.int32)
+    return np.array([row[4] for row in rows], dtype=np.int32), factors
+
+
+def write_set(
+    folder: Path, *, side: int, size: str | None = None, suffix: str = ".mat", **levels: Sequence[int]
+) -> Path:
+    """The six files in the real format, with random pixels; by default 100 + 100 pairs from 4 viewpoints."""
+    levels = {"elevations": (0, 4), "azimuths": (0, 12), "lightings": (1,), **levels}
+    folder.mkdir(parents=True, exist_ok=True)
+    random = np.random.default_rng(side)
+    for part, instances in (("training", TRAINING), ("testing", TESTING)):
+        labels, factors = labels_and_factors(instances, **levels)
+        images = random.integers(0, 256, (len(labels), 2, side, side), dtype=np.uint8)
+        name = NAMES[part].replace("96x96", size or "96x96")
+        for content, array in (("dat", images), ("cat", labels), ("info", factors)):
+            write_matrix(folder / f"smallnorb-{name}-{content}{suffix}", array)
+    return folder
+
+
+def write_standin(directory: Path, **levels: Sequence[int]) -> Path:
+    """A data directory that holds what counts as the stand-in, full and small."""
+    for folder in ("48x48", "48x48-small"):
+        write_set(directory / "toynorb" / folder, side=48, size="48x48", **levels)
+        provenance = {"version": toynorb.VERSION, "seed": 0, "pixels": "random"}
+        (directory / "toynorb" / folder / "provenance.json").write_text(json.dumps(provenance))
+    return directory

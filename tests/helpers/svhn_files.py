@@ -1,0 +1,65 @@
+"""Small files in SVHN's format, good and broken ones."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import numpy as np
+import scipy.io
+import torch
+
+from capsule_lab.data.loader import Images
+
+RANDOM = np.random.default_rng(0)
+
+
+def drawn(number: int) -> dict[str, np.ndarray]:
+    """What a file holds: labels 1 to 10, which is how the digit 0 is labelled."""
+    pixels = RANDOM.integers(0, 256, (32, 32, 3, number), dtype=np.uint8)
+    return {"X": pixels, "y": RANDOM.permutation(np.arange(number, dtype=np.uint8) % 10 + 1)[:, None]}
+
+
+ARRAYS = {"train_32x32.mat": drawn(60), "test_32x32.mat": drawn(20)}
+
+
+def matlab(arrays: dict[str, Any]) -> bytes:
+    """MATLAB's format 5, as the real files."""
+    written = io.BytesIO()
+    scipy.io.savemat(written, arrays, do_compression=True)
+    return written.getvalue()
+
+
+def stored(arrays: dict[str, np.ndarray]) -> Images:
+    """What the module makes of them: image by image, and the digit that it shows."""
+    pixels, labels = arrays["X"], arrays["y"][:, 0].tolist()
+    images = np.stack([pixels[:, :, :, n].transpose(2, 0, 1) for n in range(len(labels))])
+    return Images(torch.from_numpy(images), torch.tensor([0 if label == 10 else label for label in labels]))
+
+
+CONTENTS = {name: matlab(arrays) for name, arrays in ARRAYS.items()}
+TRAINING, TEST = (stored(arrays) for arrays in ARRAYS.values())
+
+
+def downloads(contents: dict[str, bytes]) -> dict[str, bytes]:
+    """What the server has."""
+    return contents
+
+
+WHOLE = ARRAYS["test_32x32.mat"]
+BROKEN = {
+    "truncated": (matlab(WHOLE)[:-500], r"cannot be read \(.+\); expected a file of SVHN: remove it"),
+    "corrupt": (matlab(WHOLE)[:5000] + bytes(20) + matlab(WHOLE)[5020:], r"cannot be read \(.+\)"),
+    "empty": (b"", r"cannot be read \(.+\)"),
+    "another file": (b"<html>a login page</html>" * 20, r"cannot be read \(.+\)"),
+    "of MATLAB 7.3": (b"MATLAB 7.3 MAT-file".ljust(124) + b"\x00\x02IM" + bytes(100), r"cannot be read \(.+\)"),
+    "no labels": (matlab({"X": WHOLE["X"]}), r"cannot be read \(it has no X or no y\)"),
+    "no images": (matlab({"y": WHOLE["y"]}), r"cannot be read \(it has no X or no y\)"),
+    "label 0": (matlab(WHOLE | {"y": WHOLE["y"] - 1}), "has label 0; expected 1 to 10: remove it"),
+    "label 11": (matlab(WHOLE | {"y": WHOLE["y"] + 1}), "has label 11; expected 1 to 10"),
+    "too few labels": (matlab(WHOLE | {"y": WHOLE["y"][:19]}), r"labels of shape \(19, 1\); expected uint8"),
+    "labels in a row": (matlab(WHOLE | {"y": WHOLE["y"].T}), r"labels of shape \(1, 20\); expected uint8"),
+    "one after the other": (matlab(WHOLE | {"X": np.moveaxis(WHOLE["X"], 3, 0)}), r"uint8 of shape \(20, 32, 32, 3\)"),
+    "small": (matlab(WHOLE | {"X": WHOLE["X"][:24, :24]}), r"uint8 of shape \(24, 24, 3, 20\)"),
+    "scaled": (matlab(WHOLE | {"X": WHOLE["X"] / 255}), r"float64 of shape \(32, 32, 3, 20\)"),
+}
