@@ -6,6 +6,7 @@ import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import hydra
 from hydra.core.global_hydra import GlobalHydra
@@ -47,6 +48,17 @@ def compose(config_name: str = "train", overrides: Sequence[str] = ()) -> DictCo
             return hydra.compose(config_name, overrides=list(overrides))
     finally:
         GlobalHydra.instance().hydra = current
+
+
+def to_container(config: DictConfig) -> dict[str, Any]:
+    """The configuration with everything resolved, as plain containers.
+
+    Raises:
+        omegaconf.MissingMandatoryValue: if a value is missing, ``???``.
+    """
+    container = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
+    assert isinstance(container, dict)
+    return {str(key): value for key, value in container.items()}
 
 
 def user_message(error: BaseException, config_name: str = "train") -> str | None:

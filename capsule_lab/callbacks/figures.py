@@ -13,10 +13,9 @@ from matplotlib.figure import Figure
 from sklearn.metrics import ConfusionMatrixDisplay
 from torchmetrics.classification import MulticlassConfusionMatrix
 
-from capsule_lab.analysis.reconstructions import reconstruction_sheet
+from capsule_lab.analysis.reconstructions import Reconstructs, can_reconstruct, reconstruction_sheet
 from capsule_lab.analysis.segmentation import segmentation_sheet
-from capsule_lab.networks import CapsNet
-from capsule_lab.runs import save_figure
+from capsule_lab.runs.files import save_figure
 from capsule_lab.types import Batch
 
 
@@ -44,11 +43,11 @@ class Reconstructions(Callback):
         network = pl_module.network
         if batch_idx or dataloader_idx or trainer.sanity_checking:
             return
-        if isinstance(network, CapsNet) and network.decoder is not None and trainer.is_global_zero:
+        if can_reconstruct(network) and trainer.is_global_zero:
             show_figure(trainer, "val/reconstructions", first_reconstructions(network, batch, self.images))
 
 
-def first_reconstructions(network: CapsNet, batch: Batch, images: int) -> Figure:
+def first_reconstructions(network: Reconstructs, batch: Batch, images: int) -> Figure:
     """So many images of the batch over what their predictions decode to; of two digits in an image, both."""
     sheet = reconstruction_sheet if batch.parts is None else segmentation_sheet
     return sheet(network, batch.images[:images], batch.labels[:images])

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from capsule_lab.analysis.plotting import Column, Group, picture_grid
-from tests.helpers.fakes import captions, colours, row_names, shown, words
+from tests.helpers.fakes import captions, colours, picture_at, row_names, texts
 
 SHAPE = (30, 20)
 ROWS = ("upper", "lower")
@@ -37,11 +37,11 @@ def grid() -> Figure:
 @pytest.mark.parametrize(("row", "column", "grey"), [(0, 0, 0.1), (1, 0, 0.2), (0, 1, 0.3), (1, 2, 0.6)])
 def test_pictures_are_under_their_captions(grid: Figure, row: int, column: int, grey: float) -> None:
     assert captions(grid) == ["column 0", "column 1", "column 2"]
-    np.testing.assert_allclose(shown(grid, row, column, SHAPE), 1 - grey, rtol=1e-6)
+    np.testing.assert_allclose(picture_at(grid, row, column, SHAPE), 1 - grey, rtol=1e-6)
 
 
 def test_words_are_there(grid: Figure) -> None:
-    assert words(grid) == ["one", "two", "note"]
+    assert texts(grid) == ["one", "two", "note"]
     assert row_names(grid) == list(ROWS)
     assert grid.get_suptitle() == "title"
     assert colours(grid) == ["black", "black", "red"]
@@ -77,7 +77,7 @@ def test_pixels_are_square(grid: Figure) -> None:
 )
 def test_colours_of_pictures(picture: Tensor, expected: tuple[float, float, float]) -> None:
     figure = picture_grid([Group("", [Column("", [picture])])], [""])
-    np.testing.assert_allclose(shown(figure, 0, 0, SHAPE)[3, 4], expected)
+    np.testing.assert_allclose(picture_at(figure, 0, 0, SHAPE)[3, 4], expected)
 
 
 @pytest.mark.parametrize("columns", [1, 2, 16])

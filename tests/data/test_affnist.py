@@ -27,7 +27,7 @@ from capsule_lab.data.standins.digits import STANDIN_NAME, standin_digits
 from capsule_lab.data.transforms import affine, sample_key
 from capsule_lab.errors import DataError, RunError
 from capsule_lab.evaluate import evaluate
-from capsule_lab.runs import check_same_source
+from capsule_lab.runs.checkpoints import check_same_source
 from capsule_lab.train import train
 from tests.data.formats.test_affnist_files import IMAGES, LABELS, TRANSFORMS, counts_as_real, fields, mat, written
 from tests.data.test_mnist import ARRAYS, trainer

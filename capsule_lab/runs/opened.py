@@ -1,0 +1,143 @@
+"""A run that is opened: its trained network, its data, its configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from capsule_lab.config import to_container
+from capsule_lab.errors import RunError
+from capsule_lab.runs import checkpoints, directories
+
+if TYPE_CHECKING:
+    from capsule_lab.data.base import AbstractDataModule
+    from capsule_lab.lit import AbstractCapsuleModule
+    from capsule_lab.networks.base import AbstractNetwork
+    from capsule_lab.types import Batch, DataSpec
+
+
+@dataclass(frozen=True)
+class Run:
+    """A trained network, and everything that its checkpoint knows about it.
+
+    Attributes:
+        module: the LightningModule with the trained weights: in eval mode, on the CPU, not compiled.
+        config: the configuration of training, resolved.
+        provenance: of the data of training.
+        spec: the ``DataSpec`` that the network was built from.
+        checkpoint: the file.
+        directory: of the run; of a checkpoint file anywhere else, its folder.
+        step: after how many training steps the weights were saved.
+        seconds: of training until then.
+    """
+
+    module: AbstractCapsuleModule
+    config: DictConfig
+    provenance: dict[str, Any]
+    spec: DataSpec
+    checkpoint: Path
+    directory: Path
+    step: int
+    seconds: float
+
+    @property
+    def network(self) -> AbstractNetwork:
+        """The plain ``nn.Module`` inside of ``module``."""
+        return self.module.network
+
+    @cached_property
+    def data(self) -> AbstractDataModule:
+        """The DataModule of training, see ``data_with``."""
+        return self.data_with({})
+
+    def data_with(self, options: Mapping[str, Any]) -> AbstractDataModule:
+        """A DataModule that fits the network, prepared but not yet set up.
+
+        Args:
+            options: of ``config.data`` that differ from training, such as ``{"test_crops": 13}``; with a
+                ``_target_``, the whole configuration of other data instead.
+
+        Raises:
+            ConfigError: for an option that does not exist.
+            DataError: if the data is not here.
+            RunError: if images or classes are not those of the network, or if, without ``_target_``, only a stand-in
+                is here for the real data of training, or the reverse.
+        """
+        from capsule_lab import build  # torch and Lightning
+
+        config = OmegaConf.create({"data": self.data_config(options)})
+        build.check(config)
+        data = build.build_data(config)
+        with build.constructing("data"):
+            data.prepare_data()
+        if "_target_" not in options:
+            checkpoints.check_same_source(self.checkpoint, self.provenance, data.provenance)
+        network, given = (
+            (spec.image_shape, spec.num_classes, spec.labels_per_image) for spec in (self.spec, data.spec)
+        )
+        if network != given:
+            raise RunError(
+                f"{self.checkpoint} takes image_shape={network[0]}, num_classes={network[1]}, labels_per_image="
+                f"{network[2]}; the data has {given[0]}, {given[1]}, {given[2]}: name other data with data=…"
+            )
+        return data
+
+    def data_config(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        """The configuration of the data that ``data_with`` builds, in plain containers."""
+        config = OmegaConf.create({"data": {} if "_target_" in options else self.config.data})
+        config.data.merge_with(options)
+        return dict(to_container(config)["data"])
+
+    def batches(self, split: str) -> Iterator[Batch]:
+        """Every ``Batch`` of a split of ``data``, as the network takes it: transformed, not augmented, on the CPU.
+
+        Args:
+            split: ``"train"``, ``"val"`` or ``"test"``. Of several validation sets, the first; of a test set in
+                parts, one part after another.
+        """
+        self.data.setup({"train": "fit", "val": "validate", "test": "test"}[split])
+        loaders = getattr(self.data, f"{split}_dataloader")()
+        if not isinstance(loaders, list):
+            loaders = [loaders]
+        for loader in loaders[:1] if split == "val" else loaders:
+            for stored in loader:
+                yield self.data.on_after_batch_transfer(stored, 0)
+
+
+def open(path: str | Path) -> Run:  # noqa: A001
+    """The run in a directory, with its best weights, or else its last; or that of a checkpoint file.
+
+    Args:
+        path: ``runs/…``, or a ``.ckpt`` file.
+
+    Raises:
+        RunError: if there is none, it cannot be read, or another version of capsule_lab wrote it.
+    """
+    from capsule_lab import build  # torch and Lightning
+    from capsule_lab.types import DataSpec
+
+    file = directories.find_checkpoint(path)
+    checkpoint = checkpoints.read(file)
+    record = checkpoint["capsule_lab"]
+    config = OmegaConf.create(record["config"])
+    config.module.compile = False
+    spec = DataSpec(**{**record["spec"], "image_shape": tuple(record["spec"]["image_shape"])})
+    module = build.build_module(config, spec)
+    module.network.load_state_dict(
+        {name.removeprefix("network."): value for name, value in checkpoint["state_dict"].items()}
+    )
+    return Run(
+        module=module.eval(),
+        config=config,
+        provenance=record["provenance"],
+        spec=spec,
+        checkpoint=file,
+        directory=directories.directory_of(file),
+        step=checkpoint["global_step"],
+        seconds=record["seconds"],
+    )
