@@ -12,7 +12,7 @@ Public names, importable without Lightning or Hydra::
 and with Lightning and Hydra::
 
     capsule_lab.data        MNISTDataModule, SmallNORBDataModule
-    capsule_lab.runs        load_run
+    capsule_lab.runs        open
 """
 
 __version__ = "0.1.0"

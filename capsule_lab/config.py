@@ -96,7 +96,7 @@ def user_message(error: BaseException, config_name: str = "train") -> str | None
         if group == "hydra":  # its groups lie one level deeper, and plugins add options to them
             group, _, option = str(error.missing_cfg_file).rpartition("/")
             return f"{group}={option} does not exist; {suggest(option, error.options)}"
-        return f"{group}={option} does not exist; {suggest(option, options_of(group) or error.options)}"
+        return f"{group}={option} does not exist; {suggest(option, {*options_of(group), *error.options})}"
     if isinstance(error, OverrideParseException):
         return f"{error.override} cannot be read as key=value: {one_line(error)}"
     if isinstance(error, InstantiationException) and error.__cause__ is not None:
@@ -121,11 +121,21 @@ def _node_in_text(error: InstantiationException) -> str:
     return str(error).rpartition("full_key: ")[2].strip()
 
 
+def _search_path(arguments: Sequence[str]) -> list[str]:
+    """The user's own folders of configurations, which ``compose`` takes as an override only."""
+    pairs = zip(arguments, [*arguments[1:], ""], strict=True)
+    folders = [following for argument, following in pairs if argument in ("--config-dir", "-cd")]
+    folders += [argument.partition("=")[2] for argument in arguments if argument.startswith("--config-dir=")]
+    own = [f"hydra.searchpath=[{','.join(f'file://{Path(folder).absolute()}' for folder in folders)}]"]
+    return own if folders else [argument for argument in arguments if argument.startswith("hydra.searchpath=")]
+
+
 def _unknown_key(key: str, config_name: str) -> str:
     """The message for a key that does not exist, with those beside which it was looked for."""
     if key.startswith("hydra."):
         return f"{key} is no option of Hydra; python -m capsule_lab.train --cfg hydra lists them"
     choices = [argument for argument in sys.argv[1:] if argument.partition("=")[0].lstrip("+") in groups()]
+    choices += _search_path(sys.argv[1:])
     try:
         config = compose(config_name, choices)
     except HydraException:

@@ -15,9 +15,12 @@ from capsule_lab.config import compose, to_container
 from capsule_lab.errors import ConfigError, suggest
 
 
-@command("evaluate")
-def main(config: DictConfig) -> None:
-    """Evaluate ``config.ckpt``, write the result beside it, show what came out."""
+def evaluate_checkpoint(config: DictConfig) -> None:
+    """Evaluate ``config.ckpt``, print the result and write it beside the checkpoint.
+
+    Args:
+        config: of ``conf/evaluate.yaml``.
+    """
     if OmegaConf.is_missing(config, "ckpt"):
         raise ConfigError("ckpt is missing; expected ckpt=<a .ckpt file or the directory of a run>")
     check_split(config.split)
@@ -101,6 +104,9 @@ def result_file(run: runs.Run, split: str, data: Mapping[str, Any], result: Mapp
     options = [] if "_target_" in data else [f"{option}={value}" for option, value in data.items()]
     parts = [run.checkpoint.stem, split, name, result["provenance"]["source"], *options]
     return run.directory / "evaluations" / f"{'-'.join(parts)}.json"
+
+
+main = command("evaluate")(evaluate_checkpoint)
 
 
 if __name__ == "__main__":

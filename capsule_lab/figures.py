@@ -15,7 +15,7 @@ from capsule_lab.errors import ConfigError, RunError
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from capsule_lab.analysis.reconstructions import Reconstructs
+    from capsule_lab.networks import Reconstructs
     from capsule_lab.types import Batch, CapsuleOutput
 
 log = logging.getLogger(__name__)
@@ -71,10 +71,10 @@ def draw(run: runs.Run, config: DictConfig) -> Iterator[tuple[str, Figure]]:
         RunError: for a class of ``sheet_classes`` without a held-out image.
     """
     from capsule_lab.analysis.curves import figures
-    from capsule_lab.analysis.reconstructions import can_reconstruct
+    from capsule_lab.networks import reconstructs
 
     yield from figures(run.directory / "metrics.csv")
-    if can_reconstruct(run.network):
+    if reconstructs(run.network):
         yield from _reconstructions(run, run.network, config)
 
 
@@ -84,7 +84,7 @@ def _reconstructions(run: runs.Run, network: Reconstructs, config: DictConfig) -
     from capsule_lab.callbacks.figures import first_reconstructions
 
     batch, output = predictions(run, config.held_out)
-    yield "reconstructions", first_reconstructions(network, batch, config.images)
+    yield "reconstructions", first_reconstructions(network, output, batch, config.images)
     if batch.parts is None:
         figure = reconstructions.reconstruction_figure(network, output, batch.images, batch.labels)
         yield "right_and_wrong", figure

@@ -142,7 +142,8 @@ def test_documented_python_runs(trained: Trained, code: str) -> None:
 @pytest.fixture(scope="module")
 def shown() -> str:
     """What ``python -m capsule_lab`` prints."""
-    with contextlib.redirect_stdout(io.StringIO()) as out:
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(io.StringIO()) as out:
+        patch.setenv("COLUMNS", "300")  # no line is wrapped
         overview.main()
     return out.getvalue()
 

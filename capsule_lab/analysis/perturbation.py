@@ -8,8 +8,9 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from capsule_lab.analysis.plotting import Column, Group, picture_grid
-from capsule_lab.analysis.reconstructions import Reconstructs, first_of_each_class, select_images
+from capsule_lab.analysis.reconstructions import first_of_each_class, select_images
 from capsule_lab.functional import predictions_by_label
+from capsule_lab.networks import Reconstructs
 from capsule_lab.types import CapsuleOutput, Capsules
 
 OFFSETS = tuple(step / 20 for step in range(-5, 6))  # Sabour 2017, figure 4: -0.25, -0.2, … 0.25

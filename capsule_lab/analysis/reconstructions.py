@@ -2,42 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol, TypeGuard, runtime_checkable
-
 import torch
 from jaxtyping import Bool, Float, Int64
 from matplotlib.figure import Figure
-from torch import Tensor, nn
+from torch import Tensor
 
 from capsule_lab.analysis.plotting import Column, Group, picture_grid
+from capsule_lab.networks import Reconstructs
 from capsule_lab.types import CapsuleOutput, Capsules
 
 _ROWS = ("input", "output")
 
 
-@runtime_checkable
-class Reconstructs(Protocol):
-    """A network that can decode an image from each class capsule, unless it was built without a decoder."""
-
-    decoder: nn.Module | None
-
-    def __call__(self, images: Float[Tensor, "batch channel height width"]) -> CapsuleOutput:
-        """Scores and class capsules."""
-
-    def reconstruct(
-        self, output: CapsuleOutput, classes: Int64[Tensor, " batch"]
-    ) -> Float[Tensor, "batch channel height width"]:
-        """Images decoded from one class capsule each."""
-
-
-def can_reconstruct(network: Any) -> TypeGuard[Reconstructs]:
-    """Whether a network has a decoder."""
-    return isinstance(network, Reconstructs) and network.decoder is not None
-
-
 @torch.no_grad()
 def reconstruction_sheet(
     network: Reconstructs,
+    output: CapsuleOutput,
     images: Float[Tensor, "batch channel height width"],
     labels: Int64[Tensor, " batch"],
 ) -> Figure:
@@ -47,10 +27,10 @@ def reconstruction_sheet(
 
     Args:
         network: with a decoder.
-        images: in [0, 1], as the network takes them.
+        output: of ``network`` for ``images``.
+        images: in [0, 1].
         labels: their classes.
     """
-    output = network(images)
     predictions = output.scores.argmax(1)
     decoded = network.reconstruct(output, predictions)
     columns = [

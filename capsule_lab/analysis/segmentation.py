@@ -10,8 +10,9 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from capsule_lab.analysis.plotting import Column, Group, picture_grid
-from capsule_lab.analysis.reconstructions import Reconstructs, select_images
+from capsule_lab.analysis.reconstructions import select_images
 from capsule_lab.functional import predictions_by_label
+from capsule_lab.networks import Reconstructs
 from capsule_lab.types import CapsuleOutput
 
 _ROWS = ("input", "output")
@@ -52,6 +53,7 @@ def overlaid_reconstructions(
 @torch.no_grad()
 def segmentation_sheet(
     network: Reconstructs,
+    output: CapsuleOutput,
     images: Float[Tensor, "batch channel height width"],
     labels: Int64[Tensor, "batch 2"],
 ) -> Figure:
@@ -61,10 +63,10 @@ def segmentation_sheet(
 
     Args:
         network: with a decoder.
+        output: of ``network`` for ``images``.
         images: composites, in [0, 1].
         labels: the two classes of each.
     """
-    output = network(images)
     cases = [
         Case(number, (first, second))
         for number, (first, second) in enumerate(predictions_by_label(output.scores, labels).tolist())

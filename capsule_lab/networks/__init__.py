@@ -1,8 +1,17 @@
 """Architectures as plain ``nn.Module``s, readable top to bottom."""
 
-from capsule_lab.networks.base import AbstractCapsuleNetwork, AbstractNetwork
+from capsule_lab.networks.base import AbstractCapsuleNetwork, AbstractNetwork, Reconstructs, reconstructs
 from capsule_lab.networks.capsnet import CapsNet
 from capsule_lab.networks.cnn import BaselineCNN, SmallCNN
 from capsule_lab.networks.em_caps import EMCaps
 
-__all__ = ["AbstractCapsuleNetwork", "AbstractNetwork", "BaselineCNN", "CapsNet", "EMCaps", "SmallCNN"]
+__all__ = [
+    "AbstractCapsuleNetwork",
+    "AbstractNetwork",
+    "BaselineCNN",
+    "CapsNet",
+    "EMCaps",
+    "Reconstructs",
+    "SmallCNN",
+    "reconstructs",
+]

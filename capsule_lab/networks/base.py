@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, Protocol, TypeGuard, runtime_checkable
 
-from jaxtyping import Float
+from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
 from capsule_lab.types import CapsuleOutput, OnIteration
@@ -26,8 +26,34 @@ class AbstractNetwork(nn.Module, ABC):
         """Scores of the classes, and the class capsules where there are any."""
 
 
+@runtime_checkable
+class Reconstructs(Protocol):
+    """A network that decodes images from its class capsules. Ask ``reconstructs(network)`` whether one does.
+
+    Attributes:
+        decoder: ``None`` if the network was built without one.
+    """
+
+    decoder: nn.Module | None
+
+    def reconstruct(
+        self, output: CapsuleOutput, classes: Int64[Tensor, " batch"]
+    ) -> Float[Tensor, "batch channel height width"]:
+        """Images decoded from one class capsule each.
+
+        Args:
+            output: what ``forward`` returned.
+            classes: the capsule to decode from.
+        """
+
+
+def reconstructs(network: object) -> TypeGuard[Reconstructs]:
+    """Whether ``network`` has a decoder, of whatever architecture it is."""
+    return isinstance(network, Reconstructs) and network.decoder is not None
+
+
 class AbstractCapsuleNetwork(AbstractNetwork):
-    """A network of capsules, which can be watched while it routes."""
+    """A network of capsules; its routing can be observed through ``on_iteration``."""
 
     @abstractmethod
     def forward(

@@ -32,13 +32,13 @@ IMAGES = torch.rand(6, 1, 5, 3, generator=torch.Generator().manual_seed(0))
 
 @pytest.mark.parametrize(("column", "prediction"), list(enumerate([3, 1, 1, 4, 0, 3])))
 def test_sheet_decodes_the_prediction(column: int, prediction: int) -> None:
-    figure = reconstruction_sheet(FakeCapsNet(OUTPUT), IMAGES, LABELS)
+    figure = reconstruction_sheet(FakeCapsNet(OUTPUT), OUTPUT, IMAGES, LABELS)
     np.testing.assert_allclose(grey_at(figure, 0, column), IMAGES[column, 0], atol=1e-6)
     np.testing.assert_allclose(grey_at(figure, 1, column), decoded_picture(OUTPUT, column, prediction), atol=1e-6)
 
 
 def test_sheet_is_captioned() -> None:
-    figure = reconstruction_sheet(FakeCapsNet(OUTPUT), IMAGES, LABELS)
+    figure = reconstruction_sheet(FakeCapsNet(OUTPUT), OUTPUT, IMAGES, LABELS)
     assert captions(figure) == ["3 → 3", "1 → 1", "1 → 1", "0 → 4", "2 → 0", "3 → 3"]
     assert colours(figure) == ["black"] * 3 + ["red"] * 2 + ["black"]
     assert row_names(figure) == ["input", "output"]

@@ -171,7 +171,7 @@ def test_figure_says_when_all_or_none_is_recognised(images: list[int], groups: l
     ("column", "decoded"), list(enumerate([(0, 1), (1, 2), (2, 0), (3, 0), (0, 2), (1, 3), (2, 0)]))
 )
 def test_sheet_decodes_the_predictions(column: int, decoded: tuple[int, int]) -> None:
-    figure = segmentation_sheet(FakeCapsNet(OUTPUT), IMAGES, LABELS)
+    figure = segmentation_sheet(FakeCapsNet(OUTPUT), OUTPUT, IMAGES, LABELS)
     wrong = column in (2, 4)
     first, second = LABELS[column].tolist()
     assert captions(figure)[column] == f"L:({first},{second})\nR:({decoded[0]},{decoded[1]})"

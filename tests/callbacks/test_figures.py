@@ -67,7 +67,7 @@ def test_reconstructions_of_as_many_labels_as_there_are(
 
 
 def test_two_labels_are_decoded_in_red_and_green() -> None:
-    figure = first_reconstructions(FakeCapsNet(TWO), batch_of(two=True), 3)
+    figure = first_reconstructions(FakeCapsNet(TWO), TWO, batch_of(two=True), 3)
     decoded = picture_at(figure, 1, 2)
     np.testing.assert_allclose(decoded[..., 0], decoded_picture(TWO, 2, 2), atol=1e-6)
     np.testing.assert_allclose(decoded[..., 1], decoded_picture(TWO, 2, 4), atol=1e-6)
