@@ -24,7 +24,7 @@ def evaluate_checkpoint(config: DictConfig) -> None:
     if OmegaConf.is_missing(config, "ckpt"):
         raise ConfigError("ckpt is missing; expected ckpt=<a .ckpt file or the directory of a run>")
     check_split(config.split)
-    run = runs.open(config.ckpt)
+    run = runs.open(config.ckpt, trust=config.trust)
     config.seed = run.config.seed if config.seed is None else config.seed
     data = to_container(config).get("data") or {}
     result = evaluate(run, config.split, data, config.trainer)

@@ -33,7 +33,7 @@ def main(config: DictConfig) -> None:
         if config[name] < 1:
             raise ConfigError(f"{name} is {config[name]}; expected 1 or more")
     build.be_quiet()
-    run = runs.open(config.run)
+    run = runs.open(config.run, trust=config.trust)
     loggers = open_loggers(config.logger, run) if config.get("logger") else []
     failed = True
     try:
