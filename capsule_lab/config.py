@@ -55,7 +55,7 @@ def options_of(group: str) -> list[str]:
 
 
 def head(file: Path) -> list[str]:
-    """The comments at the head of a YAML file; the first line says in a few words what it is."""
+    """The comments at the head of a YAML file; the first line is a summary."""
     lines = takewhile(lambda line: line.startswith("#"), file.read_text().splitlines())
     return [line.removeprefix("#").removeprefix(" ") for line in lines if not line.startswith("# @package")]
 

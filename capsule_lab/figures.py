@@ -60,7 +60,7 @@ def open_loggers(loggers: Mapping[str, DictConfig], run: runs.Run) -> list[Any]:
 
 
 def draw(run: runs.Run, config: DictConfig) -> Iterator[tuple[str, Figure]]:
-    """Name and figure, one after another: curves of what was logged, then what the network decodes held-out images to.
+    """Name and figure, one after another: curves of what was logged, then reconstructions of held-out images.
 
     Args:
         run: what ``runs.open`` gives.

@@ -47,26 +47,25 @@ def commands_in(text: str) -> list[str]:
 
 def jobs_of(command: str) -> list[tuple[str, list[str]]]:
     """The configurations that a command composes, as name and overrides; none if it composes none."""
-    program, *words = shlex.split(command)
+    program, *rest = shlex.split(command)
     if program == "make":
-        target, *words = words
-        name = target
-        words = words or ["experiment=quickstart"] * (target == "train")
+        name, *rest = rest
+        rest = rest or ["experiment=quickstart"] * (name == "train")
     else:
-        _, name, *words = words  # -m capsule_lab.train
+        _, name, *rest = rest  # -m capsule_lab.train
         name = name.removeprefix("capsule_lab").removeprefix(".")
     if not (conf_dir() / f"{name}.yaml").is_file():
         return []
     if name in ("sweep", "report"):
         prefix, more = ("hydra.sweeper.", "dry_run") if name == "sweep" else ("", "out")
-        words = arguments.for_hydra(words, (*arguments.OWN, more), prefix)
-    given = get_args_parser().parse_args(words)
+        rest = arguments.for_hydra(rest, (*arguments.OWN, more), prefix)
+    given = get_args_parser().parse_args(rest)
     parsed = OverridesParser.create().parse_overrides(given.overrides)
     if not given.multirun:
         return [(name, given.overrides)]
     choices = [
-        [f"{o.key_or_group}={value}" for value in o.sweep_string_iterator()] if o.is_sweep_override() else [word]
-        for o, word in zip(parsed, given.overrides, strict=True)
+        [f"{o.key_or_group}={value}" for value in o.sweep_string_iterator()] if o.is_sweep_override() else [override]
+        for o, override in zip(parsed, given.overrides, strict=True)
     ]
     return [(name, list(overrides)) for overrides in itertools.product(*choices)]
 
@@ -125,7 +124,7 @@ def test_documented_module_exists(command: str) -> None:
 
 def test_what_a_finished_run_proposes_composes(trained: Trained) -> None:
     text = summary(trained.result, trained.directory)
-    proposed = [f"python -m {words}" for words in re.findall(rf"^  {sys.executable} -m (.*)$", text, re.MULTILINE)]
+    proposed = [f"python -m {rest}" for rest in re.findall(rf"^  {sys.executable} -m (.*)$", text, re.MULTILINE)]
     composed = [check(compose(*job)) for command in proposed for job in jobs_of(command)]
     assert len(proposed) >= 3
     assert len(composed) >= 2
@@ -153,7 +152,7 @@ def test_overview_lists_every_option(shown: str, group: str, option: str) -> Non
     lines = shown.splitlines()
     listing = lines[next(i for i, line in enumerate(lines) if line.split()[:1] == [group]) :]
     first = next(line.split() for line in listing if option in line.split()[:2])
-    assert len(first) > 2, "nothing is said about it"
+    assert len(first) > 2, "it has no headline"
 
 
 @pytest.mark.parametrize("command", commands())
@@ -211,16 +210,16 @@ def test_without_network_the_stand_in_is_announced(cli: Cli, tmp_path: Path) -> 
 # --- make ------------------------------------------------------------------------------------------------------------
 
 
-def make(*words: str, cwd: Path = ROOT) -> str:
+def make(*arguments: str, cwd: Path = ROOT) -> str:
     of_another_make = ("MAKEFLAGS", "MAKEOVERRIDES", "MAKELEVEL", "MFLAGS", "VENV", "PYTHON", "PYTEST")
     environment = {name: value for name, value in os.environ.items() if name not in of_another_make}
-    result = subprocess.run(["make", *words], cwd=cwd, env=environment, capture_output=True, text=True, check=True)
+    result = subprocess.run(["make", *arguments], cwd=cwd, env=environment, capture_output=True, text=True, check=True)
     return result.stdout
 
 
-def called(venv: Path, command: str, *words: str) -> list[str]:
+def called(venv: Path, command: str, *arguments: str) -> list[str]:
     """The overrides that make would hand to the command, and to no other."""
-    (line,) = make("-n", command, *words, f"VENV={venv}").splitlines()
+    (line,) = make("-n", command, *arguments, f"VENV={venv}").splitlines()
     found = shlex.split(line.removeprefix("set -f; "))
     assert found[:3] == [str(venv / "bin" / "python"), "-m", f"capsule_lab.{command}"]
     return found[3:]
@@ -317,7 +316,7 @@ def refusal(overrides: list[str]) -> str:
 
 @pytest.mark.usefixtures("unchecked_types")
 @pytest.mark.parametrize(
-    ("overrides", "sentence"),
+    ("overrides", "message"),
     [
         (["train.test=bset"], "train.test is 'bset'; expected best, last or none"),
         (["+train.tset=last"], "train.tset does not exist; did you mean train.test?"),
@@ -339,13 +338,13 @@ def refusal(overrides: list[str]) -> str:
     ],
     ids=str,
 )
-def test_wrong_overrides_are_refused(tmp_path: Path, overrides: list[str], sentence: str) -> None:
-    assert sentence in refusal(overrides)
+def test_wrong_overrides_are_refused(tmp_path: Path, overrides: list[str], message: str) -> None:
+    assert message in refusal(overrides)
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(
-    ("overrides", "sentence"),
+    ("overrides", "message"),
     [
         (["modell=capsnet"], "modell does not exist; did you mean model? Options: callbacks, ckpt, data, "),
         (["train.test=["], "train.test=[ cannot be read as key=value: "),
@@ -356,10 +355,10 @@ def test_wrong_overrides_are_refused(tmp_path: Path, overrides: list[str], sente
     ids=str,
 )
 def test_command_refuses_in_one_line_and_leaves_nothing(
-    cli: Cli, tmp_path: Path, overrides: list[str], sentence: str
+    cli: Cli, tmp_path: Path, overrides: list[str], message: str
 ) -> None:
     (tmp_path / "file").write_text("in the way")
-    assert one_sentence(cli("train", *TINY, *overrides)).startswith(sentence)
+    assert one_sentence(cli("train", *TINY, *overrides)).startswith(message)
     assert list(tmp_path.iterdir()) == [tmp_path / "file"]
 
 
@@ -391,7 +390,7 @@ def test_checkpoint_that_cannot_be_used_is_refused(cli: Cli, a_copy: Path, comma
 
 
 @pytest.mark.parametrize(
-    ("command", "overrides", "sentence"),
+    ("command", "overrides", "message"),
     [
         ("evaluate", [], "ckpt is missing; expected ckpt=<"),
         ("evaluate", ["ckpt=nowhere"], "no checkpoint at nowhere; expected a .ckpt file or the directory of a run"),
@@ -408,11 +407,11 @@ def test_checkpoint_that_cannot_be_used_is_refused(cli: Cli, a_copy: Path, comma
     ids=str,
 )
 def test_other_commands_refuse_wrong_overrides(
-    cli: Cli, trained: Trained, command: str, overrides: list[str], sentence: str
+    cli: Cli, trained: Trained, command: str, overrides: list[str], message: str
 ) -> None:
     before = sorted(trained.directory.rglob("*"))
     ended = cli(command, *[override.replace("RUN", str(trained.directory)) for override in overrides])
-    assert sentence in one_sentence(ended)
+    assert message in one_sentence(ended)
     assert sorted(trained.directory.rglob("*")) == before
 
 

@@ -1,4 +1,4 @@
-"""Figures of a run, drawn once more from what it left behind."""
+"""Figures of a run, drawn from its directory."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from capsule_lab.data import MNISTDataModule
 from capsule_lab.figures import draw
 from tests.helpers.commands import NO_PICTURES, TINY, TINY_CNN, Ended, Trained
 from tests.helpers.fakes import captions, row_names, texts
+from tests.helpers.messages import one_sentence
 from tests.helpers.wandb_reader import told
 
 Cli = Callable[..., Ended]
@@ -88,17 +89,15 @@ def test_sheets_are_of_the_classes_asked_for(trained: Trained, classes: list[int
 
 
 @pytest.mark.parametrize(
-    ("words", "sentence"),
+    ("override", "message"),
     [
         ("sheet_classes=[11]", "sheet_classes has 11; expected classes of the held-out images: 0, 1, 2"),
         ("held_out=0", "held_out is 0; expected 1 or more"),
         ("logger=tensorbord", "did you mean tensorboard?"),
     ],
 )
-def test_mistakes_are_told_in_a_sentence(cli: Cli, a_copy: Path, words: str, sentence: str) -> None:
-    ended = cli("figures", f"run={a_copy}", words)
-    assert ended.status == 2
-    assert sentence in ended.err
+def test_mistakes_are_refused(cli: Cli, trained: Trained, override: str, message: str) -> None:
+    assert message in one_sentence(cli("figures", f"run={trained.directory}", override))
 
 
 @pytest.mark.parametrize("column", ["val/error", "affine/error"])

@@ -1,4 +1,4 @@
-"""Checkpoints: what each says about itself, and which of a run's own is continued or tested."""
+"""Checkpoints: the record in each, and which one of a run is continued or tested."""
 
 from __future__ import annotations
 

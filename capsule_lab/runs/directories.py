@@ -1,4 +1,4 @@
-"""Where runs are: named after the hash of their configuration, in ``$CAPSULE_LAB_RUNS`` or ``runs``."""
+"""Run directories: named after the hash of their configuration, in ``$CAPSULE_LAB_RUNS`` or ``runs``."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from capsule_lab.config import to_container
 from capsule_lab.errors import RunError
 
 _CONTINUED = "-continued"
-_NOT_THE_RESULT = ("ckpt", "train.resume", "train.directory", "logger", "data.directory")
+_NOT_HASHED = ("ckpt", "train.resume", "train.directory", "logger", "data.directory")
 
 
 def config_hash(config: DictConfig) -> str:
-    """Fingerprint of everything in the configuration that decides the result."""
+    """Hash of everything in the configuration that the result depends on, 8 hexadecimal digits."""
     copy = OmegaConf.create(to_container(config))
-    for key in _NOT_THE_RESULT:
+    for key in _NOT_HASHED:
         parent, _, name = key.rpartition(".")
         node = OmegaConf.select(copy, parent) if parent else copy
         if node is not None:
@@ -36,7 +36,7 @@ def is_first_process() -> bool:
 
 
 def root() -> Path:
-    """Where run directories are: ``$CAPSULE_LAB_RUNS``, else ``runs``."""
+    """The folder of all run directories: ``$CAPSULE_LAB_RUNS``, else ``runs``."""
     return Path(os.environ.get("CAPSULE_LAB_RUNS") or "runs").absolute()
 
 
@@ -69,7 +69,7 @@ def attempts(fingerprint: str) -> list[Path]:
     """The directories of all runs of one configuration, the latest first.
 
     Args:
-        fingerprint: what ``config_hash`` gives.
+        fingerprint: a ``config_hash``.
     """
     found = (path for path in root().glob(f"*-{fingerprint}*") if path.is_dir() and is_attempt(path, fingerprint))
     return sorted(found, key=_attempt, reverse=True)
@@ -77,7 +77,7 @@ def attempts(fingerprint: str) -> list[Path]:
 
 def is_attempt(directory: Path, fingerprint: str) -> bool:
     """Whether ``attempts`` finds a run of that configuration in ``directory``."""
-    return directory.parent == root() and _is_named(directory, fingerprint)
+    return directory.parent == root() and _has_hash(directory, fingerprint)
 
 
 def continues_another(config: DictConfig) -> bool:
@@ -86,14 +86,16 @@ def continues_another(config: DictConfig) -> bool:
     Raises:
         RunError: if there is no such checkpoint.
     """
-    return bool(config.ckpt) and not _is_named(directory_of(find_checkpoint(config.ckpt)), config_hash(config))
+    return bool(config.ckpt) and not _has_hash(directory_of(find_checkpoint(config.ckpt)), config_hash(config))
 
 
-def _is_named(directory: Path, fingerprint: str) -> bool:
+def _has_hash(directory: Path, fingerprint: str) -> bool:
+    """Whether ``directory`` is named after that configuration, and began with its own weights."""
     return re.search(rf"-{fingerprint}(-\d+)?$", directory.name) is not None
 
 
 def _attempt(directory: Path) -> int:
+    """Number of the attempt: 1, or that at the end of the name."""
     match = re.search(rf"-[0-9a-f]{{8}}({_CONTINUED})?-(\d+)$", directory.name)
     return int(match[2]) if match else 1
 
@@ -101,11 +103,11 @@ def _attempt(directory: Path) -> int:
 def choose_directory(config: DictConfig, name: str) -> Path:
     """The directory for this run: that of the checkpoint or of the run to resume, else a new one.
 
-    Nothing is created yet. Processes that Lightning started beside the first get its directory.
+    Nothing is created yet. Processes that Lightning started beside the first find its directory in the environment.
 
     Args:
         config: the whole configuration.
-        name: what the directory is called before the hash.
+        name: of the directory, before the hash.
 
     Raises:
         RunError: if this is not the first process, and the environment does not have the directory of the first.
@@ -118,7 +120,7 @@ def choose_directory(config: DictConfig, name: str) -> Path:
     if config.train.directory:
         return Path(str(config.train.directory)).absolute()
     raise RunError(
-        "this process does not know the directory of the first one; give train.directory=… when torchrun or srun "
+        "the directory of the first process is unknown to this one; give train.directory=… when torchrun or srun "
         "starts the processes, and start the jobs of a sweep one by one when each has several processes"
     )
 
@@ -132,12 +134,12 @@ def _choose(config: DictConfig, name: str) -> Path:
         if own.name.startswith(base):
             return own
     base += _CONTINUED if continues_another(config) else ""
-    there = sorted(
+    existing = sorted(
         (path for path in root().glob(f"{base}*") if re.fullmatch(r"(-\d+)?", path.name[len(base) :])), key=_attempt
     )
-    if config.train.resume and there:
-        return there[-1]
-    return root() / (f"{base}-{_attempt(there[-1]) + 1}" if there else base)
+    if config.train.resume and existing:
+        return existing[-1]
+    return root() / (f"{base}-{_attempt(existing[-1]) + 1}" if existing else base)
 
 
 def create_directory(directory: Path, config: DictConfig) -> None:

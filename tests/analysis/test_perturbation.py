@@ -118,7 +118,7 @@ def test_figure_has_the_rows_that_change_most(rows: int, expected: list[str]) ->
 
 @pytest.mark.parametrize(("row", "image", "label", "dim"), [(0, 1, 0, 1), (1, 2, 2, 0), (2, 4, 3, 2)])
 @pytest.mark.parametrize(("column", "added"), [(2, -0.15), (5, 0.0), (6, 0.05)])
-def test_figure_shows_what_its_rows_say(row: int, image: int, label: int, dim: int, column: int, added: float) -> None:
+def test_figure_shows_the_rows_named(row: int, image: int, label: int, dim: int, column: int, added: float) -> None:
     network = FakeCapsNet(PREDICTED, WEIGHT / 10)  # in [0, 1]
     expected = decoded_picture(PREDICTED, image, label)
     expected[label, dim] += added

@@ -25,7 +25,7 @@ def plain(value: float, channels: int = 1) -> Tensor:
 
 @pytest.fixture
 def grid() -> Figure:
-    """Three groups, the middle one empty; every picture is of a grey of its own."""
+    """Three groups, the middle one empty; every picture has another grey."""
     greys = [[0.1, 0.2], [0.3, 0.4], [0.5, 0.6]]
     columns = [Column(f"column {n}", [plain(grey) for grey in each]) for n, each in enumerate(greys)]
     red = columns[2]._replace(colour="red")
@@ -40,7 +40,7 @@ def test_pictures_are_under_their_captions(grid: Figure, row: int, column: int, 
     np.testing.assert_allclose(picture_at(grid, row, column, SHAPE), 1 - grey, rtol=1e-6)
 
 
-def test_words_are_there(grid: Figure) -> None:
+def test_texts_are_there(grid: Figure) -> None:
     assert texts(grid) == ["one", "two", "note"]
     assert row_names(grid) == list(ROWS)
     assert grid.get_suptitle() == "title"
@@ -83,7 +83,7 @@ def test_colours_of_pictures(picture: Tensor, expected: tuple[float, float, floa
 @pytest.mark.parametrize("columns", [1, 2, 16])
 @pytest.mark.parametrize("caption", ["4 → 4", "L:(4,5)\nR:(4,5)(P)"])
 @pytest.mark.parametrize("width", [28, 96])
-def test_nothing_written_is_cut_off_or_overlaps(columns: int, caption: str, width: int, tmp_path: Path) -> None:
+def test_no_text_is_cut_off_or_overlaps(columns: int, caption: str, width: int, tmp_path: Path) -> None:
     column = Column(caption, [torch.rand(1, width, width)] * 2)
     groups = [Group("overlapping most", [column] * columns), Group("not recognised", [column])]
     rows = ["class 6, dimension 12", "input"]

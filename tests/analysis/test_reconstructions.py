@@ -59,7 +59,7 @@ def test_figure_shows_classes_once_and_failures_twice(figure: Figure) -> None:
 @pytest.mark.parametrize(
     ("column", "image", "decoded"), [(0, 1, 1), (1, 0, 3), (2, 3, 0), (3, 3, 4), (4, 4, 2), (5, 4, 0)]
 )
-def test_figure_decodes_what_the_caption_says(figure: Figure, column: int, image: int, decoded: int) -> None:
+def test_figure_decodes_what_is_captioned(figure: Figure, column: int, image: int, decoded: int) -> None:
     np.testing.assert_allclose(grey_at(figure, 0, column), IMAGES[image, 0], atol=1e-6)
     np.testing.assert_allclose(grey_at(figure, 1, column), decoded_picture(OUTPUT, image, decoded), atol=1e-6)
 
@@ -77,7 +77,7 @@ def test_figure_has_as_many_as_asked_for(correct: int, failures: int, expected: 
     ("images", "group", "ends"),
     [([0, 1, 2, 5], "recognised", "none of the 4"), ([3, 4], "not recognised", "2 of the 2")],
 )
-def test_figure_says_when_all_or_none_is_recognised(images: list[int], group: str, ends: str) -> None:
+def test_note_when_all_or_none_is_recognised(images: list[int], group: str, ends: str) -> None:
     output = select_images(OUTPUT, torch.tensor(images))
     name, note = texts(reconstruction_figure(FakeCapsNet(output), output, IMAGES[images], LABELS[images]))
     assert name == group

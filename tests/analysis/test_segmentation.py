@@ -1,4 +1,4 @@
-"""Two digits in one image, each in a colour of its own."""
+"""Two digits in one image, each in another colour."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def chosen(**counts: int) -> list[list[Case]]:
     ],
     ids=["recognised", "overlapping most", "wrong class", "not recognised"],
 )
-def test_cases_are_what_their_group_says(group: int, expected: list[Case]) -> None:
+def test_cases_of_each_group(group: int, expected: list[Case]) -> None:
     assert chosen()[group] == expected
 
 
@@ -113,7 +113,7 @@ def test_wrong_class_is_neither_label_nor_prediction(image: int) -> None:
     assert wrong not in LABELS[image]
     rest = OUTPUT.scores[image].clone()
     rest[LABELS[image]] = 0
-    assert wrong == rest.argmax()  # what the network would have said next
+    assert wrong == rest.argmax()  # the third prediction
 
 
 # --- drawn -----------------------------------------------------------------------------------------------------------
@@ -139,7 +139,7 @@ def test_figure_is_captioned(figure: Figure) -> None:
 @pytest.mark.parametrize(
     ("column", "image", "first", "second"), [(0, 0, 0, 1), (1, 3, 3, 0), (2, 1, 1, 4), (3, 2, 2, 3), (4, 2, 2, 0)]
 )
-def test_figure_decodes_what_the_caption_says(figure: Figure, column: int, image: int, first: int, second: int) -> None:
+def test_figure_decodes_what_is_captioned(figure: Figure, column: int, image: int, first: int, second: int) -> None:
     composite, decoded = picture_at(figure, 0, column), picture_at(figure, 1, column)
     np.testing.assert_allclose(composite, IMAGES[image, 0, :, :, None].expand(-1, -1, 3), atol=1e-6)  # on black
     np.testing.assert_allclose(decoded[..., 0], decoded_picture(OUTPUT, image, first), atol=1e-6)
@@ -159,7 +159,7 @@ def test_figure_has_a_default_of_all_kinds() -> None:
         ([2, 4], ["not recognised"], "2 of the 2"),
     ],
 )
-def test_figure_says_when_all_or_none_is_recognised(images: list[int], groups: list[str], ends: str) -> None:
+def test_note_when_all_or_none_is_recognised(images: list[int], groups: list[str], ends: str) -> None:
     output = select_images(OUTPUT, torch.tensor(images))
     drawn = segmentation_figure(FakeCapsNet(output), output, IMAGES[images], LABELS[images], PARTS[images])
     *names, note = texts(drawn)
