@@ -101,7 +101,8 @@ def result_file(run: runs.Run, split: str, data: Mapping[str, Any], result: Mapp
     """Where a result of ``evaluate`` belongs: ``evaluations/<checkpoint>-<split>-<data>-<source>-<options>.json``."""
     target = run.data_config(data)["_target_"]
     name = target.rpartition(".")[2].removesuffix("DataModule").lower()
-    options = [] if "_target_" in data else [f"{option}={value}" for option, value in data.items()]
+    other = {} if "_target_" in data else {key: value for key, value in data.items() if key != "directory"}
+    options = [f"{key}={value}".replace("/", "_") for key, value in other.items()]
     parts = [run.checkpoint.stem, split, name, result["provenance"]["source"], *options]
     return run.directory / "evaluations" / f"{'-'.join(parts)}.json"
 

@@ -6,6 +6,7 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from omegaconf import DictConfig, OmegaConf
@@ -140,6 +141,24 @@ def test_an_option_of_the_data_of_training_can_be_changed(trained: Trained, trai
     result = evaluate(runs.open(trained.directory), data={"eval_images": 100}, trainer=trainer)
     assert result["provenance"]["test_images"] == "100 of 359"
     assert result["data"] == {**to_container(trained.config.data), "eval_images": 100}
+
+
+@pytest.mark.parametrize(
+    ("options", "name"),
+    [
+        (
+            {"validation_share": "1/5", "eval_images": 7},
+            "best-val-mnist-standin-validation_share=1_5-eval_images=7.json",
+        ),
+        ({"directory": "/data"}, "best-val-mnist-standin.json"),
+        (OTHER_DATA, "best-val-mnist-standin.json"),
+    ],
+    ids=str,
+)
+def test_file_is_named_after_what_decides_the_result(trained: Trained, options: dict[str, Any], name: str) -> None:
+    run = runs.open(trained.directory)
+    file = result_file(run, "val", options, {"provenance": {"source": "standin"}})
+    assert file == trained.directory / "evaluations" / name
 
 
 def test_a_misspelt_option_of_the_data_of_training_is_named(trained: Trained) -> None:

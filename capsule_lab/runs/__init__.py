@@ -27,6 +27,6 @@ neither torch nor Lightning.
 """
 
 from capsule_lab.runs import checkpoints, directories, files, lock, results, signals
-from capsule_lab.runs.opened import Run, open  # noqa: A004  # runs.open(path), as Image.open(path)
+from capsule_lab.runs.run import Run, open  # noqa: A004  # runs.open(path), as Image.open(path)
 
 __all__ = ["Run", "checkpoints", "directories", "files", "lock", "open", "results", "signals"]

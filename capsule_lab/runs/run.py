@@ -1,4 +1,4 @@
-"""A run that is opened: its trained network, its data, its configuration."""
+"""A run: its trained network, its data, its configuration; and how one is opened."""
 
 from __future__ import annotations
 
@@ -81,8 +81,7 @@ class Run:
         config = OmegaConf.create({"data": self.data_config(options)})
         build.check(config)
         data = build.build_data(config)
-        with build.constructing("data"):
-            data.prepare_data()
+        data.prepare_data()
         if "_target_" not in options:
             checkpoints.check_same_source(self.checkpoint, self.provenance, data.provenance)
         network, given = (
