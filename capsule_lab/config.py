@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Sequence
-from itertools import takewhile
+from itertools import pairwise, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -123,8 +123,7 @@ def _node_in_text(error: InstantiationException) -> str:
 
 def _search_path(arguments: Sequence[str]) -> list[str]:
     """The user's own folders of configurations, which ``compose`` takes as an override only."""
-    pairs = zip(arguments, [*arguments[1:], ""], strict=True)
-    folders = [following for argument, following in pairs if argument in ("--config-dir", "-cd")]
+    folders = [value for argument, value in pairwise(arguments) if argument in ("--config-dir", "-cd")]
     folders += [argument.partition("=")[2] for argument in arguments if argument.startswith("--config-dir=")]
     own = [f"hydra.searchpath=[{','.join(f'file://{Path(folder).absolute()}' for folder in folders)}]"]
     return own if folders else [argument for argument in arguments if argument.startswith("hydra.searchpath=")]
