@@ -49,9 +49,9 @@ def groups() -> list[str]:
 
 
 def options_of(group: str) -> list[str]:
-    """Names of the options of a configuration group, sorted."""
+    """Names of the options of a configuration group, sorted; files such as ``_common.yaml`` are parts of options."""
     folder = conf_dir() / group
-    return sorted(file.relative_to(folder).with_suffix("").as_posix() for file in folder.rglob("*.yaml"))
+    return sorted(file.relative_to(folder).with_suffix("").as_posix() for file in folder.rglob("[!_]*.yaml"))
 
 
 def head(file: Path) -> list[str]:

@@ -15,27 +15,38 @@ from capsule_lab.config import compose, to_container
 from capsule_lab.errors import ConfigError, suggest
 
 
-def evaluate_checkpoint(config: DictConfig) -> None:
-    """Evaluate ``config.ckpt``, print the result and write it beside the checkpoint.
+@command("evaluate")
+def main(config: DictConfig) -> None:
+    """Evaluate ``config.ckpt``, print the result and write it beside the checkpoint."""
+    result, path = evaluate_checkpoint(config)
+    metrics = result[config.split]
+    parts = "".join(
+        f"  {name.removesuffix('/error')} {value:.2f} %" for name, value in metrics.items() if name.endswith("/error")
+    )
+    console = Console(highlight=False)
+    console.print(f"[bold]{config.split} error {metrics['error']:.2f} %[/]{parts}  of {config.ckpt}", soft_wrap=True)
+    console.print(f"data: {runs.results.describe_data(result['provenance'])}", soft_wrap=True)
+    runs.files.write_json(path, result)
+    console.print(f"written to {path}", soft_wrap=True)
+
+
+def evaluate_checkpoint(config: DictConfig) -> tuple[dict[str, Any], Path]:
+    """``evaluate`` as a configuration says, and the file for its result. Writes nothing.
 
     Args:
         config: of ``conf/evaluate.yaml``.
+
+    Raises:
+        ConfigError, DataError, RunError: see ``evaluate`` and ``runs.open``.
     """
     if OmegaConf.is_missing(config, "ckpt"):
         raise ConfigError("ckpt is missing; expected ckpt=<a .ckpt file or the directory of a run>")
     check_split(config.split)
     run = runs.open(config.ckpt, trust=config.trust)
-    config.seed = run.config.seed if config.seed is None else config.seed
+    config.seed = run.config.seed if config.seed is None else config.seed  # of other data
     data = to_container(config).get("data") or {}
     result = evaluate(run, config.split, data, config.trainer)
-    path = result_file(run, config.split, data, result)
-    error = {name: value for name, value in result[config.split].items() if name.rpartition("/")[2] == "error"}
-    parts = "".join(f"  {name.partition('/')[0]} {value:.2f} %" for name, value in error.items() if name != "error")
-    console = Console(highlight=False)
-    console.print(f"[bold]{config.split} error {error['error']:.2f} %[/]{parts}  of {config.ckpt}", soft_wrap=True)
-    console.print(f"data: {runs.results.describe_data(result['provenance'])}", soft_wrap=True)
-    runs.files.write_json(path, result)
-    console.print(f"written to {path}", soft_wrap=True)
+    return result, result_file(run, config.split, data, result)
 
 
 def evaluate(
@@ -105,9 +116,6 @@ def result_file(run: runs.Run, split: str, data: Mapping[str, Any], result: Mapp
     options = [f"{key}={value}".replace("/", "_") for key, value in other.items()]
     parts = [run.checkpoint.stem, split, name, result["provenance"]["source"], *options]
     return run.directory / "evaluations" / f"{'-'.join(parts)}.json"
-
-
-main = command("evaluate")(evaluate_checkpoint)
 
 
 if __name__ == "__main__":
