@@ -1,11 +1,12 @@
-# Every target sets up what it needs. Words of the form key=value go on to the command:
+# Every target sets up what it needs. key=value is an override, handed on to the command:
 #   make train model=capsnet data=mnist routing.iterations=1
 PYTHON ?= python3
 VENV ?= .venv
 
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
-.PHONY: help setup train sweep report evaluate figures data bench test lint clean
+COMMANDS := $(filter-out _%,$(basename $(notdir $(wildcard conf/*.yaml))))
+.PHONY: help setup $(COMMANDS) test lint clean
 
 RUN := $(VENV)/bin/python
 READY := $(VENV)/.ready
@@ -14,10 +15,14 @@ OVERRIDES = $(filter-out PYTHON=% VENV=%,$(MAKEOVERRIDES))
 help: ## this list
 	@echo "make <target> [key=value ...]"
 	@echo
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1|\2/p' $(firstword $(MAKEFILE_LIST)) | awk -F'|' '{printf "%-16s %s\n", $$1, $$2}'
+	@for name in $(COMMANDS); do printf '  make %-10s %s\n' $$name "$$(sed -n '1s/^# //p' conf/$$name.yaml)"; done
+	@echo
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1|\2/p' $(firstword $(MAKEFILE_LIST)) | awk -F'|' '{printf "%-17s %s\n", $$1, $$2}'
 	@echo
 	@echo "key=value is handed to the command: groups (model=capsnet), dotted keys (routing.iterations=1), lists"
 	@echo "(model.decoder=[64,128]) and new keys (+trainer.name=value). Deletions (~key) are not: use python -m."
+	@echo "make train without key=value is experiment=quickstart: minutes on a CPU, nothing to download."
+	@echo "make --dry-run sweep table=<name> shows the runs of a table."
 	@echo "VENV=<folder> keeps the environment elsewhere (default .venv), PYTHON=<python> makes it (default python3)."
 
 $(READY): pyproject.toml
@@ -29,28 +34,15 @@ $(READY): pyproject.toml
 
 setup: $(READY) ## make the environment; all other targets do so by themselves
 
-train: $(READY) ## train; without key=value: experiment=quickstart, minutes on a CPU, nothing to download
-	@set -f; $(RUN) -m capsule_lab.train $(if $(filter-out train.resume=%,$(OVERRIDES)),,experiment=quickstart) $(OVERRIDES)
+# one target for each conf/<command>.yaml
+$(COMMANDS): $(READY)
+	$(EVEN_IN_DRY_RUN)@set -f; $(RUN) -m capsule_lab.$@ $(DEFAULT) $(OVERRIDES)
 
-sweep: $(READY) ## train a paper's table: make sweep table=smoke launcher=gpus (--dry-run: only say what is to be done)
-	+@set -f; $(RUN) -m capsule_lab.sweep $(if $(findstring n,$(firstword -$(MAKEFLAGS))),dry_run=true) $(OVERRIDES)
+train: DEFAULT = $(if $(filter-out train.resume=%,$(OVERRIDES)),,experiment=quickstart)
+sweep: DEFAULT = $(if $(findstring n,$(firstword -$(MAKEFLAGS))),dry_run=true)
+sweep: EVEN_IN_DRY_RUN = +
 
-report: $(READY) ## what a table came to: make report table=smoke
-	@set -f; $(RUN) -m capsule_lab.report $(OVERRIDES)
-
-evaluate: $(READY) ## test a checkpoint: make evaluate ckpt=runs/...
-	@set -f; $(RUN) -m capsule_lab.evaluate $(OVERRIDES)
-
-figures: $(READY) ## draw the figures of a run: make figures run=runs/...
-	@set -f; $(RUN) -m capsule_lab.figures $(OVERRIDES)
-
-data: $(READY) ## fetch a data set, or render the stand-in for smallNORB: make data name=toynorb
-	@set -f; $(RUN) -m capsule_lab.dataset $(OVERRIDES)
-
-bench: $(READY) ## time training steps against a textbook implementation
-	@set -f; $(RUN) -m capsule_lab.bench $(OVERRIDES)
-
-test: $(READY) ## run the tests; PYTEST="-k resume" hands words to pytest
+test: $(READY) ## run the tests; PYTEST="-k resume" is handed to pytest
 	@OMP_NUM_THREADS=1 $(RUN) -m pytest -n auto --dist worksteal $(PYTEST)
 
 lint: $(READY) ## ruff, mypy, import-linter

@@ -1,4 +1,9 @@
-"""What all commands share: composed by Hydra, ended by one clear sentence when the user made a mistake."""
+"""What all commands share: configured by Hydra; a user's mistake ends with a message of one line and a status.
+
+A command is a file ``capsule_lab/<name>.py`` with ``main = command("<name>")(…)``, and its configuration
+``conf/<name>.yaml``. The comments at the head of the latter are its help; from their first line it is listed by
+``python -m capsule_lab`` and ``make help``, and ``make <name>`` runs it.
+"""
 
 from __future__ import annotations
 
@@ -12,22 +17,23 @@ from contextlib import contextmanager
 import hydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
-from capsule_lab.config import conf_dir, user_message
+from capsule_lab.config import conf_dir, head, user_message
 from capsule_lab.errors import InterruptError
 from capsule_lab.slurm import requeue
 
 _SHOW_TRACEBACK = "CAPSULE_LAB_TRACEBACK"
 
 
-def command(config_name: str) -> Callable[[Callable[[DictConfig], None]], Callable[[], None]]:
-    """A Hydra command that ends a user's mistake with one sentence and a status other than 0.
+def command(name: str) -> Callable[[Callable[[DictConfig], None]], Callable[[], None]]:
+    """A Hydra command that prints a user's mistake as one line and exits with status 2.
 
-    ``HYDRA_FULL_ERROR=1`` shows the traceback instead.
+    ``HYDRA_FULL_ERROR=1`` shows the traceback instead. A signal that stops the command exits with 128 more than its
+    number, as shells do.
 
     Args:
-        config_name: the configuration of the command, a file of ``conf/``.
+        name: of the command, and of its configuration in ``conf/``.
     """
 
     def decorate(main: Callable[[DictConfig], None]) -> Callable[[], None]:
@@ -37,24 +43,24 @@ def command(config_name: str) -> Callable[[Callable[[DictConfig], None]], Callab
                 main(config)
             except InterruptError as error:
                 requeue(error.signum)
-                _leave(str(error), 128 + error.signum)  # the shell's convention, as below
+                _exit(str(error), 128 + error.signum)
             except KeyboardInterrupt:
-                _leave("stopped before training went on: checkpoints are as they were", 128 + signal.SIGINT)
+                _exit("stopped before training went on: checkpoints are as they were", 128 + signal.SIGINT)
             except Exception as error:
-                if HydraConfig.get().mode == RunMode.MULTIRUN:
-                    raise  # a sweep's launcher decides what becomes of the other jobs
-                _leave_if_explained(error, config_name)
+                if HydraConfig.get().mode == RunMode.RUN:  # of a multirun, the launcher runs the other jobs
+                    _exit_if_user_error(error, name)
                 raise
 
         @functools.wraps(main)
         def run() -> None:
-            with _errors_raised():
+            OmegaConf.register_new_resolver("command_help", _help, replace=True)  # of conf/_command.yaml
+            with _hydra_raises():
                 try:
-                    hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name=config_name)(job)()
-                except InterruptError as error:  # of a sweep
-                    _leave(str(error), 128 + error.signum)
+                    hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name=name)(job)()
+                except InterruptError as error:  # of a launcher
+                    _exit(str(error), 128 + error.signum)
                 except Exception as error:
-                    _leave_if_explained(error, config_name)
+                    _exit_if_user_error(error, name)
                     raise
 
         return run
@@ -62,12 +68,16 @@ def command(config_name: str) -> Callable[[Callable[[DictConfig], None]], Callab
     return decorate
 
 
-@contextmanager
-def _errors_raised() -> Iterator[None]:
-    """Make Hydra raise errors, which by itself it would print before it exits.
+def _help(name: str) -> str:
+    return "\n".join([*head(conf_dir() / f"{name}.yaml"), ""]).replace("$", "$$")  # Hydra fills in a template
 
-    Its variable for that is the one that users set for a traceback. Other processes of this run inherit it, so the
-    user's own request is passed on under another name.
+
+@contextmanager
+def _hydra_raises() -> Iterator[None]:
+    """Make Hydra raise errors, which by default it prints before it exits.
+
+    Its environment variable for that is also what users set to see a traceback. Processes that this one starts
+    inherit it, so the user's own setting is passed on under another name.
     """
     requested = os.environ.get("HYDRA_FULL_ERROR") and "CAPSULE_LAB_RUN" not in os.environ
     if requested:
@@ -81,13 +91,13 @@ def _errors_raised() -> Iterator[None]:
             os.environ.pop("HYDRA_FULL_ERROR", None)
 
 
-def _leave_if_explained(error: Exception, config_name: str) -> None:
-    message = None if _SHOW_TRACEBACK in os.environ else user_message(error, config_name)
+def _exit_if_user_error(error: Exception, name: str) -> None:
+    message = None if _SHOW_TRACEBACK in os.environ else user_message(error, name)
     if message is not None:
-        _leave(message, 2)
+        _exit(message, 2)
 
 
-def _leave(message: str, status: int) -> None:
+def _exit(message: str, status: int) -> None:
     sys.stderr.write(f"capsule_lab: {message}\n")
     sys.stderr.flush()
     sys.exit(status)

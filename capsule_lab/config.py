@@ -1,11 +1,17 @@
-"""Configurations: where they are, how one is composed, and what an error of Hydra means in one sentence."""
+"""Configurations: where they are, how one is composed, and the message for an error of Hydra.
+
+Launchers and sweepers apart, only this module uses what Hydra 1.3 does not document: ``GlobalHydra.hydra``, attributes
+of its exceptions, and in ``_key_in_text`` and ``_node_in_text`` their texts.
+"""
 
 from __future__ import annotations
 
 import re
 import sys
 from collections.abc import Sequence
+from itertools import pairwise, takewhile
 from pathlib import Path
+from typing import Any
 
 import hydra
 from hydra.core.global_hydra import GlobalHydra
@@ -32,10 +38,26 @@ def _installed_or_source(name: str) -> Path:
     return next(folder for folder in (package / name, package.parent / name) if folder.is_dir())
 
 
+def commands() -> list[str]:
+    """Names of the commands: each has a configuration ``conf/<command>.yaml``."""
+    return sorted(file.stem for file in conf_dir().glob("[!_]*.yaml"))
+
+
+def groups() -> list[str]:
+    """Names of the configuration groups, Hydra's own left out."""
+    return sorted(folder.name for folder in conf_dir().iterdir() if folder.is_dir() and folder.name != "hydra")
+
+
 def options_of(group: str) -> list[str]:
     """Names of the options of a configuration group, sorted; files such as ``_common.yaml`` are parts of options."""
     folder = conf_dir() / group
     return sorted(file.relative_to(folder).with_suffix("").as_posix() for file in folder.rglob("[!_]*.yaml"))
+
+
+def head(file: Path) -> list[str]:
+    """The comments at the head of a YAML file; the first line is a summary."""
+    lines = takewhile(lambda line: line.startswith("#"), file.read_text().splitlines())
+    return [line.removeprefix("#").removeprefix(" ") for line in lines if not line.startswith("# @package")]
 
 
 def compose(config_name: str = "train", overrides: Sequence[str] = ()) -> DictConfig:
@@ -49,8 +71,24 @@ def compose(config_name: str = "train", overrides: Sequence[str] = ()) -> DictCo
         GlobalHydra.instance().hydra = current
 
 
+def to_container(config: DictConfig) -> dict[str, Any]:
+    """The configuration with everything resolved, as plain containers.
+
+    Raises:
+        omegaconf.MissingMandatoryValue: if a value is missing, ``???``.
+    """
+    container = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
+    assert isinstance(container, dict)
+    return {str(key): value for key, value in container.items()}
+
+
 def user_message(error: BaseException, config_name: str = "train") -> str | None:
-    """What the user did wrong, in one sentence; ``None`` for an error that is not the user's."""
+    """The message in one line if the error is a mistake of the user, else ``None``.
+
+    Args:
+        error: anything that was raised.
+        config_name: of the configuration that was composed, for the options that it has.
+    """
     if isinstance(error, CapsuleLabError):
         return str(error)
     if isinstance(error, MissingConfigException) and error.options is not None:
@@ -62,40 +100,40 @@ def user_message(error: BaseException, config_name: str = "train") -> str | None
     if isinstance(error, OverrideParseException):
         return f"{error.override} cannot be read as key=value: {one_line(error)}"
     if isinstance(error, InstantiationException) and error.__cause__ is not None:
-        where = str(error).rpartition("full_key: ")[2].strip()
-        reason = one_line(error.__cause__)
-        return reason if not where or where in reason else f"{where}: {reason}"
+        node, reason = _node_in_text(error), one_line(error.__cause__)
+        return reason if not node or node in reason else f"{node}: {reason}"
     if isinstance(error, HydraException):
-        unknown = _unknown_key(error)
-        return _unknown_key_message(unknown, config_name) if unknown else one_line(error)
+        key = _key_in_text(error)
+        return _unknown_key(key, config_name) if key else one_line(error)
     if isinstance(error, OmegaConfBaseException):
         return one_line(error)
     return None
 
 
-def _unknown_key(error: HydraException) -> str | None:
-    """The key that does not exist, if that is the error. Hydra (read from 1.3.8) says so in its text only."""
-    found = re.search(
-        r"Could not (?:override|append) '([^']+)'|Could not delete.* '([^']+)'|Key '([^']+)' is not in", str(error)
-    )
-    return next(filter(None, found.groups())) if found else None
+def _key_in_text(error: HydraException) -> str | None:
+    """The key of an override that does not exist, if that is the error; in the texts of hydra 1.3.8."""
+    found = re.search(r"Could not (?:override|delete(?: from config\.)?) '([^'=]+)", str(error))
+    return found[1] if found else None
+
+
+def _node_in_text(error: InstantiationException) -> str:
+    """The node of the configuration that could not be instantiated, or nothing; in the texts of hydra 1.3.8."""
+    return str(error).rpartition("full_key: ")[2].strip()
 
 
 def _search_path(arguments: Sequence[str]) -> list[str]:
     """The user's own folders of configurations, which ``compose`` takes as an override only."""
-    pairs = zip(arguments, [*arguments[1:], ""], strict=True)
-    folders = [following for argument, following in pairs if argument in ("--config-dir", "-cd")]
+    folders = [value for argument, value in pairwise(arguments) if argument in ("--config-dir", "-cd")]
     folders += [argument.partition("=")[2] for argument in arguments if argument.startswith("--config-dir=")]
     own = [f"hydra.searchpath=[{','.join(f'file://{Path(folder).absolute()}' for folder in folders)}]"]
     return own if folders else [argument for argument in arguments if argument.startswith("hydra.searchpath=")]
 
 
-def _unknown_key_message(key: str, config_name: str) -> str:
-    """An unknown key beside those that exist where it was looked for."""
+def _unknown_key(key: str, config_name: str) -> str:
+    """The message for a key that does not exist, with those beside which it was looked for."""
     if key.startswith("hydra."):
         return f"{key} is no option of Hydra; python -m capsule_lab.train --cfg hydra lists them"
-    groups = {folder.name for folder in conf_dir().iterdir() if folder.is_dir()}
-    choices = [argument for argument in sys.argv[1:] if argument.partition("=")[0].lstrip("+") in groups]
+    choices = [argument for argument in sys.argv[1:] if argument.partition("=")[0].lstrip("+") in groups()]
     choices += _search_path(sys.argv[1:])
     try:
         config = compose(config_name, choices)
@@ -106,5 +144,5 @@ def _unknown_key_message(key: str, config_name: str) -> str:
         parent, _, name = parent.rpartition(".")
     node = OmegaConf.select(config, parent) if parent else config
     prefix = f"{parent}." if parent else ""
-    names = [f"{prefix}{option!s}" for option in node]
-    return f"{key} does not exist; {suggest(prefix + name, names)} (+{key}=… adds a new key)"
+    options = [f"{prefix}{option!s}" for option in node]
+    return f"{key} does not exist; {suggest(prefix + name, options)} (+{key}=… adds a new key)"

@@ -95,7 +95,7 @@ def _draw(path: Path, size: int) -> None:
         toys, around, lit, categories=toynorb.CATEGORIES, training=toynorb.TRAIN_INSTANCES,
         title=f"{toynorb.STANDIN_NAME}, version {toynorb.VERSION}, {size}x{size}",
     )  # fmt: skip
-    runs.save_figure(sheet, path)
+    runs.files.save_figure(sheet, path)
     log.info("%s", path)
 
 

@@ -25,10 +25,10 @@ log = logging.getLogger(__name__)
 def run(config: DictConfig) -> None:
     """Train as ``config`` says, unless another process does; test once at the end, leave ``metrics.json``."""
     check(config)
-    from capsule_lab.runs import interruptible
-    from capsule_lab.runs.lock import claim
+    from capsule_lab.runs.lock import train_lock
+    from capsule_lab.runs.signals import interruptible
 
-    with claim(config), interruptible("stopped before training went on: checkpoints are as they were"):
+    with train_lock(config), interruptible("stopped before training went on: checkpoints are as they were"):
         _run(config)
 
 
@@ -37,10 +37,10 @@ def _run(config: DictConfig) -> None:
 
     hydra = HydraConfig.get()
     asked, config.train.resume = config.train.resume, config.train.resume or was_requeued()
-    directory = runs.choose_directory(config, "{model}-{data}".format_map(hydra.runtime.choices))
+    directory = runs.directories.choose_directory(config, "{model}-{data}".format_map(hydra.runtime.choices))
     if asked and hydra.mode == RunMode.RUN and not directory.exists():  # a sweep asks for whatever there is
         log.warning("NOTHING TO RESUME for this configuration, in %s: starting anew", directory)
-    if config.train.resume and runs.is_finished(directory, config):
+    if config.train.resume and runs.results.is_finished(directory, config):
         log.info("%s is finished already, nothing to resume; its results are in metrics.json", directory)
         return
     own = [word for word in hydra.overrides.task if not word.startswith(("launcher=", "train.resume="))]
@@ -64,12 +64,12 @@ def train(config: DictConfig, directory: Path) -> dict[str, Any]:
         data.setup("fit")
     L.seed_everything(config.seed, workers=True, verbose=False)
     module = build.build_module(config, data.spec)
-    resume = runs.checkpoint_to_resume(config, directory, data.provenance)
+    resume = runs.checkpoints.checkpoint_to_resume(config, directory, data.provenance)
     embed = callbacks.EmbedConfig(config, data.provenance, data.spec)
     trainer = build.build_trainer(config, directory, embed)
 
-    runs.open_directory(directory, config)  # nothing was written before everything stood
-    with runs.logging_to(directory / "train.log"):
+    runs.directories.create_directory(directory, config)  # nothing was written before everything stood
+    with runs.files.logging_to(directory / "train.log"):
         log.info("%s on %s", type(module.network).__name__, data.provenance["name"])
         log.info("into %s%s", directory, f", continuing {resume}" if resume else "")
         callbacks.tell_loggers(trainer.loggers, config, data.provenance)
@@ -77,10 +77,12 @@ def train(config: DictConfig, directory: Path) -> dict[str, Any]:
         failed = True
         try:
             trainer.fit(module, datamodule=data, ckpt_path=resume, weights_only=True)
-            seconds, validation = embed.seconds, embed.validation  # testing loads another checkpoint's
-            weights = runs.checkpoint_to_test(config.train.test, directory)
+            seconds, val = embed.seconds, embed.val  # testing loads another checkpoint's
+            weights = runs.checkpoints.checkpoint_to_test(config.train.test, directory)
             if weights:
-                with runs.interruptible("training is complete; the same command with train.resume=true tests again"):
+                with runs.signals.interruptible(
+                    "training is complete; the same command with train.resume=true tests again"
+                ):
                     trainer.test(module, datamodule=data, ckpt_path=weights, weights_only=True, verbose=False)
                 test = module.test_results()
             failed = False
@@ -91,7 +93,7 @@ def train(config: DictConfig, directory: Path) -> dict[str, Any]:
     result = {
         "status": "finished",
         "test": test,
-        "validation": validation,
+        "val": val,
         "weights_tested": weights and weights.stem,
         "provenance": data.provenance,
         "parameters": sum(p.numel() for p in module.network.parameters()),
@@ -102,19 +104,19 @@ def train(config: DictConfig, directory: Path) -> dict[str, Any]:
         "training_seconds": round(seconds, 1),
         "precision": trainer.precision,
         "hardware": environment.hardware(trainer.strategy.root_device, trainer.num_devices * trainer.num_nodes),
-        "config_hash": runs.config_hash(config),
+        "config_hash": runs.directories.config_hash(config),
         **environment.of_this_process(),
     }
-    runs.write_json(directory / "metrics.json", result)
+    runs.files.write_json(directory / "metrics.json", result)
     return result
 
 
 def summary(result: dict[str, Any], directory: Path) -> str:
     """What came out, on which data, where it lies, and what to try next."""
-    from capsule_lab.runs import data_in_words
+    from capsule_lab.runs.results import describe_data
 
     run, python = _as_typed(directory), _as_typed(Path(sys.executable))
-    minutes = result["training_seconds"] / 60  # 60 s a minute
+    minutes = result["training_seconds"] / 60
     if "error" in result["test"]:
         errors = {name.partition("/")[0]: value for name, value in result["test"].items() if name.endswith("/error")}
         parts = "".join(f"  {part} {value:.2f} %" for part, value in errors.items())
@@ -125,7 +127,7 @@ def summary(result: dict[str, Any], directory: Path) -> str:
         outcome = "neither validated nor tested"
     lines = [
         outcome,
-        f"data        {data_in_words(result['provenance'])}",
+        f"data        {describe_data(result['provenance'])}",
         f"trained     {result['steps']} of {result['planned_steps']} steps in {minutes:.1f} min, "
         f"{result['parameters']:,} parameters",
         f"run         {run}",

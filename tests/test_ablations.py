@@ -58,7 +58,7 @@ def on_toys(toynorb: Path, *overrides: str, model: list[str] = EM_CAPS) -> Any:
 
 
 def weights(directory: Path) -> dict[str, Tensor]:
-    return runs.read_checkpoint(directory / "checkpoints" / "last.ckpt")[0]["state_dict"]
+    return runs.checkpoints.read(directory / "checkpoints" / "last.ckpt")["state_dict"]
 
 
 def is_finite(result: dict[str, Any], directory: Path) -> bool:

@@ -6,16 +6,16 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from capsule_lab import runs
-from capsule_lab.config import compose
+from capsule_lab.config import compose, to_container
 from capsule_lab.data import MNISTDataModule
 from capsule_lab.errors import ConfigError, RunError
-from capsule_lab.evaluate import evaluate
-from capsule_lab.runs import read_checkpoint
+from capsule_lab.evaluate import evaluate, result_file
 from capsule_lab.types import DataSpec
 from tests.helpers.commands import NO_PICTURES, TINY_CNN, Ended, Trained
 
@@ -28,31 +28,38 @@ class SmallerImages(MNISTDataModule):
     spec = DataSpec(image_shape=(1, 20, 20), num_classes=10)
 
 
-def configuration(ckpt: Path | str, *overrides: str) -> DictConfig:
-    return compose("evaluate", [f"ckpt={ckpt}", "trainer.accelerator=cpu", *overrides])
+OTHER_DATA = {"_target_": "capsule_lab.data.MNISTDataModule", "source": "standin"}
+
+
+@pytest.fixture(scope="module")
+def trainer() -> DictConfig:
+    return compose("evaluate", ["trainer.accelerator=cpu"]).trainer
 
 
 @pytest.mark.parametrize("where", [".", "checkpoints/best.ckpt"], ids=["directory", "file"])
-def test_result_equals_that_at_the_end_of_training(trained: Trained, a_copy: Path, where: str) -> None:
-    result, _ = evaluate(configuration(a_copy / where))
+def test_result_equals_that_at_the_end_of_training(trained: Trained, trainer: DictConfig, where: str) -> None:
+    before = sorted(trained.directory.rglob("*"))
+    result = evaluate(runs.open(trained.directory / where), trainer=trainer)
     assert result["test"] == trained.result["test"]
+    assert sorted(trained.directory.rglob("*")) == before, "nothing is written"
 
 
 @pytest.mark.parametrize("name", ["best", "last"])
-def test_validation_equals_that_in_the_checkpoint(a_copy: Path, name: str) -> None:
-    path = a_copy / "checkpoints" / f"{name}.ckpt"
-    result, _ = evaluate(configuration(path, "split=validation"))
-    trained = read_checkpoint(path)[0]["capsule_lab"]["validation"]
-    assert {"error", "loss"} <= result["val"].keys() <= trained.keys()
-    assert result["val"] == pytest.approx({key: trained[key] for key in result["val"]})
+def test_validation_equals_that_in_the_checkpoint(trained: Trained, trainer: DictConfig, name: str) -> None:
+    path = trained.directory / "checkpoints" / f"{name}.ckpt"
+    result = evaluate(runs.open(path), "val", trainer=trainer)
+    expected = runs.checkpoints.read(path)["capsule_lab"]["val"]
+    assert {"error", "loss"} <= result["val"].keys() <= expected.keys()
+    assert result["val"] == pytest.approx({key: expected[key] for key in result["val"]})
 
 
 @pytest.mark.parametrize(
     ("overrides", "name"),
     [
-        ([], "best-test-mnist-stand-in"),
-        (["split=validation"], "best-validation-mnist-stand-in"),
-        (["data=mnist", "data.source=standin"], "best-test-mnist-stand-in"),
+        ([], "best-test-mnist-standin"),
+        (["split=val"], "best-val-mnist-standin"),
+        (["data=mnist", "data.source=standin"], "best-test-mnist-standin"),
+        (["+data.eval_images=100"], "best-test-mnist-standin-eval_images=100"),
     ],
     ids=str,
 )
@@ -68,40 +75,40 @@ def test_result_is_written_beside_the_checkpoint(
     assert f"written to {path}\n" in ended.out
     result = json.loads(path.read_text())
     assert set(result) == {
-        "validation" if "split=validation" in overrides else "test",
+        "val" if "split=val" in overrides else "test",
         "checkpoint", "provenance", "data", "hardware", "precision", "command", "commit", "versions", "python",
     }  # fmt: skip
-    assert result["checkpoint"] == str(a_copy)
+    assert result["checkpoint"] == str(a_copy / "checkpoints" / "best.ckpt")
     assert result["provenance"]["sha256"] == trained.result["provenance"]["sha256"]
 
 
-def test_other_data_than_that_of_training(trained: Trained, a_copy: Path, real: Path) -> None:
-    overrides = ["data=mnist", "data.source=real", f"data.directory={real}"]
-    result, path = evaluate(configuration(a_copy, *overrides))
-    assert path.name == "best-test-mnist-real.json"
+def test_other_data_than_that_of_training(trained: Trained, trainer: DictConfig, real: Path) -> None:
+    run, other = runs.open(trained.directory), {**OTHER_DATA, "source": "real", "directory": str(real)}
+    result = evaluate(run, data=other, trainer=trainer)
+    assert result_file(run, "test", other, result).name == "best-test-mnist-real.json"
     assert result["provenance"]["source"] == "real"
     assert result["test"] != trained.result["test"]
 
 
 @pytest.mark.parametrize(("seed", "same"), [("null", True), ("0", True), ("1", False)])
-def test_seed_of_the_validation_split_is_that_of_training(a_copy: Path, seed: str, same: bool) -> None:
-    data = ["split=validation", "data=mnist", "data.source=standin", "data.validation=stratified"]
-    result, _ = evaluate(configuration(a_copy, *data, f"seed={seed}"))
+def test_seed_of_the_validation_split_is_that_of_training(cli: Cli, a_copy: Path, seed: str, same: bool) -> None:
+    data = ["split=val", "data=mnist", "data.source=standin", "data.validation=stratified"]
+    assert cli("evaluate", f"ckpt={a_copy}", "trainer.accelerator=cpu", *data, f"seed={seed}").status == 0
+    result = json.loads((a_copy / "evaluations" / "best-val-mnist-standin.json").read_text())
     expected = MNISTDataModule(source="standin", validation="stratified", seed=0)
     expected.setup("validate")
     assert (result["provenance"]["split"] == expected.provenance["split"]) is same
 
 
-def test_data_of_another_shape_is_refused(a_copy: Path) -> None:
-    target = "data._target_=tests.test_evaluate.SmallerImages"
-    with pytest.raises(RunError, match=r"image_shape=\(1, 28, 28\).*image_shape=\(1, 20, 20\)"):
-        evaluate(configuration(a_copy, "data=mnist", "data.source=standin", target))
+def test_data_of_another_shape_is_refused(trained: Trained) -> None:
+    with pytest.raises(RunError, match=r"image_shape=\(1, 28, 28\).* the data has \(1, 20, 20\)"):
+        evaluate(runs.open(trained.directory), data={**OTHER_DATA, "_target_": "tests.test_evaluate.SmallerImages"})
 
 
-@pytest.mark.parametrize("split", ["train", "val", ""])
-def test_unknown_split_is_refused(a_copy: Path, split: str) -> None:
-    with pytest.raises(RunError, match=rf"split is '{split}'; expected test or validation"):
-        evaluate(configuration(a_copy, f"split={split}"))
+@pytest.mark.parametrize("split", ["train", "validation", ""])
+def test_unknown_split_is_refused(trained: Trained, split: str) -> None:
+    with pytest.raises(ConfigError, match=rf"split={split} does not exist; .*Options: test, val"):
+        evaluate(runs.open(trained.directory), split)
 
 
 @pytest.mark.parametrize("absolute", [True, False], ids=["absolute", "relative"])
@@ -130,13 +137,35 @@ def test_command_tests_any_network(cli: Cli, tmp_path: Path) -> None:
     assert json.loads(file.read_text())["test"] == pytest.approx(trained["test"])
 
 
-def test_an_option_of_the_data_of_training_can_be_changed(trained: Trained, a_copy: Path) -> None:
-    result, path = evaluate(configuration(a_copy, "+data.eval_images=100"))
+def test_an_option_of_the_data_of_training_can_be_changed(trained: Trained, trainer: DictConfig) -> None:
+    result = evaluate(runs.open(trained.directory), data={"eval_images": 100}, trainer=trainer)
     assert result["provenance"]["test_images"] == "100 of 359"
-    assert result["data"] == {**runs.plain(trained.config.data), "eval_images": 100}
-    assert path.name == "best-test-mnist-stand-in-eval_images=100.json"
+    assert result["data"] == {**to_container(trained.config.data), "eval_images": 100}
 
 
-def test_a_misspelt_option_of_the_data_of_training_is_named(a_copy: Path) -> None:
+@pytest.mark.parametrize(
+    ("options", "name"),
+    [
+        (
+            {"validation_share": "1/5", "eval_images": 7},
+            "best-val-mnist-standin-validation_share=1_5-eval_images=7.json",
+        ),
+        ({"directory": "/data"}, "best-val-mnist-standin.json"),
+        (OTHER_DATA, "best-val-mnist-standin.json"),
+    ],
+    ids=str,
+)
+def test_file_is_named_after_what_decides_the_result(trained: Trained, options: dict[str, Any], name: str) -> None:
+    run = runs.open(trained.directory)
+    file = result_file(run, "val", options, {"provenance": {"source": "standin"}})
+    assert file == trained.directory / "evaluations" / name
+
+
+def test_a_misspelt_option_of_the_data_of_training_is_named(trained: Trained) -> None:
     with pytest.raises(ConfigError, match=r"data.eval_image does not exist; did you mean data.eval_images"):
-        evaluate(configuration(a_copy, "+data.eval_image=100"))
+        evaluate(runs.open(trained.directory), data={"eval_image": 100})
+
+
+def test_a_misspelt_option_of_the_trainer_is_named(trained: Trained, trainer: DictConfig) -> None:
+    with pytest.raises(ConfigError, match=r"trainer.max_epoch does not exist; did you mean trainer.max_epochs"):
+        evaluate(runs.open(trained.directory), trainer=OmegaConf.create({**trainer, "max_epoch": 3}))

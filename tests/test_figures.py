@@ -1,4 +1,4 @@
-"""Figures of a run, drawn once more from what it left behind."""
+"""Figures of a run, drawn from its directory."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import pytest
 from matplotlib.figure import Figure
 
 from capsule_lab import runs
-from capsule_lab.analysis.curves import shows_transfer, training_curves, transfer_curve
-from capsule_lab.analysis.layers import layer_curves, layers_in
+from capsule_lab.analysis import curves
 from capsule_lab.config import compose
 from capsule_lab.data import MNISTDataModule
 from capsule_lab.figures import draw
 from tests.helpers.commands import NO_PICTURES, TINY, TINY_CNN, Ended, Trained
-from tests.helpers.fakes import captions, row_names, words
+from tests.helpers.fakes import captions, row_names, texts
+from tests.helpers.messages import one_sentence
 from tests.helpers.wandb_reader import told
 
 Cli = Callable[..., Ended]
@@ -26,7 +26,7 @@ OF_TWO_DIGITS = ["curves", "layers", "reconstructions", "segmentation", "perturb
 
 
 def drawn(run: Path, *overrides: str) -> dict[str, Figure]:
-    return dict(draw(run, compose("figures", [f"run={run}", *overrides])))
+    return dict(draw(runs.open(run), compose("figures", [f"run={run}", *overrides])))
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +51,7 @@ def test_figures_of_a_capsnet_of_two_digits(two_digits: Path) -> None:
     figures = drawn(two_digits)
     assert list(figures) == OF_TWO_DIGITS
     assert captions(figures["reconstructions"])[0].startswith("L:(")
-    assert words(figures["segmentation"])[-1].endswith("of the 64 images looked at")
+    assert texts(figures["segmentation"])[-1].endswith("of the 64 images looked at")
 
 
 def test_test_images_are_not_read(trained: Trained, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,7 +76,7 @@ def test_reconstructions_are_as_many_as_asked_for(trained: Trained, images: int)
 @pytest.mark.parametrize(("held_out", "looked_at"), [(7, 7), (10_000, 240)])
 def test_failures_are_looked_for_among_so_many(trained: Trained, held_out: int, looked_at: int) -> None:
     figure = drawn(trained.directory, f"held_out={held_out}")["right_and_wrong"]
-    assert words(figure)[-1].endswith(f"of the {looked_at} images looked at")
+    assert texts(figure)[-1].endswith(f"of the {looked_at} images looked at")
 
 
 @pytest.mark.parametrize("classes", [[3], [0, 7]])
@@ -89,30 +89,29 @@ def test_sheets_are_of_the_classes_asked_for(trained: Trained, classes: list[int
 
 
 @pytest.mark.parametrize(
-    ("words", "sentence"),
+    ("override", "message"),
     [
         ("sheet_classes=[11]", "sheet_classes has 11; expected classes of the held-out images: 0, 1, 2"),
         ("held_out=0", "held_out is 0; expected 1 or more"),
         ("logger=tensorbord", "did you mean tensorboard?"),
     ],
 )
-def test_mistakes_are_told_in_a_sentence(cli: Cli, a_copy: Path, words: str, sentence: str) -> None:
-    ended = cli("figures", f"run={a_copy}", words)
-    assert ended.status == 2
-    assert sentence in ended.err
+def test_mistakes_are_refused(cli: Cli, trained: Trained, override: str, message: str) -> None:
+    assert message in one_sentence(cli("figures", f"run={trained.directory}", override))
 
 
-@pytest.mark.parametrize("content", ["step,val/error\n1,5\n", "step,affine/error\n1,5\n"])
-def test_other_runs_have_no_transfer(tmp_path: Path, content: str) -> None:
-    (tmp_path / "metrics.csv").write_text(content)
-    assert not shows_transfer(tmp_path / "metrics.csv")
+@pytest.mark.parametrize("column", ["val/error", "affine/error"])
+def test_other_runs_have_no_transfer(tmp_path: Path, column: str) -> None:
+    (tmp_path / "metrics.csv").write_text(f"step,train/loss,train/error,{column}\n1,1,5,5\n")
+    assert [name for name, _ in curves.figures(tmp_path / "metrics.csv")] == ["curves"]
 
 
 def test_transfer_is_accuracy_against_accuracy(tmp_path: Path) -> None:
     file = tmp_path / "metrics.csv"
-    file.write_text("step,train/error,val/error,affine/error\n4,50,20,60\n4,40,,\n8,30,5,40\n8,20,,\n")
-    assert shows_transfer(file)
-    axis, colours = transfer_curve(file).axes
+    file.write_text(
+        "step,train/loss,train/error,val/error,affine/error\n4,1,50,20,60\n4,1,40,,\n8,1,30,5,40\n8,1,20,,\n"
+    )
+    axis, colours = dict(curves.figures(file))["transfer"].axes
     (points,) = axis.collections
     assert points.get_offsets().tolist() == [[80, 40], [95, 60]]
     assert points.get_array().tolist() == [5, 9]
@@ -129,7 +128,7 @@ def test_transfer_is_drawn_where_it_applies(a_copy: Path) -> None:
 
 @pytest.mark.parametrize(("axis", "label"), [(0, "loss"), (1, "error in %")])
 def test_curves_of_training_and_validation(trained: Trained, axis: int, label: str) -> None:
-    drawn = training_curves(trained.directory / "metrics.csv").axes[axis]
+    drawn = curves.training_curves(trained.directory / "metrics.csv").axes[axis]
     assert drawn.get_ylabel() == label
     assert [line.get_label() for line in drawn.lines] == ["train", "val"]
     assert [line.get_xdata().tolist() for line in drawn.lines] == [[4, 8], [4, 8]]
@@ -139,14 +138,14 @@ def test_curves_of_training_and_validation(trained: Trained, axis: int, label: s
 def test_curves_of_a_run_without_validation(tmp_path: Path, error: float) -> None:
     file = tmp_path / "metrics.csv"
     file.write_text(f"step,train/loss,train/error\n3,0.5,50\n7,0.25,{error}\n")
-    figure = training_curves(file)
+    figure = curves.training_curves(file)
     figure.savefig(tmp_path / "curves.png")
     assert [line.get_label() for axis in figure.axes for line in axis.lines] == ["train", "train"]
 
 
 def test_layers_are_drawn_from_the_image_upwards(trained: Trained) -> None:
-    assert layers_in(trained.directory / "metrics.csv") == ["primary", "digits"]
-    activation, dead = layer_curves(trained.directory / "metrics.csv").axes
+    assert curves.layers_in(trained.directory / "metrics.csv") == ["primary", "digits"]
+    activation, dead = curves.layer_curves(trained.directory / "metrics.csv").axes
     for axis, quantity in ((activation, "activation_digits"), (dead, "dead_digits")):
         assert [line.get_label() for line in axis.lines] == ["primary", "digits"]
         table = pd.read_csv(trained.directory / "metrics.csv")[["step", f"val/{quantity}"]].dropna()
@@ -175,7 +174,7 @@ def test_command_draws_to_tensorboard_too(cli: Cli, a_copy: Path) -> None:
     events = EventAccumulator(str(a_copy / "tensorboard"))
     events.Reload()
     assert sorted(events.Tags()["images"]) == sorted(OF_ONE_DIGIT)
-    step = runs.read_checkpoint(a_copy)[0]["global_step"]
+    step = runs.open(a_copy).step
     assert [image.step for image in events.Images("perturbation")] == [step]
     assert (a_copy / "figures" / "perturbation.png").is_file()
     assert (a_copy / "metrics.csv").read_bytes() == before

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from capsule_lab import build, command, runs
 from capsule_lab.callbacks import AtomicCheckpointIO, NonFiniteError, checkpoints
+from capsule_lab.config import to_container
 from capsule_lab.errors import RunError
 from capsule_lab.lit import CapsNetModule
 from capsule_lab.train import train
@@ -35,7 +36,7 @@ NAMES = ["best", "last"]
 
 def results(result: dict[str, Any]) -> dict[str, Any]:
     """What must not depend on where and when a run takes place."""
-    return {key: result[key] for key in ("test", "validation", "steps", "epochs", "provenance")}
+    return {key: result[key] for key in ("test", "val", "steps", "epochs", "provenance")}
 
 
 def contents(directory: Path) -> dict[str, bytes]:
@@ -72,27 +73,27 @@ def test_nothing_else_is_left_behind(trained: Trained) -> None:
 def test_configuration_of_a_run_is_resolved_and_complete(trained: Trained) -> None:
     text = (trained.directory / "config.yaml").read_text()
     assert "${" not in text
-    assert OmegaConf.to_container(OmegaConf.create(text)) == runs.plain(trained.config)
+    assert OmegaConf.to_container(OmegaConf.create(text)) == to_container(trained.config)
 
 
 def test_metrics_say_what_is_needed_to_judge_and_to_repeat_them(trained: Trained) -> None:
     found = json.loads((trained.directory / "metrics.json").read_text())
     assert found == trained.result
     assert set(found) == {
-        "status", "test", "validation", "weights_tested", "provenance", "parameters", "steps", "planned_steps",
+        "status", "test", "val", "weights_tested", "provenance", "parameters", "steps", "planned_steps",
         "epochs", "seed", "training_seconds", "precision", "hardware", "config_hash", "command", "commit", "versions",
         "python",
     }  # fmt: skip
     assert found["status"] == "finished"
     assert found["weights_tested"] == "best"
     assert (found["steps"], found["planned_steps"], found["epochs"], found["seed"]) == (8, 8, 2, 0)
-    assert found["config_hash"] == runs.config_hash(trained.config)
+    assert found["config_hash"] == runs.directories.config_hash(trained.config)
     assert found["parameters"] == sum(p.numel() for p in trained.module.network.parameters())
     assert "cores" in found["hardware"]
     assert 0 < found["training_seconds"] < 300
 
 
-@pytest.mark.parametrize("split", ["test", "validation"])
+@pytest.mark.parametrize("split", ["test", "val"])
 def test_metrics_of_each_split(trained: Trained, split: str) -> None:
     found = trained.result[split]
     assert {"error", "loss", "margin", "reconstruction"} <= set(found)
@@ -136,27 +137,28 @@ def test_test_images_are_not_touched_until_training_is_over(trained: Trained) ->
 def test_checkpoint_is_plain_and_carries_its_configuration(trained: Trained, name: str) -> None:
     path = trained.directory / "checkpoints" / f"{name}.ckpt"
     record = torch.load(path, map_location="cpu", weights_only=True)["capsule_lab"]
-    assert set(record) == {"format", "version", "config", "provenance", "spec", "seconds", "validation"}
-    assert record["config"] == json.loads(json.dumps(runs.plain(trained.config)))
+    assert set(record) == {"format", "version", "config", "provenance", "spec", "seconds", "val"}
+    assert record["config"] == json.loads(json.dumps(to_container(trained.config)))
     tested = {"test_images": "359 of 359"}  # known at the end of a run only
     assert {**record["provenance"], **tested} == trained.result["provenance"]
-    assert record["validation"].keys() == trained.result["val"].keys()
+    assert record["val"].keys() == trained.result["val"].keys()
 
 
 @pytest.mark.parametrize("where", [".", "checkpoints/best.ckpt"], ids=["directory", "file"])
 def test_loaded_run_equals_the_trained_one(trained: Trained, where: str) -> None:
-    module, config = runs.load_run(trained.directory / where)
+    found = runs.open(trained.directory / where)
+    module, config = found.module, found.config
     images = torch.rand(4, 1, 28, 28, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         found, expected = module(images), trained.module(images)
     assert not module.training
-    assert config == OmegaConf.create(runs.plain(trained.config))
+    assert config == OmegaConf.create(to_container(trained.config))
     torch.testing.assert_close(found.scores, expected.scores, rtol=0, atol=0)
     torch.testing.assert_close(found.capsules.poses, expected.capsules.poses, rtol=0, atol=0)
 
 
 def test_last_checkpoint_is_the_end_of_the_run(trained: Trained) -> None:
-    checkpoint, _ = runs.read_checkpoint(trained.directory / "checkpoints" / "last.ckpt")
+    checkpoint = runs.checkpoints.read(trained.directory / "checkpoints" / "last.ckpt")
     assert (checkpoint["global_step"], checkpoint["epoch"]) == (8, 2)
 
 
@@ -168,7 +170,10 @@ def test_training_seconds_are_those_of_the_whole_run(
     clock = SimpleNamespace(monotonic=itertools.count(1000).__next__)  # a second passes whenever somebody looks
     monkeypatch.setattr(checkpoints, "time", clock)
     found = train(tiny(f"train.test={which}", *NO_PICTURES), tmp_path / "run")
-    seconds = {name: runs.read_checkpoint(tmp_path / "run" / f"checkpoints/{name}.ckpt")[1].seconds for name in NAMES}
+    seconds = {
+        name: runs.checkpoints.read(tmp_path / "run" / f"checkpoints/{name}.ckpt")["capsule_lab"]["seconds"]
+        for name in NAMES
+    }
     assert seconds["best"] < seconds["last"] == found["training_seconds"]
 
 
@@ -179,7 +184,7 @@ def test_training_seconds_add_up_over_interruptions(
     config = tiny("train.test=none", *NO_PICTURES)
     with pytest.raises(command.InterruptError):
         run(config, tmp_path / "run", monkeypatch, SignalAt(5))
-    before = runs.read_checkpoint(tmp_path / "run" / "checkpoints" / "last.ckpt")[1].seconds
+    before = runs.checkpoints.read(tmp_path / "run" / "checkpoints" / "last.ckpt")["capsule_lab"]["seconds"]
     config.train.resume = True
     assert train(config, tmp_path / "run")["training_seconds"] > before > 0
 
@@ -228,9 +233,9 @@ def test_seed_decides_the_initial_weights(
 def test_another_run_of_the_same_configuration_gets_a_number(tiny: Tiny, earlier: int, suffix: str) -> None:
     config = tiny()
     for _ in range(earlier):
-        runs.open_directory(runs.choose_directory(config, "capsnet-mnist"), config)
-    expected = Path.cwd() / "runs" / f"capsnet-mnist-{runs.config_hash(config)}{suffix}"
-    assert runs.choose_directory(config, "capsnet-mnist") == expected
+        runs.directories.create_directory(runs.directories.choose_directory(config, "capsnet-mnist"), config)
+    expected = Path.cwd() / "runs" / f"capsnet-mnist-{runs.directories.config_hash(config)}{suffix}"
+    assert runs.directories.choose_directory(config, "capsnet-mnist") == expected
 
 
 @pytest.mark.parametrize(
@@ -240,14 +245,14 @@ def test_another_run_of_the_same_configuration_gets_a_number(tiny: Tiny, earlier
 )
 def test_resume_finds_the_last_run_of_this_very_configuration(tiny: Tiny, overrides: list[str], same: bool) -> None:
     for _ in range(2):
-        runs.open_directory(runs.choose_directory(tiny(), "capsnet-mnist"), tiny())
-    last = Path.cwd() / "runs" / f"capsnet-mnist-{runs.config_hash(tiny())}-2"
-    assert (runs.choose_directory(tiny(*overrides), "capsnet-mnist") == last) is same
+        runs.directories.create_directory(runs.directories.choose_directory(tiny(), "capsnet-mnist"), tiny())
+    last = Path.cwd() / "runs" / f"capsnet-mnist-{runs.directories.config_hash(tiny())}-2"
+    assert (runs.directories.choose_directory(tiny(*overrides), "capsnet-mnist") == last) is same
 
 
 def test_runs_go_where_the_environment_says(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CAPSULE_LAB_RUNS", str(tmp_path / "elsewhere"))
-    assert runs.choose_directory(tiny(), "a").parent == tmp_path / "elsewhere"
+    assert runs.directories.choose_directory(tiny(), "a").parent == tmp_path / "elsewhere"
 
 
 def test_command_runs_twice_and_resumes_neither_when_finished(cli: Cli, tmp_path: Path) -> None:
@@ -306,12 +311,12 @@ def test_ckpt_of_the_same_configuration_continues_in_its_own_directory(
     trained: Trained, tiny: Tiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = tiny(*NO_PICTURES)
-    directory = runs.choose_directory(config, "capsnet-mnist")
+    directory = runs.directories.choose_directory(config, "capsnet-mnist")
     directory.parent.mkdir()
     with pytest.raises(command.InterruptError):
         run(config, directory, monkeypatch, SignalAt(5))
     config.ckpt = str(directory / "checkpoints" / "last.ckpt")
-    assert runs.choose_directory(config, "capsnet-mnist") == directory
+    assert runs.directories.choose_directory(config, "capsnet-mnist") == directory
     assert results(train(config, directory)) == results(trained.result)
     assert curves(directory) == curves(trained.directory)
 
@@ -338,7 +343,7 @@ def test_ckpt_of_a_longer_run_continues_in_a_directory_of_its_own(cli: Cli, a_co
     (directory,) = (tmp_path / "runs").iterdir()
     found = json.loads((directory / "metrics.json").read_text())
     assert directory.name == f"capsnet-mnist-{found['config_hash']}-continued"
-    assert runs.attempts(found["config_hash"]) == [], "it is no run of that configuration from its start"
+    assert runs.directories.attempts(found["config_hash"]) == [], "it is no run of that configuration from its start"
     assert (found["steps"], found["epochs"]) == (12, 3)
     assert [row["step"] for row in curves(directory) if row["train/loss"]] == ["11"]
 
@@ -354,12 +359,12 @@ def test_run_that_began_with_another_ones_weights_resumes_where_it_was(
     a_copy: Path, tiny: Tiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = tiny("trainer.max_epochs=3", f"ckpt={a_copy}", *NO_PICTURES)
-    directory = runs.choose_directory(config, "capsnet-mnist")
+    directory = runs.directories.choose_directory(config, "capsnet-mnist")
     directory.parent.mkdir()
     with pytest.raises(command.InterruptError):
         run(config, directory, monkeypatch, SignalAt(10))
     config.train.resume = True
-    assert runs.choose_directory(config, "capsnet-mnist") == directory
+    assert runs.directories.choose_directory(config, "capsnet-mnist") == directory
     seen = Steps()
     assert run(config, directory, monkeypatch, seen)["steps"] == 12
     assert seen.found == [11, 12]
@@ -373,7 +378,7 @@ class Steps(Callback):
         self.found.append(trainer.global_step)
 
 
-@pytest.mark.parametrize("signum", runs.SIGNALS, ids=lambda signum: signum.name)
+@pytest.mark.parametrize("signum", runs.signals.SIGNALS, ids=lambda signum: signum.name)
 @pytest.mark.parametrize(
     ("moment", "sentence"),
     [
@@ -391,11 +396,11 @@ def test_signal_when_there_is_nothing_to_save(
     asked: list[int] = []
     monkeypatch.setattr(command, "requeue", asked.append)
     words = [*TINY, *NO_PICTURES, "train.resume=true", f"train.directory={a_copy}", "trainer.num_sanity_val_steps=1"]
-    before = {number: signal.getsignal(number) for number in runs.SIGNALS}
+    before = {number: signal.getsignal(number) for number in runs.signals.SIGNALS}
     ended = cli("train", *words)
     assert (ended.status, ended.err) == (128 + signum, f"capsule_lab: {sentence}\n")
     assert asked == [signum]
-    assert {number: signal.getsignal(number) for number in runs.SIGNALS} == before
+    assert {number: signal.getsignal(number) for number in runs.signals.SIGNALS} == before
 
 
 def test_resuming_what_is_not_there_is_said_aloud(cli: Cli) -> None:
@@ -490,7 +495,7 @@ def test_loss_that_is_not_a_number_stops_the_run_and_leaves_the_checkpoint_befor
     with pytest.raises(NonFiniteError, match=r"the margin term of the loss is nan at step 7; try a smaller"):
         train(config, tmp_path / "run")
     assert max(seen) <= 6 + every_n_steps
-    checkpoint, _ = runs.read_checkpoint(tmp_path / "run" / "checkpoints" / "last.ckpt")
+    checkpoint = runs.checkpoints.read(tmp_path / "run" / "checkpoints" / "last.ckpt")
     assert checkpoint["global_step"] == saved
     assert all(value.isfinite().all() for value in checkpoint["state_dict"].values())
 
@@ -595,7 +600,7 @@ def test_killed_in_the_middle_of_an_epoch_and_resumed_equals_uninterrupted(
     options = ["callbacks.last.every_minutes=0", f"train.directory={directory}", *NO_PICTURES]
     ended = python("-m", "capsule_lab.train", *TINY, *options, killer, cwd=tmp_path)
     assert ended.status == -signal.SIGKILL, ended.err
-    assert runs.read_checkpoint(directory / "checkpoints" / "last.ckpt")[0]["global_step"] == 6
+    assert runs.checkpoints.read(directory / "checkpoints" / "last.ckpt")["global_step"] == 6
     assert not (directory / "metrics.json").exists()
 
     found = train(tiny("train.resume=true", *options), directory)
@@ -616,12 +621,12 @@ def assert_stopped(ended: Ended, words: list[str], folder: Path, signum: signal.
     )
     assert sentence is not None, ended.err
     assert Path(sentence[2]) == folder / "run" / "checkpoints" / "last.ckpt"
-    assert runs.read_checkpoint(sentence[2])[0]["global_step"] == int(sentence[1])
+    assert runs.checkpoints.read(sentence[2])["global_step"] == int(sentence[1])
     assert shlex.split(sentence[3]) == [*words, "train.resume=true"]
     assert not (folder / "run" / "metrics.json").exists()
 
 
-@pytest.mark.parametrize("signum", runs.SIGNALS, ids=lambda signum: signum.name)
+@pytest.mark.parametrize("signum", runs.signals.SIGNALS, ids=lambda signum: signum.name)
 def test_signal_stops_with_a_checkpoint_and_says_how_to_go_on(cli: Cli, tmp_path: Path, signum: signal.Signals) -> None:
     sender = f"+callbacks.sender={{_target_: tests.runs.test_resume.SignalAt, step: 6, signum: {signum.value}}}"
     assert_stopped(cli("train", *ENDLESS, sender), [*ENDLESS, sender], tmp_path, signum)
@@ -653,7 +658,7 @@ def test_two_processes_train_as_one_does(tiny: Tiny, tmp_path: Path) -> None:
     found = json.loads((tmp_path / "two" / "metrics.json").read_text())
     assert found["steps"] == one["steps"] == 4
     assert found["test"]["error"] == one["test"]["error"]
-    assert found["validation"] == pytest.approx(one["validation"], rel=1e-4)
+    assert found["val"] == pytest.approx(one["val"], rel=1e-4)
     torch.testing.assert_close(weights(tmp_path / "two"), weights(tmp_path / "one"), rtol=0, atol=1e-4)
 
 

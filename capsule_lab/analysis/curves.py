@@ -1,8 +1,8 @@
-"""How did training go? Loss and error over the steps, from a run's ``metrics.csv``."""
+"""Curves of a run, from its ``metrics.csv``: loss and error, the capsules of every layer, transfer to affNIST."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pandas as pd
@@ -11,7 +11,20 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator
 
 QUANTITIES = {"loss": "loss", "error": "error in %"}
-OWN, AFFINE = "val/error", "affine/error"
+VAL_ERROR, AFFNIST_ERROR = "val/error", "affine/error"
+MEAN, STD, DEAD = "val/activation_", "val/activation_std_", "val/dead_"
+"""Prefixes of what ``RoutingStats`` logs of each layer."""
+
+
+def figures(metrics: Path) -> Iterator[tuple[str, Figure]]:
+    """Name and figure of all curves that a run's ``metrics.csv`` has the columns for; none if there is no such file."""
+    if not metrics.is_file():
+        return
+    yield "curves", training_curves(metrics)
+    if layers_in(metrics):
+        yield "layers", layer_curves(metrics)
+    if {VAL_ERROR, AFFNIST_ERROR} <= set(_columns(metrics)):
+        yield "transfer", transfer_curve(metrics)
 
 
 def training_curves(metrics: Path) -> Figure:
@@ -30,29 +43,83 @@ def training_curves(metrics: Path) -> Figure:
 
 
 def curves_of_runs(metrics: Mapping[str, Path]) -> Figure:
-    """Loss and error of several runs against the step: training dashed, validation in full.
+    """Loss and error of several runs against the step: training dashed, validation solid.
 
     Args:
-        metrics: what each run is called, and its ``metrics.csv``.
+        metrics: name and ``metrics.csv`` of each run.
     """
     figure, axes = _loss_and_error()
     for number, (name, file) in enumerate(metrics.items()):
         table = pd.read_csv(file)
         for axis, quantity in zip(axes, QUANTITIES, strict=True):
             validated = f"val/{quantity}" in table
-            _draw(axis, table, f"train/{quantity}", f"C{number % 10}--", "" if validated else name)  # 10 colours
+            _draw(axis, table, f"train/{quantity}", f"C{number % 10}--", "" if validated else name)
             _draw(axis, table, f"val/{quantity}", f"C{number % 10}o-", name)
     for axis in axes:
         axis.legend()
     return figure
 
 
-def _loss_and_error() -> tuple[Figure, Iterable[Axes]]:
+def layer_curves(metrics: Path) -> Figure:
+    """Mean activation of each layer, within one standard deviation, and its share of dead capsules, against the step.
+
+    Args:
+        metrics: the ``metrics.csv`` of a run with ``RoutingStats``.
+    """
+    table = pd.read_csv(metrics)
     figure = Figure(figsize=(9, 3.2), layout="constrained")  # inches
-    axes = figure.subplots(1, len(QUANTITIES))
+    activation, dead = figure.subplots(1, 2)
+    for number, layer in enumerate(layers_in(metrics)):
+        rows = table[["step", MEAN + layer, STD + layer, DEAD + layer]].dropna()
+        steps, mean, std = rows["step"] + 1, rows[MEAN + layer], rows[STD + layer]
+        colour, label = f"C{number}", layer.replace("_", " ")
+        activation.plot(steps, mean, "o-", color=colour, markersize=3, label=label)
+        activation.fill_between(steps, (mean - std).clip(0), (mean + std).clip(upper=1), color=colour, alpha=0.12)
+        dead.plot(steps, rows[DEAD + layer], "o-", color=colour, markersize=3, label=label)
+    activation.set(xlabel="step", ylabel="activation, mean and spread", ylim=(0, 1))
+    dead.set(xlabel="step", ylabel="dead capsules in %", ylim=(-3, 103))  # lines at 0 and 100 are off the frame
+    for axis in (activation, dead):
+        axis.grid(alpha=0.3)
+        axis.legend()
+    return figure
+
+
+def layers_in(metrics: Path) -> list[str]:
+    """Names of the layers that ``RoutingStats`` logged, from the image upwards."""
+    names = [name.removeprefix(STD) for name in _columns(metrics) if name.startswith(STD)]  # in alphabetical order
+    return sorted(names, key=lambda name: (name != "primary", not name.startswith("conv")))
+
+
+def transfer_curve(metrics: Path) -> Figure:
+    """Accuracy on synthetic affNIST against that on the data of training, a point for each validation.
+
+    Sabour 2017, section 5.2, compares networks of equal accuracy on the data of training.
+
+    Args:
+        metrics: the ``metrics.csv`` of a run that validated on affNIST too.
+    """
+    rows = pd.read_csv(metrics)[["step", VAL_ERROR, AFFNIST_ERROR]].dropna()
+    figure = Figure(figsize=(5.5, 4.2), layout="constrained")  # inches
+    axis = figure.add_subplot()
+    val, affnist = 100 - rows[VAL_ERROR], 100 - rows[AFFNIST_ERROR]
+    axis.plot(val, affnist, color="0.7", zorder=1)
+    points = axis.scatter(val, affnist, c=rows["step"] + 1, cmap="viridis", zorder=2)
+    figure.colorbar(points, label="step")
+    axis.set(xlabel="accuracy in % on moved digits, as trained", ylabel="accuracy in % on synthetic affNIST, unseen")
+    axis.grid(alpha=0.3)
+    return figure
+
+
+def _columns(metrics: Path) -> list[str]:
+    return list(pd.read_csv(metrics, nrows=0).columns)
+
+
+def _loss_and_error() -> tuple[Figure, list[Axes]]:
+    figure = Figure(figsize=(9, 3.2), layout="constrained")  # inches
+    axes = list(figure.subplots(1, len(QUANTITIES)))
     for axis, label in zip(axes, QUANTITIES.values(), strict=True):
         axis.set(xlabel="step", ylabel=label, yscale="log")
-        axis.yaxis.set_minor_locator(LogLocator(subs=(2, 3, 5)))  # ours: labels that keep apart over three decades
+        axis.yaxis.set_minor_locator(LogLocator(subs=(2, 3, 5)))  # ours: labels do not overlap over three decades
         axis.yaxis.set_major_formatter("{x:g}")
         axis.yaxis.set_minor_formatter("{x:g}")
         axis.grid(alpha=0.3, which="both")
@@ -63,29 +130,3 @@ def _draw(axis: Axes, table: pd.DataFrame, name: str, style: str, label: str) ->
     if name in table:
         rows = table[["step", name]].dropna()
         axis.plot(rows["step"] + 1, rows[name], style, markersize=3, label=label)
-
-
-def shows_transfer(metrics: Path) -> bool:
-    """Whether a run validated on synthetic affNIST too: whether its ``metrics.csv`` has both errors."""
-    return {OWN, AFFINE} <= set(pd.read_csv(metrics, nrows=0).columns)
-
-
-def transfer_curve(metrics: Path) -> Figure:
-    """Accuracy on synthetic affNIST against that on the data of training, a point for each validation.
-
-    Sabour 2017, section 5.2, compares networks of the same accuracy on the data of training: here one sees all of them
-    on the way.
-
-    Args:
-        metrics: the ``metrics.csv`` of a run, of which ``shows_transfer`` is true.
-    """
-    rows = pd.read_csv(metrics)[["step", OWN, AFFINE]].dropna()
-    figure = Figure(figsize=(5.5, 4.2), layout="constrained")  # inches
-    axis = figure.add_subplot()
-    own, affine = 100 - rows[OWN], 100 - rows[AFFINE]  # 100: percent
-    axis.plot(own, affine, color="0.7", zorder=1)
-    points = axis.scatter(own, affine, c=rows["step"] + 1, cmap="viridis", zorder=2)
-    figure.colorbar(points, label="step")
-    axis.set(xlabel="accuracy in % on moved digits, as trained", ylabel="accuracy in % on synthetic affNIST, unseen")
-    axis.grid(alpha=0.3)
-    return figure

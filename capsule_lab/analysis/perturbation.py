@@ -8,9 +8,9 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from capsule_lab.analysis.plotting import Column, Group, picture_grid
-from capsule_lab.analysis.reconstructions import of_images, one_of_each
+from capsule_lab.analysis.reconstructions import first_of_each_class, select_images
 from capsule_lab.functional import predictions_by_label
-from capsule_lab.networks import CapsNet
+from capsule_lab.networks import Reconstructs
 from capsule_lab.types import CapsuleOutput, Capsules
 
 OFFSETS = tuple(step / 20 for step in range(-5, 6))  # Sabour 2017, figure 4: -0.25, -0.2, … 0.25
@@ -18,15 +18,15 @@ OFFSETS = tuple(step / 20 for step in range(-5, 6))  # Sabour 2017, figure 4: -0
 
 @torch.no_grad()
 def perturbed_reconstructions(
-    network: CapsNet, output: CapsuleOutput, classes: Int64[Tensor, " batch"]
+    network: Reconstructs, output: CapsuleOutput, classes: Int64[Tensor, " batch"]
 ) -> Float[Tensor, "batch dim offset channel height width"]:
     """Images decoded from the pose of one class, with each of ``OFFSETS`` added to each component alone.
 
-    What is decoded is the sum as it is: it is not squashed again. In the middle of ``offset`` nothing is added.
+    The sum is decoded as it is, not squashed again. In the middle of ``offset`` nothing is added.
 
     Args:
         network: with a decoder.
-        output: what ``network`` says of the images.
+        output: of ``network`` for the images.
         classes: the capsule to perturb, the label of each image; all others are zeroed, as in any reconstruction.
 
     Raises:
@@ -53,17 +53,17 @@ def perturbed_reconstructions(
 def change_of_rows(
     decoded: Float[Tensor, "batch dim offset channel height width"],
 ) -> Float[Tensor, "batch dim"]:
-    """How much the image changes when one component does: mean squared difference of pixels from the middle one."""
+    """Mean squared difference of pixels from the unchanged reconstruction, for each perturbed component."""
     middle = decoded[:, :, len(OFFSETS) // 2].unsqueeze(2)
     return (decoded - middle).square().flatten(2).mean(2)
 
 
-def perturbation_sheet(network: CapsNet, output: CapsuleOutput, label: int) -> Figure:
-    """A row for each component of the pose, a column for each of ``OFFSETS``: the whole of figure 4 for one image.
+def perturbation_sheet(network: Reconstructs, output: CapsuleOutput, label: int) -> Figure:
+    """A row for each component of the pose, a column for each of ``OFFSETS``: figure 4 complete for one image.
 
     Args:
         network: with a decoder.
-        output: what ``network`` says of this one image.
+        output: of ``network`` for one image.
         label: its class.
     """
     classes = torch.tensor([label], device=output.scores.device)
@@ -73,7 +73,7 @@ def perturbation_sheet(network: CapsNet, output: CapsuleOutput, label: int) -> F
 
 
 def perturbation_figure(
-    network: CapsNet,
+    network: Reconstructs,
     output: CapsuleOutput,
     labels: Int64[Tensor, " batch"] | Int64[Tensor, "batch label"],
     *,
@@ -86,13 +86,13 @@ def perturbation_figure(
 
     Args:
         network: with a decoder.
-        output: what ``network`` says of the images.
+        output: of ``network`` for the images.
         labels: their classes; of several digits in an image, the first is decoded.
-        rows: how many, at most one for each class.
+        rows: at most, one for each class.
     """
-    numbers = torch.tensor(examples(output, labels), device=labels.device)
-    classes = labels.reshape(len(labels), -1)[numbers, 0]
-    decoded = perturbed_reconstructions(network, of_images(output, numbers), classes)
+    examples = example_of_each_class(output, labels)
+    classes, numbers = (labels.new_tensor(list(each)) for each in (examples, examples.values()))
+    decoded = perturbed_reconstructions(network, select_images(output, numbers), classes)
     change, dimensions = change_of_rows(decoded).max(1)  # [class]
     strongest = change.topk(min(rows, len(change))).indices
     chosen = strongest[classes[strongest].argsort()]
@@ -105,13 +105,16 @@ def perturbation_figure(
     )
 
 
-def examples(output: CapsuleOutput, labels: Int64[Tensor, " batch"] | Int64[Tensor, "batch label"]) -> list[int]:
-    """Numbers of an image of each class, of the first label where there are several; one that is recognised, if any."""
+def example_of_each_class(
+    output: CapsuleOutput, labels: Int64[Tensor, " batch"] | Int64[Tensor, "batch label"]
+) -> dict[int, int]:
+    """Index of an image of each class, of the first label where there are several: one that is recognised, if any."""
     labels = labels.reshape(len(labels), -1)  # [b label]
     right = (predictions_by_label(output.scores, labels) == labels).all(1)
-    found = one_of_each(labels[:, 0], right)
-    without = ~torch.isin(labels[:, 0], labels[found, 0])
-    return [*found, *one_of_each(labels[:, 0], without)]
+    classes = labels[:, 0]
+    recognised = first_of_each_class(classes, right)
+    others = first_of_each_class(classes, ~torch.isin(classes, classes[recognised]))
+    return {int(classes[number]): number for number in (*recognised, *others)}
 
 
 def _grid(pictures: Float[Tensor, "row offset channel height width"], rows: list[str], title: str) -> Figure:

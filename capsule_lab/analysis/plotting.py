@@ -1,4 +1,4 @@
-"""Pictures in rows and columns under their captions: how all figures of decoded images are drawn."""
+"""Pictures in rows and columns, under captions."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Picture = Float[Tensor, "channel height width"]
 
 
 class Column(NamedTuple):
-    """Pictures from top to bottom, in [0, 1], and what is written above them."""
+    """A caption over pictures from top to bottom, in [0, 1]."""
 
     caption: str
     pictures: Sequence[Picture]
@@ -29,7 +29,7 @@ class Column(NamedTuple):
 
 
 class Group(NamedTuple):
-    """Columns that belong together, and what is written above all of them."""
+    """Columns side by side, under a common name."""
 
     name: str
     columns: Sequence[Column]
@@ -38,24 +38,24 @@ class Group(NamedTuple):
 def picture_grid(groups: Sequence[Group], rows: Sequence[str], *, title: str = "", note: str = "") -> Figure:
     """All pictures in one image, groups of columns apart from each other.
 
-    Three channels are red, green and blue. Otherwise the first is drawn as ink on white paper: of a stereo pair, the
+    Three channels are red, green and blue. Otherwise the first channel is drawn, dark on white: of a stereo pair, the
     left image.
 
     Args:
-        groups: of pictures of one size; those without columns are left out.
-        rows: what is written at the left of each row.
-        title: written above all.
-        note: written below all.
+        groups: of pictures of one size; groups without columns are left out.
+        rows: names of the rows, at the left.
+        title: above the figure.
+        note: below the figure.
     """
     groups = [group for group in groups if group.columns]
     columns = [column for group in groups for column in group.columns]
     height, width = columns[0].pictures[0].shape[1:]
     lefts = _lefts([len(group.columns) for group in groups], width)
     step = height + round(_GAP * width)
-    mosaic = np.ones((len(rows) * step - (step - height), lefts[-1] + width, 3), np.float32)  # 3: white in RGB
+    mosaic = np.ones((len(rows) * step - (step - height), lefts[-1] + width, 3), np.float32)
     for left, column in zip(lefts, columns, strict=True):
         for row, picture in enumerate(column.pictures):
-            mosaic[row * step : row * step + height, left : left + width] = _in_colour(picture)
+            mosaic[row * step : row * step + height, left : left + width] = _as_rgb(picture)
 
     pixel = _CELL / (width * (1 + _GAP))  # inches
     across, down = mosaic.shape[1] * pixel, mosaic.shape[0] * pixel
@@ -87,19 +87,19 @@ def picture_grid(groups: Sequence[Group], rows: Sequence[str], *, title: str = "
 
 
 def _wrapped(text: str, width: float) -> str:
-    """In lines of at most so many inches, where words allow."""
+    """``text`` with line breaks, so that it takes ``width`` inches, or as much as its longest word."""
     letters = max(1, int(width / _LETTER))
     return "\n".join(part for line in text.splitlines() for part in wrap(line, letters, break_long_words=False))
 
 
 def _height(texts: Iterable[str]) -> float:
-    """Inches that the one of most lines takes."""
+    """Height in inches of the text with most lines."""
     lines = max(text.count("\n") + 1 if text else 0 for text in texts)
     return lines * _LINE + _LINE / 2 if lines else 0.0
 
 
 def _lefts(groups: Sequence[int], width: int) -> list[int]:
-    """Where each column begins, in pixels, of groups of so many columns."""
+    """Left edge of each column in pixels; ``groups`` are numbers of columns."""
     lefts, left = [], 0
     for columns in groups:
         for _ in range(columns):
@@ -109,9 +109,9 @@ def _lefts(groups: Sequence[int], width: int) -> list[int]:
     return lefts
 
 
-def _in_colour(picture: Picture) -> np.ndarray:
-    """Height, width, and red, green and blue."""
+def _as_rgb(picture: Picture) -> np.ndarray:
+    """A picture as ``(height, width, 3)``."""
     shown = picture.detach().float().clamp(0, 1).cpu()
-    if len(shown) == 3:  # 3: red, green and blue
+    if len(shown) == 3:
         return shown.permute(1, 2, 0).numpy()
     return (1 - shown[:1]).expand(3, -1, -1).permute(1, 2, 0).numpy()

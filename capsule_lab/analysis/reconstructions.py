@@ -1,4 +1,4 @@
-"""What does a CapsNet see? Inputs over what a class capsule decodes to (Sabour 2017, figure 3)."""
+"""What does a class capsule decode to? Inputs over reconstructions (Sabour 2017, figure 3)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from capsule_lab.analysis.plotting import Column, Group, picture_grid
-from capsule_lab.networks import CapsNet
+from capsule_lab.networks import Reconstructs
 from capsule_lab.types import CapsuleOutput, Capsules
 
 _ROWS = ("input", "output")
@@ -16,7 +16,8 @@ _ROWS = ("input", "output")
 
 @torch.no_grad()
 def reconstruction_sheet(
-    network: CapsNet,
+    network: Reconstructs,
+    output: CapsuleOutput,
     images: Float[Tensor, "batch channel height width"],
     labels: Int64[Tensor, " batch"],
 ) -> Figure:
@@ -26,10 +27,10 @@ def reconstruction_sheet(
 
     Args:
         network: with a decoder.
-        images: in [0, 1], as the network takes them.
+        output: of ``network`` for ``images``.
+        images: in [0, 1].
         labels: their classes.
     """
-    output = network(images)
     predictions = output.scores.argmax(1)
     decoded = network.reconstruct(output, predictions)
     columns = [
@@ -41,7 +42,7 @@ def reconstruction_sheet(
 
 @torch.no_grad()
 def reconstruction_figure(
-    network: CapsNet,
+    network: Reconstructs,
     output: CapsuleOutput,
     images: Float[Tensor, "batch channel height width"],
     labels: Int64[Tensor, " batch"],
@@ -52,25 +53,25 @@ def reconstruction_figure(
     """Figure 3 of Sabour 2017: images over reconstructions, captioned (label, prediction, capsule decoded).
 
     First images of several classes that are recognised, then failures, each of them twice: decoded from the capsule of
-    its label, and from that of the prediction. All are the first that come; where none fails, the figure says so.
+    its label, and from that of the prediction. All are the first in the batch; a note has the number of failures.
 
     Args:
         network: with a decoder.
-        output: what ``network`` says of ``images``.
+        output: of ``network`` for ``images``.
         images: in [0, 1].
         labels: their classes.
-        correct: how many that are recognised, each of another class.
-        failures: how many that are not.
+        correct: number of recognised images, each of another class.
+        failures: number of others.
     """
     predictions = output.scores.argmax(1)
     right = predictions == labels
-    good = sorted(one_of_each(labels, right)[:correct], key=lambda number: int(labels[number]))
+    good = sorted(first_of_each_class(labels, right)[:correct], key=lambda number: int(labels[number]))
     bad = (~right).nonzero().flatten()[:failures].tolist()
 
     def columns(cases: list[tuple[int, Tensor]], colour: str) -> list[Column]:
         numbers = torch.tensor([number for number, _ in cases], dtype=torch.int64, device=labels.device)
         targets = torch.tensor([int(classes[number]) for number, classes in cases], dtype=torch.int64).to(labels)
-        decoded = network.reconstruct(of_images(output, numbers), targets)
+        decoded = network.reconstruct(select_images(output, numbers), targets)
         captions = zip(labels[numbers].tolist(), predictions[numbers].tolist(), targets.tolist(), strict=True)
         return [
             Column(str(caption), pictures, colour)
@@ -89,16 +90,16 @@ def reconstruction_figure(
     return picture_grid(groups, _ROWS, note=note)
 
 
-def one_of_each(classes: Int64[Tensor, " batch"], wanted: Bool[Tensor, " batch"]) -> list[int]:
-    """Numbers of the first wanted image of each class that has one, in the order in which they come."""
+def first_of_each_class(classes: Int64[Tensor, " batch"], wanted: Bool[Tensor, " batch"]) -> list[int]:
+    """Indices of the first wanted image of each class that has one, in ascending order."""
     first: dict[int, int] = {}
     for number in wanted.nonzero().flatten().tolist():
         first.setdefault(int(classes[number]), number)
     return list(first.values())
 
 
-def of_images(output: CapsuleOutput, index: Int64[Tensor, " chosen"]) -> CapsuleOutput:
-    """What ``output`` says of some of the images.
+def select_images(output: CapsuleOutput, index: Int64[Tensor, " chosen"]) -> CapsuleOutput:
+    """The part of ``output`` that belongs to some of the images.
 
     Raises:
         ValueError: if it has no capsules.

@@ -10,9 +10,9 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from capsule_lab.analysis.plotting import Column, Group, picture_grid
-from capsule_lab.analysis.reconstructions import of_images
+from capsule_lab.analysis.reconstructions import select_images
 from capsule_lab.functional import predictions_by_label
-from capsule_lab.networks import CapsNet
+from capsule_lab.networks import Reconstructs
 from capsule_lab.types import CapsuleOutput
 
 _ROWS = ("input", "output")
@@ -25,8 +25,8 @@ class Case(NamedTuple):
     """A column of the figure.
 
     Attributes:
-        image: its number.
-        classes: what is decoded, first in red, then in green.
+        image: its index in the batch.
+        classes: the capsules decoded, first in red, then in green.
         kind: ``""`` for the labels, ``"(P)"`` for wrong predictions, ``"*"`` for a wrong class on purpose.
     """
 
@@ -37,13 +37,13 @@ class Case(NamedTuple):
 
 @torch.no_grad()
 def overlaid_reconstructions(
-    network: CapsNet, output: CapsuleOutput, classes: Int64[Tensor, "batch 2"]
+    network: Reconstructs, output: CapsuleOutput, classes: Int64[Tensor, "batch 2"]
 ) -> Float[Tensor, "batch 3 height width"]:
     """Two reconstructions of each image on black, the first in red and the second in green; yellow where both are.
 
     Args:
         network: with a decoder.
-        output: what ``network`` says of the images.
+        output: of ``network`` for the images.
         classes: the two capsules that are decoded, one after the other.
     """
     red, green = (network.reconstruct(output, each).mean(1) for each in classes.unbind(1))
@@ -52,7 +52,8 @@ def overlaid_reconstructions(
 
 @torch.no_grad()
 def segmentation_sheet(
-    network: CapsNet,
+    network: Reconstructs,
+    output: CapsuleOutput,
     images: Float[Tensor, "batch channel height width"],
     labels: Int64[Tensor, "batch 2"],
 ) -> Figure:
@@ -62,10 +63,10 @@ def segmentation_sheet(
 
     Args:
         network: with a decoder.
+        output: of ``network`` for ``images``.
         images: composites, in [0, 1].
         labels: the two classes of each.
     """
-    output = network(images)
     cases = [
         Case(number, (first, second))
         for number, (first, second) in enumerate(predictions_by_label(output.scores, labels).tolist())
@@ -79,7 +80,7 @@ def segmentation_sheet(
 
 @torch.no_grad()
 def segmentation_figure(
-    network: CapsNet,
+    network: Reconstructs,
     output: CapsuleOutput,
     images: Float[Tensor, "batch channel height width"],
     labels: Int64[Tensor, "batch 2"],
@@ -94,11 +95,11 @@ def segmentation_figure(
 
     Args:
         network: with a decoder.
-        output: what ``network`` says of ``images``.
+        output: of ``network`` for ``images``.
         images: composites, in [0, 1].
         labels: the two classes of each.
         parts: the two digits alone, in their places.
-        correct, overlapping, controls, failures: how many of each, see ``choose_cases``.
+        correct, overlapping, controls, failures: numbers of images, see ``choose_cases``.
     """
     chosen = choose_cases(
         output.scores, labels, overlap(parts),
@@ -124,22 +125,22 @@ def choose_cases(
     controls: int,
     failures: int,
 ) -> dict[str, list[Case]]:
-    """The columns of figure 5, by what they show; no image is in two groups.
+    """The columns of figure 5 in groups; no image is in two of them.
 
     Args:
         scores: one for each class.
         labels: the two classes of each image.
         overlaps: see ``overlap``.
-        correct: images of which both classes are predicted, the first that come.
+        correct: images of which both classes are predicted, the first in the batch.
         overlapping: others of them, those that overlap most.
-        controls: others again, the first that come, with the second class replaced by the one with the third score,
+        controls: others again, the first in the batch, with the second class replaced by the one with the third score,
             the nearest to be predicted that is neither label nor prediction.
         failures: the first images of which a prediction is wrong; each is there twice, decoded from its labels and
             from its predictions.
     """
     predictions = predictions_by_label(scores, labels)
     right = (predictions == labels).all(1)
-    rows, said = ([(first, second) for first, second in each.tolist()] for each in (labels, predictions))
+    true, predicted = ([(first, second) for first, second in each.tolist()] for each in (labels, predictions))
 
     good = right.nonzero().flatten().tolist()
     hardest = sorted(good, key=lambda number: -float(overlaps[number]))[:overlapping]
@@ -147,13 +148,13 @@ def choose_cases(
     third = scores.scatter(1, labels, -torch.inf).argmax(1).tolist()
     bad = (~right).nonzero().flatten()[:failures].tolist()
     return {
-        "recognised": [Case(number, rows[number]) for number in others[:correct]],
-        "overlapping most": [Case(number, rows[number]) for number in hardest],
+        "recognised": [Case(number, true[number]) for number in others[:correct]],
+        "overlapping most": [Case(number, true[number]) for number in hardest],
         "wrong class *": [
-            Case(number, (rows[number][0], third[number]), "*") for number in others[correct : correct + controls]
+            Case(number, (true[number][0], third[number]), "*") for number in others[correct : correct + controls]
         ],
         "not recognised": [
-            case for number in bad for case in (Case(number, rows[number]), Case(number, said[number], "(P)"))
+            case for number in bad for case in (Case(number, true[number]), Case(number, predicted[number], "(P)"))
         ],
     }
 
@@ -165,7 +166,7 @@ def overlap(parts: Float[Tensor, "batch 2 channel height width"]) -> Float[Tenso
 
 
 def _columns(
-    network: CapsNet,
+    network: Reconstructs,
     output: CapsuleOutput,
     images: Float[Tensor, "batch channel height width"],
     labels: Int64[Tensor, "batch 2"],
@@ -173,7 +174,7 @@ def _columns(
 ) -> list[Column]:
     numbers = torch.tensor([case.image for case in cases], dtype=torch.int64, device=labels.device)
     classes = torch.tensor([case.classes for case in cases], dtype=torch.int64).reshape(-1, 2).to(labels)
-    decoded = overlaid_reconstructions(network, of_images(output, numbers), classes)
+    decoded = overlaid_reconstructions(network, select_images(output, numbers), classes)
     composites = images[numbers].mean(1, keepdim=True).expand_as(decoded)
     columns = []
     for case, *pictures in zip(cases, composites, decoded, strict=True):

@@ -10,6 +10,7 @@ from omegaconf import DictConfig
 from rich.console import Console
 
 from capsule_lab.command import command
+from capsule_lab.config import to_container
 
 WIDTH = 120  # ours: of tables in files and pipes
 
@@ -21,7 +22,7 @@ def main(config: DictConfig) -> None:
     from capsule_lab.bench import tables
 
     if config.out:
-        runs.check_writable(Path(str(config.out)))  # before all the work
+        runs.files.check_writable(Path(str(config.out)))  # before all the work
     report: dict[str, Any]
     if config.scaling:
         report, show = {"rows": bench.scale(config)}, lambda hardware: tables.of_scaling(report["rows"], hardware)
@@ -36,8 +37,8 @@ def main(config: DictConfig) -> None:
     for table in show(hardware):
         console.print(table)
     if config.out:
-        extra = {"hardware": hardware, "bench": runs.plain(config), **environment.of_this_process()}
-        runs.write_json(Path(config.out), {**report, **extra})
+        extra = {"hardware": hardware, "bench": to_container(config), **environment.of_this_process()}
+        runs.files.write_json(Path(config.out), {**report, **extra})
 
 
 if __name__ == "__main__":

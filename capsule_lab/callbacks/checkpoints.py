@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import signal
 import threading
 import time
@@ -17,9 +16,12 @@ from lightning.fabric.plugins.io import TorchCheckpointIO
 from lightning.pytorch.callbacks import Callback, Checkpoint, ModelCheckpoint
 from omegaconf import DictConfig
 
+from capsule_lab.atomic import atomically
 from capsule_lab.environment import command_line
 from capsule_lab.errors import InterruptError
-from capsule_lab.runs import SIGNALS, embed, numbers
+from capsule_lab.runs.checkpoints import embed
+from capsule_lab.runs.results import split_metrics
+from capsule_lab.runs.signals import SIGNALS
 from capsule_lab.types import DataSpec
 
 log = logging.getLogger(__name__)
@@ -31,12 +33,8 @@ class AtomicCheckpointIO(TorchCheckpointIO):
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None) -> None:
         target = Path(path)
         target.parent.mkdir(parents=True, exist_ok=True)
-        partial = target.with_name(f".{target.name}.{os.getpid()}")
-        try:
-            torch.save(checkpoint, partial)
-            os.replace(partial, target)
-        finally:
-            partial.unlink(missing_ok=True)
+        with atomically(target) as temporary:
+            torch.save(checkpoint, temporary)
 
 
 class EmbedConfig(Callback):
@@ -53,7 +51,7 @@ class EmbedConfig(Callback):
         self.provenance = provenance
         self.spec = spec
         self.seconds_before = 0.0
-        self.validation: dict[str, float] = {}
+        self.val: dict[str, float] = {}
         self.started: float | None = None
 
     @property
@@ -68,16 +66,16 @@ class EmbedConfig(Callback):
         self.seconds_before, self.started = self.seconds, None
 
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
-        checkpoint["capsule_lab"] = embed(self.config, self.provenance, self.spec, self.seconds, self.validation)
+        checkpoint["capsule_lab"] = embed(self.config, self.provenance, self.spec, self.seconds, self.val)
 
     def on_load_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
         if trainer.state.fn != "fit":
             return  # the weights to test may be older than the training was
         self.seconds_before = checkpoint["capsule_lab"]["seconds"]
-        self.validation = checkpoint["capsule_lab"]["validation"]
+        self.val = checkpoint["capsule_lab"]["val"]
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self.validation = numbers(trainer.logged_metrics, "val")
+        self.val = split_metrics(trainer.logged_metrics, "val")
 
 
 class BestCheckpoint(ModelCheckpoint):

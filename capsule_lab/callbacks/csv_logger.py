@@ -10,7 +10,7 @@ from typing import Any
 from lightning.fabric.utilities.rank_zero import rank_zero_only
 from lightning.pytorch.loggers.logger import Logger
 
-from capsule_lab.runs import write_atomically
+from capsule_lab.runs.files import write_text
 
 
 class MetricsTable(Logger):
@@ -65,7 +65,7 @@ class MetricsTable(Logger):
         writer = csv.DictWriter(text, ["epoch", "step", *names], lineterminator="\n")
         writer.writeheader()
         writer.writerows(self.rows)
-        write_atomically(self.file, text.getvalue())
+        write_text(self.file, text.getvalue())
         self.changed = False
 
     @rank_zero_only

@@ -13,11 +13,11 @@ from matplotlib.figure import Figure
 from sklearn.metrics import ConfusionMatrixDisplay
 from torchmetrics.classification import MulticlassConfusionMatrix
 
-from capsule_lab.analysis.reconstructions import reconstruction_sheet
+from capsule_lab.analysis.reconstructions import reconstruction_sheet, select_images
 from capsule_lab.analysis.segmentation import segmentation_sheet
-from capsule_lab.networks import CapsNet
-from capsule_lab.runs import save_figure
-from capsule_lab.types import Batch
+from capsule_lab.networks import Reconstructs, reconstructs
+from capsule_lab.runs.files import save_figure
+from capsule_lab.types import Batch, CapsuleOutput
 
 
 class Reconstructions(Callback):
@@ -44,14 +44,17 @@ class Reconstructions(Callback):
         network = pl_module.network
         if batch_idx or dataloader_idx or trainer.sanity_checking:
             return
-        if isinstance(network, CapsNet) and network.decoder is not None and trainer.is_global_zero:
-            show_figure(trainer, "val/reconstructions", first_reconstructions(network, batch, self.images))
+        if reconstructs(network) and trainer.is_global_zero:
+            output = cast(Any, pl_module).network(batch.images[: self.images])
+            show_figure(trainer, "val/reconstructions", first_reconstructions(network, output, batch, self.images))
 
 
-def first_reconstructions(network: CapsNet, batch: Batch, images: int) -> Figure:
-    """So many images of the batch over what their predictions decode to; of two digits in an image, both."""
+def first_reconstructions(network: Reconstructs, output: CapsuleOutput, batch: Batch, images: int) -> Figure:
+    """The first images of a batch over what their predictions decode to; of two digits in an image, both."""
     sheet = reconstruction_sheet if batch.parts is None else segmentation_sheet
-    return sheet(network, batch.images[:images], batch.labels[:images])
+    batch_images, labels = batch.images[:images], batch.labels[:images]
+    first = select_images(output, labels.new_tensor(range(len(labels))))
+    return sheet(network, first, batch_images, labels)
 
 
 class ConfusionMatrix(Callback):

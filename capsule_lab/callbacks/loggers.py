@@ -15,7 +15,8 @@ from lightning.pytorch.loggers import MLFlowLogger, WandbLogger
 from lightning.pytorch.loggers.logger import rank_zero_experiment
 from omegaconf import DictConfig
 
-from capsule_lab.runs import plain, write_atomically
+from capsule_lab.config import to_container
+from capsule_lab.runs.files import write_text
 
 _LONGEST_TAG = 64  # characters; W&B's limit
 _PORTS = {"http": 80, "https": 443}
@@ -33,7 +34,7 @@ def tell_loggers(loggers: Iterable[Any], config: DictConfig, provenance: dict[st
     """Configuration, provenance and tags, to every logger that keeps such things."""
     known = labels(config, provenance)
     for logger in loggers:
-        logger.log_hyperparams({"config": plain(config), "provenance": provenance})
+        logger.log_hyperparams({"config": to_container(config), "provenance": provenance})
         if isinstance(logger, WandbLogger):
             run = logger.experiment
             words = filter(None, [*(run.tags or ()), *known.values(), run.group])
@@ -106,7 +107,7 @@ class MLflow(MLFlowLogger):
         mlflow.set_tracking_uri(self._tracking_uri)
         mlflow.set_experiment(self._experiment_name)  # Lightning's own way fails when two runs create it at once
         client = super().experiment
-        write_atomically(self.file, str(self._run_id))
+        write_text(self.file, str(self._run_id))
         client.update_run(self._run_id, status="RUNNING")  # again, if it had ended
         return client
 

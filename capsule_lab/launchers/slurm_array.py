@@ -39,7 +39,7 @@ class SlurmArray(submitit_launcher.SlurmLauncher):
         from capsule_lab.slurm import cancel
 
         environment = submitit.JobEnvironment()
-        os.environ[lock.LOG] = str(environment.paths.stdout)
+        os.environ[lock.LOG_VARIABLE] = str(environment.paths.stdout)
         os.environ["LOCAL_RANK"] = str(environment.local_rank)  # as Lightning tells processes that it starts itself
         try:
             returned = super().__call__(sweep_overrides, job_dir_key, job_num, job_id, singleton_state)
@@ -102,7 +102,7 @@ class SlurmArray(submitit_launcher.SlurmLauncher):
             config = self.hydra_context.config_loader.load_sweep_config(self.config, overrides)
             with flag_override(config, ["readonly", "struct"], False):
                 config.pop("hydra")
-            lock.note_queued(config, job.job_id, str(job.paths.stdout))
+            lock.record_queued(config, job.job_id, str(job.paths.stdout))
         except Exception as error:  # whatever Hydra says of words that do not fit together; so will the job
             log.debug("%s cannot be composed: %s", overrides, error)
 

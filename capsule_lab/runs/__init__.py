@@ -1,70 +1,32 @@
-"""The contract of a run directory: what lies there, and how to come back to it.
+"""Run directories: what lies in them, and how to come back to them.
 
 ::
 
-    runs/<model>-<data>-<hash>/      the hash is of everything that decides the result; a second run of the
-        config.yaml                  same configuration gets -2, and so on
+    runs/<model>-<data>-<hash>/      the hash is of everything that decides the result; a second run of the same
+        config.yaml                  configuration gets -2, and so on
         metrics.json                 status, results, provenance, cost: written at the end
         metrics.csv                  every epoch
         train.log
         checkpoints/best.ckpt  last.ckpt
-        figures/
+        figures/                     drawn while training, and by ``python -m capsule_lab.figures``
+        evaluations/                 by ``python -m capsule_lab.evaluate``
     runs/…-<hash>-continued/         began with another configuration's weights, ckpt=…: never a cell of a table
-    runs/cells/<hash>.json           while a process trains that configuration, and if it failed: see ``claims``
+    runs/cells/<hash>.lock  .json    while a process trains that configuration, and if it failed: see ``runs.lock``
+    runs/reports/                    of tables
 
-Checkpoints carry their own plain configuration: ``load_run(path)`` needs nothing else.
+Checkpoints carry their own configuration, so that a run can be opened without anything else::
+
+    from capsule_lab import runs
+
+    run = runs.open("runs/capsnet-mnist-2f4c01ab")
+    for batch in run.batches("val"):
+        run.network(batch.images).scores
+
+All else is in the modules of this package, used as ``runs.directories.config_hash(config)``. Importing them loads
+neither torch nor Lightning.
 """
 
-from capsule_lab.runs.checkpoints import (
-    FORMAT,
-    Record,
-    check_same_source,
-    checkpoint_to_resume,
-    checkpoint_to_test,
-    embed,
-    find_checkpoint,
-    home_of,
-    last_checkpoint,
-    load_run,
-    plain,
-    read_checkpoint,
-    restore,
-)
-from capsule_lab.runs.directories import attempts, choose_directory, config_hash, is_first_process, open_directory, root
-from capsule_lab.runs.files import check_writable, save_figure, write_atomically, write_json, write_text
-from capsule_lab.runs.results import data_in_words, is_finished, numbers, result_of
-from capsule_lab.runs.signals import SIGNALS, interruptible, logging_to
+from capsule_lab.runs import checkpoints, directories, files, lock, results, signals
+from capsule_lab.runs.run import Run, open  # noqa: A004  # runs.open(path), as Image.open(path)
 
-__all__ = [
-    "FORMAT",
-    "SIGNALS",
-    "Record",
-    "attempts",
-    "check_same_source",
-    "check_writable",
-    "checkpoint_to_resume",
-    "checkpoint_to_test",
-    "choose_directory",
-    "config_hash",
-    "data_in_words",
-    "embed",
-    "find_checkpoint",
-    "home_of",
-    "interruptible",
-    "is_finished",
-    "is_first_process",
-    "last_checkpoint",
-    "load_run",
-    "logging_to",
-    "numbers",
-    "open_directory",
-    "plain",
-    "read_checkpoint",
-    "restore",
-    "result_of",
-    "root",
-    "save_figure",
-    "write_atomically",
-    "write_json",
-    "write_text",
-]
+__all__ = ["Run", "checkpoints", "directories", "files", "lock", "open", "results", "signals"]

@@ -1,4 +1,4 @@
-"""Where runs are: named after the hash of their configuration, in ``$CAPSULE_LAB_RUNS`` or ``runs``."""
+"""Run directories: named after the hash of their configuration, in ``$CAPSULE_LAB_RUNS`` or ``runs``."""
 
 from __future__ import annotations
 
@@ -10,41 +10,66 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
+from capsule_lab.atomic import atomically
+from capsule_lab.config import to_container
 from capsule_lab.errors import RunError
-from capsule_lab.runs.checkpoints import find_checkpoint, home_of, plain
-from capsule_lab.runs.files import write_atomically
 
 _CONTINUED = "-continued"
-_NOT_THE_RESULT = ("ckpt", "train.resume", "train.directory", "logger", "data.directory")
+_NOT_HASHED = ("ckpt", "train.resume", "train.directory", "logger", "data.directory")
 
 
 def config_hash(config: DictConfig) -> str:
-    """Fingerprint of everything in the configuration that decides the result."""
-    copy = OmegaConf.create(plain(config))
-    for key in _NOT_THE_RESULT:
+    """Hash of everything in the configuration that the result depends on, 8 hexadecimal digits."""
+    copy = OmegaConf.create(to_container(config))
+    for key in _NOT_HASHED:
         parent, _, name = key.rpartition(".")
         node = OmegaConf.select(copy, parent) if parent else copy
         if node is not None:
             node.pop(name, None)
     text = json.dumps(OmegaConf.to_container(copy), sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:8]  # 8: enough to tell runs apart
+    return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
 def is_first_process() -> bool:
-    """Whether this is the first, or only, process of a run: Lightning, torchrun and SLURM number them."""
+    """Whether this is the first, or only, process of a run, by the ranks that Lightning, torchrun and SLURM set."""
     return all(os.environ.get(name, "0") == "0" for name in ("RANK", "LOCAL_RANK", "NODE_RANK", "SLURM_PROCID"))
 
 
 def root() -> Path:
-    """Where run directories are: ``$CAPSULE_LAB_RUNS``, else ``runs``."""
+    """The folder of all run directories: ``$CAPSULE_LAB_RUNS``, else ``runs``."""
     return Path(os.environ.get("CAPSULE_LAB_RUNS") or "runs").absolute()
+
+
+def find_checkpoint(path: str | Path, *names: str) -> Path:
+    """``path`` itself, or the best (else the last) checkpoint of the run in that directory.
+
+    Args:
+        path: a file, or the directory of a run.
+        names: in a directory, files to look for in this order; by default the best, then the last.
+
+    Raises:
+        RunError: if there is none.
+    """
+    path = Path(path)
+    names = names or ("best.ckpt", "last.ckpt")
+    choices = [path / "checkpoints" / name for name in names] if path.is_dir() else [path]
+    for choice in choices:
+        if choice.is_file():
+            return choice
+    raise RunError(f"no checkpoint at {path}; expected a .ckpt file or the directory of a run, runs/…")
+
+
+def directory_of(checkpoint: Path) -> Path:
+    """The run directory of a checkpoint; of a file that lies anywhere else, its folder."""
+    folder = checkpoint.absolute().parent
+    return folder.parent if folder.name == "checkpoints" else folder
 
 
 def attempts(fingerprint: str) -> list[Path]:
     """The directories of all runs of one configuration, the latest first.
 
     Args:
-        fingerprint: what ``config_hash`` gives.
+        fingerprint: a ``config_hash``.
     """
     found = (path for path in root().glob(f"*-{fingerprint}*") if path.is_dir() and is_attempt(path, fingerprint))
     return sorted(found, key=_attempt, reverse=True)
@@ -52,23 +77,25 @@ def attempts(fingerprint: str) -> list[Path]:
 
 def is_attempt(directory: Path, fingerprint: str) -> bool:
     """Whether ``attempts`` finds a run of that configuration in ``directory``."""
-    return directory.parent == root() and _is_named(directory, fingerprint)
+    return directory.parent == root() and _has_hash(directory, fingerprint)
 
 
 def continues_another(config: DictConfig) -> bool:
-    """Whether a run begins with the weights of another configuration's, ``ckpt=…``, so that it is not one of its own.
+    """Whether ``ckpt=…`` is the checkpoint of another configuration, so that the run is no attempt at its own.
 
     Raises:
         RunError: if there is no such checkpoint.
     """
-    return bool(config.ckpt) and not _is_named(home_of(find_checkpoint(config.ckpt)), config_hash(config))
+    return bool(config.ckpt) and not _has_hash(directory_of(find_checkpoint(config.ckpt)), config_hash(config))
 
 
-def _is_named(directory: Path, fingerprint: str) -> bool:
+def _has_hash(directory: Path, fingerprint: str) -> bool:
+    """Whether ``directory`` is named after that configuration, and began with its own weights."""
     return re.search(rf"-{fingerprint}(-\d+)?$", directory.name) is not None
 
 
 def _attempt(directory: Path) -> int:
+    """Number of the attempt: 1, or that at the end of the name."""
     match = re.search(rf"-[0-9a-f]{{8}}({_CONTINUED})?-(\d+)$", directory.name)
     return int(match[2]) if match else 1
 
@@ -76,14 +103,14 @@ def _attempt(directory: Path) -> int:
 def choose_directory(config: DictConfig, name: str) -> Path:
     """The directory for this run: that of the checkpoint or of the run to resume, else a new one.
 
-    Nothing is created yet. Processes that Lightning started beside the first get its directory.
+    Nothing is created yet. Processes that Lightning started beside the first find its directory in the environment.
 
     Args:
         config: the whole configuration.
-        name: what the directory is called before the hash.
+        name: of the directory, before the hash.
 
     Raises:
-        RunError: if another process started this one without telling it the directory.
+        RunError: if this is not the first process, and the environment does not have the directory of the first.
     """
     if is_first_process():
         return _choose(config, name)
@@ -93,7 +120,7 @@ def choose_directory(config: DictConfig, name: str) -> Path:
     if config.train.directory:
         return Path(str(config.train.directory)).absolute()
     raise RunError(
-        "this process does not know the directory of the first one; give train.directory=… when torchrun or srun "
+        "the directory of the first process is unknown to this one; give train.directory=… when torchrun or srun "
         "starts the processes, and start the jobs of a sweep one by one when each has several processes"
     )
 
@@ -103,35 +130,36 @@ def _choose(config: DictConfig, name: str) -> Path:
         return Path(str(config.train.directory)).absolute()
     base = f"{name}-{config_hash(config)}"
     if config.ckpt and not config.train.resume:
-        own = home_of(find_checkpoint(config.ckpt))
+        own = directory_of(find_checkpoint(config.ckpt))
         if own.name.startswith(base):
             return own
     base += _CONTINUED if continues_another(config) else ""
-    there = sorted(
+    existing = sorted(
         (path for path in root().glob(f"{base}*") if re.fullmatch(r"(-\d+)?", path.name[len(base) :])), key=_attempt
     )
-    if config.train.resume and there:
-        return there[-1]
-    return root() / (f"{base}-{_attempt(there[-1]) + 1}" if there else base)
+    if config.train.resume and existing:
+        return existing[-1]
+    return root() / (f"{base}-{_attempt(existing[-1]) + 1}" if existing else base)
 
 
-def open_directory(directory: Path, config: DictConfig) -> None:
-    """Create the run's directory with its configuration, or go on in it; what it holds is the first process's affair.
+def create_directory(directory: Path, config: DictConfig) -> None:
+    """Create the run's directory, or continue in it; the first process writes the configuration there.
 
     Raises:
         RunError: if it cannot be written to, or holds a run that is not to be continued.
     """
     first = is_first_process()
-    goes_on = config.train.resume or (config.ckpt and home_of(find_checkpoint(config.ckpt)) == directory)
-    if first and not goes_on and (directory / "config.yaml").exists():
+    continues = config.train.resume or (config.ckpt and directory_of(find_checkpoint(config.ckpt)) == directory)
+    if first and not continues and (directory / "config.yaml").exists():
         raise RunError(
             f"{directory} holds a run already; continue it with train.resume=true, or name another train.directory=…"
         )
     try:
         directory.mkdir(parents=True, exist_ok=True)
         if first:
-            write_atomically(directory / "config.yaml", OmegaConf.to_yaml(config, resolve=True))
-            (directory / "metrics.json").unlink(missing_ok=True)  # of the shorter run that this one goes on from
+            with atomically(directory / "config.yaml") as temporary:
+                temporary.write_text(OmegaConf.to_yaml(config, resolve=True))
+            (directory / "metrics.json").unlink(missing_ok=True)  # of the shorter run that this one continues
     except OSError as error:
         raise RunError(
             f"cannot write to {directory} ({error.strerror}); name a directory you may write to: train.directory=…"

@@ -1,42 +1,37 @@
-"""Files of a run and of a report: there whole or not at all."""
+"""Files of a run, a report or a benchmark: there whole or not at all."""
 
 from __future__ import annotations
 
 import json
-import os
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from matplotlib.figure import Figure
-
+from capsule_lab.atomic import atomically
 from capsule_lab.errors import RunError
 
-
-def write_atomically(path: Path, text: str) -> None:
-    """Write a file beside its target and rename it: it is there whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        partial.write_text(text)
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 def write_text(path: Path, text: str) -> None:
-    """``write_atomically`` where the user says.
+    """A text file, in a folder that is created if need be.
 
     Raises:
         RunError: if it cannot be written there.
     """
     try:
-        write_atomically(path, text)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with atomically(path) as temporary:
+            temporary.write_text(text)
     except OSError as error:
         raise RunError(f"cannot write {path} ({error.strerror}); expected a place you may write to") from error
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:
-    """``write_text`` for JSON that people read."""
+    """``write_text`` for JSON, indented."""
     write_text(path, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
 
 
@@ -47,16 +42,25 @@ def check_writable(path: Path) -> None:
         RunError: if not.
     """
     probe = path.with_name(f".{path.name}.probe")
-    write_json(probe, {})
+    write_text(probe, "")
     probe.unlink()
 
 
 def save_figure(figure: Figure, path: Path) -> None:
-    """A picture, whole or not at all."""
+    """A picture, in a folder that is created if need be."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{os.getpid()}.{path.name}")
+    with atomically(path) as temporary:
+        figure.savefig(temporary, dpi=120)
+
+
+@contextmanager
+def logging_to(path: Path) -> Iterator[None]:
+    """Everything that is logged in this block also goes to ``path``, with the time."""
+    handler = logging.FileHandler(path)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(name)s %(levelname)s %(message)s"))
+    logging.getLogger().addHandler(handler)
     try:
-        figure.savefig(partial, dpi=120)  # dots per inch
-        os.replace(partial, path)
+        yield
     finally:
-        partial.unlink(missing_ok=True)
+        logging.getLogger().removeHandler(handler)
+        handler.close()

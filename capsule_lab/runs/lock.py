@@ -1,7 +1,7 @@
-"""Who trains a configuration: a lock for as long as the process lives, and a record of how it ended.
+"""One process at a time trains a configuration: a lock while it runs, and a record of how it failed.
 
-Both lie in ``cells/`` beside the run directories and are named after the configuration's hash. A run that ends well
-leaves neither. A record that is there while nobody holds the lock is that of a run that failed or was killed.
+Both are files in ``cells/`` beside the run directories, named after the configuration's hash. A run that finishes
+removes both. A record without a lock is that of a run that failed or was killed.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import os
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -19,27 +19,27 @@ from omegaconf import DictConfig
 
 from capsule_lab import slurm
 from capsule_lab.config import user_message
-from capsule_lab.errors import InterruptError, RunError
+from capsule_lab.errors import InterruptError, RunError, one_line
 from capsule_lab.runs.directories import attempts, config_hash, continues_another, is_attempt, is_first_process, root
 from capsule_lab.runs.files import write_json
-from capsule_lab.runs.results import result_of
+from capsule_lab.runs.results import read_result
 
-LOG = "CAPSULE_LAB_LOG"
-"""Environment variable in which a launcher says where the output of this process goes."""
+LOG_VARIABLE = "CAPSULE_LAB_LOG"
+"""Environment variable in which a launcher names the file that has the output of this process."""
 
-_PATIENCE = 1.0  # ours: seconds, as somebody who only looks holds the lock for a moment
-_LOOK = 0.1  # ours: seconds, as somebody else may be looking
+_LOCK_TIMEOUT = 1.0  # ours: seconds; `is_locked` in another process holds the lock for a moment
+_PROBE_TIMEOUT = 0.1  # ours: seconds; so does another `is_locked`
 
 
 @dataclass(frozen=True)
-class Claim:
-    """What is known of a run that began and has not finished.
+class LockRecord:
+    """The record of a run that has not finished.
 
     Attributes:
-        process: its number, and on which machine.
-        log: where its output goes, if a launcher said so.
-        error: why it ended.
-        queued: the job of SLURM that it is, which may wait to begin, or be sent back into the queue to go on.
+        process: its number and its machine.
+        log: the file with its output, if a launcher named one.
+        error: why it failed; ``None`` while it runs, and if it was killed.
+        queued: its SLURM job, if that may start or be requeued.
     """
 
     process: str
@@ -49,101 +49,103 @@ class Claim:
 
 
 @contextmanager
-def claim(config: DictConfig) -> Iterator[None]:
-    """While this process trains ``config`` where tables look for it, no other does; a record says how it failed.
+def train_lock(config: DictConfig) -> Iterator[None]:
+    """Hold the lock of a configuration while this process trains it; if that fails, record why.
 
-    A run that has a directory of its own, or goes on from another configuration's, is nobody else's business.
+    Only the first process of a run locks, and only a run that tables would find: neither one with a directory of its
+    own, nor one that continues another configuration's checkpoint.
 
     Raises:
-        RunError: if another process trains it already.
+        RunError: if another process holds the lock.
     """
     fingerprint = config_hash(config)
-    if not _is_looked_for(config, fingerprint) or not is_first_process():  # the first of a run claims it for all
+    if not _is_attempt(config, fingerprint) or not is_first_process():
         yield
         return
-    ours = [_file(fingerprint).parent, *([] if root().exists() else [root()])]
-    lock = _acquired(fingerprint)
-    job = slurm.this_job() if slurm.is_batch_job() else None  # SLURM itself requeues what dies with its machine
-    mine = Claim(f"{os.getpid()} on {socket.gethostname()}", os.environ.get(LOG), queued=job)
+    folder = _record_file(fingerprint).parent
+    created = [folder, *([] if root().exists() else [root()])]
+    lock = _acquire(fingerprint)
+    job = slurm.this_job() if slurm.is_batch_job() else None  # SLURM requeues a job whose machine fails
+    record = LockRecord(f"{os.getpid()} on {socket.gethostname()}", os.environ.get(LOG_VARIABLE), queued=job)
     try:
-        _write(fingerprint, mine)
+        _write_record(fingerprint, record)
         yield
-        _file(fingerprint).unlink(missing_ok=True)
+        _remove_record(fingerprint)
     except BaseException as error:
-        if mine.log or attempts(fingerprint):
-            reason = user_message(error) or f"{type(error).__name__}: {' '.join(str(error).split())}"
-            back = isinstance(error, InterruptError) and slurm.goes_back(error.signum)
-            _write(fingerprint, Claim(mine.process, mine.log, reason, job if back else None))
-        else:  # nothing was written before everything stood, and whoever started it reads what was wrong
-            _file(fingerprint).unlink(missing_ok=True)
+        if record.log or attempts(fingerprint):
+            requeued = isinstance(error, InterruptError) and slurm.goes_back(error.signum)
+            reason = user_message(error) or f"{type(error).__name__}: {one_line(error)}"
+            _write_record(fingerprint, replace(record, error=reason, queued=job if requeued else None))
+        else:  # refused before anything was written; the terminal shows why
+            _remove_record(fingerprint)
         raise
     finally:
-        Path(lock.lock_file).unlink(missing_ok=True)  # while it is held: whoever opened it before notices
+        Path(lock.lock_file).unlink(missing_ok=True)  # before the release: filelock notices a removed file
         lock.release()
-        for folder in ours:
-            with suppress(OSError):  # it is not empty
-                folder.rmdir()
+        for directory in created:
+            with suppress(OSError):  # not empty
+                directory.rmdir()
 
 
-def note_failure(fingerprint: str, error: str) -> None:
-    """Record why a job failed that could not do so itself, having been killed or never come to training."""
-    record = record_of(fingerprint)
-    finished = any(result_of(directory, fingerprint) for directory in attempts(fingerprint))  # by another process
-    if (record is None or record.error is None) and not finished and not is_claimed(fingerprint):
-        known = record or Claim("unknown", None)
-        _write(fingerprint, Claim(known.process, known.log, error))
+def record_failure(fingerprint: str, error: str) -> None:
+    """Record why a job failed that could not do so itself: it was killed, or failed before training."""
+    record = read_record(fingerprint)
+    finished = any(read_result(directory, fingerprint) for directory in attempts(fingerprint))  # by another process
+    if (record is None or record.error is None) and not finished and not is_locked(fingerprint):
+        known = record or LockRecord("unknown", None)
+        _write_record(fingerprint, replace(known, error=error, queued=None))
 
 
-def note_queued(config: DictConfig, job: str, log: str) -> None:
-    """Record that a job of SLURM will train ``config``, unless it has begun."""
+def record_queued(config: DictConfig, job: str, log: str) -> None:
+    """Record that a SLURM job will train ``config``, unless it is locked already."""
     fingerprint = config_hash(config)
-    if _is_looked_for(config, fingerprint) and not is_claimed(fingerprint):
-        _write(fingerprint, Claim(f"job {job} of SLURM", log, queued=job))
+    if _is_attempt(config, fingerprint) and not is_locked(fingerprint):
+        _write_record(fingerprint, LockRecord(f"job {job} of SLURM", log, queued=job))
 
 
-def is_claimed(fingerprint: str) -> bool:
-    """Whether a process trains that configuration now, or a job in the queue of SLURM is going to."""
-    lock = _lock(fingerprint)
+def is_locked(fingerprint: str) -> bool:
+    """Whether a process trains that configuration, or a job in the queue of SLURM will."""
+    lock = _file_lock(fingerprint)
     if Path(lock.lock_file).exists():
         try:
-            with lock.acquire(timeout=_LOOK):
+            with lock.acquire(timeout=_PROBE_TIMEOUT):
                 pass
         except Timeout:
             return True
-    record = record_of(fingerprint)
+    record = read_record(fingerprint)
     return bool(record and record.queued and slurm.in_queue(record.queued))
 
 
-def record_of(fingerprint: str) -> Claim | None:
+def read_record(fingerprint: str) -> LockRecord | None:
     """The record of a run that has not finished, or ``None``."""
     try:
-        return Claim(**json.loads(_file(fingerprint).read_text()))
+        return LockRecord(**json.loads(_record_file(fingerprint).read_text()))
     except FileNotFoundError:
         return None
 
 
-def _is_looked_for(config: DictConfig, fingerprint: str) -> bool:
-    """Whether the run will be where tables look for it, rather than in a directory of its own."""
+def _is_attempt(config: DictConfig, fingerprint: str) -> bool:
+    """Whether ``directories.attempts`` will find the run."""
     if config.train.directory:
         return is_attempt(Path(str(config.train.directory)).absolute(), fingerprint)
     return not continues_another(config)
 
 
-def _acquired(fingerprint: str) -> FileLock:
-    lock = _lock(fingerprint)
+def _acquire(fingerprint: str) -> FileLock:
+    lock = _file_lock(fingerprint)
     while True:
         try:
-            lock.acquire(timeout=_PATIENCE)
+            lock.acquire(timeout=_LOCK_TIMEOUT)
         except Timeout as error:
-            other = record_of(fingerprint)
-            who = f"process {other.process}" if other else "another process"
+            other = read_record(fingerprint)
+            process = f"process {other.process}" if other else "another process"
             log = f" (log: {other.log})" if other and other.log else ""
             raise RunError(
-                f"{who} trains this configuration already{log}; wait for it or stop it, or train beside it in a "
-                "place of its own: train.directory=…"
+                f"{process} trains this configuration already{log}; wait for it or stop it, or train beside it in a "
+                "directory of its own: train.directory=…"
             ) from error
         except FileNotFoundError:
-            continue  # another process has just removed the folder, which was empty
+            continue  # another process has just removed the empty folder
         except OSError as error:
             raise RunError(
                 f"cannot write to {root()} ({error.strerror}); name a directory you may write to: CAPSULE_LAB_RUNS=… "
@@ -152,13 +154,17 @@ def _acquired(fingerprint: str) -> FileLock:
         return lock
 
 
-def _file(fingerprint: str) -> Path:
+def _record_file(fingerprint: str) -> Path:
     return root() / "cells" / f"{fingerprint}.json"
 
 
-def _lock(fingerprint: str) -> FileLock:
-    return FileLock(_file(fingerprint).with_suffix(".lock"))
+def _file_lock(fingerprint: str) -> FileLock:
+    return FileLock(_record_file(fingerprint).with_suffix(".lock"))
 
 
-def _write(fingerprint: str, record: Claim) -> None:
-    write_json(_file(fingerprint), asdict(record))
+def _write_record(fingerprint: str, record: LockRecord) -> None:
+    write_json(_record_file(fingerprint), asdict(record))
+
+
+def _remove_record(fingerprint: str) -> None:
+    _record_file(fingerprint).unlink(missing_ok=True)

@@ -65,13 +65,13 @@ class Cell:
         """The directory and the results of the latest run that came to its end."""
         if self.waits_for:
             return None
-        results = ((directory, runs.result_of(directory, self.fingerprint)) for directory in self.directories)
+        results = ((directory, runs.results.read_result(directory, self.fingerprint)) for directory in self.directories)
         return next(((directory, result) for directory, result in results if result is not None), None)
 
     @property
     def directories(self) -> list[Path]:
         """All its runs, the latest first."""
-        return runs.attempts(self.fingerprint)
+        return runs.directories.attempts(self.fingerprint)
 
     @cached_property
     def status(self) -> str:
@@ -80,21 +80,21 @@ class Cell:
             return WAITING
         if self.finished:
             return DONE
-        if lock.is_claimed(self.fingerprint):
+        if lock.is_locked(self.fingerprint):
             return RUNNING
-        return FAILED if self.directories or lock.record_of(self.fingerprint) else MISSING
+        return FAILED if self.directories or lock.read_record(self.fingerprint) else MISSING
 
     @property
     def log(self) -> str | None:
         """Where to read what an unfinished run said."""
-        record = lock.record_of(self.fingerprint)
+        record = lock.read_record(self.fingerprint)
         own = [directory / "train.log" for directory in self.directories]
         return (record and record.log) or next((str(path) for path in own if path.is_file()), None)
 
     @property
     def error(self) -> str:
         """Why it failed, as far as it is known."""
-        record = lock.record_of(self.fingerprint)
+        record = lock.read_record(self.fingerprint)
         return (record and record.error) or "it ended without a word, as after kill -9 or for lack of memory"
 
     @property
@@ -190,10 +190,10 @@ def _seeds(
         named = {"group": table.name, "job_type": line, "name": f"{line}/{seed}"}
         loggers = [name for name, options in (config.get("logger") or {}).items() if "group" in options]
         labels = [f"logger.{logger}.{key}={value}" for logger in loggers for key, value in named.items()]
-        fingerprint = runs.config_hash(config)
+        fingerprint = runs.directories.config_hash(config)
         if config.trainer.devices != 1 or config.trainer.num_nodes != 1:  # all processes have to know where
-            new = runs.root() / f"{table.name}-{row.name}-{fingerprint}"
-            directory = next(iter(runs.attempts(fingerprint)), new)
+            new = runs.directories.root() / f"{table.name}-{row.name}-{fingerprint}"
+            directory = next(iter(runs.directories.attempts(fingerprint)), new)
             labels.append(f"train.directory={json.dumps(str(directory), ensure_ascii=False)}")
         yield Cell(row, column, seed, tuple(overrides), fingerprint, waits_for, tuple(labels))
 

@@ -58,7 +58,7 @@ def train_all(table: Table, words: Sequence[str], launch: Launch, more: Sequence
         ended = launch([[*cell.job, *more] for cell in left], len(tried))
         for cell, job in zip(left, ended, strict=True):
             if job.status is JobStatus.FAILED:
-                lock.note_failure(cell.fingerprint, str(job._return_value))
+                lock.record_failure(cell.fingerprint, str(job._return_value))
         tried |= {cell.fingerprint for cell in left}
     _tell(table, cells)
 

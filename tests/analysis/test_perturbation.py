@@ -10,18 +10,18 @@ from torch import Tensor
 from capsule_lab.analysis.perturbation import (
     OFFSETS,
     change_of_rows,
-    examples,
+    example_of_each_class,
     perturbation_figure,
     perturbation_sheet,
     perturbed_reconstructions,
 )
-from capsule_lab.analysis.reconstructions import of_images
+from capsule_lab.analysis.reconstructions import select_images
 from capsule_lab.networks import CapsNet
 from capsule_lab.types import CapsuleOutput
-from tests.helpers.fakes import Known, captions, ink, row_names, said, words, written
+from tests.helpers.fakes import FakeCapsNet, capsule_output, captions, decoded_picture, grey_at, row_names, texts
 
 CLASSES = torch.tensor([4, 0])
-OUTPUT = said([[4], [2]])  # the second is not recognised: it is the label that is perturbed
+OUTPUT = capsule_output([[4], [2]])  # the second is not recognised: it is the label that is perturbed
 
 
 def test_offsets_are_those_of_the_paper() -> None:
@@ -34,18 +34,18 @@ def test_offsets_are_those_of_the_paper() -> None:
 @pytest.mark.parametrize("dim", [0, 1, 2])
 @pytest.mark.parametrize("offset", range(11))
 def test_offset_is_added_to_one_component_of_the_label(image: int, dim: int, offset: int) -> None:
-    decoded = perturbed_reconstructions(Known(OUTPUT), OUTPUT, CLASSES)
+    decoded = perturbed_reconstructions(FakeCapsNet(OUTPUT), OUTPUT, CLASSES)
     assert decoded.shape == (2, 3, 11, 1, 5, 3)
-    expected = written(OUTPUT, image, int(CLASSES[image]))  # all other classes are zeroed
+    expected = decoded_picture(OUTPUT, image, int(CLASSES[image]))  # all other classes are zeroed
     expected[CLASSES[image], dim] += OFFSETS[offset]
     np.testing.assert_allclose(decoded[image, dim, offset, 0], expected, atol=1e-6)
 
 
 def test_sum_is_not_squashed_again() -> None:
-    output = said([[0]])
+    output = capsule_output([[0]])
     assert output.capsules is not None
     output.capsules.poses.fill_(0.9)  # longer than 1 already
-    decoded = perturbed_reconstructions(Known(output), output, torch.tensor([0]))
+    decoded = perturbed_reconstructions(FakeCapsNet(output), output, torch.tensor([0]))
     assert decoded.max().item() == pytest.approx(1.15)
 
 
@@ -63,7 +63,7 @@ def test_middle_is_the_reconstruction_of_a_real_decoder() -> None:
 
 def test_output_without_capsules_is_refused() -> None:
     with pytest.raises(ValueError, match="no capsules"):
-        perturbed_reconstructions(Known(OUTPUT), CapsuleOutput(OUTPUT.scores), CLASSES)
+        perturbed_reconstructions(FakeCapsNet(OUTPUT), CapsuleOutput(OUTPUT.scores), CLASSES)
 
 
 def test_change_is_measured_from_the_middle() -> None:
@@ -79,26 +79,26 @@ def test_change_is_measured_from_the_middle() -> None:
 @pytest.mark.parametrize("dim", [0, 1, 2])
 @pytest.mark.parametrize(("column", "added"), [(0, -0.25), (5, 0.0), (9, 0.2)])
 def test_sheet_has_a_row_for_each_dimension(dim: int, column: int, added: float) -> None:
-    figure = perturbation_sheet(Known(OUTPUT), of_images(OUTPUT, torch.tensor([1])), 0)
+    figure = perturbation_sheet(FakeCapsNet(OUTPUT), select_images(OUTPUT, torch.tensor([1])), 0)
     assert row_names(figure) == ["dimension 0", "dimension 1", "dimension 2"]
-    expected = written(OUTPUT, 1, 0)
+    expected = decoded_picture(OUTPUT, 1, 0)
     expected[0, dim] += added
-    np.testing.assert_allclose(ink(figure, dim, column), expected, atol=1e-6)
+    np.testing.assert_allclose(grey_at(figure, dim, column), expected, atol=1e-6)
 
 
 def test_sheet_has_a_column_for_each_offset() -> None:
-    figure = perturbation_sheet(Known(OUTPUT), of_images(OUTPUT, torch.tensor([1])), 0)
+    figure = perturbation_sheet(FakeCapsNet(OUTPUT), select_images(OUTPUT, torch.tensor([1])), 0)
     assert captions(figure) == [
         "-0.25", "-0.20", "-0.15", "-0.10", "-0.05", "0", "+0.05", "+0.10", "+0.15", "+0.20", "+0.25"
     ]  # fmt: skip
-    assert words(figure)[:3] == ["subtracted", "as it is", "added"]
+    assert texts(figure)[:3] == ["subtracted", "as it is", "added"]
     assert figure.get_suptitle().startswith("class 0")
 
 
 # --- the figure ------------------------------------------------------------------------------------------------------
 
 LABELS = torch.tensor([3, 0, 2, 0, 3])
-SAID = said([[1], [0], [2], [0], [3]])  # of class 3, the first image is not recognised
+PREDICTED = capsule_output([[1], [0], [2], [0], [3]])  # of class 3, the first image is not recognised
 WEIGHT = torch.tensor([[1.0, 3, 2], [9, 9, 9], [4, 1, 1], [1, 1, 2], [9, 9, 9]])  # (class, dimension) in the picture
 
 
@@ -111,36 +111,36 @@ WEIGHT = torch.tensor([[1.0, 3, 2], [9, 9, 9], [4, 1, 1], [1, 1, 2], [9, 9, 9]])
     ],
 )
 def test_figure_has_the_rows_that_change_most(rows: int, expected: list[str]) -> None:
-    figure = perturbation_figure(Known(SAID, WEIGHT), SAID, LABELS, rows=rows)
+    figure = perturbation_figure(FakeCapsNet(PREDICTED, WEIGHT), PREDICTED, LABELS, rows=rows)
     assert row_names(figure) == expected
     assert len(captions(figure)) == 11
 
 
 @pytest.mark.parametrize(("row", "image", "label", "dim"), [(0, 1, 0, 1), (1, 2, 2, 0), (2, 4, 3, 2)])
 @pytest.mark.parametrize(("column", "added"), [(2, -0.15), (5, 0.0), (6, 0.05)])
-def test_figure_shows_what_its_rows_say(row: int, image: int, label: int, dim: int, column: int, added: float) -> None:
-    network = Known(SAID, WEIGHT / 10)  # in [0, 1]
-    expected = written(SAID, image, label)
+def test_figure_shows_the_rows_named(row: int, image: int, label: int, dim: int, column: int, added: float) -> None:
+    network = FakeCapsNet(PREDICTED, WEIGHT / 10)  # in [0, 1]
+    expected = decoded_picture(PREDICTED, image, label)
     expected[label, dim] += added
-    shown = ink(perturbation_figure(network, SAID, LABELS), row, column)
+    shown = grey_at(perturbation_figure(network, PREDICTED, LABELS), row, column)
     np.testing.assert_allclose(shown, expected * WEIGHT.numpy() / 10, atol=1e-6)
 
 
 @pytest.mark.parametrize(
     ("output", "labels", "expected"),
     [
-        (SAID, LABELS, [1, 2, 4]),
-        (said([[1], [1], [1]]), torch.tensor([2, 1, 2]), [1, 0]),
-        (said([[1, 2], [2, 1], [4, 3]]), torch.tensor([[1, 3], [1, 2], [3, 4]]), [1, 2]),
+        (PREDICTED, LABELS, [1, 2, 4]),
+        (capsule_output([[1], [1], [1]]), torch.tensor([2, 1, 2]), [1, 0]),
+        (capsule_output([[1, 2], [2, 1], [4, 3]]), torch.tensor([[1, 3], [1, 2], [3, 4]]), [1, 2]),
     ],
     ids=["recognised", "none recognised", "two labels"],
 )
 def test_examples_are_recognised_if_any_is(output: CapsuleOutput, labels: Tensor, expected: list[int]) -> None:
-    assert examples(output, labels) == expected
+    assert list(example_of_each_class(output, labels).values()) == expected
 
 
 def test_first_of_two_labels_is_perturbed() -> None:
-    output = said([[1, 3]])
-    figure = perturbation_figure(Known(output), output, torch.tensor([[3, 1]]))
+    output = capsule_output([[1, 3]])
+    figure = perturbation_figure(FakeCapsNet(output), output, torch.tensor([[3, 1]]))
     assert row_names(figure)[0].startswith("class 3")
-    np.testing.assert_allclose(ink(figure, 0, 5), written(output, 0, 3), atol=1e-6)
+    np.testing.assert_allclose(grey_at(figure, 0, 5), decoded_picture(output, 0, 3), atol=1e-6)

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from capsule_lab.analysis.plotting import Column, Group, picture_grid
-from tests.helpers.fakes import captions, colours, row_names, shown, words
+from tests.helpers.fakes import captions, colours, picture_at, row_names, texts
 
 SHAPE = (30, 20)
 ROWS = ("upper", "lower")
@@ -25,7 +25,7 @@ def plain(value: float, channels: int = 1) -> Tensor:
 
 @pytest.fixture
 def grid() -> Figure:
-    """Three groups, the middle one empty; every picture is of a grey of its own."""
+    """Three groups, the middle one empty; every picture has another grey."""
     greys = [[0.1, 0.2], [0.3, 0.4], [0.5, 0.6]]
     columns = [Column(f"column {n}", [plain(grey) for grey in each]) for n, each in enumerate(greys)]
     red = columns[2]._replace(colour="red")
@@ -37,11 +37,11 @@ def grid() -> Figure:
 @pytest.mark.parametrize(("row", "column", "grey"), [(0, 0, 0.1), (1, 0, 0.2), (0, 1, 0.3), (1, 2, 0.6)])
 def test_pictures_are_under_their_captions(grid: Figure, row: int, column: int, grey: float) -> None:
     assert captions(grid) == ["column 0", "column 1", "column 2"]
-    np.testing.assert_allclose(shown(grid, row, column, SHAPE), 1 - grey, rtol=1e-6)
+    np.testing.assert_allclose(picture_at(grid, row, column, SHAPE), 1 - grey, rtol=1e-6)
 
 
-def test_words_are_there(grid: Figure) -> None:
-    assert words(grid) == ["one", "two", "note"]
+def test_texts_are_there(grid: Figure) -> None:
+    assert texts(grid) == ["one", "two", "note"]
     assert row_names(grid) == list(ROWS)
     assert grid.get_suptitle() == "title"
     assert colours(grid) == ["black", "black", "red"]
@@ -77,13 +77,13 @@ def test_pixels_are_square(grid: Figure) -> None:
 )
 def test_colours_of_pictures(picture: Tensor, expected: tuple[float, float, float]) -> None:
     figure = picture_grid([Group("", [Column("", [picture])])], [""])
-    np.testing.assert_allclose(shown(figure, 0, 0, SHAPE)[3, 4], expected)
+    np.testing.assert_allclose(picture_at(figure, 0, 0, SHAPE)[3, 4], expected)
 
 
 @pytest.mark.parametrize("columns", [1, 2, 16])
 @pytest.mark.parametrize("caption", ["4 → 4", "L:(4,5)\nR:(4,5)(P)"])
 @pytest.mark.parametrize("width", [28, 96])
-def test_nothing_written_is_cut_off_or_overlaps(columns: int, caption: str, width: int, tmp_path: Path) -> None:
+def test_no_text_is_cut_off_or_overlaps(columns: int, caption: str, width: int, tmp_path: Path) -> None:
     column = Column(caption, [torch.rand(1, width, width)] * 2)
     groups = [Group("overlapping most", [column] * columns), Group("not recognised", [column])]
     rows = ["class 6, dimension 12", "input"]

@@ -7,24 +7,38 @@ import pytest
 import torch
 from matplotlib.figure import Figure
 
-from capsule_lab.analysis.reconstructions import of_images, one_of_each, reconstruction_figure, reconstruction_sheet
+from capsule_lab.analysis.reconstructions import (
+    first_of_each_class,
+    reconstruction_figure,
+    reconstruction_sheet,
+    select_images,
+)
 from capsule_lab.types import CapsuleOutput
-from tests.helpers.fakes import Known, captions, colours, ink, row_names, said, words, written
+from tests.helpers.fakes import (
+    FakeCapsNet,
+    capsule_output,
+    captions,
+    colours,
+    decoded_picture,
+    grey_at,
+    row_names,
+    texts,
+)
 
 LABELS = torch.tensor([3, 1, 1, 0, 2, 3])
-OUTPUT = said([[3], [1], [1], [4], [0], [3]])  # images 3 and 4 are not recognised
+OUTPUT = capsule_output([[3], [1], [1], [4], [0], [3]])  # images 3 and 4 are not recognised
 IMAGES = torch.rand(6, 1, 5, 3, generator=torch.Generator().manual_seed(0))
 
 
 @pytest.mark.parametrize(("column", "prediction"), list(enumerate([3, 1, 1, 4, 0, 3])))
 def test_sheet_decodes_the_prediction(column: int, prediction: int) -> None:
-    figure = reconstruction_sheet(Known(OUTPUT), IMAGES, LABELS)
-    np.testing.assert_allclose(ink(figure, 0, column), IMAGES[column, 0], atol=1e-6)
-    np.testing.assert_allclose(ink(figure, 1, column), written(OUTPUT, column, prediction), atol=1e-6)
+    figure = reconstruction_sheet(FakeCapsNet(OUTPUT), OUTPUT, IMAGES, LABELS)
+    np.testing.assert_allclose(grey_at(figure, 0, column), IMAGES[column, 0], atol=1e-6)
+    np.testing.assert_allclose(grey_at(figure, 1, column), decoded_picture(OUTPUT, column, prediction), atol=1e-6)
 
 
 def test_sheet_is_captioned() -> None:
-    figure = reconstruction_sheet(Known(OUTPUT), IMAGES, LABELS)
+    figure = reconstruction_sheet(FakeCapsNet(OUTPUT), OUTPUT, IMAGES, LABELS)
     assert captions(figure) == ["3 → 3", "1 → 1", "1 → 1", "0 → 4", "2 → 0", "3 → 3"]
     assert colours(figure) == ["black"] * 3 + ["red"] * 2 + ["black"]
     assert row_names(figure) == ["input", "output"]
@@ -32,22 +46,22 @@ def test_sheet_is_captioned() -> None:
 
 @pytest.fixture
 def figure() -> Figure:
-    return reconstruction_figure(Known(OUTPUT), OUTPUT, IMAGES, LABELS)
+    return reconstruction_figure(FakeCapsNet(OUTPUT), OUTPUT, IMAGES, LABELS)
 
 
 def test_figure_shows_classes_once_and_failures_twice(figure: Figure) -> None:
     assert captions(figure) == ["(1, 1, 1)", "(3, 3, 3)", "(0, 4, 0)", "(0, 4, 4)", "(2, 0, 2)", "(2, 0, 0)"]
     assert colours(figure) == ["black"] * 2 + ["red"] * 4
-    assert words(figure)[:2] == ["recognised", "not recognised"]
-    assert words(figure)[2].endswith("not recognised: 2 of the 6 images looked at")
+    assert texts(figure)[:2] == ["recognised", "not recognised"]
+    assert texts(figure)[2].endswith("not recognised: 2 of the 6 images looked at")
 
 
 @pytest.mark.parametrize(
     ("column", "image", "decoded"), [(0, 1, 1), (1, 0, 3), (2, 3, 0), (3, 3, 4), (4, 4, 2), (5, 4, 0)]
 )
-def test_figure_decodes_what_the_caption_says(figure: Figure, column: int, image: int, decoded: int) -> None:
-    np.testing.assert_allclose(ink(figure, 0, column), IMAGES[image, 0], atol=1e-6)
-    np.testing.assert_allclose(ink(figure, 1, column), written(OUTPUT, image, decoded), atol=1e-6)
+def test_figure_decodes_what_is_captioned(figure: Figure, column: int, image: int, decoded: int) -> None:
+    np.testing.assert_allclose(grey_at(figure, 0, column), IMAGES[image, 0], atol=1e-6)
+    np.testing.assert_allclose(grey_at(figure, 1, column), decoded_picture(OUTPUT, image, decoded), atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -55,7 +69,7 @@ def test_figure_decodes_what_the_caption_says(figure: Figure, column: int, image
     [(1, 0, ["(3, 3, 3)"]), (0, 1, ["(0, 4, 0)", "(0, 4, 4)"]), (1, 1, ["(3, 3, 3)", "(0, 4, 0)", "(0, 4, 4)"])],
 )
 def test_figure_has_as_many_as_asked_for(correct: int, failures: int, expected: list[str]) -> None:
-    figure = reconstruction_figure(Known(OUTPUT), OUTPUT, IMAGES, LABELS, correct=correct, failures=failures)
+    figure = reconstruction_figure(FakeCapsNet(OUTPUT), OUTPUT, IMAGES, LABELS, correct=correct, failures=failures)
     assert captions(figure) == expected
 
 
@@ -63,18 +77,18 @@ def test_figure_has_as_many_as_asked_for(correct: int, failures: int, expected: 
     ("images", "group", "ends"),
     [([0, 1, 2, 5], "recognised", "none of the 4"), ([3, 4], "not recognised", "2 of the 2")],
 )
-def test_figure_says_when_all_or_none_is_recognised(images: list[int], group: str, ends: str) -> None:
-    output = of_images(OUTPUT, torch.tensor(images))
-    name, note = words(reconstruction_figure(Known(output), output, IMAGES[images], LABELS[images]))
+def test_note_when_all_or_none_is_recognised(images: list[int], group: str, ends: str) -> None:
+    output = select_images(OUTPUT, torch.tensor(images))
+    name, note = texts(reconstruction_figure(FakeCapsNet(output), output, IMAGES[images], LABELS[images]))
     assert name == group
     assert note.endswith(f"not recognised: {ends} images looked at")
 
 
 def test_first_of_each_class() -> None:
     wanted = torch.tensor([False, True, True, True, False, True])
-    assert one_of_each(LABELS, wanted) == [1, 3, 5]
+    assert first_of_each_class(LABELS, wanted) == [1, 3, 5]
 
 
 def test_output_without_capsules_is_refused() -> None:
     with pytest.raises(ValueError, match="no capsules"):
-        of_images(CapsuleOutput(torch.rand(2, 3)), torch.tensor([0]))
+        select_images(CapsuleOutput(torch.rand(2, 3)), torch.tensor([0]))

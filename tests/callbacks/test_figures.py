@@ -14,10 +14,10 @@ from matplotlib.figure import Figure
 from capsule_lab.callbacks import ConfusionMatrix, Reconstructions
 from capsule_lab.callbacks.figures import first_reconstructions, show_figure
 from capsule_lab.types import Batch, CapsuleOutput, DataSpec
-from tests.helpers.fakes import Known, captions, said, shown, written
+from tests.helpers.fakes import FakeCapsNet, capsule_output, captions, decoded_picture, picture_at
 
-ONE = said([[3], [1], [4]])
-TWO = said([[3, 1], [1, 0], [4, 2]])
+ONE = capsule_output([[3], [1], [4]])
+TWO = capsule_output([[3, 1], [1, 0], [4, 2]])
 
 
 def batch_of(*, two: bool) -> Batch:
@@ -39,7 +39,7 @@ def trainer(tmp_path: Path, **changes: Any) -> Any:
 
 
 def lit(output: CapsuleOutput) -> Any:
-    return SimpleNamespace(network=Known(output), device=torch.device("cpu"))
+    return SimpleNamespace(network=FakeCapsNet(output), device=torch.device("cpu"))
 
 
 @pytest.fixture
@@ -67,10 +67,10 @@ def test_reconstructions_of_as_many_labels_as_there_are(
 
 
 def test_two_labels_are_decoded_in_red_and_green() -> None:
-    figure = first_reconstructions(Known(TWO), batch_of(two=True), 3)
-    decoded = shown(figure, 1, 2)
-    np.testing.assert_allclose(decoded[..., 0], written(TWO, 2, 2), atol=1e-6)
-    np.testing.assert_allclose(decoded[..., 1], written(TWO, 2, 4), atol=1e-6)
+    figure = first_reconstructions(FakeCapsNet(TWO), TWO, batch_of(two=True), 3)
+    decoded = picture_at(figure, 1, 2)
+    np.testing.assert_allclose(decoded[..., 0], decoded_picture(TWO, 2, 2), atol=1e-6)
+    np.testing.assert_allclose(decoded[..., 1], decoded_picture(TWO, 2, 4), atol=1e-6)
 
 
 @pytest.mark.parametrize(

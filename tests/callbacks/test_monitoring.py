@@ -71,7 +71,7 @@ def test_numbers_of_a_run_are_those_of_its_first_validation_images(tiny: Tiny, t
     train(config, tmp_path / "run")
     (row,) = [row for row in curves(tmp_path / "run") if row["val/error"]]
 
-    module, _ = runs.load_run(tmp_path / "run" / "checkpoints" / "last.ckpt")
+    module = runs.open(tmp_path / "run" / "checkpoints" / "last.ckpt").module
     from capsule_lab.build import build_data
 
     data = build_data(config)

@@ -15,7 +15,7 @@ from wandb.sdk.launch.sweeps.utils import create_sweep_command, create_sweep_com
 
 from capsule_lab.build import build_without_weights, check
 from capsule_lab.config import compose, sweeps_dir
-from capsule_lab.runs import config_hash
+from capsule_lab.runs.directories import config_hash
 from tests.helpers.commands import Trained
 
 FILES = sorted((sweeps_dir() / "wandb").glob("*.yaml"))

@@ -18,7 +18,7 @@ from capsule_lab.data.mnist import MNISTFiles
 from capsule_lab.data.standins.digits import STANDIN_NAME, standin_digits
 from capsule_lab.errors import DataError, RunError
 from capsule_lab.evaluate import evaluate
-from capsule_lab.runs import check_same_source
+from capsule_lab.runs.checkpoints import check_same_source
 from capsule_lab.train import train
 from tests.helpers.affnist_files import (
     IMAGES,

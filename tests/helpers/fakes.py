@@ -1,4 +1,4 @@
-"""A CapsNet whose capsules are known, and whose decoder writes what it is given; and a look into figures."""
+"""A CapsNet with a given output, whose decoder draws the poses; and what is in a figure."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from capsule_lab.networks import CapsNet
 from capsule_lab.types import CapsuleOutput, Capsules, OnIteration
 
 
-class Writer(nn.Module):
-    """Decodes to an image with a row for each capsule, a column for each component: what is masked is 0."""
+class PoseDecoder(nn.Module):
+    """Decodes to an image of the poses: a row for each capsule, a column for each component, 0 where masked."""
 
     def __init__(self, weight: Tensor | float) -> None:
         super().__init__()
@@ -22,36 +22,36 @@ class Writer(nn.Module):
         return (poses * mask.unsqueeze(2) * self.weight).unsqueeze(1)
 
 
-class Known(CapsNet):
-    """Says of images ``0, 1, …`` what it is told, whatever they show.
+class FakeCapsNet(CapsNet):
+    """Returns the same output for any images.
 
     Args:
         output: of all images.
-        weight: of each capsule's components in what is decoded, ``(capsule, dim)``.
+        weight: of the poses' components in the decoded image, ``(capsule, dim)``.
     """
 
     def __init__(self, output: CapsuleOutput, weight: Tensor | float = 1.0) -> None:
         assert output.capsules is not None
         _, classes, dim = output.capsules.poses.shape
         super().__init__((1, 17, 17), classes, channels=2, primary_types=1, class_dim=dim, decoder=(2,))
-        self.decoder = Writer(weight)
+        self.decoder = PoseDecoder(weight)
         self.output = output
 
     def forward(self, images: Tensor, *, on_iteration: OnIteration | None = None) -> CapsuleOutput:
         return self.output
 
 
-def said(predictions: list[list[int]], classes: int = 5, dim: int = 3) -> CapsuleOutput:
-    """An output with these predictions, the strongest first, and poses that are all different, in [0.3, 0.7]."""
-    scores = torch.linspace(0.1, 0.2, classes).repeat(len(predictions), 1)  # the highest class is next
+def capsule_output(predictions: list[list[int]], classes: int = 5, dim: int = 3) -> CapsuleOutput:
+    """Scores with these predictions, the highest first, and poses that are all different, in [0.3, 0.7]."""
+    scores = torch.linspace(0.1, 0.2, classes).repeat(len(predictions), 1)  # the highest class comes next
     for number, chosen in enumerate(predictions):
         scores[number, chosen] = torch.linspace(0.9, 0.8, len(chosen))
     poses = torch.linspace(0.3, 0.7, scores.numel() * dim).reshape(len(scores), classes, dim)
     return CapsuleOutput(scores, Capsules(poses, scores))
 
 
-def written(output: CapsuleOutput, image: int, *classes: int) -> np.ndarray:
-    """What ``Writer`` makes of the capsules of these classes."""
+def decoded_picture(output: CapsuleOutput, image: int, *classes: int) -> np.ndarray:
+    """What ``PoseDecoder`` decodes the capsules of these classes to."""
     assert output.capsules is not None
     picture = torch.zeros_like(output.capsules.poses[image])
     for each in classes:
@@ -71,12 +71,12 @@ def row_names(figure: Figure) -> list[str]:
     return [label.get_text() for label in figure.axes[0].get_yticklabels()]
 
 
-def words(figure: Figure) -> list[str]:
-    """Names of groups, from left to right, and what is written below."""
+def texts(figure: Figure) -> list[str]:
+    """Names of groups, from left to right, then the note below."""
     return [text.get_text().replace("\n", " ") for text in figure.axes[0].texts]
 
 
-def shown(figure: Figure, row: int, column: int, shape: tuple[int, int] = (5, 3)) -> np.ndarray:
+def picture_at(figure: Figure, row: int, column: int, shape: tuple[int, int] = (5, 3)) -> np.ndarray:
     """The picture at this place of the grid, in red, green and blue."""
     (image,) = figure.axes[0].images
     mosaic = np.asarray(image.get_array())
@@ -86,8 +86,8 @@ def shown(figure: Figure, row: int, column: int, shape: tuple[int, int] = (5, 3)
     return mosaic[top : top + height, left : left + width]
 
 
-def ink(figure: Figure, row: int, column: int, shape: tuple[int, int] = (5, 3)) -> np.ndarray:
-    """What is drawn as ink on white paper there."""
-    picture = shown(figure, row, column, shape)
+def grey_at(figure: Figure, row: int, column: int, shape: tuple[int, int] = (5, 3)) -> np.ndarray:
+    """The picture there, drawn dark on white: 1 is black."""
+    picture = picture_at(figure, row, column, shape)
     assert (picture == picture[..., :1]).all()
     return 1 - picture[..., 0]

@@ -156,12 +156,12 @@ def test_jobs_that_wait_are_not_submitted_again(tmp_path: Path) -> None:
     (cell,) = cells(overrides, **chosen_run)
     in_the_way = pre_empt(cpus=8, seconds=600)
     with start(*command, cwd=tmp_path) as process:
-        wait_for(lambda: lock.record_of(cell.fingerprint), process)
+        wait_for(lambda: lock.read_record(cell.fingerprint), process)
         process.kill()
     ended = python(*command, cwd=tmp_path)
     assert (ended.status, ended.out) == (0, "smoke: 1 running\nsmoke: 1 running\n"), ended.err
     slurm("scancel", in_the_way)
-    wait_for(lambda: not lock.is_claimed(cell.fingerprint))
+    wait_for(lambda: not lock.is_locked(cell.fingerprint))
     assert [again.status for again in cells(overrides, **chosen_run)] == ["done"]
 
 

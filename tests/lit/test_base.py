@@ -299,7 +299,7 @@ def test_evaluate_says_the_error_of_every_part(cli: Callable[..., Ended], tiny: 
     assert "test error {:.2f} %  familiar {:.2f} %  novel {:.2f} %  of ".format(*errors) in ended.out
     (file,) = (tmp_path / "run" / "evaluations").iterdir()
     assert json.loads(file.read_text())["test"] == pytest.approx(found["test"])
-    assert cli("evaluate", f"ckpt={tmp_path / 'run'}", "trainer.accelerator=cpu", "split=validation").status == 0
+    assert cli("evaluate", f"ckpt={tmp_path / 'run'}", "trainer.accelerator=cpu", "split=val").status == 0
 
 
 # --- callbacks=stop_at_error -----------------------------------------------------------------------------------------
@@ -340,7 +340,7 @@ def test_weights_that_are_tested_are_those_at_which_the_run_stopped(
     checkpoint = torch.load(tmp_path / "stopped" / "checkpoints" / "last.ckpt", weights_only=True)
     assert stopped["weights_tested"] == "last"
     assert checkpoint["global_step"] == stopped["steps"] < stopped["planned_steps"]
-    assert checkpoint["capsule_lab"]["validation"] == stopped["validation"]
+    assert checkpoint["capsule_lab"]["val"] == stopped["val"]
     best = torch.load(tmp_path / "stopped" / "checkpoints" / "best.ckpt", weights_only=True)
     assert best["global_step"] == stopped["steps"]
 
@@ -355,9 +355,7 @@ def test_run_that_is_interrupted_stops_where_it_would_have(
         run(config, tmp_path / "parts", monkeypatch, SignalAt(signal_at))
     config.train.resume = True
     found = train(config, tmp_path / "parts")
-    assert {k: found[k] for k in ("steps", "test", "validation")} == {
-        k: expected[k] for k in ("steps", "test", "validation")
-    }
+    assert {k: found[k] for k in ("steps", "test", "val")} == {k: expected[k] for k in ("steps", "test", "val")}
 
 
 def test_run_that_had_stopped_is_tested_again_and_not_trained_on(tiny: Tiny, tmp_path: Path) -> None:
@@ -366,6 +364,4 @@ def test_run_that_had_stopped_is_tested_again_and_not_trained_on(tiny: Tiny, tmp
     (tmp_path / "run" / "metrics.json").unlink()  # as if it had been killed while testing
     config.train.resume = True
     found = train(config, tmp_path / "run")
-    assert {k: found[k] for k in ("steps", "test", "validation")} == {
-        k: expected[k] for k in ("steps", "test", "validation")
-    }
+    assert {k: found[k] for k in ("steps", "test", "val")} == {k: expected[k] for k in ("steps", "test", "val")}

@@ -11,7 +11,7 @@ import torch
 from omegaconf import DictConfig
 from torch import Tensor
 
-from capsule_lab import build
+from capsule_lab import build, runs
 from capsule_lab.config import compose
 from capsule_lab.errors import ConfigError
 from capsule_lab.functional import predictions_by_label
@@ -19,7 +19,6 @@ from capsule_lab.lit import CapsNetModule
 from capsule_lab.losses import margin_loss, reconstruction_loss
 from capsule_lab.networks import CapsNet
 from capsule_lab.routing import DynamicRouting
-from capsule_lab.runs import load_run
 from capsule_lab.schedules import Constant
 from capsule_lab.train import train
 from capsule_lab.types import Batch
@@ -89,10 +88,10 @@ def test_a_run_reports_pairs_and_single_labels(tmp_path: Path, network: list[str
         else compose("train", [*network, *TINY_DATA, *PAIRS, "trainer.max_epochs=2"])
     )
     result = train(config, tmp_path / "run")
-    for split in ("validation", "test"):
+    for split in ("val", "test"):
         assert 0 <= result[split]["label_error"] <= result[split]["error"] <= 100
     assert result["provenance"]["test_images"] == "60 pairs of 359"
-    lit, _ = load_run(tmp_path / "run")
+    lit = runs.open(tmp_path / "run").module
     assert lit.labels_per_image == 2
 
 

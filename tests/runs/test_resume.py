@@ -49,7 +49,7 @@ def run(config: Any, directory: Path, monkeypatch: pytest.MonkeyPatch, *extra: C
 
 
 def weights(directory: Path) -> dict[str, torch.Tensor]:
-    return runs.read_checkpoint(directory / "checkpoints" / "last.ckpt")[0]["state_dict"]
+    return runs.checkpoints.read(directory / "checkpoints" / "last.ckpt")["state_dict"]
 
 
 def curves(directory: Path) -> list[dict[str, str]]:
@@ -88,6 +88,6 @@ def test_resumed_run_equals_uninterrupted(
     found = run(OmegaConf.merge(config, {"train": {"resume": True}}), tmp_path, monkeypatch)
 
     assert found["steps"] == expected["steps"]
-    assert {k: found[k] for k in ("test", "validation")} == {k: expected[k] for k in ("test", "validation")}
+    assert {k: found[k] for k in ("test", "val")} == {k: expected[k] for k in ("test", "val")}
     torch.testing.assert_close(weights(tmp_path), weights(whole), rtol=0, atol=0)
     assert curves(tmp_path) == curves(whole)

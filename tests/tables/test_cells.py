@@ -32,7 +32,7 @@ def test_a_cell_for_each_row_and_seed(cells) -> None:
 def test_fingerprint_is_that_of_the_command(cells, number: int) -> None:
     program, *words = shlex.split(cells[number].command)
     assert (program, words[:2]) == ("python", ["-m", "capsule_lab.train"])
-    assert runs.config_hash(compose("train", words[2:])) == cells[number].fingerprint
+    assert runs.directories.config_hash(compose("train", words[2:])) == cells[number].fingerprint
 
 
 def test_words_of_the_command_win_and_reach_every_cell(table_file) -> None:
@@ -125,27 +125,27 @@ def test_result_of_another_configuration_does_not_count(cells, finish, damage) -
 
 
 def test_failed_run_says_why_and_where(cells, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(lock.LOG, "somewhere.log")
-    with pytest.raises(RunError), lock.claim(compose("train", cells[0].overrides)):
+    monkeypatch.setenv(lock.LOG_VARIABLE, "somewhere.log")
+    with pytest.raises(RunError), lock.train_lock(compose("train", cells[0].overrides)):
         raise RunError("no disk")
     assert [cell.status for cell in cells] == ["failed", "missing", "missing", "missing"]
     assert (cells[0].error, cells[0].log) == ("no disk", "somewhere.log")
     assert cells[0].failure == "no disk (log: somewhere.log)"
-    lock._write(cells[0].fingerprint, lock.Claim("1", "x.log", "it was ended by SIGKILL; its log is x.log"))
+    lock._write_record(cells[0].fingerprint, lock.LockRecord("1", "x.log", "it was ended by SIGKILL; its log is x.log"))
     assert cells[0].failure == cells[0].error
 
 
 def test_processes_of_a_run_are_told_its_directory(table_file, finish) -> None:
     (cell,) = expand(read(table_file(seeds=[0])), ["trainer.devices=2"])
     assert cell.job[-2] == f'train.directory="{Path("runs").absolute()}/mine-one-{cell.fingerprint}"'
-    assert runs.config_hash(compose("train", cell.job)) == cell.fingerprint
+    assert runs.directories.config_hash(compose("train", cell.job)) == cell.fingerprint
     directory = finish(cell, status="failed")
     (again,) = expand(read(table_file(seeds=[0])), ["trainer.devices=2"])
     assert again.job[-2:] == (f'train.directory="{directory}"', "train.resume=true")
 
 
 def test_run_of_any_process_is_running(cells) -> None:
-    with lock.claim(compose("train", cells[0].overrides)):
+    with lock.train_lock(compose("train", cells[0].overrides)):
         assert [cell.status for cell in cells] == ["running", "missing", "missing", "missing"]
 
 
