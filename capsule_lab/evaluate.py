@@ -40,11 +40,12 @@ def evaluate(config: DictConfig) -> tuple[dict[str, Any], Path]:
         RunError: for a checkpoint that cannot be used, an unknown split, or data that does not fit the network.
     """
     from capsule_lab import build, callbacks, environment, runs
+    from capsule_lab.check import check
 
     if config.split not in ("test", "validation"):
         raise RunError(f"split is {config.split!r}; expected test or validation")
     build.be_quiet()
-    build.check(config)
+    check(config)
     checkpoint = runs.find_checkpoint(config.ckpt)
     weights, record = runs.read_checkpoint(checkpoint)
     module = runs.restore(weights, record)
@@ -55,7 +56,7 @@ def evaluate(config: DictConfig) -> tuple[dict[str, Any], Path]:
     if own_data:
         with open_dict(config):
             config.data = OmegaConf.merge(record.config.data, changed)
-        build.check(config)
+        check(config)
     data = build.build_data(config)
     data.prepare_data()
     if own_data:

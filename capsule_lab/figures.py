@@ -19,8 +19,8 @@ log = logging.getLogger(__name__)
 def main(config: DictConfig) -> None:
     """Draw every figure that applies to ``config.run``, into its ``figures/`` and to the loggers of ``config``."""
     from capsule_lab import build
-    from capsule_lab.callbacks import close
-    from capsule_lab.callbacks.figures import keep_figure
+    from capsule_lab.callbacks import close_loggers
+    from capsule_lab.callbacks.figures import save_and_log_figure
 
     if OmegaConf.is_missing(config, "run"):
         raise RunError("run is missing; expected run=<the directory of a run>")
@@ -35,16 +35,16 @@ def main(config: DictConfig) -> None:
     failed = True
     try:
         for name, figure in draw(run, config):
-            log.info("%s", keep_figure(run, loggers, name, figure, step))
+            log.info("%s", save_and_log_figure(run, loggers, name, figure, step))
         failed = False
     finally:
-        close(loggers, failed=failed)
+        close_loggers(loggers, failed=failed)
 
 
 def open_loggers(config: DictConfig, run: Path) -> tuple[list[Any], int]:
     """The loggers of ``config``, going on where those of the run ended, and the step of its checkpoint."""
     from capsule_lab import build, runs
-    from capsule_lab.callbacks import tell_loggers
+    from capsule_lab.callbacks import log_run_facts
 
     weights, record = runs.read_checkpoint(run)
     for name, options in config.logger.items():  # of a table: without its own names the run would lose them
@@ -54,7 +54,7 @@ def open_loggers(config: DictConfig, run: Path) -> tuple[list[Any], int]:
     loggers = build.build_trainer(
         OmegaConf.create({"logger": config.logger, "trainer": trainer}), run.resolve()
     ).loggers
-    tell_loggers(loggers, record.config, record.provenance)
+    log_run_facts(loggers, record.config, record.provenance)
     return loggers, weights["global_step"]
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Literal
+from collections.abc import Callable, Iterable
+from typing import Any, Literal, TypeVar
 
 import torch
 from jaxtyping import Float, Int64
@@ -11,7 +11,29 @@ from torch import Tensor, nn
 
 from capsule_lab.functional import float32_under_autocast
 
+F = TypeVar("F", bound=Callable[..., Any])
 
+
+def expects(scores: Literal["activations", "logits"]) -> Callable[[F], F]:
+    """Declare which scores a loss is for, as its attribute ``expects``; a loss without it takes either.
+
+    Compared with ``AbstractNetwork.scores_are`` before a run starts.
+
+    Args:
+        scores: ``"activations"`` in [0, 1], which lengths of capsules are too, or ``"logits"``.
+
+    >>> margin_loss.expects
+    'activations'
+    """
+
+    def mark(loss: F) -> F:
+        vars(loss)["expects"] = scores
+        return loss
+
+    return mark
+
+
+@expects("activations")
 @float32_under_autocast
 def margin_loss(
     scores: Float[Tensor, "batch classes"],
@@ -54,6 +76,7 @@ def margin_loss(
     raise ValueError(f"margin loss reduction is {reduction!r}; expected 'paper' or 'official'")
 
 
+@expects("activations")
 @float32_under_autocast
 def spread_loss(
     scores: Float[Tensor, "batch classes"],
@@ -147,6 +170,7 @@ def cross_entropy_loss(
     return nn.functional.cross_entropy(scores.logit(eps) if log_odds else scores, labels)
 
 
+@expects("logits")
 @float32_under_autocast
 def sigmoid_cross_entropy_loss(
     scores: Float[Tensor, "batch classes"],

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from capsule_lab.build import check
+from capsule_lab.check import check
 from capsule_lab.config import compose
 from capsule_lab.errors import ConfigError
 from tests.helpers.commands import TINY, Ended

@@ -23,7 +23,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from capsule_lab import __main__ as overview
 from capsule_lab import build
-from capsule_lab.build import check
+from capsule_lab.check import check
 from capsule_lab.config import compose, conf_dir
 from capsule_lab.tables import arguments as words_of_tables
 from capsule_lab.train import summary

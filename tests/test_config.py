@@ -15,7 +15,7 @@ from hydra.utils import get_object
 from omegaconf import DictConfig, OmegaConf
 
 from capsule_lab import build, command
-from capsule_lab.build import check
+from capsule_lab.check import check
 from capsule_lab.config import user_message
 from capsule_lab.errors import ConfigError, DataError
 from capsule_lab.runs import config_hash, plain

@@ -26,16 +26,11 @@ from capsule_lab.errors import RunError
 from capsule_lab.lit import CapsNetModule
 from capsule_lab.train import train
 from tests.helpers.commands import NO_PICTURES, TINY, TINY_CAPSNET, TINY_CNN, Ended, Trained, python, start
-from tests.runs.test_resume import SignalAt, curves, run, weights
+from tests.helpers.training import SignalAt, curves, results, run, weights
 
 Tiny = Callable[..., DictConfig]
 Cli = Callable[..., Ended]
 NAMES = ["best", "last"]
-
-
-def results(result: dict[str, Any]) -> dict[str, Any]:
-    """What must not depend on where and when a run takes place."""
-    return {key: result[key] for key in ("test", "validation", "steps", "epochs", "provenance")}
 
 
 def contents(directory: Path) -> dict[str, bytes]:
@@ -79,7 +74,7 @@ def test_metrics_say_what_is_needed_to_judge_and_to_repeat_them(trained: Trained
     found = json.loads((trained.directory / "metrics.json").read_text())
     assert found == trained.result
     assert set(found) == {
-        "status", "test", "validation", "weights_tested", "provenance", "parameters", "steps", "planned_steps",
+        "status", "test", "val", "weights_tested", "provenance", "parameters", "steps", "planned_steps",
         "epochs", "seed", "training_seconds", "precision", "hardware", "config_hash", "command", "commit", "versions",
         "python",
     }  # fmt: skip
@@ -136,11 +131,11 @@ def test_test_images_are_not_touched_until_training_is_over(trained: Trained) ->
 def test_checkpoint_is_plain_and_carries_its_configuration(trained: Trained, name: str) -> None:
     path = trained.directory / "checkpoints" / f"{name}.ckpt"
     record = torch.load(path, map_location="cpu", weights_only=True)["capsule_lab"]
-    assert set(record) == {"format", "version", "config", "provenance", "spec", "seconds", "validation"}
+    assert set(record) == {"format", "version", "config", "provenance", "spec", "seconds", "val"}
     assert record["config"] == json.loads(json.dumps(runs.plain(trained.config)))
     tested = {"test_images": "359 of 359"}  # known at the end of a run only
     assert {**record["provenance"], **tested} == trained.result["provenance"]
-    assert record["validation"].keys() == trained.result["val"].keys()
+    assert record["val"].keys() == trained.result["val"].keys()
 
 
 @pytest.mark.parametrize("where", [".", "checkpoints/best.ckpt"], ids=["directory", "file"])
@@ -591,7 +586,7 @@ def test_killed_in_the_middle_of_an_epoch_and_resumed_equals_uninterrupted(
     trained: Trained, tiny: Tiny, tmp_path: Path
 ) -> None:
     directory = tmp_path / "run"
-    killer = f"+callbacks.killer={{_target_: tests.runs.test_resume.SignalAt, step: 7, signum: {signal.SIGKILL.value}}}"
+    killer = f"+callbacks.killer={{_target_: tests.helpers.training.SignalAt, step: 7, signum: {signal.SIGKILL.value}}}"
     options = ["callbacks.last.every_minutes=0", f"train.directory={directory}", *NO_PICTURES]
     ended = python("-m", "capsule_lab.train", *TINY, *options, killer, cwd=tmp_path)
     assert ended.status == -signal.SIGKILL, ended.err
@@ -623,7 +618,7 @@ def assert_stopped(ended: Ended, words: list[str], folder: Path, signum: signal.
 
 @pytest.mark.parametrize("signum", runs.SIGNALS, ids=lambda signum: signum.name)
 def test_signal_stops_with_a_checkpoint_and_says_how_to_go_on(cli: Cli, tmp_path: Path, signum: signal.Signals) -> None:
-    sender = f"+callbacks.sender={{_target_: tests.runs.test_resume.SignalAt, step: 6, signum: {signum.value}}}"
+    sender = f"+callbacks.sender={{_target_: tests.helpers.training.SignalAt, step: 6, signum: {signum.value}}}"
     assert_stopped(cli("train", *ENDLESS, sender), [*ENDLESS, sender], tmp_path, signum)
 
 
@@ -653,7 +648,7 @@ def test_two_processes_train_as_one_does(tiny: Tiny, tmp_path: Path) -> None:
     found = json.loads((tmp_path / "two" / "metrics.json").read_text())
     assert found["steps"] == one["steps"] == 4
     assert found["test"]["error"] == one["test"]["error"]
-    assert found["validation"] == pytest.approx(one["validation"], rel=1e-4)
+    assert found["val"] == pytest.approx(one["val"], rel=1e-4)
     torch.testing.assert_close(weights(tmp_path / "two"), weights(tmp_path / "one"), rtol=0, atol=1e-4)
 
 

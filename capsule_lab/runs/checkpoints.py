@@ -37,7 +37,7 @@ def plain(config: DictConfig) -> dict[str, Any]:
 
 
 def embed(
-    config: DictConfig, provenance: dict[str, Any], spec: DataSpec, seconds: float, validation: dict[str, float]
+    config: DictConfig, provenance: dict[str, Any], spec: DataSpec, seconds: float, val: dict[str, float]
 ) -> dict[str, Any]:
     """The record that goes into every checkpoint under ``"capsule_lab"``: plain containers only."""
     return {
@@ -51,7 +51,7 @@ def embed(
             "labels_per_image": spec.labels_per_image,
         },
         "seconds": seconds,
-        "validation": validation,
+        "val": val,
     }
 
 

@@ -19,7 +19,7 @@ from capsule_lab.networks import AbstractCapsuleNetwork, BaselineCNN, CapsNet, E
 from capsule_lab.train import train
 from capsule_lab.types import Batch, CapsuleOutput, Capsules, OnIteration, RoutingTrace
 from tests.helpers.commands import NO_PICTURES, TINY_CAPSNET, python
-from tests.runs.test_resume import curves
+from tests.helpers.training import curves
 
 Tiny = Callable[..., DictConfig]
 TINY_EM_CAPS = [

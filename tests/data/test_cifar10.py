@@ -13,6 +13,7 @@ import torch
 from torchvision import datasets
 
 from capsule_lab import build
+from capsule_lab.check import check
 from capsule_lab.config import compose
 from capsule_lab.data import CIFAR10DataModule, cifar10
 from capsule_lab.data.loader import Images
@@ -290,7 +291,7 @@ def test_options_that_are_refused(options, sentence):
 def network_of(experiment: str) -> Any:
     """The network of an experiment that passes the check, its sizes without its weights."""
     config = compose("train", [f"experiment={experiment}"])
-    build.check(config)
+    check(config)
     return build.build_without_weights(config).network
 
 

@@ -26,7 +26,7 @@ from capsule_lab.schedules import Constant, Exponential, Linear, Schedule
 from capsule_lab.train import summary, train
 from capsule_lab.types import Batch, CapsuleOutput
 from tests.helpers.commands import NO_PICTURES, TINY_CNN, Ended
-from tests.runs.test_resume import SignalAt, curves, run
+from tests.helpers.training import SignalAt, curves, run
 
 Tiny = Callable[..., DictConfig]
 RATE = {"learning_rate": Constant(1e-3)}
@@ -338,7 +338,7 @@ def test_weights_that_are_tested_are_those_at_which_the_run_stopped(
     checkpoint = torch.load(tmp_path / "stopped" / "checkpoints" / "last.ckpt", weights_only=True)
     assert stopped["weights_tested"] == "last"
     assert checkpoint["global_step"] == stopped["steps"] < stopped["planned_steps"]
-    assert checkpoint["capsule_lab"]["validation"] == stopped["validation"]
+    assert checkpoint["capsule_lab"]["val"] == stopped["val"]
     best = torch.load(tmp_path / "stopped" / "checkpoints" / "best.ckpt", weights_only=True)
     assert best["global_step"] == stopped["steps"]
 
@@ -353,9 +353,7 @@ def test_run_that_is_interrupted_stops_where_it_would_have(
         run(config, tmp_path / "parts", monkeypatch, SignalAt(signal_at))
     config.train.resume = True
     found = train(config, tmp_path / "parts")
-    assert {k: found[k] for k in ("steps", "test", "validation")} == {
-        k: expected[k] for k in ("steps", "test", "validation")
-    }
+    assert {k: found[k] for k in ("steps", "test", "val")} == {k: expected[k] for k in ("steps", "test", "val")}
 
 
 def test_run_that_had_stopped_is_tested_again_and_not_trained_on(tiny: Tiny, tmp_path: Path) -> None:
@@ -364,6 +362,4 @@ def test_run_that_had_stopped_is_tested_again_and_not_trained_on(tiny: Tiny, tmp
     (tmp_path / "run" / "metrics.json").unlink()  # as if it had been killed while testing
     config.train.resume = True
     found = train(config, tmp_path / "run")
-    assert {k: found[k] for k in ("steps", "test", "validation")} == {
-        k: expected[k] for k in ("steps", "test", "validation")
-    }
+    assert {k: found[k] for k in ("steps", "test", "val")} == {k: expected[k] for k in ("steps", "test", "val")}

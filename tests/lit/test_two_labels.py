@@ -89,7 +89,7 @@ def test_a_run_reports_pairs_and_single_labels(tmp_path: Path, network: list[str
         else compose("train", [*network, *TINY_DATA, *PAIRS, "trainer.max_epochs=2"])
     )
     result = train(config, tmp_path / "run")
-    for split in ("validation", "test"):
+    for split in ("val", "test"):
         assert 0 <= result[split]["label_error"] <= result[split]["error"] <= 100
     assert result["provenance"]["test_images"] == "60 pairs of 359"
     lit, _ = load_run(tmp_path / "run")

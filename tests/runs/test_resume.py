@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import csv
 import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from lightning.pytorch.callbacks import Callback
 from omegaconf import DictConfig, OmegaConf
 
-from capsule_lab import build, runs
 from capsule_lab.config import compose
 from capsule_lab.errors import InterruptError
 from capsule_lab.train import train
 from tests.helpers.commands import NO_PICTURES, TINY_CAPSNET, TINY_CNN, TINY_DATA
+from tests.helpers.training import SignalAt, curves, run, weights
 
 Whole = tuple[DictConfig, Path, dict[str, Any]]
 STEPS_PER_EPOCH = 4  # 256 images in batches of 64
@@ -27,34 +25,6 @@ BY_STEPS = [
     "trainer.check_val_every_n_epoch=null",
     "trainer.val_check_interval=6",
 ]
-
-
-class SignalAt(Callback):
-    """Sends a signal to this process at the end of a step."""
-
-    def __init__(self, step: int, signum: int = signal.SIGTERM) -> None:
-        self.step, self.signum = step, signum
-
-    def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
-        if trainer.global_step == self.step:
-            signal.raise_signal(self.signum)
-
-
-def run(config: Any, directory: Path, monkeypatch: pytest.MonkeyPatch, *extra: Callback) -> dict[str, Any]:
-    """``train`` with more callbacks."""
-    real = build.build_trainer
-    with monkeypatch.context() as patch:
-        patch.setattr(build, "build_trainer", lambda c, d, *callbacks: real(c, d, *extra, *callbacks))
-        return train(config, directory)
-
-
-def weights(directory: Path) -> dict[str, torch.Tensor]:
-    return runs.read_checkpoint(directory / "checkpoints" / "last.ckpt")[0]["state_dict"]
-
-
-def curves(directory: Path) -> list[dict[str, str]]:
-    with (directory / "metrics.csv").open(newline="") as file:
-        return list(csv.DictReader(file))
 
 
 LENGTHS = {"epochs, with dropout": (BY_EPOCHS, TINY_CNN), "steps, with dropout": (BY_STEPS, TINY_CNN)}
@@ -88,6 +58,6 @@ def test_resumed_run_equals_uninterrupted(
     found = run(OmegaConf.merge(config, {"train": {"resume": True}}), tmp_path, monkeypatch)
 
     assert found["steps"] == expected["steps"]
-    assert {k: found[k] for k in ("test", "validation")} == {k: expected[k] for k in ("test", "validation")}
+    assert {k: found[k] for k in ("test", "val")} == {k: expected[k] for k in ("test", "val")}
     torch.testing.assert_close(weights(tmp_path), weights(whole), rtol=0, atol=0)
     assert curves(tmp_path) == curves(whole)

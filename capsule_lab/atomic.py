@@ -1,0 +1,42 @@
+"""Files that are there whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+@contextmanager
+def atomically(path: Path) -> Iterator[Path]:
+    """A temporary path in the folder of ``path``; the file written there replaces ``path`` when the block ends.
+
+    If the block raises, the temporary file is removed and ``path`` stays as it was. A new file gets the permissions of
+    any other (the umask), a replaced one keeps its own. The temporary name is hidden and has the suffix of ``path``,
+    from which ``savefig`` and others take the format.
+
+    Args:
+        path: to write; its folder must exist.
+
+    Raises:
+        OSError: if the temporary file cannot be put in place, or the block has not written it.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     with atomically(Path(folder) / "result.txt") as temporary:
+        ...         _ = temporary.write_text("3.62")
+        ...     (Path(folder) / "result.txt").read_text()
+        '3.62'
+    """
+    temporary = path.with_name(f".{path.stem}-{os.getpid()}-{secrets.token_hex(4)}{path.suffix}")
+    try:
+        yield temporary
+        if path.exists():
+            shutil.copymode(path, temporary)
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
