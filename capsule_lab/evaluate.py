@@ -69,7 +69,7 @@ def evaluate(config: DictConfig) -> tuple[dict[str, Any], Path]:
         raise RunError(f"the network takes {takes}; the data has {has}: name other data with data=…")
     if config.trainer.precision == "auto":
         config.trainer.precision = record.config.trainer.precision
-    trainer = build.build_trainer(config, None, callbacks.progress())
+    trainer = build.build_trainer(config, None, callbacks.progress_callback())
     run_split = trainer.test if config.split == "test" else trainer.validate
     run_split(module, datamodule=data, verbose=False)
     result = {

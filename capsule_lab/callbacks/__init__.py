@@ -5,7 +5,7 @@ from capsule_lab.callbacks.csv_logger import MetricsTable
 from capsule_lab.callbacks.figures import ConfusionMatrix, Reconstructions
 from capsule_lab.callbacks.loggers import MLflow, close_loggers, log_run_facts
 from capsule_lab.callbacks.monitoring import NonFiniteError, NonFiniteGuard, RoutingStats
-from capsule_lab.callbacks.progress import ProgressBar, ProgressLines, progress
+from capsule_lab.callbacks.progress import ProgressBar, ProgressLines, progress_callback
 
 __all__ = [
     "AtomicCheckpointIO",
@@ -23,5 +23,5 @@ __all__ = [
     "RoutingStats",
     "close_loggers",
     "log_run_facts",
-    "progress",
+    "progress_callback",
 ]

@@ -10,13 +10,14 @@ from lightning.pytorch.callbacks import Callback
 from torch import Tensor, nn
 from torchmetrics import Metric
 
+from capsule_lab.errors import CapsuleLabError
 from capsule_lab.metrics import ActivationStatistics, CouplingEntropy, DeadCapsuleRate
 from capsule_lab.networks import AbstractCapsuleNetwork
 from capsule_lab.types import Batch, Capsules, RoutingTrace
 
 
-class NonFiniteError(ArithmeticError):
-    """A term of the loss is not a number."""
+class NonFiniteError(CapsuleLabError, ArithmeticError):
+    """A term of the loss is not finite."""
 
 
 class NonFiniteGuard(Callback):

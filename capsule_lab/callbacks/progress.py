@@ -94,6 +94,6 @@ class ProgressLines(Callback):
             )  # fmt: skip
 
 
-def progress() -> Callback:
+def progress_callback() -> Callback:
     """The bar on a terminal, lines elsewhere."""
     return ProgressBar() if sys.stdout.isatty() else ProgressLines()

@@ -33,10 +33,10 @@ class SplitMetrics(nn.ModuleDict):
             if labels_per_image > 1:
                 self[f"{split}/label_error"] = LabelError()
 
-    def add_error(self, split: str, device: torch.device | str = "cpu") -> None:
+    def add_error(self, split: str, device: torch.device | None = None) -> None:
         """An empty ``<split>/error`` of another split, such as a part of the test set."""
         error = ErrorRate(self.num_classes) if self.labels_per_image == 1 else ExactMatchError()
-        self[f"{split}/error"] = error.to(device)
+        self[f"{split}/error"] = error if device is None else error.to(device)
 
     def update_errors(self, split: str, scores: Tensor, labels: Tensor) -> None:
         """Count the predictions of one batch."""

@@ -93,7 +93,7 @@ def test_a_run_reports_pairs_and_single_labels(tmp_path: Path, network: list[str
         assert 0 <= result[split]["label_error"] <= result[split]["error"] <= 100
     assert result["provenance"]["test_images"] == "60 pairs of 359"
     lit, _ = load_run(tmp_path / "run")
-    assert lit.labels_per_image == 2
+    assert lit.metrics.labels_per_image == 2
 
 
 @pytest.mark.usefixtures("unchecked_types")
