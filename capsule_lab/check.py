@@ -97,8 +97,9 @@ def _check_arguments(path: str, node: DictConfig, arguments: Mapping[str, inspec
         if OmegaConf.is_missing(node, name) or OmegaConf.is_interpolation(node, name):
             continue
         value, expected = node[name], _plain_types(arguments[name].annotation)
-        built = isinstance(value, DictConfig) and "_target_" in value
-        if expected and not built and value != arguments[name].default and not _is_one_of(value, expected):
+        is_default = value is None and arguments[name].default is None  # of name: str = None, as others write
+        is_instantiated = isinstance(value, DictConfig) and "_target_" in value
+        if expected and not is_default and not is_instantiated and not _is_one_of(value, expected):
             options = " or ".join(_EXPECTED[each] for each in expected)
             raise ConfigError(f"{path}.{name} is {'null' if value is None else value}; expected {options}")
 
