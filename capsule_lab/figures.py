@@ -20,7 +20,7 @@ def main(config: DictConfig) -> None:
     """Draw every figure that applies to ``config.run``, into its ``figures/`` and to the loggers of ``config``."""
     from capsule_lab import build
     from capsule_lab.callbacks import close_loggers
-    from capsule_lab.callbacks.figures import save_and_log_figure
+    from capsule_lab.callbacks.figures import keep_figure
 
     if OmegaConf.is_missing(config, "run"):
         raise RunError("run is missing; expected run=<the directory of a run>")
@@ -35,7 +35,7 @@ def main(config: DictConfig) -> None:
     failed = True
     try:
         for name, figure in draw(run, config):
-            log.info("%s", save_and_log_figure(run, loggers, name, figure, step))
+            log.info("%s", keep_figure(run, loggers, name, figure, step))
         failed = False
     finally:
         close_loggers(loggers, failed=failed)

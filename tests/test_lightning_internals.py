@@ -17,7 +17,7 @@ from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from capsule_lab import lightning_internals
 from capsule_lab.build import be_quiet
 from capsule_lab.callbacks.stop_signals import StopSignals
-from capsule_lab.runs import SIGNALS
+from capsule_lab.runs.signals import SIGNALS
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*does not have many workers")
 

@@ -26,7 +26,7 @@ from capsule_lab.errors import InterruptError, RunError
 from capsule_lab.lit import CapsNetModule
 from capsule_lab.train import summary, train
 from tests.helpers.commands import NO_PICTURES, TINY, TINY_CAPSNET, Ended, Trained, python, start
-from tests.helpers.training import SignalAt, curves, results, run, weights
+from tests.helpers.training import SignalAt, checkpoint, curves, results, run, trained_module, weights
 
 Tiny = Callable[..., DictConfig]
 Cli = Callable[..., Ended]
@@ -81,7 +81,7 @@ def test_metrics_json_has_what_is_needed_to_repeat_the_run(trained: Trained) -> 
     assert found["status"] == "finished"
     assert found["weights_tested"] == "best"
     assert (found["steps"], found["planned_steps"], found["epochs"], found["seed"]) == (8, 8, 2, 0)
-    assert found["config_hash"] == runs.config_hash(trained.config)
+    assert found["config_hash"] == runs.directories.config_hash(trained.config)
     assert found["parameters"] == sum(p.numel() for p in trained.module.network.parameters())
     assert "cores" in found["hardware"]
     assert 0 < found["training_seconds"] < 300
@@ -129,8 +129,7 @@ def test_test_images_are_not_touched_until_training_is_over(trained: Trained) ->
 
 @pytest.mark.parametrize("name", NAMES)
 def test_checkpoint_is_plain_and_carries_its_configuration(trained: Trained, name: str) -> None:
-    path = trained.directory / "checkpoints" / f"{name}.ckpt"
-    record = torch.load(path, map_location="cpu", weights_only=True)["capsule_lab"]
+    record = checkpoint(trained.directory, name)["capsule_lab"]
     assert set(record) == {"format", "version", "config", "provenance", "spec", "seconds", "val"}
     assert record["config"] == json.loads(json.dumps(runs.plain(trained.config)))
     tested = {"test_images": "359 of 359"}  # known at the end of a run only
@@ -140,24 +139,23 @@ def test_checkpoint_is_plain_and_carries_its_configuration(trained: Trained, nam
 
 @pytest.mark.parametrize("where", [".", "checkpoints/best.ckpt"], ids=["directory", "file"])
 def test_loaded_run_equals_the_trained_one(trained: Trained, where: str) -> None:
-    module, config = runs.load_run(trained.directory / where)
+    module = trained_module(trained.directory / where)
     images = torch.rand(4, 1, 28, 28, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         found, expected = module(images), trained.module(images)
     assert not module.training
-    assert config == OmegaConf.create(runs.plain(trained.config))
     torch.testing.assert_close(found.scores, expected.scores, rtol=0, atol=0)
     torch.testing.assert_close(found.capsules.poses, expected.capsules.poses, rtol=0, atol=0)
 
 
 def test_last_checkpoint_is_the_end_of_the_run(trained: Trained) -> None:
-    checkpoint, _ = runs.read_checkpoint(trained.directory / "checkpoints" / "last.ckpt")
-    assert (checkpoint["global_step"], checkpoint["epoch"]) == (8, 2)
+    saved = checkpoint(trained.directory)
+    assert (saved["global_step"], saved["epoch"]) == (8, 2)
 
 
 def test_training_seconds_are_those_of_the_whole_run(trained: Trained) -> None:
     """Not those of the checkpoint that was tested."""
-    seconds = {name: runs.read_checkpoint(trained.directory / f"checkpoints/{name}.ckpt")[1].seconds for name in NAMES}
+    seconds = {name: checkpoint(trained.directory, name)["capsule_lab"]["seconds"] for name in NAMES}
     assert trained.result["weights_tested"] == "best"
     assert seconds["best"] < seconds["last"] == pytest.approx(trained.result["training_seconds"], abs=0.05 + 1e-9)
 
@@ -196,9 +194,9 @@ def test_seed_decides_the_initial_weights(tiny: Tiny, tmp_path: Path, monkeypatc
 def test_another_run_of_the_same_configuration_gets_a_number(tiny: Tiny, earlier: int, suffix: str) -> None:
     config = tiny()
     for _ in range(earlier):
-        runs.open_directory(runs.choose_directory(config, "capsnet-mnist"), config)
-    expected = Path.cwd() / "runs" / f"capsnet-mnist-{runs.config_hash(config)}{suffix}"
-    assert runs.choose_directory(config, "capsnet-mnist") == expected
+        runs.directories.open_directory(runs.directories.choose_directory(config, "capsnet-mnist"), config)
+    expected = Path.cwd() / "runs" / f"capsnet-mnist-{runs.directories.config_hash(config)}{suffix}"
+    assert runs.directories.choose_directory(config, "capsnet-mnist") == expected
 
 
 @pytest.mark.parametrize(
@@ -209,14 +207,14 @@ def test_another_run_of_the_same_configuration_gets_a_number(tiny: Tiny, earlier
 def test_resume_finds_the_last_run_of_this_very_configuration(tiny: Tiny, overrides: list[str], same: bool) -> None:
     config = tiny()
     for _ in range(2):
-        runs.open_directory(runs.choose_directory(config, "capsnet-mnist"), config)
-    last = Path.cwd() / "runs" / f"capsnet-mnist-{runs.config_hash(config)}-2"
-    assert (runs.choose_directory(tiny(*overrides), "capsnet-mnist") == last) is same
+        runs.directories.open_directory(runs.directories.choose_directory(config, "capsnet-mnist"), config)
+    last = Path.cwd() / "runs" / f"capsnet-mnist-{runs.directories.config_hash(config)}-2"
+    assert (runs.directories.choose_directory(tiny(*overrides), "capsnet-mnist") == last) is same
 
 
 def test_runs_go_where_the_environment_says(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CAPSULE_LAB_RUNS", str(tmp_path / "elsewhere"))
-    assert runs.choose_directory(tiny(), "a").parent == tmp_path / "elsewhere"
+    assert runs.directories.choose_directory(tiny(), "a").parent == tmp_path / "elsewhere"
 
 
 def test_resume_on_other_data_is_refused(a_copy: Path, tiny: Tiny) -> None:
@@ -270,9 +268,9 @@ def test_ckpt_of_the_same_configuration_continues_in_its_own_directory(
     trained: Trained, interrupted: Path, tiny: Tiny
 ) -> None:
     config = tiny(*NO_PICTURES)
-    directory = Path(shutil.copytree(interrupted, runs.choose_directory(config, "capsnet-mnist")))
+    directory = Path(shutil.copytree(interrupted, runs.directories.choose_directory(config, "capsnet-mnist")))
     config.ckpt = str(directory / "checkpoints" / "last.ckpt")
-    assert runs.choose_directory(config, "capsnet-mnist") == directory
+    assert runs.directories.choose_directory(config, "capsnet-mnist") == directory
     assert results(train(config, directory)) == results(trained.result)
     assert curves(directory) == curves(trained.directory)
 
@@ -280,7 +278,8 @@ def test_ckpt_of_the_same_configuration_continues_in_its_own_directory(
 @pytest.mark.parametrize("path", [".", "checkpoints/last.ckpt"], ids=["directory", "file"])
 def test_ckpt_is_a_run_or_a_file(trained: Trained, tiny: Tiny, tmp_path: Path, path: str) -> None:
     config = tiny("trainer.max_epochs=3", f"ckpt={trained.directory / path}")
-    found = runs.checkpoint_to_resume(config, tmp_path, runs.read_checkpoint(trained.directory)[1].provenance)
+    provenance = checkpoint(trained.directory)["capsule_lab"]["provenance"]
+    found = runs.checkpoints.checkpoint_to_resume(config, tmp_path, provenance)
     assert found is not None
     assert found.samefile(trained.directory / "checkpoints" / "last.ckpt")
 
@@ -291,18 +290,18 @@ def test_ckpt_of_a_shorter_run_continues_in_a_directory_of_its_own(
     """And resumes there when it is interrupted."""
     before = contents(a_copy)
     config = tiny("trainer.max_epochs=3", f"ckpt={a_copy / 'checkpoints' / 'last.ckpt'}", *NO_PICTURES)
-    directory = runs.choose_directory(config, "capsnet-mnist")
-    assert directory.name == f"capsnet-mnist-{runs.config_hash(config)}-continued"
+    directory = runs.directories.choose_directory(config, "capsnet-mnist")
+    assert directory.name == f"capsnet-mnist-{runs.directories.config_hash(config)}-continued"
     with pytest.raises(InterruptError):
         run(config, directory, monkeypatch, SignalAt(10))
     config.train.resume = True
-    assert runs.choose_directory(config, "capsnet-mnist") == directory
+    assert runs.directories.choose_directory(config, "capsnet-mnist") == directory
     seen = Steps()
     found = run(config, directory, monkeypatch, seen)
     assert seen.found == [11, 12]
     assert (found["steps"], found["epochs"]) == (12, 3)
     assert [row["step"] for row in curves(directory) if row["train/loss"]] == ["11"]
-    assert runs.attempts(found["config_hash"]) == [], "it is no run of that configuration from its start"
+    assert runs.directories.attempts(found["config_hash"]) == [], "it is no run of that configuration from its start"
     assert contents(a_copy) == before
 
 
@@ -332,11 +331,11 @@ def test_signal_when_there_is_nothing_to_save(
     asked: list[int] = []
     monkeypatch.setattr(command, "requeue", asked.append)
     words = [*TINY, *NO_PICTURES, "train.resume=true", f"train.directory={a_copy}", "trainer.num_sanity_val_steps=1"]
-    before = {number: signal.getsignal(number) for number in runs.SIGNALS}
+    before = {number: signal.getsignal(number) for number in runs.signals.SIGNALS}
     ended = cli("train", *words)
     assert (ended.status, ended.err) == (128 + signum, f"capsule_lab: {message}\n")
     assert asked == [signum]
-    assert {number: signal.getsignal(number) for number in runs.SIGNALS} == before
+    assert {number: signal.getsignal(number) for number in runs.signals.SIGNALS} == before
 
 
 def test_resuming_what_is_not_there_is_a_warning(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -399,7 +398,7 @@ def test_steps_are_counted_by_the_module(
 
 @pytest.mark.parametrize(("which", "tested"), [("best", "best"), ("last", "last"), ("none", None)])
 def test_weights_that_are_tested(trained: Trained, which: str, tested: str | None) -> None:
-    path = runs.checkpoint_to_test(which, trained.directory)
+    path = runs.checkpoints.checkpoint_to_test(which, trained.directory)
     assert path == (trained.directory / "checkpoints" / f"{tested}.ckpt" if tested else None)
 
 
@@ -430,9 +429,8 @@ def test_loss_that_is_not_finite_stops_the_run_and_leaves_the_checkpoint_before_
     with pytest.raises(NonFiniteError, match=r"the margin term of the loss is nan at step 7; try a smaller"):
         train(config, tmp_path / "run")
     assert max(seen) == 6
-    checkpoint, _ = runs.read_checkpoint(tmp_path / "run" / "checkpoints" / "last.ckpt")
-    assert checkpoint["global_step"] == 6
-    assert all(value.isfinite().all() for value in checkpoint["state_dict"].values())
+    assert checkpoint(tmp_path / "run")["global_step"] == 6
+    assert all(value.isfinite().all() for value in weights(tmp_path / "run").values())
 
 
 def test_learning_rate_that_is_too_large_ends_in_a_message(cli: Cli) -> None:
@@ -541,7 +539,7 @@ def test_killed_in_the_middle_of_an_epoch_and_resumed_equals_uninterrupted(
     options = ["callbacks.last.every_minutes=0", f"train.directory={directory}", *NO_PICTURES]
     ended = python("-m", "capsule_lab.train", *TINY, *options, killer, cwd=tmp_path)
     assert ended.status == -signal.SIGKILL, ended.err
-    assert runs.read_checkpoint(directory / "checkpoints" / "last.ckpt")[0]["global_step"] == 6
+    assert checkpoint(directory)["global_step"] == 6
     assert not (directory / "metrics.json").exists()
 
     found = train(tiny("train.resume=true", *options), directory)
@@ -562,7 +560,7 @@ def assert_stopped(ended: Ended, words: list[str], folder: Path, signum: signal.
     )
     assert sentence is not None, ended.err
     assert Path(sentence[2]) == folder / "run" / "checkpoints" / "last.ckpt"
-    assert runs.read_checkpoint(sentence[2])[0]["global_step"] == int(sentence[1])
+    assert checkpoint(folder / "run")["global_step"] == int(sentence[1])
     assert shlex.split(sentence[3]) == [*words, "train.resume=true"]
     assert not (folder / "run" / "metrics.json").exists()
 

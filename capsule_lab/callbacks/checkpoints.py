@@ -18,7 +18,8 @@ from capsule_lab.callbacks.stop_signals import StopSignals
 from capsule_lab.environment import command_line
 from capsule_lab.errors import InterruptError
 from capsule_lab.lightning_internals import relocated_state, validation_follows
-from capsule_lab.runs import embed, numbers
+from capsule_lab.runs.checkpoints import embed
+from capsule_lab.runs.results import numbers
 from capsule_lab.types import DataSpec
 
 

@@ -1,4 +1,4 @@
-"""Figures drawn while training, into ``figures/`` of the run and to every logger that shows images."""
+"""Pictures drawn while training, to ``figures/`` of the run and to every logger that shows pictures."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from capsule_lab.types import Batch
 
 
 class Reconstructions(Callback):
-    """Draws validation images above their reconstructions, into ``figures/`` and to the loggers.
+    """Draws validation images over their reconstructions, to ``figures/`` and to the loggers.
 
     Of several validation sets, the first; of two digits in an image, both reconstructions, in red and green.
 
@@ -45,20 +45,20 @@ class Reconstructions(Callback):
         if batch_idx or dataloader_idx or trainer.sanity_checking:
             return
         if isinstance(network, CapsNet) and network.decoder is not None and trainer.is_global_zero:
-            log_figure(trainer, "val/reconstructions", first_reconstructions(network, batch, self.images))
+            show_figure(trainer, "val/reconstructions", first_reconstructions(network, batch, self.images))
 
 
 def first_reconstructions(network: CapsNet, batch: Batch, images: int) -> Figure:
-    """The first ``images`` of the batch above what their predictions decode to; of two digits in an image, both."""
+    """So many images of the batch over what their predictions decode to; of two digits in an image, both."""
     sheet = reconstruction_sheet if batch.parts is None else segmentation_sheet
     return sheet(network, batch.images[:images], batch.labels[:images])
 
 
 class ConfusionMatrix(Callback):
-    """Draws the confusion matrix of each validation and test, into ``figures/`` and to the loggers.
+    """Draws the confusion matrix of each validation and test, to ``figures/`` and to the loggers.
 
-    Of several validation sets, of the first. Images with two labels have none: which label was mistaken for which
-    prediction is not defined.
+    Of several validation sets, of the first. Of images with two labels there is none: no label is mistaken for one
+    prediction rather than the other.
     """
 
     def __init__(self) -> None:
@@ -81,7 +81,7 @@ class ConfusionMatrix(Callback):
             classes = cast(Any, trainer).datamodule.spec.classes  # set by fit, the class does not declare it
             display = ConfusionMatrixDisplay(counts.cpu().numpy(), display_labels=classes or None)
             display.plot(ax=figure.add_subplot(), cmap="Blues", colorbar=False)
-            log_figure(trainer, f"{split}/confusion", figure)
+            show_figure(trainer, f"{split}/confusion", figure)
         self.matrix.reset()
 
     def on_validation_batch_end(
@@ -108,13 +108,13 @@ class ConfusionMatrix(Callback):
         self._draw(trainer, "test")
 
 
-def log_figure(trainer: L.Trainer, name: str, figure: Figure) -> None:
-    """Write ``figure`` to ``figures/<name>.png`` of the run and log it."""
-    save_and_log_figure(Path(trainer.default_root_dir), trainer.loggers, name, figure, trainer.global_step)
+def show_figure(trainer: L.Trainer, name: str, figure: Figure) -> None:
+    """Write ``figure`` to ``figures/<name>.png`` of the run and to every logger that shows pictures."""
+    keep_figure(Path(trainer.default_root_dir), trainer.loggers, name, figure, trainer.global_step)
 
 
-def save_and_log_figure(run: Path, loggers: Iterable[Any], name: str, figure: Figure, step: int) -> Path:
-    """``log_figure`` outside of training; returns the path of the image."""
+def keep_figure(run: Path, loggers: Iterable[Any], name: str, figure: Figure, step: int) -> Path:
+    """``show_figure`` outside of training; returns where the picture lies."""
     path = run / "figures" / f"{name.replace('/', '_')}.png"
     save_figure(figure, path)
     for logger in loggers:

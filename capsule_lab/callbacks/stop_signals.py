@@ -9,7 +9,7 @@ from types import FrameType
 from typing import Any
 
 from capsule_lab.errors import InterruptError
-from capsule_lab.runs import SIGNALS
+from capsule_lab.runs.signals import SIGNALS
 
 log = logging.getLogger(__name__)
 

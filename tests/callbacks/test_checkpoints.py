@@ -15,7 +15,7 @@ from capsule_lab.callbacks import AtomicCheckpointIO, EmbedConfig, LastCheckpoin
 from capsule_lab.callbacks.stop_signals import StopSignals
 from capsule_lab.config import compose
 from capsule_lab.errors import InterruptError
-from capsule_lab.runs import SIGNALS
+from capsule_lab.runs.signals import SIGNALS
 from capsule_lab.types import DataSpec
 
 PROVENANCE = {"name": "MNIST", "source": "standin"}

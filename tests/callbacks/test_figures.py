@@ -12,7 +12,7 @@ import torch
 from matplotlib.figure import Figure
 
 from capsule_lab.callbacks import ConfusionMatrix, Reconstructions
-from capsule_lab.callbacks.figures import first_reconstructions, log_figure
+from capsule_lab.callbacks.figures import first_reconstructions, show_figure
 from capsule_lab.types import Batch, CapsuleOutput, DataSpec
 from tests.helpers.fakes import Known, captions, said, shown, written
 
@@ -47,7 +47,7 @@ def figures(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Figure]]:
     """Name and figure of all that is drawn."""
     found: list[tuple[str, Figure]] = []
     module = "capsule_lab.callbacks.figures"
-    monkeypatch.setattr(f"{module}.log_figure", lambda _, name, figure: found.append((name, figure)))
+    monkeypatch.setattr(f"{module}.show_figure", lambda _, name, figure: found.append((name, figure)))
     return found
 
 
@@ -108,5 +108,5 @@ def test_two_labels_have_no_confusion(tmp_path: Path, figures: list[tuple[str, F
 
 
 def test_figures_lie_in_the_run(tmp_path: Path) -> None:
-    log_figure(trainer(tmp_path), "val/confusion", Figure())
+    show_figure(trainer(tmp_path), "val/confusion", Figure())
     assert [path.name for path in (tmp_path / "figures").iterdir()] == ["val_confusion.png"]

@@ -12,7 +12,6 @@ import torch
 from omegaconf import DictConfig
 from torch import Tensor, nn
 
-from capsule_lab import runs
 from capsule_lab.build import build_data
 from capsule_lab.callbacks import NonFiniteError, NonFiniteGuard, RoutingStats
 from capsule_lab.callbacks.monitoring import layer_statistics
@@ -20,7 +19,7 @@ from capsule_lab.networks import AbstractCapsuleNetwork, BaselineCNN, CapsNet, E
 from capsule_lab.train import train
 from capsule_lab.types import Batch, CapsuleOutput, Capsules, OnIteration, RoutingTrace
 from tests.helpers.commands import NO_PICTURES, TINY_CAPSNET, python
-from tests.helpers.training import curves
+from tests.helpers.training import curves, trained_module
 
 Tiny = Callable[..., DictConfig]
 TINY_EM_CAPS = [
@@ -59,7 +58,7 @@ def test_statistics_of_a_run_are_those_of_its_first_validation_images(tiny: Tiny
     assert logged == quantities(layers)
     assert float(row["val/activation_primary"]) > 0
 
-    module, _ = runs.load_run(tmp_path / "run" / "checkpoints" / "last.ckpt")
+    module = trained_module(tmp_path / "run" / "checkpoints" / "last.ckpt")
     data = build_data(config)
     data.setup("fit")
     batch = next(iter(data.val_dataloader()))

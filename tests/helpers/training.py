@@ -35,9 +35,19 @@ def run(config: DictConfig, directory: Path, monkeypatch: pytest.MonkeyPatch, *e
         return train(config, directory)
 
 
+def checkpoint(directory: Path, name: str = "last") -> dict[str, Any]:
+    """A checkpoint of a run as it was saved."""
+    return torch.load(directory / "checkpoints" / f"{name}.ckpt", map_location="cpu", weights_only=True)
+
+
 def weights(directory: Path) -> dict[str, torch.Tensor]:
     """The weights at the end of a run."""
-    return runs.read_checkpoint(directory / "checkpoints" / "last.ckpt")[0]["state_dict"]
+    return checkpoint(directory)["state_dict"]
+
+
+def trained_module(path: Path) -> Any:
+    """The module of a run or a checkpoint."""
+    return runs.load_run(path)[0]
 
 
 def curves(directory: Path) -> list[dict[str, str]]:

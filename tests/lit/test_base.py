@@ -15,7 +15,7 @@ import torch
 from omegaconf import DictConfig
 from torch import Tensor
 
-from capsule_lab import build, runs
+from capsule_lab import build
 from capsule_lab.config import compose
 from capsule_lab.data import MNISTDataModule
 from capsule_lab.data.loader import Images
@@ -29,7 +29,7 @@ from capsule_lab.train import summary, train
 from capsule_lab.types import Batch, CapsuleOutput
 from tests.helpers.commands import NO_PICTURES, TINY_CNN, TINY_DATA, Ended
 from tests.helpers.modules import RATE, batch, capsnet, classifier, loader, trainer
-from tests.helpers.training import SignalAt, curves, results, run
+from tests.helpers.training import SignalAt, checkpoint, curves, results, run, trained_module
 
 Tiny = Callable[..., DictConfig]
 
@@ -242,9 +242,8 @@ def in_parts(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, 
 @pytest.mark.xdist_group("in_parts")
 def test_parts_of_the_test_set(in_parts: tuple[Path, dict[str, Any]]) -> None:
     directory, found = in_parts
-    module, config = runs.load_run(directory)
-    config.data._target_ = "capsule_lab.data.MNISTDataModule"
-    data = build.build_data(config)
+    module = trained_module(directory)
+    data = build.build_data(compose("train", [*TINY_CNN, *TINY_DATA]))
     trainer().test(module, datamodule=data, verbose=False)
     test, whole = found["test"], module.test_results()
     images = len(data.test_dataloader().dataset)
@@ -296,12 +295,10 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, A
 
 
 def assert_tested_where_it_stopped(directory: Path, found: dict[str, Any]) -> None:
-    checkpoint = torch.load(directory / "checkpoints" / "last.ckpt", weights_only=True)
+    last, best = checkpoint(directory), checkpoint(directory, "best")
     assert found["weights_tested"] == "last"
-    assert checkpoint["global_step"] == found["steps"] < found["planned_steps"] == 12
-    assert checkpoint["capsule_lab"]["val"] == found["val"]
-    best = torch.load(directory / "checkpoints" / "best.ckpt", weights_only=True)
-    assert best["global_step"] == found["steps"]
+    assert last["global_step"] == best["global_step"] == found["steps"] < found["planned_steps"] == 12
+    assert last["capsule_lab"]["val"] == found["val"]
 
 
 @pytest.mark.xdist_group("stopped")

@@ -13,10 +13,9 @@ from omegaconf import DictConfig
 
 from capsule_lab.config import compose
 from capsule_lab.errors import InterruptError
-from capsule_lab.runs import read_checkpoint
 from capsule_lab.train import train
 from tests.helpers.commands import NO_PICTURES, TINY_CAPSNET, TINY_CNN, TINY_DATA
-from tests.helpers.training import SignalAt, curves, results, run, weights
+from tests.helpers.training import SignalAt, checkpoint, curves, results, run, weights
 
 Whole = tuple[str, DictConfig, Path, dict[str, Any]]
 BY_STEPS = [
@@ -53,7 +52,7 @@ def test_run_that_is_interrupted_again_and_again_equals_an_uninterrupted_one(
     for step, expected_step in SAVED_AT[name].items():
         with pytest.raises(InterruptError, match=r"to continue exactly: .*train\.resume=true") as caught:
             run(config, tmp_path, monkeypatch, SignalAt(step, signum := next(signals)))
-        assert read_checkpoint(tmp_path / "checkpoints" / "last.ckpt")[0]["global_step"] == expected_step
+        assert checkpoint(tmp_path)["global_step"] == expected_step
         assert caught.value.signum == signum
         config = config.copy()
         config.train.resume = True
