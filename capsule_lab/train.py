@@ -38,7 +38,7 @@ def _run(config: DictConfig) -> None:
     hydra = HydraConfig.get()
     asked, config.train.resume = config.train.resume, config.train.resume or was_requeued()
     directory = runs.choose_directory(config, "{model}-{data}".format_map(hydra.runtime.choices))
-    if asked and hydra.mode == RunMode.RUN and not directory.exists():  # a sweep asks for whatever there is
+    if asked and hydra.mode == RunMode.RUN and not directory.exists():  # jobs of a sweep always resume
         log.warning("NOTHING TO RESUME for this configuration, in %s: starting anew", directory)
     if config.train.resume and runs.is_finished(directory, config):
         log.info("%s is finished already, nothing to resume; its results are in metrics.json", directory)

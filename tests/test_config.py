@@ -344,8 +344,8 @@ def chosen(config: DictConfig) -> dict[str, Any]:
     ids=["as given", "small, other order"],
 )
 def test_precedence_with_em_caps(model, overrides, changed, reverse):
-    words = [f"model={model}", *overrides]
-    assert chosen(compose(*(reversed(words) if reverse else words))) == EM_CAPS | changed
+    given = [f"model={model}", *overrides]
+    assert chosen(compose(*(reversed(given) if reverse else given))) == EM_CAPS | changed
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""A training run from its first file to its last, whatever happens to it in between."""
+"""Training runs: what they leave, how they continue after interruptions, and with several processes."""
 
 from __future__ import annotations
 
@@ -330,9 +330,15 @@ def test_signal_when_there_is_nothing_to_save(
     monkeypatch.setattr(build, "build_trainer", lambda c, d, *callbacks: real(c, d, sent, *callbacks))
     asked: list[int] = []
     monkeypatch.setattr(command, "requeue", asked.append)
-    words = [*TINY, *NO_PICTURES, "train.resume=true", f"train.directory={a_copy}", "trainer.num_sanity_val_steps=1"]
+    overrides = [
+        *TINY,
+        *NO_PICTURES,
+        "train.resume=true",
+        f"train.directory={a_copy}",
+        "trainer.num_sanity_val_steps=1",
+    ]
     before = {number: signal.getsignal(number) for number in runs.signals.SIGNALS}
-    ended = cli("train", *words)
+    ended = cli("train", *overrides)
     assert (ended.status, ended.err) == (128 + signum, f"capsule_lab: {message}\n")
     assert asked == [signum]
     assert {number: signal.getsignal(number) for number in runs.signals.SIGNALS} == before
@@ -460,9 +466,7 @@ class Types(Callback):
         }
 
 
-def test_capsules_are_float32_whatever_the_precision(
-    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_capsules_are_float32_under_bf16(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     types = Types()
     short = ["trainer.max_epochs=1", "trainer.limit_train_batches=1", "train.test=none", *NO_PICTURES]
     found = run(tiny("trainer.precision=bf16-mixed", *short), tmp_path / "run", monkeypatch, types)
@@ -550,18 +554,18 @@ def test_killed_in_the_middle_of_an_epoch_and_resumed_equals_uninterrupted(
 ENDLESS = [*TINY, "trainer.max_epochs=100000", "train.directory=run", *NO_PICTURES]
 
 
-def assert_stopped(ended: Ended, words: list[str], folder: Path, signum: signal.Signals) -> None:
+def assert_stopped(ended: Ended, overrides: list[str], folder: Path, signum: signal.Signals) -> None:
     assert ended.status == 128 + signum
     assert f"{signum.name}: stopping after this step" in ended.out
-    sentence = re.fullmatch(
+    message = re.fullmatch(
         rf"capsule_lab: stopped by {signum.name} at step (\d+), saved in (\S+); to continue exactly: "
         r"(?:python -m )?\S+ (.*)\n",
         ended.err,
     )
-    assert sentence is not None, ended.err
-    assert Path(sentence[2]) == folder / "run" / "checkpoints" / "last.ckpt"
-    assert checkpoint(folder / "run")["global_step"] == int(sentence[1])
-    assert shlex.split(sentence[3]) == [*words, "train.resume=true"]
+    assert message is not None, ended.err
+    assert Path(message[2]) == folder / "run" / "checkpoints" / "last.ckpt"
+    assert checkpoint(folder / "run")["global_step"] == int(message[1])
+    assert shlex.split(message[3]) == [*overrides, "train.resume=true"]
     assert not (folder / "run" / "metrics.json").exists()
 
 

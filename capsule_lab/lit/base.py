@@ -19,7 +19,7 @@ from capsule_lab.lit.metrics import SplitMetrics
 from capsule_lab.lit.training_length import training_length
 from capsule_lab.losses import l2_loss
 from capsule_lab.networks import AbstractNetwork
-from capsule_lab.schedules import Schedule
+from capsule_lab.schedules import Schedule, check_schedules
 from capsule_lab.types import Batch, CapsuleOutput
 
 Loss = Callable[..., Tensor]
@@ -43,13 +43,13 @@ class AbstractCapsuleModule(L.LightningModule):
         optimizer: called with ``(parameters, lr=1.0)``; the learning rate comes from the schedule.
         schedule: schedules by name; ``learning_rate`` is required, ``None`` is no schedule. One that is named like an
             argument of the loss, such as ``margin``, sets this argument in training and in the validations of it,
-            whatever the configuration of the loss says; all of them go to ``loss_terms``.
+            in place of the configured value; all of them go to ``loss_terms``.
         num_classes: number of classes.
         labels_per_image: how many different ones every image shows.
         l2: weight of ``l2_loss`` of the network's kernels, a term of the loss named ``l2``; 0 for none.
         seed: every batch draws its random numbers (dropout) from ``(seed, batch, rank)``, so that a
             resumed run draws what an uninterrupted one would.
-        max_steps: end the run after so many steps, whatever the epoch; -1 leaves the end to the Trainer. (With
+        max_steps: end the run after so many steps, also within an epoch; -1 leaves the end to the Trainer. (With
             the Trainer's own ``max_steps``, Lightning 2.6 loses count when it resumes at the end of an epoch.)
         compile: compile the network in place with ``torch.compile``.
 
@@ -78,7 +78,7 @@ class AbstractCapsuleModule(L.LightningModule):
         self.network = network.to(memory_format=torch.channels_last)  # what convolutions are fastest in
         self.loss = loss
         self.optimizer = optimizer
-        self.schedule = _checked(schedule)
+        self.schedule = check_schedules(schedule)
         self.scheduled_arguments = self.schedule.keys() & inspect.signature(_function(loss)).parameters
         self.l2 = l2
         self.seed = seed
@@ -88,6 +88,8 @@ class AbstractCapsuleModule(L.LightningModule):
         if compile:
             network.compile()  # in place: torch.compile(network) would rename every weight
         self.metrics = SplitMetrics(num_classes, labels_per_image)
+
+    # --- the loss ----------------------------------------------------------------------------------------------------
 
     @abstractmethod
     def loss_terms(self, batch: Batch, output: CapsuleOutput, schedule: Mapping[str, float]) -> dict[str, Tensor]:
@@ -107,6 +109,8 @@ class AbstractCapsuleModule(L.LightningModule):
             return {}
         kernels = (kernel for name, kernel in self.network.named_parameters() if name.endswith("weight"))
         return {"l2": l2_loss(kernels, weight=self.l2)}
+
+    # --- steps -------------------------------------------------------------------------------------------------------
 
     def forward(self, images: Tensor) -> CapsuleOutput:
         return self.network(images)
@@ -149,6 +153,8 @@ class AbstractCapsuleModule(L.LightningModule):
         terms = {name: torch.stack([terms[name] for terms, _ in crops]).mean() for name in crops[0][0]}
         scores = torch.stack([output.scores for _, output in crops], 1)  # [b crop k]
         return terms, CapsuleOutput(combine_crops(scores, logits=self.network.scores_are == "logits"))
+
+    # --- sets of data, and what is logged of them --------------------------------------------------------------------
 
     @property
     def test_parts(self) -> tuple[str, ...]:
@@ -195,6 +201,8 @@ class AbstractCapsuleModule(L.LightningModule):
         parts = {name: value for name, value in logged.items() if name.partition("/")[0] in self.test_parts}
         return {name.removeprefix("test/"): logged[name] for name in logged if name.startswith("test/")} | parts
 
+    # --- optimizer, schedules, length of the run ---------------------------------------------------------------------
+
     def schedule_values(self) -> dict[str, float]:
         """Every schedule's value at this step, by name; empty outside of ``fit``."""
         if self.trainer.state.fn != "fit":
@@ -238,6 +246,8 @@ class AbstractCapsuleModule(L.LightningModule):
         if 0 <= self.max_steps <= self.global_step:
             self.trainer.should_stop = True
 
+    # --- checkpoints -------------------------------------------------------------------------------------------------
+
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint["metrics"] = self.metrics.state_of("train")
 
@@ -248,18 +258,3 @@ class AbstractCapsuleModule(L.LightningModule):
 def _function(loss: Loss) -> Any:
     """The function behind a partial."""
     return getattr(loss, "func", loss)
-
-
-def _checked(schedule: Mapping[str, Schedule | None]) -> dict[str, Schedule]:
-    """Those that are not ``None``, with a learning rate that can be one."""
-    for name, value in schedule.items():
-        if not isinstance(value, Schedule | None):
-            raise ValueError(f"schedule.{name} is {value!r}; expected a schedule, such as Constant(value), or null")  # noqa: TRY004
-    given = {name: value for name, value in schedule.items() if value is not None}
-    if "learning_rate" not in given:
-        raise ValueError(f"the schedule has {', '.join(given) or 'no entry'}; expected one named learning_rate")
-    rate = given["learning_rate"].for_run(1, 1)
-    for when, step in (("start", 0), ("end", 1)):
-        if not rate(step) >= 0:
-            raise ValueError(f"schedule.learning_rate is {rate(step):g} at the {when}; expected 0 or more")
-    return given

@@ -59,7 +59,7 @@ class SplitMetrics(nn.ModuleDict):
         return {name: dict(metric.metric_state) for name, metric in self.of_split(split)}
 
     def load_state(self, states: dict[str, dict[str, Any]], device: torch.device) -> None:
-        """Go on from what ``state_of`` gave."""
+        """Set the states that ``state_of`` gave."""
         for name, state in states.items():
             load_metric_state(self._metric(name) if name in self else self._mean(name, device), state)
 

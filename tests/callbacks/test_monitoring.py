@@ -106,7 +106,7 @@ def hooks(network: nn.Module) -> int:
 
 
 class Layer(nn.Module):
-    """A layer of capsules that are as active as it is told."""
+    """A layer of capsules with given activations."""
 
     def __init__(self, activations: Tensor) -> None:
         super().__init__()

@@ -152,7 +152,7 @@ def test_negative_l2_is_named() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*does not have many workers")
-def test_loss_is_a_mean_over_images_whatever_the_batches() -> None:
+def test_loss_is_a_mean_over_images_of_any_batches() -> None:
     whole = batch(9)
     parts = [Batch(*(value[cut] for value in whole[:3])) for cut in (slice(0, 7), slice(7, 9))]
     expected, _ = outcome_of(classifier(cross_entropy_loss), whole)
