@@ -42,7 +42,7 @@ def test_result_equals_that_at_the_end_of_training(trained: Trained, a_copy: Pat
 def test_validation_equals_that_in_the_checkpoint(a_copy: Path, name: str) -> None:
     path = a_copy / "checkpoints" / f"{name}.ckpt"
     result, _ = evaluate(configuration(path, "split=validation"))
-    trained = read_checkpoint(path)[0]["capsule_lab"]["val"]
+    trained = read_checkpoint(path)[0]["capsule_lab"]["validation"]
     assert {"error", "loss"} <= result["val"].keys() <= trained.keys()
     assert result["val"] == pytest.approx({key: trained[key] for key in result["val"]})
 
