@@ -32,11 +32,12 @@ def main(config: DictConfig) -> None:
 def _fetch(config: DictConfig) -> None:
     """Download and check a data set, as training does."""
     from capsule_lab import build
+    from capsule_lab.check import check
 
     build.be_quiet()
     training = compose("train", [f"data={config.name}"])
     training.data.directory, training.data.source = config.directory, config.source
-    build.check(training)
+    check(training)
     data = build.build_data(training)
     data.prepare_data()
     log.info("%s: %s, in %s", config.name, data.provenance["name"], data.directory)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import re
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from fractions import Fraction
 from typing import Self
@@ -162,3 +163,22 @@ class Exponential(Schedule):
 
     def __call__(self, step: int) -> float:
         return max(self.floor, self.initial * self.rate ** self._progress(step, self.every))
+
+
+def check_schedules(schedule: Mapping[str, Schedule | None]) -> dict[str, Schedule]:
+    """The schedules of a run by name, without those that are ``None``.
+
+    Raises:
+        ValueError: for something that is no schedule, and for a ``learning_rate`` that is missing or goes below 0.
+    """
+    for name, value in schedule.items():
+        if not isinstance(value, Schedule | None):
+            raise ValueError(f"schedule.{name} is {value!r}; expected a schedule, such as Constant(value), or null")  # noqa: TRY004
+    given = {name: value for name, value in schedule.items() if value is not None}
+    if "learning_rate" not in given:
+        raise ValueError(f"the schedule has {', '.join(given) or 'no entry'}; expected one named learning_rate")
+    rate = given["learning_rate"].for_run(1, 1)
+    for when, step in (("start", 0), ("end", 1)):
+        if not rate(step) >= 0:
+            raise ValueError(f"schedule.learning_rate is {rate(step):g} at the {when}; expected 0 or more")
+    return given

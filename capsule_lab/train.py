@@ -14,7 +14,7 @@ from omegaconf import DictConfig
 from rich.console import Console
 from rich.panel import Panel
 
-from capsule_lab.build import check
+from capsule_lab.check import check
 from capsule_lab.command import command
 from capsule_lab.environment import standing_for
 from capsule_lab.slurm import was_requeued
@@ -37,14 +37,14 @@ def _run(config: DictConfig) -> None:
 
     hydra = HydraConfig.get()
     asked, config.train.resume = config.train.resume, config.train.resume or was_requeued()
-    directory = runs.directories.choose_directory(config, "{model}-{data}".format_map(hydra.runtime.choices))
-    if asked and hydra.mode == RunMode.RUN and not directory.exists():  # a sweep asks for whatever there is
+    directory = runs.choose_directory(config, "{model}-{data}".format_map(hydra.runtime.choices))
+    if asked and hydra.mode == RunMode.RUN and not directory.exists():  # jobs of a sweep always resume
         log.warning("NOTHING TO RESUME for this configuration, in %s: starting anew", directory)
     if config.train.resume and runs.results.is_finished(directory, config):
         log.info("%s is finished already, nothing to resume; its results are in metrics.json", directory)
         return
-    own = [word for word in hydra.overrides.task if not word.startswith(("launcher=", "train.resume="))]
-    with standing_for("capsule_lab.train", own) if hydra.mode == RunMode.MULTIRUN else nullcontext():
+    overrides = [each for each in hydra.overrides.task if not each.startswith(("launcher=", "train.resume="))]
+    with standing_for("capsule_lab.train", overrides) if hydra.mode == RunMode.MULTIRUN else nullcontext():
         result = train(config, directory)
     if result:
         console, text = Console(highlight=False), summary(result, directory)
@@ -56,7 +56,7 @@ def train(config: DictConfig, directory: Path) -> dict[str, Any]:
     """One run in ``directory``; returns what is in its ``metrics.json``, or nothing on processes but the first."""
     import lightning as L
 
-    from capsule_lab import build, callbacks, environment, runs
+    from capsule_lab import build, callbacks, runs
 
     build.be_quiet()
     data = build.build_data(config)
@@ -68,52 +68,59 @@ def train(config: DictConfig, directory: Path) -> dict[str, Any]:
     embed = callbacks.EmbedConfig(config, data.provenance, data.spec)
     trainer = build.build_trainer(config, directory, embed)
 
-    runs.directories.create_directory(directory, config)  # nothing was written before everything stood
-    with runs.files.logging_to(directory / "train.log"):
+    runs.open_directory(directory, config)  # the first file is written when all parts are built
+    with runs.logging_to(directory / "train.log"):
         log.info("%s on %s", type(module.network).__name__, data.provenance["name"])
         log.info("into %s%s", directory, f", continuing {resume}" if resume else "")
-        callbacks.tell_loggers(trainer.loggers, config, data.provenance)
-        test: dict[str, float] = {}
+        callbacks.log_run_facts(trainer.loggers, config, data.provenance)
         failed = True
         try:
             trainer.fit(module, datamodule=data, ckpt_path=resume, weights_only=True)
-            seconds, val = embed.seconds, embed.val  # testing loads another checkpoint's
-            weights = runs.checkpoints.checkpoint_to_test(config.train.test, directory)
-            if weights:
-                with runs.signals.interruptible(
-                    "training is complete; the same command with train.resume=true tests again"
-                ):
-                    trainer.test(module, datamodule=data, ckpt_path=weights, weights_only=True, verbose=False)
-                test = module.test_results()
+            training = {"val": embed.val, "training_seconds": round(embed.seconds, 1)}  # a test loads other weights
+            tested = _test(config, directory, trainer, module, data)
             failed = False
         finally:
-            callbacks.close(trainer.loggers, failed=failed)
+            callbacks.close_loggers(trainer.loggers, failed=failed)
     if not trainer.is_global_zero:
         return {}
-    result = {
-        "status": "finished",
-        "test": test,
-        "val": val,
-        "weights_tested": weights and weights.stem,
+    result = {"status": "finished", **training, **tested, **_facts(config, trainer, module, data)}
+    runs.write_json(directory / "metrics.json", result)
+    return result
+
+
+def _test(config: DictConfig, directory: Path, trainer: Any, module: Any, data: Any) -> dict[str, Any]:
+    """Test the weights that ``train.test`` names: what came out, and which they were."""
+    from capsule_lab import runs
+
+    weights = runs.checkpoint_to_test(config.train.test, directory)
+    if weights is None:
+        return {"test": {}, "weights_tested": None}
+    with runs.interruptible("training is complete; the same command with train.resume=true tests again"):
+        trainer.test(module, datamodule=data, ckpt_path=weights, weights_only=True, verbose=False)
+    return {"test": module.test_results(), "weights_tested": weights.stem}
+
+
+def _facts(config: DictConfig, trainer: Any, module: Any, data: Any) -> dict[str, Any]:
+    """What a result needs beside it to be judged and repeated."""
+    from capsule_lab import environment, runs
+
+    return {
         "provenance": data.provenance,
         "parameters": sum(p.numel() for p in module.network.parameters()),
         "steps": trainer.global_step,
         "planned_steps": module.total_steps,
         "epochs": trainer.current_epoch,
         "seed": config.seed,
-        "training_seconds": round(seconds, 1),
         "precision": trainer.precision,
         "hardware": environment.hardware(trainer.strategy.root_device, trainer.num_devices * trainer.num_nodes),
         "config_hash": runs.directories.config_hash(config),
         **environment.of_this_process(),
     }
-    runs.files.write_json(directory / "metrics.json", result)
-    return result
 
 
 def summary(result: dict[str, Any], directory: Path) -> str:
-    """What came out, on which data, where it lies, and what to try next."""
-    from capsule_lab.runs.results import describe_data
+    """The last lines of the command: errors, data, duration, directory, and what to try next."""
+    from capsule_lab.runs import data_in_words
 
     run, python = _as_typed(directory), _as_typed(Path(sys.executable))
     minutes = result["training_seconds"] / 60
@@ -142,6 +149,7 @@ def summary(result: dict[str, Any], directory: Path) -> str:
 
 
 def _as_typed(path: Path) -> Path:
+    """Relative to the current directory, if it is inside."""
     return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 
 

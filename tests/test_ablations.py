@@ -1,4 +1,4 @@
-"""Every switch of matrix capsules trains without a number that is none; and the viewpoint protocol from end to end."""
+"""Every option of matrix capsules trains without a number that is not finite; the viewpoint protocol end to end."""
 
 from __future__ import annotations
 
@@ -10,14 +10,13 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
-from capsule_lab import runs
 from capsule_lab.config import compose
 from capsule_lab.data import SmallNORBDataModule
 from capsule_lab.data.loader import Images
 from capsule_lab.train import train
 from tests.helpers.commands import NO_PICTURES, Ended
+from tests.helpers.training import weights
 
 Cli = Callable[..., Ended]
 
@@ -26,7 +25,7 @@ CNN = ["model=cnn_smallnorb", "model.channels=[4,4]", "model.hidden=[8]"]
 ON_TOYS = ["data=smallnorb", "data.source=standin", "data.batch_size=16", "trainer.accelerator=cpu", *NO_PICTURES]
 EPOCH = ["trainer.max_epochs=1", "train.test=last"]
 
-SWITCHES = {
+OPTIONS = {
     **{f"{n} iterations": [f"routing.iterations={n}"] for n in (1, 2, 3, 5)},
     **{f"loss {name}": [f"loss={name}"] for name in ("spread", "spread_official", "margin", "cross_entropy")},
     "loss on log-odds": ["loss=cross_entropy_log_odds"],
@@ -45,7 +44,7 @@ SWITCHES = {
     "windows alone": ["routing.normalisation=window"],
     "shared betas": ["routing.shared_betas=true"],
     "same padding, batch norm, bias": ["model.padding=same", "model.batch_norm=true", "model.primary_bias=true"],
-    "votes made": ["routing.backend=reference"],
+    "reference backend": ["routing.backend=reference"],
     "linear margin": ["schedule=em_linear_margin"],
     "bfloat16": ["trainer.precision=bf16-mixed"],
     "eyes apart": ["data.stereo=separate", "data.preprocessing=paper"],
@@ -57,22 +56,18 @@ def on_toys(toynorb: Path, *overrides: str, model: list[str] = EM_CAPS) -> Any:
     return compose("train", [*model, *ON_TOYS, f"data.directory={toynorb}", *EPOCH, *overrides])
 
 
-def weights(directory: Path) -> dict[str, Tensor]:
-    return runs.checkpoints.read(directory / "checkpoints" / "last.ckpt")["state_dict"]
-
-
 def is_finite(result: dict[str, Any], directory: Path) -> bool:
     values = [*result["val"].values(), *result["test"].values()]
     return all(map(math.isfinite, values)) and all(value.isfinite().all() for value in weights(directory).values())
 
 
 @pytest.mark.parametrize(
-    "switch", [pytest.param(name, marks=[] if name in QUICK else [pytest.mark.slow]) for name in SWITCHES]
+    "option", [pytest.param(name, marks=[] if name in QUICK else [pytest.mark.slow]) for name in OPTIONS]
 )
-def test_switch_trains_for_an_epoch(toynorb: Path, tmp_path: Path, switch: str) -> None:
-    """The guard among the callbacks looks at the loss of every step."""
-    result = train(on_toys(toynorb, *SWITCHES[switch]), tmp_path / "run")
-    assert result["steps"] == (10 if switch == "eyes apart" else 5)
+def test_option_trains_for_an_epoch(toynorb: Path, tmp_path: Path, option: str) -> None:
+    """The guard among the callbacks checks the loss of every step."""
+    result = train(on_toys(toynorb, *OPTIONS[option]), tmp_path / "run")
+    assert result["steps"] == (10 if option == "eyes apart" else 5)
     assert {"error", "loss", "l2"} < result["test"].keys()
     assert is_finite(result, tmp_path / "run")
 
@@ -80,7 +75,7 @@ def test_switch_trains_for_an_epoch(toynorb: Path, tmp_path: Path, switch: str) 
 @pytest.mark.slow
 @pytest.mark.parametrize("size", [[], ["model=em_caps_small"], ["model=em_caps"]], ids=["tiny", "small", "full"])
 def test_every_weight_moves(toynorb: Path, tmp_path: Path, size: list[str]) -> None:
-    """From where the run starts, which a run without steps to speak of tells."""
+    """From the initial weights, which a run with a learning rate of almost 0 keeps."""
     model = size or EM_CAPS
     few = ["data.train_images=20", "data.batch_size=10"]
     train(on_toys(toynorb, *few, model=model), tmp_path / "run")
@@ -99,8 +94,8 @@ def test_every_weight_moves(toynorb: Path, tmp_path: Path, size: list[str]) -> N
         ),
     ],
 )
-@pytest.mark.parametrize("offset", [200.0, pytest.param(-200.0, marks=pytest.mark.slow)], ids=["nobody", "everybody"])
-def test_five_iterations_where_nobody_or_everybody_is_active(
+@pytest.mark.parametrize("offset", [200.0, pytest.param(-200.0, marks=pytest.mark.slow)], ids=["none", "all"])
+def test_five_iterations_where_no_or_every_capsule_is_active(
     toynorb: Path, tmp_path: Path, routing: str, offset: float
 ) -> None:
     extreme = [f"routing={routing}", "routing.iterations=5", f"model.primary_offset={offset}"]
@@ -128,15 +123,14 @@ def test_five_iterations_on_black_images(
 
 
 @pytest.mark.parametrize(
-    ("model", "split"),
+    ("model", "split", "threshold", "epochs"),
     [
-        pytest.param(EM_CAPS, "azimuth", id="em_caps-azimuth"),
-        pytest.param(CNN, "azimuth", id="cnn-azimuth"),
-        pytest.param(EM_CAPS, "elevation", id="em_caps-elevation", marks=pytest.mark.slow),
-        pytest.param(CNN, "elevation", id="cnn-elevation", marks=pytest.mark.slow),
+        pytest.param(EM_CAPS, "azimuth", 100.1, 1, id="em_caps-azimuth-met at once"),
+        pytest.param(CNN, "azimuth", 0, 3, id="cnn-azimuth-never met"),
+        pytest.param(EM_CAPS, "elevation", 0, 3, id="em_caps-elevation-never met", marks=pytest.mark.slow),
+        pytest.param(CNN, "elevation", 100.1, 1, id="cnn-elevation-met at once", marks=pytest.mark.slow),
     ],
 )
-@pytest.mark.parametrize(("threshold", "epochs"), [(100.1, 1), (0, 3)], ids=["met at once", "never met"])
 def test_viewpoint_protocol(
     cli: Cli, toynorb: Path, tmp_path: Path, model: list[str], split: str, threshold: float, epochs: int
 ) -> None:

@@ -1,106 +1,51 @@
-"""Values that cannot work end in one sentence, before anything is written."""
+"""Building the parts of a run: what is refused, and the precision that is chosen."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
-
 import pytest
+import torch
+from hydra.errors import InstantiationException
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 
-from capsule_lab.build import check
+from capsule_lab import build
 from capsule_lab.config import compose
 from capsule_lab.errors import ConfigError
-from tests.helpers.commands import TINY, Ended
 
 
-@pytest.mark.parametrize(
-    ("overrides", "sentence"),
-    [
-        (["data.batch_size=1.5"], "data.batch_size is 1.5; expected a whole number"),
-        (["data.batch_size=many"], "data.batch_size is many; expected a whole number"),
-        (["data.batch_size=true"], "data.batch_size is True; expected a whole number"),
-        (["data.eval_batch_size=null"], "data.eval_batch_size is null; expected a whole number"),
-        (["data.train_images=0.5"], "data.train_images is 0.5; expected a whole number or null"),
-        (["data.augment=3"], "data.augment is 3; expected true or false"),
-        (["data.directory=3"], "data.directory is 3; expected text or null"),
-        (["callbacks.last.every_minutes=abc"], "callbacks.last.every_minutes is abc; expected a number"),
-        (["loss.classification.present=much"], "loss.classification.present is much; expected a number"),
-        (["schedule.learning_rate.initial=high"], "schedule.learning_rate.initial is high; expected a number"),
-        (["schedule.learning_rate=null"], "module: the schedule has no entry; expected one named learning_rate"),
-        (["schedule.learning_rate=3"], "module: schedule.learning_rate is 3; expected a schedule, such as Constant"),
-        (
-            ["schedule.learning_rate.initial=-0.1", "schedule.learning_rate.floor=-1"],
-            "module: schedule.learning_rate is -0.1 at the start; expected 0 or more",
-        ),
-        (["schedule=constant", "schedule.learning_rate.value=-1"], "module: schedule.learning_rate is -1 at the start"),
-        (["trainer.limit_train_batches=0"], "trainer.limit_train_batches is 0, which trains nothing; expected 1 or"),
-        (["trainer.limit_train_batches=0.0"], "trainer.limit_train_batches is 0, which trains nothing; expected 1 or"),
-        (["callbacks=stop_at_error"], "callbacks.stop_at_error.stopping_threshold is missing; expected callbacks.stop"),
-        (["+module.l2=-1"], "module: l2 is -1; expected 0 or more"),
-    ],
-    ids=str,
-)
-def test_value_that_cannot_work_is_refused_in_a_sentence(
-    cli: Callable[..., Ended], tmp_path: Path, overrides: list[str], sentence: str
-) -> None:
-    ended = cli("train", *TINY, *overrides)
-    assert ended.status == 2
-    assert ended.err.startswith(f"capsule_lab: {sentence}")
-    assert ended.err.count("\n") == 1
-    assert list(tmp_path.iterdir()) == []
+@pytest.mark.parametrize("error", [ValueError, TypeError, MisconfigurationException])
+def test_what_a_constructor_refuses_is_an_error_of_the_configuration(error: type[Exception]) -> None:
+    with pytest.raises(ConfigError, match=r"^model: channels are 0; expected 1$"), build.constructing("model"):
+        raise error("channels are 0;\n    expected 1")
 
 
-@pytest.mark.parametrize(
-    ("group", "sentence"),
-    [
-        ("data", "data is missing; expected data= one of affnist, "),
-        ("loss", "loss is missing; expected loss= one of cross_entropy, "),
-        ("schedule", "schedule is missing; expected schedule= one of constant, "),
-        ("optimizer", "optimizer is missing; expected optimizer= one of adam"),
-        ("model", "model is missing; expected model= one of capsnet, "),
-        ("trainer", "trainer is missing; expected trainer= one of default"),
-    ],
-)
-def test_group_that_is_not_chosen_is_refused_in_a_sentence(
-    cli: Callable[..., Ended], tmp_path: Path, group: str, sentence: str
-) -> None:
-    ended = cli("train", f"~{group}")
-    assert ended.status == 2
-    assert ended.err.startswith(f"capsule_lab: {sentence}")
-    assert ended.err.count("\n") == 1
-    assert list(tmp_path.iterdir()) == []
+@pytest.mark.parametrize("error", [RuntimeError, InstantiationException])
+def test_other_errors_stay_what_they_are(error: type[Exception]) -> None:
+    with pytest.raises(error, match=r"^mine$"), build.constructing("model"):
+        raise error("mine")
 
 
-@pytest.mark.parametrize(
-    "overrides",
-    [
-        ["callbacks.last.every_minutes=1"],
-        ["loss.classification.present=1"],
-        ["data.train_images=null"],
-        ["trainer.limit_train_batches=0.5"],
-        ["trainer.limit_train_batches=1"],
-        ["data.validation_share=0.1"],
-        ["schedule.learning_rate.every=2000"],
-        ["schedule=hinton2018", "loss=spread", "schedule.margin=null"],
-    ],
-    ids=str,
-)
-def test_value_that_works_is_accepted(overrides: list[str]) -> None:
-    check(compose("train", overrides))
+def test_trainer_that_lightning_refuses_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"^trainer: .*limit_train_batches"):
+        build.build_trainer(compose("train", ["trainer.limit_train_batches=-1", "trainer.accelerator=cpu"]), None)
 
 
-@pytest.mark.parametrize(
-    ("loss", "sentence"),
-    [
-        ("margin", "the margin loss is for lengths of capsules; BaselineCNN gives logits: loss=cross_entropy"),
-        ("spread", "the spread loss is for activations of capsules; BaselineCNN gives logits: loss=cross_entropy"),
-        (
-            "cross_entropy_log_odds",
-            "cross-entropy on log-odds is for activations of capsules; BaselineCNN gives logits: loss=cross_entropy",
-        ),
-    ],
-)
-def test_loss_of_activations_on_logits_is_refused(loss: str, sentence: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        check(compose("train", ["model=cnn_smallnorb", f"loss={loss}"]))
-    assert str(caught.value) == sentence
+@pytest.mark.parametrize(("native", "precision"), [(True, "bf16-mixed"), (False, "32-true")])
+def test_precision_is_what_the_cpu_computes_in(monkeypatch: pytest.MonkeyPatch, native: bool, precision: str) -> None:
+    monkeypatch.setattr(build, "cpu_computes_bfloat16", lambda: native)
+    assert build.fast_precision("cpu") == precision
+
+
+@pytest.mark.parametrize("name", ["_is_avx512_bf16_supported", "_is_amx_tile_supported"])
+def test_private_functions_of_torch_exist(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """On x86; one alone is enough."""
+    for each in ("_is_avx512_bf16_supported", "_is_amx_tile_supported"):
+        assert isinstance(getattr(torch.cpu, each)(), bool)
+        monkeypatch.setattr(torch.cpu, each, lambda each=each: each == name)
+    assert build.cpu_computes_bfloat16()
+
+
+@pytest.mark.parametrize("accelerator", ["auto", "cpu"])
+def test_trainer_has_the_precision_of_its_processor(accelerator: str) -> None:
+    config = compose("train", [f"trainer.accelerator={accelerator}"])
+    expected = {"bf16-mixed": "bf16-mixed", "32-true": "32-true"}[build.fast_precision(accelerator)]
+    assert build.build_trainer(config, None).precision == expected

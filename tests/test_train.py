@@ -1,17 +1,16 @@
-"""A training run from its first file to its last, whatever happens to it in between."""
+"""Training runs: what they leave, how they continue after interruptions, and with several processes."""
 
 from __future__ import annotations
 
 import csv
-import itertools
 import json
 import logging
 import re
 import shlex
+import shutil
 import signal
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,22 +20,17 @@ from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 
 from capsule_lab import build, command, runs
-from capsule_lab.callbacks import AtomicCheckpointIO, NonFiniteError, checkpoints
-from capsule_lab.config import to_container
-from capsule_lab.errors import RunError
+from capsule_lab.callbacks import NonFiniteError
+from capsule_lab.config import compose
+from capsule_lab.errors import InterruptError, RunError
 from capsule_lab.lit import CapsNetModule
-from capsule_lab.train import train
-from tests.helpers.commands import NO_PICTURES, TINY, TINY_CAPSNET, TINY_CNN, Ended, Trained, python, start
-from tests.runs.test_resume import SignalAt, curves, run, weights
+from capsule_lab.train import summary, train
+from tests.helpers.commands import NO_PICTURES, TINY, TINY_CAPSNET, Ended, Trained, python, start
+from tests.helpers.training import SignalAt, checkpoint, curves, results, run, trained_module, weights
 
 Tiny = Callable[..., DictConfig]
 Cli = Callable[..., Ended]
 NAMES = ["best", "last"]
-
-
-def results(result: dict[str, Any]) -> dict[str, Any]:
-    """What must not depend on where and when a run takes place."""
-    return {key: result[key] for key in ("test", "val", "steps", "epochs", "provenance")}
 
 
 def contents(directory: Path) -> dict[str, bytes]:
@@ -76,7 +70,7 @@ def test_configuration_of_a_run_is_resolved_and_complete(trained: Trained) -> No
     assert OmegaConf.to_container(OmegaConf.create(text)) == to_container(trained.config)
 
 
-def test_metrics_say_what_is_needed_to_judge_and_to_repeat_them(trained: Trained) -> None:
+def test_metrics_json_has_what_is_needed_to_repeat_the_run(trained: Trained) -> None:
     found = json.loads((trained.directory / "metrics.json").read_text())
     assert found == trained.result
     assert set(found) == {
@@ -135,10 +129,9 @@ def test_test_images_are_not_touched_until_training_is_over(trained: Trained) ->
 
 @pytest.mark.parametrize("name", NAMES)
 def test_checkpoint_is_plain_and_carries_its_configuration(trained: Trained, name: str) -> None:
-    path = trained.directory / "checkpoints" / f"{name}.ckpt"
-    record = torch.load(path, map_location="cpu", weights_only=True)["capsule_lab"]
+    record = checkpoint(trained.directory, name)["capsule_lab"]
     assert set(record) == {"format", "version", "config", "provenance", "spec", "seconds", "val"}
-    assert record["config"] == json.loads(json.dumps(to_container(trained.config)))
+    assert record["config"] == json.loads(json.dumps(runs.plain(trained.config)))
     tested = {"test_images": "359 of 359"}  # known at the end of a run only
     assert {**record["provenance"], **tested} == trained.result["provenance"]
     assert record["val"].keys() == trained.result["val"].keys()
@@ -146,64 +139,25 @@ def test_checkpoint_is_plain_and_carries_its_configuration(trained: Trained, nam
 
 @pytest.mark.parametrize("where", [".", "checkpoints/best.ckpt"], ids=["directory", "file"])
 def test_loaded_run_equals_the_trained_one(trained: Trained, where: str) -> None:
-    found = runs.open(trained.directory / where)
-    module, config = found.module, found.config
+    module = trained_module(trained.directory / where)
     images = torch.rand(4, 1, 28, 28, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         found, expected = module(images), trained.module(images)
     assert not module.training
-    assert config == OmegaConf.create(to_container(trained.config))
     torch.testing.assert_close(found.scores, expected.scores, rtol=0, atol=0)
     torch.testing.assert_close(found.capsules.poses, expected.capsules.poses, rtol=0, atol=0)
 
 
 def test_last_checkpoint_is_the_end_of_the_run(trained: Trained) -> None:
-    checkpoint = runs.checkpoints.read(trained.directory / "checkpoints" / "last.ckpt")
-    assert (checkpoint["global_step"], checkpoint["epoch"]) == (8, 2)
+    saved = checkpoint(trained.directory)
+    assert (saved["global_step"], saved["epoch"]) == (8, 2)
 
 
-@pytest.mark.parametrize("which", ["best", "last", "none"])
-def test_training_seconds_are_those_of_the_whole_run(
-    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, which: str
-) -> None:
+def test_training_seconds_are_those_of_the_whole_run(trained: Trained) -> None:
     """Not those of the checkpoint that was tested."""
-    clock = SimpleNamespace(monotonic=itertools.count(1000).__next__)  # a second passes whenever somebody looks
-    monkeypatch.setattr(checkpoints, "time", clock)
-    found = train(tiny(f"train.test={which}", *NO_PICTURES), tmp_path / "run")
-    seconds = {
-        name: runs.checkpoints.read(tmp_path / "run" / f"checkpoints/{name}.ckpt")["capsule_lab"]["seconds"]
-        for name in NAMES
-    }
-    assert seconds["best"] < seconds["last"] == found["training_seconds"]
-
-
-def test_training_seconds_add_up_over_interruptions(
-    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(checkpoints, "time", SimpleNamespace(monotonic=itertools.count(1000).__next__))
-    config = tiny("train.test=none", *NO_PICTURES)
-    with pytest.raises(command.InterruptError):
-        run(config, tmp_path / "run", monkeypatch, SignalAt(5))
-    before = runs.checkpoints.read(tmp_path / "run" / "checkpoints" / "last.ckpt")["capsule_lab"]["seconds"]
-    config.train.resume = True
-    assert train(config, tmp_path / "run")["training_seconds"] > before > 0
-
-
-def test_checkpoint_that_cannot_be_written_leaves_the_earlier_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "checkpoints" / "last.ckpt"
-    AtomicCheckpointIO().save_checkpoint({"step": 1}, path)
-
-    def fill_the_disk(content: Any, partial: Path) -> None:
-        partial.write_bytes(b"half of it")
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(torch, "save", fill_the_disk)
-    with pytest.raises(OSError, match="No space left"):
-        AtomicCheckpointIO().save_checkpoint({"step": 2}, path)
-    assert torch.load(path, weights_only=True) == {"step": 1}
-    assert [file.name for file in path.parent.iterdir()] == ["last.ckpt"]
+    seconds = {name: checkpoint(trained.directory, name)["capsule_lab"]["seconds"] for name in NAMES}
+    assert trained.result["weights_tested"] == "best"
+    assert seconds["best"] < seconds["last"] == pytest.approx(trained.result["training_seconds"], abs=0.05 + 1e-9)
 
 
 # --- seeds, directories, going on ------------------------------------------------------------------------------------
@@ -218,22 +172,29 @@ def test_seed_decides_everything(trained: Trained, tiny: Tiny, tmp_path: Path, s
     assert all(weights(tmp_path / "again")[name].equal(weights(trained.directory)[name]) for name in names) is same
 
 
-@pytest.mark.parametrize(("seed", "same"), [(0, True), (1, False)])
-def test_seed_decides_the_initial_weights(
-    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int, same: bool
-) -> None:
-    one, other = (Watch(lambda _, module: module.network.digits.weight.detach().clone()) for _ in range(2))
-    short = ["trainer.max_epochs=1", "trainer.limit_train_batches=1", "train.test=none", *NO_PICTURES]
-    run(tiny(*short), tmp_path / "one", monkeypatch, one)
-    run(tiny(f"seed={seed}", *short), tmp_path / "other", monkeypatch, other)
-    assert one.seen[0].equal(other.seen[0]) is same
+def test_seed_decides_the_initial_weights(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def initial(seed: int) -> Tensor:
+        def stop(config: DictConfig, directory: Path, *callbacks: Callback) -> None:
+            raise KeyboardInterrupt
+
+        built: list[Any] = []
+        build_module = build.build_module
+        with monkeypatch.context() as patch:
+            patch.setattr(build, "build_module", lambda *args: built.append(build_module(*args)) or built[0])
+            patch.setattr(build, "build_trainer", stop)
+            with pytest.raises(KeyboardInterrupt):
+                train(tiny(f"seed={seed}"), tmp_path)
+        return built[0].network.digits.weight
+
+    assert initial(0).equal(initial(0))
+    assert not initial(0).equal(initial(1))
 
 
 @pytest.mark.parametrize(("earlier", "suffix"), [(0, ""), (1, "-2"), (2, "-3"), (11, "-12")])
 def test_another_run_of_the_same_configuration_gets_a_number(tiny: Tiny, earlier: int, suffix: str) -> None:
     config = tiny()
     for _ in range(earlier):
-        runs.directories.create_directory(runs.directories.choose_directory(config, "capsnet-mnist"), config)
+        runs.directories.open_directory(runs.directories.choose_directory(config, "capsnet-mnist"), config)
     expected = Path.cwd() / "runs" / f"capsnet-mnist-{runs.directories.config_hash(config)}{suffix}"
     assert runs.directories.choose_directory(config, "capsnet-mnist") == expected
 
@@ -244,32 +205,16 @@ def test_another_run_of_the_same_configuration_gets_a_number(tiny: Tiny, earlier
     ids=str,
 )
 def test_resume_finds_the_last_run_of_this_very_configuration(tiny: Tiny, overrides: list[str], same: bool) -> None:
+    config = tiny()
     for _ in range(2):
-        runs.directories.create_directory(runs.directories.choose_directory(tiny(), "capsnet-mnist"), tiny())
-    last = Path.cwd() / "runs" / f"capsnet-mnist-{runs.directories.config_hash(tiny())}-2"
+        runs.directories.open_directory(runs.directories.choose_directory(config, "capsnet-mnist"), config)
+    last = Path.cwd() / "runs" / f"capsnet-mnist-{runs.directories.config_hash(config)}-2"
     assert (runs.directories.choose_directory(tiny(*overrides), "capsnet-mnist") == last) is same
 
 
 def test_runs_go_where_the_environment_says(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CAPSULE_LAB_RUNS", str(tmp_path / "elsewhere"))
     assert runs.directories.choose_directory(tiny(), "a").parent == tmp_path / "elsewhere"
-
-
-def test_command_runs_twice_and_resumes_neither_when_finished(cli: Cli, tmp_path: Path) -> None:
-    command = ["debug=smoke", *TINY_CAPSNET, "trainer.accelerator=cpu", *NO_PICTURES]
-    ended = [cli("train", *command) for _ in range(2)]
-    first, second = sorted((tmp_path / "runs").iterdir())
-    assert [end.status for end in ended] == [0, 0]
-    assert second.name == f"{first.name}-2"
-    assert results(json.loads((first / "metrics.json").read_text())) == results(
-        json.loads((second / "metrics.json").read_text())
-    )
-
-    before = contents(tmp_path / "runs")
-    again = cli("train", *command, "train.resume=true")
-    assert again.status == 0
-    assert f"{second} is finished already, nothing to resume" in again.out
-    assert contents(tmp_path / "runs") == before
 
 
 def test_resume_on_other_data_is_refused(a_copy: Path, tiny: Tiny) -> None:
@@ -280,7 +225,7 @@ def test_resume_on_other_data_is_refused(a_copy: Path, tiny: Tiny) -> None:
 
 
 @pytest.mark.parametrize("how", ["train.resume=true", "ckpt=DIRECTORY"])
-def test_real_data_do_not_replace_the_stand_in_quietly(a_copy: Path, tiny: Tiny, real: Path, how: str) -> None:
+def test_real_data_instead_of_the_stand_in_is_refused(a_copy: Path, tiny: Tiny, real: Path, how: str) -> None:
     data = ["data.source=real", f"data.directory={real}", "data.train_images=null"]
     with pytest.raises(RunError, match=r"was trained on stand-in for MNIST.*, and now there is only real MNIST"):
         train(tiny(*data, how.replace("DIRECTORY", str(a_copy))), a_copy)
@@ -294,80 +239,70 @@ def test_directory_of_another_run_is_not_overwritten(a_copy: Path, tiny: Tiny, o
     assert contents(a_copy) == before
 
 
+@pytest.fixture(scope="module")
+def interrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run like ``trained`` that was stopped in its second epoch; to read only."""
+    directory = tmp_path_factory.mktemp("interrupted") / "run"
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(InterruptError):
+        run(compose("train", [*TINY, *NO_PICTURES]), directory, patch, SignalAt(5))
+    return directory
+
+
+@pytest.mark.xdist_group("interrupted")
 def test_run_that_was_moved_resumes_as_if_it_had_not(
-    trained: Trained, tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    trained: Trained, interrupted: Path, tiny: Tiny, tmp_path: Path
 ) -> None:
-    """The best checkpoint stays the best: here the first, as both validations have the same error."""
-    config = tiny(*NO_PICTURES)
-    with pytest.raises(command.InterruptError):
-        run(config, tmp_path / "before", monkeypatch, SignalAt(5))
-    moved = (tmp_path / "before").rename(tmp_path / "after")
-    config.train.resume = True
-    assert results(train(config, moved)) == results(trained.result)
-    assert not (tmp_path / "before").exists()
+    """The best checkpoint stays the best: here the first, as both validations have the same error.
+
+    Rows of ``metrics.csv`` that were written after the checkpoint, as before a kill, are written again.
+    """
+    directory = Path(shutil.copytree(interrupted, tmp_path / "moved"))
+    with (directory / "metrics.csv").open("a", newline="") as file:
+        csv.DictWriter(file, list(curves(directory)[0])).writerow({"step": 7, "epoch": 1, "val/error": 12.5})
+    assert results(train(tiny("train.resume=true", *NO_PICTURES), directory)) == results(trained.result)
+    assert curves(directory) == curves(trained.directory)
 
 
+@pytest.mark.xdist_group("interrupted")
 def test_ckpt_of_the_same_configuration_continues_in_its_own_directory(
-    trained: Trained, tiny: Tiny, monkeypatch: pytest.MonkeyPatch
+    trained: Trained, interrupted: Path, tiny: Tiny
 ) -> None:
     config = tiny(*NO_PICTURES)
-    directory = runs.directories.choose_directory(config, "capsnet-mnist")
-    directory.parent.mkdir()
-    with pytest.raises(command.InterruptError):
-        run(config, directory, monkeypatch, SignalAt(5))
+    directory = Path(shutil.copytree(interrupted, runs.directories.choose_directory(config, "capsnet-mnist")))
     config.ckpt = str(directory / "checkpoints" / "last.ckpt")
     assert runs.directories.choose_directory(config, "capsnet-mnist") == directory
     assert results(train(config, directory)) == results(trained.result)
     assert curves(directory) == curves(trained.directory)
 
 
-def test_rows_written_after_the_checkpoint_are_written_again(
-    trained: Trained, tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    config = tiny(*NO_PICTURES)
-    with pytest.raises(command.InterruptError):
-        run(config, tmp_path / "run", monkeypatch, SignalAt(5))
-    columns = list(curves(tmp_path / "run")[0])
-    with (tmp_path / "run" / "metrics.csv").open("a", newline="") as file:
-        csv.DictWriter(file, columns).writerow({"step": 7, "epoch": 1, "val/error": 12.5})
-    config.train.resume = True
-    train(config, tmp_path / "run")
-    assert curves(tmp_path / "run") == curves(trained.directory)
+@pytest.mark.parametrize("path", [".", "checkpoints/last.ckpt"], ids=["directory", "file"])
+def test_ckpt_is_a_run_or_a_file(trained: Trained, tiny: Tiny, tmp_path: Path, path: str) -> None:
+    config = tiny("trainer.max_epochs=3", f"ckpt={trained.directory / path}")
+    provenance = checkpoint(trained.directory)["capsule_lab"]["provenance"]
+    found = runs.checkpoints.checkpoint_to_resume(config, tmp_path, provenance)
+    assert found is not None
+    assert found.samefile(trained.directory / "checkpoints" / "last.ckpt")
 
 
-def test_ckpt_of_a_longer_run_continues_in_a_directory_of_its_own(cli: Cli, a_copy: Path, tmp_path: Path) -> None:
-    before = contents(a_copy)
-    ended = cli("train", *TINY, *NO_PICTURES, "trainer.max_epochs=3", f"ckpt={a_copy / 'checkpoints' / 'last.ckpt'}")
-    assert ended.status == 0, ended.err
-    assert contents(a_copy) == before
-    (directory,) = (tmp_path / "runs").iterdir()
-    found = json.loads((directory / "metrics.json").read_text())
-    assert directory.name == f"capsnet-mnist-{found['config_hash']}-continued"
-    assert runs.directories.attempts(found["config_hash"]) == [], "it is no run of that configuration from its start"
-    assert (found["steps"], found["epochs"]) == (12, 3)
-    assert [row["step"] for row in curves(directory) if row["train/loss"]] == ["11"]
-
-
-def test_ckpt_may_be_the_directory_of_a_run(cli: Cli, a_copy: Path, tmp_path: Path) -> None:
-    ended = cli("train", *TINY, *NO_PICTURES, "trainer.max_epochs=3", f"ckpt={a_copy}")
-    assert ended.status == 0, ended.err
-    (directory,) = (tmp_path / "runs").iterdir()
-    assert json.loads((directory / "metrics.json").read_text())["steps"] == 12
-
-
-def test_run_that_began_with_another_ones_weights_resumes_where_it_was(
+def test_ckpt_of_a_shorter_run_continues_in_a_directory_of_its_own(
     a_copy: Path, tiny: Tiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = tiny("trainer.max_epochs=3", f"ckpt={a_copy}", *NO_PICTURES)
+    """And resumes there when it is interrupted."""
+    before = contents(a_copy)
+    config = tiny("trainer.max_epochs=3", f"ckpt={a_copy / 'checkpoints' / 'last.ckpt'}", *NO_PICTURES)
     directory = runs.directories.choose_directory(config, "capsnet-mnist")
-    directory.parent.mkdir()
-    with pytest.raises(command.InterruptError):
+    assert directory.name == f"capsnet-mnist-{runs.directories.config_hash(config)}-continued"
+    with pytest.raises(InterruptError):
         run(config, directory, monkeypatch, SignalAt(10))
     config.train.resume = True
     assert runs.directories.choose_directory(config, "capsnet-mnist") == directory
     seen = Steps()
-    assert run(config, directory, monkeypatch, seen)["steps"] == 12
+    found = run(config, directory, monkeypatch, seen)
     assert seen.found == [11, 12]
+    assert (found["steps"], found["epochs"]) == (12, 3)
+    assert [row["step"] for row in curves(directory) if row["train/loss"]] == ["11"]
+    assert runs.directories.attempts(found["config_hash"]) == [], "it is no run of that configuration from its start"
+    assert contents(a_copy) == before
 
 
 class Steps(Callback):
@@ -378,95 +313,105 @@ class Steps(Callback):
         self.found.append(trainer.global_step)
 
 
-@pytest.mark.parametrize("signum", runs.signals.SIGNALS, ids=lambda signum: signum.name)
 @pytest.mark.parametrize(
-    ("moment", "sentence"),
+    ("moment", "signum", "message"),
     [
-        ("on_sanity_check_start", "stopped before training went on: checkpoints are as they were"),
-        ("on_test_start", "training is complete; the same command with train.resume=true tests again"),
+        ("on_sanity_check_start", signal.SIGUSR1, "stopped before training went on: checkpoints are as they were"),
+        ("on_sanity_check_start", signal.SIGINT, "stopped before training went on: checkpoints are as they were"),
+        ("on_test_start", signal.SIGTERM, "training is complete; the same command with train.resume=true tests again"),
     ],
 )
 def test_signal_when_there_is_nothing_to_save(
-    cli: Cli, a_copy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str, sentence: str, signum: int
+    cli: Cli, a_copy: Path, monkeypatch: pytest.MonkeyPatch, moment: str, signum: signal.Signals, message: str
 ) -> None:
-    """Whatever stops a run while it does not train: a job of SLURM has to go back into the queue then, too."""
+    """A job of SLURM that is stopped while it does not train has to be requeued, too."""
     sent = type("Sent", (Callback,), {moment: lambda *_: signal.raise_signal(signum)})()
     real = build.build_trainer
     monkeypatch.setattr(build, "build_trainer", lambda c, d, *callbacks: real(c, d, sent, *callbacks))
     asked: list[int] = []
     monkeypatch.setattr(command, "requeue", asked.append)
-    words = [*TINY, *NO_PICTURES, "train.resume=true", f"train.directory={a_copy}", "trainer.num_sanity_val_steps=1"]
+    overrides = [
+        *TINY,
+        *NO_PICTURES,
+        "train.resume=true",
+        f"train.directory={a_copy}",
+        "trainer.num_sanity_val_steps=1",
+    ]
     before = {number: signal.getsignal(number) for number in runs.signals.SIGNALS}
-    ended = cli("train", *words)
-    assert (ended.status, ended.err) == (128 + signum, f"capsule_lab: {sentence}\n")
+    ended = cli("train", *overrides)
+    assert (ended.status, ended.err) == (128 + signum, f"capsule_lab: {message}\n")
     assert asked == [signum]
     assert {number: signal.getsignal(number) for number in runs.signals.SIGNALS} == before
 
 
-def test_resuming_what_is_not_there_is_said_aloud(cli: Cli) -> None:
-    ended = cli("train", "debug=smoke", *TINY_CAPSNET, *NO_PICTURES, "train.resume=true")
+def test_resuming_what_is_not_there_is_a_warning(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("capsule_lab.train.train", lambda config, directory: {})
+    ended = cli("train", "debug=smoke", *TINY_CAPSNET, "train.resume=true")
     assert ended.status == 0
     assert "NOTHING TO RESUME for this configuration, in " in ended.out
 
 
-def test_ckpt_of_another_network_is_refused_in_a_sentence(cli: Cli, a_copy: Path, tmp_path: Path) -> None:
-    ended = cli("train", *TINY, "model.channels=8", f"ckpt={a_copy / 'checkpoints' / 'last.ckpt'}")
-    assert ended.status == 2
-    assert re.fullmatch(r"capsule_lab: .*last\.ckpt.*\n", ended.err)
-    assert not (tmp_path / "runs").exists()
+def test_ckpt_of_another_network_is_refused(tiny: Tiny, trained: Trained, tmp_path: Path) -> None:
+    with pytest.raises(RunError, match=r"last\.ckpt holds another network"):
+        train(tiny("model.channels=8", f"ckpt={trained.directory}"), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 # --- what happens in the loop ----------------------------------------------------------------------------------------
 
 
 class Watch(Callback):
-    """Notes something at the start of every training step."""
+    """Notes the learning rate and the length of the run at the start of every training step."""
 
-    def __init__(self, look: Callable[[Any, Any], Any]) -> None:
-        self.look = look
-        self.seen: list[Any] = []
+    def __init__(self) -> None:
+        self.rates: list[float] = []
+        self.lengths: set[int] = set()
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, *_: Any) -> None:
-        self.seen.append(self.look(trainer, pl_module))
+        self.rates.append(trainer.optimizers[0].param_groups[0]["lr"])
+        self.lengths.add(pl_module.total_steps)
 
 
 def test_learning_rate_follows_the_schedule(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    watch = Watch(lambda trainer, _: trainer.optimizers[0].param_groups[0]["lr"])
+    watch = Watch()
     schedule = {"initial": "0.01", "rate": "0.5", "every": "1/2 run", "floor": "0.003"}
     config = tiny(*(f"schedule.learning_rate.{name}={value}" for name, value in schedule.items()), *NO_PICTURES)
-    run(config, tmp_path / "run", monkeypatch, watch)
-    assert watch.seen == pytest.approx([max(0.003, 0.01 * 0.5 ** (step / 4)) for step in range(8)])
+    found = run(config, tmp_path / "run", monkeypatch, watch)
+    assert watch.rates == pytest.approx([max(0.003, 0.01 * 0.5 ** (step / 4)) for step in range(8)])
+    assert watch.lengths == {found["planned_steps"]} == {8}
     logged = [float(row["schedule/learning_rate"]) for row in curves(tmp_path / "run") if row["schedule/learning_rate"]]
     assert logged == pytest.approx([0.005, 0.003])
 
 
 @pytest.mark.parametrize(
-    ("overrides", "steps"),
+    ("overrides", "arguments"),
     [
-        (["trainer.max_epochs=3"], 12),
-        (["trainer.max_steps=6"], 6),
-        (["trainer.max_steps=10"], 10),
-        (["trainer.max_epochs=-1", "trainer.max_steps=6"], 6),
-        (["trainer.limit_train_batches=3"], 6),
-        (["trainer.accumulate_grad_batches=2"], 4),
-        (["trainer.accumulate_grad_batches=3"], 4),
+        (["trainer.max_epochs=3"], {"max_epochs": 3, "max_steps": -1}),
+        (["trainer.max_epochs=3", "trainer.max_steps=6"], {"max_epochs": -1, "max_steps": -1}),
+        (["trainer.max_epochs=-1", "trainer.max_steps=6"], {"max_epochs": -1, "max_steps": -1}),
     ],
     ids=str,
 )
-def test_length_of_the_run_is_known_at_its_start(
-    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, overrides: list[str], steps: int
+def test_steps_are_counted_by_the_module(
+    tiny: Tiny, tmp_path: Path, overrides: list[str], arguments: dict[str, int]
 ) -> None:
-    watch = Watch(lambda _, module: module.total_steps)
-    config = tiny("train.test=none", "trainer.limit_val_batches=0", "callbacks.best=null", *overrides)
-    assert run(config, tmp_path / "run", monkeypatch, watch)["steps"] == steps
-    assert set(watch.seen) == {steps}
+    """With the Trainer's own ``max_steps``, Lightning loses count when it resumes at the end of an epoch."""
+    config = tiny(*overrides)
+    trainer = build.build_trainer(config, tmp_path)
+    assert {name: getattr(trainer, name) for name in arguments} == arguments
+    assert build.build_without_weights(config).max_steps == config.trainer.max_steps
 
 
 @pytest.mark.parametrize(("which", "tested"), [("best", "best"), ("last", "last"), ("none", None)])
-def test_weights_that_are_tested(tiny: Tiny, tmp_path: Path, which: str, tested: str | None) -> None:
-    found = train(tiny(f"train.test={which}", *NO_PICTURES), tmp_path / "run")
-    assert found["weights_tested"] == tested
-    assert bool(found["test"]) is (tested is not None)
+def test_weights_that_are_tested(trained: Trained, which: str, tested: str | None) -> None:
+    path = runs.checkpoints.checkpoint_to_test(which, trained.directory)
+    assert path == (trained.directory / "checkpoints" / f"{tested}.ckpt" if tested else None)
+
+
+def test_run_without_a_test(tiny: Tiny, tmp_path: Path) -> None:
+    found = train(tiny("train.test=none", "trainer.limit_train_batches=1", *NO_PICTURES), tmp_path / "run")
+    assert (found["test"], found["weights_tested"]) == ({}, None)
+    assert "not tested" in summary(found, tmp_path / "run")
 
 
 def not_a_number(step: int, seen: list[int]) -> Callable[..., dict[str, Tensor]]:
@@ -481,34 +426,27 @@ def not_a_number(step: int, seen: list[int]) -> Callable[..., dict[str, Tensor]]
     return terms
 
 
-@pytest.mark.parametrize(("every_minutes", "saved"), [(0, 6), (5, 4)], ids=["saved at every step", "saved before"])
-@pytest.mark.parametrize("every_n_steps", [1, 2, 5])
-def test_loss_that_is_not_a_number_stops_the_run_and_leaves_the_checkpoint_before_it(
-    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, every_minutes: int, saved: int, every_n_steps: int
+def test_loss_that_is_not_finite_stops_the_run_and_leaves_the_checkpoint_before_it(
+    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    guard = f"+callbacks.guard.every_n_steps={every_n_steps}"
-    config = tiny(f"callbacks.last.every_minutes={every_minutes}", guard, "trainer.max_epochs=1", *NO_PICTURES)
-    train(config, tmp_path / "run")
-    config.trainer.max_epochs = 3
-    config.train.resume = True
+    """Although the guard would wait for three more steps, and a checkpoint is due at every step."""
+    config = tiny("callbacks.last.every_minutes=0", "+callbacks.guard.every_n_steps=5", *NO_PICTURES)
     monkeypatch.setattr(CapsNetModule, "loss_terms", not_a_number(6, seen := []))
     with pytest.raises(NonFiniteError, match=r"the margin term of the loss is nan at step 7; try a smaller"):
         train(config, tmp_path / "run")
-    assert max(seen) <= 6 + every_n_steps
-    checkpoint = runs.checkpoints.read(tmp_path / "run" / "checkpoints" / "last.ckpt")
-    assert checkpoint["global_step"] == saved
-    assert all(value.isfinite().all() for value in checkpoint["state_dict"].values())
+    assert max(seen) == 6
+    assert checkpoint(tmp_path / "run")["global_step"] == 6
+    assert all(value.isfinite().all() for value in weights(tmp_path / "run").values())
 
 
-def test_learning_rate_out_of_this_world_ends_in_a_sentence(cli: Cli, tmp_path: Path) -> None:
+def test_learning_rate_that_is_too_large_ends_in_a_message(cli: Cli) -> None:
     ended = cli("train", *TINY, *NO_PICTURES, "schedule.learning_rate.initial=1e30")
     assert ended.status == 2
-    sentence = r"capsule_lab: the \w+ term of the loss is (nan|inf) at step \d; try a smaller learning rate .*\n"
-    assert re.fullmatch(sentence, ended.err)
+    assert re.fullmatch(r"capsule_lab: the \w+ term of the loss is (nan|inf) at step \d; .*\n", ended.err)
 
 
 class Types(Callback):
-    """Notes the number formats of what the network computes in validation."""
+    """Notes the dtypes of what the network computes in validation."""
 
     def __init__(self) -> None:
         self.found: dict[str, torch.dtype] = {}
@@ -528,23 +466,22 @@ class Types(Callback):
         }
 
 
-@pytest.mark.parametrize(("precision", "convolution"), [("bf16-mixed", torch.bfloat16), ("32-true", torch.float32)])
-def test_capsules_are_float32_whatever_the_precision(
-    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, precision: str, convolution: torch.dtype
-) -> None:
+def test_capsules_are_float32_under_bf16(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     types = Types()
-    config = tiny(f"trainer.precision={precision}", "trainer.max_epochs=1", "train.test=none", *NO_PICTURES)
-    assert run(config, tmp_path / "run", monkeypatch, types)["precision"] == precision
+    short = ["trainer.max_epochs=1", "trainer.limit_train_batches=1", "train.test=none", *NO_PICTURES]
+    found = run(tiny("trainer.precision=bf16-mixed", *short), tmp_path / "run", monkeypatch, types)
+    assert found["precision"] == "bf16-mixed"
     capsules = dict.fromkeys(("scores", "poses", "activations"), torch.float32)
-    assert types.found == {"convolution": convolution, **capsules}
+    assert types.found == {"convolution": torch.bfloat16, **capsules}
 
 
 # --- debug=… ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("model", [TINY_CAPSNET, TINY_CNN], ids=["capsnet", "cnn"])
-def test_smoke(cli: Cli, tmp_path: Path, model: list[str]) -> None:
-    ended = cli("train", *model, "debug=smoke", "trainer.accelerator=cpu")
+def test_smoke(cli: Cli, tmp_path: Path) -> None:
+    """From the command line to its last lines; the same command then has nothing to resume."""
+    command_line = [*TINY_CAPSNET, "debug=smoke", "trainer.accelerator=cpu"]
+    ended = cli("train", *command_line)
     assert (ended.status, ended.err) == (0, "")
     (directory,) = (tmp_path / "runs").iterdir()
     found = json.loads((directory / "metrics.json").read_text())
@@ -554,11 +491,17 @@ def test_smoke(cli: Cli, tmp_path: Path, model: list[str]) -> None:
     assert "test error" in ended.out
     assert f"evaluate ckpt=runs/{directory.name}" in ended.out
 
+    before = contents(tmp_path / "runs")
+    again = cli("train", *command_line, "train.resume=true")
+    assert again.status == 0
+    assert f"{directory} is finished already, nothing to resume" in again.out
+    assert contents(tmp_path / "runs") == before
 
-def test_overfit_learns_a_batch_by_heart(tiny: Tiny, tmp_path: Path) -> None:
+
+def test_overfit_reaches_an_error_of_0(tiny: Tiny, tmp_path: Path) -> None:
     wider = ["model.channels=8", "model.primary_types=4", "model.class_dim=8", "trainer.accelerator=cpu"]
     rate = ["schedule=constant", "schedule.learning_rate.value=0.01"]
-    config = command.compose("train", [*wider, *rate, "model.decoder=[8]", "debug=overfit", *NO_PICTURES])
+    config = compose("train", [*wider, *rate, "model.decoder=[8]", "debug=overfit", *NO_PICTURES])
     train(config, tmp_path / "run")
     last = [row for row in curves(tmp_path / "run") if row["train/error"]][-1]
     assert last["step"] == "59"
@@ -569,7 +512,7 @@ def test_overfit_learns_a_batch_by_heart(tiny: Tiny, tmp_path: Path) -> None:
 @pytest.mark.filterwarnings("ignore:Profiler clears events at the end of each cycle")
 def test_profile_leaves_a_table(tmp_path: Path) -> None:
     overrides = ["debug=profile", *TINY_CAPSNET, "trainer.accelerator=cpu", "data.batch_size=8", *NO_PICTURES]
-    assert train(command.compose("train", overrides), tmp_path / "run")["steps"] == 12
+    assert train(compose("train", overrides), tmp_path / "run")["steps"] == 12
     (table,) = (tmp_path / "run").glob("*profile*.txt")
     assert "Self CPU" in table.read_text()
 
@@ -596,11 +539,11 @@ def test_killed_in_the_middle_of_an_epoch_and_resumed_equals_uninterrupted(
     trained: Trained, tiny: Tiny, tmp_path: Path
 ) -> None:
     directory = tmp_path / "run"
-    killer = f"+callbacks.killer={{_target_: tests.runs.test_resume.SignalAt, step: 7, signum: {signal.SIGKILL.value}}}"
+    killer = f"+callbacks.killer={{_target_: tests.helpers.training.SignalAt, step: 7, signum: {signal.SIGKILL.value}}}"
     options = ["callbacks.last.every_minutes=0", f"train.directory={directory}", *NO_PICTURES]
     ended = python("-m", "capsule_lab.train", *TINY, *options, killer, cwd=tmp_path)
     assert ended.status == -signal.SIGKILL, ended.err
-    assert runs.checkpoints.read(directory / "checkpoints" / "last.ckpt")["global_step"] == 6
+    assert checkpoint(directory)["global_step"] == 6
     assert not (directory / "metrics.json").exists()
 
     found = train(tiny("train.resume=true", *options), directory)
@@ -611,24 +554,24 @@ def test_killed_in_the_middle_of_an_epoch_and_resumed_equals_uninterrupted(
 ENDLESS = [*TINY, "trainer.max_epochs=100000", "train.directory=run", *NO_PICTURES]
 
 
-def assert_stopped(ended: Ended, words: list[str], folder: Path, signum: signal.Signals) -> None:
+def assert_stopped(ended: Ended, overrides: list[str], folder: Path, signum: signal.Signals) -> None:
     assert ended.status == 128 + signum
     assert f"{signum.name}: stopping after this step" in ended.out
-    sentence = re.fullmatch(
+    message = re.fullmatch(
         rf"capsule_lab: stopped by {signum.name} at step (\d+), saved in (\S+); to continue exactly: "
         r"(?:python -m )?\S+ (.*)\n",
         ended.err,
     )
-    assert sentence is not None, ended.err
-    assert Path(sentence[2]) == folder / "run" / "checkpoints" / "last.ckpt"
-    assert runs.checkpoints.read(sentence[2])["global_step"] == int(sentence[1])
-    assert shlex.split(sentence[3]) == [*words, "train.resume=true"]
+    assert message is not None, ended.err
+    assert Path(message[2]) == folder / "run" / "checkpoints" / "last.ckpt"
+    assert checkpoint(folder / "run")["global_step"] == int(message[1])
+    assert shlex.split(message[3]) == [*overrides, "train.resume=true"]
     assert not (folder / "run" / "metrics.json").exists()
 
 
-@pytest.mark.parametrize("signum", runs.signals.SIGNALS, ids=lambda signum: signum.name)
-def test_signal_stops_with_a_checkpoint_and_says_how_to_go_on(cli: Cli, tmp_path: Path, signum: signal.Signals) -> None:
-    sender = f"+callbacks.sender={{_target_: tests.runs.test_resume.SignalAt, step: 6, signum: {signum.value}}}"
+def test_signal_stops_with_a_checkpoint_and_says_how_to_go_on(cli: Cli, tmp_path: Path) -> None:
+    signum = signal.SIGINT
+    sender = f"+callbacks.sender={{_target_: tests.helpers.training.SignalAt, step: 6, signum: {signum.value}}}"
     assert_stopped(cli("train", *ENDLESS, sender), [*ENDLESS, sender], tmp_path, signum)
 
 
@@ -662,35 +605,7 @@ def test_two_processes_train_as_one_does(tiny: Tiny, tmp_path: Path) -> None:
     torch.testing.assert_close(weights(tmp_path / "two"), weights(tmp_path / "one"), rtol=0, atol=1e-4)
 
 
-def test_log_of_a_run_ends_with_it(trained: Trained) -> None:
+def test_nothing_is_logged_to_a_run_that_is_over(trained: Trained) -> None:
     before = (trained.directory / "train.log").read_bytes()
     logging.getLogger("capsule_lab").error("of another run")
     assert (trained.directory / "train.log").read_bytes() == before
-
-
-def test_time_left_is_not_more_than_max_time_leaves(
-    tiny: Callable[..., DictConfig], tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seconds = itertools.count(step=1000)
-    monkeypatch.setattr("capsule_lab.callbacks.progress.time", SimpleNamespace(monotonic=lambda: next(seconds)))
-    with caplog.at_level(logging.INFO, "capsule_lab"):
-        train(tiny("trainer.max_epochs=2", "trainer.max_time=00:00:10:00", *NO_PICTURES), tmp_path / "run")
-    lines = [record.getMessage() for record in caplog.records if record.name == "capsule_lab.callbacks.progress"]
-    left = [line.partition("time left ")[2] for line in lines if " step 8/8 " not in line]
-    assert left
-    assert [text for text in left if not text.startswith(("0:10:00", "0:09:"))] == []
-
-
-def test_a_long_epoch_has_a_line_now_and_then(
-    tiny: Callable[..., DictConfig], tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seconds = itertools.count(step=25)  # a batch takes several looks at the clock
-    monkeypatch.setattr("capsule_lab.callbacks.progress.time", SimpleNamespace(monotonic=lambda: next(seconds)))
-    with caplog.at_level(logging.INFO, "capsule_lab"):
-        train(
-            tiny("trainer.max_epochs=1", "callbacks.confusion=null", "callbacks.reconstructions=null"), tmp_path / "run"
-        )
-    lines = [record.getMessage() for record in caplog.records if record.name == "capsule_lab.callbacks.progress"]
-    within, end = lines[:-1], lines[-1]
-    assert re.match(r"epoch 0  step [123]/4  loss 0\.\d+  time left \d", within[0])
-    assert "val/error" in end

@@ -3,9 +3,9 @@
 from capsule_lab.callbacks.checkpoints import AtomicCheckpointIO, BestCheckpoint, EmbedConfig, LastCheckpoint
 from capsule_lab.callbacks.csv_logger import MetricsTable
 from capsule_lab.callbacks.figures import ConfusionMatrix, Reconstructions
-from capsule_lab.callbacks.loggers import MLflow, close, tell_loggers
+from capsule_lab.callbacks.loggers import MLflow, close_loggers, log_run_facts
 from capsule_lab.callbacks.monitoring import NonFiniteError, NonFiniteGuard, RoutingStats
-from capsule_lab.callbacks.progress import ProgressBar, ProgressLines, progress
+from capsule_lab.callbacks.progress import ProgressBar, ProgressLines, progress_callback
 
 __all__ = [
     "AtomicCheckpointIO",
@@ -21,7 +21,7 @@ __all__ = [
     "ProgressLines",
     "Reconstructions",
     "RoutingStats",
-    "close",
-    "progress",
-    "tell_loggers",
+    "close_loggers",
+    "log_run_facts",
+    "progress_callback",
 ]

@@ -1,13 +1,10 @@
-"""Checkpoints: written whole, carrying their configuration, kept up to date when a signal stops the run."""
+"""Checkpoints: written atomically, with their configuration inside, up to date when a signal stops the run."""
 
 from __future__ import annotations
 
-import logging
 import signal
-import threading
 import time
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import lightning as L
@@ -17,18 +14,17 @@ from lightning.pytorch.callbacks import Callback, Checkpoint, ModelCheckpoint
 from omegaconf import DictConfig
 
 from capsule_lab.atomic import atomically
+from capsule_lab.callbacks.stop_signals import StopSignals
 from capsule_lab.environment import command_line
 from capsule_lab.errors import InterruptError
+from capsule_lab.lightning_internals import relocated_state, validation_follows
 from capsule_lab.runs.checkpoints import embed
-from capsule_lab.runs.results import split_metrics
-from capsule_lab.runs.signals import SIGNALS
+from capsule_lab.runs.results import numbers
 from capsule_lab.types import DataSpec
-
-log = logging.getLogger(__name__)
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
-    """Writes a checkpoint beside its target and renames it; Lightning's own may leave a torn file."""
+    """Writes a checkpoint whole or not at all; Lightning's own may leave a truncated file."""
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None) -> None:
         target = Path(path)
@@ -70,12 +66,12 @@ class EmbedConfig(Callback):
 
     def on_load_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
         if trainer.state.fn != "fit":
-            return  # the weights to test may be older than the training was
+            return  # of a test, whose weights may be older than the end of training
         self.seconds_before = checkpoint["capsule_lab"]["seconds"]
         self.val = checkpoint["capsule_lab"]["val"]
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self.val = split_metrics(trainer.logged_metrics, "val")
+        self.val = numbers(trainer.logged_metrics, "val")
 
 
 class BestCheckpoint(ModelCheckpoint):
@@ -94,21 +90,20 @@ class BestCheckpoint(ModelCheckpoint):
         super().setup(trainer, pl_module, stage)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """A run that was moved still knows its best; one that goes on elsewhere starts without."""
+        """A run that was moved still knows its best; one that continues in another directory starts without."""
         best = Path(str(self.dirpath)) / "best.ckpt"
-        if not best.is_file():
-            return
-        paths = ("best_model_path", "kth_best_model_path", "last_model_path")
-        here = {name: str(best) if state_dict.get(name) else "" for name in paths}
-        scores = {str(best): score for score in state_dict["best_k_models"].values()}
-        super().load_state_dict({**state_dict, **here, "dirpath": self.dirpath, "best_k_models": scores})
+        if best.is_file():
+            super().load_state_dict(relocated_state(state_dict, str(best), str(self.dirpath)))
 
 
 class LastCheckpoint(Checkpoint):
     """Keeps ``checkpoints/last.ckpt``, and leaves it up to date when a signal stops the run.
 
-    Ctrl-C, SIGTERM and SIGUSR1 stop after the current step, or after the validation pass that is under way, so that the
-    run continues exactly. A second signal stops at once.
+    A run that resumes from it continues exactly. A checkpoint therefore lies between two optimizer steps with no
+    validation between them, or behind a whole epoch: not where gradients are accumulated, as they are not in a
+    checkpoint, and not between a step and its validation, which a resumed run would leave out. A signal waits until
+    then. ``InterruptError`` is raised after a step or before the next epoch, not at the end of one, as Lightning logs
+    its metrics after that hook.
 
     Args:
         every_minutes: how old the checkpoint may become.
@@ -116,52 +111,51 @@ class LastCheckpoint(Checkpoint):
 
     def __init__(self, every_minutes: float = 5.0) -> None:
         self.every_minutes = every_minutes
-        self.received: int | None = None
+        self.signals = StopSignals()
         self.stopping = False
         self.saved_at = 0.0
-        self.before: dict[int, Any] = {}
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self.saved_at = time.monotonic()
-        if threading.current_thread() is threading.main_thread():
-            self.before = {number: signal.signal(number, self._note) for number in SIGNALS}
+        self.signals.install()
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        between = not trainer.is_last_batch and not _validation_follows(trainer, batch_idx)
-        if between and (batch_idx + 1) % trainer.accumulate_grad_batches == 0:  # gradients are not in a checkpoint
-            self._save_if_due(trainer, 60 * self.every_minutes)  # 60 s a minute
-            self._stop_if_asked(trainer)
+        is_between = not trainer.is_last_batch and not validation_follows(trainer, batch_idx)
+        if is_between and (batch_idx + 1) % trainer.accumulate_grad_batches == 0:
+            self._save_if_due(trainer, 60 * self.every_minutes)
+            self._stop_if_requested(trainer)
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._save_if_due(trainer, 60 * min(self.every_minutes, 0.5))  # ours: sooner, the epoch is complete
 
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._stop_if_asked(trainer)  # not at the end of the epoch, whose metrics are logged only after that hook
+        self._stop_if_requested(trainer)
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._restore()
+        self.signals.restore()
         self._save(trainer)
-        self._stop_if_asked(trainer)
+        self._stop_if_requested(trainer)
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
-        self._restore()
+        self.signals.restore()
 
-    def _save_if_due(self, trainer: L.Trainer, oldest: float) -> None:
-        asked, due = self.received is not None, time.monotonic() - self.saved_at > oldest
-        if trainer.world_size > 1:  # all or none
-            if not trainer.is_last_batch and trainer.global_step % 10:  # ours: not a conversation at every step
+    def _save_if_due(self, trainer: L.Trainer, seconds: float) -> None:
+        """Save if a signal came, or the last checkpoint is older; all processes or none."""
+        requested, due = self.signals.received is not None, time.monotonic() - self.saved_at > seconds
+        if trainer.world_size > 1:
+            if not trainer.is_last_batch and trainer.global_step % 10:  # ours: seldom enough to cost nothing
                 return
-            asked = trainer.strategy.reduce_boolean_decision(asked, all=False)
+            requested = trainer.strategy.reduce_boolean_decision(requested, all=False)
             due = trainer.strategy.reduce_boolean_decision(due, all=False)
-        self.stopping = asked
-        if asked or due:
+        self.stopping = requested
+        if requested or due:
             self._save(trainer)
 
-    def _stop_if_asked(self, trainer: L.Trainer) -> None:
+    def _stop_if_requested(self, trainer: L.Trainer) -> None:
         if self.stopping:
-            signum = self.received or signal.SIGTERM
+            signum = self.signals.received or signal.SIGTERM  # another process may have got it
             raise InterruptError(
                 f"stopped by {signal.Signals(signum).name} at step {trainer.global_step}, saved in "
                 f"{self._path(trainer)}; to continue exactly: {command_line('train.resume=true')}",
@@ -174,21 +168,3 @@ class LastCheckpoint(Checkpoint):
 
     def _path(self, trainer: L.Trainer) -> Path:
         return Path(trainer.default_root_dir) / "checkpoints" / "last.ckpt"
-
-    def _note(self, signum: int, frame: FrameType | None) -> None:
-        if self.received is not None:
-            self._restore()
-            raise InterruptError("stopped at once; train.resume=true continues from the last checkpoint", signum)
-        self.received = signum
-        log.warning("%s: stopping after this step; once more to stop at once", signal.Signals(signum).name)
-
-    def _restore(self) -> None:
-        for number, handler in self.before.items():
-            signal.signal(number, handler)
-        self.before = {}
-
-
-def _validation_follows(trainer: L.Trainer, batch_idx: int) -> bool:
-    """A checkpoint written between a step and the validation after it would resume without that validation."""
-    index = batch_idx if trainer.check_val_every_n_epoch is not None else trainer.fit_loop.total_batch_idx
-    return trainer.enable_validation and (index + 1) % (trainer.val_check_batch or 1) == 0

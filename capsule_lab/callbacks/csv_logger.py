@@ -1,4 +1,4 @@
-"""The run's own table of metrics."""
+"""The metrics of a run as a CSV file."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any
 from lightning.fabric.utilities.rank_zero import rank_zero_only
 from lightning.pytorch.loggers.logger import Logger
 
-from capsule_lab.runs.files import write_text
+from capsule_lab.atomic import atomically
 
 
 class MetricsTable(Logger):
-    """``metrics.csv``: one row per logging call, written whole or not at all, continued by a resumed run.
+    """``metrics.csv``: one row per logging call, written atomically, continued by a resumed run.
 
     Lightning's ``CSVLogger`` deletes the file of the run that is resumed. Here, rows that the interrupted run
     wrote after its last checkpoint are dropped when the same steps are logged again.
@@ -65,7 +65,8 @@ class MetricsTable(Logger):
         writer = csv.DictWriter(text, ["epoch", "step", *names], lineterminator="\n")
         writer.writeheader()
         writer.writerows(self.rows)
-        write_text(self.file, text.getvalue())
+        with atomically(self.file) as temporary:
+            temporary.write_text(text.getvalue())
         self.changed = False
 
     @rank_zero_only

@@ -1,4 +1,4 @@
-"""Dashboards: what every one of them is told about a run, and MLflow's, where a resumed run goes on."""
+"""Loggers of other packages: what each records about a run, and MLflow, where a resumed run continues."""
 
 from __future__ import annotations
 
@@ -15,41 +15,41 @@ from lightning.pytorch.loggers import MLFlowLogger, WandbLogger
 from lightning.pytorch.loggers.logger import rank_zero_experiment
 from omegaconf import DictConfig
 
-from capsule_lab.config import to_container
-from capsule_lab.runs.files import write_text
+from capsule_lab.atomic import atomically
+from capsule_lab.runs import plain
 
-_LONGEST_TAG = 64  # characters; W&B's limit
+_LONGEST_TAG = 64  # characters, at most, in W&B
 _PORTS = {"http": 80, "https": 443}
 
 
-def labels(config: DictConfig, provenance: dict[str, Any]) -> dict[str, str]:
-    """By what runs are told apart: model, data, routing if there is any, and whether the data is real."""
+def run_tags(config: DictConfig, provenance: dict[str, Any]) -> dict[str, str]:
+    """Model, data, routing if there is any, and whether the data is real."""
     targets = {"model": config.model, "data": config.data, "routing": config.model.get("routing")}
     named = {key: node["_target_"].rpartition(".")[2] for key, node in targets.items() if node is not None}
     return {**named, "data": named["data"].removesuffix("DataModule"), "source": str(provenance["source"])}
 
 
 @rank_zero_only
-def tell_loggers(loggers: Iterable[Any], config: DictConfig, provenance: dict[str, Any]) -> None:
+def log_run_facts(loggers: Iterable[Any], config: DictConfig, provenance: dict[str, Any]) -> None:
     """Configuration, provenance and tags, to every logger that keeps such things."""
-    known = labels(config, provenance)
+    tags = run_tags(config, provenance)
     for logger in loggers:
         logger.log_hyperparams({"config": to_container(config), "provenance": provenance})
         if isinstance(logger, WandbLogger):
             run = logger.experiment
-            words = filter(None, [*(run.tags or ()), *known.values(), run.group])
-            run.tags = list(dict.fromkeys(word[:_LONGEST_TAG] for word in words))
+            names = filter(None, [*(run.tags or ()), *tags.values(), run.group])
+            run.tags = list(dict.fromkeys(name[:_LONGEST_TAG] for name in names))
         elif isinstance(logger, MLFlowLogger):
-            for key, value in known.items():
+            for key, value in tags.items():
                 logger.experiment.set_tag(logger.run_id, key, value)
 
 
-def close(loggers: Iterable[Any], *, failed: bool) -> None:
-    """End what would otherwise flow into the next run of the same process: W&B keeps one run open.
+def close_loggers(loggers: Iterable[Any], *, failed: bool) -> None:
+    """End the run of every logger; W&B would log the next run of the same process into the same one.
 
     Args:
         loggers: of the trainer.
-        failed: whether the run ended with an error, which dashboards show.
+        failed: whether the run ended with an error, which W&B and MLflow show.
     """
     for logger in loggers:
         logger.finalize("failed" if failed else "success")
@@ -60,13 +60,13 @@ def close(loggers: Iterable[Any], *, failed: bool) -> None:
 
 
 class MLflow(MLFlowLogger):
-    """A run on an MLflow server. One that is resumed goes on in the same, whose id lies in its directory.
+    """A run on an MLflow server. A resumed run continues there: its id is in ``mlflow_run`` of its directory.
 
     Args:
         save_dir: the run's directory.
         name: shown for the run.
         tracking_uri: of the server, http://….
-        experiment: what MLflow calls the runs that it lists together.
+        experiment: the MLflow experiment, which lists runs together.
         group: the table that the run belongs to, a tag.
         job_type: the row of that table, a tag.
 
@@ -85,9 +85,10 @@ class MLflow(MLFlowLogger):
     ) -> None:
         if find_spec("mlflow") is None:
             raise ValueError("logger=mlflow needs mlflow, which is not installed: pip install 'capsule-lab[mlflow]'")
-        _knock(tracking_uri)
+        _check_server(tracking_uri)
         self.file = Path(save_dir) / "mlflow_run"
         self.continues = self.file.is_file()
+        self.tracking_uri, self.experiment_name, self.opened = tracking_uri, experiment, False
         super().__init__(
             experiment_name=experiment,
             run_name=name,
@@ -100,32 +101,34 @@ class MLflow(MLFlowLogger):
     @rank_zero_experiment
     def experiment(self) -> Any:
         """The client, after it has opened the run."""
-        if self._initialized:
+        if self.opened:
             return super().experiment
         import mlflow
 
-        mlflow.set_tracking_uri(self._tracking_uri)
-        mlflow.set_experiment(self._experiment_name)  # Lightning's own way fails when two runs create it at once
+        mlflow.set_tracking_uri(self.tracking_uri)
+        mlflow.set_experiment(self.experiment_name)  # Lightning's own way fails when two runs create it at once
         client = super().experiment
-        write_text(self.file, str(self._run_id))
-        client.update_run(self._run_id, status="RUNNING")  # again, if it had ended
+        self.opened = True  # run_id asks for the client
+        with atomically(self.file) as temporary:
+            temporary.write_text(str(self.run_id))
+        client.update_run(self.run_id, status="RUNNING")  # again, if it had ended
         return client
 
     @rank_zero_only
     def log_hyperparams(self, params: Any) -> None:
-        """As parameters once, which MLflow lets nobody change; as a file, so that it says what was changed since."""
+        """As parameters, which MLflow does not let change, and as a file, which a resumed run replaces."""
         self.experiment.log_dict(self.run_id, params, "config.json")
         if not self.continues:
             super().log_hyperparams(params)
 
 
-def _knock(uri: str) -> None:
-    """MLflow itself would ask a server that is not there for minutes."""
+def _check_server(uri: str) -> None:
+    """Try to connect; MLflow itself would retry for minutes."""
     parts = urlsplit(uri)
     if parts.scheme not in _PORTS:
         return
     try:
-        socket.create_connection((str(parts.hostname), parts.port or _PORTS[parts.scheme]), timeout=10).close()  # ours
+        socket.create_connection((str(parts.hostname), parts.port or _PORTS[parts.scheme]), timeout=10).close()
     except OSError as error:
         raise ValueError(
             f"no MLflow server answers at {uri} ({error}); start one (mlflow server --backend-store-uri "

@@ -1,4 +1,4 @@
-"""Progress: how far, how well, how long to go."""
+"""Progress of a run on the terminal: steps, metrics, remaining time."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 
 class _TimeLeft:
-    """Remaining time of the whole run, from the pace of this one, or what trainer.max_time leaves."""
+    """Remaining time of the whole run, from the speed so far, or what trainer.max_time leaves."""
 
     def start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         assert isinstance(pl_module, AbstractCapsuleModule)
@@ -56,10 +56,10 @@ class ProgressLines(Callback):
     """One line per epoch with its metrics and the remaining time, where the output is no terminal.
 
     Args:
-        seconds: an epoch that takes longer has a line of its own every so often.
+        seconds: within an epoch that takes longer, a line at this interval.
     """
 
-    def __init__(self, seconds: float = 60.0) -> None:  # ours: a log that is silent for longer looks dead
+    def __init__(self, seconds: float = 60.0) -> None:  # ours: a log without a line for longer looks like a crash
         self.seconds = seconds
         self.left = _TimeLeft()
         self.last = 0.0
@@ -94,6 +94,6 @@ class ProgressLines(Callback):
             )  # fmt: skip
 
 
-def progress() -> Callback:
+def progress_callback() -> Callback:
     """The bar on a terminal, lines elsewhere."""
     return ProgressBar() if sys.stdout.isatty() else ProgressLines()

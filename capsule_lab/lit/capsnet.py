@@ -8,6 +8,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from capsule_lab.errors import check_choice
 from capsule_lab.functional import predictions_by_label
 from capsule_lab.lit.base import AbstractCapsuleModule
 from capsule_lab.networks import CapsNet
@@ -16,16 +17,14 @@ from capsule_lab.types import Batch, CapsuleOutput
 
 class CapsNetModule(AbstractCapsuleModule):
     """Classification plus reconstruction from the true class's capsule (Sabour 2017, sections 3 and 4.1).
-
-    An image of several digits is decoded once for each, with the same weights, against that digit alone, and the terms
-    are added (section 6).
+    An image of several digits is decoded once for each, against that digit alone, and the terms are added (section 6).
 
     Args:
         network: a ``CapsNet``, with or without decoder.
         reconstruction: ``(reconstruction, images) -> scalar``; ``None`` trains without.
-        decode_at_test: the capsule that is decoded outside of training: that of the ``"prediction"`` (paper)
-            or of the ``"label"`` (official code). Of several predictions, those that are labels are compared with
-            their own digits, and the others, in the order of their scores, with the digits that are left.
+        decode_at_test: the capsule that is decoded outside of training, that of the ``"prediction"`` (paper) or of the
+            ``"label"`` (official code). Of several predictions, those that are labels are compared with their own
+            digits, the others, in the order of their scores, with the digits that are left.
         **options: see ``AbstractCapsuleModule``.
 
     Raises:
@@ -43,8 +42,7 @@ class CapsNetModule(AbstractCapsuleModule):
         **options: Any,
     ) -> None:
         super().__init__(network, **options)
-        if decode_at_test not in ("prediction", "label"):
-            raise ValueError(f"decode_at_test is {decode_at_test!r}; expected 'prediction' or 'label'")
+        check_choice("decode_at_test", decode_at_test, ("prediction", "label"))
         self.reconstruction = reconstruction
         self.decode_at_test = decode_at_test
 
@@ -54,8 +52,8 @@ class CapsNetModule(AbstractCapsuleModule):
             labels = batch.labels.reshape(len(batch.images), -1)  # [b label]
             by_label = self.training or self.decode_at_test == "label"
             classes = labels if by_label else predictions_by_label(output.scores, labels)
-            targets = batch.images.unsqueeze(1) if batch.parts is None else batch.parts
-            decoded = [self.network.reconstruct(output, each) for each in classes.unbind(1)]
-            losses = [self.reconstruction(*pair) for pair in zip(decoded, targets.unbind(1), strict=True)]
+            targets = batch.images.unsqueeze(1) if batch.parts is None else batch.parts  # [b label c h w]
+            pairs = zip(classes.unbind(1), targets.unbind(1), strict=True)
+            losses = [self.reconstruction(self.network.reconstruct(output, each), target) for each, target in pairs]
             terms["reconstruction"] = torch.stack(losses).sum()
         return terms

@@ -15,7 +15,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig
 
 from capsule_lab import runs
-from capsule_lab.build import check
+from capsule_lab.check import check
 from capsule_lab.config import compose, user_message
 from capsule_lab.errors import TableError
 from capsule_lab.runs import lock

@@ -40,7 +40,7 @@ def test_without_mlflow_it_says_what_to_install(cli: Cli, monkeypatch: pytest.Mo
     assert not Path("runs").exists()
 
 
-def test_server_that_does_not_answer_is_one_sentence(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_server_that_does_not_answer_is_named(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loggers, "find_spec", lambda name: name)
     uri = f"http://127.0.0.1:{free_port()}"
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
@@ -63,10 +63,10 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     if program is None:
         pytest.skip("there is no mlflow command to start a server with")
     folder, port = tmp_path_factory.mktemp("mlflow"), free_port()
-    words = [program, "server", "--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
-    words += ["--backend-store-uri", "sqlite:///ml.db", "--artifacts-destination", "art"]
+    command = [program, "server", "--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
+    command += ["--backend-store-uri", "sqlite:///ml.db", "--artifacts-destination", "art"]
     log = folder / "server.log"
-    with log.open("w") as out, subprocess.Popen(words, cwd=folder, stdout=out, stderr=out) as server:
+    with log.open("w") as out, subprocess.Popen(command, cwd=folder, stdout=out, stderr=out) as server:
         try:
             wait_for(f"http://127.0.0.1:{port}/health", server, log)
             yield f"http://127.0.0.1:{port}"
@@ -123,8 +123,8 @@ def test_run_has_results_parameters_tags_and_pictures(tiny: Tiny, tmp_path: Path
 def test_resumed_run_goes_on_in_the_same(
     tiny: Tiny, tmp_path: Path, client: Any, found, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    directory, words = tmp_path / "run", ["logger=mlflow", *NO_PICTURES]
-    train(tiny("trainer.max_epochs=1", *words), directory)
+    directory, overrides = tmp_path / "run", ["logger=mlflow", *NO_PICTURES]
+    train(tiny("trainer.max_epochs=1", *overrides), directory)
     seen: list[str] = []
     open_run = MLflow.log_hyperparams
 
@@ -133,14 +133,14 @@ def test_resumed_run_goes_on_in_the_same(
         seen.append(client.get_run(self.run_id).info.status)
 
     monkeypatch.setattr(MLflow, "log_hyperparams", look)
-    train(tiny("trainer.max_epochs=2", f"ckpt={directory}", *words), directory)
+    train(tiny("trainer.max_epochs=2", f"ckpt={directory}", *overrides), directory)
     (run,) = found()
     assert (seen, run.info.status) == (["RUNNING"], "FINISHED")
     steps = [metric.step for metric in client.get_metric_history(run.info.run_id, "val/error")]
     assert len(steps) == 2
     assert steps == sorted({*steps})
-    told = client.download_artifacts(run.info.run_id, "config.json", str(tmp_path))
-    assert '"max_epochs": 2' in Path(told).read_text(), "parameters cannot change, so a file says what holds now"
+    path = client.download_artifacts(run.info.run_id, "config.json", str(tmp_path))
+    assert '"max_epochs": 2' in Path(path).read_text(), "parameters cannot change, so a file says what holds now"
 
 
 @of_a_server

@@ -12,14 +12,14 @@ import torch
 from omegaconf import DictConfig
 from torch import Tensor, nn
 
-from capsule_lab import runs
-from capsule_lab.callbacks import RoutingStats
+from capsule_lab.build import build_data
+from capsule_lab.callbacks import NonFiniteError, NonFiniteGuard, RoutingStats
 from capsule_lab.callbacks.monitoring import layer_statistics
 from capsule_lab.networks import AbstractCapsuleNetwork, BaselineCNN, CapsNet, EMCaps
 from capsule_lab.train import train
 from capsule_lab.types import Batch, CapsuleOutput, Capsules, OnIteration, RoutingTrace
 from tests.helpers.commands import NO_PICTURES, TINY_CAPSNET, python
-from tests.runs.test_resume import curves
+from tests.helpers.training import curves, trained_module
 
 Tiny = Callable[..., DictConfig]
 TINY_EM_CAPS = [
@@ -35,54 +35,53 @@ NETWORKS: dict[str, Callable[[], AbstractCapsuleNetwork]] = {
 }
 
 
+STATISTICS = ("activation", "dead", "coupling")
+
+
 def quantities(layers: list[str]) -> set[str]:
     """Names of what is logged of a network with these layers."""
     of_layers = {f"val/{what}_{layer}" for layer in layers for what in ("activation", "activation_std", "dead")}
     return of_layers | {"val/coupling_entropy", "val/dead_capsules"}
 
 
-# --- in a run --------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("compiled", [False, True], ids=["", "compiled"])
-@pytest.mark.parametrize("name", LAYERS)
-def test_a_run_logs_every_layer_at_every_validation(
-    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, compiled: bool
-) -> None:
-    made: list[Compiled] = []
-    monkeypatch.setattr(nn.Module, "compile", lambda self: made.append(Compiled(self)))
-    model, layers = LAYERS[name]
-    short = ["trainer.limit_train_batches=1", "data.eval_batch_size=20", "train.test=none", *NO_PICTURES]
-    train(tiny(f"module.compile={compiled}", "trainer.precision=32-true", *short, model=model), tmp_path / "run")
-    assert [each.calls for each in made] == ([4] if compiled else [])  # two epochs of one step and one validation
-    rows = [row for row in curves(tmp_path / "run") if row["val/error"]]
-    logged = {key for key in rows[0] if key.startswith("val/")}
-    assert {key for key in logged if "activation" in key or "dead" in key or "coupling" in key} == quantities(layers)
-    values = [[float(row[key]) for row in rows] for key in sorted(quantities(layers))]
-    assert [len(each) for each in values] == [2] * len(values)
-    assert float(rows[-1]["val/activation_primary"]) > 0
+# --- RoutingStats in a run -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", LAYERS)
-def test_numbers_of_a_run_are_those_of_its_first_validation_images(tiny: Tiny, tmp_path: Path, name: str) -> None:
+def test_statistics_of_a_run_are_those_of_its_first_validation_images(tiny: Tiny, tmp_path: Path, name: str) -> None:
     model, layers = LAYERS[name]
     few = ["trainer.max_epochs=1", "data.eval_batch_size=20", "+callbacks.routing_stats.images=7", "train.test=none"]
     config = tiny("trainer.precision=32-true", *few, *NO_PICTURES, model=model)
     train(config, tmp_path / "run")
     (row,) = [row for row in curves(tmp_path / "run") if row["val/error"]]
+    logged = {key for key in row if key.startswith("val/") and any(word in key for word in STATISTICS)}
+    assert logged == quantities(layers)
+    assert float(row["val/activation_primary"]) > 0
 
-    module = runs.open(tmp_path / "run" / "checkpoints" / "last.ckpt").module
-    from capsule_lab.build import build_data
-
+    module = trained_module(tmp_path / "run" / "checkpoints" / "last.ckpt")
     data = build_data(config)
     data.setup("fit")
     batch = next(iter(data.val_dataloader()))
     images = data.on_after_batch_transfer(batch, 0).images[:7]
     with torch.no_grad():
         expected = layer_statistics(module.network, images)
-    assert {f"val/{key}" for key in expected} == quantities(layers) - {"val/dead_capsules"}
-    found = {key: float(row[f"val/{key}"]) for key in expected}
-    assert found == pytest.approx({key: value.item() for key, value in expected.items()}, rel=1e-4, abs=1e-6)
+    found = {f"val/{key}": float(row[f"val/{key}"]) for key in expected}
+    expected = {f"val/{key}": value.item() for key, value in expected.items()}
+    assert expected.keys() == logged - {"val/dead_capsules"}
+    assert found == pytest.approx(expected, rel=1e-4, abs=1e-6)
+
+
+def test_statistics_of_a_compiled_run_do_not_compile_again(
+    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of every validation."""
+    compiled: list[Compiled] = []
+    monkeypatch.setattr(nn.Module, "compile", lambda self: compiled.append(Compiled(self)))
+    short = ["trainer.limit_train_batches=1", "data.eval_batch_size=20", "train.test=none", *NO_PICTURES]
+    train(tiny("module.compile=true", "trainer.precision=32-true", *short), tmp_path / "run")
+    assert [each.calls for each in compiled] == [4]  # two epochs of one step and one validation
+    rows = [row for row in curves(tmp_path / "run") if row["val/error"]]
+    assert [row["val/activation_primary"] != "" for row in rows] == [True, True]
 
 
 class Compiled:
@@ -103,11 +102,11 @@ def hooks(network: nn.Module) -> int:
     return sum(len(module._forward_hooks) for module in network.modules())
 
 
-# --- on its own ------------------------------------------------------------------------------------------------------
+# --- RoutingStats on its own -----------------------------------------------------------------------------------------
 
 
 class Layer(nn.Module):
-    """A layer of capsules that are as active as it is told."""
+    """A layer of capsules with given activations."""
 
     def __init__(self, activations: Tensor) -> None:
         super().__init__()
@@ -224,8 +223,8 @@ def test_network_without_capsules_logs_nothing() -> None:
 
 
 @pytest.mark.parametrize("images", [0, -1])
-def test_no_images_are_refused_in_a_sentence(images: int) -> None:
-    with pytest.raises(ValueError, match=f"RoutingStats looks at {images} images; expected 1 or more"):
+def test_no_images_are_refused(images: int) -> None:
+    with pytest.raises(ValueError, match=rf"RoutingStats\.images is {images}; expected 1 or more"):
         RoutingStats(images=images)
 
 
@@ -251,6 +250,43 @@ def test_statistics_leave_a_compiled_network_alone(name: str) -> None:
     torch.testing.assert_close(layer_statistics(network, images), expected)
     assert compiled.calls == 0
 
+
+# --- NonFiniteGuard --------------------------------------------------------------------------------------------------
+
+
+def guarded(callback: NonFiniteGuard, first: int, steps: int, device: str = "cpu") -> int:
+    """The step after which training stops, if the margin is not a number from step ``first`` on."""
+    lit: Any = SimpleNamespace(device=torch.device(device))
+    for step in range(1, steps + 1):
+        nan = float("nan") if step >= first else 1.0
+        terms = {name: torch.tensor(value) for name, value in (("loss", nan), ("margin", nan), ("l2", 0.1))}
+        trainer: Any = SimpleNamespace(global_step=step)
+        try:
+            callback.on_train_batch_end(trainer, lit, terms, None, 0)
+        except NonFiniteError as error:
+            assert f"the margin term of the loss is nan at step {first};" in str(error)  # noqa: PT017
+            return step
+    return 0
+
+
+@pytest.mark.parametrize(
+    ("every_n_steps", "device", "stopped"),
+    [(1, "cpu", 7), (2, "cpu", 8), (5, "cpu", 10), (None, "cpu", 7), (None, "meta", 50)],
+)
+def test_guard_names_the_term_and_the_first_step(every_n_steps: int | None, device: str, stopped: int) -> None:
+    assert guarded(NonFiniteGuard(every_n_steps), first=7, steps=60, device=device) == stopped
+
+
+@pytest.mark.parametrize("hook", ["on_save_checkpoint", "on_train_end"])
+def test_guard_checks_pending_steps_before_anything_is_saved(hook: str) -> None:
+    callback, arguments = NonFiniteGuard(every_n_steps=5), [None] * (3 if hook == "on_save_checkpoint" else 2)
+    assert guarded(callback, first=2, steps=3) == 0
+    with pytest.raises(NonFiniteError, match="nan at step 2"):
+        getattr(callback, hook)(*arguments)
+    getattr(callback, hook)(*arguments)  # of those steps no more
+
+
+# --- torch.compile ---------------------------------------------------------------------------------------------------
 
 COMPILE = """
 import torch

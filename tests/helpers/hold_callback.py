@@ -31,6 +31,6 @@ class Hold(Callback):
         marker.write_text(json.dumps({"job": this_job(), "pid": os.getpid()}))
         (last,) = (callback for callback in trainer.callbacks if isinstance(callback, LastCheckpoint))
         end = time.monotonic() + 300  # a test that failed leaves nothing behind
-        while last.received is None:
+        while last.signals.received is None:
             assert time.monotonic() < end, "no signal came"
             time.sleep(0.1)

@@ -19,7 +19,7 @@ from capsule_lab.runs import lock
 from capsule_lab.tables.cells import Cell, expand
 from capsule_lab.tables.schema import chosen, read
 from tests.helpers.commands import NO_PICTURES, Ended, python, start
-from tests.runs.test_resume import curves, weights
+from tests.helpers.training import curves, weights
 from tests.tables.test_sweep import contents
 
 MISSING = [name for name in ("slurmctld", "slurmd", "munged", "sbatch") if shutil.which(name) is None]
@@ -116,8 +116,8 @@ def test_table_completes_though_jobs_are_killed_pre_empted_and_out_of_time(tmp_p
     assert uninterrupted.status == 0, uninterrupted.err
     (whole,) = (tmp_path / "direct").glob("capsnet-mnist-*")
     found, expected = (json.loads((path / "metrics.json").read_text()) for path in (directory, whole))
-    assert {key: found[key] for key in ("test", "validation", "steps")} == {
-        key: expected[key] for key in ("test", "validation", "steps")
+    assert {key: found[key] for key in ("test", "val", "steps")} == {
+        key: expected[key] for key in ("test", "val", "steps")
     }
     assert HELD_AT % (found["steps"] / found["epochs"]) != 0, "it was stopped within an epoch"
     assert curves(directory) == curves(whole)

@@ -23,6 +23,7 @@ from capsule_lab.schedules import Constant
 from capsule_lab.train import train
 from capsule_lab.types import Batch
 from tests.helpers.commands import NO_PICTURES, TINY_CNN, TINY_DATA
+from tests.helpers.training import trained_module
 
 Tiny = Callable[..., DictConfig]
 PAIRS = ["data=multimnist", "data.val_pairs=100", "data.test_pairs=60", *NO_PICTURES]
@@ -91,8 +92,7 @@ def test_a_run_reports_pairs_and_single_labels(tmp_path: Path, network: list[str
     for split in ("val", "test"):
         assert 0 <= result[split]["label_error"] <= result[split]["error"] <= 100
     assert result["provenance"]["test_images"] == "60 pairs of 359"
-    lit = runs.open(tmp_path / "run").module
-    assert lit.labels_per_image == 2
+    assert trained_module(tmp_path / "run").metrics.labels_per_image == 2
 
 
 @pytest.mark.usefixtures("unchecked_types")

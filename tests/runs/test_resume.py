@@ -2,92 +2,62 @@
 
 from __future__ import annotations
 
-import csv
+import itertools
 import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from lightning.pytorch.callbacks import Callback
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
-from capsule_lab import build, runs
 from capsule_lab.config import compose
 from capsule_lab.errors import InterruptError
 from capsule_lab.train import train
 from tests.helpers.commands import NO_PICTURES, TINY_CAPSNET, TINY_CNN, TINY_DATA
+from tests.helpers.training import SignalAt, checkpoint, curves, results, run, weights
 
-Whole = tuple[DictConfig, Path, dict[str, Any]]
-STEPS_PER_EPOCH = 4  # 256 images in batches of 64
-BY_EPOCHS = ["trainer.max_epochs=4"]
+Whole = tuple[str, DictConfig, Path, dict[str, Any]]
 BY_STEPS = [
     "trainer.max_epochs=-1",
     "trainer.max_steps=16",
     "trainer.check_val_every_n_epoch=null",
     "trainer.val_check_interval=6",
 ]
+RUNS = {
+    "epochs, capsules": ["trainer.max_epochs=4", *TINY_CAPSNET],
+    "steps, dropout": [*BY_STEPS, *TINY_CNN],
+}
+SAVED_AT = {  # by the step of the signal; an epoch has four steps, 256 images in batches of 64
+    "epochs, capsules": {1: 1, 4: 4, 7: 7},  # the first step, the last of an epoch, within one
+    "steps, dropout": {1: 1, 4: 4, 6: 7, 10: 10},  # after step 6 comes a validation, which would be left out
+}
+
+pytestmark = pytest.mark.xdist_group("resume")
 
 
-class SignalAt(Callback):
-    """Sends a signal to this process at the end of a step."""
-
-    def __init__(self, step: int, signum: int = signal.SIGTERM) -> None:
-        self.step, self.signum = step, signum
-
-    def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
-        if trainer.global_step == self.step:
-            signal.raise_signal(self.signum)
-
-
-def run(config: Any, directory: Path, monkeypatch: pytest.MonkeyPatch, *extra: Callback) -> dict[str, Any]:
-    """``train`` with more callbacks."""
-    real = build.build_trainer
-    with monkeypatch.context() as patch:
-        patch.setattr(build, "build_trainer", lambda c, d, *callbacks: real(c, d, *extra, *callbacks))
-        return train(config, directory)
-
-
-def weights(directory: Path) -> dict[str, torch.Tensor]:
-    return runs.checkpoints.read(directory / "checkpoints" / "last.ckpt")["state_dict"]
-
-
-def curves(directory: Path) -> list[dict[str, str]]:
-    with (directory / "metrics.csv").open(newline="") as file:
-        return list(csv.DictReader(file))
-
-
-LENGTHS = {"epochs, with dropout": (BY_EPOCHS, TINY_CNN), "steps, with dropout": (BY_STEPS, TINY_CNN)}
-LENGTHS["steps, capsules"] = (BY_STEPS, TINY_CAPSNET)
-
-
-@pytest.fixture(scope="module", params=LENGTHS)
+@pytest.fixture(scope="module", params=RUNS)
 def uninterrupted(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Whole:
     """A run from its first to its last step."""
-    length, model = LENGTHS[request.param]
-    config = compose("train", [*model, *TINY_DATA, *length, *NO_PICTURES])
+    config = compose("train", [*TINY_DATA, *RUNS[request.param], *NO_PICTURES])
     directory = tmp_path_factory.mktemp("whole")
-    return config, directory, train(config, directory)
+    return request.param, config, directory, train(config, directory)
 
 
-@pytest.mark.parametrize(
-    ("stop", "signum"),
-    [
-        pytest.param(1, signal.SIGTERM, id="the first step"),
-        pytest.param(4, signal.SIGUSR1, id="the last of an epoch"),
-        pytest.param(6, signal.SIGTERM, id="one before a validation within an epoch"),
-        pytest.param(7, signal.SIGUSR1, id="the middle of an epoch"),
-    ],
-)
-def test_resumed_run_equals_uninterrupted(
-    uninterrupted: Whole, stop: int, signum: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_run_that_is_interrupted_again_and_again_equals_an_uninterrupted_one(
+    uninterrupted: Whole, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config, whole, expected = uninterrupted
-    with pytest.raises(InterruptError, match=rf"^stopped by {signum.name} .*to continue exactly: .*train\.resume=true"):
-        run(config, tmp_path, monkeypatch, SignalAt(stop, signum))
-    found = run(OmegaConf.merge(config, {"train": {"resume": True}}), tmp_path, monkeypatch)
+    name, config, whole, expected = uninterrupted
+    signals = itertools.cycle([signal.SIGTERM, signal.SIGUSR1])
+    for step, expected_step in SAVED_AT[name].items():
+        with pytest.raises(InterruptError, match=r"to continue exactly: .*train\.resume=true") as caught:
+            run(config, tmp_path, monkeypatch, SignalAt(step, signum := next(signals)))
+        assert checkpoint(tmp_path)["global_step"] == expected_step
+        assert caught.value.signum == signum
+        config = config.copy()
+        config.train.resume = True
+    found = train(config, tmp_path)
 
-    assert found["steps"] == expected["steps"]
-    assert {k: found[k] for k in ("test", "val")} == {k: expected[k] for k in ("test", "val")}
+    assert results(found) == results(expected)
     torch.testing.assert_close(weights(tmp_path), weights(whole), rtol=0, atol=0)
     assert curves(tmp_path) == curves(whole)

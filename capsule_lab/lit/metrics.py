@@ -1,0 +1,82 @@
+"""What the training loop measures: means of the loss terms and errors of the predictions, split by split."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torchmetrics import MeanMetric, Metric
+
+from capsule_lab.metrics import ErrorRate, ExactMatchError, LabelError
+
+SPLITS = ("train", "val", "test")
+
+
+class SplitMetrics(nn.ModuleDict):
+    """Metrics by the names under which they are logged, ``<split>/<quantity>``.
+
+    ``train``, ``val`` and ``test`` have ``error``, in percent, and ``label_error`` if images have several labels. Means
+    of loss terms are added with the first batch.
+
+    Args:
+        num_classes: number of classes.
+        labels_per_image: how many different ones every image shows.
+    """
+
+    def __init__(self, num_classes: int, labels_per_image: int) -> None:
+        super().__init__()
+        self.num_classes = num_classes
+        self.labels_per_image = labels_per_image
+        for split in SPLITS:
+            self.add_error(split)
+            if labels_per_image > 1:
+                self[f"{split}/label_error"] = LabelError()
+
+    def add_error(self, split: str, device: torch.device | None = None) -> None:
+        """An empty ``<split>/error`` of another split, such as a part of the test set."""
+        error = ErrorRate(self.num_classes) if self.labels_per_image == 1 else ExactMatchError()
+        self[f"{split}/error"] = error if device is None else error.to(device)
+
+    def update_errors(self, split: str, scores: Tensor, labels: Tensor) -> None:
+        """Count the predictions of one batch."""
+        for name in (f"{split}/error", f"{split}/label_error"):
+            if name in self:
+                self._metric(name).update(scores.detach(), labels)
+
+    def update_means(self, split: str, terms: dict[str, Tensor], images: int) -> None:
+        """Add the scalar terms of one batch, each with the weight of its images."""
+        for name, value in terms.items():
+            # repeated, as torchmetrics ignores weight= with nan_strategy="disable"
+            self._mean(f"{split}/{name}", value.device).update(value.detach().expand(images))
+
+    def of_split(self, split: str) -> list[tuple[str, Metric]]:
+        """Name and metric of all that is measured on ``split``."""
+        return [(name, self._metric(name)) for name in self if name.startswith(f"{split}/")]
+
+    def state_of(self, split: str) -> dict[str, dict[str, Any]]:
+        """What a checkpoint in the middle of an epoch has to hold, by metric."""
+        return {name: dict(metric.metric_state) for name, metric in self.of_split(split)}
+
+    def load_state(self, states: dict[str, dict[str, Any]], device: torch.device) -> None:
+        """Set the states that ``state_of`` gave."""
+        for name, state in states.items():
+            load_metric_state(self._metric(name) if name in self else self._mean(name, device), state)
+
+    def _metric(self, name: str) -> Metric:
+        return cast(Metric, self[name])
+
+    def _mean(self, name: str, device: torch.device) -> Metric:
+        if name not in self:
+            self[name] = MeanMetric(nan_strategy="disable").to(device)  # NonFiniteGuard stops at NaN
+        return self._metric(name)
+
+
+def load_metric_state(metric: Metric, state: dict[str, Any]) -> None:
+    """Set the state of a metric, which is no part of its ``state_dict``.
+
+    Without ``_update_count``, which is private (torchmetrics 1.9.0), ``compute()`` warns that nothing was counted.
+    """
+    for name, value in state.items():
+        setattr(metric, name, value)
+    metric._update_count = 1

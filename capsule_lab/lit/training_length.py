@@ -1,0 +1,32 @@
+"""How many optimizer steps a training run has, known before its first."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+
+def training_length(
+    batches: float, *, accumulate: int = 1, max_epochs: int = -1, max_steps: Iterable[int] = ()
+) -> tuple[int, int]:
+    """Optimizer steps per epoch, and in the whole run, to which schedules scale.
+
+    Args:
+        batches: training batches of an epoch, in one process.
+        accumulate: batches per step; an epoch's last step may have fewer.
+        max_epochs: end of the run in epochs; -1 for none.
+        max_steps: ends of the run in steps, of which the first to come counts; negative ones are none.
+
+    Raises:
+        ValueError: if the run has no end.
+
+    >>> training_length(5, accumulate=2, max_epochs=3, max_steps=[8, -1])
+    (3, 8)
+    """
+    per_epoch = math.ceil(batches / accumulate)
+    limits = [steps for steps in max_steps if steps >= 0]
+    if max_epochs != -1:
+        limits.append(per_epoch * max(max_epochs, 1))
+    if not limits:
+        raise ValueError("the run has no end: set trainer.max_epochs or trainer.max_steps, schedules scale to it")
+    return per_epoch, min(limits)

@@ -1,0 +1,187 @@
+"""Checkpoints, with a trainer that is a record of facts; whole runs are in tests/runs/test_resume.py."""
+
+from __future__ import annotations
+
+import itertools
+import signal
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from capsule_lab.callbacks import AtomicCheckpointIO, EmbedConfig, LastCheckpoint, checkpoints
+from capsule_lab.callbacks.stop_signals import StopSignals
+from capsule_lab.config import compose
+from capsule_lab.errors import InterruptError
+from capsule_lab.runs.signals import SIGNALS
+from capsule_lab.types import DataSpec
+
+PROVENANCE = {"name": "MNIST", "source": "standin"}
+
+
+@pytest.fixture
+def seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A clock that is a second later whenever it is read."""
+    monkeypatch.setattr(checkpoints, "time", SimpleNamespace(monotonic=itertools.count(1000).__next__))
+
+
+# --- EmbedConfig -----------------------------------------------------------------------------------------------------
+
+
+def embed() -> EmbedConfig:
+    return EmbedConfig(compose(), PROVENANCE, DataSpec((1, 28, 28), 10))
+
+
+def trainer_for(stage: str, **metrics: float) -> Any:
+    return SimpleNamespace(state=SimpleNamespace(fn=stage), logged_metrics=metrics)
+
+
+def record_of(callback: EmbedConfig) -> dict[str, Any]:
+    checkpoint: dict[str, Any] = {}
+    callback.on_save_checkpoint(trainer_for("fit"), None, checkpoint)
+    return checkpoint
+
+
+@pytest.mark.usefixtures("seconds")
+def test_training_seconds_add_up_over_interruptions() -> None:
+    first, second, fit = embed(), embed(), trainer_for("fit")
+    first.on_train_start(fit, None)
+    record = record_of(first)
+    second.on_load_checkpoint(fit, None, record)
+    second.on_train_start(fit, None)
+    assert record["capsule_lab"]["seconds"] == 1
+    assert record_of(second)["capsule_lab"]["seconds"] == 2
+    second.on_train_end(fit, None)
+    assert second.seconds == second.seconds == 3  # the clock of a run stands still when it is over
+
+
+@pytest.mark.usefixtures("seconds")
+def test_checkpoint_that_is_tested_changes_nothing() -> None:
+    callback = embed()
+    callback.on_train_start(trainer_for("fit"), None)
+    early = record_of(callback)
+    callback.on_validation_end(trainer_for("fit", **{"val/error": 3.0, "train/error": 4.0}), None)
+    callback.on_train_end(trainer_for("fit"), None)
+    before = callback.seconds, callback.val
+    callback.on_load_checkpoint(trainer_for("test"), None, early)
+    assert (callback.seconds, callback.val) == before
+    assert callback.val == {"error": 3.0}
+
+
+# --- AtomicCheckpointIO ----------------------------------------------------------------------------------------------
+
+
+def test_checkpoint_that_cannot_be_written_leaves_the_earlier_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "checkpoints" / "last.ckpt"
+    AtomicCheckpointIO().save_checkpoint({"step": 1}, path)
+
+    def fill_the_disk(content: Any, partial: Path) -> None:
+        partial.write_bytes(b"half of it")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(torch, "save", fill_the_disk)
+    with pytest.raises(OSError, match="No space left"):
+        AtomicCheckpointIO().save_checkpoint({"step": 2}, path)
+    assert torch.load(path, weights_only=True) == {"step": 1}
+    assert [file.name for file in path.parent.iterdir()] == ["last.ckpt"]
+
+
+# --- LastCheckpoint --------------------------------------------------------------------------------------------------
+
+
+class Trainer(SimpleNamespace):
+    """As much of a Trainer as the callback reads; notes the steps at which it saves."""
+
+    def __init__(self, folder: Path, **changes: Any) -> None:
+        facts = {
+            "default_root_dir": str(folder),
+            "global_step": 0,
+            "is_last_batch": False,
+            "accumulate_grad_batches": 1,
+            "world_size": 1,
+            "check_val_every_n_epoch": 1,
+            "val_check_batch": None,
+            "enable_validation": False,
+        }
+        super().__init__(**{**facts, **changes}, saved=[])
+
+    def save_checkpoint(self, path: Path) -> None:
+        self.saved.append(self.global_step)
+
+
+def train(callback: LastCheckpoint, trainer: Trainer, steps: int) -> None:
+    """The hooks of so many batches of one epoch."""
+    for batch in range(steps):
+        trainer.global_step += 1
+        callback.on_train_batch_end(trainer, None, None, None, batch)
+
+
+@pytest.mark.parametrize(
+    ("facts", "saved"),
+    [
+        ({}, [1, 2, 3, 4]),
+        ({"is_last_batch": True}, []),
+        ({"accumulate_grad_batches": 2}, [2, 4]),
+        ({"enable_validation": True, "val_check_batch": 3}, [1, 2, 4]),
+    ],
+    ids=["between steps", "not before the end of an epoch", "not while accumulating", "not before a validation"],
+)
+@pytest.mark.usefixtures("seconds")
+def test_where_checkpoints_are_saved(tmp_path: Path, facts: dict[str, Any], saved: list[int]) -> None:
+    callback, trainer = LastCheckpoint(every_minutes=0), Trainer(tmp_path, **facts)
+    train(callback, trainer, steps=4)
+    assert trainer.saved == saved
+
+
+@pytest.mark.parametrize(("minutes", "saved"), [(0.05, [4, 8]), (5, [])])
+@pytest.mark.usefixtures("seconds")
+def test_checkpoint_is_as_old_as_it_may_become(tmp_path: Path, minutes: float, saved: list[int]) -> None:
+    """A look at the clock at every step, one more at every save."""
+    callback, trainer = LastCheckpoint(every_minutes=minutes), Trainer(tmp_path)
+    callback.saved_at = 1000 - 1
+    train(callback, trainer, steps=8)
+    assert trainer.saved == saved
+
+
+def end_of_step(callback: LastCheckpoint, trainer: Any, where: str) -> None:
+    """The hooks behind a step within an epoch, the last of an epoch, or the last of the run."""
+    if where == "within an epoch":
+        callback.on_train_batch_end(trainer, None, None, None, 3)
+    callback.on_train_epoch_end(trainer, None)
+    if where == "at its end":
+        callback.on_train_epoch_start(trainer, None)
+    callback.on_train_end(trainer, None)
+
+
+@pytest.mark.parametrize("where", ["within an epoch", "at its end", "in the last one"])
+def test_signal_saves_and_then_stops(tmp_path: Path, where: str) -> None:
+    callback, trainer = LastCheckpoint(), Trainer(tmp_path, global_step=4)
+    callback.on_train_start(trainer, None)
+    signal.raise_signal(signal.SIGTERM)
+    with pytest.raises(InterruptError) as caught:
+        end_of_step(callback, trainer, where)
+    callback.on_exception(trainer, None, caught.value)
+    assert trainer.saved == ([4, 4] if where == "in the last one" else [4])
+    assert caught.value.signum == signal.SIGTERM
+    assert "SIGTERM at step 4" in str(caught.value)
+    assert "train.resume=true" in str(caught.value)
+
+
+# --- StopSignals -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("signum", SIGNALS, ids=lambda signum: signum.name)
+def test_first_signal_is_kept_and_the_second_raises(signum: signal.Signals) -> None:
+    before = {each: signal.getsignal(each) for each in SIGNALS}
+    signals = StopSignals()
+    signals.install()
+    signal.raise_signal(signum)
+    assert signals.received == signum
+    with pytest.raises(InterruptError) as caught:
+        signal.raise_signal(signum)
+    assert caught.value.signum == signum
+    assert {each: signal.getsignal(each) for each in SIGNALS} == before

@@ -1,0 +1,57 @@
+"""LightningModules and batches small enough that a fit takes hundredths of a second."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import lightning as L
+import torch
+from torch import Tensor
+
+from capsule_lab.lit import CapsNetModule, ClassifierModule
+from capsule_lab.losses import margin_loss, spread_loss
+from capsule_lab.networks import BaselineCNN, CapsNet
+from capsule_lab.routing import DynamicRouting
+from capsule_lab.schedules import Constant
+from capsule_lab.types import Batch
+
+RATE = {"learning_rate": Constant(1e-3)}
+
+
+def classifier(loss: Callable[..., Tensor] = spread_loss, **options: Any) -> ClassifierModule:
+    """A CNN of a hundred weights on 4x4 pixels and three classes."""
+    torch.manual_seed(0)
+    network = BaselineCNN((1, 4, 4), 3, channels=(2,), kernel_size=3, hidden=(4,), dropout=0.0)
+    schedule = options.pop("schedule", RATE)
+    return ClassifierModule(network, loss=loss, optimizer=torch.optim.Adam, schedule=schedule, num_classes=3, **options)
+
+
+def capsnet() -> CapsNetModule:
+    """A CapsNet with a decoder on 9x9 pixels and three classes."""
+    torch.manual_seed(0)
+    options = {"channels": 2, "kernel_size": 3, "primary_types": 2, "class_dim": 4, "decoder": (5,)}
+    network = CapsNet((1, 9, 9), 3, routing=DynamicRouting, **options)
+    reconstruction = functools.partial(lambda decoded, images: (decoded - images).square().mean())
+    return CapsNetModule(
+        network, loss=margin_loss, reconstruction=reconstruction, optimizer=torch.optim.Adam, schedule=RATE,
+        num_classes=3,
+    )  # fmt: skip
+
+
+def batch(images: int = 6, crops: int | None = None, size: int = 4) -> Batch:
+    shape = (images, 1, size, size) if crops is None else (images, crops, 1, size, size)
+    pixels = torch.rand(shape, generator=torch.Generator().manual_seed(1))
+    return Batch(pixels, torch.arange(images) % 3, torch.arange(images))
+
+
+def loader(*batches: Batch) -> Any:
+    """A loader of these batches as they are."""
+    return torch.utils.data.DataLoader(list(batches), batch_size=None)
+
+
+def trainer(**options: Any) -> L.Trainer:
+    """A Trainer that prints and writes nothing, for one epoch on the CPU."""
+    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+    return L.Trainer(**{"accelerator": "cpu", "enable_checkpointing": False, "max_epochs": 1, **quiet, **options})

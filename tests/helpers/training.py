@@ -1,0 +1,61 @@
+"""Training runs in this process, interrupted at a step, and a look at what they leave."""
+
+from __future__ import annotations
+
+import csv
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch.callbacks import Callback
+from omegaconf import DictConfig
+
+from capsule_lab import build, runs
+from capsule_lab.train import train
+
+
+class SignalAt(Callback):
+    """Sends a signal to this process at the end of a step."""
+
+    def __init__(self, step: int, signum: int = signal.SIGTERM) -> None:
+        self.step, self.signum = step, signum
+
+    def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+        if trainer.global_step == self.step:
+            signal.raise_signal(self.signum)
+
+
+def run(config: DictConfig, directory: Path, monkeypatch: pytest.MonkeyPatch, *extra: Callback) -> dict[str, Any]:
+    """``train`` with more callbacks."""
+    build_trainer = build.build_trainer
+    with monkeypatch.context() as patch:
+        patch.setattr(build, "build_trainer", lambda c, d, *callbacks: build_trainer(c, d, *extra, *callbacks))
+        return train(config, directory)
+
+
+def checkpoint(directory: Path, name: str = "last") -> dict[str, Any]:
+    """A checkpoint of a run as it was saved."""
+    return torch.load(directory / "checkpoints" / f"{name}.ckpt", map_location="cpu", weights_only=True)
+
+
+def weights(directory: Path) -> dict[str, torch.Tensor]:
+    """The weights at the end of a run."""
+    return checkpoint(directory)["state_dict"]
+
+
+def trained_module(path: Path) -> Any:
+    """The module of a run or a checkpoint."""
+    return runs.load_run(path)[0]
+
+
+def curves(directory: Path) -> list[dict[str, str]]:
+    """The rows of ``metrics.csv``."""
+    with (directory / "metrics.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def results(result: dict[str, Any]) -> dict[str, Any]:
+    """What must not depend on where and when a run takes place."""
+    return {key: result[key] for key in ("test", "val", "steps", "epochs", "provenance")}
