@@ -39,8 +39,14 @@ def evaluate_checkpoint(config: DictConfig) -> tuple[dict[str, Any], Path]:
     Raises:
         ConfigError, DataError, RunError: see ``evaluate`` and ``runs.open``.
     """
-    from capsule_lab import build, callbacks, environment, runs
-    from capsule_lab.check import check
+    if OmegaConf.is_missing(config, "ckpt"):
+        raise ConfigError("ckpt is missing; expected ckpt=<a .ckpt file or the directory of a run>")
+    check_split(config.split)
+    run = runs.open(config.ckpt, trust=config.trust)
+    config.seed = run.config.seed if config.seed is None else config.seed  # of other data
+    data = to_container(config).get("data") or {}
+    result = evaluate(run, config.split, data, config.trainer)
+    return result, result_file(run, config.split, data, result)
 
 
 def evaluate(
@@ -67,44 +73,27 @@ def evaluate(
         DataError: if the data is not here.
         RunError: if the data does not fit the network.
     """
-    from capsule_lab import build, callbacks, environment  # torch and Lightning
+    from capsule_lab import build, callbacks, check, environment  # torch and Lightning
 
     check_split(split)
     build.be_quiet()
-    check(config)
-    checkpoint = runs.find_checkpoint(config.ckpt)
-    weights, record = runs.read_checkpoint(checkpoint)
-    module = runs.restore(weights, record)
-    changed = config.get("data") or OmegaConf.create()
-    own_data = "_target_" not in changed  # that of training, in these options changed
-    if config.seed is None:
-        config.seed = record.config.seed
-    if own_data:
-        with open_dict(config):
-            config.data = OmegaConf.merge(record.config.data, changed)
-        check(config)
-    data = build.build_data(config)
-    data.prepare_data()
-    if own_data:
-        runs.check_same_source(checkpoint, record.provenance, data.provenance)
-    takes, has = (
-        DataSpec(spec.image_shape, spec.num_classes, labels_per_image=spec.labels_per_image)
-        for spec in (record.spec, data.spec)
-    )
-    if takes != has:
-        raise RunError(f"the network takes {takes}; the data has {has}: name other data with data=…")
-    if config.trainer.precision == "auto":
-        config.trainer.precision = record.config.trainer.precision
-    trainer = build.build_trainer(config, None, callbacks.progress_callback())
-    run_split = trainer.test if config.split == "test" else trainer.validate
-    run_split(module, datamodule=data, verbose=False)
-    result = {
-        config.split: module.test_results() if config.split == "test" else runs.numbers(trainer.logged_metrics, "val"),
-        "checkpoint": str(config.ckpt),
-        "provenance": data.provenance,
-        "data": runs.plain(config.data),
-        "hardware": environment.hardware(trainer.strategy.root_device, trainer.num_devices),
-        "precision": trainer.precision,
+    trainer = (trainer or compose("evaluate").trainer).copy()
+    if trainer.precision == "auto":
+        trainer.precision = run.config.trainer.precision
+    wiring = OmegaConf.create({"trainer": trainer})
+    check.check(wiring)
+    datamodule = run.data_with(data or {})
+    lightning = build.build_trainer(wiring, None, callbacks.progress_callback())
+    evaluated = {"test": lightning.test, "val": lightning.validate}[split]
+    evaluated(run.module, datamodule=datamodule, verbose=False)
+    logged = runs.results.split_metrics(lightning.logged_metrics, split)
+    return {
+        split: run.module.test_results() if split == "test" else logged,
+        "checkpoint": str(run.checkpoint),
+        "provenance": datamodule.provenance,
+        "data": run.data_config(data or {}),
+        "hardware": environment.hardware(lightning.strategy.root_device, lightning.num_devices),
+        "precision": lightning.precision,
         **environment.of_this_process(),
     }
 

@@ -24,8 +24,7 @@ log = logging.getLogger(__name__)
 @command("figures")
 def main(config: DictConfig) -> None:
     """Draw every figure that applies to ``config.run``, into its ``figures/`` and to the loggers of ``config``."""
-    from capsule_lab import build
-    from capsule_lab.callbacks import close_loggers
+    from capsule_lab import build, callbacks
     from capsule_lab.callbacks.figures import keep_figure
 
     if OmegaConf.is_missing(config, "run"):
@@ -42,13 +41,12 @@ def main(config: DictConfig) -> None:
             log.info("%s", keep_figure(run.directory, loggers, name, figure, run.step))
         failed = False
     finally:
-        close_loggers(loggers, failed=failed)
+        callbacks.close_loggers(loggers, failed=failed)
 
 
-def open_loggers(config: DictConfig, run: Path) -> tuple[list[Any], int]:
-    """The loggers of ``config``, going on where those of the run ended, and the step of its checkpoint."""
-    from capsule_lab import build, runs
-    from capsule_lab.callbacks import log_run_facts
+def open_loggers(loggers: Mapping[str, DictConfig], run: runs.Run) -> list[Any]:
+    """The loggers of a configuration, continuing those of the run."""
+    from capsule_lab import build, callbacks
 
     for name, options in loggers.items():  # a cell of a table keeps its names
         own = OmegaConf.select(run.config, f"logger.{name}") or {}
@@ -57,8 +55,8 @@ def open_loggers(config: DictConfig, run: Path) -> tuple[list[Any], int]:
     opened: list[Any] = build.build_trainer(
         OmegaConf.create({"logger": loggers, "trainer": trainer}), run.directory
     ).loggers
-    log_run_facts(loggers, record.config, record.provenance)
-    return loggers, weights["global_step"]
+    callbacks.log_run_facts(opened, run.config, run.provenance)
+    return opened
 
 
 def draw(run: runs.Run, config: DictConfig) -> Iterator[tuple[str, Figure]]:

@@ -37,7 +37,7 @@ def _run(config: DictConfig) -> None:
 
     hydra = HydraConfig.get()
     asked, config.train.resume = config.train.resume, config.train.resume or was_requeued()
-    directory = runs.choose_directory(config, "{model}-{data}".format_map(hydra.runtime.choices))
+    directory = runs.directories.choose_directory(config, "{model}-{data}".format_map(hydra.runtime.choices))
     if asked and hydra.mode == RunMode.RUN and not directory.exists():  # jobs of a sweep always resume
         log.warning("NOTHING TO RESUME for this configuration, in %s: starting anew", directory)
     if config.train.resume and runs.results.is_finished(directory, config):
@@ -68,8 +68,8 @@ def train(config: DictConfig, directory: Path) -> dict[str, Any]:
     embed = callbacks.EmbedConfig(config, data.provenance, data.spec)
     trainer = build.build_trainer(config, directory, embed)
 
-    runs.open_directory(directory, config)  # the first file is written when all parts are built
-    with runs.logging_to(directory / "train.log"):
+    runs.directories.create_directory(directory, config)  # the first file is written when all parts are built
+    with runs.files.logging_to(directory / "train.log"):
         log.info("%s on %s", type(module.network).__name__, data.provenance["name"])
         log.info("into %s%s", directory, f", continuing {resume}" if resume else "")
         callbacks.log_run_facts(trainer.loggers, config, data.provenance)
@@ -84,7 +84,7 @@ def train(config: DictConfig, directory: Path) -> dict[str, Any]:
     if not trainer.is_global_zero:
         return {}
     result = {"status": "finished", **training, **tested, **_facts(config, trainer, module, data)}
-    runs.write_json(directory / "metrics.json", result)
+    runs.files.write_json(directory / "metrics.json", result)
     return result
 
 
@@ -92,10 +92,10 @@ def _test(config: DictConfig, directory: Path, trainer: Any, module: Any, data: 
     """Test the weights that ``train.test`` names: what came out, and which they were."""
     from capsule_lab import runs
 
-    weights = runs.checkpoint_to_test(config.train.test, directory)
+    weights = runs.checkpoints.checkpoint_to_test(config.train.test, directory)
     if weights is None:
         return {"test": {}, "weights_tested": None}
-    with runs.interruptible("training is complete; the same command with train.resume=true tests again"):
+    with runs.signals.interruptible("training is complete; the same command with train.resume=true tests again"):
         trainer.test(module, datamodule=data, ckpt_path=weights, weights_only=True, verbose=False)
     return {"test": module.test_results(), "weights_tested": weights.stem}
 
@@ -120,7 +120,7 @@ def _facts(config: DictConfig, trainer: Any, module: Any, data: Any) -> dict[str
 
 def summary(result: dict[str, Any], directory: Path) -> str:
     """The last lines of the command: errors, data, duration, directory, and what to try next."""
-    from capsule_lab.runs import data_in_words
+    from capsule_lab.runs.results import describe_data
 
     run, python = _as_typed(directory), _as_typed(Path(sys.executable))
     minutes = result["training_seconds"] / 60

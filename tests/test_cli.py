@@ -23,9 +23,9 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from capsule_lab import __main__ as overview
 from capsule_lab import build
-from capsule_lab.check import check
-from capsule_lab.config import compose, conf_dir
-from capsule_lab.tables import arguments as words_of_tables
+from capsule_lab.build import check
+from capsule_lab.config import commands, compose, conf_dir, groups, head, options_of, user_message
+from capsule_lab.tables import arguments
 from capsule_lab.train import summary
 from tests.helpers.commands import NO_PICTURES, ROOT, TINY, TINY_CAPSNET, Ended, Trained, python
 from tests.helpers.messages import one_sentence

@@ -16,7 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from capsule_lab import build, command
 from capsule_lab.check import check
-from capsule_lab.config import user_message
+from capsule_lab.config import to_container, user_message
 from capsule_lab.errors import ConfigError, DataError
 from capsule_lab.runs.directories import config_hash
 from capsule_lab.types import DataSpec
@@ -116,7 +116,7 @@ def test_every_experiment_and_debug_preset_with_every_model(model, preset):
     without = plain_model(model)
     assert {key for key in config.model if config.model[key] != without[key]} <= own
     assert config.model.keys() == without.keys()
-    plain(config)
+    to_container(config)
 
 
 @pytest.mark.parametrize("routing", [name for name in options("routing") if name not in ("none", "dynamic_leaky")])
@@ -653,7 +653,7 @@ def test_arguments_that_a_constructor_refuses(monkeypatch, overrides, arrived):
 
 def test_an_interpolation_of_something_unknown_is_one_line():
     with pytest.raises(Exception, match="nowhere") as caught:
-        plain(compose("seed=${nowhere}"))
+        to_container(compose("seed=${nowhere}"))
     message = user_message(caught.value)
     assert "nowhere" in message
     assert "\n" not in message

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from capsule_lab import build, command, runs
 from capsule_lab.callbacks import NonFiniteError
-from capsule_lab.config import compose
+from capsule_lab.config import compose, to_container
 from capsule_lab.errors import InterruptError, RunError
 from capsule_lab.lit import CapsNetModule
 from capsule_lab.train import summary, train
@@ -131,7 +131,7 @@ def test_test_images_are_not_touched_until_training_is_over(trained: Trained) ->
 def test_checkpoint_is_plain_and_carries_its_configuration(trained: Trained, name: str) -> None:
     record = checkpoint(trained.directory, name)["capsule_lab"]
     assert set(record) == {"format", "version", "config", "provenance", "spec", "seconds", "val"}
-    assert record["config"] == json.loads(json.dumps(runs.plain(trained.config)))
+    assert record["config"] == json.loads(json.dumps(to_container(trained.config)))
     tested = {"test_images": "359 of 359"}  # known at the end of a run only
     assert {**record["provenance"], **tested} == trained.result["provenance"]
     assert record["val"].keys() == trained.result["val"].keys()

@@ -19,7 +19,7 @@ from capsule_lab.environment import command_line
 from capsule_lab.errors import InterruptError
 from capsule_lab.lightning_internals import relocated_state, validation_follows
 from capsule_lab.runs.checkpoints import embed
-from capsule_lab.runs.results import numbers
+from capsule_lab.runs.results import split_metrics
 from capsule_lab.types import DataSpec
 
 
@@ -71,7 +71,7 @@ class EmbedConfig(Callback):
         self.val = checkpoint["capsule_lab"]["val"]
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self.val = numbers(trainer.logged_metrics, "val")
+        self.val = split_metrics(trainer.logged_metrics, "val")
 
 
 class BestCheckpoint(ModelCheckpoint):

@@ -16,7 +16,7 @@ from lightning.pytorch.loggers.logger import rank_zero_experiment
 from omegaconf import DictConfig
 
 from capsule_lab.atomic import atomically
-from capsule_lab.runs import plain
+from capsule_lab.config import to_container
 
 _LONGEST_TAG = 64  # characters, at most, in W&B
 _PORTS = {"http": 80, "https": 443}

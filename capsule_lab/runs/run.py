@@ -76,10 +76,10 @@ class Run:
             RunError: if images or classes are not those of the network, or if, without ``_target_``, only a stand-in
                 is here for the real data of training, or the reverse.
         """
-        from capsule_lab import build  # torch and Lightning
+        from capsule_lab import build, check  # torch and Lightning
 
         config = OmegaConf.create({"data": self.data_config(options)})
-        build.check(config)
+        check.check(config)
         data = build.build_data(config)
         data.prepare_data()
         if "_target_" not in options:

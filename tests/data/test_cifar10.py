@@ -9,8 +9,6 @@ import pytest
 import torch
 from torchvision import datasets
 
-from capsule_lab import build
-from capsule_lab.check import check
 from capsule_lab.config import compose
 from capsule_lab.data import CIFAR10DataModule, cifar10
 from capsule_lab.data.transforms import sample_key
@@ -189,13 +187,6 @@ def test_options_that_are_refused(options, message):
 
 
 # --- the experiment ---------------------------------------------------------------------------------------------------
-
-
-def network_of(experiment: str) -> Any:
-    """The network of an experiment that passes the check, its sizes without its weights."""
-    config = compose("train", [f"experiment={experiment}"])
-    check(config)
-    return build.build_without_weights(config).network
 
 
 def test_network_of_the_experiment_is_as_large_as_published():

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from capsule_lab import build
+from capsule_lab.check import check
 from capsule_lab.config import compose
 from capsule_lab.data import download
 
@@ -62,5 +63,5 @@ def forbid_downloads(monkeypatch: pytest.MonkeyPatch) -> None:
 def network_of_experiment(experiment: str) -> Any:
     """The network of an experiment that passes the check, its sizes without its weights."""
     config = compose("train", [f"experiment={experiment}"])
-    build.check(config)
+    check(config)
     return build.build_without_weights(config).network

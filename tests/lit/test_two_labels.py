@@ -11,7 +11,7 @@ import torch
 from omegaconf import DictConfig
 from torch import Tensor
 
-from capsule_lab import build, runs
+from capsule_lab import build
 from capsule_lab.config import compose
 from capsule_lab.errors import ConfigError
 from capsule_lab.functional import predictions_by_label
