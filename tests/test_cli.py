@@ -23,7 +23,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from capsule_lab import __main__ as overview
 from capsule_lab import build
-from capsule_lab.build import check
+from capsule_lab.check import check
 from capsule_lab.config import commands, compose, conf_dir, groups, head, options_of, user_message
 from capsule_lab.tables import arguments
 from capsule_lab.train import summary
