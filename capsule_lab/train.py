@@ -16,7 +16,7 @@ from rich.panel import Panel
 
 from capsule_lab.build import check
 from capsule_lab.command import command
-from capsule_lab.environment import standing_for
+from capsule_lab.environment import replaced_command_line
 from capsule_lab.slurm import was_requeued
 
 log = logging.getLogger(__name__)
@@ -44,7 +44,7 @@ def _run(config: DictConfig) -> None:
         log.info("%s is finished already, nothing to resume; its results are in metrics.json", directory)
         return
     own = [word for word in hydra.overrides.task if not word.startswith(("launcher=", "train.resume="))]
-    with standing_for("capsule_lab.train", own) if hydra.mode == RunMode.MULTIRUN else nullcontext():
+    with replaced_command_line("capsule_lab.train", own) if hydra.mode == RunMode.MULTIRUN else nullcontext():
         result = train(config, directory)
     if result:
         console, text = Console(highlight=False), summary(result, directory)
@@ -91,7 +91,7 @@ def train(config: DictConfig, directory: Path) -> dict[str, Any]:
     result = {
         "status": "finished",
         "test": test,
-        "validation": validation,
+        "val": validation,
         "weights_tested": weights and weights.stem,
         "provenance": data.provenance,
         "parameters": sum(p.numel() for p in module.network.parameters()),

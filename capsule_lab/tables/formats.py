@@ -173,7 +173,7 @@ def notes(entries: Sequence[Entry]) -> dict[str, str]:
 
 
 def failures(entries: Sequence[Entry]) -> list[str]:
-    """What failed, why, and where it is written."""
+    """What failed, why, and the log."""
     cells = {cell.fingerprint: cell for entry in entries for cell in entry.unfinished if cell.status == "failed"}
     return [f"{cell.name} failed: {cell.failure}" for cell in cells.values()]
 
@@ -182,7 +182,7 @@ def _curves(entries: Sequence[Entry]) -> dict[str, Mapping[str, Path]]:
     curves: dict[str, dict[str, Path]] = {}
     for entry in entries:
         for run in entry.runs:
-            if (run.directory / "metrics.csv").is_file():
+            if (run.directory / "metrics.csv").is_file() and not entry.row.of:
                 label = f"seed {run.cell.seed}{'' if run.real else ', stand-in'}"
                 curves.setdefault(f"{entry.row.label}: {entry.column.label}", {})[label] = run.directory / "metrics.csv"
     return dict(curves)

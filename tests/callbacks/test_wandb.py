@@ -13,8 +13,8 @@ from omegaconf import DictConfig
 from capsule_lab.callbacks import NonFiniteError
 from capsule_lab.train import train
 from tests.helpers.commands import NO_PICTURES, ROOT, Ended, python
+from tests.helpers.tables import write_table
 from tests.helpers.wandb_reader import told
-from tests.tables.conftest import write_table
 
 SYNC = "runs/*/wandb/offline-run-*"
 Tiny = Callable[..., DictConfig]

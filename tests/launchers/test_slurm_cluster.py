@@ -16,11 +16,12 @@ from typing import Any
 import pytest
 
 from capsule_lab.runs import lock
-from capsule_lab.tables.cells import Cell, expand
-from capsule_lab.tables.schema import chosen, read
+from capsule_lab.tables.cells import Cell
+from capsule_lab.tables.expand import expand
+from capsule_lab.tables.reader import read, select
 from tests.helpers.commands import NO_PICTURES, Ended, python, start
+from tests.helpers.tables import contents
 from tests.runs.test_resume import curves, weights
-from tests.tables.test_sweep import contents
 
 MISSING = [name for name in ("slurmctld", "slurmd", "munged", "sbatch") if shutil.which(name) is None]
 pytestmark = [
@@ -166,7 +167,7 @@ def test_jobs_that_wait_are_not_submitted_again(tmp_path: Path) -> None:
 
 
 def cells(overrides: list[str], **selection: Any) -> list[Cell]:
-    return expand(chosen(read("smoke"), **selection), overrides)
+    return expand(select(read("smoke"), **selection), overrides)
 
 
 def held(cell: Cell, rank: int = 0) -> dict[str, Any]:

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 import yaml
 
-from capsule_lab.tables.cells import expand
-from capsule_lab.tables.schema import read
+from capsule_lab.tables.expand import expand
+from capsule_lab.tables.reader import read
 from tests.helpers.commands import NO_PICTURES, TINY_CAPSNET, TINY_DATA, Ended, python, start
-from tests.tables.conftest import TINY
+from tests.helpers.tables import TINY
 
 Cli = Callable[..., Ended]
 FAILING = {"name": "failing", "overrides": ["model.channels=0"]}
