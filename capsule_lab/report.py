@@ -11,7 +11,7 @@ from omegaconf import DictConfig
 from rich.console import Console
 
 from capsule_lab.command import command
-from capsule_lab.tables import arguments
+from capsule_lab.tables.arguments import FOR_REPORT, for_hydra
 
 WIDTH = 160  # ours: of tables in files and pipes
 
@@ -56,7 +56,7 @@ def main() -> None:
     def run(config: DictConfig) -> None:
         report(config, command_line)
 
-    sys.argv[1:] = arguments.for_hydra(sys.argv[1:], (*arguments.OWN, "out"))
+    sys.argv[1:] = for_hydra(sys.argv[1:], FOR_REPORT)
     command("report")(run)()
 
 

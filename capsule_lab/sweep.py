@@ -9,7 +9,7 @@ from omegaconf import DictConfig
 
 from capsule_lab import train
 from capsule_lab.command import command
-from capsule_lab.tables import arguments
+from capsule_lab.tables.arguments import FOR_SWEEP, for_hydra
 
 
 def run(config: DictConfig) -> None:
@@ -46,7 +46,7 @@ def evaluate_weights(config: DictConfig) -> None:
 
 def main() -> None:
     """Hydra's multirun of ``run``, whose jobs come from a table; see ``capsule_lab.tables.sweeper``."""
-    sys.argv[1:] = arguments.for_hydra(sys.argv[1:], (*arguments.OWN, "dry_run"), "hydra.sweeper.")
+    sys.argv[1:] = for_hydra(sys.argv[1:], FOR_SWEEP, prefix="+")
     command("sweep")(run)()
 
 

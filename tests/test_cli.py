@@ -25,7 +25,7 @@ from capsule_lab import __main__ as overview
 from capsule_lab import build
 from capsule_lab.build import check
 from capsule_lab.config import compose, conf_dir
-from capsule_lab.tables import arguments as words_of_tables
+from capsule_lab.tables.arguments import FOR_REPORT, FOR_SWEEP, for_hydra
 from capsule_lab.train import summary
 from tests.helpers.commands import NO_PICTURES, ROOT, TINY, TINY_CAPSNET, Ended, Trained, python
 
@@ -62,9 +62,7 @@ def jobs_of(command: str) -> list[tuple[str, list[str]]]:
     if not (conf_dir() / f"{name}.yaml").is_file():
         return []
     if name in ("sweep", "report"):
-        own = words_of_tables.OWN
-        prefix, more = ("hydra.sweeper.", "dry_run") if name == "sweep" else ("", "out")
-        words = words_of_tables.for_hydra(words, (*own, more), prefix)
+        words = for_hydra(words, FOR_SWEEP, "+") if name == "sweep" else for_hydra(words, FOR_REPORT)
     given = get_args_parser().parse_args(words)
     parsed = OverridesParser.create().parse_overrides(given.overrides)
     if not given.multirun:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-OWN = ("table", "rows", "columns", "seeds")
+SELECTION = ("rows", "columns", "seeds")
+FOR_SWEEP = ("table", *SELECTION, "dry_run")
+FOR_REPORT = ("table", *SELECTION, "out")
 
 
 def for_hydra(arguments: Sequence[str], own: Sequence[str], prefix: str = "") -> list[str]:

@@ -48,7 +48,10 @@ def expand(table: Table, overrides: Sequence[str] = ()) -> list[Cell]:
 
 def distinct(cells: Sequence[Cell]) -> list[Cell]:
     """One cell for each result: columns may show two quantities of one, rows may ask for the same."""
-    return list({cell.fingerprint: cell for cell in reversed(cells)}.values())[::-1]
+    first: dict[str, Cell] = {}
+    for cell in cells:
+        first.setdefault(cell.fingerprint, cell)
+    return list(first.values())
 
 
 def verify(cell: Cell) -> None:

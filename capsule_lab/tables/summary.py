@@ -75,7 +75,7 @@ class Entry:
         return _mean([run.value for run in self.runs if run.real])
 
     @property
-    def stand_in(self) -> Mean | None:
+    def standin(self) -> Mean | None:
         """Over runs on stand-ins, which do not compare with anything published."""
         return _mean([run.value for run in self.runs if not run.real])
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from hydra.plugins.launcher import Launcher
@@ -11,45 +10,37 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
 
 from capsule_lab.launchers.hydra_internals import launcher_of
+from capsule_lab.tables.arguments import FOR_SWEEP, SELECTION
 
 
 class CellSweeper(Sweeper):
     """Hands the cells of a table that are not complete to the chosen launcher.
 
-    Args:
-        table: its name in ``sweeps/``, or a file.
-        rows: names, or one; ``None`` for all.
-        columns: names, or one; ``None`` for all.
-        seeds: whole numbers, or one; ``None`` for the table's.
-        overrides: for every training run, over the table's.
-        dry_run: only print what is to be done.
-    """
+    The table and all else is in keys of the configuration that only the command adds, so that jobs, which are composed
+    anew, do not have them:
 
-    def __init__(
-        self,
-        table: str | None = None,
-        rows: Sequence[str] | str | None = None,
-        columns: Sequence[str] | str | None = None,
-        seeds: Sequence[int] | int | None = None,
-        overrides: Sequence[str] = (),
-        dry_run: bool = False,
-    ) -> None:
-        self.table = table
-        self.selection: dict[str, Any] = {"rows": rows, "columns": columns, "seeds": seeds}
-        self.overrides = list(overrides)
-        self.dry_run = dry_run
-        self.launcher: Launcher | None = None
+    ========= ==========================================================
+    table     its name in ``sweeps/``, or a file
+    rows      names, or one; default: all
+    columns   names, or one; default: all
+    seeds     whole numbers, or one; default: the table's
+    overrides for every training run, over the table's
+    dry_run   only print what is to be done
+    ========= ==========================================================
+    """
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         """Create the launcher, unless nothing is to be launched."""
-        if not self.dry_run:
+        self.config = config
+        self.launcher: Launcher | None = None
+        if not config.get("dry_run"):
             self.launcher = launcher_of(config, hydra_context, task_function)
 
     def sweep(self, arguments: list[str]) -> Any:
         """Run what is left of the table, or with ``dry_run`` print what that is.
 
         Args:
-            arguments: those that are not in ``overrides``: the choice of a launcher, which jobs have to be given too.
+            arguments: of the command. What is not for the sweeper, the choice of a launcher, jobs have to be given too.
 
         Raises:
             TableError: when all has been tried, if a run failed.
@@ -58,7 +49,10 @@ class CellSweeper(Sweeper):
         from capsule_lab.tables.reader import read, select
         from capsule_lab.tables.scheduler import run_table, show_plan
 
-        table = select(read(self.table), **self.selection)
+        table = select(read(self.config.get("table")), **{key: self.config.get(key) for key in SELECTION})
+        overrides = list(self.config.get("overrides") or ())
         if self.launcher is None:
-            return show_plan(table, self.overrides)
-        return run_table(table, self.overrides, self.launcher.launch, arguments)
+            return show_plan(table, overrides)
+        own = (*FOR_SWEEP, "overrides")
+        more = [argument for argument in arguments if argument.partition("=")[0].lstrip("+") not in own]
+        return run_table(table, overrides, self.launcher.launch, more)

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import io
 import json
+import sys
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
+import pytest
 import yaml
 
 from capsule_lab import runs
 from capsule_lab.tables.cells import EvaluationCell, TrainingCell
 from capsule_lab.tables.evaluations import result_file
-from tests.helpers.commands import NO_PICTURES, TINY_CAPSNET
+from tests.helpers.commands import NO_PICTURES, TINY_CAPSNET, Ended
 
 TINY = ["debug=smoke", *TINY_CAPSNET, "trainer.accelerator=cpu", *NO_PICTURES, "callbacks.routing_stats=null"]
 RESULT = {
@@ -57,6 +62,18 @@ def write_evaluation(cell: EvaluationCell, *, error: float) -> Path:
     content = {"test": {"error": error}, "provenance": RESULT["provenance"], "evaluation_seconds": 6.0}
     file.write_text(json.dumps({**content, "hardware": "another machine", "commit": "def"}))
     return file
+
+
+def call(module: ModuleType, *arguments: str) -> Ended:
+    """A command in this process, for fixtures that serve several tests; for one test there is ``cli``."""
+    out, err, status = io.StringIO(), io.StringIO(), 0
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
+        patch.setattr(sys, "argv", [module.__name__, *arguments])
+        try:
+            module.main()
+        except SystemExit as ended:
+            status = ended.code if isinstance(ended.code, int) else 1
+    return Ended(status, out.getvalue(), err.getvalue())
 
 
 def contents(folder: Path) -> dict[str, dict[str, tuple[int, bytes]]]:

@@ -5,31 +5,30 @@ from __future__ import annotations
 import pytest
 
 from capsule_lab.config import compose
-from capsule_lab.tables.arguments import for_hydra, quoted
-
-OWN = ("table", "rows", "dry_run")
+from capsule_lab.tables.arguments import FOR_SWEEP, for_hydra, quoted
 
 
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (["table=smoke"], ["hydra.sweeper.table=smoke"]),
-        (["table=smoke", "--dry-run"], ["hydra.sweeper.table=smoke", "hydra.sweeper.dry_run=true"]),
+        (["table=smoke"], ["+table=smoke"]),
+        (["table=smoke", "--dry-run"], ["+table=smoke", "+dry_run=true"]),
         (
             ["rows=[a,b]", "launcher=gpus", "hydra.launcher.jobs=2"],
-            ["hydra.sweeper.rows=[a,b]", "launcher=gpus", "hydra.launcher.jobs=2"],
+            ["+rows=[a,b]", "launcher=gpus", "hydra.launcher.jobs=2"],
         ),
+        (["out=x"], ["+overrides=['out=x']"]),
         (["--help"], ["--help"]),
         (["tabel"], ["tabel"]),
-        (["~callbacks.best"], ["hydra.sweeper.overrides=['~callbacks.best']"]),
-        (["model.a=${model.b}"], [r"hydra.sweeper.overrides=['model.a=\${model.b}']"]),
+        (["~callbacks.best"], ["+overrides=['~callbacks.best']"]),
+        (["model.a=${model.b}"], [r"+overrides=['model.a=\${model.b}']"]),
         (["--cfg", "job"], ["--cfg", "job"]),
-        (["seed=1", "+a.b='c d'"], [r"hydra.sweeper.overrides=['seed=1','+a.b=\'c d\'']"]),
+        (["seed=1", "+a.b='c d'"], [r"+overrides=['seed=1','+a.b=\'c d\'']"]),
     ],
     ids=str,
 )
 def test_overrides_of_runs_become_one_list(arguments: list[str], expected: list[str]) -> None:
-    assert for_hydra(arguments, OWN, "hydra.sweeper.") == expected
+    assert for_hydra(arguments, FOR_SWEEP, prefix="+") == expected
 
 
 @pytest.mark.parametrize(

@@ -73,8 +73,8 @@ def test_mean_and_deviation_over_seeds_beside_the_published(entries) -> None:
     assert entries[0].difference == -0.5
 
 
-def test_stand_in_has_a_column_of_its_own(entries) -> None:
-    found = entries[0].stand_in
+def test_standin_has_a_column_of_its_own(entries) -> None:
+    found = entries[0].standin
     assert (found.mean, found.std, found.count) == (9.0, None, 1)
     assert entries[0].data == "real MNIST; bundled digits"
 
@@ -111,8 +111,8 @@ def test_value_as_text(value: Mean | Published, text: str) -> None:
 
 def test_cost_is_that_of_real_runs_unless_there_are_none(made, entries) -> None:
     assert entries[0].minutes == pytest.approx(90 / 60)
-    stand_ins = replace(entries[0], runs=entries[0].runs[-1:])
-    assert stand_ins.minutes == pytest.approx(30 / 60)
+    standins = replace(entries[0], runs=entries[0].runs[-1:])
+    assert standins.minutes == pytest.approx(30 / 60)
 
 
 def test_run_that_did_not_measure_it_leaves_the_others_to_be_shown(table_file) -> None:
@@ -148,7 +148,7 @@ def test_markdown(file: Path, entries) -> None:
 def test_csv_holds_plain_numbers(entries) -> None:
     frame = formats.as_frame(entries)
     assert frame.shape[0] == 3
-    assert frame.loc[0, ["published", "ours", "ours_n", "stand_in", "minutes", "parameters"]].tolist() == [
+    assert frame.loc[0, ["published", "ours", "ours_n", "standin", "minutes", "parameters"]].tolist() == [
         2.0, 1.5, 2, 9.0, pytest.approx(90 / 60), "1234",
     ]  # fmt: skip
 

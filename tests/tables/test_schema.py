@@ -121,7 +121,7 @@ def test_one_row_and_one_seed_need_no_brackets() -> None:
         ({"rows": "dynamc"}, r"rows: dynamc is not in smoke; did you mean dynamic\?"),
         ({"rows": []}, "rows is empty; expected some of "),
         ({"seeds": []}, r"seeds is \[\]; expected a list of whole numbers"),
-        ({"seeds": -1}, r"seeds is \[-1\]; expected a list of whole numbers"),
+        ({"seeds": -1}, "seeds is -1; expected a list of whole numbers"),
         ({"seeds": [-1]}, r"seeds is \[-1\]; expected a list of whole numbers"),
         ({"seeds": ["a"]}, r"seeds is \['a'\]; expected a list of whole numbers"),
         ({"seeds": "a"}, "seeds is a; expected a list of whole numbers"),
