@@ -21,7 +21,7 @@ from capsule_lab import __version__
 
 
 def hardware(device: torch.device, count: int = 1) -> str:
-    """The device in words, for results; ``count`` of them."""
+    """Name of the device, for results; ``count`` of them."""
     if device.type == "cuda":
         return f"{count} x {torch.cuda.get_device_name(device)}"
     return f"{_processor()}, {os.cpu_count()} cores, {count} x {torch.get_num_threads()} threads"

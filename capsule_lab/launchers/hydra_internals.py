@@ -12,7 +12,18 @@ from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, flag_override, open_dict
 
-__all__ = ["JobReturn", "Task", "error_of", "failed", "find_plugins", "launcher_of", "process_state", "restore_process"]
+__all__ = [
+    "JobReturn",
+    "Task",
+    "error_of",
+    "failed",
+    "find_plugins",
+    "launcher_of",
+    "process_state",
+    "restore_process",
+    "shown",
+    "without_hydra",
+]
 
 
 class Task(NamedTuple):
@@ -57,13 +68,13 @@ def error_of(result: JobReturn) -> BaseException | None:
     return result._return_value if result.status is JobStatus.FAILED else None
 
 
-def process_state() -> dict[type, Any]:
+def process_state() -> dict[str, Any]:
     """Hydra's global objects, for another process."""
-    state: dict[type, Any] = Singleton.get_state()
+    state: dict[str, Any] = Singleton.get_state()
     return state
 
 
-def restore_process(state: dict[type, Any] | None = None) -> None:
+def restore_process(state: dict[str, Any] | None = None) -> None:
     """Hydra's global objects and resolvers in this process."""
     if state is not None:
         Singleton.set_state(state)

@@ -1,4 +1,4 @@
-"""Evaluations of the weights of a table's training runs: how their jobs are told, and where their results are.
+"""Evaluations of the weights of a table's training runs: what their jobs run, and where their results are.
 
 The configuration of such a job is that of the training run, plus the overrides of the evaluation under the key
 ``evaluate``. So it is found, locked and queued by the hash of its configuration, like a training run; and one result

@@ -1,4 +1,4 @@
-"""A summary of a table on the terminal, and as Markdown, CSV, LaTeX and one HTML page that needs nothing else."""
+"""A summary of a table on the terminal, and as Markdown, CSV, LaTeX and one self-contained HTML page."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def as_latex(table: Table, entries: Sequence[Entry]) -> str:
 
 
 def as_page(table: Table, entries: Sequence[Entry], command: str) -> str:
-    """One HTML page with everything in it: tables, curves of every run, figures of the best, commands."""
+    """One self-contained HTML page: tables, curves of every run, figures of the best, commands."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=jinja2.StrictUndefined
     )

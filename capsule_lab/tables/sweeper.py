@@ -31,10 +31,11 @@ class CellSweeper(Sweeper):
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         """Create the launcher, unless nothing is to be launched."""
-        self.config = config
-        self.launcher: Launcher | None = None
-        if not config.get("dry_run"):
-            self.launcher = launcher_of(config, hydra_context, task_function)
+        self.table: str | None = config.get("table")
+        self.selection = {key: config.get(key) for key in SELECTION}
+        self.overrides = list(config.get("overrides") or ())
+        dry_run = config.get("dry_run")
+        self.launcher: Launcher | None = None if dry_run else launcher_of(config, hydra_context, task_function)
 
     def sweep(self, arguments: list[str]) -> Any:
         """Run what is left of the table, or with ``dry_run`` print what that is.
@@ -49,10 +50,9 @@ class CellSweeper(Sweeper):
         from capsule_lab.tables.reader import read, select
         from capsule_lab.tables.scheduler import run_table, show_plan
 
-        table = select(read(self.config.get("table")), **{key: self.config.get(key) for key in SELECTION})
-        overrides = list(self.config.get("overrides") or ())
+        table = select(read(self.table), **self.selection)
         if self.launcher is None:
-            return show_plan(table, overrides)
+            return show_plan(table, self.overrides)
         own = (*FOR_SWEEP, "overrides")
         more = [argument for argument in arguments if argument.partition("=")[0].lstrip("+") not in own]
-        return run_table(table, overrides, self.launcher.launch, more)
+        return run_table(table, self.overrides, self.launcher.launch, more)

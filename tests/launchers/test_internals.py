@@ -12,7 +12,7 @@ import pytest
 import submitit
 import submitit.core.utils
 from hydra.core.hydra_config import HydraConfig
-from hydra.types import RunMode
+from omegaconf import OmegaConf
 
 from capsule_lab.errors import RunError
 from capsule_lab.launchers import hydra_internals as internals
@@ -34,7 +34,7 @@ from capsule_lab.launchers.submitit_internals import has_result, output_log
     ],
 )
 def test_hydra_has(name: str) -> None:
-    assert attrgetter(name)(hydra) is not Ellipsis
+    attrgetter(name)(hydra)
 
 
 @pytest.mark.parametrize(
@@ -77,15 +77,12 @@ def test_error_that_cannot_be_pickled_becomes_its_message(capsys: pytest.Capture
 
 
 def test_state_of_hydra_reaches_another_process() -> None:
+    before = HydraConfig.instance().cfg
     state = internals.process_state()
-    assert HydraConfig in state
+    HydraConfig.instance().cfg = OmegaConf.create({"hydra": {"job": {"name": "another"}}})
     internals.restore_process(state)
-    assert HydraConfig.instance() is state[HydraConfig]
+    assert HydraConfig.instance().cfg == before
 
 
 def test_overrides_are_shown_without_those_for_hydra() -> None:
     assert internals.shown(["a=1", "hydra.launcher.jobs=2", "b=[1,2]"]) == "a=1 b=[1,2]"
-
-
-def test_modes_are_told_apart() -> None:
-    assert {mode.name for mode in RunMode} == {"RUN", "MULTIRUN"}

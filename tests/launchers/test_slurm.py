@@ -1,4 +1,4 @@
-"""Who goes back into SLURM's queue, and who does not."""
+"""Which jobs of SLURM are requeued, and what is asked of it."""
 
 from __future__ import annotations
 
@@ -79,7 +79,9 @@ def test_without_slurm_nothing_is_in_its_queue(monkeypatch: pytest.MonkeyPatch, 
     ],
     ids=str,
 )
-def test_controller_that_does_not_answer_is_no_news(monkeypatch: pytest.MonkeyPatch, answer: Any, there: bool) -> None:
+def test_job_counts_as_queued_if_the_controller_does_not_answer(
+    monkeypatch: pytest.MonkeyPatch, answer: Any, there: bool
+) -> None:
     def run(*_: object, **__: object) -> SimpleNamespace:
         if isinstance(answer, Exception):
             raise answer
@@ -106,12 +108,12 @@ def test_restarted_job_was_requeued(monkeypatch: pytest.MonkeyPatch, count: str 
     assert slurm.was_requeued() is requeued
 
 
-def test_job_that_is_started_again_goes_on_whatever_its_command_says(
+def test_requeued_job_continues_without_train_resume(
     cli: Callable[..., Ended], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    words = ["debug=smoke", *TINY_CAPSNET, "trainer.accelerator=cpu", *NO_PICTURES]
+    overrides = ["debug=smoke", *TINY_CAPSNET, "trainer.accelerator=cpu", *NO_PICTURES]
     monkeypatch.setenv("SLURM_RESTART_COUNT", "0")
-    assert cli("train", *words).status == 0
+    assert cli("train", *overrides).status == 0
     monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
-    assert "is finished already" in cli("train", *words).out
+    assert "is finished already" in cli("train", *overrides).out
     assert len(list((tmp_path / "runs").iterdir())) == 1

@@ -134,7 +134,7 @@ def test_failed_run_says_why_and_where(cells, monkeypatch: pytest.MonkeyPatch) -
     assert cells[0].failure == cells[0].error
 
 
-def test_processes_of_a_run_are_told_its_directory(table_file, finish) -> None:
+def test_run_of_several_processes_gets_its_directory(table_file, finish) -> None:
     (cell,) = expand(read(table_file(seeds=[0])), ["trainer.devices=2"])
     assert cell.job[-2] == f"train.directory='{Path('runs').absolute()}/mine-one-{cell.fingerprint}'"
     assert runs.config_hash(compose("train", cell.job)) == cell.fingerprint

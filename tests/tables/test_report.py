@@ -135,7 +135,7 @@ def test_terminal_shows_every_row(file: Path, entries) -> None:
     for table in formats.on_terminal(read(file), entries):
         console.print(table)
     text = console.file.getvalue()
-    assert all(word in text for word in ("a paper", "1.50 ± 0.707", "1 failed", "reported"))
+    assert all(part in text for part in ("a paper", "1.50 ± 0.707", "1 failed", "reported"))
 
 
 def test_markdown(file: Path, entries) -> None:
@@ -162,7 +162,7 @@ def test_every_run_has_its_command(entries) -> None:
 
 def test_latex_has_booktabs_and_escapes(file: Path, entries) -> None:
     text = formats.as_latex(read(file), entries)
-    assert all(word in text for word in ("\\toprule", "\\bottomrule", "<b> \\& co", "1.50 $\\pm$ 0.707"))
+    assert all(part in text for part in ("\\toprule", "\\bottomrule", "<b> \\& co", "1.50 $\\pm$ 0.707"))
     assert "±" not in text
     title = read(file).model_copy(update={"paper": "50 % & x_y"})
     assert r"\caption{50 \% \& x\_y}" in formats.as_latex(title, entries)
@@ -204,7 +204,7 @@ def test_page_is_whole_and_asks_for_nothing(page: Page) -> None:
 
 def test_page_shows_curves_and_figures_of_the_best_run(page: Page) -> None:
     curves, figure = (base64.b64decode(source.partition(",")[2]) for source in page.sources)
-    assert all(word in curves for word in (b"<svg", b"seed 0", b"seed 1", b"seed 0, stand-in", b"error in %"))
+    assert all(part in curves for part in (b"<svg", b"seed 0", b"seed 1", b"seed 0, stand-in", b"error in %"))
     assert matplotlib.image.imread(io.BytesIO(figure)).shape[:2] == (8, 10), "that of the run with 1 %"
 
 
@@ -265,8 +265,8 @@ def browse(page: Path, profile: Path, *more: str) -> str:
     """What the browser says of a file, with nothing to reach."""
     options = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={profile}", "--window-size=1280,2000"]
     options += ["--host-resolver-rules=MAP * ~NOTFOUND", "--disable-background-networking"]
-    words = [str(BROWSER), *options, *more, page.as_uri()]
-    return subprocess.run(words, capture_output=True, text=True, timeout=60, check=True).stdout
+    command = [str(BROWSER), *options, *more, page.as_uri()]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
 
 
 @pytest.mark.skipif(BROWSER is None, reason="there is no Chromium to open the page in")

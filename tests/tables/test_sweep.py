@@ -97,15 +97,15 @@ def test_value_that_refers_to_another_is_resolved_in_each_run(cli: Cli, table_fi
     assert "'model.class_dim=${model.channels}'" in ended.out
 
 
-@pytest.mark.parametrize("word", ["dry_run=true", "--dry-run"])
-def test_dry_run_says_what_is_to_be_done_and_does_nothing(
-    cli: Cli, table_file, finish, tmp_path: Path, word: str
+@pytest.mark.parametrize("argument", ["dry_run=true", "--dry-run"])
+def test_dry_run_shows_status_and_commands_and_writes_nothing(
+    cli: Cli, table_file, finish, tmp_path: Path, argument: str
 ) -> None:
     file = table_file()
     first, second = expand(read(file))
     finish(first)
     before = sorted(tmp_path.rglob("*"))
-    ended = cli("sweep", f"table={file}", word)
+    ended = cli("sweep", f"table={file}", argument)
     assert (ended.status, ended.err) == (0, "")
     assert ended.out.splitlines() == [
         "done  one seed 0",
@@ -146,16 +146,16 @@ def test_launcher_that_does_not_exist_is_refused(cli: Cli) -> None:
 
 
 @pytest.mark.parametrize(
-    ("word", "options"),
+    ("override", "options"),
     [
         ("hydra/sweeper=optuna", "basic, table"),
         ("hydra/launcher=joblib", "basic, gpus, slurm, submitit_local, submitit_slurm"),
     ],
     ids=str,
 )
-def test_plugin_of_hydra_that_is_not_installed_is_refused(cli: Cli, word: str, options: str) -> None:
-    ended = cli("train", "-m", word)
-    assert (ended.status, ended.err) == (2, f"capsule_lab: {word} does not exist; Options: {options}\n")
+def test_plugin_of_hydra_that_is_not_installed_is_refused(cli: Cli, override: str, options: str) -> None:
+    ended = cli("train", "-m", override)
+    assert (ended.status, ended.err) == (2, f"capsule_lab: {override} does not exist; Options: {options}\n")
 
 
 ON_A_GPU = {"name": "good", "overrides": ["trainer.accelerator=auto"]}
