@@ -24,7 +24,7 @@ def is_batch_job() -> bool:
 
 
 def this_job() -> str:
-    """This process's job, as ``scontrol`` takes it: one of an array is named by the array and its place in it."""
+    """The job of this process, as ``scontrol`` takes it: one of an array is named by the array and its place in it."""
     array = [os.environ.get(key, "") for key in ("SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID")]
     return "_".join(array) if all(array) else os.environ["SLURM_JOB_ID"]
 

@@ -151,10 +151,10 @@ def test_table_with_evaluations_from_its_first_sweep_to_its_report(
     assert "waiting for trained  evaluated seed 0" in ended.out
     assert "evaluate 'ckpt=???' trainer.accelerator=cpu +data.eval_images=50" in ended.out
 
-    real, seeds = evaluate.evaluate, iter([0, 1])
+    real, attempts = evaluate.evaluate, iter([0, 1])
 
     def fail_at_first(config: Any) -> Any:
-        if next(seeds) == 0:
+        if next(attempts) == 0:
             raise RunError("no memory")
         return real(config)
 
@@ -173,6 +173,8 @@ def test_table_with_evaluations_from_its_first_sweep_to_its_report(
     cells = expand(read(file))
     assert sorted(added.values(), key=len) == [set(), {f"{cells[2].fingerprint}.json"}]
     assert all(before[name].items() <= after[name].items() for name in before)
+    for cell in cells[:2]:
+        assert cell.finished[1]["command"] == cell.command
 
     (path,) = [path for path in tmp_path.glob("runs/*/evaluations/*.json") if path.stem == cells[2].fingerprint]
     result = json.loads(path.read_text())

@@ -61,14 +61,6 @@ def test_failing_run_does_not_stop_the_others_and_the_same_command_finishes_the_
     assert results(tmp_path) == before
 
 
-def test_result_tells_the_exact_command_of_its_run(cli: Cli, table_file, tmp_path: Path) -> None:
-    file = table_file(seeds=[3])
-    assert cli("sweep", f"table={file}").status == 0
-    (cell,) = expand(read(file))
-    (path,) = tmp_path.glob("runs/*/metrics.json")
-    assert json.loads(path.read_text())["command"] == cell.command
-
-
 def test_dashboard_has_a_run_for_each_cell_in_the_group_of_the_table(
     cli: Cli, table_file, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -80,15 +72,6 @@ def test_dashboard_has_a_run_for_each_cell_in_the_group_of_the_table(
     assert all(b"mine" in record for record in records)
     assert sorted(re.findall(rb"good/\d", record)[0] for record in records) == [b"good/0", b"good/1"]
     assert statuses(file) == ["done", "done"], "a dashboard decides nothing about a result"
-
-
-def test_row_that_takes_a_result_is_trained_after_it(cli: Cli, table_file) -> None:
-    taking = {"name": "two", "overrides": ["data.shift=1"], "takes": {"optimizer.eps": ["one", "test/loss"]}}
-    file = table_file(seeds=[0], rows=[{"name": "one", "overrides": []}, taking])
-    ended = cli("sweep", f"table={file}")
-    assert (ended.status, ended.out.splitlines()[-1]) == (0, "mine: 2 done")
-    one, two = expand(read(file))
-    assert f"optimizer.eps={one.value('test/loss')!r}" in two.overrides
 
 
 def test_value_that_refers_to_another_is_resolved_in_each_run(cli: Cli, table_file) -> None:
