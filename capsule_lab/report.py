@@ -37,7 +37,7 @@ def report(config: DictConfig, command_line: str) -> None:
         console.print(shown)
     for failure in formats.failures(entries):
         console.print(failure, markup=False, soft_wrap=True)
-    folder = Path(str(config.out)) if config.out else runs.root() / "reports"
+    folder = Path(str(config.out)) if config.out else runs.directories.root() / "reports"
     for name, text in {
         f"{table.name}.md": formats.as_markdown(table, entries, command_line),
         f"{table.name}.csv": formats.as_frame(entries).to_csv(index=False, float_format="%.6g"),
@@ -45,7 +45,7 @@ def report(config: DictConfig, command_line: str) -> None:
         f"{table.name}.tex": formats.as_latex(table, entries),
         f"{table.name}.html": formats.as_page(table, entries, command_line),
     }.items():
-        runs.write_text(folder / name, text)
+        runs.files.write_text(folder / name, text)
         console.print(f"written to {folder / name}", soft_wrap=True)
 
 

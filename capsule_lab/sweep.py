@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from typing import Any
 
 from omegaconf import DictConfig
 
@@ -27,21 +28,28 @@ def evaluate_weights(config: DictConfig) -> None:
         RunError: if there is no such run, or another process does the same.
     """
     from capsule_lab import runs
-    from capsule_lab.config import compose
     from capsule_lab.environment import replaced_command_line
-    from capsule_lab.evaluate import evaluate
     from capsule_lab.runs import lock
     from capsule_lab.tables import evaluations
 
-    with lock.claim(config), runs.interruptible("the evaluation was stopped; the same command starts it again"):
+    with lock.claim(config), runs.signals.interruptible("the evaluation was stopped; the same command starts it again"):
         overrides, path = evaluations.of_job(config)
         if path.is_file():
             return
         began = time.monotonic()
         with replaced_command_line("capsule_lab.evaluate", overrides):
-            result, _ = evaluate(compose("evaluate", overrides))
-        if runs.is_first_process():
-            runs.write_json(path, {**result, "evaluation_seconds": round(time.monotonic() - began, 1)})
+            result = evaluation(overrides)
+        if runs.directories.is_first_process():
+            runs.files.write_json(path, {**result, "evaluation_seconds": round(time.monotonic() - began, 1)})
+
+
+def evaluation(overrides: list[str]) -> dict[str, Any]:
+    """The result of ``capsule_lab.evaluate`` for these overrides."""
+    from capsule_lab.config import compose
+    from capsule_lab.evaluate import evaluate
+
+    result, _ = evaluate(compose("evaluate", overrides))
+    return result
 
 
 def main() -> None:

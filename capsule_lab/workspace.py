@@ -28,9 +28,9 @@ def main(config: DictConfig) -> None:
         raise RunError("wandb-workspaces is not installed; expected pip install 'capsule-lab[workspace]'")
     table = read(config.table)
     workspace = build(table, project=config.project, entity=config.entity or "")
-    folder = Path(str(config.out)) if config.out else runs.root() / "reports"
+    folder = Path(str(config.out)) if config.out else runs.directories.root() / "reports"
     path = folder / f"{table.name}_workspace.json"
-    runs.write_text(path, as_json(workspace) + "\n")
+    runs.files.write_text(path, as_json(workspace) + "\n")
     log.info("written to %s", path)
     if config.upload:
         log.info("uploaded: %s", upload(workspace))

@@ -61,8 +61,10 @@ def jobs_of(command: str) -> list[tuple[str, list[str]]]:
         name = name.removeprefix("capsule_lab").removeprefix(".")
     if not (conf_dir() / f"{name}.yaml").is_file():
         return []
-    if name in ("sweep", "report"):
-        words = for_hydra(words, FOR_SWEEP, "+") if name == "sweep" else for_hydra(words, FOR_REPORT)
+    if name == "sweep":  # what is added with a plus is for the sweeper, and not in the configuration of a run
+        words = [word for word in for_hydra(words, FOR_SWEEP, "+") if not word.startswith("+")]
+    if name == "report":
+        words = for_hydra(words, FOR_REPORT)
     given = get_args_parser().parse_args(words)
     parsed = OverridesParser.create().parse_overrides(given.overrides)
     if not given.multirun:

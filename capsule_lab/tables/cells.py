@@ -137,10 +137,10 @@ class TrainingCell(Cell):
 
     @property
     def directories(self) -> list[Path]:
-        return runs.attempts(self.fingerprint)
+        return runs.directories.attempts(self.fingerprint)
 
     def _read(self) -> tuple[Path, dict[str, Any]] | None:
-        results = ((directory, runs.result_of(directory, self.fingerprint)) for directory in self.directories)
+        results = ((directory, runs.results.result_of(directory, self.fingerprint)) for directory in self.directories)
         return next(((directory, result) for directory, result in results if result is not None), None)
 
     def value(self, metric: str) -> float | None:

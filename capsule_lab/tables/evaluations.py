@@ -18,7 +18,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from capsule_lab import runs
 from capsule_lab.build import check
 from capsule_lab.config import compose
-from capsule_lab.errors import RunError
+from capsule_lab.errors import ConfigError, RunError, suggest
 from capsule_lab.tables.arguments import quoted
 
 KEY = "evaluate"
@@ -35,7 +35,7 @@ def fingerprint(training: DictConfig, evaluate: Sequence[str]) -> str:
     config = training.copy()
     with open_dict(config):
         config[KEY] = [override.replace("${", r"\${") for override in evaluate]
-    return runs.config_hash(config)
+    return runs.directories.config_hash(config)
 
 
 def of_job(config: DictConfig) -> tuple[list[str], Path]:
@@ -50,13 +50,15 @@ def of_job(config: DictConfig) -> tuple[list[str], Path]:
     training = config.copy()
     with open_dict(training):
         evaluate = list(training.pop(KEY))
-    hashed = runs.config_hash(training)
-    for directory in runs.attempts(hashed):
-        result = runs.result_of(directory, hashed)
+    hashed = runs.directories.config_hash(training)
+    for directory in runs.directories.attempts(hashed):
+        result = runs.results.result_of(directory, hashed)
         if result is not None:
-            path = result_file(directory, runs.config_hash(config))
+            path = result_file(directory, runs.directories.config_hash(config))
             return command_overrides(training, evaluate, weights_of(directory, result)), path
-    raise RunError(f"no finished run of configuration {hashed} is in {runs.root()}; train it before its evaluation")
+    raise RunError(
+        f"no finished run of configuration {hashed} is in {runs.directories.root()}; train it before its evaluation"
+    )
 
 
 def command_overrides(training: DictConfig, evaluate: Sequence[str], weights: str) -> list[str]:
@@ -80,6 +82,8 @@ def verify(training: DictConfig, overrides: Sequence[str]) -> None:
         HydraException: for overrides that cannot be composed.
     """
     config = compose("evaluate", overrides)
+    if config.split not in ("test", "val"):
+        raise ConfigError(f"split={config.split} does not exist; {suggest(str(config.split), ('test', 'val'))}")
     if "_target_" not in (config.data or {}):
         data = OmegaConf.create(OmegaConf.to_container(training.data))  # no struct flag: `check` names what is unknown
         with open_dict(config):

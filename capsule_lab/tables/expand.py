@@ -91,7 +91,7 @@ def _training_cells(
             composed[given] = compose("train", given)
         config = OmegaConf.merge(composed[given], {"seed": seed})
         assert isinstance(config, DictConfig)
-        fingerprint = runs.config_hash(config)
+        fingerprint = runs.directories.config_hash(config)
         labels = _labels(table, row, column, seed, config, fingerprint)
         found.append(
             TrainingCell(row, column, seed, (*given, f"seed={seed}"), fingerprint, waits_for, config, tuple(labels))
@@ -118,8 +118,8 @@ def _labels(table: Table, row: Row, column: Column, seed: int, config: DictConfi
     loggers = [name for name, options in (config.get("logger") or {}).items() if "group" in options]
     labels = [f"logger.{logger}.{key}={value}" for logger in loggers for key, value in names.items()]
     if config.trainer.devices != 1 or config.trainer.num_nodes != 1:
-        new = runs.root() / f"{table.name}-{row.name}-{fingerprint}"
-        directory = next(iter(runs.attempts(fingerprint)), new)
+        new = runs.directories.root() / f"{table.name}-{row.name}-{fingerprint}"
+        directory = next(iter(runs.directories.attempts(fingerprint)), new)
         labels.append(f"train.directory={quoted(str(directory))}")
     return labels
 

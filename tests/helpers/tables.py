@@ -43,7 +43,7 @@ def write_table(folder: Path, **content: Any) -> Path:
 
 def write_run(cell: TrainingCell, *, error: float = 1.0, attempt: str = "", **more: Any) -> Path:
     """What a finished run of a cell leaves: ``write_run(cell, error=2.5)``."""
-    directory = runs.root() / f"capsnet-mnist-{cell.fingerprint}{attempt}"
+    directory = runs.directories.root() / f"capsnet-mnist-{cell.fingerprint}{attempt}"
     directory.mkdir(parents=True)
     result = {**RESULT, "config_hash": cell.fingerprint, **more}
     result["test"] = {**RESULT["test"], "error": error}

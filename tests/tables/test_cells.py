@@ -32,7 +32,7 @@ def test_a_cell_for_each_row_and_seed(cells) -> None:
 def test_fingerprint_is_that_of_the_command(cells, number: int) -> None:
     program, *arguments = shlex.split(cells[number].command)
     assert (program, arguments[:2]) == ("python", ["-m", "capsule_lab.train"])
-    assert runs.config_hash(compose("train", arguments[2:])) == cells[number].fingerprint
+    assert runs.directories.config_hash(compose("train", arguments[2:])) == cells[number].fingerprint
 
 
 def test_overrides_of_the_command_win_and_reach_every_cell(table_file) -> None:
@@ -137,7 +137,7 @@ def test_failed_run_says_why_and_where(cells, monkeypatch: pytest.MonkeyPatch) -
 def test_run_of_several_processes_gets_its_directory(table_file, finish) -> None:
     (cell,) = expand(read(table_file(seeds=[0])), ["trainer.devices=2"])
     assert cell.job[-2] == f"train.directory='{Path('runs').absolute()}/mine-one-{cell.fingerprint}'"
-    assert runs.config_hash(compose("train", cell.job)) == cell.fingerprint
+    assert runs.directories.config_hash(compose("train", cell.job)) == cell.fingerprint
     directory = finish(cell, status="failed")
     (again,) = expand(read(table_file(seeds=[0])), ["trainer.devices=2"])
     assert again.job[-2:] == (f"train.directory='{directory}'", "train.resume=true")

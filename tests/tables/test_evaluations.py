@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from capsule_lab import evaluate, runs
+from capsule_lab import runs, sweep
 from capsule_lab.config import compose
 from capsule_lab.errors import RunError, TableError
 from capsule_lab.tables.evaluations import of_job
@@ -52,13 +52,13 @@ def test_weights_are_those_that_the_run_tested(file: Path, tested: str | None, n
     assert (config.data.eval_images, config.trainer.accelerator) == (50, "cpu")
 
 
-@pytest.mark.parametrize("evaluate", [["data.eval_images=50"], [], ["data=mnist", "split=validation"], ["+a='${b}'"]])
+@pytest.mark.parametrize("evaluate", [["data.eval_images=50"], [], ["data=mnist", "split=val"], ["+a='${b}'"]])
 def test_fingerprint_is_that_of_the_configuration_of_its_job(table_file, evaluate: list[str]) -> None:
     escaped = [override.replace("${", "\\${") for override in evaluate]  # else it would refer to the table's file
     training, cell = expand(read(table_file(rows=[TRAINED, {**EVALUATED, "evaluate": escaped}], seeds=[0])))
     config = compose("train", cell.job)
     assert list(config.evaluate) == evaluate
-    assert runs.config_hash(config) == cell.fingerprint != training.fingerprint
+    assert runs.directories.config_hash(config) == cell.fingerprint != training.fingerprint
     write_run(training)
     _, cell = expand(read(table_file(rows=[TRAINED, {**EVALUATED, "evaluate": escaped}], seeds=[0])))
     overrides, path = of_job(config)
@@ -112,6 +112,7 @@ def test_quantity_that_was_not_evaluated_is_named(file: Path) -> None:
         ("data.test_crop=13", "row evaluated: data.test_crop does not exist|Options: "),
         ("data.eval_image=13", "row evaluated: data.eval_image does not exist|did you mean data.eval_images"),
         ("splt=test", "row evaluated: splt does not exist|did you mean split"),
+        ("split=tets", "row evaluated: split=tets does not exist|did you mean test"),
         ("data=mnis", "row evaluated: data=mnis does not exist|did you mean mnist"),
         ("data.eval_images=many", "row evaluated: data.eval_images is many|expected"),
     ],
@@ -151,20 +152,20 @@ def test_table_with_evaluations_from_its_first_sweep_to_its_report(
     assert "waiting for trained  evaluated seed 0" in ended.out
     assert "evaluate 'ckpt=???' trainer.accelerator=cpu +data.eval_images=50" in ended.out
 
-    real, attempts = evaluate.evaluate, iter([0, 1])
+    real, attempts = sweep.evaluation, iter([0, 1])
 
-    def fail_at_first(config: Any) -> Any:
+    def fail_at_first(overrides: list[str]) -> dict[str, Any]:
         if next(attempts) == 0:
             raise RunError("no memory")
-        return real(config)
+        return real(overrides)
 
-    monkeypatch.setattr(evaluate, "evaluate", fail_at_first)
+    monkeypatch.setattr(sweep, "evaluation", fail_at_first)
     ended = cli("sweep", f"table={file}")
     assert ended.status == 2
     assert ended.out.splitlines()[-1] == "mine: 3 done, 1 failed"
     assert ended.err.endswith("the same command tries them again: evaluated seed 0: no memory\n")
 
-    monkeypatch.setattr(evaluate, "evaluate", real)
+    monkeypatch.setattr(sweep, "evaluation", real)
     before = contents(tmp_path)
     ended = cli("sweep", f"table={file}")
     assert (ended.status, ended.out.splitlines()[-1]) == (0, "mine: 4 done")
@@ -180,7 +181,7 @@ def test_table_with_evaluations_from_its_first_sweep_to_its_report(
     result = json.loads(path.read_text())
     assert result["command"] == cells[2].command
     assert result["provenance"]["test_images"] == "50 of 359"
-    again, _ = evaluate.evaluate(compose("evaluate", cells[2].overrides))
+    again = sweep.evaluation([*cells[2].overrides])
     assert again["test"]["error"] == cells[2].value("test/error")
 
     ended = cli("report", f"table={file}", "out=.")
