@@ -1,10 +1,11 @@
-"""All that launchers and the sweeper use of Hydra beyond its plugin interface, read from hydra-core 1.3.8."""
+"""All that launchers and tables use of Hydra beyond its plugin interface, read from hydra-core 1.3.8."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.plugins import Plugins
 from hydra.core.singleton import Singleton
 from hydra.core.utils import JobReturn, JobStatus, filter_overrides, run_job, setup_globals
@@ -19,6 +20,7 @@ __all__ = [
     "failed",
     "find_plugins",
     "launcher_of",
+    "override_keys",
     "process_state",
     "restore_process",
     "shown",
@@ -36,8 +38,9 @@ class Task(NamedTuple):
     def compose(self, overrides: Sequence[str], number: int | None = None) -> DictConfig:
         """The configuration of a job, with the node ``hydra``."""
         config = self.hydra_context.config_loader.load_sweep_config(self.config, list(overrides))
-        with open_dict(config):
-            config.hydra.job.id = config.hydra.job.num = number
+        if number is not None:
+            with open_dict(config):
+                config.hydra.job.id = config.hydra.job.num = number
         return config
 
     def run(self, config: DictConfig) -> JobReturn:
@@ -84,6 +87,12 @@ def restore_process(state: dict[str, Any] | None = None) -> None:
 def shown(overrides: Sequence[str]) -> str:
     """Overrides of a job for its log line, without those that are for Hydra."""
     return " ".join(filter_overrides(list(overrides)))
+
+
+def override_keys(overrides: Sequence[str]) -> list[str]:
+    """The key of each override: of ``+a.b=1`` and ``~a.b`` it is ``a.b``, of ``group@package=option`` all before =."""
+    parsed = OverridesParser.create().parse_overrides(list(overrides))
+    return [override.get_key_element().lstrip("+~") for override in parsed]
 
 
 def find_plugins() -> None:

@@ -84,10 +84,11 @@ def verify(training: DictConfig, overrides: Sequence[str]) -> None:
     config = compose("evaluate", overrides)
     if config.split not in ("test", "val"):
         raise ConfigError(f"split={config.split} does not exist; {suggest(str(config.split), ('test', 'val'))}")
-    if "_target_" not in (config.data or {}):
+    given = config.get("data") or {}
+    if "_target_" not in given:
         data = OmegaConf.create(OmegaConf.to_container(training.data))  # no struct flag: `check` names what is unknown
         with open_dict(config):
-            config.data = OmegaConf.merge(data, config.data or {})
+            config.data = OmegaConf.merge(data, given)
     check(config)
 
 

@@ -6,13 +6,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TypeAlias
 
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 
 from capsule_lab import runs
 from capsule_lab.build import check
 from capsule_lab.config import compose, user_message
 from capsule_lab.errors import TableError
+from capsule_lab.launchers.hydra_internals import override_keys
 from capsule_lab.tables import evaluations
 from capsule_lab.tables.arguments import quoted
 from capsule_lab.tables.cells import Cell, EvaluationCell, TrainingCell
@@ -71,9 +71,8 @@ def verify(cell: Cell) -> None:
 def merged(*lists: Sequence[str]) -> list[str]:
     """Overrides of which the last one for each key counts, where it stands."""
     overrides = [override for given in lists for override in given]
-    keys = [parsed.get_key_element().lstrip("+~") for parsed in OverridesParser.create().parse_overrides(overrides)]
     last: dict[str, str] = {}
-    for key, override in zip(keys, overrides, strict=True):
+    for key, override in zip(override_keys(overrides), overrides, strict=True):
         last.pop(key, None)  # so that it stands behind what may contradict it
         last[key] = override
     return list(last.values())

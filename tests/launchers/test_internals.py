@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from operator import attrgetter
 
+import hydra.core.override_parser.overrides_parser
 import hydra.core.plugins
 import hydra.core.singleton
 import hydra.core.utils
@@ -23,6 +24,7 @@ from capsule_lab.launchers.submitit_internals import has_result, output_log
 @pytest.mark.parametrize(
     "name",
     [
+        "core.override_parser.overrides_parser.OverridesParser.create",
         "core.plugins.Plugins.instance",
         "core.plugins.Plugins.instantiate_launcher",
         "core.singleton.Singleton.get_state",
@@ -82,6 +84,11 @@ def test_state_of_hydra_reaches_another_process() -> None:
     HydraConfig.instance().cfg = OmegaConf.create({"hydra": {"job": {"name": "another"}}})
     internals.restore_process(state)
     assert HydraConfig.instance().cfg == before
+
+
+def test_keys_of_overrides() -> None:
+    overrides = ["a.b=1", "+a.c={d: 2}", "++e=3", "~f.g", "model=x", "data@other=y"]
+    assert internals.override_keys(overrides) == ["a.b", "a.c", "e", "f.g", "model", "data@other"]
 
 
 def test_overrides_are_shown_without_those_for_hydra() -> None:

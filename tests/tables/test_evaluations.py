@@ -14,7 +14,7 @@ from capsule_lab import runs, sweep
 from capsule_lab.config import compose
 from capsule_lab.errors import RunError, TableError
 from capsule_lab.tables.evaluations import of_job
-from capsule_lab.tables.expand import distinct, expand
+from capsule_lab.tables.expand import distinct, expand, verify
 from capsule_lab.tables.reader import read
 from capsule_lab.tables.summary import summarise
 from tests.helpers.commands import Ended
@@ -61,6 +61,8 @@ def test_fingerprint_is_that_of_the_configuration_of_its_job(table_file, evaluat
     assert runs.directories.config_hash(config) == cell.fingerprint != training.fingerprint
     write_run(training)
     _, cell = expand(read(table_file(rows=[TRAINED, {**EVALUATED, "evaluate": escaped}], seeds=[0])))
+    if evaluate[:1] != ["+a='${b}'"]:  # which is no option
+        verify(cell)
     overrides, path = of_job(config)
     assert tuple(overrides) == cell.overrides
     assert path == cell.training.finished[0] / "evaluations" / f"{cell.fingerprint}.json"
