@@ -8,14 +8,19 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from capsule_lab import train
+from capsule_lab import runs, train
 from capsule_lab.command import command
+from capsule_lab.config import compose
+from capsule_lab.environment import replaced_command_line
+from capsule_lab.evaluate import evaluate
+from capsule_lab.runs import lock
+from capsule_lab.tables import evaluations
 from capsule_lab.tables.arguments import FOR_SWEEP, for_hydra
 
 
 def run(config: DictConfig) -> None:
     """One job: train as ``config`` says, or evaluate the weights that it gives if it has the key ``evaluate``."""
-    if "evaluate" in config:
+    if evaluations.KEY in config:
         evaluate_weights(config)
     else:
         train.run(config)
@@ -27,11 +32,6 @@ def evaluate_weights(config: DictConfig) -> None:
     Raises:
         RunError: if there is no such run, or another process does the same.
     """
-    from capsule_lab import runs
-    from capsule_lab.environment import replaced_command_line
-    from capsule_lab.runs import lock
-    from capsule_lab.tables import evaluations
-
     with lock.claim(config), runs.signals.interruptible("the evaluation was stopped; the same command starts it again"):
         overrides, path = evaluations.of_job(config)
         if path.is_file():
@@ -45,9 +45,6 @@ def evaluate_weights(config: DictConfig) -> None:
 
 def evaluation(overrides: list[str]) -> dict[str, Any]:
     """The result of ``capsule_lab.evaluate`` for these overrides."""
-    from capsule_lab.config import compose
-    from capsule_lab.evaluate import evaluate
-
     result, _ = evaluate(compose("evaluate", overrides))
     return result
 
