@@ -1,4 +1,4 @@
-"""What a result needs beside it: the machine, the command, the commit, the versions."""
+"""Facts about this process that are stored with a result: machine, command, commit, versions."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from capsule_lab import __version__
 
 
 def hardware(device: torch.device, count: int = 1) -> str:
-    """The device in words, for results; ``count`` of them."""
+    """Name of the device, for results; ``count`` of them."""
     if device.type == "cuda":
         return f"{count} x {torch.cuda.get_device_name(device)}"
     return f"{_processor()}, {os.cpu_count()} cores, {count} x {torch.get_num_threads()} threads"
@@ -34,7 +34,7 @@ def _processor() -> str:
 
 
 def of_this_process() -> dict[str, Any]:
-    """What a result needs beside it to be repeated: command, commit, versions."""
+    """Command, commit and versions, by which a result can be repeated."""
     return {
         "command": command_line(),
         "commit": _commit(),
@@ -44,29 +44,30 @@ def of_this_process() -> dict[str, Any]:
 
 
 def command_line(*more: str) -> str:
-    """The command of this process, as one would type it, with ``more`` words that it did not have."""
+    """The command of this process, as one would type it, with ``more`` arguments that it did not have."""
     spec = getattr(sys.modules["__main__"], "__spec__", None)
     start = ["python", "-m", spec.name] if spec else [Path(sys.argv[0]).name]
-    return shlex.join([*start, *sys.argv[1:], *(word for word in more if word not in sys.argv)])
+    return shlex.join([*start, *sys.argv[1:], *(argument for argument in more if argument not in sys.argv)])
 
 
 @contextmanager
-def standing_for(module: str, words: Iterable[str]) -> Iterator[None]:
-    """One job of a sweep is for a while the process of its own command.
+def replaced_command_line(module: str, arguments: Iterable[str]) -> Iterator[None]:
+    """Make a job of a sweep look as if it had been started by a command of its own.
 
-    That command is then what a result says made it, and what Lightning starts as the other processes of a job.
+    Lightning starts the other processes of a distributed run by ``sys.argv`` and ``__main__.__spec__`` of the first,
+    and takes no other command; ``command_line`` reads the same.
 
     Args:
         module: what ``python -m`` would run.
-        words: its arguments.
+        arguments: of that command.
     """
-    main, before, found = sys.modules["__main__"], sys.argv, importlib.util.find_spec(module)
+    main, argv = sys.modules["__main__"], sys.argv
     spec = getattr(main, "__spec__", None)
-    sys.argv, main.__spec__ = [before[0], *words], found
+    sys.argv, main.__spec__ = [argv[0], *arguments], importlib.util.find_spec(module)
     try:
         yield
     finally:
-        sys.argv, main.__spec__ = before, spec
+        sys.argv, main.__spec__ = argv, spec
 
 
 def _commit() -> str | None:

@@ -1,18 +1,58 @@
-"""Train a paper's table: ``python -m capsule_lab.sweep table=smoke launcher=gpus``."""
+"""Run a paper's table: ``python -m capsule_lab.sweep table=smoke launcher=gpus``."""
 
 from __future__ import annotations
 
 import sys
+import time
+from typing import Any
 
-from capsule_lab import train
+from omegaconf import DictConfig
+
+from capsule_lab import runs, train
 from capsule_lab.command import command
-from capsule_lab.tables import arguments
+from capsule_lab.config import compose
+from capsule_lab.environment import replaced_command_line
+from capsule_lab.evaluate import evaluate
+from capsule_lab.runs import lock
+from capsule_lab.tables import evaluations
+from capsule_lab.tables.arguments import FOR_SWEEP, for_hydra
+
+
+def run(config: DictConfig) -> None:
+    """One job: train as ``config`` says, or evaluate the weights that it gives if it has the key ``evaluate``."""
+    if evaluations.KEY in config:
+        evaluate_weights(config)
+    else:
+        train.run(config)
+
+
+def evaluate_weights(config: DictConfig) -> None:
+    """Evaluate the finished run of a configuration, unless that has been done, and write the result beside it.
+
+    Raises:
+        RunError: if there is no such run, or another process does the same.
+    """
+    with lock.claim(config), runs.signals.interruptible("the evaluation was stopped; the same command starts it again"):
+        overrides, path = evaluations.of_job(config)
+        if path.is_file():
+            return
+        began = time.monotonic()
+        with replaced_command_line("capsule_lab.evaluate", overrides):
+            result = evaluation(overrides)
+        if runs.directories.is_first_process():
+            runs.files.write_json(path, {**result, "evaluation_seconds": round(time.monotonic() - began, 1)})
+
+
+def evaluation(overrides: list[str]) -> dict[str, Any]:
+    """The result of ``capsule_lab.evaluate`` for these overrides."""
+    result, _ = evaluate(compose("evaluate", overrides))
+    return result
 
 
 def main() -> None:
-    """Hydra's multirun of ``train``, whose jobs a table gives; see ``hydra_plugins/capsule_lab_plugins``."""
-    sys.argv[1:] = arguments.for_hydra(sys.argv[1:], (*arguments.OWN, "dry_run"), "hydra.sweeper.")
-    command("sweep")(train.run)()
+    """Hydra's multirun of ``run``, whose jobs come from a table; see ``capsule_lab.tables.sweeper``."""
+    sys.argv[1:] = for_hydra(sys.argv[1:], FOR_SWEEP, prefix="+")
+    command("sweep")(run)()
 
 
 if __name__ == "__main__":

@@ -10,20 +10,19 @@ from typing import Any
 from omegaconf import DictConfig
 
 from capsule_lab.command import command
-from capsule_lab.errors import RunError
+from capsule_lab.errors import RunError, one_line
 
 log = logging.getLogger(__name__)
 
 STEP = "trainer/global_step"  # as Lightning's logger calls it
 IMAGES = ["val/reconstructions", "val/confusion", "test/confusion"]
-_LOGGED_AS = {"validation": "val"}  # of metrics.json
 
 
 @command("workspace")
 def main(config: DictConfig) -> None:
     """Build the workspace, write it as JSON, and upload it if that is asked for."""
     from capsule_lab import runs
-    from capsule_lab.tables.schema import read
+    from capsule_lab.tables.reader import read
 
     if find_spec("wandb_workspaces") is None:
         raise RunError("wandb-workspaces is not installed; expected pip install 'capsule-lab[workspace]'")
@@ -41,7 +40,7 @@ def build(table: Any, *, project: str, entity: str = "") -> Any:
     """The ``wandb_workspaces`` Workspace of a table: its runs by row, mean and standard deviation over seeds.
 
     Args:
-        table: as ``tables.table.read`` gives it; its runs are those of the group of its name.
+        table: as ``tables.reader.read`` gives it; its runs are those of the group of its name.
         project: of W&B.
         entity: a user or team of W&B.
     """
@@ -57,7 +56,7 @@ def build(table: Any, *, project: str, entity: str = "") -> Any:
     def every(pattern: str, title: str) -> Any:
         return wr.LinePlot(title=title, x=STEP, metric_regex=pattern, **over_seeds)
 
-    results = metrics_of(table)
+    results = list(dict.fromkeys(column.metric for column in table.columns))
     sections = {
         "Results, mean and standard deviation over seeds": [
             *(wr.BarPlot(title=metric, metrics=[metric], **over_seeds) for metric in results),
@@ -100,14 +99,8 @@ def _runs_of(table: Any) -> int:
     return len(lines) * len(table.seeds)
 
 
-def metrics_of(table: Any) -> list[str]:
-    """What the table compares, as runs log it."""
-    parts = [column.metric.partition("/") for column in table.columns]
-    return list(dict.fromkeys(f"{_LOGGED_AS.get(split, split)}/{name}" for split, _, name in parts))
-
-
 def as_json(workspace: Any) -> str:
-    """What W&B is sent, which the package's own model has validated."""
+    """What W&B is sent, validated by a model that wandb-workspaces (read from 0.4.13) gives to no public method."""
     return str(workspace._to_model().spec.model_dump_json(by_alias=True, exclude_none=True, indent=2))
 
 
@@ -123,10 +116,9 @@ def upload(workspace: Any) -> str:
         workspace.entity = workspace.entity or wandb.Api().default_entity or ""
         return str(workspace.save().url)
     except wandb.errors.Error as error:
-        reason = " ".join(str(error).split())
         raise RunError(
-            f"W&B did not take the workspace ({reason}); log in with wandb login, name the project with project=… and "
-            "entity=…, and try again"
+            f"W&B did not take the workspace ({one_line(error)}); log in with wandb login, name the "
+            "project with project=… and entity=…, and try again"
         ) from error
 
 

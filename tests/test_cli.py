@@ -23,9 +23,9 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from capsule_lab import __main__ as overview
 from capsule_lab import build
-from capsule_lab.check import check
-from capsule_lab.config import commands, compose, conf_dir, groups, head, options_of, user_message
-from capsule_lab.tables import arguments
+from capsule_lab.build import check
+from capsule_lab.config import compose, conf_dir
+from capsule_lab.tables.arguments import FOR_REPORT, FOR_SWEEP, for_hydra
 from capsule_lab.train import summary
 from tests.helpers.commands import NO_PICTURES, ROOT, TINY, TINY_CAPSNET, Ended, Trained, python
 from tests.helpers.messages import one_sentence
@@ -56,10 +56,11 @@ def jobs_of(command: str) -> list[tuple[str, list[str]]]:
         name = name.removeprefix("capsule_lab").removeprefix(".")
     if not (conf_dir() / f"{name}.yaml").is_file():
         return []
-    if name in ("sweep", "report"):
-        prefix, more = ("hydra.sweeper.", "dry_run") if name == "sweep" else ("", "out")
-        rest = arguments.for_hydra(rest, (*arguments.OWN, more), prefix)
-    given = get_args_parser().parse_args(rest)
+    if name == "sweep":  # what is added with a plus is for the sweeper, and not in the configuration of a run
+        words = [word for word in for_hydra(words, FOR_SWEEP, "+") if not word.startswith("+")]
+    if name == "report":
+        words = for_hydra(words, FOR_REPORT)
+    given = get_args_parser().parse_args(words)
     parsed = OverridesParser.create().parse_overrides(given.overrides)
     if not given.multirun:
         return [(name, given.overrides)]

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from capsule_lab.config import compose, sweeps_dir
-from capsule_lab.tables.schema import read
+from capsule_lab.tables.reader import read
 from capsule_lab.workspace import as_json, build
 from tests.helpers.commands import NO_PICTURES, TINY_DATA, Ended, Trained, python
 
@@ -21,6 +21,7 @@ internal = pytest.importorskip("wandb_workspaces.workspaces.internal", reason="w
 
 Cli = Callable[..., Ended]
 TABLES = sorted(path.stem for path in sweeps_dir().glob("*.yaml"))
+SHORT = ["trainer.max_epochs=1", "trainer.limit_train_batches=1", "data.batch_size=8", "data.eval_images=8"]
 EM = ["model=em_caps", "model.channels=4", "model.primary_types=2", "model.conv_types=[2,2]"]
 
 
@@ -51,7 +52,7 @@ def logged(request: pytest.FixtureRequest, trained: Trained, tmp_path_factory: p
         directory = tmp_path_factory.mktemp("em") / "run"
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("CAPSULE_LAB_RUN", "")
-            train(compose("train", [*EM, *TINY_DATA, *NO_PICTURES, "trainer.max_epochs=1"]), directory)
+            train(compose("train", [*EM, *TINY_DATA, *NO_PICTURES, *SHORT]), directory)
     return (directory / "metrics.csv").read_text().splitlines()[0].split(",")
 
 
@@ -159,7 +160,7 @@ def test_without_an_account_it_says_so_in_one_sentence(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "sentence"),
+    ("arguments", "sentence"),
     [
         ([], "table is missing; expected table=<name>, one of "),
         (["table=smok"], "table=smok does not exist; did you mean smoke?"),
@@ -167,8 +168,8 @@ def test_without_an_account_it_says_so_in_one_sentence(tmp_path: Path) -> None:
     ],
     ids=str,
 )
-def test_wrong_words_end_in_one_sentence(cli: Cli, words: list[str], sentence: str) -> None:
-    ended = cli("workspace", *words)
+def test_wrong_arguments_end_in_one_sentence(cli: Cli, arguments: list[str], sentence: str) -> None:
+    ended = cli("workspace", *arguments)
     assert (ended.status, ended.err.count("\n")) == (2, 1)
     assert sentence in ended.err
 

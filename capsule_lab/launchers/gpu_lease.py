@@ -1,4 +1,4 @@
-"""GPUs of this machine: which there are, how many a run asks for, and these for a process alone."""
+"""GPUs of this machine: which there are, how many a run asks for, and a lock on each for one process."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from filelock import FileLock, Timeout
 
 from capsule_lab.errors import DeviceError
 
-_EVERY = 0.5  # ours: seconds between two looks for free ones
+_POLL_SECONDS = 0.5  # ours: between two attempts to find free GPUs
 
 _held: list[FileLock] = []
 
 
 def visible_gpus() -> list[str]:
     """Names of the GPUs that CUDA would show to a process; none on a machine without."""
-    import torch
+    import torch  # slow, and Hydra imports this module in every command
 
     count = torch.cuda.device_count()
     named = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
@@ -44,7 +44,7 @@ def gpus_of_a_run(accelerator: str, devices: Any, gpus: Sequence[str]) -> int:
         return len(gpus)
     if isinstance(devices, bool) or not str(devices).isdecimal() or int(devices) < 1:
         raise DeviceError(
-            f"trainer.devices is {devices}; expected how many GPUs the run takes, 1 to {len(gpus)}, or auto for all: "
+            f"trainer.devices is {devices}; expected how many GPUs the run takes, 1 to {len(gpus)}, or auto for all; "
             "it gets those that are free"
         )
     if int(devices) > len(gpus):
@@ -56,10 +56,10 @@ def gpus_of_a_run(accelerator: str, devices: Any, gpus: Sequence[str]) -> int:
 
 
 def lease(gpus: Sequence[str], count: int = 1) -> tuple[str, ...]:
-    """Make so many GPUs that nobody else has leased the only ones that this process sees, until it ends.
+    """Lock so many free GPUs for this process until it ends, and make them the only ones that it sees.
 
-    Waits until they are free, all at once: nobody keeps some of them while it waits for others. The locks are the
-    kernel's, which gives them back however the process ends.
+    Waits until they are free, all at once: no process keeps some of them while it waits for others. The locks are the
+    kernel's, which releases them also if the process is killed.
 
     Args:
         gpus: names to choose from.
@@ -76,18 +76,18 @@ def lease(gpus: Sequence[str], count: int = 1) -> tuple[str, ...]:
     folder = Path(tempfile.gettempdir()) / f"capsule_lab-{os.getuid()}"
     folder.mkdir(exist_ok=True)
     while count:
-        with FileLock(folder / "looking.lock"):  # two that look at once might each find half of what it needs
+        with FileLock(folder / "search.lock"):  # two processes might each find half of what they need
             taken = _free(folder, gpus, count)
         if len(taken) == count:
             _held.extend(taken.values())
             os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(taken)
             return tuple(taken)
-        time.sleep(_EVERY)
+        time.sleep(_POLL_SECONDS)
     return ()
 
 
 def _free(folder: Path, gpus: Sequence[str], count: int) -> dict[str, FileLock]:
-    """Locks of so many GPUs by name, now held; none if there are not so many."""
+    """Locks of so many GPUs by name, which are held now; none if there are not so many."""
     taken: dict[str, FileLock] = {}
     for gpu in gpus:
         lock = FileLock(folder / f"gpu-{gpu}.lock")

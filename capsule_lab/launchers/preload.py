@@ -1,22 +1,18 @@
-"""What every run would do first, done once by the server that runs are forked from; no thread and no CUDA begins here.
-
-Hydra leaves modules alone whose name begins with an underscore.
-"""
+"""Imported by the server that GPUPool forks its jobs from, so that each of them need not; starts no thread, no CUDA."""
 
 from __future__ import annotations
 
 import matplotlib.backends.backend_agg
 import sklearn.datasets
-from hydra.core.plugins import Plugins
 
 import capsule_lab.callbacks
 import capsule_lab.data
 import capsule_lab.kernels.cpu
-import capsule_lab.launchers.gpu_lease
-import capsule_lab.runs.lock
+import capsule_lab.launchers.job_process
 from capsule_lab.config import compose
+from capsule_lab.launchers.hydra_internals import find_plugins
 
 LOADED = (matplotlib.backends.backend_agg, sklearn.datasets, capsule_lab)
 
-Plugins.instance()  # looks through all packages
-compose()  # fills the parser's caches
+find_plugins()
+compose()  # fills the caches of the parser

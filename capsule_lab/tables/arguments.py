@@ -1,41 +1,38 @@
-"""Words of a command that is about a table: its own, and those for the training runs."""
+"""Arguments of a command about a table: its own, and the overrides for the runs of the table."""
 
 from __future__ import annotations
 
-import json
+import re
 from collections.abc import Sequence
-from urllib.parse import unquote
 
-OWN = ("table", "rows", "columns", "seeds")
+SELECTION = ("rows", "columns", "seeds")
+FOR_SWEEP = ("table", *SELECTION, "dry_run")
+FOR_REPORT = ("table", *SELECTION, "out")
 
 
-def for_hydra(words: Sequence[str], own: Sequence[str], prefix: str = "") -> list[str]:
-    """Words as Hydra takes them: ``own`` ones with a prefix, the others together as the list ``overrides``.
+def for_hydra(arguments: Sequence[str], own: Sequence[str], prefix: str = "") -> list[str]:
+    """Arguments as Hydra takes them: ``own`` ones with a prefix, overrides of runs together as the list ``overrides``.
 
-    ``launcher=`` and what begins with ``hydra`` or a dash stay as they are; ``--dry-run`` is ``dry_run=true``.
+    That list keeps them from Hydra, which would apply them to the configuration of the command. ``launcher=`` and what
+    begins with ``hydra`` or a dash stay as they are; ``--dry-run`` is ``dry_run=true``.
     """
-    kept, for_runs = [], []
-    for word in words:
-        key, is_pair, _ = word.partition("=")
+    kept, overrides = [], []
+    for argument in arguments:
+        key, is_pair, _ = argument.partition("=")
         key = key.lstrip("+")
-        if word == "--dry-run":
+        if argument == "--dry-run":
             kept.append(f"{prefix}dry_run=true")
         elif key in own:
-            kept.append(f"{prefix}{word}")
-        elif not (is_pair or word.startswith("~")) or key == "launcher" or key.startswith(("-", "hydra")):
-            kept.append(word)
+            kept.append(f"{prefix}{argument}")
+        elif not (is_pair or argument.startswith("~")) or key == "launcher" or key.startswith(("-", "hydra")):
+            kept.append(argument)
         else:
-            for_runs.append(word)
-    if not for_runs:
-        return kept
-    hidden = [word.replace("%", "%25").replace("$", "%24") for word in for_runs]
-    return [*kept, f"{prefix}overrides={json.dumps(hidden, ensure_ascii=False)}"]
+            overrides.append(argument)
+    return [*kept, f"{prefix}overrides=[{','.join(map(quoted, overrides))}]"] if overrides else kept
 
 
-def of_runs(overrides: Sequence[str]) -> list[str]:
-    """The words for runs, from the list that ``for_hydra`` made of them.
-
-    There they are in the form of addresses, %24 for $, as ${…} is to be resolved in the configuration of each run and
-    not in that of the command.
-    """
-    return [unquote(word) for word in overrides]
+def quoted(text: str) -> str:
+    """``text`` as a string in Hydra's grammar of overrides, in which nothing is interpolated."""
+    text = re.sub(r"(\\*)\$\{", lambda match: match[1] * 2 + "\\${", text)
+    text = re.sub(r"(\\*)('|$)", lambda match: match[1] * 2 + match[2].replace("'", "\\'"), text)
+    return f"'{text}'"

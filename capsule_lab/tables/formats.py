@@ -1,4 +1,4 @@
-"""A summary of a table on the terminal, and as Markdown, CSV, LaTeX and one HTML page that needs nothing else."""
+"""A summary of a table on the terminal, and as Markdown, CSV, LaTeX and one self-contained HTML page."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from capsule_lab.tables.schema import Table
 from capsule_lab.tables.summary import Entry, Run, best_runs
 
 _IN_LATEX = str.maketrans({character: f"\\{character}" for character in "&%$#_{}"})
-HEADINGS = ["", "published", "ours", "n", "difference", "standin", "n stand-in", "minutes", "parameters", "runs"]
+HEADINGS = ["", "published", "ours", "n", "difference", "standin", "n standin", "minutes", "parameters", "runs"]
 
 
 def cells_of(entry: Entry) -> list[str]:
     """One line of a table for people, in the order of ``HEADINGS``."""
-    published, ours, stand_in = entry.published, entry.ours, entry.stand_in
+    published, ours, standin = entry.published, entry.ours, entry.standin
     return [
         entry.row.label,
         str(published or ""),
         str(ours or ""),
         str(ours.count if ours else ""),
         "" if entry.difference is None else f"{entry.difference:+.2f}",
-        str(stand_in or ""),
-        str(stand_in.count if stand_in else ""),
+        str(standin or ""),
+        str(standin.count if standin else ""),
         "" if entry.minutes is None else f"{entry.minutes:.1f}",
         entry.shared("parameters"),
         entry.state,
@@ -69,7 +69,7 @@ def as_frame(entries: Sequence[Entry]) -> pd.DataFrame:
     """Plain numbers, one line per entry, for a CSV."""
     records = []
     for entry in entries:
-        published, ours, stand_in = entry.published, entry.ours, entry.stand_in
+        published, ours, standin = entry.published, entry.ours, entry.standin
         records.append(
             {
                 "column": entry.column.label,
@@ -81,9 +81,9 @@ def as_frame(entries: Sequence[Entry]) -> pd.DataFrame:
                 "ours_std": ours and ours.std,
                 "ours_n": ours.count if ours else 0,
                 "difference": entry.difference,
-                "stand_in": stand_in and stand_in.mean,
-                "stand_in_std": stand_in and stand_in.std,
-                "stand_in_n": stand_in.count if stand_in else 0,
+                "standin": standin and standin.mean,
+                "standin_std": standin and standin.std,
+                "standin_n": standin.count if standin else 0,
                 "minutes": entry.minutes,
                 "parameters": entry.shared("parameters").replace(",", ""),
                 "hardware": entry.shared("hardware"),
@@ -141,7 +141,7 @@ def as_latex(table: Table, entries: Sequence[Entry]) -> str:
 
 
 def as_page(table: Table, entries: Sequence[Entry], command: str) -> str:
-    """One HTML page with everything in it: tables, curves of every run, figures of the best, commands."""
+    """One self-contained HTML page: tables, curves of every run, figures of the best, commands."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=jinja2.StrictUndefined
     )
@@ -173,7 +173,7 @@ def notes(entries: Sequence[Entry]) -> dict[str, str]:
 
 
 def failures(entries: Sequence[Entry]) -> list[str]:
-    """What failed, why, and where it is written."""
+    """What failed, why, and the log."""
     cells = {cell.fingerprint: cell for entry in entries for cell in entry.unfinished if cell.status == "failed"}
     return [f"{cell.name} failed: {cell.failure}" for cell in cells.values()]
 
@@ -182,7 +182,7 @@ def _curves(entries: Sequence[Entry]) -> dict[str, Mapping[str, Path]]:
     curves: dict[str, dict[str, Path]] = {}
     for entry in entries:
         for run in entry.runs:
-            if (run.directory / "metrics.csv").is_file():
+            if (run.directory / "metrics.csv").is_file() and not entry.row.of:
                 label = f"seed {run.cell.seed}{'' if run.real else ', stand-in'}"
                 curves.setdefault(f"{entry.row.label}: {entry.column.label}", {})[label] = run.directory / "metrics.csv"
     return dict(curves)

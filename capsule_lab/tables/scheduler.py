@@ -1,20 +1,21 @@
-"""Sweep a table: what is left of it goes to a launcher, and again while a result makes more of it possible."""
+"""Run a table: cells without a result go to a launcher, then those that needed results of other cells."""
 
 from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from hydra.core.utils import JobStatus
 from rich.console import Console
 
 from capsule_lab.build import build_without_weights
 from capsule_lab.errors import TableError
+from capsule_lab.launchers.hydra_internals import error_of
 from capsule_lab.runs import lock
-from capsule_lab.tables.cells import DONE, FAILED, MISSING, RUNNING, WAITING, Cell, distinct, expand, verify
-from capsule_lab.tables.schema import Table, chosen, read
+from capsule_lab.tables.cells import DONE, FAILED, MISSING, RUNNING, WAITING, Cell, TrainingCell
+from capsule_lab.tables.expand import distinct, expand, verify
+from capsule_lab.tables.schema import Table
 
 log = logging.getLogger(__name__)
 
@@ -24,51 +25,42 @@ Launch = Callable[[Sequence[Sequence[str]], int], Sequence[Any]]
 _STYLES = {DONE: "green", RUNNING: "cyan", FAILED: "red", MISSING: "yellow", WAITING: "dim"}
 
 
-def chosen_table(name: str | None, selection: Mapping[str, Any]) -> Table:
-    """The rows, columns and seeds of a table that were asked for.
-
-    Raises:
-        TableError: if there is no such table, row or column.
-    """
-    return chosen(read(name), **selection)
-
-
-def train_all(table: Table, words: Sequence[str], launch: Launch, more: Sequence[str] = ()) -> None:
-    """Launch every cell that is not complete, those that wait for another row as soon as they can be.
+def run_table(table: Table, overrides: Sequence[str], launch: Launch, more: Sequence[str] = ()) -> None:
+    """Launch every cell that is not complete, those that wait for another row as soon as it has a result.
 
     Args:
-        table: what to train.
-        words: overrides for every cell, over the table's.
+        table: what to train and evaluate.
+        overrides: for every training run, over the table's.
         launch: runs jobs, and returns when all have ended.
-        more: overrides that decide nothing about a result.
+        more: overrides of every job that do not change its result.
 
     Raises:
-        TableError: when all has been tried, if a run failed.
+        TableError: before anything is launched for overrides that cannot work, and at the end if a run failed.
     """
+    cells = distinct(expand(table, overrides))
+    log.info("%s: %s", table.name, _counted(cells))
+    for cell in _one_of_each([cell for cell in cells if cell.status in (FAILED, MISSING, WAITING)]):
+        verify(cell)
     tried: set[str] = set()
-    while True:
-        cells = distinct(expand(table, words))
-        if not tried:
-            log.info("%s: %s", table.name, _counted(cells))
-        left = [cell for cell in cells if cell.status in (FAILED, MISSING) and cell.fingerprint not in tried]
-        if not left:
-            break
-        for cell in _one_of_each(left):
-            verify(cell)  # before anything is launched
+    while left := [cell for cell in cells if cell.status in (FAILED, MISSING) and cell.fingerprint not in tried]:
         ended = launch([[*cell.job, *more] for cell in left], len(tried))
         for cell, job in zip(left, ended, strict=True):
-            if job.status is JobStatus.FAILED:
-                lock.record_failure(cell.fingerprint, str(job._return_value))
+            if (error := error_of(job)) is not None:
+                lock.note_failure(cell.fingerprint, str(error))
         tried |= {cell.fingerprint for cell in left}
-    _tell(table, cells)
+        cells = distinct(expand(table, overrides))
+    log.info("%s: %s", table.name, _counted(cells))
+    _raise_if_failed(table, cells)
 
 
-def show_plan(table: Table, words: Sequence[str]) -> None:
-    """The status and the command of every cell, whose network is built, but for its weights, as in a real run."""
-    cells = distinct(expand(table, words))
+def show_plan(table: Table, overrides: Sequence[str]) -> None:
+    """Print the status and the command of every cell, after building its network as in a run, but without weights."""
+    cells = distinct(expand(table, overrides))
     console = Console(highlight=False)
     for cell in _one_of_each(cells):
-        build_without_weights(verify(cell))
+        verify(cell)
+        if isinstance(cell, TrainingCell):
+            build_without_weights(cell.config)
     for cell in cells:
         waiting = f" for {cell.waits_for}" if cell.waits_for else ""
         console.print(f"[{_STYLES[cell.status]}]{cell.status}{waiting}[/]  {cell.name}", soft_wrap=True)
@@ -83,8 +75,7 @@ def _one_of_each(cells: Sequence[Cell]) -> list[Cell]:
     return list({(cell.row.name, cell.column.name): cell for cell in cells}.values())
 
 
-def _tell(table: Table, cells: Sequence[Cell]) -> None:
-    log.info("%s: %s", table.name, _counted(cells))
+def _raise_if_failed(table: Table, cells: Sequence[Cell]) -> None:
     failed = [cell for cell in cells if cell.status == FAILED]
     if failed:
         listed = "; ".join(f"{cell.name}: {cell.failure}" for cell in failed)

@@ -1,4 +1,4 @@
-"""What a table came to: mean and spread over seeds beside what was published, read from run directories alone."""
+"""Results of a table: mean and spread over seeds beside what was published, read from run directories alone."""
 
 from __future__ import annotations
 
@@ -11,17 +11,19 @@ from pathlib import Path
 from typing import Any
 
 from capsule_lab.errors import TableError
-from capsule_lab.tables.cells import DONE, STAND_IN, Cell, expand
+from capsule_lab.tables.cells import DONE, Cell
+from capsule_lab.tables.expand import expand
 from capsule_lab.tables.schema import Column, Published, Row, Table
 
 log = logging.getLogger(__name__)
 
-GENUINE = "real"  # as a data module's provenance says it
+STANDIN = "data.source=standin"
+"""Override of runs that a report finds beside those that were asked for."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """One finished run behind an entry, on whichever data."""
+    """One result behind an entry, on real data or a stand-in."""
 
     cell: Cell
     value: float
@@ -30,13 +32,13 @@ class Run:
 
     @property
     def real(self) -> bool:
-        """Whether it was trained on what the paper was, rather than on a stand-in."""
-        return bool(self.result["provenance"]["source"] == GENUINE)
+        """Whether it was trained and tested on real data, rather than on a stand-in."""
+        return bool(self.result["provenance"]["source"] == "real")
 
     @property
     def minutes(self) -> float:
-        """How long training took."""
-        return float(self.result["training_seconds"]) / 60  # 60 s a minute
+        """How long training took, or the evaluation if that is what the row shows."""
+        return float(self.result.get("evaluation_seconds", self.result["training_seconds"])) / 60
 
 
 @dataclass(frozen=True)
@@ -73,7 +75,7 @@ class Entry:
         return _mean([run.value for run in self.runs if run.real])
 
     @property
-    def stand_in(self) -> Mean | None:
+    def standin(self) -> Mean | None:
         """Over runs on stand-ins, which do not compare with anything published."""
         return _mean([run.value for run in self.runs if not run.real])
 
@@ -84,8 +86,8 @@ class Entry:
 
     @property
     def state(self) -> str:
-        """How many of the runs that were asked for are there, and what became of the others."""
-        if not self.row.overrides:
+        """How many of the runs that were asked for have finished, and the status of the others."""
+        if not self.row.has_runs:
             return "reported"
         without = f"without {self.column.metric}"
         found = Counter(without if cell.status == DONE else cell.status for cell in self.unfinished)
@@ -94,12 +96,12 @@ class Entry:
 
     @property
     def counted(self) -> tuple[Run, ...]:
-        """The runs whose cost is told: those on real data if there are any, as the others may be far shorter."""
+        """The runs whose cost is shown: those on real data if there are any, as the others may be far shorter."""
         return tuple(run for run in self.runs if run.real) or self.runs
 
     def shared(self, key: str) -> str:
-        """What the ``counted`` say of ``parameters``, ``hardware`` and the like; all of it where they differ."""
-        return "; ".join(dict.fromkeys(_in_words(run.result.get(key)) for run in self.counted))
+        """``parameters``, ``hardware`` and the like of the ``counted``; all values if they differ."""
+        return "; ".join(dict.fromkeys(_as_text(run.result.get(key)) for run in self.counted))
 
     @property
     def data(self) -> str:
@@ -112,14 +114,14 @@ class Entry:
         return statistics.fmean(run.minutes for run in self.counted) if self.runs else None
 
 
-def summarise(table: Table, words: Sequence[str] = ()) -> list[Entry]:
+def summarise(table: Table, overrides: Sequence[str] = ()) -> list[Entry]:
     """An entry for each row in each column that has something to show.
 
     Runs of the same configuration on stand-in data are found, too, whether or not they are asked for.
     """
-    asked = expand(table, words)
+    asked = expand(table, overrides)
     known = {cell.fingerprint for cell in asked}
-    others = [cell for cell in expand(table, [*words, STAND_IN]) if cell.fingerprint not in known]
+    others = [cell for cell in expand(table, [*overrides, STANDIN]) if cell.fingerprint not in known]
     entries = []
     for column in table.columns:
         for row in table.rows:
@@ -158,5 +160,5 @@ def _mean(values: Sequence[float]) -> Mean | None:
     return Mean(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None, len(values))
 
 
-def _in_words(value: Any) -> str:
+def _as_text(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) else str(value)

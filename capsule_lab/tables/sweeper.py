@@ -1,64 +1,58 @@
-"""The sweeper for tables of papers: every row with every seed, less what is complete already."""
+"""The sweeper for tables of papers: every cell of a table that has no result yet is a job."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
-from hydra.core.plugins import Plugins
 from hydra.plugins.launcher import Launcher
 from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
 
+from capsule_lab.launchers.hydra_internals import launcher_of
+from capsule_lab.tables.arguments import FOR_SWEEP, SELECTION
+
 
 class CellSweeper(Sweeper):
-    """Hands the cells of a table that are not complete to whatever launcher is chosen.
+    """Hands the cells of a table that are not complete to the chosen launcher.
 
-    Args:
-        table: its name in ``sweeps/``, or a file.
-        rows: names, or one; ``None`` for all.
-        columns: names, or one; ``None`` for all.
-        seeds: whole numbers, or one; ``None`` for the table's.
-        overrides: for every run, over the table's.
-        dry_run: only say what is to be done.
+    The table and all else is in keys of the configuration that only the command adds, so that jobs, which are composed
+    anew, do not have them:
+
+    ========= ==========================================================
+    table     its name in ``sweeps/``, or a file
+    rows      names, or one; default: all
+    columns   names, or one; default: all
+    seeds     whole numbers, or one; default: the table's
+    overrides for every training run, over the table's
+    dry_run   only print what is to be done
+    ========= ==========================================================
     """
 
-    def __init__(
-        self,
-        table: str | None = None,
-        rows: Sequence[str] | str | None = None,
-        columns: Sequence[str] | str | None = None,
-        seeds: Sequence[int] | int | None = None,
-        overrides: Sequence[str] = (),
-        dry_run: bool = False,
-    ) -> None:
-        self.table = table
-        self.chosen = {"rows": rows, "columns": columns, "seeds": seeds}
-        self.overrides = overrides
-        self.dry_run = dry_run
-        self.launcher: Launcher | None = None
-
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
-        """Make the launcher, unless nothing is to be launched."""
-        if not self.dry_run:
-            self.launcher = Plugins.instance().instantiate_launcher(
-                hydra_context=hydra_context, task_function=task_function, config=config
-            )
+        """Create the launcher, unless nothing is to be launched."""
+        self.table: str | None = config.get("table")
+        self.selection = {key: config.get(key) for key in SELECTION}
+        self.overrides = list(config.get("overrides") or ())
+        dry_run = config.get("dry_run")
+        self.launcher: Launcher | None = None if dry_run else launcher_of(config, hydra_context, task_function)
 
     def sweep(self, arguments: list[str]) -> Any:
-        """Train what is left of the table, or with ``dry_run`` say what that is.
+        """Run what is left of the table, or with ``dry_run`` print what that is.
 
         Args:
-            arguments: the choice of a launcher, whose options are only there together with it.
+            arguments: of the command. What is not for the sweeper, the choice of a launcher, jobs have to be given too.
 
         Raises:
             TableError: when all has been tried, if a run failed.
         """
-        from capsule_lab.tables import scheduler
-        from capsule_lab.tables.arguments import of_runs
+        # imported here, as Hydra imports this module in every command
+        from capsule_lab.tables.reader import read, select
+        from capsule_lab.tables.scheduler import run_table, show_plan
 
-        table, overrides = scheduler.chosen_table(self.table, self.chosen), of_runs(self.overrides)
+        table = select(read(self.table), **self.selection)
         if self.launcher is None:
-            return scheduler.show_plan(table, overrides)
-        return scheduler.train_all(table, overrides, self.launcher.launch, arguments)
+            return show_plan(table, self.overrides)
+        own = (*FOR_SWEEP, "overrides")
+        more = [argument for argument in arguments if argument.partition("=")[0].lstrip("+") not in own]
+        return run_table(table, self.overrides, self.launcher.launch, more)

@@ -18,7 +18,7 @@ from omegaconf import DictConfig
 from capsule_lab.callbacks import MLflow, NonFiniteError, loggers
 from capsule_lab.train import train
 from tests.helpers.commands import NO_PICTURES, Ended
-from tests.tables.conftest import write_table
+from tests.helpers.tables import write_table
 
 Tiny = Callable[..., DictConfig]
 Cli = Callable[..., Ended]

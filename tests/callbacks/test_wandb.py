@@ -15,8 +15,8 @@ from capsule_lab.callbacks.loggers import run_tags
 from capsule_lab.config import compose
 from capsule_lab.train import train
 from tests.helpers.commands import NO_PICTURES, ROOT, Ended, python
+from tests.helpers.tables import write_table
 from tests.helpers.wandb_reader import told
-from tests.tables.conftest import write_table
 
 SYNC = "runs/*/wandb/offline-run-*"
 Tiny = Callable[..., DictConfig]

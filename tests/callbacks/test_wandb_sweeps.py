@@ -34,12 +34,12 @@ def values(parameter: dict[str, Any]) -> list[Any]:
     return [low, math.sqrt(low * high), high]
 
 
-def words(sweep: dict[str, Any], chosen: dict[str, Any]) -> list[str]:
+def command_of(sweep: dict[str, Any], chosen: dict[str, Any]) -> list[str]:
     """What W&B's agent starts for these values, put together by its own functions."""
     filled = create_sweep_command_args({"args": {name: {"value": value} for name, value in chosen.items()}})
     macros = {"${env}": ["/usr/bin/env"], "${interpreter}": ["python"], "${program}": [sweep["program"]]}
     macros |= {f"${{{name}}}": given for name, given in filled.items()}
-    return [word for part in create_sweep_command([*sweep["command"]]) for word in macros.get(part, [part])]
+    return [argument for part in create_sweep_command([*sweep["command"]]) for argument in macros.get(part, [part])]
 
 
 RUNS = [
@@ -80,7 +80,7 @@ def test_schema_refuses(wrong: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize(("sweep", "chosen"), RUNS)
 def test_every_value_makes_a_run(sweep: dict[str, Any], chosen: dict[str, Any]) -> None:
-    env, interpreter, option, program, *overrides = words(sweep, chosen)
+    env, interpreter, option, program, *overrides = command_of(sweep, chosen)
     assert [env, interpreter, option, program] == ["/usr/bin/env", "python", "-m", "capsule_lab.train"]
     config = compose("train", overrides)
     check(config)
@@ -93,7 +93,7 @@ def test_every_parameter_changes_the_run(sweep: dict[str, Any]) -> None:
     every = {name: values(parameter) for name, parameter in sweep["parameters"].items()}
     first = {name: options[0] for name, options in every.items()}
     varied = [{**first, name: option} for name, options in every.items() for option in options[1:]]
-    runs = [config_hash(compose("train", words(sweep, chosen)[4:])) for chosen in [first, *varied]]
+    runs = [config_hash(compose("train", command_of(sweep, chosen)[4:])) for chosen in [first, *varied]]
     assert len({*runs}) == len(runs)
 
 
@@ -107,5 +107,5 @@ def test_metric_is_one_that_runs_log(sweep: dict[str, Any], trained: Trained) ->
 @pytest.mark.parametrize("sweep", SWEEPS)
 def test_network_of_the_first_run_can_be_built(sweep: dict[str, Any]) -> None:
     first = {name: values(parameter)[0] for name, parameter in sweep["parameters"].items()}
-    config = compose("train", [*words(sweep, first)[4:], "data.source=standin"])
+    config = compose("train", [*command_of(sweep, first)[4:], "data.source=standin"])
     assert sum(p.numel() for p in build_without_weights(config).parameters()) > 0

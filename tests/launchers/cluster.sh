@@ -1,7 +1,7 @@
 #!/bin/sh
-# A SLURM cluster of one node on loopback, with two pretended GPUs, for a test. Everything is in one folder; as root.
+# A SLURM cluster of one node on loopback, with two simulated GPUs, for a test. Everything is in one folder; as root.
 #   apt-get install --no-install-recommends slurm-wlm munge
-#   F=$(mktemp -d); tests/slurm/cluster.sh start $F; export SLURM_CONF=$F/slurm.conf; …; tests/slurm/cluster.sh stop $F
+#   F=$(mktemp -d); tests/launchers/cluster.sh start $F; export SLURM_CONF=$F/slurm.conf; …; tests/launchers/cluster.sh stop $F
 # Jobs of the partition `high` pre-empt those of `low`, which is where jobs go that name none.
 set -eu
 folder=$2

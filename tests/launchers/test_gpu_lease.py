@@ -17,17 +17,17 @@ from capsule_lab.launchers import gpu_lease
 
 
 @pytest.fixture(autouse=True)
-def _places_of_our_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _own_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "gettempdir", lambda: str(tmp_path))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
 
 
-def _hold(told, count: int) -> None:
-    told.send((gpu_lease.lease(["0", "1", "2"], count), os.environ["CUDA_VISIBLE_DEVICES"]))
+def _hold(connection, count: int) -> None:
+    connection.send((gpu_lease.lease(["0", "1", "2"], count), os.environ["CUDA_VISIBLE_DEVICES"]))
     signal.pause()
 
 
-def said(connection: Any) -> Any:
+def received(connection: Any) -> Any:
     assert connection.poll(20), "it took too long"
     return connection.recv()
 
@@ -50,10 +50,10 @@ def test_every_process_has_gpus_of_its_own_until_it_is_killed(counts: list[int],
         for process, expected in zip(processes, [*first, None], strict=True):
             process.start()
             if expected:
-                assert said(ours) == (expected, ",".join(expected))
+                assert received(ours) == (expected, ",".join(expected))
         assert not ours.poll(0.7), "there are no more GPUs"
         processes[0].kill()
-        assert said(ours)[0] in after
+        assert received(ours)[0] in after
     finally:
         for process in processes:
             process.kill()
@@ -71,7 +71,7 @@ def test_gpus_that_are_left_are_not_kept_while_others_are_waited_for() -> None:
             process.start()
             time.sleep(0.2)
         processes[2].start()
-        assert [said(ours)[0] for ours, _ in (pipes[0], pipes[2])] == [("0", "1"), ("2",)]
+        assert [received(ours)[0] for ours, _ in (pipes[0], pipes[2])] == [("0", "1"), ("2",)]
         assert not pipes[1][0].poll(0)
     finally:
         for process in processes:

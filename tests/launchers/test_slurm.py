@@ -1,4 +1,4 @@
-"""Who goes back into SLURM's queue, and who does not."""
+"""Which jobs of SLURM are requeued, and what is asked of it."""
 
 from __future__ import annotations
 
@@ -11,9 +11,15 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from submitit.core.utils import JobPaths
 
 from capsule_lab import slurm
+from capsule_lab.launchers import slurm_array, submitit_internals
+from capsule_lab.runs import lock
+from capsule_lab.tables.expand import expand
+from capsule_lab.tables.reader import read
 from tests.helpers.commands import NO_PICTURES, TINY_CAPSNET, Ended
+from tests.helpers.tables import write_run, write_table
 
 JOB = {"SLURM_JOB_ID": "7", "SLURM_JOB_NAME": "capsule_lab"}
 ARRAY = {**JOB, "SLURM_ARRAY_JOB_ID": "5", "SLURM_ARRAY_TASK_ID": "2"}
@@ -79,7 +85,9 @@ def test_without_slurm_nothing_is_in_its_queue(monkeypatch: pytest.MonkeyPatch, 
     ],
     ids=str,
 )
-def test_controller_that_does_not_answer_is_no_news(monkeypatch: pytest.MonkeyPatch, answer: Any, there: bool) -> None:
+def test_job_counts_as_queued_if_the_controller_does_not_answer(
+    monkeypatch: pytest.MonkeyPatch, answer: Any, there: bool
+) -> None:
     def run(*_: object, **__: object) -> SimpleNamespace:
         if isinstance(answer, Exception):
             raise answer
@@ -98,6 +106,46 @@ def test_launcher_without_slurm_says_so(cli: Callable[..., Ended], monkeypatch: 
     assert ended.err.count("\n") == 1
 
 
+class Job:
+    """A job of submitit that leaves the queue without a result."""
+
+    job_id = "7_0"
+
+    def __init__(self, folder: Path) -> None:
+        self.paths = JobPaths(folder, self.job_id)
+
+    def task(self, _: int) -> Job:
+        return self
+
+
+def test_queued_job_is_recorded_and_has_failed_if_it_leaves_no_result(
+    cli: Callable[..., Ended], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An evaluation is recorded under its own fingerprint."""
+    file = write_table(tmp_path, rows=[{"name": "a", "overrides": []}, {"name": "b", "of": "a", "evaluate": []}])
+    for cell in expand(read(file))[:2]:
+        write_run(cell)
+    *_, first, second = expand(read(file))
+    job = Job(tmp_path)
+    queued: list[str | None] = []
+
+    def in_queue(_: str) -> bool:
+        record = lock.record_of(first.fingerprint)
+        queued.append(record and record.queued)
+        return False
+
+    monkeypatch.setattr(submitit_internals, "submit", lambda *_: [job, job])
+    monkeypatch.setattr(slurm_array, "_POLL_SECONDS", 0)
+    monkeypatch.setattr(slurm, "in_queue", in_queue)
+    ended = cli("sweep", f"table={file}", "launcher=slurm")
+    assert ended.status == 2
+    assert "2 of 4 runs of mine failed" in ended.err
+    assert queued[0] == job.job_id
+    for cell in (first, second):
+        assert cell.error == f"job {job.job_id} ended without a result; its log is {job.paths.stderr}"
+        assert cell.log == str(job.paths.stdout)
+
+
 @pytest.mark.parametrize(("count", "requeued"), [(None, False), ("0", False), ("2", True)])
 def test_restarted_job_was_requeued(monkeypatch: pytest.MonkeyPatch, count: str | None, requeued: bool) -> None:
     monkeypatch.delenv("SLURM_RESTART_COUNT", raising=False)
@@ -106,12 +154,12 @@ def test_restarted_job_was_requeued(monkeypatch: pytest.MonkeyPatch, count: str 
     assert slurm.was_requeued() is requeued
 
 
-def test_job_that_is_started_again_goes_on_whatever_its_command_says(
+def test_requeued_job_continues_without_train_resume(
     cli: Callable[..., Ended], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    words = ["debug=smoke", *TINY_CAPSNET, "trainer.accelerator=cpu", *NO_PICTURES]
+    overrides = ["debug=smoke", *TINY_CAPSNET, "trainer.accelerator=cpu", *NO_PICTURES]
     monkeypatch.setenv("SLURM_RESTART_COUNT", "0")
-    assert cli("train", *words).status == 0
+    assert cli("train", *overrides).status == 0
     monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
-    assert "is finished already" in cli("train", *words).out
+    assert "is finished already" in cli("train", *overrides).out
     assert len(list((tmp_path / "runs").iterdir())) == 1

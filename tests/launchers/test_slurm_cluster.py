@@ -1,4 +1,4 @@
-"""The smoke table through ``launcher=slurm`` on a real SLURM of one node, whatever becomes of its jobs."""
+"""The smoke table through ``launcher=slurm`` on a SLURM of one node: jobs are killed, pre-empted, out of time."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ from typing import Any
 import pytest
 
 from capsule_lab.runs import lock
-from capsule_lab.tables.cells import Cell, expand
-from capsule_lab.tables.schema import chosen, read
+from capsule_lab.tables.cells import Cell
+from capsule_lab.tables.expand import expand
+from capsule_lab.tables.reader import read, select
 from tests.helpers.commands import NO_PICTURES, Ended, python, start
-from tests.helpers.training import curves, weights
-from tests.tables.test_sweep import contents
+from tests.helpers.tables import contents
+from tests.runs.test_resume import curves, weights
 
 MISSING = [name for name in ("slurmctld", "slurmd", "munged", "sbatch") if shutil.which(name) is None]
 pytestmark = [
@@ -52,7 +53,7 @@ def slurm(*command: str) -> str:
     return subprocess.run(command, check=True, timeout=60, capture_output=True, text=True).stdout
 
 
-def words(step: int, *more: str) -> list[str]:
+def overrides_for(step: int, *more: str) -> list[str]:
     """The smoke table as it is, but for where its jobs wait."""
     hold = f"+callbacks.hold={{_target_: tests.helpers.hold_callback.Hold, step: {step}}}"
     return ["trainer.accelerator=cpu", hold, *NO_PICTURES, *more]
@@ -73,21 +74,21 @@ def sweep(*more: str) -> list[str]:
 
 @pytest.mark.usefixtures("cluster")
 def test_table_completes_though_jobs_are_killed_pre_empted_and_out_of_time(tmp_path: Path) -> None:
-    overrides = words(HELD_AT)
+    overrides = overrides_for(HELD_AT)
     command = sweep(*overrides)
     killed, *others = asked = cells(overrides)
     with start(*command, cwd=tmp_path) as process:
         try:
             wait_for(lambda: all(map(held, asked)), process)
-            said = {cell.name: Path(cell.log) for cell in asked}
+            logs = {cell.name: Path(cell.log) for cell in asked}
             os.kill(held(killed)["pid"], signal.SIGKILL)
             pre_empt(cpus=6)
-            wait_for(lambda: any("SIGTERM: stopping" in said[cell.name].read_text() for cell in others), process)
-            late = [cell for cell in others if "SIGTERM: stopping" not in said[cell.name].read_text()]
+            wait_for(lambda: any("SIGTERM: stopping" in logs[cell.name].read_text() for cell in others), process)
+            late = [cell for cell in others if "SIGTERM: stopping" not in logs[cell.name].read_text()]
             for cell in late:
                 let_time_run_out(held(cell)["job"])
             uninterrupted = directly(late[0], tmp_path)  # while nothing else computes
-            wait_for(lambda: all("SIGUSR1: stopping" in said[cell.name].read_text() for cell in late), process)
+            wait_for(lambda: all("SIGUSR1: stopping" in logs[cell.name].read_text() for cell in late), process)
             wait_for(lambda: start_what_waits() or process.poll() is not None, process)
             out, err = process.communicate()
         finally:
@@ -98,8 +99,8 @@ def test_table_completes_though_jobs_are_killed_pre_empted_and_out_of_time(tmp_p
     assert [cell.status for cell in cells(overrides)] == ["failed", "done", "done", "done"]
     assert len(late) == 2
     for cell in others:
-        before, _, after = said[cell.name].read_text().partition("goes back into the queue")
-        assert f"at step {HELD_AT}, saved in" in said[cell.name].with_suffix(".err").read_text()
+        before, _, after = logs[cell.name].read_text().partition("is requeued")
+        assert f"at step {HELD_AT}, saved in" in logs[cell.name].with_suffix(".err").read_text()
         assert [line[:7] for line in re.findall(r"epoch \d.*", before)] == ["epoch 1"]
         assert re.search(r"continuing \S+last\.ckpt", after)
         assert [line[:7] for line in re.findall(r"epoch \d.*", after)] == ["epoch 2", "epoch 3", "epoch 4"]
@@ -126,7 +127,7 @@ def test_table_completes_though_jobs_are_killed_pre_empted_and_out_of_time(tmp_p
 
 @pytest.mark.usefixtures("cluster")
 def test_run_of_two_processes_leaves_and_goes_on(tmp_path: Path) -> None:
-    overrides = words(HELD_AT // 2, "trainer.devices=2", "trainer.strategy=ddp")
+    overrides = overrides_for(HELD_AT // 2, "trainer.devices=2", "trainer.strategy=ddp")
     command = sweep("rows=[dynamic]", "seeds=[5]", "hydra.launcher.tasks_per_node=2", *overrides)
     (cell,) = cells(overrides, rows=["dynamic"], seeds=[5])
     with start(*command, cwd=tmp_path) as process:
@@ -143,13 +144,13 @@ def test_run_of_two_processes_leaves_and_goes_on(tmp_path: Path) -> None:
     assert again.finished[1]["steps"] == again.finished[1]["planned_steps"]
     text = "".join(path.read_text() for path in tmp_path.glob("runs/multirun/.submitit/*/*_log.*"))
     assert text.count(f"stopped by SIGTERM at step {HELD_AT // 2}, saved in") == 2, "each process says so"
-    assert text.count("goes back into the queue") == 1
+    assert text.count("is requeued") == 1
     assert "Traceback" not in text
 
 
 @pytest.mark.usefixtures("cluster")
 def test_jobs_that_wait_are_not_submitted_again(tmp_path: Path) -> None:
-    """And they train whatever becomes of the sweep."""
+    """And they train also if the sweep is killed."""
     overrides = ["trainer.accelerator=cpu", "debug=smoke", "trainer.max_epochs=1", *NO_PICTURES]
     chosen_run = {"rows": ["uniform"], "seeds": [7]}
     command = sweep("rows=[uniform]", "seeds=[7]", *overrides)
@@ -166,7 +167,7 @@ def test_jobs_that_wait_are_not_submitted_again(tmp_path: Path) -> None:
 
 
 def cells(overrides: list[str], **selection: Any) -> list[Cell]:
-    return expand(chosen(read("smoke"), **selection), overrides)
+    return expand(select(read("smoke"), **selection), overrides)
 
 
 def held(cell: Cell, rank: int = 0) -> dict[str, Any]:
@@ -177,8 +178,8 @@ def held(cell: Cell, rank: int = 0) -> dict[str, Any]:
 
 def pre_empt(cpus: int, seconds: int = 3) -> str:
     """A job that comes first wants so many of the node's 8 CPUs; its number."""
-    words = ["--parsable", "--partition=high", f"--cpus-per-task={cpus}", "--output=/dev/null"]
-    return slurm("sbatch", *words, f"--wrap=sleep {seconds}").strip()
+    options = ["--parsable", "--partition=high", f"--cpus-per-task={cpus}", "--output=/dev/null"]
+    return slurm("sbatch", *options, f"--wrap=sleep {seconds}").strip()
 
 
 def let_time_run_out(job: str) -> None:
@@ -199,8 +200,7 @@ def start_what_waits() -> None:
 
 def directly(cell: Cell, folder: Path) -> Ended:
     """The command of a cell, outside of SLURM."""
-    words = cell.overrides
-    return python("-m", "capsule_lab.train", *words, cwd=folder, CAPSULE_LAB_RUNS=str(folder / "direct"))
+    return python("-m", "capsule_lab.train", *cell.overrides, cwd=folder, CAPSULE_LAB_RUNS=str(folder / "direct"))
 
 
 def wait_for(

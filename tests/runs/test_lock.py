@@ -19,7 +19,7 @@ from capsule_lab.config import compose
 from capsule_lab.errors import InterruptError, RunError
 from capsule_lab.runs import lock
 from tests.helpers.commands import Ended, Trained
-from tests.tables.conftest import TINY
+from tests.helpers.tables import TINY
 
 
 @pytest.fixture(scope="module")

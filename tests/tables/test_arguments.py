@@ -1,41 +1,39 @@
-"""Which words of a command are about the table, and which about its runs."""
+"""Which arguments of a command are about the table, and which are overrides of its runs."""
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
-from capsule_lab.tables.arguments import for_hydra, of_runs
-
-OWN = ("table", "rows", "dry_run")
+from capsule_lab.config import compose
+from capsule_lab.tables.arguments import FOR_SWEEP, for_hydra, quoted
 
 
 @pytest.mark.parametrize(
-    ("words", "expected"),
+    ("arguments", "expected"),
     [
-        (["table=smoke"], ["hydra.sweeper.table=smoke"]),
-        (["table=smoke", "--dry-run"], ["hydra.sweeper.table=smoke", "hydra.sweeper.dry_run=true"]),
-        (["rows=[a,b]", "launcher=gpus", "hydra.launcher.jobs=2"], None),
+        (["table=smoke"], ["+table=smoke"]),
+        (["table=smoke", "--dry-run"], ["+table=smoke", "+dry_run=true"]),
+        (
+            ["rows=[a,b]", "launcher=gpus", "hydra.launcher.jobs=2"],
+            ["+rows=[a,b]", "launcher=gpus", "hydra.launcher.jobs=2"],
+        ),
+        (["out=x"], ["+overrides=['out=x']"]),
         (["--help"], ["--help"]),
         (["tabel"], ["tabel"]),
-        (["~callbacks.best"], ['hydra.sweeper.overrides=["~callbacks.best"]']),
-        (["model.a=${model.b}"], ['hydra.sweeper.overrides=["model.a=%24{model.b}"]']),
+        (["~callbacks.best"], ["+overrides=['~callbacks.best']"]),
+        (["model.a=${model.b}"], [r"+overrides=['model.a=\${model.b}']"]),
         (["--cfg", "job"], ["--cfg", "job"]),
-        (
-            ["seed=1", "model.decoder=[8]", "+a.b='c d'"],
-            ['hydra.sweeper.overrides=["seed=1", "model.decoder=[8]", "+a.b=\'c d\'"]'],
-        ),
+        (["seed=1", "+a.b='c d'"], [r"+overrides=['seed=1','+a.b=\'c d\'']"]),
     ],
     ids=str,
 )
-def test_words_go_where_they_belong(words: list[str], expected: list[str] | None) -> None:
-    expected = expected or ["hydra.sweeper.rows=[a,b]", "launcher=gpus", "hydra.launcher.jobs=2"]
-    assert for_hydra(words, OWN, "hydra.sweeper.") == expected
+def test_overrides_of_runs_become_one_list(arguments: list[str], expected: list[str]) -> None:
+    assert for_hydra(arguments, FOR_SWEEP, prefix="+") == expected
 
 
-@pytest.mark.parametrize("word", ["a.b=${c.d}", "a=100%24", "a='%'", "a=${oc.env:B}%", "ä=1"])
-def test_words_of_runs_come_back(word: str) -> None:
-    (passed,) = for_hydra([word], OWN)
-    assert "$" not in passed
-    assert of_runs(json.loads(passed.removeprefix("overrides="))) == [word]
+@pytest.mark.parametrize(
+    "text",
+    ["a.b=${c.d}", "a='%'", "a=${oc.env:B}%", "ä=1", "a=[1,2]", "a='it\\'s'", r"a=c\d", "a=x\\", r"a=\${x}", "~a"],
+)
+def test_quoted_text_is_not_interpolated(text: str) -> None:
+    assert list(compose("report", [f"overrides=[{quoted(text)},{quoted(text)}]"]).overrides) == [text] * 2

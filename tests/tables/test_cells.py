@@ -12,8 +12,8 @@ from capsule_lab import runs
 from capsule_lab.config import compose
 from capsule_lab.errors import RunError, TableError
 from capsule_lab.runs import lock
-from capsule_lab.tables.cells import distinct, expand, merged
-from capsule_lab.tables.schema import chosen, read
+from capsule_lab.tables.expand import distinct, expand, merged
+from capsule_lab.tables.reader import read, select
 
 ROWS = [{"name": "one", "overrides": ["routing.iterations=1"]}, {"name": "two", "overrides": ["routing.iterations=2"]}]
 
@@ -30,17 +30,16 @@ def test_a_cell_for_each_row_and_seed(cells) -> None:
 
 @pytest.mark.parametrize("number", [0, 3])
 def test_fingerprint_is_that_of_the_command(cells, number: int) -> None:
-    program, *words = shlex.split(cells[number].command)
-    assert (program, words[:2]) == ("python", ["-m", "capsule_lab.train"])
-    assert runs.directories.config_hash(compose("train", words[2:])) == cells[number].fingerprint
+    program, *arguments = shlex.split(cells[number].command)
+    assert (program, arguments[:2]) == ("python", ["-m", "capsule_lab.train"])
+    assert runs.directories.config_hash(compose("train", arguments[2:])) == cells[number].fingerprint
 
 
-def test_words_of_the_command_win_and_reach_every_cell(table_file) -> None:
+def test_overrides_of_the_command_win_and_reach_every_cell(table_file) -> None:
     file = table_file(rows=ROWS, columns={"a": {"overrides": ["data.batch_size=4"]}})
     found = expand(read(file), ["routing.iterations=5", "data.batch_size=16"])
-    assert {tuple(compose("train", cell.overrides).routing.items())[1:2] for cell in found} == {(("_partial_", True),)}
-    assert {compose("train", cell.overrides).routing.iterations for cell in found} == {5}
-    assert {compose("train", cell.overrides).data.batch_size for cell in found} == {16}
+    assert {cell.config.routing.iterations for cell in found} == {5}
+    assert {cell.config.data.batch_size for cell in found} == {16}
     assert len(distinct(found)) == 2
 
 
@@ -59,17 +58,17 @@ def test_of_overrides_the_last_counts(lists, expected: list[str]) -> None:
     assert merged(*lists) == expected
 
 
-@pytest.mark.parametrize("word", ["seed=5", "ckpt=runs/x", "+train.directory=x", "train.resume=false"])
-def test_word_that_a_table_decides_is_refused(table_file, word: str) -> None:
+@pytest.mark.parametrize("override", ["seed=5", "ckpt=runs/x", "+train.directory=x", "train.resume=false"])
+def test_override_that_a_table_decides_is_refused(table_file, override: str) -> None:
     with pytest.raises(TableError, match=r"^every run has \+?[\w.]+=\S+; leave it out, "):
-        expand(read(table_file()), [word])
+        expand(read(table_file()), [override])
 
 
-def test_word_that_deletes_reaches_every_run(table_file) -> None:
+def test_deletion_reaches_every_run(table_file) -> None:
     file = table_file(seeds=[0])
     (plain,), (without,) = expand(read(file)), expand(read(file), ["~callbacks.progress"])
     assert plain.fingerprint != without.fingerprint
-    assert "progress" not in compose("train", without.overrides).callbacks
+    assert "progress" not in without.config.callbacks
 
 
 def test_two_quantities_of_one_run_are_two_columns(table_file, finish) -> None:
@@ -83,7 +82,7 @@ def test_two_quantities_of_one_run_are_two_columns(table_file, finish) -> None:
 def test_quantity_that_was_not_measured_is_named(table_file, finish) -> None:
     (cell,) = expand(read(table_file(seeds=[0])))
     finish(cell)
-    with pytest.raises(TableError, match="has no test/novl; expected one of test/error, test/novel/error, validation"):
+    with pytest.raises(TableError, match="has no test/novl; expected one of test/error, test/novel/error, val"):
         cell.value("test/novl")
 
 
@@ -135,13 +134,13 @@ def test_failed_run_says_why_and_where(cells, monkeypatch: pytest.MonkeyPatch) -
     assert cells[0].failure == cells[0].error
 
 
-def test_processes_of_a_run_are_told_its_directory(table_file, finish) -> None:
+def test_run_of_several_processes_gets_its_directory(table_file, finish) -> None:
     (cell,) = expand(read(table_file(seeds=[0])), ["trainer.devices=2"])
-    assert cell.job[-2] == f'train.directory="{Path("runs").absolute()}/mine-one-{cell.fingerprint}"'
+    assert cell.job[-2] == f"train.directory='{Path('runs').absolute()}/mine-one-{cell.fingerprint}'"
     assert runs.directories.config_hash(compose("train", cell.job)) == cell.fingerprint
     directory = finish(cell, status="failed")
     (again,) = expand(read(table_file(seeds=[0])), ["trainer.devices=2"])
-    assert again.job[-2:] == (f'train.directory="{directory}"', "train.resume=true")
+    assert again.job[-2:] == (f"train.directory='{directory}'", "train.resume=true")
 
 
 def test_run_of_any_process_is_running(cells) -> None:
@@ -149,10 +148,10 @@ def test_run_of_any_process_is_running(cells) -> None:
         assert [cell.status for cell in cells] == ["running", "missing", "missing", "missing"]
 
 
-def test_run_that_was_killed_has_failed_without_a_word(cells, finish) -> None:
+def test_run_that_was_killed_has_failed_without_a_message(cells, finish) -> None:
     finish(cells[0], status="training")
     assert cells[0].status == "failed"
-    assert "ended without a word" in cells[0].error
+    assert "ended without an error message" in cells[0].error
 
 
 def test_row_that_takes_a_result_waits_for_it(table_file, finish) -> None:
@@ -160,7 +159,7 @@ def test_row_that_takes_a_result_waits_for_it(table_file, finish) -> None:
     file = table_file(rows=[ROWS[0], taking])
     first, _, waiting, other = expand(read(file))
     assert [waiting.status, waiting.waits_for] == ["waiting", "one"]
-    finish(first, validation={"error": 0.125})
+    finish(first, val={"error": 0.125})
     *_, now, still = expand(read(file))
     assert (now.status, still.status) == ("missing", "waiting")
     assert "optimizer.eps=0.125" in now.overrides
@@ -170,7 +169,7 @@ def test_row_that_takes_a_result_waits_for_it(table_file, finish) -> None:
 
 @pytest.mark.usefixtures("_two_tables")
 def test_a_finished_run_counts_in_every_table_that_asks_for_it() -> None:
-    ones = [expand(chosen(read(name), rows=[row], columns=["mnist"], seeds=[0]))[0] for name, row in SAME]
+    ones = [expand(select(read(name), rows=[row], columns=["mnist"], seeds=[0]))[0] for name, row in SAME]
     assert ones[0].fingerprint == ones[1].fingerprint
 
 
@@ -180,7 +179,7 @@ SAME = [("mine.yaml", "a"), ("other.yaml", "b")]
 @pytest.fixture
 def _two_tables(tmp_path: Path) -> None:
     for (name, row), key in zip(SAME, ("base", "overrides"), strict=True):
-        words = "[experiment=sabour2017/mnist, model=capsnet, routing.iterations=3]"
-        inner = f"{{name: {row}, overrides: {words if key == 'overrides' else '[]'}}}"
-        base = f"base: {words}" if key == "base" else ""
+        overrides = "[experiment=sabour2017/mnist, model=capsnet, routing.iterations=3]"
+        inner = f"{{name: {row}, overrides: {overrides if key == 'overrides' else '[]'}}}"
+        base = f"base: {overrides}" if key == "base" else ""
         (tmp_path / name).write_text(f"paper: p\nseeds: [0]\n{base}\ncolumns: {{mnist: {{}}}}\nrows: [{inner}]\n")

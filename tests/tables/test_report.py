@@ -21,11 +21,12 @@ import pytest
 from rich.console import Console
 
 from capsule_lab.tables import formats
-from capsule_lab.tables.cells import STAND_IN, expand
-from capsule_lab.tables.schema import Published, read
-from capsule_lab.tables.summary import Entry, Mean, best_runs, summarise
+from capsule_lab.tables.expand import expand
+from capsule_lab.tables.reader import read
+from capsule_lab.tables.schema import Published
+from capsule_lab.tables.summary import STANDIN, Entry, Mean, best_runs, summarise
 from tests.helpers.commands import Ended
-from tests.tables.conftest import write_run, write_table
+from tests.helpers.tables import write_run, write_table
 
 Cli = Callable[..., Ended]
 AUTO = ["data.source=auto"]
@@ -50,7 +51,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Entry]]:
             matplotlib.image.imsave(directory / "figures" / "test_confusion.png", np.zeros((8, int(10 * error))))
         (folder / "runs" / f"capsnet-mnist-{failed.fingerprint}").mkdir()
         standin = {"source": "standin", "name": "bundled digits"}
-        write_run(expand(read(path), [STAND_IN])[0], error=9.0, provenance=standin, training_seconds=30.0)
+        write_run(expand(read(path), [STANDIN])[0], error=9.0, provenance=standin, training_seconds=30.0)
         return path, summarise(read(path))
 
 
@@ -72,8 +73,8 @@ def test_mean_and_deviation_over_seeds_beside_the_published(entries) -> None:
     assert entries[0].difference == -0.5
 
 
-def test_stand_in_has_a_column_of_its_own(entries) -> None:
-    found = entries[0].stand_in
+def test_standin_has_a_column_of_its_own(entries) -> None:
+    found = entries[0].standin
     assert (found.mean, found.std, found.count) == (9.0, None, 1)
     assert entries[0].data == "real MNIST; bundled digits"
 
@@ -96,22 +97,22 @@ def test_line_of_a_row(entries, row: int, line: list[str]) -> None:
     [
         (Mean(0.254, 0.0049, 3), "0.25 ± 0.005"),
         (Mean(12.345, None, 1), "12.35"),
-        (Published(0.25, 0.005), "0.25 ± 0.005"),
-        (Published(0.34, 0.032), "0.34 ± 0.032"),
-        (Published(5.8), "5.8"),
-        (Published(34), "34"),
+        (Published(mean=0.25, std=0.005), "0.25 ± 0.005"),
+        (Published(mean=0.34, std=0.032), "0.34 ± 0.032"),
+        (Published(mean=5.8), "5.8"),
+        (Published(mean=34), "34"),
     ],
     ids=str,
 )
-def test_value_in_words(value: Mean | Published, text: str) -> None:
+def test_value_as_text(value: Mean | Published, text: str) -> None:
     """What is published is shown as it was printed."""
     assert str(value) == text
 
 
 def test_cost_is_that_of_real_runs_unless_there_are_none(made, entries) -> None:
     assert entries[0].minutes == pytest.approx(90 / 60)
-    stand_ins = replace(entries[0], runs=entries[0].runs[-1:])
-    assert stand_ins.minutes == pytest.approx(30 / 60)
+    standins = replace(entries[0], runs=entries[0].runs[-1:])
+    assert standins.minutes == pytest.approx(30 / 60)
 
 
 def test_run_that_did_not_measure_it_leaves_the_others_to_be_shown(table_file) -> None:
@@ -134,20 +135,20 @@ def test_terminal_shows_every_row(file: Path, entries) -> None:
     for table in formats.on_terminal(read(file), entries):
         console.print(table)
     text = console.file.getvalue()
-    assert all(word in text for word in ("a paper", "1.50 ± 0.707", "1 failed", "reported"))
+    assert all(part in text for part in ("a paper", "1.50 ± 0.707", "1 failed", "reported"))
 
 
 def test_markdown(file: Path, entries) -> None:
     lines = formats.as_markdown(read(file), entries, "make report").splitlines()
     assert "| Capsules \\| a | 2 ± 0.5 | 1.50 ± 0.707 | 2 | -0.50 | 9.00 | 1 | 1.5 | 1,234 | 2 of 2 |" in lines
     assert "- Capsules | a: as it is" in lines
-    assert [line for line in lines if line.startswith("- b seed 0 failed: it ended without a word")]
+    assert [line for line in lines if line.startswith("- b seed 0 failed: it ended without an error message")]
 
 
 def test_csv_holds_plain_numbers(entries) -> None:
     frame = formats.as_frame(entries)
     assert frame.shape[0] == 3
-    assert frame.loc[0, ["published", "ours", "ours_n", "stand_in", "minutes", "parameters"]].tolist() == [
+    assert frame.loc[0, ["published", "ours", "ours_n", "standin", "minutes", "parameters"]].tolist() == [
         2.0, 1.5, 2, 9.0, pytest.approx(90 / 60), "1234",
     ]  # fmt: skip
 
@@ -161,9 +162,9 @@ def test_every_run_has_its_command(entries) -> None:
 
 def test_latex_has_booktabs_and_escapes(file: Path, entries) -> None:
     text = formats.as_latex(read(file), entries)
-    assert all(word in text for word in ("\\toprule", "\\bottomrule", "<b> \\& co", "1.50 $\\pm$ 0.707"))
+    assert all(part in text for part in ("\\toprule", "\\bottomrule", "<b> \\& co", "1.50 $\\pm$ 0.707"))
     assert "±" not in text
-    title = replace(read(file), paper="50 % & x_y")
+    title = read(file).model_copy(update={"paper": "50 % & x_y"})
     assert r"\caption{50 \% \& x\_y}" in formats.as_latex(title, entries)
 
 
@@ -203,7 +204,7 @@ def test_page_is_whole_and_asks_for_nothing(page: Page) -> None:
 
 def test_page_shows_curves_and_figures_of_the_best_run(page: Page) -> None:
     curves, figure = (base64.b64decode(source.partition(",")[2]) for source in page.sources)
-    assert all(word in curves for word in (b"<svg", b"seed 0", b"seed 1", b"seed 0, stand-in", b"error in %"))
+    assert all(part in curves for part in (b"<svg", b"seed 0", b"seed 1", b"seed 0, stand-in", b"error in %"))
     assert matplotlib.image.imread(io.BytesIO(figure)).shape[:2] == (8, 10), "that of the run with 1 %"
 
 
@@ -228,7 +229,7 @@ def test_command_writes_every_form(cli: Cli, file: Path, tmp_path: Path) -> None
     assert len(pd.read_csv(tmp_path / "there" / "mine_runs.csv")) == 5
 
 
-def test_words_of_the_sweep_find_its_runs(cli: Cli, file: Path) -> None:
+def test_overrides_of_the_sweep_find_its_runs(cli: Cli, file: Path) -> None:
     write_run(expand(read(file), ["data.batch_size=4"])[0], error=7.25)
     ended = cli("report", f"table={file}", "data.batch_size=4")
     assert "7.25" in ended.out
@@ -264,8 +265,8 @@ def browse(page: Path, profile: Path, *more: str) -> str:
     """What the browser says of a file, with nothing to reach."""
     options = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={profile}", "--window-size=1280,2000"]
     options += ["--host-resolver-rules=MAP * ~NOTFOUND", "--disable-background-networking"]
-    words = [str(BROWSER), *options, *more, page.as_uri()]
-    return subprocess.run(words, capture_output=True, text=True, timeout=60, check=True).stdout
+    command = [str(BROWSER), *options, *more, page.as_uri()]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
 
 
 @pytest.mark.skipif(BROWSER is None, reason="there is no Chromium to open the page in")

@@ -9,30 +9,35 @@ import pytest
 from capsule_lab.build import build_without_weights
 from capsule_lab.config import compose, conf_dir, sweeps_dir
 from capsule_lab.errors import ConfigError, TableError
-from capsule_lab.tables.cells import Cell, expand, verify
-from capsule_lab.tables.schema import Published, chosen, read
+from capsule_lab.tables.cells import TrainingCell
+from capsule_lab.tables.expand import distinct, expand, verify
+from capsule_lab.tables.reader import read, select
+from capsule_lab.tables.schema import Published
 
 SHIPPED = sorted(file.stem for file in sweeps_dir().glob("*.yaml"))
 
 
 @pytest.mark.parametrize("name", SHIPPED)
 def test_every_cell_is_checked_and_built_without_weights(name: str) -> None:
-    cells = expand(chosen(read(name), seeds=[0]))
-    assert min(sum(p.numel() for p in _network(cell).parameters()) for cell in cells) > 10_000
-    assert len({cell.fingerprint for cell in cells}) == len({cell.overrides for cell in cells})
+    cells = expand(select(read(name), seeds=[0]))
+    for cell in cells:
+        verify(cell)
+    sizes = [_size(cell) for cell in distinct(cells) if isinstance(cell, TrainingCell)]
+    assert min(sizes) > 10_000
+    assert len({cell.fingerprint for cell in cells}) == len({cell.job for cell in cells})
 
 
-def _network(cell: Cell):
-    network = build_without_weights(verify(cell)).network
+def _size(cell: TrainingCell) -> int:
+    network = build_without_weights(cell.config).network
     assert {p.device.type for p in network.parameters()} == {"meta"}
-    return network
+    return sum(p.numel() for p in network.parameters())
 
 
 @pytest.mark.parametrize("name", SHIPPED)
-@pytest.mark.parametrize("word", ["Command:", "Cost:", "Expected:", "make sweep table={name}"])
-def test_head_says_command_cost_and_expectation(name: str, word: str) -> None:
+@pytest.mark.parametrize("text", ["Command:", "Cost:", "Expected:", "make sweep table={name}"])
+def test_head_says_command_cost_and_expectation(name: str, text: str) -> None:
     head = read(name).head
-    assert len([line for line in head.splitlines() if word.format(name=name) in line]) >= 1
+    assert len([line for line in head.splitlines() if text.format(name=name) in line]) >= 1
 
 
 PUBLISHED = {
@@ -73,26 +78,38 @@ def test_what_is_not_in_the_table_of_routings_is_refused_by_its_network(routing:
         build_without_weights(compose("train", [*COMPARED.base, f"routing={routing}"]))
 
 
-def test_rows_without_overrides_are_only_reported() -> None:
-    reported = [row.name for row in read("hinton2018_table1").rows if not row.overrides]
-    assert reported == ["several_crops", "ciresan2011", "sabour2017"]
+def test_rows_without_overrides_are_evaluations_or_only_reported() -> None:
+    rows = [row for row in read("hinton2018_table1").rows if not row.overrides]
+    assert [(row.name, row.of) for row in rows if row.has_runs] == [("several_crops", "three_iterations")]
+    assert [row.name for row in rows if not row.has_runs] == ["ciresan2011", "sabour2017"]
 
 
 def test_overrides_and_published_values_may_differ_by_column(table_file) -> None:
     row = {"name": "a", "overrides": {"x": ["a=1"], "y": ["a=2"]}, "published": {"y": [1, 0.5]}}
     (found,) = read(table_file(columns={"x": {}, "y": {"metric": "test/novel/error"}}, rows=[row])).rows
     assert found.overrides == {"x": ("a=1",), "y": ("a=2",)}
-    assert found.published == {"y": Published(1.0, 0.5)}
+    assert found.published == {"y": Published(mean=1.0, std=0.5)}
 
 
 def test_selection_keeps_the_order_and_the_rows_that_others_need() -> None:
-    table = chosen(read("hinton2018_viewpoints"), rows=["capsules_azimuth"], columns=["novel"], seeds=[7])
+    table = select(read("hinton2018_viewpoints"), rows=["capsules_azimuth"], columns=["novel"], seeds=[7])
     assert [row.name for row in table.rows] == ["cnn_azimuth", "capsules_azimuth"]
     assert ([column.name for column in table.columns], table.seeds) == (["novel"], (7,))
 
 
+def test_selection_keeps_what_a_needed_row_needs(table_file) -> None:
+    rows = [
+        {"name": "a", "overrides": []},
+        {"name": "b", "overrides": [], "takes": {"optimizer.eps": ["a", "val/error"]}},
+        {"name": "c", "of": "b", "evaluate": []},
+        {"name": "d", "overrides": []},
+    ]
+    table = select(read(table_file(rows=rows)), rows="c")
+    assert [row.name for row in table.rows] == ["a", "b", "c"]
+
+
 def test_one_row_and_one_seed_need_no_brackets() -> None:
-    table = chosen(read("smoke"), rows="uniform", seeds=0)
+    table = select(read("smoke"), rows="uniform", seeds=0)
     assert ([row.name for row in table.rows], table.seeds) == (["uniform"], (0,))
 
 
@@ -104,7 +121,7 @@ def test_one_row_and_one_seed_need_no_brackets() -> None:
         ({"rows": "dynamc"}, r"rows: dynamc is not in smoke; did you mean dynamic\?"),
         ({"rows": []}, "rows is empty; expected some of "),
         ({"seeds": []}, r"seeds is \[\]; expected a list of whole numbers"),
-        ({"seeds": -1}, r"seeds is \[-1\]; expected a list of whole numbers"),
+        ({"seeds": -1}, "seeds is -1; expected a list of whole numbers"),
         ({"seeds": [-1]}, r"seeds is \[-1\]; expected a list of whole numbers"),
         ({"seeds": ["a"]}, r"seeds is \['a'\]; expected a list of whole numbers"),
         ({"seeds": "a"}, "seeds is a; expected a list of whole numbers"),
@@ -113,42 +130,53 @@ def test_one_row_and_one_seed_need_no_brackets() -> None:
 )
 def test_wrong_selection_is_refused(selection, sentence: str) -> None:
     with pytest.raises(TableError, match=sentence):
-        chosen(read("smoke"), **selection)
+        select(read("smoke"), **selection)
 
 
 ROW = {"name": "a", "overrides": []}
 
 
 @pytest.mark.parametrize(
-    ("content", "sentence"),
+    ("content", "parts"),
     [
-        ({"row": []}, "has row; did you mean rows?"),
-        ({"rows": [{"name": "a", "overides": []}]}, "has overides; did you mean overrides?"),
-        ({"rows": [{"overrides": []}]}, "a row has no name; expected one"),
-        ({"rows": [{"name": "a", "overrides": ["seed"]}]}, "overrides are ['seed']; expected a list of key=value"),
-        ({"rows": [{"name": "a", "overrides": {"x": []}}]}, "has x; Options: "),
-        ({"rows": [{**ROW, "published": [1, 2, 3]}]}, "published is [1, 2, 3]; expected a number, or [mean,"),
-        ({"rows": [ROW, ROW]}, "has two rows of one name among a, a"),
-        ({"rows": [{**ROW, "takes": {"seed": ["b", "test/error"]}}, {**ROW, "name": "b"}]}, "takes seed from b; exp"),
-        ({"rows": [{**ROW, "takes": {"seed": "b"}}]}, "takes is {'seed': 'b'}; expected key: [row, metric]"),
-        ({"rows": {"a": []}}, "rows is {'a': []}; expected a list"),
-        ({"rows": []}, "has no rows; expected some"),
-        ({"rows": [{"name": "a (b), c"}]}, "is named 'a (b), c'; expected letters, digits"),
-        ({"columns": ["a"]}, "columns is ['a']; expected a mapping"),
-        ({"seeds": 3}, "seeds is 3; expected a list of whole numbers"),
-        ({"seeds": ["a"]}, "seeds is ['a']; expected a list of whole numbers"),
-        ({"base": ["seed=1"]}, "base has seed=1; leave it out, seeds=[…] are those of a table"),
-        ({"rows": [{"name": "a", "overrides": ["+ckpt=x"]}]}, "has +ckpt=x; leave it out, a table knows where"),
-        ({"columns": {"x": {"metrics": "a"}}}, "has metrics; did you mean metric?"),
-        ({"base": "seed=1"}, "base: overrides are seed=1"),
+        ({"row": []}, "row|did you mean rows"),
+        ({"rows": [{"name": "a", "overides": []}]}, "row a|overides|did you mean overrides"),
+        ({"rows": [{"overrides": []}]}, "row|name|expected one"),
+        ({"rows": [{"name": "a", "overrides": ["seed"]}]}, "row a|overrides|seed|expected key=value"),
+        ({"rows": [{"name": "a", "overrides": {"x": []}}]}, "row a|overrides|x|Options: "),
+        ({"rows": [{**ROW, "published": [1, 2, 3]}]}, "row a|published|[1, 2, 3]|expected a number, or [mean,"),
+        ({"rows": [{**ROW, "published": "many"}]}, "row a|published|many|expected a number, or [mean,"),
+        ({"rows": [ROW, ROW]}, "two rows of one name|a, a|expected"),
+        ({"rows": [{**ROW, "takes": {"seed": ["b", "test/error"]}}, {**ROW, "name": "b"}]}, "row a|takes|b|expected"),
+        ({"rows": [{**ROW, "takes": {"seed": "b"}}]}, "row a|takes|expected key: [row, metric]"),
+        ({"rows": {"a": []}}, "rows|{'a': []}|expected a list"),
+        ({"rows": ["a"]}, "rows|'a'|expected a list"),
+        ({"rows": []}, "rows|[]|expected a list"),
+        ({"rows": [{"name": "a (b), c"}]}, "name|'a (b), c'|expected letters, digits"),
+        ({"columns": ["a"]}, "columns|'a'|expected a mapping"),
+        ({"seeds": 3}, "seeds|3|expected a list of whole numbers"),
+        ({"seeds": ["a"]}, "seeds|'a'|expected a list of whole numbers"),
+        ({"base": ["seed=1"]}, "base|seed=1|leave it out, seeds=[…] are those of a table"),
+        ({"rows": [{"name": "a", "overrides": ["+ckpt=x"]}]}, "row a|+ckpt=x|leave it out, a table knows where"),
+        ({"columns": {"x": {"metrics": "a"}}}, "column x|metrics|did you mean metric"),
+        ({"base": "seed=1"}, "base|'seed=1'|expected a list of key=value"),
+        ({"rows": [ROW, {"name": "b", "of": "c", "evaluate": []}]}, "row b|of|c|expected a row above it"),
+        ({"rows": [{"name": "a"}, {"name": "b", "of": "a", "evaluate": []}]}, "row b|of is a|not trained|expected"),
+        ({"rows": [ROW, {"name": "b", "of": "a"}]}, "row b|expected of and evaluate together"),
+        ({"rows": [{**ROW, "evaluate": []}]}, "row a|expected of and evaluate together"),
+        ({"rows": [ROW, {**ROW, "name": "b", "of": "a", "evaluate": []}]}, "row b|expected of and evaluate together"),
+        ({"rows": [ROW, {"name": "b", "of": "a", "evaluate": ["ckpt=x"]}]}, "row b|evaluate|ckpt=x|leave it out"),
     ],
     ids=str,
 )
-def test_wrong_file_is_refused(table_file, content, sentence: str) -> None:
+def test_wrong_file_is_refused_with_its_name_the_place_and_what_is_expected(table_file, content, parts: str) -> None:
+    file = table_file(**content)
     with pytest.raises(TableError) as caught:
-        read(table_file(**content))
-    assert sentence in str(caught.value)
-    assert "\n" not in str(caught.value)
+        read(file)
+    message = str(caught.value)
+    assert message.startswith(f"{file}: ")
+    assert [part for part in parts.split("|") if part not in message] == [], message
+    assert "\n" not in message
 
 
 @pytest.mark.parametrize(

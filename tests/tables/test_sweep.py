@@ -1,4 +1,4 @@
-"""A table is trained by whatever launcher, whatever becomes of one of its runs; nothing is trained twice."""
+"""A table is run by any launcher, also if some of its runs fail or are killed; nothing is run twice."""
 
 from __future__ import annotations
 
@@ -6,17 +6,20 @@ import json
 import re
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
-from capsule_lab.tables.cells import expand
-from capsule_lab.tables.schema import read
-from tests.helpers.commands import NO_PICTURES, TINY_CAPSNET, TINY_DATA, Ended, python, start
-from tests.tables.conftest import TINY
+from capsule_lab import report, sweep, train
+from capsule_lab.launchers import gpu_pool
+from capsule_lab.tables.expand import expand
+from capsule_lab.tables.reader import read
+from tests.helpers import crash_callbacks
+from tests.helpers.commands import NO_PICTURES, ROOT, TINY_CAPSNET, TINY_DATA, Ended, start
+from tests.helpers.tables import TINY, call, contents, write_table
 
 Cli = Callable[..., Ended]
 FAILING = {"name": "failing", "overrides": ["model.channels=0"]}
@@ -58,14 +61,6 @@ def test_failing_run_does_not_stop_the_others_and_the_same_command_finishes_the_
     assert results(tmp_path) == before
 
 
-def test_result_tells_the_exact_command_of_its_run(cli: Cli, table_file, tmp_path: Path) -> None:
-    file = table_file(seeds=[3])
-    assert cli("sweep", f"table={file}").status == 0
-    (cell,) = expand(read(file))
-    (path,) = tmp_path.glob("runs/*/metrics.json")
-    assert json.loads(path.read_text())["command"] == cell.command
-
-
 def test_dashboard_has_a_run_for_each_cell_in_the_group_of_the_table(
     cli: Cli, table_file, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -79,30 +74,21 @@ def test_dashboard_has_a_run_for_each_cell_in_the_group_of_the_table(
     assert statuses(file) == ["done", "done"], "a dashboard decides nothing about a result"
 
 
-def test_row_that_takes_a_result_is_trained_after_it(cli: Cli, table_file) -> None:
-    taking = {"name": "two", "overrides": ["data.shift=1"], "takes": {"optimizer.eps": ["one", "test/loss"]}}
-    file = table_file(seeds=[0], rows=[{"name": "one", "overrides": []}, taking])
-    ended = cli("sweep", f"table={file}")
-    assert (ended.status, ended.out.splitlines()[-1]) == (0, "mine: 2 done")
-    one, two = expand(read(file))
-    assert f"optimizer.eps={one.value('test/loss')!r}" in two.overrides
-
-
 def test_value_that_refers_to_another_is_resolved_in_each_run(cli: Cli, table_file) -> None:
     ended = cli("sweep", f"table={table_file(seeds=[0])}", "model.class_dim=${model.channels}", "dry_run=true")
     assert (ended.status, ended.err) == (0, "")
     assert "'model.class_dim=${model.channels}'" in ended.out
 
 
-@pytest.mark.parametrize("word", ["dry_run=true", "--dry-run"])
-def test_dry_run_says_what_is_to_be_done_and_does_nothing(
-    cli: Cli, table_file, finish, tmp_path: Path, word: str
+@pytest.mark.parametrize("argument", ["dry_run=true", "--dry-run"])
+def test_dry_run_shows_status_and_commands_and_writes_nothing(
+    cli: Cli, table_file, finish, tmp_path: Path, argument: str
 ) -> None:
     file = table_file()
     first, second = expand(read(file))
     finish(first)
     before = sorted(tmp_path.rglob("*"))
-    ended = cli("sweep", f"table={file}", word)
+    ended = cli("sweep", f"table={file}", argument)
     assert (ended.status, ended.err) == (0, "")
     assert ended.out.splitlines() == [
         "done  one seed 0",
@@ -115,7 +101,7 @@ def test_dry_run_says_what_is_to_be_done_and_does_nothing(
 
 
 @pytest.mark.parametrize(
-    ("words", "sentence"),
+    ("arguments", "sentence"),
     [
         (["table=smok"], "table=smok does not exist; did you mean smoke?"),
         (["table=smoke", "rows=[dynamc]"], "rows: dynamc is not in smoke; did you mean dynamic?"),
@@ -126,10 +112,10 @@ def test_dry_run_says_what_is_to_be_done_and_does_nothing(
     ids=str,
 )
 @pytest.mark.parametrize("command", ["sweep", "report"])
-def test_wrong_words_end_in_one_sentence(
-    cli: Cli, tmp_path: Path, command: str, words: list[str], sentence: str
+def test_wrong_arguments_end_in_one_sentence(
+    cli: Cli, tmp_path: Path, command: str, arguments: list[str], sentence: str
 ) -> None:
-    ended = cli(command, *words)
+    ended = cli(command, *arguments)
     assert ended.status == 2
     assert sentence in ended.err
     assert ended.err.count("\n") == 1
@@ -142,100 +128,104 @@ def test_launcher_that_does_not_exist_is_refused(cli: Cli) -> None:
     assert ended.err.startswith("capsule_lab: launcher=gpu does not exist; did you mean gpus? Options: ")
 
 
-PRETENDING = "from capsule_lab import devices, sweep; devices.visible_gpus = lambda: ['0', '1']; sweep.main()"
-"""``python -m capsule_lab.sweep`` where there seem to be two GPUs."""
-
-ON_A_GPU = {"name": "good", "overrides": ["trainer.accelerator=auto"]}
-ON_THREE = {"name": "too_many", "overrides": ["trainer.accelerator=auto", "trainer.devices=3"]}
-
-
 @pytest.mark.parametrize(
-    ("word", "options"),
+    ("override", "options"),
     [
         ("hydra/sweeper=optuna", "basic, table"),
         ("hydra/launcher=joblib", "basic, gpus, slurm, submitit_local, submitit_slurm"),
     ],
     ids=str,
 )
-def test_plugin_of_hydra_that_is_not_installed_is_refused(cli: Cli, word: str, options: str) -> None:
-    ended = cli("train", "-m", word)
-    assert (ended.status, ended.err) == (2, f"capsule_lab: {word} does not exist; Options: {options}\n")
+def test_plugin_of_hydra_that_is_not_installed_is_refused(cli: Cli, override: str, options: str) -> None:
+    ended = cli("train", "-m", override)
+    assert (ended.status, ended.err) == (2, f"capsule_lab: {override} does not exist; Options: {options}\n")
+
+
+ON_A_GPU = {"name": "good", "overrides": ["trainer.accelerator=auto"]}
+ON_THREE = {"name": "too_many", "overrides": ["trainer.accelerator=auto", "trainer.devices=3"]}
+
+
+@dataclass(frozen=True)
+class Swept:
+    """A folder with a table of which one run and one evaluation are killed once, swept twice by the same command."""
+
+    folder: Path
+    file: Path
+    first: Ended
+    between: dict[str, Any]
+    statuses: list[str]
+    failures: list[tuple[str, str]]
+    report: Ended
+    second: Ended
+    after: dict[str, Any]
 
 
 @pytest.fixture(scope="module")
-def swept(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Callable[[], Ended], Ended, Path]:
-    """A table of runs side by side, one of which is killed: its folder, what sweeps it, how that ended, its file."""
+def swept(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Swept]:
+    """In this process, so that both sweeps fork their runs from one server; there seem to be two GPUs."""
     folder = tmp_path_factory.mktemp("swept")
-    file = folder / "mine.yaml"
-    rows = [FAILING, once(folder, signal.SIGKILL), ON_A_GPU, ON_THREE]
-    file.write_text(yaml.safe_dump({"paper": "p", "seeds": [0], "base": TINY, "rows": rows}))
-
-    def sweep() -> Ended:
-        return python("-c", PRETENDING, f"table={file}", "launcher=gpus", cwd=folder, TMPDIR=str(folder))
-
-    return folder, sweep, sweep(), file
-
-
-def test_of_runs_side_by_side_those_that_can_finish(swept, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder, _, ended, file = swept
-    monkeypatch.chdir(folder)
-    assert ended.status == 2, ended.err
-    assert "3 of 4 runs of mine failed" in ended.err
-    failing, stopped, good, too_many = expand(read(file))
-    assert [cell.status for cell in (failing, stopped, good, too_many)] == ["failed", "failed", "done", "failed"]
-    assert failing.error == "model: CapsNet has channels 0; expected 1 or more"
-    assert "CapsNet has channels 0" in Path(failing.log).read_text()
-    assert "was ended by SIGKILL" in stopped.error
-    assert "CapsNet on stand-in" in Path(stopped.log).read_text()
-    assert "trainer.devices is 3, and the sweep sees 2 GPUs (0, 1)" in too_many.error
-    assert [line for line in ended.out.splitlines() if line.startswith("run 2")][-1].startswith("run 2 completed")
+    data = ["data=mnist", f"data._target_={crash_callbacks.__name__}.MNISTThatKillsOnce", "data.source=standin"]
+    evaluated = {"name": "evaluated", "of": "good", "evaluate": [*data, f"+data.marker='{folder / 'evaluated'}'"]}
+    file = write_table(folder, seeds=[0], rows=[FAILING, once(folder, signal.SIGKILL), ON_A_GPU, ON_THREE, evaluated])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.setenv("TMPDIR", str(folder))  # of the server and its runs
+        patch.setenv("PYTHONPATH", str(ROOT))
+        patch.setattr(gpu_pool, "visible_gpus", lambda: ["0", "1"])
+        command = (sweep, f"table={file}", "launcher=gpus")
+        first = call(*command)
+        cells = expand(read(file))
+        seen = contents(folder), [cell.status for cell in cells], [(cell.error, cell.log or "") for cell in cells]
+        shown = call(report, f"table={file}")
+        second = call(*command)
+        yield Swept(folder, file, first, *seen, shown, second, contents(folder))
 
 
-def test_run_leases_a_gpu_if_it_takes_one(swept) -> None:
-    leases = [path.name for path in swept[0].glob("capsule_lab-*/gpu-*")]
-    assert leases == ["gpu-0.lock"], "of the one that ran, the others are for the CPU or were refused"
+def test_runs_side_by_side_finish_though_others_fail_or_are_killed(swept: Swept) -> None:
+    assert swept.first.status == 2, swept.first.err
+    assert "4 of 5 runs of mine failed" in swept.first.err
+    assert swept.statuses == ["failed", "failed", "done", "failed", "failed"]
+    failing, stopped, _, too_many, evaluated = swept.failures
+    assert failing[0] == "model: CapsNet has channels 0; expected 1 or more"
+    assert "CapsNet has channels 0" in Path(failing[1]).read_text()
+    assert "was ended by SIGKILL" in stopped[0]
+    assert "CapsNet on stand-in" in Path(stopped[1]).read_text()
+    assert "trainer.devices is 3, and the sweep sees 2 GPUs (0, 1)" in too_many[0]
+    assert "was ended by SIGKILL" in evaluated[0]
+    lines = swept.first.out.splitlines()
+    assert [line for line in lines if line.startswith("run 2")][-1].startswith("run 2 completed")
 
 
-def test_report_shows_the_run_that_was_killed_and_where_its_log_is(
-    swept, cli: Cli, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder, _, _, file = swept
-    monkeypatch.chdir(folder)
-    _, stopped, *_ = expand(read(file))
-    ended = cli("report", f"table={file}")
-    assert (ended.status, ended.err) == (0, "")
-    assert f"stopped seed 0 failed: a run was ended by SIGKILL; its log is {stopped.log}" in ended.out
-    assert "stopped seed 0" in (folder / "runs" / "reports" / "mine.md").read_text()
+def test_run_leases_a_gpu_if_it_takes_one(swept: Swept) -> None:
+    leases = sorted(path.name for path in swept.folder.glob("capsule_lab-*/gpu-*"))
+    assert leases == ["gpu-0.lock"], "the other runs are for the CPU or were refused"
 
 
-def contents(folder: Path) -> dict[str, dict[str, tuple[int, bytes]]]:
-    """Every file of every run, with its time stamp."""
-    return {
-        run.name: {file.name: (file.stat().st_mtime_ns, file.read_bytes()) for file in run.rglob("*") if file.is_file()}
-        for run in folder.glob("runs/capsnet-mnist-*")
-    }
+def test_report_shows_the_run_that_was_killed_and_where_its_log_is(swept: Swept) -> None:
+    assert (swept.report.status, swept.report.err) == (0, "")
+    log = swept.failures[1][1]
+    assert f"stopped seed 0 failed: a run was ended by SIGKILL; its log is {log}" in swept.report.out
+    assert "stopped seed 0" in (swept.folder / "runs" / "reports" / "mine.md").read_text()
 
 
-def test_same_command_finishes_only_what_is_left(swept, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder, sweep, _, file = swept
-    monkeypatch.chdir(folder)
-    _, stopped, good, _ = expand(read(file))
-    (killed,), (whole,) = stopped.directories, good.directories
-    before = contents(folder)
-    ended = sweep()
-    assert ended.status == 2
-    assert ended.out.splitlines()[0] == "mine: 1 done, 3 failed"
-    assert "2 of 4 runs of mine failed" in ended.err
-    assert statuses(file) == ["failed", "done", "done", "failed"]
-    after = contents(folder)
+def test_same_command_finishes_only_what_is_left(swept: Swept, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(swept.folder)
+    assert swept.second.status == 2
+    assert swept.second.out.splitlines()[0] == "mine: 1 done, 4 failed"
+    assert "2 of 5 runs of mine failed" in swept.second.err
+    cells = expand(read(swept.file))
+    assert [cell.status for cell in cells] == ["failed", "done", "done", "failed", "done"]
+    (killed,), (whole,) = cells[1].directories, cells[2].directories
+    before, after = swept.between, swept.after
     assert before.keys() == after.keys() == {killed.name, whole.name}
-    assert before[whole.name] == after[whole.name]
+    assert before[whole.name].items() <= after[whole.name].items()
+    assert after[whole.name].keys() - before[whole.name].keys() == {f"{cells[4].fingerprint}.json"}
     assert "metrics.json" in after[killed.name].keys() - before[killed.name].keys()
 
 
-def test_plain_sweep_under_the_same_launcher(table_file, tmp_path: Path) -> None:
-    words = ["-m", *TINY, "seed=0,1", "launcher=gpus", "hydra.launcher.jobs=1"]
-    ended = python("-m", "capsule_lab.train", *words, cwd=tmp_path)
+@pytest.mark.usefixtures("swept")  # for its server
+def test_plain_sweep_under_the_same_launcher(tmp_path: Path) -> None:
+    ended = call(train, "-m", *TINY, "seed=0,1", "launcher=gpus", "hydra.launcher.jobs=1")
     assert (ended.status, ended.err) == (0, "")
     times = r"2 runs in (\S+) s, of which (\S+) s are their own, 1 at a time: (\S+) % more .*; (\S+) s went before"
     wall, own, more, before = map(float, re.search(times, ended.out).groups())
@@ -265,7 +255,7 @@ def test_sweep_that_is_stopped_stops_its_runs_which_save(
     assert process.returncode == 128 + signal.SIGTERM
     assert err == (
         "capsule_lab: stopped by SIGTERM, and 2 runs with it, which saved what they had trained; "
-        "the same command goes on\n"
+        "the same command continues\n"
     )
     for cell in expand(read(file)):
         assert "stopped by SIGTERM at step" in cell.error

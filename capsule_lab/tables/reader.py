@@ -1,0 +1,125 @@
+"""Tables as commands name them: read from their files, reduced to some rows, columns and seeds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from pydantic import TypeAdapter, ValidationError
+from yaml import YAMLError
+
+from capsule_lab.config import sweeps_dir
+from capsule_lab.errors import TableError, one_line, suggest
+from capsule_lab.tables.schema import Column, Content, Row, Seeds, Table, check_override
+
+
+def read(table: str | Path | None) -> Table:
+    """A table by its name in ``sweeps/``, or from a file of one's own.
+
+    Raises:
+        TableError: if there is none, or it is not what a table is.
+    """
+    names = sorted(path.stem for path in sweeps_dir().glob("*.yaml"))
+    if table is None:
+        raise TableError(f"table is missing; expected table=<name>, one of {', '.join(names)}, or a .yaml file")
+    file = Path(table) if str(table).endswith(".yaml") else sweeps_dir() / f"{table}.yaml"
+    if not file.is_file():
+        raise TableError(f"table={table} does not exist; {suggest(str(table), names)}, or a .yaml file")
+    text = file.read_text()
+    try:
+        content = OmegaConf.to_container(OmegaConf.create(text), resolve=True)
+    except (YAMLError, OmegaConfBaseException) as error:
+        raise TableError(f"{file} cannot be read: {one_line(error)}") from error
+    if not isinstance(content, dict):
+        raise TableError(f"{file} holds {type(content).__name__}; expected {', '.join(Content.model_fields)}")
+    head = [line.removeprefix("#").removeprefix(" ") for line in text.splitlines() if line.startswith("#")]
+    try:
+        checked = Content.model_validate(content)
+    except ValidationError as error:
+        raise TableError(f"{file}: {_message(error, content)}") from error
+    return Table.model_construct(**dict(checked), name=file.stem, head="\n".join(head))
+
+
+def select(
+    table: Table,
+    *,
+    rows: Sequence[str] | str | None = None,
+    columns: Sequence[str] | str | None = None,
+    seeds: Sequence[int] | int | None = None,
+) -> Table:
+    """Those rows, columns and seeds of a table, or that one; ``None`` for all. Rows that others need stay.
+
+    Raises:
+        TableError: if it has no such row or column, or a seed is no whole number.
+    """
+    selected = {*_among("rows", rows, [row.name for row in table.rows], table.name)}
+    selected_columns = _among("columns", columns, [column.name for column in table.columns], table.name)
+    for row in reversed(table.rows):  # what a row needs stands above it
+        selected |= row.needs if row.name in selected else set()
+    return table.model_copy(
+        update={
+            "rows": tuple(row for row in table.rows if row.name in selected),
+            "columns": tuple(column for column in table.columns if column.name in selected_columns),
+            "seeds": table.seeds if seeds is None else _checked_seeds(seeds),
+        }
+    )
+
+
+def check_overrides(where: str, overrides: Sequence[str]) -> tuple[str, ...]:
+    """Overrides of training runs.
+
+    Raises:
+        TableError: if they are none, or are for the table to decide.
+    """
+    for override in overrides:
+        try:
+            check_override(override)
+        except ValueError as error:
+            raise TableError(f"{where} has {override}; {error}") from error
+    return tuple(overrides)
+
+
+def _checked_seeds(seeds: Any) -> tuple[int, ...]:
+    listed = [seeds] if isinstance(seeds, (int, str)) else list(seeds)
+    try:
+        return TypeAdapter(Seeds).validate_python(listed)
+    except ValidationError as error:
+        raise TableError(f"seeds is {seeds}; expected {Content.model_fields['seeds'].description}") from error
+
+
+def _message(error: ValidationError, content: dict[Any, Any]) -> str:
+    """The first error in one sentence: where, what is there, what is expected."""
+    found = error.errors(include_url=False)[0]
+    path: list[Any] = [*found["loc"]]
+    part: type[Content | Column | Row] = Content
+    where = ""
+    if path[:1] == ["columns"] and len(path) > 2:
+        part, where, path = Column, f"column {[*content['columns']][path[1]]}", path[2:]
+    elif path[:1] == ["rows"] and len(path) > 2:
+        part, where, path = Row, f"row {content['rows'][path[1]].get('name', '')}".rstrip(), path[2:]
+    field, value = str(path[0]) if path else "", found["input"]
+    place = ": ".join(filter(None, (where, field)))
+    match found["type"]:
+        case "extra_forbidden":
+            return f"{where} has {field}; {suggest(field, part.model_fields)}".lstrip()
+        case "missing":
+            return f"{where} has no {field}; expected one".lstrip()
+        case "value_error":
+            return f"{place} has {value}; {found['ctx']['error']}" if field else str(found["ctx"]["error"])
+        case _:
+            return f"{place} is {value!r}; expected {part.model_fields[field].description or 'text'}"
+
+
+def _among(what: str, wanted: Sequence[str] | str | None, names: list[str], table: str) -> Sequence[str]:
+    if wanted is None:
+        return names
+    listed = [wanted] if isinstance(wanted, str) else wanted
+    if not listed:
+        raise TableError(f"{what} is empty; expected some of {', '.join(names)}")
+    for name in listed:
+        if name not in names:
+            raise TableError(f"{what}: {name} is not in {table}; {suggest(str(name), names)}")
+    return listed

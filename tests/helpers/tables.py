@@ -1,0 +1,84 @@
+"""Tables of tiny runs, and what finished runs leave."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from contextlib import redirect_stderr, redirect_stdout
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import yaml
+
+from capsule_lab import runs
+from capsule_lab.tables.cells import EvaluationCell, TrainingCell
+from capsule_lab.tables.evaluations import result_file
+from tests.helpers.commands import NO_PICTURES, TINY_CAPSNET, Ended
+
+TINY = ["debug=smoke", *TINY_CAPSNET, "trainer.accelerator=cpu", *NO_PICTURES, "callbacks.routing_stats=null"]
+RESULT = {
+    "status": "finished",
+    "test": {"error": 1.0, "novel/error": 2.0},
+    "val": {"error": 3.0},
+    "provenance": {"source": "real", "name": "real MNIST"},
+    "parameters": 1234,
+    "training_seconds": 90.0,
+    "hardware": "a machine",
+    "steps": 5,
+    "commit": "abc",
+    "weights_tested": "best",
+}
+
+
+def write_table(folder: Path, **content: Any) -> Path:
+    """``mine.yaml``: ``write_table(folder, rows=[{"name": "a", "overrides": []}])``."""
+    standard = {"paper": "a paper", "seeds": [0, 1], "base": TINY, "rows": [{"name": "one", "overrides": []}]}
+    file = folder / "mine.yaml"
+    file.write_text("# Mine.\n" + yaml.safe_dump({**standard, **content}, sort_keys=False))
+    return file
+
+
+def write_run(cell: TrainingCell, *, error: float = 1.0, attempt: str = "", **more: Any) -> Path:
+    """What a finished run of a cell leaves: ``write_run(cell, error=2.5)``."""
+    directory = runs.directories.root() / f"capsnet-mnist-{cell.fingerprint}{attempt}"
+    directory.mkdir(parents=True)
+    result = {**RESULT, "config_hash": cell.fingerprint, **more}
+    result["test"] = {**RESULT["test"], "error": error}
+    (directory / "metrics.json").write_text(json.dumps(result))
+    (directory / "metrics.csv").write_text(
+        f"step,train/loss,train/error,val/loss,val/error\n3,0.5,50,,\n3,,,0.6,60\n7,0.4,{error},,\n"
+    )
+    return directory
+
+
+def write_evaluation(cell: EvaluationCell, *, error: float) -> Path:
+    """What a finished evaluation leaves in the directory of its training run, which has finished, too."""
+    assert cell.training.finished
+    file = result_file(cell.training.finished[0], cell.fingerprint)
+    file.parent.mkdir(exist_ok=True)
+    content = {"test": {"error": error}, "provenance": RESULT["provenance"], "evaluation_seconds": 6.0}
+    file.write_text(json.dumps({**content, "hardware": "another machine", "commit": "def"}))
+    return file
+
+
+def call(module: ModuleType, *arguments: str) -> Ended:
+    """A command in this process, for fixtures that serve several tests; for one test there is ``cli``."""
+    out, err, status = io.StringIO(), io.StringIO(), 0
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
+        patch.setattr(sys, "argv", [module.__name__, *arguments])
+        try:
+            module.main()
+        except SystemExit as ended:
+            status = ended.code if isinstance(ended.code, int) else 1
+    return Ended(status, out.getvalue(), err.getvalue())
+
+
+def contents(folder: Path) -> dict[str, dict[str, tuple[int, bytes]]]:
+    """Every file of every run, with its time stamp."""
+    return {
+        run.name: {file.name: (file.stat().st_mtime_ns, file.read_bytes()) for file in run.rglob("*") if file.is_file()}
+        for run in folder.glob("runs/capsnet-mnist-*")
+    }

@@ -1,0 +1,194 @@
+"""Rows that evaluate the weights of another row: found, run, retried and reported like rows that are trained."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from capsule_lab import runs, sweep
+from capsule_lab.config import compose
+from capsule_lab.errors import RunError, TableError
+from capsule_lab.tables.evaluations import of_job
+from capsule_lab.tables.expand import distinct, expand, verify
+from capsule_lab.tables.reader import read
+from capsule_lab.tables.summary import summarise
+from tests.helpers.commands import Ended
+from tests.helpers.tables import contents, write_evaluation, write_run
+
+Cli = Callable[..., Ended]
+TRAINED = {"name": "trained", "overrides": []}
+EVALUATED = {"name": "evaluated", "of": "trained", "evaluate": ["data.eval_images=50"]}
+SAME = {"name": "same", "of": "trained", "evaluate": ["data.eval_images=50"]}
+
+
+@pytest.fixture
+def file(table_file) -> Path:
+    return table_file(rows=[TRAINED, EVALUATED])
+
+
+def test_evaluation_waits_for_the_run_of_its_seed(file: Path) -> None:
+    first, *_ = expand(read(file))
+    write_run(first)
+    _, _, ready, waiting = expand(read(file))
+    assert [(cell.name, cell.status, cell.waits_for) for cell in (ready, waiting)] == [
+        ("evaluated seed 0", "missing", ""),
+        ("evaluated seed 1", "waiting", "trained"),
+    ]
+
+
+@pytest.mark.parametrize(("tested", "name"), [("last", "checkpoints/last.ckpt"), (None, "")])
+def test_weights_are_those_that_the_run_tested(file: Path, tested: str | None, name: str) -> None:
+    directory = write_run(expand(read(file))[0], weights_tested=tested)
+    _, _, cell, _ = expand(read(file))
+    assert cell.command == (
+        f"python -m capsule_lab.evaluate ckpt={directory / name} trainer.accelerator=cpu +data.eval_images=50"
+    )
+    config = compose("evaluate", shlex.split(cell.command)[3:])
+    assert (config.data.eval_images, config.trainer.accelerator) == (50, "cpu")
+
+
+@pytest.mark.parametrize("evaluate", [["data.eval_images=50"], [], ["data=mnist", "split=val"], ["+a='${b}'"]])
+def test_fingerprint_is_that_of_the_configuration_of_its_job(table_file, evaluate: list[str]) -> None:
+    escaped = [override.replace("${", "\\${") for override in evaluate]  # else it would refer to the table's file
+    training, cell = expand(read(table_file(rows=[TRAINED, {**EVALUATED, "evaluate": escaped}], seeds=[0])))
+    config = compose("train", cell.job)
+    assert list(config.evaluate) == evaluate
+    assert runs.directories.config_hash(config) == cell.fingerprint != training.fingerprint
+    write_run(training)
+    _, cell = expand(read(table_file(rows=[TRAINED, {**EVALUATED, "evaluate": escaped}], seeds=[0])))
+    if evaluate[:1] != ["+a='${b}'"]:  # which is no option
+        verify(cell)
+    overrides, path = of_job(config)
+    assert tuple(overrides) == cell.overrides
+    assert path == cell.training.finished[0] / "evaluations" / f"{cell.fingerprint}.json"
+
+
+def test_overrides_and_training_both_decide_which_result_it_is(table_file) -> None:
+    other = {"name": "other", "overrides": ["data.shift=1"]}
+    of_other = {**EVALUATED, "name": "of_other", "of": "other"}
+    more = {**EVALUATED, "name": "more", "evaluate": ["data.eval_images=60"]}
+    cells = expand(read(table_file(rows=[TRAINED, other, EVALUATED, of_other, more, SAME], seeds=[0])))
+    assert len(cells) == 6
+    assert [cell.row.name for cell in distinct(cells)] == ["trained", "other", "evaluated", "of_other", "more"]
+
+
+def test_evaluation_takes_the_devices_of_training(table_file) -> None:
+    _, cell = expand(read(table_file(rows=[TRAINED, EVALUATED], seeds=[0])), ["trainer.devices=2"])
+    assert "trainer.devices=2" in cell.overrides
+    assert "trainer.devices=2" in cell.job
+
+
+def test_result_is_of_the_evaluation_and_cost_and_size_of_its_run(file: Path) -> None:
+    for cell in expand(read(file))[:2]:
+        write_run(cell)
+    write_evaluation(expand(read(file))[2], error=7.5)
+    trained, evaluated = summarise(read(file))
+    assert (trained.ours.mean, evaluated.ours.mean, evaluated.ours.count) == (1.0, 7.5, 1)
+    assert evaluated.state == "1 of 2, 1 missing"
+    assert (evaluated.shared("parameters"), evaluated.shared("hardware")) == ("1,234", "another machine")
+    assert evaluated.minutes == pytest.approx(6 / 60)
+
+
+def test_weights_trained_on_a_standin_never_count_as_real(file: Path) -> None:
+    write_run(expand(read(file))[0], provenance={"source": "standin", "name": "bundled digits"})
+    write_evaluation(expand(read(file))[2], error=7.5)
+    (entry,) = [entry for entry in summarise(read(file)) if entry.row.of]
+    assert (entry.ours, entry.standin.mean) == (None, 7.5)
+
+
+def test_quantity_that_was_not_evaluated_is_named(file: Path) -> None:
+    write_run(expand(read(file))[0])
+    write_evaluation(expand(read(file))[2], error=7.5)
+    with pytest.raises(TableError, match="has no val/error; expected one of test/error"):
+        expand(read(file))[2].value("val/error")
+
+
+@pytest.mark.parametrize(
+    ("override", "parts"),
+    [
+        ("data.test_crop=13", "row evaluated: data.test_crop does not exist|Options: "),
+        ("data.eval_image=13", "row evaluated: data.eval_image does not exist|did you mean data.eval_images"),
+        ("splt=test", "row evaluated: splt does not exist|did you mean split"),
+        ("split=tets", "row evaluated: split=tets does not exist|did you mean test"),
+        ("data=mnis", "row evaluated: data=mnis does not exist|did you mean mnist"),
+        ("data.eval_images=many", "row evaluated: data.eval_images is many|expected"),
+    ],
+    ids=str,
+)
+def test_wrong_override_is_refused_before_anything_is_trained(
+    cli: Cli, table_file, tmp_path: Path, override: str, parts: str
+) -> None:
+    file = table_file(rows=[TRAINED, {**EVALUATED, "evaluate": [override]}], seeds=[0])
+    ended = cli("sweep", f"table={file}")
+    assert ended.status == 2
+    assert ended.err.count("\n") == 1
+    assert [part for part in parts.split("|") if part not in ended.err] == [], ended.err
+    assert list(tmp_path.glob("runs/capsnet-*")) == []
+
+
+def test_row_without_runs_in_a_column_has_no_evaluations_there(table_file) -> None:
+    rows = [{"name": "trained", "overrides": {"a": []}}, EVALUATED]
+    columns = {"a": {"overrides": ["data.shift=1"]}, "b": {"overrides": ["data.shift=2"]}}
+    cells = expand(read(table_file(rows=rows, columns=columns, seeds=[0])))
+    assert [cell.name for cell in cells] == ["trained a seed 0", "evaluated a seed 0"]
+
+
+def test_job_whose_run_has_not_finished_says_so(file: Path) -> None:
+    cell = expand(read(file))[2]
+    with pytest.raises(RunError, match=f"no finished run of configuration {cell.training.fingerprint}"):
+        of_job(compose("train", cell.job))
+
+
+def test_table_with_evaluations_from_its_first_sweep_to_its_report(
+    cli: Cli, table_file, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two seeds are trained and evaluated; one evaluation fails, and only it is run again by the same command."""
+    file = table_file(rows=[TRAINED, EVALUATED, SAME])
+    ended = cli("sweep", f"table={file}", "--dry-run")
+    assert ended.out.splitlines()[-1] == "mine: 2 missing, 2 waiting"
+    assert "waiting for trained  evaluated seed 0" in ended.out
+    assert "evaluate 'ckpt=???' trainer.accelerator=cpu +data.eval_images=50" in ended.out
+
+    real, attempts = sweep.evaluation, iter([0, 1])
+
+    def fail_at_first(overrides: list[str]) -> dict[str, Any]:
+        if next(attempts) == 0:
+            raise RunError("no memory")
+        return real(overrides)
+
+    monkeypatch.setattr(sweep, "evaluation", fail_at_first)
+    ended = cli("sweep", f"table={file}")
+    assert ended.status == 2
+    assert ended.out.splitlines()[-1] == "mine: 3 done, 1 failed"
+    assert ended.err.endswith("the same command tries them again: evaluated seed 0: no memory\n")
+
+    monkeypatch.setattr(sweep, "evaluation", real)
+    before = contents(tmp_path)
+    ended = cli("sweep", f"table={file}")
+    assert (ended.status, ended.out.splitlines()[-1]) == (0, "mine: 4 done")
+    after = contents(tmp_path)
+    added = {name: after[name].keys() - before[name].keys() for name in after}
+    cells = expand(read(file))
+    assert sorted(added.values(), key=len) == [set(), {f"{cells[2].fingerprint}.json"}]
+    assert all(before[name].items() <= after[name].items() for name in before)
+    for cell in cells[:2]:
+        assert cell.finished[1]["command"] == cell.command
+
+    (path,) = [path for path in tmp_path.glob("runs/*/evaluations/*.json") if path.stem == cells[2].fingerprint]
+    result = json.loads(path.read_text())
+    assert result["command"] == cells[2].command
+    assert result["provenance"]["test_images"] == "50 of 359"
+    again = sweep.evaluation([*cells[2].overrides])
+    assert again["test"]["error"] == cells[2].value("test/error")
+
+    ended = cli("report", f"table={file}", "out=.")
+    assert (ended.status, ended.err) == (0, "")
+    lines = [line.split("|")[1:] for line in Path("mine.md").read_text().splitlines() if line.startswith("| ")][2:]
+    assert [line[0].strip() for line in lines] == ["trained", "evaluated", "same"]
+    assert lines[1][1:6] == lines[2][1:6] != lines[0][1:6]
+    assert lines[1][-2].strip() == "2 of 2"

@@ -1,0 +1,109 @@
+"""Which jobs of a table are launched, in which order, and what is made of those that failed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hydra.core.utils import JobReturn, JobStatus
+
+from capsule_lab.errors import RunError, TableError
+from capsule_lab.launchers.hydra_internals import failed
+from capsule_lab.runs import lock
+from capsule_lab.tables.cells import EvaluationCell
+from capsule_lab.tables.expand import expand
+from capsule_lab.tables.reader import read
+from capsule_lab.tables.scheduler import run_table
+from tests.helpers.tables import write_evaluation, write_run
+
+ROWS = [
+    {"name": "one", "overrides": []},
+    {"name": "two", "overrides": ["data.shift=1"], "takes": {"optimizer.eps": ["one", "val/error"]}},
+    {"name": "evaluated", "of": "two", "evaluate": ["data.eval_images=50"]},
+]
+
+
+class Launcher:
+    """Writes the results that its jobs would leave, and keeps which it was given; those of ``failing`` rows fail."""
+
+    def __init__(self, file: Path, *failing: str) -> None:
+        self.file, self.failing = file, failing
+        self.launched: list[tuple[int, list[str]]] = []
+        self.extra: set[str] = set()
+
+    def launch(self, jobs: Sequence[Sequence[str]], number: int) -> Sequence[Any]:
+        cells = {cell.job: cell for cell in expand(read(self.file))}
+        own = [next(cell for job, cell in cells.items() if tuple(given[: len(job)]) == job) for given in jobs]
+        self.launched.append((number, [cell.name for cell in own]))
+        self.extra |= {extra for given, cell in zip(jobs, own, strict=True) for extra in given[len(cell.job) :]}
+        return [self._run(cell) for cell in own]
+
+    def _run(self, cell: Any) -> Any:
+        if cell.row.name in self.failing:
+            return failed(cell.job, RunError(f"{cell.name} has no memory"))
+        if isinstance(cell, EvaluationCell):
+            write_evaluation(cell, error=2.5)
+        else:
+            write_run(cell, val={"error": 0.125})
+        return JobReturn(overrides=cell.job, status=JobStatus.COMPLETED)
+
+
+@pytest.fixture
+def file(table_file: Callable[..., Path]) -> Path:
+    return table_file(rows=ROWS)
+
+
+def test_rows_that_need_results_are_launched_when_these_are_there(file: Path) -> None:
+    launcher = Launcher(file)
+    run_table(read(file), [], launcher.launch, ["launcher=gpus"])
+    assert launcher.launched == [
+        (0, ["one seed 0", "one seed 1"]),
+        (2, ["two seed 0", "two seed 1"]),
+        (4, ["evaluated seed 0", "evaluated seed 1"]),
+    ]
+    assert launcher.extra == {"launcher=gpus"}
+    cells = expand(read(file))
+    assert {cell.status for cell in cells} == {"done"}
+    assert "optimizer.eps=0.125" in cells[2].overrides
+    run_table(read(file), [], launcher.launch)
+    assert len(launcher.launched) == 3, "nothing is left"
+
+
+@pytest.mark.parametrize(
+    ("failing", "statuses"),
+    [("one", ["failed", "waiting", "waiting"]), ("evaluated", ["done", "done", "failed"])],
+)
+def test_failed_runs_are_tried_once_and_named_at_the_end(
+    table_file: Callable[..., Path], failing: str, statuses: list[str]
+) -> None:
+    file = table_file(rows=ROWS, seeds=[0])
+    launcher = Launcher(file, failing)
+    with pytest.raises(TableError, match=rf"^1 of 3 runs of mine failed, .*: {failing} seed 0: .* has no memory"):
+        run_table(read(file), [], launcher.launch)
+    cells = expand(read(file))
+    assert [cell.status for cell in cells] == statuses
+    assert sum(names == [f"{failing} seed 0"] for _, names in launcher.launched) == 1
+
+    again = Launcher(file)
+    run_table(read(file), [], again.launch)
+    assert again.launched[0] == (0, [f"{failing} seed 0"])
+    assert {cell.status for cell in expand(read(file))} == {"done"}
+
+
+def test_what_another_process_runs_is_left_alone(table_file: Callable[..., Path]) -> None:
+    file = table_file(rows=[ROWS[0], {**ROWS[2], "of": "one"}])
+    launcher = Launcher(file)
+    with lock.claim(expand(read(file))[0].config):
+        run_table(read(file), [], launcher.launch)
+    assert launcher.launched == [(0, ["one seed 1"]), (1, ["evaluated seed 1"])]
+
+
+def test_nothing_is_launched_if_a_later_row_cannot_work(table_file: Callable[..., Path]) -> None:
+    wrong = {**ROWS[1], "overrides": ["optimizer.epsilon=1"]}
+    file = table_file(rows=[ROWS[0], wrong])
+    launcher = Launcher(file)
+    with pytest.raises(TableError, match=r"^row two: optimizer\.epsilon does not exist"):
+        run_table(read(file), [], launcher.launch)
+    assert launcher.launched == []
