@@ -12,7 +12,7 @@ from capsule_lab import runs, train
 from capsule_lab.command import command
 from capsule_lab.config import compose
 from capsule_lab.environment import replaced_command_line
-from capsule_lab.evaluate import evaluate
+from capsule_lab.evaluate import evaluate_checkpoint
 from capsule_lab.runs import lock
 from capsule_lab.tables import evaluations
 from capsule_lab.tables.arguments import FOR_SWEEP, for_hydra
@@ -32,7 +32,10 @@ def evaluate_weights(config: DictConfig) -> None:
     Raises:
         RunError: if there is no such run, or another process does the same.
     """
-    with lock.claim(config), runs.signals.interruptible("the evaluation was stopped; the same command starts it again"):
+    with (
+        lock.train_lock(config),
+        runs.signals.interruptible("the evaluation was stopped; the same command starts it again"),
+    ):
         overrides, path = evaluations.of_job(config)
         if path.is_file():
             return
@@ -45,7 +48,7 @@ def evaluate_weights(config: DictConfig) -> None:
 
 def evaluation(overrides: list[str]) -> dict[str, Any]:
     """The result of ``capsule_lab.evaluate`` for these overrides."""
-    result, _ = evaluate(compose("evaluate", overrides))
+    result, _ = evaluate_checkpoint(compose("evaluate", overrides))
     return result
 
 

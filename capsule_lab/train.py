@@ -43,8 +43,8 @@ def _run(config: DictConfig) -> None:
     if config.train.resume and runs.results.is_finished(directory, config):
         log.info("%s is finished already, nothing to resume; its results are in metrics.json", directory)
         return
-    own = [word for word in hydra.overrides.task if not word.startswith(("launcher=", "train.resume="))]
-    with replaced_command_line("capsule_lab.train", own) if hydra.mode == RunMode.MULTIRUN else nullcontext():
+    overrides = [each for each in hydra.overrides.task if not each.startswith(("launcher=", "train.resume="))]
+    with replaced_command_line("capsule_lab.train", overrides) if hydra.mode == RunMode.MULTIRUN else nullcontext():
         result = train(config, directory)
     if result:
         console, text = Console(highlight=False), summary(result, directory)
@@ -83,11 +83,28 @@ def train(config: DictConfig, directory: Path) -> dict[str, Any]:
             callbacks.close_loggers(trainer.loggers, failed=failed)
     if not trainer.is_global_zero:
         return {}
-    result = {
-        "status": "finished",
-        "test": test,
-        "val": validation,
-        "weights_tested": weights and weights.stem,
+    result = {"status": "finished", **training, **tested, **_facts(config, trainer, module, data)}
+    runs.files.write_json(directory / "metrics.json", result)
+    return result
+
+
+def _test(config: DictConfig, directory: Path, trainer: Any, module: Any, data: Any) -> dict[str, Any]:
+    """Test the weights that ``train.test`` names: what came out, and which they were."""
+    from capsule_lab import runs
+
+    weights = runs.checkpoints.checkpoint_to_test(config.train.test, directory)
+    if weights is None:
+        return {"test": {}, "weights_tested": None}
+    with runs.signals.interruptible("training is complete; the same command with train.resume=true tests again"):
+        trainer.test(module, datamodule=data, ckpt_path=weights, weights_only=True, verbose=False)
+    return {"test": module.test_results(), "weights_tested": weights.stem}
+
+
+def _facts(config: DictConfig, trainer: Any, module: Any, data: Any) -> dict[str, Any]:
+    """What a result needs beside it to be judged and repeated."""
+    from capsule_lab import environment, runs
+
+    return {
         "provenance": data.provenance,
         "parameters": sum(p.numel() for p in module.network.parameters()),
         "steps": trainer.global_step,

@@ -23,8 +23,8 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from capsule_lab import __main__ as overview
 from capsule_lab import build
-from capsule_lab.build import check
-from capsule_lab.config import compose, conf_dir
+from capsule_lab.check import check
+from capsule_lab.config import commands, compose, conf_dir, groups, head, options_of, user_message
 from capsule_lab.tables.arguments import FOR_REPORT, FOR_SWEEP, for_hydra
 from capsule_lab.train import summary
 from tests.helpers.commands import NO_PICTURES, ROOT, TINY, TINY_CAPSNET, Ended, Trained, python
@@ -57,10 +57,10 @@ def jobs_of(command: str) -> list[tuple[str, list[str]]]:
     if not (conf_dir() / f"{name}.yaml").is_file():
         return []
     if name == "sweep":  # what is added with a plus is for the sweeper, and not in the configuration of a run
-        words = [word for word in for_hydra(words, FOR_SWEEP, "+") if not word.startswith("+")]
+        rest = [argument for argument in for_hydra(rest, FOR_SWEEP, "+") if not argument.startswith("+")]
     if name == "report":
-        words = for_hydra(words, FOR_REPORT)
-    given = get_args_parser().parse_args(words)
+        rest = for_hydra(rest, FOR_REPORT)
+    given = get_args_parser().parse_args(rest)
     parsed = OverridesParser.create().parse_overrides(given.overrides)
     if not given.multirun:
         return [(name, given.overrides)]

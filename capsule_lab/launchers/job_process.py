@@ -86,7 +86,7 @@ def _child(job: bytes, sender: Connection, log_file: str, gpus: list[str], threa
         os.dup2(file.fileno(), sys.stdout.fileno())
         os.dup2(file.fileno(), sys.stderr.fileno())
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
-    os.environ[lock.LOG] = log_file
+    os.environ[lock.LOG_VARIABLE] = log_file
     os.environ.setdefault("OMP_NUM_THREADS", str(threads))  # of processes that this one starts
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     task, overrides, number, state = cloudpickle.loads(job)

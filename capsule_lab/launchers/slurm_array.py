@@ -44,7 +44,7 @@ class SlurmArray(submitit_internals.SlurmLauncher):
     ) -> JobReturn:
         """One process of a job, on its node; if the job has several and one fails, it cancels the job."""
         environment = submitit.JobEnvironment()
-        os.environ[lock.LOG] = submitit_internals.output_log(environment)
+        os.environ[lock.LOG_VARIABLE] = submitit_internals.output_log(environment)
         os.environ["LOCAL_RANK"] = str(environment.local_rank)  # as Lightning does for processes that it starts itself
         try:
             returned = super().__call__(sweep_overrides, job_dir_key, job_num, job_id, singleton_state)
@@ -86,7 +86,7 @@ class SlurmArray(submitit_internals.SlurmLauncher):
         assert self.config is not None
         try:
             config = without_hydra(Task(self.hydra_context, self.task_function, self.config).compose(overrides))
-            lock.note_queued(config, job.job_id, submitit_internals.output_log(job))
+            lock.record_queued(config, job.job_id, submitit_internals.output_log(job))
         except Exception as error:  # Hydra raises many kinds; the job will fail with the same error, and report it
             log.debug("%s cannot be composed: %s", overrides, error)
 

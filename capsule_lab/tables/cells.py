@@ -83,14 +83,14 @@ class Cell(ABC):
     @property
     def log(self) -> str | None:
         """The file with the output of an unfinished attempt."""
-        record = lock.record_of(self.fingerprint)
+        record = lock.read_record(self.fingerprint)
         own = [directory / "train.log" for directory in self.directories]
         return (record and record.log) or next((str(path) for path in own if path.is_file()), None)
 
     @property
     def error(self) -> str:
         """Why it failed, as far as it is known."""
-        record = lock.record_of(self.fingerprint)
+        record = lock.read_record(self.fingerprint)
         return (record and record.error) or "it ended without an error message, as after kill -9 or for lack of memory"
 
     @property
@@ -140,7 +140,7 @@ class TrainingCell(Cell):
         return runs.directories.attempts(self.fingerprint)
 
     def _read(self) -> tuple[Path, dict[str, Any]] | None:
-        results = ((directory, runs.results.result_of(directory, self.fingerprint)) for directory in self.directories)
+        results = ((directory, runs.results.read_result(directory, self.fingerprint)) for directory in self.directories)
         return next(((directory, result) for directory, result in results if result is not None), None)
 
     def value(self, metric: str) -> float | None:

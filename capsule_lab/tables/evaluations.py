@@ -16,7 +16,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from capsule_lab import runs
-from capsule_lab.build import check
+from capsule_lab.check import check
 from capsule_lab.config import compose
 from capsule_lab.errors import ConfigError, RunError, suggest
 from capsule_lab.tables.arguments import quoted
@@ -52,7 +52,7 @@ def of_job(config: DictConfig) -> tuple[list[str], Path]:
         evaluate = list(training.pop(KEY))
     hashed = runs.directories.config_hash(training)
     for directory in runs.directories.attempts(hashed):
-        result = runs.results.result_of(directory, hashed)
+        result = runs.results.read_result(directory, hashed)
         if result is not None:
             path = result_file(directory, runs.directories.config_hash(config))
             return command_overrides(training, evaluate, weights_of(directory, result)), path

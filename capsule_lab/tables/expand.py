@@ -9,7 +9,7 @@ from typing import TypeAlias
 from omegaconf import DictConfig, OmegaConf
 
 from capsule_lab import runs
-from capsule_lab.build import check
+from capsule_lab.check import check
 from capsule_lab.config import compose, user_message
 from capsule_lab.errors import TableError
 from capsule_lab.launchers.hydra_internals import override_keys

@@ -46,7 +46,7 @@ def run_table(table: Table, overrides: Sequence[str], launch: Launch, more: Sequ
         ended = launch([[*cell.job, *more] for cell in left], len(tried))
         for cell, job in zip(left, ended, strict=True):
             if (error := error_of(job)) is not None:
-                lock.note_failure(cell.fingerprint, str(error))
+                lock.record_failure(cell.fingerprint, str(error))
         tried |= {cell.fingerprint for cell in left}
         cells = distinct(expand(table, overrides))
     log.info("%s: %s", table.name, _counted(cells))

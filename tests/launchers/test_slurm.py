@@ -130,7 +130,7 @@ def test_queued_job_is_recorded_and_has_failed_if_it_leaves_no_result(
     queued: list[str | None] = []
 
     def in_queue(_: str) -> bool:
-        record = lock.record_of(first.fingerprint)
+        record = lock.read_record(first.fingerprint)
         queued.append(record and record.queued)
         return False
 

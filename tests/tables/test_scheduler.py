@@ -95,7 +95,7 @@ def test_failed_runs_are_tried_once_and_named_at_the_end(
 def test_what_another_process_runs_is_left_alone(table_file: Callable[..., Path]) -> None:
     file = table_file(rows=[ROWS[0], {**ROWS[2], "of": "one"}])
     launcher = Launcher(file)
-    with lock.claim(expand(read(file))[0].config):
+    with lock.train_lock(expand(read(file))[0].config):
         run_table(read(file), [], launcher.launch)
     assert launcher.launched == [(0, ["one seed 1"]), (1, ["evaluated seed 1"])]
 
