@@ -352,7 +352,7 @@ def test_wrong_overrides_are_refused(tmp_path: Path, overrides: list[str], messa
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["modell=capsnet"], "modell does not exist; did you mean model? Options: callbacks, ckpt, data, "),
+        (["modell=capsnet"], "modell does not exist; did you mean model? Options: callbacks, ckpt, "),
         (["train.test=["], "train.test=[ cannot be read as key=value: "),
         (["train.test=bset"], "train.test is 'bset'; expected best, last or none"),
         (["model.channels=0"], "model: CapsNet has channels 0; expected 1 or more"),

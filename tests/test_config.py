@@ -112,7 +112,7 @@ def test_every_experiment_and_debug_preset_with_every_model(model, preset):
         return
     check(config)
     group, _, name = preset.partition("=")
-    own = changes(name, "model") | {"routing"} if group == "experiment" else set()
+    own = changes(name, "model") | {"routing", "class_routing"} if group == "experiment" else set()
     without = plain_model(model)
     assert {key for key in config.model if config.model[key] != without[key]} <= own
     assert config.model.keys() == without.keys()
@@ -148,8 +148,8 @@ def test_every_loss_and_schedule_is_built_with_em_caps(loss, schedule):
 
 
 def test_options_of_the_class_layer_are_those_of_a_routing():
-    with pytest.raises(ConfigError, match=r"^model: routing class_layer has cots; expected arguments of EMRouting"):
-        built("model=em_caps", "+routing.class_layer.cots=paper")
+    with pytest.raises(ConfigError, match=r"^model: class_routing has .* 'cots'.*; expected options of the routing"):
+        built("model=em_caps", "+class_routing.cots=paper")
 
 
 @pytest.mark.parametrize("experiment", options("experiment"))

@@ -49,7 +49,7 @@ FOR_EXTENSIONS = {
     *("LayerInfo", "Normaliser", "build_routing"),
     *("Windows", "build_normaliser"),
     *("Reconstructs", "reconstructs"),
-    *("expects", "duration_in_steps"),
+    *("expects", "duration_in_steps", "check_schedules"),
     *("Images", "PublishedFiles"),
 }
 """What only a new routing, layer, network, loss or data set uses: imported from its own module."""

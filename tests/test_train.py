@@ -194,7 +194,7 @@ def test_seed_decides_the_initial_weights(tiny: Tiny, tmp_path: Path, monkeypatc
 def test_another_run_of_the_same_configuration_gets_a_number(tiny: Tiny, earlier: int, suffix: str) -> None:
     config = tiny()
     for _ in range(earlier):
-        runs.directories.open_directory(runs.directories.choose_directory(config, "capsnet-mnist"), config)
+        runs.directories.create_directory(runs.directories.choose_directory(config, "capsnet-mnist"), config)
     expected = Path.cwd() / "runs" / f"capsnet-mnist-{runs.directories.config_hash(config)}{suffix}"
     assert runs.directories.choose_directory(config, "capsnet-mnist") == expected
 
@@ -207,7 +207,7 @@ def test_another_run_of_the_same_configuration_gets_a_number(tiny: Tiny, earlier
 def test_resume_finds_the_last_run_of_this_very_configuration(tiny: Tiny, overrides: list[str], same: bool) -> None:
     config = tiny()
     for _ in range(2):
-        runs.directories.open_directory(runs.directories.choose_directory(config, "capsnet-mnist"), config)
+        runs.directories.create_directory(runs.directories.choose_directory(config, "capsnet-mnist"), config)
     last = Path.cwd() / "runs" / f"capsnet-mnist-{runs.directories.config_hash(config)}-2"
     assert (runs.directories.choose_directory(tiny(*overrides), "capsnet-mnist") == last) is same
 

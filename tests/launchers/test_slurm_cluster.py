@@ -21,7 +21,7 @@ from capsule_lab.tables.expand import expand
 from capsule_lab.tables.reader import read, select
 from tests.helpers.commands import NO_PICTURES, Ended, python, start
 from tests.helpers.tables import contents
-from tests.runs.test_resume import curves, weights
+from tests.helpers.training import curves, weights
 
 MISSING = [name for name in ("slurmctld", "slurmd", "munged", "sbatch") if shutil.which(name) is None]
 pytestmark = [

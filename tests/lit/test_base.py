@@ -268,7 +268,7 @@ def test_evaluate_prints_the_error_of_every_part(
 ) -> None:
     directory, found = in_parts
     directory = Path(shutil.copytree(directory, tmp_path / "run"))
-    ended = cli("evaluate", f"ckpt={directory}", "trainer.accelerator=cpu")
+    ended = cli("evaluate", f"ckpt={directory}", "trust=[tests]", "trainer.accelerator=cpu")
     assert (ended.status, ended.err) == (0, "")
     errors = (found["test"][name] for name in ("error", "familiar/error", "novel/error"))
     assert "test error {:.2f} %  familiar {:.2f} %  novel {:.2f} %  of ".format(*errors) in ended.out

@@ -18,6 +18,8 @@ from capsule_lab.check import check
 from capsule_lab.types import RoutingTrace, Votes
 from tests.helpers.commands import NO_PICTURES, ROOT, TINY_CAPSNET, TINY_DATA, Ended
 
+pytestmark = pytest.mark.usefixtures("isolated")
+
 TEMPLATE = ROOT / "tests" / "templates" / "my_routing"
 EM_CAPS = ["model=em_caps_small", "model.channels=4", "model.primary_types=2", "model.conv_types=[2,2]"]
 STEPS = ["trainer.max_epochs=-1", "trainer.max_steps=2", "data.train_images=80", "train.test=last"]
