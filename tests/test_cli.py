@@ -386,7 +386,7 @@ def test_missing_data_without_network_is_refused(cli: Cli) -> None:
 
 @pytest.mark.parametrize("command", ["train", "evaluate"])
 def test_checkpoint_that_cannot_be_used_is_refused(cli: Cli, a_copy: Path, command: str) -> None:
-    """See ``tests/runs/test_run.py`` for all that can be wrong with one."""
+    """See ``tests/runs/test_open_run.py`` for all that can be wrong with one."""
     path = a_copy / "checkpoints" / "last.ckpt"
     path.write_bytes(path.read_bytes()[:-100])
     ended = cli(command, *(TINY if command == "train" else ["trainer.accelerator=cpu"]), f"ckpt={path}")

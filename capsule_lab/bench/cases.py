@@ -10,8 +10,8 @@ import torch
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 
-from capsule_lab.bench.textbook import TextbookCapsNet
-from capsule_lab.bench.textbook_em import TextbookEMCaps
+from capsule_lab.bench.textbook_capsnet import TextbookCapsNet
+from capsule_lab.bench.textbook_em_caps import TextbookEMCaps
 from capsule_lab.build import build_data
 from capsule_lab.check import check
 from capsule_lab.config import compose, options_of, user_message

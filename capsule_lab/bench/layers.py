@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from capsule_lab.bench.cases import Case
-from capsule_lab.bench.textbook import TextbookCapsNet
-from capsule_lab.bench.textbook_em import saturating, textbook_em_layer, window_index
+from capsule_lab.bench.textbook_capsnet import TextbookCapsNet
+from capsule_lab.bench.textbook_em_caps import saturating, textbook_em_layer, window_index
 from capsule_lab.kernels.backends import Backend
 from capsule_lab.layers import ConvCapsules
 from capsule_lab.routing import DynamicRouting, EMRouting

@@ -2,7 +2,7 @@
 
 from capsule_lab.kernels.backends import Backend, check_backend
 from capsule_lab.kernels.base import AbstractVotes, Gaussians
-from capsule_lab.kernels.dispatch import child_softmax, route
 from capsule_lab.kernels.fused import FusedVotes
+from capsule_lab.kernels.run_routing import child_softmax, route
 
 __all__ = ["AbstractVotes", "Backend", "FusedVotes", "Gaussians", "check_backend", "child_softmax", "route"]

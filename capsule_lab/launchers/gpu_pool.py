@@ -23,7 +23,7 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
 
 from capsule_lab.errors import InterruptError
-from capsule_lab.launchers.gpu_lease import visible_gpus
+from capsule_lab.launchers.gpu_assignment import visible_gpus
 from capsule_lab.launchers.hydra_internals import JobReturn, Task, error_of, restore_process, shown
 from capsule_lab.launchers.job_process import Finished, JobProcess
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import cloudpickle
 
 from capsule_lab.errors import RunError
-from capsule_lab.launchers.gpu_lease import gpus_of_a_run, lease
+from capsule_lab.launchers.gpu_assignment import assign_gpus, gpus_of_a_run
 from capsule_lab.launchers.hydra_internals import JobReturn, Task, failed, process_state, restore_process
 from capsule_lab.launchers.job_results import portable
 from capsule_lab.runs import lock
@@ -25,7 +25,7 @@ class Finished(NamedTuple):
 
     Attributes:
         seconds: without the time in which it waited for GPUs.
-        gpus: how many it leased.
+        gpus: how many it was assigned.
     """
 
     result: JobReturn
@@ -42,7 +42,7 @@ class JobProcess:
         overrides: of this job.
         number: of this job.
         log_file: for standard output and standard error, appended to.
-        gpus: names of GPUs to lease from.
+        gpus: names of GPUs to choose from.
         threads: for computing on the CPU.
     """
 
@@ -104,9 +104,9 @@ def _run(task: Task, overrides: list[str], number: int, gpus: list[str]) -> Fini
         trainer = config.get("trainer") or {}
         wanted = gpus_of_a_run(trainer.get("accelerator", "auto"), trainer.get("devices", 1), gpus)
         composed = time.monotonic()
-        leased = len(lease(gpus, wanted))
+        assigned = len(assign_gpus(gpus, wanted))
         waited = time.monotonic() - composed
     except Exception as error:  # Hydra raises many kinds for overrides that do not fit together
         return Finished(failed(overrides, error))
     result = task.run(config)
-    return Finished(result, time.monotonic() - began - waited, leased)
+    return Finished(result, time.monotonic() - began - waited, assigned)

@@ -1,4 +1,21 @@
-"""Run directories: named after the hash of their configuration, in ``$CAPSULE_LAB_RUNS`` or ``runs``."""
+"""Run directories: their layout, and their names, from the hash of their configuration.
+
+They lie in ``$CAPSULE_LAB_RUNS`` or ``runs``.
+
+::
+
+    runs/<model>-<data>-<hash>/      the hash is of everything that decides the result; a second run of the same
+        config.yaml                  configuration gets -2, and so on
+        metrics.json                 status, results, provenance, cost: written at the end
+        metrics.csv                  every epoch
+        train.log
+        checkpoints/best.ckpt  last.ckpt
+        figures/                     drawn while training, and by ``python -m capsule_lab.figures``
+        evaluations/                 by ``python -m capsule_lab.evaluate``
+    runs/…-<hash>-continued/         began with another configuration's weights, ckpt=…: never a cell of a table
+    runs/cells/<hash>.lock  .json    while a process trains that configuration, and if it failed: see ``runs.lock``
+    runs/reports/                    of tables
+"""
 
 from __future__ import annotations
 

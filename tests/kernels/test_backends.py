@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from capsule_lab.functional import dense_votes
-from capsule_lab.kernels import backends, check_backend, dispatch
+from capsule_lab.kernels import backends, check_backend, run_routing
 from capsule_lab.kernels.base import AbstractVotes
 from capsule_lab.kernels.dense import MatmulVotes, PlainVotes
 from capsule_lab.kernels.fused import FusedVotes, backward_pass_number
@@ -424,7 +424,7 @@ def test_rows_of_a_call(
 ) -> None:
     sizes = SIZES[0]._replace(batch=rows)
     votes, activations = given(sizes)
-    monkeypatch.setattr(dispatch, "VOTES_IN_CACHE", int(images_in_cache * rows_per_image * 17 * 3 * 16 * 8))
+    monkeypatch.setattr(run_routing, "VOTES_IN_CACHE", int(images_in_cache * rows_per_image * 17 * 3 * 16 * 8))
     seen: list[tuple[Tensor, Tensor | None]] = []
 
     def procedure(votes: AbstractVotes, present: Tensor | None) -> tuple[Tensor, ...]:
@@ -434,7 +434,7 @@ def test_rows_of_a_call(
 
     given_activations = activations if with_activations else None
     route = partial(
-        dispatch.route, procedure, votes, given_activations, backend="matmul", rows_per_image=rows_per_image
+        run_routing.route, procedure, votes, given_activations, backend="matmul", rows_per_image=rows_per_image
     )
     sums, zeros = route()
     dense = dense_votes(*votes)
@@ -487,7 +487,7 @@ def kind_of_votes(backend: Any, votes: Tensor | Votes) -> type[AbstractVotes]:
         seen.append(type(votes))
         return (votes.zero_logits(),)
 
-    dispatch.route(procedure, votes, None, backend=backend)
+    run_routing.route(procedure, votes, None, backend=backend)
     return seen[0]
 
 

@@ -23,7 +23,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from capsule_lab.kernels import backends, cpu, dispatch, ops
+from capsule_lab.kernels import backends, cpu, ops, run_routing
 from capsule_lab.kernels.backends import Backend, fused_kernels
 from capsule_lab.kernels.em_arguments import FitInputs, FitOptions, FitOutputs, Parents
 from capsule_lab.routing.dynamic import dynamic_routing
@@ -174,7 +174,7 @@ def compare_routing(device: str, algorithm: str, options: dict[str, Any]) -> Non
     ]
     answers = []
     with ExitStack() as stack:
-        for module in (backends, ops, dispatch):
+        for module in (backends, ops, run_routing):
             stack.enter_context(patch.object(module, "fused_kernels", lambda _: gpu))
         names: tuple[Backend, ...] = ("fused", "reference")
         for backend in names:

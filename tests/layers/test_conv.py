@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.autograd import gradcheck
 
-from capsule_lab.kernels import dispatch
+from capsule_lab.kernels import run_routing
 from capsule_lab.layers import ConvCapsules, build_normaliser
 from capsule_lab.routing import DynamicRouting, EMRouting, UniformRouting
 from capsule_lab.types import Capsules, RoutingTrace
@@ -265,7 +265,7 @@ def test_chunks_change_nothing(images_at_a_time: int, activation: str, monkeypat
     """Whatever fits the cache: the positions of an image stay together."""
     layer = build(routing=partial(EMRouting, backend="matmul", activation=activation))
     expected = values_and_gradients(layer)
-    monkeypatch.setattr(dispatch, "VOTES_IN_CACHE", images_at_a_time * BYTES_PER_IMAGE)
+    monkeypatch.setattr(run_routing, "VOTES_IN_CACHE", images_at_a_time * BYTES_PER_IMAGE)
     exact(values_and_gradients(layer), expected, atol=1e-11)
 
 
@@ -274,7 +274,7 @@ BACKENDS = ["reference", "matmul", "fused"]
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_on_iteration_gets_the_whole_batch(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dispatch, "VOTES_IN_CACHE", 1)
+    monkeypatch.setattr(run_routing, "VOTES_IN_CACHE", 1)
     layer = build(routing=partial(EMRouting, backend=backend))
     below = children(layer, batch=3)
     traces = traced(layer, *below)

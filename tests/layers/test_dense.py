@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from capsule_lab.kernels import dispatch
+from capsule_lab.kernels import run_routing
 from capsule_lab.layers import DenseCapsules
 from capsule_lab.routing import DynamicRouting, UniformRouting
 from capsule_lab.types import Capsules, RoutingTrace, Votes
@@ -98,7 +98,7 @@ def test_few_images_at_a_time_change_nothing(
     whole = layer(poses)
     (gradient,) = torch.autograd.grad(whole.poses.square().sum(), poses)
 
-    monkeypatch.setattr(dispatch, "VOTES_IN_CACHE", images_at_a_time * BYTES_PER_IMAGE)
+    monkeypatch.setattr(run_routing, "VOTES_IN_CACHE", images_at_a_time * BYTES_PER_IMAGE)
     parts = layer(poses)
     (gradient_of_parts,) = torch.autograd.grad(parts.poses.square().sum(), poses)
 
@@ -109,7 +109,7 @@ def test_few_images_at_a_time_change_nothing(
 
 @every_backend
 def test_on_iteration_gets_the_whole_batch(backend: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dispatch, "VOTES_IN_CACHE", 1)
+    monkeypatch.setattr(run_routing, "VOTES_IN_CACHE", 1)
     traces: list[RoutingTrace] = []
     build(routing=partial(DynamicRouting, backend=backend))(children(3), on_iteration=traces.append)
     assert [trace.couplings.shape for trace in traces] == 3 * [(3, CHILDREN, PARENTS)]

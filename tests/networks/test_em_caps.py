@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from capsule_lab.config import compose, conf_dir
 from capsule_lab.functional import dense_votes
-from capsule_lab.kernels import dispatch
+from capsule_lab.kernels import run_routing
 from capsule_lab.layers import LinearPrimaryCapsules
 from capsule_lab.losses import spread_loss
 from capsule_lab.networks import EMCaps
@@ -705,7 +705,7 @@ def test_batch_of_one_equals_its_row(name: str) -> None:
 def test_chunks_of_a_cpu_change_no_number(monkeypatch: pytest.MonkeyPatch, cache: int) -> None:
     routing = partial(EMRouting, backend="matmul")
     expected = result_of(build(routing=routing))
-    monkeypatch.setattr(dispatch, "VOTES_IN_CACHE", cache)
+    monkeypatch.setattr(run_routing, "VOTES_IN_CACHE", cache)
     torch.testing.assert_close(result_of(build(routing=routing)), expected, rtol=1e-9, atol=1e-12)
 
 

@@ -196,9 +196,9 @@ def test_runs_side_by_side_finish_though_others_fail_or_are_killed(swept: Swept)
     assert [line for line in lines if line.startswith("run 2")][-1].startswith("run 2 completed")
 
 
-def test_run_leases_a_gpu_if_it_takes_one(swept: Swept) -> None:
-    leases = sorted(path.name for path in swept.folder.glob("capsule_lab-*/gpu-*"))
-    assert leases == ["gpu-0.lock"], "the other runs are for the CPU or were refused"
+def test_run_locks_a_gpu_if_it_takes_one(swept: Swept) -> None:
+    locks = sorted(path.name for path in swept.folder.glob("capsule_lab-*/gpu-*"))
+    assert locks == ["gpu-0.lock"], "the other runs are for the CPU or were refused"
 
 
 def test_report_shows_the_run_that_was_killed_and_where_its_log_is(swept: Swept) -> None:

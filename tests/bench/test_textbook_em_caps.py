@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from capsule_lab.bench.textbook_em import TextbookEMCaps, saturating, textbook_em_layer, window_index
+from capsule_lab.bench.textbook_em_caps import TextbookEMCaps, saturating, textbook_em_layer, window_index
 from capsule_lab.layers import ConvCapsules
 from capsule_lab.losses import spread_loss
 from capsule_lab.networks import EMCaps

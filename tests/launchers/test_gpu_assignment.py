@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from capsule_lab.launchers import gpu_lease
+from capsule_lab.launchers import gpu_assignment
 
 
 @pytest.fixture(autouse=True)
@@ -23,7 +23,7 @@ def _own_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _hold(connection, count: int) -> None:
-    connection.send((gpu_lease.lease(["0", "1", "2"], count), os.environ["CUDA_VISIBLE_DEVICES"]))
+    connection.send((gpu_assignment.assign_gpus(["0", "1", "2"], count), os.environ["CUDA_VISIBLE_DEVICES"]))
     signal.pause()
 
 
@@ -95,7 +95,7 @@ def test_gpus_that_are_left_are_not_kept_while_others_are_waited_for() -> None:
     ids=str,
 )
 def test_gpus_that_a_run_asks_for(accelerator: str, asked: Any, gpus: str, count: int) -> None:
-    assert gpu_lease.gpus_of_a_run(accelerator, asked, list(gpus)) == count
+    assert gpu_assignment.gpus_of_a_run(accelerator, asked, list(gpus)) == count
 
 
 @pytest.mark.parametrize(
@@ -112,8 +112,8 @@ def test_gpus_that_a_run_asks_for(accelerator: str, asked: Any, gpus: str, count
     ids=str,
 )
 def test_gpus_that_there_are_not_are_refused(asked: Any, sentence: str) -> None:
-    with pytest.raises(gpu_lease.DeviceError, match=sentence):
-        gpu_lease.gpus_of_a_run("auto", asked, ["0", "1"])
+    with pytest.raises(gpu_assignment.DeviceError, match=sentence):
+        gpu_assignment.gpus_of_a_run("auto", asked, ["0", "1"])
 
 
 @pytest.mark.parametrize(
@@ -123,14 +123,14 @@ def test_gpus_that_there_are_not_are_refused(asked: Any, sentence: str) -> None:
 def test_gpus_that_a_process_would_see(monkeypatch, count: int, environment: str, names: list[str]) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", environment)
-    assert gpu_lease.visible_gpus() == names
+    assert gpu_assignment.visible_gpus() == names
 
 
-def test_without_gpus_nothing_is_leased() -> None:
-    assert gpu_lease.lease([], 0) == ()
+def test_without_gpus_nothing_is_assigned() -> None:
+    assert gpu_assignment.assign_gpus([], 0) == ()
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "0,1"
 
 
 def test_more_gpus_than_there_are_are_not_waited_for() -> None:
-    with pytest.raises(gpu_lease.DeviceError, match=r"3 GPUs are wanted of 2 \(0, 1\)"):
-        gpu_lease.lease(["0", "1"], 3)
+    with pytest.raises(gpu_assignment.DeviceError, match=r"3 GPUs are wanted of 2 \(0, 1\)"):
+        gpu_assignment.assign_gpus(["0", "1"], 3)

@@ -55,7 +55,7 @@ def gpus_of_a_run(accelerator: str, devices: Any, gpus: Sequence[str]) -> int:
     return int(devices)
 
 
-def lease(gpus: Sequence[str], count: int = 1) -> tuple[str, ...]:
+def assign_gpus(gpus: Sequence[str], count: int = 1) -> tuple[str, ...]:
     """Lock so many free GPUs for this process until it ends, and make them the only ones that it sees.
 
     Waits until they are free, all at once: no process keeps some of them while it waits for others. The locks are the
