@@ -17,7 +17,7 @@ from capsule_lab.data.formats import affnist as affnist_format
 from capsule_lab.data.mnist import MNISTFiles
 from capsule_lab.data.standins.digits import STANDIN_NAME, standin_digits
 from capsule_lab.errors import DataError, RunError
-from capsule_lab.evaluate import evaluate
+from capsule_lab.evaluate import evaluate_checkpoint
 from capsule_lab.runs.checkpoints import check_same_source
 from capsule_lab.train import train
 from tests.helpers.affnist_files import (
@@ -320,7 +320,7 @@ def test_network_trained_on_expanded_mnist_is_tested_on_affnist(tmp_path):
     expanded = train(compose("train", [*TINY, "data=mnist_expanded", "data.eval_images=40"]), tmp_path / "run")
     assert expanded["provenance"]["test_images"] == "40 of 359"
     overrides = [f"ckpt={tmp_path / 'run'}", "trainer.accelerator=cpu", "data=affnist", "data.source=standin"]
-    result, path = evaluate(compose("evaluate", [*overrides, "data.eval_images=60"]))
+    result, path = evaluate_checkpoint(compose("evaluate", [*overrides, "data.eval_images=60"]))
     assert 0 <= result["test"]["error"] <= 100
     assert result["provenance"]["affnist"]["name"] == "synthetic affNIST made from the stand-in's test digits"
     assert result["provenance"]["test_images"] == "60 versions of 60 of 359"
