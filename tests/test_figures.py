@@ -96,8 +96,8 @@ def test_sheets_are_of_the_classes_asked_for(trained: Trained, classes: list[int
         ("logger=tensorbord", "did you mean tensorboard?"),
     ],
 )
-def test_mistakes_are_refused(cli: Cli, trained: Trained, override: str, message: str) -> None:
-    assert message in one_sentence(cli("figures", f"run={trained.directory}", override))
+def test_mistakes_are_refused(cli: Cli, a_copy: Path, override: str, message: str) -> None:
+    assert message in one_sentence(cli("figures", f"run={a_copy}", override))
 
 
 @pytest.mark.parametrize("column", ["val/error", "affine/error"])
