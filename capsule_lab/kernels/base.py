@@ -28,7 +28,7 @@ class Gaussians(NamedTuple):
         mass: activation assigned to each parent, ``(batch, parent)``.
         poses: means, ``(batch, parent, dim)``.
         variances: one per component, ``(batch, parent, dim)``.
-        deviations: of the votes from the mean, for the next E-step. Dense votes: squared, ``(batch, child, parent,
+        deviations: of the votes from the mean, for the next E-step. Dense votes: squared, ``(batch, parent, child,
             dim)``; fused: half their sum in units of the variance, ``(batch, parent, child)``, empty if not asked for.
     """
 

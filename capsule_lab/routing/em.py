@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from jaxtyping import Float
-from torch import Tensor, einsum, nn
+from torch import Tensor, nn
 
 from capsule_lab.functional import float32_under_autocast
 from capsule_lab.kernels import AbstractVotes, Backend, FusedVotes, Gaussians, check_backend, route
@@ -21,7 +21,7 @@ from capsule_lab.types import Capsules, OnIteration, RoutingTrace, Votes
 
 
 def m_step(
-    votes: Float[Tensor, "batch child parent dim"],
+    votes: Float[Tensor, "batch parent child dim"],
     couplings: Float[Tensor, "batch parent child"],
     activations: Float[Tensor, "batch child"],
     previous: Float[Tensor, "batch parent dim"] | None,
@@ -33,11 +33,11 @@ def m_step(
     assigned = couplings * activations.unsqueeze(1)  # R_ij a_i [b j i]
     mass = assigned.sum(2) + mass_eps  # sum_i R_ij a_i [b j]
     weights = assigned / mass.unsqueeze(2)  # [b j i]
-    poses = einsum("bji,bijd->bjd", weights, votes)  # mu_j
+    poses = (weights.unsqueeze(2) @ votes).squeeze(2)  # mu_j: bji,bjid->bjd
     if damping:
         poses = (1 - damping) * poses + (0.0 if previous is None else damping * previous)
-    squared = (votes - poses.unsqueeze(1)).square()  # (V_ij - mu_j)^2 [b i j d]
-    variances = min_variance + einsum("bji,bijd->bjd", weights, squared)  # sigma_j^2
+    squared = (votes - poses.unsqueeze(2)).square()  # (V_ij - mu_j)^2 [b j i d]
+    variances = min_variance + (weights.unsqueeze(2) @ squared).squeeze(2)  # sigma_j^2: bji,bjid->bjd
     return Gaussians(mass, poses, variances, squared)
 
 
@@ -46,7 +46,7 @@ def e_step(parents: Gaussians, log_height: Float[Tensor, "batch parent"], normal
 
     ``ln (a_j p_ij) = log_height_j - sum_d (V_ijd - mu_jd)^2 / (2 sigma_jd^2)``, normalised over the parents of a child.
     """
-    distances = einsum("bijd,bjd->bji", parents.deviations, 0.5 / parents.variances)
+    distances = (parents.deviations @ (0.5 / parents.variances).unsqueeze(3)).squeeze(3)  # bjid,bjd->bji
     return normalise(log_height.unsqueeze(2) - distances)
 
 
@@ -105,7 +105,7 @@ def em_routing(
     options = {"damping": damping, "min_variance": min_variance, "mass_eps": mass_eps}
 
     def procedure(votes: AbstractVotes, activations: Tensor) -> Capsules:
-        dim = votes.shape[3]
+        dim, dense = votes.shape[3], Tensor() if isinstance(votes, FusedVotes) else votes.dense().transpose(1, 2)
         before: tuple[Gaussians, Tensor] | None = None  # parents of the iteration before, and their log_height
         for iteration in range(iterations):
             if isinstance(votes, FusedVotes):  # both steps in one kernel
@@ -115,7 +115,7 @@ def em_routing(
                 # E-step: children are assigned to the parents whose Gaussians explain their votes
                 couplings = first(votes.zero_logits()) if before is None else e_step(*before, normalise)  # R_ij [b j i]
                 # M-step: these Gaussians are fitted to the votes of the children assigned to them
-                parents = m_step(votes.dense(), couplings, activations, before and before[0].poses, **options)
+                parents = m_step(dense, couplings, activations, before and before[0].poses, **options)
             # M-step, continued: the activations of the parents, from what it costs to describe their votes
             mass, log_variance = parents.mass, parents.variances.log().sum(2)  # [b j]
             if activation == "mixing_proportions":

@@ -362,7 +362,7 @@ def test_dense_votes_of_the_fused_backend_have_gradients() -> None:
 @every_size
 def test_fused_step_is_the_e_step_and_the_m_step(sizes: Sizes, first: bool, measure: bool) -> None:
     votes, activations = given(sizes)
-    dense, fused, normalise = dense_votes(*votes), FusedVotes(votes), Normaliser()
+    dense, fused, normalise = dense_votes(*votes).transpose(1, 2), FusedVotes(votes), Normaliser()
     log_height = draw(sizes.batch, sizes.parent, seed=5)
     options = {"damping": 0.2, "min_variance": 0.01, "mass_eps": 0.1}
 
