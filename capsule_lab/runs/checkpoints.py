@@ -15,7 +15,7 @@ from capsule_lab.runs.directories import find_checkpoint
 if TYPE_CHECKING:
     from capsule_lab.types import DataSpec
 
-FORMAT = 3
+FORMAT = 2
 """Of what ``embed`` returns; raised when an older one can no longer be read."""
 
 
