@@ -43,7 +43,7 @@ sweep: DEFAULT = $(if $(findstring n,$(firstword -$(MAKEFLAGS))),dry_run=true)
 sweep: EVEN_IN_DRY_RUN = +
 
 test: $(READY) ## run the tests; PYTEST="-k resume" is handed to pytest
-	@OMP_NUM_THREADS=1 $(RUN) -m pytest -n auto --dist worksteal $(PYTEST)
+	@OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(RUN) -m pytest -n auto --dist worksteal $(PYTEST)
 
 lint: $(READY) ## ruff, mypy, import-linter
 	@$(RUN) -m ruff check .

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import copy
 import gc
 import importlib
 import logging
+import pickle
 import shutil
 import sys
 from collections.abc import Callable, Iterator
@@ -48,15 +48,15 @@ def pytest_sessionfinish() -> None:
 @pytest.fixture(scope="session", autouse=True)
 def _each_configuration_is_parsed_once() -> Iterator[None]:
     """Parsing the same YAML thousands of times would take a quarter of the suite's time."""
-    real, parsed = OmegaConf.load, {}
+    real, parsed = OmegaConf.load, dict[Path, bytes]()
 
     def load(file: Any) -> Any:
         name = Path(getattr(file, "name", file))
         if not name.is_relative_to(conf_dir()):
             return real(file)
         if name not in parsed:
-            parsed[name] = real(file)
-        return copy.deepcopy(parsed[name])
+            parsed[name] = pickle.dumps(real(file))
+        return pickle.loads(parsed[name])  # six times faster than copy.deepcopy
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(OmegaConf, "load", staticmethod(load))
