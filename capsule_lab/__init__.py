@@ -9,6 +9,11 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from capsule_lab import signals
+
+if signals.is_command():
+    signals.exit_at_once()  # before the imports of the command, which take seconds
+
 __version__ = "0.1.0"
 
 __all__ = [  # noqa: RUF022  # by module

@@ -94,8 +94,12 @@ def build_trainer(config: DictConfig, directory: Path | None, *extra_callbacks: 
     if config.trainer.get("precision") == "auto":
         arguments["precision"] = fast_precision(config.trainer.accelerator)
     trainer = instantiate(config.trainer, _partial_=True, _convert_="all")
+    from capsule_lab.lightning_internals import leave_signals_alone  # takes seconds, help needs none
+
     with constructing("trainer"):
-        return trainer(callbacks=[*callbacks, *extra_callbacks], **arguments)
+        built = trainer(callbacks=[*callbacks, *extra_callbacks], **arguments)
+    leave_signals_alone(built)
+    return built
 
 
 def be_quiet() -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import os
-import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,6 +20,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from capsule_lab.config import conf_dir, head, user_message
 from capsule_lab.errors import InterruptError
+from capsule_lab.signals import interruptible
 from capsule_lab.slurm import requeue
 
 _SHOW_TRACEBACK = "CAPSULE_LAB_TRACEBACK"
@@ -40,12 +40,10 @@ def command(name: str) -> Callable[[Callable[[DictConfig], None]], Callable[[], 
         @functools.wraps(main)
         def job(config: DictConfig) -> None:
             try:
-                main(config)
+                with interruptible():
+                    main(config)
             except InterruptError as error:
-                requeue(error.signum)
-                _exit(str(error), 128 + error.signum)
-            except KeyboardInterrupt:
-                _exit("stopped before training went on: checkpoints are as they were", 128 + signal.SIGINT)
+                _exit_interrupted(error)
             except Exception as error:
                 if HydraConfig.get().mode == RunMode.RUN:  # of a multirun, the launcher runs the other jobs
                     _exit_if_user_error(error, name)
@@ -56,9 +54,10 @@ def command(name: str) -> Callable[[Callable[[DictConfig], None]], Callable[[], 
             OmegaConf.register_new_resolver("command_help", _help, replace=True)  # of conf/_command.yaml
             with _hydra_raises():
                 try:
-                    hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name=name)(job)()
-                except InterruptError as error:  # of a launcher
-                    _exit(str(error), 128 + error.signum)
+                    with interruptible():
+                        hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name=name)(job)()
+                except InterruptError as error:  # while composing, or of a launcher
+                    _exit_interrupted(error)
                 except Exception as error:
                     _exit_if_user_error(error, name)
                     raise
@@ -89,6 +88,11 @@ def _hydra_raises() -> Iterator[None]:
         os.environ.pop(_SHOW_TRACEBACK, None)
         if not requested:
             os.environ.pop("HYDRA_FULL_ERROR", None)
+
+
+def _exit_interrupted(error: InterruptError) -> None:
+    requeue(error.signum)
+    _exit(str(error), 128 + error.signum)
 
 
 def _exit_if_user_error(error: Exception, name: str) -> None:

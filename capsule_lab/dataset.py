@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,8 @@ from omegaconf import DictConfig, OmegaConf
 
 from capsule_lab.command import command
 from capsule_lab.config import compose, options_of
-from capsule_lab.errors import ConfigError, InterruptError, suggest
+from capsule_lab.errors import ConfigError, suggest
+from capsule_lab.signals import interruptible
 
 _RENDERED = "toynorb"
 
@@ -59,12 +59,9 @@ def _render(config: DictConfig) -> None:
         raise ConfigError(f"sheet is {config.sheet}; expected true or false")
     folder = data_directory(config.directory) / _RENDERED / f"{size}x{size}"
     try:
-        with toynorb.show_progress() as progress:
+        kept = f"stopped; finished toys are kept in {folder}, and the same command goes on from there"
+        with interruptible(kept), toynorb.show_progress() as progress:
             toynorb.render_files(folder, size=size, workers=workers, progress=progress)
-    except KeyboardInterrupt:
-        raise InterruptError(
-            f"stopped; finished toys are kept in {folder}, and the same command goes on from there", signal.SIGINT
-        ) from None
     except OSError as error:
         raise ConfigError(
             f"cannot write into {folder} ({error.strerror}); expected a writable folder with free space: name "

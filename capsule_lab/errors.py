@@ -34,8 +34,8 @@ class TableError(CapsuleLabError, ValueError):
     """A table that cannot be read, or that refers to a row, column or result that does not exist."""
 
 
-class InterruptError(CapsuleLabError):
-    """Training was stopped by a signal, after saving a checkpoint.
+class InterruptError(BaseException):
+    """A signal stopped the command; no ``except Exception`` takes it for a fault of what it interrupted.
 
     Attributes:
         signum: the signal; the exit status is 128 more.

@@ -16,9 +16,10 @@ __all__ = [
     "MisconfigurationException",
     "batch_index",
     "batches_per_epoch",
+    "leave_signals_alone",
+    "next_batch_follows",
     "relocated_state",
     "stopped_at_threshold",
-    "validation_follows",
 ]
 
 HARMLESS_WARNINGS = (
@@ -47,10 +48,23 @@ def batch_index(trainer: L.Trainer) -> int:
     return trainer.fit_loop.total_batch_idx
 
 
-def validation_follows(trainer: L.Trainer, batch_idx: int) -> bool:
-    """Whether a validation comes between this batch of an epoch and the next; not asked of the last batch."""
-    index = batch_idx if trainer.check_val_every_n_epoch is not None else batch_index(trainer)
-    return trainer.enable_validation and (index + 1) % (trainer.val_check_batch or 1) == 0
+def leave_signals_alone(trainer: L.Trainer) -> None:
+    """Keep a Trainer from handling SIGTERM and SIGUSR1, which is for ``callbacks.stop_signals``.
+
+    Its handlers would requeue SLURM's job, and talk to the other processes of a run in the midst of anything.
+    """
+    trainer._signal_connector.register_signal_handlers = lambda: None  # type: ignore[method-assign]
+
+
+def next_batch_follows(trainer: L.Trainer) -> bool:
+    """Whether nothing comes between this batch and the next of its epoch: no validation, and no end of the run.
+
+    Known in ``on_train_batch_end``.
+    """
+    loop = trainer.fit_loop
+    assert loop._data_fetcher is not None, "no training is under way"
+    stops = trainer.should_stop and loop._can_stop_early
+    return not (trainer.is_last_batch or stops or loop.epoch_loop._should_check_val_fx(loop._data_fetcher))
 
 
 def stopped_at_threshold(trainer: L.Trainer) -> bool:

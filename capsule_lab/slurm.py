@@ -8,14 +8,23 @@ import shutil
 import signal
 import subprocess
 
+from capsule_lab.errors import ConfigError
+
 log = logging.getLogger(__name__)
 
 _TIMEOUT = 30  # ours: seconds; a busy controller may take so long
 
 
 def was_requeued() -> bool:
-    """Whether this job has run before, so that it has to continue."""
-    return int(os.environ.get("SLURM_RESTART_COUNT", "0")) > 0
+    """Whether this job has run before, so that it has to continue.
+
+    Raises:
+        ConfigError: if the environment does not say so in a number.
+    """
+    count = os.environ.get("SLURM_RESTART_COUNT") or "0"
+    if not count.isdecimal():
+        raise ConfigError(f"SLURM_RESTART_COUNT is {count}; expected how often SLURM has restarted this job")
+    return int(count) > 0
 
 
 def is_batch_job() -> bool:

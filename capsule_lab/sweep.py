@@ -14,6 +14,7 @@ from capsule_lab.config import compose
 from capsule_lab.environment import replaced_command_line
 from capsule_lab.evaluate import evaluate_checkpoint
 from capsule_lab.runs import lock
+from capsule_lab.signals import interruptible
 from capsule_lab.tables import evaluations
 from capsule_lab.tables.arguments import FOR_SWEEP, for_hydra
 
@@ -34,7 +35,7 @@ def evaluate_weights(config: DictConfig) -> None:
     """
     with (
         lock.train_lock(config),
-        runs.signals.interruptible("the evaluation was stopped; the same command starts it again"),
+        interruptible("the evaluation was stopped; the same command starts it again"),
     ):
         overrides, path = evaluations.of_job(config)
         if path.is_file():

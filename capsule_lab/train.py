@@ -26,7 +26,7 @@ def run(config: DictConfig) -> None:
     """Train as ``config`` says, unless another process does; test once at the end, leave ``metrics.json``."""
     check(config)
     from capsule_lab.runs.lock import train_lock
-    from capsule_lab.runs.signals import interruptible
+    from capsule_lab.signals import interruptible
 
     with train_lock(config), interruptible("stopped before training went on: checkpoints are as they were"):
         _run(config)
@@ -38,7 +38,7 @@ def _run(config: DictConfig) -> None:
     hydra = HydraConfig.get()
     asked, config.train.resume = config.train.resume, config.train.resume or was_requeued()
     directory = runs.directories.choose_directory(config, "{model}-{data}".format_map(hydra.runtime.choices))
-    if asked and hydra.mode == RunMode.RUN and not directory.exists():  # jobs of a sweep always resume
+    if asked and hydra.mode == RunMode.RUN and not (directory / "config.yaml").exists():  # sweeps always resume
         log.warning("NOTHING TO RESUME for this configuration, in %s: starting anew", directory)
     if config.train.resume and runs.results.is_finished(directory, config):
         log.info("%s is finished already, nothing to resume; its results are in metrics.json", directory)
@@ -90,12 +90,12 @@ def train(config: DictConfig, directory: Path) -> dict[str, Any]:
 
 def _test(config: DictConfig, directory: Path, trainer: Any, module: Any, data: Any) -> dict[str, Any]:
     """Test the weights that ``train.test`` names: what came out, and which they were."""
-    from capsule_lab import runs
+    from capsule_lab import runs, signals
 
     weights = runs.checkpoints.checkpoint_to_test(config.train.test, directory)
     if weights is None:
         return {"test": {}, "weights_tested": None}
-    with runs.signals.interruptible("training is complete; the same command with train.resume=true tests again"):
+    with signals.interruptible("training is complete; the same command with train.resume=true tests again"):
         trainer.test(module, datamodule=data, ckpt_path=weights, weights_only=True, verbose=False)
     return {"test": module.test_results(), "weights_tested": weights.stem}
 

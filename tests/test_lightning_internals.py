@@ -6,6 +6,7 @@ import re
 import signal
 import warnings
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,6 @@ from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 
 from capsule_lab import lightning_internals
 from capsule_lab.build import be_quiet
-from capsule_lab.callbacks.stop_signals import StopSignals
-from capsule_lab.runs.signals import SIGNALS
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*does not have many workers")
 
@@ -51,7 +50,7 @@ class At(L.Callback):
 
     def __init__(self, hook: str, look: Callable[..., Any]) -> None:
         self.seen: list[Any] = []
-        setattr(self, hook, lambda trainer, _, *arguments: self.seen.append(look(trainer, *arguments)))
+        setattr(self, hook, lambda trainer, _, *arguments, **__: self.seen.append(look(trainer, *arguments)))
 
 
 def fit(folder: Path, *callbacks: L.Callback, ckpt_path: Path | None = None, **options: Any) -> tuple[Line, L.Trainer]:
@@ -87,32 +86,53 @@ def test_batch_index_counts_over_epochs_and_interruptions(tmp_path: Path) -> Non
     assert before.seen + after.seen == list(range(16))
 
 
-@pytest.mark.parametrize(
-    ("options", "expected"),
-    [
-        ({}, []),
-        ({"val_check_interval": 3}, [3, 6]),
-        ({"val_check_interval": 6, "check_val_every_n_epoch": None}, [6, 12]),
-        ({"val_check_interval": 3, "limit_val_batches": 0}, []),
-    ],
-    ids=str,
-)
-def test_validation_follows_where_lightning_validates(
-    tmp_path: Path, options: dict[str, Any], expected: list[int]
-) -> None:
-    """Within an epoch; at its end the caller knows."""
-    predicted: list[int] = []
+def test_next_batch_follows_where_lightning_neither_validates_nor_ends(tmp_path: Path) -> None:
+    """Noted in every ``on_train_batch_end``; compared with what happens before the next ``on_train_batch_start``."""
+    cases: list[dict[str, Any]] = [
+        {},
+        {"val_check_interval": 3},
+        {"val_check_interval": 6, "check_val_every_n_epoch": None},
+        {"val_check_interval": 3, "limit_val_batches": 0},
+        {"val_check_interval": timedelta(hours=1)},
+    ]
+    for options in cases:
+        for stop_at in (0, 5):
+            callback = Between(stop_at)
+            fit(tmp_path, callback, **options)
+            assert len(callback.predicted) == (stop_at or 16), options
+            assert callback.predicted == callback.happened, (options, stop_at)
 
-    def look(trainer: L.Trainer, outputs: Any, batch: Any, batch_idx: int) -> None:
-        if not trainer.is_last_batch and lightning_internals.validation_follows(trainer, batch_idx):
-            predicted.append(trainer.global_step)
 
-    validated = At("on_validation_start", lambda trainer: (trainer.global_step, trainer.is_last_batch))
-    fit(tmp_path, At("on_train_batch_end", look), validated, **options)
-    epochs = [step % 8 for step in predicted] if "check_val_every_n_epoch" not in options else predicted
-    within = [step for step, is_last in validated.seen if not is_last]
-    assert predicted == within
-    assert sorted({*epochs}) == expected
+class Between(L.Callback):
+    """Notes for every batch whether the next one was predicted to follow at once, and whether it did.
+
+    Args:
+        stop_at: the step after which the run is to stop; 0 for none.
+    """
+
+    def __init__(self, stop_at: int) -> None:
+        self.stop_at = stop_at
+        self.predicted: list[bool] = []
+        self.happened: list[bool] = []
+        self.between = False
+
+    def on_train_batch_start(self, *_: Any) -> None:
+        if self.predicted:
+            self.happened.append(not self.between)
+        self.between = False
+
+    def on_train_batch_end(self, trainer: L.Trainer, *_: Any) -> None:
+        trainer.should_stop = trainer.global_step == self.stop_at
+        self.predicted.append(lightning_internals.next_batch_follows(trainer))
+
+    def on_validation_start(self, *_: Any) -> None:
+        self.between = True
+
+    def on_train_epoch_end(self, *_: Any) -> None:
+        self.between = True
+
+    def on_train_end(self, *_: Any) -> None:
+        self.happened.append(False)
 
 
 @pytest.mark.parametrize(("threshold", "stopped"), [(0.9, True), (0.0, False)])
@@ -154,18 +174,14 @@ def test_argument_that_lightning_refuses_is_a_misconfiguration() -> None:
         L.Trainer(limit_train_batches=-1)
 
 
-def test_lightning_handles_signals_from_before_training_starts_until_after_it_ends(tmp_path: Path) -> None:
-    """What ``StopSignals`` relies on: its handlers replace Lightning's, and put them back before Lightning does."""
-    signals, before = StopSignals(), {signum: signal.getsignal(signum) for signum in SIGNALS}
-    start = At("on_train_start", lambda _: (signal.getsignal(signal.SIGTERM), signals.install()))
-    inside = At("on_train_epoch_start", lambda _: [signal.getsignal(signum) for signum in SIGNALS])
-    end = At("on_train_end", lambda _: (signals.restore(), signal.getsignal(signal.SIGTERM)))
-    fit(tmp_path, start, inside, end, max_epochs=1)
-    assert inside.seen == [[signals._handle] * len(SIGNALS)]
-    of_lightning = start.seen[0][0]
-    assert of_lightning is not before[signal.SIGTERM]
-    assert end.seen == [(None, of_lightning)]
-    assert {signum: signal.getsignal(signum) for signum in SIGNALS} == before
+def test_trainer_that_leaves_signals_alone_has_no_handlers(tmp_path: Path) -> None:
+    """Others have them: this fails when Lightning no longer installs any."""
+    before = signal.getsignal(signal.SIGTERM)
+    for leave, expected in ((lightning_internals.leave_signals_alone, True), (lambda _: None, False)):
+        setup = At("setup", lambda trainer, *_, leave=leave: leave(trainer))
+        inside = At("on_train_epoch_start", lambda _: signal.getsignal(signal.SIGTERM) == before)
+        fit(tmp_path, setup, inside, max_epochs=1)
+        assert inside.seen == [expected]
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ from lightning.pytorch.callbacks import Callback
 from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 
-from capsule_lab import build, command, runs
+from capsule_lab import build, command, runs, signals
 from capsule_lab.callbacks import NonFiniteError
 from capsule_lab.config import compose, to_container
 from capsule_lab.errors import InterruptError, RunError
@@ -337,11 +337,11 @@ def test_signal_when_there_is_nothing_to_save(
         f"train.directory={a_copy}",
         "trainer.num_sanity_val_steps=1",
     ]
-    before = {number: signal.getsignal(number) for number in runs.signals.SIGNALS}
+    before = {number: signal.getsignal(number) for number in signals.SIGNALS}
     ended = cli("train", *overrides)
     assert (ended.status, ended.err) == (128 + signum, f"capsule_lab: {message}\n")
     assert asked == [signum]
-    assert {number: signal.getsignal(number) for number in runs.signals.SIGNALS} == before
+    assert {number: signal.getsignal(number) for number in signals.SIGNALS} == before
 
 
 def test_resuming_what_is_not_there_is_a_warning(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:

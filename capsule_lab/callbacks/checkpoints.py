@@ -17,7 +17,7 @@ from capsule_lab.atomic import atomically
 from capsule_lab.callbacks.stop_signals import StopSignals
 from capsule_lab.environment import command_line
 from capsule_lab.errors import InterruptError
-from capsule_lab.lightning_internals import relocated_state, validation_follows
+from capsule_lab.lightning_internals import next_batch_follows, relocated_state
 from capsule_lab.runs.checkpoints import embed
 from capsule_lab.runs.results import split_metrics
 from capsule_lab.types import DataSpec
@@ -99,11 +99,11 @@ class BestCheckpoint(ModelCheckpoint):
 class LastCheckpoint(Checkpoint):
     """Keeps ``checkpoints/last.ckpt``, and leaves it up to date when a signal stops the run.
 
-    A run that resumes from it continues exactly. A checkpoint therefore lies between two optimizer steps with no
-    validation between them, or behind a whole epoch: not where gradients are accumulated, as they are not in a
-    checkpoint, and not between a step and its validation, which a resumed run would leave out. A signal waits until
-    then. ``InterruptError`` is raised after a step or before the next epoch, not at the end of one, as Lightning logs
-    its metrics after that hook.
+    A run that resumes from it continues exactly. A checkpoint is therefore saved between two optimizer steps with
+    nothing else between them, behind a whole epoch, and at the end of the run: not where gradients are accumulated,
+    as they are not in a checkpoint, and neither between a step and its validation nor between the last step and the
+    end of the run, which a resumed run would leave out. A signal waits until then. The checkpoint of an epoch, which
+    Lightning can resume only if it was made before the metrics of the epoch are logged, is put in place when they are.
 
     Args:
         every_minutes: how old the checkpoint may become.
@@ -114,6 +114,7 @@ class LastCheckpoint(Checkpoint):
         self.signals = StopSignals()
         self.stopping = False
         self.saved_at = 0.0
+        self.saved_epoch = False
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self.saved_at = time.monotonic()
@@ -122,36 +123,43 @@ class LastCheckpoint(Checkpoint):
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        is_between = not trainer.is_last_batch and not validation_follows(trainer, batch_idx)
-        if is_between and (batch_idx + 1) % trainer.accumulate_grad_batches == 0:
-            self._save_if_due(trainer, 60 * self.every_minutes)
+        is_between = (batch_idx + 1) % trainer.accumulate_grad_batches == 0 and next_batch_follows(trainer)
+        in_turn = trainer.world_size == 1 or trainer.global_step % 10 == 0  # ours: processes ask each other seldom
+        if is_between and in_turn:
+            if self._is_due(trainer, 60 * self.every_minutes):
+                self._save(trainer, self._path(trainer))
             self._stop_if_requested(trainer)
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._save_if_due(trainer, 60 * min(self.every_minutes, 0.5))  # ours: sooner, the epoch is complete
+        if self._is_due(trainer, 60 * min(self.every_minutes, 0.5)):  # ours: sooner, the epoch is complete
+            self._save(trainer, self._path_of_epoch(trainer))
+            self.saved_epoch = True
 
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if self.saved_epoch and trainer.is_global_zero:
+            self._path_of_epoch(trainer).replace(self._path(trainer))
+        self.saved_epoch = False
         self._stop_if_requested(trainer)
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._is_due(trainer, 0)
+        self._save(trainer, self._path(trainer))
+        self._path_of_epoch(trainer).unlink(missing_ok=True)
         self.signals.restore()
-        self._save(trainer)
         self._stop_if_requested(trainer)
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
         self.signals.restore()
+        self._path_of_epoch(trainer).unlink(missing_ok=True)
 
-    def _save_if_due(self, trainer: L.Trainer, seconds: float) -> None:
-        """Save if a signal came, or the last checkpoint is older; all processes or none."""
+    def _is_due(self, trainer: L.Trainer, seconds: float) -> bool:
+        """Whether a signal came, which is noted, or the last checkpoint is older; the same in all processes."""
         requested, due = self.signals.received is not None, time.monotonic() - self.saved_at > seconds
         if trainer.world_size > 1:
-            if not trainer.is_last_batch and trainer.global_step % 10:  # ours: seldom enough to cost nothing
-                return
             requested = trainer.strategy.reduce_boolean_decision(requested, all=False)
             due = trainer.strategy.reduce_boolean_decision(due, all=False)
         self.stopping = requested
-        if requested or due:
-            self._save(trainer)
+        return requested or due
 
     def _stop_if_requested(self, trainer: L.Trainer) -> None:
         if self.stopping:
@@ -162,9 +170,12 @@ class LastCheckpoint(Checkpoint):
                 signum,
             )
 
-    def _save(self, trainer: L.Trainer) -> None:
-        trainer.save_checkpoint(self._path(trainer))
+    def _save(self, trainer: L.Trainer, path: Path) -> None:
+        trainer.save_checkpoint(path)
         self.saved_at = time.monotonic()
 
     def _path(self, trainer: L.Trainer) -> Path:
         return Path(trainer.default_root_dir) / "checkpoints" / "last.ckpt"
+
+    def _path_of_epoch(self, trainer: L.Trainer) -> Path:
+        return self._path(trainer).with_name(".last-epoch.ckpt")

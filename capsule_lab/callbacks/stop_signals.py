@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import logging
 import signal
-import threading
 from types import FrameType
 from typing import Any
 
+from capsule_lab import signals
 from capsule_lab.errors import InterruptError
-from capsule_lab.runs.signals import SIGNALS
 
 log = logging.getLogger(__name__)
 
 
 class StopSignals:
-    """Handlers of Ctrl-C, SIGTERM and SIGUSR1: the first signal is kept in ``received``, a second raises at once.
-
-    Lightning 2.6 has handlers of its own, which it installs before ``on_train_start`` and removes after
-    ``on_train_end``: ``install`` and ``restore`` belong into these hooks. Only the main thread can have handlers.
+    """Handlers of ``capsule_lab.signals.SIGNALS``: the first one is kept in ``received``, a second raises at once.
 
     Raises:
         InterruptError: from within the main thread, at the second signal.
@@ -30,13 +26,11 @@ class StopSignals:
 
     def install(self) -> None:
         """Replace the handlers that are there."""
-        if threading.current_thread() is threading.main_thread():
-            self._before = {signum: signal.signal(signum, self._handle) for signum in SIGNALS}
+        self._before = signals.install(self._handle)
 
     def restore(self) -> None:
         """Put back the handlers that ``install`` replaced."""
-        for signum, handler in self._before.items():
-            signal.signal(signum, handler)
+        signals.restore(self._before)
         self._before = {}
 
     def _handle(self, signum: int, frame: FrameType | None) -> None:

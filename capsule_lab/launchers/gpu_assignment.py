@@ -74,10 +74,16 @@ def assign_gpus(gpus: Sequence[str], count: int = 1) -> tuple[str, ...]:
     if count > len(gpus):
         raise DeviceError(f"{count} GPUs are wanted of {len(gpus)} ({', '.join(gpus)}); expected as many or fewer")
     folder = Path(tempfile.gettempdir()) / f"capsule_lab-{os.getuid()}"
-    folder.mkdir(exist_ok=True)
     while count:
-        with FileLock(folder / "search.lock"):  # two processes might each find half of what they need
-            taken = _free(folder, gpus, count)
+        try:
+            folder.mkdir(exist_ok=True)
+            with FileLock(folder / "search.lock"):  # two processes might each find half of what they need
+                taken = _free(folder, gpus, count)
+        except OSError as error:
+            raise DeviceError(
+                f"the locks of GPUs cannot be kept in {folder} ({error.strerror}); remove what is in its place, or "
+                "name another directory: TMPDIR=…"
+            ) from error
         if len(taken) == count:
             _held.extend(taken.values())
             os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(taken)

@@ -10,7 +10,7 @@ import logging
 import multiprocessing
 import os
 import signal
-import threading
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -22,10 +22,11 @@ from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
 
-from capsule_lab.errors import InterruptError
+from capsule_lab.errors import InterruptError, RunError
 from capsule_lab.launchers.gpu_assignment import visible_gpus
 from capsule_lab.launchers.hydra_internals import JobReturn, Task, error_of, restore_process, shown
 from capsule_lab.launchers.job_process import Finished, JobProcess
+from capsule_lab.signals import interruptible
 
 log = logging.getLogger(__name__)
 
@@ -49,12 +50,22 @@ class GPUPool(Launcher):
         self.logs = Path(logs).absolute()
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
-        """Start the server, which imports while this process continues."""
+        """Start the server, which imports while this process continues.
+
+        Raises:
+            RunError: if it cannot be started.
+        """
         self.idle_since = time.monotonic()
         self.task = Task(hydra_context, task_function, config)
         self.context = multiprocessing.get_context("forkserver")
         self.context.set_forkserver_preload(["capsule_lab.launchers.preload"])
-        forkserver.ensure_running()
+        try:
+            forkserver.ensure_running()
+        except OSError as error:
+            raise RunError(
+                f"the server of launcher=gpus cannot start in {tempfile.gettempdir()} ({error.strerror or error}); "
+                "name a writable directory with a path of less than 60 characters: TMPDIR=…"
+            ) from error
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
         """Run all, at most ``jobs`` at a time; the results are in the order of ``job_overrides``."""
@@ -114,29 +125,28 @@ def _log_times(finished: list[Finished], places: int, gpus: int, wall: float, be
 
 @contextmanager
 def _stopping(running: dict[int, JobProcess]) -> Iterator[None]:
-    """A signal that stops the sweep stops its jobs, which save, and waits for them."""
-    received: list[int] = []
-
-    def stop(signum: int, _: object) -> None:
-        received.append(signum)
-        raise KeyboardInterrupt
-
-    signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    main = threading.current_thread() is threading.main_thread()
-    before = {signum: signal.signal(signum, stop) for signum in signals} if main else {}
+    """A signal that stops the sweep stops its jobs, which save, and waits for them; a second one, without saving."""
     try:
-        yield
-    except KeyboardInterrupt as error:
-        for job in running.values():
-            job.process.terminate()
-        for job in running.values():
-            job.process.join()
-        signum = received[0] if received else signal.SIGINT
-        raise InterruptError(
-            f"stopped by {signal.Signals(signum).name}, and {len(running)} runs with it, which saved what they had "
-            "trained; the same command continues",
-            signum,
-        ) from error
-    finally:
-        for signum, handler in before.items():
-            signal.signal(signum, handler)
+        with interruptible():
+            yield
+    except InterruptError as error:
+        at_once = _stop([*running.values()], error.signum)
+        what = "which go on from their last checkpoints" if at_once else "which saved what they had trained"
+        message = f"{error}, and {len(running)} runs with it, {what}; the same command continues"
+        raise InterruptError(message, error.signum) from error
+
+
+def _stop(jobs: Sequence[JobProcess], signum: int) -> bool:
+    """Stop jobs, and wait for them; returns whether further signals have come, which stop them at once."""
+    first = signal.SIGUSR1 if signum == signal.SIGUSR1 else signal.SIGTERM
+    for number, each in enumerate((first, signal.SIGTERM, signal.SIGKILL)):
+        try:
+            with interruptible():
+                for job in jobs:
+                    job.send_signal(each)
+                for job in jobs:
+                    job.process.join()
+        except InterruptError:
+            continue
+        return number > 0
+    return True

@@ -18,6 +18,7 @@ from capsule_lab.launchers.gpu_assignment import assign_gpus, gpus_of_a_run
 from capsule_lab.launchers.hydra_internals import JobReturn, Task, failed, process_state, restore_process
 from capsule_lab.launchers.job_results import portable
 from capsule_lab.runs import lock
+from capsule_lab.signals import end_with_parent
 
 
 class Finished(NamedTuple):
@@ -63,6 +64,11 @@ class JobProcess:
         self.process.start()
         sender.close()
 
+    def send_signal(self, signum: int) -> None:
+        """Unless it has ended."""
+        if self.process.is_alive():
+            os.kill(self.process.pid, signum)
+
     def join(self) -> Finished:
         """Wait for its end. A process that is killed closes the connection, so that there is nothing to receive."""
         try:
@@ -82,6 +88,8 @@ def _child(job: bytes, sender: Connection, log_file: str, gpus: list[str], threa
     import torch  # slow, and there already where the server of gpu_pool has imported it
 
     os.setpgrp()  # Ctrl-C is for the sweep, which stops its jobs
+    end_with_parent()
+    os.environ.pop("SLURM_JOB_ID", None)  # it is the job of the sweep, which requeues it when all its runs have saved
     with open(log_file, "ab", buffering=0) as file:
         os.dup2(file.fileno(), sys.stdout.fileno())
         os.dup2(file.fileno(), sys.stderr.fileno())

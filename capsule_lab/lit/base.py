@@ -234,7 +234,9 @@ class AbstractCapsuleModule(L.LightningModule):
         sequence = np.random.SeedSequence((self.seed, batch_index(self.trainer), self.global_rank))
         torch.manual_seed(int(sequence.generate_state(1)[0]))
 
-    def on_train_batch_end(self, outputs: Any, batch: Batch, batch_idx: int) -> None:
+    def lr_scheduler_step(self, scheduler: Any, metric: Any) -> None:
+        """After every optimizer step; callbacks, whose ``on_train_batch_end`` comes next, know when it was the last."""
+        super().lr_scheduler_step(scheduler, metric)
         self._stop_after_last_step()
 
     def on_train_start(self) -> None:

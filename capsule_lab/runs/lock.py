@@ -14,21 +14,19 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from filelock import FileLock, Timeout
 from omegaconf import DictConfig
 
 from capsule_lab import slurm
 from capsule_lab.config import user_message
-from capsule_lab.errors import InterruptError, RunError, one_line
+from capsule_lab.errors import InterruptError, one_line
+from capsule_lab.runs import file_lock
 from capsule_lab.runs.directories import attempts, config_hash, continues_another, is_attempt, is_first_process, root
 from capsule_lab.runs.files import write_json
 from capsule_lab.runs.results import read_result
+from capsule_lab.signals import postponed
 
 LOG_VARIABLE = "CAPSULE_LAB_LOG"
 """Environment variable in which a launcher names the file that has the output of this process."""
-
-_LOCK_TIMEOUT = 1.0  # ours: seconds; `is_locked` in another process holds the lock for a moment
-_PROBE_TIMEOUT = 0.1  # ours: seconds; so does another `is_locked`
 
 
 @dataclass(frozen=True)
@@ -52,19 +50,33 @@ class LockRecord:
 def train_lock(config: DictConfig) -> Iterator[None]:
     """Hold the lock of a configuration while this process trains it; if that fails, record why.
 
-    Only the first process of a run locks, and only a run that tables would find: neither one with a directory of its
-    own, nor one that continues another configuration's checkpoint.
+    Only the first process of a run locks. What tables would not find has no record: of a run with a directory of its
+    own that directory is locked; one that continues another configuration's checkpoint takes no lock.
 
     Raises:
         RunError: if another process holds the lock.
     """
     fingerprint = config_hash(config)
-    if not _is_attempt(config, fingerprint) or not is_first_process():
+    own = Path(str(config.train.directory)).absolute() if config.train.directory else None
+    if not is_first_process():
         yield
-        return
-    folder = _record_file(fingerprint).parent
-    created = [folder, *([] if root().exists() else [root()])]
-    lock = _acquire(fingerprint)
+    elif _is_attempt(config, fingerprint):
+        try:
+            with file_lock.hold(_lock_file(fingerprint), lambda: _trained_by(fingerprint)), _recorded(fingerprint):
+                yield
+        finally:
+            with suppress(OSError):  # not empty
+                _record_file(fingerprint).parent.rmdir()
+    elif own:
+        with file_lock.hold(own / ".lock", lambda: f"another process trains in {own} already; wait for it or stop it"):
+            yield
+    else:
+        yield
+
+
+@contextmanager
+def _recorded(fingerprint: str) -> Iterator[None]:
+    """Record that this process trains, and if that fails, why."""
     job = slurm.this_job() if slurm.is_batch_job() else None  # SLURM requeues a job whose machine fails
     record = LockRecord(f"{os.getpid()} on {socket.gethostname()}", os.environ.get(LOG_VARIABLE), queued=job)
     try:
@@ -72,19 +84,15 @@ def train_lock(config: DictConfig) -> Iterator[None]:
         yield
         _remove_record(fingerprint)
     except BaseException as error:
-        if record.log or attempts(fingerprint):
-            requeued = isinstance(error, InterruptError) and slurm.goes_back(error.signum)
-            reason = user_message(error) or f"{type(error).__name__}: {one_line(error)}"
-            _write_record(fingerprint, replace(record, error=reason, queued=job if requeued else None))
-        else:  # refused before anything was written; the terminal shows why
-            _remove_record(fingerprint)
+        with postponed():
+            if record.log or attempts(fingerprint):
+                requeued = isinstance(error, InterruptError) and slurm.goes_back(error.signum)
+                known = str(error) if isinstance(error, InterruptError) else user_message(error)
+                reason = known or f"{type(error).__name__}: {one_line(error)}"
+                _write_record(fingerprint, replace(record, error=reason, queued=job if requeued else None))
+            else:  # refused before anything was written; the terminal shows why
+                _remove_record(fingerprint)
         raise
-    finally:
-        Path(lock.lock_file).unlink(missing_ok=True)  # before the release: filelock notices a removed file
-        lock.release()
-        for directory in created:
-            with suppress(OSError):  # not empty
-                directory.rmdir()
 
 
 def record_failure(fingerprint: str, error: str) -> None:
@@ -105,13 +113,8 @@ def record_queued(config: DictConfig, job: str, log: str) -> None:
 
 def is_locked(fingerprint: str) -> bool:
     """Whether a process trains that configuration, or a job in the queue of SLURM will."""
-    lock = _file_lock(fingerprint)
-    if Path(lock.lock_file).exists():
-        try:
-            with lock.acquire(timeout=_PROBE_TIMEOUT):
-                pass
-        except Timeout:
-            return True
+    if file_lock.is_held(_lock_file(fingerprint)):
+        return True
     record = read_record(fingerprint)
     return bool(record and record.queued and slurm.in_queue(record.queued))
 
@@ -131,35 +134,22 @@ def _is_attempt(config: DictConfig, fingerprint: str) -> bool:
     return not continues_another(config)
 
 
-def _acquire(fingerprint: str) -> FileLock:
-    lock = _file_lock(fingerprint)
-    while True:
-        try:
-            lock.acquire(timeout=_LOCK_TIMEOUT)
-        except Timeout as error:
-            other = read_record(fingerprint)
-            process = f"process {other.process}" if other else "another process"
-            log = f" (log: {other.log})" if other and other.log else ""
-            raise RunError(
-                f"{process} trains this configuration already{log}; wait for it or stop it, or train beside it in a "
-                "directory of its own: train.directory=…"
-            ) from error
-        except FileNotFoundError:
-            continue  # another process has just removed the empty folder
-        except OSError as error:
-            raise RunError(
-                f"cannot write to {root()} ({error.strerror}); name a directory you may write to: CAPSULE_LAB_RUNS=… "
-                "for all runs, or train.directory=…"
-            ) from error
-        return lock
+def _trained_by(fingerprint: str) -> str:
+    other = read_record(fingerprint)
+    process = f"process {other.process}" if other else "another process"
+    log = f" (log: {other.log})" if other and other.log else ""
+    return (
+        f"{process} trains this configuration already{log}; wait for it or stop it, or train beside it in a "
+        "directory of its own: train.directory=…"
+    )
 
 
 def _record_file(fingerprint: str) -> Path:
     return root() / "cells" / f"{fingerprint}.json"
 
 
-def _file_lock(fingerprint: str) -> FileLock:
-    return FileLock(_record_file(fingerprint).with_suffix(".lock"))
+def _lock_file(fingerprint: str) -> Path:
+    return _record_file(fingerprint).with_suffix(".lock")
 
 
 def _write_record(fingerprint: str, record: LockRecord) -> None:

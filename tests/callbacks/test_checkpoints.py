@@ -15,7 +15,7 @@ from capsule_lab.callbacks import AtomicCheckpointIO, EmbedConfig, LastCheckpoin
 from capsule_lab.callbacks.stop_signals import StopSignals
 from capsule_lab.config import compose
 from capsule_lab.errors import InterruptError
-from capsule_lab.runs.signals import SIGNALS
+from capsule_lab.signals import SIGNALS
 from capsule_lab.types import DataSpec
 
 PROVENANCE = {"name": "MNIST", "source": "standin"}
@@ -100,17 +100,28 @@ class Trainer(SimpleNamespace):
         facts = {
             "default_root_dir": str(folder),
             "global_step": 0,
-            "is_last_batch": False,
+            "is_global_zero": True,
             "accumulate_grad_batches": 1,
             "world_size": 1,
-            "check_val_every_n_epoch": 1,
-            "val_check_batch": None,
-            "enable_validation": False,
+            "breaks": (),  # steps between which and the next batch something else comes
         }
         super().__init__(**{**facts, **changes}, saved=[])
 
     def save_checkpoint(self, path: Path) -> None:
         self.saved.append(self.global_step)
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(str(self.global_step))
+
+    @property
+    def last(self) -> int:
+        """The step of the checkpoint that a resumed run would find."""
+        return int((Path(self.default_root_dir) / "checkpoints" / "last.ckpt").read_text())
+
+
+@pytest.fixture(autouse=True)
+def _breaks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What Lightning does between two batches is in tests/test_lightning_internals.py."""
+    monkeypatch.setattr(checkpoints, "next_batch_follows", lambda trainer: trainer.global_step not in trainer.breaks)
 
 
 def train(callback: LastCheckpoint, trainer: Trainer, steps: int) -> None:
@@ -124,11 +135,10 @@ def train(callback: LastCheckpoint, trainer: Trainer, steps: int) -> None:
     ("facts", "saved"),
     [
         ({}, [1, 2, 3, 4]),
-        ({"is_last_batch": True}, []),
         ({"accumulate_grad_batches": 2}, [2, 4]),
-        ({"enable_validation": True, "val_check_batch": 3}, [1, 2, 4]),
+        ({"breaks": [3]}, [1, 2, 4]),
     ],
-    ids=["between steps", "not before the end of an epoch", "not while accumulating", "not before a validation"],
+    ids=["between steps", "not while accumulating", "not before a validation or an end"],
 )
 @pytest.mark.usefixtures("seconds")
 def test_where_checkpoints_are_saved(tmp_path: Path, facts: dict[str, Any], saved: list[int]) -> None:
@@ -165,10 +175,23 @@ def test_signal_saves_and_then_stops(tmp_path: Path, where: str) -> None:
     with pytest.raises(InterruptError) as caught:
         end_of_step(callback, trainer, where)
     callback.on_exception(trainer, None, caught.value)
+    assert trainer.last == 4
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["last.ckpt"]
     assert trainer.saved == ([4, 4] if where == "in the last one" else [4])
     assert caught.value.signum == signal.SIGTERM
     assert "SIGTERM at step 4" in str(caught.value)
     assert "train.resume=true" in str(caught.value)
+
+
+@pytest.mark.usefixtures("seconds")
+def test_checkpoint_of_an_epoch_is_in_place_when_its_metrics_are_logged(tmp_path: Path) -> None:
+    """Lightning logs them between these two hooks: a row of metrics.csv would be missing after kill -9 there."""
+    callback, trainer = LastCheckpoint(every_minutes=0), Trainer(tmp_path, breaks=[4])
+    train(callback, trainer, steps=4)
+    callback.on_train_epoch_end(trainer, None)
+    assert (trainer.saved[-1], trainer.last) == (4, 3)
+    callback.on_train_epoch_start(trainer, None)
+    assert trainer.last == 4
 
 
 # --- StopSignals -----------------------------------------------------------------------------------------------------

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
+import fcntl
 import multiprocessing
 import os
+import re
 import signal
-import threading
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
-from filelock import FileLock
 from omegaconf import DictConfig
 
 from capsule_lab import runs, slurm
 from capsule_lab.config import compose
 from capsule_lab.errors import InterruptError, RunError
-from capsule_lab.runs import lock
+from capsule_lab.runs import file_lock, lock
 from tests.helpers.commands import Ended, Trained
 from tests.helpers.tables import TINY
 
@@ -77,7 +77,7 @@ def test_only_the_first_process_of_a_run_locks(config: DictConfig, monkeypatch: 
             pass
         monkeypatch.setenv(name, "0")
         assert lock.is_locked(runs.directories.config_hash(config))
-        monkeypatch.setattr(lock, "_LOCK_TIMEOUT", 0)
+        monkeypatch.setattr(file_lock, "_TIMEOUT", 0)
         with pytest.raises(RunError), lock.train_lock(config):
             pass
 
@@ -95,16 +95,19 @@ def test_only_the_first_process_writes_the_configuration(config: DictConfig, mon
     ("directory", "separate"),
     [("elsewhere", True), ("runs/mine", True), ("runs/table-row-HASH", False), ("runs/table-row-HASH-2", False)],
 )
-def test_run_in_a_directory_of_its_own_takes_no_lock(
+def test_run_in_a_directory_of_its_own_locks_that(
     config: DictConfig, monkeypatch: pytest.MonkeyPatch, directory: str, separate: bool
 ) -> None:
-    monkeypatch.setattr(lock, "_LOCK_TIMEOUT", 0)
+    monkeypatch.setattr(file_lock, "_TIMEOUT", 0)
     copy = config.copy()
     copy.train.directory = directory.replace("HASH", runs.directories.config_hash(config))
     with lock.train_lock(config):
         if separate:
             with lock.train_lock(copy):
-                pass
+                message = f"another process trains in {Path(directory).absolute()} already; wait"
+                with pytest.raises(RunError, match=re.escape(message)), lock.train_lock(copy):
+                    pass
+            assert not Path(directory).exists()
         else:
             with pytest.raises(RunError, match="trains this configuration already"), lock.train_lock(copy):
                 pass
@@ -112,7 +115,7 @@ def test_run_in_a_directory_of_its_own_takes_no_lock(
 
 def test_folder_that_cannot_be_written_to_is_refused(config: DictConfig) -> None:
     Path("runs").write_text("in the way")
-    message = r"cannot write to \S+/runs \(.*\); name a directory .*CAPSULE_LAB_RUNS=…"
+    message = r"cannot write to \S+/runs/cells \(.*\); name a directory .*CAPSULE_LAB_RUNS=…"
     with pytest.raises(RunError, match=message), lock.train_lock(config):
         pass
     assert files() == ["runs"]
@@ -121,7 +124,7 @@ def test_folder_that_cannot_be_written_to_is_refused(config: DictConfig) -> None
 def test_second_process_is_refused_and_changes_nothing(
     cli: Callable[..., Ended], config: DictConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lock, "_LOCK_TIMEOUT", 0)
+    monkeypatch.setattr(file_lock, "_TIMEOUT", 0)
     monkeypatch.setenv(lock.LOG_VARIABLE, "first.log")
     with lock.train_lock(config):
         before = files()
@@ -174,13 +177,26 @@ def test_killed_batch_job_is_locked_while_slurm_may_requeue_it(
     assert not lock.is_locked(runs.directories.config_hash(config))
 
 
-def test_is_locked_in_two_processes_at_once(config: DictConfig) -> None:
-    fingerprint = runs.directories.config_hash(config)
-    lock._write_record(fingerprint, lock.LockRecord("dead", None))
-    other = FileLock(lock._file_lock(fingerprint).lock_file, thread_local=False)
-    other.acquire()
-    threading.Timer(lock._PROBE_TIMEOUT / 4, other.release).start()
-    assert not lock.is_locked(fingerprint)
+def test_looks_at_a_lock_neither_change_nor_meet_each_other(config: DictConfig) -> None:
+    path = lock._lock_file(runs.directories.config_hash(config))
+    assert not file_lock.is_held(path), "no folder"
+    with file_lock.hold(path, str):
+        assert file_lock.is_held(path)
+        assert file_lock.is_held(path)
+    assert files() == []
+    path.parent.mkdir(parents=True)
+    path.touch()
+    with path.open() as other:
+        fcntl.flock(other, fcntl.LOCK_SH)  # as another look does
+        assert not file_lock.is_held(path)
+
+
+def test_folder_that_cannot_exist_is_refused(config: DictConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each attempt fails as if another process had just removed the folder."""
+    monkeypatch.setenv("CAPSULE_LAB_RUNS", "/proc/nope")
+    message = r"cannot write to /proc/nope/cells \(.*\); name a directory"
+    with pytest.raises(RunError, match=message), lock.train_lock(config):
+        pass
 
 
 def test_failure_of_a_run_that_another_process_finished_is_not_recorded(config: DictConfig) -> None:

@@ -11,6 +11,8 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from typing import Any, Literal
 
+from capsule_lab.signals import end_with_parent
+
 START: Literal["spawn"] = "spawn"
 """How processes start; forked ones would inherit locks of torch's threads, locked or not."""
 
@@ -43,7 +45,7 @@ def run(work: Callable[[Any], None], jobs: Sequence[Any], workers: int, finished
             finished()
         return
     others = set(multiprocessing.active_children())
-    with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context(START)) as pool:
+    with ProcessPoolExecutor(workers, multiprocessing.get_context(START), end_with_parent) as pool:
         try:
             with _without_interrupts():
                 futures = [pool.submit(work, job) for job in jobs]
