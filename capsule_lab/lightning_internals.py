@@ -5,9 +5,12 @@
 
 from __future__ import annotations
 
+import subprocess
+from datetime import timedelta
 from typing import Any
 
 import lightning as L
+from lightning.fabric.plugins.collectives.torch_collective import default_pg_timeout
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.callbacks.early_stopping import EarlyStoppingReason
 
@@ -19,7 +22,9 @@ __all__ = [
     "leave_signals_alone",
     "next_batch_follows",
     "relocated_state",
+    "set_collective_timeout",
     "stopped_at_threshold",
+    "take_processes",
 ]
 
 HARMLESS_WARNINGS = (
@@ -65,6 +70,20 @@ def next_batch_follows(trainer: L.Trainer) -> bool:
     assert loop._data_fetcher is not None, "no training is under way"
     stops = trainer.should_stop and loop._can_stop_early
     return not (trainer.is_last_batch or stops or loop.epoch_loop._should_check_val_fx(loop._data_fetcher))
+
+
+def set_collective_timeout(trainer: L.Trainer, timeout: timedelta) -> None:
+    """How long the processes of a run wait for each other, unless the configuration of the strategy says it."""
+    if getattr(trainer.strategy, "_timeout", None) == default_pg_timeout:
+        trainer.strategy._timeout = timeout  # type: ignore[attr-defined]
+
+
+def take_processes(trainer: L.Trainer) -> list[subprocess.Popen[Any]]:
+    """The processes that Lightning has started for the run, which it then no longer watches; none before it has."""
+    processes: list[subprocess.Popen[Any]] = getattr(trainer.strategy.launcher, "procs", [])
+    taken = [*processes]
+    processes.clear()  # its thread looks at this very list, and ends if there is nothing to watch
+    return taken
 
 
 def stopped_at_threshold(trainer: L.Trainer) -> bool:

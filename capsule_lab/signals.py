@@ -103,8 +103,12 @@ def is_command() -> bool:
     return Path(sys.argv[0]).name == "capsule-lab"
 
 
-def end_with_parent() -> None:
-    """Stop this process, which may save, when the one that started it is gone; kill it if it lives 8 seconds longer."""
+def end_with_parent(grace: float = 0.0) -> None:
+    """Stop this process, which may save, when the one that started it is gone; kill it if it lives 8 seconds longer.
+
+    Args:
+        grace: seconds in which it may end by itself.
+    """
     import multiprocessing  # not before `exit_at_once`
 
     parent = os.getppid()
@@ -115,6 +119,7 @@ def end_with_parent() -> None:
             process.join()  # of a fork server, the process that asked it for this one
         while process is None and os.getppid() == parent:
             time.sleep(_POLL_SECONDS)
+        time.sleep(grace)
         for signum, seconds in _TO_ORPHANS:
             os.kill(os.getpid(), signum)
             time.sleep(seconds)

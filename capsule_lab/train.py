@@ -57,6 +57,7 @@ def train(config: DictConfig, directory: Path) -> dict[str, Any]:
     import lightning as L
 
     from capsule_lab import build, callbacks, runs
+    from capsule_lab.ddp import processes_of
 
     build.be_quiet()
     data = build.build_data(config)
@@ -75,9 +76,10 @@ def train(config: DictConfig, directory: Path) -> dict[str, Any]:
         callbacks.log_run_facts(trainer.loggers, config, data.provenance)
         failed = True
         try:
-            trainer.fit(module, datamodule=data, ckpt_path=resume, weights_only=True)
-            training = {"val": embed.val, "training_seconds": round(embed.seconds, 1)}  # a test loads other weights
-            tested = _test(config, directory, trainer, module, data)
+            with processes_of(trainer):
+                trainer.fit(module, datamodule=data, ckpt_path=resume, weights_only=True)
+                training = {"val": embed.val, "training_seconds": round(embed.seconds, 1)}  # a test loads other weights
+                tested = _test(config, directory, trainer, module, data)
             failed = False
         finally:
             callbacks.close_loggers(trainer.loggers, failed=failed)

@@ -144,13 +144,13 @@ class LastCheckpoint(Checkpoint):
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._is_due(trainer, 0)
         self._save(trainer, self._path(trainer))
-        self._path_of_epoch(trainer).unlink(missing_ok=True)
+        self._remove_saved_epoch(trainer)
         self.signals.restore()
         self._stop_if_requested(trainer)
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
         self.signals.restore()
-        self._path_of_epoch(trainer).unlink(missing_ok=True)
+        self._remove_saved_epoch(trainer)
 
     def _is_due(self, trainer: L.Trainer, seconds: float) -> bool:
         """Whether a signal came, which is noted, or the last checkpoint is older; the same in all processes."""
@@ -173,6 +173,10 @@ class LastCheckpoint(Checkpoint):
     def _save(self, trainer: L.Trainer, path: Path) -> None:
         trainer.save_checkpoint(path)
         self.saved_at = time.monotonic()
+
+    def _remove_saved_epoch(self, trainer: L.Trainer) -> None:
+        if trainer.is_global_zero:  # another process may come here earlier
+            self._path_of_epoch(trainer).unlink(missing_ok=True)
 
     def _path(self, trainer: L.Trainer) -> Path:
         return Path(trainer.default_root_dir) / "checkpoints" / "last.ckpt"
