@@ -19,7 +19,7 @@ from hydra.errors import HydraException, InstantiationException, MissingConfigEx
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from capsule_lab.errors import CapsuleLabError, one_line, suggest
+from capsule_lab.errors import CapsuleLabError, InterruptError, one_line, suggest
 
 
 def conf_dir() -> Path:
@@ -89,7 +89,7 @@ def user_message(error: BaseException, config_name: str = "train") -> str | None
         error: anything that was raised.
         config_name: of the configuration that was composed, for the options that it has.
     """
-    if isinstance(error, CapsuleLabError):
+    if isinstance(error, CapsuleLabError | InterruptError):
         return str(error)
     if isinstance(error, MissingConfigException) and error.options is not None:
         group, _, option = str(error.missing_cfg_file).partition("/")

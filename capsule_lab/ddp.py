@@ -23,6 +23,7 @@ TIMEOUT_VARIABLE = "CAPSULE_LAB_DDP_TIMEOUT"
 
 _TIMEOUT = 300  # ours: seconds; torch's 1800 would keep a cluster's GPUs idle, a slow disk may take a minute
 _GRACE = 10.0  # ours: seconds; gloo notices a lost process at once, NCCL does not
+_LOCATION = re.compile(r"^\[[^]]*\]\s*")  # in the source of gloo
 _LOST = re.compile(
     r"Connection (closed|reset) by peer|timed out|Broken pipe|Socket (closed|Timeout)|failed to recv|"
     r"NCCL (error|communicator was aborted)|Watchdog caught collective operation timeout|peer closed",
@@ -72,7 +73,11 @@ class _Others:
     def sentence(self, reason: str = "") -> str:
         """What has happened, as far as it is known, and what to do."""
         ended = [f"process {each.pid} {_how(each.returncode)}" for each in self.processes if each.poll()]
-        what = f"has ended ({', '.join(ended)})" if ended else f"has ended or does not answer ({reason[:200]})"
+        what = (
+            f"has ended ({', '.join(ended)})"
+            if ended
+            else f"has ended or does not answer ({_LOCATION.sub('', reason)[:60]})"
+        )
         return f"another process of this run {what}; train.resume=true continues from the last checkpoint"
 
     def kill(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import sys
 from contextlib import nullcontext
@@ -37,10 +38,12 @@ def _run(config: DictConfig) -> None:
 
     hydra = HydraConfig.get()
     asked, config.train.resume = config.train.resume, config.train.resume or was_requeued()
-    directory = runs.directories.choose_directory(config, "{model}-{data}".format_map(hydra.runtime.choices))
+    name = "{model}-{data}".format_map(hydra.runtime.choices)
+    superseded = functools.partial(runs.standins.holds_superseded, config=config)
+    directory = runs.directories.choose_directory(config, name, superseded)
     if asked and hydra.mode == RunMode.RUN and not (directory / "config.yaml").exists():  # sweeps always resume
         log.warning("NOTHING TO RESUME for this configuration, in %s: starting anew", directory)
-    if config.train.resume and runs.results.is_finished(directory, config):
+    if config.train.resume and runs.results.is_finished(directory, config) and not superseded(directory):
         log.info("%s is finished already, nothing to resume; its results are in metrics.json", directory)
         return
     overrides = [each for each in hydra.overrides.task if not each.startswith(("launcher=", "train.resume="))]

@@ -39,6 +39,9 @@ class AffNISTFiles(PublishedFiles):
         super().__init__(directory)
         self.sha256: dict[str, str] = {}
 
+    def is_here(self) -> bool:
+        return self.folder.is_dir() and any(self.folder.iterdir())
+
     def is_complete(self) -> bool:
         self.sha256 = files.check(self.folder) or {}
         return bool(self.sha256)
@@ -68,6 +71,9 @@ class _RealSource(AbstractSource):
         self.digits = digits
         self.affine = affine
         self.fallback = fallback
+
+    def is_here(self) -> bool:
+        return self.digits.is_here() and self.affine.is_here()
 
     def find(self) -> None:
         self.digits.find()

@@ -26,6 +26,10 @@ class AbstractSource(ABC):
             DataError: if files are there but are incomplete or damaged.
         """
 
+    def is_here(self) -> bool:
+        """Whether ``find`` would have nothing to download or to render; asks for names of files only."""
+        return False
+
     @abstractmethod
     def load(self, *, train: bool) -> Images:
         """The training or the test images, after ``find``."""
@@ -72,6 +76,9 @@ class PublishedFiles(AbstractSource):
             DataError: if only some are there, or one is not the published one.
         """
         return verify(self.folder, self.checksums, self.name)
+
+    def is_here(self) -> bool:
+        return bool(self.checksums) and all((self.folder / name).is_file() for name in self.checksums)
 
     def find(self) -> None:
         if self.is_complete():

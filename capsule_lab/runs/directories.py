@@ -23,6 +23,7 @@ import hashlib
 import json
 import os
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
@@ -117,7 +118,7 @@ def _attempt(directory: Path) -> int:
     return int(match[2]) if match else 1
 
 
-def choose_directory(config: DictConfig, name: str) -> Path:
+def choose_directory(config: DictConfig, name: str, skip: Callable[[Path], bool] = lambda _: False) -> Path:
     """The directory for this run: that of the checkpoint or of the run to resume, else a new one.
 
     Nothing is created yet. Processes that Lightning started beside the first find its directory in the environment.
@@ -125,12 +126,13 @@ def choose_directory(config: DictConfig, name: str) -> Path:
     Args:
         config: the whole configuration.
         name: of the directory, before the hash.
+        skip: whether the run in a directory is not to be resumed, so that there is a new one.
 
     Raises:
         RunError: if this is not the first process, and the environment does not have the directory of the first.
     """
     if is_first_process():
-        return _choose(config, name)
+        return _choose(config, name, skip)
     fingerprint, _, shared = os.environ.get("CAPSULE_LAB_RUN", "").partition(":")
     if fingerprint == config_hash(config):
         return Path(shared)
@@ -142,7 +144,7 @@ def choose_directory(config: DictConfig, name: str) -> Path:
     )
 
 
-def _choose(config: DictConfig, name: str) -> Path:
+def _choose(config: DictConfig, name: str, skip: Callable[[Path], bool]) -> Path:
     if config.train.directory:
         return Path(str(config.train.directory)).absolute()
     base = f"{name}-{config_hash(config)}"
@@ -154,7 +156,7 @@ def _choose(config: DictConfig, name: str) -> Path:
     existing = sorted(
         (path for path in root().glob(f"{base}*") if re.fullmatch(r"(-\d+)?", path.name[len(base) :])), key=_attempt
     )
-    if config.train.resume and existing:
+    if config.train.resume and existing and not skip(existing[-1]):
         return existing[-1]
     return root() / (f"{base}-{_attempt(existing[-1]) + 1}" if existing else base)
 

@@ -87,8 +87,7 @@ def _recorded(fingerprint: str) -> Iterator[None]:
         with postponed():
             if record.log or attempts(fingerprint):
                 requeued = isinstance(error, InterruptError) and slurm.goes_back(error.signum)
-                known = str(error) if isinstance(error, InterruptError) else user_message(error)
-                reason = known or f"{type(error).__name__}: {one_line(error)}"
+                reason = user_message(error) or f"{type(error).__name__}: {one_line(error)}"
                 _write_record(fingerprint, replace(record, error=reason, queued=job if requeued else None))
             else:  # refused before anything was written; the terminal shows why
                 _remove_record(fingerprint)

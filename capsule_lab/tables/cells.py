@@ -78,7 +78,8 @@ class Cell(ABC):
             return DONE
         if lock.is_locked(self.fingerprint):
             return RUNNING
-        return FAILED if self.directories or lock.read_record(self.fingerprint) else MISSING
+        unfinished = any(runs.results.read_result(each, self.fingerprint) is None for each in self.directories)
+        return FAILED if unfinished or lock.read_record(self.fingerprint) else MISSING
 
     @property
     def log(self) -> str | None:
@@ -140,8 +141,7 @@ class TrainingCell(Cell):
         return runs.directories.attempts(self.fingerprint)
 
     def _read(self) -> tuple[Path, dict[str, Any]] | None:
-        results = ((directory, runs.results.read_result(directory, self.fingerprint)) for directory in self.directories)
-        return next(((directory, result) for directory, result in results if result is not None), None)
+        return runs.standins.finished_run(self.config)
 
     def value(self, metric: str) -> float | None:
         if self.finished is None or not metric.startswith("train/"):

@@ -50,15 +50,14 @@ def of_job(config: DictConfig) -> tuple[list[str], Path]:
     training = config.copy()
     with open_dict(training):
         evaluate = list(training.pop(KEY))
-    hashed = runs.directories.config_hash(training)
-    for directory in runs.directories.attempts(hashed):
-        result = runs.results.read_result(directory, hashed)
-        if result is not None:
-            path = result_file(directory, runs.directories.config_hash(config))
-            return command_overrides(training, evaluate, weights_of(directory, result)), path
-    raise RunError(
-        f"no finished run of configuration {hashed} is in {runs.directories.root()}; train it before its evaluation"
-    )
+    finished = runs.standins.finished_run(training)
+    if finished is None:
+        raise RunError(
+            f"no finished run of configuration {runs.directories.config_hash(training)} is in "
+            f"{runs.directories.root()}; train it before its evaluation"
+        )
+    path = result_file(finished[0], runs.directories.config_hash(config))
+    return command_overrides(training, evaluate, weights_of(*finished)), path
 
 
 def command_overrides(training: DictConfig, evaluate: Sequence[str], weights: str) -> list[str]:

@@ -117,8 +117,11 @@ def _labels(table: Table, row: Row, column: Column, seed: int, config: DictConfi
     loggers = [name for name, options in (config.get("logger") or {}).items() if "group" in options]
     labels = [f"logger.{logger}.{key}={value}" for logger in loggers for key, value in names.items()]
     if config.trainer.devices != 1 or config.trainer.num_nodes != 1:
+        earlier = runs.directories.attempts(fingerprint)
         new = runs.directories.root() / f"{table.name}-{row.name}-{fingerprint}"
-        directory = next(iter(runs.directories.attempts(fingerprint)), new)
+        directory = earlier[0] if earlier else new
+        if earlier and runs.standins.holds_superseded(directory, config):
+            directory = new.with_name(f"{new.name}-{len(earlier) + 1}")
         labels.append(f"train.directory={quoted(str(directory))}")
     return labels
 

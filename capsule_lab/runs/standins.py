@@ -1,0 +1,50 @@
+"""Runs of ``data.source=auto`` on a stand-in: they count until the real files are here.
+
+Their configuration is that of the real data, and so is its hash: where both were trained, only the real one counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig
+
+from capsule_lab.runs.checkpoints import read
+from capsule_lab.runs.directories import attempts, config_hash
+from capsule_lab.runs.results import read_result
+
+
+def finished_run(config: DictConfig) -> tuple[Path, dict[str, Any]] | None:
+    """The run directory and the result that count for a configuration: the latest on real data, else the latest."""
+    fingerprint = config_hash(config)
+    found = ((directory, read_result(directory, fingerprint)) for directory in attempts(fingerprint))
+    finished = [(directory, result) for directory, result in found if result and not is_superseded(result, config)]
+    real = [each for each in finished if each[1]["provenance"]["source"] == "real"]
+    return next(iter(real or finished), None)
+
+
+def is_superseded(record: Mapping[str, Any], config: DictConfig) -> bool:
+    """Whether a run was on a stand-in as the real files were not here, which now they are.
+
+    Args:
+        record: of the run, with the provenance of its data.
+        config: of the run.
+    """
+    if config.data.get("source") != "auto" or record["provenance"]["source"] == "real":
+        return False
+    from capsule_lab.build import build_data  # imports torch
+
+    return bool(build_data(config).real_source.is_here())
+
+
+def holds_superseded(directory: Path, config: DictConfig) -> bool:
+    """``is_superseded`` for the run in a directory, finished or not; ``False`` if nothing is saved there."""
+    if config.data.get("source") != "auto":
+        return False
+    result = read_result(directory, config_hash(config))
+    last = directory / "checkpoints" / "last.ckpt"
+    if result is None and not last.is_file():
+        return False
+    return is_superseded(result or read(last)["capsule_lab"], config)

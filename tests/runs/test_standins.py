@@ -1,0 +1,82 @@
+"""A run on a stand-in counts until the real files are here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from omegaconf import DictConfig
+
+from capsule_lab import runs
+from capsule_lab.config import compose
+from capsule_lab.data.mnist import MNISTFiles
+from capsule_lab.tables.cells import DONE, MISSING
+from capsule_lab.tables.expand import expand
+from capsule_lab.tables.reader import read
+from tests.helpers.commands import Ended
+from tests.helpers.tables import TINY, write_run, write_table
+
+STANDIN = {"source": "standin", "name": "stand-in for MNIST"}
+
+
+@pytest.fixture
+def arrive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Puts files with the names of the real ones into an empty data directory."""
+    monkeypatch.setenv("CAPSULE_LAB_DATA", str(tmp_path / "data"))
+
+    def put() -> None:
+        folder = tmp_path / "data" / MNISTFiles.path
+        folder.mkdir(parents=True)
+        for name in MNISTFiles.checksums:
+            (folder / name).touch()
+
+    return put
+
+
+def test_table_wants_the_real_run_when_the_files_arrive(tmp_path: Path, arrive: Callable[[], None]) -> None:
+    file = write_table(tmp_path, seeds=[0], rows=[{"name": "one", "overrides": ["data.source=auto"]}])
+    (cell,) = expand(read(file))
+    write_run(cell, error=2.0, provenance=STANDIN)
+    assert [cell.status for cell in expand(read(file))] == [DONE]
+    arrive()
+    assert [cell.status for cell in expand(read(file))] == [MISSING]
+    write_run(cell, attempt="-2", error=1.0)
+    write_run(cell, attempt="-3", error=3.0, provenance=STANDIN)
+    (cell,) = expand(read(file))
+    assert (cell.status, cell.value("test/error")) == (DONE, 1.0)
+
+
+def test_stand_in_that_was_asked_for_counts_for_ever(tmp_path: Path, arrive: Callable[[], None]) -> None:
+    file = write_table(tmp_path, seeds=[0], rows=[{"name": "one", "overrides": ["data.source=standin"]}])
+    write_run(expand(read(file))[0], provenance=STANDIN)
+    arrive()
+    assert [cell.status for cell in expand(read(file))] == [DONE]
+
+
+@pytest.mark.parametrize("finished", [True, False], ids=["finished", "interrupted"])
+def test_resuming_starts_anew_when_the_files_arrive(
+    a_copy: Path, arrive: Callable[[], None], monkeypatch: pytest.MonkeyPatch, cli: Callable[..., Ended], finished: bool
+) -> None:
+    config = compose("train", [*TINY, "data.source=auto", "train.resume=true"])
+    earlier = runs.directories.root() / f"capsnet-mnist-{runs.directories.config_hash(config)}"
+    earlier.parent.mkdir()
+    a_copy.rename(earlier)
+    metrics = earlier / "metrics.json"
+    if finished:
+        fingerprint = runs.directories.config_hash(config)
+        runs.files.write_json(metrics, {"status": "finished", "config_hash": fingerprint, "provenance": STANDIN})
+    else:
+        metrics.unlink()
+    chosen: list[Path] = []
+
+    def train(config: DictConfig, directory: Path) -> dict[str, str]:
+        chosen.append(directory)
+        return {}
+
+    monkeypatch.setattr("capsule_lab.train.train", train)
+    command = ("train", *TINY, "data.source=auto", "train.resume=true")
+    assert cli(*command).status == 0
+    arrive()
+    assert cli(*command).status == 0
+    assert chosen == [*([] if finished else [earlier]), earlier.with_name(f"{earlier.name}-2")]
