@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from lightning.pytorch.callbacks import Callback
 from omegaconf import DictConfig
 
-from capsule_lab import atomic
 from capsule_lab.errors import InterruptError
 from capsule_lab.signals import interruptible
 from capsule_lab.train import train
-from tests.helpers.training import run
+from tests.helpers.training import checkpoint, curves, results, run
 
 HOOKS = (
     "on_train_batch_start",
@@ -59,40 +59,68 @@ class Counting(Callback):
         return hook
 
 
-def killed_at_every_write(config: DictConfig, directory: Path, folder: Path) -> Iterator[Path]:
-    """Copies of a run's directory as kill -9 would leave it before each file that it puts in place.
+def killed_at_writes(config: DictConfig, directory: Path, folder: Path, *names: str) -> Iterator[Path]:
+    """Copies of a run's directory as kill -9 would leave it before each file that is put in place.
 
     Args:
         config: of the run.
         directory: in which it runs, to its end.
         folder: for the copies; each is deleted when the next is asked for.
+        names: of the files; by default all.
     """
     copies: list[Path] = []
     real = os.replace
 
     def replace(source: Any, target: Any) -> None:
-        copies.append(Path(shutil.copytree(directory, folder / str(len(copies)))))
+        if not names or Path(target).name in names:
+            copies.append(Path(shutil.copytree(directory, folder / str(len(copies)))))
         real(source, target)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(atomic.os, "replace", replace)
+        patch.setattr(os, "replace", replace)
         train(config, directory)
     for copy in copies:
         yield copy
         shutil.rmtree(copy)
 
 
-def stopped_and_resumed(
-    config: DictConfig, directory: Path, patch: pytest.MonkeyPatch, at: int, signum: int
-) -> dict[str, Any]:
+def stopped_and_resumed(config: DictConfig, directory: Path, at: int, signum: int) -> dict[str, Any]:
     """The result of a run that a signal stopped at the call ``at`` of ``HOOKS``, and that was resumed.
 
     It is that of the first run if the signal came too late to stop anything.
     """
     try:
-        with interruptible("stopped"):
+        with pytest.MonkeyPatch.context() as patch, interruptible():
             return run(config, directory, patch, Counting(at, signum))
     except InterruptError:
-        config = config.copy()
-        config.train.resume = True
-        return train(config, directory)
+        return train(resumed(config), directory)
+
+
+def resumed(config: DictConfig) -> DictConfig:
+    """The configuration with ``train.resume=true``."""
+    config = config.copy()
+    config.train.resume = True
+    return config
+
+
+def differences(found: dict[str, Any], directory: Path, expected: dict[str, Any], whole: Path) -> list[str]:
+    """In what a run that was interrupted differs from one that was not; nothing if it is right."""
+    ours, theirs = checkpoint(directory), checkpoint(whole)
+    pairs = {
+        "results": (results(found), results(expected)),
+        "steps and epochs": [(each["global_step"], each["epoch"]) for each in (ours, theirs)],
+        "weights": [_plain(each["state_dict"]) for each in (ours, theirs)],
+        "optimizer": [_plain(each["optimizer_states"]) for each in (ours, theirs)],
+        "metrics.csv": (curves(directory), curves(whole)),
+        "files": ([*directory.rglob(".last-epoch.ckpt")], []),
+    }
+    return [name for name, (first, second) in pairs.items() if first != second]
+
+
+def _plain(value: Any) -> Any:
+    """Tensors as bytes, which can be compared."""
+    if isinstance(value, torch.Tensor):
+        return value.numpy().tobytes()
+    if isinstance(value, dict):
+        return {key: _plain(each) for key, each in value.items()}
+    return [_plain(each) for each in value] if isinstance(value, list) else value

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import shutil
 import signal
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,10 @@ from omegaconf import DictConfig
 
 from capsule_lab.config import compose
 from capsule_lab.errors import InterruptError
+from capsule_lab.signals import SIGNALS
 from capsule_lab.train import train
 from tests.helpers.commands import NO_PICTURES, TINY_CAPSNET, TINY_CNN, TINY_DATA
+from tests.helpers.interruptions import Counting, differences, killed_at_writes, resumed, stopped_and_resumed
 from tests.helpers.training import SignalAt, checkpoint, curves, results, run, weights
 
 Whole = tuple[str, DictConfig, Path, dict[str, Any]]
@@ -61,3 +64,55 @@ def test_run_that_is_interrupted_again_and_again_equals_an_uninterrupted_one(
     assert results(found) == results(expected)
     torch.testing.assert_close(weights(tmp_path), weights(whole), rtol=0, atol=0)
     assert curves(tmp_path) == curves(whole)
+
+
+# --- every point -----------------------------------------------------------------------------------------------------
+
+SHORT = [*TINY_DATA, *TINY_CNN, *NO_PICTURES, "data.train_images=128", "data.batch_size=32"]  # four steps an epoch
+SHORT += ["trainer.limit_test_batches=1"]
+KINDS = {
+    "epochs": ["trainer.max_epochs=2"],
+    "steps": ["trainer.max_steps=6"],
+    "validation every three steps": [*BY_STEPS, "trainer.val_check_interval=3", "trainer.max_steps=7"],
+    "validation every other epoch": ["trainer.max_steps=10", "trainer.check_val_every_n_epoch=2"],
+    "two batches a step": ["trainer.max_steps=3", "trainer.accumulate_grad_batches=2"],
+    "validation within epochs": ["trainer.max_epochs=2", "trainer.val_check_interval=2"],
+    "capsules": [*TINY_CAPSNET, "model=capsnet", "trainer.max_steps=6"],
+    "never an old checkpoint": ["trainer.max_steps=6", "callbacks.last.every_minutes=0"],
+}
+
+
+def test_end_of_a_run_by_steps_can_be_interrupted_anywhere(tmp_path: Path) -> None:
+    """The last step ends neither an epoch nor an interval, so that a validation and a row of metrics.csv follow it."""
+    config = compose("train", [*SHORT, *KINDS["steps"]])
+    count = Counting()
+    with pytest.MonkeyPatch.context() as patch:
+        expected = run(config, tmp_path / "whole", patch, count)
+    last_step = len(count.seen) - 1 - count.seen[::-1].index("on_train_batch_start")
+    for at in range(last_step, count.seen.index("on_test_start"), 2):
+        found = stopped_and_resumed(config, tmp_path / str(at), at, signal.SIGTERM)
+        assert differences(found, tmp_path / str(at), expected, tmp_path / "whole") == [], count.seen[at]
+    config.callbacks.last.every_minutes = 0  # a checkpoint wherever there can be one
+    for copy in killed_at_writes(config, tmp_path / "often", tmp_path, "metrics.csv", "metrics.json"):
+        assert differences(train(resumed(config), copy), copy, expected, tmp_path / "whole") == [], copy.name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_run_can_be_interrupted_at_every_point(tmp_path: Path, kind: str) -> None:
+    """By each signal in every hook, and by kill -9 before every file that is put in place."""
+    config = compose("train", [*SHORT, *KINDS[kind]])
+    count = Counting()
+    with pytest.MonkeyPatch.context() as patch:
+        expected = run(config, tmp_path / "whole", patch, count)
+    wrong = {}
+    for at, signum in zip(range(len(count.seen)), itertools.cycle(SIGNALS), strict=False):
+        directory = tmp_path / "stopped"
+        found = stopped_and_resumed(config, directory, at, signum)
+        wrong[at, count.seen[at], signum.name] = differences(found, directory, expected, tmp_path / "whole")
+        shutil.rmtree(directory)
+    config.callbacks.last.every_minutes = 0
+    for copy in killed_at_writes(config, tmp_path / "often", tmp_path):
+        found = train(resumed(config), copy)
+        wrong[copy.name, "kill", ""] = differences(found, copy, expected, tmp_path / "whole")
+    assert {point: names for point, names in wrong.items() if names} == {}
