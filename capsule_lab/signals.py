@@ -73,11 +73,14 @@ def interruptible(message: str = "") -> Iterator[None]:
 @contextmanager
 def postponed() -> Iterator[None]:
     """Signals that stop a run wait for the end of this block, which must be short."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    received: list[int] = []
+    before = install(lambda signum, _: received.append(signum))  # not a mask, as other threads have their own
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        restore(before)
+        for signum in received[:1]:
+            signal.raise_signal(signum)
 
 
 def exit_at_once() -> None:

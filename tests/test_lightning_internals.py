@@ -13,6 +13,7 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
+from lightning.fabric.plugins.collectives.torch_collective import default_pg_timeout
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 
 from capsule_lab import lightning_internals
@@ -182,6 +183,20 @@ def test_trainer_that_leaves_signals_alone_has_no_handlers(tmp_path: Path) -> No
         inside = At("on_train_epoch_start", lambda _: signal.getsignal(signal.SIGTERM) == before)
         fit(tmp_path, setup, inside, max_epochs=1)
         assert inside.seen == [expected]
+
+
+def test_processes_that_lightning_has_started_are_taken_and_its_timeout_is_set() -> None:
+    trainer = L.Trainer(accelerator="cpu", devices=2, strategy="ddp", logger=False, enable_checkpointing=False)
+    assert trainer.strategy._timeout == default_pg_timeout
+    lightning_internals.set_collective_timeout(trainer, timedelta(seconds=7))
+    assert trainer.strategy._timeout == timedelta(seconds=7)
+    lightning_internals.set_collective_timeout(trainer, timedelta(seconds=8))
+    assert trainer.strategy._timeout == timedelta(seconds=7), "what was configured stays"
+    assert lightning_internals.take_processes(trainer) == []  # before it has a launcher
+    trainer.strategy._configure_launcher()
+    trainer.strategy.launcher.procs.append("process")
+    assert lightning_internals.take_processes(trainer) == ["process"]
+    assert lightning_internals.take_processes(trainer) == []
 
 
 @pytest.fixture(scope="module")

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+from capsule_lab.errors import DeviceError
 from capsule_lab.launchers import gpu_assignment
 
 
@@ -134,3 +135,11 @@ def test_without_gpus_nothing_is_assigned() -> None:
 def test_more_gpus_than_there_are_are_not_waited_for() -> None:
     with pytest.raises(gpu_assignment.DeviceError, match=r"3 GPUs are wanted of 2 \(0, 1\)"):
         gpu_assignment.assign_gpus(["0", "1"], 3)
+
+
+def test_file_in_the_place_of_the_folder_of_locks(tmp_path: Path) -> None:
+    folder = tmp_path / f"capsule_lab-{os.getuid()}"
+    folder.touch()
+    assert gpu_assignment.assign_gpus([], 0) == (), "without GPUs there is nothing to lock"
+    with pytest.raises(DeviceError, match=rf"cannot be kept in {folder} \(File exists\); remove .*TMPDIR=…"):
+        gpu_assignment.assign_gpus(["0"], 1)

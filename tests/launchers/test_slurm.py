@@ -14,6 +14,7 @@ import pytest
 from submitit.core.utils import JobPaths
 
 from capsule_lab import slurm
+from capsule_lab.errors import ConfigError
 from capsule_lab.launchers import slurm_array, submitit_internals
 from capsule_lab.runs import lock
 from capsule_lab.tables.expand import expand
@@ -152,6 +153,12 @@ def test_restarted_job_was_requeued(monkeypatch: pytest.MonkeyPatch, count: str 
     if count is not None:
         monkeypatch.setenv("SLURM_RESTART_COUNT", count)
     assert slurm.was_requeued() is requeued
+
+
+def test_count_of_restarts_that_is_no_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "abc")
+    with pytest.raises(ConfigError, match="SLURM_RESTART_COUNT is abc; expected how often"):
+        slurm.was_requeued()
 
 
 def test_requeued_job_continues_without_train_resume(

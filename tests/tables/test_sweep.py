@@ -15,6 +15,7 @@ import pytest
 
 from capsule_lab import report, sweep, train
 from capsule_lab.launchers import gpu_pool
+from capsule_lab.runs import lock
 from capsule_lab.tables.expand import expand
 from capsule_lab.tables.reader import read
 from tests.helpers import crash_callbacks
@@ -258,6 +259,24 @@ def test_sweep_that_is_stopped_stops_its_runs_which_save(
         "capsule_lab: stopped by SIGTERM, and 2 runs with it, which saved what they had trained; "
         "the same command continues\n"
     )
+    for cell in expand(read(file)):
+        assert "stopped by SIGTERM at step" in cell.error
+        assert (cell.directories[0] / "checkpoints" / "last.ckpt").is_file()
+
+
+@pytest.mark.slow
+def test_runs_end_with_their_sweep_and_save_before(table_file, tmp_path: Path) -> None:
+    file = table_file(seeds=[0, 1], base=ENDLESS, rows=[GOOD])
+    command = ("-m", "capsule_lab.sweep", f"table={file}", "launcher=gpus", "hydra.launcher.jobs=2")
+    process = start(*command, cwd=tmp_path)
+    try:
+        wait_for(lambda: len(list(tmp_path.glob("runs/*/metrics.csv"))) == 2)
+        started = [lock.read_record(cell.fingerprint).process for cell in expand(read(file))]
+        process.kill()
+        wait_for(lambda: not any(Path(f"/proc/{name.split()[0]}").exists() for name in started), 15)
+    finally:
+        process.kill()
+        process.communicate()
     for cell in expand(read(file)):
         assert "stopped by SIGTERM at step" in cell.error
         assert (cell.directories[0] / "checkpoints" / "last.ckpt").is_file()

@@ -1,0 +1,65 @@
+"""How a sweep on this machine starts and stops; whole sweeps are in tests/tables/test_sweep.py."""
+
+from __future__ import annotations
+
+import itertools
+import signal
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hydra.types import HydraContext
+
+from capsule_lab.errors import InterruptError, RunError
+from capsule_lab.launchers import gpu_pool
+
+
+class Job:
+    """Notes the signals that it gets; while it is waited for, further ones come to the sweep."""
+
+    def __init__(self, further: list[int]) -> None:
+        self.got: list[int] = []
+        self.further = iter(further)
+        self.process = SimpleNamespace(join=self.join)
+
+    def send_signal(self, signum: int) -> None:
+        self.got.append(signum)
+
+    def join(self) -> None:
+        for signum in itertools.islice(self.further, 1):
+            signal.raise_signal(signum)
+
+
+INT, TERM, HUP, USR1, KILL = signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGKILL
+
+
+@pytest.mark.parametrize(
+    ("signum", "further", "passed_on"),
+    [
+        (INT, [], [TERM]),
+        (HUP, [], [TERM]),
+        (USR1, [], [USR1]),
+        (USR1, [TERM], [USR1, TERM]),
+        (INT, [INT, INT], [TERM, TERM, KILL]),
+    ],
+    ids=str,
+)
+def test_signal_is_passed_on_to_the_runs(signum: int, further: list[int], passed_on: list[int]) -> None:
+    job = Job(further)
+    running: dict[int, Any] = {3: job}
+    with pytest.raises(InterruptError) as caught, gpu_pool._stopping(running):
+        signal.raise_signal(signum)
+    assert (caught.value.signum, job.got) == (signum, passed_on)
+    saved = "which go on from their last checkpoints" if further else "which saved what they had trained"
+    name = signal.Signals(signum).name
+    assert str(caught.value) == f"stopped by {name}, and 1 runs with it, {saved}; the same command continues"
+
+
+def test_path_that_is_too_long_for_the_socket_of_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> None:
+        raise OSError("AF_UNIX path too long")
+
+    monkeypatch.setattr(gpu_pool.forkserver, "ensure_running", fail)
+    context: Any = HydraContext(config_loader=None, callbacks=None)  # type: ignore[arg-type]
+    with pytest.raises(RunError, match=r"cannot start in .* \(AF_UNIX path too long\); name a .*TMPDIR=…"):
+        gpu_pool.GPUPool().setup(hydra_context=context, task_function=print, config=None)  # type: ignore[arg-type]
