@@ -74,7 +74,8 @@ def test_metrics_json_has_what_is_needed_to_repeat_the_run(trained: Trained) -> 
     found = json.loads((trained.directory / "metrics.json").read_text())
     assert found == trained.result
     assert set(found) == {
-        "status", "test", "val", "weights_tested", "provenance", "parameters", "steps", "planned_steps",
+        "status", "name", "overrides", "test", "val", "weights_tested", "provenance", "parameters", "steps",
+        "planned_steps",
         "epochs", "seed", "training_seconds", "precision", "hardware", "config_hash", "command", "commit", "versions",
         "python",
     }  # fmt: skip
@@ -120,6 +121,8 @@ def test_log_of_a_run(trained: Trained) -> None:
     text = (trained.directory / "train.log").read_text()
     assert "CapsNet on stand-in for MNIST" in text
     assert f"into {trained.directory}" in text
+    assert "overrides of the defaults: none" in text
+    assert "epoch 1  step 4/8" in text
     assert "epoch 2  step 8/8" in text
 
 
@@ -345,9 +348,13 @@ def test_signal_when_there_is_nothing_to_save(
 
 
 def test_resuming_what_is_not_there_is_a_warning(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("capsule_lab.train.train", lambda config, directory: {})
-    ended = cli("train", "debug=smoke", *TINY_CAPSNET, "train.resume=true")
+    started: list[tuple[str, list[str]]] = []
+    monkeypatch.setattr("capsule_lab.train.train", lambda _, path, overrides: started.append((path.name, overrides)))
+    ended = cli("train", "debug=smoke", *TINY_CAPSNET, "name=mine", "train.resume=true")
     assert ended.status == 0
+    ((directory, overrides),) = started
+    assert directory.startswith("mine-capsnet-mnist-")
+    assert overrides == ["debug=smoke", *TINY_CAPSNET]
     assert "NOTHING TO RESUME for this configuration, in " in ended.out
 
 
@@ -609,3 +616,18 @@ def test_nothing_is_logged_to_a_run_that_is_over(trained: Trained) -> None:
     before = (trained.directory / "train.log").read_bytes()
     logging.getLogger("capsule_lab").error("of another run")
     assert (trained.directory / "train.log").read_bytes() == before
+
+
+# --- in a notebook ---------------------------------------------------------------------------------------------------
+
+
+def test_log_is_shown_where_nothing_else_shows_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root, own = logging.getLogger(), logging.getLogger("capsule_lab.train")
+    monkeypatch.setattr("capsule_lab.train._train", lambda config, directory, overrides: own.info("shown") or {})
+    for handlers, expected in (([], "shown\n"), ([logging.NullHandler()], "")):
+        monkeypatch.setattr(root, "handlers", [*handlers])
+        train(DictConfig({}), Path("run"))
+        assert capsys.readouterr().out == expected
+        assert root.handlers == handlers

@@ -164,7 +164,7 @@ class ProgressBar(ProgressLines):
         self.progress.expand = console.width >= _NARROW
         self.progress.add_task(description, metrics="", left="", total=None)
         before = {id(stream): name for name in ("stdout", "stderr") for stream in [getattr(sys, name)]}
-        self.progress.start()  # replaces sys.stdout and sys.stderr by what writes above the bar, which handlers have not
+        self.progress.start()  # replaces sys.stdout and sys.stderr by what writes above the bar; handlers keep theirs
         for handler in logging.getLogger().handlers:
             if isinstance(handler, logging.StreamHandler) and id(handler.stream) in before:
                 self.streams.append((handler, handler.stream))

@@ -147,9 +147,7 @@ def draw(callback: ProgressBar, clock: Clock) -> None:
 
 
 @pytest.mark.parametrize("columns", [30, 80, 160])
-def test_bar_is_one_line_and_epochs_stay_above_it(
-    clock: Clock, monkeypatch: pytest.MonkeyPatch, columns: int
-) -> None:
+def test_bar_is_one_line_and_epochs_stay_above_it(clock: Clock, monkeypatch: pytest.MonkeyPatch, columns: int) -> None:
     with terminal(monkeypatch, columns) as drawn:
         handler, root = logging.StreamHandler(sys.stdout), logging.getLogger()
         monkeypatch.setattr(root, "handlers", [handler])
