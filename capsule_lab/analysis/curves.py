@@ -141,7 +141,7 @@ def _finish(axis: Axes) -> None:
         steps, values = (np.concatenate([get(line) for line in lines]) for get in (Line2D.get_xdata, Line2D.get_ydata))
         axis.set_xlim(0, 2 * steps.max())
         if axis.get_yscale() == "log" and values.min() > 0:
-            axis.set_ylim(values.min() / 2, 2 * values.max())
+            axis.set_ylim(values.min() / 2, 1.25 * values.max())
         for line in lines:
-            line.set_marker("o")
+            line.set(marker="o", markersize=6)
     axis.legend()

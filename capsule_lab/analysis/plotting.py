@@ -48,7 +48,7 @@ def picture_grid(groups: Sequence[Group], rows: Sequence[str], *, title: str = "
         note: below the figure.
     """
     groups = [group for group in groups if group.columns]
-    columns = [column for group in groups for column in group.columns]
+    columns = [column._replace(caption=_wrapped(column.caption, _CELL)) for group in groups for column in group.columns]
     height, width = columns[0].pictures[0].shape[1:]
     lefts = _lefts([len(group.columns) for group in groups], width)
     step = height + round(_GAP * width)
@@ -92,12 +92,14 @@ def add_heading(figure: Figure, heading: str) -> None:
     heading = _wrapped(heading, width)
     above = _height([heading])
     figure.set_size_inches(width, height + above)
-    kept = height / (height + above)
-    if figure.get_layout_engine() is None:
-        for axes in figure.axes:
-            left, bottom, across, down = axes.get_position(original=True).bounds
-            axes.set_position((left, bottom * kept, across, down * kept))
     text = "\n".join(filter(None, [heading, figure.get_suptitle()]))
+    if figure.get_layout_engine() is not None:  # which makes room for a title whose place is not given
+        figure.suptitle(text, size=_SIZE + 1)
+        return
+    kept = height / (height + above)
+    for axes in figure.axes:
+        left, bottom, across, down = axes.get_position(original=True).bounds
+        axes.set_position((left, bottom * kept, across, down * kept))
     figure.suptitle(text, y=1 - _MARGIN / 2 / (height + above), va="top", size=_SIZE + 1)
 
 

@@ -124,12 +124,13 @@ def show_figure(trainer: L.Trainer, name: str, figure: Figure) -> None:
     Args:
         trainer: of the run.
         name: ``<split>/<what>``.
-        figure: gets a heading with run, split, data and step.
+        figure: gets a heading with run, split and data.
     """
-    images = {"val": "validation images", "test": "test images"}[name.partition("/")[0]]
-    data = short_name(cast(Any, trainer).datamodule.provenance)
-    run = Path(trainer.default_root_dir).name
-    add_heading(figure, f"{run}: {images} of {data}, drawn while training, at step {trainer.global_step}")
+    run, data = Path(trainer.default_root_dir).name, short_name(cast(Any, trainer).datamodule.provenance)
+    if name.startswith("val/"):
+        add_heading(figure, f"{run}: validation images of {data}, drawn while training, at step {trainer.global_step}")
+    else:
+        add_heading(figure, f"{run}: test images of {data}")
     keep_figure(Path(trainer.default_root_dir), trainer.loggers, name, figure, trainer.global_step)
 
 

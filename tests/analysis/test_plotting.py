@@ -59,6 +59,15 @@ def test_heading_stands_above_and_leaves_the_pictures_as_they_are(grid: Figure) 
     assert grid.get_size_inches()[1] > height + 0.1
 
 
+def test_heading_stands_above_axes_that_are_laid_out() -> None:
+    figure = Figure(figsize=(4, 2), layout="constrained")
+    axes = figure.add_subplot()
+    add_heading(figure, "run: images of data")
+    figure.draw_without_rendering()
+    (heading,) = figure.texts
+    assert heading.get_window_extent().y0 >= axes.get_window_extent().y1
+
+
 def test_groups_are_apart(grid: Figure) -> None:
     first, second, third = (float(x) for x in grid.axes[0].get_xticks())
     assert third - second > second - first > SHAPE[1]

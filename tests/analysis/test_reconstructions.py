@@ -45,11 +45,11 @@ def test_sheet_is_captioned() -> None:
 
 
 def test_classes_are_called_by_their_names() -> None:
-    names = ("none", "one", "two", "three", "four")
+    names = ("none", "one", "two", "three", "four and more")
     sheet = reconstruction_sheet(FakeCapsNet(OUTPUT), OUTPUT, IMAGES, LABELS, names=names)
-    assert captions(sheet)[3] == "none\n→ four"
+    assert captions(sheet)[3] == "none\n→ four and\nmore"
     figure = reconstruction_figure(FakeCapsNet(OUTPUT), OUTPUT, IMAGES, LABELS, names=names)
-    assert captions(figure)[2:4] == ["(none,\nfour,\nnone)", "(none,\nfour,\nfour)"]
+    assert captions(figure)[2:4] == ["(none,\nfour and\nmore,\nnone)", "(none,\nfour and\nmore,\nfour and\nmore)"]
 
 
 @pytest.fixture
