@@ -38,7 +38,7 @@ def main(config: DictConfig) -> None:
     failed = True
     try:
         for name, figure in draw(run, config):
-            log.info("%s", keep_figure(run.directory, loggers, name, figure, run.step))
+            log.info("%s", keep_figure(run.directory, loggers, name, figure, max(run.step - 1, 0)))
         failed = False
     finally:
         callbacks.close_loggers(loggers, failed=failed)

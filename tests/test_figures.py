@@ -175,7 +175,7 @@ def test_command_draws_to_tensorboard_too(cli: Cli, a_copy: Path) -> None:
     events = EventAccumulator(str(a_copy / "tensorboard"))
     events.Reload()
     assert sorted(events.Tags()["images"]) == sorted(OF_ONE_DIGIT)
-    step = runs.open(a_copy).step
+    step = runs.open(a_copy).step - 1  # counted from 0, as quantities are
     assert [image.step for image in events.Images("perturbation")] == [step]
     assert (a_copy / "figures" / "perturbation.png").is_file()
     assert (a_copy / "metrics.csv").read_bytes() == before

@@ -536,6 +536,9 @@ def test_tensorboard_gets_curves_and_pictures(tiny: Tiny, tmp_path: Path) -> Non
     assert {"train/loss", "val/error", "val/coupling_entropy", "test/error"} <= set(events.Tags()["scalars"])
     assert {"val/reconstructions", "val/confusion", "test/confusion"} <= set(events.Tags()["images"])
     assert events.Scalars("val/error")[-1].value == pytest.approx(found["val"]["error"])
+    for split in ("val", "test"):
+        (scalar,), (picture,) = events.Scalars(f"{split}/error"), events.Images(f"{split}/confusion")
+        assert scalar.step == picture.step
     assert len(curves(tmp_path / "run")) == 3
 
 

@@ -128,10 +128,16 @@ def show_figure(trainer: L.Trainer, name: str, figure: Figure) -> None:
     """
     run, data = Path(trainer.default_root_dir).name, short_name(cast(Any, trainer).datamodule.provenance)
     if name.startswith("val/"):
-        add_heading(figure, f"{run}: validation images of {data}, drawn while training, at step {trainer.global_step}")
+        heading = f"{run}: validation images of {data}, drawn while training, at step {trainer.global_step}"
     else:
-        add_heading(figure, f"{run}: test images of {data}")
-    keep_figure(Path(trainer.default_root_dir), trainer.loggers, name, figure, trainer.global_step)
+        heading = f"{run}: test images of {data}"
+    add_heading(figure, heading)
+    keep_figure(Path(trainer.default_root_dir), trainer.loggers, name, figure, logged_step(trainer))
+
+
+def logged_step(trainer: L.Trainer) -> int:
+    """The step at which Lightning logs the quantities of this moment: while training, steps are counted from 0."""
+    return trainer.global_step - (trainer.state.fn == "fit")
 
 
 def keep_figure(run: Path, loggers: Iterable[Any], name: str, figure: Figure, step: int) -> Path:
@@ -140,7 +146,7 @@ def keep_figure(run: Path, loggers: Iterable[Any], name: str, figure: Figure, st
     save_figure(figure, path)
     for logger in loggers:
         if isinstance(logger, WandbLogger):
-            logger.log_image(name, [str(path)])
+            logger.log_image(name, [str(path)], step)
         elif isinstance(logger, TensorBoardLogger):
             logger.experiment.add_figure(name, figure, step)
         elif isinstance(logger, MLFlowLogger):

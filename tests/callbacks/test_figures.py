@@ -31,6 +31,7 @@ def trainer(tmp_path: Path, **changes: Any) -> Any:
         "default_root_dir": str(tmp_path),
         "loggers": [],
         "global_step": 0,
+        "state": SimpleNamespace(fn="fit"),
         "is_global_zero": True,
         "sanity_checking": False,
         "datamodule": SimpleNamespace(
