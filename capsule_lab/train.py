@@ -18,13 +18,22 @@ from rich.console import Console
 from capsule_lab.check import check
 from capsule_lab.command import command
 from capsule_lab.environment import replaced_command_line
+from capsule_lab.errors import ConfigError
 from capsule_lab.slurm import was_requeued
 
 log = logging.getLogger(__name__)
 
 
 def run(config: DictConfig) -> None:
-    """Train as ``config`` says, unless another process does; test once at the end, leave ``metrics.json``."""
+    """Train as ``config`` says, unless another process does; test once at the end, leave ``metrics.json``.
+
+    Raises:
+        ConfigError: outside of a command; ``train`` needs none.
+    """
+    if not HydraConfig.initialized():
+        raise ConfigError(
+            "run needs a command of Hydra; in a notebook: train(compose('train', [overrides]), Path('run'))"
+        )
     check(config)
     from capsule_lab.runs.lock import train_lock
     from capsule_lab.runs.signals import interruptible

@@ -22,8 +22,9 @@ from torch import Tensor
 from capsule_lab import build, command, runs
 from capsule_lab.callbacks import NonFiniteError
 from capsule_lab.config import compose, to_container
-from capsule_lab.errors import InterruptError, RunError
+from capsule_lab.errors import ConfigError, InterruptError, RunError
 from capsule_lab.lit import CapsNetModule
+from capsule_lab.train import run as run_of_a_command
 from capsule_lab.train import summary, train
 from tests.helpers.commands import NO_PICTURES, TINY, TINY_CAPSNET, Ended, Trained, python, start
 from tests.helpers.training import SignalAt, checkpoint, curves, results, run, trained_module, weights
@@ -622,6 +623,12 @@ def test_nothing_is_logged_to_a_run_that_is_over(trained: Trained) -> None:
 
 
 # --- in a notebook ---------------------------------------------------------------------------------------------------
+
+
+def test_run_outside_of_a_command_says_what_to_call_instead(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hydra.core.hydra_config.HydraConfig.initialized", staticmethod(lambda: False))
+    with pytest.raises(ConfigError, match=r"^run needs a command of Hydra; in a notebook: train\(compose\("):
+        run_of_a_command(compose("train", TINY))
 
 
 def test_log_is_shown_where_nothing_else_shows_it(
