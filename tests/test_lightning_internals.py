@@ -178,7 +178,7 @@ def source() -> str:
     files = [file for part in ("fabric", "pytorch") for file in (Path(L.__file__).parent / part).rglob("*.py")]
     files += [Path(torch.utils._pytree.__file__)]
     text = re.sub(r'"\s*\n\s*f?"', "", "".join(file.read_text() for file in files))
-    with (Path(torch.__file__).parent / "lib" / "libtorch_cpu.so").open("rb") as library:
+    with next((Path(torch.__file__).parent / "lib").glob("libtorch_cpu.*")).open("rb") as library:
         compiled = mmap.mmap(library.fileno(), 0, access=mmap.ACCESS_READ)
         return text + (OF_DDP if compiled.find(OF_DDP.encode()) >= 0 else "")
 
