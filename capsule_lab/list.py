@@ -41,17 +41,24 @@ def main(config: DictConfig) -> None:
 
 def _row(directory: Path) -> list[str]:
     try:
-        result: dict[str, Any] = json.loads((directory / "metrics.json").read_text())
+        result = json.loads((directory / "metrics.json").read_text())
     except (OSError, ValueError):  # not finished, or damaged
-        result = {}
+        result = None
     fingerprint = runs.directories.hash_in(directory)
     unfinished = "running" if fingerprint is not None and lock.is_locked(fingerprint) else "not finished"
-    state = str(result.get("status", unfinished))
-    errors = [result.get(split, {}).get("error") for split in ("test", "val")]
-    shown = ["" if error is None else f"{error:.2f} %" for error in errors]
-    source = result.get("provenance", {}).get("source", "")
+    state = str(_value(result, "status") or unfinished)
+    errors = [_value(result, split, "error") for split in ("test", "val")]
+    shown = [f"{error:.2f} %" if isinstance(error, int | float) else "" for error in errors]
+    source = str(_value(result, "provenance", "source") or "")
     written = datetime.fromtimestamp(_written(directory / "config.yaml")).strftime("%Y-%m-%d %H:%M")
     return [directory.name, state, *shown, source, written, runs.directories.read_overrides(directory)]
+
+
+def _value(result: Any, *keys: str) -> Any:
+    """What is under these keys of a JSON file; ``None`` if there is nothing."""
+    for key in keys:
+        result = result.get(key) if isinstance(result, dict) else None
+    return result
 
 
 def _written(config: Path) -> float:
