@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
+from itertools import takewhile
 from pathlib import Path
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from capsule_lab.config import commands, conf_dir, groups, head, options_of, sweeps_dir
@@ -35,7 +38,9 @@ def _table(title: str, rows: Iterable[tuple[str, ...]]) -> Table:
 
 
 def _headline(file: Path) -> str:
-    return next(iter(head(file)), "")
+    """The first sentence of the comments at the head of a file, up to an indented line."""
+    text = " ".join(takewhile(lambda line: line and not line.startswith(" "), head(file)))
+    return escape(re.split(r"(?<!\b[A-Z])\.\s+(?=[A-Z])", text)[0].removesuffix("."))  # J. Hui ends no sentence
 
 
 if __name__ == "__main__":

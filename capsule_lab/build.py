@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -90,7 +89,7 @@ def build_trainer(config: DictConfig, directory: Path | None, *extra_callbacks: 
     if (config.trainer.get("max_steps") or -1) > 0:
         arguments["max_epochs"] = -1
     if "enable_progress_bar" not in config.trainer:
-        arguments["enable_progress_bar"] = sys.stdout.isatty()  # else Lightning adds a bar beside our lines
+        arguments["enable_progress_bar"] = False  # callbacks.progress shows it
     if config.trainer.get("precision") == "auto":
         arguments["precision"] = fast_precision(config.trainer.accelerator)
     trainer = instantiate(config.trainer, _partial_=True, _convert_="all")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig, OmegaConf
@@ -38,7 +38,7 @@ def main(config: DictConfig) -> None:
     failed = True
     try:
         for name, figure in draw(run, config):
-            log.info("%s", keep_figure(run.directory, loggers, name, figure, run.step))
+            log.info("%s", keep_figure(run.directory, loggers, name, figure, max(run.step - 1, 0)))
         failed = False
     finally:
         callbacks.close_loggers(loggers, failed=failed)
@@ -71,26 +71,35 @@ def draw(run: runs.Run, config: DictConfig) -> Iterator[tuple[str, Figure]]:
         RunError: for a class of ``sheet_classes`` without a held-out image.
     """
     from capsule_lab.analysis.curves import figures
+    from capsule_lab.analysis.plotting import add_heading
     from capsule_lab.networks import reconstructs
 
-    yield from figures(run.directory / "metrics.csv")
+    title = f"{run.directory.name}: {{}}{runs.results.short_name(run.provenance)}"
+    for name, figure in figures(run.directory / "metrics.csv"):
+        add_heading(figure, title.format(""))
+        yield name, figure
     if reconstructs(run.network):
-        yield from _reconstructions(run, run.network, config)
+        split, batch, output = predictions(run, config.held_out)
+        images = {"val": "validation images of ", "train": "training images of "}[split]
+        for name, figure in _reconstructions(run.network, batch, output, config, run.spec.classes):
+            add_heading(figure, f"{title.format(images)}, weights of {run.checkpoint.name}, at step {run.step}")
+            yield name, figure
 
 
-def _reconstructions(run: runs.Run, network: Reconstructs, config: DictConfig) -> Iterator[tuple[str, Figure]]:
+def _reconstructions(
+    network: Reconstructs, batch: Batch, output: CapsuleOutput, config: DictConfig, names: Sequence[str]
+) -> Iterator[tuple[str, Figure]]:
     """Figures 3, 4 and 5 of Sabour 2017."""
     from capsule_lab.analysis import perturbation, reconstructions, segmentation
     from capsule_lab.callbacks.figures import first_reconstructions
 
-    batch, output = predictions(run, config.held_out)
-    yield "reconstructions", first_reconstructions(network, output, batch, config.images)
+    yield "reconstructions", first_reconstructions(network, output, batch, config.images, names)
     if batch.parts is None:
-        figure = reconstructions.reconstruction_figure(network, output, batch.images, batch.labels)
+        figure = reconstructions.reconstruction_figure(network, output, batch.images, batch.labels, names=names)
         yield "right_and_wrong", figure
     else:
         yield "segmentation", segmentation.segmentation_figure(network, output, batch.images, batch.labels, batch.parts)
-    yield "perturbation", perturbation.perturbation_figure(network, output, batch.labels)
+    yield "perturbation", perturbation.perturbation_figure(network, output, batch.labels, names=names)
     examples = perturbation.example_of_each_class(output, batch.labels)
     first = min(examples, key=lambda label: examples[label])
     for label in [first] if config.sheet_classes is None else config.sheet_classes:
@@ -99,11 +108,11 @@ def _reconstructions(run: runs.Run, network: Reconstructs, config: DictConfig) -
             raise RunError(f"sheet_classes has {label}; expected classes of the held-out images: {known}")
         example = reconstructions.select_images(output, batch.labels.new_tensor([examples[label]]))
         name = "perturbation_sheet" if config.sheet_classes is None else f"perturbation_sheet_{label}"
-        yield name, perturbation.perturbation_sheet(network, example, label)
+        yield name, perturbation.perturbation_sheet(network, example, label, names=names)
 
 
-def predictions(run: runs.Run, images: int) -> tuple[Batch, CapsuleOutput]:
-    """The first ``images`` held-out images, of training if none are held out, and the network's output."""
+def predictions(run: runs.Run, images: int) -> tuple[str, Batch, CapsuleOutput]:
+    """The first ``images`` of the split ``"val"``, of ``"train"`` if that is empty, and the network's output."""
     import torch
 
     from capsule_lab.types import Batch, CapsuleOutput, Capsules
@@ -111,12 +120,14 @@ def predictions(run: runs.Run, images: int) -> tuple[Batch, CapsuleOutput]:
     batches: list[Batch] = []
     outputs: list[CapsuleOutput] = []
     for split in ("val", "train"):
-        for batch in run.batches(split) if not batches else ():
+        for batch in run.batches(split):
             batches.append(batch)
             with torch.no_grad():
                 outputs.append(run.network(batch.images))
             if sum(len(each.labels) for each in batches) >= images:
                 break
+        if batches:
+            break
 
     def concatenated(records: Any) -> list[Any]:
         """Each field over all records."""
@@ -124,7 +135,7 @@ def predictions(run: runs.Run, images: int) -> tuple[Batch, CapsuleOutput]:
 
     (scores,) = concatenated([[output.scores] for output in outputs])
     capsules = Capsules(*concatenated([output.capsules for output in outputs]))
-    return Batch(*concatenated(batches)), CapsuleOutput(scores, capsules)
+    return split, Batch(*concatenated(batches)), CapsuleOutput(scores, capsules)
 
 
 if __name__ == "__main__":

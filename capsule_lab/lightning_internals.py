@@ -34,6 +34,7 @@ HARMLESS_WARNINGS = (
     ".*does not have many workers.*",  # the data is in memory
     ".*srun` command is available.*",
     ".*It is recommended to use `self.log\\(.*sync_dist=True.*",  # torchmetrics has synchronised them
+    ".*Grad strides do not match bucket view strides.*",  # of 1x1 kernels in channels_last, the same in memory
     ".*across ranks is zero. Please make sure this was your intention.*",
 )
 """Regular expressions of warnings about what is intended here."""

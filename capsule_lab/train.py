@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import functools
 import logging
+import shlex
 import sys
-from contextlib import nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -13,18 +15,26 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig
 from rich.console import Console
-from rich.panel import Panel
 
 from capsule_lab.check import check
 from capsule_lab.command import command
 from capsule_lab.environment import replaced_command_line
+from capsule_lab.errors import ConfigError
 from capsule_lab.slurm import was_requeued
 
 log = logging.getLogger(__name__)
 
 
 def run(config: DictConfig) -> None:
-    """Train as ``config`` says, unless another process does; test once at the end, leave ``metrics.json``."""
+    """Train as ``config`` says, unless another process does; test once at the end, leave ``metrics.json``.
+
+    Raises:
+        ConfigError: outside of a command; ``train`` needs none.
+    """
+    if not HydraConfig.initialized():
+        raise ConfigError(
+            "run needs a command of Hydra; in a notebook: train(compose('train', [overrides]), Path('run'))"
+        )
     check(config)
     from capsule_lab.runs.lock import train_lock
     from capsule_lab.signals import interruptible
@@ -47,16 +57,26 @@ def _run(config: DictConfig) -> None:
         log.info("%s is finished already, nothing to resume; its results are in metrics.json", directory)
         return
     overrides = [each for each in hydra.overrides.task if not each.startswith(("launcher=", "train.resume="))]
+    differences = [each for each in overrides if not each.startswith(("name=", "logger", "train.directory="))]
     with replaced_command_line("capsule_lab.train", overrides) if hydra.mode == RunMode.MULTIRUN else nullcontext():
-        result = train(config, directory)
+        result = train(config, directory, differences)
     if result:
-        console, text = Console(highlight=False), summary(result, directory)
-        framed = Panel(text, title="finished", title_align="left", expand=False) if console.is_terminal else text
-        console.print(framed, soft_wrap=not console.is_terminal)
+        Console(highlight=False).print("", summary(result, directory), sep="\n", soft_wrap=True)  # commands to copy
 
 
-def train(config: DictConfig, directory: Path) -> dict[str, Any]:
-    """One run in ``directory``; returns what is in its ``metrics.json``, or nothing on processes but the first."""
+def train(config: DictConfig, directory: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
+    """One run in ``directory``; returns what is in its ``metrics.json``, or nothing on processes but the first.
+
+    Args:
+        config: the whole configuration, as ``capsule_lab.config.compose`` gives it.
+        directory: of the run.
+        overrides: what the configuration differs in from the defaults, for the records and the log.
+    """
+    with _logging_to_stdout_if_nowhere():
+        return _train(config, directory, overrides)
+
+
+def _train(config: DictConfig, directory: Path, overrides: Sequence[str]) -> dict[str, Any]:
     import lightning as L
 
     from capsule_lab import build, callbacks, runs
@@ -72,10 +92,13 @@ def train(config: DictConfig, directory: Path) -> dict[str, Any]:
     embed = callbacks.EmbedConfig(config, data.provenance, data.spec)
     trainer = build.build_trainer(config, directory, embed)
 
-    runs.directories.create_directory(directory, config)  # the first file is written when all parts are built
+    runs.directories.create_directory(
+        directory, config, overrides
+    )  # the first file is written when all parts are built
     with runs.files.logging_to(directory / "train.log"):
         log.info("%s on %s", type(module.network).__name__, data.provenance["name"])
         log.info("into %s%s", directory, f", continuing {resume}" if resume else "")
+        log.info("overrides of the defaults: %s", shlex.join(overrides) or "none")
         callbacks.log_run_facts(trainer.loggers, config, data.provenance)
         failed = True
         try:
@@ -88,9 +111,27 @@ def train(config: DictConfig, directory: Path) -> dict[str, Any]:
             callbacks.close_loggers(trainer.loggers, failed=failed)
     if not trainer.is_global_zero:
         return {}
-    result = {"status": "finished", **training, **tested, **_facts(config, trainer, module, data)}
+    named = {"name": config.get("name"), "overrides": [*overrides]}
+    result = {"status": "finished", **named, **training, **tested, **_facts(config, trainer, module, data)}
     runs.files.write_json(directory / "metrics.json", result)
     return result
+
+
+@contextmanager
+def _logging_to_stdout_if_nowhere() -> Iterator[None]:
+    """Show what is logged in a notebook; a command has the handler that Hydra configures."""
+    root, own = logging.getLogger(), logging.getLogger("capsule_lab")
+    if root.handlers:
+        yield
+        return
+    handler, level = logging.StreamHandler(sys.stdout), own.level
+    root.addHandler(handler)
+    own.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        root.removeHandler(handler)
+        own.setLevel(level)
 
 
 def _test(config: DictConfig, directory: Path, trainer: Any, module: Any, data: Any) -> dict[str, Any]:

@@ -84,7 +84,8 @@ def test_sheets_are_of_the_classes_asked_for(trained: Trained, classes: list[int
     figures = drawn(trained.directory, f"sheet_classes={classes}".replace(" ", ""))
     sheets = {name: figure for name, figure in figures.items() if name.startswith("perturbation_sheet")}
     assert list(sheets) == [f"perturbation_sheet_{label}" for label in classes]
-    assert [figure.get_suptitle().split(":")[0] for figure in sheets.values()] == [f"class {n}" for n in classes]
+    below = [figure.get_suptitle().split("\nclass ")[1] for figure in sheets.values()]
+    assert [title.split(":")[0] for title in below] == [str(label) for label in classes]
     assert [row_names(figure) for figure in sheets.values()] == [[f"dimension {n}" for n in range(4)]] * len(classes)
 
 
@@ -174,7 +175,7 @@ def test_command_draws_to_tensorboard_too(cli: Cli, a_copy: Path) -> None:
     events = EventAccumulator(str(a_copy / "tensorboard"))
     events.Reload()
     assert sorted(events.Tags()["images"]) == sorted(OF_ONE_DIGIT)
-    step = runs.open(a_copy).step
+    step = runs.open(a_copy).step - 1  # counted from 0, as quantities are
     assert [image.step for image in events.Images("perturbation")] == [step]
     assert (a_copy / "figures" / "perturbation.png").is_file()
     assert (a_copy / "metrics.csv").read_bytes() == before
@@ -196,3 +197,24 @@ def test_command_draws_what_applies_to_another_network(cli: Cli, tmp_path: Path)
     ended = cli("figures", "run=run")
     assert (ended.status, ended.err) == (0, "")
     assert [path.name for path in (tmp_path / "run" / "figures").iterdir()] == ["curves.png"]
+
+
+# --- headings, and curves of a single point --------------------------------------------------------------------------
+
+
+def test_headings_say_run_split_data_and_weights(trained: Trained) -> None:
+    figures = drawn(trained.directory)
+    headings = {name: " ".join(figure.get_suptitle().split("\n")) for name, figure in figures.items()}
+    of_all = f"{trained.directory.name}: stand-in for MNIST"
+    assert (headings.pop("curves"), headings.pop("layers")) == (of_all, of_all)
+    images = f"{trained.directory.name}: validation images of stand-in for MNIST, weights of best.ckpt, at step "
+    assert [heading[: len(images)] for heading in headings.values()] == [images] * len(headings)
+
+
+def test_curves_of_a_single_point_have_marks_and_room(tmp_path: Path) -> None:
+    file = tmp_path / "metrics.csv"
+    file.write_text("step,train/loss,train/error,val/loss,val/error\n9,0.5,50,,\n9,,,0.25,20\n")
+    figure = curves.training_curves(file)
+    for axis, low, high in zip(figure.axes, (0.125, 10), (0.625, 62.5), strict=True):
+        assert (axis.get_xlim(), axis.get_ylim()) == ((0, 20), (low, high))
+        assert [line.get_marker() for line in axis.lines] == ["o", "o"]

@@ -22,8 +22,9 @@ from torch import Tensor
 from capsule_lab import build, command, runs, signals
 from capsule_lab.callbacks import NonFiniteError
 from capsule_lab.config import compose, to_container
-from capsule_lab.errors import InterruptError, RunError
+from capsule_lab.errors import ConfigError, InterruptError, RunError
 from capsule_lab.lit import CapsNetModule
+from capsule_lab.train import run as run_of_a_command
 from capsule_lab.train import summary, train
 from tests.helpers.commands import NO_PICTURES, TINY, TINY_CAPSNET, Ended, Trained, python, start
 from tests.helpers.training import SignalAt, checkpoint, curves, results, run, trained_module, weights
@@ -74,7 +75,8 @@ def test_metrics_json_has_what_is_needed_to_repeat_the_run(trained: Trained) -> 
     found = json.loads((trained.directory / "metrics.json").read_text())
     assert found == trained.result
     assert set(found) == {
-        "status", "test", "val", "weights_tested", "provenance", "parameters", "steps", "planned_steps",
+        "status", "name", "overrides", "test", "val", "weights_tested", "provenance", "parameters", "steps",
+        "planned_steps",
         "epochs", "seed", "training_seconds", "precision", "hardware", "config_hash", "command", "commit", "versions",
         "python",
     }  # fmt: skip
@@ -120,6 +122,8 @@ def test_log_of_a_run(trained: Trained) -> None:
     text = (trained.directory / "train.log").read_text()
     assert "CapsNet on stand-in for MNIST" in text
     assert f"into {trained.directory}" in text
+    assert "overrides of the defaults: none" in text
+    assert "epoch 1  step 4/8" in text
     assert "epoch 2  step 8/8" in text
 
 
@@ -345,9 +349,13 @@ def test_signal_when_there_is_nothing_to_save(
 
 
 def test_resuming_what_is_not_there_is_a_warning(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("capsule_lab.train.train", lambda config, directory: {})
-    ended = cli("train", "debug=smoke", *TINY_CAPSNET, "train.resume=true")
+    started: list[tuple[str, list[str]]] = []
+    monkeypatch.setattr("capsule_lab.train.train", lambda _, path, overrides: started.append((path.name, overrides)))
+    ended = cli("train", "debug=smoke", *TINY_CAPSNET, "name=mine", "train.resume=true")
     assert ended.status == 0
+    ((directory, overrides),) = started
+    assert directory.startswith("mine-capsnet-mnist-")
+    assert overrides == ["debug=smoke", *TINY_CAPSNET]
     assert "NOTHING TO RESUME for this configuration, in " in ended.out
 
 
@@ -529,6 +537,9 @@ def test_tensorboard_gets_curves_and_pictures(tiny: Tiny, tmp_path: Path) -> Non
     assert {"train/loss", "val/error", "val/coupling_entropy", "test/error"} <= set(events.Tags()["scalars"])
     assert {"val/reconstructions", "val/confusion", "test/confusion"} <= set(events.Tags()["images"])
     assert events.Scalars("val/error")[-1].value == pytest.approx(found["val"]["error"])
+    for split in ("val", "test"):
+        (scalar,), (picture,) = events.Scalars(f"{split}/error"), events.Images(f"{split}/confusion")
+        assert scalar.step == picture.step
     assert len(curves(tmp_path / "run")) == 3
 
 
@@ -609,3 +620,24 @@ def test_nothing_is_logged_to_a_run_that_is_over(trained: Trained) -> None:
     before = (trained.directory / "train.log").read_bytes()
     logging.getLogger("capsule_lab").error("of another run")
     assert (trained.directory / "train.log").read_bytes() == before
+
+
+# --- in a notebook ---------------------------------------------------------------------------------------------------
+
+
+def test_run_outside_of_a_command_says_what_to_call_instead(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hydra.core.hydra_config.HydraConfig.initialized", staticmethod(lambda: False))
+    with pytest.raises(ConfigError, match=r"^run needs a command of Hydra; in a notebook: train\(compose\("):
+        run_of_a_command(compose("train", TINY))
+
+
+def test_log_is_shown_where_nothing_else_shows_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root, own = logging.getLogger(), logging.getLogger("capsule_lab.train")
+    monkeypatch.setattr("capsule_lab.train._train", lambda config, directory, overrides: own.info("shown") or {})
+    for handlers, expected in (([], "shown\n"), ([logging.NullHandler()], "")):
+        monkeypatch.setattr(root, "handlers", [*handlers])
+        train(DictConfig({}), Path("run"))
+        assert capsys.readouterr().out == expected
+        assert root.handlers == handlers

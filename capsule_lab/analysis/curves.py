@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator
 
 QUANTITIES = {"loss": "loss", "error": "error in %"}
@@ -38,7 +40,7 @@ def training_curves(metrics: Path) -> Figure:
     for axis, quantity in zip(axes, QUANTITIES, strict=True):
         for split, style in (("train", "C0-"), ("val", "C1o-")):
             _draw(axis, table, f"{split}/{quantity}", style, split)
-        axis.legend()
+        _finish(axis)
     return figure
 
 
@@ -56,7 +58,7 @@ def curves_of_runs(metrics: Mapping[str, Path]) -> Figure:
             _draw(axis, table, f"train/{quantity}", f"C{number % 10}--", "" if validated else name)
             _draw(axis, table, f"val/{quantity}", f"C{number % 10}o-", name)
     for axis in axes:
-        axis.legend()
+        _finish(axis)
     return figure
 
 
@@ -80,7 +82,7 @@ def layer_curves(metrics: Path) -> Figure:
     dead.set(xlabel="step", ylabel="dead capsules in %", ylim=(-3, 103))  # lines at 0 and 100 are off the frame
     for axis in (activation, dead):
         axis.grid(alpha=0.3)
-        axis.legend()
+        _finish(axis)
     return figure
 
 
@@ -130,3 +132,16 @@ def _draw(axis: Axes, table: pd.DataFrame, name: str, style: str, label: str) ->
     if name in table:
         rows = table[["step", name]].dropna()
         axis.plot(rows["step"] + 1, rows[name], style, markersize=3, label=label)
+
+
+def _finish(axis: Axes) -> None:
+    """A legend; where no curve has more than one point, marks for the points, and axes with room around them."""
+    lines = [line for line in axis.lines if len(np.ravel(line.get_xdata()))]
+    if lines and all(len(np.ravel(line.get_xdata())) == 1 for line in lines):
+        steps, values = (np.concatenate([get(line) for line in lines]) for get in (Line2D.get_xdata, Line2D.get_ydata))
+        axis.set_xlim(0, 2 * steps.max())
+        if axis.get_yscale() == "log" and values.min() > 0:
+            axis.set_ylim(values.min() / 2, 1.25 * values.max())
+        for line in lines:
+            line.set(marker="o", markersize=6)
+    axis.legend()

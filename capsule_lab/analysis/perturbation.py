@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from jaxtyping import Float, Int64
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from capsule_lab.analysis.plotting import Column, Group, picture_grid
+from capsule_lab.analysis.plotting import Column, Group, name_of_class, picture_grid
 from capsule_lab.analysis.reconstructions import first_of_each_class, select_images
 from capsule_lab.functional import predictions_by_label
 from capsule_lab.networks import Reconstructs
@@ -58,18 +60,22 @@ def change_of_rows(
     return (decoded - middle).square().flatten(2).mean(2)
 
 
-def perturbation_sheet(network: Reconstructs, output: CapsuleOutput, label: int) -> Figure:
+def perturbation_sheet(
+    network: Reconstructs, output: CapsuleOutput, label: int, *, names: Sequence[str] = ()
+) -> Figure:
     """A row for each component of the pose, a column for each of ``OFFSETS``: figure 4 complete for one image.
 
     Args:
         network: with a decoder.
         output: of ``network`` for one image.
         label: its class.
+        names: of the classes, if they have any.
     """
     classes = torch.tensor([label], device=output.scores.device)
     (rows,) = perturbed_reconstructions(network, output, classes)
-    names = [f"dimension {number}" for number in range(len(rows))]
-    return _grid(rows, names, f"class {label}: in each row, one dimension of the pose changed before decoding")
+    dimensions = [f"dimension {number}" for number in range(len(rows))]
+    title = f"class {name_of_class(names, label)}: in each row, one dimension of the pose changed before decoding"
+    return _grid(rows, dimensions, title)
 
 
 def perturbation_figure(
@@ -77,6 +83,7 @@ def perturbation_figure(
     output: CapsuleOutput,
     labels: Int64[Tensor, " batch"] | Int64[Tensor, "batch label"],
     *,
+    names: Sequence[str] = (),
     rows: int = 6,  # Sabour 2017, figure 4
 ) -> Figure:
     """Figure 4 of Sabour 2017: rows of perturbed reconstructions, captioned with class and dimension.
@@ -88,6 +95,7 @@ def perturbation_figure(
         network: with a decoder.
         output: of ``network`` for the images.
         labels: their classes; of several digits in an image, the first is decoded.
+        names: of the classes, if they have any.
         rows: at most, one for each class.
     """
     examples = example_of_each_class(output, labels)
@@ -96,12 +104,12 @@ def perturbation_figure(
     change, dimensions = change_of_rows(decoded).max(1)  # [class]
     strongest = change.topk(min(rows, len(change))).indices
     chosen = strongest[classes[strongest].argsort()]
-    names = [f"class {classes[number]}, dimension {dimensions[number]}" for number in chosen]
+    shown = [f"class {name_of_class(names, int(classes[number]))}, dimension {dimensions[number]}" for number in chosen]
     pictures = decoded[chosen, dimensions[chosen]]
     return _grid(
         pictures,
-        names,
-        "one dimension of the pose changed before decoding: of each digit, the one that changes it most",
+        shown,
+        "one dimension of the pose changed before decoding: of each class, the one that changes the image most",
     )
 
 

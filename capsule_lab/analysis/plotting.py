@@ -1,4 +1,4 @@
-"""Pictures in rows and columns, under captions."""
+"""Pictures in rows and columns, under captions; a heading for any figure."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def picture_grid(groups: Sequence[Group], rows: Sequence[str], *, title: str = "
         note: below the figure.
     """
     groups = [group for group in groups if group.columns]
-    columns = [column for group in groups for column in group.columns]
+    columns = [column._replace(caption=_wrapped(column.caption, _CELL)) for group in groups for column in group.columns]
     height, width = columns[0].pictures[0].shape[1:]
     lefts = _lefts([len(group.columns) for group in groups], width)
     step = height + round(_GAP * width)
@@ -84,6 +84,28 @@ def picture_grid(groups: Sequence[Group], rows: Sequence[str], *, title: str = "
     axes.text(0.5, -_MARGIN / 2 / down, note, transform=axes.transAxes, ha="center", va="top", size=_SIZE)
     figure.suptitle(title, y=1 - _MARGIN / 2 / size[1], va="top", size=_SIZE + 1)
     return figure
+
+
+def add_heading(figure: Figure, heading: str) -> None:
+    """Write ``heading`` above everything else in the figure, which becomes higher by as much as that takes."""
+    width, height = figure.get_size_inches()
+    heading = _wrapped(heading, width)
+    above = _height([heading])
+    figure.set_size_inches(width, height + above)
+    text = "\n".join(filter(None, [heading, figure.get_suptitle()]))
+    if figure.get_layout_engine() is not None:  # which makes room for a title whose place is not given
+        figure.suptitle(text, size=_SIZE + 1)
+        return
+    kept = height / (height + above)
+    for axes in figure.axes:
+        left, bottom, across, down = axes.get_position(original=True).bounds
+        axes.set_position((left, bottom * kept, across, down * kept))
+    figure.suptitle(text, y=1 - _MARGIN / 2 / (height + above), va="top", size=_SIZE + 1)
+
+
+def name_of_class(classes: Sequence[str], label: int) -> str:
+    """The name of a class, or its number where classes have no names."""
+    return classes[label] if classes else str(label)
 
 
 def _wrapped(text: str, width: float) -> str:

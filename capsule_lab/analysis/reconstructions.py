@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from jaxtyping import Bool, Float, Int64
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from capsule_lab.analysis.plotting import Column, Group, picture_grid
+from capsule_lab.analysis.plotting import Column, Group, name_of_class, picture_grid
 from capsule_lab.networks import Reconstructs
 from capsule_lab.types import CapsuleOutput, Capsules
 
@@ -20,6 +22,8 @@ def reconstruction_sheet(
     output: CapsuleOutput,
     images: Float[Tensor, "batch channel height width"],
     labels: Int64[Tensor, " batch"],
+    *,
+    names: Sequence[str] = (),
 ) -> Figure:
     """Two rows: the images, and the reconstructions from the predicted class's capsule.
 
@@ -30,12 +34,19 @@ def reconstruction_sheet(
         output: of ``network`` for ``images``.
         images: in [0, 1].
         labels: their classes.
+        names: of the classes, if they have any.
     """
     predictions = output.scores.argmax(1)
     decoded = network.reconstruct(output, predictions)
+    pairs = zip(labels.tolist(), predictions.tolist(), strict=True)
+    between = "\n→ " if names else " → "  # names are long
     columns = [
-        Column(f"{label} → {prediction}", pictures, "black" if label == prediction else "red")
-        for label, prediction, *pictures in zip(labels.tolist(), predictions.tolist(), images, decoded, strict=True)
+        Column(
+            between.join(name_of_class(names, each) for each in pair),
+            pictures,
+            "black" if pair[0] == pair[1] else "red",
+        )
+        for pair, *pictures in zip(pairs, images, decoded, strict=True)
     ]
     return picture_grid([Group("", columns)], _ROWS)
 
@@ -47,6 +58,7 @@ def reconstruction_figure(
     images: Float[Tensor, "batch channel height width"],
     labels: Int64[Tensor, " batch"],
     *,
+    names: Sequence[str] = (),
     correct: int = 4,  # Sabour 2017, figure 3
     failures: int = 3,  # ours: figure 3 has one
 ) -> Figure:
@@ -60,6 +72,7 @@ def reconstruction_figure(
         output: of ``network`` for ``images``.
         images: in [0, 1].
         labels: their classes.
+        names: of the classes, if they have any.
         correct: number of recognised images, each of another class.
         failures: number of others.
     """
@@ -72,9 +85,10 @@ def reconstruction_figure(
         numbers = torch.tensor([number for number, _ in cases], dtype=torch.int64, device=labels.device)
         targets = torch.tensor([int(classes[number]) for number, classes in cases], dtype=torch.int64).to(labels)
         decoded = network.reconstruct(select_images(output, numbers), targets)
+        between = ",\n" if names else ", "  # names are long
         captions = zip(labels[numbers].tolist(), predictions[numbers].tolist(), targets.tolist(), strict=True)
         return [
-            Column(str(caption), pictures, colour)
+            Column(f"({between.join(name_of_class(names, each) for each in caption)})", pictures, colour)
             for caption, *pictures in zip(captions, images[numbers], decoded, strict=True)
         ]
 

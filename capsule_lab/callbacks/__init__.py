@@ -5,6 +5,7 @@ from capsule_lab.callbacks.csv_logger import MetricsTable
 from capsule_lab.callbacks.figures import ConfusionMatrix, Reconstructions
 from capsule_lab.callbacks.loggers import MLflow, close_loggers, log_run_facts
 from capsule_lab.callbacks.monitoring import NonFiniteError, NonFiniteGuard, RoutingStats
+from capsule_lab.callbacks.not_learning import NotLearning
 from capsule_lab.callbacks.progress import ProgressBar, ProgressLines, progress_callback
 
 __all__ = [
@@ -17,6 +18,7 @@ __all__ = [
     "MetricsTable",
     "NonFiniteError",
     "NonFiniteGuard",
+    "NotLearning",
     "ProgressBar",
     "ProgressLines",
     "Reconstructions",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -13,10 +13,12 @@ from matplotlib.figure import Figure
 from sklearn.metrics import ConfusionMatrixDisplay
 from torchmetrics.classification import MulticlassConfusionMatrix
 
+from capsule_lab.analysis.plotting import add_heading
 from capsule_lab.analysis.reconstructions import reconstruction_sheet, select_images
 from capsule_lab.analysis.segmentation import segmentation_sheet
 from capsule_lab.networks import Reconstructs, reconstructs
 from capsule_lab.runs.files import save_figure
+from capsule_lab.runs.results import short_name
 from capsule_lab.types import Batch, CapsuleOutput
 
 
@@ -46,15 +48,20 @@ class Reconstructions(Callback):
             return
         if reconstructs(network) and trainer.is_global_zero:
             output = cast(Any, pl_module).network(batch.images[: self.images])
-            show_figure(trainer, "val/reconstructions", first_reconstructions(network, output, batch, self.images))
+            names = cast(Any, trainer).datamodule.spec.classes  # set by fit, the class does not declare it
+            figure = first_reconstructions(network, output, batch, self.images, names)
+            show_figure(trainer, "val/reconstructions", figure)
 
 
-def first_reconstructions(network: Reconstructs, output: CapsuleOutput, batch: Batch, images: int) -> Figure:
+def first_reconstructions(
+    network: Reconstructs, output: CapsuleOutput, batch: Batch, images: int, names: Sequence[str] = ()
+) -> Figure:
     """The first images of a batch over what their predictions decode to; of two digits in an image, both."""
-    sheet = reconstruction_sheet if batch.parts is None else segmentation_sheet
     batch_images, labels = batch.images[:images], batch.labels[:images]
     first = select_images(output, labels.new_tensor(range(len(labels))))
-    return sheet(network, first, batch_images, labels)
+    if batch.parts is not None:
+        return segmentation_sheet(network, first, batch_images, labels)
+    return reconstruction_sheet(network, first, batch_images, labels, names=names)
 
 
 class ConfusionMatrix(Callback):
@@ -112,8 +119,25 @@ class ConfusionMatrix(Callback):
 
 
 def show_figure(trainer: L.Trainer, name: str, figure: Figure) -> None:
-    """Write ``figure`` to ``figures/<name>.png`` of the run and to every logger that shows pictures."""
-    keep_figure(Path(trainer.default_root_dir), trainer.loggers, name, figure, trainer.global_step)
+    """Write ``figure`` to ``figures/<name>.png`` of the run and to every logger that shows pictures.
+
+    Args:
+        trainer: of the run.
+        name: ``<split>/<what>``.
+        figure: gets a heading with run, split and data.
+    """
+    run, data = Path(trainer.default_root_dir).name, short_name(cast(Any, trainer).datamodule.provenance)
+    if name.startswith("val/"):
+        heading = f"{run}: validation images of {data}, drawn while training, at step {trainer.global_step}"
+    else:
+        heading = f"{run}: test images of {data}"
+    add_heading(figure, heading)
+    keep_figure(Path(trainer.default_root_dir), trainer.loggers, name, figure, logged_step(trainer))
+
+
+def logged_step(trainer: L.Trainer) -> int:
+    """The step at which Lightning logs the quantities of this moment: while training, steps are counted from 0."""
+    return trainer.global_step - (trainer.state.fn == "fit")
 
 
 def keep_figure(run: Path, loggers: Iterable[Any], name: str, figure: Figure, step: int) -> Path:
@@ -122,7 +146,7 @@ def keep_figure(run: Path, loggers: Iterable[Any], name: str, figure: Figure, st
     save_figure(figure, path)
     for logger in loggers:
         if isinstance(logger, WandbLogger):
-            logger.log_image(name, [str(path)])
+            logger.log_image(name, [str(path)], step)
         elif isinstance(logger, TensorBoardLogger):
             logger.experiment.add_figure(name, figure, step)
         elif isinstance(logger, MLFlowLogger):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import lightning as L
@@ -14,6 +15,10 @@ from capsule_lab.errors import CapsuleLabError
 from capsule_lab.metrics import ActivationStatistics, CouplingEntropy, DeadCapsuleRate
 from capsule_lab.networks import AbstractCapsuleNetwork
 from capsule_lab.types import Batch, Capsules, RoutingTrace
+
+log = logging.getLogger(__name__)
+
+COUPLING_ENTROPY = "coupling_entropy"
 
 
 class NonFiniteError(CapsuleLabError, ArithmeticError):
@@ -55,7 +60,8 @@ class NonFiniteGuard(Callback):
         name = next((name for name in names if name != "loss"), "loss")
         raise NonFiniteError(
             f"the {name} term of the loss is {terms[name].item()} at step {step}; try a smaller learning rate "
-            "(schedule.learning_rate.…) or trainer.precision=32-true; the last checkpoint before it is untouched"
+            "(schedule.learning_rate.…) or trainer.precision=32-true; no checkpoint was written since, and "
+            "checkpoints/best.ckpt has the best weights before it, if there was a validation"
         )
 
 
@@ -76,6 +82,7 @@ class RoutingStats(Callback):
             raise ValueError(f"RoutingStats.images is {images}; expected 1 or more")
         self.images = images
         self.dead = DeadCapsuleRate()
+        self.told = False
         self.statistics: dict[str, Tensor] = {}
 
     def on_validation_batch_end(
@@ -95,6 +102,12 @@ class RoutingStats(Callback):
         if batch_idx == 0 and isinstance(pl_module.network, AbstractCapsuleNetwork):
             images = batch.images[: max(self.images // trainer.world_size, 1)]  # each process has a share
             self.statistics = layer_statistics(pl_module.network, images)
+            if COUPLING_ENTROPY not in self.statistics and trainer.is_global_zero and not self.told:
+                log.warning(
+                    "val/%s is not logged: the routing of the class capsules does not call on_iteration",
+                    COUPLING_ENTROPY,
+                )
+                self.told = True
 
     def on_validation_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if self.dead.update_called:
@@ -106,7 +119,10 @@ class RoutingStats(Callback):
 
 
 def layer_statistics(network: AbstractCapsuleNetwork, images: Tensor) -> dict[str, Tensor]:
-    """Coupling entropy of the class capsules; of every layer the mean, spread and dead share of its activations."""
+    """Coupling entropy of the class capsules; of every layer the mean, spread and dead share of its activations.
+
+    A routing that does not call ``on_iteration`` has no coupling entropy.
+    """
     traces: list[RoutingTrace] = []
     layers: dict[str, Capsules] = {}
     names = {layer: name for name, layer in network.capsule_layers().items()}
@@ -120,7 +136,7 @@ def layer_statistics(network: AbstractCapsuleNetwork, images: Tensor) -> dict[st
     finally:
         for hook in hooks:
             hook.remove()
-    statistics = {"coupling_entropy": compute(CouplingEntropy(), traces[-1].couplings)}
+    statistics = {COUPLING_ENTROPY: compute(CouplingEntropy(), traces[-1].couplings)} if traces else {}
     for name, capsules in layers.items():
         statistics[f"activation_{name}"], statistics[f"activation_std_{name}"] = compute(
             ActivationStatistics(), capsules.activations

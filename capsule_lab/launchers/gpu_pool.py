@@ -117,9 +117,9 @@ def _log_times(finished: list[Finished], places: int, gpus: int, wall: float, be
     on_gpus = sum(job.seconds * job.gpus for job in finished) / max(1, gpus)
     least = max(own, on_gpus)
     log.info(
-        "%d runs in %.1f s, of which %.1f s are their own, %d at a time: %.1f %% more for starting, queueing and "
-        "ending processes; %.1f s went before, for setting up the sweep",
-        *(len(finished), wall, least, at_once, 100 * (wall / least - 1), before),
+        "%d runs took %.1f s, %d at a time: %.1f s for the runs, and %.1f %% more for starting, queueing and ending "
+        "processes; setting up the sweep took %.1f s before that",
+        *(len(finished), wall, at_once, least, 100 * (wall / least - 1), before),
     )
 
 

@@ -5,7 +5,7 @@ They lie in ``$CAPSULE_LAB_RUNS`` or ``runs``.
 ::
 
     runs/<model>-<data>-<hash>/      the hash is of everything that decides the result; a second run of the same
-        config.yaml                  configuration gets -2, and so on
+        config.yaml                  configuration gets -2, and so on; name=… comes before <model>
         metrics.json                 status, results, provenance, cost: written at the end
         metrics.csv                  every epoch
         train.log
@@ -23,7 +23,8 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Callable
+import shlex
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
@@ -33,7 +34,8 @@ from capsule_lab.config import to_container
 from capsule_lab.errors import RunError
 
 _CONTINUED = "-continued"
-_NOT_HASHED = ("ckpt", "train.resume", "train.directory", "logger", "data.directory")
+_NOT_HASHED = ("name", "ckpt", "train.resume", "train.directory", "logger", "data.directory", "callbacks.not_learning")
+_OVERRIDES = "# overrides: "
 
 
 def config_hash(config: DictConfig) -> str:
@@ -112,6 +114,12 @@ def _has_hash(directory: Path, fingerprint: str) -> bool:
     return re.search(rf"-{fingerprint}(-\d+)?$", directory.name) is not None
 
 
+def hash_in(directory: Path) -> str | None:
+    """The ``config_hash`` in the name of a run directory; ``None`` if its name is the user's own."""
+    match = re.search(rf"-([0-9a-f]{{8}})({_CONTINUED})?(-\d+)?$", directory.name)
+    return match[1] if match else None
+
+
 def _attempt(directory: Path) -> int:
     """Number of the attempt: 1, or that at the end of the name."""
     match = re.search(rf"-[0-9a-f]{{8}}({_CONTINUED})?-(\d+)$", directory.name)
@@ -125,12 +133,14 @@ def choose_directory(config: DictConfig, name: str, skip: Callable[[Path], bool]
 
     Args:
         config: the whole configuration.
-        name: of the directory, before the hash.
+        name: of the directory, before the hash; ``config.name`` comes before it.
         skip: whether the run in a directory is not to be resumed, so that there is a new one.
 
     Raises:
-        RunError: if this is not the first process, and the environment does not have the directory of the first.
+        RunError: for a name that no directory should have, or if this is not the first process, and the environment
+            does not have the directory of the first.
     """
+    check_name(config.get("name"))
     if is_first_process():
         return _choose(config, name, skip)
     fingerprint, _, shared = os.environ.get("CAPSULE_LAB_RUN", "").partition(":")
@@ -147,22 +157,47 @@ def choose_directory(config: DictConfig, name: str, skip: Callable[[Path], bool]
 def _choose(config: DictConfig, name: str, skip: Callable[[Path], bool]) -> Path:
     if config.train.directory:
         return Path(str(config.train.directory)).absolute()
-    base = f"{name}-{config_hash(config)}"
+    fingerprint = config_hash(config)
     if config.ckpt and not config.train.resume:
         own = directory_of(find_checkpoint(config.ckpt))
-        if own.name.startswith(base):
+        if re.search(rf"-{fingerprint}({_CONTINUED})?(-\d+)?$", own.name):
             return own
-    base += _CONTINUED if continues_another(config) else ""
-    existing = sorted(
-        (path for path in root().glob(f"{base}*") if re.fullmatch(r"(-\d+)?", path.name[len(base) :])), key=_attempt
+    ending = f"-{fingerprint}{_CONTINUED if continues_another(config) else ''}"
+    existing = sorted(  # whatever their names begin with
+        (path for path in root().glob(f"*{ending}*") if re.search(rf"{ending}(-\d+)?$", path.name)), key=_attempt
     )
     if config.train.resume and existing and not skip(existing[-1]):
         return existing[-1]
+    base = "-".join(str(part) for part in (config.get("name"), name) if part) + ending
     return root() / (f"{base}-{_attempt(existing[-1]) + 1}" if existing else base)
 
 
-def create_directory(directory: Path, config: DictConfig) -> None:
+def check_name(name: object) -> None:
+    """Whether a directory can be named so.
+
+    Raises:
+        RunError: if not.
+    """
+    if name is not None and not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}", str(name)):
+        raise RunError(
+            f"name is {str(name)!r}; expected at most 100 letters, digits, _, - and ., such as name=first_try"
+        )
+
+
+def read_overrides(directory: Path) -> str:
+    """The overrides with which a run was started, as one would type them; nothing if that is not known."""
+    with (directory / "config.yaml").open() as lines:
+        first = lines.readline()
+    return first.removeprefix(_OVERRIDES).strip() if first.startswith(_OVERRIDES) else ""
+
+
+def create_directory(directory: Path, config: DictConfig, overrides: Sequence[str] = ()) -> None:
     """Create the run's directory, or continue in it; the first process writes the configuration there.
+
+    Args:
+        directory: of the run.
+        config: the whole configuration.
+        overrides: what it differs in from the defaults, for ``read_overrides``.
 
     Raises:
         RunError: if it cannot be written to, or holds a run that is not to be continued.
@@ -177,7 +212,7 @@ def create_directory(directory: Path, config: DictConfig) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         if first:
             with atomically(directory / "config.yaml") as temporary:
-                temporary.write_text(OmegaConf.to_yaml(config, resolve=True))
+                temporary.write_text(f"{_OVERRIDES}{shlex.join(overrides)}\n{OmegaConf.to_yaml(config, resolve=True)}")
             (directory / "metrics.json").unlink(missing_ok=True)  # of the shorter run that this one continues
     except OSError as error:
         raise RunError(

@@ -36,3 +36,8 @@ def describe_data(provenance: Mapping[str, Any]) -> str:
     """Name of the data, and size of the test set if it was read, for the last lines of a command."""
     tested = f", tested on {provenance['test_images']} images" if "test_images" in provenance else ""
     return f"{provenance['name']}{tested}"
+
+
+def short_name(provenance: Mapping[str, Any]) -> str:
+    """Name of the data without details, for headings: ``stand-in for MNIST``."""
+    return str(provenance["name"]).partition(":")[0]

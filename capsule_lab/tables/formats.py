@@ -119,7 +119,8 @@ def runs_frame(entries: Sequence[Entry]) -> pd.DataFrame:
         records += [
             {**place, "seed": cell.seed, "status": cell.status, "command": cell.command} for cell in entry.unfinished
         ]
-    return pd.DataFrame.from_records(records)
+    frame = pd.DataFrame.from_records(records)
+    return frame.astype({"steps": "Int64"} if "steps" in frame else {})  # of failed runs there are none: not 20.0
 
 
 def as_latex(table: Table, entries: Sequence[Entry]) -> str:

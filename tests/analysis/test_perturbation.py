@@ -116,6 +116,14 @@ def test_figure_has_the_rows_that_change_most(rows: int, expected: list[str]) ->
     assert len(captions(figure)) == 11
 
 
+def test_classes_are_called_by_their_names() -> None:
+    names = ("cat", "dog", "ship", "car", "bird")
+    figure = perturbation_figure(FakeCapsNet(PREDICTED, WEIGHT), PREDICTED, LABELS, rows=1, names=names)
+    assert row_names(figure) == ["class ship, dimension 0"]
+    sheet = perturbation_sheet(FakeCapsNet(OUTPUT), select_images(OUTPUT, torch.tensor([1])), 0, names=names)
+    assert sheet.get_suptitle().startswith("class cat:")
+
+
 @pytest.mark.parametrize(("row", "image", "label", "dim"), [(0, 1, 0, 1), (1, 2, 2, 0), (2, 4, 3, 2)])
 @pytest.mark.parametrize(("column", "added"), [(2, -0.15), (5, 0.0), (6, 0.05)])
 def test_figure_shows_the_rows_named(row: int, image: int, label: int, dim: int, column: int, added: float) -> None:

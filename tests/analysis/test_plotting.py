@@ -12,7 +12,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from capsule_lab.analysis.plotting import Column, Group, picture_grid
+from capsule_lab.analysis.plotting import Column, Group, add_heading, picture_grid
 from tests.helpers.fakes import captions, colours, picture_at, row_names, texts
 
 SHAPE = (30, 20)
@@ -45,6 +45,27 @@ def test_texts_are_there(grid: Figure) -> None:
     assert row_names(grid) == list(ROWS)
     assert grid.get_suptitle() == "title"
     assert colours(grid) == ["black", "black", "red"]
+
+
+def test_heading_stands_above_and_leaves_the_pictures_as_they_are(grid: Figure) -> None:
+    def inches() -> np.ndarray:
+        return np.array(grid.axes[0].get_position().bounds) * np.tile(grid.get_size_inches(), 2)
+
+    before, (width, height) = inches(), grid.get_size_inches()
+    add_heading(grid, "run: images of data")
+    assert grid.get_suptitle().replace("\n", " ") == "run: images of data title"
+    np.testing.assert_allclose(inches(), before)
+    assert grid.get_size_inches()[0] == width
+    assert grid.get_size_inches()[1] > height + 0.1
+
+
+def test_heading_stands_above_axes_that_are_laid_out() -> None:
+    figure = Figure(figsize=(4, 2), layout="constrained")
+    axes = figure.add_subplot()
+    add_heading(figure, "run: images of data")
+    figure.draw_without_rendering()
+    (heading,) = figure.texts
+    assert heading.get_window_extent().y0 >= axes.get_window_extent().y1
 
 
 def test_groups_are_apart(grid: Figure) -> None:

@@ -44,6 +44,14 @@ def test_sheet_is_captioned() -> None:
     assert row_names(figure) == ["input", "output"]
 
 
+def test_classes_are_called_by_their_names() -> None:
+    names = ("none", "one", "two", "three", "four and more")
+    sheet = reconstruction_sheet(FakeCapsNet(OUTPUT), OUTPUT, IMAGES, LABELS, names=names)
+    assert captions(sheet)[3] == "none\n→ four and\nmore"
+    figure = reconstruction_figure(FakeCapsNet(OUTPUT), OUTPUT, IMAGES, LABELS, names=names)
+    assert captions(figure)[2:4] == ["(none,\nfour and\nmore,\nnone)", "(none,\nfour and\nmore,\nfour and\nmore)"]
+
+
 @pytest.fixture
 def figure() -> Figure:
     return reconstruction_figure(FakeCapsNet(OUTPUT), OUTPUT, IMAGES, LABELS)

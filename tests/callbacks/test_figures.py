@@ -31,9 +31,12 @@ def trainer(tmp_path: Path, **changes: Any) -> Any:
         "default_root_dir": str(tmp_path),
         "loggers": [],
         "global_step": 0,
+        "state": SimpleNamespace(fn="fit"),
         "is_global_zero": True,
         "sanity_checking": False,
-        "datamodule": SimpleNamespace(spec=DataSpec((1, 5, 3), 5)),
+        "datamodule": SimpleNamespace(
+            spec=DataSpec((1, 5, 3), 5), provenance={"name": "stand-in for MNIST: small digits"}
+        ),
     }
     return SimpleNamespace(**{**facts, **changes})
 
@@ -108,5 +111,16 @@ def test_two_labels_have_no_confusion(tmp_path: Path, figures: list[tuple[str, F
 
 
 def test_figures_lie_in_the_run(tmp_path: Path) -> None:
-    show_figure(trainer(tmp_path), "val/confusion", Figure())
+    figure = Figure()
+    show_figure(trainer(tmp_path, global_step=7), "val/confusion", figure)
     assert [path.name for path in (tmp_path / "figures").iterdir()] == ["val_confusion.png"]
+    expected = f"{tmp_path.name}: validation images of stand-in for MNIST, drawn while training, at step 7"
+    assert " ".join(figure.get_suptitle().split("\n")) == expected
+
+
+def test_classes_are_called_by_their_names(tmp_path: Path, figures: list[tuple[str, Figure]]) -> None:
+    named = SimpleNamespace(spec=DataSpec((1, 5, 3), 5, classes=("animal", "human", "plane", "truck", "car")))
+    network = lit(CapsuleOutput(ONE.scores[:2], ONE.capsules._replace(poses=ONE.capsules.poses[:2])))
+    batch = batch_of(two=False)._replace(labels=torch.tensor([3, 0, 0]))
+    Reconstructions(images=2).on_validation_batch_end(trainer(tmp_path, datamodule=named), network, {}, batch, 0)
+    assert captions(figures[0][1]) == ["truck\n→ truck", "animal\n→ human"]

@@ -120,8 +120,9 @@ class Layer(nn.Module):
 class Fake(AbstractCapsuleNetwork):
     """Two layers of known activations, and a routing of known couplings after one of no interest."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, reports: bool = True) -> None:
         super().__init__()
+        self.reports = reports
         self.low = Layer(torch.tensor([[0.0, 0.5, 1.0, 0.5], [0.001, 0.0, 0.0, 0.0], [1.0, 1.0, 1.0, 1.0]]))
         self.high = Layer(torch.tensor([[0.2, 0.005], [0.4, 0.009], [0.9, 0.9]]))
 
@@ -131,7 +132,7 @@ class Fake(AbstractCapsuleNetwork):
     def forward(self, images: Tensor, *, on_iteration: OnIteration | None = None) -> CapsuleOutput:
         self.low(images)
         classes = self.high(images)
-        if on_iteration is not None:
+        if on_iteration is not None and self.reports:
             uniform, decided = torch.full((len(images), 4, 2), 0.5), torch.eye(2)[[0, 1, 1, 0]]
             on_iteration(RoutingTrace(0, uniform, classes.poses))
             half = torch.stack([uniform[0]] + [decided] * (len(images) - 1))
@@ -165,7 +166,7 @@ class Lit(SimpleNamespace):
 
 
 def validate(callback: RoutingStats, lit: Lit, sizes: list[int], processes: int = 1) -> None:
-    trainer: Any = SimpleNamespace(world_size=processes)
+    trainer: Any = SimpleNamespace(world_size=processes, is_global_zero=True)
     for number, images in enumerate(sizes):
         pictures = torch.zeros(images, 1, 1, 1)
         batch = Batch(pictures, torch.zeros(images, dtype=torch.int64), torch.arange(images))
@@ -220,6 +221,19 @@ def test_network_without_capsules_logs_nothing() -> None:
     callback.on_validation_batch_end(trainer, lit, {"output": lit.network(images)}, batch, 0)
     callback.on_validation_epoch_end(trainer, lit)
     assert lit.logged == []
+
+
+def test_routing_that_reports_no_iterations_has_the_other_statistics(caplog: pytest.LogCaptureFixture) -> None:
+    lit, callback = Lit(network=Fake(reports=False), logged=[]), RoutingStats(images=2)
+    for _ in range(2):
+        validate(callback, lit, [2])
+    expected = {f"val/{name}": value for name, value in EXPECTED.items() if name != "coupling_entropy"}
+    assert {name: value for name, value in lit.logged if name != "val/dead_capsules"} == pytest.approx(
+        expected, abs=1e-5
+    )
+    assert [record.getMessage() for record in caplog.records] == [
+        "val/coupling_entropy is not logged: the routing of the class capsules does not call on_iteration"
+    ]
 
 
 @pytest.mark.parametrize("images", [0, -1])

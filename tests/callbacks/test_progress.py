@@ -1,8 +1,15 @@
-"""Lines of progress, with a clock and a trainer of the test's own."""
+"""Lines and bar of progress, with a clock and a trainer of the test's own."""
 
 from __future__ import annotations
 
 import logging
+import os
+import pty
+import re
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
@@ -10,10 +17,11 @@ from typing import Any
 import pytest
 from lightning.pytorch.callbacks import Timer
 
-from capsule_lab.callbacks import ProgressLines
+from capsule_lab.callbacks import ProgressBar, ProgressLines
 from tests.helpers.modules import classifier
 
 STEPS = 8
+METRICS = {"train/loss": 0.5, "train/error": 44.0, "val/error": 12.345, "val/dead_capsules": 0.0}
 
 
 class Clock:
@@ -49,7 +57,7 @@ def lines(
                 trainer.global_step += 1
                 clock.now += seconds_per_step
                 callback.on_train_batch_end(trainer, module, {"loss": 0.25}, None, batch)
-            trainer.logged_metrics = {"train/loss": 0.5, "val/error": 12.345, "val/dead_capsules": 0.0}
+            trainer.logged_metrics = METRICS
         trainer.current_epoch = 2
         callback.on_train_end(trainer, module)
     return [record.getMessage() for record in caplog.records]
@@ -57,15 +65,16 @@ def lines(
 
 def test_a_line_for_each_epoch(caplog: pytest.LogCaptureFixture, clock: Clock) -> None:
     assert lines(caplog, clock, 1) == [
-        "epoch 1  step 4/8  train/loss 0.5  val/error 12.35  time left 0:00:04",
-        "epoch 2  step 8/8  train/loss 0.5  val/error 12.35  time left 0:00:00",
+        "epoch 1  step 4/8  loss 0.5  error 44.00 %, val 12.35 %  left 0:00:04",
+        "epoch 2  step 8/8  loss 0.5  error 44.00 %, val 12.35 %  left 0:00:00",
     ]
 
 
 def test_a_long_epoch_has_lines_of_its_own(caplog: pytest.LogCaptureFixture, clock: Clock) -> None:
     found = lines(caplog, clock, 40)
-    assert "epoch 0  step 2/8  loss 0.25  time left 0:04:00" in found
-    assert [line.partition("  step ")[2][0] for line in found] == ["2", "4", "4", "6", "8", "8"]
+    assert found[0] == "epoch 1  step 2/8  loss 0.25  left 0:04:00"
+    assert [line.split()[1] for line in found] == ["1", "1", "1", "2", "2", "2"]
+    assert [line.split()[3][0] for line in found] == ["2", "4", "4", "6", "8", "8"]
 
 
 @pytest.mark.parametrize(("limit", "left"), [(90, "0:01:30"), (900, "0:02:00")])
@@ -80,3 +89,93 @@ def test_time_left_is_not_more_than_max_time_leaves(
     callback.on_train_start(trainer, module)
     trainer.global_step, clock.now = 4, clock.now + 120
     assert callback.left(trainer) == left
+
+
+# --- the bar on a terminal -------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def terminal(monkeypatch: pytest.MonkeyPatch, columns: int) -> Iterator[list[str]]:
+    """A pseudo terminal as ``sys.stdout``; afterwards the lines that were drawn on it, one below the other."""
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setenv("TERM", "xterm")
+    reader, writer = pty.openpty()
+    read, drawn = bytearray(), list[str]()
+
+    def read_all() -> None:
+        with suppress(OSError):  # how a terminal says that nobody writes any more
+            while part := os.read(reader, 65536):
+                read.extend(part)
+
+    thread = threading.Thread(target=read_all)
+    thread.start()
+    with os.fdopen(writer, "w") as stream, monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", stream)
+        yield drawn
+    thread.join(timeout=60)
+    os.close(reader)
+    text = read.decode()
+    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text)
+    drawn += [line.rstrip() for line in re.split(r"[\r\n]+", text) if line.strip()]
+
+
+def draw(callback: ProgressBar, clock: Clock) -> None:
+    """Two of three epochs of 12 steps, a validation after each, and a test; as long as real numbers are."""
+    module: Any = classifier()
+    module.total_steps = 120_036
+    trainer: Any = SimpleNamespace(
+        global_step=120_000, current_epoch=0, max_epochs=3, is_global_zero=True, sanity_checking=False, callbacks=[],
+        logged_metrics={}, num_training_batches=12, num_val_batches=[2], num_test_batches=[3],
+    )  # fmt: skip
+    callback.on_train_start(trainer, module)
+    for epoch in range(2):
+        trainer.current_epoch = epoch
+        callback.on_train_epoch_start(trainer, module)
+        for batch in range(12):
+            trainer.global_step, clock.now = trainer.global_step + 1, clock.now + 400
+            callback.on_train_batch_end(trainer, module, {"loss": 0.25123456}, None, batch)
+        callback.on_validation_batch_end(trainer, module, None, None, 0)
+        clock.now += 400
+        callback.on_validation_batch_end(trainer, module, None, None, 1)
+        trainer.logged_metrics = METRICS
+    trainer.current_epoch = 2
+    callback.on_train_end(trainer, module)
+    callback.on_test_start(trainer, module)
+    clock.now += 400
+    callback.on_test_batch_end(trainer, module, None, None, 2)
+    callback.on_test_end(trainer, module)
+
+
+@pytest.mark.parametrize("columns", [30, 80, 160])
+def test_bar_is_one_line_and_epochs_stay_above_it(clock: Clock, monkeypatch: pytest.MonkeyPatch, columns: int) -> None:
+    with terminal(monkeypatch, columns) as drawn:
+        handler, root = logging.StreamHandler(sys.stdout), logging.getLogger()
+        monkeypatch.setattr(root, "handlers", [handler])
+        monkeypatch.setattr(logging.getLogger("capsule_lab"), "level", logging.INFO)
+        before = sys.stdout
+        draw(ProgressBar(), clock)
+        assert sys.stdout is before
+        assert handler.stream is before
+    assert all(len(line) <= columns for line in drawn)
+    last_of_epoch = [line for line in drawn if re.match(r"epoch 2/3 .*12/12 ", line)]
+    assert last_of_epoch, "\n".join(drawn)
+    assert last_of_epoch[-1].endswith("left 1:23:20")
+    if columns >= 80:
+        assert "━━━━" in last_of_epoch[-1]
+        assert "12/12 loss 0.2512  val error 12.35 %" in last_of_epoch[-1]
+        kept = [line for line in drawn if line.startswith("epoch 2  step 120024/120036  loss 0.5  error 44.00 %")]
+        assert len(kept) == 1
+    assert any(re.match(r"validation .*2/2", line) for line in drawn)
+    assert drawn[-1].startswith("test")
+    assert drawn[-1].endswith("3/3")
+
+
+def test_bar_ends_with_the_run(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    callback, module = ProgressBar(), classifier()
+    trainer: Any = SimpleNamespace(is_global_zero=True)
+    with terminal(monkeypatch, 80):
+        before = sys.stdout
+        callback.on_test_start(trainer, module)
+        assert sys.stdout is not before
+        callback.on_exception(trainer, module, KeyboardInterrupt())
+        assert sys.stdout is before

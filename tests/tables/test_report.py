@@ -26,7 +26,7 @@ from capsule_lab.tables.reader import read
 from capsule_lab.tables.schema import Published
 from capsule_lab.tables.summary import STANDIN, Entry, Mean, best_runs, summarise
 from tests.helpers.commands import Ended
-from tests.helpers.tables import write_run, write_table
+from tests.helpers.tables import RESULT, write_run, write_table
 
 Cli = Callable[..., Ended]
 AUTO = ["data.source=auto"]
@@ -158,6 +158,7 @@ def test_every_run_has_its_command(entries) -> None:
     assert frame["status"].tolist() == ["done", "done", "done", "failed", "missing"]
     assert frame["command"].str.startswith("python -m capsule_lab.train ").all()
     assert frame["source"].tolist()[:3] == ["real", "real", "standin"]
+    assert [str(steps) for steps in frame["steps"]] == [str(RESULT["steps"])] * 3 + ["<NA>"] * 2
 
 
 def test_latex_has_booktabs_and_escapes(file: Path, entries) -> None:

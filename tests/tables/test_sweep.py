@@ -228,7 +228,7 @@ def test_same_command_finishes_only_what_is_left(swept: Swept, monkeypatch: pyte
 def test_plain_sweep_under_the_same_launcher(tmp_path: Path) -> None:
     ended = call(train, "-m", *TINY, "seed=0,1", "launcher=gpus", "hydra.launcher.jobs=1")
     assert (ended.status, ended.err) == (0, "")
-    times = r"2 runs in (\S+) s, of which (\S+) s are their own, 1 at a time: (\S+) % more .*; (\S+) s went before"
+    times = r"2 runs took (\S+) s, 1 at a time: (\S+) s for the runs, and (\S+) % more .*; .* took (\S+) s before that"
     wall, own, more, before = map(float, re.search(times, ended.out).groups())
     assert wall > own > 0
     rounding = 0.05 / own + 0.05 * wall / own**2  # both are printed to 0.1 s

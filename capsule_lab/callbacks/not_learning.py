@@ -1,0 +1,118 @@
+"""A warning, while there is time, that a network learns nothing."""
+
+from __future__ import annotations
+
+import logging
+import math
+from typing import Any, cast
+
+import lightning as L
+import torch
+from lightning.pytorch.callbacks import Callback
+from torch import Tensor
+
+from capsule_lab.types import Batch
+
+log = logging.getLogger(__name__)
+
+
+class NotLearning(Callback):
+    """Warns once, after an epoch in which the learning rate was 0, or the network has not learned to classify.
+
+    It has not if the errors are those of always predicting the most frequent class, and the classification loss has not
+    fallen. Nothing is read from the device before the epoch has ended, and no process waits for another.
+
+    Args:
+        min_steps: of shorter epochs, several are looked at together.
+    """
+
+    def __init__(self, min_steps: int = 50) -> None:  # ours: of fewer losses the mean is not exact enough
+        self.min_steps = min_steps
+        self.warned = False
+        self._forget()
+
+    def _forget(self) -> None:
+        self.highest_rate = 0.0
+        self.losses: list[Tensor] = []
+        self.labels: list[Tensor] = []
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._forget()
+
+    def on_train_batch_start(self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Batch, _: int) -> None:
+        self.highest_rate = max(self.highest_rate, _learning_rate(trainer))
+
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Batch, batch_idx: int
+    ) -> None:
+        if trainer.is_global_zero and not self.warned:
+            self.losses.append(outputs[_classification_term(outputs)].detach())
+            self.labels.append(batch.labels)
+
+    def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._check(trainer)  # of the epoch before, whose errors are logged only now
+
+    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._check(trainer)
+
+    def _check(self, trainer: L.Trainer) -> None:
+        steps = len(self.losses)
+        if steps and self.highest_rate == 0:
+            self._warn("not learning: the learning rate of the last %d steps was 0; see schedule.learning_rate", steps)
+        elif steps and steps >= self.min_steps:
+            self._check_error(trainer)
+            self._forget()
+
+    def _check_error(self, trainer: L.Trainer) -> None:
+        metrics = trainer.callback_metrics
+        errors = [float(metrics[name]) for name in ("train/error", "val/error") if name in metrics]
+        spec = cast(Any, trainer).datamodule.spec  # set by fit, the class does not declare it
+        chance = error_at_chance(torch.cat(self.labels), spec.num_classes)
+        first, last = _first_and_last(torch.stack(self.losses))
+        if errors and min(errors) >= 0.97 * chance > 0 and not has_fallen(first, last):  # ours: 3 % for what is chance
+            self._warn(
+                "not learning: after step %d the error is %.1f %% (always predicting the most frequent class: "
+                "%.1f %%), and the classification loss has not fallen (%.4g, now %.4g); likely causes: a learning rate "
+                "that is too high or too low (schedule.learning_rate, now %.2g), the margins of the loss, labels that "
+                "do not belong to their images",
+                *(trainer.global_step, min(errors), chance, first.mean(), last.mean(), _learning_rate(trainer)),
+            )
+
+    def _warn(self, message: str, *facts: Any) -> None:
+        log.warning(message, *facts)
+        self.warned = True
+        self._forget()
+
+
+def error_at_chance(labels: Tensor, num_classes: int) -> float:
+    """Error in percent of always predicting the most frequent class; of several labels, of guessing a set of them.
+
+    Args:
+        labels: ``(image,)`` or ``(image, label)``.
+        num_classes: of the data.
+    """
+    if labels.ndim > 1:
+        return 100 * (1 - 1 / math.comb(num_classes, labels.shape[1]))
+    return 100 * (1 - labels.cpu().bincount().max().item() / len(labels))
+
+
+def has_fallen(first: Tensor, last: Tensor) -> bool:
+    """Whether the mean of ``last`` is lower than that of ``first`` by more than chance."""
+    standard_error = (first.var() / len(first) + last.var() / len(last)).sqrt()
+    return bool(first.mean() - last.mean() > 2 * standard_error)  # ours: 2 of 100 times by chance alone
+
+
+def _first_and_last(losses: Tensor) -> tuple[Tensor, Tensor]:
+    """The first and the last quarter."""
+    quarter = len(losses) // 4
+    losses = losses.double().cpu()
+    return losses[:quarter], losses[-quarter:]
+
+
+def _classification_term(terms: dict[str, Tensor]) -> str:
+    """Name of the first term of the loss; a decoder may learn while the classes do not."""
+    return next((name for name in terms if name != "loss"), "loss")
+
+
+def _learning_rate(trainer: L.Trainer) -> float:
+    return max(float(group["lr"]) for optimizer in trainer.optimizers for group in optimizer.param_groups)

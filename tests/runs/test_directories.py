@@ -1,0 +1,55 @@
+"""Names of run directories, and what a run changes from the defaults."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from omegaconf import DictConfig
+
+from capsule_lab.config import compose
+from capsule_lab.errors import RunError
+from capsule_lab.runs import directories
+from tests.helpers.commands import TINY
+
+
+def created(config: DictConfig, *overrides: str) -> Path:
+    directory = directories.choose_directory(config, "capsnet-mnist")
+    directories.create_directory(directory, config, overrides)
+    return directory
+
+
+def test_name_stands_before_the_hash_and_changes_nothing_else() -> None:
+    plain = compose("train", TINY)
+    named = compose("train", [*TINY, "name=first.try_1"])
+    fingerprint = directories.config_hash(plain)
+    assert directories.config_hash(named) == fingerprint
+    found = [created(named), created(plain), created(compose("train", [*TINY, "name=7"]))]
+    assert [path.name for path in found] == [
+        f"first.try_1-capsnet-mnist-{fingerprint}",
+        f"capsnet-mnist-{fingerprint}-2",
+        f"7-capsnet-mnist-{fingerprint}-3",
+    ]
+    assert directories.attempts(fingerprint) == found[::-1]
+    assert [directories.hash_in(path) for path in found] == [fingerprint] * 3
+    plain.train.resume = named.train.resume = True
+    assert [directories.choose_directory(config, "capsnet-mnist") for config in (plain, named)] == [found[-1]] * 2
+
+
+def test_names_that_directories_should_not_have_are_refused() -> None:
+    config = compose("train", TINY)
+    for name in ("a/b", "..", "../a", "-x", ".hidden", "two words", "ä", "a" * 101, ""):
+        config.name = name
+        with pytest.raises(RunError, match=r"^name is .*; expected at most 100 letters, digits, _, - and \."):
+            directories.choose_directory(config, "capsnet-mnist")
+
+
+@pytest.mark.parametrize("overrides", [[], ["routing=uniform", "model.decoder=[8, 16]"]], ids=str)
+def test_overrides_of_a_run_are_kept_as_they_are_typed(overrides: list[str]) -> None:
+    expected = "routing=uniform 'model.decoder=[8, 16]'" if overrides else ""
+    assert directories.read_overrides(created(compose("train", TINY), *overrides)) == expected
+
+
+def test_overrides_of_older_runs_are_not_known(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("seed: 0\n")
+    assert directories.read_overrides(tmp_path) == ""

@@ -1,0 +1,68 @@
+"""The list of runs."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from capsule_lab.config import compose
+from capsule_lab.runs import directories, lock
+from tests.helpers.commands import TINY, Ended
+from tests.helpers.messages import one_sentence
+
+Cli = Callable[..., Ended]
+
+
+OVERRIDES = {"finished": ["seed=1"], "running": ["name=mine", "routing=uniform"], "damaged": ["seed=3"]}
+RESULT = {"status": "finished", "test": {"error": 4.5}, "val": {"error": 3.25}, "provenance": {"source": "standin"}}
+
+
+@pytest.fixture
+def folders() -> dict[str, Path]:
+    """Runs: one that finished in 2023, one that has just begun, and one with a damaged result."""
+    found = {}
+    for name, overrides in OVERRIDES.items():
+        config = compose("train", [*TINY, *overrides])
+        found[name] = directories.choose_directory(config, "capsnet-mnist")
+        directories.create_directory(found[name], config, overrides)
+    (found["damaged"] / "metrics.json").write_text('{"status"')
+    (found["finished"] / "metrics.json").write_text(json.dumps(RESULT))
+    os.utime(found["finished"] / "config.yaml", (1_699_960_000, 1_699_960_000))  # noon
+    (directories.root() / "reports").mkdir()
+    return found
+
+
+def test_runs_with_their_state_errors_and_overrides(cli: Cli, folders: dict[str, Path]) -> None:
+    with lock.train_lock(compose("train", [*TINY, *OVERRIDES["running"]])):
+        ended = cli("list")
+    assert (ended.status, ended.err) == (0, "")
+    heading, first, *others = [line.split() for line in ended.out.splitlines()]
+    assert heading == ["run", "state", "test", "error", "val", "error", "data", "last", "written", "overrides"]
+    name = folders["finished"].name
+    assert first[:-2] == [name, "finished", "4.50", "%", "3.25", "%", "standin", "2023-11-14"]
+    assert first[-1] == "seed=1"
+    rows = {row[0]: row for row in others}
+    assert rows.keys() == {folders[name].name for name in ("running", "damaged")}
+    running, damaged = rows[folders["running"].name], rows[folders["damaged"].name]
+    assert (running[1], running[-2:]) == ("running", OVERRIDES["running"])
+    assert (damaged[1:3], damaged[-1]) == (["not", "finished"], "seed=3")
+
+
+@pytest.mark.parametrize("content", ["[]", "null", '{"test": 3, "val": {"error": "low"}, "provenance": []}', "\x00"])
+def test_damaged_results_are_listed_as_not_finished(cli: Cli, folders: dict[str, Path], content: str) -> None:
+    (folders["damaged"] / "metrics.json").write_text(content)
+    ended = cli("list", "contains='seed=3'")
+    assert (ended.status, ended.err) == (0, "")
+    assert ended.out.splitlines()[1].split()[1:3] == ["not", "finished"]
+
+
+@pytest.mark.usefixtures("folders")
+def test_list_of_some_runs(cli: Cli) -> None:
+    assert [line.split("-")[0] for line in cli("list", "contains=uniform").out.splitlines()[1:]] == ["mine"]
+    assert len(cli("list", "last=1").out.splitlines()) == 2
+    assert cli("list", "contains=nothing").out.startswith("no such runs in ")
+    assert "last is 0; expected 1 or more" in one_sentence(cli("list", "last=0"))
