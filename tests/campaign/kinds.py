@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.campaign import interruptions
+from tests.campaign import interruptions, numbers, sweeps
 from tests.campaign.runner import Kind
 
 KINDS = {
@@ -14,4 +14,8 @@ KINDS = {
     "real_commands": Kind(
         "signals to real commands, imports included", interruptions.real_commands, interruptions.try_real_command
     ),
+    "sweeps": Kind("a process of a sweep is signalled", sweeps.interrupted_sweeps, sweeps.try_interrupted_sweep),
+    "ranks": Kind("one of two DDP processes is killed, stopped or signalled", sweeps.ranks, sweeps.try_rank),
+    "at_once": Kind("runs, reports and locks at once", sweeps.at_once, sweeps.try_at_once),
+    "numbers": Kind("routing x backend x shape x scale up to 1e10, 100 draws each", numbers.cases, numbers.attempt),
 }

@@ -46,19 +46,20 @@ def ended(process: Any, seconds: float | None = None) -> Ended:
     return result
 
 
-def expect_sentence(result: Ended, *statuses: int) -> None:
+def expect_sentence(result: Ended, *statuses: int, most: int = 1) -> None:
     """One line ``capsule_lab: …`` on stderr and one of these statuses, if it failed; never a traceback.
 
     Args:
         result: of a command.
         statuses: of failures that may be, 2 if none is given.
+        most: sentences; each process of a run may say one.
     """
     if TRACEBACK in result.err + result.out:
         raise Fault("traceback", f"status {result.status}: {result.err or result.out}")
     if result.status and result.status not in (statuses or (2,)):
         raise Fault("wrong status", f"{result.status}, expected 0 or one of {statuses or (2,)}: {result.err}")
     lines = re.findall(r"^capsule_lab: .+$", result.err, re.MULTILINE)
-    if result.status and len(lines) != 1:
+    if result.status and not 1 <= len(lines) <= most:
         raise Fault("no sentence", f"status {result.status}, {len(lines)} sentences: {result.err}")
 
 

@@ -7,6 +7,7 @@ and nothing else is: no other process is ever signalled.
 from __future__ import annotations
 
 import ctypes
+import itertools
 import multiprocessing.util
 import os
 import runpy
@@ -25,6 +26,7 @@ LIMIT = 240.0  # ours: seconds, after which a command hangs; the longest takes 3
 _SET_PARENT_DEATH_SIGNAL, _SET_CHILD_SUBREAPER = 1, 36  # of prctl(2)
 
 _started: list[Process] = []
+_numbers = itertools.count()
 
 
 class Process:
@@ -39,7 +41,8 @@ class Process:
     def __init__(self, function: Callable[[], Any], folder: Path, **environment: str | None) -> None:
         sys.stdout.flush()
         sys.stderr.flush()
-        self.files = [folder / f"{len(_started)}.{name}" for name in ("out", "err")]
+        number = next(_numbers)
+        self.folder, self.files = folder, [folder / f"{number}.{name}" for name in ("out", "err")]
         self.status: int | None = None
         self.pid = os.fork()
         if self.pid == 0:
@@ -95,7 +98,6 @@ class Process:
             time.sleep(0.01)
         if self.status is None:
             self.wait()
-        _reap()
 
     def _has(self, pid: int) -> bool:
         state, _, session = status_of(pid)
@@ -153,10 +155,13 @@ def preload() -> None:
     torch.set_num_threads(1)  # nor may OpenMP, when results are compared: its locks would stay locked in a child
 
 
-def end_all() -> None:
-    """Kill everything that was started here and lives."""
+def end_all(folder: Path) -> None:
+    """Kill everything that was started in a folder and lives."""
     for process in _started:
-        process.end()
+        if process.folder == folder:
+            process.end()
+    _started[:] = [process for process in _started if process.folder != folder]
+    _reap()
 
 
 def _reap() -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from capsule_lab.atomic import atomically
-from tests.campaign import processes, small_runs
+from tests.campaign import small_runs
 from tests.campaign.outcomes import Fault, NotHitError
 
 Case = dict[str, Any]
@@ -106,8 +106,6 @@ def attempt(kind: Kind, case: Case) -> str | None:
         return str(fault)
     except Exception as error:  # what was left cannot be read: not survived, too
         return f"unreadable: {type(error).__name__}: {error} {traceback.format_exc(limit=-2)}".replace("\n", " ")
-    finally:
-        processes.end_all()
     return ""
 
 
@@ -144,6 +142,5 @@ def main(arguments: Sequence[str], kinds: Mapping[str, Kind]) -> int:
         record = Path(options.get("record", "runs/campaign.json"))
         return int(not run({name: kinds[name] for name in names}, float(options.get("minutes", 30)), seed, record))
     finally:
-        processes.end_all()
         shutil.rmtree(small_runs.TEMPORARY[0], ignore_errors=True)
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tests.campaign.outcomes import ended, expect_success, only_run, outcome
-from tests.campaign.processes import Process, forked
+from tests.campaign.processes import Process, end_all, forked
 from tests.helpers.commands import NO_PICTURES, TINY_CAPSNET, TINY_CNN, TINY_DATA
 
 STEPS_WITHIN_AN_EPOCH = ["trainer.max_epochs=-1", "trainer.max_steps=7"]  # an epoch has four steps
@@ -59,11 +59,12 @@ Prepare = Callable[[], Any]
 
 @contextmanager
 def fresh_folder() -> Iterator[Path]:
-    """A folder for one case, which is removed with all that is in it."""
+    """A folder for one case; what still runs in it is killed in the end, and all that is in it removed."""
     folder = Path(tempfile.mkdtemp(dir=TEMPORARY[0]))
     try:
         yield folder
     finally:
+        end_all(folder)
         shutil.rmtree(folder, ignore_errors=True)
 
 
