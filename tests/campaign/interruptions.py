@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import random
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from tests.campaign.outcomes import (
@@ -75,11 +76,11 @@ def chains(seed: int) -> Iterator[Case]:
 
 
 def try_chain(case: Case) -> None:
-    hit = 0
+    hit, seconds = 0, reference(case["configuration"]).seconds
     with fresh_folder() as folder:
         for name, moment in case["signals"]:
             process = train(case["configuration"], folder, *case["more"], RESUME)
-            hit += _signal_at(process, moment * reference(case["configuration"]).seconds, name)
+            hit += _signal_at(process, moment * seconds, name)
             stopped_by(ended(process), signal.Signals[name])
         if not hit:
             raise NotHitError
@@ -91,24 +92,38 @@ def real_commands(seed: int) -> Iterator[Case]:
     draw = random.Random(seed)
     for _ in range(100):
         name = draw.choice(STOPPING).name
-        yield {"configuration": "epochs", "more": [], "signal": name, "at": draw.random(), "twice": draw.random() < 0.25}
+        yield {
+            "configuration": "epochs",
+            "more": [],
+            "signal": name,
+            "at": draw.random(),
+            "twice": draw.random() < 0.25,
+        }
 
 
 def try_real_command(case: Case) -> None:
-    overrides = [*TINY_DATA, *CONFIGURATIONS[case["configuration"]]]
     with fresh_folder() as folder:
-        process = Process(executed("capsule_lab.train", *overrides), folder)
-        began = time.monotonic()
-        while not process.members() and time.monotonic() < began + 1:
-            pass
-        imports = 3.0  # ours: seconds, of importing; the machine may be slower, and then it is hit there more often
-        hit = _signal_at(process, case["at"] * (imports + reference(case["configuration"]).seconds), case["signal"])
+        seconds = case["at"] * _real_seconds(case["configuration"])
+        process = Process(_real_command(case["configuration"]), folder)
+        hit = _signal_at(process, seconds, case["signal"])
         if case["twice"]:
             _signal_at(process, 0.05, case["signal"])
         if not hit:
             raise NotHitError
         expect_sentence(ended(process), 128 + signal.Signals[case["signal"]])
         _finish(case, folder)
+
+
+def _real_command(configuration: str) -> Callable[[], Any]:
+    return executed("capsule_lab.train", *TINY_DATA, *CONFIGURATIONS[configuration])
+
+
+@functools.cache
+def _real_seconds(configuration: str) -> float:
+    with fresh_folder() as folder:
+        began = time.monotonic()
+        expect_success(ended(Process(_real_command(configuration), folder)))
+        return time.monotonic() - began
 
 
 def _points(draw: random.Random, kind: str, more: list[str]) -> Iterator[Case]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import random
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -53,11 +54,14 @@ def _try_draws(case: Case) -> None:
         weight = torch.randn(children, inner, parents, columns)
         activations = torch.full((batch, children), draw.choice([0.0, 0.5, 1.0]))
         inputs = [tensor.requires_grad_() for tensor in (poses, weight, activations)]
-        votes = dense_votes(poses, weight) if options["backend"] != "fused" and draw.random() < 0.5 else Votes(*inputs[:2])
+        dense = options["backend"] != "fused" and draw.random() < 0.5
+        votes = dense_votes(poses, weight) if dense else Votes(poses, weight)
         found = kind(parents, rows * columns, **options)(votes, activations)
         sum(each.sum() for each in found).backward()  # type: ignore[union-attr]
-        wrong = [name for name, tensor in zip(found._fields, found, strict=True) if not tensor.isfinite().all()]
-        wrong += [f"gradient {tensor.shape}" for tensor in inputs if not (tensor.grad is None or tensor.grad.isfinite().all())]
+        results = {**found._asdict(), **{f"gradient {tuple(each.shape)}": each.grad for each in inputs}}
+        wrong = [name for name, tensor in results.items() if tensor is not None and not tensor.isfinite().all()]
         if wrong:
             shape = (batch, children, parents, rows, inner, columns)
-            print(f"{kind.__name__}({options}) of {shape} at {scale:.3g}: {wrong}")  # noqa: T201
+            sys.stdout.write(
+                f"{wrong} at {scale:.3g} of {shape} with {float(activations[0, 0])} by {kind}({options})\n"
+            )

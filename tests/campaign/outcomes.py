@@ -26,7 +26,8 @@ class Fault(Exception):
     """
 
     def __init__(self, verdict: str, detail: str = "") -> None:
-        super().__init__(f"{verdict}: {' '.join(detail.split())[-400:]}")
+        words = " ".join(re.sub(r"[~^]{2,}", "", detail).split())  # without the markers of tracebacks
+        super().__init__(f"{verdict}: {words if len(words) < 600 else f'{words[:200]} … {words[-400:]}'}")
 
 
 class NotHitError(Exception):
@@ -41,7 +42,6 @@ def ended(process: Any, seconds: float | None = None) -> Ended:
     """
     result = process.wait() if seconds is None else process.wait(seconds)
     if result is None:
-        process.end()
         raise Fault("hangs", "".join(file.read_text(errors="replace") for file in process.files))
     return result
 
@@ -91,10 +91,15 @@ def outcome(directory: Path) -> dict[str, Any]:
 
 def expect_equal(found: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
     """Equal bit for bit; the names of what differs are in the message."""
-    wrong = [name for name in expected if not same(found.get(name), expected[name])]
+    wrong = [name for name in {**expected, **found} if not same(found.get(name), expected.get(name))]
     if wrong:
-        seen = "; ".join(f"{name} {str(found.get(name))[:80]} not {str(expected[name])[:80]}" for name in wrong[:3])
-        raise Fault("differs", f"{', '.join(wrong)} ({seen})")
+        seen = (f"{name} is {_shown(found.get(name))}, not {_shown(expected.get(name))}" for name in wrong)
+        raise Fault("differs", "; ".join(seen))
+
+
+def _shown(value: Any) -> str:
+    """The beginning of a value; of rows, how many and the last."""
+    return f"{len(value)} rows to {str(value[-1])[:80]}" if isinstance(value, list) and value else str(value)[:80]
 
 
 def same(one: Any, other: Any) -> bool:

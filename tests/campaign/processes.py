@@ -26,7 +26,7 @@ LIMIT = 240.0  # ours: seconds, after which a command hangs; the longest takes 3
 _SET_PARENT_DEATH_SIGNAL, _SET_CHILD_SUBREAPER = 1, 36  # of prctl(2)
 
 _started: list[Process] = []
-_numbers = itertools.count()
+_counter = itertools.count()
 
 
 class Process:
@@ -41,21 +41,23 @@ class Process:
     def __init__(self, function: Callable[[], Any], folder: Path, **environment: str | None) -> None:
         sys.stdout.flush()
         sys.stderr.flush()
-        number = next(_numbers)
+        number = next(_counter)
         self.folder, self.files = folder, [folder / f"{number}.{name}" for name in ("out", "err")]
         self.status: int | None = None
         self.pid = os.fork()
         if self.pid == 0:
             _be_a_process(function, folder, self.files, environment)
         _started.append(self)
+        while status_of(self.pid)[2] != self.pid:
+            time.sleep(0.001)  # it has not begun its session yet
 
     def wait(self, seconds: float = LIMIT) -> Ended | None:
         """How it ended, with the negative number of a signal that killed it; ``None`` if it has not in that time."""
         end = time.monotonic() + seconds
         while self.status is None:
-            pid, status = os.waitpid(self.pid, os.WNOHANG)
-            if pid:
-                self.status = os.waitstatus_to_exitcode(status)
+            found = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)  # its number stays taken
+            if found:
+                self.status = found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
             elif time.monotonic() > end:
                 return None
             else:
@@ -64,8 +66,7 @@ class Process:
 
     def members(self) -> list[int]:
         """Numbers of the living processes of its session, which began with it."""
-        numbers = [int(path.name) for path in Path("/proc").iterdir() if path.name.isdecimal()]
-        return [pid for pid in sorted(numbers) if self._has(pid)]
+        return [pid for pid in _numbers() if self._has(pid)]
 
     def send(self, pid: int, signum: int) -> bool:
         """Send a signal to a process of the session; ``False`` if it has ended."""
@@ -91,17 +92,23 @@ class Process:
         return left
 
     def end(self) -> None:
-        """Kill what is left of the session, and wait for it."""
+        """Kill what is left of the session, and free its number; nothing can be asked of it any more."""
         while left := self.members():
             for pid in left:
                 self.send(pid, signal.SIGKILL)
             time.sleep(0.01)
-        if self.status is None:
-            self.wait()
+        self.wait()
+        for pid in _numbers():
+            if status_of(pid) == ("Z", os.getpid(), self.pid):
+                os.waitpid(pid, 0)
 
     def _has(self, pid: int) -> bool:
         state, _, session = status_of(pid)
         return session == self.pid and state not in "ZX"
+
+
+def _numbers() -> list[int]:
+    return sorted(int(path.name) for path in Path("/proc").iterdir() if path.name.isdecimal())
 
 
 def status_of(pid: int) -> tuple[str, int, int]:
@@ -157,19 +164,10 @@ def preload() -> None:
 
 def end_all(folder: Path) -> None:
     """Kill everything that was started in a folder and lives."""
-    for process in _started:
-        if process.folder == folder:
-            process.end()
-    _started[:] = [process for process in _started if process.folder != folder]
-    _reap()
-
-
-def _reap() -> None:
-    """Remove processes from the system's table that this one adopted."""
-    waiting = {process.pid for process in _started if process.status is None}
-    for path in Path("/proc").iterdir():
-        if path.name.isdecimal() and status_of(int(path.name))[:2] == ("Z", os.getpid()) and int(path.name) not in waiting:
-            os.waitpid(int(path.name), 0)
+    here = [process for process in _started if process.folder == folder]
+    for process in here:
+        _started.remove(process)
+        process.end()
 
 
 def _be_a_process(

@@ -143,4 +143,3 @@ def main(arguments: Sequence[str], kinds: Mapping[str, Kind]) -> int:
         return int(not run({name: kinds[name] for name in names}, float(options.get("minutes", 30)), seed, record))
     finally:
         shutil.rmtree(small_runs.TEMPORARY[0], ignore_errors=True)
-
