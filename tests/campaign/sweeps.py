@@ -72,7 +72,7 @@ def interrupted_sweeps(seed: int) -> Iterator[Case]:
     for _ in range(100):
         target = draw.choice(["sweep", "job", "server", "group", "all"])
         name = draw.choice([*STOPPING, signal.SIGKILL]).name
-        yield {"target": target, "signal": name, "at": draw.random(), "twice": draw.random() < 0.2}
+        yield {"target": target, "signal": name, "at": draw.uniform(0, 0.9), "twice": draw.random() < 0.2}
 
 
 def try_interrupted_sweep(case: Case) -> None:
@@ -126,7 +126,7 @@ def ranks(seed: int) -> Iterator[Case]:
     draw = random.Random(seed)
     for _ in range(100):
         name = draw.choice([*STOPPING, signal.SIGKILL, signal.SIGKILL, signal.SIGSTOP]).name
-        yield {"rank": draw.randrange(2), "signal": name, "at": draw.random()}
+        yield {"rank": draw.randrange(2), "signal": name, "at": draw.uniform(0, 0.9)}
 
 
 def try_rank(case: Case) -> None:
