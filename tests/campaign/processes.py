@@ -44,6 +44,7 @@ class Process:
         number = next(_counter)
         self.folder, self.files = folder, [folder / f"{number}.{name}" for name in ("out", "err")]
         self.status: int | None = None
+        self.over = False
         self.pid = os.fork()
         if self.pid == 0:
             _be_a_process(function, folder, self.files, environment)
@@ -58,6 +59,7 @@ class Process:
             found = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)  # its number stays taken
             if found:
                 self.status = found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
+                self._free()
             elif time.monotonic() > end:
                 return None
             else:
@@ -98,13 +100,20 @@ class Process:
                 self.send(pid, signal.SIGKILL)
             time.sleep(0.01)
         self.wait()
+        self._free()
+
+    def _free(self) -> None:
+        """Remove the session from the system's table if all of it has ended; its number may then be another's."""
+        if self.over or self.members():
+            return
         for pid in _numbers():
             if status_of(pid) == ("Z", os.getpid(), self.pid):
                 os.waitpid(pid, 0)
+        self.over = True
 
     def _has(self, pid: int) -> bool:
         state, _, session = status_of(pid)
-        return session == self.pid and state not in "ZX"
+        return not self.over and session == self.pid and state not in "ZX"
 
 
 def _numbers() -> list[int]:
