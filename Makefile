@@ -6,7 +6,7 @@ VENV ?= .venv
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
 COMMANDS := $(filter-out _%,$(basename $(notdir $(wildcard conf/*.yaml))))
-.PHONY: help setup $(COMMANDS) test lint clean
+.PHONY: help setup $(COMMANDS) test campaign lint clean
 
 RUN := $(VENV)/bin/python
 READY := $(VENV)/.ready
@@ -44,6 +44,9 @@ sweep: EVEN_IN_DRY_RUN = +
 
 test: $(READY) ## run the tests; PYTEST="-k resume" is handed to pytest
 	@OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(RUN) -m pytest -n auto --dist worksteal $(PYTEST)
+
+campaign: $(READY) ## kill, corrupt and starve runs, and compare results; minutes=30 seed=0 only=sweeps
+	@set -f; OMP_NUM_THREADS=1 $(RUN) -m tests.campaign $(OVERRIDES)
 
 lint: $(READY) ## ruff, mypy, import-linter
 	@$(RUN) -m ruff check .

@@ -13,6 +13,7 @@ TESTS = sorted(path.relative_to(ROOT / "tests") for path in (ROOT / "tests").rgl
 FILES = sorted(path.relative_to(ROOT) for path in (ROOT / "tests").rglob("*.py"))
 WITHOUT_COUNTERPART = {
     "test_ablations.py": "every switch of conf/",
+    "test_campaign.py": "tests/campaign/",
     "test_cli.py": "what all commands share",
     "test_docs.py": "README.md, docs/",
     "test_doctests.py": "all docstrings",

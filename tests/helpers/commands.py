@@ -65,11 +65,11 @@ def start(*arguments: str, cwd: Path, **environment: str) -> subprocess.Popen[st
     )
 
 
-def python(*arguments: str, cwd: Path, **environment: str) -> Ended:
-    """``start``, to its end."""
+def python(*arguments: str, cwd: Path, limit: float = 300, **environment: str) -> Ended:
+    """``start``, to its end, which comes within ``limit`` seconds."""
     with start(*arguments, cwd=cwd, **environment) as process:
         try:
-            out, err = process.communicate(timeout=300)
+            out, err = process.communicate(timeout=limit)
         except BaseException:
             process.kill()
             raise
