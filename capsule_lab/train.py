@@ -67,6 +67,7 @@ def train(config: DictConfig, directory: Path) -> dict[str, Any]:
     resume = runs.checkpoints.checkpoint_to_resume(config, directory, data.provenance)
     embed = callbacks.EmbedConfig(config, data.provenance, data.spec)
     trainer = build.build_trainer(config, directory, embed)
+    build.check_together(trainer, module, data)
 
     runs.directories.create_directory(directory, config)  # the first file is written when all parts are built
     with runs.files.logging_to(directory / "train.log"):
