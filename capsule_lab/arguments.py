@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
 from hydra._internal.utils import get_args_parser
 
+from capsule_lab.atomic import expanded
 from capsule_lab.config import choices, commands, default_options, options_of, quoted
 from capsule_lab.errors import ConfigError, closest
 
@@ -38,15 +39,16 @@ def own_folders(arguments: Sequence[str]) -> list[str]:
         ConfigError: for one that is not there.
     """
     options, overrides = _split(arguments)
-    entries = [_whole_path(folder) for folder in (_parser().parse_args(options).config_dir,) if folder]
+    folder = _parser().parse_args(options).config_dir
+    entries = [str(expanded(folder))] if folder else []
     for override in overrides:
         key, _, value = override.partition("=")
         if key == "hydra.searchpath":
             entries += [each.strip(" '\"") for each in value.strip("[]").split(",") if each]
     for entry in entries:
-        folder = Path(entry.removeprefix("file://"))
-        if "://" not in entry.removeprefix("file://") and not folder.is_dir():
-            raise ConfigError(f"there is no folder {folder}; expected one that holds such as routing/mine.yaml")
+        path = entry.removeprefix("file://")
+        if "://" not in path and not Path(path).is_dir():
+            raise ConfigError(f"there is no folder {path}; expected one that holds such as routing/mine.yaml")
     return [entry if "://" in entry else Path(entry).absolute().as_uri() for entry in entries]
 
 
@@ -105,8 +107,8 @@ def _override(word: str, command: str) -> str:
         ConfigError: for a word that is none.
     """
     key, is_pair, value = word.partition("=")
-    if is_pair and (value == "~" or value.startswith(("~/", "$HOME"))):
-        return f"{key}={quoted(_whole_path(value))}"
+    if is_pair and re.match(r"~(/|$)|\$[A-Za-z_]", value):
+        return f"{key}={quoted(str(expanded(value)))}"
     if is_pair or word.startswith("~"):
         return word
     raise ConfigError(f"{word} is no key=value; {_meant(word, command)}")
@@ -122,7 +124,3 @@ def _meant(word: str, command: str) -> str:
     if word in commands():
         return f"did you mean python -m capsule_lab.{word}?"
     return f"expected such as {word}=…; --help shows the keys"
-
-
-def _whole_path(path: str) -> str:
-    return os.path.expanduser(os.path.expandvars(path))

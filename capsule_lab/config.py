@@ -158,13 +158,15 @@ def quoted(text: str) -> str:
 
 
 def as_argument(key: str, value: str | Path) -> str:
-    r"""``key=value`` as a shell and Hydra take it, whatever characters a path has.
+    """``key=value`` as a shell and Hydra take it, whatever characters a path has.
 
-    >>> as_argument("ckpt", "runs/a-1"), as_argument("ckpt", "a b=c")
-    ('ckpt=runs/a-1', "'ckpt='\"'\"'a b=c'\"'\"")
+    >>> print(as_argument("ckpt", "runs/a-1"), as_argument("ckpt", "a b=c"))
+    ckpt=runs/a-1 "ckpt='a b=c'"
     """
-    plain = re.fullmatch(r"[\w./:@%+-]+", str(value), re.ASCII)
-    return f"{key}={value}" if plain else shlex.quote(f"{key}={quoted(str(value))}")
+    if re.fullmatch(r"[\w./:@%+-]+", str(value), re.ASCII):
+        return f"{key}={value}"
+    text = f"{key}={quoted(str(value))}"
+    return shlex.quote(text) if re.search(r'["$`!\\]', text) else f'"{text}"'
 
 
 def to_container(config: DictConfig) -> dict[str, Any]:

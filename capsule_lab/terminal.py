@@ -49,7 +49,9 @@ def usable_streams() -> Iterator[None]:
 
 
 def _can_write() -> bool:
+    """Whether a line break can be written; what could not be is no longer in the buffer."""
     try:
+        sys.stdout.write("\n")
         sys.stdout.flush()
     except (OSError, ValueError):
         return False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shlex
 import sys
 from contextlib import nullcontext
 from pathlib import Path
@@ -16,6 +17,7 @@ from rich.panel import Panel
 
 from capsule_lab.check import check
 from capsule_lab.command import command
+from capsule_lab.config import as_argument
 from capsule_lab.environment import replaced_command_line
 from capsule_lab.slurm import was_requeued
 
@@ -123,7 +125,7 @@ def summary(result: dict[str, Any], directory: Path) -> str:
     """The last lines of the command: errors, data, duration, directory, and what to try next."""
     from capsule_lab.runs.results import describe_data
 
-    run, python = _as_typed(directory), _as_typed(Path(sys.executable))
+    run, python = _as_typed(directory), shlex.quote(str(_as_typed(Path(sys.executable))))
     minutes = result["training_seconds"] / 60
     if "error" in result["test"]:
         errors = {name.partition("/")[0]: value for name, value in result["test"].items() if name.endswith("/error")}
@@ -142,7 +144,7 @@ def summary(result: dict[str, Any], directory: Path) -> str:
         "            metrics.json, metrics.csv, checkpoints, figures",
         "",
         "[bold]try next[/]",
-        f"  {python} -m capsule_lab.evaluate ckpt={run}",
+        f"  {python} -m capsule_lab.evaluate {as_argument('ckpt', run)}",
         f"  {python} -m capsule_lab.train experiment=quickstart routing=uniform",
         f"  {python} -m capsule_lab",
     ]
