@@ -92,10 +92,10 @@ def _split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def _no_option(name: str, value: str, flags: dict[str, argparse.Action]) -> str:
-    close = closest(name, flags) if name.startswith("--") else None
+    key = name.lstrip("-")
+    close = closest(name, [flag for flag in flags if flag.startswith("--")]) if key not in _HABITS else None
     if close:
         return f"{name} is no option; did you mean {close}?"
-    key = name.lstrip("-")
     given = value if value and not value.startswith("-") else "…"
     return f"{name} is no option; expected key=value without dashes: {_HABITS.get(key, key.replace('-', '_'))}={given}"
 

@@ -73,8 +73,8 @@ def build_module(config: DictConfig, spec: Any) -> Any:
 def _try_losses(module: Any, spec: Any) -> None:
     """Call the losses, which are functions without constructors, with the first and last values of their schedules."""
     labels, scores = torch.arange(spec.labels_per_image).reshape(1, -1), torch.zeros(1, spec.num_classes)
-    for step in (0, 1):
-        scheduled = {name: module.schedule[name].for_run(1, 1)(step) for name in module.scheduled_arguments}
+    of_schedules = {name: module.schedule[name].for_run(1, 1) for name in module.scheduled_arguments}
+    for scheduled in ({}, *({name: value(step) for name, value in of_schedules.items()} for step in (0, 1))):
         module.loss(scores, labels if spec.labels_per_image > 1 else labels[0], **scheduled)
     if getattr(module, "reconstruction", None) is not None:
         images = torch.zeros(1, *spec.image_shape)
@@ -161,7 +161,7 @@ def check_together(trainer: Any, module: Any, data: Any) -> None:
     )
     for callback in trainer.callbacks:
         monitor = getattr(callback, "monitor", None)
-        if monitor and ours and monitor not in measured and not monitor.startswith(_STATISTICS):
+        if monitor is not None and ours and monitor not in measured and not monitor.startswith(_STATISTICS):
             known = {name for name in measured if not name.startswith(("test/", "train/l2", "val/l2"))}
             raise ConfigError(f"{type(callback).__name__}: monitor is {monitor}; {suggest(monitor, known)}")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Iterator, Mapping
 from inspect import Parameter
 from typing import Any
@@ -68,6 +69,8 @@ def _check_arguments(path: str, node: DictConfig, arguments: Mapping[str, Parame
         is_instantiated = isinstance(value, DictConfig) and "_target_" in value
         if is_default or is_instantiated or f"{path}.{name}" == "trainer.precision":  # whose "auto" is ours
             continue
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ConfigError(f"{path}.{name} is {value}; expected a finite number")
         words = _IN_WORDS.get(f"{path}.{name}") or expected(annotation)
         if not accepts(annotation, value) and words:
             shown = repr(value) if words.startswith("'") and isinstance(value, str) else _shown(value)

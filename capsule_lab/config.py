@@ -216,7 +216,7 @@ def _unreadable(override: str) -> str:
         return f"{override} is no key=value; expected such as seed=1, or ~{override} to leave it out"
     return (
         f"{override} cannot be read as key=value; expected quotes around a text with brackets, commas or the like, and "
-        f'others for the shell: "{key}={quoted(value)}"'
+        f"others for the shell: {as_argument(key, value)}"
     )
 
 

@@ -171,7 +171,7 @@ class Exponential(Schedule):
     0.000542...
 
     Raises:
-        ValueError: unless ``initial`` and ``rate`` are more than 0 and ``floor`` is 0 or more.
+        ValueError: unless ``initial`` and ``rate`` are more than 0 and ``floor`` is 0 to ``initial``.
     """
 
     initial: float
@@ -183,7 +183,7 @@ class Exponential(Schedule):
         super().__post_init__()
         check_number("initial", self.initial, above=0)
         check_number("rate", self.rate, above=0)
-        check_number("floor", self.floor, 0)
+        check_number("floor", self.floor, 0, self.initial)
 
     def __call__(self, step: int) -> float:
         return max(self.floor, self.initial * self.rate ** self._progress(step, self.every))

@@ -69,7 +69,7 @@ def accepts(annotation: Any, value: Any) -> bool:
             return annotation is bool
         return isinstance(value, (float, int) if annotation is float else annotation)
     if inspect.isclass(annotation) and annotation is not object:
-        return isinstance(value, DictConfig | ListConfig)  # from which an object may be built
+        return isinstance(value, DictConfig) and "_target_" in value  # from which an object is built
     return True
 
 
