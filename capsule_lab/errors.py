@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Iterable
+from typing import SupportsFloat
 
 
 class CapsuleLabError(Exception):
@@ -96,7 +97,7 @@ def check_number(
     Raises:
         ValueError: if not, naming these bounds.
     """
-    if math.isfinite(value) and least <= value <= most and value > above:
+    if isinstance(value, SupportsFloat) and math.isfinite(value) and least <= value <= most and value > above:
         return
     bounds = [
         *([f"more than {above}"] if above > -math.inf else []),

@@ -117,12 +117,10 @@ def test_a_new_key_is_proposed_where_it_can_be_added(cli: Any) -> None:
 # --- folders of the user's own ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "given", [["--config-dir", str(MINE)], [f"hydra.searchpath=[file://{MINE}]"]], ids=["-cd", "="]
-)
 def test_own_folder_reaches_tables_hints_and_the_list(
-    cli: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, given: list[str]
+    cli: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
+    given = ["--config-dir", str(MINE)]
     monkeypatch.syspath_prepend(MINE.parent)
     row = "{name: mine, overrides: [routing=mine, data.source=standin]}"
     (tmp_path / "own.yaml").write_text(f"paper: mine\nseeds: [0]\nrows: [{row}]\n")
@@ -138,6 +136,20 @@ def test_own_folder_reaches_tables_hints_and_the_list(
     capsys.readouterr()
     overview.main()
     assert "Routing by the cosines of votes and poses." in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "found"),
+    [
+        ([f"--config-dir={MINE}"], [MINE.as_uri()]),
+        (["seed=1", "-cd", str(MINE)], [MINE.as_uri()]),
+        ([f"hydra.searchpath=[file://{MINE},'pkg://torch']"], [f"file://{MINE}", "pkg://torch"]),
+        (["--cfg", "job"], []),
+    ],
+    ids=len,
+)
+def test_own_folders_of_a_command_line(arguments: list[str], found: list[str]) -> None:
+    assert own_folders(arguments) == found
 
 
 def test_own_folder_reaches_what_is_composed() -> None:

@@ -24,12 +24,17 @@ from capsule_lab.check import _targets, check
 from capsule_lab.config import compose, groups, user_message
 from capsule_lab.errors import CapsuleLabError
 from capsule_lab.signatures import arguments_of
-from tests.helpers.commands import NO_PICTURES, TINY, TINY_CNN, TINY_DATA
+from tests.helpers.commands import TINY, TINY_CNN, TINY_DATA
 
-pytestmark = pytest.mark.usefixtures("unchecked_types")
+pytestmark = pytest.mark.usefixtures("unchecked_types", "quiet")
 
 TINY_EM = ["model=em_caps_small", *(f"model.{key}" for key in ("channels=4", "primary_types=2", "conv_types=[2,2]"))]
 KINDS = {"capsnet": TINY, "em_caps": [*TINY_EM, *TINY_DATA], "cnn": [*TINY_CNN, *TINY_DATA, "schedule=constant"]}
+
+
+@pytest.fixture
+def quiet() -> None:
+    build.be_quiet()
 
 
 @functools.cache
@@ -257,7 +262,7 @@ def test_every_case_is_refused_or_trains(kind: str, tmp_path: Path) -> None:
 
     failed = []
     for number, (key, value, odd) in enumerate(all_cases(kind)):
-        config = changed([*KINDS[kind], *NO_PICTURES], key, value)
+        config = changed(KINDS[kind], key, value)
         try:
             message = refusal(config)
             if message is None and odd != "size":
