@@ -20,7 +20,8 @@ help: ## this list
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1|\2/p' $(firstword $(MAKEFILE_LIST)) | awk -F'|' '{printf "%-17s %s\n", $$1, $$2}'
 	@echo
 	@echo "key=value is handed to the command: groups (model=capsnet), dotted keys (routing.iterations=1), lists"
-	@echo "(model.decoder=[64,128]) and new keys (+trainer.name=value). Deletions (~key) are not: use python -m."
+	@echo "(model.decoder=[64,128]) and new keys (+trainer.name=value). Deletions (~key) are not: use python -m;"
+	@echo "group=none leaves out a logger, callbacks, an experiment, a debug preset or the routing."
 	@echo "make train without key=value is experiment=quickstart: minutes on a CPU, nothing to download."
 	@echo "make --dry-run sweep table=<name> shows the runs of a table."
 	@echo "VENV=<folder> keeps the environment elsewhere (default .venv), PYTHON=<python> makes it (default python3)."

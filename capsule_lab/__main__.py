@@ -1,9 +1,11 @@
-"""``python -m capsule_lab``: the commands, every option of every configuration group, the tables."""
+"""``capsule-lab <command> …``, the same as ``python -m capsule_lab.<command> …``; without a command, what there is."""
 
 from __future__ import annotations
 
+import importlib
 import re
-from collections.abc import Iterable
+import sys
+from collections.abc import Iterable, Sequence
 from itertools import takewhile
 from pathlib import Path
 
@@ -11,18 +13,51 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from capsule_lab.config import commands, conf_dir, groups, head, options_of, sweeps_dir
+from capsule_lab import __version__
+from capsule_lab.arguments import own_folders
+from capsule_lab.config import commands, conf_dir, groups, head, option_files, searching, sweeps_dir
+from capsule_lab.errors import CapsuleLabError, ConfigError, suggest
+from capsule_lab.terminal import usable_streams
 
 
 def main() -> None:
-    """Print what there is."""
+    """Run the command that is named, or print the commands, the options of all groups, and the tables."""
+    with usable_streams():
+        try:
+            _main(sys.argv[1:])
+        except CapsuleLabError as error:
+            sys.stderr.write(f"capsule_lab: {error}\n")
+            sys.exit(2)
+
+
+def _main(arguments: Sequence[str]) -> None:
+    first = arguments[0] if arguments else ""
+    if first in commands():
+        from capsule_lab.environment import replaced_command_line  # imports torch, which the list does not need
+
+        module = f"capsule_lab.{first}"
+        found = importlib.import_module(module)
+        with replaced_command_line(module, arguments[1:]):
+            (importlib.import_module(f"{module}.__main__") if hasattr(found, "__path__") else found).main()
+    elif first == "--version":
+        sys.stdout.write(f"capsule-lab {__version__}\n")
+    elif first and first not in ("--help", "-h") and not first.startswith(("--config-dir", "-cd", "hydra.searchpath")):
+        if "=" in first or first.startswith(("-", "~")):
+            raise ConfigError(f"{first} is no command; expected one before it, such as capsule-lab train {first}")
+        raise ConfigError(f"{first} is no command; {suggest(first, commands())}")
+    else:
+        with searching(own_folders([each for each in arguments if each not in ("--help", "-h")])):
+            _list()
+
+
+def _list() -> None:
     console = Console(highlight=False)
     listed = [(f"python -m capsule_lab.{name}", _headline(conf_dir() / f"{name}.yaml")) for name in commands()]
     console.print(_table("commands", listed))
     options = [
-        (f"[bold]{group}[/]" if not number else "", option, _headline(conf_dir() / group / f"{option}.yaml"))
+        (f"[bold]{group}[/]" if not number else "", option, _headline(file))
         for group in groups()
-        for number, option in enumerate(options_of(group))
+        for number, (option, file) in enumerate(sorted(option_files(group).items()))
     ]
     console.print(_table("\noptions: python -m capsule_lab.train group=option any.key=value …", options))
     tables = [(file.stem, _headline(file)) for file in sorted(sweeps_dir().glob("*.yaml"))]

@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all."""
+"""Paths as users write them, and files that are there whole or not at all."""
 
 from __future__ import annotations
 
@@ -8,6 +8,11 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+
+def expanded(path: str | Path) -> Path:
+    """``path`` with ``~`` and variables such as ``$HOME`` replaced, which a shell leaves alone within ``key=~/…``."""
+    return Path(os.path.expandvars(path)).expanduser()
 
 
 @contextmanager

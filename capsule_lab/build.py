@@ -15,7 +15,9 @@ from hydra.errors import InstantiationException
 from hydra.utils import instantiate
 from omegaconf import DictConfig
 
-from capsule_lab.errors import ConfigError, one_line
+from capsule_lab.errors import ConfigError, one_line, suggest
+
+log = logging.getLogger(__name__)
 
 
 @contextmanager
@@ -31,12 +33,16 @@ def constructing(what: str) -> Iterator[None]:
         yield
     except InstantiationException:
         raise
-    except (ValueError, TypeError, MisconfigurationException) as error:
+    except (ValueError, TypeError, ImportError, RuntimeError, OverflowError, MisconfigurationException) as error:
         raise ConfigError(f"{what}: {one_line(error)}") from error
 
 
 def build_data(config: DictConfig) -> Any:
-    """The DataModule of ``config.data``."""
+    """The DataModule of ``config.data``.
+
+    Raises:
+        ConfigError: if it refuses an argument.
+    """
     return instantiate(config.data, _convert_="all")
 
 
@@ -59,9 +65,19 @@ def build_module(config: DictConfig, spec: Any) -> Any:
     with constructing("optimizer"):
         lit.optimizer(lit.parameters_to_train(), lr=1.0)
     with constructing("loss"), torch.device("cpu"):
-        labels = torch.arange(spec.labels_per_image).reshape(1, -1)
-        lit.loss(torch.zeros(1, spec.num_classes), labels if spec.labels_per_image > 1 else labels[0])
+        _try_losses(lit, spec)
     return lit
+
+
+def _try_losses(module: Any, spec: Any) -> None:
+    """Call the losses, which are functions without constructors, with the first and last values of their schedules."""
+    labels, scores = torch.arange(spec.labels_per_image).reshape(1, -1), torch.zeros(1, spec.num_classes)
+    of_schedules = {name: module.schedule[name].for_run(1, 1) for name in module.scheduled_arguments}
+    for scheduled in ({}, *({name: value(step) for name, value in of_schedules.items()} for step in (0, 1))):
+        module.loss(scores, labels if spec.labels_per_image > 1 else labels[0], **scheduled)
+    if getattr(module, "reconstruction", None) is not None:
+        images = torch.zeros(1, *spec.image_shape)
+        module.reconstruction(images, images)
 
 
 def build_without_weights(config: DictConfig) -> Any:
@@ -77,8 +93,10 @@ def build_trainer(config: DictConfig, directory: Path | None, *extra_callbacks: 
     Raises:
         ConfigError: if Lightning refuses an argument.
     """
+    from lightning.pytorch.callbacks import Checkpoint  # takes seconds, help needs none
+
     loggers = []
-    for logger in (config.get("logger") or {}).values():
+    for logger in filter(None, (config.get("logger") or {}).values()):
         named = {key: directory.name for key in ("name", "id") if directory and logger.get(key, "") is None}
         loggers.append(instantiate(logger, save_dir=str(directory), _convert_="all", **named))
     callbacks = [
@@ -92,6 +110,9 @@ def build_trainer(config: DictConfig, directory: Path | None, *extra_callbacks: 
         arguments["enable_progress_bar"] = False  # callbacks.progress shows it
     if config.trainer.get("precision") == "auto":
         arguments["precision"] = fast_precision(config.trainer.accelerator)
+    if not any(isinstance(callback, Checkpoint) for callback in callbacks):
+        arguments["enable_checkpointing"] = False  # else Lightning adds a callback of its own
+    _check_machine(config.trainer)
     trainer = instantiate(config.trainer, _partial_=True, _convert_="all")
     from capsule_lab.lightning_internals import leave_signals_alone  # takes seconds, help needs none
 
@@ -99,6 +120,60 @@ def build_trainer(config: DictConfig, directory: Path | None, *extra_callbacks: 
         built = trainer(callbacks=[*callbacks, *extra_callbacks], **arguments)
     leave_signals_alone(built)
     return built
+
+
+_KNOW_THE_NODES = ("MASTER_ADDR", "SLURM_JOB_ID", "LSB_JOBID", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
+"""Variables by which SLURM, torchrun and others tell each process its place; without one, Lightning waits for ever."""
+
+
+def _check_machine(trainer: DictConfig) -> None:
+    nodes, devices, cores = trainer.get("num_nodes") or 1, trainer.get("devices"), os.cpu_count() or 1
+    if nodes > 1 and not any(name in os.environ for name in _KNOW_THE_NODES):
+        raise ConfigError(
+            f"trainer.num_nodes is {nodes}, and nothing says which these are; start a process on each node with "
+            "torchrun or srun, or set MASTER_ADDR, MASTER_PORT and NODE_RANK"
+        )
+    on_cpu = trainer.get("accelerator") == "cpu" or not torch.cuda.is_available()
+    if on_cpu and isinstance(devices, int) and devices > cores:
+        log.warning("trainer.devices is %d: as many processes on %d cores, slower than one", devices, cores)
+
+
+def check_together(trainer: Any, module: Any, data: Any) -> None:
+    """What only trainer, module and data together can tell, and Lightning after the first epoch or never.
+
+    Args:
+        trainer: as ``build_trainer`` gives it.
+        module: the LightningModule.
+        data: the DataModule, set up.
+
+    Raises:
+        ConfigError: for a validation that never comes, or a monitor of something that nothing measures.
+    """
+    batches = -(-len(data.dataset("train")) // (data.batch_size * trainer.world_size))
+    interval = trainer.val_check_interval
+    if type(interval) is int and trainer.check_val_every_n_epoch is not None and interval > batches:
+        raise ConfigError(
+            f"trainer.val_check_interval is {interval}, and an epoch has {batches} batches; expected at most these, or "
+            "trainer.check_val_every_n_epoch=null, which counts over epochs"
+        )
+    measured = {f"{part}/error" for part in data.further_validations} | {f"schedule/{name}" for name in module.schedule}
+    terms = ("loss", "l2", "reconstruction", _name(module.loss).removesuffix("_loss"))
+    measured |= {*module.metrics, *(f"{split}/{term}" for split in ("train", "val") for term in terms)}
+    ours = all(
+        type(each).__module__.startswith(("capsule_lab.", "lightning.")) for each in [module, *trainer.callbacks]
+    )
+    for callback in trainer.callbacks:
+        monitor = getattr(callback, "monitor", None)
+        if monitor is not None and ours and monitor not in measured and not monitor.startswith(_STATISTICS):
+            known = {name for name in measured if not name.startswith(("test/", "train/l2", "val/l2"))}
+            raise ConfigError(f"{type(callback).__name__}: monitor is {monitor}; {suggest(monitor, known)}")
+
+
+_STATISTICS = ("val/coupling_entropy", "val/dead_", "val/activation_")  # of callbacks.RoutingStats, by layer
+
+
+def _name(function: Any) -> str:
+    return str(getattr(function, "func", function).__name__)
 
 
 def be_quiet() -> None:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import functools
-import inspect
-import types
-import typing
-from collections.abc import Callable, Iterator, Mapping
+import math
+from collections.abc import Iterator, Mapping
+from inspect import Parameter
 from typing import Any
 
 from hydra.utils import get_object
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
-from capsule_lab.config import conf_dir, options_of
-from capsule_lab.errors import ConfigError, one_line, suggest
+from capsule_lab.config import conf_dir, groups, options_of
+from capsule_lab.errors import ConfigError, check_number, one_line, suggest
+from capsule_lab.hints import meant
+from capsule_lab.signatures import accepts, arguments_of, expected
 
 
 def check(config: DictConfig) -> None:
@@ -30,24 +31,13 @@ def check(config: DictConfig) -> None:
             raise ConfigError(
                 f"{path}._target_ is {node['_target_']}, which cannot be imported: {one_line(error)}"
             ) from error
-        _check_arguments(path, node, _arguments(target))
+        _check_arguments(path, node, arguments_of(target))
     if "train" in config:
         _check_complete(config)
         _check_loss(config)
         _check_routing(config)
         _check_unknown_keys(config)
         _check_run(config)
-
-
-# --- arguments and their types ---------------------------------------------------------------------------------------
-
-_EXPECTED: dict[Any, str] = {
-    bool: "true or false",
-    int: "a whole number",
-    float: "a number",
-    str: "text",
-    types.NoneType: "null",
-}
 
 
 def _targets(node: Any, path: str = "") -> Iterator[tuple[str, DictConfig]]:
@@ -63,58 +53,35 @@ def _targets(node: Any, path: str = "") -> Iterator[tuple[str, DictConfig]]:
                 yield from _targets(node[key], f"{path}.{key}" if path else key)
 
 
-@functools.cache
-def _arguments(target: Callable[..., Any]) -> Mapping[str, inspect.Parameter] | None:
-    """What ``target`` takes by name, following ``**options`` up its base classes; ``None`` if anything."""
-    layers = [target]
-    if inspect.isclass(target):
-        layers = [vars(c)["__init__"] for c in inspect.getmro(target) if "__init__" in vars(c) and c is not object]
-    names: dict[str, inspect.Parameter] = {}
-    for layer in layers:
-        parameters = _signature(layer).parameters.values()
-        own = {p.name: p for p in parameters if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)}
-        names = own | names  # the most derived class decides
-        if not any(p.kind is p.VAR_KEYWORD for p in parameters):
-            return {name: parameter for name, parameter in names.items() if name != "self"}
-    return None if layers else names
-
-
-def _signature(function: Callable[..., Any]) -> inspect.Signature:
-    try:
-        return inspect.signature(function, eval_str=True)
-    except Exception:  # names that are imported for type checkers only; such annotations stay text and check nothing
-        return inspect.signature(function)
-
-
-def _check_arguments(path: str, node: DictConfig, arguments: Mapping[str, inspect.Parameter] | None) -> None:
-    """Every key is an argument, and every value has one of its types, where those are plain ones."""
+def _check_arguments(path: str, node: DictConfig, arguments: Mapping[str, Parameter] | None) -> None:
+    """Every key is an argument, and every value has one of its types, where the annotation is of plain ones."""
     if arguments is None:
         return
     for name in (str(key) for key in node if not str(key).startswith("_")):
         if name not in arguments:
             known = [f"{path}.{option}" for option in arguments]
-            raise ConfigError(f"{path}.{name} does not exist; {suggest(f'{path}.{name}', known)}")
+            options = suggest(f"{path}.{name}", known) if known else f"{node['_target_']} takes no options"
+            raise ConfigError(f"{path}.{name} does not exist; {options}")
         if OmegaConf.is_missing(node, name) or OmegaConf.is_interpolation(node, name):
             continue
-        value, expected = node[name], _plain_types(arguments[name].annotation)
+        value, annotation = node[name], arguments[name].annotation
         is_default = value is None and arguments[name].default is None  # of name: str = None, as others write
         is_instantiated = isinstance(value, DictConfig) and "_target_" in value
-        if expected and not is_default and not is_instantiated and not _is_one_of(value, expected):
-            options = " or ".join(_EXPECTED[each] for each in expected)
-            raise ConfigError(f"{path}.{name} is {'null' if value is None else value}; expected {options}")
+        if is_default or is_instantiated or f"{path}.{name}" == "trainer.precision":  # whose "auto" is ours
+            continue
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ConfigError(f"{path}.{name} is {value}; expected a finite number")
+        words = _IN_WORDS.get(f"{path}.{name}") or expected(annotation)
+        if not accepts(annotation, value) and words:
+            shown = repr(value) if words.startswith("'") and isinstance(value, str) else _shown(value)
+            raise ConfigError(f"{path}.{name} is {shown}; expected {words}")
 
 
-def _plain_types(annotation: Any) -> tuple[type, ...]:
-    """The types of an annotation, such as ``int | None``; none if it has others than numbers, text and ``None``."""
-    is_union = typing.get_origin(annotation) in (types.UnionType, typing.Union)
-    members = typing.get_args(annotation) if is_union else (annotation,)
-    return members if all(isinstance(each, type) and each in _EXPECTED for each in members) else ()
+_IN_WORDS = {"trainer.max_time": "days:hours:minutes:seconds, such as 00:01:30:00, or {minutes: 90}, or null"}
 
 
-def _is_one_of(value: Any, expected: tuple[type, ...]) -> bool:
-    if isinstance(value, bool):  # an int for Python
-        return bool in expected
-    return isinstance(value, (*expected, int) if float in expected else expected)
+def _shown(value: Any) -> Any:
+    return {None: "null", "": "an empty text"}.get(value, value) if isinstance(value, str | None) else value
 
 
 # --- parts of a training run -----------------------------------------------------------------------------------------
@@ -125,6 +92,12 @@ def _check_complete(config: DictConfig) -> None:
     for group in ("model", "module", "data", "loss", "schedule", "optimizer", "trainer"):
         if config.get(group) is None:
             raise ConfigError(f"{group} is missing; expected {group}= one of {', '.join(options_of(group))}")
+    parts = {group: config.get(group) for group in ("model", "module", "data", "optimizer", "trainer", "routing")}
+    for group in ("callbacks", "logger", "loss"):
+        parts |= {f"{group}.{name}": part for name, part in (config.get(group) or {}).items()}
+    for path, part in parts.items():
+        if part is not None and not (isinstance(part, DictConfig) and "_target_" in part):
+            raise ConfigError(f"{path} is {part}; expected null, or options that have a _target_")
     for path, node in _targets(config):
         for name in map(str, node):
             if OmegaConf.is_missing(node, name):
@@ -157,12 +130,16 @@ def _check_routing(config: DictConfig) -> None:
 
 def _check_unknown_keys(config: DictConfig) -> None:
     """Hydra adds any key of an experiment file; one that no code reads is a mistake."""
+    if not isinstance(config.train, DictConfig):
+        raise ConfigError(f"train is {_shown(config.train)}; expected options such as train.resume=true")
     top, of_train = _known_keys()
     for node, options, path in ((config, top, ""), (config.train, of_train, "train.")):
         for name in map(str, node):
             if name not in options:
-                listed = [f"{path}{option}" for option in options]
-                raise ConfigError(f"{path}{name} does not exist; {suggest(f'{path}{name}', listed)}")
+                key, listed = f"{path}{name}", [f"{path}{option}" for option in options]
+                elsewhere = " or ".join(each for each in meant(key, config) if each != key)
+                guess = f"did you mean {elsewhere}?" if elsewhere else suggest(key, listed)
+                raise ConfigError(f"{key} does not exist; {guess}")
 
 
 @functools.cache
@@ -170,30 +147,77 @@ def _known_keys() -> tuple[set[str], set[str]]:
     """Keys of a training configuration, and of its ``train``."""
     known = OmegaConf.load(conf_dir() / "train.yaml")
     assert isinstance(known, DictConfig)
-    groups = {folder.name for folder in conf_dir().iterdir() if folder.is_dir()}
-    return {*map(str, known), *groups} - {"defaults"}, set(map(str, known.train))
+    return ({*map(str, known), *groups()} | {"module"}) - {"defaults"}, set(map(str, known.train))
+
+
+# --- values ----------------------------------------------------------------------------------------------------------
+
+_LARGEST_SEED = 2**32 - 1  # of numpy
+
+_LEAST = {  # of lightning.Trainer; it refuses other values late, with a traceback, or not at all
+    "max_epochs": 1, "max_steps": 1, "min_epochs": 0, "min_steps": 0, "accumulate_grad_batches": 1,
+    "check_val_every_n_epoch": 1, "num_nodes": 1, "gradient_clip_val": 0, "num_sanity_val_steps": 0,
+    "log_every_n_steps": 0,
+}  # fmt: skip
+_OR_MINUS_ONE = {"max_epochs": "for none", "max_steps": "for none", "num_sanity_val_steps": "for all"}
+
+_NOT_OURS = {
+    "overfit_batches": "debug=overfit trains on one batch, data.train_images=… on few images",
+    "fast_dev_run": "debug=smoke runs two batches of everything",
+    **dict.fromkeys(("logger", "callbacks"), "these are groups of their own"),
+    **dict.fromkeys(("default_root_dir", "enable_checkpointing"), "runs are written into train.directory"),
+}
+"""Arguments of ``lightning.Trainer`` that do not work here, and what does."""
 
 
 def _check_run(config: DictConfig) -> None:
     """The run ends, and Lightning does with these values what they say."""
     trainer = config.trainer
+    _check_trainer(trainer)
     if max(trainer.max_epochs or -1, trainer.max_steps or -1) < 1:
         raise ConfigError("the run has no end: set trainer.max_epochs or trainer.max_steps, schedules scale to it")
-    if trainer.limit_train_batches is not None and not trainer.limit_train_batches:
-        raise ConfigError(
-            "trainer.limit_train_batches is 0, which trains nothing; expected 1 or more batches, or a share such as 0.1"
-        )
     if trainer.gradient_clip_val is not None and config.optimizer.get("fused"):
         raise ConfigError(
             f"trainer.gradient_clip_val is {trainer.gradient_clip_val} beside a fused optimizer, whose "
             "gradients Lightning does not clip; set optimizer.fused=false"
         )
-    if not isinstance(config.seed, int) or config.seed < 0:
-        raise ConfigError(f"seed is {config.seed}; expected a whole number, 0 or more")
+    if not isinstance(config.seed, int) or isinstance(config.seed, bool) or not 0 <= config.seed <= _LARGEST_SEED:
+        raise ConfigError(f"seed is {_shown(config.seed)}; expected a whole number, 0 or more, at most {_LARGEST_SEED}")
+    options = {"train.resume": bool, "train.directory": str | None, "ckpt": str | None, "class_routing": dict | None}
+    for key, annotation in options.items():
+        value = OmegaConf.select(config, key)
+        if not accepts(annotation, value):
+            raise ConfigError(f"{key} is {_shown(value)}; expected {expected(annotation)}")
+    if "lr" in config.optimizer:
+        rate = " or ".join(f"{key}=…" for key in meant("optimizer.lr", config) if key != "optimizer.lr")
+        raise ConfigError(f"optimizer.lr is {config.optimizer.lr}; the learning rate is that of the schedule: {rate}")
+    if config.train.test not in ("best", "last", "none"):
+        raise ConfigError(f"train.test is {config.train.test!r}; expected best, last or none")
+
+
+def _check_trainer(trainer: DictConfig) -> None:
+    for name, least in _LEAST.items():
+        value, other = trainer.get(name), _OR_MINUS_ONE.get(name)
+        if value is not None and not (other and value == -1):
+            try:
+                check_number(f"trainer.{name}", value, least)
+            except ValueError as error:
+                raise ConfigError(f"{error}{f', or -1 {other}' if other else ''}") from None
+    for name, instead in _NOT_OURS.items():
+        if trainer.get(name):
+            raise ConfigError(f"trainer.{name} is {trainer[name]}, which cannot be used here; {instead}")
+    interval, limit = (trainer.get(name) for name in ("val_check_interval", "limit_train_batches"))
+    if isinstance(interval, int | float) and not interval > 0:
+        raise ConfigError(
+            f"trainer.val_check_interval is {interval}; expected 1 or more batches, or a share such as 0.5; "
+            "trainer.limit_val_batches=0 leaves validation out"
+        )
+    if limit is not None and not limit:
+        raise ConfigError(
+            "trainer.limit_train_batches is 0, which trains nothing; expected 1 or more batches, or a share such as 0.1"
+        )
     allowed = ("auto", "32-true", "bf16-mixed", "16-mixed")
     if trainer.precision not in allowed:
         raise ConfigError(
             f"trainer.precision is {trainer.precision}; expected one of {', '.join(allowed)}: routing is float32"
         )
-    if config.train.test not in ("best", "last", "none"):
-        raise ConfigError(f"train.test is {config.train.test!r}; expected best, last or none")

@@ -8,20 +8,24 @@ A command is a file ``capsule_lab/<name>.py`` with ``main = command("<name>")(â€
 from __future__ import annotations
 
 import functools
+import logging
 import os
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
-from capsule_lab.config import conf_dir, head, user_message
+from capsule_lab import __version__
+from capsule_lab.arguments import own_folders, prepared
+from capsule_lab.config import conf_dir, default_options, head, options_of, searching, user_message
 from capsule_lab.errors import InterruptError
 from capsule_lab.signals import interruptible
 from capsule_lab.slurm import requeue
+from capsule_lab.terminal import usable_streams
 
 _SHOW_TRACEBACK = "CAPSULE_LAB_TRACEBACK"
 
@@ -52,9 +56,15 @@ def command(name: str) -> Callable[[Callable[[DictConfig], None]], Callable[[], 
         @functools.wraps(main)
         def run() -> None:
             OmegaConf.register_new_resolver("command_help", _help, replace=True)  # of conf/_command.yaml
-            with _hydra_raises():
+            logging.getLogger("hydra.utils").setLevel(logging.CRITICAL)  # it logs what it raises
+            with usable_streams(), _hydra_raises(), ExitStack() as stack:
                 try:
+                    if "--version" in sys.argv[1:]:
+                        sys.stdout.write(f"capsule-lab {__version__}\n")
+                        return
                     with interruptible():
+                        stack.enter_context(searching(own_folders(sys.argv[1:])))
+                        sys.argv[1:] = prepared(sys.argv[1:], name)
                         hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name=name)(job)()
                 except InterruptError as error:  # while composing, or of a launcher
                     _exit_interrupted(error)
@@ -68,7 +78,10 @@ def command(name: str) -> Callable[[Callable[[DictConfig], None]], Callable[[], 
 
 
 def _help(name: str) -> str:
-    return "\n".join([*head(conf_dir() / f"{name}.yaml"), ""]).replace("$", "$$")  # Hydra fills in a template
+    """The comments at the head of a command's configuration, and the groups that it takes."""
+    groups = [f"  {group}: {', '.join(options_of(group))}" for group in sorted(default_options(name))]
+    lines = [*head(conf_dir() / f"{name}.yaml"), "", *(["== Groups: group=option ==", *groups, ""] if groups else [])]
+    return "\n".join(lines).replace("$", "$$")  # Hydra fills in a template
 
 
 @contextmanager

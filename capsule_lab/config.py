@@ -1,25 +1,34 @@
 """Configurations: where they are, how one is composed, and the message for an error of Hydra.
 
+Folders of the user's own, given by ``--config-dir`` or ``hydra.searchpath``, are known to this process and those that
+it starts by an environment variable, so that tables, listings and hints know their options too.
+
 Launchers and sweepers apart, only this module uses what Hydra 1.3 does not document: ``GlobalHydra.hydra``, attributes
 of its exceptions, and in ``_key_in_text`` and ``_node_in_text`` their texts.
 """
 
 from __future__ import annotations
 
+import os
 import re
+import shlex
 import sys
-from collections.abc import Sequence
-from itertools import pairwise, takewhile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 import hydra
 from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import HydraException, InstantiationException, MissingConfigException, OverrideParseException
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from capsule_lab.errors import CapsuleLabError, InterruptError, one_line, suggest
+from capsule_lab.errors import CapsuleLabError, ConfigError, InterruptError, one_line, suggest
+from capsule_lab.hints import hint
+
+_SEARCH_PATH = "CAPSULE_LAB_SEARCH_PATH"
 
 
 def conf_dir() -> Path:
@@ -49,9 +58,50 @@ def groups() -> list[str]:
 
 
 def options_of(group: str) -> list[str]:
-    """Names of the options of a configuration group, sorted; files such as ``_common.yaml`` are parts of options."""
-    folder = conf_dir() / group
-    return sorted(file.relative_to(folder).with_suffix("").as_posix() for file in folder.rglob("[!_]*.yaml"))
+    """Names of the options of a configuration group, sorted."""
+    return sorted(option_files(group))
+
+
+def option_files(group: str) -> dict[str, Path]:
+    """The file of each option of a configuration group; files such as ``_common.yaml`` are parts of options."""
+    own = [Path(entry.removeprefix("file://")) for entry in search_path() if "://" not in entry.removeprefix("file://")]
+    return {
+        file.relative_to(folder / group).with_suffix("").as_posix(): file
+        for folder in (conf_dir(), *own)
+        for file in (folder / group).rglob("[!_]*.yaml")
+    }
+
+
+def default_options(config_name: str) -> dict[str, str | None]:
+    """The groups that a command takes, and the option of each that it takes by default."""
+    found: dict[str, str | None] = {}
+    file = OmegaConf.load(conf_dir() / f"{config_name}.yaml")
+    assert isinstance(file, DictConfig)
+    for entry in file.get("defaults", []):
+        if isinstance(entry, DictConfig):
+            found |= {str(key): entry[key] for key in entry if not str(key).startswith("override ")}
+        elif (conf_dir() / f"{entry}.yaml").is_file():
+            found |= default_options(entry)
+    return found
+
+
+def search_path() -> list[str]:
+    """The user's own folders of configurations, as Hydra's search path has them: ``file:///…`` or ``pkg://…``."""
+    return [entry for entry in os.environ.get(_SEARCH_PATH, "").split("\n") if entry]
+
+
+@contextmanager
+def searching(entries: Sequence[str]) -> Iterator[None]:
+    """Add folders to ``search_path``, of this process and those that it starts."""
+    before = os.environ.get(_SEARCH_PATH)
+    os.environ[_SEARCH_PATH] = "\n".join([*search_path(), *entries])
+    try:
+        yield
+    finally:
+        if before is None:
+            os.environ.pop(_SEARCH_PATH, None)
+        else:
+            os.environ[_SEARCH_PATH] = before
 
 
 def head(file: Path) -> list[str]:
@@ -62,13 +112,61 @@ def head(file: Path) -> list[str]:
 
 def compose(config_name: str = "train", overrides: Sequence[str] = ()) -> DictConfig:
     """A configuration outside of a command, as in a notebook or a test; inside of one, its own stays as it is."""
+    overrides = choices(overrides, config_name)
+    if search_path() and not any(override.startswith("hydra.searchpath=") for override in overrides):
+        overrides.append(f"hydra.searchpath=[{','.join(map(quoted, search_path()))}]")
     current = GlobalHydra.instance().hydra
     GlobalHydra.instance().clear()
     try:
         with hydra.initialize_config_dir(str(conf_dir()), version_base="1.3"):
-            return hydra.compose(config_name, overrides=list(overrides))
+            return hydra.compose(config_name, overrides=overrides)
     finally:
         GlobalHydra.instance().hydra = current
+
+
+def choices(overrides: Sequence[str], config_name: str) -> list[str]:
+    """Overrides with ``group=null`` and ``group=none`` as Hydra takes them: its own null is no option of a group.
+
+    Raises:
+        ConfigError: for a group that cannot be left out, and an option that is no name.
+    """
+    found = []
+    for override in overrides:
+        group, is_pair, option = override.partition("=")
+        if is_pair and not group:
+            raise ConfigError(f"{override} has no key; expected key=value")
+        if not is_pair or group not in groups():
+            found.append(override)
+        elif option in ("null", "none", ""):
+            if "none" in options_of(group):
+                found.append(f"{group}=none")
+            elif config_name not in commands() or default_options(config_name).get(group, "") is not None:
+                options = ", ".join(options_of(group))
+                raise ConfigError(f"{override} leaves out what is needed; expected {group}= one of {options}")
+        elif re.fullmatch(r"[\d.]+|true|false|\{.*", option, re.IGNORECASE):
+            raise ConfigError(f"{override} does not exist; {suggest(option, options_of(group))}")
+        else:
+            found.append(override)
+    return found
+
+
+def quoted(text: str) -> str:
+    """``text`` as a string in Hydra's grammar of overrides, in which nothing is interpolated."""
+    text = re.sub(r"(\\*)\$\{", lambda match: match[1] * 2 + "\\${", text)
+    text = re.sub(r"(\\*)('|$)", lambda match: match[1] * 2 + match[2].replace("'", "\\'"), text)
+    return f"'{text}'"
+
+
+def as_argument(key: str, value: str | Path) -> str:
+    """``key=value`` as a shell and Hydra take it, whatever characters a path has.
+
+    >>> print(as_argument("ckpt", "runs/a-1"), as_argument("ckpt", "a b=c"))
+    ckpt=runs/a-1 "ckpt='a b=c'"
+    """
+    if re.fullmatch(r"[\w./:@%+-]+", str(value), re.ASCII):
+        return f"{key}={value}"
+    text = f"{key}={quoted(str(value))}"
+    return shlex.quote(text) if re.search(r'["$`!\\]', text) else f'"{text}"'
 
 
 def to_container(config: DictConfig) -> dict[str, Any]:
@@ -96,18 +194,40 @@ def user_message(error: BaseException, config_name: str = "train") -> str | None
         if group == "hydra":  # its groups lie one level deeper, and plugins add options to them
             group, _, option = str(error.missing_cfg_file).rpartition("/")
             return f"{group}={option} does not exist; {suggest(option, error.options)}"
-        return f"{group}={option} does not exist; {suggest(option, {*options_of(group), *error.options})}"
+        options = {*options_of(group), *(each for each in error.options if not each.startswith("_"))}
+        return f"{group}={option} does not exist; {suggest(option, options)}"
     if isinstance(error, OverrideParseException):
-        return f"{error.override} cannot be read as key=value: {one_line(error)}"
+        return _unreadable(str(error.override))
     if isinstance(error, InstantiationException) and error.__cause__ is not None:
         node, reason = _node_in_text(error), one_line(error.__cause__)
         return reason if not node or node in reason else f"{node}: {reason}"
     if isinstance(error, HydraException):
         key = _key_in_text(error)
-        return _unknown_key(key, config_name) if key else one_line(error)
+        return _unknown_key(key, config_name) if key else _plain(one_line(error))
     if isinstance(error, OmegaConfBaseException):
         return one_line(error)
     return None
+
+
+def _unreadable(override: str) -> str:
+    """The message for an override that Hydra's grammar does not have."""
+    key, is_pair, value = override.partition("=")
+    if not is_pair:
+        return f"{override} is no key=value; expected such as seed=1, or ~{override} to leave it out"
+    return (
+        f"{override} cannot be read as key=value; expected quotes around a text with brackets, commas or the like, and "
+        f"others for the shell: {as_argument(key, value)}"
+    )
+
+
+def _plain(text: str) -> str:
+    """Texts of hydra 1.3.8 that speak of its grammar, in other words."""
+    several = re.match(r"Ambiguous value for argument '([^=]+)=(.*?)' 1\.", text)
+    if several:
+        key, values = several[1], several[2]
+        return f"{key}={values} are several values; -m trains one run for each, {key}=[{values}] is a list"
+    added = re.match(r"Could not append to config\. An item is already at '([^']+)'", text)
+    return f"{added[1]} exists already; expected {added[1]}=… without the +" if added else text
 
 
 def _key_in_text(error: HydraException) -> str | None:
@@ -121,28 +241,16 @@ def _node_in_text(error: InstantiationException) -> str:
     return str(error).rpartition("full_key: ")[2].strip()
 
 
-def _search_path(arguments: Sequence[str]) -> list[str]:
-    """The user's own folders of configurations, which ``compose`` takes as an override only."""
-    folders = [value for argument, value in pairwise(arguments) if argument in ("--config-dir", "-cd")]
-    folders += [argument.partition("=")[2] for argument in arguments if argument.startswith("--config-dir=")]
-    own = [f"hydra.searchpath=[{','.join(f'file://{Path(folder).absolute()}' for folder in folders)}]"]
-    return own if folders else [argument for argument in arguments if argument.startswith("hydra.searchpath=")]
-
-
 def _unknown_key(key: str, config_name: str) -> str:
     """The message for a key that does not exist, with those beside which it was looked for."""
     if key.startswith("hydra."):
         return f"{key} is no option of Hydra; python -m capsule_lab.train --cfg hydra lists them"
-    choices = [argument for argument in sys.argv[1:] if argument.partition("=")[0].lstrip("+") in groups()]
-    choices += _search_path(sys.argv[1:])
+    chosen = [argument for argument in sys.argv[1:] if argument.partition("=")[0].lstrip("+") in groups()]
     try:
-        config = compose(config_name, choices)
-    except HydraException:
+        config = compose(config_name, chosen)
+    except (HydraException, ConfigError):
         return f"{key} is no option of this configuration"
-    parent, _, name = key.rpartition(".")
-    while parent and not isinstance(OmegaConf.select(config, parent), DictConfig):
-        parent, _, name = parent.rpartition(".")
-    node = OmegaConf.select(config, parent) if parent else config
-    prefix = f"{parent}." if parent else ""
-    options = [f"{prefix}{option!s}" for option in node]
-    return f"{key} does not exist; {suggest(prefix + name, options)} (+{key}=… adds a new key)"
+    with open_dict(config):
+        for group in default_options(config_name):
+            config.setdefault(group, None)
+    return f"{key} does not exist; {hint(key, config)}"

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Iterable
+from typing import SupportsFloat
 
 
 class CapsuleLabError(Exception):
@@ -51,11 +53,28 @@ def one_line(error: BaseException) -> str:
     return " ".join(str(error).split())
 
 
+def closest(unknown: str, options: Iterable[str]) -> str | None:
+    """The option that was probably meant, in whatever case: exchanged letters count less than other mistakes.
+
+    >>> closest("modle", ["model", "module"]), closest("MNIST", ["mnist"]), closest("mnist", ["sabour2017/mnist"])
+    ('model', 'mnist', 'sabour2017/mnist')
+    """
+    by_lower = {option.casefold(): option for option in options}
+    lower = unknown.casefold()
+    candidates = [
+        *(option for option in by_lower if option == lower),
+        *(option for option in by_lower if sorted(option) == sorted(lower)),
+        *(option for option in by_lower if option.rpartition("/")[2] == lower),
+        *difflib.get_close_matches(lower, by_lower, n=1),
+    ]
+    return by_lower[candidates[0]] if candidates else None
+
+
 def suggest(unknown: str, options: Iterable[str]) -> str:
     """``did you mean …? Options: …`` for a name that is not among ``options``."""
     options = sorted(options)
-    close = difflib.get_close_matches(unknown, options, n=1)
-    meant = f"did you mean {close[0]}? " if close else ""
+    close = closest(unknown, options)
+    meant = f"did you mean {close}? " if close else ""
     return f"{meant}Options: {', '.join(options)}"
 
 
@@ -68,3 +87,22 @@ def check_choice(option: str, value: object, choices: tuple[object, ...]) -> Non
     if value not in choices:
         *others, last = (repr(choice) for choice in choices)
         raise ValueError(f"{option} is {value!r}; expected {', '.join(others)} or {last}")
+
+
+def check_number(
+    option: str, value: float, least: float = -math.inf, most: float = math.inf, *, above: float = -math.inf
+) -> None:
+    """Check that ``value`` is a finite number, ``least`` or more, ``most`` or fewer, and more than ``above``.
+
+    Raises:
+        ValueError: if not, naming these bounds.
+    """
+    if isinstance(value, SupportsFloat) and math.isfinite(value) and least <= value <= most and value > above:
+        return
+    bounds = [
+        *([f"more than {above}"] if above > -math.inf else []),
+        *([f"{least} or more"] if least > -math.inf and most == math.inf else []),
+        *([f"{least} to {most}"] if least > -math.inf and most < math.inf else []),
+        *([f"at most {most}"] if least == -math.inf and most < math.inf else []),
+    ]
+    raise ValueError(f"{option} is {value}; expected {', '.join(bounds) or 'a finite number'}")

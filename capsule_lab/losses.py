@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
+from capsule_lab.errors import check_number
 from capsule_lab.functional import float32_under_autocast
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -52,19 +53,24 @@ def margin_loss(
         scores: lengths ``|v_k|``.
         labels: classes, ``(batch,)`` or, if every image has several, ``(batch, label)``; or one row of 0 and 1 per
             image.
-        present, absent: margins above and below which a length costs nothing.
-        absent_weight: keeps the many absent classes from shrinking all lengths at first.
+        present, absent: margins above and below which a length costs nothing, in [0, 1], ``present`` the larger.
+        absent_weight: 0 or more; keeps the many absent classes from shrinking all lengths at first.
         reduction: ``"paper"`` sums over the classes and averages over the batch. ``"official"`` is the
             authors' code: half the mean over batch *and* classes, 1/20 of the paper's for ten classes.
             Beside it, the same reconstruction weight of 0.0005 counts 20 times as much.
 
     Raises:
-        ValueError: for an unknown reduction.
+        ValueError: for an unknown reduction, margins that are not in [0, 1] or in reverse order, a negative weight.
 
     >>> import torch
     >>> margin_loss(torch.tensor([[0.8, 0.2]]), torch.tensor([0])).item()  # 0.1^2 + 0.5 * 0.1^2
     0.0149...
     """
+    check_number("present", present, 0, 1)
+    check_number("absent", absent, 0, 1)
+    check_number("absent_weight", absent_weight, 0)
+    if absent >= present:
+        raise ValueError(f"absent is {absent} and present is {present}; expected absent to be the smaller")
     truth = _truth(labels, scores)
     losses = (
         truth * (present - scores).relu().square() + absent_weight * (1 - truth) * (scores - absent).relu().square()
@@ -99,13 +105,14 @@ def spread_loss(
             five classes, beside which a penalty on weights counts 5 times as much.
 
     Raises:
-        ValueError: for an unknown reduction, or several labels per image.
+        ValueError: for an unknown reduction, a margin that is not in (0, 1], or several labels per image.
 
     >>> import torch
     >>> spread_loss(torch.tensor([[0.8, 0.3, 0.1]]), torch.tensor([0])).item()  # 0.4^2 + 0.2^2
     0.1999...
     """
     _check_one_label(labels, "the spread loss")
+    check_number("margin", margin, most=1, above=0)
     true = scores.gather(1, labels[:, None])  # [b 1]
     losses = (margin - (true - scores)).relu().square() * (1 - _truth(labels, scores))  # [b k]
     if reduction == "paper":
@@ -131,10 +138,14 @@ def reconstruction_loss(
         images: what they should be, in [0, 1].
         weight: 0 turns the term off.
 
+    Raises:
+        ValueError: for a negative weight.
+
     >>> import torch
     >>> reconstruction_loss(torch.zeros(2, 1, 2, 2), torch.ones(2, 1, 2, 2)).item()  # 4 pixels off by 1
     0.0020...
     """
+    check_number("weight", weight, 0)
     return weight * (reconstruction - images).square().flatten(1).sum(1).mean()
 
 
@@ -159,12 +170,13 @@ def cross_entropy_loss(
         eps: probabilities nearer than this to 0 or 1 count as this near, and get no gradient.
 
     Raises:
-        ValueError: for several labels per image.
+        ValueError: for several labels per image, or ``eps`` that is not in (0, 0.5].
 
     >>> import torch
     >>> cross_entropy_loss(torch.tensor([[0.9, 0.5]]), torch.tensor([0]), log_odds=True).item()  # log(1 + 1/9)
     0.1053...
     """
+    check_number("eps", eps, most=0.5, above=0)
     if not labels.is_floating_point():
         _check_one_label(labels, "softmax cross-entropy")
     return nn.functional.cross_entropy(scores.logit(eps) if log_odds else scores, labels)
@@ -206,10 +218,14 @@ def l2_loss(
         parameters: kernels. Those of one dimension, such as the scales of batch normalisation, cost nothing.
         weight: 0 turns the term off.
 
+    Raises:
+        ValueError: for a negative weight.
+
     >>> import torch
     >>> l2_loss([torch.full((2, 2), 3.0), torch.full((2,), 3.0)], weight=0.1).item()  # 0.1 * 1/2 * 4 * 9
     1.8...
     """
+    check_number("weight", weight, 0)
     return weight * sum((_half_squared(kernel) for kernel in parameters if kernel.ndim > 1), torch.zeros(()))
 
 

@@ -15,8 +15,12 @@ from dataclasses import dataclass, fields, replace
 from fractions import Fraction
 from typing import Self
 
+from capsule_lab.errors import check_number
+
 Duration = str | int | float
 """A number of steps, or ``"<number> steps|epochs|run"``; the number may be a fraction such as ``1/150``."""
+
+_LARGEST_EXPONENT = 700  # of float64: e^709 is its largest number
 
 _DURATION = re.compile(r"^\s*([0-9.eE+-]+(?:/[0-9.]+)?)\s*(steps?|epochs?|runs?)\s*$")
 
@@ -54,8 +58,11 @@ class Schedule(ABC):
 
     def __post_init__(self) -> None:
         for field in fields(self):
+            value = getattr(self, field.name)
             if field.type == "Duration":
-                _parse(getattr(self, field.name))
+                _parse(value)
+            else:
+                check_number(field.name, value)
 
     @abstractmethod
     def __call__(self, step: int) -> float:
@@ -133,6 +140,9 @@ class SigmoidRamp(Schedule):
     """``start + rise * sigmoid(min(steepest, step / every + offset))``: slow, then fast, then slow.
 
     The margin of the official EM routing code is ``SigmoidRamp(0.2, 0.79, "50000 steps", -4, 10)``.
+
+    Raises:
+        ValueError: for an ``offset`` or ``steepest`` below -700, whose exponential overflows.
     """
 
     start: float
@@ -140,6 +150,11 @@ class SigmoidRamp(Schedule):
     every: Duration
     offset: float = -4.0  # official code of Hinton 2018
     steepest: float = 10.0  # official code of Hinton 2018
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_number("offset", self.offset, -_LARGEST_EXPONENT)
+        check_number("steepest", self.steepest, -_LARGEST_EXPONENT)
 
     def __call__(self, step: int) -> float:
         x = min(self.steepest, self._progress(step, self.every) + self.offset)
@@ -154,12 +169,21 @@ class Exponential(Schedule):
 
     >>> Exponential(1e-3, 0.96, "2000 steps", 1e-6)(30_000)  # 5.4e-4
     0.000542...
+
+    Raises:
+        ValueError: unless ``initial`` and ``rate`` are more than 0 and ``floor`` is 0 to ``initial``.
     """
 
     initial: float
     rate: float
     every: Duration
     floor: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_number("initial", self.initial, above=0)
+        check_number("rate", self.rate, above=0)
+        check_number("floor", self.floor, 0, self.initial)
 
     def __call__(self, step: int) -> float:
         return max(self.floor, self.initial * self.rate ** self._progress(step, self.every))
@@ -169,7 +193,8 @@ def check_schedules(schedule: Mapping[str, Schedule | None]) -> dict[str, Schedu
     """The schedules of a run by name, without those that are ``None``.
 
     Raises:
-        ValueError: for something that is no schedule, and for a ``learning_rate`` that is missing or goes below 0.
+        ValueError: for something that is no schedule, and for a ``learning_rate`` that is missing, goes below 0 or
+            is 0 all the time.
     """
     for name, value in schedule.items():
         if not isinstance(value, Schedule | None):
@@ -178,7 +203,10 @@ def check_schedules(schedule: Mapping[str, Schedule | None]) -> dict[str, Schedu
     if "learning_rate" not in given:
         raise ValueError(f"the schedule has {', '.join(given) or 'no entry'}; expected one named learning_rate")
     rate = given["learning_rate"].for_run(1, 1)
-    for when, step in (("start", 0), ("end", 1)):
-        if not rate(step) >= 0:
-            raise ValueError(f"schedule.learning_rate is {rate(step):g} at the {when}; expected 0 or more")
+    first, last = rate(0), rate(1)
+    for when, at in (("start", first), ("end", last)):
+        if not at >= 0:
+            raise ValueError(f"schedule.learning_rate is {at:g} at the {when}; expected 0 or more")
+    if not first + last > 0:
+        raise ValueError("schedule.learning_rate is 0 from start to end, which trains nothing; expected more than 0")
     return given

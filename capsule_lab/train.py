@@ -18,6 +18,7 @@ from rich.console import Console
 
 from capsule_lab.check import check
 from capsule_lab.command import command
+from capsule_lab.config import as_argument
 from capsule_lab.environment import replaced_command_line
 from capsule_lab.errors import ConfigError
 from capsule_lab.slurm import was_requeued
@@ -91,6 +92,7 @@ def _train(config: DictConfig, directory: Path, overrides: Sequence[str]) -> dic
     resume = runs.checkpoints.checkpoint_to_resume(config, directory, data.provenance)
     embed = callbacks.EmbedConfig(config, data.provenance, data.spec)
     trainer = build.build_trainer(config, directory, embed)
+    build.check_together(trainer, module, data)
 
     runs.directories.create_directory(
         directory, config, overrides
@@ -168,7 +170,7 @@ def summary(result: dict[str, Any], directory: Path) -> str:
     """The last lines of the command: errors, data, duration, directory, and what to try next."""
     from capsule_lab.runs.results import describe_data
 
-    run, python = _as_typed(directory), _as_typed(Path(sys.executable))
+    run, python = _as_typed(directory), shlex.quote(str(_as_typed(Path(sys.executable))))
     minutes = result["training_seconds"] / 60
     if "error" in result["test"]:
         errors = {name.partition("/")[0]: value for name, value in result["test"].items() if name.endswith("/error")}
@@ -187,7 +189,7 @@ def summary(result: dict[str, Any], directory: Path) -> str:
         "            metrics.json, metrics.csv, checkpoints, figures",
         "",
         "[bold]try next[/]",
-        f"  {python} -m capsule_lab.evaluate ckpt={run}",
+        f"  {python} -m capsule_lab.evaluate {as_argument('ckpt', run)}",
         f"  {python} -m capsule_lab.train experiment=quickstart routing=uniform",
         f"  {python} -m capsule_lab",
     ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from omegaconf import OmegaConf
@@ -57,7 +57,7 @@ def test_value_that_cannot_work_is_refused(overrides: list[str], message: str) -
         (["schedule.learning_rate=null"], "module: the schedule has no entry; expected one named learning_rate"),
         (["schedule.learning_rate=3"], "module: schedule.learning_rate is 3; expected a schedule, such as Constant"),
         (
-            ["schedule.learning_rate.initial=-0.1", "schedule.learning_rate.floor=-1"],
+            ["schedule=hinton2018_scaled", "schedule.learning_rate.start=-0.1"],
             "module: schedule.learning_rate is -0.1 at the start; expected 0 or more",
         ),
         (["schedule=constant", "schedule.learning_rate.value=-1"], "module: schedule.learning_rate is -1 at the start"),
@@ -157,7 +157,15 @@ class Base:
 
 
 class Typed(Base):
-    def __init__(self, flag: bool = False, sizes: list[int] | int = 3, **options: Any) -> None:
+    def __init__(
+        self,
+        flag: bool = False,
+        sizes: list[int] | int = 3,
+        kind: Literal["a", "b"] | None = None,
+        pair: tuple[float, float] = (0, 1),
+        anything: Any = None,
+        **options: Any,
+    ) -> None:
         super().__init__(**options)
 
 
@@ -172,7 +180,11 @@ class Typed(Base):
         ({"whole": 2.0}, "mine.whole is 2.0; expected a whole number"),
         ({"share": "half"}, "mine.share is half; expected a number or null"),
         ({"name": 3}, "mine.name is 3; expected text or null"),
-        ({"sizes": "many"}, None),  # an annotation with other types than plain ones checks nothing
+        ({"sizes": "many"}, "mine.sizes is many; expected a list of whole numbers or a whole number"),
+        ({"sizes": [1, "two"]}, "mine.sizes is [1, 'two']; expected a list of whole numbers or a whole number"),
+        ({"kind": "c"}, "mine.kind is 'c'; expected 'a' or 'b' or null"),
+        ({"pair": [1]}, "mine.pair is [1]; expected a list of 2 numbers"),
+        ({"pair": [1, 0.5], "kind": "a", "sizes": [], "anything": "x"}, None),
     ],
     ids=str,
 )

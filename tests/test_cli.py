@@ -24,7 +24,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from capsule_lab import __main__ as overview
 from capsule_lab import build
 from capsule_lab.check import check
-from capsule_lab.config import commands, compose, conf_dir, groups, head, options_of, user_message
+from capsule_lab.config import commands, compose, conf_dir, default_options, groups, head, options_of, user_message
 from capsule_lab.tables.arguments import FOR_REPORT, FOR_SWEEP, for_hydra
 from capsule_lab.train import summary
 from tests.helpers.commands import NO_PICTURES, ROOT, TINY, TINY_CAPSNET, Ended, Trained, python
@@ -149,6 +149,7 @@ def shown() -> str:
     """What ``python -m capsule_lab`` prints."""
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(io.StringIO()) as out:
         patch.setenv("COLUMNS", "300")  # no line is wrapped
+        patch.setattr(sys, "argv", ["capsule-lab"])
         overview.main()
     return out.getvalue()
 
@@ -171,7 +172,9 @@ def test_help_is_the_head_of_the_configuration(cli: Cli, command: str) -> None:
     ended = cli(command, "--help")
     assert (ended.status, ended.err) == (0, "")
     first, *rest = head(conf_dir() / f"{command}.yaml")
-    assert ended.out.startswith("\n".join([first, *rest, "\n== Configuration groups =="]))
+    text, _, listed = ended.out.partition("\n== Config ==\n")[0].partition("\n\n== Groups: group=option ==\n")
+    assert text.strip().splitlines() == [first, *rest]
+    assert {line.split(":")[0].strip() for line in listed.strip().splitlines()} == {*default_options(command)}
     assert any(f"python -m capsule_lab.{command} " in line for line in rest)
 
 
@@ -353,7 +356,7 @@ def test_wrong_overrides_are_refused(tmp_path: Path, overrides: list[str], messa
     ("overrides", "message"),
     [
         (["modell=capsnet"], "modell does not exist; did you mean model? Options: callbacks, ckpt, "),
-        (["train.test=["], "train.test=[ cannot be read as key=value: "),
+        (["train.test=["], "train.test=[ cannot be read as key=value; expected quotes around "),
         (["train.test=bset"], "train.test is 'bset'; expected best, last or none"),
         (["model.channels=0"], "model: CapsNet has channels 0; expected 1 or more"),
         (["train.directory=file/run"], "cannot write to "),

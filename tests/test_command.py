@@ -11,7 +11,7 @@ import pytest
 from hydra.errors import ConfigCompositionException, InstantiationException
 
 from capsule_lab.build import build_trainer
-from capsule_lab.config import _key_in_text, _node_in_text, _search_path, compose
+from capsule_lab.config import _key_in_text, _node_in_text, compose
 from tests.helpers.commands import ROOT, Trained, python
 from tests.helpers.messages import one_sentence
 
@@ -123,9 +123,3 @@ def test_node_in_the_text_of_hydra() -> None:
     with pytest.raises(InstantiationException) as caught:
         build_trainer(config, Path("run"))
     assert _node_in_text(caught.value) == "logger.csv", hydra.__version__
-
-
-@pytest.mark.parametrize("arguments", [[], ["--config-dir"], ["--config-dir", "mine"], ["--config-dir=mine"]], ids=str)
-def test_search_path_is_that_of_the_command_line(arguments: list[str]) -> None:
-    folder = f"hydra.searchpath=[file://{Path('mine').absolute()}]"
-    assert _search_path(arguments) == ([folder] if "mine" in "".join(arguments) else [])

@@ -619,10 +619,10 @@ def test_an_unknown_key_of_hydra_itself_is_not_looked_for_among_ours(monkeypatch
 @pytest.mark.parametrize(
     ("overrides", "named"),
     [
-        (["seed"], "'seed'"),
+        (["seed"], "seed is no key=value; "),
         (["+routing=dynamic"], "routing appears more than once"),
         (["++trainer=default"], "'++trainer=default'"),
-        (["model=capsnet,cnn_baseline"], "'model=capsnet,cnn_baseline'"),
+        (["model=capsnet,cnn_baseline"], "model=capsnet,cnn_baseline are several values; -m trains one run for each"),
         (["train.test=["], "train.test=["),
     ],
     ids=str,

@@ -19,6 +19,7 @@ WITHOUT_COUNTERPART = {
     "test_doctests.py": "all docstrings",
     "test_imports.py": "the direction of imports",
     "test_layout.py": "tests/ itself",
+    "test_odd_overrides.py": "values of all options",
     "test_packaging.py": "pyproject.toml",
     "callbacks/test_mlflow.py": "loggers with MLflow",
     "callbacks/test_wandb.py": "loggers with W&B",

@@ -2,13 +2,23 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from hydra.utils import instantiate
 
 from capsule_lab.config import compose
-from capsule_lab.schedules import Constant, Exponential, Linear, Schedule, SigmoidRamp, Staircase, duration_in_steps
+from capsule_lab.schedules import (
+    Constant,
+    Exponential,
+    Linear,
+    Schedule,
+    SigmoidRamp,
+    Staircase,
+    check_schedules,
+    duration_in_steps,
+)
 
 CAPSNET_LEARNING_RATE = Exponential(1e-3, 0.96, "2000 steps", 1e-6)
 
@@ -248,3 +258,24 @@ def test_linear_margin(step: int, margin: float) -> None:
 @pytest.mark.parametrize(("step", "margin"), [(0, 0.2), (379, 0.2), (380, 0.3), (7 * 380, 0.9), (5_000, 0.9)])
 def test_margin_per_epoch(step: int, margin: float) -> None:
     assert shipped("em_margin_per_epoch")["margin"](step) == pytest.approx(margin)
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: Constant(math.nan), "value is nan; expected a finite number"),
+        (lambda: Exponential(-0.001, 0.9, "1 run"), "initial is -0.001; expected more than 0"),
+        (lambda: Exponential(0.001, -1, "1 run"), "rate is -1; expected more than 0"),
+        (lambda: Exponential(0.001, 0.9, "1 run", 0.1), "floor is 0.1; expected 0 to 0.001"),
+        (lambda: SigmoidRamp(0.2, 0.7, 10, offset=-1e9), "offset is -1000000000.0; expected -700 or more"),
+        (
+            lambda: check_schedules({"learning_rate": Constant(0)}),
+            "schedule.learning_rate is 0 from start to end, which",
+        ),
+    ],
+    ids=str,
+)
+def test_numbers_that_are_refused(build: Callable[[], object], message: str) -> None:
+    with pytest.raises(ValueError, match="expected") as caught:
+        build()
+    assert str(caught.value).startswith(message)

@@ -16,7 +16,7 @@ from omegaconf import DictConfig
 from capsule_lab.atomic import atomically
 from capsule_lab.callbacks.stop_signals import StopSignals
 from capsule_lab.environment import command_line
-from capsule_lab.errors import InterruptError
+from capsule_lab.errors import InterruptError, check_number
 from capsule_lab.lightning_internals import next_batch_follows, relocated_state
 from capsule_lab.runs.checkpoints import embed
 from capsule_lab.runs.results import split_metrics
@@ -107,9 +107,13 @@ class LastCheckpoint(Checkpoint):
 
     Args:
         every_minutes: how old the checkpoint may become.
+
+    Raises:
+        ValueError: for a negative ``every_minutes``.
     """
 
     def __init__(self, every_minutes: float = 5.0) -> None:
+        check_number("every_minutes", every_minutes, 0)
         self.every_minutes = every_minutes
         self.signals = StopSignals()
         self.stopping = False

@@ -16,6 +16,7 @@ from torchmetrics.classification import MulticlassConfusionMatrix
 from capsule_lab.analysis.plotting import add_heading
 from capsule_lab.analysis.reconstructions import reconstruction_sheet, select_images
 from capsule_lab.analysis.segmentation import segmentation_sheet
+from capsule_lab.errors import check_number
 from capsule_lab.networks import Reconstructs, reconstructs
 from capsule_lab.runs.files import save_figure
 from capsule_lab.runs.results import short_name
@@ -32,6 +33,7 @@ class Reconstructions(Callback):
     """
 
     def __init__(self, images: int = 16) -> None:
+        check_number("images", images, 1)
         self.images = images
 
     def on_validation_batch_end(

@@ -11,7 +11,7 @@ from lightning.pytorch.callbacks import Callback
 from torch import Tensor, nn
 from torchmetrics import Metric
 
-from capsule_lab.errors import CapsuleLabError
+from capsule_lab.errors import CapsuleLabError, check_number
 from capsule_lab.metrics import ActivationStatistics, CouplingEntropy, DeadCapsuleRate
 from capsule_lab.networks import AbstractCapsuleNetwork
 from capsule_lab.types import Batch, Capsules, RoutingTrace
@@ -34,6 +34,7 @@ class NonFiniteGuard(Callback):
     """
 
     def __init__(self, every_n_steps: int | None = None) -> None:
+        check_number("every_n_steps", 1 if every_n_steps is None else every_n_steps, 1)
         self.every_n_steps = every_n_steps
         self.pending: list[tuple[int, dict[str, Tensor]]] = []
 

@@ -16,6 +16,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from capsule_lab.atomic import expanded
 from capsule_lab.errors import DataError, one_line
 
 _TIMEOUT = 10.0  # ours: seconds without an answer after which a server counts as unreachable
@@ -26,7 +27,7 @@ log = logging.getLogger(__name__)
 
 def data_directory(directory: str | None) -> Path:
     """``directory``, else ``$CAPSULE_LAB_DATA``, else ``data`` in the working directory."""
-    return Path(directory or os.environ.get("CAPSULE_LAB_DATA") or "data")
+    return expanded(directory or os.environ.get("CAPSULE_LAB_DATA") or "data")
 
 
 def md5(path: Path) -> str:

@@ -66,7 +66,7 @@ class MNISTDataModule(AbstractDataModule):
         **options: see ``AbstractDataModule``.
 
     Raises:
-        ValueError: for a negative ``shift``.
+        ValueError: for a ``shift`` that is negative or not smaller than the images.
     """
 
     spec = DataSpec(image_shape=(1, SIZE, SIZE), num_classes=10)
@@ -83,11 +83,13 @@ class MNISTDataModule(AbstractDataModule):
         return random_shift(pixels, key, self.shift) if augment else pixels
 
 
-def check_shift(shift: int) -> None:
-    """Check the option ``shift`` of a data set.
+def check_shift(shift: int, size: int = SIZE) -> None:
+    """Check the option ``shift`` of a data set whose images have a side of ``size`` pixels.
 
     Raises:
-        ValueError: if it is negative.
+        ValueError: if it is negative, or moves images out of the picture.
     """
     if shift < 0:
         raise ValueError(f"data.shift is {shift}; expected 0 (no shift) or more pixels")
+    if shift >= size:
+        raise ValueError(f"data.shift is {shift}; expected fewer than the {size} pixels of the images")

@@ -75,10 +75,10 @@ class MultiMNISTDataModule(AbstractDataModule):
         **options: Any,
     ) -> None:
         super().__init__(**options)  # without eval_images, which here limits pairs and not images
-        check_shift(shift)
         check_eval_images(eval_images)
         if pad < 0:
             raise ValueError(f"data.pad is {pad}; expected 0 or more pixels")
+        check_shift(shift, SIZE + 2 * pad)
         check_choice("data.blend", blend, ("sum", "max"))
         check_choice("data.placing", placing, ("shift", "affine"))
         if val_pairs < 1 or test_pairs < 1:

@@ -68,7 +68,7 @@ class SVHNDataModule(AbstractDataModule):
         **options: Any,
     ) -> None:
         super().__init__(validation_share=validation_share, **options)
-        check_shift(shift)
+        check_shift(shift, SIZE)
         self.shift = shift
         self.real_source = SVHNFiles(self.directory)
         self.standin_source = ColouredDigits(NAME)

@@ -42,7 +42,12 @@ def route(
         backend: see ``Backend``.
         rows_per_image: rows of the batch that depend on each other, see ``Normaliser``.
         whole_batch: all rows in one call of the procedure, as ``on_iteration`` expects.
+
+    Raises:
+        ValueError: for votes of another number of dimensions.
     """
+    if isinstance(votes, Tensor) and votes.ndim != 4:
+        raise ValueError(f"votes are of shape {tuple(votes.shape)}; expected (batch, child, parent, dim)")
     choice = chosen(backend, votes)
     if not isinstance(votes, Votes):
         return procedure((PlainVotes if choice == "reference" else MatmulVotes)(votes), activations)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from capsule_lab.errors import check_number
 from capsule_lab.functional import combine_crops
 from capsule_lab.lightning_internals import batch_index, batches_per_epoch, stopped_at_threshold
 from capsule_lab.lit.metrics import SplitMetrics
@@ -55,7 +56,7 @@ class AbstractCapsuleModule(L.LightningModule):
 
     Raises:
         ValueError: if there is no ``learning_rate`` schedule or it goes below 0, if something is no schedule, if
-            ``l2`` is negative; from ``fit``, if the run has no end.
+            ``l2`` or ``seed`` is negative; from ``fit``, if the run has no end.
     """
 
     def __init__(
@@ -73,8 +74,8 @@ class AbstractCapsuleModule(L.LightningModule):
         compile: bool = False,
     ) -> None:
         super().__init__()
-        if l2 < 0:
-            raise ValueError(f"l2 is {l2}; expected 0 or more")
+        check_number("l2", l2, 0)
+        check_number("seed", seed, 0)
         self.network = network.to(memory_format=torch.channels_last)  # what convolutions are fastest in
         self.loss = loss
         self.optimizer = optimizer

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import ClassVar, Literal, Protocol, TypeGuard, runtime_checkable
 
 from jaxtyping import Float, Int64
@@ -67,14 +68,28 @@ class AbstractCapsuleNetwork(AbstractNetwork):
 
 
 def check_sizes(name: str, **sizes: int) -> None:
-    """Sizes of a network's parts are positive.
+    """Sizes of a network's parts are positive whole numbers.
 
     Raises:
         ValueError: for one that is not.
     """
     for size, value in sizes.items():
-        if value < 1:
-            raise ValueError(f"{name} has {size} {value}; expected 1 or more")
+        if not isinstance(value, int) or value < 1:
+            expected = "1 or more" if isinstance(value, int) else "a whole number"
+            raise ValueError(f"{name} has {size} {value!r}; expected {expected}")
+
+
+def check_widths(name: str, **widths: Sequence[int]) -> None:
+    """Widths of layers, kernels and the like are lists of positive whole numbers; an empty list is one.
+
+    Raises:
+        ValueError: for one that is not.
+    """
+    for option, values in widths.items():
+        if not isinstance(values, Sequence) or isinstance(values, str):
+            raise ValueError(f"{name} has {option} {values!r}; expected a list of whole numbers, such as [64]")  # noqa: TRY004
+        for value in values:
+            check_sizes(name, **{option: value})
 
 
 def check_image_shape(image_shape: tuple[int, int, int], smallest: int, name: str) -> tuple[int, int, int]:
@@ -83,9 +98,33 @@ def check_image_shape(image_shape: tuple[int, int, int], smallest: int, name: st
     Raises:
         ValueError: if it is no ``(channel, height, width)`` or the image is smaller than the network can take.
     """
-    if len(image_shape) != 3 or min(image_shape) < 1:
-        raise ValueError(f"image_shape is {image_shape}; expected (channel, height, width), as in (1, 28, 28)")
+    is_shape = isinstance(image_shape, Sequence) and len(image_shape) == 3
+    if not is_shape or not all(isinstance(size, int) and size > 0 for size in image_shape):
+        raise ValueError(f"image_shape is {image_shape!r}; expected (channel, height, width), as in (1, 28, 28)")
     channel, height, width = image_shape
     if min(height, width) < smallest:
         raise ValueError(f"images are {height}x{width}; {name} needs at least {smallest}x{smallest}")
     return channel, height, width
+
+
+def check_images(images: Tensor, image_shape: tuple[int, int, int], name: str) -> None:
+    """A batch of images is one that the network was built for.
+
+    Args:
+        images: what ``forward`` got.
+        image_shape: ``(channel, height, width)`` that the network was built with.
+        name: of the network.
+
+    Raises:
+        TypeError: for images that are no floating-point numbers.
+        ValueError: for another shape.
+    """
+    if not images.is_floating_point():
+        raise TypeError(
+            f"{name} got images of {images.dtype}; expected floating-point numbers in [0, 1]: images.float() / 255, "
+            "or batches of runs.open(…).batches()"
+        )
+    if images.shape[1:] != image_shape:
+        raise ValueError(
+            f"{name} got images of shape {tuple(images.shape)}; expected (batch, {', '.join(map(str, image_shape))})"
+        )

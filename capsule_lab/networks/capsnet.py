@@ -22,7 +22,7 @@ from capsule_lab.errors import check_choice
 from capsule_lab.functional import same_padding, truncated_normal_
 from capsule_lab.layers import Decoder, DenseCapsules, PrimaryCapsules
 from capsule_lab.layers.primary import Padding
-from capsule_lab.networks.base import AbstractCapsuleNetwork, check_image_shape, check_sizes
+from capsule_lab.networks.base import AbstractCapsuleNetwork, check_image_shape, check_images, check_sizes, check_widths
 from capsule_lab.routing import DynamicRouting, RoutingFactory
 from capsule_lab.types import CapsuleOutput, OnIteration
 
@@ -74,10 +74,12 @@ class CapsNet(AbstractCapsuleNetwork):
             "CapsNet", num_classes=num_classes, channels=channels, kernel_size=kernel_size,
             primary_types=primary_types, primary_dim=primary_dim, class_dim=class_dim,
         )  # fmt: skip
+        check_widths("CapsNet", decoder=() if decoder is None else decoder)
         check_choice("padding", padding, get_args(Padding))
         stride = 2  # Sabour 2017, section 4, of the primary capsules
         smallest = 2 * kernel_size - 1 if padding == "valid" else 1
         channel, height, width = check_image_shape(image_shape, smallest, "CapsNet")
+        self.image_shape = (channel, height, width)
         self.padding = padding
         self.conv = nn.Conv2d(channel, channels, kernel_size)
         truncated_normal_(self.conv.weight, 0.05)  # official code
@@ -101,13 +103,12 @@ class CapsNet(AbstractCapsuleNetwork):
             leaky=digits.routing.leaky,
         )
         self.digits = digits
-        self.decoder = (
-            None if decoder is None else Decoder(num_classes, class_dim, (channel, height, width), hidden=decoder)
-        )
+        self.decoder = None if decoder is None else Decoder(num_classes, class_dim, self.image_shape, hidden=decoder)
 
     def forward(
         self, images: Float[Tensor, "batch channel height width"], *, on_iteration: OnIteration | None = None
     ) -> CapsuleOutput:
+        check_images(images, self.image_shape, "CapsNet")
         if self.padding == "same":
             padding = same_padding((images.shape[2], images.shape[3]), self.conv.kernel_size[0], 1)
             features = self.conv(nn.functional.pad(images, padding)).relu()

@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from capsule_lab.errors import check_choice
-from capsule_lab.networks.base import AbstractNetwork, check_image_shape, check_sizes
+from capsule_lab.networks.base import AbstractNetwork, check_image_shape, check_images, check_sizes, check_widths
 from capsule_lab.types import CapsuleOutput
 
 
@@ -60,18 +60,21 @@ class BaselineCNN(AbstractNetwork):
         super().__init__()
         if not 0 <= dropout < 1:
             raise ValueError(f"dropout is {dropout}; expected a probability in [0, 1)")
+        check_widths("BaselineCNN", channels=channels, hidden=hidden)
         sizes = [kernel_size] * len(channels) if isinstance(kernel_size, int) else list(kernel_size)
         if len(sizes) != len(channels) or any(size % 2 == 0 for size in sizes):
             raise ValueError(
                 f"kernel_size is {kernel_size}; expected an odd number, so that padding is symmetric, for all "
                 f"convolutions or one for each of the {len(channels)}"
             )
+        check_widths("BaselineCNN", kernel_size=sizes)
         check_choice("padding", padding, get_args(Literal["same", "valid"]))
         check_sizes("BaselineCNN", num_classes=num_classes, layers=min(len(channels), len(hidden)), pooling=pooling)
         smallest = 1  # side of an image of which one pixel is left
         for size in reversed(sizes):
             smallest = smallest * pooling + (size - 1 if padding == "valid" else 0)
         channel, height, width = check_image_shape(image_shape, smallest, "BaselineCNN")
+        self.image_shape = (channel, height, width)
         features: list[nn.Module] = []
         for (inputs, outputs), size in zip(pairwise((channel, *channels)), sizes, strict=True):
             features += [nn.Conv2d(inputs, outputs, size, padding=padding), nn.ReLU()]
@@ -86,6 +89,7 @@ class BaselineCNN(AbstractNetwork):
         self.classifier = nn.Sequential(*classifier, nn.Dropout(dropout), nn.Linear(hidden[-1], num_classes))
 
     def forward(self, images: Float[Tensor, "batch channel height width"]) -> CapsuleOutput:
+        check_images(images, self.image_shape, type(self).__name__)
         scores = self.classifier(self.features(images).flatten(1))
         return CapsuleOutput(scores.to(images.dtype))  # autocast ends here
 
@@ -127,10 +131,12 @@ class SmallCNN(AbstractNetwork):
         super().__init__()
         if not 0 <= dropout < 1:
             raise ValueError(f"dropout is {dropout}; expected a probability in [0, 1)")
+        check_widths("SmallCNN", channels=channels, kernel_sizes=kernel_sizes)
         if len(kernel_sizes) != len(channels) or any(size % 2 == 0 for size in kernel_sizes):
             raise ValueError(f"kernel_sizes are {list(kernel_sizes)}; expected {len(channels)} odd ones, as channels")
-        check_sizes("SmallCNN", num_classes=num_classes, layers=len(channels), channels=min(channels, default=1))
+        check_sizes("SmallCNN", num_classes=num_classes, layers=len(channels))
         channel, height, width = check_image_shape(image_shape, 1, "SmallCNN")
+        self.image_shape = (channel, height, width)
         features: list[nn.Module] = []
         for inputs, outputs, size in zip((channel, *channels), channels, kernel_sizes, strict=False):
             features.append(nn.Conv2d(inputs, outputs, size, 2, size // 2, bias=not batch_norm))
@@ -140,5 +146,6 @@ class SmallCNN(AbstractNetwork):
         self.classifier = nn.Sequential(nn.Dropout(dropout), nn.Linear(channels[-1] * height * width, num_classes))
 
     def forward(self, images: Float[Tensor, "batch channel height width"]) -> CapsuleOutput:
+        check_images(images, self.image_shape, type(self).__name__)
         scores = self.classifier(self.features(images).flatten(1))
         return CapsuleOutput(scores.to(images.dtype))  # autocast ends here

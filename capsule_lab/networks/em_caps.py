@@ -21,12 +21,12 @@ from typing import Any, Literal, get_args
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from capsule_lab.errors import check_choice
+from capsule_lab.errors import check_choice, check_number
 from capsule_lab.functional import same_padding, truncated_normal_
 from capsule_lab.layers import ClassCapsules, ConvCapsules, LinearPrimaryCapsules
 from capsule_lab.layers.coordinates import coordinate_addition, grid_coordinates, receptive_field_coordinates
 from capsule_lab.layers.primary import Padding
-from capsule_lab.networks.base import AbstractCapsuleNetwork, check_image_shape, check_sizes
+from capsule_lab.networks.base import AbstractCapsuleNetwork, check_image_shape, check_images, check_sizes, check_widths
 from capsule_lab.routing import AbstractRouting, EMRouting, RoutingFactory
 from capsule_lab.routing.em_costs import CLASS_ROUTING
 from capsule_lab.types import CapsuleOutput, OnIteration
@@ -106,19 +106,24 @@ class EMCaps(AbstractCapsuleNetwork):
         check_choice("padding", padding, get_args(Padding))
         check_choice("coordinates", coordinates, get_args(Coordinates))
         check_choice("coordinate_entries", coordinate_entries, get_args(Entries))
+        check_widths("EMCaps", conv_types=conv_types, conv_strides=conv_strides)
         if len(conv_types) != len(conv_strides):
             raise ValueError(
                 f"there are {len(conv_types)} conv_types and {len(conv_strides)} conv_strides; expected as many"
             )
         check_sizes(
             "EMCaps", num_classes=num_classes, channels=channels, primary_types=primary_types, kernel_size=kernel_size,
-            pose_size=pose_size, conv_types=min(conv_types, default=1), conv_strides=min(conv_strides, default=1),
+            pose_size=pose_size,
         )  # fmt: skip
+        check_number("conv_weight_std", conv_weight_std, above=0)
+        check_number("class_weight_std", class_weight_std, above=0)
+        check_number("primary_offset", primary_offset)
         if pose_size == 1 and coordinates != "none":
             raise ValueError(
                 "pose_size is 1, which has no room for two coordinates; expected 2 or more, or coordinates='none'"
             )
         channel, height, width = check_image_shape(image_shape, IMAGE_KERNEL if padding == "valid" else 1, "EMCaps")
+        self.image_shape = (channel, height, width)
         dim = pose_size**2
         rows, narrower = (pose_size, 1.0) if pose == "matrix" else (1, pose_size**-0.5)
 
@@ -186,6 +191,7 @@ class EMCaps(AbstractCapsuleNetwork):
     def forward(
         self, images: Float[Tensor, "batch channel height width"], *, on_iteration: OnIteration | None = None
     ) -> CapsuleOutput:
+        check_images(images, self.image_shape, "EMCaps")
         features = self.norm(self.conv(nn.functional.pad(images, self.padding))).relu()  # [b channels h w]
         capsules = self.primary(features)  # [b i c]
         for layer in self.conv_capsules:
@@ -206,7 +212,7 @@ def with_options(routing: RoutingFactory, options: Mapping[str, Any]) -> Routing
             return routing(**sizes, **options)
         except TypeError as error:
             raise ValueError(
-                f"class_routing has {', '.join(options)}: {error}; expected options of the routing, or None"
+                f"class_routing has {', '.join(map(str, options))}: {error}; expected options of the routing, or None"
             ) from error
 
     return build

@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from capsule_lab.functional import softmax_over_parents
-from capsule_lab.kernels import Backend
+from capsule_lab.kernels import AbstractVotes, Backend
 from capsule_lab.types import Capsules, OnIteration, Votes
 
 Normalisation = Literal["all_parents", "window", "official_legacy", "official_fast"]
@@ -131,12 +131,36 @@ class AbstractRouting(nn.Module, ABC):
         """
 
 
+def check_parents(votes: AbstractVotes, name: str, parameter: Tensor | None) -> None:
+    """A parameter of a routing, such as its bias, is of the parents that votes are for, or one for all.
+
+    Raises:
+        ValueError: if it is not.
+    """
+    parents = votes.shape[2:] if parameter is None else votes.shape[2 : 2 + parameter.ndim]
+    if parameter is not None and parameter.numel() > 1 and tuple(parameter.shape) != tuple(parents):
+        raise ValueError(
+            f"the routing's {name} is of shape {tuple(parameter.shape)}, and votes are for {votes.shape[2]} parents of "
+            f"{votes.shape[3]} components; expected a routing that was built with these numbers"
+        )
+
+
 RoutingFactory = Callable[..., AbstractRouting]
 """``(parents=…, dim=…) -> AbstractRouting``: a routing class or a partial of one."""
 
 
 def build_routing(routing: RoutingFactory, layer: LayerInfo) -> AbstractRouting:
-    """The routing of a layer."""
+    """The routing of a layer.
+
+    Raises:
+        TypeError: for a routing that is built already.
+    """
+    if isinstance(routing, nn.Module):
+        name = type(routing).__name__
+        raise TypeError(
+            f"routing is a {name} that is built already; expected what builds one for each layer, {name} or "
+            f"functools.partial({name}, …)"
+        )
     built = routing(parents=layer.parents, dim=layer.dim)
     built.build(layer)
     return built

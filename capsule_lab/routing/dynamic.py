@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from capsule_lab.errors import check_choice
 from capsule_lab.functional import float32_under_autocast, length, squash
 from capsule_lab.kernels import AbstractVotes, Backend, check_backend, route
-from capsule_lab.routing.base import AbstractRouting, Normaliser
+from capsule_lab.routing.base import AbstractRouting, Normaliser, check_parents
 from capsule_lab.types import Capsules, OnIteration, RoutingTrace, Votes
 
 Gradient = Literal["full", "last"]
@@ -67,6 +67,7 @@ def dynamic_routing(
     normalise = normalise or Normaliser(leaky=leaky)
 
     def procedure(votes: AbstractVotes, _: Tensor | None) -> tuple[Tensor]:
+        check_parents(votes, "bias", bias)
         logits = votes.zero_logits()  # [b j i]
         for iteration in range(iterations):
             last = iteration == iterations - 1

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from capsule_lab.functional import float32_under_autocast
 from capsule_lab.kernels import AbstractVotes, Backend, FusedVotes, Gaussians, check_backend, route
 from capsule_lab.routing import em_costs
-from capsule_lab.routing.base import AbstractRouting, EqualOverTypes, Normalisation, Normaliser
+from capsule_lab.routing.base import AbstractRouting, EqualOverTypes, Normalisation, Normaliser, check_parents
 from capsule_lab.routing.em_costs import LOG_2PI, Activation, Cost, Initial, Temperature
 from capsule_lab.types import Capsules, OnIteration, RoutingTrace, Votes
 
@@ -106,6 +106,7 @@ def em_routing(
 
     def procedure(votes: AbstractVotes, activations: Tensor) -> Capsules:
         dim, dense = votes.shape[3], Tensor() if isinstance(votes, FusedVotes) else votes.dense().transpose(1, 2)
+        check_parents(votes, "beta_u", beta_u)
         before: tuple[Gaussians, Tensor] | None = None  # parents of the iteration before, and their log_height
         for iteration in range(iterations):
             if isinstance(votes, FusedVotes):  # both steps in one kernel

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from capsule_lab.errors import check_choice
+from capsule_lab.errors import check_choice, check_number
 from capsule_lab.routing.base import Normalisation
 
 Cost = Literal["paper", "official_legacy", "official_fast", "standardised"]
@@ -119,8 +119,13 @@ def initial_values(
 
     >>> initial_values("official_fast", None, 0.1, None)
     (0.5, 0.1, 0.04)
+
+    Raises:
+        ValueError: for an unknown cost, or a beta that is not finite.
     """
     check_choice("routing cost", cost, get_args(Cost))
+    for name, value in (("beta_u", beta_u), ("beta_a", beta_a)):
+        check_number(f"routing {name}", 0.0 if value is None else value)
     given = {"beta_u": beta_u, "beta_a": beta_a, "inverse_temperature": inverse_temperature}
     values = [INITIAL[cost][name] if value is None else float(value) for name, value in given.items()]
     return values[0], values[1], values[2]

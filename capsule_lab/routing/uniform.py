@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from capsule_lab.functional import float32_under_autocast, length, squash
 from capsule_lab.kernels import AbstractVotes, Backend, check_backend, route
-from capsule_lab.routing.base import AbstractRouting, Normaliser
+from capsule_lab.routing.base import AbstractRouting, Normaliser, check_parents
 from capsule_lab.types import Capsules, OnIteration, RoutingTrace, Votes
 
 
@@ -47,6 +47,7 @@ def uniform_routing(
     normalise = normalise or Normaliser(leaky=leaky)
 
     def procedure(votes: AbstractVotes, _: Tensor | None) -> tuple[Tensor]:
+        check_parents(votes, "bias", bias)
         couplings = normalise(votes.zero_logits())  # [b j i]
         total = votes.weighted_sum(couplings)  # [b j d]
         poses = squash(total if bias is None else total + bias)

@@ -88,7 +88,10 @@ def checkpoint_to_resume(config: DictConfig, directory: Path, provenance: dict[s
         raise RunError(f"{path} was trained on another split or version of the data; restore it, or start anew")
     before, now = record["config"]["model"], OmegaConf.to_container(config.model, resolve=True)
     if before != now:
-        raise RunError(f"{path} holds another network: {before}; this configuration builds {now}")
+        differ = [key for key in dict.fromkeys((*before, *now)) if before.get(key) != now.get(key)]
+        keys = ["_target_"] if "_target_" in differ else differ  # of another class all options differ
+        there, here = (", ".join(f"{key}={of.get(key)}" for key in keys) for of in (before, now))
+        raise RunError(f"{path} holds another network, {there}; this configuration builds {here}: set model=… as there")
     return path
 
 

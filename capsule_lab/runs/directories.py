@@ -29,7 +29,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
-from capsule_lab.atomic import atomically
+from capsule_lab.atomic import atomically, expanded
 from capsule_lab.config import to_container
 from capsule_lab.errors import RunError
 
@@ -57,7 +57,7 @@ def is_first_process() -> bool:
 
 def root() -> Path:
     """The folder of all run directories: ``$CAPSULE_LAB_RUNS``, else ``runs``."""
-    return Path(os.environ.get("CAPSULE_LAB_RUNS") or "runs").absolute()
+    return expanded(os.environ.get("CAPSULE_LAB_RUNS") or "runs").absolute()
 
 
 def find_checkpoint(path: str | Path, *names: str) -> Path:
@@ -70,7 +70,7 @@ def find_checkpoint(path: str | Path, *names: str) -> Path:
     Raises:
         RunError: if there is none.
     """
-    path = Path(path)
+    path = expanded(path)
     names = names or ("best.ckpt", "last.ckpt")
     choices = [path / "checkpoints" / name for name in names] if path.is_dir() else [path]
     for choice in choices:
@@ -147,7 +147,7 @@ def choose_directory(config: DictConfig, name: str, skip: Callable[[Path], bool]
     if fingerprint == config_hash(config):
         return Path(shared)
     if config.train.directory:
-        return Path(str(config.train.directory)).absolute()
+        return expanded(str(config.train.directory)).absolute()
     raise RunError(
         "the directory of the first process is unknown to this one; give train.directory=… when torchrun or srun "
         "starts the processes, and start the jobs of a sweep one by one when each has several processes"
@@ -156,7 +156,7 @@ def choose_directory(config: DictConfig, name: str, skip: Callable[[Path], bool]
 
 def _choose(config: DictConfig, name: str, skip: Callable[[Path], bool]) -> Path:
     if config.train.directory:
-        return Path(str(config.train.directory)).absolute()
+        return expanded(str(config.train.directory)).absolute()
     fingerprint = config_hash(config)
     if config.ckpt and not config.train.resume:
         own = directory_of(find_checkpoint(config.ckpt))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
+
+from capsule_lab.config import quoted
 
 SELECTION = ("rows", "columns", "seeds")
 FOR_SWEEP = ("table", *SELECTION, "dry_run")
@@ -29,10 +30,3 @@ def for_hydra(arguments: Sequence[str], own: Sequence[str], prefix: str = "") ->
         else:
             overrides.append(argument)
     return [*kept, f"{prefix}overrides=[{','.join(map(quoted, overrides))}]"] if overrides else kept
-
-
-def quoted(text: str) -> str:
-    """``text`` as a string in Hydra's grammar of overrides, in which nothing is interpolated."""
-    text = re.sub(r"(\\*)\$\{", lambda match: match[1] * 2 + "\\${", text)
-    text = re.sub(r"(\\*)('|$)", lambda match: match[1] * 2 + match[2].replace("'", "\\'"), text)
-    return f"'{text}'"

@@ -17,9 +17,8 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from capsule_lab import runs
 from capsule_lab.check import check
-from capsule_lab.config import compose
+from capsule_lab.config import compose, quoted
 from capsule_lab.errors import ConfigError, RunError, suggest
-from capsule_lab.tables.arguments import quoted
 
 KEY = "evaluate"
 _DEVICES = ("accelerator", "devices", "num_nodes", "strategy")  # a launcher assigns them by the training run's

@@ -10,11 +10,10 @@ from omegaconf import DictConfig, OmegaConf
 
 from capsule_lab import runs
 from capsule_lab.check import check
-from capsule_lab.config import compose, user_message
+from capsule_lab.config import compose, quoted, user_message
 from capsule_lab.errors import TableError
 from capsule_lab.launchers.hydra_internals import override_keys
 from capsule_lab.tables import evaluations
-from capsule_lab.tables.arguments import quoted
 from capsule_lab.tables.cells import Cell, EvaluationCell, TrainingCell
 from capsule_lab.tables.reader import check_overrides
 from capsule_lab.tables.schema import Column, Row, Table
@@ -114,7 +113,7 @@ def _labels(table: Table, row: Row, column: Column, seed: int, config: DictConfi
     """What loggers call the run, and its directory if it has several processes, each of which has to know it."""
     line = "/".join([row.name, *([column.name] if column.overrides else [])])
     names = {"group": table.name, "job_type": line, "name": f"{line}/{seed}"}
-    loggers = [name for name, options in (config.get("logger") or {}).items() if "group" in options]
+    loggers = [name for name, options in (config.get("logger") or {}).items() if "group" in (options or {})]
     labels = [f"logger.{logger}.{key}={value}" for logger in loggers for key, value in names.items()]
     if config.trainer.devices != 1 or config.trainer.num_nodes != 1:
         earlier = runs.directories.attempts(fingerprint)

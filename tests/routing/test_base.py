@@ -11,7 +11,14 @@ from torch import Tensor, einsum, nn
 
 from capsule_lab.functional import dense_votes, length, with_dense_votes
 from capsule_lab.layers import ClassCapsules, ConvCapsules, DenseCapsules
-from capsule_lab.routing import AbstractRouting, LayerInfo
+from capsule_lab.routing import (
+    AbstractRouting,
+    DynamicRouting,
+    EMRouting,
+    LayerInfo,
+    UniformRouting,
+    dynamic_routing,
+)
 from capsule_lab.types import Capsules, Votes
 
 
@@ -81,3 +88,29 @@ def test_dense_votes_of_half_precision_are_float32(kind: str) -> None:
     votes = Votes(torch.rand(2, 5, 4).bfloat16(), torch.rand(5, 4, 3, 8).bfloat16())
     given = votes if kind == "poses and weight" else dense_votes(*votes).bfloat16()
     assert with_dense_votes(lambda votes: votes.dtype)(given) == torch.float32
+
+
+@pytest.mark.usefixtures("unchecked_types")
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: dynamic_routing(torch.zeros(2, 3, 4)), "votes are of shape (2, 3, 4); expected (batch, child, parent"),
+        (
+            lambda: DynamicRouting(10, 16)(torch.zeros(2, 6, 5, 16)),
+            "the routing's bias is of shape (10, 16), and",
+        ),
+        (
+            lambda: UniformRouting(10, 16)(torch.zeros(2, 6, 10, 8)),
+            "the routing's bias is of shape (10, 16), and",
+        ),
+        (
+            lambda: EMRouting(10, 16)(torch.zeros(2, 6, 5, 16), torch.zeros(2, 6)),
+            "the routing's beta_u is of shape (10,), and votes are for 5 parents of 16 components",
+        ),
+    ],
+    ids=["votes", "parents", "components", "betas"],
+)
+def test_votes_of_other_sizes_are_refused(call: Any, message: str) -> None:
+    with pytest.raises(ValueError, match="expected") as caught:
+        call()
+    assert str(caught.value).startswith(message)
