@@ -13,6 +13,7 @@ from capsule_lab import runs
 from capsule_lab.command import command
 from capsule_lab.config import compose, to_container
 from capsule_lab.errors import ConfigError, suggest
+from capsule_lab.runs.trust import plain_value
 
 
 @command("evaluate")
@@ -79,7 +80,7 @@ def evaluate(
     build.be_quiet()
     trainer = (trainer or compose("evaluate").trainer).copy()
     if trainer.precision == "auto":
-        trainer.precision = run.config.trainer.precision
+        trainer.precision = plain_value(run.config, "trainer.precision")
     wiring = OmegaConf.create({"trainer": trainer})
     check.check(wiring)
     datamodule = run.data_with(data or {})

@@ -11,6 +11,7 @@ from omegaconf import DictConfig, OmegaConf
 from capsule_lab import runs
 from capsule_lab.command import command
 from capsule_lab.errors import ConfigError, RunError
+from capsule_lab.runs.trust import plain_value
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -49,8 +50,8 @@ def open_loggers(loggers: Mapping[str, DictConfig], run: runs.Run) -> list[Any]:
     from capsule_lab import build, callbacks
 
     for name, options in loggers.items():  # a cell of a table keeps its names
-        own = OmegaConf.select(run.config, f"logger.{name}") or {}
-        options.update({key: own[key] for key in ("name", "group", "job_type") if own.get(key)})
+        own = {key: plain_value(run.config, f"logger.{name}.{key}") for key in ("name", "group", "job_type")}
+        options.update({key: value for key, value in own.items() if value})
     trainer = {"_target_": "lightning.Trainer", "accelerator": "cpu"}
     opened: list[Any] = build.build_trainer(
         OmegaConf.create({"logger": loggers, "trainer": trainer}), run.directory
