@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from capsule_lab.config import commands, conf_dir, groups, head, options_of, sweeps_dir
@@ -35,7 +36,7 @@ def _table(title: str, rows: Iterable[tuple[str, ...]]) -> Table:
 
 
 def _headline(file: Path) -> str:
-    return next(iter(head(file)), "")
+    return escape(next(iter(head(file)), ""))
 
 
 if __name__ == "__main__":

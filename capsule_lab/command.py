@@ -20,7 +20,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from capsule_lab.config import conf_dir, head, user_message
-from capsule_lab.errors import InterruptError
+from capsule_lab.errors import InterruptError, printable
 from capsule_lab.slurm import requeue
 
 _SHOW_TRACEBACK = "CAPSULE_LAB_TRACEBACK"
@@ -98,6 +98,6 @@ def _exit_if_user_error(error: Exception, name: str) -> None:
 
 
 def _exit(message: str, status: int) -> None:
-    sys.stderr.write(f"capsule_lab: {message}\n")
+    sys.stderr.write(f"capsule_lab: {printable(message)}\n")
     sys.stderr.flush()
     sys.exit(status)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
 
 
@@ -49,6 +50,11 @@ class InterruptError(CapsuleLabError):
 def one_line(error: BaseException) -> str:
     """The message of an error of another package, without line breaks and indentation."""
     return " ".join(str(error).split())
+
+
+def printable(text: str) -> str:
+    """``text`` in one line, without the control characters that a terminal would obey; they may come from a file."""
+    return re.sub(r"[\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]+", " ", text)
 
 
 def suggest(unknown: str, options: Iterable[str]) -> str:

@@ -26,7 +26,7 @@ def read(table: str | Path | None) -> Table:
     if table is None:
         raise TableError(f"table is missing; expected table=<name>, one of {', '.join(names)}, or a .yaml file")
     file = Path(table) if str(table).endswith(".yaml") else sweeps_dir() / f"{table}.yaml"
-    if not file.is_file():
+    if not file.is_file() or not (str(table).endswith(".yaml") or table in names):
         raise TableError(f"table={table} does not exist; {suggest(str(table), names)}, or a .yaml file")
     text = file.read_text()
     try:
