@@ -109,6 +109,12 @@ def targets(config: Any) -> Iterator[Any]:
             left += node
 
 
+def packages_of(config: Any) -> list[str]:
+    """Packages other than ours and torch that a configuration names, which opening its run has to trust."""
+    names = {str(target).partition(".")[0] for target in targets(config)}
+    return sorted(names - {"capsule_lab", "torch"})
+
+
 def _packages(trust: Any) -> list[str]:
     names = [trust] if isinstance(trust, str) else list(trust or ())
     for name in names:
