@@ -13,7 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 from capsule_lab.config import to_container
 from capsule_lab.errors import RunError, one_line
 from capsule_lab.runs import checkpoints, directories
-from capsule_lab.runs.trust import check_plain, check_targets
+from capsule_lab.runs.trust import check_targets
 
 if TYPE_CHECKING:
     from capsule_lab.data.base import AbstractDataModule
@@ -126,7 +126,6 @@ def open(path: str | Path, *, trust: Sequence[str] | str | None = ()) -> Run:  #
     file = directories.find_checkpoint(path)
     checkpoint = checkpoints.read(file)
     record = checkpoint["capsule_lab"]
-    check_plain(record, file)
     check_targets(record.get("config"), trust, file)
     try:
         return _built(file, checkpoint, record)

@@ -28,6 +28,7 @@ _WITH_CLASSES = (
 _WITH_FUNCTIONS = ("capsule_lab.losses", "torch.nn.functional")
 _EXPECTED = "a data set, network, routing, loss, schedule or LightningModule of capsule_lab, torch.nn or torch.optim"
 _NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", re.ASCII)
+_RECORD: dict[str, Any] = {"config": dict, "provenance": dict, "spec": dict, "seconds": (int, float), "val": dict}
 _MOST_VALUES = 100_000  # ours: a configuration has 300; lists that share their items can stand for billions
 _DEEPEST = 50  # ours: a configuration has 6 levels
 
@@ -36,7 +37,7 @@ def check_targets(config: Any, trust: Sequence[str] | str | None, file: Path) ->
     """Check that all that the groups ``BUILT`` of a configuration name may be imported and called.
 
     Args:
-        config: what ``check_plain`` has accepted.
+        config: what ``check_record`` has accepted.
         trust: packages that may be named beside ours.
         file: that the configuration is from, for messages.
 
@@ -60,15 +61,16 @@ def check_targets(config: Any, trust: Sequence[str] | str | None, file: Path) ->
             )
 
 
-def check_plain(record: Any, file: Path) -> None:
-    """Check that a record from a file holds text, numbers, lists and mappings only, and nothing that is interpolated.
+def check_record(record: dict[str, Any], file: Path) -> None:
+    """Check that the record in a file holds text, numbers, lists and mappings only, and nothing that is interpolated.
 
     A configuration is stored resolved: ``${oc.env:HOME}`` in a file would look at the environment of its reader.
 
     Raises:
         RunError: if not.
     """
-    left, values = [(record, 0)], 0
+    left: list[tuple[Any, int]] = [(record, 0)]
+    values = 0
     while left:
         value, depth = left.pop()
         values += 1
@@ -85,6 +87,9 @@ def check_plain(record: Any, file: Path) -> None:
             raise RunError(
                 f"{file} has a {type(value).__name__} in its configuration; expected text, numbers and lists"
             )
+    for name, kind in _RECORD.items():
+        if not isinstance(record.get(name), kind):
+            raise RunError(f"{file} has no {name} in its record; it is damaged or was changed: use another checkpoint")
 
 
 def plain_value(config: DictConfig, key: str) -> Any:

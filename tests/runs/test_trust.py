@@ -22,7 +22,7 @@ from capsule_lab import build, evaluate, figures, runs
 from capsule_lab.callbacks import AtomicCheckpointIO
 from capsule_lab.config import compose, conf_dir, to_container
 from capsule_lab.errors import ConfigError, RunError
-from capsule_lab.runs.trust import check_plain, check_targets, is_part, targets
+from capsule_lab.runs.trust import check_record, check_targets, is_part, targets
 from tests.helpers.commands import Trained
 
 NODES: dict[str, dict[str, Any]] = {  # what writes the file MARKER, where only the names differ below
@@ -287,7 +287,7 @@ def test_targets_are_found_wherever_they_stand(record: dict[str, Any], marker: P
         put(changed["config"])
 
         def check(hostile: dict[str, Any] = changed) -> None:
-            check_plain(hostile, Path("hostile.ckpt"))
+            check_record(hostile, Path("hostile.ckpt"))
             check_targets(hostile["config"], [], Path("hostile.ckpt"))
 
         with pytest.raises(RunError) as caught:
@@ -303,10 +303,17 @@ def test_checkpoint_with_a_hostile_configuration_is_refused(change: Callable[...
 
 
 @pytest.mark.usefixtures("unchecked_types")
-def test_checkpoint_with_a_hostile_record_is_refused(change: Callable[..., Path], marker: Path) -> None:
+def test_checkpoint_with_a_hostile_record_is_refused(
+    trained: Trained, change: Callable[..., Path], marker: Path
+) -> None:
     for name, changed in RECORDS.items():
-        message = refused(change(changed), marker, name)
+        path = change(changed)
+        message = refused(path, marker, name)
         assert message.startswith("hostile.ckpt "), f"{name}: {message}"
+        config = OmegaConf.merge(trained.config, {"ckpt": str(path)})
+        with suppress(RunError):  # nothing of it is built; what is wrong with the network is told in any case
+            runs.checkpoints.checkpoint_to_resume(config, Path("new"), trained.result["provenance"])
+        assert not marker.exists(), name
 
 
 def test_pickles_in_the_place_of_a_checkpoint_are_not_run(marker: Path) -> None:
@@ -364,5 +371,7 @@ def test_every_option_of_the_configuration_is_trusted(record: dict[str, Any]) ->
     assert len(found) > 20
     assert [target for target in sorted(found) if not is_part(target)] == []
     assert all(map(is_part, ("capsule_lab.CapsNet", "torch.optim.SGD", "torch.nn.functional.cross_entropy")))
-    check_plain(record, Path("best.ckpt"))
-    check_plain(to_container(compose("train", ["experiment=sabour2017/mnist"])), Path("best.ckpt"))
+    check_record(record, Path("best.ckpt"))
+    check_record(
+        {**record, "config": to_container(compose("train", ["experiment=sabour2017/mnist"]))}, Path("best.ckpt")
+    )
