@@ -49,7 +49,9 @@ def open_loggers(loggers: Mapping[str, DictConfig], run: runs.Run) -> list[Any]:
     """The loggers of a configuration, continuing those of the run."""
     from capsule_lab import build, callbacks
 
-    for name, options in loggers.items():  # a cell of a table keeps its names
+    for name, options in loggers.items():  # a cell of a table keeps its names, where they are not those of folders
+        if "group" not in options:
+            continue
         own = {key: plain_value(run.config, f"logger.{name}.{key}") for key in ("name", "group", "job_type")}
         options.update({key: value for key, value in own.items() if value})
     trainer = {"_target_": "lightning.Trainer", "accelerator": "cpu"}

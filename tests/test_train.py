@@ -17,6 +17,7 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import Callback
 from omegaconf import DictConfig, OmegaConf
+from rich.text import Text
 from torch import Tensor
 
 from capsule_lab import build, command, runs
@@ -609,3 +610,11 @@ def test_nothing_is_logged_to_a_run_that_is_over(trained: Trained) -> None:
     before = (trained.directory / "train.log").read_bytes()
     logging.getLogger("capsule_lab").error("of another run")
     assert (trained.directory / "train.log").read_bytes() == before
+
+
+def test_last_lines_show_names_as_they_are(trained: Trained) -> None:
+    name = "mine [bold]x[/] [/b] ["
+    result = {**trained.result, "provenance": {**trained.result["provenance"], "name": name}}
+    shown = Text.from_markup(summary(result, Path("runs/[/b] [red]"))).plain
+    assert name in shown
+    assert "run         runs/[/b] [red]" in shown

@@ -12,7 +12,7 @@ All else is in the modules of this package, used as ``runs.directories.config_ha
 neither torch nor Lightning.
 """
 
-from capsule_lab.runs import checkpoints, directories, files, lock, results, signals
+from capsule_lab.runs import checkpoints, directories, files, lock, results, signals, trust
 from capsule_lab.runs.open_run import Run, open  # noqa: A004  # runs.open(path), as Image.open(path)
 
-__all__ = ["Run", "checkpoints", "directories", "files", "lock", "open", "results", "signals"]
+__all__ = ["Run", "checkpoints", "directories", "files", "lock", "open", "results", "signals", "trust"]

@@ -11,6 +11,7 @@ import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -332,18 +333,24 @@ def test_weights_of_another_network_are_one_sentence(trained: Trained) -> None:
         assert "\n" not in str(caught.value)
 
 
-def test_groups_that_are_not_checked_give_plain_values_only(change: Callable[..., Path], marker: Path) -> None:
+def test_groups_that_are_not_checked_give_plain_values_only(
+    change: Callable[..., Path], marker: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What evaluate and figures take from the configuration of training into theirs."""
 
     def changed(record: dict[str, Any]) -> None:
         record["config"]["trainer"]["precision"] = EVIL
-        record["config"]["logger"] = {"tensorboard": {"name": EVIL, "group": EVIL}}
+        record["config"]["logger"] = {"tensorboard": {"name": "../outside"}, "wandb": {"name": EVIL, "group": EVIL}}
 
     run = runs.open(change(changed))
     result = evaluate.evaluate(run, "val", trainer=compose("evaluate", ["trainer.accelerator=cpu"]).trainer)
     assert result["precision"] == "32-true"
-    for logger in figures.open_loggers(compose("figures", ["logger=tensorboard"]).logger, run):
-        logger.finalize("success")
+    given: list[Any] = []
+    monkeypatch.setattr(build, "build_trainer", lambda config, _: given.append(config) or SimpleNamespace(loggers=[]))
+    for name in ("tensorboard", "wandb"):
+        figures.open_loggers(compose("figures", [f"logger={name}"]).logger, run)
+    tensorboard, wandb = given[0].logger.tensorboard, given[1].logger.wandb
+    assert (tensorboard.name, wandb.name, wandb.group) == ("", None, None)
     assert not marker.exists()
 
 
