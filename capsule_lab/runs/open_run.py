@@ -88,8 +88,16 @@ class Run:
         return data
 
     def data_config(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        """The configuration of the data that ``data_with`` builds, in plain containers."""
+        """The configuration of the data that ``data_with`` builds, in plain containers.
+
+        A data directory that the checkpoint names and that is not here, as on another machine, is the default one.
+        """
+        from capsule_lab.data.download import data_directory  # with Lightning
+
         config = OmegaConf.create({"data": {} if "_target_" in options else self.config.data})
+        recorded = config.data.get("directory")
+        if recorded is not None and not data_directory(str(recorded)).is_dir():
+            config.data.directory = None
         config.data.merge_with(options)
         return dict(to_container(config)["data"])
 

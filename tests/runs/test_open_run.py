@@ -81,6 +81,18 @@ def test_options_of_the_data_differ(trained: Trained) -> None:
         run.data_with({"eval_image": 7})
 
 
+def test_data_directory_of_another_machine_is_not_made(a_copy: Path, tmp_path: Path) -> None:
+    path = a_copy / "checkpoints" / "best.ckpt"
+    checkpoint = torch.load(path, weights_only=True)
+    for directory, expected in (("elsewhere/data", "data"), (str(tmp_path), str(tmp_path)), (None, "data")):
+        checkpoint["capsule_lab"]["config"]["data"]["directory"] = directory
+        AtomicCheckpointIO().save_checkpoint(checkpoint, path)
+        run = runs.open(path)
+        assert run.data.directory == Path(expected)
+        assert run.data_with({"directory": "asked/for"}).directory == Path("asked/for")
+    assert not Path("elsewhere").exists()
+
+
 def test_data_of_another_source_is_used_on_purpose_only(trained: Trained, real: Path) -> None:
     run, options = runs.open(trained.directory), {"source": "real", "directory": str(real)}
     with pytest.raises(RunError, match=r"was trained on .*stand-in.*, and now there is only real MNIST"):
