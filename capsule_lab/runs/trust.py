@@ -26,10 +26,10 @@ _WITH_CLASSES = (
     "capsule_lab.schedules", "torch.nn", "torch.optim",
 )  # fmt: skip
 _WITH_FUNCTIONS = ("capsule_lab.losses", "torch.nn.functional")
-_EXPECTED = "a data set, network, routing, loss, schedule or LightningModule of capsule_lab, torch.nn or torch.optim"
+_EXPECTED = "a part of capsule_lab (data set, network, routing, loss, schedule, module), torch.nn or torch.optim"
 _NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", re.ASCII)
 _RECORD: dict[str, Any] = {"config": dict, "provenance": dict, "spec": dict, "seconds": (int, float), "val": dict}
-_MOST_VALUES = 100_000  # ours: a configuration has 300; lists that share their items can stand for billions
+_MOST_VALUES = 10_000  # ours: a configuration has 300; lists that share their items can stand for billions
 _DEEPEST = 50  # ours: a configuration has 6 levels
 
 
@@ -56,8 +56,8 @@ def check_targets(config: Any, trust: Sequence[str] | str | None, file: Path) ->
             raise RunError(f"{file} was trained with {target}, which cannot be imported: {one_line(error)}") from error
         if not allowed:
             raise RunError(
-                f"{file} names {target}; expected {_EXPECTED}, or a class or function of a package that you trust with "
-                "whatever the file makes of it: trust=[<package>]"
+                f"{file} names {target}; expected {_EXPECTED}: if it is of a package of your own, give "
+                "trust=[<package>], else do not use the file"
             )
 
 
@@ -121,7 +121,8 @@ def packages_of(config: Any) -> list[str]:
 
 
 def _packages(trust: Any) -> list[str]:
-    names = [trust] if isinstance(trust, str) else list(trust or ())
+    listed = trust is None or (isinstance(trust, Sequence) and not isinstance(trust, str))
+    names = list(trust or ()) if listed else [trust]
     for name in names:
         if not isinstance(name, str) or not _NAME.fullmatch(name):
             raise ConfigError(f"trust has {name!r}; expected names of packages, such as trust=[mine]")

@@ -121,7 +121,7 @@ class OwnModule(CapsNetModule):
 
 def test_package_of_ones_own_can_be_trusted(a_copy: Path) -> None:
     path = with_target(a_copy / "checkpoints" / "best.ckpt", f"{__name__}.OwnModule")
-    with pytest.raises(RunError, match=r"OwnModule; expected .*: trust="):
+    with pytest.raises(RunError, match=r"OwnModule; expected .* give trust="):
         runs.open(path)
     for trust in (["tests"], "tests", [__name__]):
         assert type(runs.open(path, trust=trust).module).__name__ == "OwnModule"

@@ -307,11 +307,11 @@ def test_checkpoint_with_a_hostile_configuration_is_refused(change: Callable[...
 def test_checkpoint_with_a_hostile_record_is_refused(
     trained: Trained, change: Callable[..., Path], marker: Path
 ) -> None:
+    config = OmegaConf.merge(trained.config, {"ckpt": "hostile.ckpt"})
     for name, changed in RECORDS.items():
         path = change(changed)
         message = refused(path, marker, name)
         assert message.startswith("hostile.ckpt "), f"{name}: {message}"
-        config = OmegaConf.merge(trained.config, {"ckpt": str(path)})
         with suppress(RunError):  # nothing of it is built; what is wrong with the network is told in any case
             runs.checkpoints.checkpoint_to_resume(config, Path("new"), trained.result["provenance"])
         assert not marker.exists(), name
@@ -361,7 +361,7 @@ def test_own_package_is_trusted_with_what_it_defines_itself(marker: Path) -> Non
     for target in (f"{__name__}.np.load", f"{__name__}.compose", f"{__name__}.io.open", f"{__name__}.NODES"):
         with pytest.raises(RunError, match=rf"own\.ckpt .*{target}"):
             check_targets({"model": node(target)}, ["tests"], Path("own.ckpt"))
-    for trust in ([5], [""], ["a b"], "mine,yours", [None]):
+    for trust in (5, [5], [""], ["a b"], "mine,yours", [None]):
         with pytest.raises(ConfigError, match=r"trust has .*; expected names of packages, such as trust=\[mine\]"):
             check_targets(config, trust, Path("own.ckpt"))
 
