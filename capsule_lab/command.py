@@ -22,7 +22,7 @@ from omegaconf import DictConfig, OmegaConf
 from capsule_lab import __version__
 from capsule_lab.arguments import own_folders, prepared
 from capsule_lab.config import conf_dir, default_options, head, options_of, searching, user_message
-from capsule_lab.errors import InterruptError
+from capsule_lab.errors import InterruptError, printable
 from capsule_lab.signals import interruptible
 from capsule_lab.slurm import requeue
 from capsule_lab.terminal import usable_streams
@@ -115,6 +115,6 @@ def _exit_if_user_error(error: Exception, name: str) -> None:
 
 
 def _exit(message: str, status: int) -> None:
-    sys.stderr.write(f"capsule_lab: {message}\n")
+    sys.stderr.write(f"capsule_lab: {printable(message)}\n")
     sys.stderr.flush()
     sys.exit(status)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import math
+import re
 from collections.abc import Iterable
 from typing import SupportsFloat
 
@@ -68,6 +69,11 @@ def closest(unknown: str, options: Iterable[str]) -> str | None:
         *difflib.get_close_matches(lower, by_lower, n=1),
     ]
     return by_lower[candidates[0]] if candidates else None
+
+
+def printable(text: str) -> str:
+    """``text`` in one line, without the control characters that a terminal would obey; they may come from a file."""
+    return re.sub(r"[\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]+", " ", text)
 
 
 def suggest(unknown: str, options: Iterable[str]) -> str:

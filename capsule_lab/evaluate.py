@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import hashlib
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
+from rich.markup import escape
 
 from capsule_lab import runs
 from capsule_lab.command import command
 from capsule_lab.config import compose, to_container
-from capsule_lab.errors import ConfigError, suggest
+from capsule_lab.errors import ConfigError, printable, suggest
+from capsule_lab.runs.trust import plain_value
+
+_LONGEST_OPTIONS = 120  # ours: characters; names of files have 255 at most
 
 
 @command("evaluate")
@@ -24,10 +30,13 @@ def main(config: DictConfig) -> None:
         f"  {name.removesuffix('/error')} {value:.2f} %" for name, value in metrics.items() if name.endswith("/error")
     )
     console = Console(highlight=False)
-    console.print(f"[bold]{config.split} error {metrics['error']:.2f} %[/]{parts}  of {config.ckpt}", soft_wrap=True)
-    console.print(f"data: {runs.results.describe_data(result['provenance'])}", soft_wrap=True)
+    data = printable(runs.results.describe_data(result["provenance"]))
+    console.print(
+        f"[bold]{config.split} error {metrics['error']:.2f} %[/]{parts}  of {escape(str(config.ckpt))}", soft_wrap=True
+    )
+    console.print(f"data: {data}", soft_wrap=True, markup=False)
     runs.files.write_json(path, result)
-    console.print(f"written to {path}", soft_wrap=True)
+    console.print(f"written to {path}", soft_wrap=True, markup=False)
 
 
 def evaluate_checkpoint(config: DictConfig) -> tuple[dict[str, Any], Path]:
@@ -79,7 +88,7 @@ def evaluate(
     build.be_quiet()
     trainer = (trainer or compose("evaluate").trainer).copy()
     if trainer.precision == "auto":
-        trainer.precision = run.config.trainer.precision
+        trainer.precision = plain_value(run.config, "trainer.precision")
     wiring = OmegaConf.create({"trainer": trainer})
     check.check(wiring)
     datamodule = run.data_with(data or {})
@@ -109,13 +118,19 @@ def check_split(split: str) -> None:
 
 
 def result_file(run: runs.Run, split: str, data: Mapping[str, Any], result: Mapping[str, Any]) -> Path:
-    """Where a result of ``evaluate`` belongs: ``evaluations/<checkpoint>-<split>-<data>-<source>-<options>.json``."""
+    """Where a result of ``evaluate`` belongs: ``evaluations/<checkpoint>-<split>-<data>-<source>-<options>.json``.
+
+    Options whose text no file can have in its name, or a long one, are told apart by their hash.
+    """
     target = run.data_config(data)["_target_"]
     name = target.rpartition(".")[2].removesuffix("DataModule").lower()
     other = {} if "_target_" in data else {key: value for key, value in data.items() if key != "directory"}
-    options = [f"{key}={value}".replace("/", "_") for key, value in other.items()]
-    parts = [run.checkpoint.stem, split, name, result["provenance"]["source"], *options]
-    return run.directory / "evaluations" / f"{'-'.join(parts)}.json"
+    options = "".join(f"-{key}={value}" for key, value in other.items()).replace("/", "_")
+    named = re.sub(r"[^\w.,=+-]", "_", options, flags=re.ASCII)[:_LONGEST_OPTIONS]
+    if named != options:
+        named += f"-{hashlib.sha256(options.encode()).hexdigest()[:8]}"
+    parts = [run.checkpoint.stem, split, name, result["provenance"]["source"]]
+    return run.directory / "evaluations" / f"{'-'.join(parts)}{named}.json"
 
 
 if __name__ == "__main__":

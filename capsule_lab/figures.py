@@ -11,6 +11,7 @@ from omegaconf import DictConfig, OmegaConf
 from capsule_lab import runs
 from capsule_lab.command import command
 from capsule_lab.errors import ConfigError, RunError
+from capsule_lab.runs.trust import plain_value
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -48,9 +49,11 @@ def open_loggers(loggers: Mapping[str, DictConfig], run: runs.Run) -> list[Any]:
     """The loggers of a configuration, continuing those of the run."""
     from capsule_lab import build, callbacks
 
-    for name, options in loggers.items():  # a cell of a table keeps its names
-        own = OmegaConf.select(run.config, f"logger.{name}") or {}
-        options.update({key: own[key] for key in ("name", "group", "job_type") if own.get(key)})
+    for name, options in loggers.items():  # a cell of a table keeps its names, where they are not those of folders
+        if "group" not in options:
+            continue
+        own = {key: plain_value(run.config, f"logger.{name}.{key}") for key in ("name", "group", "job_type")}
+        options.update({key: value for key, value in own.items() if value})
     trainer = {"_target_": "lightning.Trainer", "accelerator": "cpu"}
     opened: list[Any] = build.build_trainer(
         OmegaConf.create({"logger": loggers, "trainer": trainer}), run.directory

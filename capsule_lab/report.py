@@ -11,6 +11,7 @@ from omegaconf import DictConfig
 from rich.console import Console
 
 from capsule_lab.command import command
+from capsule_lab.errors import printable
 from capsule_lab.tables.arguments import FOR_REPORT, for_hydra
 
 WIDTH = 160  # ours: of tables in files and pipes
@@ -36,17 +37,17 @@ def report(config: DictConfig, command_line: str) -> None:
     for shown in formats.on_terminal(table, entries):
         console.print(shown)
     for failure in formats.failures(entries):
-        console.print(failure, markup=False, soft_wrap=True)
+        console.print(printable(failure), markup=False, soft_wrap=True)
     folder = Path(str(config.out)) if config.out else runs.directories.root() / "reports"
     for name, text in {
         f"{table.name}.md": formats.as_markdown(table, entries, command_line),
-        f"{table.name}.csv": formats.as_frame(entries).to_csv(index=False, float_format="%.6g"),
-        f"{table.name}_runs.csv": formats.runs_frame(entries).to_csv(index=False, float_format="%.6g"),
+        f"{table.name}.csv": formats.as_csv(formats.as_frame(entries)),
+        f"{table.name}_runs.csv": formats.as_csv(formats.runs_frame(entries)),
         f"{table.name}.tex": formats.as_latex(table, entries),
         f"{table.name}.html": formats.as_page(table, entries, command_line),
     }.items():
         runs.files.write_text(folder / name, text)
-        console.print(f"written to {folder / name}", soft_wrap=True)
+        console.print(f"written to {folder / name}", markup=False, soft_wrap=True)
 
 
 def main() -> None:

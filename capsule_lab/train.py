@@ -15,6 +15,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig
 from rich.console import Console
+from rich.markup import escape
 
 from capsule_lab.check import check
 from capsule_lab.command import command
@@ -170,7 +171,7 @@ def summary(result: dict[str, Any], directory: Path) -> str:
     """The last lines of the command: errors, data, duration, directory, and what to try next."""
     from capsule_lab.runs.results import describe_data
 
-    run, python = _as_typed(directory), shlex.quote(str(_as_typed(Path(sys.executable))))
+    run, python = _as_typed(directory), escape(shlex.quote(str(_as_typed(Path(sys.executable)))))
     minutes = result["training_seconds"] / 60
     if "error" in result["test"]:
         errors = {name.partition("/")[0]: value for name, value in result["test"].items() if name.endswith("/error")}
@@ -182,14 +183,14 @@ def summary(result: dict[str, Any], directory: Path) -> str:
         outcome = "neither validated nor tested"
     lines = [
         outcome,
-        f"data        {describe_data(result['provenance'])}",
+        f"data        {escape(describe_data(result['provenance']))}",
         f"trained     {result['steps']} of {result['planned_steps']} steps in {minutes:.1f} min, "
         f"{result['parameters']:,} parameters",
-        f"run         {run}",
+        f"run         {escape(str(run))}",
         "            metrics.json, metrics.csv, checkpoints, figures",
         "",
         "[bold]try next[/]",
-        f"  {python} -m capsule_lab.evaluate {as_argument('ckpt', run)}",
+        f"  {python} -m capsule_lab.evaluate {escape(as_argument('ckpt', run))}",
         f"  {python} -m capsule_lab.train experiment=quickstart routing=uniform",
         f"  {python} -m capsule_lab",
     ]

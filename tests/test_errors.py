@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from capsule_lab.errors import check_number, closest
+from capsule_lab.errors import check_number, closest, printable
 
 
 @pytest.mark.parametrize(
@@ -46,3 +46,8 @@ def test_numbers_out_of_range(value: Any, bounds: dict[str, float], message: str
     with pytest.raises(ValueError, match="x is") as caught:
         check_number("x", value, **bounds)
     assert str(caught.value) == message
+
+
+def test_text_of_others_does_nothing_to_the_terminal() -> None:
+    assert printable("\x1b]0;title\x07 \x9b31mred \u202edrawkcab\r\n\0") == " ]0;title   31mred  drawkcab "
+    assert printable("π ± 日本 [/b] \\ <b>") == "π ± 日本 [/b] \\ <b>"

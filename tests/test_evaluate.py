@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -159,6 +160,18 @@ def test_file_is_named_after_what_decides_the_result(trained: Trained, options: 
     run = runs.open(trained.directory)
     file = result_file(run, "val", options, {"provenance": {"source": "standin"}})
     assert file == trained.directory / "evaluations" / name
+
+
+def test_name_of_the_file_cannot_leave_its_folder(trained: Trained) -> None:
+    run, names = runs.open(trained.directory), set()
+    values = ["../../up", "..", "a\0b", "x" * 500, "x" * 501, "a b", "a_b", "[1, 2]", {"a": "../b"}, "日本", "\n"]
+    for value in values:
+        for options in ({"train_images": value}, {f"../{value}": 1}):
+            file = result_file(run, "test", options, {"provenance": {"source": "standin"}})
+            assert file.parent == trained.directory / "evaluations"
+            assert re.fullmatch(r"[\w.,=+-]{1,200}\.json", file.name, re.ASCII), file.name
+            names.add(file.name)
+    assert len(names) == 2 * len(values)
 
 
 def test_a_misspelt_option_of_the_data_of_training_is_named(trained: Trained) -> None:

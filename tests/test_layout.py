@@ -24,6 +24,7 @@ WITHOUT_COUNTERPART = {
     "callbacks/test_mlflow.py": "loggers with MLflow",
     "callbacks/test_wandb.py": "loggers with W&B",
     "callbacks/test_wandb_sweeps.py": "sweeps/wandb/",
+    "data/test_hostile_files.py": "readers of the formats of all data sets",
     "data/test_sources.py": "where every data set comes from",
     "kernels/test_memory.py": "peak memory of all backends",
     "kernels/cpu/test_kernels.py": "properties of all kernels of a CPU",

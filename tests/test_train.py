@@ -17,6 +17,7 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import Callback
 from omegaconf import DictConfig, OmegaConf
+from rich.text import Text
 from torch import Tensor
 
 from capsule_lab import build, command, runs, signals
@@ -641,3 +642,11 @@ def test_log_is_shown_where_nothing_else_shows_it(
         train(DictConfig({}), Path("run"))
         assert capsys.readouterr().out == expected
         assert root.handlers == handlers
+
+
+def test_last_lines_show_names_as_they_are(trained: Trained) -> None:
+    name = "mine [bold]x[/] [/b] ["
+    result = {**trained.result, "provenance": {**trained.result["provenance"], "name": name}}
+    shown = Text.from_markup(summary(result, Path("runs/[/b] [red]"))).plain
+    assert name in shown
+    assert "run         runs/[/b] [red]" in shown

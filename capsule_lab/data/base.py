@@ -11,7 +11,7 @@ import numpy as np
 from torch import Tensor
 
 from capsule_lab.data.download import data_directory
-from capsule_lab.data.loader import EpochBatches, Images, InMemory, ResumableLoader, batch_loader
+from capsule_lab.data.loader import EpochBatches, Images, InMemory, ResumableLoader, batch_loader, check_images
 from capsule_lab.data.sources import AbstractSource, choose_source
 from capsule_lab.data.splits import Indices, Validation, index_hash, parse_share, split_validation, take_stratified
 from capsule_lab.data.transforms import transform_each
@@ -205,7 +205,7 @@ class AbstractDataModule(L.LightningDataModule):
             self._setup_test()
 
     def _setup_training(self) -> None:
-        images = self.load(train=True)
+        images = self._checked(train=True)
         train, val = self.split_training(images)
         if self.train_images is not None:
             train = take_stratified(train, images.labels.numpy(), self.train_images, self.seed)
@@ -222,11 +222,18 @@ class AbstractDataModule(L.LightningDataModule):
 
     def _setup_test(self) -> None:
         counts = []
-        for name, images in zip(self.test_names, self.split_test(self.load(train=False)), strict=True):
+        for name, images in zip(self.test_names, self.split_test(self._checked(train=False)), strict=True):
             limited = self._limit(np.arange(len(images.labels)), images)
             self.sets[name] = images.subset(limited)
             counts.append(f"{len(limited)} of {len(images.labels)} {name}".removesuffix(" test"))
         self.provenance["test_images"] = self.describe_test(", ".join(counts))
+
+    def _checked(self, *, train: bool) -> Images:
+        images = self.load(train=train)
+        check_images(
+            images, self.spec.num_classes, f"the {'training' if train else 'test'} set of {type(self).__name__}"
+        )
+        return images
 
     def _limit(self, indices: Indices, images: Images) -> Indices:
         """At most ``eval_images`` of ``indices``."""

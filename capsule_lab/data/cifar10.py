@@ -52,7 +52,9 @@ class CIFAR10Files(PublishedFiles):
     def download(self, scratch: Path) -> Path:
         archive = download_file(ARCHIVE, f"md5:{ARCHIVE_MD5}", (SERVER,), scratch)
         with tarfile.open(archive) as packed:
-            packed.extractall(scratch, filter="data")
+            packed.extractall(
+                scratch, [packed.getmember(f"{self.path}/{file}") for file in self.checksums], filter="data"
+            )
         return scratch / self.path
 
     def load(self, *, train: bool) -> Images:

@@ -8,10 +8,12 @@ import logging
 import os
 import tarfile
 import tempfile
+import time
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +22,9 @@ from capsule_lab.atomic import expanded
 from capsule_lab.errors import DataError, one_line
 
 _TIMEOUT = 10.0  # ours: seconds without an answer after which a server counts as unreachable
+_PATIENCE = 30.0  # ours: seconds over which the rate of a download is measured
+_SLOWEST = 10_000  # ours: bytes a second; MNIST takes 20 minutes at that rate
+_CHUNK = 2**18
 _RETRIES = 1  # ours: of each server, since a large file may break off
 
 log = logging.getLogger(__name__)
@@ -131,7 +136,7 @@ def download_file(name: str, checksum: str, servers: Sequence[str], folder: Path
     for server in servers:
         files = pooch.create(folder, server, registry={name: checksum}, retry_if_failed=_RETRIES)
         try:
-            path = Path(files.fetch(name, downloader=pooch.HTTPDownloader(timeout=_TIMEOUT)))
+            path = Path(files.fetch(name, downloader=download_url))
         except (OSError, ValueError) as error:
             reasons.append(f"{server}{name}: {_reason(error)}")
             continue
@@ -140,6 +145,31 @@ def download_file(name: str, checksum: str, servers: Sequence[str], folder: Path
         path.chmod(0o666 & ~umask)  # pooch 1.9 leaves the permissions of a temporary file, 0600
         return path
     raise OSError(reasons[0])
+
+
+def download_url(url: str, file: str | Path, _: Any = None) -> None:
+    """Write what is at ``url`` into ``file``; for ``pooch``, whose own function waits for ever for a server that drips.
+
+    Raises:
+        OSError: if the server does not answer, or sends less than ``_SLOWEST``.
+    """
+    import requests  # as pooch
+    import urllib3
+
+    with requests.get(url, stream=True, timeout=_TIMEOUT) as response, Path(file).open("wb") as written:
+        response.raise_for_status()
+        started, received = time.monotonic(), 0
+        try:
+            while chunk := response.raw.read1(_CHUNK, decode_content=True):  # what is there, however little it is
+                written.write(chunk)
+                received += len(chunk)
+                seconds = time.monotonic() - started
+                if seconds > _PATIENCE:
+                    if received < _SLOWEST * seconds:
+                        raise TimeoutError(f"it sends {received / seconds:.0f} bytes a second; given up")
+                    started, received = time.monotonic(), 0
+        except urllib3.exceptions.HTTPError as error:
+            raise requests.exceptions.ConnectionError(one_line(error)) from error
 
 
 def _reason(error: Exception) -> str:
@@ -169,6 +199,12 @@ def fetch(folder: Path, download: Callable[[Path], Path]) -> str | None:
                     os.replace(file, folder / file.name)
             else:
                 os.replace(fetched, folder)
-    except (OSError, EOFError, tarfile.TarError) as error:  # EOFError: an archive ends early
+    except (
+        OSError,
+        EOFError,
+        KeyError,
+        tarfile.TarError,
+        zlib.error,
+    ) as error:  # an archive ends early, or lacks files
         return one_line(error) or type(error).__name__
     return None

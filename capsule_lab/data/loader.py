@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from capsule_lab.data.transforms import sample_key
+from capsule_lab.errors import DataError
 from capsule_lab.types import Batch
 
 
@@ -33,6 +34,36 @@ class Images(NamedTuple):
         chosen = torch.as_tensor(indices, dtype=torch.int64)
         factors = None if self.factors is None else self.factors[chosen]
         return Images(self.images[chosen], self.labels[chosen], factors)
+
+
+def check_images(images: Images, classes: int, what: str) -> None:
+    """Check that a set is one: uint8 images, with a label below ``classes`` each.
+
+    Args:
+        images: as read.
+        classes: how many there are.
+        what: the set, for the message.
+
+    Raises:
+        DataError: if not.
+    """
+    pixels, labels, factors = images
+    if pixels.dtype != torch.uint8 or pixels.ndim != 4:
+        found = f"images of {pixels.dtype} and shape {tuple(pixels.shape)}"
+        expected = "torch.uint8 of shape (n, channel, height, width)"
+    elif labels.dtype != torch.int64 or labels.shape != pixels.shape[:1]:
+        found = f"labels of {labels.dtype} and shape {tuple(labels.shape)} for {len(pixels)} images"
+        expected = "one of torch.int64 for each"
+    elif factors is not None and factors.shape[:1] != labels.shape:
+        found, expected = f"factors of shape {tuple(factors.shape)} for {len(pixels)} images", "a row for each"
+    elif not len(labels):
+        found, expected = "no images", "one or more"
+    elif not 0 <= int(labels.min()) <= int(labels.max()) < classes:
+        wrong = int(labels.min()) if labels.min() < 0 else int(labels.max())
+        found, expected = f"label {wrong}", f"0 to {classes - 1}, as there are {classes} classes"
+    else:
+        return
+    raise DataError(f"{what} has {found}; expected {expected}: correct the files, or the load() that reads them")
 
 
 class InMemory(Dataset[Batch]):

@@ -53,8 +53,8 @@ class MNISTFiles(PublishedFiles):
 
     def load(self, *, train: bool) -> Images:
         part = "train" if train else "t10k"
-        images = read_idx(self.folder / f"{part}-images-idx3-ubyte", self.name)
-        labels = read_idx(self.folder / f"{part}-labels-idx1-ubyte", self.name)
+        images = read_idx(self.folder / f"{part}-images-idx3-ubyte", self.name, (SIZE, SIZE))
+        labels = read_idx(self.folder / f"{part}-labels-idx1-ubyte", self.name, ())
         return Images(torch.from_numpy(images).unsqueeze(1), torch.from_numpy(labels).long())
 
 

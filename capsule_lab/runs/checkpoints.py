@@ -11,6 +11,7 @@ from capsule_lab import __version__
 from capsule_lab.config import to_container
 from capsule_lab.errors import RunError
 from capsule_lab.runs.directories import find_checkpoint
+from capsule_lab.runs.trust import check_record
 
 if TYPE_CHECKING:
     from capsule_lab.types import DataSpec
@@ -50,7 +51,7 @@ def read(path: Path) -> dict[str, Any]:
     """A checkpoint on the CPU, whose ``"capsule_lab"`` is what ``embed`` returned; no code in it is run.
 
     Raises:
-        RunError: if it cannot be read, or another version of capsule_lab wrote it.
+        RunError: if it cannot be read, another version of capsule_lab wrote it, or its record is none.
     """
     import torch  # slow to import
 
@@ -61,13 +62,14 @@ def read(path: Path) -> dict[str, Any]:
             f"{path} cannot be read as a checkpoint ({type(error).__name__}); it is truncated or another file"
         ) from error
     record = checkpoint.get("capsule_lab") if isinstance(checkpoint, dict) else None
-    if record is None:
+    if not isinstance(record, dict) or "format" not in record:
         raise RunError(f"{path} was not written by capsule_lab; expected a checkpoint of `python -m capsule_lab.train`")
     if record["format"] != FORMAT:
         raise RunError(
-            f"{path} was written by capsule_lab {record['version']} in checkpoint format {record['format']}; this is "
-            f"{__version__}, which reads format {FORMAT}: use the capsule_lab that wrote it"
+            f"{path} was written by capsule_lab {record.get('version')} in checkpoint format {record['format']}; this "
+            f"is {__version__}, which reads format {FORMAT}: use the capsule_lab that wrote it"
         )
+    check_record(record, path)
     return dict(checkpoint)
 
 

@@ -8,12 +8,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hydra.utils import get_object
 from omegaconf import DictConfig, OmegaConf
 
 from capsule_lab.config import to_container
 from capsule_lab.errors import RunError, one_line
 from capsule_lab.runs import checkpoints, directories
+from capsule_lab.runs.trust import check_targets
 
 if TYPE_CHECKING:
     from capsule_lab.data.base import AbstractDataModule
@@ -22,20 +22,13 @@ if TYPE_CHECKING:
     from capsule_lab.types import Batch, DataSpec
 
 
-TRUSTED = ("capsule_lab", "torch.nn", "torch.optim")
-"""Packages whose classes and functions the configuration in a checkpoint may name: the file may be a download."""
-
-_BUILT = ("data", "model", "module", "routing", "loss", "schedule", "optimizer")
-"""Groups of that configuration from which ``Run`` builds objects."""
-
-
 @dataclass(frozen=True)
 class Run:
     """A trained network, and everything that its checkpoint knows about it.
 
     Attributes:
         module: the LightningModule with the trained weights: in eval mode, on the CPU, not compiled.
-        config: the configuration of training, resolved.
+        config: the configuration of training, resolved. Only groups of ``trust.BUILT`` may be instantiated.
         provenance: of the data of training.
         spec: the ``DataSpec`` that the network was built from.
         checkpoint: the file.
@@ -95,8 +88,16 @@ class Run:
         return data
 
     def data_config(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        """The configuration of the data that ``data_with`` builds, in plain containers."""
+        """The configuration of the data that ``data_with`` builds, in plain containers.
+
+        A data directory that the checkpoint names and that is not here, as on another machine, is the default one.
+        """
+        from capsule_lab.data.download import data_directory  # with Lightning
+
         config = OmegaConf.create({"data": {} if "_target_" in options else self.config.data})
+        recorded = config.data.get("directory")
+        if recorded is not None and not data_directory(str(recorded)).is_dir():
+            config.data.directory = None
         config.data.merge_with(options)
         return dict(to_container(config)["data"])
 
@@ -116,26 +117,38 @@ class Run:
                 yield self.data.on_after_batch_transfer(stored, 0)
 
 
-def open(path: str | Path, *, trust: Sequence[str] = ()) -> Run:  # noqa: A001
+def open(path: str | Path, *, trust: Sequence[str] | str | None = ()) -> Run:  # noqa: A001
     """The run in a directory, with its best weights, or else its last; or that of a checkpoint file.
+
+    Nothing is imported or called but what ``runs.trust`` allows.
 
     Args:
         path: ``runs/…``, or a ``.ckpt`` file.
-        trust: packages whose classes and functions the configuration in the checkpoint may name, beside ``TRUSTED``:
+        trust: packages whose classes and functions the configuration in the checkpoint may name, beside ours:
             those of networks, routings or data of one's own.
 
     Raises:
-        RunError: if there is none, it cannot be read, another version of capsule_lab wrote it, or it names anything
-            that is not trusted.
+        RunError: if there is none, it cannot be read, another version of capsule_lab wrote it, it names anything
+            that is not trusted, or the network that it describes does not fit its weights.
     """
-    from capsule_lab import build  # torch and Lightning
-    from capsule_lab.types import DataSpec
-
     file = directories.find_checkpoint(path)
     checkpoint = checkpoints.read(file)
     record = checkpoint["capsule_lab"]
-    for target in _targets([record["config"].get(group) for group in _BUILT]):
-        _check_trusted(target, (*TRUSTED, *trust), file)
+    check_targets(record.get("config"), trust, file)
+    try:
+        return _built(file, checkpoint, record)
+    except Exception as error:  # of any type: whatever may be missing in the record, or does not fit
+        reason = one_line(getattr(error, "__cause__", None) or error)
+        raise RunError(
+            f"{file} cannot be rebuilt ({type(error).__name__}: {reason[:300]}); its record or its weights are not as "
+            "capsule_lab writes them: use another checkpoint, or the version that wrote it"
+        ) from error
+
+
+def _built(file: Path, checkpoint: dict[str, Any], record: dict[str, Any]) -> Run:
+    from capsule_lab import build  # torch and Lightning
+    from capsule_lab.types import DataSpec
+
     config = OmegaConf.create(record["config"])
     config.module.compile = False
     spec = DataSpec(**{**record["spec"], "image_shape": tuple(record["spec"]["image_shape"])})
@@ -153,30 +166,3 @@ def open(path: str | Path, *, trust: Sequence[str] = ()) -> Run:  # noqa: A001
         step=checkpoint["global_step"],
         seconds=record["seconds"],
     )
-
-
-def _targets(node: Any) -> Iterator[str]:
-    """Every ``_target_`` in plain containers."""
-    if isinstance(node, dict):
-        if "_target_" in node:
-            yield str(node["_target_"])
-        node = list(node.values())
-    if isinstance(node, list):
-        for each in node:
-            yield from _targets(each)
-
-
-def _check_trusted(target: str, packages: Sequence[str], file: Path) -> None:
-    """Both the name and what it stands for are of a package: ``capsule_lab.environment.subprocess.run`` is not."""
-
-    def trusted(name: str) -> bool:
-        return any(f"{name}.".startswith(f"{package}.") for package in packages)
-
-    try:
-        module = get_object(target).__module__ if trusted(target) else ""
-    except Exception as error:  # of the import
-        raise RunError(f"{file} was trained with {target}, which cannot be imported: {one_line(error)}") from error
-    if not trusted(module):
-        raise RunError(
-            f"{file} names {target}; expected classes of {', '.join(packages)}: if you trust it, trust=[<its package>]"
-        )

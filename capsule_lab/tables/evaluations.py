@@ -19,6 +19,7 @@ from capsule_lab import runs
 from capsule_lab.check import check
 from capsule_lab.config import compose, quoted
 from capsule_lab.errors import ConfigError, RunError, suggest
+from capsule_lab.runs.trust import packages_of
 
 KEY = "evaluate"
 _DEVICES = ("accelerator", "devices", "num_nodes", "strategy")  # a launcher assigns them by the training run's
@@ -62,14 +63,18 @@ def of_job(config: DictConfig) -> tuple[list[str], Path]:
 def command_overrides(training: DictConfig, evaluate: Sequence[str], weights: str) -> list[str]:
     """Overrides of ``capsule_lab.evaluate``: the checkpoint, devices as in training, then those of the table.
 
-    ``data.<option>`` changes the data of training, unless ``data=`` names other data.
+    ``data.<option>`` changes the data of training, unless ``data=`` names other data. Packages that the configuration
+    of training names are trusted, as that was not read from the checkpoint.
     """
     standard = _standard_trainer()
     devices = [f"trainer.{key}={training.trainer[key]}" for key in _DEVICES if training.trainer[key] != standard[key]]
     own_data = not any(override.startswith("data=") for override in evaluate)
     given = [f"+{override}" if own_data and override.startswith("data.") else override for override in evaluate]
     checkpoint = weights if re.fullmatch(r"[\w./?-]+", weights) else quoted(weights)
-    return [f"ckpt={checkpoint}", *devices, *given]
+    packages = packages_of(OmegaConf.to_container(training, resolve=True))
+    asked = any(override.startswith("trust=") for override in evaluate)
+    trust = [f"trust=[{','.join(packages)}]"] if packages and not asked else []
+    return [f"ckpt={checkpoint}", *devices, *trust, *given]
 
 
 def verify(training: DictConfig, overrides: Sequence[str]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import re
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,19 +15,26 @@ import matplotlib as mpl
 import pandas as pd
 from matplotlib.figure import Figure
 from rich.table import Table as RichTable
+from rich.text import Text
 
 from capsule_lab.analysis.curves import curves_of_runs
+from capsule_lab.errors import printable
 from capsule_lab.tables.schema import Table
 from capsule_lab.tables.summary import Entry, Run, best_runs
 
-_IN_LATEX = str.maketrans({character: f"\\{character}" for character in "&%$#_{}"})
+_IN_LATEX = str.maketrans(
+    {character: f"\\{character}" for character in "&%$#_{}"}
+    | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+)
+_IN_MARKDOWN = str.maketrans({character: f"\\{character}" for character in "\\`*_[]<>|&~"})
+_FORMULA = tuple("=+-@")  # how text begins that a spreadsheet computes
 HEADINGS = ["", "published", "ours", "n", "difference", "standin", "n standin", "minutes", "parameters", "runs"]
 
 
 def cells_of(entry: Entry) -> list[str]:
-    """One line of a table for people, in the order of ``HEADINGS``."""
+    """One line of a table for people, in the order of ``HEADINGS``; not yet escaped for any format."""
     published, ours, standin = entry.published, entry.ours, entry.standin
-    return [
+    cells = [
         entry.row.label,
         str(published or ""),
         str(ours or ""),
@@ -38,30 +46,32 @@ def cells_of(entry: Entry) -> list[str]:
         entry.shared("parameters"),
         entry.state,
     ]
+    return [printable(cell) for cell in cells]
 
 
 def on_terminal(table: Table, entries: Sequence[Entry]) -> list[RichTable]:
     """One table for each column of the paper's."""
     shown = []
     for label, part in by_column(entries).items():
-        rich = RichTable(title=f"{table.paper}\n{label}", title_justify="left")
+        title = Text(f"{printable(table.paper)}\n{printable(label)}", style="table.title")
+        rich = RichTable(title=title, title_justify="left")
         for number, heading in enumerate(HEADINGS):
             rich.add_column(heading, justify="right" if 0 < number < len(HEADINGS) - 1 else "left")
         for entry in part:
-            rich.add_row(*cells_of(entry), style="red" if "failed" in entry.state else None)
+            rich.add_row(*map(Text, cells_of(entry)), style="red" if "failed" in entry.state else None)
         shown.append(rich)
     return shown
 
 
 def as_markdown(table: Table, entries: Sequence[Entry], command: str) -> str:
     """For a README: a table per column, notes, the command."""
-    lines = [f"## {table.paper}", "", f"`{command}`", ""]
+    lines = [f"## {_markdown(table.paper)}", "", _code(command), ""]
     for label, part in by_column(entries).items():
-        lines += [f"### {label}", "", _line(HEADINGS), _line(["---"] * len(HEADINGS))]
+        lines += [f"### {_markdown(label)}", "", _line(HEADINGS), _line(["---"] * len(HEADINGS))]
         lines += [_line(cells_of(entry)) for entry in part] + [""]
-    lines += [f"- {label}: {note}" for label, note in notes(entries).items()]
-    lines += [f"- {failure}" for failure in failures(entries)]
-    lines += [f"- data: {name}" for name in dict.fromkeys(entry.data for entry in entries if entry.data)]
+    lines += [f"- {_markdown(label)}: {_markdown(note)}" for label, note in notes(entries).items()]
+    lines += [f"- {_markdown(failure)}" for failure in failures(entries)]
+    lines += [f"- data: {_markdown(name)}" for name in dict.fromkeys(entry.data for entry in entries if entry.data)]
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -95,6 +105,18 @@ def as_frame(entries: Sequence[Entry]) -> pd.DataFrame:
     return pd.DataFrame.from_records(records)
 
 
+def as_csv(frame: pd.DataFrame) -> str:
+    """A frame as CSV, in which text that a spreadsheet would compute begins with an apostrophe, which it hides."""
+    return str(frame.map(_no_formula).to_csv(index=False, float_format="%.6g"))
+
+
+def _no_formula(value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    text = printable(value)
+    return f"'{text}" if text.lstrip().startswith(_FORMULA) else text
+
+
 def runs_frame(entries: Sequence[Entry]) -> pd.DataFrame:
     """One line per run, finished or not, with the exact command behind it."""
     records: list[dict[str, Any]] = []
@@ -126,15 +148,15 @@ def runs_frame(entries: Sequence[Entry]) -> pd.DataFrame:
 def as_latex(table: Table, entries: Sequence[Entry]) -> str:
     """For a paper, with booktabs; the columns that compare."""
     shown = HEADINGS[:6]
-    lines = [[entry.column.label, *cells_of(entry)[: len(shown)]] for entry in entries]
+    lines = [[printable(entry.column.label), *cells_of(entry)[: len(shown)]] for entry in entries]
     style = pd.DataFrame(lines, columns=["column", *shown]).style.hide(axis="index")
     text = (
         style.format(escape="latex")
         .format_index(escape="latex", axis="columns")
         .to_latex(
             hrules=True,
-            caption=table.paper.translate(_IN_LATEX),
-            label=f"tab:{table.name}",
+            caption=printable(table.paper).translate(_IN_LATEX),
+            label="tab:" + re.sub(r"[^\w.-]", "-", table.name),
             column_format="ll" + "r" * (len(shown) - 1),
         )
     )
@@ -206,4 +228,16 @@ def _data(kind: str, content: bytes) -> str:
 
 
 def _line(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+    return "| " + " | ".join(map(_markdown, cells)) + " |"
+
+
+def _markdown(text: str) -> str:
+    """``text`` that is shown as it is, on one line: no HTML, link or image is made of it."""
+    return printable(text).translate(_IN_MARKDOWN)
+
+
+def _code(text: str) -> str:
+    """``text`` as code, between more backticks than it has."""
+    fence = "`" * (max(map(len, re.findall("`+", text)), default=0) + 1)
+    padding = " " if "`" in text else ""
+    return f"{fence}{padding}{printable(text)}{padding}{fence}"

@@ -26,12 +26,12 @@ def read(table: str | Path | None) -> Table:
     if table is None:
         raise TableError(f"table is missing; expected table=<name>, one of {', '.join(names)}, or a .yaml file")
     file = Path(table) if str(table).endswith(".yaml") else sweeps_dir() / f"{table}.yaml"
-    if not file.is_file():
+    if not file.is_file() or not (str(table).endswith(".yaml") or table in names):
         raise TableError(f"table={table} does not exist; {suggest(str(table), names)}, or a .yaml file")
-    text = file.read_text()
     try:
+        text = file.read_text(encoding="utf-8")
         content = OmegaConf.to_container(OmegaConf.create(text), resolve=True)
-    except (YAMLError, OmegaConfBaseException) as error:
+    except (OSError, UnicodeDecodeError, RecursionError, YAMLError, OmegaConfBaseException) as error:
         raise TableError(f"{file} cannot be read: {one_line(error)}") from error
     if not isinstance(content, dict):
         raise TableError(f"{file} holds {type(content).__name__}; expected {', '.join(Content.model_fields)}")

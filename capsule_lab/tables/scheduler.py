@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 
 from capsule_lab.build import build_without_weights
 from capsule_lab.errors import TableError
@@ -63,11 +64,11 @@ def show_plan(table: Table, overrides: Sequence[str]) -> None:
             build_without_weights(cell.config)
     for cell in cells:
         waiting = f" for {cell.waits_for}" if cell.waits_for else ""
-        console.print(f"[{_STYLES[cell.status]}]{cell.status}{waiting}[/]  {cell.name}", soft_wrap=True)
+        console.print(f"[{_STYLES[cell.status]}]{cell.status}{waiting}[/]  {escape(cell.name)}", soft_wrap=True)
         console.print(f"    {cell.command}", markup=False, soft_wrap=True)
         if cell.status == FAILED:
             console.print(f"    {cell.failure}", markup=False, soft_wrap=True)
-    console.print(f"{table.name}: {_counted(cells)}")
+    console.print(f"{table.name}: {_counted(cells)}", markup=False)
 
 
 def _one_of_each(cells: Sequence[Cell]) -> list[Cell]:

@@ -51,6 +51,8 @@ def check_override(text: str, refused: Mapping[str, str] = _NOT_FOR_TRAINING) ->
         raise ValueError("expected key=value")
     if reason := refused.get(key.lstrip("+~")):
         raise ValueError(reason)
+    if key.lstrip("+~").startswith("hydra") and not text.startswith("hydra.searchpath=[file://"):
+        raise ValueError("leave it out, options of Hydra can run code and are for the command line")
     return text
 
 

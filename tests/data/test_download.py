@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
+import http.server
 import os
 import re
 import stat
 import tarfile
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -271,6 +276,75 @@ def test_a_server_that_does_not_answer_is_not_waited_for(tmp_path, monkeypatch):
     with pytest.raises(pytest.fail.Exception):
         download_file("file", KNOWN["md5"], SERVERS, tmp_path)
     assert used == [10.0]
+
+
+class Answers(http.server.BaseHTTPRequestHandler):
+    """A server that answers by the name of the file."""
+
+    protocol_version = "HTTP/1.1"
+    stopped = threading.Event()
+
+    def log_message(self, *_) -> None:
+        """Nothing."""
+
+    def do_GET(self) -> None:
+        content, kind = b"content" * 1000, self.path.strip("/")
+        if kind == "missing":
+            self.send_error(404)
+            return
+        self.send_response(200)
+        if kind == "packed":
+            content = gzip.compress(content)
+            self.send_header("Content-Encoding", "gzip")
+        if kind == "chunks":
+            self.send_header("Transfer-Encoding", "chunked")
+            self.end_headers()
+            for part in (content[:3], content[3:]):
+                self.wfile.write(f"{len(part):x}\r\n".encode() + part + b"\r\n")
+            self.wfile.write(b"0\r\n\r\n")
+            return
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        if kind == "short":
+            self.wfile.write(content[:100])
+            self.close_connection = True
+        elif kind == "drips":
+            with suppress(OSError):  # the other side has given up
+                while not self.stopped.wait(0.02):
+                    self.wfile.write(b"c")
+        else:
+            self.wfile.write(content)
+
+
+@pytest.fixture
+def server(monkeypatch) -> Iterator[str]:
+    monkeypatch.setenv("no_proxy", "*")
+    Answers.stopped.clear()
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Answers) as running:
+        threading.Thread(target=running.serve_forever, args=(0.01,), daemon=True).start()
+        yield f"http://127.0.0.1:{running.server_port}/"
+        Answers.stopped.set()
+        running.shutdown()
+
+
+def test_content_arrives_however_it_is_sent(tmp_path, server):
+    for kind in ("whole", "packed", "chunks"):
+        download.download_url(f"{server}{kind}", tmp_path / kind)
+        assert (tmp_path / kind).read_bytes() == b"content" * 1000, kind
+
+
+def test_servers_that_send_less_than_the_file_are_given_up(tmp_path, server, monkeypatch):
+    monkeypatch.setattr(download, "_PATIENCE", 0.1)
+    monkeypatch.setattr(download, "_RETRIES", 0)
+    expected = {
+        "missing": "404 Client Error",
+        "short": "(ConnectionError|hash of downloaded file)",
+        "drips": r"it sends \d+ bytes a second; given up",
+    }
+    for kind, reason in expected.items():
+        with pytest.raises(OSError, match=f"{server}{kind}: .*{reason}"):
+            download_file(kind, KNOWN["md5"], [server], tmp_path)
+    assert everything_below(tmp_path) == []
 
 
 @pytest.mark.parametrize(

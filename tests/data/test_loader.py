@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from itertools import islice
 
 import pytest
 import torch
 
-from capsule_lab.data.loader import EpochBatches, Images, InMemory, ResumableLoader
+from capsule_lab.data.loader import EpochBatches, Images, InMemory, ResumableLoader, check_images
 from capsule_lab.data.transforms import sample_key
+from capsule_lab.errors import DataError
 from capsule_lab.types import Batch
 
 
@@ -246,3 +248,21 @@ def test_subset_keeps_the_order_asked_for():
     images = loader(6).dataset.data.subset([4, 1, 1])
     assert images.labels.tolist() == [4, 1, 1]
     assert images.images[:, 0, 0, 0].tolist() == [4, 1, 1]
+
+
+def test_sets_that_are_none_are_refused():
+    images, labels = torch.zeros(3, 1, 4, 4, dtype=torch.uint8), torch.tensor([0, 1, 2])
+    wrong = {
+        "images of torch.float32": Images(images.float(), labels),
+        "images of torch.uint8 and shape (3, 4, 4)": Images(images[:, 0], labels),
+        "labels of torch.int32": Images(images, labels.int()),
+        "labels of torch.int64 and shape (2,) for 3 images": Images(images, labels[:2]),
+        "factors of shape (2, 1) for 3 images": Images(images, labels, labels[:2, None]),
+        "no images": Images(images[:0], labels[:0]),
+        "label 3; expected 0 to 2, as there are 3 classes": Images(images, labels + 1),
+        "label -1; expected 0 to 2": Images(images, labels - 1),
+    }
+    for message, each in wrong.items():
+        with pytest.raises(DataError, match=re.escape(f"the test set of Toys has {message}")):
+            check_images(each, 3, "the test set of Toys")
+    check_images(Images(images, labels), 3, "the test set of Toys")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import io
 import json
 import logging
 import os
@@ -28,7 +29,7 @@ from capsule_lab.data.standins.toynorb import progress
 from capsule_lab.data.transforms import random_integers, random_uniform
 from capsule_lab.errors import DataError
 from tests.helpers.data_modules import answer_downloads, trainer, without_network
-from tests.helpers.smallnorb_files import TESTING, TRAINING, labels_and_factors, write_set, write_standin
+from tests.helpers.smallnorb_files import TESTING, TRAINING, labels_and_factors, write_record, write_set, write_standin
 
 HELD_OUT = {(0, 7), (1, 6), (2, 9), (3, 8), (4, 7)}
 SPLIT = ("9b0d69f4a5f0bf20", "90c510726811b6ac")
@@ -197,11 +198,26 @@ def test_cached_images_of_other_files_are_not_read(real, monkeypatch):
     np.testing.assert_array_equal(data.sets["train"].images.numpy(), stored(folder, "training", "dat")[:, :, ::2, ::2])
 
 
-@pytest.mark.parametrize("damage", [b"", b"another file", None])
+def written_by(save, array: np.ndarray) -> bytes:
+    file = io.BytesIO()
+    save(file, array)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("damage", [b"", b"another file", None, "flip", "archive", "code", "huge"])
 def test_damaged_cached_images_are_computed_again(real, damage):
     SmallNORBDataModule(directory=str(real), source="real").setup("fit")
     (kept,) = (real / "smallNORB" / "cache").glob("*-training-dat-*.npy")
-    kept.write_bytes(kept.read_bytes()[:-1] if damage is None else damage)
+    if damage == "flip":
+        flip(kept, -1)
+    elif damage == "archive":
+        kept.write_bytes(written_by(np.savez, np.zeros(3)))
+    elif damage == "code":
+        kept.write_bytes(written_by(np.save, np.array([print], dtype=object)))
+    elif damage == "huge":
+        kept.write_bytes(kept.read_bytes().replace(b"(100, 2, 48, 48)", b"(1000000000000,)"))
+    else:
+        kept.write_bytes(kept.read_bytes()[:-1] if damage is None else damage)
     data = SmallNORBDataModule(directory=str(real), source="real", validation="none")
     data.setup("fit")
     expected = stored(real / "smallNORB", "training", "dat")[:, :, ::2, ::2]
@@ -329,7 +345,7 @@ def test_auto_without_network_falls_back_with_one_warning(standin_directory, cap
 
 
 @pytest.mark.parametrize("size", ["full", "small"])
-def test_provenance_of_the_standin(standin, size):
+def test_provenance_of_the_standin(standin, standin_directory, size):
     data = standin(standin=size)
     data.prepare_data()
     assert data.provenance == {
@@ -339,7 +355,43 @@ def test_provenance_of_the_standin(standin, size):
         "version": toynorb.VERSION,
         "seed": 0,
         "pixels": "random",
+        "elevations": [0, 4],
+        "azimuths": [0, 6],
+        "lightings": [1],
+        "sha256": {part: rendered(standin_directory, size, part) for part in ("training", "testing")},
     }
+
+
+def rendered(directory: Path, size: str, part: str) -> str:
+    folder = directory / "toynorb" / f"48x48{'' if size == 'full' else '-small'}"
+    return hashlib.sha256(stored(folder, part, "dat").tobytes()).hexdigest()
+
+
+def flip(path: Path, place: int) -> None:
+    content = bytearray(path.read_bytes())
+    content[place] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("stage", ["fit", "test"])
+def test_rendered_files_are_compared_with_their_record(tmp_path, stage):
+    folder = write_standin(tmp_path) / "toynorb" / "48x48"
+    part = {"fit": "training", "test": "testing"}[stage]
+    for content, place in (("dat", -1), ("dat", 30), ("cat", 20), ("info", 20), ("info", -8)):
+        (path,) = folder.glob(f"*-{part}-{content}.mat")
+        flip(path, place)
+        with pytest.raises(DataError, match=rf"({part} files that are not as they were|among its {part} labels)"):
+            SmallNORBDataModule(directory=str(tmp_path), source="standin").setup(stage)
+        flip(path, place)
+    SmallNORBDataModule(directory=str(tmp_path), source="standin").setup(stage)
+    record = folder / "provenance.json"
+    for damaged in ("sha256", "elevations", "azimuths"):
+        content = json.loads(record.read_text())
+        for value in (None, {}, [99], "x"):
+            record.write_text(json.dumps({**content, damaged: value}))
+            with pytest.raises(DataError, match="not as they were rendered"):
+                SmallNORBDataModule(directory=str(tmp_path), source="standin").setup(stage)
+        record.write_text(json.dumps(content))
 
 
 def render(asked: list, *, fail: bool = False):
@@ -352,7 +404,7 @@ def render(asked: list, *, fail: bool = False):
             progress(done, 25)
         if fail:
             raise OSError(28, "No space left on device")
-        (folder / "provenance.json").write_text(json.dumps({"version": toynorb.VERSION}))
+        write_record(folder)
 
     return render_files
 

@@ -32,7 +32,7 @@ def answer_downloads(monkeypatch: pytest.MonkeyPatch, answer: Callable[[str], An
     """Downloads get what ``answer`` returns or raise it; the addresses asked for are in the list, each once."""
     asked: list[str] = []
 
-    def respond(self: pooch.HTTPDownloader, url: str, path: str, cache: pooch.Pooch) -> None:
+    def respond(url: str, path: str, cache: pooch.Pooch) -> None:
         asked.append(url)
         content = answer(url)
         if isinstance(content, Exception):
@@ -40,7 +40,7 @@ def answer_downloads(monkeypatch: pytest.MonkeyPatch, answer: Callable[[str], An
         Path(path).write_bytes(content)
 
     monkeypatch.setattr(download, "_RETRIES", 0)
-    monkeypatch.setattr(pooch.HTTPDownloader, "__call__", respond)
+    monkeypatch.setattr(download, "download_url", respond)
     return asked
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Sequence
 from itertools import product
@@ -9,10 +10,11 @@ from pathlib import Path
 
 import numpy as np
 
-from capsule_lab.data.formats.binary_matrix import write_matrix
+from capsule_lab.data.formats.binary_matrix import read_matrix, write_matrix
 from capsule_lab.data.standins import toynorb
 
 TRAINING, TESTING = (4, 6, 7, 8, 9), (0, 1, 2, 3, 5)  # instances, as published
+LEVELS: dict[str, Sequence[int]] = {"elevations": (0, 4), "azimuths": (0, 12), "lightings": (1,)}
 NAMES = {"training": "5x46789x9x18x6x2x96x96-training", "testing": "5x01235x9x18x6x2x96x96-testing"}
 
 
@@ -32,7 +34,7 @@ def write_set(
     folder: Path, *, side: int, size: str | None = None, suffix: str = ".mat", **levels: Sequence[int]
 ) -> Path:
     """The six files in the real format, with random pixels; by default 100 + 100 pairs from 4 viewpoints."""
-    levels = {"elevations": (0, 4), "azimuths": (0, 12), "lightings": (1,), **levels}
+    levels = {**LEVELS, **levels}
     folder.mkdir(parents=True, exist_ok=True)
     random = np.random.default_rng(side)
     for part, instances in (("training", TRAINING), ("testing", TESTING)):
@@ -48,6 +50,17 @@ def write_standin(directory: Path, **levels: Sequence[int]) -> Path:
     """A data directory that holds what counts as the stand-in, full and small."""
     for folder in ("48x48", "48x48-small"):
         write_set(directory / "toynorb" / folder, side=48, size="48x48", **levels)
-        provenance = {"version": toynorb.VERSION, "seed": 0, "pixels": "random"}
-        (directory / "toynorb" / folder / "provenance.json").write_text(json.dumps(provenance))
+        write_record(directory / "toynorb" / folder, **levels)
     return directory
+
+
+def write_record(folder: Path, **levels: Sequence[int]) -> None:
+    """The renderer's record of the files in ``folder``."""
+    levels = {**LEVELS, **levels}
+    levels["azimuths"] = [azimuth // 2 for azimuth in levels["azimuths"]]  # files hold twice the index
+    hashes = {}
+    for part in NAMES:
+        (path,) = folder.glob(f"*-{part}-dat.mat")
+        hashes[part] = hashlib.sha256(read_matrix(path).tobytes()).hexdigest()
+    record = {"version": toynorb.VERSION, "seed": 0, "pixels": "random", **levels, "sha256": hashes}
+    (folder / "provenance.json").write_text(json.dumps(record, default=list))

@@ -52,6 +52,14 @@ def test_weights_are_those_that_the_run_tested(file: Path, tested: str | None, n
     assert (config.data.eval_images, config.trainer.accelerator) == (50, "cpu")
 
 
+def test_packages_of_the_training_are_trusted(table_file) -> None:
+    own = {"name": "trained", "overrides": ["routing._target_=mine.Routing", "optimizer._target_=theirs.Adam"]}
+    asking = {**SAME, "evaluate": ["trust=[other]"]}
+    _, evaluated, asked = expand(read(table_file(rows=[own, EVALUATED, asking], seeds=[0])))
+    assert evaluated.overrides[2:] == ("trust=[mine,theirs]", "+data.eval_images=50")
+    assert asked.overrides[2:] == ("trust=[other]",)
+
+
 @pytest.mark.parametrize("evaluate", [["data.eval_images=50"], [], ["data=mnist", "split=val"], ["+a='${b}'"]])
 def test_fingerprint_is_that_of_the_configuration_of_its_job(table_file, evaluate: list[str]) -> None:
     escaped = [override.replace("${", "\\${") for override in evaluate]  # else it would refer to the table's file

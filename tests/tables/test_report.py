@@ -14,6 +14,7 @@ from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
+import markupsafe
 import matplotlib.image
 import numpy as np
 import pandas as pd
@@ -23,7 +24,7 @@ from rich.console import Console
 from capsule_lab.tables import formats
 from capsule_lab.tables.expand import expand
 from capsule_lab.tables.reader import read
-from capsule_lab.tables.schema import Published
+from capsule_lab.tables.schema import Published, Table
 from capsule_lab.tables.summary import STANDIN, Entry, Mean, best_runs, summarise
 from tests.helpers.commands import Ended
 from tests.helpers.tables import RESULT, write_run, write_table
@@ -141,7 +142,7 @@ def test_terminal_shows_every_row(file: Path, entries) -> None:
 def test_markdown(file: Path, entries) -> None:
     lines = formats.as_markdown(read(file), entries, "make report").splitlines()
     assert "| Capsules \\| a | 2 ± 0.5 | 1.50 ± 0.707 | 2 | -0.50 | 9.00 | 1 | 1.5 | 1,234 | 2 of 2 |" in lines
-    assert "- Capsules | a: as it is" in lines
+    assert "- Capsules \\| a: as it is" in lines
     assert [line for line in lines if line.startswith("- b seed 0 failed: it ended without an error message")]
 
 
@@ -169,18 +170,107 @@ def test_latex_has_booktabs_and_escapes(file: Path, entries) -> None:
     assert r"\caption{50 \% \& x\_y}" in formats.as_latex(title, entries)
 
 
+HOSTILE = [  # what a label, a title or the name of a data set may be
+    "<script>alert(1)</script>",
+    '"><img src=x onerror=alert(1)>',
+    "' onmouseover='alert(1)",
+    "{{ 7 * 7 }} {% include 'x' %} ${7*7}",
+    "</table></body>",
+    "[/b] [bold]no decoder[/] [link=https://example.org]x[/link]",
+    "![x](https://example.org/x.png) [y](javascript:alert(1)) <b>bold</b> `code` | cell",
+    "line\n# heading\n\n| another | row |\n",
+    "\x1b]0;title\x07\x1b[31mred\u202edrawkcab",
+    '=HYPERLINK("https://example.org")',
+    "+1+cmd|' /C calc'!A0",
+    "@SUM(1,1)",
+    "-2+3",
+    "\t=1+1",
+    "\\input{/etc/passwd} \\write18{ls} ^^5cinput $x$ ~ # %",
+]
+
+
+@pytest.fixture
+def hostile(file: Path, entries, monkeypatch: pytest.MonkeyPatch) -> tuple[Table, list[Entry]]:
+    """A row for each text, which is its label, its note, its hardware and the name of its data; all are the title."""
+    made = []
+    for text in HOSTILE:
+        run = entries[0].runs[0]
+        result = {**run.result, "provenance": {"source": "real", "name": text}, "hardware": text}
+        row = entries[0].row.model_copy(update={"label": text, "note": text})
+        made.append(replace(entries[0], row=row, runs=(replace(run, result=result),), unfinished=()))
+    table = read(file).model_copy(update={"paper": "".join(HOSTILE), "head": "".join(HOSTILE)})
+    monkeypatch.setattr(formats, "failures", lambda _: HOSTILE)
+    monkeypatch.setattr(formats, "_curves", lambda _: {})
+    return table, made
+
+
+def test_page_shows_text_as_it_is(hostile: tuple[Table, list[Entry]]) -> None:
+    text = formats.as_page(*hostile, HOSTILE[0])
+    harmless = formats.as_page(*hostile, "a")
+    for each in HOSTILE:
+        harmless = harmless.replace(str(markupsafe.escape(each)), "a")
+    page = Page(text)
+    assert page.open == []
+    assert page.tags == Page(harmless).tags
+    assert text.count("<script") == 1, "that of the page"
+    for each in HOSTILE:
+        assert text.count(str(markupsafe.escape(each))) >= 5, each
+
+
+def test_terminal_shows_text_as_it_is(hostile: tuple[Table, list[Entry]]) -> None:
+    console = Console(file=io.StringIO(), width=400, force_terminal=False)
+    for shown in formats.on_terminal(*hostile):
+        console.print(shown)
+    text = console.file.getvalue()
+    assert "[/b] [bold]no decoder[/] [link=https://example.org]x[/link]" in text
+    assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f\u202e]", text)
+
+
+def test_markdown_shows_text_as_it_is(hostile: tuple[Table, list[Entry]]) -> None:
+    text = formats.as_markdown(*hostile, "python -m `x`")
+    assert text.startswith("## ")
+    assert text.count("\n#") == 1, "the heading of the column"
+    assert "`` python -m `x` ``" in text
+    assert not re.search(r"(?<!\\)(\\\\)*[<>\[\]`*_]", text.replace("`` python -m `x` ``", ""))
+    table = [line for line in text.splitlines() if line.startswith("| ")]
+    assert len(table) == 2 + len(HOSTILE)
+    assert {len(re.findall(r"(?<!\\)\|", line)) for line in table} == {len(formats.HEADINGS) + 1}
+
+
+def test_csv_holds_no_formula(hostile: tuple[Table, list[Entry]], entries) -> None:
+    for frame in (formats.as_frame(hostile[1]), formats.runs_frame(hostile[1])):
+        written = pd.read_csv(io.StringIO(formats.as_csv(frame)), dtype=str, keep_default_na=False)
+        assert len(written) == len(frame)
+        for column in written:
+            texts = [text for text in written[column] if not re.fullmatch(r"-?\d+(\.\d+)?", text)]
+            assert [text for text in texts if re.match(r"\s*[=+@-]", text)] == [], column
+    for frame in (formats.as_frame(entries), formats.runs_frame(entries)):
+        assert formats.as_csv(frame) == frame.to_csv(index=False, float_format="%.6g"), "numbers stay as they are"
+
+
+def test_latex_holds_no_command_of_a_label(hostile: tuple[Table, list[Entry]]) -> None:
+    table = hostile[0].model_copy(update={"name": "a}\\input{b"})
+    text = formats.as_latex(table, hostile[1])
+    assert "\\input" not in text
+    assert "\\write" not in text
+    assert "^^" not in text
+    assert r"\label{tab:a--input-b}" in text
+
+
 class Page(HTMLParser):
     """Sources, links and text of a page, and whether its elements are closed."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
         self.sources: list[str] = []
+        self.tags: list[str] = []
         self.texts: list[str] = []
         self.open: list[str] = []
         self.feed(text)
 
     def handle_starttag(self, tag, attrs) -> None:
         self.sources += [value for name, value in attrs if name in ("src", "href", "data", "action")]
+        self.tags.append(tag)
         if tag not in ("meta", "img", "br"):
             self.open.append(tag)
 

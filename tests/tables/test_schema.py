@@ -13,6 +13,7 @@ from capsule_lab.tables.cells import TrainingCell
 from capsule_lab.tables.expand import distinct, expand, verify
 from capsule_lab.tables.reader import read, select
 from capsule_lab.tables.schema import Published
+from capsule_lab.tables.summary import summarise
 
 SHIPPED = sorted(file.stem for file in sweeps_dir().glob("*.yaml"))
 
@@ -166,6 +167,13 @@ ROW = {"name": "a", "overrides": []}
         ({"rows": [{**ROW, "evaluate": []}]}, "row a|expected of and evaluate together"),
         ({"rows": [ROW, {**ROW, "name": "b", "of": "a", "evaluate": []}]}, "row b|expected of and evaluate together"),
         ({"rows": [ROW, {"name": "b", "of": "a", "evaluate": ["ckpt=x"]}]}, "row b|evaluate|ckpt=x|leave it out"),
+        ({"base": ["hydra.job_logging.handlers.x.()=os.system"]}, "base|hydra.job_logging|can run code|command line"),
+        ({"base": ["+hydra.callbacks.x._target_=os.system"]}, "base|+hydra.callbacks|can run code"),
+        ({"base": ["hydra/job_logging=evil"]}, "base|hydra/job_logging|can run code"),
+        ({"base": ["hydra.searchpath=[pkg://evil]"]}, "base|hydra.searchpath|can run code"),
+        ({"base": ["~hydra.searchpath"]}, "base|~hydra.searchpath|can run code"),
+        ({"rows": [{"name": "../a"}]}, "name|'../a'|expected letters, digits"),
+        ({"columns": {"../a": {}}}, "name|'../a'|expected letters, digits"),
     ],
     ids=str,
 )
@@ -181,15 +189,44 @@ def test_wrong_file_is_refused_with_its_name_the_place_and_what_is_expected(tabl
 
 @pytest.mark.parametrize(
     ("text", "sentence"),
-    [("- 1", "holds list; expected"), ("a: [", "cannot be read: "), ("paper: p\nseeds: [0]", "has no rows")],
+    [("- 1", "holds list; expected"), ("a: [", "cannot be read: "), ("paper: p\nseeds: [0]", "has no rows")]
+    + [
+        (text, "cannot be read: ")
+        for text in (
+            "!!python/object/apply:os.mkdir [MARKER]",
+            "paper: !!python/object/apply:os.mkdir [MARKER]",
+            "paper: !!python/name:os.mkdir",
+            "!!python/object/new:os.mkdir [MARKER]",
+            "paper: ${python:os.mkdir}",
+            "[" * 500,
+            "a: \xff",
+        )
+    ],
 )
 def test_file_that_is_no_table_is_refused(tmp_path: Path, text: str, sentence: str) -> None:
-    (tmp_path / "mine.yaml").write_text(text)
+    (tmp_path / "mine.yaml").write_bytes(text.encode("latin-1"))
     with pytest.raises(TableError, match=sentence):
         read(tmp_path / "mine.yaml")
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.yaml"]
 
 
-@pytest.mark.parametrize("name", ["smok", "nowhere.yaml"])
+def test_reading_a_table_imports_nothing_that_it_names(
+    table_file, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As for a report; a sweep runs what a table says, as a script."""
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "imported_marker.py").write_text("open('MARKER', 'w').close()\n")
+    overrides = [
+        "model._target_=imported_marker.Class",
+        "model.routing={_target_: os.mkdir, path: MARKER}",
+        "+callbacks.x={_target_: imported_marker.Class}",
+    ]
+    (entry,) = summarise(read(table_file(rows=[{"name": "hostile", "overrides": overrides}], seeds=[0])))
+    assert entry.state == "0 of 1, 1 missing"
+    assert not (tmp_path / "MARKER").exists()
+
+
+@pytest.mark.parametrize("name", ["smok", "nowhere.yaml", "../sweeps/smoke", "./smoke"])
 def test_table_that_does_not_exist_is_refused(name: str) -> None:
     with pytest.raises(TableError, match=rf"table={name} does not exist; .*smoke.*, or a \.yaml file"):
         read(name)

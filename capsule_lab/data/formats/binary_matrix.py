@@ -8,9 +8,7 @@ gzip around all of it, as the files are published.
 from __future__ import annotations
 
 import gzip
-import io
 import math
-import shutil
 import struct
 import zlib
 from pathlib import Path
@@ -32,6 +30,7 @@ _MAGICS = {kind.newbyteorder("="): magic for magic, kind in _KINDS.items()}
 _FEWEST_SIZES = 3  # of the format: a vector is written with sizes (n, 1, 1)
 _MOST_SIZES = 8  # ours: twice smallNORB's; more means another kind of file
 _LONGEST_HEADER = 4 * (2 + _MOST_SIZES)
+_CHUNK = 2**20
 _GZIP_MAGIC = b"\x1f\x8b"  # RFC 1952
 
 
@@ -52,7 +51,8 @@ def read_matrix(path: Path) -> np.ndarray:
         raise DataError(
             f"{path} cannot be read ({reason}); expected a whole binary matrix of smallNORB's format: replace the file"
         ) from error
-    kind, shape, offset = _layout(path, header, size)
+    kind, shape, offset = _layout(path, header)
+    _check_size(path, size, kind, shape, offset)
     if 0 in shape:  # nothing to map
         return np.empty(shape, kind)
     return np.memmap(path, kind, "r", offset, shape)
@@ -85,18 +85,20 @@ def write_matrix(path: Path, array: np.ndarray) -> None:
 
 
 def _read_packed(path: Path) -> np.ndarray:
-    unpacked = io.BytesIO()
+    """A packed file; no more of it is unpacked than its header promises, as a small file can unpack to any size."""
     with gzip.open(path) as file:
-        shutil.copyfileobj(file, unpacked)
-    content = unpacked.getbuffer()
-    kind, shape, offset = _layout(path, bytes(content[:_LONGEST_HEADER]), len(content))
+        content = bytearray(file.read(_LONGEST_HEADER))
+        kind, shape, offset = _layout(path, content)
+        while len(content) <= _bytes(kind, shape, offset) and (chunk := file.read(_CHUNK)):
+            content += chunk
+    _check_size(path, len(content), kind, shape, offset)
     array = np.frombuffer(content, kind, math.prod(shape), offset).reshape(shape)
     array.flags.writeable = False
     return array
 
 
-def _layout(path: Path, header: bytes, size: int) -> tuple[np.dtype, tuple[int, ...], int]:
-    """Kind of number, sizes, and where the numbers begin, of a file of ``size`` bytes that begins with ``header``."""
+def _layout(path: Path, header: bytes | bytearray) -> tuple[np.dtype, tuple[int, ...], int]:
+    """Kind of number, sizes, and where the numbers begin, of a file that begins with ``header``."""
     magic, dimensions = struct.unpack("<Ii", header[:8].ljust(8, b"\0"))
     written = max(dimensions, _FEWEST_SIZES)
     offset = 4 * (2 + written)
@@ -110,12 +112,19 @@ def _layout(path: Path, header: bytes, size: int) -> tuple[np.dtype, tuple[int, 
             f"{path} begins with {header[:8].hex(' ') or 'nothing'}, {found}; expected a binary matrix of smallNORB's "
             "format: replace or rename the file"
         )
-    kind, shape = _KINDS[magic], sizes[:dimensions]
-    expected = offset + math.prod(shape) * kind.itemsize
+    return _KINDS[magic], sizes[:dimensions], offset
+
+
+def _bytes(kind: np.dtype, shape: tuple[int, ...], offset: int) -> int:
+    """Size of the whole file."""
+    return offset + math.prod(shape) * kind.itemsize
+
+
+def _check_size(path: Path, size: int, kind: np.dtype, shape: tuple[int, ...], offset: int) -> None:
+    expected = _bytes(kind, shape, offset)
     if size != expected:
-        found = "truncated" if size < expected else "too long"
+        found = f"truncated: {size} bytes" if size < expected else f"too long: {size} bytes or more"
         raise DataError(
-            f"{path} is {found}: {size} bytes unpacked; expected {expected} for {'x'.join(map(str, shape))} numbers of "
+            f"{path} is {found} unpacked; expected {expected} for {'x'.join(map(str, shape))} numbers of "
             f"{kind.name}, as its header says: replace the file"
         )
-    return kind, shape, offset

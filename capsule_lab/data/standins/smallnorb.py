@@ -7,7 +7,7 @@ import logging
 from pathlib import Path
 from typing import Any, Literal
 
-from capsule_lab.data.formats.smallnorb import SIZE, load_part
+from capsule_lab.data.formats.smallnorb import SIZE, Part, load_part
 from capsule_lab.data.loader import Images
 from capsule_lab.data.sources import AbstractSource
 from capsule_lab.data.standins import toynorb
@@ -68,7 +68,19 @@ class RenderedToys(AbstractSource):
             )
 
     def load(self, *, train: bool) -> Images:
-        return load_part(self.folder, "training" if train else "testing", "subsample")
+        """As ``AbstractSource.load``.
+
+        Raises:
+            DataError: if the files are not whole, or not those that were rendered.
+        """
+        part: Part = "training" if train else "testing"
+        images = load_part(self.folder, part, "subsample")
+        if not toynorb.is_as_rendered(self.record, part, *(array.numpy() for array in images if array is not None)):
+            raise DataError(
+                f"{self.folder} holds {part} files that are not as they were rendered, by their SHA-256 in "
+                "provenance.json; they are damaged or another set: remove the folder to have it rendered again"
+            )
+        return images
 
     def provenance(self) -> dict[str, Any]:
         return {"name": toynorb.STANDIN_NAME, "generator": "capsule_lab.data.standins.toynorb", **self.record}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import re
 import struct
 from itertools import product
 
@@ -89,7 +90,7 @@ def test_compressed_bytes_are_the_same_every_time(tmp_path):
     ("content", "message"),
     [
         (BYTES[:-1], r"is truncated: 43 bytes unpacked; expected 44 for 2x3x4 numbers of uint8"),
-        (BYTES + b"\0", r"is too long: 45 bytes unpacked; expected 44"),
+        (BYTES + b"\0", r"is too long: 45 bytes or more unpacked; expected 44"),
         (BYTES[:19], r"begins with 55 4c 3d 1e 03 00 00 00, another kind of file"),
         (b"", r"begins with nothing, another kind of file"),
         (b"<!DOCTYPE html><html>", r"begins with 3c 21 44 4f 43 54 59 50, another kind of file"),
@@ -156,3 +157,13 @@ def test_writing_that_fails_leaves_what_was_there(tmp_path, monkeypatch, suffix)
         write_matrix(path, CUBE[:1])
     assert hashlib.sha256(path.read_bytes()).digest() == before
     assert [entry.name for entry in tmp_path.iterdir()] == [path.name]
+
+
+def test_no_more_is_unpacked_than_the_header_promises(tmp_path):
+    path = tmp_path / "a.mat.gz"
+    path.write_bytes(gzip.compress(BYTES + bytes(2**23), compresslevel=1))
+    with pytest.raises(DataError, match=r"is too long: (\d+) bytes or more unpacked") as caught:
+        read_matrix(path)
+    found = re.search(r"too long: (\d+)", str(caught.value))
+    assert found
+    assert int(found[1]) < 2**21

@@ -15,7 +15,13 @@ From bottom to top: ``shapes`` distances, ``animals`` … ``cars`` what toys loo
 ``processes`` and ``progress`` of its rendering; ``catalogue`` draws all toys on one sheet.
 """
 
-from capsule_lab.data.standins.toynorb.files import STANDIN_NAME, VERSION, labels_and_info, render_files
+from capsule_lab.data.standins.toynorb.files import (
+    STANDIN_NAME,
+    VERSION,
+    is_as_rendered,
+    labels_and_info,
+    render_files,
+)
 from capsule_lab.data.standins.toynorb.progress import show_progress
 from capsule_lab.data.standins.toynorb.rendering import AZIMUTHS, ELEVATIONS, LIGHTINGS, SIZES, render
 from capsule_lab.data.standins.toynorb.toys import CATEGORIES, INSTANCES, TEST_INSTANCES, TRAIN_INSTANCES, kind_of
@@ -31,6 +37,7 @@ __all__ = [
     "TEST_INSTANCES",
     "TRAIN_INSTANCES",
     "VERSION",
+    "is_as_rendered",
     "kind_of",
     "labels_and_info",
     "render",

@@ -1,0 +1,167 @@
+"""What the configuration in a file may name: a checkpoint may be a download, and its configuration builds objects.
+
+``hydra.utils.instantiate`` calls whatever ``_target_`` names. So that a file runs no code, every target in it is
+checked before anything is imported or built by it: it is a class or function that configurations are made of, or of a
+package that the user trusts.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Iterator, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from capsule_lab.errors import ConfigError, RunError, one_line
+
+BUILT = ("data", "model", "module", "routing", "class_routing", "loss", "schedule", "optimizer")
+"""Groups of the configuration in a checkpoint from which objects are built."""
+
+_WITH_CLASSES = (
+    "capsule_lab.data", "capsule_lab.layers", "capsule_lab.lit", "capsule_lab.networks", "capsule_lab.routing",
+    "capsule_lab.schedules", "torch.nn", "torch.optim",
+)  # fmt: skip
+_WITH_FUNCTIONS = ("capsule_lab.losses", "torch.nn.functional")
+_EXPECTED = "a part of capsule_lab (data set, network, routing, loss, schedule, module), torch.nn or torch.optim"
+_NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", re.ASCII)
+_RECORD: dict[str, Any] = {"config": dict, "provenance": dict, "spec": dict, "seconds": (int, float), "val": dict}
+_MOST_VALUES = 10_000  # ours: a configuration has 300; lists that share their items can stand for billions
+_DEEPEST = 50  # ours: a configuration has 6 levels
+
+
+def check_targets(config: Any, trust: Sequence[str] | str | None, file: Path) -> None:
+    """Check that all that the groups ``BUILT`` of a configuration name may be imported and called.
+
+    Args:
+        config: what ``check_record`` has accepted.
+        trust: packages that may be named beside ours.
+        file: that the configuration is from, for messages.
+
+    Raises:
+        ConfigError: if ``trust`` is no list of packages.
+        RunError: if a target is neither a part of configurations nor of one of these packages, or cannot be imported.
+    """
+    packages = _packages(trust)
+    for target in targets(config):
+        if not isinstance(target, str) or not _NAME.fullmatch(target):
+            raise RunError(f"{file} has _target_: {str(target)[:80]!r}; expected the name of {_EXPECTED}")
+        own = next((package for package in packages if _is_in(target, [package])), None)
+        try:
+            allowed = _is_of(target, own) if own else is_part(target)
+        except Exception as error:  # of the import
+            raise RunError(f"{file} was trained with {target}, which cannot be imported: {one_line(error)}") from error
+        if not allowed:
+            raise RunError(
+                f"{file} names {target}; expected {_EXPECTED}: if it is of a package of your own, give "
+                "trust=[<package>], else do not use the file"
+            )
+
+
+def check_record(record: dict[str, Any], file: Path) -> None:
+    """Check that the record in a file holds text, numbers, lists and mappings only, and nothing that is interpolated.
+
+    A configuration is stored resolved: ``${oc.env:HOME}`` in a file would look at the environment of its reader.
+
+    Raises:
+        RunError: if not.
+    """
+    left: list[tuple[Any, int]] = [(record, 0)]
+    values = 0
+    while left:
+        value, depth = left.pop()
+        values += 1
+        if values > _MOST_VALUES or depth > _DEEPEST:
+            raise RunError(f"{file} has a configuration that is too large or too deep; expected some hundred values")
+        if isinstance(value, dict):
+            left += [(each, depth + 1) for item in value.items() for each in item]
+        elif isinstance(value, (list, tuple)):
+            left += [(each, depth + 1) for each in value]
+        elif isinstance(value, str):
+            if "${" in value:
+                raise RunError(f"{file} has {value[:80]!r} in its configuration; expected values without interpolation")
+        elif not (value is None or isinstance(value, (bool, int, float))):
+            raise RunError(
+                f"{file} has a {type(value).__name__} in its configuration; expected text, numbers and lists"
+            )
+    for name, kind in _RECORD.items():
+        if not isinstance(record.get(name), kind):
+            raise RunError(f"{file} has no {name} in its record; it is damaged or was changed: use another checkpoint")
+
+
+def plain_value(config: DictConfig, key: str) -> Any:
+    """A value of a configuration from a file that goes into one of ours: text, a number or ``None``.
+
+    Only ``BUILT`` has been checked; from another group a node with a ``_target_`` could be built.
+    """
+    value = OmegaConf.select(config, key)
+    return None if OmegaConf.is_config(value) else value
+
+
+def targets(config: Any) -> Iterator[Any]:
+    """Every ``_target_`` in the groups ``BUILT`` of a configuration, in plain containers."""
+    left = [config.get(group) for group in BUILT] if isinstance(config, dict) else []
+    while left:
+        node = left.pop()
+        if isinstance(node, dict):
+            if "_target_" in node:
+                yield node["_target_"]
+            left += node.values()
+        elif isinstance(node, (list, tuple)):
+            left += node
+
+
+def packages_of(config: Any) -> list[str]:
+    """Packages other than ours and torch that a configuration names, which opening its run has to trust."""
+    names = {str(target).partition(".")[0] for target in targets(config)}
+    return sorted(names - {"capsule_lab", "torch"})
+
+
+def _packages(trust: Any) -> list[str]:
+    listed = trust is None or (isinstance(trust, Sequence) and not isinstance(trust, str))
+    names = list(trust or ()) if listed else [trust]
+    for name in names:
+        if not isinstance(name, str) or not _NAME.fullmatch(name):
+            raise ConfigError(f"trust has {name!r}; expected names of packages, such as trust=[mine]")
+    return names
+
+
+def is_part(target: str) -> bool:
+    """Whether configurations are made of it: a class of the right kind, or a loss, that its package itself defines."""
+    module, _, name = target.rpartition(".")
+    if any(part.startswith("_") for part in target.split(".")):
+        return False
+    if module != "capsule_lab" and not _is_in(module, (*_WITH_CLASSES, *_WITH_FUNCTIONS)):
+        return False
+    found = _imported(module, name)
+    if inspect.isfunction(found):
+        return _is_in(found.__module__, _WITH_FUNCTIONS)
+    return inspect.isclass(found) and issubclass(found, _kinds()) and _is_in(found.__module__, _WITH_CLASSES)
+
+
+def _kinds() -> tuple[type, ...]:
+    """Base classes of what a run is built of; constructing one writes nothing and starts nothing."""
+    from lightning import LightningDataModule  # as torch: slow to import, and help needs none
+    from torch import nn, optim
+
+    from capsule_lab.schedules import Schedule
+
+    return nn.Module, optim.Optimizer, Schedule, LightningDataModule
+
+
+def _is_of(target: str, package: str) -> bool:
+    """Whether it is a class or function that ``package`` itself defines, not one that it imports, as ``os.system``."""
+    found = _imported(*target.rpartition(".")[::2])
+    return (inspect.isclass(found) or inspect.isfunction(found)) and _is_in(found.__module__, [package])
+
+
+def _imported(module: str, name: str) -> Any:
+    """``name`` in a module; never an attribute of an object in it, as ``module.subprocess.run``."""
+    return getattr(import_module(module), name)
+
+
+def _is_in(name: str, packages: Sequence[str]) -> bool:
+    return any(f"{name}.".startswith(f"{package}.") for package in packages)

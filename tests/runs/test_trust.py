@@ -1,0 +1,384 @@
+"""A checkpoint from elsewhere runs no code: whatever its configuration names is refused before it is imported."""
+
+from __future__ import annotations
+
+import copy
+import io
+import os
+import pickle
+import sys
+import zipfile
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from omegaconf import OmegaConf
+
+from capsule_lab import build, evaluate, figures, runs
+from capsule_lab.callbacks import AtomicCheckpointIO
+from capsule_lab.config import compose, conf_dir, to_container
+from capsule_lab.errors import ConfigError, RunError
+from capsule_lab.runs.trust import check_record, check_targets, is_part, targets
+from tests.helpers.commands import Trained
+
+NODES: dict[str, dict[str, Any]] = {  # what writes the file MARKER, where only the names differ below
+    "torch.utils.collect_env.run": {"command": "touch MARKER"},
+    "os.system": {"command": "touch MARKER"},
+    "os.mkdir": {"path": "MARKER"},
+    "os.open": {"_args_": ["MARKER", 65]},
+    "posix.mkdir": {"path": "MARKER"},
+    "subprocess.run": {"args": ["touch", "MARKER"]},
+    "subprocess.Popen": {"args": ["touch", "MARKER"]},
+    "builtins.eval": {"_args_": ["open('MARKER', 'w')"]},
+    "builtins.exec": {"_args_": ["open('MARKER', 'w')"]},
+    "builtins.open": {"_args_": ["MARKER", "w"]},
+    "sympy.sympify": {"_args_": ["open('MARKER', 'w')"]},
+    "torch.load": {"f": "PICKLE", "weights_only": False},
+    "torch.hub.load": {"repo_or_dir": ".", "model": "x", "source": "local"},
+    "torch.jit.load": {"f": "PICKLE"},
+    "torch.save": {"_args_": [1, "MARKER"]},
+    "pandas.read_pickle": {"filepath_or_buffer": "PICKLE"},
+    "numpy.load": {"file": "PICKLE", "allow_pickle": True},
+    "numpy.save": {"file": "MARKER", "arr": [1]},
+    "joblib.load": {"filename": "PICKLE"},
+    "setuptools._distutils.spawn.spawn": {"_args_": [["touch", "MARKER"]]},
+    "pathlib.Path.write_text": {"self": {"_target_": "pathlib.Path", "_args_": ["MARKER"]}, "data": ""},
+    "shutil.copy": {"src": "PICKLE", "dst": "MARKER"},
+    "shutil.rmtree": {"path": "."},
+    "functools.partial": {"_args_": [{"_target_": "hydra.utils.get_method", "path": "os.mkdir"}, "MARKER"]},
+    "hydra.utils.instantiate": {"config": {"_target_": "os.mkdir", "path": "MARKER"}, "_recursive_": False},
+    "hydra.utils.get_object": {"path": "imported_marker.Class"},
+    "importlib.import_module": {"name": "imported_marker"},
+    "imported_marker.Class": {},
+    "capsule_lab.environment.subprocess.run": {"args": ["touch", "MARKER"]},
+    "capsule_lab.atomic.os.mkdir": {"path": "MARKER"},
+    "capsule_lab.atomic.shutil.copy": {"src": "PICKLE", "dst": "MARKER"},
+    "capsule_lab.runs.files.write_text": {"path": {"_target_": "pathlib.Path", "_args_": ["MARKER"]}, "text": ""},
+    "capsule_lab.runs.open": {"path": "MARKER"},
+    "capsule_lab.data.download.os.mkdir": {"path": "MARKER"},
+    "capsule_lab.data.download.fetch": {"folder": "MARKER"},
+    "capsule_lab.data.mnist.download_file": {"name": "MARKER"},
+    "capsule_lab.data.formats.binary_matrix.write_matrix": {"path": "MARKER"},
+    "capsule_lab.data.standins.toynorb.render_files": {"folder": "MARKER", "size": 8},
+    "capsule_lab.lit.CapsNetModule.load_from_checkpoint": {"checkpoint_path": "PICKLE"},
+    "capsule_lab.losses.torch.load": {"f": "PICKLE", "weights_only": False},
+    "capsule_lab.losses.torch.save": {"_args_": [1, "MARKER"]},
+    "capsule_lab.losses.Callable": {},
+    "capsule_lab.routing.em.torch.save": {"_args_": [1, "MARKER"]},
+    "capsule_lab.callbacks.MLflow": {"save_dir": "MARKER"},
+    "capsule_lab.launchers.job_process.cloudpickle.loads": {"_args_": ["x"]},
+    "capsule_labs.Module": {},
+    "capsule_lab": {},
+    "capsule_lab.runs": {},
+    "lightning.Trainer": {"default_root_dir": "MARKER"},
+    "lightning.fabric.utilities.cloud_io._load": {"path_or_url": "PICKLE", "weights_only": False},
+    "lightning.pytorch.callbacks.LambdaCallback": {},
+    "torchmetrics.utilities.data.apply_to_collection": {},
+    "torch.nn.functional.importlib.import_module": {"name": "imported_marker"},
+    "torch.nn.functional.boolean_dispatch": {},
+    "torch.nn.functional._canonical_mask": {},
+    "torch.nn.functional.handle_torch_function": {},
+    "torch.nn.modules.module.torch.save": {"_args_": [1, "MARKER"]},
+    "torch.nn.modules.module.warnings": {},
+    "torch.nn.init.normal_": {},
+    "torch.nn.Module.__init__": {},
+    "torch.optim.lr_scheduler.LambdaLR": {},
+    "torch.optim.optimizer.functools.partial": {"_args_": [{"_target_": "os.mkdir"}, "MARKER"]},
+    "torch.optim.optimizer.Any": {},
+    ".os.mkdir": {"path": "MARKER"},
+    "os..mkdir": {"path": "MARKER"},
+    "os.mkdir\n": {"path": "MARKER"},
+    "оs.mkdir": {"path": "MARKER"},  # a Cyrillic o
+    "": {},
+}
+"""Targets of a node in the place of the routing, with arguments for which a call would write MARKER."""
+
+
+def node(target: Any, **arguments: Any) -> dict[str, Any]:
+    return {"_target_": target, **NODES.get(target, {}), **arguments}
+
+
+EVIL = node("os.mkdir", path="MARKER")
+PLACES: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "in a list": lambda config: config["model"].update(decoder=[8, EVIL]),
+    "in a tuple": lambda config: config["model"].update(decoder=(8, EVIL)),
+    "in lists of lists": lambda config: config["model"].update(decoder=[[[{"a": [EVIL]}]]]),
+    "as a positional argument": lambda config: config["model"].update(_args_=[EVIL]),
+    "as a partial": lambda config: config["model"].update(routing={**EVIL, "_partial_": True}),
+    "as an argument of what is allowed": lambda config: config["model"]["routing"].update(iterations=EVIL),
+    "below a node that is not recursive": lambda config: config["model"].update(_recursive_=False, routing=EVIL),
+    "in the data": lambda config: config["data"].update(directory=EVIL),
+    "as the data": lambda config: config.update(data=EVIL),
+    "in the module": lambda config: config["module"].update(seed=EVIL),
+    "in the optimizer": lambda config: config["module"]["optimizer"].update(betas=EVIL),
+    "in the schedule": lambda config: config["module"]["schedule"].update(margin=EVIL),
+    "in the loss": lambda config: config["module"]["loss"].update(present=EVIL),
+    "in a group of its own": lambda config: config.update(class_routing=EVIL),
+    "under a number": lambda config: config["model"].update(routing={1: EVIL}),
+    "as a number": lambda config: config["model"].update(routing={"_target_": 5}),
+    "as nothing": lambda config: config["model"].update(routing={"_target_": None}),
+    "as a list": lambda config: config["model"].update(routing={"_target_": ["os", "mkdir"]}),
+    "as a node": lambda config: config["model"].update(routing={"_target_": EVIL}),
+    "by interpolation": lambda config: config["model"].update(routing={**EVIL, "_target_": "${oc.env:EVIL}"}),
+    "by interpolation of a node": lambda config: config["model"].update(routing="${evil}") or config.update(evil=EVIL),
+}
+
+
+def shared(levels: int) -> list[Any]:
+    """A list that stands for ``2 ** levels`` values."""
+    value: list[Any] = ["x"]
+    for _ in range(levels):
+        value = [value, value]
+    return value
+
+
+def endless() -> list[Any]:
+    value: list[Any] = []
+    value.append(value)
+    return value
+
+
+def deep(levels: int) -> dict[str, Any]:
+    value: dict[str, Any] = {}
+    for _ in range(levels):
+        value = {"a": value}
+    return value
+
+
+RECORDS: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "environment in the configuration": lambda record: record["config"].update(seed="${oc.env:HOME}"),
+    "environment in a group that is not built": lambda record: record["config"].update(logger={"a": "${oc.env:HOME}"}),
+    "environment in the provenance": lambda record: record["provenance"].update(name="${oc.env:HOME}"),
+    "environment in a key": lambda record: record["config"].update({"${oc.env:HOME}": 1}),
+    "billions of values": lambda record: record["config"].update(model=shared(40)),
+    "endless": lambda record: record["config"].update(model=endless()),
+    "deep": lambda record: record["config"].update(model=deep(200)),
+    "a tensor": lambda record: record["config"].update(seed=torch.zeros(3)),
+    "bytes": lambda record: record["config"].update(seed=b"0"),
+    "no configuration": lambda record: record.pop("config"),
+    "a list for a configuration": lambda record: record.update(config=[1]),
+    "a text for a configuration": lambda record: record.update(config="seed: 0"),
+    "a number for a group": lambda record: record["config"].update(model=3),
+    "no module": lambda record: record["config"].pop("module"),
+    "no target": lambda record: record["config"]["model"].pop("_target_"),
+    "no spec": lambda record: record.pop("spec"),
+    "a text for a spec": lambda record: record.update(spec="28x28"),
+    "other sizes": lambda record: record["spec"].update(image_shape=[3, 32, 32]),
+    "no sizes": lambda record: record["spec"].update(image_shape=[]),
+    "a negative size": lambda record: record["config"]["model"].update(channels=-4),
+    "another class": lambda record: record["config"]["model"].update(_target_="capsule_lab.networks.SmallCNN"),
+    "another kind of class": lambda record: record["config"]["model"].update(_target_="torch.optim.Adam"),
+    "another kind of function": lambda record: record["config"]["model"].update(_target_="capsule_lab.margin_loss"),
+    "no provenance": lambda record: record.pop("provenance"),
+}
+
+
+class Calls:
+    """Pickles as a call."""
+
+    def __init__(self, function: Any, *arguments: Any) -> None:
+        self.call = function, arguments
+
+    def __reduce__(self) -> Any:
+        return self.call
+
+
+def zipped(content: bytes) -> bytes:
+    """What ``torch.save`` writes, with another pickle in it."""
+    written = io.BytesIO()
+    torch.save({"a": 1}, written)
+    changed = io.BytesIO()
+    with zipfile.ZipFile(written) as old, zipfile.ZipFile(changed, "w") as new:
+        for member in old.namelist():
+            new.writestr(member, content if member.endswith("data.pkl") else old.read(member))
+    return changed.getvalue()
+
+
+def files() -> Iterator[tuple[str, bytes]]:
+    """Files in the place of a checkpoint that run code when they are unpickled."""
+    call = pickle.dumps({"capsule_lab": Calls(os.mkdir, "MARKER")})
+    yield "pickle", call
+    yield "pickle in torch's zip", zipped(call)
+    yield "pickle of protocol 0", b"cos\nmkdir\n(S'MARKER'\ntR."
+    yield "pickle of protocol 0 in torch's zip", zipped(b"cos\nmkdir\n(S'MARKER'\ntR.")
+    yield "instance by name", b"(S'MARKER'\nios\nmkdir\n."
+    yield "eval", zipped(b'cbuiltins\neval\n(S\'open("MARKER", "w")\'\ntR.')
+    yield "import", zipped(b"cimported_marker\nClass\n.")
+    yield "getattr", zipped(b"cbuiltins\ngetattr\n(cos\nS'mkdir'\ntR.")
+    old = io.BytesIO()
+    torch.save({"capsule_lab": Calls(os.mkdir, "MARKER")}, old, _use_new_zipfile_serialization=False)
+    yield "torch's format before zips", old.getvalue()
+    array = io.BytesIO()
+    np.save(array, np.array([Calls(os.mkdir, "MARKER")], dtype=object), allow_pickle=True)
+    yield "array of objects", array.getvalue()
+
+
+@pytest.fixture
+def marker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Written by code of a file, which here writes into the current directory; PICKLE is what would write it, too."""
+    monkeypatch.setenv("EVIL", "os.mkdir")
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "imported_marker.py").write_text("open('MARKER', 'w').close()\nclass Class: pass\n")
+    (tmp_path / "hubconf.py").write_text("open('MARKER', 'w').close()\n")
+    (tmp_path / "PICKLE").write_bytes(pickle.dumps(Calls(os.mkdir, "MARKER")))
+    return tmp_path / "MARKER"
+
+
+@pytest.fixture
+def record(trained: Trained) -> dict[str, Any]:
+    """That of a checkpoint, to change."""
+    checkpoint = torch.load(trained.directory / "checkpoints" / "best.ckpt", weights_only=True)
+    copied: dict[str, Any] = copy.deepcopy(checkpoint["capsule_lab"])
+    return copied
+
+
+@pytest.fixture
+def change(trained: Trained, tmp_path: Path) -> Callable[..., Path]:
+    """Writes the checkpoint with a record that has been changed."""
+    original = torch.load(trained.directory / "checkpoints" / "best.ckpt", weights_only=True)
+
+    def write(changed: Callable[[dict[str, Any]], Any], path: Path = Path("hostile.ckpt")) -> Path:
+        checkpoint = {**original, "capsule_lab": copy.deepcopy(original["capsule_lab"])}
+        changed(checkpoint["capsule_lab"])
+        AtomicCheckpointIO().save_checkpoint(checkpoint, path)
+        return path
+
+    return write
+
+
+def refused(path: Path, marker: Path, name: str) -> str:
+    """The sentence that ends the opening of a hostile checkpoint."""
+    with pytest.raises(RunError) as caught:
+        runs.open(path)
+    message = str(caught.value)
+    assert not marker.exists(), f"{name} ran: {message}"
+    assert "imported_marker" not in sys.modules, f"{name} was imported"
+    assert "\n" not in message, f"{name}: {message}"
+    assert len(message) < 1000, name
+    return message
+
+
+@pytest.mark.parametrize("target", ["torch.utils.collect_env.run", "pandas.read_pickle"])
+def test_such_a_node_runs_where_nothing_checks_it(marker: Path, target: str) -> None:
+    """Otherwise the tests of refusals could not fail."""
+    with suppress(Exception):
+        build.build_data(OmegaConf.create({"data": node(target)}))
+    assert marker.exists()
+
+
+def test_targets_that_are_no_parts_of_a_configuration_are_refused(record: dict[str, Any], marker: Path) -> None:
+    file = Path("hostile.ckpt")
+    for target in NODES:
+        record["config"]["model"]["routing"] = node(target)
+        with pytest.raises(RunError, match=r"(names|_target_|cannot be imported)") as caught:
+            check_targets(record["config"], [], file)
+        assert not marker.exists(), target
+        assert "imported_marker" not in sys.modules, target
+        assert "\n" not in str(caught.value), target
+
+
+def test_targets_are_found_wherever_they_stand(record: dict[str, Any], marker: Path) -> None:
+    for place, put in PLACES.items():
+        changed = copy.deepcopy(record)
+        put(changed["config"])
+
+        def check(hostile: dict[str, Any] = changed) -> None:
+            check_record(hostile, Path("hostile.ckpt"))
+            check_targets(hostile["config"], [], Path("hostile.ckpt"))
+
+        with pytest.raises(RunError) as caught:
+            check()
+        assert "\n" not in str(caught.value), place
+        assert not marker.exists(), place
+
+
+def test_checkpoint_with_a_hostile_configuration_is_refused(change: Callable[..., Path], marker: Path) -> None:
+    for target in ("torch.utils.collect_env.run", "imported_marker.Class", "capsule_lab.atomic.os.mkdir"):
+        path = change(lambda record, target=target: record["config"]["model"].update(routing=node(target)))
+        assert f"names {target}; expected" in refused(path, marker, target)
+
+
+@pytest.mark.usefixtures("unchecked_types")
+def test_checkpoint_with_a_hostile_record_is_refused(
+    trained: Trained, change: Callable[..., Path], marker: Path
+) -> None:
+    config = OmegaConf.merge(trained.config, {"ckpt": "hostile.ckpt"})
+    for name, changed in RECORDS.items():
+        path = change(changed)
+        message = refused(path, marker, name)
+        assert message.startswith("hostile.ckpt "), f"{name}: {message}"
+        with suppress(RunError):  # nothing of it is built; what is wrong with the network is told in any case
+            runs.checkpoints.checkpoint_to_resume(config, Path("new"), trained.result["provenance"])
+        assert not marker.exists(), name
+
+
+def test_pickles_in_the_place_of_a_checkpoint_are_not_run(marker: Path) -> None:
+    for name, content in files():
+        path = Path("hostile.ckpt")
+        path.write_bytes(content)
+        assert "cannot be read as a checkpoint" in refused(path, marker, name)
+
+
+def test_weights_of_another_network_are_one_sentence(trained: Trained) -> None:
+    checkpoint = torch.load(trained.directory / "checkpoints" / "best.ckpt", weights_only=True)
+    for weights in ({}, {"network.nothing": torch.zeros(2)}, {1: torch.zeros(2)}, None):
+        AtomicCheckpointIO().save_checkpoint({**checkpoint, "state_dict": weights}, "hostile.ckpt")
+        with pytest.raises(RunError, match=r"hostile\.ckpt cannot be rebuilt \(.*: use another checkpoint") as caught:
+            runs.open("hostile.ckpt")
+        assert "\n" not in str(caught.value)
+
+
+def test_groups_that_are_not_checked_give_plain_values_only(
+    change: Callable[..., Path], marker: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What evaluate and figures take from the configuration of training into theirs."""
+
+    def changed(record: dict[str, Any]) -> None:
+        record["config"]["trainer"]["precision"] = EVIL
+        record["config"]["logger"] = {"tensorboard": {"name": "../outside"}, "wandb": {"name": EVIL, "group": EVIL}}
+
+    run = runs.open(change(changed))
+    result = evaluate.evaluate(run, "val", trainer=compose("evaluate", ["trainer.accelerator=cpu"]).trainer)
+    assert result["precision"] == "32-true"
+    given: list[Any] = []
+    monkeypatch.setattr(build, "build_trainer", lambda config, _: given.append(config) or SimpleNamespace(loggers=[]))
+    for name in ("tensorboard", "wandb"):
+        figures.open_loggers(compose("figures", [f"logger={name}"]).logger, run)
+    tensorboard, wandb = given[0].logger.tensorboard, given[1].logger.wandb
+    assert (tensorboard.name, wandb.name, wandb.group) == ("", None, None)
+    assert not marker.exists()
+
+
+def test_own_package_is_trusted_with_what_it_defines_itself(marker: Path) -> None:
+    config = {"model": node(f"{__name__}.Calls"), "loss": [node(f"{__name__}.shared")]}
+    check_targets(config, ["tests.runs"], Path("own.ckpt"))
+    check_targets(config, __name__, Path("own.ckpt"))
+    for target in (f"{__name__}.np.load", f"{__name__}.compose", f"{__name__}.io.open", f"{__name__}.NODES"):
+        with pytest.raises(RunError, match=rf"own\.ckpt .*{target}"):
+            check_targets({"model": node(target)}, ["tests"], Path("own.ckpt"))
+    for trust in (5, [5], [""], ["a b"], "mine,yours", [None]):
+        with pytest.raises(ConfigError, match=r"trust has .*; expected names of packages, such as trust=\[mine\]"):
+            check_targets(config, trust, Path("own.ckpt"))
+
+
+def test_every_option_of_the_configuration_is_trusted(record: dict[str, Any]) -> None:
+    found = set()
+    for file in conf_dir().rglob("*.yaml"):
+        content = OmegaConf.to_container(OmegaConf.load(file))
+        group = file.relative_to(conf_dir()).parts[0]
+        if group in ("data", "module", "routing", "loss", "schedule", "optimizer"):
+            found |= {*targets({"model": content})}
+        elif group == "model":
+            found |= {*targets(content)}
+    assert len(found) > 20
+    assert [target for target in sorted(found) if not is_part(target)] == []
+    assert all(map(is_part, ("capsule_lab.CapsNet", "torch.optim.SGD", "torch.nn.functional.cross_entropy")))
+    check_record(record, Path("best.ckpt"))
+    check_record(
+        {**record, "config": to_container(compose("train", ["experiment=sabour2017/mnist"]))}, Path("best.ckpt")
+    )
