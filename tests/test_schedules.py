@@ -270,7 +270,7 @@ def test_margin_per_epoch(step: int, margin: float) -> None:
         (lambda: SigmoidRamp(0.2, 0.7, 10, offset=-1e9), "offset is -1000000000.0; expected -700 or more"),
         (
             lambda: check_schedules({"learning_rate": Constant(0)}),
-            "schedule.learning_rate is 0 from start to end, which",
+            "schedule.learning_rate is 0 from start to end, ",
         ),
     ],
     ids=str,

@@ -114,7 +114,7 @@ def test_schedule_that_cannot_work_is_named(schedule: dict[str, Any], message: s
         classifier(schedule=schedule)
 
 
-@pytest.mark.parametrize("rate", [Linear(0.0, 1e-3, "1 run"), Exponential(1e-3, 0.5, "3 steps"), Constant(0.0)])
+@pytest.mark.parametrize("rate", [Linear(0.0, 1e-3, "1 run"), Exponential(1e-3, 0.5, "3 steps"), Constant(1e-3)])
 def test_learning_rate_that_starts_or_ends_at_zero_is_accepted(rate: Schedule) -> None:
     assert classifier(schedule={"learning_rate": rate, "margin": None}).schedule == {"learning_rate": rate}
 
