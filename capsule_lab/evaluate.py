@@ -26,7 +26,7 @@ def main(config: DictConfig) -> None:
     console = Console(highlight=False)
     console.print(f"[bold]{config.split} error {metrics['error']:.2f} %[/]{parts}  of {config.ckpt}", soft_wrap=True)
     console.print(f"data: {runs.results.describe_data(result['provenance'])}", soft_wrap=True)
-    runs.files.write_json(path, result)
+    runs.files.write_record(path, result)
     console.print(f"written to {path}", soft_wrap=True)
 
 
@@ -71,7 +71,7 @@ def evaluate(
     Raises:
         ConfigError: for an unknown split, or options that do not exist.
         DataError: if the data is not here.
-        RunError: if the data does not fit the network.
+        RunError: if the data does not fit the network, or the metrics are not finite.
     """
     from capsule_lab import build, callbacks, check, environment  # torch and Lightning
 
@@ -87,8 +87,10 @@ def evaluate(
     evaluated = {"test": lightning.test, "val": lightning.validate}[split]
     evaluated(run.module, datamodule=datamodule, verbose=False)
     logged = runs.results.split_metrics(lightning.logged_metrics, split)
+    metrics = run.module.test_results() if split == "test" else logged
+    runs.results.check_finite(metrics, f"the evaluation of {run.checkpoint}")
     return {
-        split: run.module.test_results() if split == "test" else logged,
+        split: metrics,
         "checkpoint": str(run.checkpoint),
         "provenance": datamodule.provenance,
         "data": run.data_config(data or {}),

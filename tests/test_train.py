@@ -72,11 +72,12 @@ def test_configuration_of_a_run_is_resolved_and_complete(trained: Trained) -> No
 
 def test_metrics_json_has_what_is_needed_to_repeat_the_run(trained: Trained) -> None:
     found = json.loads((trained.directory / "metrics.json").read_text())
+    assert len(found.pop("sha256")) == 64
     assert found == trained.result
     assert set(found) == {
         "status", "test", "val", "weights_tested", "provenance", "parameters", "steps", "planned_steps",
         "epochs", "seed", "training_seconds", "precision", "hardware", "config_hash", "command", "commit", "versions",
-        "python",
+        "python", "stopped_by", "val_step", "best", "tested_step", "curves",
     }  # fmt: skip
     assert found["status"] == "finished"
     assert found["weights_tested"] == "best"
@@ -130,7 +131,7 @@ def test_test_images_are_not_touched_until_training_is_over(trained: Trained) ->
 @pytest.mark.parametrize("name", NAMES)
 def test_checkpoint_is_plain_and_carries_its_configuration(trained: Trained, name: str) -> None:
     record = checkpoint(trained.directory, name)["capsule_lab"]
-    assert set(record) == {"format", "version", "config", "provenance", "spec", "seconds", "val"}
+    assert set(record) == {"format", "version", "config", "provenance", "spec", "seconds", "val", "val_step", "curves"}
     assert record["config"] == json.loads(json.dumps(to_container(trained.config)))
     tested = {"test_images": "359 of 359"}  # known at the end of a run only
     assert {**record["provenance"], **tested} == trained.result["provenance"]

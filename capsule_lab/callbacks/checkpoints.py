@@ -14,27 +14,41 @@ from lightning.pytorch.callbacks import Callback, Checkpoint, ModelCheckpoint
 from omegaconf import DictConfig
 
 from capsule_lab.atomic import atomically
+from capsule_lab.callbacks.csv_logger import MetricsTable
 from capsule_lab.callbacks.stop_signals import StopSignals
 from capsule_lab.environment import command_line
-from capsule_lab.errors import InterruptError
-from capsule_lab.lightning_internals import relocated_state, validation_follows
-from capsule_lab.runs.checkpoints import embed
+from capsule_lab.errors import InterruptError, one_line
+from capsule_lab.lightning_internals import epoch_metrics, relocated_state, validation_follows
+from capsule_lab.runs.checkpoints import embed, verify
+from capsule_lab.runs.directories import directory_of
+from capsule_lab.runs.files import writing
 from capsule_lab.runs.results import split_metrics
 from capsule_lab.types import DataSpec
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
-    """Writes a checkpoint whole or not at all; Lightning's own may leave a truncated file."""
+    """Writes a checkpoint whole or not at all, and compares one with its checksums before it is loaded.
+
+    Lightning's own may leave a truncated file, and loads a damaged one.
+
+    Raises:
+        RunError: if a checkpoint cannot be written, or is damaged.
+    """
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None) -> None:
-        target = Path(path)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with atomically(target) as temporary:
-            torch.save(checkpoint, temporary)
+        with writing(Path(path)), atomically(Path(path)) as temporary:
+            try:
+                torch.save(checkpoint, temporary)
+            except RuntimeError as error:  # of torch's writer, which does not say why
+                raise OSError(f"{one_line(error)}; a full disk is the most likely cause") from error
+
+    def load_checkpoint(self, path: Any, *arguments: Any, **options: Any) -> dict[str, Any]:
+        verify(Path(path))
+        return super().load_checkpoint(path, *arguments, **options)
 
 
 class EmbedConfig(Callback):
-    """Puts the plain configuration, the data's provenance, time and last validation into every checkpoint.
+    """Puts the plain configuration, the data's provenance, time, last validation and curves into every checkpoint.
 
     Args:
         config: the whole configuration.
@@ -48,6 +62,8 @@ class EmbedConfig(Callback):
         self.spec = spec
         self.seconds_before = 0.0
         self.val: dict[str, float] = {}
+        self.val_step: int | None = None
+        self.epoch_ends = False
         self.started: float | None = None
 
     @property
@@ -59,19 +75,37 @@ class EmbedConfig(Callback):
         self.started = time.monotonic()
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self.seconds_before, self.started = self.seconds, None
+        self.seconds_before, self.started, self.epoch_ends = self.seconds, None, False
+
+    def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self.epoch_ends = False
+
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self.epoch_ends = True  # before any callback that saves: Lightning logs the epoch after this hook
 
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
-        checkpoint["capsule_lab"] = embed(self.config, self.provenance, self.spec, self.seconds, self.val)
+        following = epoch_metrics(trainer) if self.epoch_ends else None
+        curves = "".join(table.content(following) for table in _tables(trainer))
+        checkpoint["capsule_lab"] = embed(
+            self.config, self.provenance, self.spec, self.seconds, self.val, self.val_step, curves
+        )
 
     def on_load_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
         if trainer.state.fn != "fit":
             return  # of a test, whose weights may be older than the end of training
-        self.seconds_before = checkpoint["capsule_lab"]["seconds"]
-        self.val = checkpoint["capsule_lab"]["val"]
+        record = checkpoint["capsule_lab"]
+        self.seconds_before = record["seconds"]
+        self.val, self.val_step = record["val"], record.get("val_step")
+        for table in _tables(trainer):  # those of a run that continues in another directory begin there
+            if directory_of(Path(str(trainer.ckpt_path))) == Path(trainer.default_root_dir).absolute():
+                table.restore(record.get("curves", ""))
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self.val = split_metrics(trainer.logged_metrics, "val")
+        self.val, self.val_step = split_metrics(trainer.logged_metrics, "val"), trainer.global_step
+
+
+def _tables(trainer: L.Trainer) -> list[MetricsTable]:
+    return [logger for logger in trainer.loggers if isinstance(logger, MetricsTable)]
 
 
 class BestCheckpoint(ModelCheckpoint):

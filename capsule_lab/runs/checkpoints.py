@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -9,7 +10,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from capsule_lab import __version__
 from capsule_lab.config import to_container
-from capsule_lab.errors import RunError
+from capsule_lab.errors import RunError, one_line
 from capsule_lab.runs.directories import find_checkpoint
 
 if TYPE_CHECKING:
@@ -20,7 +21,13 @@ FORMAT = 2
 
 
 def embed(
-    config: DictConfig, provenance: dict[str, Any], spec: DataSpec, seconds: float, val: dict[str, float]
+    config: DictConfig,
+    provenance: dict[str, Any],
+    spec: DataSpec,
+    seconds: float,
+    val: dict[str, float],
+    val_step: int | None,
+    curves: str,
 ) -> dict[str, Any]:
     """What every checkpoint has under ``"capsule_lab"``, in plain containers.
 
@@ -30,6 +37,8 @@ def embed(
         spec: the ``DataSpec`` that the network was built from.
         seconds: of training so far.
         val: quantities of the last validation.
+        val_step: after how many steps that was.
+        curves: content of ``metrics.csv``.
     """
     return {
         "format": FORMAT,
@@ -43,23 +52,54 @@ def embed(
         },
         "seconds": seconds,
         "val": val,
+        "val_step": val_step,
+        "curves": curves,
     }
+
+
+def verify(path: Path) -> None:
+    """Compare a checkpoint with the checksums in it: torch writes a CRC-32 of every tensor and of the record, as in
+    any zip archive, and does not read them.
+
+    Raises:
+        RunError: if it is damaged or no checkpoint.
+    """
+    try:
+        with zipfile.ZipFile(path) as archive:
+            damaged = archive.testzip()
+    except OSError as error:
+        raise RunError(f"{path} cannot be read ({error.strerror or one_line(error)})") from error
+    except Exception as error:  # of zipfile, struct, zlib and codecs, depending on the damage
+        raise _not_readable(path, one_line(error)) from error
+    if damaged:
+        raise _not_readable(path, f"the checksum of {damaged} is wrong")
+
+
+def _not_readable(path: Path, reason: str) -> RunError:
+    others = [path.with_name(name) for name in ("best.ckpt", "last.ckpt")]
+    other = next((str(each) for each in others if each.is_file() and each.name != path.name), None)
+    instead = f"go on from ckpt={other}, or " if other else ""
+    return RunError(
+        f"{path} cannot be read as a checkpoint ({reason}); it is truncated or another file, or its disk is damaged: "
+        f"{instead}remove it and train again"
+    )
 
 
 def read(path: Path) -> dict[str, Any]:
     """A checkpoint on the CPU, whose ``"capsule_lab"`` is what ``embed`` returned; no code in it is run.
 
+    Its tensors are read from the file when they are used.
+
     Raises:
-        RunError: if it cannot be read, or another version of capsule_lab wrote it.
+        RunError: if it is damaged, or another version of capsule_lab wrote it.
     """
     import torch  # slow to import
 
+    verify(path)
     try:
-        checkpoint = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # those of pickle and zipfile, depending on the damage
-        raise RunError(
-            f"{path} cannot be read as a checkpoint ({type(error).__name__}); it is truncated or another file"
-        ) from error
+        checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except Exception as error:  # those of pickle and of torch's reader, depending on the damage
+        raise _not_readable(path, type(error).__name__) from error
     record = checkpoint.get("capsule_lab") if isinstance(checkpoint, dict) else None
     if record is None:
         raise RunError(f"{path} was not written by capsule_lab; expected a checkpoint of `python -m capsule_lab.train`")

@@ -6,7 +6,8 @@ They lie in ``$CAPSULE_LAB_RUNS`` or ``runs``.
 
     runs/<model>-<data>-<hash>/      the hash is of everything that decides the result; a second run of the same
         config.yaml                  configuration gets -2, and so on
-        metrics.json                 status, results, provenance, cost: written at the end
+        metrics.json                 results, provenance, cost: written at the end
+        status.json                  why the run failed or was interrupted, until it is continued
         metrics.csv                  every epoch
         train.log
         checkpoints/best.ckpt  last.ckpt
@@ -176,7 +177,8 @@ def create_directory(directory: Path, config: DictConfig) -> None:
         if first:
             with atomically(directory / "config.yaml") as temporary:
                 temporary.write_text(OmegaConf.to_yaml(config, resolve=True))
-            (directory / "metrics.json").unlink(missing_ok=True)  # of the shorter run that this one continues
+            for name in ("metrics.json", "status.json"):  # of the run that this one continues
+                (directory / name).unlink(missing_ok=True)
     except OSError as error:
         raise RunError(
             f"cannot write to {directory} ({error.strerror}); name a directory you may write to: train.directory=…"

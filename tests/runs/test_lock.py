@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import os
 import signal
@@ -19,7 +20,7 @@ from capsule_lab.config import compose
 from capsule_lab.errors import InterruptError, RunError
 from capsule_lab.runs import lock
 from tests.helpers.commands import Ended, Trained
-from tests.helpers.tables import TINY
+from tests.helpers.tables import RESULT, TINY
 
 
 @pytest.fixture(scope="module")
@@ -186,7 +187,8 @@ def test_is_locked_in_two_processes_at_once(config: DictConfig) -> None:
 def test_failure_of_a_run_that_another_process_finished_is_not_recorded(config: DictConfig) -> None:
     fingerprint = runs.directories.config_hash(config)
     directory = runs.directories.choose_directory(config, "capsnet-mnist")
-    runs.files.write_json(directory / "metrics.json", {"status": "finished", "config_hash": fingerprint})
+    directory.mkdir(parents=True)
+    (directory / "metrics.json").write_text(json.dumps({**RESULT, "config_hash": fingerprint}))
     lock.record_failure(fingerprint, "another process trains this configuration already")
     assert lock.read_record(fingerprint) is None
 
