@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 import re
@@ -14,8 +15,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 _LOG = logging.getLogger(__name__)
-_HOST = re.sub(r"\W", "_", socket.gethostname())
-_TEMPORARY = re.compile(r"\..+-(?P<host>\w+)-(?P<pid>\d+)-\w{8}(\.[^-]*)?")
+_HOST = hashlib.sha256(socket.gethostname().encode()).hexdigest()[:8]  # torch writes the file's name into a checkpoint
+_TEMPORARY = re.compile(r"\..+-(?P<host>[0-9a-f]{8})-(?P<pid>\d+)-\w{8}(\.[^-]*)?")
 _OLDEST = 24 * 3600.0  # ours: seconds; no file takes a day to write
 
 

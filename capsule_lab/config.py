@@ -6,6 +6,7 @@ of its exceptions, and in ``_key_in_text`` and ``_node_in_text`` their texts.
 
 from __future__ import annotations
 
+import errno
 import re
 import sys
 from collections.abc import Sequence
@@ -20,6 +21,13 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from capsule_lab.errors import CapsuleLabError, one_line, suggest
+
+_OF_THE_MACHINE = {
+    *(errno.EACCES, errno.EPERM, errno.EROFS),
+    *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO),
+    *(errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENAMETOOLONG),
+}
+"""Errors of files that are no mistakes of ours: permissions, full disks, limits of the process."""
 
 
 def conf_dir() -> Path:
@@ -107,6 +115,10 @@ def user_message(error: BaseException, config_name: str = "train") -> str | None
         return _unknown_key(key, config_name) if key else one_line(error)
     if isinstance(error, OmegaConfBaseException):
         return one_line(error)
+    if isinstance(error, OSError) and error.errno in _OF_THE_MACHINE:
+        return f"{error.filename or 'a file'} cannot be written or read: {error.strerror}"
+    if isinstance(error, MemoryError) or "can't allocate memory" in str(error):
+        return f"not enough memory ({one_line(error)}); try a smaller data.batch_size"
     return None
 
 

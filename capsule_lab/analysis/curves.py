@@ -71,7 +71,7 @@ def training_curves(metrics: Path) -> Figure:
     for axis, quantity in zip(axes, QUANTITIES, strict=True):
         for split, style in (("train", "C0-"), ("val", "C1o-")):
             _draw(axis, table, f"{split}/{quantity}", style, split)
-        axis.legend()
+        _add_legend(axis)
     return figure
 
 
@@ -89,7 +89,7 @@ def curves_of_runs(metrics: Mapping[str, Path]) -> Figure:
             _draw(axis, table, f"train/{quantity}", f"C{number % 10}--", "" if validated else name)
             _draw(axis, table, f"val/{quantity}", f"C{number % 10}o-", name)
     for axis in axes:
-        axis.legend()
+        _add_legend(axis)
     return figure
 
 
@@ -157,6 +157,11 @@ def _loss_and_error() -> tuple[Figure, list[Axes]]:
         axis.yaxis.set_minor_formatter("{x:g}")
         axis.grid(alpha=0.3, which="both")
     return figure, axes
+
+
+def _add_legend(axis: Axes) -> None:
+    if axis.get_legend_handles_labels()[0]:  # matplotlib warns where nothing was drawn
+        axis.legend()
 
 
 def _draw(axis: Axes, table: pd.DataFrame, name: str, style: str, label: str) -> None:

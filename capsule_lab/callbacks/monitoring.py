@@ -55,7 +55,8 @@ class NonFiniteGuard(Callback):
         name = next((name for name in names if name != "loss"), "loss")
         raise NonFiniteError(
             f"the {name} term of the loss is {terms[name].item()} at step {step}; try a smaller learning rate "
-            "(schedule.learning_rate.…) or trainer.precision=32-true; the last checkpoint before it is untouched"
+            "(schedule.learning_rate.…) or trainer.precision=32-true; the last checkpoint before it is untouched: if "
+            "training fails at once from there, too, go back to the best with ckpt=…/checkpoints/best.ckpt"
         )
 
 

@@ -72,7 +72,7 @@ def verify(path: Path) -> None:
     except Exception as error:  # of zipfile, struct, zlib and codecs, depending on the damage
         raise _not_readable(path, one_line(error)) from error
     if damaged:
-        raise _not_readable(path, f"the checksum of {damaged} is wrong")
+        raise _not_readable(path, f"the checksum of {damaged.partition('/')[2]} is wrong")
 
 
 def _not_readable(path: Path, reason: str) -> RunError:
