@@ -19,7 +19,7 @@ from capsule_lab.callbacks.stop_signals import StopSignals
 from capsule_lab.environment import command_line
 from capsule_lab.errors import InterruptError, one_line
 from capsule_lab.lightning_internals import epoch_metrics, relocated_state, validation_follows
-from capsule_lab.runs.checkpoints import embed, verify
+from capsule_lab.runs.checkpoints import embed, not_readable, verify
 from capsule_lab.runs.directories import directory_of
 from capsule_lab.runs.files import writing
 from capsule_lab.runs.results import split_metrics
@@ -44,7 +44,12 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 
     def load_checkpoint(self, path: Any, *arguments: Any, **options: Any) -> dict[str, Any]:
         verify(Path(path))
-        return super().load_checkpoint(path, *arguments, **options)
+        try:
+            return super().load_checkpoint(path, *arguments, **options)
+        except (MemoryError, torch.OutOfMemoryError):
+            raise
+        except Exception as error:  # of pickle and of torch's reader
+            raise not_readable(Path(path), type(error).__name__) from error
 
 
 class EmbedConfig(Callback):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import time
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +47,6 @@ def assert_noticed(last: Path, count: int, first: int = 0) -> None:
             loaded = AtomicCheckpointIO().load_checkpoint(last, weights_only=True)
         except RunError as error:
             messages.append(str(error))
-        except RuntimeError:  # of torch's reader, which `read` has called before
             with pytest.raises(RunError):
                 runs.checkpoints.read(last)
         else:
@@ -84,3 +86,21 @@ def test_tensors_of_a_record_that_is_read_are_those_of_the_file_at_that_time(las
     before, read = checkpoint(last.parent.parent), runs.checkpoints.read(last)
     AtomicCheckpointIO().save_checkpoint({"another": torch.zeros(1)}, last)
     assert are_equal(read, before)
+
+
+def test_checkpoint_that_has_not_changed_is_verified_once(last: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A resumed run reads the record, then Lightning loads the file."""
+    archives: list[Any] = []
+    real = zipfile.ZipFile
+    monkeypatch.setattr(zipfile, "ZipFile", lambda file: archives.append(file) or real(file))
+    now = time.time()
+    for age, count in ((0, 2), (60, 1)):
+        os.utime(last, (now - age, now - age))
+        runs.checkpoints.read(last)
+        AtomicCheckpointIO().load_checkpoint(last, weights_only=True)
+        assert len(archives) == count
+        archives.clear()
+    whole = last.read_bytes()
+    last.write_bytes(bytes([*whole[:5000], whole[5000] ^ 1, *whole[5001:]]))
+    with pytest.raises(RunError, match=r"the checksum of \S+ is wrong"):
+        AtomicCheckpointIO().load_checkpoint(last, weights_only=True)
