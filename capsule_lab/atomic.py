@@ -51,7 +51,8 @@ def atomically(path: Path) -> Iterator[Path]:
             shutil.copymode(path, temporary)
         os.replace(temporary, path)
     except OSError as error:
-        error.filename, error.filename2 = str(path), None
+        if error.errno is not None:
+            error.filename = str(path)
         raise
     finally:
         with suppress(OSError):  # of a folder that has become read-only, where the first error says more

@@ -17,7 +17,7 @@ from capsule_lab.atomic import atomically
 from capsule_lab.callbacks.csv_logger import MetricsTable
 from capsule_lab.callbacks.stop_signals import StopSignals
 from capsule_lab.environment import command_line
-from capsule_lab.errors import InterruptError, one_line
+from capsule_lab.errors import InterruptError
 from capsule_lab.lightning_internals import epoch_metrics, relocated_state, validation_follows
 from capsule_lab.runs.checkpoints import embed, not_readable, verify
 from capsule_lab.runs.directories import directory_of
@@ -40,7 +40,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
             try:
                 torch.save(checkpoint, temporary)
             except RuntimeError as error:  # of torch's writer, which does not say why
-                raise OSError(f"{one_line(error)}; a full disk is the most likely cause") from error
+                raise OSError("torch's writer failed, as on a full disk or beyond a limit of file sizes") from error
 
     def load_checkpoint(self, path: Any, *arguments: Any, **options: Any) -> dict[str, Any]:
         verify(Path(path))

@@ -90,6 +90,16 @@ def test_checkpoint_that_cannot_be_written_leaves_the_earlier_one(
     assert [file.name for file in path.parent.iterdir()] == ["last.ckpt"]
 
 
+def test_writer_of_torch_that_fails_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(content: Any, partial: Path) -> None:
+        raise RuntimeError("[enforce fail at inline_container.cc:872] . PytorchStreamWriter failed writing file data/1")
+
+    monkeypatch.setattr(torch, "save", fail)
+    path = tmp_path / "last.ckpt"
+    with pytest.raises(RunError, match=rf"^cannot write {path} \(torch's writer failed, .*\); expected a place"):
+        AtomicCheckpointIO().save_checkpoint({"step": 2}, path)
+
+
 # --- LastCheckpoint --------------------------------------------------------------------------------------------------
 
 
