@@ -96,9 +96,14 @@ def train(config: DictConfig, directory: Path) -> dict[str, Any]:
 
 
 def _training(directory: Path, trainer: Any, module: Any, embed: Any) -> dict[str, Any]:
-    """How training ended, its last validation, and the best one with the step of its weights."""
+    """How training ended, its last validation, and the best one with the step of its weights.
+
+    Raises:
+        RunError: if the last validation is not finite.
+    """
     from capsule_lab import lightning_internals, runs
 
+    runs.results.check_finite(embed.val, f"the last validation, of step {embed.val_step},")
     path = runs.checkpoints.checkpoint_to_test("best", directory)
     best = runs.checkpoints.read(path) if path and path.stem == "best" else None
     return {

@@ -28,7 +28,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
-from capsule_lab.atomic import atomically
+from capsule_lab.atomic import atomically, remove_leftovers
 from capsule_lab.config import to_container
 from capsule_lab.errors import RunError
 
@@ -175,6 +175,8 @@ def create_directory(directory: Path, config: DictConfig) -> None:
     try:
         directory.mkdir(parents=True, exist_ok=True)
         if first:
+            for folder in (each for each in directory.iterdir() if each.is_dir()):
+                remove_leftovers(folder)  # in the directory itself, `atomically` does
             with atomically(directory / "config.yaml") as temporary:
                 temporary.write_text(OmegaConf.to_yaml(config, resolve=True))
             for name in ("metrics.json", "status.json"):  # of the run that this one continues

@@ -92,6 +92,15 @@ def test_only_the_first_process_writes_the_configuration(config: DictConfig, mon
     assert files() == ["run", "run/config.yaml"]
 
 
+def test_run_that_goes_on_removes_what_killed_processes_left(config: DictConfig) -> None:
+    leftover = Path(f"run/checkpoints/.last-{'0' * 8}-1-0123abcd.ckpt")
+    leftover.parent.mkdir(parents=True)
+    leftover.touch()
+    os.utime(leftover, (0, 0))
+    runs.directories.create_directory(Path("run"), config)
+    assert files() == ["run", "run/checkpoints", "run/config.yaml"]
+
+
 @pytest.mark.parametrize(
     ("directory", "separate"),
     [("elsewhere", True), ("runs/mine", True), ("runs/table-row-HASH", False), ("runs/table-row-HASH-2", False)],
