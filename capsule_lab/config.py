@@ -9,6 +9,7 @@ of its exceptions, and in ``_key_in_text`` and ``_node_in_text`` their texts.
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import shlex
@@ -29,6 +30,13 @@ from capsule_lab.errors import CapsuleLabError, ConfigError, InterruptError, one
 from capsule_lab.hints import hint
 
 _SEARCH_PATH = "CAPSULE_LAB_SEARCH_PATH"
+
+_OF_THE_MACHINE = {
+    *(errno.EACCES, errno.EPERM, errno.EROFS),
+    *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO),
+    *(errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENAMETOOLONG),
+}
+"""Errors of files that are no mistakes of ours: permissions, full disks, limits of the process."""
 
 
 def conf_dir() -> Path:
@@ -206,6 +214,10 @@ def user_message(error: BaseException, config_name: str = "train") -> str | None
         return _unknown_key(key, config_name) if key else _plain(one_line(error))
     if isinstance(error, OmegaConfBaseException):
         return one_line(error)
+    if isinstance(error, OSError) and error.errno in _OF_THE_MACHINE:
+        return f"{error.filename or 'a file'} cannot be written or read: {error.strerror}"
+    if isinstance(error, MemoryError) or "can't allocate memory" in str(error):
+        return f"not enough memory ({one_line(error)}); try a smaller data.batch_size"
     return None
 
 

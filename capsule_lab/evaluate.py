@@ -35,7 +35,7 @@ def main(config: DictConfig) -> None:
         f"[bold]{config.split} error {metrics['error']:.2f} %[/]{parts}  of {escape(str(config.ckpt))}", soft_wrap=True
     )
     console.print(f"data: {data}", soft_wrap=True, markup=False)
-    runs.files.write_json(path, result)
+    runs.files.write_record(path, result)
     console.print(f"written to {path}", soft_wrap=True, markup=False)
 
 
@@ -80,7 +80,7 @@ def evaluate(
     Raises:
         ConfigError: for an unknown split, or options that do not exist.
         DataError: if the data is not here.
-        RunError: if the data does not fit the network.
+        RunError: if the data does not fit the network, or the metrics are not finite.
     """
     from capsule_lab import build, callbacks, check, environment  # torch and Lightning
 
@@ -96,8 +96,10 @@ def evaluate(
     evaluated = {"test": lightning.test, "val": lightning.validate}[split]
     evaluated(run.module, datamodule=datamodule, verbose=False)
     logged = runs.results.split_metrics(lightning.logged_metrics, split)
+    metrics = run.module.test_results() if split == "test" else logged
+    runs.results.check_finite(metrics, f"the evaluation of {run.checkpoint}")
     return {
-        split: run.module.test_results() if split == "test" else logged,
+        split: metrics,
         "checkpoint": str(run.checkpoint),
         "provenance": datamodule.provenance,
         "data": run.data_config(data or {}),

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import subprocess
 from datetime import timedelta
-from typing import Any
+from typing import Any, cast
 
 import lightning as L
 from lightning.fabric.plugins.collectives.torch_collective import default_pg_timeout
 from lightning.fabric.utilities.exceptions import MisconfigurationException
+from lightning.pytorch.callbacks import Timer
 from lightning.pytorch.callbacks.early_stopping import EarlyStoppingReason
 
 __all__ = [
@@ -19,10 +20,12 @@ __all__ = [
     "MisconfigurationException",
     "batch_index",
     "batches_per_epoch",
+    "epoch_metrics",
     "leave_signals_alone",
     "next_batch_follows",
     "relocated_state",
     "set_collective_timeout",
+    "stop_reason",
     "stopped_at_threshold",
     "take_processes",
 ]
@@ -87,10 +90,34 @@ def take_processes(trainer: L.Trainer) -> list[subprocess.Popen[Any]]:
     return taken
 
 
+def epoch_metrics(trainer: L.Trainer) -> tuple[dict[str, Any], int]:
+    """What Lightning will log of the epoch that ends, and the step it will log it at; in ``on_train_epoch_end``.
+
+    To be called by all processes, as the metrics may be synchronised.
+    """
+    metrics = trainer._logger_connector.metrics["log"]
+    return {**metrics, "epoch": trainer.current_epoch}, trainer.fit_loop.epoch_loop._batches_that_stepped - 1
+
+
 def stopped_at_threshold(trainer: L.Trainer) -> bool:
     """Whether an ``EarlyStopping`` callback has met its threshold, also before an interruption."""
     reasons = [callback.stopping_reason for callback in trainer.early_stopping_callbacks]
     return EarlyStoppingReason.STOPPING_THRESHOLD in reasons
+
+
+def stop_reason(trainer: L.Trainer, steps: int) -> str:
+    """Why training ended: ``steps``, all that were planned; ``threshold``; ``time limit``; ``callback`` for any other.
+
+    Args:
+        trainer: after ``fit``.
+        steps: how many were planned.
+    """
+    timers = [callback for callback in cast(Any, trainer).callbacks if isinstance(callback, Timer)]
+    if trainer.global_step >= steps:
+        return "steps"
+    if stopped_at_threshold(trainer):
+        return "threshold"
+    return "time limit" if any((timer.time_remaining() or 1) <= 0 for timer in timers) else "callback"
 
 
 def relocated_state(state: dict[str, Any], path: str, directory: str) -> dict[str, Any]:

@@ -38,13 +38,13 @@ def evaluate_weights(config: DictConfig) -> None:
         interruptible("the evaluation was stopped; the same command starts it again"),
     ):
         overrides, path = evaluations.of_job(config)
-        if path.is_file():
+        if runs.results.read_evaluation(path) is not None:
             return
         began = time.monotonic()
         with replaced_command_line("capsule_lab.evaluate", overrides):
             result = evaluation(overrides)
         if runs.directories.is_first_process():
-            runs.files.write_json(path, {**result, "evaluation_seconds": round(time.monotonic() - began, 1)})
+            runs.files.write_record(path, {**result, "evaluation_seconds": round(time.monotonic() - began, 1)})
 
 
 def evaluation(overrides: list[str]) -> dict[str, Any]:

@@ -26,6 +26,12 @@ from capsule_lab.slurm import was_requeued
 
 log = logging.getLogger(__name__)
 
+_ENDED_BY = {
+    "time limit": "trainer.max_time",
+    "threshold": "the threshold of a callback",
+    "callback": "a callback",
+}
+
 
 def run(config: DictConfig) -> None:
     """Train as ``config`` says, unless another process does; test once at the end, leave ``metrics.json``.
@@ -95,10 +101,8 @@ def _train(config: DictConfig, directory: Path, overrides: Sequence[str]) -> dic
     trainer = build.build_trainer(config, directory, embed)
     build.check_together(trainer, module, data)
 
-    runs.directories.create_directory(
-        directory, config, overrides
-    )  # the first file is written when all parts are built
-    with runs.files.logging_to(directory / "train.log"):
+    runs.directories.create_directory(directory, config, overrides)  # the first file: all parts are built
+    with runs.results.recording_failure(directory), runs.files.logging_to(directory / "train.log"):
         log.info("%s on %s", type(module.network).__name__, data.provenance["name"])
         log.info("into %s%s", directory, f", continuing {resume}" if resume else "")
         log.info("overrides of the defaults: %s", shlex.join(overrides) or "none")
@@ -107,16 +111,17 @@ def _train(config: DictConfig, directory: Path, overrides: Sequence[str]) -> dic
         try:
             with processes_of(trainer):
                 trainer.fit(module, datamodule=data, ckpt_path=resume, weights_only=True)
-                training = {"val": embed.val, "training_seconds": round(embed.seconds, 1)}  # a test loads other weights
+                training = _training(directory, trainer, module, embed)  # a test loads other weights
                 tested = _test(config, directory, trainer, module, data)
             failed = False
         finally:
             callbacks.close_loggers(trainer.loggers, failed=failed)
-    if not trainer.is_global_zero:
-        return {}
-    named = {"name": config.get("name"), "overrides": [*overrides]}
-    result = {"status": "finished", **named, **training, **tested, **_facts(config, trainer, module, data)}
-    runs.files.write_json(directory / "metrics.json", result)
+        if not trainer.is_global_zero:
+            return {}
+        named = {"name": config.get("name"), "overrides": [*overrides]}
+        result = {"status": "finished", **named, **training, **tested, **_facts(config, trainer, module, data)}
+        result["curves"] = runs.files.sha256(directory / "metrics.csv")
+        runs.files.write_record(directory / runs.results.RESULT, result)
     return result
 
 
@@ -137,16 +142,43 @@ def _logging_to_stdout_if_nowhere() -> Iterator[None]:
         own.setLevel(level)
 
 
+def _training(directory: Path, trainer: Any, module: Any, embed: Any) -> dict[str, Any]:
+    """How training ended, its last validation, and the best one with the step of its weights.
+
+    Raises:
+        RunError: if the last validation is not finite.
+    """
+    from capsule_lab import lightning_internals, runs
+
+    runs.results.check_finite(embed.val, f"the last validation, of step {embed.val_step},")
+    path = runs.checkpoints.checkpoint_to_test("best", directory)
+    best = runs.checkpoints.read(path) if path and path.stem == "best" else None
+    return {
+        "stopped_by": lightning_internals.stop_reason(trainer, module.total_steps),
+        "val": embed.val,
+        "val_step": embed.val_step,
+        "best": best and {"step": best["global_step"], "val": best["capsule_lab"]["val"]},
+        "training_seconds": round(embed.seconds, 1),
+    }
+
+
 def _test(config: DictConfig, directory: Path, trainer: Any, module: Any, data: Any) -> dict[str, Any]:
-    """Test the weights that ``train.test`` names: what came out, and which they were."""
+    """Test the weights that ``train.test`` names: what came out, and which they were.
+
+    Raises:
+        RunError: if it is not finite.
+    """
     from capsule_lab import runs, signals
 
     weights = runs.checkpoints.checkpoint_to_test(config.train.test, directory)
     if weights is None:
-        return {"test": {}, "weights_tested": None}
+        return {"test": {}, "weights_tested": None, "tested_step": None}
+    step = runs.checkpoints.read(weights)["global_step"]
     with signals.interruptible("training is complete; the same command with train.resume=true tests again"):
         trainer.test(module, datamodule=data, ckpt_path=weights, weights_only=True, verbose=False)
-    return {"test": module.test_results(), "weights_tested": weights.stem}
+    results = module.test_results()
+    runs.results.check_finite(results, f"the test of {weights}")
+    return {"test": results, "weights_tested": weights.stem, "tested_step": step}
 
 
 def _facts(config: DictConfig, trainer: Any, module: Any, data: Any) -> dict[str, Any]:
@@ -181,10 +213,11 @@ def summary(result: dict[str, Any], directory: Path) -> str:
         outcome = f"[bold]validation error {result['val']['error']:.2f} %[/]  (not tested)"
     else:
         outcome = "neither validated nor tested"
+    ended = "" if result["stopped_by"] == "steps" else f", ended by {_ENDED_BY[result['stopped_by']]}"
     lines = [
         outcome,
         f"data        {escape(describe_data(result['provenance']))}",
-        f"trained     {result['steps']} of {result['planned_steps']} steps in {minutes:.1f} min, "
+        f"trained     {result['steps']} of {result['planned_steps']} steps in {minutes:.1f} min{ended}; "
         f"{result['parameters']:,} parameters",
         f"run         {escape(str(run))}",
         "            metrics.json, metrics.csv, checkpoints, figures",

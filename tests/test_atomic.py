@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import errno
+import multiprocessing
 import os
 import stat
 from pathlib import Path
 
 import pytest
 
-from capsule_lab.atomic import atomically
+from capsule_lab import atomic
+from capsule_lab.atomic import atomically, set_aside
 
 
 def mode(path: Path) -> int:
@@ -87,3 +90,40 @@ def test_two_writers_do_not_share_a_temporary_file(tmp_path: Path) -> None:
         first.write_text("first")
         second.write_text("second")
     assert path.read_text() == "first"
+
+
+def temporary(folder: Path, host: str, pid: int) -> Path:
+    path = folder / f".last-{host}-{pid}-0123abcd.ckpt"
+    path.touch()
+    return path
+
+
+def test_what_killed_processes_left_is_removed_by_the_next_writer(tmp_path: Path) -> None:
+    """Not what a living process writes, nor what one of another machine may be writing, if it is younger than a day."""
+    (process := multiprocessing.get_context("fork").Process(target=int)).start()
+    process.join()
+    dead, alive = process.pid, os.getppid()
+    assert dead is not None
+    gone = [temporary(tmp_path, atomic._HOST, dead), temporary(tmp_path, "0" * 8, dead)]
+    os.utime(gone[1], (0, 0))
+    stay = [temporary(tmp_path, atomic._HOST, alive), temporary(tmp_path, "0" * 8, alive), tmp_path / ".hidden-file"]
+    stay[-1].touch()
+    folder = tmp_path / f"{atomic.temporary_prefix('download').replace(str(os.getpid()), str(dead))}abcd_123"
+    (folder / "part").mkdir(parents=True)
+    with atomically(tmp_path / "last.ckpt") as path:
+        path.touch()
+    assert sorted(tmp_path.iterdir()) == sorted([*stay, tmp_path / "last.ckpt"])
+
+
+def test_an_error_names_the_file_that_was_to_be_written(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="No space left") as caught, atomically(tmp_path / "result.json"):
+        raise OSError(errno.ENOSPC, "No space left on device")
+    assert caught.value.filename == str(tmp_path / "result.json")
+
+
+def test_damaged_file_is_set_aside(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "metrics.json"
+    path.write_text("{")
+    set_aside(path, "it ends early")
+    assert os.listdir(tmp_path) == ["metrics.json.damaged"]
+    assert f"{path} is damaged (it ends early) and counts as missing" in caplog.text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import errno
 import functools
 import re
 from pathlib import Path
@@ -673,3 +674,22 @@ def test_messages_of_our_own_errors_are_kept(error):
 @pytest.mark.parametrize("error", [ZeroDivisionError("ours"), KeyError("ours"), ValueError("ours")], ids=repr)
 def test_other_errors_have_no_message_for_the_user(error):
     assert user_message(error) is None
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (
+            OSError(errno.ENOSPC, "No space left on device", "last.ckpt"),
+            "last.ckpt cannot be written or read: No space",
+        ),
+        (PermissionError(errno.EACCES, "Permission denied"), "a file cannot be written or read: Permission denied"),
+        (MemoryError("Unable to allocate 3 GiB"), "not enough memory (Unable to allocate 3 GiB); try a smaller data."),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried 9 bytes"), "not enough memory (Default"),
+        (FileNotFoundError(errno.ENOENT, "No such file", "x"), None),
+    ],
+    ids=lambda each: type(each).__name__,
+)
+def test_limits_of_the_machine_are_one_sentence(error: BaseException, message: str | None) -> None:
+    found = user_message(error)
+    assert found is None if message is None else found.startswith(message)

@@ -19,6 +19,8 @@ from capsule_lab.errors import ConfigError, RunError
 from capsule_lab.evaluate import evaluate, result_file
 from capsule_lab.types import DataSpec
 from tests.helpers.commands import NO_PICTURES, TINY_CNN, Ended, Trained
+from tests.helpers.messages import one_sentence
+from tests.helpers.training import spoil_weights
 
 Cli = Callable[..., Ended]
 
@@ -78,6 +80,7 @@ def test_result_is_written_beside_the_checkpoint(
     assert set(result) == {
         "val" if "split=val" in overrides else "test",
         "checkpoint", "provenance", "data", "hardware", "precision", "command", "commit", "versions", "python",
+        "sha256",
     }  # fmt: skip
     assert result["checkpoint"] == str(a_copy / "checkpoints" / "best.ckpt")
     assert result["provenance"]["sha256"] == trained.result["provenance"]["sha256"]
@@ -182,3 +185,11 @@ def test_a_misspelt_option_of_the_data_of_training_is_named(trained: Trained) ->
 def test_a_misspelt_option_of_the_trainer_is_named(trained: Trained, trainer: DictConfig) -> None:
     with pytest.raises(ConfigError, match=r"trainer.max_epoch does not exist; did you mean trainer.max_epochs"):
         evaluate(runs.open(trained.directory), trainer=OmegaConf.create({**trainer, "max_epoch": 3}))
+
+
+def test_evaluation_that_is_not_finite_is_no_result(cli: Cli, a_copy: Path) -> None:
+    spoil_weights(a_copy / "checkpoints" / "best.ckpt")
+    message = one_sentence(cli("evaluate", f"ckpt={a_copy}", "trainer.accelerator=cpu"))
+    assert "the evaluation of " in message
+    assert "loss nan" in message
+    assert not (a_copy / "evaluations").exists()

@@ -16,6 +16,7 @@ import pytest
 import torch
 from lightning.fabric.plugins.collectives.torch_collective import default_pg_timeout
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
+from lightning.pytorch.loggers.logger import Logger
 
 from capsule_lab import lightning_internals
 from capsule_lab.build import be_quiet
@@ -37,7 +38,9 @@ class Line(L.LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.1)
 
     def training_step(self, batch: Any, batch_idx: int) -> Any:
-        return self.layer(batch).square().mean()
+        loss = self.layer(batch).square().mean()
+        self.log("train", loss, on_step=False, on_epoch=True)
+        return loss
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
         pass
@@ -45,6 +48,22 @@ class Line(L.LightningModule):
     def on_validation_epoch_end(self) -> None:
         self.validations += 1
         self.log("val", 1 / self.validations)
+
+
+class Logged(Logger):
+    """Notes what is logged."""
+
+    name, version = "logged", ""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[Any] = []
+
+    def log_metrics(self, metrics: Any, step: int | None = None) -> None:
+        self.seen.append((metrics, step))
+
+    def log_hyperparams(self, *_: Any) -> None:
+        pass
 
 
 class At(L.Callback):
@@ -149,6 +168,31 @@ def test_threshold_that_was_met_is_known_after_an_interruption(tmp_path: Path, t
     at_start = At("on_train_start", lightning_internals.stopped_at_threshold)
     fit(tmp_path, stopping(), at_start, max_epochs=4, ckpt_path=tmp_path / "last.ckpt")
     assert at_start.seen == [stopped]
+
+
+@pytest.mark.parametrize(
+    ("options", "callbacks", "reason"),
+    [
+        ({}, [], "steps"),
+        ({"max_time": timedelta(microseconds=1)}, [], "time limit"),
+        ({}, [EarlyStopping("val", stopping_threshold=2.0)], "threshold"),
+        ({"max_epochs": 3}, [EarlyStopping("val", mode="max", patience=1)], "callback"),
+    ],
+    ids=["steps", "time limit", "threshold", "callback"],
+)
+def test_why_training_ended(tmp_path: Path, options: dict[str, Any], callbacks: list[Any], reason: str) -> None:
+    _, trainer = fit(tmp_path, *callbacks, **options)
+    assert lightning_internals.stop_reason(trainer, 8 * options.get("max_epochs", 2)) == reason
+
+
+def test_metrics_of_the_epoch_that_ends_are_what_is_logged_of_it(tmp_path: Path) -> None:
+    logged = Logged()
+    at_end = At("on_train_epoch_end", lightning_internals.epoch_metrics)
+    fit(tmp_path, at_end, logger=logged, log_every_n_steps=8)
+    assert [({name: float(value) for name, value in metrics.items()}, step) for metrics, step in at_end.seen] == [
+        (metrics, step) for metrics, step in logged.seen if "train" in metrics
+    ]
+    assert [step for _, step in at_end.seen] == [7, 15]
 
 
 def test_relocated_state_keeps_the_best_score(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ from capsule_lab.lit import CapsNetModule
 from capsule_lab.train import run as run_of_a_command
 from capsule_lab.train import summary, train
 from tests.helpers.commands import NO_PICTURES, TINY, TINY_CAPSNET, Ended, Trained, python, start
-from tests.helpers.training import SignalAt, checkpoint, curves, results, run, trained_module, weights
+from tests.helpers.training import SignalAt, checkpoint, curves, results, run, spoil_weights, trained_module, weights
 
 Tiny = Callable[..., DictConfig]
 Cli = Callable[..., Ended]
@@ -74,15 +74,20 @@ def test_configuration_of_a_run_is_resolved_and_complete(trained: Trained) -> No
 
 def test_metrics_json_has_what_is_needed_to_repeat_the_run(trained: Trained) -> None:
     found = json.loads((trained.directory / "metrics.json").read_text())
+    assert len(found.pop("sha256")) == 64
     assert found == trained.result
     assert set(found) == {
         "status", "name", "overrides", "test", "val", "weights_tested", "provenance", "parameters", "steps",
         "planned_steps",
         "epochs", "seed", "training_seconds", "precision", "hardware", "config_hash", "command", "commit", "versions",
-        "python",
+        "python", "stopped_by", "val_step", "best", "tested_step", "curves",
     }  # fmt: skip
     assert found["status"] == "finished"
-    assert found["weights_tested"] == "best"
+    assert (found["stopped_by"], found["weights_tested"]) == ("steps", "best")
+    best, last = checkpoint(trained.directory, "best"), checkpoint(trained.directory)
+    assert found["best"] == {"step": best["global_step"], "val": best["capsule_lab"]["val"]}
+    assert found["tested_step"] == best["global_step"]
+    assert (found["val"], found["val_step"]) == (last["capsule_lab"]["val"], last["global_step"])
     assert (found["steps"], found["planned_steps"], found["epochs"], found["seed"]) == (8, 8, 2, 0)
     assert found["config_hash"] == runs.directories.config_hash(trained.config)
     assert found["parameters"] == sum(p.numel() for p in trained.module.network.parameters())
@@ -135,7 +140,7 @@ def test_test_images_are_not_touched_until_training_is_over(trained: Trained) ->
 @pytest.mark.parametrize("name", NAMES)
 def test_checkpoint_is_plain_and_carries_its_configuration(trained: Trained, name: str) -> None:
     record = checkpoint(trained.directory, name)["capsule_lab"]
-    assert set(record) == {"format", "version", "config", "provenance", "spec", "seconds", "val"}
+    assert set(record) == {"format", "version", "config", "provenance", "spec", "seconds", "val", "val_step", "curves"}
     assert record["config"] == json.loads(json.dumps(to_container(trained.config)))
     tested = {"test_images": "359 of 359"}  # known at the end of a run only
     assert {**record["provenance"], **tested} == trained.result["provenance"]
@@ -444,8 +449,22 @@ def test_loss_that_is_not_finite_stops_the_run_and_leaves_the_checkpoint_before_
     with pytest.raises(NonFiniteError, match=r"the margin term of the loss is nan at step 7; try a smaller"):
         train(config, tmp_path / "run")
     assert max(seen) == 6
+    assert not (tmp_path / "run" / "metrics.json").exists()
+    failure = json.loads((tmp_path / "run" / "status.json").read_text())
+    assert failure["status"] == "failed"
+    assert failure["error"].startswith("the margin term of the loss is nan at step 7")
+    assert (tmp_path / "run" / "train.log").read_text().splitlines() == failure["log"]
+    assert failure["log"][-1].endswith(failure["error"])
     assert checkpoint(tmp_path / "run")["global_step"] == 6
     assert all(value.isfinite().all() for value in weights(tmp_path / "run").values())
+
+
+def test_test_that_is_not_finite_is_no_result(a_copy: Path, tiny: Tiny) -> None:
+    spoil_weights(a_copy / "checkpoints" / "best.ckpt")
+    with pytest.raises(RunError, match=r"^the test of \S+/best\.ckpt gives .*loss nan.*; expected finite numbers"):
+        train(tiny("train.resume=true", *NO_PICTURES), a_copy)
+    assert not (a_copy / "metrics.json").exists()
+    assert "gives" in json.loads((a_copy / "status.json").read_text())["error"]
 
 
 def test_learning_rate_that_is_too_large_ends_in_a_message(cli: Cli) -> None:

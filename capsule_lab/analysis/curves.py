@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import io
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -12,15 +14,46 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator
 
+from capsule_lab.atomic import set_aside
+
 QUANTITIES = {"loss": "loss", "error": "error in %"}
 VAL_ERROR, AFFNIST_ERROR = "val/error", "affine/error"
 MEAN, STD, DEAD = "val/activation_", "val/activation_std_", "val/dead_"
 """Prefixes of what ``RoutingStats`` logs of each layer."""
 
 
+def read_curves(metrics: Path, sha256: str | None = None) -> pd.DataFrame:
+    """The content of a ``metrics.csv``; empty, with a column ``step``, if there is none.
+
+    A damaged file counts as missing, see ``set_aside``.
+
+    Args:
+        metrics: the ``metrics.csv`` of a run.
+        sha256: that the file must have, if it is known.
+    """
+    try:
+        return _checked(metrics.read_bytes(), sha256)
+    except (FileNotFoundError, NotADirectoryError):
+        pass
+    except ValueError as error:  # also of pandas and of the decoding
+        set_aside(metrics, " ".join(str(error).split()))
+    return pd.DataFrame({"step": []})
+
+
+def _checked(content: bytes, sha256: str | None) -> pd.DataFrame:
+    if sha256 not in (None, hashlib.sha256(content).hexdigest()):
+        raise ValueError("its checksum is not that in metrics.json")
+    table = pd.read_csv(io.BytesIO(content))
+    if "step" not in table or not all(pd.api.types.is_numeric_dtype(kind) for kind in table.dtypes):
+        raise ValueError("expected columns of numbers, and one of them step")
+    if not table["step"].is_monotonic_increasing:
+        raise ValueError("its steps are not in order")
+    return table
+
+
 def figures(metrics: Path) -> Iterator[tuple[str, Figure]]:
     """Name and figure of all curves that a run's ``metrics.csv`` has the columns for; none if there is no such file."""
-    if not metrics.is_file():
+    if read_curves(metrics).empty:
         return
     yield "curves", training_curves(metrics)
     if layers_in(metrics):
@@ -35,7 +68,7 @@ def training_curves(metrics: Path) -> Figure:
     Args:
         metrics: the ``metrics.csv`` of a run.
     """
-    table = pd.read_csv(metrics)
+    table = read_curves(metrics)
     figure, axes = _loss_and_error()
     for axis, quantity in zip(axes, QUANTITIES, strict=True):
         for split, style in (("train", "C0-"), ("val", "C1o-")):
@@ -52,7 +85,7 @@ def curves_of_runs(metrics: Mapping[str, Path]) -> Figure:
     """
     figure, axes = _loss_and_error()
     for number, (name, file) in enumerate(metrics.items()):
-        table = pd.read_csv(file)
+        table = read_curves(file)
         for axis, quantity in zip(axes, QUANTITIES, strict=True):
             validated = f"val/{quantity}" in table
             _draw(axis, table, f"train/{quantity}", f"C{number % 10}--", "" if validated else name)
@@ -68,7 +101,7 @@ def layer_curves(metrics: Path) -> Figure:
     Args:
         metrics: the ``metrics.csv`` of a run with ``RoutingStats``.
     """
-    table = pd.read_csv(metrics)
+    table = read_curves(metrics)
     figure = Figure(figsize=(9, 3.2), layout="constrained")  # inches
     activation, dead = figure.subplots(1, 2)
     for number, layer in enumerate(layers_in(metrics)):
@@ -100,7 +133,7 @@ def transfer_curve(metrics: Path) -> Figure:
     Args:
         metrics: the ``metrics.csv`` of a run that validated on affNIST too.
     """
-    rows = pd.read_csv(metrics)[["step", VAL_ERROR, AFFNIST_ERROR]].dropna()
+    rows = read_curves(metrics)[["step", VAL_ERROR, AFFNIST_ERROR]].dropna()
     figure = Figure(figsize=(5.5, 4.2), layout="constrained")  # inches
     axis = figure.add_subplot()
     val, affnist = 100 - rows[VAL_ERROR], 100 - rows[AFFNIST_ERROR]
@@ -113,7 +146,7 @@ def transfer_curve(metrics: Path) -> Figure:
 
 
 def _columns(metrics: Path) -> list[str]:
-    return list(pd.read_csv(metrics, nrows=0).columns)
+    return list(read_curves(metrics).columns)
 
 
 def _loss_and_error() -> tuple[Figure, list[Axes]]:
@@ -144,4 +177,5 @@ def _finish(axis: Axes) -> None:
             axis.set_ylim(values.min() / 2, 1.25 * values.max())
         for line in lines:
             line.set(marker="o", markersize=6)
-    axis.legend()
+    if axis.get_legend_handles_labels()[0]:  # matplotlib warns where nothing was drawn
+        axis.legend()

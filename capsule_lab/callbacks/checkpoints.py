@@ -14,27 +14,46 @@ from lightning.pytorch.callbacks import Callback, Checkpoint, ModelCheckpoint
 from omegaconf import DictConfig
 
 from capsule_lab.atomic import atomically
+from capsule_lab.callbacks.csv_logger import MetricsTable
 from capsule_lab.callbacks.stop_signals import StopSignals
 from capsule_lab.environment import command_line
 from capsule_lab.errors import InterruptError, check_number
-from capsule_lab.lightning_internals import next_batch_follows, relocated_state
-from capsule_lab.runs.checkpoints import embed
+from capsule_lab.lightning_internals import epoch_metrics, next_batch_follows, relocated_state
+from capsule_lab.runs.checkpoints import embed, not_readable, verify
+from capsule_lab.runs.directories import directory_of
+from capsule_lab.runs.files import writing
 from capsule_lab.runs.results import split_metrics
 from capsule_lab.types import DataSpec
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
-    """Writes a checkpoint whole or not at all; Lightning's own may leave a truncated file."""
+    """Writes a checkpoint whole or not at all, and compares one with its checksums before it is loaded.
+
+    Lightning's own may leave a truncated file, and loads a damaged one.
+
+    Raises:
+        RunError: if a checkpoint cannot be written, or is damaged.
+    """
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None) -> None:
-        target = Path(path)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with atomically(target) as temporary:
-            torch.save(checkpoint, temporary)
+        with writing(Path(path)), atomically(Path(path)) as temporary:
+            try:
+                torch.save(checkpoint, temporary)
+            except RuntimeError as error:  # of torch's writer, which does not say why
+                raise OSError("torch's writer failed, as on a full disk or beyond a limit of file sizes") from error
+
+    def load_checkpoint(self, path: Any, *arguments: Any, **options: Any) -> dict[str, Any]:
+        verify(Path(path))
+        try:
+            return super().load_checkpoint(path, *arguments, **options)
+        except (MemoryError, torch.OutOfMemoryError):
+            raise
+        except Exception as error:  # of pickle and of torch's reader
+            raise not_readable(Path(path), type(error).__name__) from error
 
 
 class EmbedConfig(Callback):
-    """Puts the plain configuration, the data's provenance, time and last validation into every checkpoint.
+    """Puts the plain configuration, the data's provenance, time, last validation and curves into every checkpoint.
 
     Args:
         config: the whole configuration.
@@ -48,6 +67,8 @@ class EmbedConfig(Callback):
         self.spec = spec
         self.seconds_before = 0.0
         self.val: dict[str, float] = {}
+        self.val_step: int | None = None
+        self.epoch_ends = False
         self.started: float | None = None
 
     @property
@@ -59,19 +80,37 @@ class EmbedConfig(Callback):
         self.started = time.monotonic()
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self.seconds_before, self.started = self.seconds, None
+        self.seconds_before, self.started, self.epoch_ends = self.seconds, None, False
+
+    def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self.epoch_ends = False
+
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self.epoch_ends = True  # before any callback that saves: Lightning logs the epoch after this hook
 
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
-        checkpoint["capsule_lab"] = embed(self.config, self.provenance, self.spec, self.seconds, self.val)
+        following = epoch_metrics(trainer) if self.epoch_ends else None
+        curves = "".join(table.content(following) for table in _tables(trainer))
+        checkpoint["capsule_lab"] = embed(
+            self.config, self.provenance, self.spec, self.seconds, self.val, self.val_step, curves
+        )
 
     def on_load_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
         if trainer.state.fn != "fit":
             return  # of a test, whose weights may be older than the end of training
-        self.seconds_before = checkpoint["capsule_lab"]["seconds"]
-        self.val = checkpoint["capsule_lab"]["val"]
+        record = checkpoint["capsule_lab"]
+        self.seconds_before = record["seconds"]
+        self.val, self.val_step = record["val"], record.get("val_step")
+        for table in _tables(trainer):  # those of a run that continues in another directory begin there
+            if directory_of(Path(str(trainer.ckpt_path))) == Path(trainer.default_root_dir).absolute():
+                table.restore(record.get("curves", ""))
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self.val = split_metrics(trainer.logged_metrics, "val")
+        self.val, self.val_step = split_metrics(trainer.logged_metrics, "val"), trainer.global_step
+
+
+def _tables(trainer: L.Trainer) -> list[MetricsTable]:
+    return [logger for logger in trainer.loggers if isinstance(logger, MetricsTable)]
 
 
 class BestCheckpoint(ModelCheckpoint):
@@ -102,8 +141,8 @@ class LastCheckpoint(Checkpoint):
     A run that resumes from it continues exactly. A checkpoint is therefore saved between two optimizer steps with
     nothing else between them, behind a whole epoch, and at the end of the run: not where gradients are accumulated,
     as they are not in a checkpoint, and neither between a step and its validation nor between the last step and the
-    end of the run, which a resumed run would leave out. A signal waits until then. The checkpoint of an epoch, which
-    Lightning can resume only if it was made before the metrics of the epoch are logged, is put in place when they are.
+    end of the run, which a resumed run would leave out. A signal waits until then. ``InterruptError`` is raised after
+    a step or before the next epoch, not at the end of one, as Lightning logs its metrics after that hook.
 
     Args:
         every_minutes: how old the checkpoint may become.
@@ -118,7 +157,6 @@ class LastCheckpoint(Checkpoint):
         self.signals = StopSignals()
         self.stopping = False
         self.saved_at = 0.0
-        self.saved_epoch = False
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self.saved_at = time.monotonic()
@@ -131,30 +169,24 @@ class LastCheckpoint(Checkpoint):
         in_turn = trainer.world_size == 1 or trainer.global_step % 10 == 0  # ours: processes ask each other seldom
         if is_between and in_turn:
             if self._is_due(trainer, 60 * self.every_minutes):
-                self._save(trainer, self._path(trainer))
+                self._save(trainer)
             self._stop_if_requested(trainer)
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if self._is_due(trainer, 60 * min(self.every_minutes, 0.5)):  # ours: sooner, the epoch is complete
-            self._save(trainer, self._path_of_epoch(trainer))
-            self.saved_epoch = True
+            self._save(trainer)
 
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        if self.saved_epoch and trainer.is_global_zero:
-            self._path_of_epoch(trainer).replace(self._path(trainer))
-        self.saved_epoch = False
         self._stop_if_requested(trainer)
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._is_due(trainer, 0)
-        self._save(trainer, self._path(trainer))
-        self._remove_saved_epoch(trainer)
+        self._save(trainer)
         self.signals.restore()
         self._stop_if_requested(trainer)
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
         self.signals.restore()
-        self._remove_saved_epoch(trainer)
 
     def _is_due(self, trainer: L.Trainer, seconds: float) -> bool:
         """Whether a signal came, which is noted, or the last checkpoint is older; the same in all processes."""
@@ -174,16 +206,9 @@ class LastCheckpoint(Checkpoint):
                 signum,
             )
 
-    def _save(self, trainer: L.Trainer, path: Path) -> None:
-        trainer.save_checkpoint(path)
+    def _save(self, trainer: L.Trainer) -> None:
+        trainer.save_checkpoint(self._path(trainer))
         self.saved_at = time.monotonic()
-
-    def _remove_saved_epoch(self, trainer: L.Trainer) -> None:
-        if trainer.is_global_zero:  # another process may come here earlier
-            self._path_of_epoch(trainer).unlink(missing_ok=True)
 
     def _path(self, trainer: L.Trainer) -> Path:
         return Path(trainer.default_root_dir) / "checkpoints" / "last.ckpt"
-
-    def _path_of_epoch(self, trainer: L.Trainer) -> Path:
-        return self._path(trainer).with_name(".last-epoch.ckpt")

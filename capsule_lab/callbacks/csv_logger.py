@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import csv
 import io
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from lightning.fabric.utilities.rank_zero import rank_zero_only
 from lightning.pytorch.loggers.logger import Logger
 
-from capsule_lab.atomic import atomically
+from capsule_lab.runs.files import write_text
 
 
 class MetricsTable(Logger):
     """``metrics.csv``: one row per logging call, written atomically, continued by a resumed run.
 
-    Lightning's ``CSVLogger`` deletes the file of the run that is resumed. Here, rows that the interrupted run
-    wrote after its last checkpoint are dropped when the same steps are logged again.
+    Lightning's ``CSVLogger`` deletes the file of the run that is resumed. Here checkpoints hold its content, see
+    ``EmbedConfig``, so that what is in the file when a run is resumed does not matter.
 
     Args:
         save_dir: the run's directory.
@@ -27,11 +28,7 @@ class MetricsTable(Logger):
         super().__init__()
         self.file = Path(save_dir) / "metrics.csv"
         self.rows: list[dict[str, Any]] = []
-        self.continues = self.file.is_file()
         self.changed = False
-        if self.continues:
-            with self.file.open(newline="") as rows:
-                self.rows = [{key: value for key, value in row.items() if value} for row in csv.DictReader(rows)]
 
     @property
     def name(self) -> str:
@@ -50,25 +47,42 @@ class MetricsTable(Logger):
 
     @rank_zero_only
     def log_metrics(self, metrics: dict[str, Any], step: int | None = None) -> None:
-        if self.continues:
-            self.rows = [row for row in self.rows if int(row["step"]) < (step or 0)]
-            self.continues = False
-        self.rows.append({**{name: float(value) for name, value in metrics.items()}, "step": step})
+        self.rows.append(_row(metrics, step))
         self.changed = True
 
     @rank_zero_only
     def save(self) -> None:
-        if not self.changed:
-            return
-        names = sorted({name for row in self.rows for name in row} - {"epoch", "step"})
-        text = io.StringIO(newline="")
-        writer = csv.DictWriter(text, ["epoch", "step", *names], lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(self.rows)
-        with atomically(self.file) as temporary:
-            temporary.write_text(text.getvalue())
-        self.changed = False
+        if self.changed:
+            write_text(self.file, _as_text(self.rows))
+            self.changed = False
 
     @rank_zero_only
     def finalize(self, status: str) -> None:
         self.save()
+
+    def content(self, following: tuple[Mapping[str, Any], int] | None = None) -> str:
+        """What is in the file, or will be when it has been saved.
+
+        Args:
+            following: a row that will be logged, and its step.
+        """
+        return _as_text([*self.rows, *([_row(*following)] if following else [])])
+
+    def restore(self, content: str) -> None:
+        """Go on from what ``content`` gave before."""
+        rows = csv.DictReader(io.StringIO(content))
+        self.rows = [{key: value for key, value in row.items() if value} for row in rows]
+        self.changed = True
+
+
+def _row(metrics: Mapping[str, Any], step: int | None) -> dict[str, Any]:
+    return {**{name: float(value) for name, value in metrics.items()}, "step": step}
+
+
+def _as_text(rows: Sequence[Mapping[str, Any]]) -> str:
+    names = sorted({name for row in rows for name in row} - {"epoch", "step"})
+    text = io.StringIO(newline="")
+    writer = csv.DictWriter(text, ["epoch", "step", *names], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()

@@ -18,7 +18,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from capsule_lab.atomic import expanded
+from capsule_lab.atomic import expanded, remove_leftovers, temporary_prefix
 from capsule_lab.errors import DataError, one_line
 
 _TIMEOUT = 10.0  # ours: seconds without an answer after which a server counts as unreachable
@@ -192,7 +192,8 @@ def fetch(folder: Path, download: Callable[[Path], Path]) -> str | None:
     """
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".download-", dir=folder.parent) as scratch:
+        remove_leftovers(folder.parent)
+        with tempfile.TemporaryDirectory(prefix=temporary_prefix("download"), dir=folder.parent) as scratch:
             fetched = download(Path(scratch))
             if folder.exists():
                 for file in sorted(fetched.iterdir()):

@@ -11,7 +11,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from capsule_lab.errors import check_choice
+from capsule_lab.errors import ConfigError, check_choice
 from capsule_lab.types import Votes
 
 Backend = Literal["auto", "reference", "matmul", "fused"]
@@ -53,7 +53,7 @@ def chosen(backend: Backend, votes: Tensor | Votes) -> Backend:
     """``reference``, ``matmul`` or ``fused``.
 
     Raises:
-        ValueError: for an unknown backend, or ``fused`` where it cannot be had.
+        ValueError: for an unknown backend; a ``ConfigError`` for ``fused`` where it cannot be had.
     """
     if check_backend(backend) in ("reference", "matmul"):
         return backend
@@ -64,7 +64,7 @@ def chosen(backend: Backend, votes: Tensor | Votes) -> Backend:
     device = votes.poses.device.type
     kernels = fused_kernels(device)
     if backend == "fused" and isinstance(kernels, str):
-        raise ValueError(f"routing backend is 'fused', which does not run here: {kernels}; expected auto or matmul")
+        raise ConfigError(f"routing backend is 'fused', which does not run here: {kernels}; expected auto or matmul")
     best: Backend = "matmul" if isinstance(kernels, str) else "fused"
     if backend == "auto" and not torch.compiler.is_compiling():
         _log_once(device, best, kernels if isinstance(kernels, str) else "")

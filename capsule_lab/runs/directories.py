@@ -6,7 +6,8 @@ They lie in ``$CAPSULE_LAB_RUNS`` or ``runs``.
 
     runs/<model>-<data>-<hash>/      the hash is of everything that decides the result; a second run of the same
         config.yaml                  configuration gets -2, and so on; name=… comes before <model>
-        metrics.json                 status, results, provenance, cost: written at the end
+        metrics.json                 results, provenance, cost: written at the end
+        status.json                  why the run failed or was interrupted, until it is continued
         metrics.csv                  every epoch
         train.log
         checkpoints/best.ckpt  last.ckpt
@@ -29,7 +30,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
-from capsule_lab.atomic import atomically, expanded
+from capsule_lab.atomic import atomically, expanded, remove_leftovers
 from capsule_lab.config import to_container
 from capsule_lab.errors import RunError
 
@@ -211,9 +212,12 @@ def create_directory(directory: Path, config: DictConfig, overrides: Sequence[st
     try:
         directory.mkdir(parents=True, exist_ok=True)
         if first:
+            for folder in (each for each in directory.iterdir() if each.is_dir()):
+                remove_leftovers(folder)  # in the directory itself, `atomically` does
             with atomically(directory / "config.yaml") as temporary:
                 temporary.write_text(f"{_OVERRIDES}{shlex.join(overrides)}\n{OmegaConf.to_yaml(config, resolve=True)}")
-            (directory / "metrics.json").unlink(missing_ok=True)  # of the shorter run that this one continues
+            for name in ("metrics.json", "status.json"):  # of the run that this one continues
+                (directory / name).unlink(missing_ok=True)
     except OSError as error:
         raise RunError(
             f"cannot write to {directory} ({error.strerror}); name a directory you may write to: train.directory=…"

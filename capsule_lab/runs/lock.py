@@ -6,7 +6,6 @@ removes both. A record without a lock is that of a run that failed or was killed
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 from collections.abc import Iterator
@@ -15,14 +14,15 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from omegaconf import DictConfig
+from pydantic import ConfigDict, TypeAdapter
 
 from capsule_lab import slurm
-from capsule_lab.config import user_message
-from capsule_lab.errors import InterruptError, one_line
+from capsule_lab.errors import InterruptError, RunError
 from capsule_lab.runs import file_lock
 from capsule_lab.runs.directories import attempts, config_hash, continues_another, is_attempt, is_first_process, root
-from capsule_lab.runs.files import write_json
-from capsule_lab.runs.results import read_result
+from capsule_lab.runs.files import read_record as read_file
+from capsule_lab.runs.files import write_record as write_file
+from capsule_lab.runs.results import describe_error, read_result
 from capsule_lab.signals import postponed
 
 LOG_VARIABLE = "CAPSULE_LAB_LOG"
@@ -44,6 +44,11 @@ class LockRecord:
     log: str | None
     error: str | None = None
     queued: str | None = None
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
+
+_SCHEMA = TypeAdapter(LockRecord)
 
 
 @contextmanager
@@ -87,8 +92,9 @@ def _recorded(fingerprint: str) -> Iterator[None]:
         with postponed():
             if record.log or attempts(fingerprint):
                 requeued = isinstance(error, InterruptError) and slurm.goes_back(error.signum)
-                reason = user_message(error) or f"{type(error).__name__}: {one_line(error)}"
-                _write_record(fingerprint, replace(record, error=reason, queued=job if requeued else None))
+                failed = replace(record, error=describe_error(error), queued=job if requeued else None)
+                with suppress(RunError):  # a full disk, which is then the error
+                    _write_record(fingerprint, failed)
             else:  # refused before anything was written; the terminal shows why
                 _remove_record(fingerprint)
         raise
@@ -119,11 +125,9 @@ def is_locked(fingerprint: str) -> bool:
 
 
 def read_record(fingerprint: str) -> LockRecord | None:
-    """The record of a run that has not finished, or ``None``."""
-    try:
-        return LockRecord(**json.loads(_record_file(fingerprint).read_text()))
-    except FileNotFoundError:
-        return None
+    """The record of a run that has not finished; ``None`` if there is none, or it is damaged."""
+    content = read_file(_record_file(fingerprint), _SCHEMA)
+    return LockRecord(**content) if content else None
 
 
 def _is_attempt(config: DictConfig, fingerprint: str) -> bool:
@@ -152,8 +156,9 @@ def _lock_file(fingerprint: str) -> Path:
 
 
 def _write_record(fingerprint: str, record: LockRecord) -> None:
-    write_json(_record_file(fingerprint), asdict(record))
+    write_file(_record_file(fingerprint), asdict(record))
 
 
 def _remove_record(fingerprint: str) -> None:
-    _record_file(fingerprint).unlink(missing_ok=True)
+    with suppress(OSError):  # of a directory that has become read-only
+        _record_file(fingerprint).unlink(missing_ok=True)

@@ -1,15 +1,50 @@
-"""Results of a run: its quantities, and whether it is finished."""
+"""Results of a run: its quantities, and whether it is finished, failed or was interrupted."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig
+from pydantic import BaseModel, TypeAdapter
 
-from capsule_lab.runs.directories import config_hash
+from capsule_lab.config import user_message
+from capsule_lab.errors import InterruptError, RunError, one_line
+from capsule_lab.runs.directories import config_hash, is_first_process
+from capsule_lab.runs.files import read_record, tail, write_record
+
+RESULT, STATUS = "metrics.json", "status.json"
+_LOG_LINES = 20  # ours: what a terminal shows at a glance
+
+
+class _Provenance(BaseModel, strict=True):
+    source: str
+    name: str
+
+
+class _Evaluation(BaseModel, strict=True, allow_inf_nan=False):
+    provenance: _Provenance
+    test: dict[str, float] = {}
+    val: dict[str, float] = {}
+
+
+class _Result(_Evaluation):
+    status: str
+    config_hash: str
+    test: dict[str, float]
+    val: dict[str, float]
+    training_seconds: float
+
+
+class _Status(BaseModel, strict=True):
+    status: str
+    error: str
+
+
+_SCHEMA = {schema: TypeAdapter(schema) for schema in (_Evaluation, _Result, _Status)}
 
 
 def is_finished(directory: Path, config: DictConfig) -> bool:
@@ -18,11 +53,70 @@ def is_finished(directory: Path, config: DictConfig) -> bool:
 
 
 def read_result(directory: Path, fingerprint: str) -> dict[str, Any] | None:
-    """The ``metrics.json`` of a finished run of the configuration with that hash; ``None`` if there is none."""
-    path = directory / "metrics.json"
-    result: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
-    complete = (result.get("status"), result.get("config_hash")) == ("finished", fingerprint)
+    """The ``metrics.json`` of a finished run of the configuration with that hash; ``None`` if there is none.
+
+    A damaged one counts as missing, see ``read_record``.
+    """
+    result = read_record(directory / RESULT, _SCHEMA[_Result])
+    complete = result and (result["status"], result["config_hash"]) == ("finished", fingerprint)
     return result if complete else None
+
+
+def read_evaluation(path: Path) -> dict[str, Any] | None:
+    """The result of an evaluation; ``None`` if there is none, or it is damaged."""
+    return read_record(path, _SCHEMA[_Evaluation])
+
+
+def read_failure(directory: Path) -> str | None:
+    """Why the run in ``directory`` ended before it was finished, if its ``status.json`` says so."""
+    status = read_record(directory / STATUS, _SCHEMA[_Status])
+    return status["error"] if status else None
+
+
+def write_failure(directory: Path, error: BaseException) -> None:
+    """``status.json``: whether the run failed or was interrupted, why, and the end of its log."""
+    content = {
+        "status": "interrupted" if isinstance(error, InterruptError | KeyboardInterrupt) else "failed",
+        "error": describe_error(error),
+        "log": tail(directory / "train.log", _LOG_LINES),
+    }
+    write_record(directory / STATUS, content)
+
+
+def describe_error(error: BaseException) -> str:
+    """The message for a user in one line, with the type of the error if it is not one of a user's mistakes."""
+    return user_message(error) or f"{type(error).__name__}: {one_line(error)}"
+
+
+@contextmanager
+def recording_failure(directory: Path) -> Iterator[None]:
+    """If this block raises, the first process of the run writes why to ``status.json`` in the run's directory."""
+    try:
+        yield
+    except BaseException as error:
+        if is_first_process():
+            with suppress(RunError):  # the disk may be full, which is then the error
+                write_failure(directory, error)
+        raise
+
+
+def check_finite(metrics: Mapping[str, float], what: str) -> None:
+    """Check that quantities are a result.
+
+    Args:
+        metrics: loss, errors and the like.
+        what: measured them, for the message: ``"the test of last.ckpt"``.
+
+    Raises:
+        RunError: if one of them is not finite.
+    """
+    wrong = [f"{name} {value}" for name, value in metrics.items() if not math.isfinite(value)]
+    if wrong:
+        raise RunError(
+            f"{what} gives {', '.join(wrong)}; expected finite numbers: these weights are of no use, go back to an "
+            "earlier checkpoint with ckpt=… (best.ckpt had the best validation), or train again with a smaller "
+            "learning rate (schedule.learning_rate.…)"
+        )
 
 
 def split_metrics(metrics: Mapping[str, Any], split: str) -> dict[str, float]:

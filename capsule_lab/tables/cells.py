@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
@@ -14,6 +13,7 @@ import pandas as pd
 from omegaconf import DictConfig
 
 from capsule_lab import runs
+from capsule_lab.analysis.curves import read_curves
 from capsule_lab.errors import TableError
 from capsule_lab.runs import lock
 from capsule_lab.tables.evaluations import job_override, result_file
@@ -92,7 +92,12 @@ class Cell(ABC):
     def error(self) -> str:
         """Why it failed, as far as it is known."""
         record = lock.read_record(self.fingerprint)
-        return (record and record.error) or "it ended without an error message, as after kill -9 or for lack of memory"
+        own = next(filter(None, map(runs.results.read_failure, self.directories)), None)
+        return (
+            (record and record.error)
+            or own
+            or "it ended without an error message, as after kill -9 or for lack of memory"
+        )
 
     @property
     def failure(self) -> str:
@@ -146,11 +151,11 @@ class TrainingCell(Cell):
     def value(self, metric: str) -> float | None:
         if self.finished is None or not metric.startswith("train/"):
             return super().value(metric)
-        directory, _ = self.finished
-        column = pd.read_csv(directory / "metrics.csv").get(metric)
-        if column is None:
+        directory, result = self.finished
+        values = read_curves(directory / "metrics.csv", result.get("curves")).get(metric, pd.Series()).dropna()
+        if values.empty:
             raise TableError(f"{directory} has no {metric} in its metrics.csv; expected such as train/error")
-        return float(column.dropna().iloc[-1])
+        return float(values.iloc[-1])
 
 
 @dataclass(frozen=True)
@@ -182,9 +187,9 @@ class EvaluationCell(Cell):
             return None
         directory, trained = self.training.finished
         path = result_file(directory, self.fingerprint)
-        if not path.is_file():
+        evaluated = runs.results.read_evaluation(path)
+        if evaluated is None:
             return None
-        evaluated = json.loads(path.read_text())
         if trained["provenance"]["source"] != "real":  # then so are the weights
             evaluated["provenance"] = trained["provenance"]
         return directory, {**trained, "test": {}, "val": {}, **evaluated}

@@ -14,7 +14,7 @@ import torch
 from capsule_lab.callbacks import AtomicCheckpointIO, EmbedConfig, LastCheckpoint, checkpoints
 from capsule_lab.callbacks.stop_signals import StopSignals
 from capsule_lab.config import compose
-from capsule_lab.errors import InterruptError
+from capsule_lab.errors import InterruptError, RunError
 from capsule_lab.signals import SIGNALS
 from capsule_lab.types import DataSpec
 
@@ -35,7 +35,7 @@ def embed() -> EmbedConfig:
 
 
 def trainer_for(stage: str, **metrics: float) -> Any:
-    return SimpleNamespace(state=SimpleNamespace(fn=stage), logged_metrics=metrics)
+    return SimpleNamespace(state=SimpleNamespace(fn=stage), logged_metrics=metrics, loggers=[], global_step=7)
 
 
 def record_of(callback: EmbedConfig) -> dict[str, Any]:
@@ -67,7 +67,7 @@ def test_checkpoint_that_is_tested_changes_nothing() -> None:
     before = callback.seconds, callback.val
     callback.on_load_checkpoint(trainer_for("test"), None, early)
     assert (callback.seconds, callback.val) == before
-    assert callback.val == {"error": 3.0}
+    assert (callback.val, callback.val_step) == ({"error": 3.0}, 7)
 
 
 # --- AtomicCheckpointIO ----------------------------------------------------------------------------------------------
@@ -84,10 +84,20 @@ def test_checkpoint_that_cannot_be_written_leaves_the_earlier_one(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(torch, "save", fill_the_disk)
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(RunError, match=rf"^cannot write {path} \(No space left"):
         AtomicCheckpointIO().save_checkpoint({"step": 2}, path)
     assert torch.load(path, weights_only=True) == {"step": 1}
     assert [file.name for file in path.parent.iterdir()] == ["last.ckpt"]
+
+
+def test_writer_of_torch_that_fails_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(content: Any, partial: Path) -> None:
+        raise RuntimeError("[enforce fail at inline_container.cc:872] . PytorchStreamWriter failed writing file data/1")
+
+    monkeypatch.setattr(torch, "save", fail)
+    path = tmp_path / "last.ckpt"
+    with pytest.raises(RunError, match=rf"^cannot write {path} \(torch's writer failed, .*\); expected a place"):
+        AtomicCheckpointIO().save_checkpoint({"step": 2}, path)
 
 
 # --- LastCheckpoint --------------------------------------------------------------------------------------------------

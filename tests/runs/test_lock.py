@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import multiprocessing
 import os
 import re
@@ -19,7 +20,7 @@ from capsule_lab.config import compose
 from capsule_lab.errors import InterruptError, RunError
 from capsule_lab.runs import file_lock, lock
 from tests.helpers.commands import Ended, Trained
-from tests.helpers.tables import TINY
+from tests.helpers.tables import RESULT, TINY
 
 
 @pytest.fixture(scope="module")
@@ -89,6 +90,15 @@ def test_only_the_first_process_writes_the_configuration(config: DictConfig, mon
     monkeypatch.setenv("SLURM_PROCID", "0")
     runs.directories.create_directory(Path("run"), config)
     assert files() == ["run", "run/config.yaml"]
+
+
+def test_run_that_goes_on_removes_what_killed_processes_left(config: DictConfig) -> None:
+    leftover = Path(f"run/checkpoints/.last-{'0' * 8}-1-0123abcd.ckpt")
+    leftover.parent.mkdir(parents=True)
+    leftover.touch()
+    os.utime(leftover, (0, 0))
+    runs.directories.create_directory(Path("run"), config)
+    assert files() == ["run", "run/checkpoints", "run/config.yaml"]
 
 
 @pytest.mark.parametrize(
@@ -202,7 +212,8 @@ def test_folder_that_cannot_exist_is_refused(config: DictConfig, monkeypatch: py
 def test_failure_of_a_run_that_another_process_finished_is_not_recorded(config: DictConfig) -> None:
     fingerprint = runs.directories.config_hash(config)
     directory = runs.directories.choose_directory(config, "capsnet-mnist")
-    runs.files.write_json(directory / "metrics.json", {"status": "finished", "config_hash": fingerprint})
+    directory.mkdir(parents=True)
+    (directory / "metrics.json").write_text(json.dumps({**RESULT, "config_hash": fingerprint}))
     lock.record_failure(fingerprint, "another process trains this configuration already")
     assert lock.read_record(fingerprint) is None
 

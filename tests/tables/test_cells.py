@@ -123,6 +123,38 @@ def test_result_of_another_configuration_does_not_count(cells, finish, damage) -
     assert cells[0].job == (*cells[0].overrides, "train.resume=true")
 
 
+def test_damaged_result_does_not_count(cells, finish, caplog: pytest.LogCaptureFixture) -> None:
+    directory = finish(cells[0])
+    (directory / "metrics.json").write_text("{")
+    assert [cell.status for cell in cells] == ["failed", "missing", "missing", "missing"]
+    assert cells[0].value("test/error") is None
+    (message,) = caplog.messages
+    assert f"{directory / 'metrics.json'} is damaged" in message
+
+
+def test_damaged_curves_have_no_value(cells, finish) -> None:
+    directory = finish(cells[0])
+    result = runs.results.read_result(directory, cells[0].fingerprint)
+    runs.files.write_record(directory / "metrics.json", {**result, "curves": "0" * 64})
+    with pytest.raises(TableError, match=r"has no train/error in its metrics\.csv"):
+        cells[0].value("train/error")
+    assert (directory / "metrics.csv.damaged").is_file()
+
+
+def test_damaged_record_of_a_failure_counts_as_missing(cells) -> None:
+    lock._write_record(cells[0].fingerprint, lock.LockRecord("1", "x.log", "no disk"))
+    file = lock._record_file(cells[0].fingerprint)
+    file.write_text(file.read_text().replace("no disk", "no disc"))
+    assert [cell.status for cell in cells] == ["missing"] * 4
+    assert file.with_name(f"{file.name}.damaged").is_file()
+
+
+def test_failure_is_read_from_the_directory_where_there_is_no_record(cells, finish) -> None:
+    directory = finish(cells[0], status="failed")
+    runs.results.write_failure(directory, RunError("no disk"))
+    assert cells[0].failure == "no disk"
+
+
 def test_failed_run_says_why_and_where(cells, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(lock.LOG_VARIABLE, "somewhere.log")
     with pytest.raises(RunError), lock.train_lock(compose("train", cells[0].overrides)):

@@ -41,6 +41,18 @@ def test_evaluation_waits_for_the_run_of_its_seed(file: Path) -> None:
     ]
 
 
+def test_damaged_evaluation_is_missing(file: Path) -> None:
+    first, *_ = expand(read(file))
+    write_run(first)
+    _, _, cell, _ = expand(read(file))
+    result = write_evaluation(cell, error=2.0)
+    for content, status in ((result.read_text(), "done"), ("{", "missing"), ('{"test": {"error": NaN}}', "missing")):
+        result.write_text(content)
+        _, _, cell, _ = expand(read(file))
+        assert cell.status == status, content
+    assert not result.exists()
+
+
 @pytest.mark.parametrize(("tested", "name"), [("last", "checkpoints/last.ckpt"), (None, "")])
 def test_weights_are_those_that_the_run_tested(file: Path, tested: str | None, name: str) -> None:
     directory = write_run(expand(read(file))[0], weights_tested=tested)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shutil
 import subprocess
@@ -12,6 +13,7 @@ import pytest
 
 import capsule_lab
 from capsule_lab.kernels.cpu import compiler, em
+from tests.helpers.damage import with_a_flipped_bit
 
 
 @pytest.fixture
@@ -96,3 +98,37 @@ def test_kernels_run_where_nothing_can_be_cached(tmp_path: Path) -> None:
     ended = subprocess.run(command, env=environment, cwd=root, check=True, capture_output=True, text=True, timeout=120)
     assert ended.stdout.split() == ["None", "2"]
     assert "set NUMBA_CACHE_DIR" in ended.stderr
+
+
+def test_damaged_cache_is_compiled_again(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """numba would unpickle what is there, and run it."""
+    monkeypatch.setattr(compiler, "_FOLDER", tmp_path)
+
+    def compiled() -> tuple[int, int]:
+        function = compiler.jit(add_one)
+        return function(1), sum(function.stats.cache_hits.values())
+
+    assert compiled() == (2, 0)
+    assert compiled() == (2, 1)
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert sorted(path.suffix for path in files) == [".nbc", ".nbi"]
+    for file in files:
+        for _ in with_a_flipped_bit(file, 1, seed=0):
+            assert compiled() == (2, 0)
+            assert caplog.messages.pop() == f"{file} is damaged; the kernel is compiled again"
+            assert compiled() == (2, 1)
+
+
+def test_numba_without_a_compiler_has_no_fused_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiler.CONFIG, "DISABLE_JIT", 1)
+    spec = importlib.util.find_spec(compiler.__name__)
+    assert spec is not None
+    assert spec.loader is not None
+    with pytest.raises(ImportError, match="NUMBA_DISABLE_JIT is set"):
+        spec.loader.exec_module(importlib.util.module_from_spec(spec))
+
+
+def add_one(x: int) -> int:
+    return x + 1

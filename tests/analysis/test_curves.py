@@ -1,0 +1,49 @@
+"""Curves that cannot be read count as missing; what is drawn of whole ones is in tests/test_figures.py."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import pytest
+
+from capsule_lab.analysis import curves
+from tests.helpers.damage import damages, with_a_flipped_bit
+
+CONTENT = b"epoch,step,train/loss,val/loss\n0.0,3,,0.5\n0.0,3,0.25,\n1.0,7,,nan\n"
+
+
+@pytest.fixture
+def metrics(tmp_path: Path) -> Path:
+    path = tmp_path / "metrics.csv"
+    path.write_bytes(CONTENT)
+    return path
+
+
+def test_whole_file_is_read(metrics: Path) -> None:
+    for sha256 in (None, hashlib.sha256(CONTENT).hexdigest()):
+        table = curves.read_curves(metrics, sha256)
+        assert list(table["step"]) == [3, 3, 7]
+        assert list(table["val/loss"].dropna()) == [0.5]
+    assert curves.read_curves(metrics.with_name("missing.csv")).empty
+
+
+def test_damaged_file_is_set_aside(metrics: Path, caplog: pytest.LogCaptureFixture) -> None:
+    cases = [content for name, content in damages(CONTENT) if name != "cut in half"]
+    for content in [*cases, CONTENT.replace(b"0.25", b"0.2s"), CONTENT.replace(b"7", b"2"), b"a,b\n1,2\n"]:
+        metrics.write_bytes(content)
+        assert list(curves.figures(metrics)) == [], content
+        assert not metrics.exists(), content
+        assert f"{metrics} is damaged (" in caplog.messages[-1]
+    metrics.write_bytes(CONTENT)
+    assert [name for name, _ in curves.figures(metrics)] == ["curves"]
+
+
+def test_flipped_bit_in_the_file_of_a_finished_run_is_noticed(metrics: Path) -> None:
+    for position in with_a_flipped_bit(metrics, 30, seed=0):
+        assert curves.read_curves(metrics, hashlib.sha256(CONTENT).hexdigest()).empty, position
+
+
+def test_runs_without_curves_are_left_out_of_a_figure(metrics: Path) -> None:
+    figure = curves.curves_of_runs({"whole": metrics, "missing": metrics.with_name("missing.csv")})
+    assert [text.get_text() for text in figure.axes[0].get_legend().get_texts()] == ["whole"]

@@ -1,0 +1,40 @@
+"""Files with one flipped bit, and files that are damaged in other ways."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+
+def with_a_flipped_bit(path: Path, count: int, *, seed: int, first: int = 0) -> Iterator[int]:
+    """Flips one bit of the file ``count`` times, each time of the whole file; yields where.
+
+    Args:
+        path: of the file.
+        count: how many times.
+        seed: of the positions.
+        first: byte from which on to flip; negative ones count from the end.
+    """
+    content = path.read_bytes()
+    places = random.Random(seed)
+    start = first if first >= 0 else len(content) + first
+    for _ in range(count):
+        position, bit = places.randrange(start, len(content)), places.randrange(8)
+        damaged = bytearray(content)
+        damaged[position] ^= 1 << bit
+        path.write_bytes(damaged)
+        yield position
+    path.write_bytes(content)
+
+
+def damages(content: bytes) -> Iterator[tuple[str, bytes]]:
+    """Name and content of what is left of a file after a crash, a full disk or an editor."""
+    yield "empty", b""
+    yield "cut in half", content[: len(content) // 2]
+    yield "zeros", bytes(len(content))
+    yield "zeros in the middle", content[: len(content) // 3] + bytes(64) + content[len(content) // 3 + 64 :]
+    yield "not text", b"\xff\xfe" + content
+    yield "another type", b"[1, 2]"
+    yield "null", b"null"
+    yield "twice", content + content
