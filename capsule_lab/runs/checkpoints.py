@@ -10,7 +10,7 @@ import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from capsule_lab import __version__
 from capsule_lab.config import to_container
@@ -166,7 +166,7 @@ def checkpoint_to_resume(config: DictConfig, directory: Path, provenance: dict[s
     check_same_source(path, record["provenance"], provenance)
     if record["provenance"] != provenance:
         raise RunError(f"{path} was trained on another split or version of the data; restore it, or start anew")
-    before, now = record["config"]["model"], OmegaConf.to_container(config.model, resolve=True)
+    before, now = record["config"]["model"], to_container(config.model)
     if before != now:
         differ = [key for key in dict.fromkeys((*before, *now)) if before.get(key) != now.get(key)]
         keys = ["_target_"] if "_target_" in differ else differ  # of another class all options differ
