@@ -273,7 +273,7 @@ def test_margin_per_epoch(step: int, margin: float) -> None:
             "schedule.learning_rate is 0 from start to end, ",
         ),
     ],
-    ids=str,
+    ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_numbers_that_are_refused(build: Callable[[], object], message: str) -> None:
     with pytest.raises(ValueError, match="expected") as caught:

@@ -40,7 +40,7 @@ SHAPE = (1, 28, 28)
         (lambda: BaselineCNN(SHAPE, 10, channels=8), ValueError, "BaselineCNN has channels 8; expected a list of"),  # type: ignore[arg-type]
         (lambda: BaselineCNN(SHAPE, 10, hidden=[-1]), ValueError, "BaselineCNN has hidden -1; expected 1 or more"),
     ],
-    ids=str,
+    ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_arguments_that_are_refused(build: Callable[[], Any], error: type[Exception], message: str) -> None:
     with pytest.raises(error) as caught:
