@@ -83,7 +83,8 @@ def expected(annotation: Any) -> str:
     if origin in (types.UnionType, typing.Union):
         return " or ".join(dict.fromkeys(filter(None, map(expected, inside))))
     if origin is Literal:
-        return " or ".join(map(repr, inside))
+        *others, last = map(repr, inside)
+        return " or ".join([", ".join(others), last] if others else [last])
     if origin in _LISTS or annotation in _LISTS:
         number = f"{len(inside)} " if origin is tuple and ... not in inside else ""
         kinds = {each for one in inside[:1] for each in (typing.get_args(one) or (one,))}

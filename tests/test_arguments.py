@@ -135,7 +135,7 @@ def test_own_folder_reaches_tables_hints_and_the_list(
     monkeypatch.setattr("sys.argv", ["capsule-lab", *given])
     capsys.readouterr()
     overview.main()
-    assert "Routing by the cosines of votes and poses." in " ".join(capsys.readouterr().out.split())
+    assert "Routing by the cosines of votes and poses" in " ".join(capsys.readouterr().out.split())
 
 
 @pytest.mark.parametrize(

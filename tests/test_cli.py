@@ -296,7 +296,7 @@ def test_make_sets_up_what_is_not_there(tmp_path: Path) -> None:
 
 
 def test_make_help_lists_every_target() -> None:
-    assert targets() == [*commands(), "help", "setup", "test", "lint", "clean"]
+    assert targets() == [*commands(), "help", "setup", "test", "campaign", "lint", "clean"]
     assert make() == make("help")
 
 

@@ -60,7 +60,7 @@ def test_new_command_is_listed(tree: Path, tmp_path: Path) -> None:
     ended = python("-m", "capsule_lab", cwd=tmp_path, PYTHONPATH=str(tree), COLUMNS="200")
     (line,) = [line for line in ended.out.splitlines() if "brighten" in line]
     assert line.split(maxsplit=3)[:3] == ["python", "-m", "capsule_lab.brighten"]
-    assert line.split(maxsplit=3)[3].strip() == HEADLINE
+    assert line.split(maxsplit=3)[3].strip() == HEADLINE.removesuffix(".")
 
 
 @pytest.mark.parametrize(

@@ -86,7 +86,7 @@ def test_overview_of_the_wheel_lists_its_own_options(unpacked: Path, tmp_path: P
     (added / "capsule_lab" / "conf" / "routing" / "only_here.yaml").write_text("# Found in the wheel.\n")
     ended = installed(added, tmp_path, "-m", "capsule_lab")
     assert (ended.status, ended.err) == (0, "")
-    assert re.search(r"only_here\s+Found in the wheel\.", ended.out)
+    assert re.search(r"only_here\s+Found in the wheel", ended.out)
     options = {path.stem for path in (added / "capsule_lab" / "conf").glob("[!h]*/[!_]*.yaml")}
     assert options - set(ended.out.split()) == set()
 

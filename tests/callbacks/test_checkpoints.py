@@ -193,17 +193,6 @@ def test_signal_saves_and_then_stops(tmp_path: Path, where: str) -> None:
     assert "train.resume=true" in str(caught.value)
 
 
-@pytest.mark.usefixtures("seconds")
-def test_checkpoint_of_an_epoch_is_in_place_when_its_metrics_are_logged(tmp_path: Path) -> None:
-    """Lightning logs them between these two hooks: a row of metrics.csv would be missing after kill -9 there."""
-    callback, trainer = LastCheckpoint(every_minutes=0), Trainer(tmp_path, breaks=[4])
-    train(callback, trainer, steps=4)
-    callback.on_train_epoch_end(trainer, None)
-    assert (trainer.saved[-1], trainer.last) == (4, 3)
-    callback.on_train_epoch_start(trainer, None)
-    assert trainer.last == 4
-
-
 # --- StopSignals -----------------------------------------------------------------------------------------------------
 
 

@@ -251,7 +251,7 @@ def test_no_hook_stays_behind(name: str) -> None:
 
 def test_no_hook_stays_behind_after_an_error() -> None:
     network = NETWORKS["em_caps"]()
-    with pytest.raises(RuntimeError):
+    with pytest.raises(ValueError, match="images of shape"):
         layer_statistics(network, torch.rand(2, 3, 17, 17))
     assert hooks(network) == 0
 

@@ -73,7 +73,7 @@ def test_resuming_starts_anew_when_the_files_arrive(
         metrics.unlink()
     chosen: list[Path] = []
 
-    def train(config: DictConfig, directory: Path) -> dict[str, str]:
+    def train(config: DictConfig, directory: Path, *_: object) -> dict[str, str]:
         chosen.append(directory)
         return {}
 
