@@ -1,4 +1,4 @@
-"""The headlines in the list of commands and options."""
+"""The list of commands and options: a headline for each, with comments as they are."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from capsule_lab.__main__ import _headline
+from capsule_lab.__main__ import _headline, main
 from capsule_lab.config import conf_dir, sweeps_dir
 
 
@@ -38,3 +38,9 @@ def test_every_headline_is_a_whole_sentence() -> None:
     files = [*conf_dir().rglob("[!_]*.yaml"), *sweeps_dir().glob("*.yaml")]
     shown = {file: _headline(file) for file in files if file.parent.name not in ("hydra_logging", "job_logging")}
     assert [str(file) for file, text in shown.items() if not text or text.endswith((",", ";", " of", " the"))] == []
+
+
+def test_brackets_are_shown(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "300")
+    main()
+    assert "capsule-lab[mlflow]" in capsys.readouterr().out
