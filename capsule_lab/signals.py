@@ -5,6 +5,7 @@ Imports nothing heavy: ``exit_at_once`` is called before the imports of a comman
 
 from __future__ import annotations
 
+import atexit
 import os
 import signal
 import sys
@@ -25,7 +26,7 @@ _TO_ORPHANS = ((signal.SIGTERM, 6.0), (signal.SIGTERM, 2.0), (signal.SIGKILL, 0.
 _POLL_SECONDS = 0.5  # ours: between two looks for the parent, where there is nothing to wait for
 
 
-def install(handler: Callable[[int, Any], None]) -> dict[int, Any]:
+def install(handler: Callable[[int, Any], None] | signal.Handlers) -> dict[int, Any]:
     """Handle ``SIGNALS``, but not a SIGHUP that is ignored, as under nohup; returns the handlers that were there.
 
     Only the main thread can have handlers: any other gets none.
@@ -97,6 +98,8 @@ def exit_at_once() -> None:
         os._exit(128 + signum)
 
     install(leave)
+    # the last of Python's end, as the first that is registered: it then takes handlers away, and signals would kill
+    atexit.register(install, signal.SIG_IGN)
 
 
 def is_command() -> bool:

@@ -13,7 +13,7 @@ import pytest
 
 from capsule_lab import signals
 from capsule_lab.errors import InterruptError
-from tests.helpers.commands import start
+from tests.helpers.commands import Ended, python, start
 
 
 def handlers() -> list[object]:
@@ -144,3 +144,15 @@ def test_ctrl_c_during_the_imports_of_a_command(tmp_path: Path) -> None:
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=60)
     assert (process.returncode, out, err) == (128 + signal.SIGINT, "", "capsule_lab: stopped by SIGINT\n")
+
+
+def test_signal_after_the_end_of_python_changes_no_status(tmp_path: Path) -> None:
+    """While the C library unloads torch, Python's handlers are gone already."""
+    script = """
+import ctypes, signal, sys
+sys.argv, sys.orig_argv = ["-m"], ["python", "-m", "capsule_lab.train"]
+import capsule_lab
+library = ctypes.CDLL(None)
+library.__cxa_atexit(library["raise"], signal.SIGHUP, None)
+"""
+    assert python("-c", script, cwd=tmp_path) == Ended(0, "", "")
