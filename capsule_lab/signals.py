@@ -62,12 +62,14 @@ def interruptible(message: str = "") -> Iterator[None]:
         received.append(signum)
         raise InterruptError(message or _stopped_by(signum), signum)
 
-    before = install(interrupt)
+    before, unraisable = install(interrupt), sys.unraisablehook
+    sys.unraisablehook = lambda each: None if isinstance(each.exc_value, InterruptError) else unraisable(each)
     try:
         yield
         if received:
             raise InterruptError(message or _stopped_by(received[0]), received[0])
     finally:
+        sys.unraisablehook = unraisable
         restore(before)
 
 

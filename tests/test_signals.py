@@ -45,9 +45,7 @@ def _read_what_others_wrote(signum: int) -> None:
         raise ValueError("the file is damaged") from error
 
 
-def test_signal_that_python_drops_is_raised_later(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "unraisablehook", lambda _: None)
-
+def test_signal_that_python_drops_is_raised_later() -> None:
     class Closing:
         def __del__(self) -> None:
             signal.raise_signal(signal.SIGTERM)

@@ -139,10 +139,11 @@ class LastCheckpoint(Checkpoint):
     """Keeps ``checkpoints/last.ckpt``, and leaves it up to date when a signal stops the run.
 
     A run that resumes from it continues exactly. A checkpoint is therefore saved between two optimizer steps with
-    nothing else between them, behind a whole epoch, and at the end of the run: not where gradients are accumulated,
-    as they are not in a checkpoint, and neither between a step and its validation nor between the last step and the
-    end of the run, which a resumed run would leave out. A signal waits until then. ``InterruptError`` is raised after
-    a step or before the next epoch, not at the end of one, as Lightning logs its metrics after that hook.
+    nothing else between them, behind an epoch that is not the last, and at the end of the run: not where gradients
+    are accumulated, as they are not in a checkpoint, and neither between a step and its validation nor between the
+    last step and the end of the run, which a resumed run would leave out. A signal waits until then.
+    ``InterruptError`` is raised after a step or before the next epoch, not at the end of one, as Lightning logs its
+    metrics after that hook.
 
     Args:
         every_minutes: how old the checkpoint may become.
@@ -173,7 +174,9 @@ class LastCheckpoint(Checkpoint):
             self._stop_if_requested(trainer)
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        if self._is_due(trainer, 60 * min(self.every_minutes, 0.5)):  # ours: sooner, the epoch is complete
+        # from the last epoch's a run would not resume to its end: `on_train_end` saves
+        is_last = trainer.should_stop or 0 < (trainer.max_epochs or -1) <= trainer.current_epoch + 1
+        if self._is_due(trainer, 60 * min(self.every_minutes, 0.5)) and not is_last:  # ours: sooner, it is complete
             self._save(trainer)
 
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:

@@ -113,6 +113,9 @@ class Trainer(SimpleNamespace):
             "is_global_zero": True,
             "accumulate_grad_batches": 1,
             "world_size": 1,
+            "should_stop": False,
+            "max_epochs": -1,
+            "current_epoch": 0,
             "breaks": (),  # steps between which and the next batch something else comes
         }
         super().__init__(**{**facts, **changes}, saved=[])
@@ -191,6 +194,18 @@ def test_signal_saves_and_then_stops(tmp_path: Path, where: str) -> None:
     assert caught.value.signum == signal.SIGTERM
     assert "SIGTERM at step 4" in str(caught.value)
     assert "train.resume=true" in str(caught.value)
+
+
+@pytest.mark.usefixtures("seconds")
+@pytest.mark.parametrize("ends", [{"should_stop": True}, {"max_epochs": 1}], ids=str)
+def test_last_epoch_is_saved_with_the_end_of_the_run(tmp_path: Path, ends: dict[str, Any]) -> None:
+    """From a checkpoint before it, a run that a threshold has stopped would go on."""
+    callback, trainer = LastCheckpoint(every_minutes=0), Trainer(tmp_path, breaks=[4], **ends)
+    train(callback, trainer, steps=4)
+    callback.on_train_epoch_end(trainer, None)
+    assert trainer.last == 3
+    callback.on_train_end(trainer, None)
+    assert trainer.last == 4
 
 
 # --- StopSignals -----------------------------------------------------------------------------------------------------
