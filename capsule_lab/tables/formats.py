@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from capsule_lab.analysis.curves import curves_of_runs
+from capsule_lab.analysis.curves import curves_of_runs, read_curves
 from capsule_lab.errors import printable
 from capsule_lab.tables.schema import Table
 from capsule_lab.tables.summary import Entry, Run, best_runs
@@ -205,9 +205,10 @@ def _curves(entries: Sequence[Entry]) -> dict[str, Mapping[str, Path]]:
     curves: dict[str, dict[str, Path]] = {}
     for entry in entries:
         for run in entry.runs:
-            if (run.directory / "metrics.csv").is_file() and not entry.row.of:
+            file = run.directory / "metrics.csv"
+            if not entry.row.of and not read_curves(file, run.result.get("curves")).empty:
                 label = f"seed {run.cell.seed}{'' if run.real else ', stand-in'}"
-                curves.setdefault(f"{entry.row.label}: {entry.column.label}", {})[label] = run.directory / "metrics.csv"
+                curves.setdefault(f"{entry.row.label}: {entry.column.label}", {})[label] = file
     return dict(curves)
 
 

@@ -123,7 +123,7 @@ def _drawn(folder: Path) -> dict[str, Any]:
 
 
 def _reported(folder: Path) -> dict[str, Any]:
-    return {file.name: file.read_text() for file in folder.glob("runs/reports/*.csv")}
+    return {file.name: file.read_text().replace(str(folder), "") for file in folder.glob("runs/reports/*.csv")}
 
 
 def _trained(folder: Path) -> dict[str, Any]:

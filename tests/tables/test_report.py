@@ -299,6 +299,14 @@ def test_page_shows_curves_and_figures_of_the_best_run(page: Page) -> None:
     assert matplotlib.image.imread(io.BytesIO(figure)).shape[:2] == (8, 10), "that of the run with 1 %"
 
 
+def test_damaged_curves_are_not_drawn(entries) -> None:
+    run = entries[0].runs[0]
+    damaged = replace(run, result={**run.result, "curves": "0" * 64})
+    assert formats._curves([replace(entries[0], runs=(run,))])
+    assert formats._curves([replace(entries[0], runs=(damaged,))]) == {}
+    assert (run.directory / "metrics.csv.damaged").is_file()
+
+
 @pytest.mark.parametrize(
     "text", ["make report table=mine", "<b> & co", "1.50 ± 0.707", "2 of 2", "0 of 2, 1 failed, 1 missing", "9.00"]
 )
