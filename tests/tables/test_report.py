@@ -299,8 +299,9 @@ def test_page_shows_curves_and_figures_of_the_best_run(page: Page) -> None:
     assert matplotlib.image.imread(io.BytesIO(figure)).shape[:2] == (8, 10), "that of the run with 1 %"
 
 
-def test_damaged_curves_are_not_drawn(entries) -> None:
+def test_damaged_curves_are_not_drawn(entries, tmp_path: Path) -> None:
     run = entries[0].runs[0]
+    run = replace(run, directory=Path(shutil.copytree(run.directory, tmp_path / "copy")))
     damaged = replace(run, result={**run.result, "curves": "0" * 64})
     assert formats._curves([replace(entries[0], runs=(run,))])
     assert formats._curves([replace(entries[0], runs=(damaged,))]) == {}
