@@ -54,7 +54,8 @@ def interruptible(message: str = "") -> Iterator[None]:
         message: of the error; by default it names the signal.
 
     Raises:
-        InterruptError: also at the end of the block, if Python dropped the first, as it does in destructors.
+        InterruptError: also at the end of the block, if the first was dropped, as by destructors, or led to another
+            error, as in C code that takes any error for "there is none".
     """
     received: list[int] = []
 
@@ -64,13 +65,18 @@ def interruptible(message: str = "") -> Iterator[None]:
 
     before, unraisable = install(interrupt), sys.unraisablehook
     sys.unraisablehook = lambda each: None if isinstance(each.exc_value, InterruptError) else unraisable(each)
+    failure: Exception | None = None
     try:
         yield
-        if received:
-            raise InterruptError(message or _stopped_by(received[0]), received[0])
+    except Exception as error:
+        if not received:
+            raise
+        failure = error  # of what was interrupted
     finally:
         sys.unraisablehook = unraisable
         restore(before)
+    if received:
+        raise InterruptError(message or _stopped_by(received[0]), received[0]) from failure
 
 
 @contextmanager

@@ -54,6 +54,20 @@ def test_signal_that_python_drops_is_raised_later() -> None:
         Closing()  # is deleted at once
 
 
+def test_error_that_a_signal_led_to_is_an_interruption() -> None:
+    with pytest.raises(InterruptError, match=r"^stopped by SIGTERM$"), signals.interruptible():
+        _drop_the_interruption()
+    with pytest.raises(ValueError, match="not one"), signals.interruptible():
+        raise ValueError("not one")
+
+
+def _drop_the_interruption() -> None:
+    try:
+        signal.raise_signal(signal.SIGTERM)
+    except BaseException:  # as C code does
+        raise ValueError from None
+
+
 def test_sighup_that_is_ignored_stays_so() -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
     try:
