@@ -12,8 +12,8 @@ from hydra._internal.utils import get_args_parser
 from capsule_lab.atomic import expanded
 from capsule_lab.config import choices, commands, default_options, options_of, quoted
 from capsule_lab.errors import ConfigError, closest
+from capsule_lab.hints import habit
 
-_HABITS = {"epochs": "trainer.max_epochs", "lr": "schedule.learning_rate.initial", "batch-size": "data.batch_size"}
 _FIRST = {"evaluate": "ckpt", "figures": "run", "report": "table", "sweep": "table", "workspace": "table"}
 """The key that a command needs, and that is easily left out before its value."""
 
@@ -92,12 +92,13 @@ def _split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def _no_option(name: str, value: str, flags: dict[str, argparse.Action]) -> str:
-    key = name.lstrip("-")
-    close = closest(name, [flag for flag in flags if flag.startswith("--")]) if key not in _HABITS else None
+    typed = name.lstrip("-").replace("-", "_")
+    key = habit(typed)
+    close = closest(name, [flag for flag in flags if flag.startswith("--")]) if key == typed else None
     if close:
         return f"{name} is no option; did you mean {close}?"
     given = value if value and not value.startswith("-") else "…"
-    return f"{name} is no option; expected key=value without dashes: {_HABITS.get(key, key.replace('-', '_'))}={given}"
+    return f"{name} is no option; expected key=value without dashes: {key}={given}"
 
 
 def _override(word: str, command: str) -> str:

@@ -33,7 +33,7 @@ def constructing(what: str) -> Iterator[None]:
         yield
     except InstantiationException:
         raise
-    except (ValueError, TypeError, ImportError, RuntimeError, OverflowError, MisconfigurationException) as error:
+    except (ValueError, TypeError, ImportError, OverflowError, MisconfigurationException) as error:
         raise ConfigError(f"{what}: {one_line(error)}") from error
 
 

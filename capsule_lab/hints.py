@@ -18,7 +18,7 @@ _HABITS = {  # of other programs; the keys here, of which those count that the c
     ),
     ("epochs", "epoch", "n_epochs", "num_epochs", "nepochs"): ("trainer.max_epochs",),
     ("steps", "n_steps", "num_steps", "iters"): ("trainer.max_steps",),
-    ("bs", "batch", "batchsize"): ("data.batch_size",),
+    ("bs", "batch", "batchsize", "batch_size"): ("data.batch_size",),
     ("gpus", "gpu", "ngpu", "n_gpus", "num_gpus"): ("trainer.devices",),
     ("device",): ("trainer.accelerator",),
     ("dataset",): ("data",),
@@ -55,6 +55,11 @@ def hint(key: str, config: DictConfig) -> str:
     return f"{guess}Options: {', '.join(options)}{addition}"
 
 
+def habit(name: str) -> str:
+    """The key that ``name`` of another program stands for; ``name`` itself if it is not known."""
+    return next((keys[0] for names, keys in _HABITS.items() if name in names), name)
+
+
 def meant(key: str, config: DictConfig) -> list[str]:
     """Keys of ``config`` that mean what ``key`` does: where its value comes from, its name elsewhere, a habit."""
     source = _source(key, config)
@@ -77,8 +82,8 @@ def _source(key: str, config: DictConfig) -> str:
         parent, name = ".".join(parts[: length - 1]), parts[length - 1]
         node = OmegaConf.select(config, parent) if parent else config
         if isinstance(node, DictConfig) and name in node and OmegaConf.is_interpolation(node, name):
-            text = str(OmegaConf.to_container(node, resolve=False)[name])  # type: ignore[index,call-overload]
-            if whole := re.fullmatch(r"\$\{([\w.]+)\}", text):
+            unresolved: Any = OmegaConf.to_container(node, resolve=False)
+            if whole := re.fullmatch(r"\$\{([\w.]+)\}", str(unresolved[name])):
                 return ".".join([whole[1], *parts[length:]])
     return key
 

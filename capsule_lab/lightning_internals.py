@@ -62,7 +62,8 @@ def leave_signals_alone(trainer: L.Trainer) -> None:
 
     Its handlers would requeue SLURM's job, and talk to the other processes of a run in the midst of anything.
     """
-    trainer._signal_connector.register_signal_handlers = lambda: None  # type: ignore[method-assign]
+    connector: Any = trainer._signal_connector
+    connector.register_signal_handlers = lambda: None
 
 
 def next_batch_follows(trainer: L.Trainer) -> bool:
@@ -78,8 +79,9 @@ def next_batch_follows(trainer: L.Trainer) -> bool:
 
 def set_collective_timeout(trainer: L.Trainer, timeout: timedelta) -> None:
     """How long the processes of a run wait for each other, unless the configuration of the strategy says it."""
-    if getattr(trainer.strategy, "_timeout", None) == default_pg_timeout:
-        trainer.strategy._timeout = timeout  # type: ignore[attr-defined]
+    strategy: Any = trainer.strategy
+    if getattr(strategy, "_timeout", None) == default_pg_timeout:
+        strategy._timeout = timeout
 
 
 def take_processes(trainer: L.Trainer) -> list[subprocess.Popen[Any]]:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import os
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 
 from omegaconf import DictConfig
 from rich.console import Console
@@ -15,7 +13,7 @@ from rich.table import Table
 
 from capsule_lab import runs
 from capsule_lab.command import command
-from capsule_lab.errors import ConfigError
+from capsule_lab.errors import ConfigError, printable
 from capsule_lab.runs import lock
 
 WIDTH = 160  # ours: of tables in files and pipes
@@ -30,9 +28,11 @@ def main(config: DictConfig) -> None:
     for heading in ("run", "state", "test error", "val error", "data", "last written", "overrides"):
         table.add_column(heading, justify="right" if "error" in heading else "left", overflow="fold")
     found = sorted(runs.directories.root().glob("*/config.yaml"), key=_written)
-    rows = [_row(file.parent) for file in found]
-    for row in [row for row in rows if str(config.contains) in f"{row[0]} {row[-1]}"][-config.last :]:
-        table.add_row(*map(escape, row))
+    described = {file.parent: runs.directories.read_overrides(file.parent) for file in found}
+    wanted = [each for each in described if str(config.contains) in f"{each.name} {described[each]}"]
+    for directory in wanted[-config.last :]:
+        row = [*_row(directory), described[directory]]
+        table.add_row(*(escape(printable(text)) for text in row))
     console = Console(highlight=False)
     if not console.is_terminal and "COLUMNS" not in os.environ:
         console.width = WIDTH
@@ -40,25 +40,21 @@ def main(config: DictConfig) -> None:
 
 
 def _row(directory: Path) -> list[str]:
-    try:
-        result = json.loads((directory / "metrics.json").read_text())
-    except (OSError, ValueError):  # not finished, or damaged
-        result = None
-    fingerprint = runs.directories.hash_in(directory)
-    unfinished = "running" if fingerprint is not None and lock.is_locked(fingerprint) else "not finished"
-    state = str(_value(result, "status") or unfinished)
-    errors = [_value(result, split, "error") for split in ("test", "val")]
-    shown = [f"{error:.2f} %" if isinstance(error, int | float) else "" for error in errors]
-    source = str(_value(result, "provenance", "source") or "")
+    result = runs.results.read_metrics(directory) or {}
+    errors = [result.get(split, {}).get("error") for split in ("test", "val")]
+    shown = ["" if error is None else f"{error:.2f} %" for error in errors]
+    source = result.get("provenance", {}).get("source", "")
     written = datetime.fromtimestamp(_written(directory / "config.yaml")).strftime("%Y-%m-%d %H:%M")
-    return [directory.name, state, *shown, source, written, runs.directories.read_overrides(directory)]
+    state = result.get("status") or _unfinished(directory)
+    return [directory.name, state, *shown, source, written]
 
 
-def _value(result: Any, *keys: str) -> Any:
-    """What is under these keys of a JSON file; ``None`` if there is nothing."""
-    for key in keys:
-        result = result.get(key) if isinstance(result, dict) else None
-    return result
+def _unfinished(directory: Path) -> str:
+    fingerprint = runs.directories.hash_in(directory)
+    if fingerprint is not None and lock.is_locked(fingerprint):
+        return "running"
+    ended = runs.results.read_status(directory)
+    return str(ended["status"]) if ended else "not finished"
 
 
 def _written(config: Path) -> float:

@@ -22,6 +22,7 @@ from capsule_lab.command import command
 from capsule_lab.config import as_argument
 from capsule_lab.environment import replaced_command_line
 from capsule_lab.errors import ConfigError
+from capsule_lab.signals import interruptible
 from capsule_lab.slurm import was_requeued
 
 log = logging.getLogger(__name__)
@@ -45,7 +46,6 @@ def run(config: DictConfig) -> None:
         )
     check(config)
     from capsule_lab.runs.lock import train_lock
-    from capsule_lab.signals import interruptible
 
     with train_lock(config), interruptible("stopped before training went on: checkpoints are as they were"):
         _run(config)
@@ -168,13 +168,13 @@ def _test(config: DictConfig, directory: Path, trainer: Any, module: Any, data: 
     Raises:
         RunError: if it is not finite.
     """
-    from capsule_lab import runs, signals
+    from capsule_lab import runs
 
     weights = runs.checkpoints.checkpoint_to_test(config.train.test, directory)
     if weights is None:
         return {"test": {}, "weights_tested": None, "tested_step": None}
     step = runs.checkpoints.read(weights)["global_step"]
-    with signals.interruptible("training is complete; the same command with train.resume=true tests again"):
+    with interruptible("training is complete; the same command with train.resume=true tests again"):
         trainer.test(module, datamodule=data, ckpt_path=weights, weights_only=True, verbose=False)
     results = module.test_results()
     runs.results.check_finite(results, f"the test of {weights}")

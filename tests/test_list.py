@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 
 from capsule_lab.config import compose
+from capsule_lab.errors import RunError
 from capsule_lab.runs import directories, lock
+from capsule_lab.runs.results import write_failure
 from tests.helpers.commands import TINY, Ended
 from tests.helpers.messages import one_sentence
 
@@ -18,7 +20,14 @@ Cli = Callable[..., Ended]
 
 
 OVERRIDES = {"finished": ["seed=1"], "running": ["name=mine", "routing=uniform"], "damaged": ["seed=3"]}
-RESULT = {"status": "finished", "test": {"error": 4.5}, "val": {"error": 3.25}, "provenance": {"source": "standin"}}
+RESULT = {
+    "status": "finished",
+    "config_hash": "0" * 8,
+    "training_seconds": 1.0,
+    "test": {"error": 4.5},
+    "val": {"error": 3.25},
+    "provenance": {"source": "standin", "name": ""},
+}
 
 
 @pytest.fixture
@@ -40,7 +49,9 @@ def test_runs_with_their_state_errors_and_overrides(cli: Cli, folders: dict[str,
     with lock.train_lock(compose("train", [*TINY, *OVERRIDES["running"]])):
         ended = cli("list")
     assert (ended.status, ended.err) == (0, "")
-    heading, first, *others = [line.split() for line in ended.out.splitlines()]
+    warning, *lines = ended.out.splitlines()
+    assert warning.startswith(f"{folders['damaged'] / 'metrics.json'} is damaged")
+    heading, first, *others = [line.split() for line in lines]
     assert heading == ["run", "state", "test", "error", "val", "error", "data", "last", "written", "overrides"]
     name = folders["finished"].name
     assert first[:-2] == [name, "finished", "4.50", "%", "3.25", "%", "standin", "2023-11-14"]
@@ -57,12 +68,19 @@ def test_damaged_results_are_listed_as_not_finished(cli: Cli, folders: dict[str,
     (folders["damaged"] / "metrics.json").write_text(content)
     ended = cli("list", "contains='seed=3'")
     assert (ended.status, ended.err) == (0, "")
-    assert ended.out.splitlines()[1].split()[1:3] == ["not", "finished"]
+    assert ended.out.splitlines()[2].split()[1:3] == ["not", "finished"]
+    assert (folders["damaged"] / "metrics.json.damaged").is_file()
+
+
+def test_run_that_failed_is_listed_as_such(cli: Cli, folders: dict[str, Path]) -> None:
+    write_failure(folders["running"], RunError("no disk"))
+    assert cli("list", "contains=uniform").out.splitlines()[-1].split()[1] == "failed"
 
 
 @pytest.mark.usefixtures("folders")
 def test_list_of_some_runs(cli: Cli) -> None:
     assert [line.split("-")[0] for line in cli("list", "contains=uniform").out.splitlines()[1:]] == ["mine"]
+    cli("list")  # warns of the damaged result, once
     assert len(cli("list", "last=1").out.splitlines()) == 2
     assert cli("list", "contains=nothing").out.startswith("no such runs in ")
     assert "last is 0; expected 1 or more" in one_sentence(cli("list", "last=0"))

@@ -93,7 +93,8 @@ def _child(job: bytes, sender: Connection, log_file: str, gpus: list[str], threa
     with open(log_file, "ab", buffering=0) as file:
         os.dup2(file.fileno(), sys.stdout.fileno())
         os.dup2(file.fileno(), sys.stderr.fileno())
-    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    stdout: Any = sys.stdout  # a TextIOWrapper, for typeshed a TextIO
+    stdout.reconfigure(line_buffering=True)
     os.environ[lock.LOG_VARIABLE] = log_file
     os.environ.setdefault("OMP_NUM_THREADS", str(threads))  # of processes that this one starts
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))

@@ -35,6 +35,9 @@ from capsule_lab.config import to_container
 from capsule_lab.errors import RunError
 
 _CONTINUED = "-continued"
+_ENDING = re.compile(rf"-(?P<hash>[0-9a-f]{{8}})(?P<continued>{_CONTINUED})?(-(?P<number>\d+))?$")
+"""Of the name of a run directory."""
+
 _NOT_HASHED = ("name", "ckpt", "train.resume", "train.directory", "logger", "data.directory", "callbacks.not_learning")
 _OVERRIDES = "# overrides: "
 
@@ -112,19 +115,25 @@ def continues_another(config: DictConfig) -> bool:
 
 def _has_hash(directory: Path, fingerprint: str) -> bool:
     """Whether ``directory`` is named after that configuration, and began with its own weights."""
-    return re.search(rf"-{fingerprint}(-\d+)?$", directory.name) is not None
+    match = _ENDING.search(directory.name)
+    return match is not None and match["hash"] == fingerprint and not match["continued"]
 
 
 def hash_in(directory: Path) -> str | None:
     """The ``config_hash`` in the name of a run directory; ``None`` if its name is the user's own."""
-    match = re.search(rf"-([0-9a-f]{{8}})({_CONTINUED})?(-\d+)?$", directory.name)
-    return match[1] if match else None
+    match = _ENDING.search(directory.name)
+    return match["hash"] if match else None
 
 
 def _attempt(directory: Path) -> int:
     """Number of the attempt: 1, or that at the end of the name."""
-    match = re.search(rf"-[0-9a-f]{{8}}({_CONTINUED})?-(\d+)$", directory.name)
-    return int(match[2]) if match else 1
+    match = _ENDING.search(directory.name)
+    return int(match["number"] or 1) if match else 1
+
+
+def own_directory(config: DictConfig) -> Path | None:
+    """``train.directory``, if the user names one."""
+    return expanded(str(config.train.directory)).absolute() if config.train.directory else None
 
 
 def choose_directory(config: DictConfig, name: str, skip: Callable[[Path], bool] = lambda _: False) -> Path:
@@ -147,8 +156,8 @@ def choose_directory(config: DictConfig, name: str, skip: Callable[[Path], bool]
     fingerprint, _, shared = os.environ.get("CAPSULE_LAB_RUN", "").partition(":")
     if fingerprint == config_hash(config):
         return Path(shared)
-    if config.train.directory:
-        return expanded(str(config.train.directory)).absolute()
+    if own := own_directory(config):
+        return own
     raise RunError(
         "the directory of the first process is unknown to this one; give train.directory=… when torchrun or srun "
         "starts the processes, and start the jobs of a sweep one by one when each has several processes"
@@ -156,20 +165,20 @@ def choose_directory(config: DictConfig, name: str, skip: Callable[[Path], bool]
 
 
 def _choose(config: DictConfig, name: str, skip: Callable[[Path], bool]) -> Path:
-    if config.train.directory:
-        return expanded(str(config.train.directory)).absolute()
+    if own := own_directory(config):
+        return own
     fingerprint = config_hash(config)
     if config.ckpt and not config.train.resume:
-        own = directory_of(find_checkpoint(config.ckpt))
-        if re.search(rf"-{fingerprint}({_CONTINUED})?(-\d+)?$", own.name):
-            return own
+        before = directory_of(find_checkpoint(config.ckpt))
+        if hash_in(before) == fingerprint:
+            return before
     ending = f"-{fingerprint}{_CONTINUED if continues_another(config) else ''}"
     existing = sorted(  # whatever their names begin with
         (path for path in root().glob(f"*{ending}*") if re.search(rf"{ending}(-\d+)?$", path.name)), key=_attempt
     )
     if config.train.resume and existing and not skip(existing[-1]):
         return existing[-1]
-    base = "-".join(str(part) for part in (config.get("name"), name) if part) + ending
+    base = "-".join(str(part) for part in (config.get("name"), name.replace("/", "_")) if part) + ending
     return root() / (f"{base}-{_attempt(existing[-1]) + 1}" if existing else base)
 
 

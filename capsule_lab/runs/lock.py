@@ -19,7 +19,15 @@ from pydantic import ConfigDict, TypeAdapter
 from capsule_lab import slurm
 from capsule_lab.errors import InterruptError, RunError
 from capsule_lab.runs import file_lock
-from capsule_lab.runs.directories import attempts, config_hash, continues_another, is_attempt, is_first_process, root
+from capsule_lab.runs.directories import (
+    attempts,
+    config_hash,
+    continues_another,
+    is_attempt,
+    is_first_process,
+    own_directory,
+    root,
+)
 from capsule_lab.runs.files import read_record as read_file
 from capsule_lab.runs.files import write_record as write_file
 from capsule_lab.runs.results import describe_error, read_result
@@ -62,7 +70,7 @@ def train_lock(config: DictConfig) -> Iterator[None]:
         RunError: if another process holds the lock.
     """
     fingerprint = config_hash(config)
-    own = Path(str(config.train.directory)).absolute() if config.train.directory else None
+    own = own_directory(config)
     if not is_first_process():
         yield
     elif _is_attempt(config, fingerprint):
@@ -132,9 +140,8 @@ def read_record(fingerprint: str) -> LockRecord | None:
 
 def _is_attempt(config: DictConfig, fingerprint: str) -> bool:
     """Whether ``directories.attempts`` will find the run."""
-    if config.train.directory:
-        return is_attempt(Path(str(config.train.directory)).absolute(), fingerprint)
-    return not continues_another(config)
+    own = own_directory(config)
+    return is_attempt(own, fingerprint) if own else not continues_another(config)
 
 
 def _trained_by(fingerprint: str) -> str:

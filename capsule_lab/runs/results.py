@@ -57,9 +57,14 @@ def read_result(directory: Path, fingerprint: str) -> dict[str, Any] | None:
 
     A damaged one counts as missing, see ``read_record``.
     """
-    result = read_record(directory / RESULT, _SCHEMA[_Result])
+    result = read_metrics(directory)
     complete = result and (result["status"], result["config_hash"]) == ("finished", fingerprint)
     return result if complete else None
+
+
+def read_metrics(directory: Path) -> dict[str, Any] | None:
+    """The ``metrics.json`` in the directory of a run; ``None`` if there is none, or it is damaged."""
+    return read_record(directory / RESULT, _SCHEMA[_Result])
 
 
 def read_evaluation(path: Path) -> dict[str, Any] | None:
@@ -67,10 +72,9 @@ def read_evaluation(path: Path) -> dict[str, Any] | None:
     return read_record(path, _SCHEMA[_Evaluation])
 
 
-def read_failure(directory: Path) -> str | None:
-    """Why the run in ``directory`` ended before it was finished, if its ``status.json`` says so."""
-    status = read_record(directory / STATUS, _SCHEMA[_Status])
-    return status["error"] if status else None
+def read_status(directory: Path) -> dict[str, Any] | None:
+    """The ``status.json`` of a run that ended before it was finished: its ``status``, ``error`` and ``log``."""
+    return read_record(directory / STATUS, _SCHEMA[_Status])
 
 
 def write_failure(directory: Path, error: BaseException) -> None:

@@ -92,7 +92,7 @@ class Cell(ABC):
     def error(self) -> str:
         """Why it failed, as far as it is known."""
         record = lock.read_record(self.fingerprint)
-        own = next(filter(None, map(runs.results.read_failure, self.directories)), None)
+        own = next((status["error"] for each in self.directories if (status := runs.results.read_status(each))), None)
         return (
             (record and record.error)
             or own

@@ -57,7 +57,7 @@ def _try_draws(case: Case) -> None:
         dense = options["backend"] != "fused" and draw.random() < 0.5
         votes = dense_votes(poses, weight) if dense else Votes(poses, weight)
         found = kind(parents, rows * columns, **options)(votes, activations)
-        sum(each.sum() for each in found).backward()  # type: ignore[union-attr]
+        torch.stack([each.sum() for each in found]).sum().backward()
         results = {**found._asdict(), **{f"gradient {tuple(each.shape)}": each.grad for each in inputs}}
         wrong = [name for name, tensor in results.items() if tensor is not None and not tensor.isfinite().all()]
         if wrong:

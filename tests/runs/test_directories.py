@@ -36,6 +36,13 @@ def test_name_stands_before_the_hash_and_changes_nothing_else() -> None:
     assert [directories.choose_directory(config, "capsnet-mnist") for config in (plain, named)] == [found[-1]] * 2
 
 
+def test_model_in_a_folder_of_its_own_has_a_directory_that_is_found() -> None:
+    config = compose("train", TINY)
+    directories.create_directory(directory := directories.choose_directory(config, "mine/net-mnist"), config)
+    assert directory.name.startswith("mine_net-mnist-")
+    assert directories.attempts(directories.config_hash(config)) == [directory]
+
+
 def test_names_that_directories_should_not_have_are_refused() -> None:
     config = compose("train", TINY)
     for name in ("a/b", "..", "../a", "-x", ".hidden", "two words", "ä", "a" * 101, ""):

@@ -31,7 +31,7 @@ def test_failure_is_in_the_directory(tmp_path: Path, error: BaseException, statu
     found = json.loads((tmp_path / "status.json").read_text())
     assert (found["status"], found["error"]) == (status, message)
     assert found["log"] == [f"line {number}" for number in range(30, 50)]
-    assert results.read_failure(tmp_path) == message
+    assert results.read_status(tmp_path)["error"] == message
 
 
 def test_failure_that_cannot_be_recorded_does_not_hide_why(tmp_path: Path) -> None:
