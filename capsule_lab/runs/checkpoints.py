@@ -7,6 +7,7 @@ import struct
 import time
 import zipfile
 import zlib
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -103,13 +104,17 @@ def _first_damaged(path: Path) -> str | None:
         mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content,
         memoryview(content) as view,
         zipfile.ZipFile(file) as archive,
+        ThreadPoolExecutor() as threads,  # crc32 lets go of the GIL
     ):
-        for each in archive.infolist():
+
+        def damaged(each: zipfile.ZipInfo) -> bool:
             start = each.header_offset + _HEADER + sum(struct.unpack_from("<HH", view, each.header_offset + _LENGTHS))
             stored = each.compress_type == zipfile.ZIP_STORED and not each.external_attr & _IS_FOLDER
-            if not stored or zlib.crc32(view[start : start + each.file_size]) != each.CRC:
-                return each.filename
-    return None
+            return not stored or zlib.crc32(view[start : start + each.file_size]) != each.CRC
+
+        entries = archive.infolist()
+        found = threads.map(damaged, entries)
+        return next((each.filename for each, is_damaged in zip(entries, found, strict=True) if is_damaged), None)
 
 
 def not_readable(path: Path, reason: Exception | str) -> RunError:
