@@ -153,6 +153,7 @@ def _known_keys() -> tuple[set[str], set[str]]:
 # --- values ----------------------------------------------------------------------------------------------------------
 
 _LARGEST_SEED = 2**32 - 1  # of numpy
+_LARGEST = 2**31 - 1  # of numbers of steps and epochs: ours; torch and datetime cannot compute with any number
 
 _LEAST = {  # of lightning.Trainer; it refuses other values late, with a traceback, or not at all
     "max_epochs": 1, "max_steps": 1, "min_epochs": 0, "min_steps": 0, "accumulate_grad_batches": 1,
@@ -203,6 +204,8 @@ def _check_trainer(trainer: DictConfig) -> None:
                 check_number(f"trainer.{name}", value, least)
             except ValueError as error:
                 raise ConfigError(f"{error}{f', or -1 {other}' if other else ''}") from None
+            if value > _LARGEST:
+                raise ConfigError(f"trainer.{name} is {value}; expected at most {_LARGEST}")
     for name, instead in _NOT_OURS.items():
         if trainer.get(name):
             raise ConfigError(f"trainer.{name} is {trainer[name]}, which cannot be used here; {instead}")
