@@ -33,8 +33,12 @@ _LOST = re.compile(
 
 
 @contextmanager
-def processes_of(trainer: Any) -> Iterator[None]:
+def processes_of(trainer: Any, then: str) -> Iterator[None]:
     """While this process trains or tests together with others: it ends when one of them has ended or does not answer.
+
+    Args:
+        trainer: of the run.
+        then: what to do in that case, the end of the message.
 
     Raises:
         RunError: if that is so.
@@ -43,7 +47,7 @@ def processes_of(trainer: Any) -> Iterator[None]:
         yield
         return
     set_collective_timeout(trainer, timedelta(seconds=_timeout()))
-    others = _Others(trainer)
+    others = _Others(trainer, then)
     if os.environ.get("LOCAL_RANK", "0") != "0":
         end_with_parent(_GRACE)
     try:
@@ -64,8 +68,9 @@ class _Others:
     Lightning's own thread kills this process, too, without a word.
     """
 
-    def __init__(self, trainer: Any) -> None:
+    def __init__(self, trainer: Any, then: str) -> None:
         self.trainer = trainer
+        self.then = then
         self.processes: list[subprocess.Popen[Any]] = []
         self.watched = True
         threading.Thread(target=self._watch, name="processes-of-the-run", daemon=True).start()
@@ -78,7 +83,7 @@ class _Others:
             if ended
             else f"has ended or does not answer ({_LOCATION.sub('', reason)[:60]})"
         )
-        return f"another process of this run {what}; train.resume=true continues from the last checkpoint"
+        return f"another process of this run {what}; {self.then}"
 
     def kill(self) -> None:
         for each in self.processes:

@@ -24,7 +24,11 @@ _LONGEST_OPTIONS = 120  # ours: characters; names of files have 255 at most
 @command("evaluate")
 def main(config: DictConfig) -> None:
     """Evaluate ``config.ckpt``, print the result and write it beside the checkpoint."""
+    from lightning.fabric.utilities.rank_zero import rank_zero_only  # takes seconds, help needs none
+
     result, path = evaluate_checkpoint(config)
+    if rank_zero_only.rank:
+        return  # the first of several processes has the same result
     metrics = result[config.split]
     parts = "".join(
         f"  {name.removesuffix('/error')} {value:.2f} %" for name, value in metrics.items() if name.endswith("/error")
@@ -83,6 +87,7 @@ def evaluate(
         RunError: if the data does not fit the network, or the metrics are not finite.
     """
     from capsule_lab import build, callbacks, check, environment  # torch and Lightning
+    from capsule_lab.ddp import processes_of
 
     check_split(split)
     build.be_quiet()
@@ -94,7 +99,8 @@ def evaluate(
     datamodule = run.data_with(data or {})
     lightning = build.build_trainer(wiring, None, callbacks.progress_callback())
     evaluated = {"test": lightning.test, "val": lightning.validate}[split]
-    evaluated(run.module, datamodule=datamodule, verbose=False)
+    with processes_of(lightning, "the same command evaluates again"):
+        evaluated(run.module, datamodule=datamodule, verbose=False)
     logged = runs.results.split_metrics(lightning.logged_metrics, split)
     metrics = run.module.test_results() if split == "test" else logged
     runs.results.check_finite(metrics, f"the evaluation of {run.checkpoint}")

@@ -109,7 +109,7 @@ def _train(config: DictConfig, directory: Path, overrides: Sequence[str]) -> dic
         callbacks.log_run_facts(trainer.loggers, config, data.provenance)
         failed = True
         try:
-            with processes_of(trainer):
+            with processes_of(trainer, "train.resume=true continues from the last checkpoint"):
                 trainer.fit(module, datamodule=data, ckpt_path=resume, weights_only=True)
                 training = _training(directory, trainer, module, embed)  # a test loads other weights
                 tested = _test(config, directory, trainer, module, data)
@@ -213,6 +213,7 @@ def summary(result: dict[str, Any], directory: Path) -> str:
         outcome = f"[bold]validation error {result['val']['error']:.2f} %[/]  (not tested)"
     else:
         outcome = "neither validated nor tested"
+    saved = any((directory / "checkpoints").glob("*.ckpt"))
     ended = "" if result["stopped_by"] == "steps" else f", ended by {_ENDED_BY[result['stopped_by']]}"
     lines = [
         outcome,
@@ -223,7 +224,7 @@ def summary(result: dict[str, Any], directory: Path) -> str:
         "            metrics.json, metrics.csv, checkpoints, figures",
         "",
         "[bold]try next[/]",
-        f"  {python} -m capsule_lab.evaluate {escape(as_argument('ckpt', run))}",
+        *([f"  {python} -m capsule_lab.evaluate {escape(as_argument('ckpt', run))}"] if saved else []),
         f"  {python} -m capsule_lab.train experiment=quickstart routing=uniform",
         f"  {python} -m capsule_lab",
     ]

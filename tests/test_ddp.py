@@ -23,6 +23,7 @@ LOST = [
     "Timed out after 9 seconds waiting for clients. 1/2 clients joined.",
     "NCCL communicator was aborted on rank 0.",
 ]
+THEN = "the same command goes on"
 
 
 def trainer(*processes: Any, world_size: int = 2) -> Any:
@@ -34,10 +35,10 @@ def trainer(*processes: Any, world_size: int = 2) -> Any:
 def test_error_of_communication_becomes_a_sentence() -> None:
     for text in LOST:
         sentence = r"another process of this run has ended or does not answer \((?!\[)"
-        with pytest.raises(RunError, match=sentence), ddp.processes_of(trainer()):
+        with pytest.raises(RunError, match=sentence), ddp.processes_of(trainer(), THEN):
             raise RuntimeError(text)
     for error, world_size in ((RuntimeError("shape mismatch"), 2), (RuntimeError(LOST[0]), 1)):
-        with pytest.raises(RuntimeError) as caught, ddp.processes_of(trainer(world_size=world_size)):
+        with pytest.raises(RuntimeError) as caught, ddp.processes_of(trainer(world_size=world_size), THEN):
             raise error
         assert caught.value is error
 
@@ -46,8 +47,8 @@ def test_process_that_does_not_answer_is_killed_and_one_that_ended_is_named() ->
     sleeping, failing = subprocess.Popen(["sleep", "60"]), subprocess.Popen(["false"])
     failing.wait()
     started = trainer(sleeping, failing)
-    sentence = rf"has ended \(process {failing.pid} with status 1, its own message is above\)"
-    with pytest.raises(RunError, match=sentence), ddp.processes_of(started):
+    sentence = rf"has ended \(process {failing.pid} with status 1, its own message is above\); {THEN}$"
+    with pytest.raises(RunError, match=sentence), ddp.processes_of(started, THEN):
         _fail_when_taken(started)
     assert sleeping.returncode == -signal.SIGKILL
 
@@ -61,7 +62,7 @@ def _fail_when_taken(trainer: Any) -> None:
 def test_timeout_is_a_number_of_seconds(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     monkeypatch.setenv(ddp.TIMEOUT_VARIABLE, text)
     sentence = f"CAPSULE_LAB_DDP_TIMEOUT is {text}; expected seconds"
-    with pytest.raises(ConfigError, match=sentence), ddp.processes_of(trainer()):
+    with pytest.raises(ConfigError, match=sentence), ddp.processes_of(trainer(), THEN):
         pass
 
 

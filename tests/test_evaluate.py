@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from lightning.fabric.utilities.rank_zero import rank_zero_only
 from omegaconf import DictConfig, OmegaConf
 
 from capsule_lab import runs
@@ -54,6 +55,15 @@ def test_validation_equals_that_in_the_checkpoint(trained: Trained, trainer: Dic
     expected = runs.checkpoints.read(path)["capsule_lab"]["val"]
     assert {"error", "loss"} <= result["val"].keys() <= expected.keys()
     assert result["val"] == pytest.approx({key: expected[key] for key in result["val"]})
+
+
+def test_of_several_processes_the_first_writes(cli: Cli, a_copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rank_zero_only, "rank", 1)
+    before = sorted(a_copy.rglob("*"))
+    ended = cli("evaluate", f"ckpt={a_copy}", "trainer.accelerator=cpu")
+    assert ended.status == 0
+    assert "error" not in ended.out
+    assert sorted(a_copy.rglob("*")) == before
 
 
 @pytest.mark.parametrize(

@@ -426,6 +426,8 @@ def test_run_without_a_test(tiny: Tiny, tmp_path: Path) -> None:
     found = train(tiny("train.test=none", "trainer.limit_train_batches=1", *NO_PICTURES), tmp_path / "run")
     assert (found["test"], found["weights_tested"]) == ({}, None)
     assert "not tested" in summary(found, tmp_path / "run")
+    assert "capsule_lab.evaluate" in summary(found, tmp_path / "run")
+    assert "capsule_lab.evaluate" not in summary(found, tmp_path / "without checkpoints")
 
 
 def not_a_number(step: int, seen: list[int]) -> Callable[..., dict[str, Tensor]]:
