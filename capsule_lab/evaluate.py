@@ -27,7 +27,7 @@ def main(config: DictConfig) -> None:
     from lightning.fabric.utilities.rank_zero import rank_zero_only  # takes seconds, help needs none
 
     result, path = evaluate_checkpoint(config)
-    if rank_zero_only.rank:
+    if getattr(rank_zero_only, "rank", 0):
         return  # the first of several processes has the same result
     metrics = result[config.split]
     parts = "".join(
