@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
-import matplotlib.backends.backend_agg
-import sklearn.datasets
+import importlib
+import os
 
-import capsule_lab.callbacks
-import capsule_lab.data
-import capsule_lab.kernels.cpu
-import capsule_lab.launchers.job_process
-from capsule_lab.config import compose
-from capsule_lab.launchers.hydra_internals import find_plugins
+MODULES = (
+    "torch",
+    "lightning",
+    "matplotlib.backends.backend_agg",
+    "sklearn.datasets",
+    "capsule_lab.callbacks",
+    "capsule_lab.data",
+    "capsule_lab.kernels.cpu",
+    "capsule_lab.launchers.job_process",
+    "capsule_lab.launchers.hydra_internals",
+    "capsule_lab.config",
+)
 
-LOADED = (matplotlib.backends.backend_agg, sklearn.datasets, capsule_lab)
+_sweep = os.getppid()
+for _name in MODULES:
+    if os.getppid() != _sweep:
+        os._exit(1)  # the sweep has ended, which the server notices after its imports, many seconds on a busy machine
+    importlib.import_module(_name)
+
+from capsule_lab.config import compose  # noqa: E402  # not before the others, see above
+from capsule_lab.launchers.hydra_internals import find_plugins  # noqa: E402
 
 find_plugins()
 compose()  # fills the caches of the parser

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import os
+import runpy
 import signal
+import sys
 from types import SimpleNamespace
 from typing import Any
 
@@ -63,3 +66,12 @@ def test_path_that_is_too_long_for_the_socket_of_the_server(monkeypatch: pytest.
     context: Any = HydraContext(config_loader=None, callbacks=None)  # type: ignore[arg-type]
     with pytest.raises(RunError, match=r"cannot start in .* \(AF_UNIX path too long\); name a .*TMPDIR=…"):
         gpu_pool.GPUPool().setup(hydra_context=context, task_function=print, config=None)  # type: ignore[arg-type]
+
+
+def test_server_ends_with_its_sweep_while_it_imports(monkeypatch: pytest.MonkeyPatch) -> None:
+    parents = iter([7, 7, 1])  # of an orphan it is another process
+    monkeypatch.setattr(os, "getppid", lambda: next(parents))
+    monkeypatch.setattr(os, "_exit", sys.exit)
+    with pytest.raises(SystemExit):
+        runpy.run_module("capsule_lab.launchers.preload")
+    assert next(parents, None) is None
