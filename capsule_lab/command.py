@@ -109,7 +109,10 @@ def _exit_interrupted(error: InterruptError) -> None:
 
 
 def _exit_if_user_error(error: Exception, name: str) -> None:
-    message = None if _SHOW_TRACEBACK in os.environ else user_message(error, name)
+    try:
+        message = None if _SHOW_TRACEBACK in os.environ else user_message(error, name)
+    except MemoryError:  # of the message
+        message = "not enough memory; the limit of this process's memory is lower than capsule_lab itself needs"
     if message is not None:
         _exit(message, 2)
 

@@ -11,6 +11,7 @@ import hydra
 import pytest
 from hydra.errors import ConfigCompositionException, InstantiationException
 
+from capsule_lab import command
 from capsule_lab.build import build_trainer
 from capsule_lab.config import _key_in_text, _node_in_text, compose
 from tests.helpers.commands import ROOT, Trained, python
@@ -126,3 +127,13 @@ def test_node_in_the_text_of_hydra() -> None:
     with pytest.raises(InstantiationException) as caught:
         build_trainer(config, Path("run"))
     assert _node_in_text(caught.value) == "logger.csv", hydra.__version__
+
+
+def test_no_memory_for_a_message(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def user_message(*_: object) -> str:
+        raise MemoryError
+
+    monkeypatch.setattr(command, "user_message", user_message)
+    with pytest.raises(SystemExit, match="2"):
+        command._exit_if_user_error(MemoryError(), "train")
+    assert capsys.readouterr().err.startswith("capsule_lab: not enough memory; ")
