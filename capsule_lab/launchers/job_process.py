@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import cloudpickle
 
-from capsule_lab.errors import RunError
+from capsule_lab.errors import RunError, one_line
 from capsule_lab.launchers.gpu_assignment import assign_gpus, gpus_of_a_run
 from capsule_lab.launchers.hydra_internals import JobReturn, Task, failed, process_state, restore_process
 from capsule_lab.launchers.job_results import portable
@@ -45,6 +45,9 @@ class JobProcess:
         log_file: for standard output and standard error, appended to.
         gpus: names of GPUs to choose from.
         threads: for computing on the CPU.
+
+    Raises:
+        RunError: if the server that the process is forked from has ended.
     """
 
     def __init__(
@@ -61,7 +64,13 @@ class JobProcess:
         self.connection, sender = context.Pipe(duplex=False)
         job = cloudpickle.dumps((tuple(task), list(overrides), number, process_state()))
         self.process = context.Process(target=_child, args=(job, sender, str(log_file), [*gpus], threads))
-        self.process.start()
+        try:
+            self.process.start()
+        except (EOFError, OSError) as error:
+            raise RunError(
+                f"the server of launcher=gpus has ended ({one_line(error)}), out of memory or by a signal; the same "
+                "command goes on"
+            ) from error
         sender.close()
 
     def send_signal(self, signum: int) -> None:

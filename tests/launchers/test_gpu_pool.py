@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import itertools
+import multiprocessing
 import os
 import runpy
 import signal
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,6 +17,7 @@ from hydra.types import HydraContext
 
 from capsule_lab.errors import InterruptError, RunError
 from capsule_lab.launchers import gpu_pool
+from capsule_lab.launchers.job_process import JobProcess
 
 
 class Job:
@@ -75,3 +78,12 @@ def test_server_ends_with_its_sweep_while_it_imports(monkeypatch: pytest.MonkeyP
     with pytest.raises(SystemExit):
         runpy.run_module("capsule_lab.launchers.preload")
     assert next(parents, None) is None
+
+
+def test_server_that_has_ended_is_told(tmp_path: Path) -> None:
+    def start() -> None:
+        raise EOFError("unexpected EOF")  # of multiprocessing.forkserver
+
+    context = SimpleNamespace(Pipe=multiprocessing.Pipe, Process=lambda **_: SimpleNamespace(start=start))
+    with pytest.raises(RunError, match=r"server of launcher=gpus has ended \(unexpected EOF\), .*goes on$"):
+        JobProcess(context, (), [], 0, tmp_path / "log", [], 1)
