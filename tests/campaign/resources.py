@@ -38,7 +38,7 @@ def _file_size(amount: float) -> None:
 
 
 def _open_files(amount: float) -> None:
-    _lower(resource.RLIMIT_NOFILE, 5 + int(60 * amount))
+    _lower(resource.RLIMIT_NOFILE, 10 + int(60 * amount))  # with fewer, Python cannot even read the command
 
 
 def _memory(amount: float) -> None:
