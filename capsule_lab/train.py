@@ -184,7 +184,7 @@ def _paused(directory: Path, trainer: Any, module: Any, embed: Any) -> dict[str,
     steps, planned = trainer.global_step, module.total_steps
     runs.results.write_pause(directory, steps, planned)
     log.info(
-        "PAUSED at step %d of %d, as trainer.max_time is over: more is left, to go on: %s",
+        "PAUSED at step %d of %d, as the time is over: more is left, to go on: %s",
         *(steps, planned, command_line("train.resume=true")),
     )
     return {
