@@ -194,7 +194,7 @@ def test_runs_side_by_side_finish_though_others_fail_or_are_killed(swept: Swept)
     assert "trainer.devices is 3, and the sweep sees 2 GPUs (0, 1)" in too_many[0]
     assert "was ended by SIGKILL" in evaluated[0]
     lines = swept.first.out.splitlines()
-    assert [line for line in lines if line.startswith("run 2")][-1].startswith("run 2 completed")
+    assert [line for line in lines if line.startswith("run 2")][-1].startswith("run 2 has ended")
 
 
 def test_run_locks_a_gpu_if_it_takes_one(swept: Swept) -> None:
