@@ -356,7 +356,9 @@ def test_signal_when_there_is_nothing_to_save(
 
 def test_resuming_what_is_not_there_is_a_warning(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[tuple[str, list[str]]] = []
-    monkeypatch.setattr("capsule_lab.train.train", lambda _, path, overrides, began: started.append((path.name, overrides)) or {})
+    monkeypatch.setattr(
+        "capsule_lab.train.train", lambda _, path, overrides, began: started.append((path.name, overrides)) or {}
+    )
     ended = cli("train", "debug=smoke", *TINY_CAPSNET, "name=mine", "train.resume=true")
     assert ended.status == 0
     ((directory, overrides),) = started

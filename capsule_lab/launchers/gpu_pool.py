@@ -25,7 +25,7 @@ from omegaconf import DictConfig
 
 from capsule_lab.errors import InterruptError, RunError
 from capsule_lab.launchers.gpu_assignment import visible_gpus
-from capsule_lab.launchers.hydra_internals import JobReturn, Task, error_of, restore_process, shown
+from capsule_lab.launchers.hydra_internals import JobReturn, Task, error_of, left_out, restore_process, shown
 from capsule_lab.launchers.job_process import Finished, JobProcess
 from capsule_lab.signals import interruptible
 
@@ -102,8 +102,8 @@ class GPUPool(Launcher):
                     log.info("run %d %s; %d of %d", initial_job_idx + number, state, len(finished), total)
         _log_times([*finished.values()], places, len(gpus), time.monotonic() - began, began - self.idle_since)
         self.idle_since = time.monotonic()
-        left_out = {number: JobReturn(overrides=list(overrides)) for number, overrides in left}
-        return [left_out.get(number) or finished[number].result for number in range(total)]
+        not_started = {number: left_out(overrides) for number, overrides in left}
+        return [not_started.get(number) or finished[number].result for number in range(total)]
 
     def _log(self, overrides: Sequence[str]) -> Path:
         return self.logs / f"{hashlib.sha256(' '.join(overrides).encode()).hexdigest()[:8]}.log"

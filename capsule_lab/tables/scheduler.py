@@ -12,7 +12,7 @@ from rich.markup import escape
 
 from capsule_lab.build import build_without_weights
 from capsule_lab.errors import TableError
-from capsule_lab.launchers.hydra_internals import error_of
+from capsule_lab.launchers.hydra_internals import error_of, was_left_out
 from capsule_lab.runs import lock
 from capsule_lab.tables.cells import DONE, FAILED, MISSING, PAUSED, RUNNING, WAITING, Cell, TrainingCell
 from capsule_lab.tables.expand import distinct, expand, verify
@@ -59,7 +59,7 @@ def run_table(
         for cell, job in zip(left, ended, strict=True):
             if (error := error_of(job)) is not None:
                 lock.record_failure(cell.fingerprint, str(error))
-        tried |= {cell.fingerprint for cell in left}
+        tried |= {cell.fingerprint for cell, job in zip(left, ended, strict=True) if not was_left_out(job)}
         cells = distinct(expand(table, overrides))
     log.info("%s: %s", table.name, _counted(cells))
     stopped = is_over()

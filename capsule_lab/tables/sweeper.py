@@ -15,7 +15,7 @@ from omegaconf import DictConfig
 
 from capsule_lab.errors import ConfigError
 from capsule_lab.launchers.gpu_pool import GPUPool
-from capsule_lab.launchers.hydra_internals import JobReturn, launcher_of
+from capsule_lab.launchers.hydra_internals import launcher_of, left_out
 from capsule_lab.launchers.slurm_array import SlurmArray
 from capsule_lab.tables.arguments import FOR_SWEEP, SELECTION, budget_seconds
 
@@ -82,7 +82,7 @@ class CellSweeper(Sweeper):
             return self.launcher.launch(jobs, first)
         ended: list[Any] = []
         for number, job in enumerate(jobs, first):  # one by one, as Hydra's own launcher knows no time
-            ended += self.launcher.launch([job], number) if time.time() < self.until else [JobReturn(overrides=job)]
+            ended += self.launcher.launch([job], number) if time.time() < self.until else [left_out(job)]
         return ended
 
 
