@@ -45,7 +45,7 @@ class GPUPool(Launcher):
     """
 
     until = math.inf
-    """By ``time.time``; jobs that have not started by then are left out, and what is returned for them is no failure."""
+    """By ``time.time``; jobs that have not started by then are left out, see ``hydra_internals.left_out``."""
 
     def __init__(self, jobs: int | None = None, logs: str = "logs") -> None:
         if jobs is not None and jobs < 1:

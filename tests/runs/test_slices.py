@@ -130,9 +130,9 @@ def test_time_needs_a_callback_that_saves(tmp_path: Path, home: Callable[[str], 
 
 @pytest.mark.slow
 def test_four_processes_and_a_move_end_like_one_run(tmp_path: Path) -> None:
-    """On the stand-in: its images are in the environment. The time is over after every eleventh batch."""
+    """On the stand-in, which needs no files; the time of each is over after eleven batches."""
     over = "+callbacks.over={_target_: tests.helpers.training.TimeOver, batches: 11}"
-    data = ["data.source=standin", "data.train_images=50", "data.eval_images=50"]
+    data = ["data.source=standin", "data.train_images=50", "data.eval_images=50", "data.eval_batch_size=50"]
     command = ("-m", "capsule_lab.train", *SLICE, *data, over)
     whole = tmp_path / "whole"
     train(compose("train", [*RUN, *data]), whole)
