@@ -220,10 +220,12 @@ class LastCheckpoint(Checkpoint):
         return self.stopping or self.pausing or due
 
     def _is_over(self, trainer: L.Trainer) -> bool:
-        """Whether the time is over, but for that of a save; the same in all processes."""
-        if self.deadline == math.inf:
-            return False
-        return _of_any_process(trainer, time.monotonic() + self.save_seconds >= self.deadline)
+        """Whether the time is over, but for that of a save; the same in all processes.
+
+        Of a sweep with a budget, only the first process of a run knows the deadline.
+        """
+        over = self.deadline < math.inf and time.monotonic() + self.save_seconds >= self.deadline
+        return _of_any_process(trainer, over)
 
     def _stop_if_noted(self, trainer: L.Trainer) -> None:
         if self.stopping:
