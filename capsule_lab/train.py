@@ -87,7 +87,8 @@ def _attempt(config: DictConfig, began: float) -> dict[str, Any]:
         return {}
     overrides = [each for each in hydra.overrides.task if not each.startswith(("launcher=", "train.resume="))]
     differences = [each for each in overrides if not each.startswith(("name=", "logger", "train.directory="))]
-    with replaced_command_line("capsule_lab.train", overrides) if hydra.mode == RunMode.MULTIRUN else nullcontext():
+    again = [*overrides, "train.resume=true"] if config.train.resume else overrides  # for the run's other processes
+    with replaced_command_line("capsule_lab.train", again) if hydra.mode == RunMode.MULTIRUN else nullcontext():
         result = train(config, directory, differences, began)
     if result and result["status"] != runs.results.PAUSED:
         Console(highlight=False).print("", summary(result, directory), sep="\n", soft_wrap=True)  # commands to copy

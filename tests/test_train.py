@@ -9,6 +9,7 @@ import re
 import shlex
 import shutil
 import signal
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -397,6 +398,17 @@ def test_learning_rate_follows_the_schedule(tiny: Tiny, tmp_path: Path, monkeypa
     assert watch.lengths == {found["planned_steps"]} == {8}
     logged = [float(row["schedule/learning_rate"]) for row in curves(tmp_path / "run") if row["schedule/learning_rate"]]
     assert logged == pytest.approx([0.005, 0.003])
+
+
+@pytest.mark.parametrize("given", [[], ["train.resume=true"]], ids=str)
+def test_job_of_a_sweep_starts_its_other_processes_by_a_command_of_its_own(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch, given: list[str]
+) -> None:
+    """They resume if it does: one that begins at step 0 beside one that does not would wait for ever."""
+    seen: list[list[str]] = []
+    monkeypatch.setattr("capsule_lab.train.train", lambda *_: seen.append(sys.argv[1:]) or {})
+    assert cli("train", "-m", *TINY, "seed=3,4", *given).status == 0
+    assert [each[-1 - len(given) :] for each in seen] == [[f"seed={seed}", *given] for seed in (3, 4)]
 
 
 @pytest.mark.parametrize(
