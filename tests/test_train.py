@@ -669,7 +669,7 @@ def test_log_is_shown_where_nothing_else_shows_it(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     root, own = logging.getLogger(), logging.getLogger("capsule_lab.train")
-    monkeypatch.setattr("capsule_lab.train._train", lambda config, directory, overrides: own.info("shown") or {})
+    monkeypatch.setattr("capsule_lab.train._train", lambda *_: own.info("shown") or {})
     for handlers, expected in (([], "shown\n"), ([logging.NullHandler()], "")):
         monkeypatch.setattr(root, "handlers", [*handlers])
         train(DictConfig({}), Path("run"))
