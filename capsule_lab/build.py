@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import warnings
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ from hydra.errors import InstantiationException
 from hydra.utils import instantiate
 from omegaconf import DictConfig
 
+from capsule_lab.config import to_container
 from capsule_lab.errors import ConfigError, one_line, suggest
 
 log = logging.getLogger(__name__)
@@ -104,6 +106,7 @@ def build_trainer(config: DictConfig, directory: Path | None, *extra_callbacks: 
     ]
     arguments: dict[str, Any] = {"default_root_dir": directory, "logger": loggers}
     arguments["max_steps"] = -1  # the module counts them, see AbstractCapsuleModule
+    arguments["max_time"] = None  # Lightning would end the run; see `time_limit`
     if (config.trainer.get("max_steps") or -1) > 0:
         arguments["max_epochs"] = -1
     if "enable_progress_bar" not in config.trainer:
@@ -120,6 +123,21 @@ def build_trainer(config: DictConfig, directory: Path | None, *extra_callbacks: 
         built = trainer(callbacks=[*callbacks, *extra_callbacks], **arguments)
     leave_signals_alone(built)
     return built
+
+
+def time_limit(trainer: DictConfig) -> float:
+    """Seconds of ``trainer.max_time``, the time of one command, after which training goes on another time; or infinity.
+
+    Raises:
+        ConfigError: if Lightning takes it for no time.
+    """
+    from lightning.pytorch.callbacks import Timer  # takes seconds, help needs none
+
+    duration = to_container(trainer).get("max_time")
+    if duration is None:
+        return math.inf
+    with constructing("trainer.max_time"):
+        return float(Timer(duration).time_remaining() or 0)
 
 
 _KNOW_THE_NODES = ("MASTER_ADDR", "SLURM_JOB_ID", "LSB_JOBID", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")

@@ -49,6 +49,10 @@ class InterruptError(BaseException):
         self.signum = signum
 
 
+class PauseError(BaseException):
+    """The time that a command was given is over, and the run is saved; no ``except Exception`` takes it for a fault."""
+
+
 def one_line(error: BaseException) -> str:
     """The message of an error of another package, without line breaks and indentation."""
     return " ".join(str(error).split())

@@ -53,6 +53,8 @@ def _unfinished(directory: Path) -> str:
     fingerprint = runs.directories.hash_in(directory)
     if fingerprint is not None and lock.is_locked(fingerprint):
         return "running"
+    if paused := runs.results.read_pause(directory):
+        return runs.results.describe_pause(paused)
     ended = runs.results.read_status(directory)
     return str(ended["status"]) if ended else "not finished"
 

@@ -24,7 +24,7 @@ def run(config: DictConfig) -> None:
     if evaluations.KEY in config:
         evaluate_weights(config)
     else:
-        train.run(config)
+        train.attempt(config)
 
 
 def evaluate_weights(config: DictConfig) -> None:

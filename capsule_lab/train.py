@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import functools
 import logging
+import math
 import shlex
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -20,26 +22,45 @@ from rich.markup import escape
 from capsule_lab.check import check
 from capsule_lab.command import command
 from capsule_lab.config import as_argument
-from capsule_lab.environment import replaced_command_line
-from capsule_lab.errors import ConfigError
+from capsule_lab.environment import command_line, replaced_command_line
+from capsule_lab.errors import ConfigError, PauseError, RunError
 from capsule_lab.signals import interruptible
 from capsule_lab.slurm import was_requeued
 
 log = logging.getLogger(__name__)
 
 _ENDED_BY = {
-    "time limit": "trainer.max_time",
+    "time limit": "the time limit of a callback",
     "threshold": "the threshold of a callback",
     "callback": "a callback",
 }
 
 
 def run(config: DictConfig) -> None:
+    """``attempt``, as a command.
+
+    Raises:
+        RunError: also if ``trainer.max_time`` was over before anything was done, as a loop would not end.
+    """
+    began = time.monotonic()
+    result = attempt(config)
+    if result.get("new_steps") == 0:
+        raise RunError(
+            f"trainer.max_time={config.trainer.max_time} was over after {time.monotonic() - began:.0f} s, before the "
+            "first step or the end of the test; expected more, the same command begins there again"
+        )
+
+
+def attempt(config: DictConfig) -> dict[str, Any]:
     """Train as ``config`` says, unless another process does; test once at the end, leave ``metrics.json``.
+
+    Returns:
+        What ``train`` does; nothing if the run is finished already.
 
     Raises:
         ConfigError: outside of a command; ``train`` needs none.
     """
+    began = time.monotonic()
     if not HydraConfig.initialized():
         raise ConfigError(
             "run needs a command of Hydra; in a notebook: train(compose('train', [overrides]), Path('run'))"
@@ -48,10 +69,10 @@ def run(config: DictConfig) -> None:
     from capsule_lab.runs.lock import train_lock
 
     with train_lock(config), interruptible("stopped before training went on: checkpoints are as they were"):
-        _run(config)
+        return _attempt(config, began)
 
 
-def _run(config: DictConfig) -> None:
+def _attempt(config: DictConfig, began: float) -> dict[str, Any]:
     from capsule_lab import runs
 
     hydra = HydraConfig.get()
@@ -63,28 +84,36 @@ def _run(config: DictConfig) -> None:
         log.warning("NOTHING TO RESUME for this configuration, in %s: starting anew", directory)
     if config.train.resume and runs.results.is_finished(directory, config) and not superseded(directory):
         log.info("%s is finished already, nothing to resume; its results are in metrics.json", directory)
-        return
+        return {}
     overrides = [each for each in hydra.overrides.task if not each.startswith(("launcher=", "train.resume="))]
     differences = [each for each in overrides if not each.startswith(("name=", "logger", "train.directory="))]
-    with replaced_command_line("capsule_lab.train", overrides) if hydra.mode == RunMode.MULTIRUN else nullcontext():
-        result = train(config, directory, differences)
-    if result:
+    again = [*overrides, "train.resume=true"] if config.train.resume else overrides  # for the run's other processes
+    with replaced_command_line("capsule_lab.train", again) if hydra.mode == RunMode.MULTIRUN else nullcontext():
+        result = train(config, directory, differences, began)
+    if result and result["status"] != runs.results.PAUSED:
         Console(highlight=False).print("", summary(result, directory), sep="\n", soft_wrap=True)  # commands to copy
+    return result
 
 
-def train(config: DictConfig, directory: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
+def train(
+    config: DictConfig, directory: Path, overrides: Sequence[str] = (), began: float | None = None
+) -> dict[str, Any]:
     """One run in ``directory``; returns what is in its ``metrics.json``, or nothing on processes but the first.
+
+    When ``trainer.max_time`` is over, the run is saved, and what is returned has the ``status`` ``"paused"``, its
+    ``steps``, the ``planned_steps``, and the ``new_steps`` of this call; with ``train.resume`` the next goes on.
 
     Args:
         config: the whole configuration, as ``capsule_lab.config.compose`` gives it.
         directory: of the run.
         overrides: what the configuration differs in from the defaults, for the records and the log.
+        began: when ``trainer.max_time`` began, by ``time.monotonic``; by default now.
     """
     with _logging_to_stdout_if_nowhere():
-        return _train(config, directory, overrides)
+        return _train(config, directory, overrides, time.monotonic() if began is None else began)
 
 
-def _train(config: DictConfig, directory: Path, overrides: Sequence[str]) -> dict[str, Any]:
+def _train(config: DictConfig, directory: Path, overrides: Sequence[str], began: float) -> dict[str, Any]:
     import lightning as L
 
     from capsule_lab import build, callbacks, runs
@@ -100,6 +129,8 @@ def _train(config: DictConfig, directory: Path, overrides: Sequence[str]) -> dic
     embed = callbacks.EmbedConfig(config, data.provenance, data.spec)
     trainer = build.build_trainer(config, directory, embed)
     build.check_together(trainer, module, data)
+    if (seconds := build.time_limit(config.trainer)) < math.inf:
+        callbacks.pause_at(trainer, began + seconds)
 
     runs.directories.create_directory(directory, config, overrides)  # the first file: all parts are built
     with runs.results.recording_failure(directory), runs.files.logging_to(directory / "train.log"):
@@ -114,6 +145,9 @@ def _train(config: DictConfig, directory: Path, overrides: Sequence[str]) -> dic
                 training = _training(directory, trainer, module, embed)  # a test loads other weights
                 tested = _test(config, directory, trainer, module, data)
             failed = False
+        except PauseError:
+            failed = False
+            return _paused(directory, trainer, module, embed)
         finally:
             callbacks.close_loggers(trainer.loggers, failed=failed)
         if not trainer.is_global_zero:
@@ -140,6 +174,26 @@ def _logging_to_stdout_if_nowhere() -> Iterator[None]:
     finally:
         root.removeHandler(handler)
         own.setLevel(level)
+
+
+def _paused(directory: Path, trainer: Any, module: Any, embed: Any) -> dict[str, Any]:
+    """How far the run is, which is written to its directory and logged; nothing on processes but the first."""
+    from capsule_lab import runs
+
+    if not trainer.is_global_zero:
+        return {}
+    steps, planned = trainer.global_step, module.total_steps
+    runs.results.write_pause(directory, steps, planned)
+    log.info(
+        "PAUSED at step %d of %d, as the time is over: more is left, to go on: %s",
+        *(steps, planned, command_line("train.resume=true")),
+    )
+    return {
+        "status": runs.results.PAUSED,
+        "steps": steps,
+        "planned_steps": planned,
+        "new_steps": steps - embed.steps_before,
+    }
 
 
 def _training(directory: Path, trainer: Any, module: Any, embed: Any) -> dict[str, Any]:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from hydra.errors import InstantiationException
 from lightning.fabric.utilities.exceptions import MisconfigurationException
+from lightning.pytorch.callbacks import Timer
 
 from capsule_lab import build
 from capsule_lab.config import compose
@@ -27,6 +30,24 @@ def test_other_errors_stay_what_they_are(error: type[Exception]) -> None:
 def test_trainer_that_lightning_refuses_is_named() -> None:
     with pytest.raises(ConfigError, match=r"^trainer: .*limit_train_batches"):
         build.build_trainer(compose("train", ["trainer.limit_train_batches=-1", "trainer.accelerator=cpu"]), None)
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("00:00:09:00", 540), ("{minutes: 9, seconds: 5}", 545), ("{seconds: 0}", 0), ("null", math.inf)],
+)
+def test_time_limit_is_in_seconds_and_for_us(text: str, seconds: float) -> None:
+    config = compose("train", [f"trainer.max_time={text}", "trainer.accelerator=cpu", "callbacks=none", "logger=none"])
+    assert build.time_limit(config.trainer) == seconds
+    assert not any(isinstance(each, Timer) for each in build.build_trainer(config, None).callbacks), (
+        "it would end the run"
+    )
+
+
+@pytest.mark.parametrize("text", ["9m", "{minute: 9}"])
+def test_time_limit_that_is_none_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"^trainer\.max_time: .*minute|^trainer\.max_time: .*9m"):
+        build.time_limit(compose("train", [f"trainer.max_time={text}"]).trainer)
 
 
 @pytest.mark.parametrize(("native", "precision"), [(True, "bf16-mixed"), (False, "32-true")])

@@ -37,6 +37,7 @@ WITHOUT_COUNTERPART = {
     "routing/test_contract.py": "every routing algorithm",
     "routing/test_own_routing.py": "tests/templates/my_routing",
     "runs/test_resume.py": "a run that was interrupted, through all files",
+    "runs/test_slices.py": "a run in several commands, through all files",
     "tables/test_report.py": "the command",
     "tables/test_sweep.py": "the command",
 }

@@ -15,7 +15,7 @@ import lightning as L
 import pytest
 import torch
 from lightning.fabric.plugins.collectives.torch_collective import default_pg_timeout
-from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
+from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint, Timer
 from lightning.pytorch.loggers.logger import Logger
 
 from capsule_lab import lightning_internals
@@ -174,7 +174,7 @@ def test_threshold_that_was_met_is_known_after_an_interruption(tmp_path: Path, t
     ("options", "callbacks", "reason"),
     [
         ({}, [], "steps"),
-        ({"max_time": timedelta(microseconds=1)}, [], "time limit"),
+        ({}, [Timer(timedelta(microseconds=1))], "time limit"),
         ({}, [EarlyStopping("val", stopping_threshold=2.0)], "threshold"),
         ({"max_epochs": 3}, [EarlyStopping("val", mode="max", patience=1)], "callback"),
     ],

@@ -9,6 +9,7 @@ import re
 import shlex
 import shutil
 import signal
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -356,7 +357,9 @@ def test_signal_when_there_is_nothing_to_save(
 
 def test_resuming_what_is_not_there_is_a_warning(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[tuple[str, list[str]]] = []
-    monkeypatch.setattr("capsule_lab.train.train", lambda _, path, overrides: started.append((path.name, overrides)))
+    monkeypatch.setattr(
+        "capsule_lab.train.train", lambda _, path, overrides, began: started.append((path.name, overrides)) or {}
+    )
     ended = cli("train", "debug=smoke", *TINY_CAPSNET, "name=mine", "train.resume=true")
     assert ended.status == 0
     ((directory, overrides),) = started
@@ -395,6 +398,17 @@ def test_learning_rate_follows_the_schedule(tiny: Tiny, tmp_path: Path, monkeypa
     assert watch.lengths == {found["planned_steps"]} == {8}
     logged = [float(row["schedule/learning_rate"]) for row in curves(tmp_path / "run") if row["schedule/learning_rate"]]
     assert logged == pytest.approx([0.005, 0.003])
+
+
+@pytest.mark.parametrize("given", [[], ["train.resume=true"]], ids=str)
+def test_job_of_a_sweep_starts_its_other_processes_by_a_command_of_its_own(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch, given: list[str]
+) -> None:
+    """They resume if it does: one that begins at step 0 beside one that does not would wait for ever."""
+    seen: list[list[str]] = []
+    monkeypatch.setattr("capsule_lab.train.train", lambda *_: seen.append(sys.argv[1:]) or {})
+    assert cli("train", "-m", *TINY, "seed=3,4", *given).status == 0
+    assert [each[-1 - len(given) :] for each in seen] == [[f"seed={seed}", *given] for seed in (3, 4)]
 
 
 @pytest.mark.parametrize(
@@ -657,7 +671,7 @@ def test_log_is_shown_where_nothing_else_shows_it(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     root, own = logging.getLogger(), logging.getLogger("capsule_lab.train")
-    monkeypatch.setattr("capsule_lab.train._train", lambda config, directory, overrides: own.info("shown") or {})
+    monkeypatch.setattr("capsule_lab.train._train", lambda *_: own.info("shown") or {})
     for handlers, expected in (([], "shown\n"), ([logging.NullHandler()], "")):
         monkeypatch.setattr(root, "handlers", [*handlers])
         train(DictConfig({}), Path("run"))

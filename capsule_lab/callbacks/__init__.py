@@ -1,6 +1,6 @@
 """What happens around training."""
 
-from capsule_lab.callbacks.checkpoints import AtomicCheckpointIO, BestCheckpoint, EmbedConfig, LastCheckpoint
+from capsule_lab.callbacks.checkpoints import AtomicCheckpointIO, BestCheckpoint, EmbedConfig, LastCheckpoint, pause_at
 from capsule_lab.callbacks.csv_logger import MetricsTable
 from capsule_lab.callbacks.figures import ConfusionMatrix, Reconstructions
 from capsule_lab.callbacks.loggers import MLflow, close_loggers, log_run_facts
@@ -25,5 +25,6 @@ __all__ = [
     "RoutingStats",
     "close_loggers",
     "log_run_facts",
+    "pause_at",
     "progress_callback",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import signal
 import time
 from pathlib import Path
@@ -17,7 +18,7 @@ from capsule_lab.atomic import atomically
 from capsule_lab.callbacks.csv_logger import MetricsTable
 from capsule_lab.callbacks.stop_signals import StopSignals
 from capsule_lab.environment import command_line
-from capsule_lab.errors import InterruptError, check_number
+from capsule_lab.errors import ConfigError, InterruptError, PauseError, check_number
 from capsule_lab.lightning_internals import epoch_metrics, next_batch_follows, relocated_state
 from capsule_lab.runs.checkpoints import embed, not_readable, verify
 from capsule_lab.runs.directories import directory_of
@@ -66,6 +67,7 @@ class EmbedConfig(Callback):
         self.provenance = provenance
         self.spec = spec
         self.seconds_before = 0.0
+        self.steps_before = 0
         self.val: dict[str, float] = {}
         self.val_step: int | None = None
         self.epoch_ends = False
@@ -99,7 +101,7 @@ class EmbedConfig(Callback):
         if trainer.state.fn != "fit":
             return  # of a test, whose weights may be older than the end of training
         record = checkpoint["capsule_lab"]
-        self.seconds_before = record["seconds"]
+        self.seconds_before, self.steps_before = record["seconds"], checkpoint["global_step"]
         self.val, self.val_step = record["val"], record.get("val_step")
         for table in _tables(trainer):  # those of a run that continues in another directory begin there
             if directory_of(Path(str(trainer.ckpt_path))) == Path(trainer.default_root_dir).absolute():
@@ -136,32 +138,37 @@ class BestCheckpoint(ModelCheckpoint):
 
 
 class LastCheckpoint(Checkpoint):
-    """Keeps ``checkpoints/last.ckpt``, and leaves it up to date when a signal stops the run.
+    """Keeps ``checkpoints/last.ckpt``, and leaves it up to date when a signal stops the run, or its time is over.
 
     A run that resumes from it continues exactly. A checkpoint is therefore saved between two optimizer steps with
     nothing else between them, behind an epoch that is not the last, and at the end of the run: not where gradients
     are accumulated, as they are not in a checkpoint, and neither between a step and its validation nor between the
-    last step and the end of the run, which a resumed run would leave out. A signal waits until then.
-    ``InterruptError`` is raised after a step or before the next epoch, not at the end of one, as Lightning logs its
-    metrics after that hook.
+    last step and the end of the run, which a resumed run would leave out. A signal waits until then, and so does the
+    end of the time. The error is raised after a step or before the next epoch, not at the end of one, as Lightning
+    logs its metrics after that hook.
 
     Args:
         every_minutes: how old the checkpoint may become.
 
     Raises:
         ValueError: for a negative ``every_minutes``.
+        InterruptError: while training, after a signal.
+        PauseError: while training or testing, at ``deadline``, see ``pause_at``; of a test nothing is kept.
     """
 
     def __init__(self, every_minutes: float = 5.0) -> None:
         check_number("every_minutes", every_minutes, 0)
         self.every_minutes = every_minutes
         self.signals = StopSignals()
-        self.stopping = False
-        self.saved_at = 0.0
+        self.stopping = self.pausing = False
+        self.saved_at = self.save_seconds = 0.0
+        self.deadline = math.inf
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self.saved_at = time.monotonic()
         self.signals.install()
+        if self._is_over(trainer):  # what is saved is as it was
+            raise PauseError
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -171,7 +178,7 @@ class LastCheckpoint(Checkpoint):
         if is_between and in_turn:
             if self._is_due(trainer, 60 * self.every_minutes):
                 self._save(trainer)
-            self._stop_if_requested(trainer)
+            self._stop_if_noted(trainer)
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         # from the last epoch's a run would not resume to its end: `on_train_end` saves
@@ -180,27 +187,47 @@ class LastCheckpoint(Checkpoint):
             self._save(trainer)
 
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._stop_if_requested(trainer)
+        self._stop_if_noted(trainer)
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._is_due(trainer, 0)
         self._save(trainer)
         self.signals.restore()
-        self._stop_if_requested(trainer)
+        self._stop_if_noted(trainer)
+
+    def on_test_batch_end(
+        self,
+        trainer: L.Trainer,
+        pl_module: L.LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        if trainer.world_size == 1 and self._is_over(
+            trainer
+        ):  # several processes may have different numbers of batches
+            raise PauseError
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
         self.signals.restore()
 
     def _is_due(self, trainer: L.Trainer, seconds: float) -> bool:
-        """Whether a signal came, which is noted, or the last checkpoint is older; the same in all processes."""
-        requested, due = self.signals.received is not None, time.monotonic() - self.saved_at > seconds
-        if trainer.world_size > 1:
-            requested = trainer.strategy.reduce_boolean_decision(requested, all=False)
-            due = trainer.strategy.reduce_boolean_decision(due, all=False)
-        self.stopping = requested
-        return requested or due
+        """Whether the run has to end, which is noted, or the last checkpoint is older; the same in all processes."""
+        self.stopping = _of_any_process(trainer, self.signals.received is not None)
+        self.pausing = self._is_over(trainer)
+        due = _of_any_process(trainer, time.monotonic() - self.saved_at > seconds)
+        return self.stopping or self.pausing or due
 
-    def _stop_if_requested(self, trainer: L.Trainer) -> None:
+    def _is_over(self, trainer: L.Trainer) -> bool:
+        """Whether the time is over, but for that of a save; the same in all processes.
+
+        Of a sweep with a budget, only the first process of a run knows the deadline.
+        """
+        over = self.deadline < math.inf and time.monotonic() + self.save_seconds >= self.deadline
+        return _of_any_process(trainer, over)
+
+    def _stop_if_noted(self, trainer: L.Trainer) -> None:
         if self.stopping:
             signum = self.signals.received or signal.SIGTERM  # another process may have got it
             raise InterruptError(
@@ -208,10 +235,40 @@ class LastCheckpoint(Checkpoint):
                 f"{self._path(trainer)}; to continue exactly: {command_line('train.resume=true')}",
                 signum,
             )
+        if self.pausing:
+            raise PauseError
 
     def _save(self, trainer: L.Trainer) -> None:
+        began = time.monotonic()
         trainer.save_checkpoint(self._path(trainer))
         self.saved_at = time.monotonic()
+        self.save_seconds = self.saved_at - began
 
     def _path(self, trainer: L.Trainer) -> Path:
         return Path(trainer.default_root_dir) / "checkpoints" / "last.ckpt"
+
+
+def pause_at(trainer: L.Trainer, deadline: float) -> None:
+    """Let the run save and end with ``PauseError`` as close before a time as its steps allow.
+
+    A step, and a validation that comes before the next one, are completed.
+
+    Args:
+        trainer: before ``fit``.
+        deadline: of ``time.monotonic``.
+
+    Raises:
+        ConfigError: if no callback saves.
+    """
+    savers = [callback for callback in trainer.checkpoint_callbacks if isinstance(callback, LastCheckpoint)]
+    if not savers:
+        raise ConfigError(
+            "trainer.max_time is set, and no callback saves the run when it is over; leave callbacks.last as it is"
+        )
+    for saver in savers:
+        saver.deadline = deadline
+
+
+def _of_any_process(trainer: L.Trainer, value: bool) -> bool:
+    """Whether ``value`` is true in one of the processes of the run."""
+    return value if trainer.world_size == 1 else trainer.strategy.reduce_boolean_decision(value, all=False)

@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 
 class _TimeLeft:
-    """Remaining time of the whole run, from the speed so far, or what trainer.max_time leaves."""
+    """Remaining time of the whole run, from the speed so far, or what a ``Timer`` leaves."""
 
     def start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         assert isinstance(pl_module, AbstractCapsuleModule)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import math
 import multiprocessing
 import os
 import signal
@@ -24,7 +25,7 @@ from omegaconf import DictConfig
 
 from capsule_lab.errors import InterruptError, RunError
 from capsule_lab.launchers.gpu_assignment import visible_gpus
-from capsule_lab.launchers.hydra_internals import JobReturn, Task, error_of, restore_process, shown
+from capsule_lab.launchers.hydra_internals import JobReturn, Task, error_of, left_out, restore_process, shown
 from capsule_lab.launchers.job_process import Finished, JobProcess
 from capsule_lab.signals import interruptible
 
@@ -42,6 +43,9 @@ class GPUPool(Launcher):
         jobs: at a time; ``None`` for one on each GPU, without any half as many as cores, two at least.
         logs: the folder for the output of jobs.
     """
+
+    until = math.inf
+    """By ``time.time``; jobs that have not started by then are left out, see ``hydra_internals.left_out``."""
 
     def __init__(self, jobs: int | None = None, logs: str = "logs") -> None:
         if jobs is not None and jobs < 1:
@@ -82,21 +86,24 @@ class GPUPool(Launcher):
         left = list(enumerate(job_overrides))
         with _stopping(running):
             while left or running:
-                while left and len(running) < places:
+                while left and len(running) < places and time.time() < self.until:
                     number, overrides = left.pop(0)
                     log.info("run %d: %s", initial_job_idx + number, shown(overrides))
                     running[number] = JobProcess(
                         *(self.context, self.task, overrides, initial_job_idx + number, self._log(overrides)),
                         *(gpus, threads),
                     )
+                if not running:  # the time is over
+                    break
                 for number in _ended(running):
                     finished[number] = running.pop(number).join()
                     error = error_of(finished[number].result)
-                    state = f"failed: {error}" if error else "completed"
+                    state = f"failed: {error}" if error else "has ended"
                     log.info("run %d %s; %d of %d", initial_job_idx + number, state, len(finished), total)
         _log_times([*finished.values()], places, len(gpus), time.monotonic() - began, began - self.idle_since)
         self.idle_since = time.monotonic()
-        return [finished[number].result for number in range(total)]
+        not_started = {number: left_out(overrides) for number, overrides in left}
+        return [not_started.get(number) or finished[number].result for number in range(total)]
 
     def _log(self, overrides: Sequence[str]) -> Path:
         return self.logs / f"{hashlib.sha256(' '.join(overrides).encode()).hexdigest()[:8]}.log"
@@ -110,7 +117,7 @@ def _ended(running: dict[int, JobProcess]) -> list[int]:
 
 def _log_times(finished: list[Finished], places: int, gpus: int, wall: float, before: float) -> None:
     """Compare the time of the sweep with the least that its jobs could have taken, where that is known of all."""
-    if any(error_of(job.result) for job in finished):
+    if not finished or any(error_of(job.result) for job in finished):
         return
     at_once = min(places, len(finished))
     own = sum(job.seconds for job in finished) / at_once

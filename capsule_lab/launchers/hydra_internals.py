@@ -20,10 +20,12 @@ __all__ = [
     "failed",
     "find_plugins",
     "launcher_of",
+    "left_out",
     "override_keys",
     "process_state",
     "restore_process",
     "shown",
+    "was_left_out",
     "without_hydra",
 ]
 
@@ -69,6 +71,16 @@ def failed(overrides: Sequence[str], error: BaseException) -> JobReturn:
 def error_of(result: JobReturn) -> BaseException | None:
     """What a job ended with, if it failed; ``return_value`` would raise it."""
     return result._return_value if result.status is JobStatus.FAILED else None
+
+
+def left_out(overrides: Sequence[str]) -> JobReturn:
+    """What stands for a job that was not started, as the time was over."""
+    return JobReturn(overrides=list(overrides), status=JobStatus.UNKNOWN)
+
+
+def was_left_out(result: JobReturn) -> bool:
+    """Whether a job was not started."""
+    return result.status is JobStatus.UNKNOWN
 
 
 def process_state() -> dict[str, Any]:

@@ -7,7 +7,7 @@ They lie in ``$CAPSULE_LAB_RUNS`` or ``runs``.
     runs/<model>-<data>-<hash>/      the hash is of everything that decides the result; a second run of the same
         config.yaml                  configuration gets -2, and so on; name=… comes before <model>
         metrics.json                 results, provenance, cost: written at the end
-        status.json                  why the run failed or was interrupted, until it is continued
+        status.json                  why the run failed or was interrupted, or how far it is, until it is continued
         metrics.csv                  every epoch
         train.log
         checkpoints/best.ckpt  last.ckpt
@@ -39,6 +39,7 @@ _ENDING = re.compile(rf"-(?P<hash>[0-9a-f]{{8}})(?P<continued>{_CONTINUED})?(-(?
 """Of the name of a run directory."""
 
 _NOT_HASHED = ("name", "ckpt", "train.resume", "train.directory", "logger", "data.directory", "callbacks.not_learning")
+_UNSET = ("trainer.max_time",)  # not hashed either; null, as it was in the hashes of earlier runs
 _OVERRIDES = "# overrides: "
 
 
@@ -50,6 +51,9 @@ def config_hash(config: DictConfig) -> str:
         node = OmegaConf.select(copy, parent) if parent else copy
         if node is not None:
             node.pop(name, None)
+    for key in _UNSET:
+        if OmegaConf.select(copy, key) is not None:
+            OmegaConf.update(copy, key, None)
     text = json.dumps(OmegaConf.to_container(copy), sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:8]
 

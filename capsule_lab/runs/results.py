@@ -17,6 +17,9 @@ from capsule_lab.runs.directories import config_hash, is_first_process
 from capsule_lab.runs.files import read_record, tail, write_record
 
 RESULT, STATUS = "metrics.json", "status.json"
+PAUSED = "paused"
+"""Status of a run whose time was over before its last step or its test."""
+
 _LOG_LINES = 20  # ours: what a terminal shows at a glance
 
 
@@ -41,7 +44,9 @@ class _Result(_Evaluation):
 
 class _Status(BaseModel, strict=True):
     status: str
-    error: str
+    error: str = ""
+    steps: int = 0
+    planned_steps: int = 0
 
 
 _SCHEMA = {schema: TypeAdapter(schema) for schema in (_Evaluation, _Result, _Status)}
@@ -73,8 +78,24 @@ def read_evaluation(path: Path) -> dict[str, Any] | None:
 
 
 def read_status(directory: Path) -> dict[str, Any] | None:
-    """The ``status.json`` of a run that ended before it was finished: its ``status``, ``error`` and ``log``."""
+    """The ``status.json`` of a run that ended before it was finished: ``status``, and what was written beside it."""
     return read_record(directory / STATUS, _SCHEMA[_Status])
+
+
+def read_pause(directory: Path) -> dict[str, Any] | None:
+    """The ``status.json`` of a run that is paused; ``None`` of any other."""
+    status = read_status(directory)
+    return status if status and status["status"] == PAUSED else None
+
+
+def describe_pause(status: Mapping[str, Any]) -> str:
+    """How far a run is: ``paused 40 %``."""
+    return f"{PAUSED} {100 * status['steps'] // max(status['planned_steps'], 1)} %"
+
+
+def write_pause(directory: Path, steps: int, planned_steps: int) -> None:
+    """``status.json`` of a run whose time is over: its steps so far, and all that were planned."""
+    write_record(directory / STATUS, {"status": PAUSED, "steps": steps, "planned_steps": planned_steps})
 
 
 def write_failure(directory: Path, error: BaseException) -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from datetime import timedelta
 
 from capsule_lab.config import quoted
+from capsule_lab.errors import ConfigError
 
 SELECTION = ("rows", "columns", "seeds")
-FOR_SWEEP = ("table", *SELECTION, "dry_run")
+FOR_SWEEP = ("table", *SELECTION, "dry_run", "budget")
 FOR_REPORT = ("table", *SELECTION, "out")
 
 
@@ -30,3 +33,26 @@ def for_hydra(arguments: Sequence[str], own: Sequence[str], prefix: str = "") ->
         else:
             overrides.append(argument)
     return [*kept, f"{prefix}overrides=[{','.join(map(quoted, overrides))}]"] if overrides else kept
+
+
+_BUDGET = re.compile(r"(?:(?P<hours>\d+)h)?(?:(?P<minutes>\d+)m)?(?:(?P<seconds>\d+)s)?")
+
+
+def budget_seconds(text: object) -> float:
+    """Seconds of ``budget=``, such as ``9m``, ``90s`` or ``1h30m``.
+
+    Raises:
+        ConfigError: if it is no time, or none at all.
+
+    >>> budget_seconds("1h30m")
+    5400.0
+    """
+    match = _BUDGET.fullmatch(str(text))
+    parts = {unit: int(number) for unit, number in match.groupdict().items() if number} if match else {}
+    try:
+        seconds = timedelta(**parts).total_seconds()
+    except OverflowError:
+        seconds = 0.0
+    if not seconds > 0:
+        raise ConfigError(f"budget is {text}; expected hours, minutes and seconds, such as 9m, 90s or 1h30m")
+    return seconds

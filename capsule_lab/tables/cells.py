@@ -19,7 +19,7 @@ from capsule_lab.runs import lock
 from capsule_lab.tables.evaluations import job_override, result_file
 from capsule_lab.tables.schema import Column, Row
 
-DONE, RUNNING, FAILED, MISSING, WAITING = "done", "running", "failed", "missing", "waiting"
+DONE, RUNNING, PAUSED, FAILED, MISSING, WAITING = "done", "running", "paused", "failed", "missing", "waiting"
 
 
 @dataclass(frozen=True)
@@ -71,15 +71,31 @@ class Cell(ABC):
 
     @cached_property
     def status(self) -> str:
-        """Done, running (also: queued), failed (also: killed), missing, or waiting for another row."""
+        """Done, running (also: queued), paused, failed (also: killed), missing, or waiting for another row."""
         if self.waits_for:
             return WAITING
         if self.finished:
             return DONE
         if lock.is_locked(self.fingerprint):
             return RUNNING
+        if lock.read_record(self.fingerprint):
+            return FAILED
+        if self.pause:
+            return PAUSED
         unfinished = any(runs.results.read_result(each, self.fingerprint) is None for each in self.directories)
-        return FAILED if unfinished or lock.read_record(self.fingerprint) else MISSING
+        return FAILED if unfinished else MISSING
+
+    @cached_property
+    def pause(self) -> dict[str, Any] | None:
+        """The record of the latest attempt if its time was over, see ``runs.results.read_pause``."""
+        return next((runs.results.read_pause(each) for each in self.directories[:1]), None)
+
+    @property
+    def described(self) -> str:
+        """The status, with how far a paused run is and what a cell waits for."""
+        if self.status == PAUSED and self.pause:
+            return runs.results.describe_pause(self.pause)
+        return f"{self.status} for {self.waits_for}" if self.waits_for else self.status
 
     @property
     def log(self) -> str | None:
@@ -92,7 +108,8 @@ class Cell(ABC):
     def error(self) -> str:
         """Why it failed, as far as it is known."""
         record = lock.read_record(self.fingerprint)
-        own = next((status["error"] for each in self.directories if (status := runs.results.read_status(each))), None)
+        statuses = [status for each in self.directories if (status := runs.results.read_status(each))]
+        own = next((status["error"] for status in statuses if "error" in status), None)
         return (
             (record and record.error)
             or own

@@ -12,9 +12,9 @@ from rich.markup import escape
 
 from capsule_lab.build import build_without_weights
 from capsule_lab.errors import TableError
-from capsule_lab.launchers.hydra_internals import error_of
+from capsule_lab.launchers.hydra_internals import error_of, was_left_out
 from capsule_lab.runs import lock
-from capsule_lab.tables.cells import DONE, FAILED, MISSING, RUNNING, WAITING, Cell, TrainingCell
+from capsule_lab.tables.cells import DONE, FAILED, MISSING, PAUSED, RUNNING, WAITING, Cell, TrainingCell
 from capsule_lab.tables.expand import distinct, expand, verify
 from capsule_lab.tables.schema import Table
 
@@ -23,35 +23,55 @@ log = logging.getLogger(__name__)
 Launch = Callable[[Sequence[Sequence[str]], int], Sequence[Any]]
 """``launch`` of Hydra's launchers: overrides of every job, and the number of the first."""
 
-_STYLES = {DONE: "green", RUNNING: "cyan", FAILED: "red", MISSING: "yellow", WAITING: "dim"}
+_STYLES = {DONE: "green", RUNNING: "cyan", PAUSED: "blue", FAILED: "red", MISSING: "yellow", WAITING: "dim"}
+_TO_LAUNCH = (PAUSED, FAILED, MISSING)
 
 
-def run_table(table: Table, overrides: Sequence[str], launch: Launch, more: Sequence[str] = ()) -> None:
+def run_table(
+    table: Table,
+    overrides: Sequence[str],
+    launch: Launch,
+    more: Sequence[str] = (),
+    is_over: Callable[[], bool] = lambda: False,
+) -> None:
     """Launch every cell that is not complete, those that wait for another row as soon as it has a result.
+
+    Paused ones go on first; the others follow in the table's order.
 
     Args:
         table: what to train and evaluate.
         overrides: for every training run, over the table's.
-        launch: runs jobs, and returns when all have ended.
+        launch: runs jobs, and returns when all have ended, or been left out as the time is over.
         more: overrides of every job that do not change its result.
+        is_over: whether the time is over: what is left is for the next command.
 
     Raises:
-        TableError: before anything is launched for overrides that cannot work, and at the end if a run failed.
+        TableError: before anything is launched for overrides that cannot work, and at the end if a run failed, or if
+            runs were paused and none has made a step.
     """
-    cells = distinct(expand(table, overrides))
+    cells = before = distinct(expand(table, overrides))
     log.info("%s: %s", table.name, _counted(cells))
-    for cell in _one_of_each([cell for cell in cells if cell.status in (FAILED, MISSING, WAITING)]):
+    for cell in _one_of_each([cell for cell in cells if cell.status in (*_TO_LAUNCH, WAITING)]):
         verify(cell)
     tried: set[str] = set()
-    while left := [cell for cell in cells if cell.status in (FAILED, MISSING) and cell.fingerprint not in tried]:
+    while not is_over() and (left := _to_launch(cells, tried)):
         ended = launch([[*cell.job, *more] for cell in left], len(tried))
         for cell, job in zip(left, ended, strict=True):
             if (error := error_of(job)) is not None:
                 lock.record_failure(cell.fingerprint, str(error))
-        tried |= {cell.fingerprint for cell in left}
+        tried |= {cell.fingerprint for cell, job in zip(left, ended, strict=True) if not was_left_out(job)}
         cells = distinct(expand(table, overrides))
     log.info("%s: %s", table.name, _counted(cells))
-    _raise_if_failed(table, cells)
+    stopped = is_over()
+    _raise_if_failed(table, cells, [cell for cell in cells if not stopped or cell.fingerprint in tried])
+    if stopped or any(cell.status == PAUSED for cell in cells):
+        _raise_if_nothing_done(table, before, cells)
+        log.info("%s: %s", table.name, _left(cells))
+
+
+def _to_launch(cells: Sequence[Cell], tried: set[str]) -> list[Cell]:
+    left = [cell for cell in cells if cell.status in _TO_LAUNCH and cell.fingerprint not in tried]
+    return sorted(left, key=lambda cell: cell.status != PAUSED)
 
 
 def show_plan(table: Table, overrides: Sequence[str]) -> None:
@@ -63,8 +83,7 @@ def show_plan(table: Table, overrides: Sequence[str]) -> None:
         if isinstance(cell, TrainingCell):
             build_without_weights(cell.config)
     for cell in cells:
-        waiting = f" for {cell.waits_for}" if cell.waits_for else ""
-        console.print(f"[{_STYLES[cell.status]}]{cell.status}{waiting}[/]  {escape(cell.name)}", soft_wrap=True)
+        console.print(f"[{_STYLES[cell.status]}]{cell.described}[/]  {escape(cell.name)}", soft_wrap=True)
         console.print(f"    {cell.command}", markup=False, soft_wrap=True)
         if cell.status == FAILED:
             console.print(f"    {cell.failure}", markup=False, soft_wrap=True)
@@ -76,13 +95,38 @@ def _one_of_each(cells: Sequence[Cell]) -> list[Cell]:
     return list({(cell.row.name, cell.column.name): cell for cell in cells}.values())
 
 
-def _raise_if_failed(table: Table, cells: Sequence[Cell]) -> None:
-    failed = [cell for cell in cells if cell.status == FAILED]
+def _raise_if_failed(table: Table, cells: Sequence[Cell], tried: Sequence[Cell]) -> None:
+    failed = [cell for cell in tried if cell.status == FAILED]
     if failed:
         listed = "; ".join(f"{cell.name}: {cell.failure}" for cell in failed)
         raise TableError(
             f"{len(failed)} of {len(cells)} runs of {table.name} failed, the same command tries them again: {listed}"
         )
+
+
+def _raise_if_nothing_done(table: Table, before: Sequence[Cell], after: Sequence[Cell]) -> None:
+    """A loop over such commands would not end."""
+    if any(cell.status != DONE for cell in after) and _progress(before) == _progress(after):
+        raise TableError(
+            f"no run of {table.name} has made a step or been tested in the time there was; expected more, as starting "
+            "takes a part of it: a larger budget=…, or trainer.max_time=…"
+        )
+
+
+def _progress(cells: Sequence[Cell]) -> list[tuple[bool, int]]:
+    """Whether each is done, and how many steps a paused one has."""
+    return [(cell.status == DONE, cell.pause["steps"] if cell.pause else 0) for cell in cells]
+
+
+def _left(cells: Sequence[Cell]) -> str:
+    """What is left when the time is over."""
+    found = Counter(cell.status for cell in cells)
+    complete = f"{found[DONE]} of {len(cells)} runs complete"
+    if found[DONE] == len(cells):
+        return complete
+    others = "".join(f", {found[status]} {status}" for status in (RUNNING, FAILED) if found[status])
+    not_started = found[MISSING] + found[WAITING]
+    return f"{complete}, {found[PAUSED]} paused, {not_started} not started{others}; the same command goes on"
 
 
 def _counted(cells: Sequence[Cell]) -> str:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+import math
+import time
+from collections.abc import Sequence
 from typing import Any
 
 from hydra.plugins.launcher import Launcher
@@ -9,8 +13,11 @@ from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
 
-from capsule_lab.launchers.hydra_internals import launcher_of
-from capsule_lab.tables.arguments import FOR_SWEEP, SELECTION
+from capsule_lab.errors import ConfigError
+from capsule_lab.launchers.gpu_pool import GPUPool
+from capsule_lab.launchers.hydra_internals import launcher_of, left_out
+from capsule_lab.launchers.slurm_array import SlurmArray
+from capsule_lab.tables.arguments import FOR_SWEEP, SELECTION, budget_seconds
 
 
 class CellSweeper(Sweeper):
@@ -26,6 +33,7 @@ class CellSweeper(Sweeper):
     seeds     whole numbers, or one; default: the table's
     overrides for every training run, over the table's
     dry_run   only print what is to be done
+    budget    time for training and evaluating, such as 9m; default: until all is done
     ========= ==========================================================
     """
 
@@ -34,8 +42,15 @@ class CellSweeper(Sweeper):
         self.table: str | None = config.get("table")
         self.selection = {key: config.get(key) for key in SELECTION}
         self.overrides = list(config.get("overrides") or ())
-        dry_run = config.get("dry_run")
-        self.launcher: Launcher | None = None if dry_run else launcher_of(config, hydra_context, task_function)
+        budget, dry_run = config.get("budget"), config.get("dry_run")
+        self.until = math.inf if budget is None else time.time() + budget_seconds(budget)
+        task = task_function if budget is None else functools.partial(_run_until, self.until, task_function)
+        self.launcher: Launcher | None = None if dry_run else launcher_of(config, hydra_context, task)
+        if budget is not None and isinstance(self.launcher, SlurmArray):
+            raise ConfigError(
+                f"budget={budget} is for launcher=basic and launcher=gpus; the time of SLURM's jobs is "
+                "hydra.launcher.timeout_min, after which they are requeued and go on"
+            )
 
     def sweep(self, arguments: list[str]) -> Any:
         """Run what is left of the table, or with ``dry_run`` print what that is.
@@ -55,4 +70,28 @@ class CellSweeper(Sweeper):
             return show_plan(table, self.overrides)
         own = (*FOR_SWEEP, "overrides")
         more = [argument for argument in arguments if argument.partition("=")[0].lstrip("+") not in own]
-        return run_table(table, self.overrides, self.launcher.launch, more)
+        return run_table(table, self.overrides, self._launch, more, lambda: time.time() >= self.until)
+
+    def _launch(self, jobs: Sequence[Sequence[str]], first: int) -> Sequence[Any]:
+        """Run jobs, but start none when the budget is spent."""
+        assert self.launcher is not None
+        if self.until == math.inf:
+            return self.launcher.launch(jobs, first)
+        if isinstance(self.launcher, GPUPool):
+            self.launcher.until = self.until
+            return self.launcher.launch(jobs, first)
+        ended: list[Any] = []
+        for number, job in enumerate(jobs, first):  # one by one, as Hydra's own launcher knows no time
+            ended += self.launcher.launch([job], number) if time.time() < self.until else [left_out(job)]
+        return ended
+
+
+def _run_until(until: float, task: TaskFunction, config: DictConfig) -> Any:
+    """Run a job, whose training ends at a time of ``time.time``; nothing if that has come."""
+    from capsule_lab.build import time_limit  # as above
+
+    left = until - time.time()
+    if left <= 0:
+        return None
+    config.trainer.max_time = {"seconds": min(left, time_limit(config.trainer))}
+    return task(config)

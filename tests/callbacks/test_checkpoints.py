@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 import torch
 
-from capsule_lab.callbacks import AtomicCheckpointIO, EmbedConfig, LastCheckpoint, checkpoints
+from capsule_lab.callbacks import AtomicCheckpointIO, EmbedConfig, LastCheckpoint, checkpoints, pause_at
 from capsule_lab.callbacks.stop_signals import StopSignals
 from capsule_lab.config import compose
-from capsule_lab.errors import InterruptError, RunError
+from capsule_lab.errors import InterruptError, PauseError, RunError
 from capsule_lab.signals import SIGNALS
 from capsule_lab.types import DataSpec
 
@@ -49,7 +49,7 @@ def test_training_seconds_add_up_over_interruptions() -> None:
     first, second, fit = embed(), embed(), trainer_for("fit")
     first.on_train_start(fit, None)
     record = record_of(first)
-    second.on_load_checkpoint(fit, None, record)
+    second.on_load_checkpoint(fit, None, {**record, "global_step": 7})
     second.on_train_start(fit, None)
     assert record["capsule_lab"]["seconds"] == 1
     assert record_of(second)["capsule_lab"]["seconds"] == 2
@@ -194,6 +194,49 @@ def test_signal_saves_and_then_stops(tmp_path: Path, where: str) -> None:
     assert caught.value.signum == signal.SIGTERM
     assert "SIGTERM at step 4" in str(caught.value)
     assert "train.resume=true" in str(caught.value)
+
+
+@pytest.mark.parametrize("where", ["within an epoch", "at its end", "in the last one"])
+def test_end_of_the_time_saves_and_then_pauses(tmp_path: Path, where: str) -> None:
+    callback, trainer = LastCheckpoint(), Trainer(tmp_path, global_step=4)
+    callback.on_train_start(trainer, None)
+    callback.deadline = 0.0
+    with pytest.raises(PauseError) as caught:
+        end_of_step(callback, trainer, where)
+    callback.on_exception(trainer, None, caught.value)
+    assert trainer.last == 4
+
+
+@pytest.mark.usefixtures("seconds")
+def test_time_that_a_save_takes_is_left(tmp_path: Path) -> None:
+    """Each look at the clock is a second: two in a step, and a save takes one; without it the last step would be 5."""
+    callback, trainer = LastCheckpoint(), Trainer(tmp_path, checkpoint_callbacks=[])
+    trainer.checkpoint_callbacks.append(callback)
+    pause_at(trainer, 1009)
+    callback._save(trainer)
+    with pytest.raises(PauseError):
+        train(callback, trainer, steps=8)
+    assert trainer.last == 4
+
+
+def test_time_that_is_over_before_the_first_step_leaves_everything_as_it_is(tmp_path: Path) -> None:
+    callback, trainer = LastCheckpoint(), Trainer(tmp_path)
+    callback.deadline = 0.0
+    with pytest.raises(PauseError):
+        callback.on_train_start(trainer, None)
+    callback.on_exception(trainer, None, PauseError())
+    assert trainer.saved == []
+
+
+def test_time_that_is_over_in_another_process_is_over_in_this_one(tmp_path: Path) -> None:
+    asked: list[Any] = []
+    strategy = SimpleNamespace(reduce_boolean_decision=lambda value, **how: asked.append((value, how)) or True)
+    trainer = Trainer(tmp_path, world_size=2, strategy=strategy)
+    callback = LastCheckpoint()  # which knows of no deadline
+    assert callback._is_over(trainer)
+    assert asked == [(False, {"all": False})]
+    callback.on_test_batch_end(trainer, None, None, None, 0)
+    assert len(asked) == 1, "processes may have different numbers of batches to test"
 
 
 @pytest.mark.usefixtures("seconds")

@@ -78,7 +78,7 @@ def test_a_long_epoch_has_lines_of_its_own(caplog: pytest.LogCaptureFixture, clo
 
 
 @pytest.mark.parametrize(("limit", "left"), [(90, "0:01:30"), (900, "0:02:00")])
-def test_time_left_is_not_more_than_max_time_leaves(
+def test_time_left_is_not_more_than_a_timer_leaves(
     caplog: pytest.LogCaptureFixture, clock: Clock, monkeypatch: pytest.MonkeyPatch, limit: int, left: str
 ) -> None:
     timer = Timer(timedelta(seconds=900))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import math
 import signal
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from lightning.pytorch.callbacks import Callback
 from omegaconf import DictConfig
 
 from capsule_lab import build, runs
+from capsule_lab.callbacks import pause_at
 from capsule_lab.train import train
 
 
@@ -25,6 +27,20 @@ class SignalAt(Callback):
     def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
         if trainer.global_step == self.step:
             signal.raise_signal(self.signum)
+
+
+class TimeOver(Callback):
+    """The time of the command is over after so many batches of training and testing; a step may wait for its save."""
+
+    def __init__(self, batches: int) -> None:
+        self.batches = batches
+
+    def _count(self, trainer: Any, *_: Any) -> None:
+        self.batches -= 1
+        if self.batches == 0:
+            pause_at(trainer, -math.inf)
+
+    on_train_batch_end = on_test_batch_end = _count
 
 
 def run(config: DictConfig, directory: Path, monkeypatch: pytest.MonkeyPatch, *extra: Callback) -> dict[str, Any]:

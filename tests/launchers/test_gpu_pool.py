@@ -8,16 +8,19 @@ import os
 import runpy
 import signal
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from hydra.core.utils import JobReturn, JobStatus
 from hydra.types import HydraContext
 
 from capsule_lab.errors import InterruptError, RunError
 from capsule_lab.launchers import gpu_pool
-from capsule_lab.launchers.job_process import JobProcess
+from capsule_lab.launchers.hydra_internals import was_left_out
+from capsule_lab.launchers.job_process import Finished, JobProcess
 
 
 class Job:
@@ -59,6 +62,32 @@ def test_signal_is_passed_on_to_the_runs(signum: int, further: list[int], passed
     saved = "which go on from their last checkpoints" if further else "which saved what they had trained"
     name = signal.Signals(signum).name
     assert str(caught.value) == f"stopped by {name}, and 1 runs with it, {saved}; the same command continues"
+
+
+def test_jobs_that_have_not_started_when_the_time_is_over_are_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[str] = []
+
+    class Ending(gpu_pool.JobProcess):
+        """The time is over when it ends."""
+
+        def __init__(self, context: Any, task: Any, overrides: Sequence[str], *_: Any) -> None:
+            started.extend(overrides)
+
+        def join(self) -> Finished:
+            pool.until = 0.0
+            return Finished(JobReturn(status=JobStatus.COMPLETED), seconds=1.0)
+
+    pool = gpu_pool.GPUPool(jobs=1, logs=str(tmp_path))
+    pool.task = pool.context = pool.idle_since = 0  # type: ignore[assignment]
+    monkeypatch.setattr(gpu_pool, "JobProcess", Ending)
+    monkeypatch.setattr(gpu_pool, "_ended", list)
+    monkeypatch.setattr(gpu_pool, "restore_process", lambda: None)
+    jobs = [["a=1"], ["a=2"], ["a=3"]]
+    assert [was_left_out(each) for each in pool.launch(jobs, 0)] == [False, True, True]
+    assert started == ["a=1"]
+    assert [was_left_out(each) for each in pool.launch(jobs, 3)] == [True] * 3
 
 
 def test_path_that_is_too_long_for_the_socket_of_the_server(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -36,6 +36,16 @@ def test_name_stands_before_the_hash_and_changes_nothing_else() -> None:
     assert [directories.choose_directory(config, "capsnet-mnist") for config in (plain, named)] == [found[-1]] * 2
 
 
+def test_time_of_a_command_is_no_part_of_the_configuration() -> None:
+    """Runs that were begun before it had no part have ``null`` in their hash."""
+    plain = compose("train", TINY)
+    limited = [compose("train", [*TINY, f"trainer.max_time={time}"]) for time in ("00:00:09:00", "{minutes: 9}")]
+    assert {directories.config_hash(config) for config in limited} == {directories.config_hash(plain)}
+    del plain.trainer.max_time
+    assert directories.config_hash(plain) != directories.config_hash(limited[0])
+    assert limited[0].trainer.max_time == "00:00:09:00", "it is as it was"
+
+
 def test_model_in_a_folder_of_its_own_has_a_directory_that_is_found() -> None:
     config = compose("train", TINY)
     directories.create_directory(directory := directories.choose_directory(config, "mine/net-mnist"), config)

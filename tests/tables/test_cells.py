@@ -186,6 +186,24 @@ def test_run_that_was_killed_has_failed_without_a_message(cells, finish) -> None
     assert "ended without an error message" in cells[0].error
 
 
+def test_run_whose_time_was_over_is_paused(cells, finish) -> None:
+    """Its latest attempt counts, also beside a result of an earlier one that is none."""
+    finish(cells[0], status="training")
+    directory = finish(cells[0], attempt="-2")
+    (directory / "metrics.json").unlink()
+    runs.results.write_pause(directory, 30, 80)
+    assert [cell.status for cell in cells] == ["paused", "missing", "missing", "missing"]
+    assert (cells[0].described, cells[1].described) == ("paused 37 %", "missing")
+    assert cells[0].value("test/error") is None
+
+
+def test_run_that_was_paused_and_then_failed_has_failed(cells, finish) -> None:
+    directory = finish(cells[0], status="training")
+    runs.results.write_pause(directory, 30, 80)
+    lock._write_record(cells[0].fingerprint, lock.LockRecord("1", None, "no disk"))
+    assert (cells[0].status, cells[0].error) == ("failed", "no disk")
+
+
 def test_row_that_takes_a_result_waits_for_it(table_file, finish) -> None:
     taking = {"name": "two", "overrides": [], "takes": {"optimizer.eps": ["one", "val/error"]}}
     file = table_file(rows=[ROWS[0], taking])

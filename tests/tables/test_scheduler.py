@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,8 +11,9 @@ from typing import Any
 import pytest
 from hydra.core.utils import JobReturn, JobStatus
 
+from capsule_lab import runs
 from capsule_lab.errors import RunError, TableError
-from capsule_lab.launchers.hydra_internals import failed
+from capsule_lab.launchers.hydra_internals import failed, left_out
 from capsule_lab.runs import lock
 from capsule_lab.tables.cells import EvaluationCell
 from capsule_lab.tables.expand import expand
@@ -98,6 +101,70 @@ def test_what_another_process_runs_is_left_alone(table_file: Callable[..., Path]
     with lock.train_lock(expand(read(file))[0].config):
         run_table(read(file), [], launcher.launch)
     assert launcher.launched == [(0, ["one seed 1"]), (1, ["evaluated seed 1"])]
+
+
+class Slice(Launcher):
+    """Has time for a number of jobs; of the last of them only for some steps."""
+
+    def __init__(self, file: Path, jobs: int, steps: int = 30, failing: Sequence[str] = ()) -> None:
+        super().__init__(file, *failing)
+        self.left, self.steps = jobs, steps
+
+    def _run(self, cell: Any) -> Any:
+        if self.left == 0:
+            return left_out(cell.job)
+        self.left -= 1
+        shutil.rmtree(directory := runs.directories.root() / f"capsnet-mnist-{cell.fingerprint}", ignore_errors=True)
+        if self.left > 0 or cell.row.name in self.failing:
+            return super()._run(cell)
+        runs.results.write_pause(directory, self.steps, 80)
+        return JobReturn(overrides=cell.job, status=JobStatus.COMPLETED)
+
+    def is_over(self) -> bool:
+        return self.left <= 0
+
+    def run(self) -> None:
+        run_table(read(self.file), [], self.launch, is_over=self.is_over)
+
+
+def test_table_in_slices(table_file: Callable[..., Path], caplog: pytest.LogCaptureFixture) -> None:
+    """The paused run goes on first; what waits for others is left with what was not started."""
+    caplog.set_level(logging.INFO, "capsule_lab")
+    file = table_file(rows=[*ROWS, {"name": "last", "overrides": ["data.shift=0"]}], seeds=[0])
+    left = "; the same command goes on"
+    for jobs, said, statuses in (
+        (1, f"0 of 4 runs complete, 1 paused, 3 not started{left}", ["paused", "waiting", "waiting", "missing"]),
+        (2, f"1 of 4 runs complete, 1 paused, 2 not started{left}", ["done", "missing", "waiting", "paused"]),
+        (1, f"1 of 4 runs complete, 1 paused, 2 not started{left}", ["done", "missing", "waiting", "paused"]),
+        (9, "4 done", ["done"] * 4),
+    ):
+        launcher = Slice(file, jobs, steps=20 + jobs * 10 if jobs > 1 else 50)
+        launcher.run()
+        assert caplog.messages[-1] == f"mine: {said}"
+        assert [cell.status for cell in expand(read(file))] == statuses
+    assert launcher.launched[0] == (0, ["last seed 0", "two seed 0"]), "the paused one first"
+
+
+@pytest.mark.parametrize("jobs", [0, 1])
+def test_time_in_which_nothing_could_be_done_is_an_error(table_file: Callable[..., Path], jobs: int) -> None:
+    """A loop of such commands would never end."""
+    file = table_file(rows=ROWS, seeds=[0])
+    Slice(file, 1).run()
+    with pytest.raises(TableError, match=r"^no run of mine has made a step or been tested in the time there was; "):
+        Slice(file, jobs).run()
+
+
+def test_failure_of_an_earlier_command_is_told_again_only_if_it_was_tried(
+    table_file: Callable[..., Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "capsule_lab")
+    file = table_file(rows=[ROWS[0], {"name": "last", "overrides": ["data.shift=0"]}], seeds=[0])
+    with pytest.raises(TableError, match="1 of 2 runs of mine failed"):
+        Slice(file, 2, failing=["one"]).run()
+    Slice(file, 1, steps=40).run()
+    assert caplog.messages[-1] == (
+        "mine: 0 of 2 runs complete, 1 paused, 0 not started, 1 failed; the same command goes on"
+    )
 
 
 def test_nothing_is_launched_if_a_later_row_cannot_work(table_file: Callable[..., Path]) -> None:

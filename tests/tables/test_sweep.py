@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from capsule_lab import report, sweep, train
+from capsule_lab import build, report, sweep, train
 from capsule_lab.launchers import gpu_pool
 from capsule_lab.runs import lock
 from capsule_lab.tables.expand import expand
@@ -21,6 +21,7 @@ from capsule_lab.tables.reader import read
 from tests.helpers import crash_callbacks
 from tests.helpers.commands import NO_PICTURES, ROOT, TINY_CAPSNET, TINY_DATA, Ended, start
 from tests.helpers.tables import TINY, call, contents, write_table
+from tests.helpers.training import TimeOver
 
 Cli = Callable[..., Ended]
 FAILING = {"name": "failing", "overrides": ["model.channels=0"]}
@@ -123,6 +124,48 @@ def test_wrong_arguments_end_in_one_sentence(
     assert list(tmp_path.rglob("metrics.json")) == []
 
 
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["budget=soon"], "budget is soon; expected hours, minutes and seconds, such as 9m, 90s or 1h30m"),
+        (
+            ["budget=9m", "launcher=slurm"],
+            "budget=9m is for launcher=basic and launcher=gpus; the time of SLURM's jobs",
+        ),
+    ],
+    ids=str,
+)
+def test_budget_that_cannot_be_kept_is_refused(cli: Cli, arguments: list[str], sentence: str) -> None:
+    ended = cli("sweep", "table=smoke", *arguments)
+    assert (ended.status, ended.err.count("\n")) == (2, 1)
+    assert ended.err.startswith(f"capsule_lab: {sentence}")
+
+
+def test_table_in_slices_goes_on_in_another_place(
+    cli: Cli, table_file, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With all of its runs, which the report does not take for results."""
+    file = table_file(rows=[GOOD])
+    command = ("sweep", f"table={file}", "budget=1h")
+    real = build.build_trainer
+    with monkeypatch.context() as patch:
+        patch.setattr(build, "build_trainer", lambda c, d, *more: real(c, d, TimeOver(1), *more))
+        ended = cli(*command)
+    assert ended.status == 0, ended.err
+    assert ended.out.splitlines()[-1] == "mine: 0 of 2 runs complete, 2 paused, 0 not started; the same command goes on"
+    assert statuses(file) == ["paused", "paused"]
+    assert "0 of 2, 2 paused" in cli("report", f"table={file}").out
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "runs").rename(tmp_path / "elsewhere" / "moved")
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    monkeypatch.setenv("CAPSULE_LAB_RUNS", "moved")
+    assert "paused 50 %  good seed 0" in cli(*command, "dry_run=true").out
+    ended = cli(*command)
+    assert (ended.status, ended.out.splitlines()[-1]) == (0, "mine: 2 done")
+    assert ended.out.count("continuing ") == 2
+    assert len(list(Path("moved").glob("capsnet*"))) == 2
+
+
 def test_launcher_that_does_not_exist_is_refused(cli: Cli) -> None:
     ended = cli("sweep", "table=smoke", "launcher=gpu")
     assert ended.status == 2
@@ -194,7 +237,7 @@ def test_runs_side_by_side_finish_though_others_fail_or_are_killed(swept: Swept)
     assert "trainer.devices is 3, and the sweep sees 2 GPUs (0, 1)" in too_many[0]
     assert "was ended by SIGKILL" in evaluated[0]
     lines = swept.first.out.splitlines()
-    assert [line for line in lines if line.startswith("run 2")][-1].startswith("run 2 completed")
+    assert [line for line in lines if line.startswith("run 2")][-1].startswith("run 2 has ended")
 
 
 def test_run_locks_a_gpu_if_it_takes_one(swept: Swept) -> None:

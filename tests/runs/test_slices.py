@@ -1,0 +1,148 @@
+"""A run in several commands, each of which trains for a while, and in several places."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from capsule_lab import build, runs
+from capsule_lab.config import compose
+from capsule_lab.errors import ConfigError
+from capsule_lab.train import train
+from tests.helpers.commands import NO_PICTURES, TINY_CNN, Ended, python
+from tests.helpers.interruptions import differences
+from tests.helpers.mnist_files import write_mnist
+from tests.helpers.training import TimeOver, run
+
+Cli = Callable[..., Ended]
+
+RUN = [*TINY_CNN, *NO_PICTURES, "data.source=real", "data.batch_size=10", "data.eval_batch_size=7"]
+RUN += ["trainer.accelerator=cpu", "trainer.max_epochs=8"]  # five steps each: 50 images to train on
+SLICE = [*RUN, "trainer.max_time=00:01:00:00", "train.resume=true"]
+DIFFERS = ("training_seconds", "command", "overrides", "sha256")
+"""What ``metrics.json`` says about the commands."""
+
+
+def metrics(directory: Path) -> dict[str, Any]:
+    found = json.loads((directory / "metrics.json").read_text())
+    return {key: value for key, value in found.items() if key not in DIFFERS}
+
+
+@pytest.fixture
+def time_over(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Let the time of the following runs be over after so many batches."""
+    real = build.build_trainer
+
+    def after(batches: int) -> None:
+        monkeypatch.setattr(build, "build_trainer", lambda c, d, *more: real(c, d, TimeOver(batches), *more))
+
+    return after
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path]:
+    """Be in another folder, with the data in it, and the runs."""
+    write_mnist(tmp_path / "data", monkeypatch)
+
+    def move_to(name: str) -> Path:
+        folder = tmp_path / name
+        shutil.copytree(tmp_path / "data", folder / "files")
+        monkeypatch.chdir(folder)
+        monkeypatch.setenv("CAPSULE_LAB_DATA", str(folder / "files"))
+        monkeypatch.setenv("CAPSULE_LAB_RUNS", str(folder / f"runs_{name}"))
+        return folder / f"runs_{name}"
+
+    return move_to
+
+
+def test_four_slices_and_a_move_end_like_one_run(
+    cli: Cli, time_over: Callable[[int], None], home: Callable[[str], Path]
+) -> None:
+    whole = home("whole") / "run"
+    expected = train(compose("train", RUN), whole)
+    before = home("before")
+    time_over(11)
+    for step, percent in ((11, 27), (22, 55)):
+        ended = cli("train", *SLICE)
+        assert (ended.status, ended.err) == (0, "")
+        assert ended.out.splitlines()[-1].startswith(
+            f"PAUSED at step {step} of 40, as the time is over: more is left, to go on: "
+        )
+        assert ended.out.splitlines()[-1].endswith("train.resume=true")
+        (directory,) = before.glob("cnn*")
+        assert not (directory / "metrics.json").exists()
+        assert f"paused {percent} %" in cli("list").out
+    assert list(before.glob("cells/*")) == [], "neither a lock nor a failure"
+    after = home("after")
+    shutil.move(before, after)
+    (after / directory.name / "metrics.csv").unlink()  # checkpoints have its rows
+    assert "step 33 of 40" in cli("train", *SLICE).out
+    ended = cli("train", *SLICE)
+    assert "trained     40 of 40 steps" in ended.out
+    moved = after / directory.name
+    assert [path.name for path in after.iterdir()] == [directory.name]
+    assert str(before) not in (moved / "config.yaml").read_text()
+    assert differences(json.loads((moved / "metrics.json").read_text()), moved, expected, whole) == []
+    assert metrics(moved) == metrics(whole)
+    assert "is finished already" in cli("train", *SLICE).out
+
+
+def test_test_that_has_no_time_left_is_of_the_next_slice(
+    tmp_path: Path, home: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There are ten steps, and three batches of test images."""
+    home("here")
+    config = compose("train", [*SLICE, "trainer.max_epochs=2"])
+    expected = train(config, tmp_path / "whole")
+    pause = {"status": "paused", "steps": 10, "planned_steps": 10}
+    for batches, new_steps in ((11, 10), (2, 0)):
+        found = run(config, tmp_path / "cut", monkeypatch, TimeOver(batches))
+        assert found == {**pause, "new_steps": new_steps}
+    found = run(config, tmp_path / "cut", monkeypatch, TimeOver(8))
+    assert differences(found, tmp_path / "cut", expected, tmp_path / "whole") == []
+    assert not (tmp_path / "cut" / "status.json").exists()
+
+
+def test_command_in_which_nothing_could_be_done_fails(cli: Cli, home: Callable[[str], Path]) -> None:
+    """A loop of such commands would never end."""
+    root = home("here")
+    ended = cli("train", *SLICE, "trainer.max_time={seconds: 0}")
+    assert ended.status == 2
+    assert ended.err.startswith("capsule_lab: trainer.max_time={'seconds': 0} was over after ")
+    (directory,) = root.glob("cnn*")
+    status = runs.results.read_pause(directory)
+    assert status is not None
+    assert runs.results.describe_pause(status) == "paused 0 %"
+    assert list((directory / "checkpoints").glob("*")) == []
+
+
+def test_time_needs_a_callback_that_saves(tmp_path: Path, home: Callable[[str], Path]) -> None:
+    home("here")
+    with pytest.raises(ConfigError, match=r"^trainer\.max_time is set, and no callback saves the run"):
+        train(compose("train", [*SLICE, "callbacks.last=null"]), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.slow
+def test_four_processes_and_a_move_end_like_one_run(tmp_path: Path) -> None:
+    """On the stand-in, which needs no files; the time of each is over after eleven batches."""
+    over = "+callbacks.over={_target_: tests.helpers.training.TimeOver, batches: 11}"
+    data = ["data.source=standin", "data.train_images=50", "data.eval_images=50", "data.eval_batch_size=50"]
+    command = ("-m", "capsule_lab.train", *SLICE, *data, over)
+    whole = tmp_path / "whole"
+    train(compose("train", [*RUN, *data]), whole)
+    (place := tmp_path / "first").mkdir()
+    for number in range(4):
+        ended = python(*command, cwd=place)
+        assert ended.status == 0, ended.err
+        assert ("PAUSED" in ended.out) is (number < 3)
+        place = Path(shutil.move(place, tmp_path / f"place {number}"))
+    (directory,) = place.glob("runs/cnn*")
+    found = json.loads((directory / "metrics.json").read_text())
+    assert differences(found, directory, json.loads((whole / "metrics.json").read_text()), whole) == []
+    assert found["curves"] == json.loads((whole / "metrics.json").read_text())["curves"]
