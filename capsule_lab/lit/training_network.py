@@ -180,10 +180,10 @@ class _OnTensors(nn.Module):
     def __init__(self, network: AbstractNetwork, call: CallNetwork, autocast: torch.autocast) -> None:
         super().__init__()
         self.network = network
-        self.call = (call,)  # a tuple, as a network would be registered once more
+        self.call = call
         self.autocast = autocast
 
     def forward(self, images: Tensor) -> tuple[Tensor, ...]:
         with self.autocast:
-            scores, capsules = self.call[0](images)
+            scores, capsules = self.call(images)
         return (scores, *(capsules or ()))
