@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import lightning as L
 import pytest
 import torch
 from omegaconf import DictConfig, open_dict
@@ -17,6 +20,7 @@ from capsule_lab.losses import cross_entropy_loss, margin_loss
 from capsule_lab.networks import EMCaps, SmallCNN
 from capsule_lab.runs.directories import config_hash
 from capsule_lab.types import Batch
+from tests.helpers.compile import without_shape_checks
 from tests.helpers.cuda_graphs import FakeGraphs
 from tests.helpers.modules import RATE, batch, capsnet, classifier, loader, trainer
 
@@ -56,9 +60,11 @@ def batches(size: int) -> list[Batch]:
     return [given._replace(images=given.images.roll(shift, 0)) for shift in range(3)]
 
 
-def fit(lit: AbstractCapsuleModule, given: list[Batch], **options: Any) -> None:
+def fit(lit: AbstractCapsuleModule, given: list[Batch], resume: str | None = None, **options: Any) -> L.Trainer:
     """An epoch of these batches, validated on 4 images."""
-    trainer(**options).fit(lit, loader(*given), loader(batch(4, size=given[0].images.shape[2])))
+    fitted = trainer(**options)
+    fitted.fit(lit, loader(*given), loader(batch(4, size=given[0].images.shape[2])), ckpt_path=resume)
+    return fitted
 
 
 # --- the same numbers ------------------------------------------------------------------------------------------------
@@ -117,6 +123,16 @@ def test_another_fit_captures_again_where_the_weights_are_then(fake: FakeGraphs)
         assert lit.training_network._graphs is None, "they would hold memory while testing"
         lit.load_state_dict(lit.double().float().state_dict())  # moved, as between devices
     assert fake.captures == [(6, 1, 9, 9)] * 2
+
+
+def test_run_that_is_resumed_with_graphs_is_the_same(fake: FakeGraphs, tmp_path: Path) -> None:
+    whole, begun, resumed = cnn(), cnn(), with_graphs(cnn())
+    fit(whole, batches(9), max_epochs=2)
+    fit(begun, batches(9)).save_checkpoint(tmp_path / "first.ckpt")
+    fit(resumed, batches(9), str(tmp_path / "first.ckpt"), max_epochs=2)
+    assert fake.replays == 3
+    expected, found = whole.state_dict(), resumed.state_dict()
+    assert [name for name in expected if not torch.equal(found[name], expected[name])] == []
 
 
 # --- what is refused -------------------------------------------------------------------------------------------------
@@ -234,6 +250,23 @@ def test_only_training_steps_are_compiled(
     assert set(calls) == {6}, "validation has 4 images"
     assert [name for name in names if name not in lit.state_dict()] == []
     assert not [name for name in lit.state_dict() if "training_network" in name or "_orig_mod" in name]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("build", "size"), [(cnn, 9), (capsnet, 9), (em_caps, 15)])
+def test_compiled_steps_are_one_graph(
+    build: Callable[[], AbstractCapsuleModule], size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    without_shape_checks(monkeypatch)
+    graphs: list[Any] = []
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=backend, fullgraph=True))
+    fit(with_graphs(build(), compile=True), batches(size), max_epochs=2)
+    assert len(graphs) == 1
 
 
 # --- configuration ---------------------------------------------------------------------------------------------------
