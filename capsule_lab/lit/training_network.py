@@ -1,12 +1,12 @@
 """How training steps call the network: as it is, compiled by torch, or as CUDA graphs.
 
-Capsule networks launch hundreds of small kernels, and at small batches the time of a step is that of the launches. A
-CUDA graph launches all kernels of a pass at once. It runs them on the same memory every time, and with the shapes that
-it was captured with.
+Capsule networks launch hundreds of small kernels; at small batches launching them may take longer than running them. A
+CUDA graph launches all kernels of a pass at once, on the same memory every time, and for the shapes of its capture.
 """
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from functools import cached_property
 from typing import Any, Literal, get_args
@@ -78,7 +78,9 @@ class TrainingNetwork:
 
     def forget(self) -> None:
         """Free the CUDA graphs; needed before another ``fit``, when the weights may lie in other memory."""
-        self._graphs = None
+        if self._graphs is not None:
+            self._graphs = None
+            gc.collect()  # in torch 2.11 they are in a cycle, and hold nodes of autograd that break another capture
 
     def check(self, trainer: L.Trainer) -> None:
         """Whether this can be used with a Trainer.

@@ -136,11 +136,13 @@ def measure_until(end: float, form: Form, case: Case, steps: int) -> tuple[dict[
     """``measure_form`` in a worker, whose process dies if it has not ended by then, by the clock of ``time.time``.
 
     Raises:
-        ConfigError: for any error, as those of torch's compiler are of all types, and some cannot be pickled.
+        ConfigError: for any error: those of torch's compiler are of all types, and some cannot be pickled.
     """
     faulthandler.dump_traceback_later(max(end - time.time(), 1e-3), exit=True)
     try:
         return measure_form(form, case, steps)
+    except ConfigError:
+        raise
     except Exception as error:
         raise ConfigError(f"{type(error).__name__}: {one_line(error)[:300]}") from error
     finally:
