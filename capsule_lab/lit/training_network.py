@@ -80,7 +80,7 @@ class TrainingNetwork:
         """Free the CUDA graphs; needed before another ``fit``, when the weights may lie in other memory."""
         if self._graphs is not None:
             self._graphs = None
-            gc.collect()  # in torch 2.11 they are in a cycle, and hold nodes of autograd that break another capture
+            gc.collect()  # a cycle in torch may hold them, and with them nodes of autograd that break another capture
 
     def check(self, trainer: L.Trainer) -> None:
         """Whether this can be used with a Trainer.
