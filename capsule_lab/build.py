@@ -165,8 +165,10 @@ def check_together(trainer: Any, module: Any, data: Any) -> None:
         data: the DataModule, set up.
 
     Raises:
-        ConfigError: for a validation that never comes, or a monitor of something that nothing measures.
+        ConfigError: for a validation that never comes, a monitor of something that nothing measures, or CUDA graphs
+            that this run cannot have.
     """
+    module.training_network.check(trainer)
     batches = -(-len(data.dataset("train")) // (data.batch_size * trainer.world_size))
     interval = trainer.val_check_interval
     if type(interval) is int and trainer.check_val_every_n_epoch is not None and interval > batches:

@@ -38,6 +38,7 @@ HARMLESS_WARNINGS = (
     ".*srun` command is available.*",
     ".*It is recommended to use `self.log\\(.*sync_dist=True.*",  # torchmetrics has synchronised them
     ".*Grad strides do not match bucket view strides.*",  # of 1x1 kernels in channels_last, the same in memory
+    ".*AccumulateGrad node's stream does not match.*",  # CUDA graphs are captured on a stream of their own
     ".*across ranks is zero. Please make sure this was your intention.*",
 )
 """Regular expressions of warnings about what is intended here."""

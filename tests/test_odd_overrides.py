@@ -83,6 +83,9 @@ def sentence(error: Exception) -> str:
 # --- what new users typed --------------------------------------------------------------------------------------------
 
 TYPED: list[tuple[str, str | None]] = [
+    ("module.cuda_graphs=true", "module.cuda_graphs is true, and training is on cpu; expected a GPU with CUDA, or"),
+    ("module.compile=fast", "module.compile is fast; expected true or false or 'reduce-overhead', 'max-autotune' or"),
+    ("module.compile=reduce-overhead", None),
     ("schedule.learning_rate.initial=-0.001", "initial is -0.001; expected more than 0"),
     ("schedule.learning_rate.initial=nan", "schedule.learning_rate.initial is nan; expected a finite number"),
     ("schedule.learning_rate.initial=0", "initial is 0; expected more than 0"),

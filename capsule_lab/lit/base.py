@@ -18,6 +18,7 @@ from capsule_lab.functional import combine_crops
 from capsule_lab.lightning_internals import batch_index, batches_per_epoch, stopped_at_threshold
 from capsule_lab.lit.metrics import SplitMetrics
 from capsule_lab.lit.training_length import training_length
+from capsule_lab.lit.training_network import Compile, TrainingNetwork
 from capsule_lab.losses import l2_loss
 from capsule_lab.networks import AbstractNetwork
 from capsule_lab.schedules import Schedule, check_schedules
@@ -52,11 +53,12 @@ class AbstractCapsuleModule(L.LightningModule):
             resumed run draws what an uninterrupted one would.
         max_steps: end the run after so many steps, also within an epoch; -1 leaves the end to the Trainer. (With
             the Trainer's own ``max_steps``, Lightning 2.6 loses count when it resumes at the end of an epoch.)
-        compile: compile the network in place with ``torch.compile``.
+        compile, cuda_graphs: how training steps call the network, see ``TrainingNetwork``; the rest calls it as it is.
 
     Raises:
         ValueError: if there is no ``learning_rate`` schedule or it goes below 0, if something is no schedule, if
-            ``l2`` or ``seed`` is negative; from ``fit``, if the run has no end.
+            ``l2`` or ``seed`` is negative, if ``compile`` is unknown or makes CUDA graphs beside ``cuda_graphs``; from
+            ``fit``, if the run has no end, or cannot have CUDA graphs.
     """
 
     def __init__(
@@ -71,7 +73,8 @@ class AbstractCapsuleModule(L.LightningModule):
         l2: float = 0.0,
         seed: int = 0,
         max_steps: int = -1,
-        compile: bool = False,
+        compile: Compile = False,
+        cuda_graphs: bool = False,
     ) -> None:
         super().__init__()
         check_number("l2", l2, 0)
@@ -86,8 +89,7 @@ class AbstractCapsuleModule(L.LightningModule):
         self.max_steps = max_steps
         self.total_steps = 0
         self._schedule_of_run: dict[str, Schedule] = {}
-        if compile:
-            network.compile()  # in place: torch.compile(network) would rename every weight
+        self.training_network = TrainingNetwork(network, compile=compile, cuda_graphs=cuda_graphs)
         self.metrics = SplitMetrics(num_classes, labels_per_image)
 
     # --- the loss ----------------------------------------------------------------------------------------------------
@@ -114,7 +116,7 @@ class AbstractCapsuleModule(L.LightningModule):
     # --- steps -------------------------------------------------------------------------------------------------------
 
     def forward(self, images: Tensor) -> CapsuleOutput:
-        return self.network(images)
+        return self.training_network(images) if self.training else self.network(images)
 
     def training_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
         terms, _ = self._step(batch, "train")
@@ -230,6 +232,13 @@ class AbstractCapsuleModule(L.LightningModule):
     def parameters_to_train(self) -> Iterable[nn.Parameter]:
         """What the optimizer gets."""
         return self.network.parameters()
+
+    def on_fit_start(self) -> None:
+        self.training_network.check(self.trainer)
+        self.training_network.forget()
+
+    def on_fit_end(self) -> None:
+        self.training_network.forget()
 
     def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
         sequence = np.random.SeedSequence((self.seed, batch_index(self.trainer), self.global_rank))

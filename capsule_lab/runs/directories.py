@@ -38,7 +38,10 @@ _CONTINUED = "-continued"
 _ENDING = re.compile(rf"-(?P<hash>[0-9a-f]{{8}})(?P<continued>{_CONTINUED})?(-(?P<number>\d+))?$")
 """Of the name of a run directory."""
 
-_NOT_HASHED = ("name", "ckpt", "train.resume", "train.directory", "logger", "data.directory", "callbacks.not_learning")
+_NOT_HASHED = (
+    *("name", "ckpt", "train.resume", "train.directory", "logger", "data.directory", "callbacks.not_learning"),
+    "module.cuda_graphs",  # the same kernels on the same numbers
+)
 _UNSET = ("trainer.max_time",)  # not hashed either; null, as it was in the hashes of earlier runs
 _OVERRIDES = "# overrides: "
 

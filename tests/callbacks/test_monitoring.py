@@ -71,19 +71,6 @@ def test_statistics_of_a_run_are_those_of_its_first_validation_images(tiny: Tiny
     assert found == pytest.approx(expected, rel=1e-4, abs=1e-6)
 
 
-def test_statistics_of_a_compiled_run_do_not_compile_again(
-    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of every validation."""
-    compiled: list[Compiled] = []
-    monkeypatch.setattr(nn.Module, "compile", lambda self: compiled.append(Compiled(self)))
-    short = ["trainer.limit_train_batches=1", "data.eval_batch_size=20", "train.test=none", *NO_PICTURES]
-    train(tiny("module.compile=true", "trainer.precision=32-true", *short), tmp_path / "run")
-    assert [each.calls for each in compiled] == [4]  # two epochs of one step and one validation
-    rows = [row for row in curves(tmp_path / "run") if row["val/error"]]
-    assert [row["val/activation_primary"] != "" for row in rows] == [True, True]
-
-
 class Compiled:
     """Stands in for what ``torch.compile`` makes of a network: hooks that are there when it is called are an error."""
 

@@ -1,0 +1,191 @@
+"""How training steps call the network: as it is, compiled by torch, or as CUDA graphs.
+
+Capsule networks launch hundreds of small kernels; at small batches launching them may take longer than running them. A
+CUDA graph launches all kernels of a pass at once, on the same memory every time, and for the shapes of its capture.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from functools import cached_property
+from typing import Any, Literal, get_args
+
+import lightning as L
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import register_multi_grad_hook
+
+from capsule_lab.errors import ConfigError, check_choice, one_line
+from capsule_lab.networks import AbstractNetwork
+from capsule_lab.types import CapsuleOutput, Capsules
+
+Mode = Literal["reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
+Compile = bool | Mode
+"""Whether ``torch.compile`` compiles the network, and in which of its modes; ``True`` is its default mode."""
+
+CallNetwork = Callable[[Tensor], CapsuleOutput]
+
+_WITH_GRAPHS = ("reduce-overhead", "max-autotune")
+"""Modes of ``torch.compile`` that make CUDA graphs of their own."""
+
+
+class TrainingNetwork:
+    """Calls a network in training steps; validation and tests call the network itself.
+
+    It is no ``nn.Module``, and the network is not changed: weights keep their names and their memory.
+
+    Args:
+        network: the network.
+        compile: see ``Compile``.
+        cuda_graphs: capture the network's forward and backward pass in the first call after ``forget``, and replay them
+            in every call, with the same numbers. For one GPU and batches of one size.
+
+    Raises:
+        ValueError: for an unknown mode, or CUDA graphs twice.
+    """
+
+    def __init__(self, network: AbstractNetwork, *, compile: Compile = False, cuda_graphs: bool = False) -> None:
+        check_choice("compile", compile, (False, True, *get_args(Mode)))
+        if cuda_graphs and compile in _WITH_GRAPHS:
+            raise ValueError(
+                f"cuda_graphs is true, and compile is {compile!r}, which makes CUDA graphs of its own; expected one of "
+                "them, or compile=max-autotune-no-cudagraphs"
+            )
+        self.network = network
+        self.compile = compile
+        self.cuda_graphs = cuda_graphs
+        self._graphs: _Graphs | None = None
+
+    def __call__(self, images: Tensor) -> CapsuleOutput:
+        """The output of the network.
+
+        Raises:
+            ConfigError: with CUDA graphs, for what they cannot do.
+        """
+        if not self.cuda_graphs:
+            return self._call(images)
+        if self._graphs is None:
+            self._graphs = _Graphs(self.network, self._call, images)
+        return self._graphs.replay(images)
+
+    @cached_property
+    def _call(self) -> CallNetwork:
+        if not self.compile:
+            return self.network
+        # the method: a compiled module would rename every weight, or be compiled for validation, too
+        return torch.compile(self.network.forward, mode=None if self.compile is True else self.compile)
+
+    def forget(self) -> None:
+        """Free the CUDA graphs; needed before another ``fit``, when the weights may lie in other memory."""
+        if self._graphs is not None:
+            self._graphs = None
+            gc.collect()  # a cycle in torch may hold them, and with them nodes of autograd that break another capture
+
+    def check(self, trainer: L.Trainer) -> None:
+        """Whether this can be used with a Trainer.
+
+        Raises:
+            ConfigError: if not.
+        """
+        option = "cuda_graphs=true" if self.cuda_graphs else f"compile={self.compile}"
+        if self.cuda_graphs:
+            check_device(trainer.strategy.root_device)
+        if self.cuda_graphs and trainer.world_size > 1:
+            raise ConfigError(
+                f"module.cuda_graphs is true, and the run has {trainer.world_size} processes; expected one, or "
+                "module.cuda_graphs=false"
+            )
+        if (self.cuda_graphs or self.compile in _WITH_GRAPHS) and trainer.accumulate_grad_batches > 1:
+            raise ConfigError(
+                f"trainer.accumulate_grad_batches is {trainer.accumulate_grad_batches} beside module.{option}, whose "
+                "gradients lie in the same memory in every step and would overwrite each other; expected 1"
+            )
+
+
+def check_device(device: torch.device) -> None:
+    """Whether a device has CUDA graphs.
+
+    Raises:
+        ConfigError: if not.
+    """
+    if device.type != "cuda":
+        raise ConfigError(
+            f"module.cuda_graphs is true, and training is on {device.type}; expected a GPU with CUDA, or "
+            "module.cuda_graphs=false"
+        )
+
+
+class _Graphs:
+    """The forward and the backward pass of a network on images of one shape, captured by torch.
+
+    Args:
+        network: whose parameters get gradients.
+        call: of the network.
+        images: a batch on a GPU; autocast is captured as it is when this is called.
+
+    Raises:
+        ConfigError: on another device, or if the network waits for the GPU in either pass.
+    """
+
+    def __init__(self, network: AbstractNetwork, call: CallNetwork, images: Tensor) -> None:
+        check_device(images.device)
+        kind = images.device.type
+        # entered in the forward pass only: under autocast the backward pass would compute routing in half precision
+        autocast = torch.autocast(
+            kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind), cache_enabled=False
+        )
+        self.shape = images.shape
+        self.awaits_backward = False
+        buffers = [(buffer, buffer.clone()) for buffer in network.buffers()]
+        devices = range(torch.cuda.device_count())
+        try:
+            with torch.random.fork_rng(devices), torch.autocast(kind, enabled=False), torch.enable_grad():
+                self.passes: Any = torch.cuda.make_graphed_callables(
+                    _OnTensors(network, call, autocast),
+                    (images.clone(),),  # memory that every batch is copied into
+                    allow_unused_input=True,  # a decoder, which the loss calls
+                )
+        except RuntimeError as error:
+            raise ConfigError(
+                f"{type(network).__name__} cannot be captured as CUDA graphs: {one_line(error)[:300]}; set "
+                "module.cuda_graphs=false"
+            ) from error
+        for buffer, before in buffers:  # statistics of batch normalisation: the capture was preceded by passes
+            buffer.copy_(before)
+
+    def replay(self, images: Tensor) -> CapsuleOutput:
+        """The output of the network, in memory that the next call overwrites."""
+        if images.shape != self.shape:
+            raise ConfigError(
+                f"module.cuda_graphs is true, and images are of shape {tuple(images.shape)} after {tuple(self.shape)}; "
+                "expected batches of one size, or module.cuda_graphs=false"
+            )
+        if self.awaits_backward:
+            raise ConfigError(
+                "module.cuda_graphs is true, and the network is called twice before a backward pass, which would "
+                "overwrite what the first call has kept; expected one call per step, or module.cuda_graphs=false"
+            )
+        scores, *capsules = self.passes(images)
+        if scores.requires_grad:
+            self.awaits_backward = True
+            register_multi_grad_hook([scores, *capsules], self._end_wait, mode="any")
+        return CapsuleOutput(scores, Capsules(*capsules) if capsules else None)
+
+    def _end_wait(self, _: Tensor) -> None:
+        self.awaits_backward = False
+
+
+class _OnTensors(nn.Module):
+    """A network in the form that torch captures: it has the parameters, and returns nothing but tensors."""
+
+    def __init__(self, network: AbstractNetwork, call: CallNetwork, autocast: torch.autocast) -> None:
+        super().__init__()
+        self.network = network
+        self.call = call
+        self.autocast = autocast
+
+    def forward(self, images: Tensor) -> tuple[Tensor, ...]:
+        with self.autocast:
+            scores, capsules = self.call(images)
+        return (scores, *(capsules or ()))
