@@ -38,7 +38,10 @@ _CONTINUED = "-continued"
 _ENDING = re.compile(rf"-(?P<hash>[0-9a-f]{{8}})(?P<continued>{_CONTINUED})?(-(?P<number>\d+))?$")
 """Of the name of a run directory."""
 
-_NOT_HASHED = ("name", "ckpt", "train.resume", "train.directory", "logger", "data.directory", "callbacks.not_learning")
+_NOT_HASHED = (
+    *("name", "ckpt", "train.resume", "train.directory", "logger"),
+    *("data.directory", "data.on_device", "callbacks.not_learning"),
+)
 _OVERRIDES = "# overrides: "
 
 

@@ -8,7 +8,7 @@ an error on synthetic affNIST is close to one on affNIST, and is never the same 
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, Self
 
 import torch
 from jaxtyping import Float, Int64, UInt8
@@ -61,6 +61,10 @@ class SyntheticAffNIST(InMemory):
 
     def __len__(self) -> int:
         return self.size
+
+    def to(self, device: torch.device) -> Self:
+        """The set itself, on the CPU, whatever ``device`` is."""
+        return self
 
     def __getitem__(self, batch: tuple[Tensor, int]) -> Batch:
         index, _ = batch
