@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -97,7 +97,7 @@ class InMemory(Dataset[Batch]):
         """Where indices are expected, and batches are made."""
         return self.data.images.device
 
-    def to(self, device: torch.device) -> Self:
+    def to(self, device: torch.device) -> InMemory:
         """The same set with all its tensors on ``device``, which makes the same batches there, bit for bit.
 
         Raises:

@@ -8,7 +8,7 @@ an error on synthetic affNIST is close to one on affNIST, and is never the same 
 from __future__ import annotations
 
 import math
-from typing import Any, Self
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int64, UInt8
@@ -62,7 +62,7 @@ class SyntheticAffNIST(InMemory):
     def __len__(self) -> int:
         return self.size
 
-    def to(self, device: torch.device) -> Self:
+    def to(self, device: torch.device) -> InMemory:
         """The set itself, on the CPU, whatever ``device`` is."""
         return self
 
