@@ -69,9 +69,9 @@ def count_synchronisations(device: torch.device, size: Literal["full", "small"],
 
 
 def _count(model: str, device: torch.device, options: Sequence[str], batch_size: int) -> list[str]:
-    place = ("trainer.accelerator=cpu",) if device.type == "cpu" else (f"+trainer.devices=[{device.index or 0}]",)
-    steps = f"trainer.max_steps={FIRST + STEPS + 1}"
-    config = training_config((f"model={model}", *options, *place, steps, f"data.batch_size={batch_size}"))
+    devices = "1" if device.type == "cpu" else f"[{device.index or 0}]"
+    place = (f"trainer.accelerator={device.type}", f"trainer.devices={devices}")
+    config = training_config((f"model={model}", *options, *place, f"trainer.max_steps={FIRST + STEPS + 1}"))
     data = RandomDigits(images=(FIRST + STEPS + 2) * batch_size, batch_size=batch_size, on_device=True)
     data.setup("fit")
     counter = SynchronisationCounter()
