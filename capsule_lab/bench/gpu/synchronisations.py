@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from capsule_lab.bench.cases import training_config
 from capsule_lab.bench.gpu.random_digits import RandomDigits
-from capsule_lab.build import build_module, build_trainer
+from capsule_lab.build import be_quiet, build_module, build_trainer
 from capsule_lab.errors import CapsuleLabError, one_line
 from capsule_lab.types import Batch
 
@@ -38,7 +38,7 @@ BATCH_SIZE = {"full": 128, "small": 4}  # 128: official code of Sabour 2017
 
 
 def count_synchronisations(device: torch.device, size: Literal["full", "small"], limit: float) -> dict[str, Any]:
-    """Train each model for some steps with all default callbacks, and count how often a step waits for the device.
+    """Train each model for some steps with the default callbacks, and count how often a step waits for the device.
 
     Args:
         device: a GPU; on a CPU see ``watch``.
@@ -61,7 +61,7 @@ def count_synchronisations(device: torch.device, size: Literal["full", "small"],
         except (CapsuleLabError, RuntimeError, ValueError) as error:
             failures.append(f"{model} could not be trained: {one_line(error)}")
             continue
-        places = ", ".join(sorted(set(found)))
+        places = ", ".join(sorted({*found}))
         rows.append({"model": model, "steps": STEPS, "synchronisations": len(found), "places": places})
         if found:
             failures.append(f"{model} waits {len(found)} times in {STEPS} steps, expected 0: {places}")
@@ -71,7 +71,9 @@ def count_synchronisations(device: torch.device, size: Literal["full", "small"],
 def _count(model: str, device: torch.device, options: Sequence[str], batch_size: int) -> list[str]:
     devices = "1" if device.type == "cpu" else f"[{device.index or 0}]"
     place = (f"trainer.accelerator={device.type}", f"trainer.devices={devices}")
-    config = training_config((f"model={model}", *options, *place, f"trainer.max_steps={FIRST + STEPS + 1}"))
+    length = (f"trainer.max_steps={FIRST + STEPS + 1}", "callbacks.best=null")  # nothing is validated
+    config = training_config((f"model={model}", *options, *place, *length))
+    be_quiet()
     data = RandomDigits(images=(FIRST + STEPS + 2) * batch_size, batch_size=batch_size, on_device=True)
     data.setup("fit")
     counter = SynchronisationCounter()
@@ -97,6 +99,7 @@ class SynchronisationCounter(Callback):
         self.first = first
         self.steps = steps
         self.found: list[str] = []
+        self.watched = 0
         self._watch = ExitStack()
 
     def on_train_batch_start(
@@ -105,6 +108,7 @@ class SynchronisationCounter(Callback):
         if batch_idx == self.first:
             self.found = self._watch.enter_context(watch(pl_module.device))
         if batch_idx == self.first + self.steps:
+            self.watched = self.steps
             self._watch.close()
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
