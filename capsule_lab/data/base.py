@@ -86,7 +86,8 @@ class AbstractDataModule(L.LightningDataModule):
         seed: of the order, the split and the augmentation.
 
     Raises:
-        ValueError: for an unknown source, another ``on_device``, a batch size below 1, a negative seed or a share that is no number.
+        ValueError: for an unknown source, another ``on_device``, a batch size below 1, a negative seed or a share that
+            is no number.
         DataError: from ``prepare_data`` and ``setup``, when the data is missing, incomplete or damaged.
     """
 

@@ -123,7 +123,8 @@ def affine(
     zero = torch.zeros_like(shear)
     stretch = torch.stack([torch.stack([scale_x, -shear * scale_y], 1), torch.stack([zero, scale_y], 1)], 1)
     forward = turn @ stretch
-    backward = torch.linalg.inv_ex(forward).inverse  # inv waits for the device; from where it shall be to where it is; in pixels
+    # from where it shall be to where it is, in pixels; linalg.inv would wait for the device, to look for errors
+    backward = torch.linalg.inv_ex(forward).inverse
     moved = -backward @ torch.stack([right, down], 1)[:, :, None]  # [b 2 1]
     half = torch.cat([images.new_full((1,), side / 2) for side in (width, height)])  # affine_grid: 1 is an edge
     theta = torch.cat([backward * half / half[:, None], moved / half[:, None]], 2)

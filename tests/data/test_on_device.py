@@ -63,9 +63,7 @@ def equal(one: Sequence[Batch], other: Sequence[Batch]) -> bool:
     return all(a is b is None or a.equal(b) for a, b in pairs)
 
 
-def test_batches_are_the_same_wherever_they_are_made(
-    data: AbstractDataModule, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_batches_are_the_same_wherever_they_are_made(data: AbstractDataModule, monkeypatch: pytest.MonkeyPatch) -> None:
     moved: list[InMemory] = []
     move = InMemory.to
     monkeypatch.setattr(InMemory, "to", lambda self, device: moved.append(self) or move(self, device))

@@ -36,6 +36,12 @@ def test_name_stands_before_the_hash_and_changes_nothing_else() -> None:
     assert [directories.choose_directory(config, "capsnet-mnist") for config in (plain, named)] == [found[-1]] * 2
 
 
+def test_where_batches_are_made_does_not_change_the_hash() -> None:
+    config = compose("train", TINY)
+    fingerprint, config.data.on_device = directories.config_hash(config), False
+    assert directories.config_hash(config) == fingerprint
+
+
 def test_model_in_a_folder_of_its_own_has_a_directory_that_is_found() -> None:
     config = compose("train", TINY)
     directories.create_directory(directory := directories.choose_directory(config, "mine/net-mnist"), config)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from itertools import islice
 from typing import Any, Literal
 
@@ -77,7 +77,7 @@ def _rows(
         resident = data.transform_batch(one, "train")
         alone = _seconds([resident] * len(loaders[True]), device, STEPS[size], step)
         for on_device, loader in loaders.items():
-            together = _seconds(loader, device, STEPS[size], lambda batch: step(data.transform_batch(batch, "train")))  # noqa: B023
+            together = _seconds(loader, device, STEPS[size], step, data)
             rows.append({
                 "batch_size": batch_size, "model": model, "on_device": on_device,
                 "loader_seconds": seconds[on_device], "step_seconds": alone, "together_seconds": together,
@@ -89,8 +89,7 @@ def _rows(
 def _trainer(device: torch.device) -> L.Trainer:
     """What tells a DataModule its device."""
     devices = 1 if device.type == "cpu" else [device.index or 0]
-    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
-    return L.Trainer(accelerator=device.type, devices=devices, **quiet)
+    return L.Trainer(accelerator=device.type, devices=devices, logger=False, enable_checkpointing=False)
 
 
 def _training_step(model: str, device: torch.device, size: str, batch_size: int) -> Callable[[Batch], None]:
@@ -111,27 +110,29 @@ def _training_step(model: str, device: torch.device, size: str, batch_size: int)
 
 
 def _seconds(
-    batches: ResumableLoader | list[Batch], device: torch.device, steps: int, work: Callable[[Batch], None] | None = None
+    batches: ResumableLoader | list[Batch],
+    device: torch.device,
+    steps: int,
+    step: Callable[[Batch], None] | None = None,
+    data: RandomDigits | None = None,
 ) -> float:
-    """Seconds for a batch on the device, and for what ``work`` does with it."""
-    warm_up = min(WARM_UP, len(batches) // 2)
+    """Seconds for a batch on the device, for its transformation by ``data``, and for what ``step`` does with it."""
+
+    def run(number: int) -> int:
+        done = 0
+        for batch in islice(moved, number):
+            transformed = batch if data is None else data.transform_batch(batch, "train")
+            if step is not None:
+                step(transformed)
+            done += 1
+        _synchronise(device)
+        return done
+
     moved = (move_data_to_device(batch, device) for batch in batches)
-    _exhaust(islice(moved, warm_up), work)
-    _synchronise(device)
+    run(min(WARM_UP, len(batches) // 2))
     began = time.perf_counter()
-    done = _exhaust(islice(moved, steps), work)
-    _synchronise(device)
+    done = run(steps)
     return (time.perf_counter() - began) / done
-
-
-def _exhaust(batches: Iterable[Batch], work: Callable[[Batch], None] | None) -> int:
-    """The number of batches, each of which was worked on."""
-    done = 0
-    for batch in batches:
-        if work is not None:
-            work(batch)
-        done += 1
-    return done
 
 
 def _synchronise(device: torch.device) -> None:

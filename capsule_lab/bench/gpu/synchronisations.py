@@ -72,7 +72,8 @@ def _count(model: str, device: torch.device, options: Sequence[str], batch_size:
     devices = "1" if device.type == "cpu" else f"[{device.index or 0}]"
     place = (f"trainer.accelerator={device.type}", f"trainer.devices={devices}")
     length = (f"trainer.max_steps={FIRST + STEPS + 1}", "callbacks.best=null")  # nothing is validated
-    config = training_config((f"model={model}", *options, *place, *length))
+    often = "+callbacks.guard.every_n_steps=5"  # ours: several times in STEPS
+    config = training_config((f"model={model}", *options, *place, *length, often))
     be_quiet()
     data = RandomDigits(images=(FIRST + STEPS + 2) * batch_size, batch_size=batch_size, on_device=True)
     data.setup("fit")
@@ -123,8 +124,8 @@ def watch(device: torch.device) -> Iterator[list[str]]:
     """Note where this process waits for ``device``, as ``file:line`` of this package and of what it called.
 
     On a GPU it is what ``torch.cuda.set_sync_debug_mode`` reports. On a CPU, where nothing ever waits, it is the
-    operators and methods that would on a GPU: those that read a tensor's elements, make a shape of them, or copy Python's
-    numbers to a device.
+    operators and methods that would on a GPU: those that read a tensor's elements, make a shape of them, or copy
+    Python's numbers to a device.
     """
     found: list[str] = []
     if device.type == "cuda":
@@ -160,7 +161,7 @@ _SYNCHRONISING = "called a synchronizing CUDA operation"  # torch's own words, r
 
 
 class _Operators(TorchDispatchMode):
-    """Notes operators that wait on a GPU: they return numbers to the host, or tensors as large as their content says."""
+    """Notes operators that wait on a GPU: they return numbers to the host, or tensors whose shape depends on numbers."""
 
     def __init__(self, found: list[str]) -> None:
         super().__init__()

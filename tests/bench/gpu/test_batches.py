@@ -33,9 +33,7 @@ def test_other_batches_are_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(InMemory, "to", wrong)
     monkeypatch.setattr(batches, "TRAINED", ())
     found = compare_loaders(CPU, "small", limit=60)
-    assert found["failures"] == [
-        "batches of 4 differ between data.on_device=false and true; expected the same bits"
-    ]
+    assert found["failures"] == ["batches of 4 differ between data.on_device=false and true; expected the same bits"]
 
 
 def test_what_does_not_fit_is_a_failure_and_what_takes_too_long_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
