@@ -161,7 +161,7 @@ _SYNCHRONISING = "called a synchronizing CUDA operation"  # torch's own words, r
 
 
 class _Operators(TorchDispatchMode):
-    """Notes operators that wait on a GPU: they return numbers to the host, or tensors whose shape depends on numbers."""
+    """Notes operators that wait on a GPU: they return numbers to the host, or tensors shaped by numbers."""
 
     def __init__(self, found: list[str]) -> None:
         super().__init__()
