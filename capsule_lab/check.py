@@ -171,6 +171,10 @@ _NOT_OURS = {
 """Arguments of ``lightning.Trainer`` that do not work here, and what does."""
 
 
+_UNITS = {"weeks", "days", "hours", "minutes", "seconds", "milliseconds", "microseconds"}
+"""Of ``datetime.timedelta``, which Lightning hands ``max_time`` to."""
+
+
 def _check_run(config: DictConfig) -> None:
     """The run ends, and Lightning does with these values what they say."""
     trainer = config.trainer
@@ -197,6 +201,9 @@ def _check_run(config: DictConfig) -> None:
 
 
 def _check_trainer(trainer: DictConfig) -> None:
+    time = trainer.get("max_time")
+    if isinstance(time, DictConfig) and not _UNITS.issuperset(time):
+        raise ConfigError(f"trainer.max_time is {time}; expected {_IN_WORDS['trainer.max_time']}")
     for name, least in _LEAST.items():
         value, other = trainer.get(name), _OR_MINUS_ONE.get(name)
         if value is not None and not (other and value == -1):

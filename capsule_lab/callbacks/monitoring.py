@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import math
+from collections import deque
 from typing import Any
 
 import lightning as L
@@ -11,6 +13,7 @@ from lightning.pytorch.callbacks import Callback
 from torch import Tensor, nn
 from torchmetrics import Metric
 
+from capsule_lab.callbacks.host_copy import HostCopy
 from capsule_lab.errors import CapsuleLabError, check_number
 from capsule_lab.metrics import ActivationStatistics, CouplingEntropy, DeadCapsuleRate
 from capsule_lab.networks import AbstractCapsuleNetwork
@@ -28,15 +31,19 @@ class NonFiniteError(CapsuleLabError, ArithmeticError):
 class NonFiniteGuard(Callback):
     """Stops training when a term of the loss is not finite, naming the term and the step.
 
+    The terms are copied to the host and looked at once they are there, so that nothing waits for an accelerator: a run
+    goes on for some steps more than until the one that is named. Every step before a checkpoint is checked before it is
+    written.
+
     Args:
-        every_n_steps: how often to check; ``None`` is every step on a CPU and every 50 steps on an accelerator, where
-            a check waits for the device. Every step before a checkpoint is checked before it is written.
+        every_n_steps: how often terms are copied; ``None`` is every step on a CPU and every 50 steps elsewhere.
     """
 
     def __init__(self, every_n_steps: int | None = None) -> None:
         check_number("every_n_steps", 1 if every_n_steps is None else every_n_steps, 1)
         self.every_n_steps = every_n_steps
         self.pending: list[tuple[int, dict[str, Tensor]]] = []
+        self.copied: deque[tuple[list[tuple[int, str]], HostCopy]] = deque()
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Batch, batch_idx: int
@@ -44,23 +51,38 @@ class NonFiniteGuard(Callback):
         self.pending.append((trainer.global_step, {name: value.detach() for name, value in outputs.items()}))
         every = self.every_n_steps or (1 if pl_module.device.type == "cpu" else 50)  # ours: as often as Lightning logs
         if len(self.pending) >= every:
-            self._check()
+            self._copy()
+        while self.copied and self.copied[0][1].is_complete():
+            self._check_oldest()
 
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
-        self._check()
+        self._check_all()
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._check()
+        self._check_all()
 
-    def _check(self) -> None:
+    def _copy(self) -> None:
         pending, self.pending = self.pending, []
-        if not pending or torch.stack([t for _, terms in pending for t in terms.values()]).isfinite().all():
+        names = [(step, name) for step, terms in pending for name in terms]
+        values = torch.stack([value for _, terms in pending for value in terms.values()])
+        self.copied.append((names, HostCopy(values)))
+
+    def _check_all(self) -> None:
+        if self.pending:
+            self._copy()
+        while self.copied:
+            self._check_oldest()
+
+    def _check_oldest(self) -> None:
+        names, copy = self.copied.popleft()
+        wrong = [(*at, value) for at, value in zip(names, copy.tolist(), strict=True) if not math.isfinite(value)]
+        if not wrong:
             return
-        step, terms = next((s, t) for s, t in pending if not torch.stack(list(t.values())).isfinite().all())
-        names = [name for name, value in terms.items() if not value.isfinite()]
-        name = next((name for name in names if name != "loss"), "loss")
+        self.pending, self.copied = [], deque()
+        of_step = [(name, value) for step, name, value in wrong if step == wrong[0][0]]
+        name, value = next((each for each in of_step if each[0] != "loss"), of_step[0])  # their sum says less
         raise NonFiniteError(
-            f"the {name} term of the loss is {terms[name].item()} at step {step}; try a smaller learning rate "
+            f"the {name} term of the loss is {value} at step {wrong[0][0]}; try a smaller learning rate "
             "(schedule.learning_rate.…) or trainer.precision=32-true; no checkpoint was written since, and "
             "checkpoints/best.ckpt has the best weights before it, if there was a validation"
         )

@@ -2,23 +2,37 @@
 
 from __future__ import annotations
 
+import logging
 from abc import abstractmethod
 from collections.abc import Callable
 from typing import Any, ClassVar, Literal, cast
 
 import lightning as L
 import numpy as np
+import torch
 from torch import Tensor
 
 from capsule_lab.data.download import data_directory
-from capsule_lab.data.loader import EpochBatches, Images, InMemory, ResumableLoader, batch_loader, check_images
+from capsule_lab.data.loader import (
+    EpochBatches,
+    Images,
+    InMemory,
+    ResumableLoader,
+    batch_loader,
+    check_images,
+    device_of,
+    fits,
+)
 from capsule_lab.data.sources import AbstractSource, choose_source
 from capsule_lab.data.splits import Indices, Validation, index_hash, parse_share, split_validation, take_stratified
 from capsule_lab.data.transforms import transform_each
 from capsule_lab.errors import check_choice
 from capsule_lab.types import Batch, DataSpec
 
+log = logging.getLogger(__name__)
+
 Source = Literal["auto", "real", "standin"]
+OnDevice = Literal["auto"] | bool
 
 
 class AbstractDataModule(L.LightningDataModule):
@@ -66,10 +80,14 @@ class AbstractDataModule(L.LightningDataModule):
         eval_images: validate and test on so many images each at most, classes in proportion, for a quick look;
             ``None`` for all. Provenance says so.
         augment: random transformations in training.
+        on_device: whether sets of images are copied to the device that trains, where batches are then made by indexing;
+            the batches are the same. ``"auto"``: to a GPU, each set that takes at most a quarter of its free memory.
+            One that turns out not to fit stays where it is, with a warning, and so do all after it.
         seed: of the order, the split and the augmentation.
 
     Raises:
-        ValueError: for an unknown source, a batch size below 1, a negative seed or a share that is no number.
+        ValueError: for an unknown source, another ``on_device``, a batch size below 1, a negative seed or a share that
+            is no number.
         DataError: from ``prepare_data`` and ``setup``, when the data is missing, incomplete or damaged.
     """
 
@@ -100,10 +118,12 @@ class AbstractDataModule(L.LightningDataModule):
         train_images: int | None = None,
         eval_images: int | None = None,
         augment: bool = True,
+        on_device: OnDevice = "auto",
         seed: int = 0,
     ) -> None:
         super().__init__()
         check_choice("data.source", source, ("auto", "real", "standin"))
+        check_choice("data.on_device", on_device, ("auto", True, False))
         check_choice("data.validation", validation, self.validations)
         check_eval_images(eval_images)
         if seed < 0:
@@ -119,6 +139,7 @@ class AbstractDataModule(L.LightningDataModule):
         self.train_images = train_images
         self.eval_images = eval_images
         self.augment = augment
+        self.on_device = on_device
         self.seed = seed
         self.provenance: dict[str, Any] = {}
         self.sets: dict[str, Images] = {}
@@ -146,7 +167,7 @@ class AbstractDataModule(L.LightningDataModule):
         return (images,)
 
     def dataset(self, name: str) -> InMemory:
-        """The set of this name as its loader indexes it."""
+        """The set of this name as its loader indexes it; see ``InMemory.to`` for what happens to its tensors."""
         return InMemory(self.sets[name], self.seed)
 
     def transform_batch(self, batch: Batch, name: str) -> Batch:
@@ -274,7 +295,24 @@ class AbstractDataModule(L.LightningDataModule):
         return self.transform_batch(batch, names[dataloader_idx])
 
     def _loader(self, name: str, batch_size: int, *, training: bool = False) -> ResumableLoader:
-        return batch_loader(self.dataset(name), batch_size, seed=self.seed, training=training, trainer=self.trainer)
+        dataset = self._placed(self.dataset(name), name)
+        return batch_loader(dataset, batch_size, seed=self.seed, training=training, trainer=self.trainer)
+
+    def _placed(self, dataset: InMemory, name: str) -> InMemory:
+        """The set on the device that trains, if ``on_device`` says so and it fits; it lives as long as its loader."""
+        device = device_of(self.trainer)
+        if not self.on_device or (self.on_device == "auto" and not fits(dataset.data, device)):
+            return dataset
+        try:
+            return dataset.to(device)
+        except torch.OutOfMemoryError:
+            log.warning(
+                "the %s set, of %.1f GB, does not fit into the free memory of %s: its batches, and those of the sets "
+                "after it, are made on the CPU; data.on_device=false does so from the beginning",
+                *(name, dataset.data.nbytes / 1e9, device),
+            )
+            self.on_device = False
+            return dataset
 
 
 def check_eval_images(eval_images: int | None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -35,6 +36,16 @@ class Images(NamedTuple):
         factors = None if self.factors is None else self.factors[chosen]
         return Images(self.images[chosen], self.labels[chosen], factors)
 
+    def to(self, device: torch.device) -> Images:
+        """The same on ``device``."""
+        factors = None if self.factors is None else self.factors.to(device)
+        return Images(self.images.to(device), self.labels.to(device), factors)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory."""
+        return sum(field.nbytes for field in self if field is not None)
+
 
 def check_images(images: Images, classes: int, what: str) -> None:
     """Check that a set is one: uint8 images, with a label below ``classes`` each.
@@ -67,7 +78,7 @@ def check_images(images: Images, classes: int, what: str) -> None:
 
 
 class InMemory(Dataset[Batch]):
-    """Indexed by a whole batch at once: ``dataset[indices, epoch] -> Batch``."""
+    """Indexed by a whole batch at once: ``dataset[indices, epoch] -> Batch``, all on the device of ``data``."""
 
     def __init__(self, images: Images, seed: int) -> None:
         self.data = images
@@ -80,6 +91,21 @@ class InMemory(Dataset[Batch]):
         index, epoch = batch
         chosen = self.data.subset(index)
         return Batch(chosen.images, chosen.labels, sample_key(self.seed, epoch, index), chosen.factors)
+
+    @property
+    def device(self) -> torch.device:
+        """Where indices are expected, and batches are made."""
+        return self.data.images.device
+
+    def to(self, device: torch.device) -> InMemory:
+        """The same set with all its tensors on ``device``, which makes the same batches there, bit for bit.
+
+        Raises:
+            torch.OutOfMemoryError: if it does not fit.
+        """
+        moved = copy.copy(self)
+        vars(moved).update({k: v.to(device) for k, v in vars(self).items() if isinstance(v, Images | Tensor)})
+        return moved
 
 
 class EpochBatches(Sampler[tuple[Tensor, int]]):
@@ -96,6 +122,7 @@ class EpochBatches(Sampler[tuple[Tensor, int]]):
         drop_last: leave out the images that do not fill a batch (training, so that all steps weigh the same);
             a set smaller than one batch is always one batch.
         rank, world_size: of this process.
+        device: where the indices shall be; the order of an epoch is moved there at its beginning, in one piece.
     """
 
     def __init__(
@@ -108,12 +135,14 @@ class EpochBatches(Sampler[tuple[Tensor, int]]):
         drop_last: bool = False,
         rank: int = 0,
         world_size: int = 1,
+        device: torch.device | None = None,
     ) -> None:
         self.size = size
         self.seed = seed
         self.shuffle = shuffle
         self.rank = rank
         self.world_size = world_size
+        self.device = device
         self.epoch = 0
         self.position = 0
         self.resume_at: dict[str, int] = {}
@@ -144,6 +173,7 @@ class EpochBatches(Sampler[tuple[Tensor, int]]):
         order = torch.arange(self.size)
         if self.shuffle:
             order = torch.from_numpy(np.random.default_rng((self.seed, self.epoch)).permutation(self.size))
+        order = order.to(self.device)
         state, self.resume_at = self.resume_at, {}
         first = state["batch"] if state.get("epoch") == self.epoch and state["batch"] < len(self) else 0
         for batch in range(first, len(self)):
@@ -170,7 +200,7 @@ class ResumableLoader(DataLoader[Batch]):
 def batch_loader(
     dataset: InMemory, batch_size: int, *, seed: int, training: bool, trainer: Any | None
 ) -> ResumableLoader:
-    """A loader of ``dataset`` for this process.
+    """A loader of ``dataset`` for this process, which makes batches where the set is.
 
     Args:
         dataset: to load from.
@@ -181,7 +211,22 @@ def batch_loader(
     """
     rank, world_size = (trainer.global_rank, trainer.world_size) if trainer else (0, 1)
     batches = EpochBatches(
-        len(dataset), batch_size, seed=seed, shuffle=training, drop_last=training, rank=rank, world_size=world_size
-    )
-    pin_memory = trainer is not None and trainer.strategy.root_device.type == "cuda"
+        len(dataset), batch_size, seed=seed, shuffle=training, drop_last=training, rank=rank, world_size=world_size,
+        device=dataset.device,
+    )  # fmt: skip
+    pin_memory = dataset.device.type == "cpu" and device_of(trainer).type == "cuda"
     return ResumableLoader(dataset, batches, pin_memory=pin_memory)
+
+
+def device_of(trainer: Any | None) -> torch.device:
+    """Where ``trainer``, or without one a loop of one's own, wants its batches."""
+    device: torch.device = torch.device("cpu") if trainer is None else trainer.strategy.root_device
+    return device
+
+
+def fits(images: Images, device: torch.device) -> bool:
+    """Whether ``device`` is a GPU and the images take at most a quarter of its free memory."""
+    if device.type != "cuda":
+        return False
+    free, _ = torch.cuda.mem_get_info(device)
+    return images.nbytes <= free / 4  # ours: several sets, and activations, must have room

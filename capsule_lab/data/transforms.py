@@ -123,9 +123,10 @@ def affine(
     zero = torch.zeros_like(shear)
     stretch = torch.stack([torch.stack([scale_x, -shear * scale_y], 1), torch.stack([zero, scale_y], 1)], 1)
     forward = turn @ stretch
-    backward = torch.linalg.inv(forward)  # from where it shall be to where it is; in pixels
+    # from where it shall be to where it is, in pixels; linalg.inv would wait for the device, to look for errors
+    backward = torch.linalg.inv_ex(forward).inverse
     moved = -backward @ torch.stack([right, down], 1)[:, :, None]  # [b 2 1]
-    half = torch.tensor([width / 2, height / 2], dtype=images.dtype, device=images.device)  # affine_grid: 1 is an edge
+    half = torch.cat([images.new_full((1,), side / 2) for side in (width, height)])  # affine_grid: 1 is an edge
     theta = torch.cat([backward * half / half[:, None], moved / half[:, None]], 2)
     grid = torch.nn.functional.affine_grid(theta, list(images.shape), align_corners=False)
     return torch.nn.functional.grid_sample(images, grid, mode="bilinear", padding_mode="zeros", align_corners=False)

@@ -120,7 +120,8 @@ class AbstractCapsuleModule(L.LightningModule):
 
     def training_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
         terms, _ = self._step(batch, "train")
-        self.log("loss", terms["loss"].detach(), prog_bar=True, logger=False)
+        shown = self.trainer.progress_bar_callback is not None  # Lightning's own, for which it reads every step's loss
+        self.log("loss", terms["loss"].detach(), prog_bar=shown, logger=False)
         return terms
 
     def validation_step(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> dict[str, CapsuleOutput]:

@@ -135,5 +135,5 @@ class CapsNet(AbstractCapsuleNetwork):
         """
         if self.decoder is None or output.capsules is None:
             raise ValueError("this CapsNet has no decoder; build it with decoder=(512, 1024) to reconstruct")
-        mask = torch.nn.functional.one_hot(classes, output.scores.shape[1])
-        return self.decoder(output.capsules.poses, mask.to(output.capsules.poses.dtype))
+        mask = torch.zeros_like(output.scores, dtype=output.capsules.poses.dtype).scatter(1, classes[:, None], 1.0)
+        return self.decoder(output.capsules.poses, mask)

@@ -13,7 +13,8 @@ from omegaconf import DictConfig
 from torch import Tensor, nn
 
 from capsule_lab.build import build_data
-from capsule_lab.callbacks import NonFiniteError, NonFiniteGuard, RoutingStats
+from capsule_lab.callbacks import NonFiniteError, NonFiniteGuard, RoutingStats, monitoring
+from capsule_lab.callbacks.host_copy import HostCopy
 from capsule_lab.callbacks.monitoring import layer_statistics
 from capsule_lab.networks import AbstractCapsuleNetwork, BaselineCNN, CapsNet, EMCaps
 from capsule_lab.train import train
@@ -276,6 +277,62 @@ def guarded(callback: NonFiniteGuard, first: int, steps: int, device: str = "cpu
 )
 def test_guard_names_the_term_and_the_first_step(every_n_steps: int | None, device: str, stopped: int) -> None:
     assert guarded(NonFiniteGuard(every_n_steps), first=7, steps=60, device=device) == stopped
+
+
+class Late(HostCopy):
+    """A copy that is not complete when it is first asked for, as of a GPU that is steps behind."""
+
+    asked = 0
+
+    def is_complete(self) -> bool:
+        self.asked += 1
+        return self.asked > 3
+
+    def tolist(self) -> list[float]:
+        assert self.asked == 0 or self.asked > 3, "read before it is complete"
+        return super().tolist()
+
+
+@pytest.mark.parametrize(("every_n_steps", "stopped"), [(5, 13), (10, 13)])
+def test_guard_goes_on_until_the_copy_is_complete(
+    every_n_steps: int, stopped: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(monitoring, "HostCopy", Late)
+    assert guarded(NonFiniteGuard(every_n_steps), first=7, steps=60) == stopped
+
+
+class Device:
+    """A tensor of a GPU, and the events there: what is copied arrives when ``complete`` is set."""
+
+    is_cuda, device, complete = True, torch.device("cuda", 0), False
+
+    def to(self, device: str, *, non_blocking: bool) -> Tensor:
+        assert (device, non_blocking) == ("cpu", True)
+        return torch.tensor([1.0, 2.0])
+
+    def __call__(self) -> Any:
+        return self
+
+    def record(self, stream: str) -> None:
+        assert stream == "stream of cuda:0"
+
+    def query(self) -> bool:
+        return self.complete
+
+    def synchronize(self) -> None:
+        self.complete = True
+
+
+def test_copy_from_a_gpu_is_read_when_its_event_has_passed(
+    monkeypatch: pytest.MonkeyPatch, unchecked_types: None
+) -> None:
+    device: Any = Device()
+    monkeypatch.setattr(torch.cuda, "Event", device)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: f"stream of {device}")
+    copied = HostCopy(device)
+    assert not copied.is_complete()
+    assert copied.tolist() == [1.0, 2.0]
+    assert copied.is_complete()
 
 
 @pytest.mark.parametrize("hook", ["on_save_checkpoint", "on_train_end"])

@@ -34,6 +34,21 @@ from tests.helpers.training import SignalAt, checkpoint, curves, results, run, t
 Tiny = Callable[..., DictConfig]
 
 
+@pytest.mark.parametrize("shown", [True, False])
+def test_loss_is_read_for_a_progress_bar_of_lightning_only(shown: bool) -> None:
+    fitted = trainer(enable_progress_bar=shown, callbacks=[NoBar()] if shown else [], num_sanity_val_steps=0)
+    fitted.fit(classifier(cross_entropy_loss), *(loader(batch(), batch()) for _ in range(2)))
+    assert ("loss" in fitted.progress_bar_metrics) is shown
+
+
+class NoBar(L.pytorch.callbacks.ProgressBar):
+    """A progress bar that shows nothing."""
+
+    def disable(self) -> None: ...
+
+    def enable(self) -> None: ...
+
+
 # --- schedules and the loss ------------------------------------------------------------------------------------------
 
 

@@ -46,6 +46,12 @@ def test_time_of_a_command_is_no_part_of_the_configuration() -> None:
     assert limited[0].trainer.max_time == "00:00:09:00", "it is as it was"
 
 
+def test_where_batches_are_made_does_not_change_the_hash() -> None:
+    config = compose("train", TINY)
+    fingerprint, config.data.on_device = directories.config_hash(config), False
+    assert directories.config_hash(config) == fingerprint
+
+
 def test_model_in_a_folder_of_its_own_has_a_directory_that_is_found() -> None:
     config = compose("train", TINY)
     directories.create_directory(directory := directories.choose_directory(config, "mine/net-mnist"), config)

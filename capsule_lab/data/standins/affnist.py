@@ -62,6 +62,10 @@ class SyntheticAffNIST(InMemory):
     def __len__(self) -> int:
         return self.size
 
+    def to(self, device: torch.device) -> InMemory:
+        """The set itself, on the CPU, whatever ``device`` is."""
+        return self
+
     def __getitem__(self, batch: tuple[Tensor, int]) -> Batch:
         index, _ = batch
         key = sample_key(self.seed, 0, index)

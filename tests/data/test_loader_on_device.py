@@ -1,0 +1,194 @@
+"""Sets of images on the device that trains: the same batches, wherever they are made, and none that needs the host."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Mapping, Sequence
+from itertools import islice
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from capsule_lab.build import build_data
+from capsule_lab.config import compose, options_of
+from capsule_lab.data import AbstractDataModule, MNISTDataModule
+from capsule_lab.data.loader import Images, InMemory, ResumableLoader, fits
+from capsule_lab.data.standins.affnist import SyntheticAffNIST
+from capsule_lab.types import Batch
+from tests.helpers.data_modules import trainer
+
+VARIANTS = {  # of data sets whose options choose other code
+    **{name: [name] for name in options_of("data")},
+    "affine placing": ["multimnist", "data.placing=affine"],
+    "affine validation": ["affnist", "data.affine_validation=true"],
+    "13 crops": ["smallnorb", "data.test_crops=13"],
+    "parts of the test set": ["smallnorb", "data.split=azimuth", "data.preprocessing=paper"],
+}
+META, GPU = torch.device("meta"), torch.device("cuda", 0)
+
+
+@pytest.fixture(scope="module", params=VARIANTS)
+def data(request: pytest.FixtureRequest, toynorb: Path) -> AbstractDataModule:
+    """A data set of a few images, for the first of two processes."""
+    name, *others = VARIANTS[request.param]
+    few = ["data.eval_images=20", "data.batch_size=4", "data.eval_batch_size=8", "data.train_images=40"]
+    config = compose("train", [f"data={name}", *others, *few, "data.source=standin", f"data.directory={toynorb}"])
+    built: AbstractDataModule = build_data(config)
+    built.trainer = trainer(rank=0, world_size=2)
+    for stage in ("fit", "test"):
+        built.setup(stage)
+    return built
+
+
+def loaders(data: AbstractDataModule, *, on_device: bool) -> list[tuple[str, ResumableLoader]]:
+    """Every set that the module has, by name."""
+    data.on_device = on_device
+    as_list = [each if isinstance(each, list) else [each] for each in (data.val_dataloader(), data.test_dataloader())]
+    train = data.train_dataloader()
+    train.batches.set_epoch(3)
+    names = ("train", *data.val_names, *data.test_names)
+    return list(zip(names, [train, *as_list[0], *as_list[1]], strict=True))
+
+
+def equal(one: Sequence[Batch], other: Sequence[Batch]) -> bool:
+    pairs = [pair for batches in zip(one, other, strict=True) for pair in zip(*batches, strict=True)]
+    return all(a is b is None or a.equal(b) for a, b in pairs)
+
+
+def test_batches_are_the_same_wherever_they_are_made(data: AbstractDataModule, monkeypatch: pytest.MonkeyPatch) -> None:
+    moved: list[InMemory] = []
+    move = InMemory.to
+    monkeypatch.setattr(InMemory, "to", lambda self, device: moved.append(self) or move(self, device))
+    host, device = (loaders(data, on_device=each) for each in (False, True))
+    for (name, one), (_, other) in zip(host, device, strict=True):
+        assert equal(*([data.transform_batch(batch, name) for batch in loader] for loader in (one, other)))
+    assert len(moved) >= 2
+
+
+def test_a_run_goes_on_with_the_same_batches_wherever_they_are_made(data: AbstractDataModule) -> None:
+    """One that was stopped on the host, on the device."""
+    (_, stopped), *_ = loaders(data, on_device=False)
+    before = list(islice(stopped, 2))
+    data.load_state_dict(stopped.state_dict())
+    (_, resumed), *_ = loaders(data, on_device=True)
+    (_, whole), *_ = loaders(data, on_device=False)
+    assert equal([*before, *resumed], list(whole))
+
+
+class OneDevice(TorchDispatchMode):
+    """Fails where a tensor of the host meets one of the device, is copied there, or an error is looked for there."""
+
+    def __torch_dispatch__(
+        self, operator: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        assert operator is not torch.ops.aten._linalg_check_errors.default
+        result = operator(*args, **(kwargs or {}))
+        tensors = [each for each in tree_leaves((args, kwargs, result)) if isinstance(each, Tensor) and each.ndim]
+        assert len({tensor.device.type for tensor in tensors}) <= 1, operator
+        return result
+
+
+def test_nothing_of_a_batch_on_a_gpu_needs_the_host(data: AbstractDataModule) -> None:
+    sets = {name: data.dataset(name) for name in ("train", *data.val_names, *data.test_names)}
+    with FakeTensorMode(allow_non_fake_inputs=True):  # raises for numbers that are read, and shapes that they decide
+        for name, dataset in sets.items():
+            there = dataset.to(GPU)
+            if isinstance(dataset, SyntheticAffNIST):
+                assert there is dataset
+                continue
+            assert there.device == GPU
+            index = torch.empty(4, dtype=torch.int64, device=GPU)
+            with OneDevice():
+                batch = data.transform_batch(there[index, 1], name)
+            assert {field.device for field in batch if field is not None} == {GPU}
+
+
+# --- when they are moved --------------------------------------------------------------------------------------------
+
+
+def mnist(**options: Any) -> MNISTDataModule:
+    data = MNISTDataModule(source="standin", batch_size=8, train_images=40, **options)
+    data.setup("fit")
+    return data
+
+
+def on(device: torch.device) -> Any:
+    return SimpleNamespace(**{**vars(trainer()), "strategy": SimpleNamespace(root_device=device)})
+
+
+def test_indices_and_batches_are_where_the_set_is() -> None:
+    data = mnist(on_device=True)
+    data.trainer = on(META)
+    loader = data.train_dataloader()
+    batch = next(iter(loader))
+    assert {field.device for field in batch if field is not None} == {META}
+    assert loader.dataset.device == META
+    assert not loader.pin_memory
+
+
+@pytest.mark.parametrize(("device", "pinned"), [(GPU, True), (torch.device("cpu"), False)])
+def test_batches_of_the_host_are_pinned_for_a_gpu(device: torch.device, pinned: bool) -> None:
+    data = mnist(on_device=False)
+    data.trainer = on(device)
+    assert data.train_dataloader().pin_memory is pinned
+
+
+def test_without_a_trainer_everything_stays_where_it_is() -> None:
+    assert mnist(on_device=True).train_dataloader().dataset.device == torch.device("cpu")
+
+
+@pytest.mark.parametrize(("free", "expected"), [(47_999, False), (48_000, True)])
+def test_a_set_fits_in_a_quarter_of_the_free_memory(free: int, expected: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free, 10**9))
+    images = Images(torch.zeros(1000, 1, 2, 2, dtype=torch.uint8), torch.zeros(1000).long())
+    assert fits(images, GPU) is expected
+    assert not fits(images, torch.device("cpu"))
+
+
+@pytest.mark.parametrize(("fitting", "device"), [(True, META), (False, torch.device("cpu"))])
+def test_auto_moves_what_fits(fitting: bool, device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("capsule_lab.data.base.fits", lambda images, device: fitting)
+    data = mnist()
+    data.trainer = on(META)
+    assert data.train_dataloader().dataset.device == device
+
+
+def test_what_turns_out_not_to_fit_stays_with_one_warning(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(*_: Any) -> None:
+        raise torch.OutOfMemoryError
+
+    data = mnist(on_device=True)
+    data.trainer = trainer()
+    monkeypatch.setattr(InMemory, "to", refuse)
+    caplog.clear()
+    batches, _ = data.train_dataloader(), data.val_dataloader()
+    assert equal(list(batches), list(mnist(on_device=False).train_dataloader()))
+    (record,) = [record for record in caplog.records if "does not fit" in record.getMessage()]
+    assert record.getMessage().startswith("the train set, of 0.0 GB, does not fit into the free memory of cpu: its")
+
+
+def test_a_copy_on_the_device_lives_as_long_as_its_loader() -> None:
+    data = mnist(on_device=True)
+    data.trainer = on(META)
+    loader = data.train_dataloader()
+    copied = weakref.ref(loader.dataset)
+    del loader
+    gc.collect()
+    assert copied() is None
+
+
+@pytest.mark.usefixtures("unchecked_types")
+@pytest.mark.parametrize("on_device", ["gpu", None, 2])
+def test_another_on_device_is_refused(on_device: Any) -> None:
+    with pytest.raises(ValueError, match=r"^data\.on_device is .*; expected 'auto', True or False$"):
+        MNISTDataModule(on_device=on_device)
