@@ -1,4 +1,4 @@
-"""The process of a part: ``python -m capsule_lab.bench.gpu <module:function> <device> <size> <limit> <result.json>``."""
+"""The process of a part: ``python -m capsule_lab.bench.gpu module:function device size limit result.json``."""
 
 from __future__ import annotations
 

@@ -55,21 +55,30 @@ PARTS = (
         60,
         f"{_HERE}.memcheck:check_memory",
     ),
-    Part("blocks", "Which block sizes are fastest, and what the first launch costs.", 90, f"{_HERE}.blocks:tune_blocks"),
+    Part(
+        "blocks", "Which block sizes are fastest, and what the first launch costs.", 90, f"{_HERE}.blocks:tune_blocks"
+    ),
     Part(
         "timings",
         "How long layers and steps take beside other forms, and at what share of the device's limits.",
-        115,
+        110,
         f"{_HERE}.timings:time_layers_and_steps",
     ),
-    Part("steps", "Where the time of a step goes, and whether the host waits in it.", 50, f"{_HERE}.steps:take_steps_apart"),
-    Part("graphs", "Whether steps as CUDA graphs are faster and the same.", 40, f"{_HERE}.graphs:compare_graphs"),
-    Part("batches", "What the loader costs, with the data on the device and not.", 30, f"{_HERE}.batches:compare_loaders"),
+    Part("steps", "Where the time of a step goes.", 40, f"{_HERE}.steps:take_steps_apart"),
+    Part(
+        "synchronisations",
+        "Whether training waits for the device in a step.",
+        25,
+        f"{_HERE}.synchronisations:count_synchronisations",
+    ),
+    Part("graphs", "Whether steps as CUDA graphs are faster, and the same.", 40, f"{_HERE}.graphs:compare_graphs"),
+    Part(
+        "batches", "What the loader costs, with data on the device and without.", 25, f"{_HERE}.batches:compare_loaders"
+    ),
     Part(
         "throughput",
         "Images per second and peak memory of every model, by size of the batch.",
-        70,
+        65,
         f"{_HERE}.throughput:measure_throughput",
     ),
 )
-NAMES = tuple(part.name for part in PARTS)
