@@ -18,7 +18,7 @@ from capsule_lab.signals import interruptible
 if TYPE_CHECKING:
     import torch
 
-    from capsule_lab.bench.gpu.parts import Part
+    from capsule_lab.bench.gpu.parts import Part, Size
     from capsule_lab.bench.gpu.report import Record
 
 
@@ -35,7 +35,8 @@ def main(config: DictConfig) -> None:
         return
     from capsule_lab.bench.gpu import report
 
-    size = config.size if config.size != "auto" else "full" if device.type == "cuda" else "small"
+    by_device: Size = "full" if device.type == "cuda" else "small"
+    size: Size = by_device if config.size == "auto" else config.size
     folder = folder_of(config, device)
     with interruptible(f"stopped; {folder / report.JSON} has what is done, and the same command goes on"):
         records, left = report.run_parts(folder, device, size, parts, resume=config.resume, limit=config.limit)

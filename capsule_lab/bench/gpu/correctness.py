@@ -49,9 +49,6 @@ class Shape(NamedTuple):
     columns: int
 
 
-AROUND_BLOCKS = [
-    edge + more for edge in (32, 64, 128, 256, 512, 1024) for more in (-1, 0, 1)
-]  # powers of two, as blocks are
 SHAPES: dict[Size, list[Shape]] = {
     "small": [Shape(2, 9, 3, 2, 2, 2)],
     "full": [
@@ -92,11 +89,16 @@ class Case(NamedTuple):
     strided: bool = False
 
     @property
+    def precision(self) -> str:
+        """Name of the type."""
+        return str(self.dtype).removeprefix("torch.")
+
+    @property
     def label(self) -> str:
         """For messages."""
         of = "convolutional layer" if self.shape is None else "x".join(map(str, self.shape))
-        kind = str(self.dtype).removeprefix("torch.") + (", strided" if self.strided else "")
-        return f"{self.routing}, {self.backend}, {kind}, {of}"
+        strided = ", strided" if self.strided else ""
+        return f"{self.routing}, {self.backend}, {self.precision}{strided}, {of}"
 
 
 def cases(size: Size) -> Iterator[Case]:
@@ -128,12 +130,9 @@ def check_routings(device: torch.device, size: Size, limit: float) -> dict[str, 
     failures = [f"{len(left)} cases were not reached within {limit:.0f} seconds"] if left else []
     for future, case in futures.items():
         if future in done:
-            key = {
-                "routing": case.routing,
-                "backend": case.backend,
-                "precision": str(case.dtype).removeprefix("torch."),
-            }
-            row = rows.setdefault(tuple(key.values()), {**key, "cases": 0, "largest_error": 0.0, "in": ""})
+            key = case.routing, case.backend, case.precision
+            names = dict(zip(("routing", "backend", "precision"), key, strict=True))
+            row = rows.setdefault(key, {**names, "cases": 0, "largest_error": 0.0, "in": ""})
             row["cases"] += 1
             failures += _judge(case, future, row)
     facts = {"judge": "reference in float64 on the CPU", "error": "norm of the difference over the norm"}
@@ -194,10 +193,8 @@ def outputs_and_gradients(case: Case, device: torch.device) -> dict[str, Tensor]
     learned = {name: each for name, each in module.named_parameters() if each.requires_grad}
     outputs = dict(above._asdict())
     loss = torch.stack([(each * draw(*each.shape, seed=9).to(each)).sum() for each in outputs.values()]).sum()
-    inputs = dict(
-        zip(("poses", "weight", "activations") if len(leaves) == 3 else ("poses", "activations"), leaves, strict=True)
-    )
-    inputs |= learned
+    named = ("poses", "activations") if case.shape is None else ("poses", "weight", "activations")
+    inputs = dict(zip(named, leaves, strict=True)) | learned
     gradients = torch.autograd.grad(loss, [*inputs.values()], allow_unused=True, materialize_grads=True)
     computed = outputs | {GRADIENT + name: each for name, each in zip(inputs, gradients, strict=True)}
     return {name: each.detach() for name, each in computed.items()}

@@ -24,9 +24,8 @@ def check_memory(device: torch.device, size: Size, limit: float) -> dict[str, An
     """Errors that the tool counts while ``launch_kernels`` runs; a note where there is no such tool, or no GPU."""
     program = next(filter(None, map(shutil.which, PLACES)), None)
     if device.type != "cuda" or program is None:
-        return {
-            "note": "not checked: there is no GPU" if program else "not checked: compute-sanitizer is not installed"
-        }
+        missing = "compute-sanitizer is not installed" if program is None else "this is no GPU"
+        return {"note": f"not checked: {missing}"}
     with tempfile.TemporaryDirectory() as folder:
         output, result = Path(folder) / "output.txt", Path(folder) / "result.json"
         module = launch_kernels.__module__

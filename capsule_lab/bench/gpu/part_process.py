@@ -48,7 +48,7 @@ def run_part(part: Part, device: str, size: Size, kill_after: float, log: Path) 
             return dict(json.loads(result.read_text()))
     how = f"was ended by {signal.Signals(-status).name}" if status < 0 else "failed"
     last = next((line for line in reversed(tail(log, LAST_LINES)) if line.strip()), "it printed nothing")
-    raise RunError(f"{how}: {printable(last)} (its log is {log})")
+    raise RunError(f"{how}: {printable(last)}; its log is {log}")
 
 
 def python(module: str, *arguments: str) -> list[str]:

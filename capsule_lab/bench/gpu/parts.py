@@ -56,7 +56,7 @@ PARTS = (
         f"{_HERE}.memcheck:check_memory",
     ),
     Part(
-        "blocks", "Which block sizes are fastest, and what the first launch costs.", 90, f"{_HERE}.blocks:tune_blocks"
+        "blocks", "Which sizes of blocks are fastest, and what a first launch costs.", 90, f"{_HERE}.blocks:tune_blocks"
     ),
     Part(
         "timings",
@@ -72,9 +72,7 @@ PARTS = (
         f"{_HERE}.synchronisations:count_synchronisations",
     ),
     Part("graphs", "Whether steps as CUDA graphs are faster, and the same.", 40, f"{_HERE}.graphs:compare_graphs"),
-    Part(
-        "batches", "What the loader costs, with data on the device and without.", 25, f"{_HERE}.batches:compare_loaders"
-    ),
+    Part("batches", "What a loader costs, with data on the device or not.", 25, f"{_HERE}.batches:compare_loaders"),
     Part(
         "throughput",
         "Images per second and peak memory of every model, by size of the batch.",

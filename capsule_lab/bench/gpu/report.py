@@ -8,6 +8,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, cast
@@ -110,7 +111,7 @@ def run_parts(
         else:
             _LOG.info("%s: %s", part.name, part.sentence)
             log, kill_after = folder / f"{part.name}.log", min(part.seconds + GRACE, remaining)
-            records[part.name] = _record(part, key, lambda: run_part(part, device.type, size, kill_after, log))
+            records[part.name] = _record(part, key, partial(run_part, part, device.type, size, kill_after, log))
             write(folder, records, key)
     write(folder, records, key)
     return records, left

@@ -48,7 +48,5 @@ def take_steps_apart(device: torch.device, size: Size, limit: float) -> dict[str
         )
         of_case = profiled["operators"][:LISTED]
         costliest[f"costliest operators of {name}"] = [f"{each['name']} {each['share']:.0%}" for each in of_case]
-    idle = (
-        "idle_share: of a step, in which no kernel runs; other shares are of the time of kernels, on a CPU of operators"
-    )
-    return {"columns": idle, **costliest, "rows": rows, "failures": failures}
+    of_what = "idle_share: of a step, in which no kernel runs; others: of the time of kernels, on a CPU of operators"
+    return {"columns": of_what, **costliest, "rows": rows, "failures": failures}
