@@ -40,7 +40,8 @@ def main(config: DictConfig) -> None:
     folder = folder_of(config, device)
     with interruptible(f"stopped; {folder / report.JSON} has what is done, and the same command goes on"):
         records, left = report.run_parts(folder, device, size, parts, resume=config.resume, limit=config.limit)
-    tables.show([tables.of_parts(parts, records, left, str(folder / report.PAGE))])
+    tables.show([tables.of_parts(parts, records, left)])
+    sys.stdout.write(f"{folder / report.PAGE} shows all that was found\n")
     if not is_well(parts, records, left):
         sys.exit(1)
 

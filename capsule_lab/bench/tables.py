@@ -134,9 +134,9 @@ def of_plan(parts: Sequence[Part]) -> Table:
     return shown
 
 
-def of_parts(parts: Sequence[Part], records: Mapping[str, Record], left: Sequence[Part], page: str) -> Table:
+def of_parts(parts: Sequence[Part], records: Mapping[str, Record], left: Sequence[Part]) -> Table:
     """What has become of them."""
-    shown = _table("parts", f"all that was found: {page}", ["part", "state"], ["seconds"])
+    shown = _table("parts", "", ["part", "state"], ["seconds"])
     shown.add_column("failures", overflow="fold")
     for part in parts:
         if part in left:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pkgutil
 import sys
 from pathlib import Path
@@ -14,10 +15,12 @@ from capsule_lab.signals import end_with_parent
 
 
 def main(function: str, device: str, size: str, limit: str, result: str) -> None:
-    """Call the function, write what it returns."""
+    """Call the function, write what it returns, and end, whatever still runs."""
     end_with_parent()
     found = pkgutil.resolve_name(function)(torch.device(device), size, float(limit))
     write_json(Path(result), finite(found))
+    sys.stdout.flush()
+    os._exit(0)  # processes of the part, which may hang, are killed by the one that started this one
 
 
 if __name__ == "__main__":

@@ -55,9 +55,7 @@ PARTS = (
         60,
         f"{_HERE}.memcheck:check_memory",
     ),
-    Part(
-        "blocks", "Which sizes of blocks are fastest, and what a first launch costs.", 90, f"{_HERE}.blocks:tune_blocks"
-    ),
+    Part("blocks", "Which sizes of blocks are fastest, and what a launch costs.", 90, f"{_HERE}.blocks:tune_blocks"),
     Part(
         "timings",
         "How long layers and steps take beside other forms, and at what share of the device's limits.",

@@ -10,7 +10,7 @@ import torch
 
 from capsule_lab.bench.breakdown import profile_case
 from capsule_lab.bench.gpu.parts import Size
-from capsule_lab.bench.gpu.throughput import case_of, measure_case
+from capsule_lab.bench.gpu.throughput import case_of, measure_case, of_size
 
 MODELS: dict[Size, tuple[tuple[str, int], ...]] = {
     "full": (("em_caps", 64), ("em_caps_small", 512), ("capsnet", 512), ("cnn_baseline", 512)),
@@ -32,7 +32,7 @@ def take_steps_apart(device: torch.device, size: Size, limit: float) -> dict[str
         if time.monotonic() - began > limit:
             failures.append(f"{name}: not reached within {limit:.0f} seconds")
             continue
-        case = case_of(name, batch, device)
+        case = of_size(case_of(name, device), batch)
         seconds = batch / measure_case(case, size)["images_per_second"]
         profiled = profile_case(case, PROFILED)
         on_gpu, busy = device.type == "cuda", profiled["seconds"]
