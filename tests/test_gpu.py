@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -59,6 +60,13 @@ def test_a_failure_is_status_1_and_shown(cli: Cli, found: dict[str, Any]) -> Non
     assert ended.status == 1
     assert "wrong" in ended.out
     assert "em differs [bold] (and 1 more)" in ended.out
+
+
+def test_a_signal_is_a_sentence_and_a_status(cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(report, "run_part", lambda *_: signal.raise_signal(signal.SIGTERM))
+    ended = cli("gpu", "device=cpu", "out=here")
+    assert ended.status == 128 + signal.SIGTERM
+    assert ended.err == "capsule_lab: stopped; here/gpu.json has what is done, and the same command goes on\n"
 
 
 def test_what_is_left_is_status_1(cli: Cli, found: dict[str, Any]) -> None:

@@ -122,7 +122,8 @@ def check_routings(device: torch.device, size: Size, limit: float) -> dict[str, 
     Most of the time goes into compiling a kernel for each shape, so several processes share the cases of a GPU.
     """
     processes = 1 if device.type == "cpu" else max(1, min(MOST_PROCESSES, (os.cpu_count() or 1) - 1))
-    pool = ProcessPoolExecutor(processes, mp_context=multiprocessing.get_context("spawn"))
+    spawn = multiprocessing.get_context("spawn")
+    pool = ProcessPoolExecutor(processes, mp_context=spawn, initializer=torch.set_num_threads, initargs=(1,))
     futures = {pool.submit(errors_of, case, device): case for case in cases(size)}
     done, left = wait(futures, timeout=limit)
     pool.shutdown(wait=False, cancel_futures=True)  # a kernel that hangs would be waited for

@@ -14,6 +14,7 @@ from capsule_lab.bench.gpu.parts import Size
 from capsule_lab.bench.models import build_step, take_step
 from capsule_lab.bench.workers import memory_now, peak_memory
 from capsule_lab.config import compose, options_of
+from capsule_lab.errors import one_line
 
 BATCHES: dict[Size, tuple[int, ...]] = {"full": (64, 128, 256, 512, 1024), "small": (1, 2)}
 FIRST = ("em_caps", "em_caps_small", "capsnet")  # should there be no time for all
@@ -25,25 +26,27 @@ LEAST_STEPS = 3  # ours: between which nothing waits
 
 def measure_throughput(device: torch.device, size: Size, limit: float) -> dict[str, Any]:
     """A row for each model and size of the batch; a model's rows end where the memory does."""
-    began, rows = time.monotonic(), []
+    began, rows, failures = time.monotonic(), list[dict[str, Any]](), []
     names = SMALL if size == "small" else (*FIRST, *(name for name in options_of("model") if name not in FIRST))
     for name in names:
+        if time.monotonic() - began > limit:
+            failures.append(f"{name}: not reached within {limit:.0f} seconds")
+            continue
         case = case_of(name, device)
         for batch in BATCHES[size]:
             row = {"model": name, "batch": batch, "images_per_second": None, "peak_memory_bytes": None, "state": "done"}
             rows.append(row)
-            if time.monotonic() - began > limit:
-                row["state"] = "not reached in time"
-                continue
             try:
                 row |= measure_case(of_size(case, batch), size)
             except torch.OutOfMemoryError:
                 row["state"] = "out of memory"
+            except Exception as error:  # of a kernel, too: the other models are measured all the same
+                row["state"] = "failed"
+                failures.append(f"{name}, batch of {batch}: {type(error).__name__}: {one_line(error)}")
+            _free(device)
+            if row["state"] != "done":
                 break
-            finally:
-                _free(device)
-    failures = [f"{row['model']}: not reached in time" for row in rows if row["state"] == "not reached in time"]
-    return {"step": "forward, backward, Adam; images are on the device", "rows": rows, "failures": sorted({*failures})}
+    return {"step": "forward, backward, Adam; images are on the device", "rows": rows, "failures": failures}
 
 
 def case_of(name: str, device: torch.device) -> Case:
