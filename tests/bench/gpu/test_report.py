@@ -15,6 +15,7 @@ from capsule_lab.bench.gpu.parts import PARTS, Part
 from capsule_lab.errors import InterruptError, RunError
 
 CPU = torch.device("cpu")
+FACTS = {"command": "python -m capsule_lab.gpu", "commit": None}
 Run = Callable[..., tuple[dict[str, Any], list[Part]]]
 
 
@@ -28,6 +29,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         return {"rows": [{"name": part.name}]}
 
     monkeypatch.setattr(report, "run_part", run_part)
+    monkeypatch.setattr("capsule_lab.environment.of_this_process", lambda: FACTS)  # asks git
     return names
 
 
