@@ -13,7 +13,7 @@ import torch
 
 from capsule_lab.bench.gpu import report
 from capsule_lab.bench.gpu.parts import PARTS
-from tests.helpers.commands import Ended
+from tests.helpers.commands import Ended, python
 
 Cli = Callable[..., Ended]
 
@@ -52,6 +52,12 @@ def test_results_of_all_parts(cli: Cli, found: dict[str, Any], tmp_path: Path) -
     assert set(json.loads((folder / "gpu.json").read_text())["parts"]) == {part.name for part in PARTS}
     assert cli("gpu", "device=cpu", "out=elsewhere", "parts=[device]").status == 0
     assert set(json.loads((tmp_path / "elsewhere" / "gpu.json").read_text())["parts"]) == {"device"}
+
+
+@pytest.mark.slow
+def test_every_part_in_its_process(tmp_path: Path) -> None:
+    ended = python("-m", "capsule_lab.gpu", "device=cpu", cwd=tmp_path, limit=900)
+    assert ended.status == 0, ended.out
 
 
 def test_a_failure_is_status_1_and_shown(cli: Cli, found: dict[str, Any]) -> None:
