@@ -36,7 +36,7 @@ def _processor() -> str:
 def of_this_process() -> dict[str, Any]:
     """Command, commit and versions, by which a result can be repeated."""
     return {
-        "command": command_line(),
+        "command": _as_typed(each for each in sys.argv[1:] if not each.startswith("train.resume=")),
         "commit": _commit(),
         "versions": {"capsule-lab": __version__, **{name: version(name) for name in ("torch", "lightning")}},
         "python": platform.python_version(),
@@ -45,9 +45,13 @@ def of_this_process() -> dict[str, Any]:
 
 def command_line(*more: str) -> str:
     """The command of this process, as one would type it, with ``more`` arguments that it did not have."""
+    return _as_typed([*sys.argv[1:], *(argument for argument in more if argument not in sys.argv)])
+
+
+def _as_typed(arguments: Iterable[str]) -> str:
     spec = getattr(sys.modules["__main__"], "__spec__", None)
     start = ["python", "-m", spec.name] if spec else [Path(sys.argv[0]).name]
-    return shlex.join([*start, *sys.argv[1:], *(argument for argument in more if argument not in sys.argv)])
+    return shlex.join([*start, *arguments])
 
 
 @contextmanager

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig
-from rich.console import Console
 
 from capsule_lab.command import command
 from capsule_lab.config import to_container
-
-WIDTH = 120  # ours: of tables in files and pipes
 
 
 @command("bench")
@@ -31,11 +27,7 @@ def main(config: DictConfig) -> None:
     else:
         report, show = bench.measure(config), lambda hardware: tables.of_measured(report, hardware)
     hardware = environment.hardware(bench.device_named(config.device))
-    console = Console(highlight=False)
-    if not console.is_terminal and "COLUMNS" not in os.environ:
-        console.width = WIDTH
-    for table in show(hardware):
-        console.print(table)
+    tables.show(show(hardware))
     if config.out:
         extra = {"hardware": hardware, "bench": to_container(config), **environment.of_this_process()}
         runs.files.write_json(Path(config.out), {**report, **extra})

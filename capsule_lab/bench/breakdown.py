@@ -13,7 +13,7 @@ from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, record_function
 
 from capsule_lab.bench.cases import Case, check_bench, model_groups
-from capsule_lab.bench.models import build_step
+from capsule_lab.bench.models import build_step, take_step
 from capsule_lab.bench.workers import Worker
 from capsule_lab.layers import ClassCapsules, ConvCapsules, DenseCapsules
 
@@ -52,9 +52,7 @@ def profile_case(case: Case, steps: int) -> dict[str, Any]:
 
     def run() -> None:
         with record_function(STEP):
-            step.optimizer.zero_grad()
-            step.loss().backward()
-            step.optimizer.step()
+            take_step(step)
 
     for _ in range(2):  # ours: as in workers.CaseTimer
         run()
@@ -81,12 +79,13 @@ def _mark(layer: nn.Module) -> None:
 
 
 def break_down(events: Any, steps: int, *, on_gpu: bool = False) -> dict[str, Any]:
-    """Seconds per step of each family, their shares, and the costliest operators with theirs.
+    """Seconds per step of each family, their shares, the costliest operators with theirs, and launches per step.
 
-    A backward operator belongs where the forward operator of the same sequence number was.
+    A backward operator belongs where the forward operator of the same sequence number was. On a GPU seconds are those
+    of kernels, and what is launched are kernels, copies and fills.
     """
     chains = {id(event): _chain(event) for event in events if event.device_type == DeviceType.CPU}
-    events = [event for event in events if id(event) in chains and _within(chains[id(event)], STEP)]
+    events = [event for event in events if id(event) in chains and _of_a_step(chains[id(event)])]
     routed = {
         event.sequence_nr: _within(chains[id(event)], ROUTING)
         for event in sorted(events, key=lambda event: event.time_range.start)
@@ -103,6 +102,7 @@ def break_down(events: Any, steps: int, *, on_gpu: bool = False) -> dict[str, An
     costliest = sorted(operators.items(), key=lambda item: -item[1])[:LISTED]
     return {
         "seconds": total,
+        "launches": sum(len(event.kernels) for event in events) / steps,
         "families": families,
         "shares": {family: seconds / total for family, seconds in families.items()},
         "operators": [
@@ -118,6 +118,11 @@ def _chain(event: Any) -> list[Any]:
     while chain[-1].cpu_parent is not None:
         chain.append(chain[-1].cpu_parent)
     return chain
+
+
+def _of_a_step(chain: list[Any]) -> bool:
+    """Whether an event is part of a step, or of its backward pass, which on a GPU runs in a thread of its own."""
+    return _within(chain, STEP) or chain[-1].name.startswith(BACKWARD)
 
 
 def _within(chain: list[Any], name: str) -> bool:

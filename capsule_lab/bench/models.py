@@ -31,6 +31,13 @@ class Step:
     network: nn.Module
 
 
+def take_step(step: Step) -> None:
+    """Forward, backward, and an update of the parameters."""
+    step.optimizer.zero_grad()
+    step.loss().backward()
+    step.optimizer.step()
+
+
 def build_step(case: Case) -> Step:
     """What one batch of a case needs for training."""
     device = torch.device(case.device)

@@ -2,18 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich import box
+from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from capsule_lab.bench.breakdown import FAMILIES
+from capsule_lab.errors import printable
+
+if TYPE_CHECKING:
+    from capsule_lab.bench.gpu.parts import Part
+    from capsule_lab.bench.gpu.report import Record
 
 Row = dict[str, Any]
 LOWER_BOUNDS = ("least ms\narithmetic", "least ms\nmemory")
+WIDTH = 120  # ours: of tables in files and pipes
 SHORT = {"32-true": "f32", "bf16-mixed": "bf16"}
+
+
+def show(tables: Iterable[Table]) -> None:
+    """Print them."""
+    console = Console(highlight=False)
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        console.width = WIDTH
+    for table in tables:
+        console.print(table)
 
 
 def of_measured(report: dict[str, Any], hardware: str) -> Iterator[Table]:
@@ -104,6 +122,32 @@ def of_profile(rows: list[Row], hardware: str) -> Iterator[Table]:
         for found in row["operators"]:
             shown.add_row(found["name"], found["family"], _ms(found["seconds"]), f"{found['share']:.1%}")
         yield shown
+
+
+def of_plan(parts: Sequence[Part]) -> Table:
+    """What ``python -m capsule_lab.gpu`` would run."""
+    total = sum(part.seconds for part in parts)
+    shown = _table(f"parts, {total} seconds as planned on a GPU", "", ["part"], ["seconds"])
+    shown.add_column("answers")
+    for part in parts:
+        shown.add_row(part.name, str(part.seconds), part.sentence)
+    return shown
+
+
+def of_parts(parts: Sequence[Part], records: Mapping[str, Record], left: Sequence[Part]) -> Table:
+    """What has become of them."""
+    shown = _table("parts", "", ["part", "state"], ["seconds"])
+    shown.add_column("failures", overflow="fold")
+    for part in parts:
+        if part in left:
+            shown.add_row(part.name, "left", "", "no time was left; the same command goes on with it")
+            continue
+        record = records[part.name]
+        failures = [record["error"]] if record["error"] else record["found"].get("failures", [])
+        more = f" (and {len(failures) - 1} more)" if len(failures) > 1 else ""
+        text = escape(printable(failures[0])) + more if failures else ""
+        shown.add_row(part.name, record["state"], f"{record['seconds']:.0f}", text, style="red" if failures else None)
+    return shown
 
 
 def _table(title: str, caption: str, texts: list[str], numbers: list[str]) -> Table:

@@ -39,7 +39,6 @@ _ENDING = re.compile(rf"-(?P<hash>[0-9a-f]{{8}})(?P<continued>{_CONTINUED})?(-(?
 """Of the name of a run directory."""
 
 _NOT_HASHED = (
-_NOT_HASHED = (
     *("name", "ckpt", "train.resume", "train.directory", "logger", "data.directory", "callbacks.not_learning"),
     *("data.on_device", "module.cuda_graphs"),  # the same numbers
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import Executor, Future
 from typing import Any
 
 import pytest
@@ -35,6 +36,20 @@ def small_case(name: str, *overrides: str) -> Case:
         return cases.layer_groups(config)[0][-1]
     config.models = [name]
     return cases.model_groups(config)[0][-1]
+
+
+class InThisThread(Executor):
+    """A pool of processes that has none; the number of them is not asked for."""
+
+    def __init__(self, *_: Any, **__: Any) -> None: ...
+
+    def submit(self, function: Callable[..., Any], /, *arguments: Any, **options: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        try:
+            future.set_result(function(*arguments, **options))
+        except Exception as error:
+            future.set_exception(error)
+        return future
 
 
 class InThisProcess(workers.Worker):
