@@ -108,12 +108,19 @@ def results(kernels: Any, case: Case, device: str, dtype: torch.dtype) -> dict[s
     }
 
 
-def compare(name: str, device: str) -> None:
-    """Raise, if the result of a kernel of a GPU differs from that of a CPU."""
+def compare(name: str, device: str, candidate: int = 0) -> None:
+    """Raise, if the result of a kernel of a GPU differs from that of a CPU, with the n-th candidate for its blocks."""
     from capsule_lab.kernels import gpu
 
+    def tuned(kernel: str, shape: Any, on: torch.device, candidates: Any, run: Any) -> Any:
+        return run(candidates[min(candidate, len(candidates) - 1)])
+
     case = CASES[name]
-    with patch.object(gpu.blocks, "PROGRAMS", case.programs), patch.object(gpu.votes, "PROGRAMS", case.programs):
+    with ExitStack() as stack:
+        for module in (gpu.blocks, gpu.votes):
+            stack.enter_context(patch.object(module, "PROGRAMS", case.programs))
+        for module in (gpu.em, gpu.em_backward, gpu.dynamic, gpu.votes):
+            stack.enter_context(patch.object(module, "tuned", tuned))
         found = results(gpu, case, device, case.dtype)
     expected = results(cpu, case, "cpu", F32 if case.dtype == BF16 else case.dtype)
     assert list(found) == list(expected)
@@ -217,6 +224,12 @@ def interpreter() -> Iterator[ProcessPoolExecutor]:
 @pytest.mark.parametrize("name", CASES)
 def test_interpreted(name: str, interpreter: ProcessPoolExecutor) -> None:
     interpreter.submit(compare, name, "cpu").result()
+
+
+@pytest.mark.parametrize("candidate", range(1, 5))
+def test_interpreted_with_other_blocks(candidate: int, interpreter: ProcessPoolExecutor) -> None:
+    for name in ("not measured", "float32"):  # more children than a block
+        interpreter.submit(compare, name, "cpu", candidate).result()
 
 
 def test_interpreted_in_any_memory_order(interpreter: ProcessPoolExecutor) -> None:
