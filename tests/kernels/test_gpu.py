@@ -11,7 +11,7 @@ import multiprocessing
 import os
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
 from functools import partial
@@ -32,6 +32,8 @@ from capsule_lab.types import Votes
 
 if importlib.util.find_spec("triton") is None:
     pytest.skip("Triton, which compiles the kernels of a GPU, is not installed", allow_module_level=True)
+
+from tests.helpers.hopper import PAPERS, Compiler, Layer, launch_all
 
 KERNELS = ["agreement", "contraction", "distances", "fit", "fit_backward", "weighted_sum"]
 F64, F32, BF16 = torch.float64, torch.float32, torch.bfloat16
@@ -244,46 +246,43 @@ def test_interpreted_routing(algorithm: str, options: dict[str, Any], interprete
 # --------------------------------------------------------------------------------------------------- compiled
 
 
+KERNEL_NAMES = {"_fit", "_sum_children", "_sum_components", "_grad_poses", "_grad_weight", "_weighted_sum"}
+
+
 def test_compiled_for_hopper(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Every kernel becomes machine code, also where no GPU is: the interpreter allows more than the compiler."""
-    import triton
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
-
     from capsule_lab.kernels import gpu
 
-    compiled = set()
-
-    def launch(kernel: Any, grid: Any, given: Any, out: Any, *numbers: int, num_warps: int, **constants: Any) -> None:
-        signature, constexprs = dict.fromkeys(constants, "constexpr"), dict(constants)
-        for name, value in zip(kernel.arg_names, (*given, *out, *numbers), strict=False):
-            signature[name] = "i32" if isinstance(value, int) else "*fp32"
-            if value is None or (isinstance(value, int) and value == 1):  # as Triton does
-                signature[name], constexprs[name] = "constexpr", value
-        in_order = {name: signature[name] for name in kernel.arg_names}
-        options = {"num_warps": num_warps, "enable_fp_fusion": True}
-        source = ASTSource(kernel, in_order, constexprs=constexprs)
-        assert triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options).asm["cubin"]
-        compiled.add(kernel.fn.__name__)
-
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    for module in (gpu.em, gpu.em_backward, gpu.dynamic, gpu.votes):
-        monkeypatch.setattr(module, "launch", launch)
-    row, parent, child, inner, empty = 3, 2, 40, 2, partial(torch.empty, device="meta")
-    poses, weight, couplings = empty(row, 2, child), empty(parent, 4, child), empty(row, parent, child)
-    mass, parents = empty(row, parent), empty(row, parent, 2)
-    inputs, fitted = FitInputs(poses, weight, empty(row, child), couplings, parents), Parents(mass, parents, parents)
-    gpu.fit(inputs, FitOptions(inner, 0.0, 5e-4, 1e-7, True))
-    gpu.fit_backward(inputs, fitted, FitOutputs(*fitted, couplings), inner, 0.3, 5e-4)
-    gpu.fit_backward(inputs, fitted, FitOutputs(*fitted, couplings[..., :0]), inner, 0.0, 5e-4)
-    gpu.distances(poses, weight, parents, parents, inner)
-    gpu.weighted_sum(poses, weight, couplings, inner)
-    gpu.agreement(poses, weight, parents, inner)
-    gpu.contraction(poses, weight, [couplings] * 2, [parents] * 2, inner)
-    gpu.agreement(poses[:1], weight[:1], parents[:1, :1], inner)
-    monkeypatch.setattr(gpu.em, "MAX_BLOCK", 32)  # votes are computed again for each pass over the children
-    gpu.fit(inputs, FitOptions(inner, 0.3, 5e-4, 1e-7, True))
-    assert compiled == {"_fit", "_sum_children", "_sum_components", "_grad_poses", "_grad_weight", "_weighted_sum"}
+    compiler = Compiler(gpu, monkeypatch, candidates=1)
+    launch_all(gpu, Layer(3, 2, 40, 1, 2, 2), em=True, dynamic=True)
+    empty = partial(torch.empty, device="meta")
+    poses, weight, parents = empty(3, 2, 40), empty(2, 4, 40), empty(3, 2, 2)
+    inputs = FitInputs(poses, weight, empty(3, 40), empty(3, 2, 40), parents)
+    fitted = Parents(empty(3, 2), parents, parents)
+    gpu.fit_backward(inputs, fitted, FitOutputs(*fitted, empty(3, 2, 0)), 2, 0.0, 5e-4)
+    gpu.agreement(poses[:1], weight[:1], parents[:1, :1], 2)
+    monkeypatch.setattr(gpu.em, "VOTES_KEPT", 1)  # votes are computed again for each pass over the children
+    monkeypatch.setattr(compiler, "candidates", 2)
+    gpu.fit(inputs, FitOptions(2, 0.3, 5e-4, 1e-7, True))
+    assert {report.kernel for report in compiler.reports} == KERNEL_NAMES
+    assert all(report.registers > 0 == report.spilled for report in compiler.reports)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PAPERS)
+def test_blocks_of_the_papers_layers_spill_nothing(
+    name: str, monkeypatch: pytest.MonkeyPatch, record_property: Callable[[str, object], None]
+) -> None:
+    """Defaults do not, and other candidates are compiled and reported."""
+    from capsule_lab.kernels import gpu
+
+    compiler = Compiler(gpu, monkeypatch, candidates=9)
+    launch_all(gpu, PAPERS[name], em=name != "CapsNet", dynamic=name == "CapsNet")
+    for report in compiler.reports:
+        record_property(f"{name}: {report.kernel}", str(report))
+        print(name, report)  # noqa: T201  # pytest -rP
+    assert [report for report in compiler.reports if report.spilled] == []
 
 
 def test_without_triton_there_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
