@@ -12,7 +12,7 @@ from rich.table import Table
 from capsule_lab.bench.breakdown import FAMILIES
 
 Row = dict[str, Any]
-LOWER_BOUNDS = ("least ms\narithmetic", "least ms\nmemory")
+LOWER_BOUNDS = ("least ms\narithmetic", "least ms\nmemory", "of\nroofline")
 SHORT = {"32-true": "f32", "bf16-mixed": "bf16"}
 
 
@@ -21,7 +21,7 @@ def of_measured(report: dict[str, Any], hardware: str) -> Iterator[Table]:
     rates = report["rates"]
     speeds = ", ".join(
         f"{rates[f'{name}_operations_per_second'] / 1e9:.0f} GFLOP/s in {name}"
-        for name in ("float32", "bfloat16")
+        for name in ("float32", "tf32", "bfloat16")
         if f"{name}_operations_per_second" in rates
     )
     machine = f"least: at {speeds}, {rates['bytes_per_second'] / 1e9:.1f} GB/s"
@@ -40,8 +40,7 @@ def _of_layers(rows: list[Row], hardware: str, machine: str) -> Table:
     for row in rows:
         shown.add_row(
             row["name"], row["form"], _ms(row["forward_seconds_median"]), _range(row), f"{row['speedup']:.2f}x",
-            _size(row["memory_above_bytes"]), f"{row['memory_above_share']:.0%}",
-            _ms(row["floor_arithmetic_seconds"]), _ms(row["floor_memory_seconds"]),
+            _size(row["memory_above_bytes"]), f"{row['memory_above_share']:.0%}", *_lower_bounds(row),
         )  # fmt: skip
     return shown
 
@@ -57,9 +56,14 @@ def _of_models(rows: list[Row], hardware: str, machine: str) -> Table:
         shown.add_row(
             row["name"], row["form"], SHORT[row["precision"]], str(row["batch_size"]),
             f"{row['images_per_second']:.3g}", _range(row), f"{row['speedup']:.2f}x", _size(row["peak_memory_bytes"]),
-            f"{row['peak_memory_share']:.0%}", _ms(row["floor_arithmetic_seconds"]), _ms(row["floor_memory_seconds"]),
+            f"{row['peak_memory_share']:.0%}", *_lower_bounds(row),
         )  # fmt: skip
     return shown
+
+
+def _lower_bounds(row: Row) -> tuple[str, str, str]:
+    times = (_ms(row[f"floor_{name}_seconds"]) for name in ("arithmetic", "memory"))
+    return *times, f"{row['roofline_percent']:.1f} %"
 
 
 def of_scaling(rows: list[Row], hardware: str) -> Iterator[Table]:
