@@ -59,8 +59,13 @@ def fit(inputs: FitInputs, options: FitOptions) -> FitOutputs:
             **sizes(poses, weight, options.inner),
         )
 
-    shape = shape_of(poses, weight, options.inner, measure=options.measure)
-    tuned("fit", shape, poses.device, fit_blocks(child, (1 << levels) * bytes_per_number(poses)), run)
+    tuned(
+        "fit",
+        shape_of(poses, weight, options.inner),
+        poses.device,
+        fit_blocks(child, (1 << levels) * bytes_per_number(poses)),
+        run,
+    )
     return outputs
 
 
@@ -75,8 +80,8 @@ def fit_blocks(child: int, bytes_per_vote: int) -> list[Blocks]:
     default = 64 if child > 32 else 32  # ours
     blocks = [Blocks(children, children // 32, kept=1) for children in (default, 32, 128)]
     kept = [each._replace(kept=min(triton.cdiv(child, each.children), VOTES_KEPT // registers or 1)) for each in blocks]
-    large = min(512, triton.next_power_of_2(max(child, 32)))  # ours: 512, the votes of four children of each thread
-    return [*kept, blocks[0], Blocks(large, max(1, large * registers // 2048))]
+    large = min(512, triton.next_power_of_2(child))  # ours: the votes of four children of each thread; less would spill
+    return [*kept, blocks[0], *[Blocks(large, large * registers // 2048)] * (large * registers >= 4096)]
 
 
 def distances(poses: Tensor, weight: Tensor, parents: Tensor, variances: Tensor, inner: int) -> Tensor:

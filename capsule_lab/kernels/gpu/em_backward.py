@@ -73,8 +73,8 @@ def _sums_over_children(
             **sizes(inputs.poses, inputs.weight, inner),
         )
 
-    shape = shape_of(inputs.poses, inputs.weight, inner, measured=grad_distances is not None)
-    tuned("sum_children", shape, inputs.poses.device, BLOCKS, run)
+    candidates = BLOCKS if grad_distances is not None else BLOCKS[:1]  # without distances there is little to sum
+    tuned("sum_children", shape_of(inputs.poses, inputs.weight, inner), inputs.poses.device, candidates, run)
     return assigned, errors, squares
 
 

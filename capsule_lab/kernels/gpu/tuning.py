@@ -75,14 +75,15 @@ def tuned(
 
     Args:
         kernel: its name.
-        shape: everything that its machine code depends on, but for the blocks.
+        shape: what its machine code depends on, but for the blocks. Variants that differ little, such as with and
+            without distances, have one: the first that is launched is measured for both.
         device: that it runs on.
         candidates: among which a search chooses; the first is the default.
         run: launches the kernel, and can do so again with the same result.
     """
     name = " ".join([kernel, *(f"{key}={value}" for key, value in shape.items())])
     known = _section(device)
-    if _search is not None and name not in known:
+    if _search is not None and name not in known and len(candidates) > 1:
         _search.choose(name, known, candidates, run)
     return run(known.get(name, candidates[0]))
 

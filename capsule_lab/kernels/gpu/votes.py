@@ -84,7 +84,7 @@ def votes_backward(
     grad_couplings = by_child.new_empty(row, parent, child) if fit else None
     given = (poses, weight, by_child, coefficients, activations, grad_distances)
     common: dict[str, Any] = {"FIT": fit, "MEASURED": grad_distances is not None, "TERMS": terms}
-    shape = shape_of(poses, weight, inner, fit=fit, measured=grad_distances is not None, terms=terms)
+    shape = shape_of(poses, weight, inner, fit=fit, terms=terms)
     common |= sizes(poses, weight, inner)
 
     def run_poses(blocks: Blocks) -> None:
