@@ -62,8 +62,8 @@ def _of_models(rows: list[Row], hardware: str, machine: str) -> Table:
 
 
 def _lower_bounds(row: Row) -> tuple[str, str, str]:
-    times = (_ms(row[f"floor_{name}_seconds"]) for name in ("arithmetic", "memory"))
-    return *times, f"{row['roofline_percent']:.1f} %"
+    arithmetic, memory = row["floor_arithmetic_seconds"], row["floor_memory_seconds"]
+    return _ms(arithmetic), _ms(memory), f"{row['roofline_percent']:.1f} %"
 
 
 def of_scaling(rows: list[Row], hardware: str) -> Iterator[Table]:

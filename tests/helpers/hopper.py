@@ -20,7 +20,7 @@ from capsule_lab.kernels.em_arguments import FitInputs, FitOptions, FitOutputs, 
 from capsule_lab.kernels.gpu.tuning import Blocks
 
 HOPPER = GPUTarget("cuda", 90, 32)
-POINTERS = {torch.float32: "*fp32", torch.float64: "*fp64", torch.bfloat16: "*bf16"}
+POINTERS = {torch.float32: "*fp32", torch.float64: "*fp64", torch.bfloat16: "*bf16", torch.int64: "*i64"}
 
 
 class Report(NamedTuple):
@@ -65,7 +65,7 @@ class Compiler:
     def __init__(self, gpu: ModuleType, monkeypatch: pytest.MonkeyPatch, *, candidates: int) -> None:
         self.reports: list[Report] = []
         self.candidates = candidates
-        for module in (gpu.em, gpu.em_backward, gpu.dynamic, gpu.votes):
+        for module in (gpu.em, gpu.em_backward, gpu.dynamic, gpu.votes, gpu.child_softmax):
             monkeypatch.setattr(module, "launch", self.compile)
             monkeypatch.setattr(module, "tuned", self.tuned)
 
@@ -114,6 +114,9 @@ def launch_all(gpu: ModuleType, layer: Layer, *, em: bool, dynamic: bool) -> Non
         gpu.fit(inputs, FitOptions(inner, 0.0, 5e-4, 1e-7, True))
         gpu.fit_backward(inputs, fitted, FitOutputs(*fitted, couplings), inner, 0.3, 5e-4)
         gpu.distances(poses, weight, parents, parents, inner)
+        windows = torch.arange(child).expand(4, child)  # every position sees all children
+        shares = gpu.softmax_by_child(empty(4 * row, parent, child), windows, child)
+        gpu.softmax_by_child_backward(shares, shares, windows, child)
     if dynamic:
         gpu.weighted_sum(poses, weight, couplings, inner)
         gpu.agreement(poses, weight, parents, inner)

@@ -35,7 +35,8 @@ if importlib.util.find_spec("triton") is None:
 
 from tests.helpers.hopper import PAPERS, Compiler, Layer, launch_all
 
-KERNELS = ["agreement", "contraction", "distances", "fit", "fit_backward", "weighted_sum"]
+KERNELS = ["agreement", "contraction", "distances", "fit", "fit_backward", "softmax_by_child"]
+KERNELS += ["softmax_by_child_backward", "weighted_sum"]
 F64, F32, BF16 = torch.float64, torch.float32, torch.bfloat16
 TOLERANCE = {F64: 1e-10, F32: 1e-5, BF16: 1e-2}
 
@@ -96,11 +97,16 @@ def results(kernels: Any, case: Case, device: str, dtype: torch.dtype) -> dict[s
     fitted = [each.to(device, dtype) for each in cpu.fit(FitInputs(*(each.double().cpu() for each in inputs)), options)]
     grad_outputs = FitOutputs(*(given(*each.shape, seed=10 + n) for n, each in enumerate(fitted)))
     terms = [couplings, by_child], [previous, pose]
+    windows = torch.tensor([[0, 1, 130, 3], [130, 3, 4, 6], [4, 6, 0, 1], [131, 131, 131, 131]], device=device)
+    logs, grad_shares = (given(4 * row, parent, 4, seed=seed) * case.scale for seed in (20, 21))
+    shares = kernels.softmax_by_child(logs, windows, 132)
     fit_backward = kernels.fit_backward(inputs, Parents(*fitted[:3]), grad_outputs, inner, case.damping, 0.01)
     return {
         "fit": kernels.fit(inputs, options),
         "fit_backward": fit_backward,
         "distances": (kernels.distances(poses, weight, pose, variances, inner),),
+        "softmax_by_child": (shares,),
+        "softmax_by_child_backward": (kernels.softmax_by_child_backward(shares, grad_shares, windows, 132),),
         "weighted_sum": (kernels.weighted_sum(poses, weight, by_child, inner),),
         "agreement": (kernels.agreement(poses, weight, pose, inner),),
         "contraction": (
@@ -121,7 +127,7 @@ def compare(name: str, device: str, candidate: int = 0) -> None:
     with ExitStack() as stack:
         for module in (gpu.blocks, gpu.votes):
             stack.enter_context(patch.object(module, "PROGRAMS", case.programs))
-        for module in (gpu.em, gpu.em_backward, gpu.dynamic, gpu.votes):
+        for module in (gpu.em, gpu.em_backward, gpu.dynamic, gpu.votes, gpu.child_softmax):
             stack.enter_context(patch.object(module, "tuned", tuned))
         found = results(gpu, case, device, case.dtype)
     expected = results(cpu, case, "cpu", F32 if case.dtype == BF16 else case.dtype)
@@ -247,6 +253,7 @@ def test_interpreted_routing(algorithm: str, options: dict[str, Any], interprete
 
 
 KERNEL_NAMES = {"_fit", "_sum_children", "_sum_components", "_grad_poses", "_grad_weight", "_weighted_sum"}
+KERNEL_NAMES |= {"_softmax", "_softmax_backward"}
 
 
 def test_compiled_for_hopper(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

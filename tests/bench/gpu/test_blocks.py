@@ -33,7 +33,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     gpu.tuning._stored.cache_clear()
     for module in (backends, ops, run_routing, blocks):
         monkeypatch.setattr(module, "fused_kernels", lambda _: gpu)
-    for module in (gpu.em, gpu.em_backward, gpu.dynamic, gpu.votes):
+    for module in (gpu.em, gpu.em_backward, gpu.dynamic, gpu.votes, gpu.child_softmax):
         monkeypatch.setattr(module, "launch", lambda *_, **__: None)
     monkeypatch.setattr("triton.testing.do_bench", lambda *_, **__: 1.0)
     yield gpu
@@ -46,6 +46,7 @@ def test_every_kernel_of_the_networks_is_searched(gpu: Any, tmp_path: Path) -> N
     assert report["stored"] == str(tmp_path / "blocks.json")
     assert {row["kernel"].split()[0] for row in report["rows"]} == {
         "fit", "sum_children", "sum_components", "grad_poses", "grad_weight", "weighted_sum",
+        "softmax_by_child", "softmax_by_child_backward",
     }  # fmt: skip
     kernels = {row["kernel"] for row in report["rows"]}
     assert sum(row["chosen"] for row in report["rows"]) == len(kernels)
