@@ -26,6 +26,8 @@ from torch import Tensor
 from capsule_lab.kernels import backends, cpu, ops, run_routing
 from capsule_lab.kernels.backends import Backend, fused_kernels
 from capsule_lab.kernels.em_arguments import FitInputs, FitOptions, FitOutputs, Parents
+from capsule_lab.layers import ConvCapsules
+from capsule_lab.routing import EMRouting
 from capsule_lab.routing.dynamic import dynamic_routing
 from capsule_lab.routing.em import em_routing
 from capsule_lab.types import Votes
@@ -204,6 +206,29 @@ def compare_routing(device: str, algorithm: str, options: dict[str, Any]) -> Non
     torch.testing.assert_close(answers[0], answers[1], rtol=1e-10, atol=1e-10)
 
 
+def compare_convolutional_routing(device: str) -> None:
+    """The same of a layer whose parents compete at all positions."""
+    from capsule_lab.kernels import gpu
+
+    torch.manual_seed(0)
+    layers = [
+        ConvCapsules((5, 5), 2, 4, 3, 4, rows=2, stride=2, routing=partial(EMRouting, backend=backend)).double()
+        for backend in ("fused", "matmul")
+    ]
+    layers[1].load_state_dict(layers[0].state_dict())
+    answers = []
+    with ExitStack() as stack:
+        for module in (backends, ops, run_routing):
+            stack.enter_context(patch.object(module, "fused_kernels", lambda _: gpu))
+        for layer in layers:
+            leaves = [draw(2, 50, 4, seed=0).to(device), draw(2, 50, seed=1).sigmoid().to(device)]
+            leaves = [*(leaf.requires_grad_() for leaf in leaves), *layer.to(device).parameters()]
+            above = layer(*leaves[:2])
+            loss = sum((each * draw(*each.shape, seed=5 + n).to(device)).sum() for n, each in enumerate(above))
+            answers.append([*above, *torch.autograd.grad(loss, leaves)])
+    torch.testing.assert_close(answers[0], answers[1], rtol=1e-9, atol=1e-9)
+
+
 ROUTINGS = [
     ("em", {}),
     ("em", {"damping": 0.3, "iterations": 2}),
@@ -247,6 +272,10 @@ def test_interpreted_in_any_memory_order(interpreter: ProcessPoolExecutor) -> No
 @pytest.mark.parametrize(("algorithm", "options"), ROUTINGS)
 def test_interpreted_routing(algorithm: str, options: dict[str, Any], interpreter: ProcessPoolExecutor) -> None:
     interpreter.submit(compare_routing, "cpu", algorithm, options).result()
+
+
+def test_interpreted_convolutional_routing(interpreter: ProcessPoolExecutor) -> None:
+    interpreter.submit(compare_convolutional_routing, "cpu").result()
 
 
 # --------------------------------------------------------------------------------------------------- compiled
@@ -326,3 +355,17 @@ def test_on_a_gpu_in_any_memory_order() -> None:
 @pytest.mark.parametrize(("algorithm", "options"), ROUTINGS)
 def test_routing_on_a_gpu(algorithm: str, options: dict[str, Any]) -> None:
     compare_routing("cuda", algorithm, options)
+
+
+@on_a_gpu
+def test_convolutional_routing_on_a_gpu() -> None:
+    compare_convolutional_routing("cuda")
+
+
+@on_a_gpu
+def test_results_are_the_same_in_every_run_on_a_gpu() -> None:
+    from capsule_lab.kernels import gpu
+
+    case = CASES["more than a block"]._replace(row=64, dtype=F32)
+    first, second = (results(gpu, case, "cuda", F32) for _ in range(2))
+    torch.testing.assert_close(first, second, rtol=0, atol=0)

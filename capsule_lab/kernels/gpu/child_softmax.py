@@ -6,6 +6,7 @@ In plain torch the sums over a child's positions are ``index_add``, whose order 
 
 from __future__ import annotations
 
+import functools
 from typing import Any, no_type_check
 
 import torch
@@ -34,8 +35,7 @@ def _for_each_child(kernel: Any, name: str, given: list[Tensor], child: Tensor, 
     """Launch ``kernel`` on tensors ``(image * position, parent, place)``, of which its result is another."""
     (positions, places), (rows, parent, _) = child.shape, given[0].shape
     result = given[0].new_empty(given[0].shape)
-    order = child.flatten().argsort(stable=True)  # entries of each child, one child after the other
-    starts = torch.searchsorted(child.flatten()[order], torch.arange(children + 1, device=child.device))
+    order, starts = _entries(child, 0 if child.is_inference() else child._version, children)
 
     def run(blocks: Blocks) -> None:
         launch(
@@ -55,6 +55,16 @@ def _for_each_child(kernel: Any, name: str, given: list[Tensor], child: Tensor, 
     shape = {"children": children, "places": places, "parents": parent, "dtype": str(result.dtype)}
     tuned(name, shape, result.device, BLOCKS, run)
     return result
+
+
+@functools.lru_cache(maxsize=32)  # ours: as many layers of a size of their own as are in use at a time
+def _entries(child: Tensor, version: int, children: int) -> tuple[Tensor, Tensor]:  # noqa: ARG001  # part of the key
+    """Entries ``position * places + place`` sorted by child, and where those of each child start.
+
+    A tensor is found by its identity, and by how often it was written to.
+    """
+    order = child.flatten().argsort(stable=True)
+    return order, torch.searchsorted(child.flatten()[order], torch.arange(children + 1, device=child.device))
 
 
 @triton.jit

@@ -94,22 +94,26 @@ class Search:
 
     Attributes:
         timer: of a candidate.
-        deadline: of ``time.monotonic``; kernels that come later keep their defaults, unless they are searched again.
+        deadline: of ``time.monotonic``; a kernel that would take longer, were it as slow as the slowest before, keeps
+            its default, unless it is searched again.
         rows: for each candidate ``kernel`` (with its shape), its ``Blocks``, ``first_seconds`` of the first launch,
             in which it was compiled, ``microseconds``, or null and ``error``, and whether it was ``chosen``.
-        skipped: kernels that came after the deadline.
+        skipped: kernels that found no time.
+        longest: seconds that a kernel took.
     """
 
     timer: Timer
     deadline: float
     rows: list[dict[str, Any]] = field(default_factory=list)
     skipped: set[str] = field(default_factory=set)
+    longest: float = 0.0
 
     def choose(
         self, name: str, known: dict[str, Blocks], candidates: Sequence[Blocks], run: Callable[[Blocks], object]
     ) -> None:
-        """Measure the candidates, and add the fastest to ``known``."""
-        if time.monotonic() > self.deadline:
+        """Measure the candidates, add the fastest to ``known``, and store it."""
+        started = time.monotonic()
+        if started + self.longest > self.deadline:
             self.skipped.add(name)
             return
         candidates = list(dict.fromkeys(candidates))
@@ -120,6 +124,8 @@ class Search:
         rows[best]["chosen"] = True
         known[name] = candidates[best]
         self.rows += rows
+        _write()
+        self.longest = max(self.longest, time.monotonic() - started)
 
     def _measured(self, name: str, blocks: Blocks, run: Callable[[Blocks], object]) -> dict[str, Any]:
         row: dict[str, Any] = {"kernel": name, **blocks._asdict(), "first_seconds": None, "microseconds": None}
@@ -141,7 +147,7 @@ _search: Search | None = None
 
 @contextmanager
 def searching(limit: float, timer: Timer = milliseconds) -> Iterator[Search]:
-    """Choose blocks for every kernel that this block launches and that has none yet; at the end store them.
+    """Choose and store blocks for every kernel that this block launches and that has none yet.
 
     Args:
         limit: seconds, after which no other kernel is measured.
@@ -156,7 +162,6 @@ def searching(limit: float, timer: Timer = milliseconds) -> Iterator[Search]:
         yield _search
     finally:
         _search = None
-        _write()
 
 
 def path() -> Path | None:
@@ -216,7 +221,7 @@ def _checked(blocks: Blocks) -> Blocks:
 def _write() -> None:
     """Merge what is known here into the file, in which another process may have stored more."""
     file = path()
-    if file is None or not any(_stored().values()):
+    if file is None:
         return
     merged = {**read(file)}
     for section, entries in _stored().items():

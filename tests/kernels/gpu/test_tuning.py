@@ -95,6 +95,15 @@ def test_no_search_after_the_deadline(file: Path) -> None:
     assert not file.exists()
 
 
+def test_no_kernel_is_begun_that_may_end_after_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds = iter([0.0, 1.0, 6.0, 7.0])  # of the beginning of the search, the first kernel, its end, the second
+    monkeypatch.setattr(tuning.time, "monotonic", lambda: next(seconds))
+    with searching(10.0, pretend(of_64=2.0, of_32=1.0)) as search:
+        assert used(child=288) == FASTER
+        assert used(child=144) == DEFAULT
+    assert search.skipped == {"fit child=144"}
+
+
 def test_other_gpu_version_and_source_have_their_own(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with searching(60.0, pretend(of_64=2.0, of_32=1.0)):
         used()
