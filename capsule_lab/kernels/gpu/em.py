@@ -27,6 +27,9 @@ from capsule_lab.kernels.gpu.votes import sum_components
 VOTES_KEPT = 144  # ours: registers of a thread for votes, of 255; the compiler spills none in the layers of the papers
 
 
+MOST_KEPT = 9  # ours: blocks; each is compiled by itself, and 9 of 32 are a 3x3 window of 32 types
+
+
 def fit(inputs: FitInputs, options: FitOptions) -> FitOutputs:
     """Mass, poses, variances and, if asked to ``measure``, distances."""
     poses, weight, _, couplings, previous = inputs
@@ -79,7 +82,10 @@ def fit_blocks(child: int, bytes_per_vote: int) -> list[Blocks]:
     registers = bytes_per_vote // 4
     default = 64 if child > 32 else 32  # ours
     blocks = [Blocks(children, children // 32, kept=1) for children in (default, 32, 128)]
-    kept = [each._replace(kept=min(triton.cdiv(child, each.children), VOTES_KEPT // registers or 1)) for each in blocks]
+    kept = [
+        each._replace(kept=min(triton.cdiv(child, each.children), VOTES_KEPT // registers or 1, MOST_KEPT))
+        for each in blocks
+    ]
     large = min(512, triton.next_power_of_2(child))  # ours: the votes of four children of each thread; less would spill
     return [*kept, blocks[0], *[Blocks(large, large * registers // 2048)] * (large * registers >= 4096)]
 
