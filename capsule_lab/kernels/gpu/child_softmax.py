@@ -2,7 +2,7 @@
 
 In plain torch the sums over a child's positions are ``index_add``, whose order on a GPU differs from run to run.
 """
-# ruff: noqa: N803 (Triton's constants are upper case)
+# ruff: noqa: N803, RUF005 (Triton's constants are upper case, and its tuples only add up)
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from capsule_lab.kernels.gpu.blocks import bytes_per_number, launch
 from capsule_lab.kernels.gpu.tuning import Blocks, tuned
 
 BLOCKS = [Blocks(128, 4), Blocks(64, 2), Blocks(32, 1), Blocks(128, 1)]  # ours: one child for each thread
+TOGETHER = 8  # ours: loads of a thread that are under way at a time, to hide the latency of memory
 
 
 def softmax_by_child(log_couplings: Tensor, child: Tensor, children: int) -> Tensor:
@@ -48,6 +49,7 @@ def _for_each_child(kernel: Any, name: str, given: list[Tensor], child: Tensor, 
             CHILDREN=children,
             PLACES=places,
             BLOCK=blocks.children,
+            TOGETHER=TOGETHER,
             NUMBER=tl.float64 if bytes_per_number(result) == 8 else tl.float32,
             num_warps=blocks.warps,
         )
@@ -87,9 +89,29 @@ def address(order, entry, exists, positions, parent, PLACES: tl.constexpr):
 
 @triton.jit
 @no_type_check
+def is_entry(n, count, j, parent):
+    """Whether a child has an n-th entry, and there is a parent j; in the interpreter n and j are no tensors."""
+    return (n < count) & (tl.zeros_like(count) + j < parent)
+
+
+@triton.jit
+@no_type_check
+def load_parents(
+    pointer, n, count, j, parent, other, PLACES: tl.constexpr, TOGETHER: tl.constexpr, NUMBER: tl.constexpr
+):  # fmt: skip
+    """The n-th entries of TOGETHER parents from ``j`` on, all under way before one is used; ``other`` beyond them."""
+    parts = ()
+    for k in tl.static_range(TOGETHER):
+        part = tl.load(pointer + (j + k) * PLACES, mask=is_entry(n, count, j + k, parent), other=other)
+        parts = parts + (part.to(NUMBER),)
+    return parts
+
+
+@triton.jit
+@no_type_check
 def _softmax(
     log_couplings, order, starts, couplings, positions, parent,
-    CHILDREN: tl.constexpr, PLACES: tl.constexpr, BLOCK: tl.constexpr, NUMBER: tl.constexpr,
+    CHILDREN: tl.constexpr, PLACES: tl.constexpr, BLOCK: tl.constexpr, TOGETHER: tl.constexpr, NUMBER: tl.constexpr,
 ):  # fmt: skip
     """A program goes through all entries of a block of children of one image twice."""
     first, count = entry_range(starts, CHILDREN, BLOCK)
@@ -97,36 +119,46 @@ def _softmax(
     total = tl.full([BLOCK], 0.0, NUMBER)
     for n in range(tl.max(count, 0)):
         at = address(order, first + n, n < count, positions, parent, PLACES)
-        for j in range(parent):
-            log = tl.load(log_couplings + at + j * PLACES, mask=n < count, other=float("-inf")).to(NUMBER)
-            new_largest = tl.maximum(largest, log)
+        for j in range(0, parent, TOGETHER):
+            logs = load_parents(log_couplings + at, n, count, j, parent, float("-inf"), PLACES, TOGETHER, NUMBER)
+            new_largest = largest
+            for k in tl.static_range(TOGETHER):
+                new_largest = tl.maximum(new_largest, logs[k])
             shift = tl.where(new_largest == float("-inf"), 0.0, new_largest)
-            total = total * tl.exp(largest - shift) + tl.exp(log - shift)
+            total *= tl.exp(largest - shift)
+            for k in tl.static_range(TOGETHER):
+                total += tl.exp(logs[k] - shift)
             largest = new_largest
     for n in range(tl.max(count, 0)):
         at = address(order, first + n, n < count, positions, parent, PLACES)
-        for j in range(parent):
-            log = tl.load(log_couplings + at + j * PLACES, mask=n < count, other=0.0).to(NUMBER)
-            tl.store(couplings + at + j * PLACES, tl.exp(log - largest) / total, mask=n < count)
+        for j in range(0, parent, TOGETHER):
+            logs = load_parents(log_couplings + at, n, count, j, parent, 0.0, PLACES, TOGETHER, NUMBER)
+            for k in tl.static_range(TOGETHER):
+                share = tl.exp(logs[k] - largest) / total
+                tl.store(couplings + at + (j + k) * PLACES, share, mask=is_entry(n, count, j + k, parent))
 
 
 @triton.jit
 @no_type_check
 def _softmax_backward(
     couplings, grad_couplings, order, starts, grad_logs, positions, parent,
-    CHILDREN: tl.constexpr, PLACES: tl.constexpr, BLOCK: tl.constexpr, NUMBER: tl.constexpr,
+    CHILDREN: tl.constexpr, PLACES: tl.constexpr, BLOCK: tl.constexpr, TOGETHER: tl.constexpr, NUMBER: tl.constexpr,
 ):  # fmt: skip
     """The same: the gradient of a child's couplings, less its mean weighted by them."""
     first, count = entry_range(starts, CHILDREN, BLOCK)
     mean = tl.full([BLOCK], 0.0, NUMBER)
     for n in range(tl.max(count, 0)):
         at = address(order, first + n, n < count, positions, parent, PLACES)
-        for j in range(parent):
-            share = tl.load(couplings + at + j * PLACES, mask=n < count, other=0.0).to(NUMBER)
-            mean += share * tl.load(grad_couplings + at + j * PLACES, mask=n < count, other=0.0).to(NUMBER)
+        for j in range(0, parent, TOGETHER):
+            shares = load_parents(couplings + at, n, count, j, parent, 0.0, PLACES, TOGETHER, NUMBER)
+            gradients = load_parents(grad_couplings + at, n, count, j, parent, 0.0, PLACES, TOGETHER, NUMBER)
+            for k in tl.static_range(TOGETHER):
+                mean += shares[k] * gradients[k]
     for n in range(tl.max(count, 0)):
         at = address(order, first + n, n < count, positions, parent, PLACES)
-        for j in range(parent):
-            share = tl.load(couplings + at + j * PLACES, mask=n < count, other=0.0).to(NUMBER)
-            gradient = tl.load(grad_couplings + at + j * PLACES, mask=n < count, other=0.0).to(NUMBER)
-            tl.store(grad_logs + at + j * PLACES, share * (gradient - mean), mask=n < count)
+        for j in range(0, parent, TOGETHER):
+            shares = load_parents(couplings + at, n, count, j, parent, 0.0, PLACES, TOGETHER, NUMBER)
+            gradients = load_parents(grad_couplings + at, n, count, j, parent, 0.0, PLACES, TOGETHER, NUMBER)
+            for k in tl.static_range(TOGETHER):
+                gradient = shares[k] * (gradients[k] - mean)
+                tl.store(grad_logs + at + (j + k) * PLACES, gradient, mask=is_entry(n, count, j + k, parent))
