@@ -34,7 +34,8 @@ class Case:
     Attributes:
         kind: ``"layer"`` or ``"model"``.
         name: which.
-        form: ``"textbook"``, a backend of the routing, or ``"plain"`` for a model that does not route.
+        form: ``"textbook"``, a backend of the routing, ``"compiled"``, which is ``matmul`` under ``torch.compile``, or
+            ``"plain"`` for a model that does not route.
         precision: as of a Trainer.
         device: ``"cpu"`` or ``"cuda"``.
         sizes: of a layer: what ``conf/bench.yaml`` has under its name; of a model: batch, image and classes.
@@ -48,6 +49,11 @@ class Case:
     device: str
     sizes: Mapping[str, Any]
     overrides: tuple[str, ...] = ()
+
+    @property
+    def backend(self) -> str:
+        """Of the routing."""
+        return "matmul" if self.form == "compiled" else self.form
 
     @property
     def label(self) -> str:
@@ -68,7 +74,7 @@ def check_bench(config: DictConfig) -> None:
     """
     _check_list("layers", config.layers, LAYERS)
     _check_list("models", config.models, options_of("model"))
-    _check_list("backends", config.backends, ("reference", "matmul", "fused"))
+    _check_list("backends", config.backends, ("reference", "matmul", "compiled", "fused"))
     _check_list("precisions", config.precisions, ("bf16-mixed", FULL))
     nothing_to_time = not (config.scaling or config.layers or config.models)
     rules = {

@@ -10,7 +10,7 @@ from typing import Any
 from omegaconf import DictConfig
 
 from capsule_lab.bench.cases import FULL, Case, check_bench, layer_groups, model_groups
-from capsule_lab.bench.roofline import measure_roofline
+from capsule_lab.bench.roofline import beside_roofline, measure_roofline
 from capsule_lab.bench.workers import Seconds, Worker, build_timer, read_memory, time_steps
 
 PAUSE = 0.05  # ours: OpenMP's threads wait for more work in a loop for some milliseconds
@@ -32,7 +32,7 @@ def measure(config: DictConfig) -> dict[str, Any]:
         measured = time_in_turn(group, rounds=config.rounds, steps=config.steps)
         first = dict(measured[0])
         for row in measured:
-            row |= work.lower_bounds(rates, row["precision"])
+            row |= beside_roofline(row, work, rates)
             row["speedup"] = first["seconds_median"] / row["seconds_median"]
             for memory in ("peak_memory", "memory_above"):
                 row[f"{memory}_share"] = row[f"{memory}_bytes"] / max(first[f"{memory}_bytes"], 1)
@@ -53,10 +53,11 @@ def time_in_turn(cases: list[Case], *, rounds: int, steps: int) -> list[dict[str
                 time.sleep(PAUSE)
                 of_case += worker.call(time_steps, steps)
         memory = [worker.call(read_memory) for worker in workers]
-    return [{**_row(case, times), **peak} for case, times, peak in zip(cases, seconds, memory, strict=True)]
+    return [{**row_of(case, times), **peak} for case, times, peak in zip(cases, seconds, memory, strict=True)]
 
 
-def _row(case: Case, times: list[Seconds]) -> dict[str, Any]:
+def row_of(case: Case, times: list[Seconds]) -> dict[str, Any]:
+    """A case, and the seconds of its steps."""
     forward, both = zip(*times, strict=True)
     row = {
         "kind": case.kind,

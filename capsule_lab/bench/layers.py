@@ -40,11 +40,12 @@ def build_layer(case: Case, sizes: dict[str, Any] | None = None) -> tuple[Forwar
     torch.manual_seed(0)
     builders: dict[str, Callable[..., tuple[Forward, list[Tensor]]]]
     builders = {"em_window": _em_window, "em_all_parents": _em_all_parents, "dynamic": _dynamic}
-    return builders[case.name](case, torch.device(case.device), **(sizes or case.sizes))
+    forward, inputs = builders[case.name](case, torch.device(case.device), **(sizes or case.sizes))
+    return torch.compile(forward) if case.form == "compiled" else forward, inputs
 
 
 def _em_routing(case: Case, iterations: int) -> Any:
-    backend: Any = case.form
+    backend: Any = case.backend
     return partial(
         EMRouting, cost="paper", beta_u=0.0, beta_a=0.0, inverse_temperature=FINAL, min_variance=MIN_VARIANCE,
         iterations=iterations, backend=backend,
@@ -124,7 +125,7 @@ def _dynamic(
         )  # fmt: skip
         network = network.to(device)
         return lambda: (network.digit_capsules(poses),), [poses, network.weight, network.bias]
-    routing = DynamicRouting(parents, parent_dim, iterations=iterations, backend=cast(Backend, case.form)).to(device)
+    routing = DynamicRouting(parents, parent_dim, iterations=iterations, backend=cast(Backend, case.backend)).to(device)
     weight = _leaf(0.1 * torch.randn(children, child_dim, parents, parent_dim, device=device))  # 0.1: official code
     return lambda: (routing(Votes(poses, weight)).poses,), [poses, weight, *routing.parameters()]
 

@@ -47,6 +47,8 @@ def build_step(case: Case) -> Step:
         network = build_textbook(case, config).to(device)
         return Step(lambda: network(batch.images, batch.labels), torch.optim.Adam(network.parameters()), network)
     module = build_network(case, config).to(device)
+    if case.form == "compiled":
+        module.network.compile()
     optimizer = module.optimizer(module.parameters_to_train(), lr=1e-3)  # 1e-3: Adam's default
 
     def loss() -> Tensor:
@@ -73,7 +75,7 @@ def loss_of(module: Any, batch: Batch) -> Tensor:
 def build_network(case: Case, config: DictConfig) -> Any:
     """The module of a case, which routes as the case says."""
     if case.form not in ("plain", "textbook"):
-        config.routing.backend = case.form
+        config.routing.backend = case.backend
     return build_module(config, DataSpec(tuple(case.sizes["image_shape"]), case.sizes["num_classes"]))
 
 

@@ -12,13 +12,19 @@ and T iterations:
 The backward pass of routing takes twice the multiply-adds of its forward pass, once per factor. A backward pass
 reads the inputs and the outputs' gradients and writes the inputs'. Adam reads four numbers per parameter and writes
 three.
+
+The roofline is the longer of two times, of the operations and of the bytes. The fused form of EM routing has a second
+one: between its kernels lies the softmax over all parents that see a child, so that one number per vote, not d, is
+carried through memory for it. Couplings are written and read in each of T iterations, distances in all but the last;
+the backward pass carries both again, and the gradients of both: ``3 (2 T + 2 (T - 1))`` numbers per vote. What a kernel
+reads for a second or third time, and the votes that it computes again, are not counted.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -34,7 +40,7 @@ from capsule_lab.layers import ClassCapsules, ConvCapsules, DenseCapsules
 from capsule_lab.routing import AbstractRouting, EMRouting
 from capsule_lab.types import Votes
 
-MATRIX, ARRAY = 2048, 2**26  # ours: large enough for all cores, and for no cache
+MATRIX, ARRAY = 2048, 2**26  # ours: large enough for all cores, and for no cache; four times of each on a GPU
 PASSES = 3  # forward, and backward to each of two factors
 ADAM = 4 + 3  # numbers per parameter, read and written
 OF_ROUTING = ("bmm", "baddbmm")  # votes and their sums are batched products; convolutions and linear layers are not
@@ -49,17 +55,20 @@ class Work:
         routing_operations: in float32.
         numbers: moved by convolutions and linear layers.
         full_numbers: moved in float32: by routing, and parameters.
+        carried_numbers: in float32, between the kernels of fused EM routing.
     """
 
     operations: int = 0
     routing_operations: int = 0
     numbers: int = 0
     full_numbers: int = 0
+    carried_numbers: int = 0
 
     def lower_bounds(self, rates: dict[str, float], precision: str) -> dict[str, float]:
         """Seconds at these rates, and the operations and bytes behind them."""
         bfloat16 = precision != FULL
-        rate = rates["bfloat16_operations_per_second" if bfloat16 else "float32_operations_per_second"]
+        full = rates.get("tf32_operations_per_second", rates["float32_operations_per_second"])
+        rate = rates["bfloat16_operations_per_second"] if bfloat16 else full
         moved = self.numbers * (2 if bfloat16 else 4) + self.full_numbers * 4  # bytes of bfloat16 and of float32
         routing_seconds = self.routing_operations / rates["float32_operations_per_second"]
         return {
@@ -67,12 +76,37 @@ class Work:
             "bytes": moved,
             "floor_arithmetic_seconds": self.operations / rate + routing_seconds,
             "floor_memory_seconds": moved / rates["bytes_per_second"],
+            "floor_carried_seconds": (moved + 4 * self.carried_numbers) / rates["bytes_per_second"],
         }
+
+
+def beside_roofline(row: Mapping[str, Any], work: Work, rates: dict[str, float]) -> dict[str, float]:
+    """Lower bounds of a measured case, what it achieved, and its percent of the roofline.
+
+    ``fused_roofline_percent`` counts what the kernels of fused EM routing carry between them as well.
+    """
+    bounds = work.lower_bounds(rates, row["precision"])
+    seconds = row["seconds_median"]
+    roofline = max(bounds["floor_arithmetic_seconds"], bounds["floor_memory_seconds"])
+    found = {
+        **bounds,
+        "operations_per_second": bounds["operations"] / seconds,
+        "bytes_per_second": bounds["bytes"] / seconds,
+        "roofline_percent": 100 * roofline / seconds,
+    }
+    if row["form"] == "fused":
+        found["fused_roofline_percent"] = 100 * max(roofline, bounds["floor_carried_seconds"]) / seconds
+    return found
 
 
 def per_vote(dim: int, inner: int, iterations: int, *, em: bool) -> int:
     """Multiply-adds of a vote in a forward pass."""
     return dim * inner + (2 if em else 1) * dim * (2 * iterations - 1)
+
+
+def carried_per_vote(iterations: int, *, em: bool) -> int:
+    """Numbers that the kernels of fused routing carry between them for each vote, see the top of this file."""
+    return PASSES * (2 * iterations + 2 * (iterations - 1)) if em else 0
 
 
 def count(case: Case) -> Work:
@@ -94,8 +128,12 @@ def _of_layer(case: Case) -> Work:
     forward, inputs = build_layer(case)
     em = case.name != "dynamic"
     dim, inner = (POSE * POSE, POSE) if em else (case.sizes["parent_dim"], case.sizes["child_dim"])
-    multiply_adds = PASSES * votes_of(case) * per_vote(dim, inner, case.sizes["iterations"], em=em)
-    return Work(routing_operations=2 * multiply_adds, full_numbers=3 * _numbers(inputs) + 2 * _numbers(forward()))
+    votes, iterations = votes_of(case), case.sizes["iterations"]
+    return Work(
+        routing_operations=2 * PASSES * votes * per_vote(dim, inner, iterations, em=em),
+        full_numbers=3 * _numbers(inputs) + 2 * _numbers(forward()),
+        carried_numbers=votes * carried_per_vote(iterations, em=em),
+    )
 
 
 def _of_model(case: Case) -> Work:
@@ -119,6 +157,7 @@ def _of_model(case: Case) -> Work:
         routing_operations=images * sum(work.routing_operations for work in calls),
         numbers=images * sum(work.numbers for work in calls),
         full_numbers=images * sum(work.full_numbers for work in calls) + (PASSES + ADAM) * parameters,
+        carried_numbers=images * sum(work.carried_numbers for work in calls),
     )
 
 
@@ -132,8 +171,11 @@ def _of_call(layer: nn.Module, inputs: tuple[Any, ...], output: Any) -> Work:
         (rows, children, pose), (_, inner, parents, columns) = (part.shape for part in inputs[0])
         em = isinstance(layer, EMRouting)
         options: dict[str, Any] = layer.options if isinstance(layer, EMRouting) else vars(layer)
-        each = per_vote(pose // inner * columns, inner, options.get("iterations", 1), em=em)
-        return Work(routing_operations=2 * PASSES * rows * children * parents * each)
+        iterations, votes = options.get("iterations", 1), rows * children * parents
+        return Work(
+            routing_operations=2 * PASSES * votes * per_vote(pose // inner * columns, inner, iterations, em=em),
+            carried_numbers=votes * carried_per_vote(iterations, em=em),
+        )
     return Work()
 
 
@@ -147,27 +189,55 @@ def measure_roofline(cases: list[Case], bfloat16: bool) -> tuple[dict[str, float
 
 
 def machine_rates(device: torch.device, *, bfloat16: bool) -> dict[str, float]:
-    """Operations per second in square matrix products, bytes per second in a sum of two arrays into a third."""
+    """Operations per second in square matrix products, bytes per second, read and written, in a sum of two arrays.
+
+    On a GPU whose convolutions may compute in TF32, its rate is there as well.
+    """
+    kinds = {"float32": (torch.float32, "highest")}
+    if device.type == "cuda" and torch.backends.cudnn.allow_tf32:
+        kinds["tf32"] = (torch.float32, "high")
+    if bfloat16:
+        kinds["bfloat16"] = (torch.bfloat16, "highest")
+    size, length = (MATRIX, ARRAY) if device.type == "cpu" else (4 * MATRIX, 4 * ARRAY)
     rates = {}
-    for dtype in [torch.float32] + bfloat16 * [torch.bfloat16]:
-        factor = torch.rand(MATRIX, MATRIX, device=device).to(dtype)
+    for name, (dtype, mode) in kinds.items():
+        factor = torch.randn(size, size, device=device).to(dtype)
         product = torch.empty_like(factor)
-        seconds = _fastest(partial(torch.mm, factor, factor, out=product), device)
-        rates[f"{str(dtype).removeprefix('torch.')}_operations_per_second"] = 2 * MATRIX**3 / seconds
-    first, second, total = (torch.ones(ARRAY, device=device) for _ in range(3))
+        seconds = _fastest(partial(_product, mode, factor, product), device)
+        rates[f"{name}_operations_per_second"] = 2 * size**3 / seconds
+    first, second, total = (torch.randn(length, device=device) for _ in range(3))
     seconds = _fastest(partial(torch.add, first, second, out=total), device)
-    rates["bytes_per_second"] = 3 * ARRAY * first.element_size() / seconds
+    rates["bytes_per_second"] = 3 * length * first.element_size() / seconds
     return rates
+
+
+def _product(mode: str, factor: Tensor, product: Tensor) -> None:
+    """The square of a matrix, with this precision of float32 inside; ``"high"`` is TF32."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(mode)
+    try:
+        torch.mm(factor, factor, out=product)
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 def _fastest(call: Callable[[], object], device: torch.device, times: int = 5) -> float:
     best = math.inf
     for _ in range(times + 1):  # the first warms up
-        if device.type == "cuda":
-            torch.cuda.synchronize()
-        started = time.perf_counter()
-        call()
-        if device.type == "cuda":
-            torch.cuda.synchronize()
-        best = min(best, time.perf_counter() - started)
+        best = min(best, _seconds_on_gpu(call) if device.type == "cuda" else _seconds(call))
     return best
+
+
+def _seconds(call: Callable[[], object]) -> float:
+    started = time.perf_counter()
+    call()
+    return time.perf_counter() - started
+
+
+def _seconds_on_gpu(call: Callable[[], object]) -> float:
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    call()
+    end.record()
+    torch.cuda.synchronize()
+    return start.elapsed_time(end) / 1e3

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from capsule_lab.bench.gpu.report import Record
 
 Row = dict[str, Any]
-LOWER_BOUNDS = ("least ms\narithmetic", "least ms\nmemory")
+LOWER_BOUNDS = ("least ms\narithmetic", "least ms\nmemory", "of\nroofline")
 WIDTH = 120  # ours: of tables in files and pipes
 SHORT = {"32-true": "f32", "bf16-mixed": "bf16"}
 
@@ -39,7 +39,7 @@ def of_measured(report: dict[str, Any], hardware: str) -> Iterator[Table]:
     rates = report["rates"]
     speeds = ", ".join(
         f"{rates[f'{name}_operations_per_second'] / 1e9:.0f} GFLOP/s in {name}"
-        for name in ("float32", "bfloat16")
+        for name in ("float32", "tf32", "bfloat16")
         if f"{name}_operations_per_second" in rates
     )
     machine = f"least: at {speeds}, {rates['bytes_per_second'] / 1e9:.1f} GB/s"
@@ -58,8 +58,7 @@ def _of_layers(rows: list[Row], hardware: str, machine: str) -> Table:
     for row in rows:
         shown.add_row(
             row["name"], row["form"], _ms(row["forward_seconds_median"]), _range(row), f"{row['speedup']:.2f}x",
-            _size(row["memory_above_bytes"]), f"{row['memory_above_share']:.0%}",
-            _ms(row["floor_arithmetic_seconds"]), _ms(row["floor_memory_seconds"]),
+            _size(row["memory_above_bytes"]), f"{row['memory_above_share']:.0%}", *_lower_bounds(row),
         )  # fmt: skip
     return shown
 
@@ -75,9 +74,14 @@ def _of_models(rows: list[Row], hardware: str, machine: str) -> Table:
         shown.add_row(
             row["name"], row["form"], SHORT[row["precision"]], str(row["batch_size"]),
             f"{row['images_per_second']:.3g}", _range(row), f"{row['speedup']:.2f}x", _size(row["peak_memory_bytes"]),
-            f"{row['peak_memory_share']:.0%}", _ms(row["floor_arithmetic_seconds"]), _ms(row["floor_memory_seconds"]),
+            f"{row['peak_memory_share']:.0%}", *_lower_bounds(row),
         )  # fmt: skip
     return shown
+
+
+def _lower_bounds(row: Row) -> tuple[str, str, str]:
+    arithmetic, memory = row["floor_arithmetic_seconds"], row["floor_memory_seconds"]
+    return _ms(arithmetic), _ms(memory), f"{row['roofline_percent']:.1f} %"
 
 
 def of_scaling(rows: list[Row], hardware: str) -> Iterator[Table]:

@@ -64,17 +64,27 @@ class Worker:
 
 
 class CaseTimer:
-    """A case, built and warmed up in this process."""
+    """A case, built and warmed up in this process.
+
+    On a GPU, times are those between events on the device, with no wait of the processor between steps, as in training.
+    """
 
     def __init__(self, case: Case) -> None:
         self.device = torch.device(case.device)
         self.forward, self.backward = build_passes(case)
         self.memory_before = memory_now(self.device)
-        self.run(2)  # ours: the first may build kernels, the second the optimiser's state
+        started = time.perf_counter()
+        self.run(1)
+        self.first_seconds = time.perf_counter() - started
+        self.run(1)  # ours: the first may build kernels and the optimiser's state, the second a gradient's memory
 
     def run(self, steps: int) -> list[Seconds]:
         """Time so many steps."""
-        return [self._step() for _ in range(steps)]
+        if self.device.type != "cuda":
+            return [self._step() for _ in range(steps)]
+        marks = [self._step_on_gpu() for _ in range(steps)]
+        torch.cuda.synchronize()
+        return [(start.elapsed_time(between) / 1e3, start.elapsed_time(end) / 1e3) for start, between, end in marks]
 
     def memory(self) -> dict[str, int]:
         """Bytes at the peak, and how many of them are above what was taken before the first step."""
@@ -82,18 +92,20 @@ class CaseTimer:
         return {"peak_memory_bytes": peak, "memory_above_bytes": max(peak - self.memory_before, 0)}
 
     def _step(self) -> Seconds:
-        self._synchronise()
         started = time.perf_counter()
         result = self.forward()
-        self._synchronise()
         between = time.perf_counter()
         self.backward(result)
-        self._synchronise()
         return between - started, time.perf_counter() - started
 
-    def _synchronise(self) -> None:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize()
+    def _step_on_gpu(self) -> tuple[torch.cuda.Event, ...]:
+        start, between, end = (torch.cuda.Event(enable_timing=True) for _ in range(3))
+        start.record()
+        result = self.forward()
+        between.record()
+        self.backward(result)
+        end.record()
+        return start, between, end
 
 
 _timer: CaseTimer  # of a worker's process
@@ -118,8 +130,9 @@ def read_memory() -> dict[str, int]:
 def build_passes(case: Case) -> tuple[Callable[[], Any], Callable[[Any], None]]:
     """The forward pass of a case, and the rest of its step, to call with the result of it."""
     if case.kind == "layer":
-        forward, inputs = build_layer(case, small(case))  # compiles what has to be
-        torch.autograd.grad([output.sum() for output in forward()], inputs)
+        if case.device == "cpu" and case.form != "compiled":  # others compile for each size
+            forward, inputs = build_layer(case, small(case))  # compiles what has to be
+            torch.autograd.grad([output.sum() for output in forward()], inputs)
         forward, inputs = build_layer(case)
 
         def backward(outputs: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import signal
 
 MODULES = (
     "torch",
@@ -18,6 +19,7 @@ MODULES = (
     "capsule_lab.config",
 )
 
+_interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the sweep, the server would show a traceback
 _sweep = os.getppid()
 for _name in MODULES:
     if os.getppid() != _sweep:
@@ -29,3 +31,4 @@ from capsule_lab.launchers.hydra_internals import find_plugins  # noqa: E402
 
 find_plugins()
 compose()  # fills the caches of the parser
+signal.signal(signal.SIGINT, _interrupt)  # from here on, the server ignores it itself, and its jobs have this handler

@@ -67,7 +67,7 @@ def test_sizes_on_the_command_line_are_those_of_all_cases() -> None:
         (["models=[capsnot]"], "models is ['capsnot']; expected a list of some of capsnet, "),
         (["models=capsnet"], "models is capsnet; expected a list of some of capsnet, "),
         (["layers=[em]"], "layers is ['em']; expected a list of some of dynamic, em_all_parents, em_window"),
-        (["backends=[slow]"], "backends is ['slow']; expected a list of some of fused, matmul, reference"),
+        (["backends=[slow]"], "backends is ['slow']; expected a list of some of compiled, fused, matmul, reference"),
         (["precisions=[8bit]"], "precisions is ['8bit']; expected a list of some of 32-true, bf16-mixed"),
         (["backends=[]"], "backends or precisions is empty"),
         (["layers=[]", "models=[]"], "layers and models are both empty"),

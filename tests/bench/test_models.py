@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
+from torch import nn
 
 from capsule_lab.bench import cases, models
+from capsule_lab.routing import DynamicRouting
 from tests.helpers.bench import small_case
 
 
@@ -25,3 +29,11 @@ def test_step_has_every_term_of_the_loss() -> None:
         terms.append(step.loss().item())
     kernels = [parameter for name, parameter in step.network.named_parameters() if name.endswith("weight")]
     assert terms[1] - terms[0] == pytest.approx(sum(kernel.square().sum().item() for kernel in kernels) / 2)
+
+
+def test_compiled_form_compiles_the_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled: list[nn.Module] = []
+    monkeypatch.setattr(nn.Module, "compile", lambda network: compiled.append(network))
+    step = models.build_step(replace(small_case("capsnet"), form="compiled"))
+    assert compiled == [step.network]
+    assert [each.backend for each in step.network.modules() if isinstance(each, DynamicRouting)] == ["matmul"]

@@ -18,14 +18,36 @@ def test_window_layer() -> None:
     forward = 16 * 4 + 2 * (16 + 16) + (16 + 16)  # the vote, mean and variance twice, the distance once
     inputs = 2 * 9 * (16 + 1) + 9 * 3 * 16 + 2 * 3  # poses and activations, transformations, betas
     outputs = 2 * 3 * (16 + 1)
-    expected = Work(routing_operations=2 * 3 * votes * forward, full_numbers=3 * inputs + 2 * outputs)
+    carried = votes * 3 * (2 * 2 + 2 * 1)  # couplings of two iterations, distances of one; the gradient does it twice
+    expected = Work(
+        routing_operations=2 * 3 * votes * forward, full_numbers=3 * inputs + 2 * outputs, carried_numbers=carried
+    )
     assert roofline.count(small_case("em_window")) == expected
     assert expected.lower_bounds(RATES, "32-true") == {
         "operations": 51_840,
         "bytes": 9_744,
         "floor_arithmetic_seconds": 51_840 / 1e9,
         "floor_memory_seconds": 9_744 / 1e8,
+        "floor_carried_seconds": (9_744 + 4 * 972) / 1e8,
     }
+
+
+def test_percent_of_roofline() -> None:
+    work = Work(routing_operations=2_000_000, full_numbers=50_000, carried_numbers=100_000)  # 2 ms, 2 ms, 6 ms
+    row = {"precision": "32-true", "form": "matmul", "seconds_median": 0.01}
+    found = roofline.beside_roofline(row, work, RATES)
+    assert found["roofline_percent"] == pytest.approx(20)
+    assert found["operations_per_second"] == pytest.approx(2e8)
+    assert found["bytes_per_second"] == pytest.approx(2e7)
+    assert "fused_roofline_percent" not in found
+    found = roofline.beside_roofline({**row, "form": "fused"}, work, RATES)
+    assert (found["roofline_percent"], found["fused_roofline_percent"]) == (pytest.approx(20), pytest.approx(60))
+
+
+def test_rate_of_tf32_where_convolutions_have_it() -> None:
+    work = Work(operations=8_000_000, routing_operations=1_000_000)
+    bounds = work.lower_bounds({**RATES, "tf32_operations_per_second": 8e9}, "32-true")
+    assert bounds["floor_arithmetic_seconds"] == pytest.approx(2e-3)
 
 
 def test_convolutional_layer() -> None:
@@ -54,7 +76,7 @@ def test_network_of_4_channels() -> None:
     ("model", "work"),
     [
         ("capsnet", Work(152_095_948_800, 1_840_250_880, 69_341_184, 86_182_112)),
-        ("em_caps", Work(347_619_328, 10_376_183_808, 4_280_320, 10_550_212)),
+        ("em_caps", Work(347_619_328, 10_376_183_808, 4_280_320, 10_550_212, 231_260_160)),
         ("cnn_small", Work(393_150_464, 0, 2_261_312, 623_410)),
     ],
 )

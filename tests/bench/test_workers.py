@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+import torch
 
 from capsule_lab.bench import interleave, workers
 from capsule_lab.bench.workers import Worker
@@ -48,3 +49,26 @@ def test_errors_in_a_process_are_one_line(monkeypatch: pytest.MonkeyPatch, error
     with Worker("capsnet") as worker, pytest.raises(ConfigError) as raised:
         worker.call(refuse, error)
     assert str(raised.value) == message
+
+
+def test_gpu_is_timed_by_events_without_waiting_between_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits, clock = [], iter(range(100))
+
+    class Event:
+        def __init__(self, enable_timing: bool) -> None:
+            assert enable_timing
+
+        def record(self) -> None:
+            self.milliseconds = next(clock)
+
+        def elapsed_time(self, other: Event) -> float:
+            assert waits
+            return other.milliseconds - self.milliseconds
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: waits.append(next(clock)))
+    timer = object.__new__(workers.CaseTimer)
+    timer.device = torch.device("cuda")
+    timer.forward, timer.backward = lambda: next(clock), lambda _: next(clock)
+    assert timer.run(2) == [(0.002, 0.004), (0.002, 0.004)]
+    assert len(waits) == 1

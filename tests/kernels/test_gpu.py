@@ -11,7 +11,7 @@ import multiprocessing
 import os
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
 from functools import partial
@@ -26,6 +26,8 @@ from torch import Tensor
 from capsule_lab.kernels import backends, cpu, ops, run_routing
 from capsule_lab.kernels.backends import Backend, fused_kernels
 from capsule_lab.kernels.em_arguments import FitInputs, FitOptions, FitOutputs, Parents
+from capsule_lab.layers import ConvCapsules
+from capsule_lab.routing import EMRouting
 from capsule_lab.routing.dynamic import dynamic_routing
 from capsule_lab.routing.em import em_routing
 from capsule_lab.types import Votes
@@ -33,7 +35,10 @@ from capsule_lab.types import Votes
 if importlib.util.find_spec("triton") is None:
     pytest.skip("Triton, which compiles the kernels of a GPU, is not installed", allow_module_level=True)
 
-KERNELS = ["agreement", "contraction", "distances", "fit", "fit_backward", "weighted_sum"]
+from tests.helpers.hopper import PAPERS, Compiler, Layer, launch_all
+
+KERNELS = ["agreement", "contraction", "distances", "fit", "fit_backward", "softmax_by_child"]
+KERNELS += ["softmax_by_child_backward", "weighted_sum"]
 F64, F32, BF16 = torch.float64, torch.float32, torch.bfloat16
 TOLERANCE = {F64: 1e-10, F32: 1e-5, BF16: 1e-2}
 
@@ -94,11 +99,16 @@ def results(kernels: Any, case: Case, device: str, dtype: torch.dtype) -> dict[s
     fitted = [each.to(device, dtype) for each in cpu.fit(FitInputs(*(each.double().cpu() for each in inputs)), options)]
     grad_outputs = FitOutputs(*(given(*each.shape, seed=10 + n) for n, each in enumerate(fitted)))
     terms = [couplings, by_child], [previous, pose]
+    windows = torch.tensor([[0, 1, 130, 3], [130, 3, 4, 6], [4, 6, 0, 1], [131, 131, 131, 131]], device=device)
+    logs, grad_shares = (given(4 * row, parent, 4, seed=seed) * case.scale for seed in (20, 21))
+    shares = kernels.softmax_by_child(logs, windows, 132)
     fit_backward = kernels.fit_backward(inputs, Parents(*fitted[:3]), grad_outputs, inner, case.damping, 0.01)
     return {
         "fit": kernels.fit(inputs, options),
         "fit_backward": fit_backward,
         "distances": (kernels.distances(poses, weight, pose, variances, inner),),
+        "softmax_by_child": (shares,),
+        "softmax_by_child_backward": (kernels.softmax_by_child_backward(shares, grad_shares, windows, 132),),
         "weighted_sum": (kernels.weighted_sum(poses, weight, by_child, inner),),
         "agreement": (kernels.agreement(poses, weight, pose, inner),),
         "contraction": (
@@ -108,12 +118,19 @@ def results(kernels: Any, case: Case, device: str, dtype: torch.dtype) -> dict[s
     }
 
 
-def compare(name: str, device: str) -> None:
-    """Raise, if the result of a kernel of a GPU differs from that of a CPU."""
+def compare(name: str, device: str, candidate: int = 0) -> None:
+    """Raise, if the result of a kernel of a GPU differs from that of a CPU, with the n-th candidate for its blocks."""
     from capsule_lab.kernels import gpu
 
+    def tuned(kernel: str, shape: Any, on: torch.device, candidates: Any, run: Any) -> Any:
+        return run(candidates[min(candidate, len(candidates) - 1)])
+
     case = CASES[name]
-    with patch.object(gpu.blocks, "PROGRAMS", case.programs), patch.object(gpu.votes, "PROGRAMS", case.programs):
+    with ExitStack() as stack:
+        for module in (gpu.blocks, gpu.votes):
+            stack.enter_context(patch.object(module, "PROGRAMS", case.programs))
+        for module in (gpu.em, gpu.em_backward, gpu.dynamic, gpu.votes, gpu.child_softmax):
+            stack.enter_context(patch.object(module, "tuned", tuned))
         found = results(gpu, case, device, case.dtype)
     expected = results(cpu, case, "cpu", F32 if case.dtype == BF16 else case.dtype)
     assert list(found) == list(expected)
@@ -189,6 +206,31 @@ def compare_routing(device: str, algorithm: str, options: dict[str, Any]) -> Non
     torch.testing.assert_close(answers[0], answers[1], rtol=1e-10, atol=1e-10)
 
 
+def compare_convolutional_routing(device: str) -> None:
+    """The same of a layer whose parents compete at all positions."""
+    from capsule_lab.kernels import gpu
+
+    torch.manual_seed(0)
+    layers = [
+        ConvCapsules(
+            (3, 3), 2, 4, 3, 4, rows=2, kernel_size=2, routing=partial(EMRouting, backend=backend, iterations=2)
+        ).double()
+        for backend in ("fused", "matmul")
+    ]
+    layers[1].load_state_dict(layers[0].state_dict())
+    answers = []
+    with ExitStack() as stack:
+        for module in (backends, ops, run_routing):
+            stack.enter_context(patch.object(module, "fused_kernels", lambda _: gpu))
+        for layer in layers:
+            leaves = [draw(2, 18, 4, seed=0).to(device), draw(2, 18, seed=1).sigmoid().to(device)]
+            leaves = [*(leaf.requires_grad_() for leaf in leaves), *layer.to(device).parameters()]
+            above = layer(*leaves[:2])
+            loss = sum((each * draw(*each.shape, seed=5 + n).to(device)).sum() for n, each in enumerate(above))
+            answers.append([*above, *torch.autograd.grad(loss, leaves)])
+    torch.testing.assert_close(answers[0], answers[1], rtol=1e-9, atol=1e-9)
+
+
 ROUTINGS = [
     ("em", {}),
     ("em", {"damping": 0.3, "iterations": 2}),
@@ -219,6 +261,11 @@ def test_interpreted(name: str, interpreter: ProcessPoolExecutor) -> None:
     interpreter.submit(compare, name, "cpu").result()
 
 
+@pytest.mark.parametrize("candidate", [1, 3, 4])
+def test_interpreted_with_other_blocks(candidate: int, interpreter: ProcessPoolExecutor) -> None:
+    interpreter.submit(compare, "float32", "cpu", candidate).result()  # more children than a block
+
+
 def test_interpreted_in_any_memory_order(interpreter: ProcessPoolExecutor) -> None:
     interpreter.submit(compare_order, "cpu").result()
 
@@ -228,49 +275,51 @@ def test_interpreted_routing(algorithm: str, options: dict[str, Any], interprete
     interpreter.submit(compare_routing, "cpu", algorithm, options).result()
 
 
+def test_interpreted_convolutional_routing(interpreter: ProcessPoolExecutor) -> None:
+    interpreter.submit(compare_convolutional_routing, "cpu").result()
+
+
 # --------------------------------------------------------------------------------------------------- compiled
+
+
+KERNEL_NAMES = {"_fit", "_sum_children", "_sum_components", "_grad_poses", "_grad_weight", "_weighted_sum"}
+KERNEL_NAMES |= {"_softmax", "_softmax_backward"}
 
 
 def test_compiled_for_hopper(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Every kernel becomes machine code, also where no GPU is: the interpreter allows more than the compiler."""
-    import triton
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
-
     from capsule_lab.kernels import gpu
 
-    compiled = set()
-
-    def launch(kernel: Any, grid: Any, given: Any, out: Any, *numbers: int, num_warps: int, **constants: Any) -> None:
-        signature, constexprs = dict.fromkeys(constants, "constexpr"), dict(constants)
-        for name, value in zip(kernel.arg_names, (*given, *out, *numbers), strict=False):
-            signature[name] = "i32" if isinstance(value, int) else "*fp32"
-            if value is None or (isinstance(value, int) and value == 1):  # as Triton does
-                signature[name], constexprs[name] = "constexpr", value
-        in_order = {name: signature[name] for name in kernel.arg_names}
-        options = {"num_warps": num_warps, "enable_fp_fusion": True}
-        source = ASTSource(kernel, in_order, constexprs=constexprs)
-        assert triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options).asm["cubin"]
-        compiled.add(kernel.fn.__name__)
-
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    for module in (gpu.em, gpu.em_backward, gpu.dynamic, gpu.votes):
-        monkeypatch.setattr(module, "launch", launch)
-    row, parent, child, inner, empty = 3, 2, 40, 2, partial(torch.empty, device="meta")
-    poses, weight, couplings = empty(row, 2, child), empty(parent, 4, child), empty(row, parent, child)
-    mass, parents = empty(row, parent), empty(row, parent, 2)
-    inputs, fitted = FitInputs(poses, weight, empty(row, child), couplings, parents), Parents(mass, parents, parents)
-    gpu.fit(inputs, FitOptions(inner, 0.0, 5e-4, 1e-7, True))
-    gpu.fit_backward(inputs, fitted, FitOutputs(*fitted, couplings), inner, 0.3, 5e-4)
-    gpu.fit_backward(inputs, fitted, FitOutputs(*fitted, couplings[..., :0]), inner, 0.0, 5e-4)
-    gpu.distances(poses, weight, parents, parents, inner)
-    gpu.weighted_sum(poses, weight, couplings, inner)
-    gpu.agreement(poses, weight, parents, inner)
-    gpu.contraction(poses, weight, [couplings] * 2, [parents] * 2, inner)
-    gpu.agreement(poses[:1], weight[:1], parents[:1, :1], inner)
-    monkeypatch.setattr(gpu.em, "MAX_BLOCK", 32)  # votes are computed again for each pass over the children
-    gpu.fit(inputs, FitOptions(inner, 0.3, 5e-4, 1e-7, True))
-    assert compiled == {"_fit", "_sum_children", "_sum_components", "_grad_poses", "_grad_weight", "_weighted_sum"}
+    compiler = Compiler(gpu, monkeypatch, candidates=1)
+    launch_all(gpu, Layer(3, 2, 40, 1, 2, 2), em=True, dynamic=True)
+    empty = partial(torch.empty, device="meta")
+    poses, weight, parents = empty(3, 2, 40), empty(2, 4, 40), empty(3, 2, 2)
+    inputs = FitInputs(poses, weight, empty(3, 40), empty(3, 2, 40), parents)
+    fitted = Parents(empty(3, 2), parents, parents)
+    gpu.fit_backward(inputs, fitted, FitOutputs(*fitted, empty(3, 2, 0)), 2, 0.0, 5e-4)
+    gpu.agreement(poses[:1], weight[:1], parents[:1, :1], 2)
+    monkeypatch.setattr(gpu.em, "VOTES_KEPT", 1)  # votes are computed again for each pass over the children
+    monkeypatch.setattr(compiler, "candidates", 2)
+    gpu.fit(inputs, FitOptions(2, 0.3, 5e-4, 1e-7, True))
+    assert {report.kernel for report in compiler.reports} == KERNEL_NAMES
+    assert all(report.registers > 0 == report.spilled for report in compiler.reports)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PAPERS)
+def test_blocks_of_the_papers_layers_spill_nothing(
+    name: str, monkeypatch: pytest.MonkeyPatch, record_property: Callable[[str, object], None]
+) -> None:
+    """Defaults do not, and other candidates are compiled and reported."""
+    from capsule_lab.kernels import gpu
+
+    compiler = Compiler(gpu, monkeypatch, candidates=9)
+    launch_all(gpu, PAPERS[name], em=name != "CapsNet", dynamic=name == "CapsNet")
+    for report in compiler.reports:
+        record_property(f"{name}: {report.kernel}", str(report))
+        print(name, report)  # noqa: T201  # pytest -rP
+    assert [report for report in compiler.reports if report.spilled] == []
 
 
 def test_without_triton_there_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -307,3 +356,17 @@ def test_on_a_gpu_in_any_memory_order() -> None:
 @pytest.mark.parametrize(("algorithm", "options"), ROUTINGS)
 def test_routing_on_a_gpu(algorithm: str, options: dict[str, Any]) -> None:
     compare_routing("cuda", algorithm, options)
+
+
+@on_a_gpu
+def test_convolutional_routing_on_a_gpu() -> None:
+    compare_convolutional_routing("cuda")
+
+
+@on_a_gpu
+def test_results_are_the_same_in_every_run_on_a_gpu() -> None:
+    from capsule_lab.kernels import gpu
+
+    case = CASES["more than a block"]._replace(row=64, dtype=F32)
+    first, second = (results(gpu, case, "cuda", F32) for _ in range(2))
+    torch.testing.assert_close(first, second, rtol=0, atol=0)

@@ -104,8 +104,13 @@ def test_server_ends_with_its_sweep_while_it_imports(monkeypatch: pytest.MonkeyP
     parents = iter([7, 7, 1])  # of an orphan it is another process
     monkeypatch.setattr(os, "getppid", lambda: next(parents))
     monkeypatch.setattr(os, "_exit", sys.exit)
-    with pytest.raises(SystemExit):
-        runpy.run_module("capsule_lab.launchers.preload")
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        with pytest.raises(SystemExit):
+            runpy.run_module("capsule_lab.launchers.preload")
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert next(parents, None) is None
 
 

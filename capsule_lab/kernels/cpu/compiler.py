@@ -22,6 +22,7 @@ import numba
 from numba.core.caching import IndexDataCacheFile
 
 from capsule_lab.kernels import em_arguments
+from capsule_lab.kernels.cache import user_cache
 from capsule_lab.kernels.cpu.simd import FAST_MATH
 
 _LOG = logging.getLogger(__name__)
@@ -41,7 +42,7 @@ def cache_root() -> Path:
     Raises:
         RuntimeError: if the user has no home directory.
     """
-    return Path(CONFIG.CACHE_DIR or os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "capsule_lab"
+    return Path(CONFIG.CACHE_DIR) / "capsule_lab" if CONFIG.CACHE_DIR else user_cache()
 
 
 def cache_folder(root: Path, sources: Iterable[Path]) -> Path:

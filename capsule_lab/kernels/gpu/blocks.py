@@ -1,8 +1,9 @@
 """What all kernels do for a block of children: load them, compute their votes; and how kernels are launched.
 
 Components are tuples of one tensor ``(block,)`` each. Constants: CHILD children; ROWS, INNER and COLUMNS of the
-matrices; BLOCK children at a time; GROUP rows of the batch that a program works on; PARENTS that it goes through;
-2^LEVELS components, the number of a vote rounded up to a power of two; NUMBER, the type of all sums.
+matrices; BLOCK children at a time, and KEPT blocks of them in registers; GROUP rows of the batch that a program works
+on; PARENTS that it goes through; 2^LEVELS components, the number of a vote rounded up to a power of two; NUMBER, the
+type of all sums.
 """
 # ruff: noqa: N803, RUF005 (Triton's constants are upper case, and its tuples only add up)
 
@@ -30,6 +31,14 @@ def sizes(poses: Tensor, weight: Tensor, inner: int) -> dict[str, Any]:
         "COLUMNS": columns,
         "NUMBER": tl.float64 if bytes_per_number(poses) == 8 else tl.float32,
     }
+
+
+def shape_of(poses: Tensor, weight: Tensor, inner: int, **flags: int) -> dict[str, object]:
+    """What machine code depends on, but for blocks: these arrays and what else a kernel is compiled for."""
+    constants = sizes(poses, weight, inner)
+    del constants["NUMBER"]
+    names = {name.lower(): size for name, size in constants.items()}
+    return {**names, "parents": len(weight), "dtype": str(poses.dtype).removeprefix("torch."), **flags}
 
 
 def bytes_per_number(tensor: Tensor) -> int:

@@ -1,5 +1,5 @@
 """EM routing: the parents of a row fitted to the votes of its children (Hinton 2018, procedure 1)."""
-# ruff: noqa: N803, N806 (Triton's constants are upper case)
+# ruff: noqa: N803, N806, RUF005 (Triton's constants are upper case, and its tuples only add up)
 
 from __future__ import annotations
 
@@ -17,12 +17,17 @@ from capsule_lab.kernels.gpu.blocks import (
     load,
     log2_dim,
     parents_per_program,
+    shape_of,
     sizes,
     stack,
 )
+from capsule_lab.kernels.gpu.tuning import Blocks, tuned
 from capsule_lab.kernels.gpu.votes import sum_components
 
-MAX_BLOCK = 512  # ours, not measured yet on a GPU: children whose votes stay in registers
+VOTES_KEPT = 144  # ours: registers of a thread for votes, of 255; the compiler spills none in the layers of the papers
+
+
+MOST_KEPT = 9  # ours: blocks; each is compiled by itself, and 9 of 32 are a 3x3 window of 32 types
 
 
 def fit(inputs: FitInputs, options: FitOptions) -> FitOutputs:
@@ -35,26 +40,54 @@ def fit(inputs: FitInputs, options: FitOptions) -> FitOutputs:
         variances=previous.new_empty(previous.shape),
         distances=couplings.new_empty(row, parent, child if options.measure else 0),
     )
-    block = min(MAX_BLOCK, max(32, triton.next_power_of_2(child)))  # ours: 32, at least one child for each thread
     group = parents_per_program(row, parent)
-    launch(
-        _fit,
-        (row, triton.cdiv(parent, group)),
-        inputs,
-        outputs,
-        parent,
-        DAMPING=options.damping,
-        MIN_VARIANCE=options.min_variance,
-        MASS_EPS=options.mass_eps,
-        MEASURE=options.measure,
-        PARENTS=group,
-        BLOCK=block,
-        LEVELS=log2_dim(poses, weight, options.inner),
-        # ours, not measured yet: 16 bytes of a component a thread
-        num_warps=max(1, block * bytes_per_number(poses) // 512),
-        **sizes(poses, weight, options.inner),
+    levels = log2_dim(poses, weight, options.inner)
+
+    def run(blocks: Blocks) -> None:
+        launch(
+            _fit,
+            (row, triton.cdiv(parent, group)),
+            inputs,
+            outputs,
+            parent,
+            DAMPING=options.damping,
+            MIN_VARIANCE=options.min_variance,
+            MASS_EPS=options.mass_eps,
+            MEASURE=options.measure,
+            PARENTS=group,
+            BLOCK=blocks.children,
+            KEPT=blocks.kept,
+            LEVELS=levels,
+            num_warps=blocks.warps,
+            **sizes(poses, weight, options.inner),
+        )
+
+    tuned(
+        "fit",
+        shape_of(poses, weight, options.inner),
+        poses.device,
+        fit_blocks(child, (1 << levels) * bytes_per_number(poses)),
+        run,
     )
     return outputs
+
+
+def fit_blocks(child: int, bytes_per_vote: int) -> list[Blocks]:
+    """Default and other blocks of a fit: a child of a block for each thread, or four.
+
+    The votes of as many blocks stay in registers as find room. Blocks of two warps cover the 9 * 2^n children of a 3x3
+    window almost without idle threads, where one large block leaves nearly half of them idle, and few warps have few
+    sums to exchange.
+    """
+    registers = bytes_per_vote // 4
+    default = 64 if child > 32 else 32  # ours
+    blocks = [Blocks(children, children // 32, kept=1) for children in (default, 32, 128)]
+    kept = [
+        each._replace(kept=min(triton.cdiv(child, each.children), VOTES_KEPT // registers or 1, MOST_KEPT))
+        for each in blocks
+    ]
+    large = min(512, triton.next_power_of_2(child))  # ours: the votes of four children of each thread; less would spill
+    return [*kept, blocks[0], *[Blocks(large, large * registers // 2048)] * (large * registers >= 4096)]
 
 
 def distances(poses: Tensor, weight: Tensor, parents: Tensor, variances: Tensor, inner: int) -> Tensor:
@@ -83,18 +116,50 @@ def assigned_to(activations, couplings, i, CHILD: tl.constexpr, NUMBER: tl.const
 
 @triton.jit
 @no_type_check
+def several_votes(
+    poses, weight, first,
+    KEPT: tl.constexpr, CHILD: tl.constexpr, ROWS: tl.constexpr, INNER: tl.constexpr, COLUMNS: tl.constexpr,
+    BLOCK: tl.constexpr, LEVELS: tl.constexpr, NUMBER: tl.constexpr,
+):  # fmt: skip
+    """Votes of KEPT blocks of children from ``first`` on, a tuple of what ``block_votes`` gives."""
+    votes = ()
+    for b in tl.static_range(KEPT):
+        i = first + b * BLOCK + tl.arange(0, BLOCK)
+        votes = votes + (block_votes(poses, weight, i, CHILD, ROWS, INNER, COLUMNS, LEVELS, NUMBER),)
+    return votes
+
+
+@triton.jit
+@no_type_check
+def several_assigned(
+    activations, couplings, first, KEPT: tl.constexpr, CHILD: tl.constexpr, BLOCK: tl.constexpr, NUMBER: tl.constexpr
+):
+    """How much of each of these children is assigned to a parent, a tuple of tensors ``(block,)``."""
+    assigned = ()
+    for b in tl.static_range(KEPT):
+        i = first + b * BLOCK + tl.arange(0, BLOCK)
+        assigned = assigned + (assigned_to(activations, couplings, i, CHILD, NUMBER),)
+    return assigned
+
+
+@triton.jit
+@no_type_check
 def _fit(
     poses, weight, activations, couplings, previous, mass, parents, variances, distances, parent,
     DAMPING: tl.constexpr, MIN_VARIANCE: tl.constexpr, MASS_EPS: tl.constexpr, MEASURE: tl.constexpr,
     PARENTS: tl.constexpr, CHILD: tl.constexpr, ROWS: tl.constexpr, INNER: tl.constexpr, COLUMNS: tl.constexpr,
-    BLOCK: tl.constexpr, LEVELS: tl.constexpr, NUMBER: tl.constexpr,
+    BLOCK: tl.constexpr, KEPT: tl.constexpr, LEVELS: tl.constexpr, NUMBER: tl.constexpr,
 ):  # fmt: skip
-    """A program fits PARENTS of a row, one after the other. Votes are computed once if all children are one block."""
-    BLOCKS: tl.constexpr = (CHILD + BLOCK - 1) // BLOCK
+    """A program fits PARENTS of a row, one after the other.
+
+    The votes of KEPT blocks of children stay in registers. If these are all children, votes are computed once,
+    otherwise again in each pass over the children.
+    """
+    AT_ONCE: tl.constexpr = KEPT * BLOCK
+    CHUNKS: tl.constexpr = (CHILD + AT_ONCE - 1) // AT_ONCE
     D: tl.constexpr = ROWS * COLUMNS
     n = tl.program_id(0).to(tl.int64)
     first = tl.program_id(1).to(tl.int64) * PARENTS
-    lane = tl.arange(0, BLOCK)
     h = tl.arange(0, 1 << LEVELS)
     poses += n * (ROWS * INNER * CHILD)
     activations += n * CHILD
@@ -103,40 +168,45 @@ def _fit(
         at = n * parent + j
         coupling = couplings + at * CHILD
         entries = weight + j * (INNER * COLUMNS * CHILD)
-        if BLOCKS == 1:
-            assigned = assigned_to(activations, coupling, lane, CHILD, NUMBER)
-            votes = block_votes(poses, entries, lane, CHILD, ROWS, INNER, COLUMNS, LEVELS, NUMBER)
+        if CHUNKS == 1:
+            assigned = several_assigned(activations, coupling, 0, KEPT, CHILD, BLOCK, NUMBER)
+            votes = several_votes(poses, entries, 0, KEPT, CHILD, ROWS, INNER, COLUMNS, BLOCK, LEVELS, NUMBER)
         total = tl.full([BLOCK], 0.0, NUMBER)
         mean = tl.full([BLOCK, 1 << LEVELS], 0.0, NUMBER)
-        for block in range(BLOCKS):
-            if BLOCKS > 1:
-                i = block * BLOCK + lane
-                assigned = assigned_to(activations, coupling, i, CHILD, NUMBER)
-                votes = block_votes(poses, entries, i, CHILD, ROWS, INNER, COLUMNS, LEVELS, NUMBER)
-            total += assigned
-            mean += assigned[:, None] * votes
+        for chunk in range(CHUNKS):
+            if CHUNKS > 1:
+                i = chunk * AT_ONCE
+                assigned = several_assigned(activations, coupling, i, KEPT, CHILD, BLOCK, NUMBER)
+                votes = several_votes(poses, entries, i, KEPT, CHILD, ROWS, INNER, COLUMNS, BLOCK, LEVELS, NUMBER)
+            for b in tl.static_range(KEPT):
+                total += assigned[b]
+                mean += assigned[b][:, None] * votes[b]
         filled = tl.sum(total, 0) + MASS_EPS
         pose = tl.sum(mean, 0) / filled
         if DAMPING != 0:
             before = tl.load(previous + at * D + h, mask=h < D, other=0.0).to(NUMBER)
             pose = (1 - DAMPING) * pose + DAMPING * before
         squared = tl.full([BLOCK, 1 << LEVELS], 0.0, NUMBER)
-        for block in range(BLOCKS):
-            if BLOCKS > 1:
-                i = block * BLOCK + lane
-                assigned = assigned_to(activations, coupling, i, CHILD, NUMBER)
-                votes = block_votes(poses, entries, i, CHILD, ROWS, INNER, COLUMNS, LEVELS, NUMBER)
-            error = votes - pose[None, :]
-            squared += assigned[:, None] * (error * error)
+        for chunk in range(CHUNKS):
+            if CHUNKS > 1:
+                i = chunk * AT_ONCE
+                assigned = several_assigned(activations, coupling, i, KEPT, CHILD, BLOCK, NUMBER)
+                votes = several_votes(poses, entries, i, KEPT, CHILD, ROWS, INNER, COLUMNS, BLOCK, LEVELS, NUMBER)
+            for b in tl.static_range(KEPT):
+                error = votes[b] - pose[None, :]
+                squared += assigned[b][:, None] * (error * error)
         variance = MIN_VARIANCE + tl.sum(squared, 0) / filled
         tl.store(mass + at, filled)
         tl.store(parents + at * D + h, pose, mask=h < D)
         tl.store(variances + at * D + h, variance, mask=h < D)
         if MEASURE:
             precision = tl.where(h < D, 0.5 / variance, 0.0)
-            for block in range(BLOCKS):
-                i = block * BLOCK + lane
-                if BLOCKS > 1:
-                    votes = block_votes(poses, entries, i, CHILD, ROWS, INNER, COLUMNS, LEVELS, NUMBER)
-                error = votes - pose[None, :]
-                tl.store(distances + at * CHILD + i, tl.sum(precision[None, :] * (error * error), 1), mask=i < CHILD)
+            for chunk in range(CHUNKS):
+                if CHUNKS > 1:
+                    i = chunk * AT_ONCE
+                    votes = several_votes(poses, entries, i, KEPT, CHILD, ROWS, INNER, COLUMNS, BLOCK, LEVELS, NUMBER)
+                for b in tl.static_range(KEPT):
+                    error = votes[b] - pose[None, :]
+                    i = chunk * AT_ONCE + b * BLOCK + tl.arange(0, BLOCK)
+                    distance = tl.sum(precision[None, :] * (error * error), 1)
+                    tl.store(distances + at * CHILD + i, distance, mask=i < CHILD)

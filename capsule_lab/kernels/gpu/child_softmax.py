@@ -1,0 +1,164 @@
+"""Couplings of a convolutional layer, where all parents at all positions that see a child compete for it.
+
+In plain torch the sums over a child's positions are ``index_add``, whose order on a GPU differs from run to run.
+"""
+# ruff: noqa: N803, RUF005 (Triton's constants are upper case, and its tuples only add up)
+
+from __future__ import annotations
+
+import functools
+from typing import Any, no_type_check
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from capsule_lab.kernels.gpu.blocks import bytes_per_number, launch
+from capsule_lab.kernels.gpu.tuning import Blocks, tuned
+
+BLOCKS = [Blocks(128, 4), Blocks(64, 2), Blocks(32, 1), Blocks(128, 1)]  # ours: one child for each thread
+TOGETHER = 8  # ours: loads of a thread that are under way at a time, to hide the latency of memory
+
+
+def softmax_by_child(log_couplings: Tensor, child: Tensor, children: int) -> Tensor:
+    """See ``capsule_lab.kernels.cpu.child_softmax``."""
+    return _for_each_child(_softmax, "softmax_by_child", [log_couplings], child, children)
+
+
+def softmax_by_child_backward(couplings: Tensor, grad_couplings: Tensor, child: Tensor, children: int) -> Tensor:
+    """Gradient of the log-couplings."""
+    given = [couplings, grad_couplings]
+    return _for_each_child(_softmax_backward, "softmax_by_child_backward", given, child, children)
+
+
+def _for_each_child(kernel: Any, name: str, given: list[Tensor], child: Tensor, children: int) -> Tensor:
+    """Launch ``kernel`` on tensors ``(image * position, parent, place)``, of which its result is another."""
+    (positions, places), (rows, parent, _) = child.shape, given[0].shape
+    result = given[0].new_empty(given[0].shape)
+    order, starts = _entries(child, 0 if child.is_inference() else child._version, children)
+
+    def run(blocks: Blocks) -> None:
+        launch(
+            kernel,
+            (rows // positions, triton.cdiv(children, blocks.children)),
+            (*given, order, starts),
+            [result],
+            positions,
+            parent,
+            CHILDREN=children,
+            PLACES=places,
+            BLOCK=blocks.children,
+            TOGETHER=TOGETHER,
+            NUMBER=tl.float64 if bytes_per_number(result) == 8 else tl.float32,
+            num_warps=blocks.warps,
+        )
+
+    shape = {"children": children, "places": places, "parents": parent, "dtype": str(result.dtype)}
+    tuned(name, shape, result.device, BLOCKS, run)
+    return result
+
+
+@functools.lru_cache(maxsize=32)  # ours: as many layers of a size of their own as are in use at a time
+def _entries(child: Tensor, version: int, children: int) -> tuple[Tensor, Tensor]:  # noqa: ARG001  # part of the key
+    """Entries ``position * places + place`` sorted by child, and where those of each child start.
+
+    A tensor is found by its identity, and by how often it was written to.
+    """
+    order = child.flatten().argsort(stable=True)
+    return order, torch.searchsorted(child.flatten()[order], torch.arange(children + 1, device=child.device))
+
+
+@triton.jit
+@no_type_check
+def entry_range(starts, CHILDREN: tl.constexpr, BLOCK: tl.constexpr):
+    """First entry of each child of this program's block, and how many it has."""
+    c = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    first = tl.load(starts + c, mask=c < CHILDREN, other=0)
+    return first, tl.load(starts + c + 1, mask=c < CHILDREN, other=0) - first
+
+
+@triton.jit
+@no_type_check
+def address(order, entry, exists, positions, parent, PLACES: tl.constexpr):
+    """Of the entries in the arrays of couplings, for the first parent; the next is PLACES further."""
+    found = tl.load(order + entry, mask=exists, other=0)
+    row = tl.program_id(0).to(tl.int64) * positions + found // PLACES
+    return row * parent * PLACES + found % PLACES
+
+
+@triton.jit
+@no_type_check
+def is_entry(n, count, j, parent):
+    """Whether a child has an n-th entry, and there is a parent j; in the interpreter n and j are no tensors."""
+    return (n < count) & (tl.zeros_like(count) + j < parent)
+
+
+@triton.jit
+@no_type_check
+def load_parents(
+    pointer, n, count, j, parent, other, PLACES: tl.constexpr, TOGETHER: tl.constexpr, NUMBER: tl.constexpr
+):  # fmt: skip
+    """The n-th entries of TOGETHER parents from ``j`` on, all under way before one is used; ``other`` beyond them."""
+    parts = ()
+    for k in tl.static_range(TOGETHER):
+        part = tl.load(pointer + (j + k) * PLACES, mask=is_entry(n, count, j + k, parent), other=other)
+        parts = parts + (part.to(NUMBER),)
+    return parts
+
+
+@triton.jit
+@no_type_check
+def _softmax(
+    log_couplings, order, starts, couplings, positions, parent,
+    CHILDREN: tl.constexpr, PLACES: tl.constexpr, BLOCK: tl.constexpr, TOGETHER: tl.constexpr, NUMBER: tl.constexpr,
+):  # fmt: skip
+    """A program goes through all entries of a block of children of one image twice."""
+    first, count = entry_range(starts, CHILDREN, BLOCK)
+    largest = tl.full([BLOCK], float("-inf"), NUMBER)
+    total = tl.full([BLOCK], 0.0, NUMBER)
+    for n in range(tl.max(count, 0)):
+        at = address(order, first + n, n < count, positions, parent, PLACES)
+        for j in range(0, parent, TOGETHER):
+            logs = load_parents(log_couplings + at, n, count, j, parent, float("-inf"), PLACES, TOGETHER, NUMBER)
+            new_largest = largest
+            for k in tl.static_range(TOGETHER):
+                new_largest = tl.maximum(new_largest, logs[k])
+            shift = tl.where(new_largest == float("-inf"), 0.0, new_largest)
+            total *= tl.exp(largest - shift)
+            for k in tl.static_range(TOGETHER):
+                total += tl.exp(logs[k] - shift)
+            largest = new_largest
+    for n in range(tl.max(count, 0)):
+        at = address(order, first + n, n < count, positions, parent, PLACES)
+        for j in range(0, parent, TOGETHER):
+            logs = load_parents(log_couplings + at, n, count, j, parent, 0.0, PLACES, TOGETHER, NUMBER)
+            for k in tl.static_range(TOGETHER):
+                share = tl.exp(logs[k] - largest) / total
+                tl.store(couplings + at + (j + k) * PLACES, share, mask=is_entry(n, count, j + k, parent))
+
+
+@triton.jit
+@no_type_check
+def _softmax_backward(
+    couplings, grad_couplings, order, starts, grad_logs, positions, parent,
+    CHILDREN: tl.constexpr, PLACES: tl.constexpr, BLOCK: tl.constexpr, TOGETHER: tl.constexpr, NUMBER: tl.constexpr,
+):  # fmt: skip
+    """The same: the gradient of a child's couplings, less its mean weighted by them."""
+    first, count = entry_range(starts, CHILDREN, BLOCK)
+    mean = tl.full([BLOCK], 0.0, NUMBER)
+    for n in range(tl.max(count, 0)):
+        at = address(order, first + n, n < count, positions, parent, PLACES)
+        for j in range(0, parent, TOGETHER):
+            shares = load_parents(couplings + at, n, count, j, parent, 0.0, PLACES, TOGETHER, NUMBER)
+            gradients = load_parents(grad_couplings + at, n, count, j, parent, 0.0, PLACES, TOGETHER, NUMBER)
+            for k in tl.static_range(TOGETHER):
+                mean += shares[k] * gradients[k]
+    for n in range(tl.max(count, 0)):
+        at = address(order, first + n, n < count, positions, parent, PLACES)
+        for j in range(0, parent, TOGETHER):
+            shares = load_parents(couplings + at, n, count, j, parent, 0.0, PLACES, TOGETHER, NUMBER)
+            gradients = load_parents(grad_couplings + at, n, count, j, parent, 0.0, PLACES, TOGETHER, NUMBER)
+            for k in tl.static_range(TOGETHER):
+                gradient = shares[k] * (gradients[k] - mean)
+                tl.store(grad_logs + at + (j + k) * PLACES, gradient, mask=is_entry(n, count, j + k, parent))
