@@ -42,39 +42,39 @@ class Part(NamedTuple):
 _HERE = "capsule_lab.bench.gpu"
 
 PARTS = (
-    Part("device", "What the device, its driver and the versions are.", 15, f"{_HERE}.device:describe_device"),
+    Part("device", "What the device, its driver and the versions are.", 10, f"{_HERE}.device:describe_device"),
     Part(
         "correctness",
         "Whether every routing, backend and precision gives the numbers and gradients of float64 on a CPU.",
-        90,
+        75,
         f"{_HERE}.correctness:check_routings",
     ),
     Part(
         "memcheck",
         "Whether compute-sanitizer sees a kernel read or write outside of its arrays.",
-        60,
+        40,
         f"{_HERE}.memcheck:check_memory",
     ),
-    Part("blocks", "Which sizes of blocks are fastest, and what a launch costs.", 90, f"{_HERE}.blocks:tune_blocks"),
+    Part("blocks", "Which sizes of blocks are fastest, and what a launch costs.", 120, f"{_HERE}.blocks:tune_blocks"),
     Part(
         "timings",
         "How long layers and steps take beside other forms, and at what share of the device's limits.",
         110,
         f"{_HERE}.timings:time_layers_and_steps",
     ),
-    Part("steps", "Where the time of a step goes.", 40, f"{_HERE}.steps:take_steps_apart"),
+    Part("steps", "Where the time of a step goes.", 30, f"{_HERE}.steps:take_steps_apart"),
     Part(
         "synchronisations",
         "Whether training waits for the device in a step.",
-        25,
+        20,
         f"{_HERE}.synchronisations:count_synchronisations",
     ),
-    Part("graphs", "Whether steps as CUDA graphs are faster, and the same.", 40, f"{_HERE}.graphs:compare_graphs"),
-    Part("batches", "What a loader costs, with data on the device or not.", 25, f"{_HERE}.batches:compare_loaders"),
+    Part("graphs", "Whether steps as CUDA graphs are faster, and the same.", 90, f"{_HERE}.graphs:compare_graphs"),
+    Part("batches", "What a loader costs, with data on the device or not.", 15, f"{_HERE}.batches:compare_loaders"),
     Part(
         "throughput",
         "Images per second and peak memory of every model, by size of the batch.",
-        65,
+        55,
         f"{_HERE}.throughput:measure_throughput",
     ),
 )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from importlib.util import find_spec
 
 import pytest
 import torch
@@ -18,8 +17,6 @@ MINUTES = 10
 
 @pytest.mark.parametrize("part", PARTS, ids=lambda part: part.name)
 def test_runs_small_on_a_cpu(part: Part, monkeypatch: pytest.MonkeyPatch, unchecked_types: None) -> None:
-    if find_spec(part.function.partition(":")[0]) is None:
-        pytest.skip("its file is on another branch")
     start_no_process(monkeypatch)
     monkeypatch.setattr(correctness, "ProcessPoolExecutor", InThisThread)
     found = part.measure()(torch.device("cpu"), "small", float(part.seconds))
