@@ -204,9 +204,8 @@ class LastCheckpoint(Checkpoint):
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
-        if trainer.world_size == 1 and self._is_over(
-            trainer
-        ):  # several processes may have different numbers of batches
+        alone = trainer.world_size == 1  # several processes may have different numbers of batches
+        if alone and self._is_over(trainer):
             raise PauseError
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
