@@ -261,9 +261,8 @@ def test_interpreted(name: str, interpreter: ProcessPoolExecutor) -> None:
     interpreter.submit(compare, name, "cpu").result()
 
 
-@pytest.mark.parametrize("candidate", [1, 3, 4])
-def test_interpreted_with_other_blocks(candidate: int, interpreter: ProcessPoolExecutor) -> None:
-    interpreter.submit(compare, "float32", "cpu", candidate).result()  # more children than a block
+def test_interpreted_with_other_blocks(interpreter: ProcessPoolExecutor) -> None:
+    interpreter.submit(compare, "float32", "cpu", 3).result()  # of more children than a block
 
 
 def test_interpreted_in_any_memory_order(interpreter: ProcessPoolExecutor) -> None:

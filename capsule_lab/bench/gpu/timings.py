@@ -36,7 +36,7 @@ OVERRIDES: dict[Size, list[str]] = {
         "sizes.dynamic={children: 6, child_dim: 4, parents: 3, parent_dim: 5, iterations: 2}",
     ],
 }  # fmt: skip
-"""Of the benchmark's configuration: the sizes that issue 16 asks for, and others that take seconds on a CPU."""
+"""Of the benchmark's configuration: those of ``TARGETS``, and others that take seconds on a CPU."""
 
 SECONDS, FEWEST, MOST = 1.0, 3, 50  # ours: of steps that are timed, after three that warm up
 
