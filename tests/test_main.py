@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -42,5 +43,6 @@ def test_every_headline_is_a_whole_sentence() -> None:
 
 def test_brackets_are_shown(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "300")
+    monkeypatch.setattr(sys, "argv", ["capsule-lab"])
     main()
     assert "capsule-lab[mlflow]" in capsys.readouterr().out
