@@ -6,12 +6,13 @@ import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from capsule_lab.atomic import expanded
 from capsule_lab.command import command
+from capsule_lab.config import to_container
 from capsule_lab.errors import ConfigError, DeviceError, check_choice, check_number, suggest
 from capsule_lab.signals import interruptible
 
@@ -75,7 +76,7 @@ def chosen(config: DictConfig, parts: Sequence[Part]) -> list[Part]:
     Raises:
         ConfigError: for a name that no part has.
     """
-    asked: Any = OmegaConf.to_container(config).get("parts")  # type: ignore[union-attr]
+    asked = to_container(config).get("parts")
     names = [part.name for part in parts]
     if not isinstance(asked, list):
         raise ConfigError(f"parts is {asked}; expected a list such as parts=[{names[0]}], or [] for all")

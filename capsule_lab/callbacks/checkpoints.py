@@ -212,19 +212,26 @@ class LastCheckpoint(Checkpoint):
         self.signals.restore()
 
     def _is_due(self, trainer: L.Trainer, seconds: float) -> bool:
-        """Whether the run has to end, which is noted, or the last checkpoint is older; the same in all processes."""
-        self.stopping = _of_any_process(trainer, self.signals.received is not None)
-        self.pausing = self._is_over(trainer)
-        due = _of_any_process(trainer, time.monotonic() - self.saved_at > seconds)
-        return self.stopping or self.pausing or due
+        """Whether the run has to end, which is noted, or the last checkpoint is older; the same in all processes.
+
+        Mostly none of it is so, and processes, which wait for each other in every question, ask but once.
+        """
+        requested, over = self.signals.received is not None, self._time_is_over()
+        is_due = _of_any_process(trainer, requested or over or time.monotonic() - self.saved_at > seconds)
+        self.stopping = is_due and _of_any_process(trainer, requested)
+        self.pausing = is_due and _of_any_process(trainer, over)
+        return is_due
 
     def _is_over(self, trainer: L.Trainer) -> bool:
-        """Whether the time is over, but for that of a save; the same in all processes.
+        """Whether the time is over; the same in all processes.
 
         Of a sweep with a budget, only the first process of a run knows the deadline.
         """
-        over = self.deadline < math.inf and time.monotonic() + self.save_seconds >= self.deadline
-        return _of_any_process(trainer, over)
+        return _of_any_process(trainer, self._time_is_over())
+
+    def _time_is_over(self) -> bool:
+        """Whether there is only time for a save, as far as this process knows."""
+        return self.deadline < math.inf and time.monotonic() + self.save_seconds >= self.deadline
 
     def _stop_if_noted(self, trainer: L.Trainer) -> None:
         if self.stopping:

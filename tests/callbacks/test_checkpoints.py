@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import signal
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -265,3 +266,20 @@ def test_first_signal_is_kept_and_the_second_raises(signum: signal.Signals) -> N
         signal.raise_signal(signum)
     assert caught.value.signum == signum
     assert {each: signal.getsignal(each) for each in SIGNALS} == before
+
+
+@pytest.mark.parametrize(("noted", "questions"), [(False, 1), (True, 3)])
+def test_processes_ask_each_other_once_per_step_unless_there_is_something(noted: bool, questions: int) -> None:
+    """Each question is a collective operation, for which a GPU is waited for."""
+    asked: list[bool] = []
+
+    def reduce(value: bool, *, all: bool) -> bool:
+        asked.append(value)
+        return value
+
+    saver = LastCheckpoint()
+    saver.saved_at = time.monotonic()
+    saver.signals.received = signal.SIGTERM if noted else None
+    trainer: Any = SimpleNamespace(world_size=2, strategy=SimpleNamespace(reduce_boolean_decision=reduce))
+    assert saver._is_due(trainer, 60) is noted
+    assert (saver.stopping, saver.pausing, len(asked)) == (noted, False, questions)

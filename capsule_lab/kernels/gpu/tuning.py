@@ -81,8 +81,10 @@ def tuned(
         candidates: among which a search chooses; the first is the default.
         run: launches the kernel, and can do so again with the same result.
     """
-    name = " ".join([kernel, *(f"{key}={value}" for key, value in shape.items())])
     known = _section(device)
+    if not known and _search is None:
+        return run(candidates[0])  # in every launch: nothing more than it needs
+    name = " ".join([kernel, *(f"{key}={value}" for key, value in shape.items())])
     if _search is not None and name not in known and len(candidates) > 1:
         _search.choose(name, known, candidates, run)
     return run(known.get(name, candidates[0]))
