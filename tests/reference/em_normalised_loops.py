@@ -1,4 +1,4 @@
-"""Slow float64 transcription of EM routing with normalised evidence, before the normalisation: plain loops on floats."""
+"""Slow float64 transcription of EM routing with normalised evidence, up to its normalisation: loops on floats."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ OVERRIDES: dict[Size, list[str]] = {
         "+sizes.capsnet={batch_size: 512, image_shape: [1, 28, 28], num_classes: 10}",
     ],
     "small": [
-        "backends=[matmul,fused]", f"precisions=[{FULL}]", "models=[em_caps_paper,capsnet]",  # a compiler takes too long
+        "backends=[matmul,fused]", f"precisions=[{FULL}]", "models=[em_caps_paper,capsnet]",  # compiling takes too long
         "batch_size=2", "image_shape=[1,21,21]", "options=['model.channels=4','model.primary_types=2']",
         "sizes.em_window={rows: 2, children: 9, parents: 3, iterations: 2}",
         "sizes.em_all_parents={grid: 5, child_types: 2, parents: 3, iterations: 2}",
