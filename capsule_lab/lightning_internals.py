@@ -16,8 +16,8 @@ from lightning.pytorch.callbacks import Timer
 from lightning.pytorch.callbacks.early_stopping import EarlyStoppingReason
 
 __all__ = [
-    "EarlyStoppingReason",
     "HARMLESS_WARNINGS",
+    "EarlyStoppingReason",
     "MisconfigurationException",
     "batch_index",
     "batches_per_epoch",

@@ -134,7 +134,7 @@ def _train(config: DictConfig, directory: Path, overrides: Sequence[str], began:
     build.check_together(trainer, module, data)
     if (seconds := build.time_limit(config.trainer)) < math.inf:
         callbacks.pause_at(trainer, began + seconds)
-    if timer := callbacks.time_to_accuracy(trainer):
+    if timer := callbacks.TimeToAccuracy.of(trainer):
         timer.since = began
 
     runs.directories.create_directory(directory, config, overrides)  # the first file: all parts are built
@@ -230,18 +230,20 @@ def _time_to_accuracy(config: DictConfig, directory: Path, trainer: Any, module:
     """
     from capsule_lab import callbacks
 
-    timer = callbacks.time_to_accuracy(trainer)
+    timer = callbacks.TimeToAccuracy.of(trainer)
     if timer is None:
         return {}
     results, tested = timer.results(), {}
     loggers, trainer.loggers = trainer.loggers, []  # they get the test of `train.test`
-    for threshold in timer.thresholds:
-        weights, step = callbacks.weights_reached(directory, threshold), results[f"{threshold}/step"]
-        can_be_tested = step is not None and weights.is_file() and config.train.test != "none"
-        if can_be_tested and step not in tested:
-            tested[step] = _test_weights(weights, trainer, module, data)["error"]
-        results[f"{threshold}/test_error"] = tested.get(step)
-    trainer.loggers = loggers
+    try:
+        for threshold in timer.thresholds:
+            weights, step = callbacks.weights_reached(directory, threshold), results[f"{threshold}/step"]
+            can_be_tested = step is not None and weights.is_file() and config.train.test != "none"
+            if can_be_tested and step not in tested:
+                tested[step] = _test_weights(weights, trainer, module, data)["error"]
+            results[f"{threshold}/test_error"] = tested.get(step)
+    finally:
+        trainer.loggers = loggers
     return {"time_to_accuracy": results}
 
 
@@ -330,15 +332,11 @@ def summary(result: dict[str, Any], directory: Path) -> str:
 def _times(results: Mapping[str, float | None]) -> list[str]:
     """A line for each threshold of ``TimeToAccuracy``."""
     lines = []
-    for name, seconds in results.items():
-        threshold, _, quantity = name.partition("/")
-        if quantity == "seconds" and seconds is None:
-            lines.append(f"{threshold} %".ljust(_INDENT) + "not reached")
-        elif quantity == "seconds":
-            tested = results[f"{threshold}/test_error"]
-            test = "" if tested is None else f", test error then {tested:.2f} %"
-            images = results[f"{threshold}/images"]
-            lines.append(f"{threshold} %".ljust(_INDENT) + f"after {seconds:.0f} s of training, {images:,} images{test}")
+    for threshold in [name.removesuffix("/seconds") for name in results if name.endswith("/seconds")]:
+        seconds, images, error = (results[f"{threshold}/{name}"] for name in ("seconds", "images", "test_error"))
+        outcome = "not reached" if seconds is None else f"after {seconds:.0f} s of training, {images:,} images"
+        tested = "" if error is None else f", test error then {error:.2f} %"
+        lines.append(f"{threshold} %".ljust(_INDENT) + outcome + tested)
     return lines
 
 

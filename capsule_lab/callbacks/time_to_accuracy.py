@@ -27,8 +27,8 @@ _ROUNDING = 1e-4  # ours: percent; above what float32 makes of 100 - 99.5, far b
 class TimeToAccuracy(Checkpoint):
     """Records the first validation at which each accuracy is reached, and keeps the weights that reached it.
 
-    Of each: ``seconds`` of training, ``wall_seconds`` with all else, ``images`` shown, ``step`` and ``error`` in percent.
-    They are logged as ``time_to_accuracy/<threshold>/<quantity>``, and with every validation
+    Of each: ``seconds`` of training, ``wall_seconds`` with all else, ``images`` shown, ``step``, and ``error`` in
+    percent. They are logged as ``time_to_accuracy/<threshold>/<quantity>``, and with every validation
     ``time_to_accuracy/seconds`` and ``time_to_accuracy/images``, so that errors can be drawn over time. The weights are
     ``checkpoints/reached_<threshold>.ckpt``; the run tests them when it has ended.
 
@@ -65,6 +65,11 @@ class TimeToAccuracy(Checkpoint):
         self.phase: str | None = "start_up"
         self.since = time.monotonic()
 
+    @classmethod
+    def of(cls, trainer: L.Trainer) -> TimeToAccuracy | None:
+        """The one among the callbacks of a run."""
+        return next((callback for callback in trainer.checkpoint_callbacks if isinstance(callback, cls)), None)
+
     @property
     def seconds(self) -> dict[str, float]:
         """Time so far of each of ``PHASES``, over all interruptions."""
@@ -78,7 +83,7 @@ class TimeToAccuracy(Checkpoint):
         return EarlyStoppingReason.STOPPING_THRESHOLD if reached else EarlyStoppingReason.NOT_STOPPED
 
     def results(self) -> dict[str, float | None]:
-        """Plain numbers by name: ``99.5/seconds`` and the like, ``None`` if it was not reached; seconds of each phase."""
+        """Plain numbers by name: ``99.5/seconds`` and the like, ``None`` if it was not reached; and of each phase."""
         quantities = ("seconds", "wall_seconds", "images", "step", "error")
         found = {
             f"{threshold}/{name}": self.reached.get(threshold, {}).get(name)
@@ -160,9 +165,3 @@ class TimeToAccuracy(Checkpoint):
 def weights_reached(directory: Path, threshold: str) -> Path:
     """The checkpoint in the directory of a run with the weights that reached a threshold."""
     return directory / "checkpoints" / f"reached_{threshold}.ckpt"
-
-
-def time_to_accuracy(trainer: L.Trainer) -> TimeToAccuracy | None:
-    """The callback of a run, if it has one."""
-    found = [callback for callback in trainer.checkpoint_callbacks if isinstance(callback, TimeToAccuracy)]
-    return found[0] if found else None

@@ -180,7 +180,11 @@ def as_page(table: Table, entries: Sequence[Entry], command: str) -> str:
         parts=[(label, [(cells_of(entry), entry) for entry in part]) for label, part in by_column(entries).items()],
         notes=notes(entries),
         failures=failures(entries),
-        runs=runs_frame(entries).drop(columns=["hardware", "commit"], errors="ignore").astype(object).fillna("").replace(math.inf, NOT_REACHED),
+        runs=runs_frame(entries)
+        .drop(columns=["hardware", "commit"], errors="ignore")
+        .astype(object)
+        .fillna("")
+        .replace(math.inf, NOT_REACHED),
         curves=[(title, _svg(curves_of_runs(files))) for title, files in _curves(entries).items()],
         best=[(run, _figures(run)) for run in best_runs(entries)],
         made=datetime.now(UTC).strftime("%Y-%m-%d"),

@@ -53,7 +53,6 @@ class Mean:
     def __str__(self) -> str:
         return f"{self.mean:.2f}" if self.std is None else f"{self.mean:.2f} ± {self.std:.3f}"
 
-
     @property
     def described_count(self) -> str:
         """Of how many runs."""
