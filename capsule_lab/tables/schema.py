@@ -103,12 +103,6 @@ class Column(_Part):
     metric: str
     statistic: Literal["mean", "median"] = Field("mean", description="mean or median")
 
-    @model_validator(mode="after")
-    def _is_reached_or_not(self) -> Self:
-        if self.metric.startswith("time_to_accuracy/") and self.statistic == "mean":
-            raise ValueError("a time without a mean, as a run may not reach it; expected statistic: median")
-        return self
-
 
 class Row(_Part):
     """One line of a table: trained, an evaluation of another row's weights, or published values only.
@@ -171,6 +165,12 @@ class Content(_Part):
         names, columns = [row.name for row in self.rows], [column.name for column in self.columns]
         if len({*names}) < len(names):
             raise ValueError(f"there are two rows of one name among {', '.join(names)}; expected a name for each")
+        for column in self.columns:
+            if column.metric.startswith("time_to_accuracy/") and column.statistic == "mean":
+                raise ValueError(
+                    f"column {column.name}: {column.metric} has no mean, as a run may not reach it; expected "
+                    "statistic: median"
+                )
         for number, row in enumerate(self.rows):
             for key in ("overrides", "published", "evaluate"):
                 for column in getattr(row, key):
