@@ -160,6 +160,7 @@ CHANGED = {
     "primary_dim": 4,
     "primary_bias": False,
     "uniform_coupling": False,
+    "primary_weight_std": 0.5,
     "class_dim": 6,
     "decoder": None,
 }
