@@ -81,7 +81,7 @@ class EmbedConfig(Callback):
 
     @property
     def cpu_seconds(self) -> float:
-        """The same of the processors, summed over the threads of this process: equal on a busy and on an idle machine."""
+        """The same of the processors, summed over threads; other work on the machine adds little to it."""
         return self.cpu_seconds_before + (time.process_time() - self.cpu_started if self.started else 0)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
