@@ -102,6 +102,10 @@ class CapsNet(AbstractCapsuleNetwork):
             uniform_coupling=uniform_coupling,
             leaky=digits.routing.leaky,
         )
+        if decoder is not None and not digits.routing.poses:
+            raise ValueError(
+                "routing.poses is false, and the decoder reads poses; expected true, or model.decoder=null"
+            )
         self.digits = digits
         self.decoder = None if decoder is None else Decoder(num_classes, class_dim, self.image_shape, hidden=decoder)
 
