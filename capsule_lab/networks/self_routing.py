@@ -17,15 +17,15 @@ of all capsules: 269,722 and 144,309.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
 from types import MappingProxyType
 from typing import Any, Literal, get_args
 
 from jaxtyping import Float
 from torch import Tensor, nn
+from torchvision.models.resnet import BasicBlock
 
 from capsule_lab.errors import check_choice
-from capsule_lab.layers import ComposedPrimaryCapsules, ConvCapsules, DenseCapsules
+from capsule_lab.layers import ComposedPrimaryCapsules, ConvCapsules, DenseCapsules, Stem
 from capsule_lab.networks.base import (
     AbstractCapsuleNetwork,
     AbstractNetwork,
@@ -39,6 +39,12 @@ from capsule_lab.routing import RoutingFactory, SelfRouting
 from capsule_lab.types import CapsuleOutput, OnIteration
 
 Trunk = Literal["resnet20", "convnet"]
+
+RESNET20 = ((1, 1), (1, 1), (1, 1), (2, 2), (2, 1), (2, 1), (4, 2), (4, 1), (4, 1))
+"""Planes, as a multiple of the first, and stride of each block of ResNet-20 (He 2016, section 4.2)."""
+
+CONVNET = ((1, 1), (2, 2), (2, 1), (4, 2), (4, 1), (8, 2))  # official code
+"""Planes, as a multiple of the first, and stride of each convolution."""
 
 CLASS_ROUTING: Mapping[str, Any] = MappingProxyType({"poses": False})  # Hahn 2019, official code
 
@@ -87,10 +93,7 @@ class SelfRoutingNet(AbstractCapsuleNetwork):
         self.image_shape = check_image_shape(image_shape, 1, "SelfRoutingNet")
         self.trunk, channels, grid = build_trunk(trunk, self.image_shape, planes)
         self.primary = ComposedPrimaryCapsules(
-            nn.Sequential(conv3x3(channels, types * dim), nn.BatchNorm2d(types * dim)),
-            nn.Sequential(conv3x3(channels, types), nn.BatchNorm2d(types)),
-            types=types,
-            dim=dim,
+            conv3x3(channels, types * dim), conv3x3(channels, types), types=types, dim=dim
         )
         self.conv_capsules, self.norms = nn.ModuleList(), nn.ModuleList()
         for stride in conv_strides:
@@ -157,59 +160,52 @@ class AveragePoolingNet(AbstractNetwork):
         return CapsuleOutput(scores, logits=scores)
 
 
-class ResidualBlock(nn.Module):
-    """Two convolutions and a shortcut without parameters (He 2016, section 4.2, option A).
+class PaddedShortcut(nn.Module):
+    """A shortcut without parameters between sizes that differ (He 2016, section 4.2, option A).
 
-    Where the size changes the shortcut takes every second pixel, and zeros for the channels that are new, half of them
-    on each side.
+    Every second pixel, and zeros for the channels that are new, half of them on each side.
     """
 
-    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+    def __init__(self, added: int, stride: int) -> None:
         super().__init__()
-        self.stride, self.added = stride, outputs - inputs
-        self.residual = nn.Sequential(
-            conv3x3(inputs, outputs, stride), nn.BatchNorm2d(outputs), nn.ReLU(),
-            conv3x3(outputs, outputs), nn.BatchNorm2d(outputs),
-        )  # fmt: skip
+        self.added = added
+        self.stride = stride
 
     def forward(self, features: Float[Tensor, "batch channel height width"]) -> Tensor:
         before = self.added // 2
-        shortcut = features[:, :, :: self.stride, :: self.stride]
-        shortcut = nn.functional.pad(shortcut, (0, 0, 0, 0, before, self.added - before))
-        return (self.residual(features) + shortcut).relu()
-
-
-def conv3x3(inputs: int, outputs: int, stride: int = 1) -> nn.Conv2d:
-    """A 3x3 convolution that keeps the size, with the official code's initial weights."""
-    conv = nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False)
-    nn.init.kaiming_uniform_(conv.weight)  # official code
-    return conv
+        kept = features[:, :, :: self.stride, :: self.stride]
+        return nn.functional.pad(kept, (0, 0, 0, 0, before, self.added - before))
 
 
 def build_trunk(
     trunk: Trunk, image_shape: tuple[int, int, int], planes: int
 ) -> tuple[nn.Sequential, int, tuple[int, int]]:
-    """A trunk, its feature maps, and the size of these.
+    """A trunk with the official code's initial weights, its feature maps, and the size of these.
 
     Raises:
         ValueError: for an unknown trunk.
     """
     check_choice("trunk", trunk, get_args(Trunk))
     channel, height, width = image_shape
-    if trunk == "resnet20":
-        channels = [planes] * 4 + [2 * planes] * 3 + [4 * planes] * 3
-        strides = [1, 1, 1, 2, 1, 1, 2, 1, 1]
-        blocks = [
-            ResidualBlock(inputs, outputs, stride)
-            for (inputs, outputs), stride in zip(pairwise(channels), strides, strict=True)
-        ]
-        layers = [conv3x3(channel, planes), nn.BatchNorm2d(planes), nn.ReLU(), *blocks]
-    else:
-        channels = [channel] + [multiple * planes for multiple in (1, 2, 2, 4, 4, 8)]
-        strides = [1, 2, 1, 2, 1, 2]
-        layers = []
-        for (inputs, outputs), stride in zip(pairwise(channels), strides, strict=True):
-            layers += [conv3x3(inputs, outputs, stride), nn.BatchNorm2d(outputs), nn.ReLU()]
-    for stride in strides:
-        height, width = -(-height // stride), -(-width // stride)
-    return nn.Sequential(*layers), channels[-1], (height, width)
+    convolutions, blocks = (((1, 1),), RESNET20) if trunk == "resnet20" else (CONVNET, ())
+    layers = Stem([[multiple * planes, 3, stride] for multiple, stride in convolutions], channel, (height, width))
+    channels, grid = layers.channels, layers.grid
+    for multiple, stride in blocks:
+        outputs = multiple * planes
+        shortcut = PaddedShortcut(outputs - channels, stride) if outputs != channels else None
+        layers.append(BasicBlock(channels, outputs, stride, shortcut))
+        channels, grid = outputs, ((grid[0] - 1) // stride + 1, (grid[1] - 1) // stride + 1)
+    return initialised(layers), channels, grid
+
+
+def initialised(module: nn.Sequential) -> nn.Sequential:
+    """``module`` with the official code's initial weights."""
+    for each in module.modules():
+        if isinstance(each, nn.Conv2d | nn.Linear):
+            nn.init.kaiming_uniform_(each.weight)
+    return module
+
+
+def conv3x3(inputs: int, outputs: int) -> nn.Sequential:
+    """A normalised convolution."""
+    return initialised(nn.Sequential(nn.Conv2d(inputs, outputs, 3, padding=1, bias=False), nn.BatchNorm2d(outputs)))
