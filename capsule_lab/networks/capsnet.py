@@ -106,6 +106,10 @@ class CapsNet(AbstractCapsuleNetwork):
             weight_std=primary_weight_std,
             leaky=digits.routing.leaky,
         )
+        if decoder is not None and not digits.routing.poses:
+            raise ValueError(
+                "routing.poses is false, and the decoder reads poses; expected true, or model.decoder=null"
+            )
         self.digits = digits
         self.decoder = None if decoder is None else Decoder(num_classes, class_dim, self.image_shape, hidden=decoder)
 

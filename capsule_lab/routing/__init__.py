@@ -11,21 +11,27 @@ from capsule_lab.routing.base import (
 from capsule_lab.routing.dynamic import DynamicRouting, dynamic_routing
 from capsule_lab.routing.em import EMRouting, em_routing
 from capsule_lab.routing.em_normalised import NormalisedEMRouting, em_evidence
+from capsule_lab.routing.heinsen import HeinsenRouting, heinsen_routing
+from capsule_lab.routing.self_routing import SelfRouting, self_routing
 from capsule_lab.routing.uniform import UniformRouting, uniform_routing
 
 __all__ = [
     "AbstractRouting",
     "DynamicRouting",
     "EMRouting",
+    "HeinsenRouting",
     "LayerInfo",
     "Normalisation",
     "NormalisedEMRouting",
     "Normaliser",
     "RoutingFactory",
+    "SelfRouting",
     "UniformRouting",
     "build_routing",
     "dynamic_routing",
     "em_evidence",
     "em_routing",
+    "heinsen_routing",
+    "self_routing",
     "uniform_routing",
 ]

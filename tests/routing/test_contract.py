@@ -28,8 +28,11 @@ from capsule_lab.routing import (
     AbstractRouting,
     DynamicRouting,
     EMRouting,
+    HeinsenRouting,
+    LayerInfo,
     NormalisedEMRouting,
     Normaliser,
+    SelfRouting,
     UniformRouting,
     dynamic_routing,
     uniform_routing,
@@ -41,7 +44,9 @@ from tests.reference import wrong
 from tests.reference.em_bridge import PRESETS, betas_of_the_loops, class_preset, in_terms_of_the_loops, preset
 from tests.reference.em_loops import dense_em_loops
 from tests.reference.em_normalised_loops import dense_em_evidence_loops
+from tests.reference.heinsen_loops import heinsen_loops
 from tests.reference.loops import dynamic_routing_loops, length_loops, uniform_routing_loops
+from tests.reference.self_routing_loops import self_routing_loops
 
 BATCH, CHILDREN, PARENTS, DIM = 3, 5, 4, 2
 
@@ -58,11 +63,14 @@ class Reference:
             module under test.
         switches: values of its constructor's arguments.
         given: combinations of arguments that are always among those tested, by name.
+        backends: names of those in ``BACKENDS`` that it has: a routing that reads the poses of children cannot be given
+            the tensor of votes.
     """
 
     loops: Callable[[Tensor, Tensor, Any], tuple[Tensor, Tensor]]
     switches: dict[str, Sequence[Any]]
     given: dict[str, dict[str, Any]] = field(default_factory=dict)
+    backends: Sequence[str] = ("dense", "dense-reference", "reference", "matmul", "fused")
 
 
 def options_of(preset: dict[str, Any]) -> dict[str, Any]:
@@ -104,6 +112,17 @@ def by_statistics(norm: nn.BatchNorm1d, rows: Tensor) -> Tensor:
     return (rows - norm.running_mean) / (norm.running_var + norm.eps).sqrt() * norm.weight + norm.bias
 
 
+def self_routing_by_loops(votes: Tensor, activations: Tensor, module: Any) -> tuple[Tensor, Tensor]:
+    """The children's poses are their votes, see ``factored``."""
+    return self_routing_loops(votes, votes.flatten(2), activations, module.weight, module.bias)
+
+
+def heinsen_by_loops(votes: Tensor, activations: Tensor, module: Any) -> tuple[Tensor, Tensor]:
+    options = {"iterations": module.iterations, "eps": module.eps}
+    last = heinsen_loops(votes, activations, module.beta_use, module.beta_ignore, module.bias, **options)[-1]
+    return last.poses, last.scores.sigmoid()
+
+
 REFERENCES: dict[type[AbstractRouting], Reference] = {
     DynamicRouting: Reference(
         loops=lambda votes, _, module: with_lengths(
@@ -137,6 +156,15 @@ REFERENCES: dict[type[AbstractRouting], Reference] = {
             "pose_norm": (True, False),
         },
     ),
+    SelfRouting: Reference(
+        loops=self_routing_by_loops,
+        switches={"normalisation": ("window", "all_parents"), "eps": (1e-12, 1e-9)},
+        backends=("reference", "matmul", "fused"),
+    ),
+    HeinsenRouting: Reference(
+        loops=heinsen_by_loops,
+        switches={"iterations": (3, 1, 2, 5), "bias": (True, False), "eps": (1e-5, 0.1)},
+    ),
     EMRouting: Reference(
         loops=em_by_loops,
         switches={
@@ -167,8 +195,8 @@ DISCOVERED = [
     and not inspect.isabstract(value)
 ]
 COMPILED = [
-    pytest.param(EMRouting, {"activation": "mixing_proportions", "damping": 0.1}, id="EMRouting-mixing"),
-    pytest.param(EMRouting, preset("em_tutorial"), id="EMRouting-tutorial"),
+    ("-mixing", EMRouting, {"activation": "mixing_proportions", "damping": 0.1}),
+    ("-tutorial", EMRouting, preset("em_tutorial")),
 ]
 
 
@@ -192,7 +220,7 @@ BACKENDS = {
 def combinations(kind: type[AbstractRouting], **more: Sequence[Any]) -> dict[str, dict[str, Any]]:
     """Arguments of a routing, a ``backend_case`` and ``more`` switches, in every pair of values, by name."""
     reference = REFERENCES[kind]
-    switches = {"backend_case": tuple(BACKENDS), **reference.switches, **more}
+    switches = {"backend_case": reference.backends, **reference.switches, **more}
     rows = pairwise(switches, reference.given.values())
     names = [*reference.given, *([""] * (len(rows) - len(reference.given)))]
     found = {}
@@ -217,7 +245,18 @@ def every_combination(
     return pytest.mark.parametrize(("kind", "options", "case", *more), params)
 
 
-every_backend = pytest.mark.parametrize("case", [pytest.param(case, id=name) for name, case in BACKENDS.items()])
+def every_backend(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Parametrize a test with every ``kind`` and every ``case`` of its backends, or those of ``names``."""
+    params = [
+        pytest.param(kind, BACKENDS[name], id=f"{kind.__name__}-{name}")
+        for kind in DISCOVERED
+        if kind in REFERENCES
+        for name in REFERENCES[kind].backends
+        if name in (names or BACKENDS)
+    ]
+    return pytest.mark.parametrize(("kind", "case"), params)
+
+
 every_routing = pytest.mark.parametrize("kind", DISCOVERED)
 with_squash = pytest.mark.parametrize("kind", [DynamicRouting, UniformRouting])  # of Sabour 2017
 
@@ -228,9 +267,21 @@ def random_votes(*shape: int, dtype: torch.dtype = torch.float64, seed: int = 0)
     return torch.randn(*(shape or (BATCH, CHILDREN, PARENTS, DIM)), generator=generator, dtype=dtype)
 
 
-def build(kind: type[AbstractRouting], *, parameters: str = "initial", **options: Any) -> AbstractRouting:
-    """A float64 routing; with ``parameters="random"`` no two parents have the same ones."""
-    module = kind(parents=PARENTS, dim=DIM, **options).double().eval()  # images of a batch apart from each other
+def build(
+    kind: type[AbstractRouting], *, parameters: str = "initial", types: int = 1, **options: Any
+) -> AbstractRouting:
+    """A float64 routing; with ``parameters="random"`` no two parents have the same ones.
+
+    Args:
+        kind: what to build.
+        parameters: ``"initial"`` or ``"random"``.
+        types: kinds of children, which have parameters of their own in some routings; those of one kind have no order.
+        options: of the routing.
+    """
+    module = kind(parents=PARENTS, dim=DIM, **options)
+    child_dim = PARENTS * DIM  # see ``factored``
+    module.build(LayerInfo(PARENTS, DIM, CHILDREN, child_dim, shared=types != CHILDREN, child_types=types))
+    module.double().eval()  # images of a batch apart from each other
     if parameters == "random":
         generator = torch.Generator().manual_seed(1)
         for parameter in module.parameters():
@@ -239,10 +290,10 @@ def build(kind: type[AbstractRouting], *, parameters: str = "initial", **options
 
 
 def factored(votes: Tensor) -> Votes:
-    """The same votes as poses and weight: the pose is the one-hot number of the image, its weights are its votes."""
-    batch, child, _, _ = votes.shape
-    image = torch.eye(batch, dtype=votes.dtype).unsqueeze(1).expand(-1, child, -1)  # [b i b]
-    return Votes(image, votes.transpose(0, 1))
+    """The same votes as poses and weight: a pose is all votes of a child, the weight picks those of a parent."""
+    _, child, parent, dim = votes.shape
+    pick = torch.eye(parent * dim, dtype=votes.dtype).view(parent * dim, parent, dim)
+    return Votes(votes.flatten(2), pick.expand(child, -1, -1, -1))
 
 
 def child_activations(votes: Tensor) -> Tensor:
@@ -370,7 +421,7 @@ def test_discovery_finds_the_routings_of_this_project() -> None:
 
 @pytest.mark.parametrize("kind", REFERENCES)
 def test_combinations_have_every_pair_of_values(kind: type[AbstractRouting]) -> None:
-    switches = {**REFERENCES[kind].switches, "backend_case": tuple(BACKENDS)}
+    switches = {**REFERENCES[kind].switches, "backend_case": REFERENCES[kind].backends}
     rows = combinations(kind).values()
     for (one, values), (other, others) in itertools.combinations(switches.items(), 2):
         assert {(row[one], row[other]) for row in rows} >= set(itertools.product(values, others))
@@ -381,9 +432,9 @@ def test_factored_votes_are_the_same_votes() -> None:
     assert torch.equal(dense_votes(*factored(votes)[:2]), votes)
 
 
-@every_combination()
-def test_equals_the_loops(kind: type[AbstractRouting], options: dict[str, Any], case: BackendCase) -> None:
-    module = build(kind, parameters="random", **options)
+@every_combination(types=(1, CHILDREN))
+def test_equals_the_loops(kind: type[AbstractRouting], options: dict[str, Any], case: BackendCase, types: int) -> None:
+    module = build(kind, parameters="random", types=types, **options)
     check_equals(route_of(module, dense=case.dense), reference_of(module))
 
 
@@ -408,14 +459,13 @@ def test_couplings_of_a_child(kind: type[AbstractRouting], options: dict[str, An
     check_couplings(route_of(module, dense=case.dense), leaky=module.leaky)
 
 
-@every_backend
-@every_routing
+@every_backend()
 def test_couplings_of_every_backend(kind: type[AbstractRouting], case: BackendCase) -> None:
     found: list[RoutingTrace] = []
     expected: list[RoutingTrace] = []
     votes = random_votes()
     route_of(build(kind, backend=case.backend), dense=case.dense)(votes, on_iteration=found.append)
-    route_of(build(kind, backend="reference"))(votes, on_iteration=expected.append)
+    route_of(build(kind, backend="reference"), dense=False)(votes, on_iteration=expected.append)
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-10)
 
 
@@ -476,8 +526,7 @@ def test_finite_if_no_child_is_active_or_all_are(
     check_finite(route_of(build(kind, **options).float(), activations, dense=case.dense), scale)
 
 
-@every_backend
-@every_routing
+@every_backend()
 def test_every_initial_parameter_has_a_gradient(kind: type[AbstractRouting], case: BackendCase) -> None:
     module = build(kind, backend=case.backend)
     assert list(module.parameters()) == learned(module) != []
@@ -497,7 +546,7 @@ def test_nothing_but_parameters_is_kept(kind: type[AbstractRouting]) -> None:
     module = build(kind)
     before = deepcopy({name: value for name, value in vars(module).items() if not name.startswith("_")})
     buffers = deepcopy(dict(module.named_buffers()))
-    route_of(module)(random_votes())
+    route_of(module, dense=False)(random_votes())
     assert {name: value for name, value in vars(module).items() if not name.startswith("_")} == before
     assert all(torch.equal(buffer, buffers[name]) for name, buffer in module.named_buffers())
 
@@ -517,8 +566,15 @@ def values_and_gradients(module: nn.Module, votes: Tensor | Votes, activations: 
 
 
 @pytest.mark.slow  # whole layers are compiled in tests/kernels/test_ops.py
-@pytest.mark.parametrize("case", [BACKENDS["dense"], BACKENDS["fused"]], ids=["dense", "fused"])
-@pytest.mark.parametrize(("kind", "options"), [*((kind, {}) for kind in DISCOVERED), *COMPILED])
+@pytest.mark.parametrize(
+    ("kind", "options", "case"),
+    [
+        pytest.param(kind, options, BACKENDS[name], id=f"{kind.__name__}{label}-{name}")
+        for label, kind, options in [*(("", kind, {}) for kind in REFERENCES), *COMPILED]
+        for name in ("dense", "fused")
+        if name in REFERENCES[kind].backends
+    ],
+)
 def test_same_when_compiled(
     kind: type[AbstractRouting], options: dict[str, Any], case: BackendCase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -539,8 +595,7 @@ def test_same_when_compiled(
         pytest.param(lambda votes: votes.repeat_interleave(2, 3)[..., ::2], id="with gaps"),
     ],
 )
-@pytest.mark.parametrize("case", [BACKENDS["dense"], BACKENDS["dense-reference"]], ids=["auto", "reference"])
-@every_routing
+@every_backend("dense", "dense-reference")
 def test_memory_order_of_dense_votes(
     kind: type[AbstractRouting], strided: Callable[[Tensor], Tensor], case: BackendCase
 ) -> None:
@@ -551,8 +606,7 @@ def test_memory_order_of_dense_votes(
     torch.testing.assert_close(route(other), route(votes), rtol=0, atol=1e-12)
 
 
-@every_backend
-@every_routing
+@every_backend()
 def test_float32_under_autocast(kind: type[AbstractRouting], case: BackendCase) -> None:
     module = build(kind, parameters="random", backend=case.backend).float()
     votes = random_votes(dtype=torch.float32)
@@ -565,16 +619,8 @@ def test_float32_under_autocast(kind: type[AbstractRouting], case: BackendCase) 
     assert torch.equal(parents.activations, expected.activations)
 
 
-@pytest.mark.parametrize(
-    ("case", "dtype"),
-    [
-        pytest.param(case, dtype, id=f"{name}-{dtype}")
-        for name, case in BACKENDS.items()
-        for dtype in (torch.bfloat16, torch.float16)
-        if case.dense or dtype == torch.float16  # of poses and weight in bfloat16: tests/kernels/test_backends.py
-    ],
-)
-@every_routing
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@every_backend()
 def test_half_precision_is_routed_in_float32(
     kind: type[AbstractRouting], case: BackendCase, dtype: torch.dtype
 ) -> None:
@@ -599,21 +645,20 @@ class HalfNormaliser(Normaliser):
         return super().__call__(log_couplings) / 2
 
 
-@every_backend
-@every_routing
+@every_backend()
 def test_normaliser_is_used(kind: type[AbstractRouting], case: BackendCase) -> None:
     votes, half = random_votes(), HalfNormaliser()
     route = route_of(build(kind, backend=case.backend), dense=case.dense)
     halved = route(votes, normalise=half)
-    once = {(1, PARENTS, CHILDREN)} if case.backend == "fused" and kind is EMRouting else set()
+    by_kernel = kind in (EMRouting, HeinsenRouting) and case.backend == "fused"
+    once = {(1, PARENTS, CHILDREN)} if by_kernel else set()
     assert half.shapes - once == {(BATCH, PARENTS, CHILDREN)}
     assert half.shapes >= once  # the first couplings are the same for all images
     assert not torch.allclose(halved, route(votes))
     torch.testing.assert_close(route(votes, normalise=Normaliser()), route(votes), rtol=0, atol=1e-12)
 
 
-@every_backend
-@every_routing
+@every_backend()
 def test_normaliser_decides_about_every_coupling(kind: type[AbstractRouting], case: BackendCase) -> None:
     """From the first iteration on: no coupling has bypassed it."""
     traces: list[RoutingTrace] = []
