@@ -5,7 +5,7 @@ from capsule_lab.layers.conv import ConvCapsules
 from capsule_lab.layers.decoder import Decoder
 from capsule_lab.layers.dense import DenseCapsules
 from capsule_lab.layers.normalisers import build_normaliser
-from capsule_lab.layers.primary import LinearPrimaryCapsules, PrimaryCapsules
+from capsule_lab.layers.primary import DepthwisePrimaryCapsules, LinearPrimaryCapsules, PrimaryCapsules
 from capsule_lab.layers.windows import Windows
 
 __all__ = [
@@ -13,6 +13,7 @@ __all__ = [
     "ConvCapsules",
     "Decoder",
     "DenseCapsules",
+    "DepthwisePrimaryCapsules",
     "LinearPrimaryCapsules",
     "PrimaryCapsules",
     "Windows",

@@ -9,7 +9,16 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from capsule_lab.errors import check_choice
-from capsule_lab.functional import HALF, length, same_padding, squash, squash_logits, truncated_normal_
+from capsule_lab.functional import (
+    HALF,
+    exponential_squash,
+    exponential_squash_logits,
+    length,
+    same_padding,
+    squash,
+    squash_logits,
+    truncated_normal_,
+)
 from capsule_lab.types import Capsules
 
 Padding = Literal["valid", "same"]
@@ -79,6 +88,47 @@ class PrimaryCapsules(nn.Module):
         total = total.permute(0, 1, 3, 4, 2).flatten(1, 3)  # [b i c]
         poses = squash(total)
         return Capsules(poses, length(poses), squash_logits(total))
+
+
+class DepthwisePrimaryCapsules(nn.Module):
+    """A kernel for each channel, and the channels grouped into capsules and squashed (Mazzia 2021, section 3.1).
+
+    Where the kernel is as large as the feature maps, one number is left of each: channel ``type * dim + component`` is
+    component ``component`` of capsule ``type``. Capsules are ordered ``(type, y, x)``, as those of ``PrimaryCapsules``.
+
+    Args:
+        channels: of the feature maps.
+        dim: components of a pose.
+        kernel_size: of the convolution, or its height and width.
+        stride: of the convolution.
+
+    Raises:
+        ValueError: if the channels are not a whole number of capsules.
+    """
+
+    def __init__(
+        self,
+        channels: int,
+        *,
+        dim: int = 8,  # Mazzia 2021, section 3.1
+        kernel_size: int | tuple[int, int] = 9,  # Mazzia 2021, figure 1
+        stride: int = 1,
+    ) -> None:
+        super().__init__()
+        if channels % dim:
+            raise ValueError(f"there are {channels} channels for capsules of {dim} components; expected a multiple")
+        self.dim = dim
+        self.conv = nn.Conv2d(channels, channels, kernel_size, stride, groups=channels)
+        nn.init.xavier_uniform_(self.conv.weight)  # official code: Keras's default
+        assert self.conv.bias is not None
+        nn.init.zeros_(self.conv.bias)
+
+    def forward(self, features: Float[Tensor, "batch channel height width"]) -> Capsules:
+        total = self.conv(features)
+        total = total.float() if total.dtype in HALF else total  # autocast ends here
+        total = total.unflatten(1, (-1, self.dim)).permute(0, 1, 3, 4, 2).flatten(1, 3)  # [b i c]
+        poses = exponential_squash(total)
+        return Capsules(poses, length(poses), exponential_squash_logits(total))
 
 
 class LinearPrimaryCapsules(nn.Module):

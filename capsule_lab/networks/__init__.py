@@ -1,16 +1,25 @@
 """Architectures as plain ``nn.Module``s, readable top to bottom."""
 
-from capsule_lab.networks.base import AbstractCapsuleNetwork, AbstractNetwork, Reconstructs, reconstructs
+from capsule_lab.networks.base import (
+    AbstractCapsuleNetwork,
+    AbstractNetwork,
+    AbstractReconstructingNetwork,
+    Reconstructs,
+    reconstructs,
+)
 from capsule_lab.networks.capsnet import CapsNet
 from capsule_lab.networks.cnn import BaselineCNN, SmallCNN
+from capsule_lab.networks.efficient_capsnet import EfficientCapsNet
 from capsule_lab.networks.em_caps import EMCaps
 
 __all__ = [
     "AbstractCapsuleNetwork",
     "AbstractNetwork",
+    "AbstractReconstructingNetwork",
     "BaselineCNN",
     "CapsNet",
     "EMCaps",
+    "EfficientCapsNet",
     "Reconstructs",
     "SmallCNN",
     "reconstructs",

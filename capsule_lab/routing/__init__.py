@@ -10,7 +10,9 @@ from capsule_lab.routing.base import (
 )
 from capsule_lab.routing.dynamic import DynamicRouting, dynamic_routing
 from capsule_lab.routing.em import EMRouting, em_routing
+from capsule_lab.routing.self_attention import SelfAttentionRouting, self_attention_routing
 from capsule_lab.routing.uniform import UniformRouting, uniform_routing
+from capsule_lab.routing.variational_bayes import VariationalBayesRouting, variational_bayes_routing
 
 __all__ = [
     "AbstractRouting",
@@ -20,9 +22,13 @@ __all__ = [
     "Normalisation",
     "Normaliser",
     "RoutingFactory",
+    "SelfAttentionRouting",
     "UniformRouting",
+    "VariationalBayesRouting",
     "build_routing",
     "dynamic_routing",
     "em_routing",
+    "self_attention_routing",
     "uniform_routing",
+    "variational_bayes_routing",
 ]

@@ -14,6 +14,7 @@ import itertools
 from collections.abc import Callable, Iterable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import jaxtyping
@@ -28,8 +29,12 @@ from capsule_lab.routing import (
     AbstractRouting,
     DynamicRouting,
     EMRouting,
+    LayerInfo,
     Normaliser,
+    SelfAttentionRouting,
     UniformRouting,
+    VariationalBayesRouting,
+    build_routing,
     dynamic_routing,
     uniform_routing,
 )
@@ -37,6 +42,8 @@ from capsule_lab.types import RoutingTrace, Votes
 from tests.helpers.compile import without_shape_checks
 from tests.helpers.pairwise import pairwise
 from tests.reference import wrong
+from tests.reference.attention_loops import self_attention_loops
+from tests.reference.bayes_loops import bayes_loops
 from tests.reference.em_bridge import PRESETS, betas_of_the_loops, class_preset, in_terms_of_the_loops, preset
 from tests.reference.em_loops import dense_em_loops
 from tests.reference.loops import dynamic_routing_loops, length_loops, uniform_routing_loops
@@ -56,11 +63,15 @@ class Reference:
             module under test.
         switches: values of its constructor's arguments.
         given: combinations of arguments that are always among those tested, by name.
+        added: what the algorithm adds to the sum of a child's couplings, which is one without.
+        normalised: whether poses are normalised over the batch after the last iteration, which its trace is without.
     """
 
     loops: Callable[[Tensor, Tensor, Any], tuple[Tensor, Tensor]]
     switches: dict[str, Sequence[Any]]
     given: dict[str, dict[str, Any]] = field(default_factory=dict)
+    added: Callable[[Any], float | Tensor] = lambda _: 0.0
+    normalised: bool = False
 
 
 def options_of(preset: dict[str, Any]) -> dict[str, Any]:
@@ -78,6 +89,16 @@ def em_by_loops(votes: Tensor, activations: Tensor, module: Any) -> tuple[Tensor
     betas = betas_of_the_loops(module, votes.shape[2], votes.shape[3])
     last = dense_em_loops(votes.detach(), activations.detach(), *betas, **options)[-1]
     return last.poses, last.activations
+
+
+def bayes_by_loops(votes: Tensor, activations: Tensor, module: Any) -> tuple[Tensor, Tensor]:
+    """With the running statistics and, where they are learned, the scale and shift of the logits."""
+    last = bayes_loops(votes.detach(), activations.detach(), iterations=module.iterations)[-1]
+    poses, logits = last.poses[:, 0], last.logits[:, 0]
+    factor = (1 + 1e-5) ** -0.5  # of running statistics that are still 0 and 1
+    if module.logit_norm.affine:
+        logits = logits * module.logit_norm.weight.detach() + module.logit_norm.bias.detach() / factor
+    return factor * poses, (factor * logits).sigmoid()
 
 
 REFERENCES: dict[type[AbstractRouting], Reference] = {
@@ -98,9 +119,23 @@ REFERENCES: dict[type[AbstractRouting], Reference] = {
             "bias_inside": (True, False),
         },
     ),
+    SelfAttentionRouting: Reference(
+        loops=lambda votes, _, module: self_attention_loops(votes, prior=module.prior)[:2],
+        switches={"normalisation": ("all_parents", "window")},
+        added=lambda module: module.prior.sum(),
+    ),
     UniformRouting: Reference(
         loops=lambda votes, _, module: with_lengths(uniform_routing_loops(votes, bias=module.bias, leaky=module.leaky)),
         switches={"bias": (False, True), "leaky": (False, True)},
+    ),
+    VariationalBayesRouting: Reference(
+        loops=bayes_by_loops,
+        switches={
+            "iterations": (3, 1, 2, 5),
+            "initial": ("parents", "types"),
+            "normalisation": ("all_parents", "window"),
+        },
+        normalised=True,
     ),
     EMRouting: Reference(
         loops=em_by_loops,
@@ -194,8 +229,12 @@ def random_votes(*shape: int, dtype: torch.dtype = torch.float64, seed: int = 0)
 
 
 def build(kind: type[AbstractRouting], *, parameters: str = "initial", **options: Any) -> AbstractRouting:
-    """A float64 routing; with ``parameters="random"`` no two parents have the same ones."""
-    module = kind(parents=PARENTS, dim=DIM, **options).double()
+    """A float64 routing; with ``parameters="random"`` no two parents have the same ones.
+
+    It is that of class capsules whose children, in any number, are of one kind; normalised by running statistics.
+    """
+    layer = LayerInfo(PARENTS, DIM, CHILDREN, DIM, shared=True, child_types=1)
+    module = build_routing(partial(kind, **options), layer).double().eval()
     if parameters == "random":
         generator = torch.Generator().manual_seed(1)
         for parameter in module.parameters():
@@ -255,19 +294,22 @@ def check_gradient(route: Route, parameters: Iterable[Tensor] = ()) -> None:
         raise AssertionError(str(error)) from error
 
 
-def check_couplings(route: Route, *, leaky: bool = False) -> None:
+def check_couplings(
+    route: Route, *, leaky: bool = False, added: float | Tensor = 0.0, normalised: bool = False
+) -> None:
     traces: list[RoutingTrace] = []
     poses = route(random_votes(), on_iteration=traces.append)
     assert [trace.iteration for trace in traces] == list(range(len(traces)))
     couplings = torch.stack([trace.couplings for trace in traces])
     assert couplings.shape == (len(traces), BATCH, CHILDREN, PARENTS)
-    assert (couplings > 0).all()
+    assert (couplings > 0).all() or added
     mass = couplings.sum(3)
     if leaky:
         assert (mass < 1).all()
     else:
-        torch.testing.assert_close(mass, torch.ones_like(mass), rtol=0, atol=1e-12)
-    torch.testing.assert_close(traces[-1].poses, poses[..., :DIM])
+        torch.testing.assert_close(mass, torch.ones_like(mass) + added, rtol=0, atol=1e-12)
+    if not normalised:
+        torch.testing.assert_close(traces[-1].poses, poses[..., :DIM])
 
 
 def check_callback_changes_nothing(route: Route) -> None:
@@ -330,7 +372,7 @@ def test_every_routing_has_a_reference(kind: type[AbstractRouting]) -> None:
 
 
 def test_discovery_finds_the_routings_of_this_project() -> None:
-    assert {DynamicRouting, EMRouting, UniformRouting} <= set(DISCOVERED)
+    assert {DynamicRouting, EMRouting, SelfAttentionRouting, UniformRouting, VariationalBayesRouting} <= set(DISCOVERED)
 
 
 @pytest.mark.parametrize("kind", REFERENCES)
@@ -368,7 +410,13 @@ def test_gradient(kind: type[AbstractRouting], options: dict[str, Any], case: Ba
 @every_combination()
 def test_couplings_of_a_child(kind: type[AbstractRouting], options: dict[str, Any], case: BackendCase) -> None:
     module = build(kind, parameters="random", **options)
-    check_couplings(route_of(module, dense=case.dense), leaky=module.leaky)
+    of_kind = REFERENCES[kind]
+    check_couplings(
+        route_of(module, dense=case.dense),
+        leaky=module.leaky,
+        added=of_kind.added(module),
+        normalised=of_kind.normalised,
+    )
 
 
 @every_backend
@@ -431,7 +479,7 @@ def test_finite(kind: type[AbstractRouting], options: dict[str, Any], case: Back
     check_finite(route_of(build(kind, **options).float(), dense=case.dense), scale)
 
 
-@every_combination(EMRouting, scale=(1e4, 1.0, 0.0), activation_of_all=(0.0, 1.0))
+@every_combination(EMRouting, VariationalBayesRouting, scale=(1e4, 1.0, 0.0), activation_of_all=(0.0, 1.0))
 def test_finite_if_no_child_is_active_or_all_are(
     kind: type[AbstractRouting], options: dict[str, Any], case: BackendCase, scale: float, activation_of_all: float
 ) -> None:
@@ -459,9 +507,10 @@ def test_every_parameter_has_a_gradient(
 def test_nothing_but_parameters_is_kept(kind: type[AbstractRouting]) -> None:
     module = build(kind)
     before = deepcopy({name: value for name, value in vars(module).items() if not name.startswith("_")})
+    buffers = deepcopy(list(module.buffers()))
     route_of(module)(random_votes())
     assert {name: value for name, value in vars(module).items() if not name.startswith("_")} == before
-    assert not list(module.buffers())
+    assert all(map(torch.equal, module.buffers(), buffers))  # running statistics are kept in training
 
 
 def values_and_gradients(module: nn.Module, votes: Tensor | Votes, activations: Tensor) -> list[Tensor]:
