@@ -134,6 +134,7 @@ REFERENCES: dict[type[AbstractRouting], Reference] = {
             "iterations": (3, 1, 2, 5),
             "initial": ("parents", "types"),
             "normalisation": ("all_parents", "window"),
+            "affine": (True, False),
         },
         normalised=True,
     ),
