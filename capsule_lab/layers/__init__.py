@@ -6,6 +6,7 @@ from capsule_lab.layers.decoder import Decoder
 from capsule_lab.layers.dense import DenseCapsules
 from capsule_lab.layers.normalisers import build_normaliser
 from capsule_lab.layers.primary import DepthwisePrimaryCapsules, LinearPrimaryCapsules, PrimaryCapsules
+from capsule_lab.layers.stem import Stem
 from capsule_lab.layers.windows import Windows
 
 __all__ = [
@@ -16,6 +17,7 @@ __all__ = [
     "DepthwisePrimaryCapsules",
     "LinearPrimaryCapsules",
     "PrimaryCapsules",
+    "Stem",
     "Windows",
     "build_normaliser",
 ]

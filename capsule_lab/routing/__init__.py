@@ -10,6 +10,7 @@ from capsule_lab.routing.base import (
 )
 from capsule_lab.routing.dynamic import DynamicRouting, dynamic_routing
 from capsule_lab.routing.em import EMRouting, em_routing
+from capsule_lab.routing.em_normalised import NormalisedEMRouting, em_evidence
 from capsule_lab.routing.self_attention import SelfAttentionRouting, self_attention_routing
 from capsule_lab.routing.uniform import UniformRouting, uniform_routing
 from capsule_lab.routing.variational_bayes import VariationalBayesRouting, variational_bayes_routing
@@ -20,6 +21,7 @@ __all__ = [
     "EMRouting",
     "LayerInfo",
     "Normalisation",
+    "NormalisedEMRouting",
     "Normaliser",
     "RoutingFactory",
     "SelfAttentionRouting",
@@ -27,6 +29,7 @@ __all__ = [
     "VariationalBayesRouting",
     "build_routing",
     "dynamic_routing",
+    "em_evidence",
     "em_routing",
     "self_attention_routing",
     "uniform_routing",
