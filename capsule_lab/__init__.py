@@ -24,7 +24,7 @@ __all__ = [  # noqa: RUF022  # by module
     "variational_bayes_routing",
     "ClassCapsules", "ConvCapsules", "Decoder", "DenseCapsules", "DepthwisePrimaryCapsules", "LinearPrimaryCapsules",
     "PrimaryCapsules",
-    "BaselineCNN", "CapsNet", "EMCaps", "EfficientCapsNet", "SmallCNN",
+    "BaselineCNN", "CapsNet", "EMCaps", "EfficientCapsNet", "SmallCNN", "VBCaps",
     "dense_votes", "length", "squash",
     "cross_entropy_loss", "l2_loss", "margin_loss", "reconstruction_loss", "sigmoid_cross_entropy_loss", "spread_loss",
     "Constant", "Exponential", "Linear", "Schedule", "SigmoidRamp", "Staircase",
@@ -83,7 +83,7 @@ if TYPE_CHECKING:
         sigmoid_cross_entropy_loss,
         spread_loss,
     )
-    from capsule_lab.networks import BaselineCNN, CapsNet, EfficientCapsNet, EMCaps, SmallCNN
+    from capsule_lab.networks import BaselineCNN, CapsNet, EfficientCapsNet, EMCaps, SmallCNN, VBCaps
     from capsule_lab.routing import (
         AbstractRouting,
         DynamicRouting,

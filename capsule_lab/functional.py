@@ -100,7 +100,7 @@ def exponential_squash(
     dim: int = -1,
     eps: float = 1e-8,  # ours: as in squash; the official code adds 1e-20 to a norm whose gradient at 0 is NaN
 ) -> Float[Tensor, "*shape"]:
-    """Shrink vectors to a length in [0, 1), keeping their direction (Mazzia 2021, equation 2).
+    """Shrink vectors to a length in [0, 1), keeping their direction (Mazzia 2021).
 
     ``v = (1 - exp(-|s|)) s / |s|``: steeper at 0 than ``squash``, where the length is ``|s|`` and not its square. In
     float32 the length rounds to 1 from 17 on.

@@ -11,6 +11,7 @@ from capsule_lab.networks.capsnet import CapsNet
 from capsule_lab.networks.cnn import BaselineCNN, SmallCNN
 from capsule_lab.networks.efficient_capsnet import EfficientCapsNet
 from capsule_lab.networks.em_caps import EMCaps
+from capsule_lab.networks.vb_caps import VBCaps
 
 __all__ = [
     "AbstractCapsuleNetwork",
@@ -22,5 +23,6 @@ __all__ = [
     "EfficientCapsNet",
     "Reconstructs",
     "SmallCNN",
+    "VBCaps",
     "reconstructs",
 ]

@@ -75,15 +75,15 @@ class EfficientCapsNet(AbstractReconstructingNetwork):
         num_classes: int,
         *,
         routing: RoutingFactory = SelfAttentionRouting,
-        channels: Sequence[int] = (32, 64, 64, 128),  # Mazzia 2021, figure 1
-        kernel_sizes: Sequence[int] = (5, 3, 3, 3),  # Mazzia 2021, figure 1
-        strides: Sequence[int] = (1, 1, 1, 2),  # Mazzia 2021, figure 1
+        channels: Sequence[int] = (32, 64, 64, 128),  # Mazzia 2021
+        kernel_sizes: Sequence[int] = (5, 3, 3, 3),  # Mazzia 2021
+        strides: Sequence[int] = (1, 1, 1, 2),  # Mazzia 2021
         activation: Activation = "relu",
         normalisation: Normalisation = "batch",
-        primary_dim: int = 8,  # Mazzia 2021, figure 1
+        primary_dim: int = 8,  # Mazzia 2021
         primary_kernel: int | None = None,
         primary_stride: int = 1,
-        class_dim: int = 16,  # Mazzia 2021, figure 1
+        class_dim: int = 16,  # Mazzia 2021
         decoder: Sequence[int] | None = (512, 1024),  # as Sabour 2017
     ) -> None:
         super().__init__()

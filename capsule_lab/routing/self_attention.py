@@ -1,4 +1,4 @@
-"""Self-attention routing: Mazzia, Salvetti and Chiaberge, Scientific Reports 2021 (Efficient-CapsNet), section 3.2.
+"""Self-attention routing: Mazzia, Salvetti and Chiaberge, Scientific Reports 2021 (Efficient-CapsNet).
 
 For each parent all children's votes attend to each other: the logit of a child is the sum of the scalar products of its
 vote with all votes. ``sum_k <u_ij, u_kj> = <u_ij, sum_k u_kj>``, so that it is one agreement with the plain sum of the
@@ -31,7 +31,7 @@ def self_attention_routing(
     on_iteration: OnIteration | None = None,
     backend: Backend = "auto",
 ) -> Capsules:
-    """Poses and activations of parents by one step of self-attention (Mazzia 2021, equations 4 to 6).
+    """Poses and activations of parents by one step of self-attention (Mazzia 2021).
 
     Their symbols: ``U_hat`` votes, ``A_j = U_j U_j^T / sqrt(d)`` attention, ``C`` couplings, ``B`` prior,
     ``S`` total input. The couplings are ``softmax over parents of (sum_k A_j[i, k]) + B``; there are no iterations.

@@ -11,8 +11,9 @@ from typing import get_args
 
 import torch
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
+from capsule_lab.batch_norm import BatchNorm
 from capsule_lab.errors import check_choice
 from capsule_lab.functional import float32_under_autocast
 from capsule_lab.kernels import AbstractVotes, Backend, check_backend, route
@@ -30,7 +31,7 @@ def variational_bayes_routing(
     votes: Float[Tensor, "batch child parent dim"] | Votes,
     activations: Float[Tensor, "batch child"],
     *,
-    iterations: int = 3,  # Ribeiro 2020, section 5
+    iterations: int = 3,  # Ribeiro 2020
     initial: Initial = "parents",
     normalise: Normaliser | None = None,
     on_iteration: OnIteration | None = None,
@@ -102,8 +103,7 @@ class VariationalBayesRouting(AbstractRouting):
     """``variational_bayes_routing``, then batch normalisation of poses and of the activations' logits.
 
     Each kind of parent is normalised over the batch and the positions, poses over their components, too: an image
-    depends on those of its batch while training. A batch of one number per kind of parent has no variance and is
-    normalised by the running statistics.
+    depends on those of its batch while training.
 
     Args:
         parents, dim: number of parents (in a convolutional layer of parent types), components of a pose.
@@ -121,7 +121,7 @@ class VariationalBayesRouting(AbstractRouting):
         parents: int,
         dim: int,
         *,
-        iterations: int = 3,  # Ribeiro 2020, section 5
+        iterations: int = 3,  # Ribeiro 2020
         normalisation: Normalisation = "all_parents",
         initial: Initial = "parents",
         affine: bool = True,
@@ -134,8 +134,8 @@ class VariationalBayesRouting(AbstractRouting):
         self.normalisation = normalisation
         self.initial: Initial = initial
         self.backend = check_backend(backend)
-        self.pose_norm = nn.BatchNorm1d(parents, affine=False)  # official code
-        self.logit_norm = nn.BatchNorm1d(parents, affine=affine)
+        self.pose_norm = BatchNorm(parents, affine=False)  # official code
+        self.logit_norm = BatchNorm(parents, affine=affine)
 
     def forward(
         self,
@@ -155,16 +155,10 @@ class VariationalBayesRouting(AbstractRouting):
             on_iteration=on_iteration, backend=self.backend,
         )  # fmt: skip
         assert parents.logits is not None
-        logits = _normalised(self.logit_norm, parents.logits)
-        return Capsules(_normalised(self.pose_norm, parents.poses), logits.sigmoid(), logits)
-
-
-def _normalised(norm: nn.BatchNorm1d, values: Tensor) -> Tensor:
-    if values.numel() > values.shape[1] or not norm.training:
-        return norm(values)
-    return nn.functional.batch_norm(
-        values, norm.running_mean, norm.running_var, norm.weight, norm.bias, training=False, eps=norm.eps
-    )
+        by_component = parents.poses.transpose(1, 2)  # [b d j]
+        poses = self.pose_norm(by_component.flatten(0, 1)).view_as(by_component).transpose(1, 2)
+        logits = self.logit_norm(parents.logits)
+        return Capsules(poses, logits.sigmoid(), logits)
 
 
 def _check(iterations: int, initial: str) -> None:

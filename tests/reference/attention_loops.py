@@ -1,4 +1,4 @@
-"""Slow float64 transcription of self-attention routing (Mazzia, Salvetti and Chiaberge 2021, equations 2 and 4 to 6).
+"""Slow float64 transcription of self-attention routing (Mazzia, Salvetti and Chiaberge 2021).
 
 With the matrix of children by children as in the paper, one image at a time, on Python floats. Nothing here comes from
 the package. Do not make it faster.
@@ -15,13 +15,13 @@ EPS = 1e-8  # under the root of a length; the paper has none
 
 
 def exponential_squash_vector(total: list[float], eps: float = EPS) -> list[float]:
-    """Equation 2: ``(1 - exp(-|s|)) s / |s|``."""
+    """Their squash, ``(1 - exp(-|s|)) s / |s|``."""
     length = math.sqrt(sum(component * component for component in total) + eps)
     return [(1 - math.exp(-length)) * component / length for component in total]
 
 
 def exponential_squash_loops(vectors: Tensor, eps: float = EPS) -> Tensor:
-    """Equation 2 on every row of a matrix ``(vector, dim)``."""
+    """Their squash on every row of a matrix ``(vector, dim)``."""
     return torch.tensor([exponential_squash_vector(row, eps) for row in vectors.tolist()], dtype=torch.float64)
 
 
