@@ -30,6 +30,7 @@ from capsule_lab.routing import (
     DynamicRouting,
     EMRouting,
     LayerInfo,
+    NormalisedEMRouting,
     Normaliser,
     SelfAttentionRouting,
     UniformRouting,
@@ -46,6 +47,7 @@ from tests.reference.attention_loops import self_attention_loops
 from tests.reference.bayes_loops import bayes_loops
 from tests.reference.em_bridge import PRESETS, betas_of_the_loops, class_preset, in_terms_of_the_loops, preset
 from tests.reference.em_loops import dense_em_loops
+from tests.reference.em_normalised_loops import dense_em_evidence_loops
 from tests.reference.loops import dynamic_routing_loops, length_loops, uniform_routing_loops
 
 BATCH, CHILDREN, PARENTS, DIM = 3, 5, 4, 2
@@ -92,13 +94,33 @@ def em_by_loops(votes: Tensor, activations: Tensor, module: Any) -> tuple[Tensor
 
 
 def bayes_by_loops(votes: Tensor, activations: Tensor, module: Any) -> tuple[Tensor, Tensor]:
-    """With the running statistics and, where they are learned, the scale and shift of the logits."""
+    """As in evaluation: normalised by the running statistics."""
     last = bayes_loops(votes.detach(), activations.detach(), iterations=module.iterations)[-1]
-    poses, logits = last.poses[:, 0], last.logits[:, 0]
-    factor = (1 + 1e-5) ** -0.5  # of running statistics that are still 0 and 1
-    if module.logit_norm.affine:
-        logits = logits * module.logit_norm.weight.detach() + module.logit_norm.bias.detach() / factor
-    return factor * poses, (factor * logits).sigmoid()
+    poses = by_statistics(module.pose_norm, last.poses[:, 0].transpose(1, 2)).transpose(1, 2)
+    return poses, by_statistics(module.logit_norm, last.logits[:, 0]).sigmoid()
+
+
+def em_normalised_by_loops(votes: Tensor, activations: Tensor, module: Any) -> tuple[Tensor, Tensor]:
+    """As in evaluation: normalised by the running statistics."""
+    learned = module.log_temperature
+    poses, evidence = dense_em_evidence_loops(
+        votes,
+        activations,
+        iterations=module.iterations,
+        temperature=module.temperature if learned is None else learned.exp().item(),
+        min_variance=module.min_variance,
+        mass_eps=module.mass_eps,
+    )
+    if module.pose_norm is not None:
+        poses = by_statistics(module.pose_norm, poses.flatten(1)).view_as(poses)
+    return poses, by_statistics(module.evidence_norm, evidence).sigmoid()
+
+
+def by_statistics(norm: nn.BatchNorm1d, rows: Tensor) -> Tensor:
+    assert norm.running_mean is not None
+    assert norm.running_var is not None
+    normalised = (rows - norm.running_mean) / (norm.running_var + norm.eps).sqrt()
+    return normalised * norm.weight + norm.bias if norm.affine else normalised
 
 
 REFERENCES: dict[type[AbstractRouting], Reference] = {
@@ -135,6 +157,18 @@ REFERENCES: dict[type[AbstractRouting], Reference] = {
             "initial": ("parents", "types"),
             "normalisation": ("all_parents", "window"),
             "affine": (True, False),
+        },
+        normalised=True,
+    ),
+    NormalisedEMRouting: Reference(
+        loops=em_normalised_by_loops,
+        switches={
+            "iterations": (2, 1, 3, 5),
+            "temperature": (1.0, 0.5, 4.0),
+            "learn_temperature": (False, True),
+            "min_variance": (1.0, 5e-4),
+            "relative_floor": (False, True),
+            "pose_norm": (True, False),
         },
         normalised=True,
     ),
@@ -508,10 +542,10 @@ def test_every_parameter_has_a_gradient(
 def test_nothing_but_parameters_is_kept(kind: type[AbstractRouting]) -> None:
     module = build(kind)
     before = deepcopy({name: value for name, value in vars(module).items() if not name.startswith("_")})
-    buffers = deepcopy(list(module.buffers()))
+    buffers = deepcopy(dict(module.named_buffers()))
     route_of(module)(random_votes())
     assert {name: value for name, value in vars(module).items() if not name.startswith("_")} == before
-    assert all(map(torch.equal, module.buffers(), buffers))  # running statistics are kept in training
+    assert all(torch.equal(buffer, buffers[name]) for name, buffer in module.named_buffers())
 
 
 def values_and_gradients(module: nn.Module, votes: Tensor | Votes, activations: Tensor) -> list[Tensor]:
