@@ -18,10 +18,13 @@ __version__ = "0.1.0"
 
 __all__ = [  # noqa: RUF022  # by module
     # plain PyTorch
-    "AbstractRouting", "DynamicRouting", "EMRouting", "UniformRouting",
-    "dynamic_routing", "em_routing", "uniform_routing",
-    "ClassCapsules", "ConvCapsules", "Decoder", "DenseCapsules", "LinearPrimaryCapsules", "PrimaryCapsules",
-    "BaselineCNN", "CapsNet", "EMCaps", "SmallCNN",
+    "AbstractRouting", "DynamicRouting", "EMRouting", "SelfAttentionRouting", "UniformRouting",
+    "VariationalBayesRouting",
+    "dynamic_routing", "em_routing", "self_attention_routing", "uniform_routing",
+    "variational_bayes_routing",
+    "ClassCapsules", "ConvCapsules", "Decoder", "DenseCapsules", "DepthwisePrimaryCapsules", "LinearPrimaryCapsules",
+    "PrimaryCapsules",
+    "BaselineCNN", "CapsNet", "EMCaps", "EfficientCapsNet", "SmallCNN", "VBCaps",
     "dense_votes", "length", "squash",
     "cross_entropy_loss", "l2_loss", "margin_loss", "reconstruction_loss", "sigmoid_cross_entropy_loss", "spread_loss",
     "Constant", "Exponential", "Linear", "Schedule", "SigmoidRamp", "Staircase",
@@ -68,6 +71,7 @@ if TYPE_CHECKING:
         ConvCapsules,
         Decoder,
         DenseCapsules,
+        DepthwisePrimaryCapsules,
         LinearPrimaryCapsules,
         PrimaryCapsules,
     )
@@ -79,15 +83,19 @@ if TYPE_CHECKING:
         sigmoid_cross_entropy_loss,
         spread_loss,
     )
-    from capsule_lab.networks import BaselineCNN, CapsNet, EMCaps, SmallCNN
+    from capsule_lab.networks import BaselineCNN, CapsNet, EfficientCapsNet, EMCaps, SmallCNN, VBCaps
     from capsule_lab.routing import (
         AbstractRouting,
         DynamicRouting,
         EMRouting,
+        SelfAttentionRouting,
         UniformRouting,
+        VariationalBayesRouting,
         dynamic_routing,
         em_routing,
+        self_attention_routing,
         uniform_routing,
+        variational_bayes_routing,
     )
     from capsule_lab.schedules import Constant, Exponential, Linear, Schedule, SigmoidRamp, Staircase
     from capsule_lab.types import Batch, CapsuleOutput, Capsules, DataSpec, Votes

@@ -14,6 +14,7 @@ goes to parent j. The couplings of one child over all its parents sum to one (be
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import ParamSpec, TypeVar
@@ -91,6 +92,43 @@ def squash_logits(
     0.9615...
     """
     return (x.square().sum(-1) + eps).log()
+
+
+@float32_under_autocast
+def exponential_squash(
+    x: Float[Tensor, "*shape"],
+    dim: int = -1,
+    eps: float = 1e-8,  # ours: as in squash; the official code adds 1e-20 to a norm whose gradient at 0 is NaN
+) -> Float[Tensor, "*shape"]:
+    """Shrink vectors to a length in [0, 1), keeping their direction (Mazzia 2021).
+
+    ``v = (1 - exp(-|s|)) s / |s|``: steeper at 0 than ``squash``, where the length is ``|s|`` and not its square. In
+    float32 the length rounds to 1 from 17 on.
+
+    Args:
+        x: vectors along ``dim``, any shape.
+        dim: the dimension that holds a vector's components.
+        eps: added to the squared length under the root.
+
+    >>> exponential_squash(torch.tensor([3.0, 4.0])).norm().item()  # 1 - exp(-5)
+    0.9932...
+    """
+    size = (x.square().sum(dim, keepdim=True) + eps).sqrt()
+    return x * (-torch.expm1(-size) / size)
+
+
+@float32_under_autocast
+def exponential_squash_logits(
+    x: Float[Tensor, "*shape dim"],
+    eps: float = 1e-8,  # ours: finite at the zero vector, as in exponential_squash
+) -> Float[Tensor, "*shape"]:
+    """``ln(exp(|s|) - 1)``: what the length of ``exponential_squash(s)`` is the logistic of.
+
+    >>> exponential_squash_logits(torch.tensor([3.0, 4.0])).sigmoid().item()  # 1 - exp(-5)
+    0.9932...
+    """
+    size = length(x, eps)
+    return size + (-torch.expm1(-size)).log()
 
 
 @float32_under_autocast
@@ -205,6 +243,11 @@ def same_padding(size: tuple[int, int], kernel_size: int, stride: int) -> tuple[
 def truncated_normal_(weight: Tensor, std: float) -> Tensor:
     """Fill ``weight`` from a normal redrawn beyond 2 ``std``, as TensorFlow does (effective std 0.88 ``std``)."""
     return nn.init.trunc_normal_(weight, std=std, a=-2 * std, b=2 * std)
+
+
+def he_std(fan_in: int) -> float:
+    """What ``truncated_normal_`` needs for weights of variance ``2 / fan_in``: ``he_normal`` of Keras."""
+    return math.sqrt(2 / fan_in) / 0.87962566103423978  # std of a standard normal that is cut at 2, as in Keras
 
 
 @float32_under_autocast

@@ -32,8 +32,10 @@ from capsule_lab.routing import (
     LayerInfo,
     NormalisedEMRouting,
     Normaliser,
+    SelfAttentionRouting,
     SelfRouting,
     UniformRouting,
+    VariationalBayesRouting,
     dynamic_routing,
     uniform_routing,
 )
@@ -41,6 +43,8 @@ from capsule_lab.types import RoutingTrace, Votes
 from tests.helpers.compile import without_shape_checks
 from tests.helpers.pairwise import pairwise
 from tests.reference import wrong
+from tests.reference.attention_loops import self_attention_loops
+from tests.reference.bayes_loops import bayes_loops
 from tests.reference.em_bridge import PRESETS, betas_of_the_loops, class_preset, in_terms_of_the_loops, preset
 from tests.reference.em_loops import dense_em_loops
 from tests.reference.em_normalised_loops import dense_em_evidence_loops
@@ -65,12 +69,16 @@ class Reference:
         given: combinations of arguments that are always among those tested, by name.
         backends: names of those in ``BACKENDS`` that it has: a routing that reads the poses of children cannot be given
             the tensor of votes.
+        added: what the algorithm adds to the sum of a child's couplings, which is one without.
+        normalised: whether poses are normalised over the batch after the last iteration, which its trace is without.
     """
 
     loops: Callable[[Tensor, Tensor, Any], tuple[Tensor, Tensor]]
     switches: dict[str, Sequence[Any]]
     given: dict[str, dict[str, Any]] = field(default_factory=dict)
     backends: Sequence[str] = ("dense", "dense-reference", "reference", "matmul", "fused")
+    added: Callable[[Any], float | Tensor] = lambda _: 0.0
+    normalised: bool = False
 
 
 def options_of(preset: dict[str, Any]) -> dict[str, Any]:
@@ -88,6 +96,13 @@ def em_by_loops(votes: Tensor, activations: Tensor, module: Any) -> tuple[Tensor
     betas = betas_of_the_loops(module, votes.shape[2], votes.shape[3])
     last = dense_em_loops(votes.detach(), activations.detach(), *betas, **options)[-1]
     return last.poses, last.activations
+
+
+def bayes_by_loops(votes: Tensor, activations: Tensor, module: Any) -> tuple[Tensor, Tensor]:
+    """As in evaluation: normalised by the running statistics."""
+    last = bayes_loops(votes.detach(), activations.detach(), iterations=module.iterations)[-1]
+    poses = by_statistics(module.pose_norm, last.poses[:, 0].transpose(1, 2)).transpose(1, 2)
+    return poses, by_statistics(module.logit_norm, last.logits[:, 0]).sigmoid()
 
 
 def em_normalised_by_loops(votes: Tensor, activations: Tensor, module: Any) -> tuple[Tensor, Tensor]:
@@ -109,7 +124,8 @@ def em_normalised_by_loops(votes: Tensor, activations: Tensor, module: Any) -> t
 def by_statistics(norm: nn.BatchNorm1d, rows: Tensor) -> Tensor:
     assert norm.running_mean is not None
     assert norm.running_var is not None
-    return (rows - norm.running_mean) / (norm.running_var + norm.eps).sqrt() * norm.weight + norm.bias
+    normalised = (rows - norm.running_mean) / (norm.running_var + norm.eps).sqrt()
+    return normalised * norm.weight + norm.bias if norm.affine else normalised
 
 
 def self_routing_by_loops(votes: Tensor, activations: Tensor, module: Any) -> tuple[Tensor, Tensor]:
@@ -141,9 +157,24 @@ REFERENCES: dict[type[AbstractRouting], Reference] = {
             "bias_inside": (True, False),
         },
     ),
+    SelfAttentionRouting: Reference(
+        loops=lambda votes, _, module: self_attention_loops(votes, prior=module.prior)[:2],
+        switches={"normalisation": ("all_parents", "window")},
+        added=lambda module: module.prior.sum(),
+    ),
     UniformRouting: Reference(
         loops=lambda votes, _, module: with_lengths(uniform_routing_loops(votes, bias=module.bias, leaky=module.leaky)),
         switches={"bias": (False, True), "leaky": (False, True)},
+    ),
+    VariationalBayesRouting: Reference(
+        loops=bayes_by_loops,
+        switches={
+            "iterations": (3, 1, 2, 5),
+            "initial": ("parents", "types"),
+            "normalisation": ("all_parents", "window"),
+            "affine": (True, False),
+        },
+        normalised=True,
     ),
     NormalisedEMRouting: Reference(
         loops=em_normalised_by_loops,
@@ -155,6 +186,7 @@ REFERENCES: dict[type[AbstractRouting], Reference] = {
             "relative_floor": (False, True),
             "pose_norm": (True, False),
         },
+        normalised=True,
     ),
     SelfRouting: Reference(
         loops=self_routing_by_loops,
@@ -341,19 +373,22 @@ def check_gradient(route: Route, parameters: Iterable[Tensor] = ()) -> None:
         raise AssertionError(str(error)) from error
 
 
-def check_couplings(route: Route, *, leaky: bool = False) -> None:
+def check_couplings(
+    route: Route, *, leaky: bool = False, added: float | Tensor = 0.0, normalised: bool = False
+) -> None:
     traces: list[RoutingTrace] = []
     poses = route(random_votes(), on_iteration=traces.append)
     assert [trace.iteration for trace in traces] == list(range(len(traces)))
     couplings = torch.stack([trace.couplings for trace in traces])
     assert couplings.shape == (len(traces), BATCH, CHILDREN, PARENTS)
-    assert (couplings > 0).all()
+    assert (couplings > 0).all() or added
     mass = couplings.sum(3)
     if leaky:
         assert (mass < 1).all()
     else:
-        torch.testing.assert_close(mass, torch.ones_like(mass), rtol=0, atol=1e-12)
-    torch.testing.assert_close(traces[-1].poses, poses[..., :DIM])
+        torch.testing.assert_close(mass, torch.ones_like(mass) + added, rtol=0, atol=1e-12)
+    if not normalised:
+        torch.testing.assert_close(traces[-1].poses, poses[..., :DIM])
 
 
 def check_callback_changes_nothing(route: Route) -> None:
@@ -416,7 +451,7 @@ def test_every_routing_has_a_reference(kind: type[AbstractRouting]) -> None:
 
 
 def test_discovery_finds_the_routings_of_this_project() -> None:
-    assert {DynamicRouting, EMRouting, UniformRouting} <= set(DISCOVERED)
+    assert {DynamicRouting, EMRouting, SelfAttentionRouting, UniformRouting, VariationalBayesRouting} <= set(DISCOVERED)
 
 
 @pytest.mark.parametrize("kind", REFERENCES)
@@ -454,9 +489,13 @@ def test_gradient(kind: type[AbstractRouting], options: dict[str, Any], case: Ba
 @every_combination()
 def test_couplings_of_a_child(kind: type[AbstractRouting], options: dict[str, Any], case: BackendCase) -> None:
     module = build(kind, parameters="random", **options)
-    if isinstance(module, NormalisedEMRouting):
-        module.pose_norm = None  # of what comes after the iterations
-    check_couplings(route_of(module, dense=case.dense), leaky=module.leaky)
+    of_kind = REFERENCES[kind]
+    check_couplings(
+        route_of(module, dense=case.dense),
+        leaky=module.leaky,
+        added=of_kind.added(module),
+        normalised=of_kind.normalised,
+    )
 
 
 @every_backend()
@@ -518,7 +557,7 @@ def test_finite(kind: type[AbstractRouting], options: dict[str, Any], case: Back
     check_finite(route_of(build(kind, **options).float(), dense=case.dense), scale)
 
 
-@every_combination(EMRouting, scale=(1e4, 1.0, 0.0), activation_of_all=(0.0, 1.0))
+@every_combination(EMRouting, VariationalBayesRouting, scale=(1e4, 1.0, 0.0), activation_of_all=(0.0, 1.0))
 def test_finite_if_no_child_is_active_or_all_are(
     kind: type[AbstractRouting], options: dict[str, Any], case: BackendCase, scale: float, activation_of_all: float
 ) -> None:
