@@ -4,6 +4,7 @@ from capsule_lab.networks.base import AbstractCapsuleNetwork, AbstractNetwork, R
 from capsule_lab.networks.capsnet import CapsNet
 from capsule_lab.networks.cnn import BaselineCNN, SmallCNN
 from capsule_lab.networks.em_caps import EMCaps
+from capsule_lab.networks.inverted_attention_caps import InvertedAttentionCaps
 
 __all__ = [
     "AbstractCapsuleNetwork",
@@ -11,6 +12,7 @@ __all__ = [
     "BaselineCNN",
     "CapsNet",
     "EMCaps",
+    "InvertedAttentionCaps",
     "Reconstructs",
     "SmallCNN",
     "reconstructs",

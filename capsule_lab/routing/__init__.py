@@ -10,19 +10,27 @@ from capsule_lab.routing.base import (
 )
 from capsule_lab.routing.dynamic import DynamicRouting, dynamic_routing
 from capsule_lab.routing.em import EMRouting, em_routing
+from capsule_lab.routing.inverted_attention import InvertedAttention, inverted_attention
+from capsule_lab.routing.random_couplings import RandomCouplings
+from capsule_lab.routing.scaled_distance import ScaledDistanceAgreement, scaled_distance_agreement
 from capsule_lab.routing.uniform import UniformRouting, uniform_routing
 
 __all__ = [
     "AbstractRouting",
     "DynamicRouting",
     "EMRouting",
+    "InvertedAttention",
     "LayerInfo",
     "Normalisation",
     "Normaliser",
+    "RandomCouplings",
     "RoutingFactory",
+    "ScaledDistanceAgreement",
     "UniformRouting",
     "build_routing",
     "dynamic_routing",
     "em_routing",
+    "inverted_attention",
+    "scaled_distance_agreement",
     "uniform_routing",
 ]
