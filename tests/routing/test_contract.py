@@ -28,7 +28,11 @@ from capsule_lab.routing import (
     AbstractRouting,
     DynamicRouting,
     EMRouting,
+    InvertedAttention,
+    LayerInfo,
     Normaliser,
+    RandomCouplings,
+    ScaledDistanceAgreement,
     UniformRouting,
     dynamic_routing,
     uniform_routing,
@@ -39,9 +43,12 @@ from tests.helpers.pairwise import pairwise
 from tests.reference import wrong
 from tests.reference.em_bridge import PRESETS, betas_of_the_loops, class_preset, in_terms_of_the_loops, preset
 from tests.reference.em_loops import dense_em_loops
+from tests.reference.inverted_attention_loops import inverted_attention_loops
 from tests.reference.loops import dynamic_routing_loops, length_loops, uniform_routing_loops
+from tests.reference.random_couplings_loops import fixed_couplings_loops
+from tests.reference.scaled_distance_loops import scaled_distance_loops
 
-BATCH, CHILDREN, PARENTS, DIM = 3, 5, 4, 2
+BATCH, CHILDREN, PARENTS, DIM = 3, 5, 4, 3
 
 Route = Callable[..., Tensor]
 """``route(votes, **options) -> poses``, each followed by its activation if it has one; knows ``on_iteration``."""
@@ -56,11 +63,13 @@ class Reference:
             module under test.
         switches: values of its constructor's arguments.
         given: combinations of arguments that are always among those tested, by name.
+        exchangeable: whether no child and, at the start, no parent differs from another but by its votes.
     """
 
     loops: Callable[[Tensor, Tensor, Any], tuple[Tensor, Tensor]]
     switches: dict[str, Sequence[Any]]
     given: dict[str, dict[str, Any]] = field(default_factory=dict)
+    exchangeable: bool = True
 
 
 def options_of(preset: dict[str, Any]) -> dict[str, Any]:
@@ -78,6 +87,15 @@ def em_by_loops(votes: Tensor, activations: Tensor, module: Any) -> tuple[Tensor
     betas = betas_of_the_loops(module, votes.shape[2], votes.shape[3])
     last = dense_em_loops(votes.detach(), activations.detach(), *betas, **options)[-1]
     return last.poses, last.activations
+
+
+def inverted_attention_by_loops(votes: Tensor, _: Tensor, module: Any) -> tuple[Tensor, Tensor]:
+    poses, logits, _ = inverted_attention_loops(
+        votes, iterations=module.iterations, scale=module.scale, shift=module.shift
+    )
+    if module.head is not None:
+        logits = (poses * module.head.weight[0]).sum(2) + module.head.bias
+    return poses, logits.sigmoid()
 
 
 REFERENCES: dict[type[AbstractRouting], Reference] = {
@@ -121,6 +139,25 @@ REFERENCES: dict[type[AbstractRouting], Reference] = {
             **{name: options_of(preset(name)) for name in PRESETS},
             **{f"{name}-classes": options_of(class_preset(name)) for name in PRESETS},
         },
+    ),
+    InvertedAttention: Reference(
+        loops=inverted_attention_by_loops,
+        switches={"iterations": (2, 1, 3), "head": (False, True), "normalisation": ("window", "all_parents")},
+    ),
+    RandomCouplings: Reference(
+        loops=lambda votes, _, module: with_lengths(
+            fixed_couplings_loops(votes, module.log_couplings, bias=module.bias, leaky=module.leaky)
+        ),
+        switches={"spread": (1.0, 0.0, 3.0), "seed": (0, 1), "bias": (True, False), "leaky": (False, True)},
+        exchangeable=False,
+    ),
+    ScaledDistanceAgreement: Reference(
+        loops=lambda votes, activations, module: with_lengths(
+            scaled_distance_loops(
+                votes, activations, iterations=module.iterations, share=module.share, bias=module.bias
+            )[0]
+        ),
+        switches={"iterations": (3, 1, 2), "share": (0.9, 0.5), "bias": (True, False)},
     ),
 }
 
@@ -184,7 +221,10 @@ def every_combination(
 
 every_backend = pytest.mark.parametrize("case", [pytest.param(case, id=name) for name, case in BACKENDS.items()])
 every_routing = pytest.mark.parametrize("kind", DISCOVERED)
-with_squash = pytest.mark.parametrize("kind", [DynamicRouting, UniformRouting])  # of Sabour 2017
+with_squash = pytest.mark.parametrize(
+    "kind", [DynamicRouting, RandomCouplings, ScaledDistanceAgreement, UniformRouting]
+)  # of Sabour 2017
+EXCHANGEABLE = [kind for kind in DISCOVERED if kind in REFERENCES and REFERENCES[kind].exchangeable]
 
 
 def random_votes(*shape: int, dtype: torch.dtype = torch.float64, seed: int = 0) -> Tensor:
@@ -193,9 +233,13 @@ def random_votes(*shape: int, dtype: torch.dtype = torch.float64, seed: int = 0)
     return torch.randn(*(shape or (BATCH, CHILDREN, PARENTS, DIM)), generator=generator, dtype=dtype)
 
 
-def build(kind: type[AbstractRouting], *, parameters: str = "initial", **options: Any) -> AbstractRouting:
+def build(
+    kind: type[AbstractRouting], *, parameters: str = "initial", children: int = CHILDREN, **options: Any
+) -> AbstractRouting:
     """A float64 routing; with ``parameters="random"`` no two parents have the same ones."""
-    module = kind(parents=PARENTS, dim=DIM, **options).double()
+    module = kind(parents=PARENTS, dim=DIM, **options)
+    module.build(LayerInfo(PARENTS, DIM, children, DIM, shared=False, child_types=children))
+    module = module.double()
     if parameters == "random":
         generator = torch.Generator().manual_seed(1)
         for parameter in module.parameters():
@@ -354,13 +398,14 @@ def test_equals_the_loops(kind: type[AbstractRouting], options: dict[str, Any], 
 
 @with_squash
 def test_activations_are_lengths(kind: type[AbstractRouting]) -> None:
-    parents = build(kind)(random_votes())
+    votes = random_votes()
+    parents = build(kind)(votes, child_activations(votes))
     torch.testing.assert_close(parents.activations, length_loops(parents.poses), rtol=0, atol=1e-12)
 
 
 @every_combination()
 def test_gradient(kind: type[AbstractRouting], options: dict[str, Any], case: BackendCase) -> None:
-    module = build(kind, parameters="random", **options)
+    module = build(kind, parameters="random", children=3, **options)
     activations = child_activations(random_votes(1, 3, PARENTS, DIM, seed=2)).requires_grad_()
     check_gradient(route_of(module, activations, dense=case.dense), [*learned(module), activations])
 
@@ -392,14 +437,14 @@ def test_same_votes_same_poses(kind: type[AbstractRouting], options: dict[str, A
     check_repeatable(route_of(build(kind, parameters="random", **options), dense=case.dense))
 
 
-@every_combination()
+@every_combination(*EXCHANGEABLE)
 def test_order_of_children_does_not_matter(
     kind: type[AbstractRouting], options: dict[str, Any], case: BackendCase
 ) -> None:
     check_order_of_children_does_not_matter(route_of(build(kind, parameters="random", **options), dense=case.dense))
 
 
-@every_combination()
+@every_combination(*EXCHANGEABLE)
 def test_parents_are_permuted_as_their_votes(
     kind: type[AbstractRouting], options: dict[str, Any], case: BackendCase
 ) -> None:
@@ -413,7 +458,7 @@ def test_images_are_independent(kind: type[AbstractRouting], options: dict[str, 
 
 @every_combination()
 def test_one_child_of_one_image(kind: type[AbstractRouting], options: dict[str, Any], case: BackendCase) -> None:
-    module = build(kind, parameters="random", **options)
+    module = build(kind, parameters="random", children=1, **options)
     votes = random_votes(1, 1, PARENTS, DIM)
     found = route_of(module, dense=case.dense)(votes)
     torch.testing.assert_close(found, reference_of(module)(votes), rtol=0, atol=1e-10)
@@ -457,11 +502,13 @@ def test_every_parameter_has_a_gradient(
 
 @every_routing
 def test_nothing_but_parameters_is_kept(kind: type[AbstractRouting]) -> None:
+    """Nor is a buffer changed, such as couplings that were drawn once."""
     module = build(kind)
+    buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
     before = deepcopy({name: value for name, value in vars(module).items() if not name.startswith("_")})
     route_of(module)(random_votes())
     assert {name: value for name, value in vars(module).items() if not name.startswith("_")} == before
-    assert not list(module.buffers())
+    torch.testing.assert_close(dict(module.named_buffers()), buffers, rtol=0, atol=0)
 
 
 def values_and_gradients(module: nn.Module, votes: Tensor | Votes, activations: Tensor) -> list[Tensor]:
