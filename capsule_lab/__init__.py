@@ -18,10 +18,11 @@ __version__ = "0.1.0"
 
 __all__ = [  # noqa: RUF022  # by module
     # plain PyTorch
-    "AbstractRouting", "DynamicRouting", "EMRouting", "UniformRouting",
-    "dynamic_routing", "em_routing", "uniform_routing",
+    "AbstractRouting", "DynamicRouting", "EMRouting", "InvertedAttention", "RandomCouplings", "ScaledDistanceAgreement",
+    "UniformRouting",
+    "dynamic_routing", "em_routing", "inverted_attention", "scaled_distance_agreement", "uniform_routing",
     "ClassCapsules", "ConvCapsules", "Decoder", "DenseCapsules", "LinearPrimaryCapsules", "PrimaryCapsules",
-    "BaselineCNN", "CapsNet", "EMCaps", "SmallCNN",
+    "BaselineCNN", "CapsNet", "EMCaps", "InvertedAttentionCaps", "SmallCNN",
     "dense_votes", "length", "squash",
     "cross_entropy_loss", "l2_loss", "margin_loss", "reconstruction_loss", "sigmoid_cross_entropy_loss", "spread_loss",
     "Constant", "Exponential", "Linear", "Schedule", "SigmoidRamp", "Staircase",
@@ -79,14 +80,19 @@ if TYPE_CHECKING:
         sigmoid_cross_entropy_loss,
         spread_loss,
     )
-    from capsule_lab.networks import BaselineCNN, CapsNet, EMCaps, SmallCNN
+    from capsule_lab.networks import BaselineCNN, CapsNet, EMCaps, InvertedAttentionCaps, SmallCNN
     from capsule_lab.routing import (
         AbstractRouting,
         DynamicRouting,
         EMRouting,
+        InvertedAttention,
+        RandomCouplings,
+        ScaledDistanceAgreement,
         UniformRouting,
         dynamic_routing,
         em_routing,
+        inverted_attention,
+        scaled_distance_agreement,
         uniform_routing,
     )
     from capsule_lab.schedules import Constant, Exponential, Linear, Schedule, SigmoidRamp, Staircase

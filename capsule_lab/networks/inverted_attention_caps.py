@@ -2,11 +2,11 @@
 
 ::
 
-    image          residual network             primary       conv capsules 1   conv capsules 2   class capsules
-    3 x 32 x 32 -> 64 x 32 x 32 -> 128 x 16 x 16 -> 32 types -> 32 types ------> 32 types ------> 10 classes
-                   3x3, 3 blocks   4 blocks         x 16 x 16   x 7 x 7          x 5 x 5          one transform per
-                                   stride 2         1x1, layer  K=3 stride 2     K=3 stride 1     (child, class); scores:
-                                                    norm        inverted dot-product attention    one linear function
+    image          residual network                primary       conv capsules 1   conv capsules 2   class capsules
+    3 x 32 x 32 -> 64 x 32 x 32 -> 128 x 16 x 16 -> 32 types ---> 32 types -------> 32 types -------> 10 classes
+                   3x3, 3 blocks   4 blocks,        16 x 16       7 x 7             5 x 5             a transform per
+                                   stride 2         1x1, layer    K=3 stride 2      K=3 stride 1      (child, class);
+                                                    norm          inverted dot-product attention      one linear score
 
 1,828,817 parameters with ten classes; with 6x6 poses and 20 more capsules below 100 classes 2,799,629 (CIFAR100).
 """
@@ -27,7 +27,7 @@ from capsule_lab.layers import ClassCapsules, ConvCapsules
 from capsule_lab.networks.base import AbstractCapsuleNetwork, check_image_shape, check_images, check_sizes, check_widths
 from capsule_lab.networks.em_caps import with_options
 from capsule_lab.routing import InvertedAttention, RoutingFactory
-from capsule_lab.types import Capsules, CapsuleOutput, OnIteration
+from capsule_lab.types import CapsuleOutput, Capsules, OnIteration
 
 
 class InvertedAttentionCaps(AbstractCapsuleNetwork):
@@ -63,7 +63,7 @@ class InvertedAttentionCaps(AbstractCapsuleNetwork):
         num_classes: int,
         *,
         routing: RoutingFactory = InvertedAttention,
-        class_routing: Mapping[str, Any] | None = {"head": True},  # noqa: B006 - only read
+        class_routing: Mapping[str, Any] | None = {"head": True},  # Tsai 2020: scores are linear
         channels: Sequence[int] = (64, 128),  # official code
         blocks: Sequence[int] = (3, 4),  # official code
         primary_types: int = 32,  # official code

@@ -36,7 +36,7 @@ def inverted_attention(
     """Parents that ask their children for agreement (Tsai 2020, algorithm 1).
 
     ``p_j = LN(sum_i V_ij / J)`` at first; then, ``iterations - 1`` times, ``r_ij = softmax_j(<V_ij, p_j> / sqrt(d))``
-    and ``p_j = LN(sum_i r_ij V_ij)``. Couplings start equal for every image and call; logits are replaced, not added to.
+    and ``p_j = LN(sum_i r_ij V_ij)``. Logits are replaced, not added to.
 
     Args:
         votes: prediction of each child for each parent, or poses and weight.

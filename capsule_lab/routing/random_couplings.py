@@ -27,7 +27,7 @@ class RandomCouplings(UniformRouting):
     Args:
         parents, dim, bias, leaky, backend: see ``UniformRouting``.
         spread: standard deviation of the logits; 0 is uniform routing. With 1, the largest coupling of a child to ten
-            parents is about 0.3, with 4 about 0.8.
+            parents is about 0.3, with 4 about 0.7.
         seed: of the draw.
 
     Raises:

@@ -59,7 +59,7 @@ def scaled_distance_agreement(
 
     def procedure(votes: AbstractVotes, lengths: Tensor) -> tuple[Tensor]:
         check_parents(votes, "bias", bias)
-        batch, child, parent, _ = votes.shape
+        _, child, parent, _ = votes.shape
         _check(iterations, share, parent)
         entries = normalise.rows_per_image * parent * child
         log_ratio = math.log(share * (parent - 1) / (1 - share)) if parent > 1 else 0.0  # of one parent: 1 in any case

@@ -20,15 +20,13 @@ def layer_norm(vector: list[float], scale: list[float], shift: list[float]) -> l
     """``(x - mean) / sqrt(variance + eps)``, with the variance of a population, then scale and shift."""
     mean = sum(vector) / len(vector)
     variance = sum((x - mean) ** 2 for x in vector) / len(vector)
-    return [
-        scale[d] * (vector[d] - mean) / math.sqrt(variance + EPS) + shift[d] for d in range(len(vector))
-    ]
+    return [scale[d] * (vector[d] - mean) / math.sqrt(variance + EPS) + shift[d] for d in range(len(vector))]
 
 
 def inverted_attention_loops(
     votes: Tensor, *, iterations: int = 2, scale: Tensor | None = None, shift: Tensor | None = None
 ) -> tuple[Tensor, Tensor, list[Tensor]]:
-    """Votes ``(b, i, j, d)`` to poses ``(b, j, d)``, agreement ``(b, j)`` and the couplings ``(b, i, j)`` of each pass."""
+    """Votes ``(b, i, j, d)`` to poses ``(b, j, d)``, agreement ``(b, j)``, couplings ``(b, i, j)`` of each pass."""
     batch, children, parents, dim = votes.shape
     gain = [1.0] * dim if scale is None else scale.double().tolist()
     offset = [0.0] * dim if shift is None else shift.double().tolist()
@@ -52,8 +50,6 @@ def inverted_attention_loops(
             poses = [layer_norm(total[j], gain, offset) for j in range(parents)]  # p_j <- LN(sum_i r_ij V_ij)
             passes[iteration].append(couplings)
         all_poses.append(poses)
-        agreements.append(
-            [sum(total[j][d] * poses[j][d] for d in range(dim)) / math.sqrt(dim) for j in range(parents)]
-        )
+        agreements.append([sum(total[j][d] * poses[j][d] for d in range(dim)) / math.sqrt(dim) for j in range(parents)])
     doubles = [torch.tensor(each, dtype=torch.float64) for each in (all_poses, agreements, *passes)]
     return doubles[0], doubles[1], doubles[2:]

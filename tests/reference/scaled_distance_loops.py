@@ -21,7 +21,7 @@ def norm(vector: list[float]) -> float:
 def scaled_distance_loops(
     votes: Tensor, lengths: Tensor, *, iterations: int = 3, share: float = 0.9, bias: Tensor | None = None
 ) -> tuple[Tensor, list[Tensor]]:
-    """Votes ``(b, i, j, d)``, lengths of children ``(b, i)`` to poses ``(b, j, d)``, couplings ``(b, i, j)`` of each pass."""
+    """Votes ``(b, i, j, d)``, lengths ``(b, i)`` to poses ``(b, j, d)``, couplings ``(b, i, j)`` of each pass."""
     batch, children, parents, dim = votes.shape
     offset = [[0.0] * dim for _ in range(parents)] if bias is None else bias.double().tolist()
     all_poses, passes = [], [[] for _ in range(iterations)]

@@ -140,7 +140,9 @@ def test_activations_of_the_children_do_not_matter() -> None:
 def test_every_argument_changes_the_parents(argument: str, other: Any) -> None:
     def parents(**options: Any) -> tuple[Tensor, ...]:
         torch.manual_seed(0)
-        layer = ConvCapsules((5, 5), 2, 16, 3, 16, rows=4, weight_std=1.0, routing=partial(InvertedAttention, **options))
+        layer = ConvCapsules(
+            (5, 5), 2, 16, 3, 16, rows=4, weight_std=1.0, routing=partial(InvertedAttention, **options)
+        )
         found = layer.double()(GRID.flatten(1, 3), torch.ones(1, 50, dtype=torch.float64))
         return found.poses, found.activations
 

@@ -16,7 +16,9 @@ from capsule_lab.types import RoutingTrace
 from tests.helpers.waves import cosine, sine
 from tests.reference.wrong_attention import mean_over_batch, mean_over_image, scaled_distances
 
-golden = partial(torch.testing.assert_close, rtol=0, atol=1e-7)  # under roots there is 1e-8, of which the paper has none
+golden = partial(
+    torch.testing.assert_close, rtol=0, atol=1e-7
+)  # under roots there is 1e-8, of which the paper has none
 
 VOTES = sine(1, 6, 3, 5, scale=0.6, frequency=0.37, phase=0.1)
 LENGTHS = cosine(1, 6, 4, scale=0.3, frequency=0.41).norm(dim=2)
@@ -57,9 +59,7 @@ def test_golden_numbers() -> None:
 def test_golden_scales_of_the_distances() -> None:
     """Logits are the distances of the iteration before, times one number."""
     recorder, traces = Recorder(), []
-    scaled_distance_agreement(
-        VOTES, LENGTHS, iterations=4, bias=BIAS, normalise=recorder, on_iteration=traces.append
-    )
+    scaled_distance_agreement(VOTES, LENGTHS, iterations=4, bias=BIAS, normalise=recorder, on_iteration=traces.append)
     shortened = VOTES * (LENGTHS[:, :, None] / VOTES.norm(dim=3)).clamp_max(1)[..., None]
     for logits, trace, scale in zip(recorder.logits[1:], traces, SCALES, strict=False):
         distances = (trace.poses.unsqueeze(1) - shortened).norm(dim=3).transpose(1, 2)
@@ -70,9 +70,7 @@ def test_vote_at_half_the_mean_distance_gets_the_share() -> None:
     """Where the other votes of its child are at the mean; checked through the logits' own definition."""
     recorder = Recorder()
     traces: list[RoutingTrace] = []
-    scaled_distance_agreement(
-        VOTES, LENGTHS, share=0.8, iterations=2, normalise=recorder, on_iteration=traces.append
-    )
+    scaled_distance_agreement(VOTES, LENGTHS, share=0.8, iterations=2, normalise=recorder, on_iteration=traces.append)
     shortened = VOTES * (LENGTHS[:, :, None] / VOTES.norm(dim=3)).clamp_max(1)[..., None]
     distances = (traces[0].poses.unsqueeze(1) - shortened).norm(dim=3).transpose(1, 2)
     per_distance = (recorder.logits[1] / distances).mean()
@@ -116,9 +114,7 @@ def test_mean_over_the_batch_is_caught() -> None:
 
 
 @pytest.mark.parametrize("normalisation", ["window", "all_parents"])
-def test_images_are_independent_in_a_convolutional_layer(
-    normalisation: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_images_are_independent_in_a_convolutional_layer(normalisation: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Positions of an image share a scale, also if few images are routed at a time."""
     torch.manual_seed(0)
     routing = partial(ScaledDistanceAgreement, normalisation=normalisation, backend="matmul")
