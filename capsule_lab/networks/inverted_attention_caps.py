@@ -119,13 +119,12 @@ class InvertedAttentionCaps(AbstractCapsuleNetwork):
             self.conv_capsules.append(layer)
             grid, types = layer.windows.grid, parent_types
         children = grid[0] * grid[1] * types
-        dense = []
+        dense: list[ClassCapsules] = []
         for below, parents in pairwise((children, *dense_types, num_classes)):
             last = len(dense) == len(dense_types)
             chosen = with_options(routing, class_routing or {}) if last else routing
-            layer = ClassCapsules(1, below, dim, parents, dim, rows=pose_size, routing=chosen)
-            _initialise(layer.weight)
-            dense.append(layer)
+            dense.append(ClassCapsules(1, below, dim, parents, dim, rows=pose_size, routing=chosen))
+            _initialise(dense[-1].weight)
         self.dense_capsules = nn.ModuleList(dense[:-1])
         self.classes = dense[-1]
 

@@ -32,7 +32,7 @@ def inverted_attention(
     normalise: Normaliser | None = None,
     on_iteration: OnIteration | None = None,
     backend: Backend = "auto",
-) -> tuple[Float[Tensor, "batch parent dim"], Float[Tensor, "batch parent"]]:
+) -> Capsules:
     """Parents that ask their children for agreement (Tsai 2020, algorithm 1).
 
     ``p_j = LN(sum_i V_ij / J)`` at first; then, ``iterations - 1`` times, ``r_ij = softmax_j(<V_ij, p_j> / sqrt(d))``
@@ -47,16 +47,16 @@ def inverted_attention(
         backend: see ``AbstractRouting``.
 
     Returns:
-        Poses ``(batch, parent, dim)``, and how much the votes that a parent got agree with it, ``sum_i r_ij <V_ij, p_j>
-        / sqrt(d)``, ``(batch, parent)``. Poses after layer normalisation have all the same size: nothing about the
-        presence of a parent can be in their length.
+        Capsules: poses ``(batch, parent, dim)``; as logits how much the votes that a parent got agree with it, ``sum_i
+        r_ij <V_ij, p_j> / sqrt(d)``, and their logistic. These two are ours: the paper has no activations, and poses
+        after layer normalisation have all the same size, so that a parent's presence cannot be in their length.
 
     Raises:
         ValueError: for fewer than one iteration, or an unknown ``backend``.
 
-    >>> poses, agreement = inverted_attention(torch.ones(1, 5, 2, 4) * torch.tensor([1.0, -1, 1, -1]))
-    >>> poses[0, 0].round(decimals=3), agreement.shape
-    (tensor([ 1., -1.,  1., -1.]), torch.Size([1, 2]))
+    >>> votes = torch.tensor([1.0, -1, 1, -1]).expand(1, 5, 2, 4)
+    >>> inverted_attention(votes).poses[0, 0].round(decimals=3)
+    tensor([ 1., -1.,  1., -1.])
     """
     _check(iterations)
     normalise = normalise or Normaliser()
@@ -76,8 +76,8 @@ def inverted_attention(
         return poses, (total * poses).sum(2) / math.sqrt(dim)
 
     rows, watched = normalise.rows_per_image, on_iteration is not None
-    poses, agreement = route(procedure, votes, None, backend=backend, rows_per_image=rows, whole_batch=watched)
-    return poses, agreement
+    poses, logits = route(procedure, votes, None, backend=backend, rows_per_image=rows, whole_batch=watched)
+    return Capsules(poses, logits.sigmoid(), logits)
 
 
 class InvertedAttention(AbstractRouting):
@@ -85,8 +85,8 @@ class InvertedAttention(AbstractRouting):
 
     The paper's capsules have no activations, and no layer asks for them; its scores are a linear function of the class
     capsules' poses, the same for all classes. With ``head`` this function is learned here and gives the logits. Without
-    it, in all layers below, the logits are the agreement that ``inverted_attention`` returns: ours, without parameters,
-    for figures and for layers of other routings above. Activations are their logistic in both cases.
+    it, in all layers below, the logits are the agreement that ``inverted_attention`` returns, without parameters: for
+    figures and for layers of other routings above. Activations are their logistic in both cases.
 
     Args:
         parents, dim: number of parents (in a convolutional layer of parent types), components of a pose.
@@ -129,7 +129,7 @@ class InvertedAttention(AbstractRouting):
         normalise: Normaliser | None = None,
         on_iteration: OnIteration | None = None,
     ) -> Capsules:
-        poses, logits = inverted_attention(
+        parents = inverted_attention(
             votes,
             iterations=self.iterations,
             scale=self.scale,
@@ -138,9 +138,11 @@ class InvertedAttention(AbstractRouting):
             on_iteration=on_iteration,
             backend=self.backend,
         )
-        if self.head is not None:  # not called: under autocast it would compute in half precision
-            logits = (poses * self.head.weight).sum(2) + self.head.bias
-        return Capsules(poses, logits.sigmoid(), logits)
+        if self.head is None:
+            return parents
+        # the module is not called: under autocast it would compute in half precision
+        logits = (parents.poses * self.head.weight).sum(2) + self.head.bias
+        return Capsules(parents.poses, logits.sigmoid(), logits)
 
 
 def _check(iterations: int) -> None:

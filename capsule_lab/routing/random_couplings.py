@@ -11,7 +11,6 @@ from jaxtyping import Float
 from torch import Tensor
 
 from capsule_lab.errors import check_number
-from capsule_lab.functional import length, squash_logits
 from capsule_lab.kernels import Backend
 from capsule_lab.routing.base import LayerInfo, Normaliser
 from capsule_lab.routing.uniform import UniformRouting, fixed_couplings
@@ -70,7 +69,7 @@ class RandomCouplings(UniformRouting):
     ) -> Capsules:
         if "log_couplings" not in self._buffers:
             raise ValueError("random couplings have not been drawn; expected a call of build, as layers do it")
-        poses = fixed_couplings(
+        return fixed_couplings(
             votes,
             self.log_couplings,
             bias=self.bias,
@@ -79,4 +78,3 @@ class RandomCouplings(UniformRouting):
             on_iteration=on_iteration,
             backend=self.backend,
         )
-        return Capsules(poses, length(poses), squash_logits(poses))

@@ -27,8 +27,8 @@ def scaled_distance_agreement(
     normalise: Normaliser | None = None,
     on_iteration: OnIteration | None = None,
     backend: Backend = "auto",
-) -> Float[Tensor, "batch parent dim"]:
-    """Poses of the parents that the children's votes are near to (Peer 2018).
+) -> Capsules:
+    """Parents whose poses the children's votes are near to (Peer 2018).
 
     A vote is no longer than its child: ``u_hat`` is shortened to ``min(|u_hat|, |u_i|)``. Then, as in dynamic routing,
     ``s_j = sum_i c_ij u_hat + bias`` and ``v_j = squash(s_j)``, but logits are replaced and not added to: ``b_ij = t
@@ -47,17 +47,17 @@ def scaled_distance_agreement(
         backend: see ``AbstractRouting``.
 
     Returns:
-        ``(batch, parent, dim)``, of length in [0, 1).
+        Capsules: poses ``(batch, parent, dim)``, their lengths in [0, 1), and ``2 ln |s_j|``, the logits of these.
 
     Raises:
         ValueError: for fewer than one iteration, a ``share`` out of range, or an unknown ``backend``.
 
-    >>> scaled_distance_agreement(torch.ones(1, 5, 2, 4), torch.ones(1, 5)).shape
+    >>> scaled_distance_agreement(torch.ones(1, 5, 2, 4), torch.ones(1, 5)).poses.shape
     torch.Size([1, 2, 4])
     """
     normalise = normalise or Normaliser()
 
-    def procedure(votes: AbstractVotes, lengths: Tensor) -> tuple[Tensor]:
+    def procedure(votes: AbstractVotes, lengths: Tensor) -> tuple[Tensor, Tensor]:
         check_parents(votes, "bias", bias)
         _, child, parent, _ = votes.shape
         _check(iterations, share, parent)
@@ -69,17 +69,19 @@ def scaled_distance_agreement(
         for iteration in range(iterations):
             couplings = normalise(logits)  # [b j i]
             total = (couplings.transpose(1, 2).unsqueeze(3) * shortened).sum(1)  # [b j d]
-            poses = squash(total if bias is None else total + bias)  # [b j d]
+            total = total if bias is None else total + bias
+            poses = squash(total)  # [b j d]
             if iteration < iterations - 1:
                 distances = length(poses.unsqueeze(1) - shortened).transpose(1, 2)  # [b j i]
                 mean = normalise.total(distances.sum(2)).unsqueeze(2) / entries  # d_o of the image [b 1 1]
                 logits = -2 * log_ratio * distances / mean  # 2: d_o - d_p is half of d_o
             if on_iteration is not None:
                 on_iteration(RoutingTrace(iteration, couplings.transpose(1, 2), poses))
-        return (poses,)
+        return poses, squash_logits(total)
 
     rows, watched = normalise.rows_per_image, on_iteration is not None
-    return route(procedure, votes, lengths, backend=backend, rows_per_image=rows, whole_batch=watched)[0]
+    poses, logits = route(procedure, votes, lengths, backend=backend, rows_per_image=rows, whole_batch=watched)
+    return Capsules(poses, length(poses), logits)
 
 
 class ScaledDistanceAgreement(AbstractRouting):
@@ -131,7 +133,7 @@ class ScaledDistanceAgreement(AbstractRouting):
     ) -> Capsules:
         if activations is None:
             raise ValueError("scaled-distance agreement got no activations of the children; expected their lengths")
-        poses = scaled_distance_agreement(
+        return scaled_distance_agreement(
             votes,
             activations,
             iterations=self.iterations,
@@ -141,7 +143,6 @@ class ScaledDistanceAgreement(AbstractRouting):
             on_iteration=on_iteration,
             backend=self.backend,
         )
-        return Capsules(poses, length(poses), squash_logits(poses))
 
 
 def _check(iterations: int, share: float, parents: int) -> None:

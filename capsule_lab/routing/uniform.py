@@ -42,8 +42,9 @@ def uniform_routing(
     >>> uniform_routing(torch.ones(2, 6, 3, 4)).poses.shape
     torch.Size([2, 3, 4])
     """
-    options = {"normalise": normalise, "on_iteration": on_iteration, "backend": backend}
-    return fixed_couplings(votes, None, bias=bias, leaky=leaky, **options)
+    return fixed_couplings(
+        votes, None, bias=bias, leaky=leaky, normalise=normalise, on_iteration=on_iteration, backend=backend
+    )
 
 
 @float32_under_autocast
@@ -56,7 +57,7 @@ def fixed_couplings(
     normalise: Normaliser | None = None,
     on_iteration: OnIteration | None = None,
     backend: Backend = "auto",
-) -> Float[Tensor, "batch parent dim"]:
+) -> Capsules:
     """``uniform_routing`` with log-couplings that are the same for every image; ``None``: equal ones.
 
     Raises:

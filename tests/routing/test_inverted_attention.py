@@ -49,7 +49,7 @@ COUPLINGS = {  # of child 0
 def test_dense_golden_numbers(iterations: int, backend: Any) -> None:
     traces: list[RoutingTrace] = []
     votes = Votes(POSES, WEIGHT)
-    poses, _ = inverted_attention(votes, iterations=iterations, backend=backend, on_iteration=traces.append)
+    poses = inverted_attention(votes, iterations=iterations, backend=backend, on_iteration=traces.append).poses
     golden(poses[0, 0, :4], double(*FIRST_POSE[iterations]))
     if iterations > 1:
         golden(poses[0, 2, 12:], double(*LAST_POSE[iterations]))
@@ -91,7 +91,7 @@ def test_scrambled_windows_are_caught() -> None:
     assert not torch.equal(wrong, right)
     weight = KERNEL.flatten(0, 2).permute(0, 1, 3, 2)
     poses = [
-        inverted_attention(dense_votes(each.flatten(0, 2).flatten(1, 3).contiguous(), weight))[0]
+        inverted_attention(dense_votes(each.flatten(0, 2).flatten(1, 3).contiguous(), weight)).poses
         for each in (right, wrong)
     ]
     golden(poses[0][0, 0, :4], double(*CONVOLUTIONAL[2]))
@@ -103,15 +103,15 @@ def test_scrambled_windows_are_caught() -> None:
 
 @pytest.mark.parametrize("scale", [0.1, 1.0, 10.0])
 def test_poses_have_the_same_size_whatever_that_of_the_votes(scale: float) -> None:
-    poses, _ = inverted_attention(scale * dense_votes(POSES, WEIGHT))
+    poses = inverted_attention(scale * dense_votes(POSES, WEIGHT)).poses
     torch.testing.assert_close(poses.square().mean(2), torch.ones(1, 3).double(), rtol=0, atol=1e-2)
 
 
 def test_agreement_is_that_of_couplings_and_votes() -> None:
     votes, traces = dense_votes(POSES, WEIGHT), []
-    poses, agreement = inverted_attention(votes, on_iteration=traces.append)
-    expected = torch.einsum("bij,bijd,bjd->bj", traces[-1].couplings, votes, poses) / 4
-    torch.testing.assert_close(agreement, expected, rtol=0, atol=1e-12)
+    parents = inverted_attention(votes, on_iteration=traces.append)
+    expected = torch.einsum("bij,bijd,bjd->bj", traces[-1].couplings, votes, parents.poses) / 4
+    torch.testing.assert_close(parents.logits, expected, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize(("head", "parameters"), [(False, 32), (True, 49)])
@@ -120,7 +120,7 @@ def test_activations_are_the_logistic_of_the_logits(head: bool, parameters: int)
     assert sum(parameter.numel() for parameter in layer.routing.parameters()) == parameters
     parents = layer(POSES, torch.ones(1, 6).double())
     torch.testing.assert_close(parents.activations, parents.logits.sigmoid(), rtol=0, atol=0)
-    linear = layer.routing.head(parents.poses).squeeze(2) if head else inverted_attention(votes_of(layer))[1]
+    linear = layer.routing.head(parents.poses).squeeze(2) if head else inverted_attention(votes_of(layer)).logits
     torch.testing.assert_close(parents.logits, linear, rtol=0, atol=1e-12)
 
 
