@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torchvision.models.resnet import BasicBlock
 
 from capsule_lab.functional import HALF
 from capsule_lab.layers import ClassCapsules, ConvCapsules
@@ -96,8 +97,11 @@ class InvertedAttentionCaps(AbstractCapsuleNetwork):
         ]
         for stage, (inputs, outputs, count) in enumerate(zip((channels[0], *channels), channels, blocks, strict=False)):
             stride = 2 if stage else 1
-            features.append(ResidualBlock(inputs, outputs, stride))
-            features += [ResidualBlock(outputs, outputs) for _ in range(count - 1)]
+            shortcut = None
+            if stride > 1:
+                shortcut = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs))
+            features.append(BasicBlock(inputs, outputs, stride, shortcut))  # He 2016, figure 5, left
+            features += [BasicBlock(outputs, outputs) for _ in range(count - 1)]
             height, width = (height - 1) // stride + 1, (width - 1) // stride + 1
         self.features = nn.Sequential(*features)
         self.primary = NormalisedPrimaryCapsules(channels[-1], primary_types, dim)
@@ -142,26 +146,6 @@ class InvertedAttentionCaps(AbstractCapsuleNetwork):
         convolutional = {f"conv_capsules_{number}": layer for number, layer in enumerate(self.conv_capsules, start=1)}
         dense = {f"dense_capsules_{number}": layer for number, layer in enumerate(self.dense_capsules, start=1)}
         return {"primary": self.primary, **convolutional, **dense, "classes": self.classes}
-
-
-class ResidualBlock(nn.Module):
-    """Two 3x3 convolutions with batch normalisation and a shortcut, 1x1 where the size changes (He 2016, figure 5)."""
-
-    def __init__(self, inputs: int, outputs: int, stride: int = 1) -> None:
-        super().__init__()
-        self.layers = nn.Sequential(
-            nn.Conv2d(inputs, outputs, 3, stride, padding=1, bias=False),
-            nn.BatchNorm2d(outputs),
-            nn.ReLU(),
-            nn.Conv2d(outputs, outputs, 3, padding=1, bias=False),
-            nn.BatchNorm2d(outputs),
-        )
-        self.shortcut: nn.Module = nn.Identity()
-        if stride > 1 or inputs != outputs:
-            self.shortcut = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs))
-
-    def forward(self, features: Float[Tensor, "batch channel height width"]) -> Tensor:
-        return (self.layers(features) + self.shortcut(features)).relu()
 
 
 class NormalisedPrimaryCapsules(nn.Module):

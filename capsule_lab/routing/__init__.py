@@ -10,6 +10,7 @@ from capsule_lab.routing.base import (
 )
 from capsule_lab.routing.dynamic import DynamicRouting, dynamic_routing
 from capsule_lab.routing.em import EMRouting, em_routing
+from capsule_lab.routing.em_normalised import NormalisedEMRouting, em_evidence
 from capsule_lab.routing.inverted_attention import InvertedAttention, inverted_attention
 from capsule_lab.routing.random_couplings import RandomCouplings
 from capsule_lab.routing.scaled_distance import ScaledDistanceAgreement, scaled_distance_agreement
@@ -22,6 +23,7 @@ __all__ = [
     "InvertedAttention",
     "LayerInfo",
     "Normalisation",
+    "NormalisedEMRouting",
     "Normaliser",
     "RandomCouplings",
     "RoutingFactory",
@@ -29,6 +31,7 @@ __all__ = [
     "UniformRouting",
     "build_routing",
     "dynamic_routing",
+    "em_evidence",
     "em_routing",
     "inverted_attention",
     "scaled_distance_agreement",

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from capsule_lab.config import compose
 from capsule_lab.losses import cross_entropy_loss
 from capsule_lab.networks import InvertedAttentionCaps
-from capsule_lab.networks.inverted_attention_caps import NormalisedPrimaryCapsules, ResidualBlock
+from capsule_lab.networks.inverted_attention_caps import NormalisedPrimaryCapsules
 from capsule_lab.routing import DynamicRouting, EMRouting, InvertedAttention
 from capsule_lab.types import RoutingTrace
 
@@ -96,14 +96,6 @@ def test_components_of_a_primary_pose_are_of_one_position_and_type() -> None:
     expected = [features[0, 3 * kind : 3 * kind + 3, y, x] for y in range(4) for x in range(5) for kind in range(2)]
     assert torch.equal(found.poses[0], torch.stack(expected))
     assert torch.equal(found.activations, torch.ones(1, 40))
-
-
-def test_residual_block_of_the_same_size_adds_its_input() -> None:
-    block = ResidualBlock(3, 3).eval()
-    nn.init.zeros_(block.layers[-1].weight)
-    features = torch.randn(2, 3, 5, 5)
-    assert torch.equal(block(features), features.relu())
-    assert ResidualBlock(3, 4, 2)(features).shape == (2, 4, 3, 3)
 
 
 def test_image_alone_equals_image_in_a_batch() -> None:
