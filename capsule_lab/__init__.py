@@ -18,9 +18,10 @@ __version__ = "0.1.0"
 
 __all__ = [  # noqa: RUF022  # by module
     # plain PyTorch
-    "AbstractRouting", "DynamicRouting", "EMRouting", "InvertedAttention", "RandomCouplings", "ScaledDistanceAgreement",
-    "UniformRouting",
-    "dynamic_routing", "em_routing", "inverted_attention", "scaled_distance_agreement", "uniform_routing",
+    "AbstractRouting", "AttentionOverChildren", "DynamicRouting", "EMRouting", "InvertedAttention", "RandomCouplings",
+    "ScaledDistanceAgreement", "UniformRouting",
+    "attention_over_children", "dynamic_routing", "em_routing", "inverted_attention", "scaled_distance_agreement",
+    "uniform_routing",
     "ClassCapsules", "ConvCapsules", "Decoder", "DenseCapsules", "LinearPrimaryCapsules", "PrimaryCapsules",
     "BaselineCNN", "CapsNet", "EMCaps", "InvertedAttentionCaps", "SmallCNN",
     "dense_votes", "length", "squash",
@@ -83,12 +84,14 @@ if TYPE_CHECKING:
     from capsule_lab.networks import BaselineCNN, CapsNet, EMCaps, InvertedAttentionCaps, SmallCNN
     from capsule_lab.routing import (
         AbstractRouting,
+        AttentionOverChildren,
         DynamicRouting,
         EMRouting,
         InvertedAttention,
         RandomCouplings,
         ScaledDistanceAgreement,
         UniformRouting,
+        attention_over_children,
         dynamic_routing,
         em_routing,
         inverted_attention,

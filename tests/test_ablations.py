@@ -32,7 +32,7 @@ OPTIONS = {
     **{
         name: [f"routing={name}"]
         for name in ("em", "em_paper", "em_official_fast", "em_official_legacy", "em_tutorial", "dynamic", "uniform",
-                     "random_couplings", "scaled_distance")
+                     "random_couplings", "scaled_distance", "attention_over_children")
     },
     "inverted attention": ["routing=inverted_attention", "loss=cross_entropy_logits"],
     "legacy as official": [

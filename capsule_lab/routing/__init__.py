@@ -1,5 +1,6 @@
 """Routing algorithms: one file, one algorithm, one paper. Pure function on top, thin module below."""
 
+from capsule_lab.routing.attention_over_children import AttentionOverChildren, attention_over_children
 from capsule_lab.routing.base import (
     AbstractRouting,
     LayerInfo,
@@ -18,6 +19,7 @@ from capsule_lab.routing.uniform import UniformRouting, uniform_routing
 
 __all__ = [
     "AbstractRouting",
+    "AttentionOverChildren",
     "DynamicRouting",
     "EMRouting",
     "InvertedAttention",
@@ -29,6 +31,7 @@ __all__ = [
     "RoutingFactory",
     "ScaledDistanceAgreement",
     "UniformRouting",
+    "attention_over_children",
     "build_routing",
     "dynamic_routing",
     "em_evidence",

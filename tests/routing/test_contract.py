@@ -26,6 +26,7 @@ from capsule_lab import routing as routings
 from capsule_lab.functional import dense_votes, squash
 from capsule_lab.routing import (
     AbstractRouting,
+    AttentionOverChildren,
     DynamicRouting,
     EMRouting,
     InvertedAttention,
@@ -41,6 +42,7 @@ from capsule_lab.types import RoutingTrace, Votes
 from tests.helpers.compile import without_shape_checks
 from tests.helpers.pairwise import pairwise
 from tests.reference import wrong
+from tests.reference.attention_over_children_loops import attention_over_children_loops
 from tests.reference.em_bridge import PRESETS, betas_of_the_loops, class_preset, in_terms_of_the_loops, preset
 from tests.reference.em_loops import dense_em_loops
 from tests.reference.inverted_attention_loops import inverted_attention_loops
@@ -98,7 +100,13 @@ def inverted_attention_by_loops(votes: Tensor, _: Tensor, module: Any) -> tuple[
     return poses, logits.sigmoid()
 
 
+def attention_over_children_by_loops(votes: Tensor, _: Tensor, module: Any) -> tuple[Tensor, Tensor]:
+    poses, _ = attention_over_children_loops(votes, module.attention, module.weight, module.bias)
+    return poses, length_loops(poses) / votes.shape[3] ** 0.5
+
+
 REFERENCES: dict[type[AbstractRouting], Reference] = {
+    AttentionOverChildren: Reference(loops=attention_over_children_by_loops, switches={}, exchangeable=False),
     DynamicRouting: Reference(
         loops=lambda votes, _, module: with_lengths(
             dynamic_routing_loops(
@@ -224,6 +232,7 @@ every_routing = pytest.mark.parametrize("kind", DISCOVERED)
 with_squash = pytest.mark.parametrize(
     "kind", [DynamicRouting, RandomCouplings, ScaledDistanceAgreement, UniformRouting]
 )  # of Sabour 2017
+PARENTS_COMPETE = [kind for kind in DISCOVERED if kind.competing == "parents"]
 EXCHANGEABLE = [kind for kind in DISCOVERED if kind in REFERENCES and REFERENCES[kind].exchangeable]
 
 
@@ -299,14 +308,14 @@ def check_gradient(route: Route, parameters: Iterable[Tensor] = ()) -> None:
         raise AssertionError(str(error)) from error
 
 
-def check_couplings(route: Route, *, leaky: bool = False) -> None:
+def check_couplings(route: Route, *, leaky: bool = False, competing: str = "parents") -> None:
     traces: list[RoutingTrace] = []
     poses = route(random_votes(), on_iteration=traces.append)
     assert [trace.iteration for trace in traces] == list(range(len(traces)))
     couplings = torch.stack([trace.couplings for trace in traces])
     assert couplings.shape == (len(traces), BATCH, CHILDREN, PARENTS)
     assert (couplings > 0).all()
-    mass = couplings.sum(3)
+    mass = couplings.sum(3 if competing == "parents" else 2)
     if leaky:
         assert (mass < 1).all()
     else:
@@ -413,7 +422,7 @@ def test_gradient(kind: type[AbstractRouting], options: dict[str, Any], case: Ba
 @every_combination()
 def test_couplings_of_a_child(kind: type[AbstractRouting], options: dict[str, Any], case: BackendCase) -> None:
     module = build(kind, parameters="random", **options)
-    check_couplings(route_of(module, dense=case.dense), leaky=module.leaky)
+    check_couplings(route_of(module, dense=case.dense), leaky=module.leaky, competing=module.competing)
 
 
 @every_backend
@@ -609,7 +618,7 @@ class HalfNormaliser(Normaliser):
 
 
 @every_backend
-@every_routing
+@pytest.mark.parametrize("kind", PARENTS_COMPETE)
 def test_normaliser_is_used(kind: type[AbstractRouting], case: BackendCase) -> None:
     votes, half = random_votes(), HalfNormaliser()
     route = route_of(build(kind, backend=case.backend), dense=case.dense)
@@ -622,7 +631,7 @@ def test_normaliser_is_used(kind: type[AbstractRouting], case: BackendCase) -> N
 
 
 @every_backend
-@every_routing
+@pytest.mark.parametrize("kind", PARENTS_COMPETE)
 def test_normaliser_decides_about_every_coupling(kind: type[AbstractRouting], case: BackendCase) -> None:
     """From the first iteration on: no coupling has bypassed it."""
     traces: list[RoutingTrace] = []
