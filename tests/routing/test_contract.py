@@ -281,6 +281,7 @@ def build(
     kind: type[AbstractRouting], *, parameters: str = "initial", children: int = CHILDREN, **options: Any
 ) -> AbstractRouting:
     """A float64 routing; with ``parameters="random"`` no two parents have the same ones."""
+    torch.manual_seed(0)  # of initial parameters that are drawn
     module = kind(parents=PARENTS, dim=DIM, **options)
     module.build(LayerInfo(PARENTS, DIM, children, DIM, shared=False, child_types=children))
     module = module.double().eval()  # images of a batch apart from each other
