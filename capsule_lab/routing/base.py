@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from jaxtyping import Float
@@ -95,12 +95,15 @@ class AbstractRouting(nn.Module, ABC):
     Attributes:
         leaky: whether a child's couplings may sum to less than one; the primary capsules of a CapsNet
             follow it, as in the official code.
+        competing: of which capsules the couplings sum to one: the ``"parents"`` of a child compete for it, through
+            ``normalise``; or the ``"children"`` of a parent, where ``normalise`` is not used.
         normalisation: which parents compete for a child in a convolutional layer.
         backend: how votes are summed, the same numbers in other time and memory: see ``capsule_lab.kernels.Backend``.
         poses: whether parents have poses; where they have none, dense and class capsules have no transformations.
     """
 
     leaky: bool = False
+    competing: ClassVar[Literal["parents", "children"]] = "parents"
     normalisation: Normalisation = "all_parents"
     backend: Backend = "auto"
     poses: bool = True

@@ -26,12 +26,16 @@ from capsule_lab import routing as routings
 from capsule_lab.functional import dense_votes, squash
 from capsule_lab.routing import (
     AbstractRouting,
+    AttentionOverChildren,
     DynamicRouting,
     EMRouting,
     HeinsenRouting,
+    InvertedAttention,
     LayerInfo,
     NormalisedEMRouting,
     Normaliser,
+    RandomCouplings,
+    ScaledDistanceAgreement,
     SelfAttentionRouting,
     SelfRouting,
     UniformRouting,
@@ -44,15 +48,19 @@ from tests.helpers.compile import without_shape_checks
 from tests.helpers.pairwise import pairwise
 from tests.reference import wrong
 from tests.reference.attention_loops import self_attention_loops
+from tests.reference.attention_over_children_loops import attention_over_children_loops
 from tests.reference.bayes_loops import bayes_loops
 from tests.reference.em_bridge import PRESETS, betas_of_the_loops, class_preset, in_terms_of_the_loops, preset
 from tests.reference.em_loops import dense_em_loops
 from tests.reference.em_normalised_loops import dense_em_evidence_loops
 from tests.reference.heinsen_loops import heinsen_loops
+from tests.reference.inverted_attention_loops import inverted_attention_loops
 from tests.reference.loops import dynamic_routing_loops, length_loops, uniform_routing_loops
+from tests.reference.random_couplings_loops import fixed_couplings_loops
+from tests.reference.scaled_distance_loops import scaled_distance_loops
 from tests.reference.self_routing_loops import self_routing_loops
 
-BATCH, CHILDREN, PARENTS, DIM = 3, 5, 4, 2
+BATCH, CHILDREN, PARENTS, DIM = 3, 5, 4, 3
 
 Route = Callable[..., Tensor]
 """``route(votes, **options) -> poses``, each followed by its activation if it has one; knows ``on_iteration``."""
@@ -71,6 +79,7 @@ class Reference:
             the tensor of votes.
         added: what the algorithm adds to the sum of a child's couplings, which is one without.
         normalised: whether poses are normalised over the batch after the last iteration, which its trace is without.
+        exchangeable: whether no child and, at the start, no parent differs from another but by its votes.
     """
 
     loops: Callable[[Tensor, Tensor, Any], tuple[Tensor, Tensor]]
@@ -79,6 +88,7 @@ class Reference:
     backends: Sequence[str] = ("dense", "dense-reference", "reference", "matmul", "fused")
     added: Callable[[Any], float | Tensor] = lambda _: 0.0
     normalised: bool = False
+    exchangeable: bool = True
 
 
 def options_of(preset: dict[str, Any]) -> dict[str, Any]:
@@ -103,6 +113,20 @@ def bayes_by_loops(votes: Tensor, activations: Tensor, module: Any) -> tuple[Ten
     last = bayes_loops(votes.detach(), activations.detach(), iterations=module.iterations)[-1]
     poses = by_statistics(module.pose_norm, last.poses[:, 0].transpose(1, 2)).transpose(1, 2)
     return poses, by_statistics(module.logit_norm, last.logits[:, 0]).sigmoid()
+
+
+def inverted_attention_by_loops(votes: Tensor, _: Tensor, module: Any) -> tuple[Tensor, Tensor]:
+    poses, logits, _ = inverted_attention_loops(
+        votes, iterations=module.iterations, scale=module.scale, shift=module.shift
+    )
+    if module.head is not None:
+        logits = (poses * module.head.weight[0]).sum(2) + module.head.bias
+    return poses, logits.sigmoid()
+
+
+def attention_over_children_by_loops(votes: Tensor, _: Tensor, module: Any) -> tuple[Tensor, Tensor]:
+    poses, _ = attention_over_children_loops(votes, module.attention, module.weight, module.bias)
+    return poses, length_loops(poses) / votes.shape[3] ** 0.5
 
 
 def em_normalised_by_loops(votes: Tensor, activations: Tensor, module: Any) -> tuple[Tensor, Tensor]:
@@ -140,6 +164,7 @@ def heinsen_by_loops(votes: Tensor, activations: Tensor, module: Any) -> tuple[T
 
 
 REFERENCES: dict[type[AbstractRouting], Reference] = {
+    AttentionOverChildren: Reference(loops=attention_over_children_by_loops, switches={}, exchangeable=False),
     DynamicRouting: Reference(
         loops=lambda votes, _, module: with_lengths(
             dynamic_routing_loops(
@@ -217,6 +242,25 @@ REFERENCES: dict[type[AbstractRouting], Reference] = {
             **{f"{name}-classes": options_of(class_preset(name)) for name in PRESETS},
         },
     ),
+    InvertedAttention: Reference(
+        loops=inverted_attention_by_loops,
+        switches={"iterations": (2, 1, 3), "head": (False, True), "normalisation": ("window", "all_parents")},
+    ),
+    RandomCouplings: Reference(
+        loops=lambda votes, _, module: with_lengths(
+            fixed_couplings_loops(votes, module.log_couplings, bias=module.bias, leaky=module.leaky)
+        ),
+        switches={"spread": (1.0, 0.0, 3.0), "seed": (0, 1), "bias": (True, False), "leaky": (False, True)},
+        exchangeable=False,
+    ),
+    ScaledDistanceAgreement: Reference(
+        loops=lambda votes, activations, module: with_lengths(
+            scaled_distance_loops(
+                votes, activations, iterations=module.iterations, share=module.share, bias=module.bias
+            )[0]
+        ),
+        switches={"iterations": (3, 1, 2), "share": (0.9, 0.5), "bias": (True, False)},
+    ),
 }
 
 DISCOVERED = [
@@ -277,11 +321,13 @@ def every_combination(
     return pytest.mark.parametrize(("kind", "options", "case", *more), params)
 
 
-def every_backend(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Parametrize a test with every ``kind`` and every ``case`` of its backends, or those of ``names``."""
+def every_backend(
+    *names: str, kinds: Iterable[type[AbstractRouting]] | None = None
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Parametrize a test with every ``kind``, or ``kinds``, and every ``case`` of its backends, or ``names``."""
     params = [
         pytest.param(kind, BACKENDS[name], id=f"{kind.__name__}-{name}")
-        for kind in DISCOVERED
+        for kind in (DISCOVERED if kinds is None else kinds)
         if kind in REFERENCES
         for name in REFERENCES[kind].backends
         if name in (names or BACKENDS)
@@ -290,7 +336,11 @@ def every_backend(*names: str) -> Callable[[Callable[..., None]], Callable[..., 
 
 
 every_routing = pytest.mark.parametrize("kind", DISCOVERED)
-with_squash = pytest.mark.parametrize("kind", [DynamicRouting, UniformRouting])  # of Sabour 2017
+with_squash = pytest.mark.parametrize(
+    "kind", [DynamicRouting, RandomCouplings, ScaledDistanceAgreement, UniformRouting]
+)  # of Sabour 2017
+PARENTS_COMPETE = [kind for kind in DISCOVERED if kind.competing == "parents"]
+EXCHANGEABLE = [kind for kind in DISCOVERED if kind in REFERENCES and REFERENCES[kind].exchangeable]
 
 
 def random_votes(*shape: int, dtype: torch.dtype = torch.float64, seed: int = 0) -> Tensor:
@@ -300,7 +350,12 @@ def random_votes(*shape: int, dtype: torch.dtype = torch.float64, seed: int = 0)
 
 
 def build(
-    kind: type[AbstractRouting], *, parameters: str = "initial", types: int = 1, **options: Any
+    kind: type[AbstractRouting],
+    *,
+    parameters: str = "initial",
+    types: int | None = None,
+    children: int = CHILDREN,
+    **options: Any,
 ) -> AbstractRouting:
     """A float64 routing; with ``parameters="random"`` no two parents have the same ones.
 
@@ -308,11 +363,16 @@ def build(
         kind: what to build.
         parameters: ``"initial"`` or ``"random"``.
         types: kinds of children, which have parameters of their own in some routings; those of one kind have no order.
+            By default one, where children are exchangeable.
+        children: how many there are.
         options: of the routing.
     """
+    torch.manual_seed(0)  # of initial parameters that are drawn
+    if types is None:
+        types = 1 if kind not in REFERENCES or REFERENCES[kind].exchangeable else children
     module = kind(parents=PARENTS, dim=DIM, **options)
     child_dim = PARENTS * DIM  # see ``factored``
-    module.build(LayerInfo(PARENTS, DIM, CHILDREN, child_dim, shared=types != CHILDREN, child_types=types))
+    module.build(LayerInfo(PARENTS, DIM, children, child_dim, shared=types != children, child_types=types))
     module.double().eval()  # images of a batch apart from each other
     if parameters == "random":
         generator = torch.Generator().manual_seed(1)
@@ -374,15 +434,20 @@ def check_gradient(route: Route, parameters: Iterable[Tensor] = ()) -> None:
 
 
 def check_couplings(
-    route: Route, *, leaky: bool = False, added: float | Tensor = 0.0, normalised: bool = False
+    route: Route,
+    *,
+    leaky: bool = False,
+    added: float | Tensor = 0.0,
+    normalised: bool = False,
+    competing: str = "parents",
 ) -> None:
     traces: list[RoutingTrace] = []
     poses = route(random_votes(), on_iteration=traces.append)
     assert [trace.iteration for trace in traces] == list(range(len(traces)))
     couplings = torch.stack([trace.couplings for trace in traces])
     assert couplings.shape == (len(traces), BATCH, CHILDREN, PARENTS)
-    assert (couplings > 0).all() or added
-    mass = couplings.sum(3)
+    assert (couplings >= 0).all() or added  # some are nothing, where Gaussians are narrow
+    mass = couplings.sum(3 if competing == "parents" else 2)
     if leaky:
         assert (mass < 1).all()
     else:
@@ -475,13 +540,14 @@ def test_equals_the_loops(kind: type[AbstractRouting], options: dict[str, Any], 
 
 @with_squash
 def test_activations_are_lengths(kind: type[AbstractRouting]) -> None:
-    parents = build(kind)(random_votes())
+    votes = random_votes()
+    parents = build(kind)(votes, child_activations(votes))
     torch.testing.assert_close(parents.activations, length_loops(parents.poses), rtol=0, atol=1e-12)
 
 
 @every_combination()
 def test_gradient(kind: type[AbstractRouting], options: dict[str, Any], case: BackendCase) -> None:
-    module = build(kind, parameters="random", **options)
+    module = build(kind, parameters="random", children=3, **options)
     activations = child_activations(random_votes(1, 3, PARENTS, DIM, seed=2)).requires_grad_()
     check_gradient(route_of(module, activations, dense=case.dense), [*learned(module), activations])
 
@@ -495,6 +561,7 @@ def test_couplings_of_a_child(kind: type[AbstractRouting], options: dict[str, An
         leaky=module.leaky,
         added=of_kind.added(module),
         normalised=of_kind.normalised,
+        competing=module.competing,
     )
 
 
@@ -518,14 +585,14 @@ def test_same_votes_same_poses(kind: type[AbstractRouting], options: dict[str, A
     check_repeatable(route_of(build(kind, parameters="random", **options), dense=case.dense))
 
 
-@every_combination()
+@every_combination(*EXCHANGEABLE)
 def test_order_of_children_does_not_matter(
     kind: type[AbstractRouting], options: dict[str, Any], case: BackendCase
 ) -> None:
     check_order_of_children_does_not_matter(route_of(build(kind, parameters="random", **options), dense=case.dense))
 
 
-@every_combination()
+@every_combination(*EXCHANGEABLE)
 def test_parents_are_permuted_as_their_votes(
     kind: type[AbstractRouting], options: dict[str, Any], case: BackendCase
 ) -> None:
@@ -539,7 +606,7 @@ def test_images_are_independent(kind: type[AbstractRouting], options: dict[str, 
 
 @every_combination()
 def test_one_child_of_one_image(kind: type[AbstractRouting], options: dict[str, Any], case: BackendCase) -> None:
-    module = build(kind, parameters="random", **options)
+    module = build(kind, parameters="random", children=1, **options)
     votes = random_votes(1, 1, PARENTS, DIM)
     found = route_of(module, dense=case.dense)(votes)
     torch.testing.assert_close(found, reference_of(module)(votes), rtol=0, atol=1e-10)
@@ -582,12 +649,13 @@ def test_every_parameter_has_a_gradient(
 
 @every_routing
 def test_nothing_but_parameters_is_kept(kind: type[AbstractRouting]) -> None:
+    """Nor is a buffer changed, such as couplings that were drawn once."""
     module = build(kind)
     before = deepcopy({name: value for name, value in vars(module).items() if not name.startswith("_")})
     buffers = deepcopy(dict(module.named_buffers()))
     route_of(module, dense=False)(random_votes())
     assert {name: value for name, value in vars(module).items() if not name.startswith("_")} == before
-    assert all(torch.equal(buffer, buffers[name]) for name, buffer in module.named_buffers())
+    torch.testing.assert_close(dict(module.named_buffers()), buffers, rtol=0, atol=0)
 
 
 def values_and_gradients(module: nn.Module, votes: Tensor | Votes, activations: Tensor) -> list[Tensor]:
@@ -684,12 +752,12 @@ class HalfNormaliser(Normaliser):
         return super().__call__(log_couplings) / 2
 
 
-@every_backend()
+@every_backend(kinds=PARENTS_COMPETE)
 def test_normaliser_is_used(kind: type[AbstractRouting], case: BackendCase) -> None:
     votes, half = random_votes(), HalfNormaliser()
     route = route_of(build(kind, backend=case.backend), dense=case.dense)
     halved = route(votes, normalise=half)
-    by_kernel = kind in (EMRouting, HeinsenRouting) and case.backend == "fused"
+    by_kernel = kind in (EMRouting, HeinsenRouting, NormalisedEMRouting) and case.backend == "fused"
     once = {(1, PARENTS, CHILDREN)} if by_kernel else set()
     assert half.shapes - once == {(BATCH, PARENTS, CHILDREN)}
     assert half.shapes >= once  # the first couplings are the same for all images
@@ -697,7 +765,7 @@ def test_normaliser_is_used(kind: type[AbstractRouting], case: BackendCase) -> N
     torch.testing.assert_close(route(votes, normalise=Normaliser()), route(votes), rtol=0, atol=1e-12)
 
 
-@every_backend()
+@every_backend(kinds=PARENTS_COMPETE)
 def test_normaliser_decides_about_every_coupling(kind: type[AbstractRouting], case: BackendCase) -> None:
     """From the first iteration on: no coupling has bypassed it."""
     traces: list[RoutingTrace] = []
