@@ -141,8 +141,9 @@ class IterationMeasurement:
         pose_std: standard deviation of all components of their poses.
         coupling_entropy: how evenly their children are shared, 1 is uniform, see ``metrics.CouplingEntropy``; in a
             convolutional layer over the types of a position.
-        activation: mean of their activations; ``None`` for a routing that does not report it.
-        activation_std: standard deviation of a parent's activation over the batch, mean over parents.
+        activation: mean of their activations; ``None`` for a routing that does not say.
+        activation_std: standard deviation of a parent's activation over images, and in a convolutional layer over
+            positions; mean over parents.
     """
 
     pose_std: float
@@ -214,7 +215,8 @@ class _LayerObserver:
     def _keep_iteration(self, trace: RoutingTrace) -> None:
         entropy = CouplingEntropy().to(trace.couplings.device)
         entropy.update(trace.couplings)
-        self.iterations.append(IterationMeasurement(float(trace.poses.std()), float(entropy.compute())))
+        mean, std = (None, None) if trace.activations is None else mean_and_spread(trace.activations)
+        self.iterations.append(IterationMeasurement(float(trace.poses.std()), float(entropy.compute()), mean, std))
 
     def _keep_variance(self, routing: nn.Module, arguments: Any) -> None:
         votes, *others = arguments
@@ -222,17 +224,23 @@ class _LayerObserver:
 
     def measurement(self) -> LayerMeasurement:
         assert self.capsules is not None, "the layer was not called"
-        activations = self.capsules.activations.float()
+        activations = self.capsules.activations
+        mean, std = mean_and_spread(activations)
         return LayerMeasurement(
             pose_std=float(self.capsules.poses.std()),
-            activation=float(activations.mean()),
-            activation_std=float(activations.std(0).mean()),
+            activation=mean,
+            activation_std=std,
             saturated=100 * float((activations * (1 - activations) < _SLOPE).float().mean()),
             iterations=tuple(self.iterations),
             votes_variance=self.votes_variance,
             min_variance=min_variance(self.routing),
             normalised=normalises_evidence(self.routing),
         )
+
+
+def mean_and_spread(activations: Float[Tensor, "batch capsule"]) -> tuple[float, float]:
+    """The mean, and the standard deviation of a capsule's activation over the batch, of which the mean is taken."""
+    return float(activations.mean()), float(activations.std(0).mean())
 
 
 def votes_variance(
@@ -284,6 +292,7 @@ def normalises_evidence(routing: AbstractRouting | None) -> bool:
 # --- steps of the optimizer ------------------------------------------------------------------------------------------
 
 
+@torch.no_grad()
 def relative_steps(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> dict[str, float]:
     """``|after - before| / |before|`` of each parameter, by the Euclidean norm of all its entries.
 

@@ -127,7 +127,7 @@ def em_routing(
                 logit = lambdas[iteration] * unscaled
                 present, log_present = logit.sigmoid(), nn.functional.logsigmoid(logit)  # a_j [b j]
             if on_iteration is not None:
-                on_iteration(RoutingTrace(iteration, couplings.transpose(1, 2), parents.poses))
+                on_iteration(RoutingTrace(iteration, couplings.transpose(1, 2), parents.poses, present))
             # the logarithm of a_j / sqrt(prod_d 2 pi sigma_jd^2): of a parent's activation times its Gaussian's height
             before = parents, log_present - 0.5 * (log_variance + dim * LOG_2PI)
         return parents.poses, present, logit
