@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -233,9 +232,10 @@ def test_known_activations() -> None:
     found = measure_layers(Fake(), torch.zeros(3, 1, 1, 1))
     assert [*found] == ["low", "high"]
     low = torch.tensor([0.0, 1.0, 0.01]).std().item()
-    assert vars(replace(found["low"], pose_std=0.0, iterations=())) == pytest.approx(
-        vars(LayerMeasurement(0.0, 2.51 / 6, low / 2, 50.0))
+    assert [found["low"].activation, found["low"].activation_std, found["low"].saturated] == pytest.approx(
+        [2.51 / 6, low / 2, 50.0]
     )
+    assert (found["low"].votes_variance, found["low"].min_variance, found["low"].normalised) == (None, None, False)
     assert found["high"].activation_std == pytest.approx(0.1)
     deviations = math.sqrt(2 * (0.04 + 0.16 + 0.36 + 3 * 0.16) / 11)
     assert found["high"].pose_std == pytest.approx(deviations)

@@ -10,12 +10,14 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import lightning
 import pytest
 import torch
 from omegaconf import DictConfig
 from torch import nn
 
 from capsule_lab.analysis.learning import measure_layers
+from capsule_lab.build import build_data, build_module
 from capsule_lab.callbacks import LearningDiagnostics, VarianceFloor
 from capsule_lab.callbacks.learning import first_images
 from capsule_lab.check import check
@@ -24,7 +26,7 @@ from capsule_lab.networks import CapsNet, EMCaps
 from capsule_lab.train import train
 from capsule_lab.types import Batch
 from tests.helpers.commands import NO_PICTURES, TINY_CAPSNET, TINY_CNN
-from tests.helpers.training import checkpoint, curves, weights
+from tests.helpers.training import TimeOver, checkpoint, curves, run, weights
 
 Tiny = Callable[..., DictConfig]
 TINY_EM_CAPS = [
@@ -56,18 +58,18 @@ def test_training_is_the_same_with_and_without(
     name: str, tiny: Tiny, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """With dropout, batch normalisation and accumulated gradients: weights, statistics, state of Adam, curves."""
-    without, run = tmp_path / "without", tmp_path / "with"
+    without, with_it = tmp_path / "without", tmp_path / "with"
     train(tiny(*FEW, "callbacks.variance_floor=null", model=MODELS[name]), without)
     with caplog.at_level(logging.INFO):
-        train(tiny(*FEW, *LEARNING, model=MODELS[name]), run)
-    expected, found = checkpoint(without), checkpoint(run)
+        train(tiny(*FEW, *LEARNING, model=MODELS[name]), with_it)
+    expected, found = checkpoint(without), checkpoint(with_it)
     for part in ("state_dict", "optimizer_states"):
         torch.testing.assert_close(found[part], expected[part], rtol=0, atol=0)
-    measured = [row for row in curves(run) if row["learning/loss"]]
-    rest = [row for row in curves(run) if not row["learning/loss"]]
+    measured = [row for row in curves(with_it) if row["learning/loss"]]
+    rest = [row for row in curves(with_it) if not row["learning/loss"]]
     assert [{key: value for key, value in row.items() if value} for row in rest] == curves(without)
 
-    rows = table(run)
+    rows = table(with_it)
     assert [row["step"] for row in rows] == ["0", "2"]
     assert [row["step"] for row in measured] == ["0", "2"]
     for row, logged in zip(rows, measured, strict=True):
@@ -75,17 +77,17 @@ def test_training_is_the_same_with_and_without(
         assert {key: float(value) for key, value in logged.items() if key in numbers} == pytest.approx(numbers)
     assert any(key.startswith("relative_step_") for key in rows[0])
     assert ("pose_std_primary" in rows[0]) is (name != "cnn")
-    content = json.loads((run / "learning.json").read_text())
+    content = json.loads((with_it / "learning.json").read_text())
     assert [each["step"] for each in content["measurements"]] == [0, 2]
     assert content["measurements"][1]["gradient"]["norm"] == pytest.approx(float(rows[1]["gradient_norm"]))
-    assert (run / "figures" / "learning.png").is_file()
+    assert (with_it / "figures" / "learning.png").is_file()
     said = [record.getMessage() for record in caplog.records]
     start = said.index("diagnosis of 2 measurements, see learning.csv and figures/learning.png:")
     assert [f"- {sentence}" for sentence in content["diagnosis"]] == said[start + 1 :][: len(content["diagnosis"])]
 
 
-def test_bf16_is_measured_in_float32(tiny: Tiny, tmp_path: Path) -> None:
-    """The first measurement, before any step, is that of a run in float32, and the steps are real ones."""
+def test_bf16_is_measured_in_float32_and_steps_are_those_of_the_optimizer(tiny: Tiny, tmp_path: Path) -> None:
+    """The first measurement, before any step, is that of a run in float32."""
     few = [*FEW, *LEARNING, "trainer.max_steps=1"]
     runs = {}
     for precision in ("32-true", "bf16-mixed"):
@@ -93,21 +95,31 @@ def test_bf16_is_measured_in_float32(tiny: Tiny, tmp_path: Path) -> None:
         (runs[precision],) = table(tmp_path / precision)
     same = [key for key in runs["32-true"] if not key.startswith("relative_step")]
     assert {key: runs["bf16-mixed"][key] for key in same} == {key: runs["32-true"][key] for key in same}
-    final, rate = weights(tmp_path / "32-true"), 0.001  # Adam's first step moves every weight by the learning rate
-    for name, weight in final.items():
-        relative = runs["32-true"].get(f"relative_step_{name.removeprefix('network.')}")
-        if name.endswith("weight"):
-            assert relative is not None
-            assert float(relative) == pytest.approx(rate * weight.numel() ** 0.5 / float(weight.norm()), rel=0.1)
+
+    config = tiny(model=TINY_CNN)
+    lightning.seed_everything(config.seed, workers=True, verbose=False)
+    initial = build_module(config, build_data(config).spec).network.state_dict()
+    final = weights(tmp_path / "32-true")
+    expected = {
+        name: float((final[f"network.{name}"] - value).norm() / value.norm())
+        for name, value in initial.items()
+        if value.any()
+    }
+    found = {name: float(runs["32-true"][f"relative_step_{name}"]) for name in expected}
+    assert found == pytest.approx(expected, rel=1e-4)
+    assert max(found.values()) > 0.001
 
 
-def test_resumed_run_has_the_measurements_of_an_uninterrupted_one(tiny: Tiny, tmp_path: Path) -> None:
-    few = [*FEW, *LEARNING, "trainer.accumulate_grad_batches=1", "callbacks.last.every_minutes=0"]
+def test_resumed_run_has_the_measurements_of_an_uninterrupted_one(
+    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    few, directory = [*FEW, *LEARNING, "trainer.accumulate_grad_batches=1"], tmp_path / "run"
     train(tiny(*few, model=TINY_CNN), tmp_path / "whole")
-    directory = tmp_path / "run"
-    train(tiny(*few, "trainer.limit_train_batches=4", "trainer.max_time=00:00:00:00", model=TINY_CNN), directory)
+    assert run(tiny(*few, model=TINY_CNN), directory, monkeypatch, TimeOver(5))["status"] == "paused"
+    assert [row["step"] for row in table(directory)] == ["0", "2", "4"]
     train(tiny(*few, "train.resume=true", model=TINY_CNN), directory)
     assert table(directory) == table(tmp_path / "whole")
+    assert len(table(directory)) == 4
 
 
 @pytest.mark.parametrize("model", ["capsnet", "cnn_small", "em_caps_small", "cnn_multimnist"])
