@@ -150,7 +150,7 @@ def warnings(network: nn.Module, caplog: pytest.LogCaptureFixture, *, step: int 
     callback, module = VarianceFloor(images=4), SimpleNamespace(network=network)
     for number in range(2):
         trainer: Any = SimpleNamespace(global_step=step + number, is_global_zero=first)
-        callback.on_train_batch_start(trainer, module, images(), number)  # type: ignore[arg-type]
+        callback.on_train_batch_start(trainer, module, images(), number)
     return [record.getMessage() for record in caplog.records]
 
 
@@ -180,11 +180,11 @@ def test_others_are_left_alone(caplog: pytest.LogCaptureFixture) -> None:
 
 def test_other_processes_write_nothing(tmp_path: Path) -> None:
     callback = LearningDiagnostics()
-    callback.current = object()  # type: ignore[assignment]
+    callback.current = object()
     trainer: Any = SimpleNamespace(is_global_zero=False, global_step=1, default_root_dir=tmp_path)
-    callback.current = SimpleNamespace(step=0)  # type: ignore[assignment]
+    callback.current = SimpleNamespace(step=0)
     module: Any = SimpleNamespace(network=nn.Linear(1, 1))
-    callback.on_before_optimizer_step(trainer, module, None)  # type: ignore[arg-type]
+    callback.on_before_optimizer_step(trainer, module, None)
     callback.on_train_batch_end(trainer, module, None, images(), 0)
     callback.on_train_end(trainer, module)
     assert (callback.current, callback.before, callback.measurements) == (None, {}, [])
