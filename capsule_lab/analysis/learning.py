@@ -23,7 +23,7 @@ from capsule_lab.errors import check_number
 from capsule_lab.functional import HALF, dense_votes
 from capsule_lab.metrics import CouplingEntropy
 from capsule_lab.networks import AbstractCapsuleNetwork
-from capsule_lab.routing import AbstractRouting
+from capsule_lab.routing import AbstractRouting, EMRouting, NormalisedEMRouting
 from capsule_lab.types import Capsules, RoutingTrace, Votes
 
 _SLOPE = (
@@ -280,13 +280,15 @@ def _rows_of_votes(votes: Tensor | Votes) -> int:
 
 
 def min_variance(routing: AbstractRouting | None) -> float | None:
-    """What a routing adds to each variance; ``None`` if it is none with such a floor."""
-    return getattr(routing, "options", {}).get("min_variance")
+    """What a routing adds to the variances of votes; ``None`` if it is none with such a floor."""
+    if isinstance(routing, NormalisedEMRouting):
+        return routing.min_variance * (float(routing.votes_variance) if routing.relative_floor else 1.0)
+    return float(routing.options["min_variance"]) if isinstance(routing, EMRouting) else None
 
 
 def normalises_evidence(routing: AbstractRouting | None) -> bool:
-    """Whether a routing normalises what it sees of its parents over the batch, before the logistic."""
-    return routing is not None and any(isinstance(each, nn.BatchNorm1d) for each in routing.modules())
+    """Whether a routing normalises the evidence for its parents over the batch, before the logistic."""
+    return routing is not None and any(isinstance(each, nn.BatchNorm1d) for each in routing.children())
 
 
 # --- steps of the optimizer ------------------------------------------------------------------------------------------
