@@ -199,12 +199,13 @@ class _LayerObserver:
         self.capsules: Capsules | None = None
         self.iterations: list[IterationMeasurement] = []
         self.votes_variance: float | None = None
+        self.min_variance: float | None = None
         self.routing = next((each for each in layer.modules() if isinstance(each, AbstractRouting)), None)
         layer.register_forward_hook(self._keep_capsules)
         if "on_iteration" in inspect.signature(layer.forward).parameters:
             layer.register_forward_pre_hook(self._listen, with_kwargs=True)
         if self.routing is not None:
-            self.routing.register_forward_pre_hook(self._keep_variance)
+            self.routing.register_forward_pre_hook(self._keep_variances)
 
     def _keep_capsules(self, layer: nn.Module, arguments: Any, output: Capsules) -> None:
         self.capsules = output
@@ -218,9 +219,10 @@ class _LayerObserver:
         mean, std = (None, None) if trace.activations is None else mean_and_spread(trace.activations)
         self.iterations.append(IterationMeasurement(float(trace.poses.std()), float(entropy.compute()), mean, std))
 
-    def _keep_variance(self, routing: nn.Module, arguments: Any) -> None:
+    def _keep_variances(self, routing: AbstractRouting, arguments: Any) -> None:
         votes, *others = arguments
         self.votes_variance = votes_variance(votes, others[0] if others else None)
+        self.min_variance = min_variance(routing)
 
     def measurement(self) -> LayerMeasurement:
         assert self.capsules is not None, "the layer was not called"
@@ -233,7 +235,7 @@ class _LayerObserver:
             saturated=100 * float((activations * (1 - activations) < _SLOPE).float().mean()),
             iterations=tuple(self.iterations),
             votes_variance=self.votes_variance,
-            min_variance=min_variance(self.routing),
+            min_variance=self.min_variance,
             normalised=normalises_evidence(self.routing),
         )
 

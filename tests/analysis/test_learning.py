@@ -25,7 +25,7 @@ from capsule_lab.analysis.learning import (
 from capsule_lab.functional import dense_votes
 from capsule_lab.losses import spread_loss
 from capsule_lab.networks import AbstractCapsuleNetwork, BaselineCNN, CapsNet, EMCaps
-from capsule_lab.routing import EMRouting
+from capsule_lab.routing import EMRouting, NormalisedEMRouting
 from capsule_lab.types import CapsuleOutput, Capsules, OnIteration, RoutingTrace, Votes
 
 LABELS = torch.tensor([0, 1, 2, 0])
@@ -253,9 +253,23 @@ def test_every_layer_and_iteration_of_em_caps() -> None:
     classes = found["classes"]
     last = classes.iterations[-1]
     assert (last.pose_std, last.activation, last.activation_std) == pytest.approx(
-        (classes.pose_std, classes.activation, classes.activation_std)
+        (classes.pose_std, classes.activation, classes.activation_std), abs=1e-6
     )
     assert classes.iterations[0].coupling_entropy == pytest.approx(1)
+
+
+def test_normalised_evidence_is_told_apart() -> None:
+    def routing(**sizes: int) -> NormalisedEMRouting:
+        return NormalisedEMRouting(**sizes, min_variance=0.5, relative_floor=True)
+
+    network = em_caps(routing=routing, class_routing=None)
+    for each in network.modules():
+        if isinstance(each, NormalisedEMRouting):
+            each.votes_variance.fill_(3.0)
+    classes = measure_layers(network, images())["classes"]
+    assert (classes.normalised, classes.min_variance) == (True, 1.5)
+    assert [each.activation for each in classes.iterations] == [None, None]
+    assert not measure_layers(em_caps(), images())["classes"].normalised
 
 
 def test_capsnet_has_no_floor() -> None:

@@ -30,8 +30,7 @@ from tests.helpers.training import TimeOver, checkpoint, curves, run, weights
 
 Tiny = Callable[..., DictConfig]
 TINY_EM_CAPS = [
-    "model=em_caps", "model.channels=4", "model.primary_types=3", "model.conv_types=[3,2]", "routing.iterations=2",
-    "model.batch_norm=true",
+    "model=em_caps_small_normalised", "model.channels=4", "model.primary_types=3", "model.conv_types=[3,2]",
 ]  # fmt: skip
 MODELS = {"capsnet": TINY_CAPSNET, "cnn": [*TINY_CNN, "model.dropout=0.5"], "em_caps": TINY_EM_CAPS}
 FEW = [
@@ -122,7 +121,7 @@ def test_resumed_run_has_the_measurements_of_an_uninterrupted_one(
     assert len(table(directory)) == 4
 
 
-@pytest.mark.parametrize("model", ["capsnet", "cnn_small", "em_caps_small", "cnn_multimnist"])
+@pytest.mark.parametrize("model", ["capsnet", "cnn_small", "em_caps", "em_caps_paper"])
 @pytest.mark.parametrize("data", ["mnist", "smallnorb", "multimnist"])
 def test_debug_learning_goes_with_models_and_data(model: str, data: str) -> None:
     config = compose("train", ["debug=learning", f"model={model}", f"data={data}"])
