@@ -20,6 +20,7 @@ SAME_FOR_ALL_IMAGES = 0.05  # standard deviation of activations over images; the
 SATURATED = 30.0  # percent; the slow EMCaps: 40
 STANDS_STILL = 0.002  # relative step; the slow EMCaps: 0.001, its other weights 0.007 to 0.07
 FAR_BELOW, FAR_ABOVE = 0.01, 100.0  # variance floor over variance of the votes; see floor_warnings
+FAR_BELOW_NORMALISED = 0.1  # with normalised evidence, which amplifies: cosine 0.50 at 1/13 with two iterations
 
 
 def floor_warnings(layers: Mapping[str, LayerMeasurement]) -> list[str]:
@@ -37,7 +38,7 @@ def floor_warnings(layers: Mapping[str, LayerMeasurement]) -> list[str]:
         if layer.votes_variance and layer.min_variance:
             ratio = layer.min_variance / layer.votes_variance
             text = f"{name} ({layer.min_variance:.2g} beside {layer.votes_variance:.2g})"
-            if ratio < FAR_BELOW and len(layer.iterations) > 1:
+            if ratio < (FAR_BELOW_NORMALISED if layer.normalised else FAR_BELOW) and len(layer.iterations) > 1:
                 below.append(text)
             elif ratio > FAR_ABOVE and not layer.normalised:
                 above.append(text)

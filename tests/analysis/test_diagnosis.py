@@ -48,6 +48,10 @@ UNHEALTHY = {
         [layered(classes={"min_variance": 5e-4})],
         "far below the variance of the votes: classes (0.0005 beside 0.1); with two or more iterations",
     ),
+    "floor below, with normalised evidence": (
+        [layered(classes={"min_variance": 0.008, "normalised": True})],
+        "far below the variance of the votes: classes (0.008 beside 0.1);",
+    ),
     "floor far above": (
         [layered(classes={"min_variance": 20.0})],
         "far above the variance of the votes: classes (20 beside 0.1);",
@@ -101,6 +105,7 @@ def test_what_is_over_is_not_said() -> None:
         {"min_variance": 0.0},
         {"votes_variance": 0.0},
         {"min_variance": 0.0011},
+        {"min_variance": 0.011, "normalised": True},
         {"min_variance": 9.0},
     ],
     ids=str,
