@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import statistics
 from collections import Counter
 from collections.abc import Sequence
@@ -52,6 +53,48 @@ class Mean:
     def __str__(self) -> str:
         return f"{self.mean:.2f}" if self.std is None else f"{self.mean:.2f} ± {self.std:.3f}"
 
+    @property
+    def described_count(self) -> str:
+        """Of how many runs."""
+        return str(self.count)
+
+
+@dataclass(frozen=True)
+class Median:
+    """Median, smallest and largest over seeds; infinity is what was not reached.
+
+    Attributes:
+        mean: the median, under the name that ``Mean`` has.
+        reached: how many runs reached it.
+    """
+
+    mean: float
+    smallest: float
+    largest: float
+    count: int
+    reached: int
+    std: None = None
+
+    def __str__(self) -> str:
+        if not self.reached:
+            return NOT_REACHED
+        return f"{as_reached(self.mean)} ({as_reached(self.smallest)} to {as_reached(self.largest)})"
+
+    @property
+    def described_count(self) -> str:
+        """How many runs of how many reached it: ``4 of 5``."""
+        return f"{self.reached} of {self.count}"
+
+
+NOT_REACHED = "not reached"
+
+
+def as_reached(value: float) -> str:
+    """A number as a table shows it, whole from 100 on."""
+    if math.isinf(value):
+        return NOT_REACHED
+    return f"{value:,.0f}" if value >= 100 else f"{value:.2f}"
+
 
 @dataclass(frozen=True)
 class Entry:
@@ -70,14 +113,17 @@ class Entry:
     asked: int
 
     @property
-    def ours(self) -> Mean | None:
+    def ours(self) -> Mean | Median | None:
         """Over runs on real data."""
-        return _mean([run.value for run in self.runs if run.real])
+        return self._statistic([run.value for run in self.runs if run.real])
 
     @property
-    def standin(self) -> Mean | None:
+    def standin(self) -> Mean | Median | None:
         """Over runs on stand-ins, which do not compare with anything published."""
-        return _mean([run.value for run in self.runs if not run.real])
+        return self._statistic([run.value for run in self.runs if not run.real])
+
+    def _statistic(self, values: Sequence[float]) -> Mean | Median | None:
+        return (_median if self.column.statistic == "median" else _mean)(values)
 
     @property
     def difference(self) -> float | None:
@@ -158,6 +204,13 @@ def _mean(values: Sequence[float]) -> Mean | None:
     if not values:
         return None
     return Mean(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None, len(values))
+
+
+def _median(values: Sequence[float]) -> Median | None:
+    if not values:
+        return None
+    reached = sum(map(math.isfinite, values))
+    return Median(statistics.median(values), min(values), max(values), len(values), reached)
 
 
 def _as_text(value: Any) -> str:

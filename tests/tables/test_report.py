@@ -110,6 +110,34 @@ def test_value_as_text(value: Mean | Published, text: str) -> None:
     assert str(value) == text
 
 
+@pytest.mark.parametrize(
+    ("seconds", "text", "count"),
+    [
+        ([300.0, 290.4, 1401.0], "300 (290 to 1,401)", "3 of 3"),
+        ([300.0, None, 290.0], "300 (290 to not reached)", "2 of 3"),
+        ([None, None, 290.0], "not reached (290 to not reached)", "1 of 3"),
+        ([None, None, None], "not reached", "0 of 3"),
+        ([0.47, 0.5, 0.524], "0.50 (0.47 to 0.52)", "3 of 3"),
+    ],
+)
+def test_median_of_what_may_not_be_reached(table_file, seconds: list[float | None], text: str, count: str) -> None:
+    """A run that did not reach it counts as longer than all others, and is shown, never dropped."""
+    column = {"label": "seconds", "metric": "time_to_accuracy/99/seconds", "statistic": "median"}
+    file = table_file(seeds=[0, 1, 2], columns={"seconds": column})
+    for cell, value in zip(expand(read(file)), seconds, strict=True):
+        write_run(cell, time_to_accuracy={"99/seconds": value})
+    (entry,) = entries = summarise(read(file))
+    assert formats.cells_of(entry)[2:4] == [text, count]
+    assert entry.state == "3 of 3"
+    frame = pd.read_csv(io.StringIO(formats.as_csv(formats.as_frame(entries))))
+    assert [frame.loc[0, name] for name in ("ours_n", "ours_reached")] == [3, 3 - seconds.count(None)]
+    shown = [float("inf") if value is None else value for value in seconds]
+    assert [frame.loc[0, "ours_smallest"], frame.loc[0, "ours_largest"]] == [min(shown), max(shown)]
+    assert frame.loc[0, "precision"] == "32-true"
+    page = html.unescape(formats.as_page(read(file), entries, "a command"))
+    assert page.count(">not reached</td>") == seconds.count(None) + (text == "not reached")
+
+
 def test_cost_is_that_of_real_runs_unless_there_are_none(made, entries) -> None:
     assert entries[0].minutes == pytest.approx(90 / 60)
     standins = replace(entries[0], runs=entries[0].runs[-1:])
