@@ -240,6 +240,7 @@ def _draw(axes: Axes, panel: Panel) -> None:
     if panel.logarithmic and any(value > 0 for curve in panel.curves for value in curve.y):
         axes.set_yscale("log")
     elif not panel.logarithmic:
-        axes.set_ylim(-0.05, 1.05)
+        lowest = min((value for curve in panel.curves for value in curve.y if value < 0), default=0.0)
+        axes.set_ylim(lowest - 0.05, 1.05)
     if any(curve.label for curve in panel.curves):
         axes.legend(fontsize=6, loc="upper left", bbox_to_anchor=(1, 1))  # ours: points

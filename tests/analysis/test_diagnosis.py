@@ -136,4 +136,5 @@ def test_figure_of_capsules_and_without() -> None:
     assert lines == [2, 1, 1, 2, 2, 2, 2, 2, 2]
     assert [*figure.axes[3].get_lines()[1].get_ydata()] == [0.6, 0.6]
     assert [*figure.axes[6].get_lines()[1].get_ydata()] == [0.5, 0.6]
+    assert learning_figure([HEALTHY, with_cosine(-0.5, step=20)]).axes[0].get_ylim()[0] < -0.5
     assert len(learning_figure([replace(HEALTHY, layers={})]).axes) == 3
