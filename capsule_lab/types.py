@@ -78,11 +78,13 @@ class RoutingTrace(NamedTuple):
         iteration: counted from 0.
         couplings: share of each child that goes to each parent, ``(batch, child, parent)``.
         poses: the parents' poses after this iteration, ``(batch, parent, dim)``.
+        activations: theirs, ``(batch, parent)``; ``None`` for a routing that does not say.
     """
 
     iteration: int
     couplings: Float[Tensor, "batch child parent"]
     poses: Float[Tensor, "batch parent dim"]
+    activations: Float[Tensor, "batch parent"] | None = None
 
 
 OnIteration = Callable[[RoutingTrace], None]

@@ -3,6 +3,7 @@
 from capsule_lab.callbacks.checkpoints import AtomicCheckpointIO, BestCheckpoint, EmbedConfig, LastCheckpoint, pause_at
 from capsule_lab.callbacks.csv_logger import MetricsTable
 from capsule_lab.callbacks.figures import ConfusionMatrix, Reconstructions
+from capsule_lab.callbacks.learning import LearningDiagnostics, VarianceFloor
 from capsule_lab.callbacks.loggers import MLflow, close_loggers, log_run_facts
 from capsule_lab.callbacks.monitoring import NonFiniteError, NonFiniteGuard, RoutingStats
 from capsule_lab.callbacks.not_learning import NotLearning
@@ -15,6 +16,7 @@ __all__ = [
     "ConfusionMatrix",
     "EmbedConfig",
     "LastCheckpoint",
+    "LearningDiagnostics",
     "MLflow",
     "MetricsTable",
     "NonFiniteError",
@@ -25,6 +27,7 @@ __all__ = [
     "Reconstructions",
     "RoutingStats",
     "TimeToAccuracy",
+    "VarianceFloor",
     "close_loggers",
     "log_run_facts",
     "pause_at",

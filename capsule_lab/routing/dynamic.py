@@ -80,7 +80,7 @@ def dynamic_routing(
                 if not last:
                     logits = logits + votes.agreement(poses)
             if on_iteration is not None:
-                on_iteration(RoutingTrace(iteration, couplings.transpose(1, 2), poses))
+                on_iteration(RoutingTrace(iteration, couplings.transpose(1, 2), poses, length(poses)))
         return poses, squash_logits(total)
 
     rows, watched = normalise.rows_per_image, on_iteration is not None

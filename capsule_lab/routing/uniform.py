@@ -82,7 +82,7 @@ def fixed_couplings(
         total = total if bias is None else total + bias
         poses = squash(total)
         if on_iteration is not None:
-            on_iteration(RoutingTrace(0, couplings.transpose(1, 2), poses))
+            on_iteration(RoutingTrace(0, couplings.transpose(1, 2), poses, length(poses)))
         return poses, squash_logits(total)
 
     rows, watched = normalise.rows_per_image, on_iteration is not None
