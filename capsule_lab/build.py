@@ -65,7 +65,7 @@ def build_module(config: DictConfig, spec: Any) -> Any:
     with constructing("module"):
         lit = module(network=built, num_classes=spec.num_classes, labels_per_image=spec.labels_per_image)
     with constructing("optimizer"):
-        lit.optimizer(lit.parameters_to_train(), lr=1.0)
+        lit.build_optimizer()
     with constructing("loss"), torch.device("cpu"):
         _try_losses(lit, spec)
     return lit

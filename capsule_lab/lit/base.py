@@ -21,6 +21,7 @@ from capsule_lab.lit.training_length import training_length
 from capsule_lab.lit.training_network import Compile, TrainingNetwork
 from capsule_lab.losses import l2_loss
 from capsule_lab.networks import AbstractNetwork
+from capsule_lab.optimizers import Muon, parameter_groups
 from capsule_lab.schedules import Schedule, check_schedules
 from capsule_lab.types import Batch, CapsuleOutput
 
@@ -42,13 +43,14 @@ class AbstractCapsuleModule(L.LightningModule):
     Args:
         network: the network, already built.
         loss: the classification loss, ``(scores, labels) -> scalar``.
-        optimizer: called with ``(parameters, lr=1.0)``; the learning rate comes from the schedule.
+        optimizer: called with ``(parameters, lr=1.0)``, or groups of them; the learning rate comes from the schedule.
         schedule: schedules by name; ``learning_rate`` is required, ``None`` is no schedule. One that is named like an
             argument of the loss, such as ``margin``, sets this argument in training and in the validations of it,
             in place of the configured value; all of them go to ``loss_terms``.
         num_classes: number of classes.
         labels_per_image: how many different ones every image shows.
         l2: weight of ``l2_loss`` of the network's kernels, a term of the loss named ``l2``; 0 for none.
+        decay_all: let the weight decay of the optimizer reach biases, betas and scales, too: see ``parameter_groups``.
         seed: every batch draws its random numbers (dropout) from ``(seed, batch, rank)``, so that a
             resumed run draws what an uninterrupted one would.
         max_steps: end the run after so many steps, also within an epoch; -1 leaves the end to the Trainer. (With
@@ -71,6 +73,7 @@ class AbstractCapsuleModule(L.LightningModule):
         num_classes: int,
         labels_per_image: int = 1,
         l2: float = 0.0,
+        decay_all: bool = False,
         seed: int = 0,
         max_steps: int = -1,
         compile: Compile = False,
@@ -85,6 +88,7 @@ class AbstractCapsuleModule(L.LightningModule):
         self.schedule = check_schedules(schedule)
         self.scheduled_arguments = self.schedule.keys() & inspect.signature(_function(loss)).parameters
         self.l2 = l2
+        self.decay_all = decay_all
         self.seed = seed
         self.max_steps = max_steps
         self.total_steps = 0
@@ -224,11 +228,21 @@ class AbstractCapsuleModule(L.LightningModule):
         self._schedule_of_run = {
             name: value.for_run(per_epoch, self.total_steps) for name, value in self.schedule.items()
         }
-        optimizer = self.optimizer(self.parameters_to_train(), lr=1.0)
+        optimizer = self.build_optimizer()
         rate = self._schedule_of_run["learning_rate"]
         # a plain function: of a callable object LambdaLR would save, and on resuming overwrite, the attributes
         scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: rate(step))
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+
+    def build_optimizer(self) -> Optimizer:
+        """The optimizer, with its parameters in groups where it has weight decay, which is not for biases and scales.
+
+        Without weight decay all are one group, whose steps torch computes at once.
+        """
+        optimizer = self.optimizer(self.parameters_to_train(), lr=1.0)
+        if not optimizer.defaults.get("weight_decay") and not isinstance(optimizer, Muon):
+            return optimizer
+        return self.optimizer(parameter_groups(self.network, decay_all=self.decay_all), lr=1.0)
 
     def parameters_to_train(self) -> Iterable[nn.Parameter]:
         """What the optimizer gets."""
