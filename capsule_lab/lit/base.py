@@ -17,6 +17,7 @@ from capsule_lab.errors import check_number
 from capsule_lab.functional import combine_crops
 from capsule_lab.lightning_internals import batch_index, batches_per_epoch, stopped_at_threshold
 from capsule_lab.lit.metrics import SplitMetrics
+from capsule_lab.lit.scheduled_routing import ScheduledRouting
 from capsule_lab.lit.training_length import training_length
 from capsule_lab.lit.training_network import Compile, TrainingNetwork
 from capsule_lab.losses import l2_loss
@@ -46,7 +47,8 @@ class AbstractCapsuleModule(L.LightningModule):
         optimizer: called with ``(parameters, lr=1.0)``, or groups of them; the learning rate comes from the schedule.
         schedule: schedules by name; ``learning_rate`` is required, ``None`` is no schedule. One that is named like an
             argument of the loss, such as ``margin``, sets this argument in training and in the validations of it,
-            in place of the configured value; all of them go to ``loss_terms``.
+            in place of the configured value; all of them go to ``loss_terms``. One that is named ``routing_<option>``
+            does so with an option of all routings, see ``ScheduledRouting``.
         num_classes: number of classes.
         labels_per_image: how many different ones every image shows.
         l2: weight of ``l2_loss`` of the network's kernels, a term of the loss named ``l2``; 0 for none.
@@ -86,6 +88,7 @@ class AbstractCapsuleModule(L.LightningModule):
         self.loss = loss
         self.optimizer = optimizer
         self.schedule = check_schedules(schedule)
+        self.scheduled_routing = ScheduledRouting(network, self.schedule)
         self.scheduled_arguments = self.schedule.keys() & inspect.signature(_function(loss)).parameters
         self.l2 = l2
         self.decay_all = decay_all
@@ -95,6 +98,11 @@ class AbstractCapsuleModule(L.LightningModule):
         self._schedule_of_run: dict[str, Schedule] = {}
         self.training_network = TrainingNetwork(network, compile=compile, cuda_graphs=cuda_graphs)
         self.metrics = SplitMetrics(num_classes, labels_per_image)
+        if self.scheduled_routing.names and self.training_network.has_graphs:
+            raise ValueError(
+                f"CUDA graphs repeat what they have captured, and schedule.{self.scheduled_routing.names[0]} changes "
+                "it; expected module.cuda_graphs=false and another module.compile, or no such schedule"
+            )
 
     # --- the loss ----------------------------------------------------------------------------------------------------
 
@@ -178,9 +186,11 @@ class AbstractCapsuleModule(L.LightningModule):
         return tuple(getattr(getattr(self.trainer, "datamodule", None), name, ()))
 
     def on_validation_start(self) -> None:
+        self.scheduled_routing.set(self.schedule_values())
         self._add_errors(self.further_validations)
 
     def on_test_start(self) -> None:
+        self.scheduled_routing.set({})  # a fit may have ended with an error
         self._add_errors(self.test_parts)
 
     def _add_errors(self, splits: Iterable[str]) -> None:
@@ -253,11 +263,13 @@ class AbstractCapsuleModule(L.LightningModule):
         self.training_network.forget()
 
     def on_fit_end(self) -> None:
+        self.scheduled_routing.set({})
         self.training_network.forget()
 
     def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
         sequence = np.random.SeedSequence((self.seed, batch_index(self.trainer), self.global_rank))
         torch.manual_seed(int(sequence.generate_state(1)[0]))
+        self.scheduled_routing.set(self.schedule_values())
 
     def lr_scheduler_step(self, scheduler: Any, metric: Any) -> None:
         """After every optimizer step; callbacks, whose ``on_train_batch_end`` comes next, know when it was the last."""

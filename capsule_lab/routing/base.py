@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from jaxtyping import Float
@@ -97,8 +97,11 @@ class AbstractRouting(nn.Module, ABC):
             follow it, as in the official code.
         normalisation: which parents compete for a child in a convolutional layer.
         backend: how votes are summed, the same numbers in other time and memory: see ``capsule_lab.kernels.Backend``.
+        scheduled: options that a schedule may change while training, and whether they are an ``int`` or a ``float``: a
+            schedule named ``routing_<option>`` sets them, see ``capsule_lab.lit.scheduled_routing``.
     """
 
+    scheduled: ClassVar[Mapping[str, type[int] | type[float]]] = {}
     leaky: bool = False
     normalisation: Normalisation = "all_parents"
     backend: Backend = "auto"
@@ -109,6 +112,10 @@ class AbstractRouting(nn.Module, ABC):
         Args:
             layer: sizes of the layer that the routing belongs to.
         """
+
+    def scheduled_options(self) -> dict[str, Any]:
+        """Where ``forward`` finds the options ``scheduled``, to be changed there; by default the attributes."""
+        return vars(self)
 
     @abstractmethod
     def forward(

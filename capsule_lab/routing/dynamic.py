@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
-from typing import Literal, get_args
+from typing import ClassVar, Literal, get_args
 
 import torch
 from jaxtyping import Float
@@ -99,6 +99,8 @@ class DynamicRouting(AbstractRouting):
     Raises:
         ValueError: for fewer than one iteration, an unknown ``gradient`` or ``backend``.
     """
+
+    scheduled: ClassVar = {"iterations": int}
 
     def __init__(
         self,
