@@ -111,10 +111,9 @@ def _check_loss(config: DictConfig) -> None:
     network, loss = get_object(config.model["_target_"]), config.loss.classification
     gives = getattr(network, "scores_are", None)
     expects = "activations" if loss.get("log_odds") else getattr(get_object(loss["_target_"]), "expects", None)
-    if gives and expects and gives != expects:
+    if gives and expects == "activations" != gives:  # logits every network has
         name = loss["_target_"].rpartition(".")[2] + (" with log_odds" if loss.get("log_odds") else "")
-        instead = "cross_entropy" if gives == "logits" else "margin"
-        raise ConfigError(f"{name} expects {expects}; {network.__name__} gives {gives}: loss={instead}")
+        raise ConfigError(f"{name} expects {expects}; {network.__name__} gives {gives}: loss=cross_entropy")
 
 
 def _check_routing(config: DictConfig) -> None:

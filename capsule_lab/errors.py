@@ -100,19 +100,26 @@ def check_choice(option: str, value: object, choices: tuple[object, ...]) -> Non
 
 
 def check_number(
-    option: str, value: float, least: float = -math.inf, most: float = math.inf, *, above: float = -math.inf
+    option: str,
+    value: float,
+    least: float = -math.inf,
+    most: float = math.inf,
+    *,
+    above: float = -math.inf,
+    below: float = math.inf,
 ) -> None:
-    """Check that ``value`` is a finite number, ``least`` or more, ``most`` or fewer, and more than ``above``.
+    """Check that ``value`` is a finite number, ``least`` to ``most``, more than ``above`` and less than ``below``.
 
     Raises:
         ValueError: if not, naming these bounds.
     """
-    if isinstance(value, SupportsFloat) and math.isfinite(value) and least <= value <= most and value > above:
+    if isinstance(value, SupportsFloat) and math.isfinite(value) and least <= value <= most and above < value < below:
         return
     bounds = [
         *([f"more than {above}"] if above > -math.inf else []),
         *([f"{least} or more"] if least > -math.inf and most == math.inf else []),
         *([f"{least} to {most}"] if least > -math.inf and most < math.inf else []),
         *([f"at most {most}"] if least == -math.inf and most < math.inf else []),
+        *([f"less than {below}"] if below < math.inf else []),
     ]
     raise ValueError(f"{option} is {value}; expected {', '.join(bounds) or 'a finite number'}")

@@ -136,9 +136,9 @@ def predictions(run: runs.Run, images: int) -> tuple[str, Batch, CapsuleOutput]:
         """Each field over all records."""
         return [None if each[0] is None else torch.cat(each)[:images] for each in zip(*records, strict=True)]
 
-    (scores,) = concatenated([[output.scores] for output in outputs])
+    scores, logits = concatenated([[output.scores, output.logits] for output in outputs])
     capsules = Capsules(*concatenated([output.capsules for output in outputs]))
-    return split, Batch(*concatenated(batches)), CapsuleOutput(scores, capsules)
+    return split, Batch(*concatenated(batches)), CapsuleOutput(scores, capsules, logits)
 
 
 if __name__ == "__main__":

@@ -38,7 +38,7 @@ def float32_under_autocast(function: Callable[P, R]) -> Callable[P, R]:
 
     def full(value: object) -> object:
         if isinstance(value, Votes):
-            return Votes(*(each.float() if each.dtype in HALF else each for each in value))
+            return value.map(lambda each: each.float() if each.dtype in HALF else each)
         if isinstance(value, Tensor) and value.dtype in HALF:
             return value.float()
         return value
@@ -78,6 +78,19 @@ def squash(
     """
     squared = x.square().sum(dim, keepdim=True)
     return x * (squared / (1 + squared) * torch.rsqrt(squared + eps))
+
+
+@float32_under_autocast
+def squash_logits(
+    x: Float[Tensor, "*shape dim"],
+    eps: float = 1e-8,  # ours: finite at the zero vector, as in squash
+) -> Float[Tensor, "*shape"]:
+    """``2 ln |s|``: what the length of ``squash(s)`` is the logistic of.
+
+    >>> squash_logits(torch.tensor([3.0, 4.0])).sigmoid().item()  # 25 / 26
+    0.9615...
+    """
+    return (x.square().sum(-1) + eps).log()
 
 
 @float32_under_autocast
@@ -133,7 +146,7 @@ def with_dense_votes(function: Callable[P, R]) -> Callable[P, R]:
     """
 
     def dense(value: object) -> object:
-        return dense_votes(*value) if isinstance(value, Votes) else value
+        return dense_votes(value.poses, value.weight) if isinstance(value, Votes) else value
 
     call: Callable[..., R] = float32_under_autocast(function)
 

@@ -155,6 +155,7 @@ def cross_entropy_loss(
     labels: Int64[Tensor, " batch"] | Float[Tensor, "batch classes"],
     *,
     log_odds: bool = False,
+    label_smoothing: float = 0.0,
     eps: float = 1e-6,  # ours: odds of a million to one are as good as certain, and float32 still tells 1 - 1e-6 from 1
 ) -> Float[Tensor, ""]:
     """Softmax cross-entropy, averaged over the batch.
@@ -167,19 +168,54 @@ def cross_entropy_loss(
         scores: logits; or lengths or activations of capsules.
         labels: classes, or probabilities per class.
         log_odds: take the scores for probabilities in [0, 1] and turn them into their logits first.
+        label_smoothing: share of the truth that is spread evenly over all classes, in [0, 1) (Szegedy 2016, section 7).
         eps: probabilities nearer than this to 0 or 1 count as this near, and get no gradient.
 
     Raises:
-        ValueError: for several labels per image, or ``eps`` that is not in (0, 0.5].
+        ValueError: for several labels per image, ``label_smoothing`` that is not in [0, 1), or ``eps`` that is not in
+            (0, 0.5].
 
     >>> import torch
     >>> cross_entropy_loss(torch.tensor([[0.9, 0.5]]), torch.tensor([0]), log_odds=True).item()  # log(1 + 1/9)
     0.1053...
     """
     check_number("eps", eps, most=0.5, above=0)
+    return _softmax_cross_entropy(scores.logit(eps) if log_odds else scores, labels, label_smoothing)
+
+
+@expects("logits")
+@float32_under_autocast
+def logits_cross_entropy_loss(
+    logits: Float[Tensor, "batch classes"],
+    labels: Int64[Tensor, " batch"] | Float[Tensor, "batch classes"],
+    *,
+    label_smoothing: float = 0.0,
+) -> Float[Tensor, ""]:
+    """Softmax cross-entropy of logits, averaged over the batch: of networks of capsules, those of the class capsules.
+
+    Where activations are the logistic of the logits this is ``cross_entropy_loss`` with ``log_odds``, and a network
+    that is very sure keeps its gradient.
+
+    Args:
+        logits: any real numbers.
+        labels: classes, or probabilities per class.
+        label_smoothing: see ``cross_entropy_loss``.
+
+    Raises:
+        ValueError: for several labels per image, or ``label_smoothing`` that is not in [0, 1).
+
+    >>> import torch
+    >>> logits_cross_entropy_loss(torch.tensor([[9.0, 0.0]]).log1p(), torch.tensor([0])).item()  # log(1 + 1/10)
+    0.0953...
+    """
+    return _softmax_cross_entropy(logits, labels, label_smoothing)
+
+
+def _softmax_cross_entropy(logits: Tensor, labels: Tensor, label_smoothing: float) -> Tensor:
+    check_number("label_smoothing", label_smoothing, 0, below=1)
     if not labels.is_floating_point():
         _check_one_label(labels, "softmax cross-entropy")
-    return nn.functional.cross_entropy(scores.logit(eps) if log_odds else scores, labels)
+    return nn.functional.cross_entropy(logits, labels, label_smoothing=label_smoothing)
 
 
 @expects("logits")

@@ -189,6 +189,37 @@ class Exponential(Schedule):
         return max(self.floor, self.initial * self.rate ** self._progress(step, self.every))
 
 
+@dataclass(frozen=True)
+class OneCycle(Schedule):
+    """A straight line up to ``peak`` over the share ``warmup`` of ``duration``, then half a cosine down to ``end``.
+
+    Smith and Topin 2018 (arXiv 1708.07120), with the cosine of Loshchilov and Hutter 2017 (arXiv 1608.03983).
+
+    >>> OneCycle(1.0, 100, warmup=0.1, end=0.0)(10), round(OneCycle(1.0, 100, warmup=0.1, end=0.0)(55), 6)
+    (1.0, 0.5)
+
+    Raises:
+        ValueError: for a ``warmup`` that is not in [0, 1).
+    """
+
+    peak: float
+    duration: Duration
+    warmup: float = 0.1  # ours: a tenth of the run
+    start: float = 0.0
+    end: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_number("warmup", self.warmup, 0, below=1)
+
+    def __call__(self, step: int) -> float:
+        progress = min(self._progress(step, self.duration), 1)
+        if progress < self.warmup:
+            return self.start + (self.peak - self.start) * progress / self.warmup
+        falling = (progress - self.warmup) / (1 - self.warmup)
+        return self.end + (self.peak - self.end) * 0.5 * (1 + math.cos(math.pi * falling))
+
+
 def check_schedules(schedule: Mapping[str, Schedule | None]) -> dict[str, Schedule]:
     """The schedules of a run by name, without those that are ``None``.
 
@@ -202,11 +233,11 @@ def check_schedules(schedule: Mapping[str, Schedule | None]) -> dict[str, Schedu
     given = {name: value for name, value in schedule.items() if value is not None}
     if "learning_rate" not in given:
         raise ValueError(f"the schedule has {', '.join(given) or 'no entry'}; expected one named learning_rate")
-    rate = given["learning_rate"].for_run(1, 1)
-    first, last = rate(0), rate(1)
+    rate = given["learning_rate"].for_run(1, 2)
+    first, middle, last = (rate(step) for step in range(3))
     for when, at in (("start", first), ("end", last)):
         if not at >= 0:
             raise ValueError(f"schedule.learning_rate is {at:g} at the {when}; expected 0 or more")
-    if not first + last > 0:
+    if not first + middle + last > 0:
         raise ValueError("schedule.learning_rate is 0 from start to end, which trains nothing; expected more than 0")
     return given

@@ -17,10 +17,13 @@ class Capsules(NamedTuple):
         poses: instantiation parameters, ``(batch, capsule, dim)``.
         activations: probability that the entity is there, ``(batch, capsule)``, in [0, 1].
             Under dynamic routing this is the length of the pose.
+        logits: any real numbers of which the activations are a rising function, ``(batch, capsule)``: what a softmax
+            cross-entropy of the classes is computed from. ``None`` for a routing that has none.
     """
 
     poses: Float[Tensor, "batch capsule dim"]
     activations: Float[Tensor, "batch capsule"]
+    logits: Float[Tensor, "batch capsule"] | None = None
 
 
 class Votes(NamedTuple):
@@ -33,10 +36,23 @@ class Votes(NamedTuple):
     Attributes:
         poses: of the children, ``(batch, child, rows * inner)``, a matrix stored row by row.
         weight: transformations, ``(child, inner, parent, columns)``; a vote has ``rows * columns`` components.
+        plain_poses: the poses that the layer was given, where ``poses`` have more entries: those of class capsules,
+            which add coordinates to the votes.
     """
 
     poses: Float[Tensor, "batch child child_dim"]
     weight: Float[Tensor, "child inner parent columns"]
+    plain_poses: Float[Tensor, "batch child plain_dim"] | None = None
+
+    @property
+    def child_poses(self) -> Float[Tensor, "batch child plain_dim"]:
+        """The children's own poses, for routings that decide by them."""
+        return self.poses if self.plain_poses is None else self.plain_poses
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> Votes:
+        """The same record of ``function`` of each tensor."""
+        plain = None if self.plain_poses is None else function(self.plain_poses)
+        return Votes(function(self.poses), function(self.weight), plain)
 
 
 class CapsuleOutput(NamedTuple):
@@ -46,10 +62,13 @@ class CapsuleOutput(NamedTuple):
         scores: one number per class, ``(batch, class)``; the largest is the prediction. Lengths in
             [0, 1) for a CapsNet, activations in (0, 1) for EMCaps, logits for a CNN.
         capsules: the class capsules, or ``None`` for a network without capsules.
+        logits: any real numbers of which the scores are a rising function, ``(batch, class)``: those of the class
+            capsules; the scores of a CNN. ``None`` where the routing has none.
     """
 
     scores: Float[Tensor, "batch classes"]
     capsules: Capsules | None = None
+    logits: Float[Tensor, "batch classes"] | None = None
 
 
 class RoutingTrace(NamedTuple):

@@ -120,4 +120,6 @@ def select_images(output: CapsuleOutput, index: Int64[Tensor, " chosen"]) -> Cap
     """
     if output.capsules is None:
         raise ValueError("this output has no capsules to decode; expected that of a CapsNet")
-    return CapsuleOutput(output.scores[index], Capsules(*(part[index] for part in output.capsules)))
+    poses, activations, logits = output.capsules
+    capsules = Capsules(poses[index], activations[index], None if logits is None else logits[index])
+    return CapsuleOutput(output.scores[index], capsules, None if output.logits is None else output.logits[index])

@@ -168,7 +168,7 @@ def _of_call(layer: nn.Module, inputs: tuple[Any, ...], output: Any) -> Work:
     if isinstance(layer, ConvCapsules | DenseCapsules | ClassCapsules):
         return Work(full_numbers=3 * _numbers(inputs) + 2 * _numbers(output))
     if isinstance(layer, AbstractRouting) and isinstance(inputs[0], Votes):
-        (rows, children, pose), (_, inner, parents, columns) = (part.shape for part in inputs[0])
+        (rows, children, pose), (_, inner, parents, columns) = (part.shape for part in inputs[0][:2])
         em = isinstance(layer, EMRouting)
         options: dict[str, Any] = layer.options if isinstance(layer, EMRouting) else vars(layer)
         iterations, votes = options.get("iterations", 1), rows * children * parents

@@ -59,7 +59,7 @@ class FusedVotes(AbstractVotes):
             self.poses, self.weight = _ContractPending.apply(self.pending, self.inner, self.poses, self.weight)
 
     def dense(self) -> Tensor:
-        return dense_votes(*self.votes)
+        return dense_votes(self.votes.poses, self.votes.weight)
 
     def zero_logits(self) -> Tensor:
         batch, child, parent, _ = self.shape

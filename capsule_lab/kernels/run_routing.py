@@ -54,7 +54,7 @@ def route(
     if choice == "fused":
         return procedure(FusedVotes(votes), activations)
     if choice == "reference":
-        return procedure(PlainVotes(dense_votes(*votes)), activations)
+        return procedure(PlainVotes(dense_votes(votes.poses, votes.weight)), activations)
     rows = len(votes.poses)
     if votes.poses.device.type == "cpu" and not whole_batch and not torch.compiler.is_compiling():
         rows = _rows_in_cache(votes, rows_per_image)

@@ -67,10 +67,10 @@ class ClassCapsules(nn.Module):
         *,
         on_iteration: OnIteration | None = None,
     ) -> Capsules:
-        weight = self.weight.repeat(self.positions, 1, 1, 1)  # [position·type q k c]
+        votes = Votes(poses, self.weight.repeat(self.positions, 1, 1, 1))  # weight [position·type q k c]
         if self.coordinates is not None:
-            poses, weight = self._with_coordinates(poses, weight)
-        return self.routing(Votes(poses, weight), activations, on_iteration=on_iteration)
+            votes = Votes(*self._with_coordinates(votes.poses, votes.weight), plain_poses=poses)
+        return self.routing(votes, activations, on_iteration=on_iteration)
 
     def _with_coordinates(self, poses: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
         """Poses and weight whose votes have the coordinates added.

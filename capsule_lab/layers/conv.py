@@ -83,4 +83,6 @@ class ConvCapsules(nn.Module):
             on_iteration=on_iteration,
         )
         by_image = len(poses), self.windows.positions * parents.poses.shape[1]
-        return Capsules(parents.poses.reshape(*by_image, parents.poses.shape[2]), parents.activations.reshape(by_image))
+        poses = parents.poses.reshape(*by_image, parents.poses.shape[2])
+        logits = None if parents.logits is None else parents.logits.reshape(by_image)
+        return Capsules(poses, parents.activations.reshape(by_image), logits)

@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from capsule_lab.errors import check_choice
-from capsule_lab.functional import HALF, length, same_padding, squash, truncated_normal_
+from capsule_lab.functional import HALF, length, same_padding, squash, squash_logits, truncated_normal_
 from capsule_lab.types import Capsules
 
 Padding = Literal["valid", "same"]
@@ -76,8 +76,9 @@ class PrimaryCapsules(nn.Module):
         total = total.unflatten(1, (self.types, self.dim)) * self.scale  # [b type dim h w]
         if self.bias is not None:
             total = total + self.bias
-        poses = squash(total.permute(0, 1, 3, 4, 2).flatten(1, 3))  # [b i c]
-        return Capsules(poses, length(poses))
+        total = total.permute(0, 1, 3, 4, 2).flatten(1, 3)  # [b i c]
+        poses = squash(total)
+        return Capsules(poses, length(poses), squash_logits(total))
 
 
 class LinearPrimaryCapsules(nn.Module):
@@ -131,4 +132,5 @@ class LinearPrimaryCapsules(nn.Module):
             poses, logits = poses.unflatten(1, (self.types, self.dim)), logits.unsqueeze(2)
         poses, logits = (part.permute(0, 3, 4, 1, 2).flatten(1, 3) for part in (poses, logits))  # [b i c], [b i 1]
         full = torch.float32 if poses.dtype in HALF else poses.dtype  # autocast ends here
-        return Capsules(poses.to(full), (logits.to(full).squeeze(2) - self.offset).sigmoid())
+        logits = logits.to(full).squeeze(2) - self.offset
+        return Capsules(poses.to(full), logits.sigmoid(), logits)

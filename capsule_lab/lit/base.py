@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from capsule_lab.errors import check_number
+from capsule_lab.errors import ConfigError, check_number
 from capsule_lab.functional import combine_crops
 from capsule_lab.lightning_internals import batch_index, batches_per_epoch, stopped_at_threshold
 from capsule_lab.lit.metrics import SplitMetrics
@@ -43,7 +43,7 @@ class AbstractCapsuleModule(L.LightningModule):
 
     Args:
         network: the network, already built.
-        loss: the classification loss, ``(scores, labels) -> scalar``.
+        loss: the classification loss, ``(scores, labels) -> scalar``; of logits, if it ``expects`` them.
         optimizer: called with ``(parameters, lr=1.0)``, or groups of them; the learning rate comes from the schedule.
         schedule: schedules by name; ``learning_rate`` is required, ``None`` is no schedule. One that is named like an
             argument of the loss, such as ``margin``, sets this argument in training and in the validations of it,
@@ -116,7 +116,18 @@ class AbstractCapsuleModule(L.LightningModule):
         """The classification loss under its own name: ``margin_loss`` gives ``margin``."""
         scheduled = {name: schedule[name] for name in self.scheduled_arguments if name in schedule}
         name = _function(self.loss).__name__.removesuffix("_loss")
-        return {name: self.loss(output.scores, batch.labels, **scheduled)}
+        return {name: self.loss(self._scores_for_loss(output), batch.labels, **scheduled)}
+
+    def _scores_for_loss(self, output: CapsuleOutput) -> Tensor:
+        """Scores, or logits for a loss that expects these."""
+        if getattr(_function(self.loss), "expects", None) != "logits":
+            return output.scores
+        if output.logits is None:
+            raise ConfigError(
+                f"{_function(self.loss).__name__} expects logits; {type(self.network).__name__} gives none with this "
+                "routing: loss=margin, or a routing whose Capsules have logits"
+            )
+        return output.logits
 
     def penalty(self) -> dict[str, Tensor]:
         """The term on the network's kernels, named ``l2``, if it has a weight."""

@@ -146,8 +146,9 @@ class _Graphs:
         devices = range(torch.cuda.device_count())
         try:
             with torch.random.fork_rng(devices), torch.autocast(kind, enabled=False), torch.enable_grad():
+                on_tensors = _OnTensors(network, call, autocast)
                 self.passes: Any = torch.cuda.make_graphed_callables(
-                    _OnTensors(network, call, autocast),
+                    on_tensors,
                     (images.clone(),),  # memory that every batch is copied into
                     allow_unused_input=True,  # a decoder, which the loss calls
                 )
@@ -156,6 +157,7 @@ class _Graphs:
                 f"{type(network).__name__} cannot be captured as CUDA graphs: {one_line(error)[:300]}; set "
                 "module.cuda_graphs=false"
             ) from error
+        self.present = on_tensors.present
         for buffer, before in buffers:  # statistics of batch normalisation: the capture was preceded by passes
             buffer.copy_(before)
 
@@ -171,26 +173,40 @@ class _Graphs:
                 "module.cuda_graphs is true, and the network is called twice before a backward pass, which would "
                 "overwrite what the first call has kept; expected one call per step, or module.cuda_graphs=false"
             )
-        scores, *capsules = self.passes(images)
-        if scores.requires_grad:
+        tensors = self.passes(images)
+        if tensors[0].requires_grad:
             self.awaits_backward = True
-            register_multi_grad_hook([scores, *capsules], self._end_wait, mode="any")
-        return CapsuleOutput(scores, Capsules(*capsules) if capsules else None)
+            register_multi_grad_hook(tensors, self._end_wait, mode="any")
+        given = iter(tensors)
+        scores, logits, *capsules = (next(given) if present else None for present in self.present)
+        assert scores is not None
+        return CapsuleOutput(scores, _capsules(*capsules), logits)
 
     def _end_wait(self, _: Tensor) -> None:
         self.awaits_backward = False
 
 
+def _capsules(poses: Tensor | None, activations: Tensor | None, logits: Tensor | None) -> Capsules | None:
+    return None if poses is None or activations is None else Capsules(poses, activations, logits)
+
+
 class _OnTensors(nn.Module):
-    """A network in the form that torch captures: it has the parameters, and returns nothing but tensors."""
+    """A network in the form that torch captures: it has the parameters, and returns nothing but tensors.
+
+    Attributes:
+        present: which of scores, logits, and poses, activations and logits of the capsules the network gives.
+    """
 
     def __init__(self, network: AbstractNetwork, call: CallNetwork, autocast: torch.autocast) -> None:
         super().__init__()
         self.network = network
         self.call = call
         self.autocast = autocast
+        self.present: list[bool] = []
 
     def forward(self, images: Tensor) -> tuple[Tensor, ...]:
         with self.autocast:
-            scores, capsules = self.call(images)
-        return (scores, *(capsules or ()))
+            output = self.call(images)
+        tensors = (output.scores, output.logits, *(output.capsules or (None, None, None)))
+        self.present = [tensor is not None for tensor in tensors]
+        return tuple(tensor for tensor in tensors if tensor is not None)

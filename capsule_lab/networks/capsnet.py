@@ -115,8 +115,8 @@ class CapsNet(AbstractCapsuleNetwork):
         else:
             features = self.conv(images).relu()  # [b channels h w]
         primary = self.primary(features)  # [b i c]
-        digits = self.digits(*primary, on_iteration=on_iteration)  # [b k d]
-        return CapsuleOutput(digits.activations, digits)
+        digits = self.digits(primary.poses, primary.activations, on_iteration=on_iteration)  # [b k d]
+        return CapsuleOutput(digits.activations, digits, digits.logits)
 
     def capsule_layers(self) -> dict[str, nn.Module]:
         return {"primary": self.primary, "digits": self.digits}

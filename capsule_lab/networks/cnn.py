@@ -90,8 +90,8 @@ class BaselineCNN(AbstractNetwork):
 
     def forward(self, images: Float[Tensor, "batch channel height width"]) -> CapsuleOutput:
         check_images(images, self.image_shape, type(self).__name__)
-        scores = self.classifier(self.features(images).flatten(1))
-        return CapsuleOutput(scores.to(images.dtype))  # autocast ends here
+        scores = self.classifier(self.features(images).flatten(1)).to(images.dtype)  # autocast ends here
+        return CapsuleOutput(scores, logits=scores)
 
 
 class SmallCNN(AbstractNetwork):
@@ -147,5 +147,5 @@ class SmallCNN(AbstractNetwork):
 
     def forward(self, images: Float[Tensor, "batch channel height width"]) -> CapsuleOutput:
         check_images(images, self.image_shape, type(self).__name__)
-        scores = self.classifier(self.features(images).flatten(1))
-        return CapsuleOutput(scores.to(images.dtype))  # autocast ends here
+        scores = self.classifier(self.features(images).flatten(1)).to(images.dtype)  # autocast ends here
+        return CapsuleOutput(scores, logits=scores)

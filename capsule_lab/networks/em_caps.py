@@ -195,9 +195,9 @@ class EMCaps(AbstractCapsuleNetwork):
         features = self.norm(self.conv(nn.functional.pad(images, self.padding))).relu()  # [b channels h w]
         capsules = self.primary(features)  # [b i c]
         for layer in self.conv_capsules:
-            capsules = layer(*capsules)
-        classes = self.classes(*capsules, on_iteration=on_iteration)  # [b k d]
-        return CapsuleOutput(classes.activations, classes)
+            capsules = layer(capsules.poses, capsules.activations)
+        classes = self.classes(capsules.poses, capsules.activations, on_iteration=on_iteration)  # [b k d]
+        return CapsuleOutput(classes.activations, classes, classes.logits)
 
     def capsule_layers(self) -> dict[str, nn.Module]:
         convolutional = {f"conv_capsules_{number}": layer for number, layer in enumerate(self.conv_capsules, start=1)}

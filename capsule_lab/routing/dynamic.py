@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from capsule_lab.errors import check_choice
-from capsule_lab.functional import float32_under_autocast, length, squash
+from capsule_lab.functional import float32_under_autocast, length, squash, squash_logits
 from capsule_lab.kernels import AbstractVotes, Backend, check_backend, route
 from capsule_lab.routing.base import AbstractRouting, Normaliser, check_parents
 from capsule_lab.types import Capsules, OnIteration, RoutingTrace, Votes
@@ -30,8 +30,8 @@ def dynamic_routing(
     normalise: Normaliser | None = None,
     on_iteration: OnIteration | None = None,
     backend: Backend = "auto",
-) -> Float[Tensor, "batch parent dim"]:
-    """Poses of the parents on which the children's votes agree (Sabour 2017, procedure 1).
+) -> Capsules:
+    """Parents on whose poses the children's votes agree (Sabour 2017, procedure 1).
 
     Their symbols: ``u_hat`` votes, ``b_ij`` logits, ``c_ij`` couplings, ``s_j`` total input, ``v_j`` poses.
     Logits start at zero for every image and call: they are no parameters and share nothing over a batch.
@@ -51,14 +51,14 @@ def dynamic_routing(
         backend: see ``AbstractRouting``.
 
     Returns:
-        ``(batch, parent, dim)``, of length in [0, 1).
+        Capsules: poses ``(batch, parent, dim)``, their lengths in [0, 1), and ``2 ln |s_j|``, the logits of these.
 
     Raises:
         ValueError: for fewer than one iteration, an unknown ``gradient`` or ``backend``, or ``leaky`` beside
             ``normalise``.
 
     >>> votes = torch.ones(1, 5, 2, 4)  # five children that agree
-    >>> dynamic_routing(votes).shape
+    >>> dynamic_routing(votes).poses.shape
     torch.Size([1, 2, 4])
     """
     _check(iterations, gradient)
@@ -66,7 +66,7 @@ def dynamic_routing(
         raise ValueError("routing is leaky and has a normaliser; expected one of them, which decides on the leak")
     normalise = normalise or Normaliser(leaky=leaky)
 
-    def procedure(votes: AbstractVotes, _: Tensor | None) -> tuple[Tensor]:
+    def procedure(votes: AbstractVotes, _: Tensor | None) -> tuple[Tensor, Tensor]:
         check_parents(votes, "bias", bias)
         logits = votes.zero_logits()  # [b j i]
         for iteration in range(iterations):
@@ -81,10 +81,11 @@ def dynamic_routing(
                     logits = logits + votes.agreement(poses)
             if on_iteration is not None:
                 on_iteration(RoutingTrace(iteration, couplings.transpose(1, 2), poses))
-        return (poses,)
+        return poses, squash_logits(total)
 
     rows, watched = normalise.rows_per_image, on_iteration is not None
-    return route(procedure, votes, None, backend=backend, rows_per_image=rows, whole_batch=watched)[0]
+    poses, logits = route(procedure, votes, None, backend=backend, rows_per_image=rows, whole_batch=watched)
+    return Capsules(poses, length(poses), logits)
 
 
 class DynamicRouting(AbstractRouting):
@@ -131,7 +132,7 @@ class DynamicRouting(AbstractRouting):
         normalise: Normaliser | None = None,
         on_iteration: OnIteration | None = None,
     ) -> Capsules:
-        poses = dynamic_routing(
+        return dynamic_routing(
             votes,
             iterations=self.iterations,
             bias=self.bias,
@@ -142,7 +143,6 @@ class DynamicRouting(AbstractRouting):
             on_iteration=on_iteration,
             backend=self.backend,
         )
-        return Capsules(poses, length(poses))
 
 
 def _check(iterations: int, gradient: str) -> None:

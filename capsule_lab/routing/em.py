@@ -104,7 +104,7 @@ def em_routing(
     lambdas = em_costs.inverse_temperatures(iterations, inverse_temperature, temperature_schedule)
     options = {"damping": damping, "min_variance": min_variance, "mass_eps": mass_eps}
 
-    def procedure(votes: AbstractVotes, activations: Tensor) -> Capsules:
+    def procedure(votes: AbstractVotes, activations: Tensor) -> tuple[Tensor, ...]:
         dim, dense = votes.shape[3], Tensor() if isinstance(votes, FusedVotes) else votes.dense().transpose(1, 2)
         check_parents(votes, "beta_u", beta_u)
         before: tuple[Gaussians, Tensor] | None = None  # parents of the iteration before, and their log_height
@@ -121,7 +121,7 @@ def em_routing(
             mass, log_variance = parents.mass, parents.variances.log().sum(2)  # [b j]
             if activation == "mixing_proportions":
                 present = mass / normalise.total(mass)  # a_j [b j]
-                log_present = present.log()
+                logit = log_present = present.log()
             else:
                 unscaled = em_costs.activation_logit(cost, mass, log_variance, beta_u, beta_a, dim, min_variance)
                 logit = lambdas[iteration] * unscaled
@@ -130,7 +130,7 @@ def em_routing(
                 on_iteration(RoutingTrace(iteration, couplings.transpose(1, 2), parents.poses))
             # the logarithm of a_j / sqrt(prod_d 2 pi sigma_jd^2): of a parent's activation times its Gaussian's height
             before = parents, log_present - 0.5 * (log_variance + dim * LOG_2PI)
-        return Capsules(parents.poses, present)
+        return parents.poses, present, logit
 
     rows, watched = normalise.rows_per_image, on_iteration is not None
     parents = route(procedure, votes, activations, backend=backend, rows_per_image=rows, whole_batch=watched)

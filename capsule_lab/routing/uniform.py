@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from capsule_lab.functional import float32_under_autocast, length, squash
+from capsule_lab.functional import float32_under_autocast, length, squash, squash_logits
 from capsule_lab.kernels import AbstractVotes, Backend, check_backend, route
 from capsule_lab.routing.base import AbstractRouting, Normaliser, check_parents
 from capsule_lab.types import Capsules, OnIteration, RoutingTrace, Votes
@@ -25,8 +25,8 @@ def uniform_routing(
     normalise: Normaliser | None = None,
     on_iteration: OnIteration | None = None,
     backend: Backend = "auto",
-) -> Float[Tensor, "batch parent dim"]:
-    """Squashed mean of the votes, scaled by children over parents.
+) -> Capsules:
+    """Squashed mean of the votes, scaled by children over parents, its length, and the length's logit.
 
     Args:
         votes: prediction of each child for each parent, or poses and weight.
@@ -39,24 +39,26 @@ def uniform_routing(
     Raises:
         ValueError: for ``leaky`` beside ``normalise``, or an unknown ``backend``.
 
-    >>> uniform_routing(torch.ones(2, 6, 3, 4)).shape
+    >>> uniform_routing(torch.ones(2, 6, 3, 4)).poses.shape
     torch.Size([2, 3, 4])
     """
     if leaky and normalise is not None:
         raise ValueError("routing is leaky and has a normaliser; expected one of them, which decides on the leak")
     normalise = normalise or Normaliser(leaky=leaky)
 
-    def procedure(votes: AbstractVotes, _: Tensor | None) -> tuple[Tensor]:
+    def procedure(votes: AbstractVotes, _: Tensor | None) -> tuple[Tensor, Tensor]:
         check_parents(votes, "bias", bias)
         couplings = normalise(votes.zero_logits())  # [b j i]
         total = votes.weighted_sum(couplings)  # [b j d]
-        poses = squash(total if bias is None else total + bias)
+        total = total if bias is None else total + bias
+        poses = squash(total)
         if on_iteration is not None:
             on_iteration(RoutingTrace(0, couplings.transpose(1, 2), poses))
-        return (poses,)
+        return poses, squash_logits(total)
 
     rows, watched = normalise.rows_per_image, on_iteration is not None
-    return route(procedure, votes, None, backend=backend, rows_per_image=rows, whole_batch=watched)[0]
+    poses, logits = route(procedure, votes, None, backend=backend, rows_per_image=rows, whole_batch=watched)
+    return Capsules(poses, length(poses), logits)
 
 
 class UniformRouting(AbstractRouting):
@@ -89,7 +91,7 @@ class UniformRouting(AbstractRouting):
         normalise: Normaliser | None = None,
         on_iteration: OnIteration | None = None,
     ) -> Capsules:
-        poses = uniform_routing(
+        return uniform_routing(
             votes,
             bias=self.bias,
             leaky=self.leaky,
@@ -97,4 +99,3 @@ class UniformRouting(AbstractRouting):
             on_iteration=on_iteration,
             backend=self.backend,
         )
-        return Capsules(poses, length(poses))

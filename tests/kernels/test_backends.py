@@ -94,8 +94,8 @@ def build(routing: str, sizes: Sizes, backend: Any) -> AbstractRouting:
 
 
 def everything(module: AbstractRouting, votes: Votes, activations: Tensor, **options: Any) -> list[Tensor]:
-    """Poses, activations, and the gradients of poses, weight, activations and parameters."""
-    inputs = [tensor.detach().clone().requires_grad_() for tensor in (*votes, activations)]
+    """Poses, activations, logits, and the gradients of poses, weight, activations and parameters."""
+    inputs = [tensor.detach().clone().requires_grad_() for tensor in (*votes[:2], activations)]
     parents = module(Votes(*inputs[:2]), inputs[2], **options)
     scale = sum((each * torch.linspace(1, 2, each.numel()).to(each).view_as(each)).sum() for each in parents)
     learned = [parameter for parameter in module.parameters() if parameter.requires_grad]
@@ -118,11 +118,11 @@ def test_float32_is_near(sizes: Sizes, routing: str, backend: str) -> None:
     votes, activations = given(sizes)
     expected = everything(build(routing, sizes, "reference"), votes, activations)
     single = build(routing, sizes, backend).float()
-    found = everything(single, Votes(*(tensor.float() for tensor in votes)), activations.float())
+    found = everything(single, votes.map(Tensor.float), activations.float())
     bounds = (2e-5, 2e-4) if routing.startswith("em") else (1e-6, 1e-5)
     for number, (one, other) in enumerate(zip(found, expected, strict=True)):
         assert one.dtype == torch.float32
-        assert (one - other).abs().max() <= bounds[number >= 2] * max(other.abs().max(), 1e-3)
+        assert (one - other).abs().max() <= bounds[number >= 3] * max(other.abs().max(), 1e-2)
 
 
 @both_fast
@@ -165,7 +165,7 @@ STRIDED = {
 def test_memory_order_of_poses_weight_and_activations(backend: str, routing: str, strided: str, which: int) -> None:
     sizes, change = SIZES[0], STRIDED[strided]
     votes, activations = given(sizes)
-    module, leaves = build(routing, sizes, backend), [*votes, activations]
+    module, leaves = build(routing, sizes, backend), [*votes[:2], activations]
     if strided == "expanded":
         leaves[which] = change(leaves[which]).contiguous()
     found = []
@@ -263,7 +263,7 @@ def scalar(module: AbstractRouting, votes: Votes, activations: Tensor) -> Tensor
 
 def leaves(sizes: Sizes = SIZES[0]) -> tuple[Tensor, Tensor, Tensor]:
     votes, activations = given(sizes)
-    poses, weight, activations = (tensor.clone().requires_grad_() for tensor in (*votes, activations))
+    poses, weight, activations = (tensor.clone().requires_grad_() for tensor in (*votes[:2], activations))
     return poses, weight, activations
 
 
@@ -336,15 +336,15 @@ def test_fused_kernels_have_no_second_derivative(routing: str) -> None:
 @every_size
 def test_every_backend_has_the_same_sums(sizes: Sizes, kind: Any) -> None:
     votes, _ = given(sizes)
-    plain = PlainVotes(dense_votes(*votes))
-    other = FusedVotes(votes) if kind is FusedVotes else MatmulVotes(dense_votes(*votes))
+    plain = PlainVotes(dense_votes(*votes[:2]))
+    other = FusedVotes(votes) if kind is FusedVotes else MatmulVotes(dense_votes(*votes[:2]))
     batch, child, parent, dim = other.shape
     assert other.shape == plain.shape == (sizes.batch, sizes.child, sizes.parent, sizes.dim)
     weights, poses = draw(batch, parent, child, seed=3), draw(batch, parent, dim, seed=4)
     exact(other.zero_logits(), plain.zero_logits())
     exact(other.weighted_sum(weights), plain.weighted_sum(weights))
     exact(other.agreement(poses), plain.agreement(poses))
-    exact(other.dense(), dense_votes(*votes))
+    exact(other.dense(), dense_votes(*votes[:2]))
 
 
 def test_dense_votes_of_the_fused_backend_have_gradients() -> None:
@@ -362,7 +362,7 @@ def test_dense_votes_of_the_fused_backend_have_gradients() -> None:
 @every_size
 def test_fused_step_is_the_e_step_and_the_m_step(sizes: Sizes, first: bool, measure: bool) -> None:
     votes, activations = given(sizes)
-    dense, fused, normalise = dense_votes(*votes).transpose(1, 2), FusedVotes(votes), Normaliser()
+    dense, fused, normalise = dense_votes(*votes[:2]).transpose(1, 2), FusedVotes(votes), Normaliser()
     log_height = draw(sizes.batch, sizes.parent, seed=5)
     options = {"damping": 0.2, "min_variance": 0.01, "mass_eps": 0.1}
 
@@ -437,7 +437,7 @@ def test_rows_of_a_call(
         run_routing.route, procedure, votes, given_activations, backend="matmul", rows_per_image=rows_per_image
     )
     sums, zeros = route()
-    dense = dense_votes(*votes)
+    dense = dense_votes(*votes[:2])
     assert [len(some) for some, _ in seen] == expected
     exact(torch.cat([some for some, _ in seen]), dense)
     assert with_activations == all(present is not None for _, present in seen)
@@ -505,7 +505,7 @@ def kind_of_votes(backend: Any, votes: Tensor | Votes) -> type[AbstractVotes]:
 )
 def test_backend_that_was_asked_for(backend: str, dense: bool, expected: type) -> None:
     votes, _ = given(SIZES[0])
-    assert kind_of_votes(backend, dense_votes(*votes) if dense else votes) is expected
+    assert kind_of_votes(backend, dense_votes(*votes[:2]) if dense else votes) is expected
 
 
 @pytest.mark.usefixtures("cleared_caches")
@@ -515,7 +515,7 @@ def test_auto_logs_its_choice_once(caplog: pytest.LogCaptureFixture) -> None:
     for _ in range(3):
         kind_of_votes("auto", votes)
         kind_of_votes("matmul", votes)
-        kind_of_votes("auto", dense_votes(*votes))
+        kind_of_votes("auto", dense_votes(*votes[:2]))
     assert caplog.messages == ["routing backend on cpu: fused"]
 
 
@@ -545,14 +545,14 @@ def test_fused_without_numba_is_refused_with_the_reason() -> None:
 
 
 def test_other_devices_have_no_fused_kernels() -> None:
-    votes = Votes(*(tensor.to("meta") for tensor in given(SIZES[0])[0]))
+    votes = given(SIZES[0])[0].map(lambda tensor: tensor.to("meta"))
     with pytest.raises(ValueError, match="does not run here: there are none for meta; expected auto or matmul"):
         backends.chosen("fused", votes)
     assert backends.chosen("auto", votes) == "matmul"
 
 
 def test_a_vote_tensor_cannot_be_fused() -> None:
-    dense = dense_votes(*given(SIZES[0])[0])
+    dense = dense_votes(*given(SIZES[0])[0][:2])
     with pytest.raises(ValueError, match=r"'fused' but votes are a tensor; expected Votes\(poses, weight\)$"):
         kind_of_votes("fused", dense)
 
@@ -565,8 +565,8 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "em_routing": lambda backend: em_routing(
         *given(SIZES[0]), torch.zeros(3).double(), torch.zeros(3).double(), backend=backend
     ),
-    "dynamic_routing": lambda backend: dynamic_routing(given(SIZES[0])[0], backend=backend),
-    "uniform_routing": lambda backend: uniform_routing(given(SIZES[0])[0], backend=backend),
+    "dynamic_routing": lambda backend: dynamic_routing(given(SIZES[0])[0], backend=backend).poses,
+    "uniform_routing": lambda backend: uniform_routing(given(SIZES[0])[0], backend=backend).poses,
 }
 
 
@@ -583,11 +583,11 @@ def test_unknown_backend_is_named_with_those_that_are(call: str, monkeypatch: py
 def test_votes_of_bfloat16_are_routed_in_float32(routing: str, backend: str) -> None:
     """Poses and weight are cast, and votes are then exact."""
     votes, activations = given(SIZES[0])
-    half = Votes(*(tensor.bfloat16() for tensor in votes))
+    half = votes.map(Tensor.bfloat16)
     module = build(routing, SIZES[0], backend).float()
     with torch.autocast("cpu", dtype=torch.bfloat16):
         parents = module(half, activations.bfloat16())
-    expected = module(Votes(*(tensor.float() for tensor in half)), activations.bfloat16().float())
+    expected = module(half.map(Tensor.float), activations.bfloat16().float())
     assert parents.poses.dtype == parents.activations.dtype == torch.float32
     assert torch.equal(parents.poses, expected.poses)
     assert torch.equal(parents.activations, expected.activations)

@@ -200,7 +200,7 @@ def compare_routing(device: str, algorithm: str, options: dict[str, Any]) -> Non
                 above = em_routing(Votes(poses, weight), *others, backend=backend, **options)
             else:
                 above = dynamic_routing(Votes(poses, weight), backend=backend, **options)
-                above, leaves = (above,), leaves[:2]
+                leaves = leaves[:2]
             loss = sum((each * draw(*each.shape, seed=5 + n).to(device)).sum() for n, each in enumerate(above))
             answers.append([*above, *torch.autograd.grad(loss, leaves)])
     torch.testing.assert_close(answers[0], answers[1], rtol=1e-10, atol=1e-10)

@@ -78,26 +78,26 @@ def of_routing(routing: Any) -> Callable[[], AbstractNetwork]:
 @pytest.mark.parametrize(
     ("build_network", "name", "schedule", "message"),
     [
-        (lambda: classifier().network, "iterations", Constant(1), "is set, and BaselineCNN does not route; expected null"),
+        (lambda: classifier().network, "iterations", Constant(1), "is set, and BaselineCNN does not route; expected"),
         (
             of_routing(DynamicRouting), "temperature", Constant(1),
             "is set, and DynamicRouting has no temperature that may change while training; expected routing_iterations",
         ),
         (
             of_routing(UniformRouting), "iterations", Constant(1),
-            "and UniformRouting has no iterations that may change while training; expected null, it has no option that",
+            "is set, and UniformRouting has no iterations that may change while training; expected null, it has no opt",
         ),
-        (em_caps, "cost", Constant(1), "EMRouting has no cost that .* expected routing_iterations or routing_inverse_t"),
-        (of_routing(DynamicRouting), "iterations", Linear(0, 3, "1 run"), "iterations is 0; expected 1 or more"),
-        (of_routing(DynamicRouting), "iterations", Linear(3, -1, "1 run"), "iterations is -1; expected 1 or more"),
-        (em_caps, "inverse_temperature", Linear(1, 0, "1 run"), "inverse_temperature is 0; expected more than 0"),
+        (em_caps, "cost", Constant(1), "is set, and EMRouting has no cost that .* expected routing_iterations or"),
+        (of_routing(DynamicRouting), "iterations", Linear(0.0, 3, "1 run"), "is 0.0; expected 1 or more"),
+        (of_routing(DynamicRouting), "iterations", Linear(3, -1.0, "1 run"), "is -1.0; expected 1 or more"),
+        (em_caps, "inverse_temperature", Linear(1, 0.0, "1 run"), "is 0.0; expected more than 0"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )  # fmt: skip
 def test_schedule_that_cannot_work_is_named(
     build_network: Callable[[], AbstractNetwork], name: str, schedule: Schedule, message: str
 ) -> None:
-    with pytest.raises(ValueError, match=rf"^schedule\.routing_{name} is .*{message}|^schedule\.routing_{message}"):
+    with pytest.raises(ValueError, match=rf"^schedule\.routing_{name} {message}"):
         ScheduledRouting(build_network(), {f"routing_{name}": schedule})
 
 
@@ -128,7 +128,7 @@ def test_configured_option_holds_after_a_fit_that_failed() -> None:
         schedule={**RATE, "routing_iterations": Constant(1)},
     )  # fmt: skip
     with pytest.raises(ArithmeticError):
-        trainer().fit(lit, loader(batch(size=9)))
+        trainer().fit(lit, *(loader(batch(size=9)) for _ in range(2)))
     assert options_of(network, "iterations") == [1]
     lit.on_test_start()
     assert options_of(network, "iterations") == [3]
@@ -157,9 +157,8 @@ def test_schedule_holds_in_training_and_its_validations_only(
     assert validations == {("validate", n, min(1 + n // 2, 3)) for n in (2, 4, 6)}
     assert {iterations for stage, _, iterations in seen if stage == "test"} == {5}
     assert runs.open(tmp_path / "run").network.digits.routing.iterations == 5  # type: ignore[union-attr]
-    assert [
-        float(row["schedule/routing_iterations"]) for row in curves(tmp_path / "run") if row["schedule/learning_rate"]
-    ] == [3]
+    logged = [row["schedule/routing_iterations"] for row in curves(tmp_path / "run")]
+    assert {float(value) for value in logged if value} == {3}
 
 
 def test_run_that_is_resumed_has_the_iterations_of_its_step(

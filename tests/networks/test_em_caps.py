@@ -369,7 +369,7 @@ def test_coordinates_are_added_to_the_votes_of_their_position() -> None:
     nn.init.zeros_(network.classes.weight)
     network.classes.routing.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
     network(pictures(2)[0])
-    votes = dense_votes(*seen[0]).unflatten(1, (6, 2))  # [b position type k d]
+    votes = dense_votes(*seen[0][:2]).unflatten(1, (6, 2))  # [b position type k d]
     assert torch.equal(votes, network.classes.coordinates[None, :, None, None].expand_as(votes))
 
 
