@@ -6,6 +6,7 @@ from capsule_lab.layers.decoder import Decoder
 from capsule_lab.layers.dense import DenseCapsules
 from capsule_lab.layers.normalisers import build_normaliser
 from capsule_lab.layers.primary import LinearPrimaryCapsules, PrimaryCapsules
+from capsule_lab.layers.stem import Stem
 from capsule_lab.layers.windows import Windows
 
 __all__ = [
@@ -15,6 +16,7 @@ __all__ = [
     "DenseCapsules",
     "LinearPrimaryCapsules",
     "PrimaryCapsules",
+    "Stem",
     "Windows",
     "build_normaliser",
 ]

@@ -95,6 +95,7 @@ class LinearPrimaryCapsules(nn.Module):
         interleaved: read the channels as the code of 2018 did by mistake: poses and activations one after the
             other, then cut into groups of ``dim + 1``, so that almost every activation comes from a pose's weights.
         pose_std, activation_std: standard deviations of the truncated normals that initialise the weights.
+        norm: batch-normalise pose components and logits, each over batch and positions.
     """
 
     def __init__(
@@ -108,6 +109,7 @@ class LinearPrimaryCapsules(nn.Module):
         interleaved: bool = False,
         pose_std: float = 0.5,  # official code
         activation_std: float = 3.0,  # official code
+        norm: bool = False,
     ) -> None:
         super().__init__()
         self.types = types
@@ -116,6 +118,8 @@ class LinearPrimaryCapsules(nn.Module):
         self.interleaved = interleaved
         self.pose = nn.Conv2d(in_channels, types * dim, 1, bias=bias)
         self.activation = nn.Conv2d(in_channels, types, 1, bias=bias)
+        self.pose_norm = nn.BatchNorm2d(types * dim) if norm else nn.Identity()
+        self.activation_norm = nn.BatchNorm2d(types) if norm else nn.Identity()
         truncated_normal_(self.pose.weight, pose_std)
         truncated_normal_(self.activation.weight, activation_std)
         for bias_of in (self.pose.bias, self.activation.bias):
@@ -123,7 +127,8 @@ class LinearPrimaryCapsules(nn.Module):
                 nn.init.zeros_(bias_of)
 
     def forward(self, features: Float[Tensor, "batch channel height width"]) -> Capsules:
-        poses, logits = self.pose(features), self.activation(features)  # [b type·dim h w], [b type h w]
+        poses = self.pose_norm(self.pose(features))  # [b type·dim h w]
+        logits = self.activation_norm(self.activation(features))  # [b type h w]
         if self.interleaved:
             poses, logits = (
                 torch.cat([poses, logits], 1).unflatten(1, (self.types, self.dim + 1)).split([self.dim, 1], 2)

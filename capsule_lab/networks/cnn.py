@@ -111,6 +111,9 @@ class SmallCNN(AbstractNetwork):
         kernel_sizes: of the convolutions; odd.
         dropout: probability of dropping a feature.
         batch_norm: normalise the feature maps before the ReLU.
+        pooled: features of a 1x1 convolution with batch normalisation and ReLU, averaged over the image before the
+            linear layer: the control of ``EMCaps`` with ``stem="conv3"``, whose primary capsules are as many numbers,
+            and which averages over the image too; ``None`` for neither.
 
     Raises:
         ValueError: if ``dropout`` is not in [0, 1), or there are not as many odd ``kernel_sizes`` as ``channels``.
@@ -127,6 +130,7 @@ class SmallCNN(AbstractNetwork):
         kernel_sizes: Sequence[int] = (5, 3, 3),
         dropout: float = 0.3,
         batch_norm: bool = True,
+        pooled: int | None = None,
     ) -> None:
         super().__init__()
         if not 0 <= dropout < 1:
@@ -134,7 +138,7 @@ class SmallCNN(AbstractNetwork):
         check_widths("SmallCNN", channels=channels, kernel_sizes=kernel_sizes)
         if len(kernel_sizes) != len(channels) or any(size % 2 == 0 for size in kernel_sizes):
             raise ValueError(f"kernel_sizes are {list(kernel_sizes)}; expected {len(channels)} odd ones, as channels")
-        check_sizes("SmallCNN", num_classes=num_classes, layers=len(channels))
+        check_sizes("SmallCNN", num_classes=num_classes, layers=len(channels), pooled=1 if pooled is None else pooled)
         channel, height, width = check_image_shape(image_shape, 1, "SmallCNN")
         self.image_shape = (channel, height, width)
         features: list[nn.Module] = []
@@ -142,8 +146,13 @@ class SmallCNN(AbstractNetwork):
             features.append(nn.Conv2d(inputs, outputs, size, 2, size // 2, bias=not batch_norm))
             features += [nn.BatchNorm2d(outputs), nn.ReLU()] if batch_norm else [nn.ReLU()]
             height, width = (height + 1) // 2, (width + 1) // 2
+        inputs = channels[-1] * height * width
+        if pooled is not None:
+            features += [nn.Conv2d(channels[-1], pooled, 1, bias=False), nn.BatchNorm2d(pooled), nn.ReLU()]
+            features.append(nn.AdaptiveAvgPool2d(1))
+            inputs = pooled
         self.features = nn.Sequential(*features)
-        self.classifier = nn.Sequential(nn.Dropout(dropout), nn.Linear(channels[-1] * height * width, num_classes))
+        self.classifier = nn.Sequential(nn.Dropout(dropout), nn.Linear(inputs, num_classes))
 
     def forward(self, images: Float[Tensor, "batch channel height width"]) -> CapsuleOutput:
         check_images(images, self.image_shape, type(self).__name__)

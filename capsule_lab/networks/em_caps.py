@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from capsule_lab.errors import check_choice, check_number
 from capsule_lab.functional import same_padding, truncated_normal_
-from capsule_lab.layers import ClassCapsules, ConvCapsules, LinearPrimaryCapsules
+from capsule_lab.layers import ClassCapsules, ConvCapsules, LinearPrimaryCapsules, Stem
 from capsule_lab.layers.coordinates import coordinate_addition, grid_coordinates, receptive_field_coordinates
 from capsule_lab.layers.primary import Padding
 from capsule_lab.networks.base import AbstractCapsuleNetwork, check_image_shape, check_images, check_sizes, check_widths
@@ -58,8 +58,11 @@ class EMCaps(AbstractCapsuleNetwork):
             times a 16x16 transformation, the paper's ablation.
         pose_size: rows and columns of a pose; a vector has its square.
         padding: of the convolution, ``"valid"`` (official code) or ``"same"`` (IBM and other ports).
+        stem: ``"paper"``, that convolution; or what takes its place, see ``Stem``, where ``channels`` and ``padding``
+            say nothing.
         batch_norm: normalise the feature maps before the ReLU, as some ports do.
-        primary_bias, primary_offset, interleaved_primary: see ``LinearPrimaryCapsules``.
+        primary_bias, primary_offset, primary_norm, interleaved_primary, pose_std, activation_std: see
+            ``LinearPrimaryCapsules``.
         coordinates: what coordinate addition adds: ``"receptive_field"``, distance of a position's receptive
             field from the image's middle in units of 100 pixels (official code), ``"grid"``, ``(i + 0.5) / n``
             of the i-th of n positions (ports), or ``"none"``.
@@ -92,9 +95,13 @@ class EMCaps(AbstractCapsuleNetwork):
         pose: Pose = "matrix",
         pose_size: int = 4,  # Hinton 2018, section 2
         padding: Padding = "valid",
+        stem: str | Sequence[Sequence[int]] = "paper",
         batch_norm: bool = False,
         primary_bias: bool = False,
         primary_offset: float = 1.0,
+        primary_norm: bool = False,
+        pose_std: float = 0.5,  # official code
+        activation_std: float = 3.0,  # official code
         interleaved_primary: bool = False,
         coordinates: Coordinates = "receptive_field",
         coordinate_entries: Entries = "official",
@@ -117,24 +124,38 @@ class EMCaps(AbstractCapsuleNetwork):
         )  # fmt: skip
         check_number("conv_weight_std", conv_weight_std, above=0)
         check_number("class_weight_std", class_weight_std, above=0)
+        check_number("pose_std", pose_std, above=0)
+        check_number("activation_std", activation_std, above=0)
         check_number("primary_offset", primary_offset)
         if pose_size == 1 and coordinates != "none":
             raise ValueError(
                 "pose_size is 1, which has no room for two coordinates; expected 2 or more, or coordinates='none'"
             )
-        channel, height, width = check_image_shape(image_shape, IMAGE_KERNEL if padding == "valid" else 1, "EMCaps")
+        whole_image = stem != "paper" or padding == "same"
+        channel, height, width = check_image_shape(image_shape, 1 if whole_image else IMAGE_KERNEL, "EMCaps")
         self.image_shape = (channel, height, width)
         dim = pose_size**2
         rows, narrower = (pose_size, 1.0) if pose == "matrix" else (1, pose_size**-0.5)
 
         self.padding: tuple[int, int, int, int] = (0, 0, 0, 0)
-        if padding == "same":
-            self.padding = same_padding((height, width), IMAGE_KERNEL, IMAGE_STRIDE)
-        self.conv = nn.Conv2d(channel, channels, IMAGE_KERNEL, IMAGE_STRIDE)
-        truncated_normal_(self.conv.weight, 0.05)  # official code
-        assert self.conv.bias is not None
-        nn.init.constant_(self.conv.bias, 0.1)  # official code
-        self.norm = nn.BatchNorm2d(channels) if batch_norm else nn.Identity()
+        if stem == "paper":
+            if padding == "same":
+                self.padding = same_padding((height, width), IMAGE_KERNEL, IMAGE_STRIDE)
+            self.conv: nn.Conv2d | Stem = nn.Conv2d(channel, channels, IMAGE_KERNEL, IMAGE_STRIDE)
+            truncated_normal_(self.conv.weight, 0.05)  # official code
+            assert self.conv.bias is not None
+            nn.init.constant_(self.conv.bias, 0.1)  # official code
+            self.norm = nn.BatchNorm2d(channels) if batch_norm else nn.Identity()
+            left, right, top, bottom = seen_outside = self.padding
+            receptive = [(IMAGE_KERNEL, IMAGE_STRIDE)]
+            grid = (
+                (height + top + bottom - IMAGE_KERNEL) // IMAGE_STRIDE + 1,
+                (width + left + right - IMAGE_KERNEL) // IMAGE_STRIDE + 1,
+            )
+        else:
+            self.conv, self.norm = Stem(stem, channel, (height, width), batch_norm=batch_norm), nn.Identity()
+            channels, grid, receptive = self.conv.channels, self.conv.grid, [*self.conv.receptive]
+            seen_outside = (self.conv.padding,) * 4
         self.primary = LinearPrimaryCapsules(
             channels,
             types=primary_types,
@@ -142,12 +163,10 @@ class EMCaps(AbstractCapsuleNetwork):
             bias=primary_bias,
             offset=primary_offset,
             interleaved=interleaved_primary,
+            pose_std=pose_std,
+            activation_std=activation_std,
+            norm=primary_norm,
         )
-        grid = (
-            (height + sum(self.padding[2:]) - IMAGE_KERNEL) // IMAGE_STRIDE + 1,
-            (width + sum(self.padding[:2]) - IMAGE_KERNEL) // IMAGE_STRIDE + 1,
-        )
-        receptive = [(IMAGE_KERNEL, IMAGE_STRIDE)]
         types = primary_types
         self.conv_capsules = nn.ModuleList()
         for parent_types, stride in zip(conv_types, conv_strides, strict=True):
@@ -180,7 +199,7 @@ class EMCaps(AbstractCapsuleNetwork):
                 axes=(
                     grid_coordinates(grid)
                     if coordinates == "grid"
-                    else receptive_field_coordinates(grid, (height, width), receptive, self.padding)
+                    else receptive_field_coordinates(grid, (height, width), receptive, seen_outside)
                 ),
                 entries=(1, 0) if coordinate_entries == "official" else (pose_size - 1, 2 * pose_size - 1),
                 dim=dim,

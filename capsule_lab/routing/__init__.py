@@ -10,6 +10,7 @@ from capsule_lab.routing.base import (
 )
 from capsule_lab.routing.dynamic import DynamicRouting, dynamic_routing
 from capsule_lab.routing.em import EMRouting, em_routing
+from capsule_lab.routing.em_normalised import NormalisedEMRouting, em_evidence
 from capsule_lab.routing.uniform import UniformRouting, uniform_routing
 
 __all__ = [
@@ -18,11 +19,13 @@ __all__ = [
     "EMRouting",
     "LayerInfo",
     "Normalisation",
+    "NormalisedEMRouting",
     "Normaliser",
     "RoutingFactory",
     "UniformRouting",
     "build_routing",
     "dynamic_routing",
+    "em_evidence",
     "em_routing",
     "uniform_routing",
 ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Float
@@ -101,7 +101,7 @@ class AbstractRouting(nn.Module, ABC):
             schedule named ``routing_<option>`` sets them, see ``capsule_lab.lit.scheduled_routing``.
     """
 
-    scheduled: ClassVar[Mapping[str, type[int] | type[float]]] = {}
+    scheduled: Mapping[str, type[int] | type[float]] = {}
     leaky: bool = False
     normalisation: Normalisation = "all_parents"
     backend: Backend = "auto"

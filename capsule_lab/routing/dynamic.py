@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import nullcontext
-from typing import ClassVar, Literal, get_args
+from typing import Literal, get_args
 
 import torch
 from jaxtyping import Float
@@ -101,7 +102,7 @@ class DynamicRouting(AbstractRouting):
         ValueError: for fewer than one iteration, an unknown ``gradient`` or ``backend``.
     """
 
-    scheduled: ClassVar = {"iterations": int}
+    scheduled: Mapping[str, type[int] | type[float]] = {"iterations": int}
 
     def __init__(
         self,

@@ -6,7 +6,8 @@ a widely read tutorial differ in normalisation, cost and initial values: ``conf/
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -50,6 +51,66 @@ def e_step(parents: Gaussians, log_height: Float[Tensor, "batch parent"], normal
     return normalise(log_height.unsqueeze(2) - distances)
 
 
+def fit_parents(
+    votes: AbstractVotes,
+    activations: Float[Tensor, "batch child"],
+    log_prior: Callable[[int, Tensor, Tensor], Tensor],
+    *,
+    iterations: int,
+    normalise: Normaliser,
+    first: Normaliser,
+    temperature: Tensor | float = 1.0,
+    on_iteration: OnIteration | None = None,
+    damping: float = 0.0,
+    min_variance: float,
+    mass_eps: float,
+) -> tuple[Gaussians, Float[Tensor, "batch parent"]]:
+    """E-steps and M-steps in turn: the Gaussians of the last iteration, and the summed logarithm of their variances.
+
+    ``FusedVotes.em_step`` is both steps in one, the same numbers. Gradients flow through all iterations.
+
+    Args:
+        votes, activations: of the children.
+        log_prior: from the number of the iteration, mass and summed log-variance ``(batch, parent)``, what the E-step
+            adds to the logarithm of each parent's density: the logarithm of its activation, in Hinton 2018.
+        iterations: how many M-steps, with an E-step between two of them.
+        normalise, first: log-couplings to couplings, and those of the first iteration.
+        temperature: what log-couplings are divided by, before they are normalised.
+        on_iteration: see ``AbstractRouting``.
+        damping, min_variance, mass_eps: see ``em_routing``.
+    """
+    options = {"damping": damping, "min_variance": min_variance, "mass_eps": mass_eps}
+    dim, dense = votes.shape[3], Tensor() if isinstance(votes, FusedVotes) else votes.dense().transpose(1, 2)
+    before: tuple[Gaussians, Tensor] | None = None  # parents of the iteration before, and their log_height
+    for iteration in range(iterations):
+        more = iteration < iterations - 1
+        if isinstance(votes, FusedVotes):  # both steps in one kernel
+            current = first if before is None else normalise
+            couplings, parents = votes.em_step(before, activations, current, measure=more, **options)
+        else:
+            # E-step: children are assigned to the parents whose Gaussians explain their votes
+            couplings = first(votes.zero_logits()) if before is None else e_step(*before, normalise)  # R_ij [b j i]
+            # M-step: these Gaussians are fitted to the votes of the children assigned to them
+            parents = m_step(dense, couplings, activations, before and before[0].poses, **options)
+        log_variance = parents.variances.log().sum(2)  # [b j]
+        if on_iteration is not None:
+            on_iteration(RoutingTrace(iteration, couplings.transpose(1, 2), parents.poses))
+        if more:
+            # the logarithm of a_j / sqrt(prod_d 2 pi sigma_jd^2): of a parent's activation times its Gaussian's height
+            log_height = log_prior(iteration, parents.mass, log_variance) - 0.5 * (log_variance + dim * LOG_2PI)
+            before = _tempered(parents, temperature), log_height / temperature
+    return parents, log_variance
+
+
+def _tempered(parents: Gaussians, temperature: Tensor | float) -> Gaussians:
+    """Gaussians whose distances, ``(V - mu)^2 / (2 sigma^2)``, are those of ``parents`` over the temperature."""
+    if isinstance(temperature, float) and temperature == 1:
+        return parents
+    fused = parents.deviations.ndim == 3  # in units of the variance already, see Gaussians
+    deviations = parents.deviations / temperature if fused else parents.deviations
+    return parents._replace(variances=parents.variances * temperature, deviations=deviations)
+
+
 @float32_under_autocast
 def em_routing(
     votes: Float[Tensor, "batch child parent dim"] | Votes,
@@ -75,7 +136,7 @@ def em_routing(
     Their symbols: ``V_ij`` votes, ``a_i`` activations, ``R_ij`` couplings (assignment probabilities), ``mu_j`` poses,
     ``sigma_j^2`` variance, ``sum_i R_ij a_i`` mass, ``lambda`` inverse temperature. Works with variances and
     logarithms: no root whose gradient is infinite, no logarithm of a sigmoid. The last E-step, which nothing uses, is
-    left out. Gradients flow through all iterations. ``FusedVotes.em_step`` is both steps in one, the same numbers.
+    left out.
 
     Args:
         votes, activations: ``V_ij``, the tensor or poses and weight; ``a_i`` in [0, 1].
@@ -102,35 +163,29 @@ def em_routing(
     normalise = normalise or Normaliser()
     first = EqualOverTypes() if initial == "types" else normalise
     lambdas = em_costs.inverse_temperatures(iterations, inverse_temperature, temperature_schedule)
-    options = {"damping": damping, "min_variance": min_variance, "mass_eps": mass_eps}
+    shares = activation == "mixing_proportions"
 
     def procedure(votes: AbstractVotes, activations: Tensor) -> tuple[Tensor, ...]:
-        dim, dense = votes.shape[3], Tensor() if isinstance(votes, FusedVotes) else votes.dense().transpose(1, 2)
         check_parents(votes, "beta_u", beta_u)
-        before: tuple[Gaussians, Tensor] | None = None  # parents of the iteration before, and their log_height
-        for iteration in range(iterations):
-            if isinstance(votes, FusedVotes):  # both steps in one kernel
-                current, more = first if before is None else normalise, iteration < iterations - 1
-                couplings, parents = votes.em_step(before, activations, current, measure=more, **options)
-            else:
-                # E-step: children are assigned to the parents whose Gaussians explain their votes
-                couplings = first(votes.zero_logits()) if before is None else e_step(*before, normalise)  # R_ij [b j i]
-                # M-step: these Gaussians are fitted to the votes of the children assigned to them
-                parents = m_step(dense, couplings, activations, before and before[0].poses, **options)
-            # M-step, continued: the activations of the parents, from what it costs to describe their votes
-            mass, log_variance = parents.mass, parents.variances.log().sum(2)  # [b j]
-            if activation == "mixing_proportions":
-                present = mass / normalise.total(mass)  # a_j [b j]
-                logit = log_present = present.log()
-            else:
-                unscaled = em_costs.activation_logit(cost, mass, log_variance, beta_u, beta_a, dim, min_variance)
-                logit = lambdas[iteration] * unscaled
-                present, log_present = logit.sigmoid(), nn.functional.logsigmoid(logit)  # a_j [b j]
-            if on_iteration is not None:
-                on_iteration(RoutingTrace(iteration, couplings.transpose(1, 2), parents.poses))
-            # the logarithm of a_j / sqrt(prod_d 2 pi sigma_jd^2): of a parent's activation times its Gaussian's height
-            before = parents, log_present - 0.5 * (log_variance + dim * LOG_2PI)
-        return parents.poses, present, logit
+
+        def logit(iteration: int, mass: Tensor, log_variance: Tensor) -> Tensor:
+            """The activations of the parents, from what it costs to describe their votes."""
+            if shares:
+                return (mass / normalise.total(mass)).log()
+            dim = votes.shape[3]
+            unscaled = em_costs.activation_logit(cost, mass, log_variance, beta_u, beta_a, dim, min_variance)
+            return lambdas[iteration] * unscaled
+
+        def log_present(iteration: int, mass: Tensor, log_variance: Tensor) -> Tensor:
+            found = logit(iteration, mass, log_variance)
+            return found if shares else nn.functional.logsigmoid(found)  # ln a_j [b j]
+
+        parents, log_variance = fit_parents(
+            votes, activations, log_present, iterations=iterations, normalise=normalise, first=first,
+            on_iteration=on_iteration, damping=damping, min_variance=min_variance, mass_eps=mass_eps,
+        )  # fmt: skip
+        last = logit(iterations - 1, parents.mass, log_variance)
+        return parents.poses, last.exp() if shares else last.sigmoid(), last
 
     rows, watched = normalise.rows_per_image, on_iteration is not None
     parents = route(procedure, votes, activations, backend=backend, rows_per_image=rows, whole_batch=watched)
@@ -152,7 +207,7 @@ class EMRouting(AbstractRouting):
         ValueError: for a number out of range or an unknown switch; in ``forward``, for children without activations.
     """
 
-    scheduled: ClassVar = {"iterations": int, "inverse_temperature": float}
+    scheduled: Mapping[str, type[int] | type[float]] = {"iterations": int, "inverse_temperature": float}
 
     def __init__(
         self,

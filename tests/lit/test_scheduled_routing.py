@@ -15,8 +15,8 @@ from capsule_lab.errors import InterruptError
 from capsule_lab.lit import CapsNetModule
 from capsule_lab.lit.scheduled_routing import ScheduledRouting
 from capsule_lab.networks import AbstractNetwork, CapsNet, EMCaps
-from capsule_lab.routing import AbstractRouting, DynamicRouting, EMRouting, UniformRouting
-from capsule_lab.schedules import Constant, Linear, Schedule, Staircase
+from capsule_lab.routing import AbstractRouting, DynamicRouting, EMRouting, NormalisedEMRouting, UniformRouting
+from capsule_lab.schedules import Constant, Linear, Schedule
 from capsule_lab.train import train
 from tests.helpers.commands import NO_PICTURES
 from tests.helpers.modules import RATE, batch, capsnet, classifier, loader, trainer
@@ -30,7 +30,12 @@ SCHEDULED += ["trainer.max_epochs=1", "trainer.max_steps=6", "trainer.val_check_
 
 
 def em_caps(**options: Any) -> EMCaps:
-    return EMCaps((1, 24, 24), 3, channels=2, primary_types=2, conv_types=(2,), conv_strides=(2,), **options)
+    options = {"routing": EMRouting, "conv_types": (2,), "conv_strides": (2,), **options}
+    return EMCaps((1, 24, 24), 3, channels=2, primary_types=2, **options)
+
+
+def normalised(**options: Any) -> EMCaps:
+    return em_caps(routing=functools.partial(NormalisedEMRouting, **options))
 
 
 def options_of(network: AbstractNetwork, option: str) -> list[float]:
@@ -57,10 +62,18 @@ def test_all_routings_get_the_value_and_then_their_own(option: str, scheduled: f
 
 
 @pytest.mark.parametrize(
-    ("option", "low", "high"), [("iterations", 1, 2), ("inverse_temperature", 0.1, 1.0)], ids=["iterations", "lambda"]
+    ("build_network", "option", "low", "high"),
+    [
+        (em_caps, "iterations", 1, 2),
+        (em_caps, "inverse_temperature", 0.1, 1.0),
+        (normalised, "iterations", 1, 2),
+        (normalised, "temperature", 0.1, 2.0),
+    ],
 )
-def test_scheduled_option_changes_what_the_network_returns(option: str, low: float, high: float) -> None:
-    network = em_caps()
+def test_scheduled_option_changes_what_the_network_returns(
+    build_network: Callable[[], EMCaps], option: str, low: float, high: float
+) -> None:
+    network = build_network().eval()
     options = ScheduledRouting(network, {f"routing_{option}": Constant(1)})
     images = batch(size=24).images
     found = []
@@ -88,6 +101,10 @@ def of_routing(routing: Any) -> Callable[[], AbstractNetwork]:
             "is set, and UniformRouting has no iterations that may change while training; expected null, it has no opt",
         ),
         (em_caps, "cost", Constant(1), "is set, and EMRouting has no cost that .* expected routing_iterations or"),
+        (
+            lambda: normalised(learn_temperature=True), "temperature", Constant(1),
+            "is set, and NormalisedEMRouting has no temperature that may change while training; expected routing_iter",
+        ),
         (of_routing(DynamicRouting), "iterations", Linear(0.0, 3, "1 run"), "is 0.0; expected 1 or more"),
         (of_routing(DynamicRouting), "iterations", Linear(3, -1.0, "1 run"), "is -1.0; expected 1 or more"),
         (em_caps, "inverse_temperature", Linear(1, 0.0, "1 run"), "is 0.0; expected more than 0"),
@@ -177,8 +194,7 @@ def test_run_that_is_resumed_has_the_iterations_of_its_step(
     assert results(constant) != results(whole)
 
 
-@pytest.mark.parametrize("routing", [DynamicRouting, EMRouting])
+@pytest.mark.parametrize("routing", [DynamicRouting, EMRouting, NormalisedEMRouting])
 def test_every_declared_option_is_one_of_the_routing(routing: type[AbstractRouting]) -> None:
     built = routing(3, 4)
     assert routing.scheduled.keys() <= built.scheduled_options().keys()
-    assert Staircase(1, 1, 1, 3)(0) == 1

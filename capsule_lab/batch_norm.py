@@ -1,0 +1,48 @@
+"""Batch normalisation of capsules: over the batches of all processes, and defined for a single row."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, distributed, nn
+from torch.distributed.nn.functional import all_reduce
+
+
+class BatchNorm(nn.BatchNorm1d):
+    """``torch.nn.BatchNorm1d`` of rows (Ioffe and Szegedy 2015) with the statistics of all processes of a run.
+
+    The last layer of a capsule network has one row per image: the statistics of one process's share of a batch are
+    noisy, and those of process 0 alone would be saved. ``SyncBatchNorm`` of torch is for GPUs only. A batch of one row,
+    which has no variance, is normalised by the running statistics.
+    """
+
+    def forward(self, rows: Float[Tensor, "row feature"]) -> Float[Tensor, "row feature"]:
+        processes = distributed.get_world_size() if distributed.is_available() and distributed.is_initialized() else 1
+        assert self.running_mean is not None
+        assert self.running_var is not None
+        assert self.momentum is not None
+        if not self.training or len(rows) * processes == 1:
+            return nn.functional.batch_norm(
+                rows, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps
+            )
+        if processes == 1:
+            return super().forward(rows)
+        count, total = _sums(rows)
+        mean = total / count
+        _, squares = _sums((rows - mean).square())
+        variance = squares / count
+        with torch.no_grad():
+            assert self.num_batches_tracked is not None
+            self.num_batches_tracked += 1
+            self.running_mean.lerp_(mean, self.momentum)
+            self.running_var.lerp_(squares / (count - 1), self.momentum)
+        scale = (variance + self.eps).rsqrt()
+        normalised = (rows - mean) * scale
+        return normalised if self.weight is None else normalised * self.weight + self.bias
+
+
+def _sums(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """How many rows all processes have, and their sum."""
+    here = torch.cat([rows.new_full((1,), len(rows)), rows.sum(0)])
+    everywhere = all_reduce(here)
+    return everywhere[0], everywhere[1:]
