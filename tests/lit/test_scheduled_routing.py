@@ -35,7 +35,7 @@ def em_caps(**options: Any) -> EMCaps:
 
 
 def normalised(**options: Any) -> EMCaps:
-    return em_caps(routing=functools.partial(NormalisedEMRouting, **options))
+    return em_caps(routing=functools.partial(NormalisedEMRouting, **options), class_routing=None)
 
 
 def options_of(network: AbstractNetwork, option: str) -> list[float]:
