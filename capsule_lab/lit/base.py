@@ -94,7 +94,7 @@ class AbstractCapsuleModule(L.LightningModule):
         self.decay_all = decay_all
         self.seed = seed
         self.max_steps = max_steps
-        self.total_steps = 0
+        self.steps_per_epoch = self.total_steps = 0
         self._schedule_of_run: dict[str, Schedule] = {}
         self.training_network = TrainingNetwork(network, compile=compile, cuda_graphs=cuda_graphs)
         self.metrics = SplitMetrics(num_classes, labels_per_image)
@@ -240,14 +240,14 @@ class AbstractCapsuleModule(L.LightningModule):
 
     def configure_optimizers(self) -> Any:
         trainer = self.trainer
-        per_epoch, self.total_steps = training_length(
+        self.steps_per_epoch, self.total_steps = training_length(
             batches_per_epoch(trainer),
             accumulate=trainer.accumulate_grad_batches,
             max_epochs=-1 if trainer.max_epochs is None else trainer.max_epochs,
             max_steps=(trainer.max_steps, self.max_steps),
         )
         self._schedule_of_run = {
-            name: value.for_run(per_epoch, self.total_steps) for name, value in self.schedule.items()
+            name: value.for_run(self.steps_per_epoch, self.total_steps) for name, value in self.schedule.items()
         }
         optimizer = self.build_optimizer()
         rate = self._schedule_of_run["learning_rate"]
