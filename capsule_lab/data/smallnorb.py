@@ -103,6 +103,7 @@ class SmallNORBDataModule(AbstractDataModule):
             ``(batch, 13, channel, crop, crop)``.
         validation: ``"instance"`` or ``"none"``.
         validation_instances: toys of each category to validate on, of five.
+        validation_fold: which of the disjoint choices of these, from 0, for a cross-validation.
         standin: ``"full"`` is as large as smallNORB; ``"small"``, for quick looks, has 900 + 900 pairs.
         batch_size, eval_batch_size, **options: see ``AbstractDataModule``.
 
@@ -125,6 +126,7 @@ class SmallNORBDataModule(AbstractDataModule):
         test_crops: int = 1,
         validation: str = "instance",
         validation_instances: int = 1,
+        validation_fold: int = 0,
         standin: StandIn = "full",
         batch_size: int = 64,  # official code of Hinton 2018
         eval_batch_size: int = 100,  # ours: divides 24,300, 8,100 and 16,200
@@ -159,6 +161,7 @@ class SmallNORBDataModule(AbstractDataModule):
         self.viewpoints = split
         self.test_crops = test_crops
         self.validation_instances = validation_instances
+        self.validation_fold = validation_fold
         self.test_parts = () if split == "full" else ("familiar", "novel")
         self.real_source = SmallNORBFiles(self.directory, resize)
         self.standin_source = RenderedToys(self.directory, standin)
@@ -183,7 +186,7 @@ class SmallNORBDataModule(AbstractDataModule):
             return familiar, familiar[:0]
         labels, instances = images.labels.numpy(), _column(images, "instance").numpy()
         train, validation = split_by_instance(
-            labels[familiar], instances[familiar], self.validation_instances, self.seed
+            labels[familiar], instances[familiar], self.validation_instances, self.seed, self.validation_fold
         )
         return familiar[train], familiar[validation]
 

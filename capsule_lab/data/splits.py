@@ -87,7 +87,7 @@ def take_stratified(indices: Indices, labels: npt.NDArray[np.int64], size: int, 
 
 
 def split_by_instance(
-    labels: npt.NDArray[np.int64], instances: npt.NDArray[np.int64], held_out: int, seed: int
+    labels: npt.NDArray[np.int64], instances: npt.NDArray[np.int64], held_out: int, seed: int, fold: int = 0
 ) -> tuple[Indices, Indices]:
     """Indices of the training and of the validation images, no object being on both sides.
 
@@ -98,9 +98,11 @@ def split_by_instance(
         instances: which of its class's objects every image shows.
         held_out: objects to validate on, of every class; each class draws its own.
         seed: of the draw.
+        fold: which of the draws of one seed, no two of which have an object in common: all of them are a
+            cross-validation.
 
     Raises:
-        ValueError: if that leaves a class without an object on one side.
+        ValueError: if that leaves a class without an object on one side, or there are not as many folds.
     """
     validation = np.zeros(len(labels), dtype=bool)
     for label in np.unique(labels):
@@ -110,7 +112,13 @@ def split_by_instance(
                 f"data.validation_instances is {held_out}; expected 1 to {len(objects) - 1} of the {len(objects)} "
                 "training objects of each class, or data.validation=none"
             )
-        drawn = np.random.default_rng((seed, int(label))).permutation(objects)[:held_out]
+        folds = len(objects) // held_out
+        if not 0 <= fold < folds:
+            raise ValueError(
+                f"data.validation_fold is {fold}; expected 0 to {folds - 1}: {held_out} of {len(objects)} objects each"
+            )
+        order = np.random.default_rng((seed, int(label))).permutation(objects)
+        drawn = order[fold * held_out : (fold + 1) * held_out]
         validation |= (labels == label) & np.isin(instances, drawn)
     return np.flatnonzero(~validation), np.flatnonzero(validation)
 
