@@ -166,7 +166,7 @@ class AbstractCapsuleModule(L.LightningModule):
         terms, output = self._terms_of_crops(batch) if has_crops else self._terms(batch)
         terms |= self.penalty()
         terms = {"loss": torch.stack(list(terms.values())).sum(), **terms}
-        self.metrics.update_errors(split, output.scores, batch.labels)
+        self.metrics.update_errors(split, output.scores, batch.classes)
         self.metrics.update_means(split, terms, len(batch.labels))
         return terms, output
 
