@@ -20,7 +20,7 @@ from tests.helpers.training import weights
 
 Cli = Callable[..., Ended]
 
-EM_CAPS = ["model=em_caps", "model.channels=8", "model.primary_types=4", "model.conv_types=[4,4]"]
+EM_CAPS = ["model=em_caps_paper", "model.channels=8", "model.primary_types=4", "model.conv_types=[4,4]"]
 CNN = ["model=cnn_smallnorb", "model.channels=[4,4]", "model.hidden=[8]"]
 ON_TOYS = ["data=smallnorb", "data.source=standin", "data.batch_size=16", "trainer.accelerator=cpu", *NO_PICTURES]
 EPOCH = ["trainer.max_epochs=1", "train.test=last"]
@@ -73,7 +73,7 @@ def test_option_trains_for_an_epoch(toynorb: Path, tmp_path: Path, option: str) 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("size", [[], ["model=em_caps_small"], ["model=em_caps"]], ids=["tiny", "small", "full"])
+@pytest.mark.parametrize("size", [[], ["model=em_caps_small"], ["model=em_caps_paper"]], ids=["tiny", "small", "full"])
 def test_every_weight_moves(toynorb: Path, tmp_path: Path, size: list[str]) -> None:
     """From the initial weights, which a run with a learning rate of almost 0 keeps."""
     model = size or EM_CAPS

@@ -69,7 +69,7 @@ def changes(experiment: str, group: str) -> set[str]:
 
 
 MODELS = options("model")
-ONE_OF_EACH_KIND = ["capsnet", "cnn_baseline", "em_caps"]
+ONE_OF_EACH_KIND = ["capsnet", "cnn_baseline", "em_caps_paper"]
 GROUPS = sorted(folder.name for folder in CONF.iterdir() if folder.is_dir() and folder.name != "hydra")
 PRESETS = [f"{group}={option}" for group in ("experiment", "debug") for option in options(group)]
 SMALLNORB = DataSpec((2, 32, 32), 5, ("a", "b", "c", "d", "e"))
@@ -131,7 +131,7 @@ def test_every_routing_is_built_into_em_caps(model, routing):
 
 def test_leaky_routing_is_refused_by_em_caps():
     with pytest.raises(ConfigError, match=r"^model: routing\.leaky is true; expected false: convolutional capsules"):
-        built("model=em_caps", "routing=dynamic_leaky")
+        built("model=em_caps_paper", "routing=dynamic_leaky")
 
 
 @pytest.mark.parametrize(
@@ -143,14 +143,14 @@ def test_leaky_routing_is_refused_by_em_caps():
     ],
 )
 def test_every_loss_and_schedule_is_built_with_em_caps(loss, schedule):
-    module = built("model=em_caps", f"loss={loss}", f"schedule={schedule}")
+    module = built("model=em_caps_paper", f"loss={loss}", f"schedule={schedule}")
     reaches = loss.startswith("spread") and "margin" in module.schedule
     assert module.scheduled_arguments == ({"margin"} if reaches else set())
 
 
 def test_options_of_the_class_layer_are_those_of_a_routing():
     with pytest.raises(ConfigError, match=r"^model: class_routing has .* 'cots'.*; expected options of the routing"):
-        built("model=em_caps", "+class_routing.cots=paper")
+        built("model=em_caps_paper", "+class_routing.cots=paper")
 
 
 @pytest.mark.parametrize("experiment", options("experiment"))
@@ -343,7 +343,7 @@ def chosen(config: DictConfig) -> dict[str, Any]:
 )
 @pytest.mark.parametrize(
     ("model", "reverse"),
-    [("em_caps", False), ("em_caps_small", True)],
+    [("em_caps_paper", False), ("em_caps_small", True)],
     ids=["as given", "small, other order"],
 )
 def test_precedence_with_em_caps(model, overrides, changed, reverse):
@@ -380,7 +380,7 @@ def test_precedence_with_em_caps(model, overrides, changed, reverse):
     ids=str,
 )
 def test_values_with_em_caps(overrides, key, value):
-    model = [] if any("experiment" in each for each in overrides) else ["model=em_caps"]
+    model = [] if any("experiment" in each for each in overrides) else ["model=em_caps_paper"]
     assert OmegaConf.select(compose(*model, *overrides), key) == value
 
 

@@ -19,7 +19,7 @@ from capsule_lab.errors import ConfigError
 from capsule_lab.kernels.backends import fused_kernels
 
 LAYERS = ("em_window", "em_all_parents", "dynamic")
-TEXTBOOK_NETWORKS = {"capsnet": TextbookCapsNet, "em_caps": TextbookEMCaps, "em_caps_small": TextbookEMCaps}
+TEXTBOOK_NETWORKS = {"capsnet": TextbookCapsNet, "em_caps_paper": TextbookEMCaps, "em_caps_small": TextbookEMCaps}
 """The textbook form of the models that have one."""
 SIZES = ("batch_size", "image_shape", "num_classes")
 """Of a model."""

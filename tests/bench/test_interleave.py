@@ -10,7 +10,7 @@ from capsule_lab.bench import interleave
 from capsule_lab.bench.cases import LAYERS
 from tests.helpers.bench import small_case
 
-NAMES = ["em_window", "em_all_parents", "dynamic", "capsnet", "em_caps"]
+NAMES = ["em_window", "em_all_parents", "dynamic", "capsnet", "em_caps_paper"]
 
 
 @pytest.mark.parametrize(("number", "name"), list(enumerate(NAMES)))

@@ -12,7 +12,7 @@ from capsule_lab.routing import DynamicRouting
 from tests.helpers.bench import small_case
 
 
-@pytest.mark.parametrize(("model", "biases"), [("capsnet", 0), ("em_caps", 2 * 17)])
+@pytest.mark.parametrize(("model", "biases"), [("capsnet", 0), ("em_caps_paper", 2 * 17)])
 def test_textbook_has_the_sizes_that_were_asked_for(model: str, biases: int) -> None:
     case = small_case(model, "options=['model.channels=3','model.primary_types=2','routing.iterations=2']")
     config = cases.training_config(case.overrides)
@@ -25,7 +25,7 @@ def test_textbook_has_the_sizes_that_were_asked_for(model: str, biases: int) -> 
 def test_step_has_every_term_of_the_loss() -> None:
     terms = []
     for weight in (0.0, 1.0):
-        step = models.build_step(small_case("em_caps", f"options=['model.channels=4','module.l2={weight}']"))
+        step = models.build_step(small_case("em_caps_paper", f"options=['model.channels=4','module.l2={weight}']"))
         terms.append(step.loss().item())
     kernels = [parameter for name, parameter in step.network.named_parameters() if name.endswith("weight")]
     assert terms[1] - terms[0] == pytest.approx(sum(kernel.square().sum().item() for kernel in kernels) / 2)

@@ -24,7 +24,7 @@ from tests.helpers.training import curves, trained_module
 
 Tiny = Callable[..., DictConfig]
 TINY_EM_CAPS = [
-    "model=em_caps", "model.channels=4", "model.primary_types=3", "model.conv_types=[3,2]", "routing.iterations=2"
+    "model=em_caps_paper", "model.channels=4", "model.primary_types=3", "model.conv_types=[3,2]", "routing.iterations=2"
 ]  # fmt: skip
 LAYERS = {
     "capsnet": (TINY_CAPSNET, ["primary", "digits"]),

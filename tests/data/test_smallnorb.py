@@ -539,8 +539,8 @@ def test_without_a_viewpoint_split_all_are_familiar():
     assert (len(familiar), len(novel)) == (24_300, 0)
 
 
-def by_instance(held_out: int = 1, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    return split_by_instance(FULL_LABELS.astype(np.int64), FULL_FACTORS[:, 0].astype(np.int64), held_out, seed)
+def by_instance(held_out: int = 1, seed: int = 0, fold: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    return split_by_instance(FULL_LABELS.astype(np.int64), FULL_FACTORS[:, 0].astype(np.int64), held_out, seed, fold)
 
 
 def toys(indices: np.ndarray) -> set[tuple[int, int]]:
@@ -561,6 +561,18 @@ def test_split_by_instance_is_the_one_we_publish():
     train, validation = by_instance()
     assert toys(validation) == HELD_OUT  # of the real set too, whose rows are in another order
     assert (index_hash(train), index_hash(validation)) == SPLIT
+
+
+@pytest.mark.parametrize(("held_out", "folds"), [(1, 5), (2, 2)])
+def test_folds_hold_out_every_toy_once(held_out, folds):
+    held = [toys(by_instance(held_out, fold=fold)[1]) for fold in range(folds)]
+    assert sum(map(len, held)) == len(set().union(*held)) == 5 * held_out * folds
+
+
+@pytest.mark.parametrize("fold", [-1, 5])
+def test_fold_that_does_not_exist(fold):
+    with pytest.raises(ValueError, match=f"data.validation_fold is {fold}; expected 0 to 4: 1 of 5 objects each"):
+        by_instance(fold=fold)
 
 
 def test_categories_draw_on_their_own():

@@ -49,7 +49,7 @@ def count(network: nn.Module) -> int:
 @functools.cache
 def preset(routing: str, *overrides: str) -> dict[str, Any]:
     """Arguments of ``EMCaps`` that ``conf/routing`` calls ``routing``."""
-    config = compose("train", ["model=em_caps", f"routing={routing}", *overrides])
+    config = compose("train", ["model=em_caps_paper", f"routing={routing}", *overrides])
     model = instantiate(config.model, _convert_="all", _partial_=True).keywords
     return {name: model[name] for name in ("routing", "class_routing")}
 

@@ -28,6 +28,7 @@ from capsule_lab.routing import (
     AbstractRouting,
     DynamicRouting,
     EMRouting,
+    NormalisedEMRouting,
     Normaliser,
     UniformRouting,
     dynamic_routing,
@@ -39,6 +40,7 @@ from tests.helpers.pairwise import pairwise
 from tests.reference import wrong
 from tests.reference.em_bridge import PRESETS, betas_of_the_loops, class_preset, in_terms_of_the_loops, preset
 from tests.reference.em_loops import dense_em_loops
+from tests.reference.em_normalised_loops import dense_em_evidence_loops
 from tests.reference.loops import dynamic_routing_loops, length_loops, uniform_routing_loops
 
 BATCH, CHILDREN, PARENTS, DIM = 3, 5, 4, 2
@@ -80,6 +82,28 @@ def em_by_loops(votes: Tensor, activations: Tensor, module: Any) -> tuple[Tensor
     return last.poses, last.activations
 
 
+def em_normalised_by_loops(votes: Tensor, activations: Tensor, module: Any) -> tuple[Tensor, Tensor]:
+    """As in evaluation: normalised by the running statistics."""
+    learned = module.log_temperature
+    poses, evidence = dense_em_evidence_loops(
+        votes,
+        activations,
+        iterations=module.iterations,
+        temperature=module.temperature if learned is None else learned.exp().item(),
+        min_variance=module.min_variance,
+        mass_eps=module.mass_eps,
+    )
+    if module.pose_norm is not None:
+        poses = by_statistics(module.pose_norm, poses.flatten(1)).view_as(poses)
+    return poses, by_statistics(module.evidence_norm, evidence).sigmoid()
+
+
+def by_statistics(norm: nn.BatchNorm1d, rows: Tensor) -> Tensor:
+    assert norm.running_mean is not None
+    assert norm.running_var is not None
+    return (rows - norm.running_mean) / (norm.running_var + norm.eps).sqrt() * norm.weight + norm.bias
+
+
 REFERENCES: dict[type[AbstractRouting], Reference] = {
     DynamicRouting: Reference(
         loops=lambda votes, _, module: with_lengths(
@@ -101,6 +125,17 @@ REFERENCES: dict[type[AbstractRouting], Reference] = {
     UniformRouting: Reference(
         loops=lambda votes, _, module: with_lengths(uniform_routing_loops(votes, bias=module.bias, leaky=module.leaky)),
         switches={"bias": (False, True), "leaky": (False, True)},
+    ),
+    NormalisedEMRouting: Reference(
+        loops=em_normalised_by_loops,
+        switches={
+            "iterations": (2, 1, 3, 5),
+            "temperature": (1.0, 0.5, 4.0),
+            "learn_temperature": (False, True),
+            "min_variance": (1.0, 5e-4),
+            "relative_floor": (False, True),
+            "pose_norm": (True, False),
+        },
     ),
     EMRouting: Reference(
         loops=em_by_loops,
@@ -195,7 +230,7 @@ def random_votes(*shape: int, dtype: torch.dtype = torch.float64, seed: int = 0)
 
 def build(kind: type[AbstractRouting], *, parameters: str = "initial", **options: Any) -> AbstractRouting:
     """A float64 routing; with ``parameters="random"`` no two parents have the same ones."""
-    module = kind(parents=PARENTS, dim=DIM, **options).double()
+    module = kind(parents=PARENTS, dim=DIM, **options).double().eval()  # images of a batch apart from each other
     if parameters == "random":
         generator = torch.Generator().manual_seed(1)
         for parameter in module.parameters():
@@ -368,6 +403,8 @@ def test_gradient(kind: type[AbstractRouting], options: dict[str, Any], case: Ba
 @every_combination()
 def test_couplings_of_a_child(kind: type[AbstractRouting], options: dict[str, Any], case: BackendCase) -> None:
     module = build(kind, parameters="random", **options)
+    if isinstance(module, NormalisedEMRouting):
+        module.pose_norm = None  # of what comes after the iterations
     check_couplings(route_of(module, dense=case.dense), leaky=module.leaky)
 
 
@@ -459,9 +496,10 @@ def test_every_parameter_has_a_gradient(
 def test_nothing_but_parameters_is_kept(kind: type[AbstractRouting]) -> None:
     module = build(kind)
     before = deepcopy({name: value for name, value in vars(module).items() if not name.startswith("_")})
+    buffers = deepcopy(dict(module.named_buffers()))
     route_of(module)(random_votes())
     assert {name: value for name, value in vars(module).items() if not name.startswith("_")} == before
-    assert not list(module.buffers())
+    assert all(torch.equal(buffer, buffers[name]) for name, buffer in module.named_buffers())
 
 
 def values_and_gradients(module: nn.Module, votes: Tensor | Votes, activations: Tensor) -> list[Tensor]:

@@ -204,7 +204,7 @@ def outputs_and_gradients(case: Case, device: torch.device) -> dict[str, Tensor]
 @functools.cache
 def routing_of(name: str) -> partial[AbstractRouting]:
     """What ``conf/routing/<name>.yaml`` builds."""
-    model = "em_caps" if name.startswith("em") else "capsnet"
+    model = "em_caps_paper" if name.startswith("em") else "capsnet"
     made: partial[AbstractRouting] = instantiate(training_config([f"model={model}", f"routing={name}"]).routing)
     return made
 

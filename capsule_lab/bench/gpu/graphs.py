@@ -47,7 +47,7 @@ COMPILED = (
 
 # and their overrides of a training configuration; cnn_small has dropout and batch normalisation
 MODELS: dict[Size, dict[str, tuple[str, ...]]] = {
-    "full": {"capsnet": (), "em_caps": (), "em_caps_small": (), "cnn_small": ()},
+    "full": {"capsnet": (), "em_caps_paper": (), "em_caps_small": (), "cnn_small": ()},
     "small": {"capsnet": ("model.channels=4", "model.primary_types=2", "model.decoder=[8]")},
 }
 IMAGES: dict[Size, list[str]] = {"full": [], "small": ["image_shape=[1,17,17]", "num_classes=3"]}

@@ -15,7 +15,7 @@ from capsule_lab.bench.gpu.throughput import case_of, measure_case, of_size
 from capsule_lab.errors import one_line
 
 MODELS: dict[Size, tuple[tuple[str, int], ...]] = {
-    "full": (("em_caps", 64), ("em_caps_small", 512), ("capsnet", 512), ("cnn_baseline", 512)),
+    "full": (("em_caps_paper", 64), ("em_caps_small", 512), ("capsnet", 512), ("cnn_baseline", 512)),
     "small": (("cnn_small", 2),),
 }
 """With the sizes of their batches."""

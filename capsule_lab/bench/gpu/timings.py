@@ -23,13 +23,13 @@ Row = dict[str, Any]
 
 OVERRIDES: dict[Size, list[str]] = {
     "full": [
-        "backends=[matmul,compiled,fused]", "precisions=[bf16-mixed]", "models=[em_caps,em_caps_small,capsnet]",
+        "backends=[matmul,compiled,fused]", "precisions=[bf16-mixed]", "models=[em_caps_paper,em_caps_small,capsnet]",
         "sizes.em_window.rows=2304", "sizes.em_all_parents.batch_size=64",  # 64 images of 6x6 positions
         "sizes.dynamic.batch_size=512", "sizes.em_caps.batch_size=64", "sizes.em_caps_small.batch_size=512",
         "+sizes.capsnet={batch_size: 512, image_shape: [1, 28, 28], num_classes: 10}",
     ],
     "small": [
-        "backends=[matmul,fused]", f"precisions=[{FULL}]", "models=[em_caps,capsnet]",  # a compiler takes too long
+        "backends=[matmul,fused]", f"precisions=[{FULL}]", "models=[em_caps_paper,capsnet]",  # compiling takes too long
         "batch_size=2", "image_shape=[1,21,21]", "options=['model.channels=4','model.primary_types=2']",
         "sizes.em_window={rows: 2, children: 9, parents: 3, iterations: 2}",
         "sizes.em_all_parents={grid: 5, child_types: 2, parents: 3, iterations: 2}",
@@ -43,8 +43,8 @@ SECONDS, FEWEST, MOST = 1.0, 3, 50  # ours: of steps that are timed, after three
 OUT_OF_MEMORY = "out of memory"
 
 TARGETS = [
-    ("em_caps", "speedup", 10.0, "EMCaps 32/32/32/32, batch 64: images/s, times the textbook's"),
-    ("em_caps", "peak_memory_bytes", -8e9, "EMCaps 32/32/32/32, batch 64: bytes at the peak, at most"),
+    ("em_caps_paper", "speedup", 10.0, "EMCaps 32/32/32/32, batch 64: images/s, times the textbook's"),
+    ("em_caps_paper", "peak_memory_bytes", -8e9, "EMCaps 32/32/32/32, batch 64: bytes at the peak, at most"),
     ("em_caps_small", "images_per_second", 20_000.0, "EMCaps 64/8/16/16, batch 512: images/s"),
     ("capsnet", "images_per_second", 40_000.0, "CapsNet, batch 512, bf16 convolutions: images/s"),
     ("em_window", "roofline_percent", 50.0, "EM layer: percent of the roofline"),

@@ -59,12 +59,12 @@ def test_every_kernel_of_the_networks_is_searched(gpu: Any, tmp_path: Path) -> N
 
 def test_a_network_that_fails_leaves_the_others(gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def build_step(case: Any) -> Any:
-        if case.name == "em_caps":
+        if case.name == "em_caps_paper":
             raise RuntimeError("no\n memory")
         return original(case)
 
     original = blocks.build_step
     monkeypatch.setattr(blocks, "build_step", build_step)
     report = tune_blocks(CPU, "small", 60.0)
-    assert report["failures"] == ["em_caps (fused, 32-true): RuntimeError: no memory"]
+    assert report["failures"] == ["em_caps_paper (fused, 32-true): RuntimeError: no memory"]
     assert "weighted_sum" in {row["kernel"].split()[0] for row in report["rows"]}

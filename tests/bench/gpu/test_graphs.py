@@ -100,22 +100,27 @@ class Workers:
 
 def test_process_that_failed_is_replaced_and_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
     def answer(form: Form, of_step: Case) -> list[Numbers]:
-        if (of_step.name, of_step.sizes["batch_size"]) == ("em_caps", 64) and form == GRAPHS:
+        if (of_step.name, of_step.sizes["batch_size"]) == ("em_caps_paper", 64) and form == GRAPHS:
             raise ConfigError("the step could not be timed: its process died")
         repeated = [Numbers([1.0], "one")] * 2 if of_step.name != "em_caps_small" else [Numbers([1.0], "another")]
         return repeated if form == EAGER else [Numbers([1.5], "two")]
 
     workers = Workers(monkeypatch, answer)
     found = compare_graphs(torch.device("cuda"), "full", 60.0)
-    failed = workers.events.index("em_caps 64 CUDA graphs")
-    assert workers.events[failed : failed + 4] == ["em_caps 64 CUDA graphs", "end", "start", "em_caps_small 64 eager"]
+    failed = workers.events.index("em_caps_paper 64 CUDA graphs")
+    assert workers.events[failed : failed + 4] == [
+        "em_caps_paper 64 CUDA graphs",
+        "end",
+        "start",
+        "em_caps_small 64 eager",
+    ]
     assert workers.events[:3] == ["start", "capsnet 64 eager", "capsnet 64 CUDA graphs"]
     assert workers.events[-2:] == ["cnn_small 512 compiled", "end"]
     assert len(found["rows"]) == 4 * 3 * 4
     (row,) = [row for row in found["rows"] if "error" in row]
     assert row["error"] == "the step could not be timed: its process died"
     assert {row["loss_difference"] for row in found["rows"] if "error" not in row} == {0.0, 0.5}
-    assert "em_caps at batch 64, CUDA graphs: the step could not be timed: its process died" in found["failures"]
+    assert "em_caps_paper at batch 64, CUDA graphs: the step could not be timed: its process died" in found["failures"]
     differs = "losses or gradients are not those of eager steps, which two runs of them share"
     assert f"capsnet at batch 16, CUDA graphs: {differs}" in found["failures"]
     assert not [each for each in found["failures"] if "compiled" in each or "overhead" in each], "they may round"

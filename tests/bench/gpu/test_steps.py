@@ -30,11 +30,11 @@ def _nothing_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(("device", "idle", "launches"), [("cuda", pytest.approx(0.2), 40.0), ("cpu", None, None)])
 def test_rows(device: str, idle: float | None, launches: float | None) -> None:
     found = steps.take_steps_apart(torch.device(device), "full", 60.0)
-    assert [row["model"] for row in found["rows"]] == ["em_caps", "em_caps_small", "cnn_baseline"]
+    assert [row["model"] for row in found["rows"]] == ["em_caps_paper", "em_caps_small", "cnn_baseline"]
     row = found["rows"][0]
     assert (row["milliseconds"], row["idle_share"], row["launches"]) == (pytest.approx(100.0), idle, launches)
-    assert found["costliest operators of em_caps"][0] == "operator 0 10%"
-    assert len(found["costliest operators of em_caps"]) == steps.LISTED
+    assert found["costliest operators of em_caps_paper"][0] == "operator 0 10%"
+    assert len(found["costliest operators of em_caps_paper"]) == steps.LISTED
 
 
 def test_a_model_that_fails_does_not_stop_the_others() -> None:

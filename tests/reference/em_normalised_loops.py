@@ -1,0 +1,69 @@
+"""Slow float64 transcription of EM routing with normalised evidence, up to its normalisation: loops on floats."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+LN_2PI = math.log(2 * math.pi)
+
+
+class Parents(NamedTuple):
+    """Of one image: poses, evidence ``-1/2 sum ln sigma^2`` and couplings by child."""
+
+    poses: list[list[float]]
+    evidence: list[float]
+    couplings: list[list[float]]
+
+
+def em_evidence_loops(
+    votes: list[list[list[float]]],
+    activations: list[float],
+    *,
+    iterations: int,
+    temperature: float,
+    min_variance: float,
+    mass_eps: float,
+) -> Parents:
+    """One image: ``votes[child][parent][component]``."""
+    children, parents = range(len(votes)), range(len(votes[0]))
+    components = range(len(votes[0][0]))
+    couplings = [[1 / len(parents) for _ in parents] for _ in children]
+    for iteration in range(iterations):
+        masses, poses, variances = [], [], []
+        for j in parents:
+            mass = sum(couplings[i][j] * activations[i] for i in children) + mass_eps
+            share = [couplings[i][j] * activations[i] / mass for i in children]
+            pose = [sum(share[i] * votes[i][j][d] for i in children) for d in components]
+            variances.append(
+                [min_variance + sum(share[i] * (votes[i][j][d] - pose[d]) ** 2 for i in children) for d in components]
+            )
+            masses.append(mass)
+            poses.append(pose)
+        if iteration < iterations - 1:
+            for i in children:
+                explained = []
+                for j in parents:
+                    log_density = sum(
+                        -0.5 * (LN_2PI + math.log(v) + (votes[i][j][d] - poses[j][d]) ** 2 / v)
+                        for d, v in enumerate(variances[j])
+                    )
+                    explained.append((math.log(masses[j]) + log_density) / temperature)
+                most = max(explained)
+                total = sum(math.exp(each - most) for each in explained)
+                couplings[i] = [math.exp(each - most) / total for each in explained]
+    evidence = [-0.5 * sum(math.log(v) for v in variances[j]) for j in parents]
+    return Parents(poses, evidence, couplings)
+
+
+def dense_em_evidence_loops(votes: Tensor, activations: Tensor, **options: float | int) -> tuple[Tensor, Tensor]:
+    """Poses and evidence of a batch."""
+    images = [
+        em_evidence_loops(image.tolist(), present.tolist(), **options)  # type: ignore[arg-type]
+        for image, present in zip(votes.detach(), activations.detach(), strict=True)
+    ]
+    poses, evidence = ([getattr(image, name) for image in images] for name in ("poses", "evidence"))
+    return torch.tensor(poses, dtype=torch.float64), torch.tensor(evidence, dtype=torch.float64)
