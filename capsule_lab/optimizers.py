@@ -25,20 +25,25 @@ def parameter_groups(network: nn.Module, *, decay_all: bool = False) -> list[dic
             no complexity, and most recipes leave them out (He et al. 2019, "Bag of tricks", section 3.1).
 
     Returns:
-        Groups that are not empty, each with ``params`` and ``rows``, which is for ``Muon``: how many leading dimensions
-        of a parameter are the rows of a matrix, 0 where it is none.
+        Groups with ``params`` and ``rows``, which is for ``Muon``: how many leading dimensions of a parameter are the
+        rows of a matrix; 0 where it is none, as any that is neither of such a layer nor of four dimensions.
     """
-    groups: dict[int, list[Tensor]] = {1: [], 2: [], 0: []}
+    groups: dict[tuple[int, bool], list[Tensor]] = {}
     for module in network.modules():
         for name, parameter in module.named_parameters(recurse=False):
-            if not name.endswith("weight") or parameter.ndim < 2:
-                groups[0].append(parameter)
-            elif parameter.ndim == 4 and not isinstance(module, nn.Conv2d):
-                groups[2].append(parameter)
-            else:
-                groups[1].append(parameter)
-    named = [{"params": parameters, "rows": rows} for rows, parameters in groups.items() if parameters]
-    return [group | ({} if group["rows"] or decay_all else {"weight_decay": 0.0}) for group in named]
+            decays = name.endswith("weight") and parameter.ndim > 1
+            groups.setdefault((_rows(module, parameter) if decays else 0, decays or decay_all), []).append(parameter)
+    return [
+        {"params": parameters, "rows": rows, **({} if decays else {"weight_decay": 0.0})}
+        for (rows, decays), parameters in sorted(groups.items(), key=lambda group: group[0], reverse=True)
+    ]
+
+
+def _rows(module: nn.Module, parameter: Tensor) -> int:
+    """How many leading dimensions are the rows of the matrix that a weight is; 0 if it is none."""
+    if isinstance(module, nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d):
+        return 1
+    return 2 if parameter.ndim == 4 else 0
 
 
 class Muon(Optimizer):

@@ -40,6 +40,11 @@ class AveragedWeights(WeightAveraging):
         super().__init__(avg_fn=get_swa_avg_fn() if decay is None else get_ema_avg_fn(decay))
         self.start = start
         self.first_step = 0.0
+        self.has_average = False
+
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        self.has_average = False
+        super().setup(trainer, pl_module, stage)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         module = cast(AbstractCapsuleModule, pl_module)
@@ -51,30 +56,34 @@ class AveragedWeights(WeightAveraging):
     def should_update(self, step_idx: int | None = None, epoch_idx: int | None = None) -> bool:
         return step_idx is not None and step_idx >= self.first_step
 
-    def _has_average(self) -> bool:
-        return self._average_model is not None and bool(self._average_model.n_averaged > 0)
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
+        self.has_average = self.has_average or self.should_update(trainer.global_step - 1)
 
     def on_validation_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        if self._has_average():
+        if self.has_average:
             super().on_validation_epoch_start(trainer, pl_module)
 
     def on_validation_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        if self._has_average():
+        if self.has_average:
             super().on_validation_epoch_end(trainer, pl_module)
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Nothing: the last checkpoint is still to come, and holds both."""
 
     def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        if self._has_average():
+        if self.has_average:
             super().on_train_end(trainer, pl_module)
-        self._average_model = None
+        self.has_average = False
 
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
-        if self._has_average():
+        if self.has_average:
             super().on_save_checkpoint(trainer, pl_module, checkpoint)
 
     def on_load_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
         """In a test the weights are those of ``state_dict``; without an average in the checkpoint one begins anew."""
         if trainer.state.fn == "fit" and "averaging_state" in checkpoint:
             super().on_load_checkpoint(trainer, pl_module, checkpoint)
+            self.has_average = True
