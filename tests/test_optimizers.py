@@ -63,6 +63,12 @@ def test_groups(network: str, kernels: list[str], transformations: list[str]) ->
     assert not any(name.endswith("weight") and built.get_parameter(name).ndim > 1 for name in groups[0])
 
 
+def test_weight_that_is_no_matrix_decays_and_is_for_adamw() -> None:
+    module = nn.Module()
+    module.weight = nn.Parameter(torch.ones(2, 3, 4))
+    assert [(group["rows"], "weight_decay" in group) for group in parameter_groups(module)] == [(0, False)]
+
+
 @pytest.mark.parametrize("decay_all", [False, True])
 def test_weight_decay_is_not_for_biases(decay_all: bool) -> None:
     """With gradients of 0 nothing but weight decay moves a parameter."""
