@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
@@ -17,6 +18,8 @@ from capsule_lab.command import command
 from capsule_lab.config import compose, to_container
 from capsule_lab.errors import ConfigError, printable, suggest
 from capsule_lab.runs.trust import plain_value
+
+Couplings = Literal["trained", "equal"]
 
 _LONGEST_OPTIONS = 120  # ours: characters; names of files have 255 at most
 
@@ -58,7 +61,7 @@ def evaluate_checkpoint(config: DictConfig) -> tuple[dict[str, Any], Path]:
     run = runs.open(config.ckpt, trust=config.trust)
     config.seed = run.config.seed if config.seed is None else config.seed  # of other data
     data = to_container(config).get("data") or {}
-    result = evaluate(run, config.split, data, config.trainer)
+    result = evaluate(run, config.split, data, config.trainer, couplings=config.couplings)
     return result, result_file(run, config.split, data, result)
 
 
@@ -67,6 +70,8 @@ def evaluate(
     split: str = "test",
     data: Mapping[str, Any] | None = None,
     trainer: DictConfig | None = None,
+    *,
+    couplings: Couplings = "trained",
 ) -> dict[str, Any]:
     """Metrics of a trained network on one split, with provenance. Writes nothing.
 
@@ -76,20 +81,24 @@ def evaluate(
         data: options of the data that differ from training, ``{"test_crops": 13}``; with a ``_target_``, the whole
             configuration of other data. See ``Run.data_with``.
         trainer: of ``conf/trainer``; precision ``auto`` is that of training.
+        couplings: ``"trained"``, or ``"equal"``: see ``capsule_lab.analysis.equal_couplings``.
 
     Returns:
         The metrics under the name of the split, ``checkpoint``, ``provenance``, ``data``, ``hardware``,
         ``precision``, and what ``environment.of_this_process`` gives.
 
     Raises:
-        ConfigError: for an unknown split, or options that do not exist.
+        ConfigError: for an unknown split, options that do not exist, or equal couplings of a network without couplings.
         DataError: if the data is not here.
         RunError: if the data does not fit the network, or the metrics are not finite.
     """
     from capsule_lab import build, callbacks, check, environment  # torch and Lightning
+    from capsule_lab.analysis.equal_couplings import equal_couplings
     from capsule_lab.ddp import processes_of
 
     check_split(split)
+    if couplings not in get_args(Couplings):
+        raise ConfigError(f"couplings={couplings} does not exist; {suggest(str(couplings), get_args(Couplings))}")
     build.be_quiet()
     trainer = (trainer or compose("evaluate").trainer).copy()
     if trainer.precision == "auto":
@@ -99,7 +108,8 @@ def evaluate(
     datamodule = run.data_with(data or {})
     lightning = build.build_trainer(wiring, None, callbacks.progress_callback())
     evaluated = {"test": lightning.test, "val": lightning.validate}[split]
-    with processes_of(lightning, "the same command evaluates again"):
+    around = equal_couplings(run.network) if couplings == "equal" else nullcontext()
+    with processes_of(lightning, "the same command evaluates again"), build.constructing("couplings=equal"), around:
         evaluated(run.module, datamodule=datamodule, verbose=False)
     logged = runs.results.split_metrics(lightning.logged_metrics, split)
     metrics = run.module.test_results() if split == "test" else logged
@@ -109,6 +119,7 @@ def evaluate(
         "checkpoint": str(run.checkpoint),
         "provenance": datamodule.provenance,
         "data": run.data_config(data or {}),
+        "couplings": couplings,
         "hardware": environment.hardware(lightning.strategy.root_device, lightning.num_devices),
         "precision": lightning.precision,
         **environment.of_this_process(),
@@ -133,6 +144,7 @@ def result_file(run: runs.Run, split: str, data: Mapping[str, Any], result: Mapp
     target = run.data_config(data)["_target_"]
     name = target.rpartition(".")[2].removesuffix("DataModule").lower()
     other = {} if "_target_" in data else {key: value for key, value in data.items() if key != "directory"}
+    other |= {"couplings": "equal"} if result.get("couplings") == "equal" else {}
     options = "".join(f"-{key}={value}" for key, value in other.items()).replace("/", "_")
     named = re.sub(r"[^\w.,=+-]", "_", options, flags=re.ASCII)[:_LONGEST_OPTIONS]
     if named != options:

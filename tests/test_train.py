@@ -80,7 +80,7 @@ def test_metrics_json_has_what_is_needed_to_repeat_the_run(trained: Trained) -> 
     assert set(found) == {
         "status", "name", "overrides", "test", "val", "weights_tested", "provenance", "parameters", "steps",
         "planned_steps",
-        "epochs", "seed", "training_seconds", "precision", "hardware", "config_hash", "command", "commit", "versions",
+        "epochs", "seed", "training_seconds", "training_cpu_seconds", "precision", "hardware", "config_hash", "command", "commit", "versions",
         "python", "stopped_by", "val_step", "best", "tested_step", "curves",
     }  # fmt: skip
     assert found["status"] == "finished"

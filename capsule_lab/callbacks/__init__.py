@@ -8,6 +8,7 @@ from capsule_lab.callbacks.loggers import MLflow, close_loggers, log_run_facts
 from capsule_lab.callbacks.monitoring import NonFiniteError, NonFiniteGuard, RoutingStats
 from capsule_lab.callbacks.not_learning import NotLearning
 from capsule_lab.callbacks.progress import ProgressBar, ProgressLines, progress_callback
+from capsule_lab.callbacks.time_to_accuracy import TimeToAccuracy, weights_reached
 
 __all__ = [
     "AtomicCheckpointIO",
@@ -25,8 +26,10 @@ __all__ = [
     "ProgressLines",
     "Reconstructions",
     "RoutingStats",
+    "TimeToAccuracy",
     "close_loggers",
     "log_run_facts",
     "pause_at",
     "progress_callback",
+    "weights_reached",
 ]

@@ -1,0 +1,54 @@
+"""A network whose children share themselves out equally: what routing adds to the weights that were trained with it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from capsule_lab.routing import AbstractRouting, Normaliser
+
+
+class EqualCouplings(Normaliser):
+    """``normaliser`` of log-couplings that are all alike, whatever the routing has found."""
+
+    def __init__(self, normaliser: Normaliser) -> None:
+        super().__init__(leaky=normaliser.leaky)
+        self.normaliser = normaliser
+        self.rows_per_image = normaliser.rows_per_image
+
+    def __call__(self, log_couplings: Float[Tensor, "batch parent child"]) -> Float[Tensor, "batch parent child"]:
+        return self.normaliser(torch.zeros_like(log_couplings))
+
+    def total(self, mass: Float[Tensor, "batch parent"]) -> Float[Tensor, "batch 1"]:
+        return self.normaliser.total(mass)
+
+
+@contextmanager
+def equal_couplings(network: nn.Module) -> Iterator[None]:
+    """In all routings of ``network``, every child goes to all parents that see it in equal shares.
+
+    The *routing gain* of a network is its error with equal couplings less that with its own.
+
+    Args:
+        network: with at least one ``AbstractRouting`` that turns log-couplings into couplings by the normaliser it is
+            given, as all of this project do whose couplings are learned or found by iterations.
+
+    Raises:
+        ValueError: for a network without a routing, and, when it is called, for a leaky one.
+    """
+    routings = [module for module in network.modules() if isinstance(module, AbstractRouting)]
+    if not routings:
+        raise ValueError(f"{type(network).__name__} has no couplings; expected a network of capsules")
+    with ExitStack() as stack:
+        for routing in routings:
+            stack.callback(routing.register_forward_pre_hook(_with_equal_couplings, with_kwargs=True).remove)
+        yield
+
+
+def _with_equal_couplings(_: nn.Module, inputs: tuple[Any, ...], options: dict[str, Any]) -> Any:
+    return inputs, {**options, "normalise": EqualCouplings(options.get("normalise") or Normaliser())}

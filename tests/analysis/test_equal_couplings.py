@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import torch
+
+from capsule_lab.analysis.equal_couplings import equal_couplings
+from capsule_lab.networks import CapsNet, EMCaps, SmallCNN
+from capsule_lab.routing import DynamicRouting, EMRouting, NormalisedEMRouting, UniformRouting
+from capsule_lab.types import RoutingTrace
+
+IMAGES = torch.rand(2, 1, 17, 17, generator=torch.Generator().manual_seed(0))
+
+
+def em_caps(routing: object) -> EMCaps:
+    torch.manual_seed(0)
+    sizes = {"channels": 8, "primary_types": 3, "conv_types": (4,), "conv_strides": (1,)}
+    network = EMCaps((1, 17, 17), 3, routing=routing, class_routing=None, **sizes)  # type: ignore[arg-type]
+    for layer in (*network.conv_capsules, network.classes):
+        layer.weight.data *= 10  # else couplings are nearly equal
+    return network.eval()
+
+
+@pytest.mark.parametrize(
+    "routing",
+    [
+        DynamicRouting,
+        EMRouting,
+        partial(NormalisedEMRouting, min_variance=1e-3),
+        partial(EMRouting, backend="reference"),
+        partial(EMRouting, normalisation="window"),
+    ],
+)
+def test_couplings_of_all_layers_are_those_of_no_routing(routing: object) -> None:
+    network = em_caps(routing)
+    traces: list[RoutingTrace] = []
+    own = network(IMAGES).logits
+    with equal_couplings(network):
+        equal = network(IMAGES, on_iteration=traces.append).logits
+    for trace in traces:
+        assert torch.equal(trace.couplings, torch.full_like(trace.couplings, 1 / 3))
+    assert not torch.allclose(own, equal, rtol=1e-3, atol=0)
+    assert torch.equal(network(IMAGES).logits, own)  # afterwards
+
+
+def test_of_uniform_routing_is_that() -> None:
+    network = em_caps(UniformRouting)
+    expected = network(IMAGES).logits
+    with equal_couplings(network):
+        assert torch.equal(network(IMAGES).logits, expected)
+
+
+def test_of_dynamic_routing_is_its_first_iteration() -> None:
+    torch.manual_seed(0)
+    three = CapsNet((1, 17, 17), 3, channels=8, primary_types=2, decoder=None)
+    once = CapsNet(
+        (1, 17, 17), 3, channels=8, primary_types=2, decoder=None, routing=partial(DynamicRouting, iterations=1)
+    )
+    once.load_state_dict(three.state_dict())
+    with equal_couplings(three):
+        torch.testing.assert_close(three(IMAGES).scores, once(IMAGES).scores)
+
+
+def test_network_without_couplings() -> None:
+    with (
+        pytest.raises(ValueError, match="SmallCNN has no couplings; expected a network of capsules"),
+        equal_couplings(SmallCNN((1, 17, 17), 3)),
+    ):
+        pass
