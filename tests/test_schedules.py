@@ -256,6 +256,25 @@ def test_learning_rate_of_a_run_of_any_length_falls_from_3e_3_to_a_hundredth(nam
     assert [rate(0), rate(5_000)] == pytest.approx([3e-3, 3e-5], rel=1e-2)
 
 
+@pytest.mark.parametrize(
+    ("step", "rate"), [(0, 3e-5), (25, 5.15e-4), (50, 1e-3), (525, 5e-4), (1_000, 0.0), (2_000, 0.0)]
+)
+def test_cosine_after_a_warm_up(step: int, rate: float) -> None:
+    found = shipped("cosine_warmup", total_steps=1_000)["learning_rate"](step)
+    assert found == pytest.approx(rate, rel=1e-6, abs=1e-12)
+
+
+@pytest.mark.parametrize(("step", "iterations"), [(0, 1), (299, 1), (300, 2), (600, 3), (900, 3)])
+def test_rising_iterations(step: int, iterations: int) -> None:
+    assert shipped("rising_iterations", total_steps=900)["routing_iterations"](step) == iterations
+
+
+@pytest.mark.parametrize(("step", "temperature"), [(0, 10), (250, 10**0.5), (500, 1), (1_000, 1)])
+def test_falling_temperature(step: int, temperature: float) -> None:
+    found = shipped("falling_temperature", total_steps=1_000)["routing_temperature"](step)
+    assert found == pytest.approx(temperature)
+
+
 @pytest.mark.parametrize(("step", "margin"), [(0, 0.2), (2_500, 0.55), (5_000, 0.9)])
 def test_linear_margin(step: int, margin: float) -> None:
     assert shipped("em_linear_margin", total_steps=5_000)["margin"](step) == pytest.approx(margin)

@@ -1,5 +1,6 @@
 """What happens around training."""
 
+from capsule_lab.callbacks.averaged_weights import AveragedWeights
 from capsule_lab.callbacks.checkpoints import AtomicCheckpointIO, BestCheckpoint, EmbedConfig, LastCheckpoint, pause_at
 from capsule_lab.callbacks.csv_logger import MetricsTable
 from capsule_lab.callbacks.figures import ConfusionMatrix, Reconstructions
@@ -12,6 +13,7 @@ from capsule_lab.callbacks.time_to_accuracy import TimeToAccuracy, weights_reach
 
 __all__ = [
     "AtomicCheckpointIO",
+    "AveragedWeights",
     "BestCheckpoint",
     "ConfusionMatrix",
     "EmbedConfig",

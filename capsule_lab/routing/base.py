@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from jaxtyping import Float
@@ -100,8 +100,11 @@ class AbstractRouting(nn.Module, ABC):
         normalisation: which parents compete for a child in a convolutional layer.
         backend: how votes are summed, the same numbers in other time and memory: see ``capsule_lab.kernels.Backend``.
         poses: whether parents have poses; where they have none, dense and class capsules have no transformations.
+        scheduled: options that a schedule may change while training, and whether they are an ``int`` or a ``float``: a
+            schedule named ``routing_<option>`` sets them, see ``capsule_lab.lit.scheduled_routing``.
     """
 
+    scheduled: Mapping[str, type[int] | type[float]] = {}
     leaky: bool = False
     competing: ClassVar[Literal["parents", "children"]] = "parents"
     normalisation: Normalisation = "all_parents"
@@ -114,6 +117,10 @@ class AbstractRouting(nn.Module, ABC):
         Args:
             layer: sizes of the layer that the routing belongs to.
         """
+
+    def scheduled_options(self) -> dict[str, Any]:
+        """Where ``forward`` finds the options ``scheduled``, to be changed there; by default the attributes."""
+        return vars(self)
 
     @abstractmethod
     def forward(

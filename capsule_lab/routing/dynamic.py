@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import nullcontext
 from typing import Literal, get_args
 
@@ -100,6 +101,8 @@ class DynamicRouting(AbstractRouting):
     Raises:
         ValueError: for fewer than one iteration, an unknown ``gradient`` or ``backend``.
     """
+
+    scheduled: Mapping[str, type[int] | type[float]] = {"iterations": int}
 
     def __init__(
         self,

@@ -6,7 +6,7 @@ a widely read tutorial differ in normalisation, cost and initial values: ``conf/
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -211,6 +211,8 @@ class EMRouting(AbstractRouting):
         ValueError: for a number out of range or an unknown switch; in ``forward``, for children without activations.
     """
 
+    scheduled: Mapping[str, type[int] | type[float]] = {"iterations": int, "inverse_temperature": float}
+
     def __init__(
         self,
         parents: int,
@@ -244,6 +246,9 @@ class EMRouting(AbstractRouting):
         betas, learned = (1 if shared_betas else parents,), activation == "description_length"
         self.beta_u = nn.Parameter(torch.full(betas, beta_u), requires_grad=learned)  # mixing proportions have none
         self.beta_a = nn.Parameter(torch.full(betas, beta_a), requires_grad=learned)
+
+    def scheduled_options(self) -> dict[str, Any]:
+        return self.options
 
     def forward(
         self,
