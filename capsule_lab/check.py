@@ -180,11 +180,6 @@ def _check_run(config: DictConfig) -> None:
     _check_trainer(trainer)
     if max(trainer.max_epochs or -1, trainer.max_steps or -1) < 1:
         raise ConfigError("the run has no end: set trainer.max_epochs or trainer.max_steps, schedules scale to it")
-    if trainer.gradient_clip_val is not None and config.optimizer.get("fused"):
-        raise ConfigError(
-            f"trainer.gradient_clip_val is {trainer.gradient_clip_val} beside a fused optimizer, whose "
-            "gradients Lightning does not clip; set optimizer.fused=false"
-        )
     if not isinstance(config.seed, int) or isinstance(config.seed, bool) or not 0 <= config.seed <= _LARGEST_SEED:
         raise ConfigError(f"seed is {_shown(config.seed)}; expected a whole number, 0 or more, at most {_LARGEST_SEED}")
     options = {"train.resume": bool, "train.directory": str | None, "ckpt": str | None, "class_routing": dict | None}

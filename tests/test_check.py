@@ -36,7 +36,6 @@ from tests.helpers.commands import TINY, Ended
         (["seed=-1"], "seed is -1; expected a whole number, 0 or more"),
         (["trainer.precision=64-true"], "trainer.precision is 64-true; expected one of auto, 32-true, bf16-mixed"),
         (["train.test=first"], "train.test is 'first'; expected best, last or none"),
-        (["+trainer.gradient_clip_val=1", "optimizer.fused=true"], "trainer.gradient_clip_val is 1 beside a fused"),
         (["trainer.limit_train_batches=0"], "trainer.limit_train_batches is 0, which trains nothing; expected 1 or"),
         (["trainer.limit_train_batches=0.0"], "trainer.limit_train_batches is 0, which trains nothing; expected 1 or"),
         (["callbacks=stop_at_error"], "callbacks.stop_at_error.stopping_threshold is missing; expected callbacks.stop"),

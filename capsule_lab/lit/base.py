@@ -249,21 +249,27 @@ class AbstractCapsuleModule(L.LightningModule):
         self._schedule_of_run = {
             name: value.for_run(self.steps_per_epoch, self.total_steps) for name, value in self.schedule.items()
         }
-        optimizer = self.build_optimizer()
+        optimizer = self.build_optimizer(clipped=trainer.gradient_clip_val is not None)
         rate = self._schedule_of_run["learning_rate"]
         # a plain function: of a callable object LambdaLR would save, and on resuming overwrite, the attributes
         scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: rate(step))
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
-    def build_optimizer(self) -> Optimizer:
+    def build_optimizer(self, *, clipped: bool = False) -> Optimizer:
         """The optimizer, with its parameters in groups where it has weight decay, which is not for biases and scales.
 
         Without weight decay all are one group, whose steps torch computes at once.
+
+        Args:
+            clipped: gradients are clipped, which Lightning does for no fused optimizer: it is then another of torch's.
         """
         optimizer = self.optimizer(self.parameters_to_train(), lr=1.0)
+        options = {"fused": False} if clipped and optimizer.defaults.get("fused") else {}
+        if options:
+            optimizer = self.optimizer(self.parameters_to_train(), lr=1.0, **options)
         if not optimizer.defaults.get("weight_decay") and not isinstance(optimizer, Muon):
             return optimizer
-        return self.optimizer(parameter_groups(self.network, decay_all=self.decay_all), lr=1.0)
+        return self.optimizer(parameter_groups(self.network, decay_all=self.decay_all), lr=1.0, **options)
 
     def parameters_to_train(self) -> Iterable[nn.Parameter]:
         """What the optimizer gets."""
