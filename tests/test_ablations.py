@@ -31,7 +31,10 @@ OPTIONS = {
     "loss on log-odds": ["loss=cross_entropy_log_odds"],
     **{
         name: [f"routing={name}"]
-        for name in ("em", "em_paper", "em_official_fast", "em_official_legacy", "em_tutorial", "dynamic", "uniform")
+        for name in (
+            "em", "em_paper", "em_official_fast", "em_official_legacy", "em_tutorial", "dynamic", "uniform",
+            "self_attention", "variational_bayes", "variational_bayes_official",
+        )
     },
     "legacy as official": [
         "routing=em_official_legacy", "model.conv_weight_std=0.3", "model.interleaved_primary=true"
