@@ -18,16 +18,20 @@ __version__ = "0.1.0"
 
 __all__ = [  # noqa: RUF022  # by module
     # plain PyTorch
-    "AbstractRouting", "DynamicRouting", "EMRouting", "SelfAttentionRouting", "UniformRouting",
-    "VariationalBayesRouting",
-    "dynamic_routing", "em_routing", "self_attention_routing", "uniform_routing",
+    "AbstractRouting", "AttentionOverChildren", "DynamicRouting", "EMRouting", "HeinsenRouting", "InvertedAttention",
+    "NormalisedEMRouting", "RandomCouplings", "ScaledDistanceAgreement", "SelfAttentionRouting", "SelfRouting",
+    "UniformRouting", "VariationalBayesRouting",
+    "attention_over_children", "dynamic_routing", "em_evidence", "em_routing", "heinsen_routing", "inverted_attention",
+    "scaled_distance_agreement", "self_attention_routing", "self_routing", "uniform_routing",
     "variational_bayes_routing",
     "ClassCapsules", "ConvCapsules", "Decoder", "DenseCapsules", "DepthwisePrimaryCapsules", "LinearPrimaryCapsules",
-    "PrimaryCapsules",
-    "BaselineCNN", "CapsNet", "EMCaps", "EfficientCapsNet", "SmallCNN", "VBCaps",
+    "PrimaryCapsules", "Stem",
+    "BaselineCNN", "CapsNet", "EMCaps", "EfficientCapsNet", "HeinsenNet", "InvertedAttentionCaps", "SelfRoutingNet",
+    "SmallCNN", "VBCaps",
     "dense_votes", "length", "squash",
-    "cross_entropy_loss", "l2_loss", "margin_loss", "reconstruction_loss", "sigmoid_cross_entropy_loss", "spread_loss",
-    "Constant", "Exponential", "Linear", "Schedule", "SigmoidRamp", "Staircase",
+    "cross_entropy_loss", "l2_loss", "logits_cross_entropy_loss", "margin_loss", "reconstruction_loss",
+    "sigmoid_cross_entropy_loss", "spread_loss",
+    "Constant", "Exponential", "Linear", "OneCycle", "Schedule", "SigmoidRamp", "Staircase",
     "Batch", "CapsuleOutput", "Capsules", "DataSpec", "Votes",
     # with Lightning
     "AffNISTDataModule", "CIFAR10DataModule", "ExpandedMNISTDataModule", "MNISTDataModule", "MultiMNISTDataModule",
@@ -74,28 +78,53 @@ if TYPE_CHECKING:
         DepthwisePrimaryCapsules,
         LinearPrimaryCapsules,
         PrimaryCapsules,
+        Stem,
     )
     from capsule_lab.losses import (
         cross_entropy_loss,
         l2_loss,
+        logits_cross_entropy_loss,
         margin_loss,
         reconstruction_loss,
         sigmoid_cross_entropy_loss,
         spread_loss,
     )
-    from capsule_lab.networks import BaselineCNN, CapsNet, EfficientCapsNet, EMCaps, SmallCNN, VBCaps
+    from capsule_lab.networks import (
+        BaselineCNN,
+        CapsNet,
+        EfficientCapsNet,
+        EMCaps,
+        HeinsenNet,
+        InvertedAttentionCaps,
+        SelfRoutingNet,
+        SmallCNN,
+        VBCaps,
+    )
     from capsule_lab.routing import (
         AbstractRouting,
+        AttentionOverChildren,
         DynamicRouting,
         EMRouting,
+        HeinsenRouting,
+        InvertedAttention,
+        NormalisedEMRouting,
+        RandomCouplings,
+        ScaledDistanceAgreement,
         SelfAttentionRouting,
+        SelfRouting,
         UniformRouting,
         VariationalBayesRouting,
+        attention_over_children,
         dynamic_routing,
+        em_evidence,
         em_routing,
+        heinsen_routing,
+        inverted_attention,
+        scaled_distance_agreement,
         self_attention_routing,
+        self_routing,
         uniform_routing,
         variational_bayes_routing,
     )
-    from capsule_lab.schedules import Constant, Exponential, Linear, Schedule, SigmoidRamp, Staircase
+    from capsule_lab.schedules import Constant, Exponential, Linear, OneCycle, Schedule, SigmoidRamp, Staircase
     from capsule_lab.types import Batch, CapsuleOutput, Capsules, DataSpec, Votes

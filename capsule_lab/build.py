@@ -65,7 +65,7 @@ def build_module(config: DictConfig, spec: Any) -> Any:
     with constructing("module"):
         lit = module(network=built, num_classes=spec.num_classes, labels_per_image=spec.labels_per_image)
     with constructing("optimizer"):
-        lit.optimizer(lit.parameters_to_train(), lr=1.0)
+        lit.build_optimizer()
     with constructing("loss"), torch.device("cpu"):
         _try_losses(lit, spec)
     return lit
@@ -80,6 +80,18 @@ def _try_losses(module: Any, spec: Any) -> None:
     if getattr(module, "reconstruction", None) is not None:
         images = torch.zeros(1, *spec.image_shape)
         module.reconstruction(images, images)
+
+
+def _try_mixtures(module: Any, spec: Any) -> None:
+    """Call the loss with shares of classes; one class of a mixture is nothing to reconstruct it from."""
+    from capsule_lab.networks.base import reconstructs  # takes seconds, help needs none
+
+    if getattr(module, "reconstruction", None) is not None and reconstructs(module.network):
+        raise ValueError(
+            "a decoder reconstructs one class, and images are mixtures of two; expected model.decoder=null"
+        )
+    shares = torch.full((1, spec.num_classes), 1 / spec.num_classes)
+    module.loss(torch.zeros(1, spec.num_classes), shares)
 
 
 def build_without_weights(config: DictConfig) -> Any:
@@ -165,10 +177,13 @@ def check_together(trainer: Any, module: Any, data: Any) -> None:
         data: the DataModule, set up.
 
     Raises:
-        ConfigError: for a validation that never comes, a monitor of something that nothing measures, or CUDA graphs
-            that this run cannot have.
+        ConfigError: for a validation that never comes, a monitor of something that nothing measures, CUDA graphs that
+            this run cannot have, or ``data.mixup`` beside a loss of one class or a decoder.
     """
     module.training_network.check(trainer)
+    if data.mixup is not None:
+        with constructing("data.mixup"), torch.device("cpu"):
+            _try_mixtures(module, data.spec)
     batches = -(-len(data.dataset("train")) // (data.batch_size * trainer.world_size))
     interval = trainer.val_check_interval
     if type(interval) is int and trainer.check_val_every_n_epoch is not None and interval > batches:

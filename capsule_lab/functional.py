@@ -171,6 +171,26 @@ def dense_votes(
     return by_parent.view(batch, parent, child, rows * columns).transpose(1, 2)
 
 
+def add_to_votes(votes: Votes, added: Float[Tensor, "child parent dim"]) -> Votes:
+    """Votes with the same vectors added in every image, without computing them.
+
+    As in homogeneous coordinates: a pose M and a weight W become [M 1] and W over ``added``, so that their product is
+    MW plus that.
+
+    >>> votes = Votes(poses=torch.ones(2, 6, 4), weight=torch.ones(6, 4, 3, 8))
+    >>> longer = add_to_votes(votes, torch.ones(6, 3, 8))
+    >>> dense_votes(longer.poses, longer.weight)[0, 0, 0, 0].item()  # 4 * 1 * 1 + 1
+    5.0
+    """
+    child, inner, parent, columns = votes.weight.shape
+    rows = votes.poses.shape[2] // inner
+    one = torch.eye(rows, dtype=votes.poses.dtype, device=votes.poses.device)
+    one = one.expand(*votes.poses.shape[:2], rows, rows)
+    poses = torch.cat([votes.poses.unflatten(2, (rows, inner)), one], 3).flatten(2)
+    by_row = added.to(votes.weight.dtype).view(child, parent, rows, columns).transpose(1, 2)  # [i r j c]
+    return Votes(poses, torch.cat([votes.weight, by_row], 1), plain_poses=votes.child_poses)
+
+
 def with_dense_votes(function: Callable[P, R]) -> Callable[P, R]:
     """Make ``function``, such as the ``forward`` of a routing, receive the vote tensor in place of a ``Votes`` record.
 

@@ -17,6 +17,7 @@ from lightning.pytorch.callbacks.early_stopping import EarlyStoppingReason
 
 __all__ = [
     "HARMLESS_WARNINGS",
+    "EarlyStoppingReason",
     "MisconfigurationException",
     "batch_index",
     "batches_per_epoch",
@@ -103,8 +104,8 @@ def epoch_metrics(trainer: L.Trainer) -> tuple[dict[str, Any], int]:
 
 
 def stopped_at_threshold(trainer: L.Trainer) -> bool:
-    """Whether an ``EarlyStopping`` callback has met its threshold, also before an interruption."""
-    reasons = [callback.stopping_reason for callback in trainer.early_stopping_callbacks]
+    """Whether a callback has met its threshold, also before an interruption: ``EarlyStopping``, or one that says so."""
+    reasons = [getattr(callback, "stopping_reason", None) for callback in cast(Any, trainer).callbacks]
     return EarlyStoppingReason.STOPPING_THRESHOLD in reasons
 
 

@@ -51,8 +51,8 @@ def margin_loss(
 
     Args:
         scores: lengths ``|v_k|``.
-        labels: classes, ``(batch,)`` or, if every image has several, ``(batch, label)``; or one row of 0 and 1 per
-            image.
+        labels: classes, ``(batch,)`` or, if every image has several, ``(batch, label)``; or one row per image of 0 and
+            1, or of shares of the classes.
         present, absent: margins above and below which a length costs nothing, in [0, 1], ``present`` the larger.
         absent_weight: 0 or more; keeps the many absent classes from shrinking all lengths at first.
         reduction: ``"paper"`` sums over the classes and averages over the batch. ``"official"`` is the
@@ -105,7 +105,8 @@ def spread_loss(
             five classes, beside which a penalty on weights counts 5 times as much.
 
     Raises:
-        ValueError: for an unknown reduction, a margin that is not in (0, 1], or several labels per image.
+        ValueError: for an unknown reduction, a margin that is not in (0, 1], and several labels per image or shares of
+            classes.
 
     >>> import torch
     >>> spread_loss(torch.tensor([[0.8, 0.3, 0.1]]), torch.tensor([0])).item()  # 0.4^2 + 0.2^2
@@ -275,13 +276,18 @@ def _half_squared(kernel: Tensor) -> Tensor:
 
 
 def _truth(labels: Tensor, scores: Tensor) -> Tensor:
-    """One row of 0 and 1 per image."""
+    """One row per image: 0 and 1, or shares of the classes."""
     if labels.is_floating_point():
         return labels.to(scores.dtype)
     return torch.zeros_like(scores).scatter(1, labels.reshape(len(scores), -1), 1.0)
 
 
 def _check_one_label(labels: Tensor, loss: str) -> None:
+    if labels.is_floating_point():
+        raise ValueError(
+            f"{loss} is for one label per image, these have shares of classes, as of data.mixup: loss=margin or "
+            "loss=cross_entropy, or data.mixup=null"
+        )
     if labels.ndim > 1:
         raise ValueError(
             f"{loss} is for one label per image, these have {labels.shape[1]}: loss=margin for capsules, "

@@ -8,7 +8,7 @@ import math
 import shlex
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,9 @@ _ENDED_BY = {
     "threshold": "the threshold of a callback",
     "callback": "a callback",
 }
+
+
+_INDENT = 12  # of the last lines of the command
 
 
 def run(config: DictConfig) -> None:
@@ -131,6 +134,8 @@ def _train(config: DictConfig, directory: Path, overrides: Sequence[str], began:
     build.check_together(trainer, module, data)
     if (seconds := build.time_limit(config.trainer)) < math.inf:
         callbacks.pause_at(trainer, began + seconds)
+    if timer := callbacks.TimeToAccuracy.of(trainer):
+        timer.since = began
 
     runs.directories.create_directory(directory, config, overrides)  # the first file: all parts are built
     with runs.results.recording_failure(directory), runs.files.logging_to(directory / "train.log"):
@@ -143,6 +148,7 @@ def _train(config: DictConfig, directory: Path, overrides: Sequence[str], began:
             with processes_of(trainer, "train.resume=true continues from the last checkpoint"):
                 trainer.fit(module, datamodule=data, ckpt_path=resume, weights_only=True)
                 training = _training(directory, trainer, module, embed)  # a test loads other weights
+                timed = _time_to_accuracy(config, directory, trainer, module, data)
                 tested = _test(config, directory, trainer, module, data)
             failed = False
         except PauseError:
@@ -153,7 +159,7 @@ def _train(config: DictConfig, directory: Path, overrides: Sequence[str], began:
         if not trainer.is_global_zero:
             return {}
         named = {"name": config.get("name"), "overrides": [*overrides]}
-        result = {"status": "finished", **named, **training, **tested, **_facts(config, trainer, module, data)}
+        result = {"status": "finished", **named, **training, **tested, **timed, **_facts(config, trainer, module, data)}
         result["curves"] = runs.files.sha256(directory / "metrics.csv")
         runs.files.write_record(directory / runs.results.RESULT, result)
     return result
@@ -213,7 +219,33 @@ def _training(directory: Path, trainer: Any, module: Any, embed: Any) -> dict[st
         "val_step": embed.val_step,
         "best": best and {"step": best["global_step"], "val": best["capsule_lab"]["val"]},
         "training_seconds": round(embed.seconds, 1),
+        "training_cpu_seconds": round(embed.cpu_seconds, 1),
     }
+
+
+def _time_to_accuracy(config: DictConfig, directory: Path, trainer: Any, module: Any, data: Any) -> dict[str, Any]:
+    """What ``TimeToAccuracy`` recorded, with the test of the weights that reached each threshold.
+
+    Raises:
+        RunError: if such a test is not finite.
+    """
+    from capsule_lab import callbacks
+
+    timer = callbacks.TimeToAccuracy.of(trainer)
+    if timer is None:
+        return {}
+    results, tested = timer.results(), {}
+    loggers, trainer.loggers = trainer.loggers, []  # they get the test of `train.test`
+    try:
+        for threshold in timer.thresholds:
+            weights, step = callbacks.weights_reached(directory, threshold), results[f"{threshold}/step"]
+            can_be_tested = step is not None and weights.is_file() and config.train.test != "none"
+            if can_be_tested and step not in tested:
+                tested[step] = _test_weights(weights, trainer, module, data)["error"]
+            results[f"{threshold}/test_error"] = tested.get(step)
+    finally:
+        trainer.loggers = loggers
+    return {"time_to_accuracy": results}
 
 
 def _test(config: DictConfig, directory: Path, trainer: Any, module: Any, data: Any) -> dict[str, Any]:
@@ -228,11 +260,23 @@ def _test(config: DictConfig, directory: Path, trainer: Any, module: Any, data: 
     if weights is None:
         return {"test": {}, "weights_tested": None, "tested_step": None}
     step = runs.checkpoints.read(weights)["global_step"]
+    results = _test_weights(weights, trainer, module, data)
+    return {"test": results, "weights_tested": weights.stem, "tested_step": step}
+
+
+def _test_weights(weights: Path, trainer: Any, module: Any, data: Any) -> dict[str, float]:
+    """Test the weights in a checkpoint.
+
+    Raises:
+        RunError: if what comes out is not finite.
+    """
+    from capsule_lab import runs
+
     with interruptible("training is complete; the same command with train.resume=true tests again"):
         trainer.test(module, datamodule=data, ckpt_path=weights, weights_only=True, verbose=False)
-    results = module.test_results()
+    results: dict[str, float] = module.test_results()
     runs.results.check_finite(results, f"the test of {weights}")
-    return {"test": results, "weights_tested": weights.stem, "tested_step": step}
+    return results
 
 
 def _facts(config: DictConfig, trainer: Any, module: Any, data: Any) -> dict[str, Any]:
@@ -271,6 +315,7 @@ def summary(result: dict[str, Any], directory: Path) -> str:
     ended = "" if result["stopped_by"] == "steps" else f", ended by {_ENDED_BY[result['stopped_by']]}"
     lines = [
         outcome,
+        *_times(result.get("time_to_accuracy", {})),
         f"data        {escape(describe_data(result['provenance']))}",
         f"trained     {result['steps']} of {result['planned_steps']} steps in {minutes:.1f} min{ended}; "
         f"{result['parameters']:,} parameters",
@@ -283,6 +328,17 @@ def summary(result: dict[str, Any], directory: Path) -> str:
         f"  {python} -m capsule_lab",
     ]
     return "\n".join(lines)
+
+
+def _times(results: Mapping[str, float | None]) -> list[str]:
+    """A line for each threshold of ``TimeToAccuracy``."""
+    lines = []
+    for threshold in [name.removesuffix("/seconds") for name in results if name.endswith("/seconds")]:
+        seconds, images, error = (results[f"{threshold}/{name}"] for name in ("seconds", "images", "test_error"))
+        outcome = "not reached" if seconds is None else f"after {seconds:.0f} s of training, {images:,} images"
+        tested = "" if error is None else f", test error then {error:.2f} %"
+        lines.append(f"{threshold} %".ljust(_INDENT) + outcome + tested)
+    return lines
 
 
 def _as_typed(path: Path) -> Path:

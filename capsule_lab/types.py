@@ -78,11 +78,13 @@ class RoutingTrace(NamedTuple):
         iteration: counted from 0.
         couplings: share of each child that goes to each parent, ``(batch, child, parent)``.
         poses: the parents' poses after this iteration, ``(batch, parent, dim)``.
+        activations: theirs, ``(batch, parent)``; ``None`` for a routing that does not say.
     """
 
     iteration: int
     couplings: Float[Tensor, "batch child parent"]
     poses: Float[Tensor, "batch parent dim"]
+    activations: Float[Tensor, "batch parent"] | None = None
 
 
 OnIteration = Callable[[RoutingTrace], None]
@@ -95,7 +97,7 @@ class Batch(NamedTuple):
         images: ``(batch, channel, height, width)``; uint8 as stored until the DataModule has moved the
             batch to its device and transformed it, then float32, in [0, 1] or standardised.
         labels: class of each image, ``(batch,)``; where ``DataSpec.labels_per_image`` is more than 1,
-            ``(batch, label)``.
+            ``(batch, label)``; of images that are mixtures, the share of each class, ``(batch, class)``.
         key: one number per sample and epoch, ``(batch,)``, from which every random draw for that sample
             derives; so augmentation depends neither on the batch size nor on the number of processes.
         factors: how each image was taken, ``(batch, factor)``, in the order of ``DataSpec.factors``; ``None``
@@ -112,10 +114,15 @@ class Batch(NamedTuple):
         | Float[Tensor, "batch crop channel height width"]
         | UInt8[Tensor, "batch channel height width"]
     )
-    labels: Int64[Tensor, " batch"] | Int64[Tensor, "batch label"]
+    labels: Int64[Tensor, " batch"] | Int64[Tensor, "batch label"] | Float[Tensor, "batch class"]
     key: Int64[Tensor, " batch"]
     factors: Int64[Tensor, "batch factor"] | Float[Tensor, "batch factor"] | None = None
     parts: Float[Tensor, "batch label channel height width"] | None = None
+
+    @property
+    def classes(self) -> Int64[Tensor, " batch"] | Int64[Tensor, "batch label"]:
+        """The labels, of mixtures the class with the largest share: what an error can be counted by."""
+        return self.labels.argmax(1) if self.labels.is_floating_point() else self.labels
 
 
 @dataclass(frozen=True)

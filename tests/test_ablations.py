@@ -34,8 +34,10 @@ OPTIONS = {
         for name in (
             "em", "em_paper", "em_official_fast", "em_official_legacy", "em_tutorial", "dynamic", "uniform",
             "self_attention", "variational_bayes", "variational_bayes_official",
+            "random_couplings", "scaled_distance", "attention_over_children",
         )
     },
+    "inverted attention": ["routing=inverted_attention", "loss=cross_entropy_logits"],
     "legacy as official": [
         "routing=em_official_legacy", "model.conv_weight_std=0.3", "model.interleaved_primary=true"
     ],

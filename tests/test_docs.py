@@ -164,7 +164,7 @@ def test_named_options_exist(page: Path) -> None:
 SWITCHES = ROOT / "docs" / "switches.md"
 
 
-@pytest.mark.parametrize("group", ["routing", "loss", "schedule", "data", "model"])
+@pytest.mark.parametrize("group", ["routing", "loss", "schedule", "optimizer", "data", "model"])
 def test_every_option_is_listed_in_switches(group: str) -> None:
     listed = {content for _, content in in_backticks(SWITCHES)}
     known = {f"{group}={option}" for option in options_of(group) if not option.startswith("_")}

@@ -73,6 +73,7 @@ def test_of_several_processes_the_first_writes(cli: Cli, a_copy: Path, monkeypat
         (["split=val"], "best-val-mnist-standin"),
         (["data=mnist", "data.source=standin"], "best-test-mnist-standin"),
         (["+data.eval_images=100"], "best-test-mnist-standin-eval_images=100"),
+        (["couplings=equal"], "best-test-mnist-standin-couplings=equal"),
     ],
     ids=str,
 )
@@ -89,8 +90,8 @@ def test_result_is_written_beside_the_checkpoint(
     result = json.loads(path.read_text())
     assert set(result) == {
         "val" if "split=val" in overrides else "test",
-        "checkpoint", "provenance", "data", "hardware", "precision", "command", "commit", "versions", "python",
-        "sha256",
+        "checkpoint", "provenance", "data", "couplings", "hardware", "precision", "command", "commit", "versions",
+        "python", "sha256",
     }  # fmt: skip
     assert result["checkpoint"] == str(a_copy / "checkpoints" / "best.ckpt")
     assert result["provenance"]["sha256"] == trained.result["provenance"]["sha256"]

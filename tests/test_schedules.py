@@ -11,6 +11,7 @@ from hydra.utils import instantiate
 from capsule_lab.config import compose
 from capsule_lab.schedules import (
     Constant,
+    Drops,
     Exponential,
     Linear,
     Schedule,
@@ -100,6 +101,10 @@ def test_constant(step: int) -> None:
         (Exponential(1.0, 0.5, 2), {"rate": 0.6}),
         (Exponential(1.0, 0.5, 2), {"every": 3}),
         (Exponential(1.0, 0.5, 2), {"floor": 0.9}),
+        (Drops(1.0, 0.5, 2, 3), {"initial": 2.0}),
+        (Drops(1.0, 0.5, 2, 3), {"factor": 0.6}),
+        (Drops(1.0, 0.5, 2, 3), {"first": 6}),
+        (Drops(1.0, 0.5, 2, 3), {"second": 6}),
     ],
 )
 def test_every_argument_does_something(schedule: Schedule, changed: dict[str, Any]) -> None:
@@ -150,6 +155,7 @@ def test_wrong_duration_is_named(duration: Any) -> None:
         pytest.param(lambda duration: Staircase(0.0, 0.1, duration, 1.0), id="Staircase"),
         pytest.param(lambda duration: SigmoidRamp(0.0, 1.0, duration), id="SigmoidRamp"),
         pytest.param(lambda duration: Exponential(1.0, 0.5, duration), id="Exponential"),
+        pytest.param(lambda duration: Drops(1.0, 0.5, duration, 2), id="Drops"),
     ],
 )
 def test_wrong_duration_is_refused_at_construction(schedule: Any, duration: Any) -> None:
@@ -248,6 +254,25 @@ def test_scaled_margin_is_that_of_the_first_300_000_steps(total_steps: int, step
 def test_learning_rate_of_a_run_of_any_length_falls_from_3e_3_to_a_hundredth(name: str) -> None:
     rate = shipped(name, total_steps=5_000)["learning_rate"]
     assert [rate(0), rate(5_000)] == pytest.approx([3e-3, 3e-5], rel=1e-2)
+
+
+@pytest.mark.parametrize(
+    ("step", "rate"), [(0, 3e-5), (25, 5.15e-4), (50, 1e-3), (525, 5e-4), (1_000, 0.0), (2_000, 0.0)]
+)
+def test_cosine_after_a_warm_up(step: int, rate: float) -> None:
+    found = shipped("cosine_warmup", total_steps=1_000)["learning_rate"](step)
+    assert found == pytest.approx(rate, rel=1e-6, abs=1e-12)
+
+
+@pytest.mark.parametrize(("step", "iterations"), [(0, 1), (299, 1), (300, 2), (600, 3), (900, 3)])
+def test_rising_iterations(step: int, iterations: int) -> None:
+    assert shipped("rising_iterations", total_steps=900)["routing_iterations"](step) == iterations
+
+
+@pytest.mark.parametrize(("step", "temperature"), [(0, 10), (250, 10**0.5), (500, 1), (1_000, 1)])
+def test_falling_temperature(step: int, temperature: float) -> None:
+    found = shipped("falling_temperature", total_steps=1_000)["routing_temperature"](step)
+    assert found == pytest.approx(temperature)
 
 
 @pytest.mark.parametrize(("step", "margin"), [(0, 0.2), (2_500, 0.55), (5_000, 0.9)])

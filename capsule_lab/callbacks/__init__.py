@@ -1,19 +1,24 @@
 """What happens around training."""
 
+from capsule_lab.callbacks.averaged_weights import AveragedWeights
 from capsule_lab.callbacks.checkpoints import AtomicCheckpointIO, BestCheckpoint, EmbedConfig, LastCheckpoint, pause_at
 from capsule_lab.callbacks.csv_logger import MetricsTable
 from capsule_lab.callbacks.figures import ConfusionMatrix, Reconstructions
+from capsule_lab.callbacks.learning import LearningDiagnostics, VarianceFloor
 from capsule_lab.callbacks.loggers import MLflow, close_loggers, log_run_facts
 from capsule_lab.callbacks.monitoring import NonFiniteError, NonFiniteGuard, RoutingStats
 from capsule_lab.callbacks.not_learning import NotLearning
 from capsule_lab.callbacks.progress import ProgressBar, ProgressLines, progress_callback
+from capsule_lab.callbacks.time_to_accuracy import TimeToAccuracy, weights_reached
 
 __all__ = [
     "AtomicCheckpointIO",
+    "AveragedWeights",
     "BestCheckpoint",
     "ConfusionMatrix",
     "EmbedConfig",
     "LastCheckpoint",
+    "LearningDiagnostics",
     "MLflow",
     "MetricsTable",
     "NonFiniteError",
@@ -23,8 +28,11 @@ __all__ = [
     "ProgressLines",
     "Reconstructions",
     "RoutingStats",
+    "TimeToAccuracy",
+    "VarianceFloor",
     "close_loggers",
     "log_run_facts",
     "pause_at",
     "progress_callback",
+    "weights_reached",
 ]

@@ -47,7 +47,7 @@ class NotLearning(Callback):
     ) -> None:
         if trainer.is_global_zero and not self.warned:
             self.losses.append(outputs[_classification_term(outputs)].detach())
-            self.labels.append(batch.labels)
+            self.labels.append(batch.classes)
 
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._check(trainer)  # of the epoch before, whose errors are logged only now

@@ -23,10 +23,11 @@ from capsule_lab.data.loader import (
     device_of,
     fits,
 )
+from capsule_lab.data.mixup import WithPartners, mix, shares_of
 from capsule_lab.data.sources import AbstractSource, choose_source
 from capsule_lab.data.splits import Indices, Validation, index_hash, parse_share, split_validation, take_stratified
 from capsule_lab.data.transforms import transform_each
-from capsule_lab.errors import check_choice
+from capsule_lab.errors import check_choice, check_number
 from capsule_lab.types import Batch, DataSpec
 
 log = logging.getLogger(__name__)
@@ -80,14 +81,17 @@ class AbstractDataModule(L.LightningDataModule):
         eval_images: validate and test on so many images each at most, classes in proportion, for a quick look;
             ``None`` for all. Provenance says so.
         augment: random transformations in training.
+        mixup: mix every training image with another, and their labels, in shares from Beta(mixup, mixup) (Zhang et al.
+            2018): labels are then shares of the classes. ``None`` for none. For one label per image.
         on_device: whether sets of images are copied to the device that trains, where batches are then made by indexing;
             the batches are the same. ``"auto"``: to a GPU, each set that takes at most a quarter of its free memory.
             One that turns out not to fit stays where it is, with a warning, and so do all after it.
         seed: of the order, the split and the augmentation.
 
     Raises:
-        ValueError: for an unknown source, another ``on_device``, a batch size below 1, a negative seed or a share that
-            is no number.
+        ValueError: for an unknown source, another ``on_device``, a batch size below 1, a negative seed, a share that
+            is no number or a ``mixup`` that is not positive; from ``setup``, for ``mixup`` of images with several
+            labels.
         DataError: from ``prepare_data`` and ``setup``, when the data is missing, incomplete or damaged.
     """
 
@@ -118,6 +122,7 @@ class AbstractDataModule(L.LightningDataModule):
         train_images: int | None = None,
         eval_images: int | None = None,
         augment: bool = True,
+        mixup: float | None = None,
         on_device: OnDevice = "auto",
         seed: int = 0,
     ) -> None:
@@ -126,6 +131,8 @@ class AbstractDataModule(L.LightningDataModule):
         check_choice("data.on_device", on_device, ("auto", True, False))
         check_choice("data.validation", validation, self.validations)
         check_eval_images(eval_images)
+        if mixup is not None:
+            check_number("data.mixup", mixup, above=0)
         if seed < 0:
             raise ValueError(f"seed is {seed}; expected 0 or more")
         if batch_size < 1 or eval_batch_size < 1:
@@ -139,6 +146,8 @@ class AbstractDataModule(L.LightningDataModule):
         self.train_images = train_images
         self.eval_images = eval_images
         self.augment = augment
+        self.mixup = mixup
+        self._shares = None if mixup is None else shares_of(mixup)
         self.on_device = on_device
         self.seed = seed
         self.provenance: dict[str, Any] = {}
@@ -226,6 +235,10 @@ class AbstractDataModule(L.LightningDataModule):
             self._setup_test()
 
     def _setup_training(self) -> None:
+        if self.mixup is not None and self.spec.labels_per_image > 1:
+            raise ValueError(
+                f"data.mixup is {self.mixup}, and every image has {self.spec.labels_per_image} labels; expected null"
+            )
         images = self._checked(train=True)
         train, val = self.split_training(images)
         if self.train_images is not None:
@@ -290,12 +303,20 @@ class AbstractDataModule(L.LightningDataModule):
     def on_after_batch_transfer(self, batch: Batch, dataloader_idx: int) -> Batch:
         trainer = self.trainer
         if trainer is not None and trainer.training:
-            return self.transform_batch(batch, "train")
+            return self._mixed(self.transform_batch(batch, "train"))
         names = self.test_names if trainer is not None and trainer.testing else self.val_names
         return self.transform_batch(batch, names[dataloader_idx])
 
+    def _mixed(self, batch: Batch) -> Batch:
+        if self._shares is None:
+            return batch
+        self._shares = self._shares.to(batch.key.device)
+        return mix(batch, self._shares, self.spec.num_classes)
+
     def _loader(self, name: str, batch_size: int, *, training: bool = False) -> ResumableLoader:
         dataset = self._placed(self.dataset(name), name)
+        if training and self.mixup is not None and self.trainer is not None:  # without one nothing mixes them
+            dataset = WithPartners(dataset)
         return batch_loader(dataset, batch_size, seed=self.seed, training=training, trainer=self.trainer)
 
     def _placed(self, dataset: InMemory, name: str) -> InMemory:

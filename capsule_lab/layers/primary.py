@@ -201,3 +201,30 @@ class LinearPrimaryCapsules(nn.Module):
         full = torch.float32 if poses.dtype in HALF else poses.dtype  # autocast ends here
         logits = logits.to(full).squeeze(2) - self.offset
         return Capsules(poses.to(full), logits.sigmoid(), logits)
+
+
+class ComposedPrimaryCapsules(nn.Module):
+    """Poses and logits of activations by any two modules, such as convolutions and their normalisation.
+
+    Capsules are ordered ``(y, x, type)``.
+
+    Args:
+        pose: features to ``(batch, types * dim, height, width)``, the components of a type one after the other.
+        activation: features to ``(batch, types, height, width)``: logits, whose logistic the activations are.
+        types: kinds of capsule per position.
+        dim: components of a pose.
+    """
+
+    def __init__(self, pose: nn.Module, activation: nn.Module, *, types: int, dim: int) -> None:
+        super().__init__()
+        self.types = types
+        self.dim = dim
+        self.pose = pose
+        self.activation = activation
+
+    def forward(self, features: Float[Tensor, "batch channel height width"]) -> Capsules:
+        poses, logits = self.pose(features), self.activation(features)  # [b type·dim h w], [b type h w]
+        full = torch.float32 if poses.dtype in HALF else poses.dtype  # autocast ends here
+        poses = poses.to(full).unflatten(1, (self.types, self.dim)).permute(0, 3, 4, 1, 2).flatten(1, 3)  # [b i c]
+        logits = logits.to(full).permute(0, 2, 3, 1).flatten(1)  # [b i]
+        return Capsules(poses, logits.sigmoid(), logits)

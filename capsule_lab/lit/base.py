@@ -17,10 +17,12 @@ from capsule_lab.errors import ConfigError, check_number
 from capsule_lab.functional import combine_crops
 from capsule_lab.lightning_internals import batch_index, batches_per_epoch, stopped_at_threshold
 from capsule_lab.lit.metrics import SplitMetrics
+from capsule_lab.lit.scheduled_routing import ScheduledRouting
 from capsule_lab.lit.training_length import training_length
 from capsule_lab.lit.training_network import Compile, TrainingNetwork
 from capsule_lab.losses import l2_loss
 from capsule_lab.networks import AbstractNetwork
+from capsule_lab.optimizers import Muon, parameter_groups
 from capsule_lab.schedules import Schedule, check_schedules
 from capsule_lab.types import Batch, CapsuleOutput
 
@@ -42,13 +44,15 @@ class AbstractCapsuleModule(L.LightningModule):
     Args:
         network: the network, already built.
         loss: the classification loss, ``(scores, labels) -> scalar``; of logits, if it ``expects`` them.
-        optimizer: called with ``(parameters, lr=1.0)``; the learning rate comes from the schedule.
+        optimizer: called with ``(parameters, lr=1.0)``, or groups of them; the learning rate comes from the schedule.
         schedule: schedules by name; ``learning_rate`` is required, ``None`` is no schedule. One that is named like an
             argument of the loss, such as ``margin``, sets this argument in training and in the validations of it,
-            in place of the configured value; all of them go to ``loss_terms``.
+            in place of the configured value; all of them go to ``loss_terms``. One that is named ``routing_<option>``
+            does so with an option of all routings, see ``ScheduledRouting``.
         num_classes: number of classes.
         labels_per_image: how many different ones every image shows.
         l2: weight of ``l2_loss`` of the network's kernels, a term of the loss named ``l2``; 0 for none.
+        decay_all: let the weight decay of the optimizer reach biases, betas and scales, too: see ``parameter_groups``.
         seed: every batch draws its random numbers (dropout) from ``(seed, batch, rank)``, so that a
             resumed run draws what an uninterrupted one would.
         max_steps: end the run after so many steps, also within an epoch; -1 leaves the end to the Trainer. (With
@@ -71,6 +75,7 @@ class AbstractCapsuleModule(L.LightningModule):
         num_classes: int,
         labels_per_image: int = 1,
         l2: float = 0.0,
+        decay_all: bool = False,
         seed: int = 0,
         max_steps: int = -1,
         compile: Compile = False,
@@ -83,14 +88,21 @@ class AbstractCapsuleModule(L.LightningModule):
         self.loss = loss
         self.optimizer = optimizer
         self.schedule = check_schedules(schedule)
+        self.scheduled_routing = ScheduledRouting(network, self.schedule)
         self.scheduled_arguments = self.schedule.keys() & inspect.signature(_function(loss)).parameters
         self.l2 = l2
+        self.decay_all = decay_all
         self.seed = seed
         self.max_steps = max_steps
-        self.total_steps = 0
+        self.steps_per_epoch = self.total_steps = 0
         self._schedule_of_run: dict[str, Schedule] = {}
         self.training_network = TrainingNetwork(network, compile=compile, cuda_graphs=cuda_graphs)
         self.metrics = SplitMetrics(num_classes, labels_per_image)
+        if self.scheduled_routing.names and self.training_network.has_graphs:
+            raise ValueError(
+                f"CUDA graphs repeat what they have captured, and schedule.{self.scheduled_routing.names[0]} changes "
+                "it; expected module.cuda_graphs=false and another module.compile, or no such schedule"
+            )
 
     # --- the loss ----------------------------------------------------------------------------------------------------
 
@@ -154,7 +166,7 @@ class AbstractCapsuleModule(L.LightningModule):
         terms, output = self._terms_of_crops(batch) if has_crops else self._terms(batch)
         terms |= self.penalty()
         terms = {"loss": torch.stack(list(terms.values())).sum(), **terms}
-        self.metrics.update_errors(split, output.scores, batch.labels)
+        self.metrics.update_errors(split, output.scores, batch.classes)
         self.metrics.update_means(split, terms, len(batch.labels))
         return terms, output
 
@@ -185,9 +197,11 @@ class AbstractCapsuleModule(L.LightningModule):
         return tuple(getattr(getattr(self.trainer, "datamodule", None), name, ()))
 
     def on_validation_start(self) -> None:
+        self.scheduled_routing.set(self.schedule_values())
         self._add_errors(self.further_validations)
 
     def on_test_start(self) -> None:
+        self.scheduled_routing.set({})  # a fit may have ended with an error
         self._add_errors(self.test_parts)
 
     def _add_errors(self, splits: Iterable[str]) -> None:
@@ -226,20 +240,30 @@ class AbstractCapsuleModule(L.LightningModule):
 
     def configure_optimizers(self) -> Any:
         trainer = self.trainer
-        per_epoch, self.total_steps = training_length(
+        self.steps_per_epoch, self.total_steps = training_length(
             batches_per_epoch(trainer),
             accumulate=trainer.accumulate_grad_batches,
             max_epochs=-1 if trainer.max_epochs is None else trainer.max_epochs,
             max_steps=(trainer.max_steps, self.max_steps),
         )
         self._schedule_of_run = {
-            name: value.for_run(per_epoch, self.total_steps) for name, value in self.schedule.items()
+            name: value.for_run(self.steps_per_epoch, self.total_steps) for name, value in self.schedule.items()
         }
-        optimizer = self.optimizer(self.parameters_to_train(), lr=1.0)
+        optimizer = self.build_optimizer()
         rate = self._schedule_of_run["learning_rate"]
         # a plain function: of a callable object LambdaLR would save, and on resuming overwrite, the attributes
         scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: rate(step))
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+
+    def build_optimizer(self) -> Optimizer:
+        """The optimizer, with its parameters in groups where it has weight decay, which is not for biases and scales.
+
+        Without weight decay all are one group, whose steps torch computes at once.
+        """
+        optimizer = self.optimizer(self.parameters_to_train(), lr=1.0)
+        if not optimizer.defaults.get("weight_decay") and not isinstance(optimizer, Muon):
+            return optimizer
+        return self.optimizer(parameter_groups(self.network, decay_all=self.decay_all), lr=1.0)
 
     def parameters_to_train(self) -> Iterable[nn.Parameter]:
         """What the optimizer gets."""
@@ -250,11 +274,13 @@ class AbstractCapsuleModule(L.LightningModule):
         self.training_network.forget()
 
     def on_fit_end(self) -> None:
+        self.scheduled_routing.set({})
         self.training_network.forget()
 
     def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
         sequence = np.random.SeedSequence((self.seed, batch_index(self.trainer), self.global_rank))
         torch.manual_seed(int(sequence.generate_state(1)[0]))
+        self.scheduled_routing.set(self.schedule_values())
 
     def lr_scheduler_step(self, scheduler: Any, metric: Any) -> None:
         """After every optimizer step; callbacks, whose ``on_train_batch_end`` comes next, know when it was the last."""

@@ -69,6 +69,11 @@ class TrainingNetwork:
             self._graphs = _Graphs(self.network, self._call, images)
         return self._graphs.replay(images)
 
+    @property
+    def has_graphs(self) -> bool:
+        """Whether there are CUDA graphs, ours or those of torch.compile."""
+        return self.cuda_graphs or self.compile in _WITH_GRAPHS
+
     @cached_property
     def _call(self) -> CallNetwork:
         if not self.compile:
@@ -96,7 +101,7 @@ class TrainingNetwork:
                 f"module.cuda_graphs is true, and the run has {trainer.world_size} processes; expected one, or "
                 "module.cuda_graphs=false"
             )
-        if (self.cuda_graphs or self.compile in _WITH_GRAPHS) and trainer.accumulate_grad_batches > 1:
+        if self.has_graphs and trainer.accumulate_grad_batches > 1:
             raise ConfigError(
                 f"trainer.accumulate_grad_batches is {trainer.accumulate_grad_batches} beside module.{option}, whose "
                 "gradients lie in the same memory in every step and would overwrite each other; expected 1"

@@ -47,6 +47,8 @@ class CapsNet(AbstractReconstructingNetwork):
         padding: ``"valid"``, or ``"same"`` (the official code's CIFAR10 network).
         primary_types, primary_dim: kinds of primary capsule per position, components of their poses.
         primary_bias, uniform_coupling: see ``PrimaryCapsules``.
+        primary_weight_std: its ``weight_std``. Without ``uniform_coupling``, 1/32 of it starts with the same poses, and
+            Adam, whose steps do not depend on the scale of gradients, then changes them 32 times as fast.
         class_dim: components of a class capsule's pose.
         decoder: widths of the decoder's hidden layers; ``None`` for no decoder.
 
@@ -71,6 +73,7 @@ class CapsNet(AbstractReconstructingNetwork):
         primary_dim: int = 8,  # Sabour 2017, section 4
         primary_bias: bool = True,
         uniform_coupling: bool = True,
+        primary_weight_std: float = 0.1,  # official code
         class_dim: int = 16,  # Sabour 2017, section 4
         decoder: Sequence[int] | None = (512, 1024),  # Sabour 2017, figure 2
     ) -> None:
@@ -105,8 +108,13 @@ class CapsNet(AbstractReconstructingNetwork):
             padding=padding,
             bias=primary_bias,
             uniform_coupling=uniform_coupling,
+            weight_std=primary_weight_std,
             leaky=digits.routing.leaky,
         )
+        if decoder is not None and not digits.routing.poses:
+            raise ValueError(
+                "routing.poses is false, and the decoder reads poses; expected true, or model.decoder=null"
+            )
         self.digits = digits
         self.decoder = None if decoder is None else Decoder(num_classes, class_dim, self.image_shape, hidden=decoder)
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from jaxtyping import Float
@@ -95,13 +95,21 @@ class AbstractRouting(nn.Module, ABC):
     Attributes:
         leaky: whether a child's couplings may sum to less than one; the primary capsules of a CapsNet
             follow it, as in the official code.
+        competing: of which capsules the couplings sum to one: the ``"parents"`` of a child compete for it, through
+            ``normalise``; or the ``"children"`` of a parent, where ``normalise`` is not used.
         normalisation: which parents compete for a child in a convolutional layer.
         backend: how votes are summed, the same numbers in other time and memory: see ``capsule_lab.kernels.Backend``.
+        poses: whether parents have poses; where they have none, dense and class capsules have no transformations.
+        scheduled: options that a schedule may change while training, and whether they are an ``int`` or a ``float``: a
+            schedule named ``routing_<option>`` sets them, see ``capsule_lab.lit.scheduled_routing``.
     """
 
+    scheduled: Mapping[str, type[int] | type[float]] = {}
     leaky: bool = False
+    competing: ClassVar[Literal["parents", "children"]] = "parents"
     normalisation: Normalisation = "all_parents"
     backend: Backend = "auto"
+    poses: bool = True
 
     def build(self, layer: LayerInfo) -> None:
         """Called once by the layer, while it is constructed: the place for parameters per child.
@@ -109,6 +117,10 @@ class AbstractRouting(nn.Module, ABC):
         Args:
             layer: sizes of the layer that the routing belongs to.
         """
+
+    def scheduled_options(self) -> dict[str, Any]:
+        """Where ``forward`` finds the options ``scheduled``, to be changed there; by default the attributes."""
+        return vars(self)
 
     @abstractmethod
     def forward(
@@ -129,6 +141,21 @@ class AbstractRouting(nn.Module, ABC):
             normalise: how log-couplings become couplings; by default a softmax over the parents of this call.
             on_iteration: called with a ``RoutingTrace`` after each iteration, for analysis.
         """
+
+
+def check_child_types(types: int, children: int) -> int:
+    """How many positions the children have, of parameters per child type.
+
+    Raises:
+        ValueError: if children are not a whole number of positions.
+    """
+    positions, rest = divmod(children, types)
+    if rest:
+        raise ValueError(
+            f"the routing's parameters are of {types} types of children, and there are {children} children; expected "
+            "a multiple, ordered (position, type)"
+        )
+    return positions
 
 
 def check_parents(votes: AbstractVotes, name: str, parameter: Tensor | None) -> None:

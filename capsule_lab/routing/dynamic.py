@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import nullcontext
 from typing import Literal, get_args
 
@@ -80,7 +81,7 @@ def dynamic_routing(
                 if not last:
                     logits = logits + votes.agreement(poses)
             if on_iteration is not None:
-                on_iteration(RoutingTrace(iteration, couplings.transpose(1, 2), poses))
+                on_iteration(RoutingTrace(iteration, couplings.transpose(1, 2), poses, length(poses)))
         return poses, squash_logits(total)
 
     rows, watched = normalise.rows_per_image, on_iteration is not None
@@ -100,6 +101,8 @@ class DynamicRouting(AbstractRouting):
     Raises:
         ValueError: for fewer than one iteration, an unknown ``gradient`` or ``backend``.
     """
+
+    scheduled: Mapping[str, type[int] | type[float]] = {"iterations": int}
 
     def __init__(
         self,

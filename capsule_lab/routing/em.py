@@ -6,7 +6,7 @@ a widely read tutorial differ in normalisation, cost and initial values: ``conf/
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -61,6 +61,7 @@ def fit_parents(
     first: Normaliser,
     temperature: Tensor | float = 1.0,
     on_iteration: OnIteration | None = None,
+    prior_is_activation: bool = False,
     damping: float = 0.0,
     min_variance: float,
     mass_eps: float,
@@ -77,6 +78,7 @@ def fit_parents(
         normalise, first: log-couplings to couplings, and those of the first iteration.
         temperature: what log-couplings are divided by, before they are normalised.
         on_iteration: see ``AbstractRouting``.
+        prior_is_activation: whether ``log_prior`` is that of an activation, which traces then have.
         damping, min_variance, mass_eps: see ``em_routing``.
     """
     options = {"damping": damping, "min_variance": min_variance, "mass_eps": mass_eps}
@@ -94,7 +96,8 @@ def fit_parents(
             parents = m_step(dense, couplings, activations, before and before[0].poses, **options)
         log_variance = parents.variances.log().sum(2)  # [b j]
         if on_iteration is not None:
-            on_iteration(RoutingTrace(iteration, couplings.transpose(1, 2), parents.poses))
+            present = log_prior(iteration, parents.mass, log_variance).exp() if prior_is_activation else None
+            on_iteration(RoutingTrace(iteration, couplings.transpose(1, 2), parents.poses, present))
         if more:
             # the logarithm of a_j / sqrt(prod_d 2 pi sigma_jd^2): of a parent's activation times its Gaussian's height
             log_height = log_prior(iteration, parents.mass, log_variance) - 0.5 * (log_variance + dim * LOG_2PI)
@@ -182,7 +185,8 @@ def em_routing(
 
         parents, log_variance = fit_parents(
             votes, activations, log_present, iterations=iterations, normalise=normalise, first=first,
-            on_iteration=on_iteration, damping=damping, min_variance=min_variance, mass_eps=mass_eps,
+            on_iteration=on_iteration, prior_is_activation=True, damping=damping, min_variance=min_variance,
+            mass_eps=mass_eps,
         )  # fmt: skip
         last = logit(iterations - 1, parents.mass, log_variance)
         return parents.poses, last.exp() if shares else last.sigmoid(), last
@@ -206,6 +210,8 @@ class EMRouting(AbstractRouting):
     Raises:
         ValueError: for a number out of range or an unknown switch; in ``forward``, for children without activations.
     """
+
+    scheduled: Mapping[str, type[int] | type[float]] = {"iterations": int, "inverse_temperature": float}
 
     def __init__(
         self,
@@ -240,6 +246,9 @@ class EMRouting(AbstractRouting):
         betas, learned = (1 if shared_betas else parents,), activation == "description_length"
         self.beta_u = nn.Parameter(torch.full(betas, beta_u), requires_grad=learned)  # mixing proportions have none
         self.beta_a = nn.Parameter(torch.full(betas, beta_a), requires_grad=learned)
+
+    def scheduled_options(self) -> dict[str, Any]:
+        return self.options
 
     def forward(
         self,

@@ -9,6 +9,7 @@ large as the votes ask for: with a small one the gradient is chaotic after two i
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import get_args
 
 import torch
@@ -88,6 +89,7 @@ class NormalisedEMRouting(AbstractRouting):
             children without activations.
     """
 
+    scheduled: Mapping[str, type[int] | type[float]] = {"iterations": int, "temperature": float}
     votes_variance: Tensor
 
     def __init__(
@@ -121,6 +123,8 @@ class NormalisedEMRouting(AbstractRouting):
         self.mass_eps = mass_eps
         self.backend = check_backend(backend)
         self.log_temperature = nn.Parameter(torch.tensor(temperature).log()) if learn_temperature else None
+        if learn_temperature:
+            self.scheduled = {"iterations": int}
         self.evidence_norm = BatchNorm(parents)
         nn.init.constant_(self.evidence_norm.weight, gain)
         self.pose_norm = BatchNorm(parents * dim) if pose_norm else None

@@ -42,18 +42,47 @@ def uniform_routing(
     >>> uniform_routing(torch.ones(2, 6, 3, 4)).poses.shape
     torch.Size([2, 3, 4])
     """
+    return fixed_couplings(
+        votes, None, bias=bias, leaky=leaky, normalise=normalise, on_iteration=on_iteration, backend=backend
+    )
+
+
+@float32_under_autocast
+def fixed_couplings(
+    votes: Float[Tensor, "batch child parent dim"] | Votes,
+    log_couplings: Float[Tensor, "parent child"] | None,
+    *,
+    bias: Float[Tensor, "parent dim"] | None = None,
+    leaky: bool = False,
+    normalise: Normaliser | None = None,
+    on_iteration: OnIteration | None = None,
+    backend: Backend = "auto",
+) -> Capsules:
+    """``uniform_routing`` with log-couplings that are the same for every image; ``None``: equal ones.
+
+    Raises:
+        ValueError: as ``uniform_routing``, and for log-couplings of other numbers of parents or children.
+    """
     if leaky and normalise is not None:
         raise ValueError("routing is leaky and has a normaliser; expected one of them, which decides on the leak")
     normalise = normalise or Normaliser(leaky=leaky)
 
     def procedure(votes: AbstractVotes, _: Tensor | None) -> tuple[Tensor, Tensor]:
         check_parents(votes, "bias", bias)
-        couplings = normalise(votes.zero_logits())  # [b j i]
+        logits = votes.zero_logits()  # [b j i]
+        if log_couplings is not None:
+            if log_couplings.shape != logits.shape[1:]:
+                raise ValueError(
+                    f"log-couplings are of shape {tuple(log_couplings.shape)}, and votes are of {logits.shape[2]} "
+                    f"children for {logits.shape[1]} parents; expected a routing that was built with these numbers"
+                )
+            logits = logits + log_couplings
+        couplings = normalise(logits)  # [b j i]
         total = votes.weighted_sum(couplings)  # [b j d]
         total = total if bias is None else total + bias
         poses = squash(total)
         if on_iteration is not None:
-            on_iteration(RoutingTrace(0, couplings.transpose(1, 2), poses))
+            on_iteration(RoutingTrace(0, couplings.transpose(1, 2), poses, length(poses)))
         return poses, squash_logits(total)
 
     rows, watched = normalise.rows_per_image, on_iteration is not None

@@ -39,7 +39,8 @@ _ENDING = re.compile(rf"-(?P<hash>[0-9a-f]{{8}})(?P<continued>{_CONTINUED})?(-(?
 """Of the name of a run directory."""
 
 _NOT_HASHED = (
-    *("name", "ckpt", "train.resume", "train.directory", "logger", "data.directory", "callbacks.not_learning"),
+    *("name", "ckpt", "train.resume", "train.directory", "logger", "data.directory"),
+    *("callbacks.not_learning", "callbacks.variance_floor"),  # they only warn
     *("data.on_device", "module.cuda_graphs"),  # the same numbers
 )
 _UNSET = ("trainer.max_time",)  # not hashed either; null, as it was in the hashes of earlier runs

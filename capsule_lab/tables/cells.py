@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
@@ -122,7 +123,7 @@ class Cell(ABC):
         return self.error if not self.log or self.log in self.error else f"{self.error} (log: {self.log})"
 
     def value(self, metric: str) -> float | None:
-        """A quantity such as ``test/error`` of the result; ``None`` if there is none.
+        """A quantity such as ``test/error`` of the result; ``None`` if there is none, infinity if it was not reached.
 
         Raises:
             TableError: if it was not measured.
@@ -132,9 +133,11 @@ class Cell(ABC):
         directory, result = self.finished
         split, _, name = metric.partition("/")
         if name not in result.get(split, {}):
-            known = [f"{split}/{name}" for split in ("test", "val") for name in result.get(split, {})]
+            splits = ("test", "val", "time_to_accuracy")
+            known = [f"{split}/{name}" for split in splits for name in result.get(split, {})]
             raise TableError(f"{directory} has no {metric}; expected one of {', '.join(known)}")
-        return float(result[split][name])
+        found = result[split][name]
+        return math.inf if found is None else float(found)  # see callbacks.TimeToAccuracy
 
 
 @dataclass(frozen=True)

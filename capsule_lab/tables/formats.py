@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import math
 import re
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
@@ -20,7 +21,7 @@ from rich.text import Text
 from capsule_lab.analysis.curves import curves_of_runs, read_curves
 from capsule_lab.errors import printable
 from capsule_lab.tables.schema import Table
-from capsule_lab.tables.summary import Entry, Run, best_runs
+from capsule_lab.tables.summary import NOT_REACHED, Entry, Median, Run, best_runs
 
 _IN_LATEX = str.maketrans(
     {character: f"\\{character}" for character in "&%$#_{}"}
@@ -28,7 +29,7 @@ _IN_LATEX = str.maketrans(
 )
 _IN_MARKDOWN = str.maketrans({character: f"\\{character}" for character in "\\`*_[]<>|&~"})
 _FORMULA = tuple("=+-@")  # how text begins that a spreadsheet computes
-HEADINGS = ["", "published", "ours", "n", "difference", "standin", "n standin", "minutes", "parameters", "runs"]
+HEADINGS = ["", "published", "ours", "n", "difference", "standin", "n standin", "p", "minutes", "parameters", "runs"]
 
 
 def cells_of(entry: Entry) -> list[str]:
@@ -38,10 +39,11 @@ def cells_of(entry: Entry) -> list[str]:
         entry.row.label,
         str(published or ""),
         str(ours or ""),
-        str(ours.count if ours else ""),
+        ours.described_count if ours else "",
         "" if entry.difference is None else f"{entry.difference:+.2f}",
         str(standin or ""),
-        str(standin.count if standin else ""),
+        standin.described_count if standin else "",
+        "" if entry.p_value is None else f"{entry.p_value:.2g}",
         "" if entry.minutes is None else f"{entry.minutes:.1f}",
         entry.shared("parameters"),
         entry.state,
@@ -90,13 +92,18 @@ def as_frame(entries: Sequence[Entry]) -> pd.DataFrame:
                 "ours": ours and ours.mean,
                 "ours_std": ours and ours.std,
                 "ours_n": ours.count if ours else 0,
+                "ours_smallest": ours.smallest if isinstance(ours, Median) else None,
+                "ours_largest": ours.largest if isinstance(ours, Median) else None,
+                "ours_reached": ours.reached if isinstance(ours, Median) else None,
                 "difference": entry.difference,
                 "standin": standin and standin.mean,
                 "standin_std": standin and standin.std,
                 "standin_n": standin.count if standin else 0,
+                "p": entry.p_value,
                 "minutes": entry.minutes,
                 "parameters": entry.shared("parameters").replace(",", ""),
                 "hardware": entry.shared("hardware"),
+                "precision": entry.shared("precision"),
                 "data": entry.data,
                 "runs": entry.state,
                 "note": entry.row.note,
@@ -175,7 +182,11 @@ def as_page(table: Table, entries: Sequence[Entry], command: str) -> str:
         parts=[(label, [(cells_of(entry), entry) for entry in part]) for label, part in by_column(entries).items()],
         notes=notes(entries),
         failures=failures(entries),
-        runs=runs_frame(entries).drop(columns=["hardware", "commit"], errors="ignore").astype(object).fillna(""),
+        runs=runs_frame(entries)
+        .drop(columns=["hardware", "commit"], errors="ignore")
+        .astype(object)
+        .fillna("")
+        .replace(math.inf, NOT_REACHED),
         curves=[(title, _svg(curves_of_runs(files))) for title, files in _curves(entries).items()],
         best=[(run, _figures(run)) for run in best_runs(entries)],
         made=datetime.now(UTC).strftime("%Y-%m-%d"),

@@ -5,9 +5,10 @@
     paper: what it is
     metric: test/error                 of metrics.json
     seeds: [0, 1, 2]
+    against: three_iterations          every other row is tested against this one: Welch's t-test over seeds
     base: [experiment=sabour2017/mnist]
     columns:                           default: one, without a name
-      mnist: {label: MNIST, overrides: [], metric: test/error}
+      mnist: {label: MNIST, overrides: [], metric: test/error, statistic: mean}      or median: with smallest, largest
     rows:
       - name: three_iterations
         label: CapsNet, 3 iterations
@@ -24,7 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
@@ -90,12 +91,18 @@ PublishedValue = Annotated[Published, BeforeValidator(_published)]
 
 
 class Column(_Part):
-    """What a table asks of every row: overrides, and which quantity of ``metrics.json`` is compared."""
+    """What a table asks of every row: overrides, and which quantity of ``metrics.json`` is compared.
+
+    Attributes:
+        statistic: over seeds. A median also stands where a run did not reach what was to be reached, such as
+            ``time_to_accuracy/99.5/seconds``: that run counts as longer than all others.
+    """
 
     name: str = Field(pattern=r"^[\w.-]*$", description=_NAME)
     label: str
     overrides: Overrides = Field((), description=_OVERRIDES)
     metric: str
+    statistic: Literal["mean", "median"] = Field("mean", description="mean or median")
 
 
 class Row(_Part):
@@ -133,6 +140,7 @@ class Content(_Part):
 
     paper: str
     metric: str = "test/error"
+    against: str = ""
     seeds: Seeds
     base: Overrides = Field((), description=_OVERRIDES)
     columns: tuple[Column, ...] = Field(description="a mapping of names to {label, overrides, metric}")
@@ -159,6 +167,14 @@ class Content(_Part):
         names, columns = [row.name for row in self.rows], [column.name for column in self.columns]
         if len({*names}) < len(names):
             raise ValueError(f"there are two rows of one name among {', '.join(names)}; expected a name for each")
+        for column in self.columns:
+            if column.metric.startswith("time_to_accuracy/") and column.statistic == "mean":
+                raise ValueError(
+                    f"column {column.name}: {column.metric} has no mean, as a run may not reach it; expected "
+                    "statistic: median"
+                )
+        if self.against and self.against not in names:
+            raise ValueError(f"against is {self.against}; {suggest(self.against, names)}")
         for number, row in enumerate(self.rows):
             for key in ("overrides", "published", "evaluate"):
                 for column in getattr(row, key):

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import logging
+import math
 import statistics
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+
+from scipy.stats import ttest_ind
 
 from capsule_lab.errors import TableError
 from capsule_lab.tables.cells import DONE, Cell
@@ -52,6 +55,48 @@ class Mean:
     def __str__(self) -> str:
         return f"{self.mean:.2f}" if self.std is None else f"{self.mean:.2f} ± {self.std:.3f}"
 
+    @property
+    def described_count(self) -> str:
+        """Of how many runs."""
+        return str(self.count)
+
+
+@dataclass(frozen=True)
+class Median:
+    """Median, smallest and largest over seeds; infinity is what was not reached.
+
+    Attributes:
+        mean: the median, under the name that ``Mean`` has.
+        reached: how many runs reached it.
+    """
+
+    mean: float
+    smallest: float
+    largest: float
+    count: int
+    reached: int
+    std: None = None
+
+    def __str__(self) -> str:
+        if not self.reached:
+            return NOT_REACHED
+        return f"{as_reached(self.mean)} ({as_reached(self.smallest)} to {as_reached(self.largest)})"
+
+    @property
+    def described_count(self) -> str:
+        """How many runs of how many reached it: ``4 of 5``."""
+        return f"{self.reached} of {self.count}"
+
+
+NOT_REACHED = "not reached"
+
+
+def as_reached(value: float) -> str:
+    """A number as a table shows it, whole from 100 on."""
+    if math.isinf(value):
+        return NOT_REACHED
+    return f"{value:,.0f}" if value >= 100 else f"{value:.2f}"
+
 
 @dataclass(frozen=True)
 class Entry:
@@ -60,6 +105,7 @@ class Entry:
     Attributes:
         unfinished: cells that were asked for, and have no result, or not what the column shows.
         asked: how many were asked for.
+        against: runs of the row that the table tests every other against.
     """
 
     row: Row
@@ -68,16 +114,33 @@ class Entry:
     runs: tuple[Run, ...]
     unfinished: tuple[Cell, ...]
     asked: int
+    against: tuple[Run, ...] = ()
 
     @property
-    def ours(self) -> Mean | None:
+    def p_value(self) -> float | None:
+        """Of Welch's t-test that the means of this row and of ``against`` are the same, over runs on one kind of data.
+
+        ``None`` if either has fewer than two such runs, or no variance.
+        """
+        for real in (True, False):
+            samples = [[run.value for run in runs if run.real is real] for runs in (self.runs, self.against)]
+            if min(map(len, samples)) > 1 and all(math.isfinite(value) for values in samples for value in values):
+                found = float(ttest_ind(*samples, equal_var=False).pvalue)
+                return None if math.isnan(found) else found
+        return None
+
+    @property
+    def ours(self) -> Mean | Median | None:
         """Over runs on real data."""
-        return _mean([run.value for run in self.runs if run.real])
+        return self._statistic([run.value for run in self.runs if run.real])
 
     @property
-    def standin(self) -> Mean | None:
+    def standin(self) -> Mean | Median | None:
         """Over runs on stand-ins, which do not compare with anything published."""
-        return _mean([run.value for run in self.runs if not run.real])
+        return self._statistic([run.value for run in self.runs if not run.real])
+
+    def _statistic(self, values: Sequence[float]) -> Mean | Median | None:
+        return (_median if self.column.statistic == "median" else _mean)(values)
 
     @property
     def difference(self) -> float | None:
@@ -132,7 +195,11 @@ def summarise(table: Table, overrides: Sequence[str] = ()) -> list[Entry]:
                 runs = tuple(run for cell in (*own, *more) if (run := _run(cell, column)))
                 left = tuple(cell for cell in own if cell not in [run.cell for run in runs])
                 entries.append(Entry(row, column, published, runs, left, len(own)))
-    return entries
+    references = {entry.column: entry.runs for entry in entries if entry.row.name == table.against}
+    return [
+        entry if entry.row.name == table.against else replace(entry, against=references.get(entry.column, ()))
+        for entry in entries
+    ]
 
 
 def best_runs(entries: Sequence[Entry]) -> list[Run]:
@@ -158,6 +225,13 @@ def _mean(values: Sequence[float]) -> Mean | None:
     if not values:
         return None
     return Mean(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None, len(values))
+
+
+def _median(values: Sequence[float]) -> Median | None:
+    if not values:
+        return None
+    reached = sum(map(math.isfinite, values))
+    return Median(statistics.median(values), min(values), max(values), len(values), reached)
 
 
 def _as_text(value: Any) -> str:

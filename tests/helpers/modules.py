@@ -24,8 +24,8 @@ def classifier(loss: Callable[..., Tensor] = spread_loss, **options: Any) -> Cla
     """A CNN of a hundred weights on 4x4 pixels and three classes."""
     torch.manual_seed(0)
     network = BaselineCNN((1, 4, 4), 3, channels=(2,), kernel_size=3, hidden=(4,), dropout=0.0)
-    schedule = options.pop("schedule", RATE)
-    return ClassifierModule(network, loss=loss, optimizer=torch.optim.Adam, schedule=schedule, num_classes=3, **options)
+    options = {"optimizer": torch.optim.Adam, "schedule": RATE, **options}
+    return ClassifierModule(network, loss=loss, num_classes=3, **options)
 
 
 def capsnet() -> CapsNetModule:

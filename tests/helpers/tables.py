@@ -27,6 +27,7 @@ RESULT = {
     "parameters": 1234,
     "training_seconds": 90.0,
     "hardware": "a machine",
+    "precision": "32-true",
     "steps": 5,
     "commit": "abc",
     "weights_tested": "best",

@@ -12,7 +12,14 @@ from torch.autograd import gradcheck
 
 from capsule_lab.kernels import run_routing
 from capsule_lab.layers import ConvCapsules, build_normaliser
-from capsule_lab.routing import DynamicRouting, EMRouting, UniformRouting
+from capsule_lab.routing import (
+    DynamicRouting,
+    EMRouting,
+    InvertedAttention,
+    RandomCouplings,
+    ScaledDistanceAgreement,
+    UniformRouting,
+)
 from capsule_lab.types import Capsules, RoutingTrace
 from tests.reference.em_bridge import (
     PRESETS,
@@ -141,7 +148,17 @@ def test_switch_equals_the_loops(options: dict[str, Any]) -> None:
 # ------------------------------------------------------------------------------------------------- couplings
 
 
-@pytest.mark.parametrize("routing", [EMRouting, DynamicRouting, UniformRouting])
+@pytest.mark.parametrize(
+    "routing",
+    [
+        EMRouting,
+        DynamicRouting,
+        UniformRouting,
+        RandomCouplings,
+        partial(InvertedAttention, normalisation="all_parents"),
+        partial(ScaledDistanceAgreement, normalisation="all_parents"),
+    ],
+)
 @pytest.mark.parametrize("stride", [1, 2, 3])
 def test_all_parents_share_a_child(routing: Any, stride: int) -> None:
     layer = build((4, 6), routing=routing, stride=stride)
@@ -295,6 +312,9 @@ ROUTINGS = {
     "damped": partial(EMRouting, damping=0.3, cost="standardised", iterations=4),
     "dynamic": DynamicRouting,
     "uniform": UniformRouting,
+    "random": RandomCouplings,
+    "inverted attention": partial(InvertedAttention, iterations=3),
+    "scaled distance": ScaledDistanceAgreement,
 }
 
 
@@ -406,6 +426,7 @@ DEFAULTS: dict[str, Any] = {
     "rows": 2,
     "kernel_size": 3,
     "stride": 1,
+    "padding": 0,
     "weight_std": 1.0,
 }
 CHANGED: dict[str, Any] = {
@@ -418,6 +439,7 @@ CHANGED: dict[str, Any] = {
     "rows": 1,
     "kernel_size": 2,
     "stride": 2,
+    "padding": 1,
     "weight_std": 0.5,
 }
 

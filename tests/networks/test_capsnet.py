@@ -160,6 +160,7 @@ CHANGED = {
     "primary_dim": 4,
     "primary_bias": False,
     "uniform_coupling": False,
+    "primary_weight_std": 0.5,
     "class_dim": 6,
     "decoder": None,
 }
@@ -171,6 +172,24 @@ def test_every_argument_does_something(argument: str) -> None:
     shapes, other_shapes = ({n: p.shape for n, p in each.named_parameters()} for each in (network, other))
     images, _ = digits(2)
     assert shapes != other_shapes or not torch.allclose(network(images).scores, other(images).scores, atol=1e-3)
+
+
+def test_small_undivided_weights_begin_like_divided_ones_and_adam_moves_them_further() -> None:
+    """What ``uniform_coupling`` divides by, two types here, can as well be in the weights."""
+    images, labels = digits(2)
+    scores, steps = [], []
+    for options in ({}, {"uniform_coupling": False, "primary_weight_std": 0.1 / 2}):
+        torch.manual_seed(0)
+        network = CapsNet((1, 9, 9), 4, **{**SMALL, **options})
+        weight, scale = network.primary.conv.weight, network.primary.scale
+        before = weight.detach() * scale
+        output = network(images)
+        margin_loss(output.scores, labels).backward()
+        torch.optim.Adam([weight], lr=1e-3).step()
+        scores.append(output.scores.detach())
+        steps.append((weight.detach() * scale - before).abs().median().item())
+    torch.testing.assert_close(*scores)
+    assert steps[1] == pytest.approx(2 * steps[0], rel=0.01)
 
 
 @pytest.mark.parametrize("hidden", [(6,), (6, 7), (6, 7, 8)])

@@ -790,6 +790,9 @@ def test_state_fits_other_image_sizes() -> None:
 FAST = [(0.32, 0.5), (0.35, 0.45), (0.165, 0.21)]
 PORT = [(0.4, 0.6), (0.35, 0.6), (0.25, 0.65)]
 LENGTHS = [(0.13, 0.25), (0.13, 0.15), (0.6, 0.7)]
+SHORTENED = [(0.26, 0.45), (0.2, 0.3), (0.6, 0.7)]
+AGREEMENT = [(0.58, 0.68), (0.66, 0.73), (0.3, 0.7)]
+MEANS = [(0.35, 0.55), (0.1, 0.25), (0.02, 0.06)]
 NEARLY_DEAD = [(0.027, 0.033), (0.027, 0.029), (0.145, 0.15)]
 WIDER = {"conv_weight_std": 0.3}
 WIDEST = {"conv_weight_std": 1.0, "class_weight_std": 1.0}
@@ -809,6 +812,10 @@ STATISTICS: dict[str, tuple[str, list[str], dict[str, Any], list[tuple[float, fl
     "em_tutorial, small": ("em_tutorial", [], SMALL | WIDEST, PORT),
     "dynamic, small": ("dynamic", [], SMALL, LENGTHS),
     "uniform, small": ("uniform", [], SMALL, LENGTHS),
+    "random_couplings, small": ("random_couplings", [], SMALL, LENGTHS),
+    "scaled_distance, small": ("scaled_distance", [], SMALL, SHORTENED),
+    "attention_over_children, small": ("attention_over_children", [], SMALL | WIDEST, MEANS),
+    "inverted_attention, small": ("inverted_attention", [], SMALL, AGREEMENT),
 }  # fmt: skip
 
 

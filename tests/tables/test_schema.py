@@ -160,6 +160,8 @@ ROW = {"name": "a", "overrides": []}
         ({"base": ["seed=1"]}, "base|seed=1|leave it out, seeds=[…] are those of a table"),
         ({"rows": [{"name": "a", "overrides": ["+ckpt=x"]}]}, "row a|+ckpt=x|leave it out, a table knows where"),
         ({"columns": {"x": {"metrics": "a"}}}, "column x|metrics|did you mean metric"),
+        ({"columns": {"x": {"metric": "time_to_accuracy/99/seconds"}}}, "column x|expected statistic: median"),
+        ({"columns": {"x": {"statistic": "mode"}}}, "column x|statistic|mode|expected mean or median"),
         ({"base": "seed=1"}, "base|'seed=1'|expected a list of key=value"),
         ({"rows": [ROW, {"name": "b", "of": "c", "evaluate": []}]}, "row b|of|c|expected a row above it"),
         ({"rows": [{"name": "a"}, {"name": "b", "of": "a", "evaluate": []}]}, "row b|of is a|not trained|expected"),

@@ -1,0 +1,89 @@
+"""An average of the weights over training, which is validated, tested and saved in place of the last ones."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import lightning as L
+from lightning.pytorch.callbacks import WeightAveraging
+from torch.optim.swa_utils import get_ema_avg_fn, get_swa_avg_fn
+
+from capsule_lab.errors import check_number
+from capsule_lab.lit import AbstractCapsuleModule
+from capsule_lab.schedules import Duration, duration_in_steps
+
+
+class AveragedWeights(WeightAveraging):
+    """Averages weights after every step: exponentially (Polyak and Juditsky 1992), or all alike (Izmailov et al. 2018).
+
+    Validations, checkpoints' ``state_dict`` and hence tests and ``runs.open`` are of the average; checkpoints also hold
+    the weights that training goes on with, so that a run resumes exactly. Statistics of batch normalisation are
+    averaged like weights, so that no pass over the training images is needed. Until the average begins all of this is
+    as without it. Processes of a run have the same weights, and each averages them by itself.
+
+    Lightning's class does this, but for the following: before its average begins it validates and saves the initial
+    weights; it replaces the weights before the last checkpoint of training; and in a test after ``fit`` it loads the
+    weights that are not averaged.
+
+    Args:
+        decay: share of the average that stays in every step; ``None`` is the mean of all weights since ``start``.
+        start: when the average begins, such as ``"3/4 run"``; ``None`` is the first step.
+
+    Raises:
+        ValueError: for a ``decay`` that is not in [0, 1), or a ``start`` that is no duration.
+    """
+
+    def __init__(self, decay: float | None = 0.999, start: Duration | None = None) -> None:  # 0.999: torch's default
+        check_number("decay", 0 if decay is None else decay, 0, below=1)
+        if start is not None:
+            duration_in_steps(start, steps_per_epoch=1, total_steps=1)
+        super().__init__(avg_fn=get_swa_avg_fn() if decay is None else get_ema_avg_fn(decay))
+        self.start = start
+        self.first_step = 0.0
+        self.has_average = False
+
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        self.has_average = False
+        super().setup(trainer, pl_module, stage)
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        module = cast(AbstractCapsuleModule, pl_module)
+        if self.start is not None:
+            self.first_step = duration_in_steps(
+                self.start, steps_per_epoch=module.steps_per_epoch, total_steps=module.total_steps
+            )
+
+    def should_update(self, step_idx: int | None = None, epoch_idx: int | None = None) -> bool:
+        return step_idx is not None and step_idx >= self.first_step
+
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
+        self.has_average = self.has_average or self.should_update(trainer.global_step - 1)
+
+    def on_validation_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if self.has_average:
+            super().on_validation_epoch_start(trainer, pl_module)
+
+    def on_validation_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if self.has_average:
+            super().on_validation_epoch_end(trainer, pl_module)
+
+    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Nothing: the last checkpoint is still to come, and holds both."""
+
+    def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if self.has_average:
+            super().on_train_end(trainer, pl_module)
+        self.has_average = False
+
+    def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
+        if self.has_average:
+            super().on_save_checkpoint(trainer, pl_module, checkpoint)
+
+    def on_load_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
+        """In a test the weights are those of ``state_dict``; without an average in the checkpoint one begins anew."""
+        if trainer.state.fn == "fit" and "averaging_state" in checkpoint:
+            super().on_load_checkpoint(trainer, pl_module, checkpoint)
+            self.has_average = True

@@ -1,0 +1,200 @@
+"""Why does a network not learn? Measurements while it trains, and a warning before it does."""
+
+from __future__ import annotations
+
+import csv
+import io
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import lightning as L
+import torch
+from lightning.pytorch.callbacks import Callback
+from pydantic import TypeAdapter
+from torch import Tensor
+from torch.optim import Optimizer
+
+from capsule_lab.analysis.diagnosis import diagnosis, floor_warnings, learning_figure
+from capsule_lab.analysis.learning import (
+    Measurement,
+    measure_gradient,
+    measure_layers,
+    min_variance,
+    relative_steps,
+)
+from capsule_lab.analysis.plotting import add_heading
+from capsule_lab.callbacks.figures import keep_figure, logged_step
+from capsule_lab.errors import check_number
+from capsule_lab.functional import HALF
+from capsule_lab.networks import AbstractCapsuleNetwork, AbstractNetwork
+from capsule_lab.routing import AbstractRouting
+from capsule_lab.runs.files import write_text
+from capsule_lab.runs.results import short_name
+from capsule_lab.types import Batch
+
+log = logging.getLogger(__name__)
+
+_MEASUREMENTS = TypeAdapter(list[Measurement])
+
+
+class LearningDiagnostics(Callback):
+    """Measures the gradient, the capsules and the steps of the optimizer; at the end, says what is wrong.
+
+    At the first step and every ``every_n_steps`` after it, on the first images of that step's batch: see
+    ``capsule_lab.analysis.learning``. Each measurement is logged as ``learning/<quantity>`` and added to
+    ``learning.csv`` and ``learning.json`` of the run; ``figures/learning.png`` and the verdict come at the end.
+    Training is the same without it: all is measured in float32, on a copy of the network. In a run of several processes
+    each measures its part of the batch, and the first writes.
+
+    Args:
+        every_n_steps: of the optimizer, from one measurement to the next.
+        images: of the batch, at most; fewer cost less.
+        relative_change, changes: see ``measure_gradient``.
+
+    Raises:
+        ValueError: for a number out of range.
+    """
+
+    def __init__(
+        self,
+        every_n_steps: int = 20,  # ours: five measurements of the hundred steps of debug=learning
+        images: int = 32,  # ours: on so few the chaotic gradient of EM routing was found
+        relative_change: float = 0.01,  # ours: see measure_gradient
+        changes: int = 4,  # ours: see measure_gradient
+    ) -> None:
+        check_number("every_n_steps", every_n_steps, 1)
+        check_number("images", images, 2)
+        check_number("relative_change", relative_change, above=0)
+        check_number("changes", changes, 1)
+        self.every_n_steps = every_n_steps
+        self.images = images
+        self.relative_change = relative_change
+        self.changes = changes
+        self.measurements: list[Measurement] = []
+        self.current: Measurement | None = None
+        self.before: dict[str, Tensor] = {}
+
+    def on_train_batch_start(self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Batch, _: int) -> None:
+        step = trainer.global_step
+        if step % self.every_n_steps or self.current is not None:  # the next batch of the same step
+            return
+        batch = first_images(batch, self.images)
+        network, loss = network_of(pl_module), loss_on(pl_module, batch)
+        gradient = measure_gradient(network, loss, relative_change=self.relative_change, changes=self.changes)
+        layers = measure_layers(network, batch.images) if isinstance(network, AbstractCapsuleNetwork) else {}
+        self.current = Measurement(step, gradient, layers)
+
+    def on_before_optimizer_step(self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: Optimizer) -> None:
+        if self.current is not None and trainer.is_global_zero:
+            self.before = {name: each.detach().clone() for name, each in network_of(pl_module).named_parameters()}
+
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Batch, batch_idx: int
+    ) -> None:
+        if self.current is None or trainer.global_step == self.current.step:
+            return
+        if trainer.is_global_zero:
+            after = {name: each.detach() for name, each in network_of(pl_module).named_parameters()}
+            measurement = replace(self.current, relative_steps=relative_steps(self.before, after))
+            self.measurements.append(measurement)
+            self._write(Path(trainer.default_root_dir))
+            named = {f"learning/{name}": value for name, value in measurement.quantities().items()}
+            for logger in trainer.loggers:
+                logger.log_metrics(named, logged_step(trainer))
+        self.current, self.before = None, {}
+
+    def _write(self, run: Path) -> None:
+        rows = [{"step": each.step, **each.quantities()} for each in self.measurements]
+        columns = {name: None for row in rows for name in row}  # in order
+        text = io.StringIO(newline="")
+        writer = csv.DictWriter(text, [*columns], lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+        write_text(run / "learning.csv", text.getvalue())
+        content = {"measurements": self.measurements, "diagnosis": diagnosis(self.measurements)}
+        write_text(run / "learning.json", TypeAdapter(dict).dump_json(content, indent=2).decode() + "\n")
+
+    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if not self.measurements or not trainer.is_global_zero:
+            return
+        run, data = Path(trainer.default_root_dir), short_name(cast(Any, trainer).datamodule.provenance)
+        figure = learning_figure(self.measurements)
+        add_heading(figure, f"{run.name}: learning on {data}, {self.images} images of a batch at each measurement")
+        keep_figure(run, trainer.loggers, "learning", figure, logged_step(trainer))
+        log.info("diagnosis of %d measurements, see learning.csv and figures/learning.png:", len(self.measurements))
+        for sentence in diagnosis(self.measurements):
+            log.info("- %s", sentence)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"measurements": _MEASUREMENTS.dump_python(self.measurements)}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.measurements = _MEASUREMENTS.validate_python(state_dict["measurements"])
+
+
+class VarianceFloor(Callback):
+    """Warns once, before the first step, of layers whose variance floor is far from the variance of their votes.
+
+    Far below, EM routing's gradient is chaotic; far above, activations hardly depend on votes: see
+    ``capsule_lab.analysis.diagnosis.floor_warnings``. One pass of a few images through a copy of the network, if it has
+    such a floor; training is the same without it.
+
+    Args:
+        images: how many, of the first batch.
+
+    Raises:
+        ValueError: for fewer than 2.
+    """
+
+    def __init__(self, images: int = 8) -> None:  # ours: a tenth of a second, and the median is over all capsules
+        check_number("images", images, 2)
+        self.images = images
+        self.checked = False
+
+    def on_train_batch_start(self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Batch, _: int) -> None:
+        first, self.checked = not self.checked and trainer.global_step == 0, True
+        network = network_of(pl_module)
+        if not first or not isinstance(network, AbstractCapsuleNetwork):
+            return
+        if any(min_variance(each) for each in network.modules() if isinstance(each, AbstractRouting)):
+            layers = measure_layers(network, batch.images[: self.images])  # by all processes, whose layers may talk
+            for warning in floor_warnings(layers):
+                if trainer.is_global_zero:
+                    log.warning("%s", warning)
+
+
+def first_images(batch: Batch, images: int) -> Batch:
+    """The first images of a batch, with everything that is known of them; half precision as float32."""
+
+    def cut(each: Any) -> Any:
+        return each if each is None else each[:images].float() if each.dtype in HALF else each[:images]
+
+    return Batch(*map(cut, batch))
+
+
+def network_of(module: L.LightningModule) -> AbstractNetwork:
+    """The network that a module trains."""
+    return cast(Any, module).network  # of AbstractCapsuleModule, Lightning's class does not declare it
+
+
+def loss_on(module: Any, batch: Batch) -> Callable[[AbstractNetwork], Tensor]:
+    """The loss with which ``module`` trains, of a network in place of its own, on one batch.
+
+    Args:
+        module: an ``AbstractCapsuleModule`` that is being trained.
+        batch: as ``training_step`` gets it.
+    """
+
+    def loss(network: AbstractNetwork) -> Tensor:
+        own, module.network = module.network, network
+        try:
+            output = network.forward(batch.images)  # not the compiled call
+            terms = module.loss_terms(batch, output, module.schedule_values()) | module.penalty()
+        finally:
+            module.network = own
+        return torch.stack([*terms.values()]).sum()
+
+    return loss

@@ -1,0 +1,69 @@
+"""Mixup: every training image is mixed with another, and so are their labels (Zhang et al. 2018)."""
+
+from __future__ import annotations
+
+import scipy.special
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from capsule_lab.data.loader import InMemory
+from capsule_lab.data.transforms import random_bits, random_integers
+from capsule_lab.types import Batch
+
+_PARTNER, _SHARE = 1000, 1001  # numbers of the random draws, beyond those of any transformation; see random_bits
+_SHARES = 4096  # ours: differences of shares that no gradient shows
+
+
+class WithPartners(InMemory):
+    """A set whose batches are twice as long: behind the images that are asked for, a partner for each.
+
+    The partner is any image of the set, drawn by the key of the image, so that it depends neither on the rest of the
+    batch nor on the number of processes. It has the key, and so the transformations, of its own turn in the epoch.
+
+    Args:
+        images: the set.
+    """
+
+    def __init__(self, images: InMemory) -> None:
+        super().__init__(images.data, images.seed)
+        self.images = images
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, batch: tuple[Tensor, int]) -> Batch:
+        index, epoch = batch
+        first = self.images[index, epoch]
+        partners = self.images[random_bits(first.key, _PARTNER) % len(self.images), epoch]
+        both = ((name, own, getattr(partners, name)) for name, own in first._asdict().items())
+        return first._replace(**{name: torch.cat([own, other]) for name, own, other in both if own is not None})
+
+    def to(self, device: torch.device) -> WithPartners:
+        return WithPartners(self.images.to(device))
+
+
+def shares_of(alpha: float) -> Float[Tensor, " share"]:
+    """Shares of the first of two images, from Beta(alpha, alpha): its quantiles, all equally probable."""
+    probabilities = (torch.arange(_SHARES, dtype=torch.float64) + 0.5) / _SHARES
+    return torch.from_numpy(scipy.special.betaincinv(alpha, alpha, probabilities.numpy())).float()
+
+
+def mix(batch: Batch, shares: Float[Tensor, " share"], num_classes: int) -> Batch:
+    """The first half of a batch, each image mixed with its partner in the second half (Zhang et al. 2018, section 2).
+
+    Args:
+        batch: of ``WithPartners``, transformed: images are floating-point numbers.
+        shares: of ``shares_of``, on the same device; each image's own is drawn by its key.
+        num_classes: number of classes.
+
+    Returns:
+        Half as many images. Labels are shares of the classes, ``(batch, class)``; all else is of the first image.
+    """
+    count = len(batch.key) // 2
+    share = shares[random_integers(batch.key[:count], _SHARE, 0, len(shares) - 1)]  # [b]
+    truth = torch.nn.functional.one_hot(batch.labels, num_classes).to(share.dtype)
+    images = torch.lerp(batch.images[count:], batch.images[:count], share[:, None, None, None])
+    labels = torch.lerp(truth[count:], truth[:count], share[:, None])
+    factors = None if batch.factors is None else batch.factors[:count]
+    return Batch(images, labels, batch.key[:count], factors)

@@ -1,0 +1,67 @@
+"""Options of routings that change while training, such as the number of iterations."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from torch import nn
+
+from capsule_lab.errors import check_number
+from capsule_lab.routing import AbstractRouting
+from capsule_lab.schedules import Schedule
+
+_PREFIX = "routing_"
+
+
+class ScheduledRouting:
+    """Sets options of all routings of a network: the schedule ``routing_iterations`` sets ``iterations``.
+
+    Which options a routing has is in ``AbstractRouting.scheduled``. Values of those that are whole numbers are rounded.
+
+    Args:
+        network: the network.
+        schedule: schedules by name, of which those that begin with ``routing_`` count.
+
+    Attributes:
+        names: of these schedules.
+
+    Raises:
+        ValueError: for a network without routings, an option that one of them does not have, or a schedule that begins
+            or ends with a value that the option cannot have.
+    """
+
+    def __init__(self, network: nn.Module, schedule: Mapping[str, Schedule]) -> None:
+        self.names = [name for name in schedule if name.startswith(_PREFIX)]
+        routings = [module for module in network.modules() if isinstance(module, AbstractRouting)]
+        for name in self.names:
+            if not routings:
+                raise ValueError(f"schedule.{name} is set, and {type(network).__name__} does not route; expected null")
+            for routing in routings:
+                _check(name, schedule[name], routing)
+        self._configured = [
+            (routing, name, routing.scheduled_options()[name.removeprefix(_PREFIX)])
+            for name in self.names
+            for routing in routings
+        ]
+
+    def set(self, values: Mapping[str, float]) -> None:
+        """Give every option its value of ``values``, by the schedule's name, or else the configured one."""
+        for routing, name, configured in self._configured:
+            option = name.removeprefix(_PREFIX)
+            value = values.get(name, configured)
+            routing.scheduled_options()[option] = round(value) if routing.scheduled[option] is int else value
+
+
+def _check(name: str, schedule: Schedule, routing: AbstractRouting) -> None:
+    option, there = name.removeprefix(_PREFIX), routing.scheduled
+    if option not in there:
+        expected = " or ".join(f"{_PREFIX}{each}" for each in there) or "null, it has no option that may"
+        raise ValueError(
+            f"schedule.{name} is set, and {type(routing).__name__} has no {option} that may change while training; "
+            f"expected {expected}"
+        )
+    values = schedule.for_run(1, 1)
+    for step in (0, 1):
+        least, above = (1, -math.inf) if there[option] is int else (-math.inf, 0)
+        check_number(f"schedule.{name}", values(step), least, above=above)

@@ -1,0 +1,178 @@
+"""Capsules on a residual network: Tsai, Srivastava, Goh and Salakhutdinov, ICLR 2020, CIFAR10 and CIFAR100.
+
+::
+
+    image          residual network                primary       conv capsules 1   conv capsules 2   class capsules
+    3 x 32 x 32 -> 64 x 32 x 32 -> 128 x 16 x 16 -> 32 types ---> 32 types -------> 32 types -------> 10 classes
+                   3x3, 3 blocks   4 blocks,        16 x 16       7 x 7             5 x 5             a transform per
+                                   stride 2         1x1, layer    K=3 stride 2      K=3 stride 1      (child, class);
+                                                    norm          inverted dot-product attention      one linear score
+
+1,828,817 parameters with ten classes; with 6x6 poses and 20 more capsules below 100 classes 2,799,629 (CIFAR100).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torchvision.models.resnet import BasicBlock
+
+from capsule_lab.functional import HALF
+from capsule_lab.layers import ClassCapsules, ConvCapsules
+from capsule_lab.networks.base import AbstractCapsuleNetwork, check_image_shape, check_images, check_sizes, check_widths
+from capsule_lab.networks.em_caps import with_options
+from capsule_lab.routing import InvertedAttention, RoutingFactory
+from capsule_lab.types import CapsuleOutput, Capsules, OnIteration
+
+
+class InvertedAttentionCaps(AbstractCapsuleNetwork):
+    """The network of Tsai 2020; its layers are updated one after the other (the paper's default: all at once).
+
+    Scores are the activations of the class capsules, whose logits are the paper's scores.
+
+    Args:
+        image_shape: ``(channel, height, width)``.
+        num_classes: number of classes.
+        routing: called with ``(parents=…, dim=…)`` in all capsule layers.
+        class_routing: options of ``routing`` that are different in the class layer; ``None`` for no difference.
+        channels: feature maps of the residual network's stages; each but the first halves the image.
+        blocks: how many blocks of two convolutions each stage has.
+        primary_types: kinds of primary capsule per position.
+        conv_types: kinds of capsule in each convolutional capsule layer.
+        conv_strides: their strides.
+        dense_types: capsules of fully connected layers between those and the classes (CIFAR100: 20).
+        kernel_size: width of the capsules' windows.
+        pose_size: rows and columns of a pose.
+
+    Raises:
+        ValueError: if the image is too small, a size not positive, or two lists are not of the same length.
+
+    >>> network = InvertedAttentionCaps((3, 32, 32), num_classes=10)
+    >>> sum(p.numel() for p in network.parameters())
+    1828817
+    """
+
+    def __init__(
+        self,
+        image_shape: tuple[int, int, int],
+        num_classes: int,
+        *,
+        routing: RoutingFactory = InvertedAttention,
+        class_routing: Mapping[str, Any] | None = {"head": True},  # Tsai 2020: scores are linear
+        channels: Sequence[int] = (64, 128),  # official code
+        blocks: Sequence[int] = (3, 4),  # official code
+        primary_types: int = 32,  # official code
+        conv_types: Sequence[int] = (32, 32),  # official code
+        conv_strides: Sequence[int] = (2, 1),  # official code
+        dense_types: Sequence[int] = (),
+        kernel_size: int = 3,  # official code
+        pose_size: int = 4,  # official code
+    ) -> None:
+        super().__init__()
+        name = type(self).__name__
+        check_widths(
+            name, channels=channels, blocks=blocks, conv_types=conv_types, conv_strides=conv_strides,
+            dense_types=dense_types,
+        )  # fmt: skip
+        check_sizes(
+            name, num_classes=num_classes, stages=len(channels), primary_types=primary_types, kernel_size=kernel_size,
+            pose_size=pose_size,
+        )  # fmt: skip
+        _check_as_many(channels=channels, blocks=blocks)
+        _check_as_many(conv_types=conv_types, conv_strides=conv_strides)
+        channel, height, width = check_image_shape(image_shape, 1, name)
+        self.image_shape = (channel, height, width)
+        dim = pose_size**2
+
+        features: list[nn.Module] = [
+            nn.Conv2d(channel, channels[0], 3, padding=1, bias=False),
+            nn.BatchNorm2d(channels[0]),
+            nn.ReLU(),
+        ]
+        for stage, (inputs, outputs, count) in enumerate(zip((channels[0], *channels), channels, blocks, strict=False)):
+            stride = 2 if stage else 1
+            shortcut = None
+            if stride > 1:
+                shortcut = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs))
+            features.append(BasicBlock(inputs, outputs, stride, shortcut))  # He 2016, figure 5, left
+            features += [BasicBlock(outputs, outputs) for _ in range(count - 1)]
+            height, width = (height - 1) // stride + 1, (width - 1) // stride + 1
+        self.features = nn.Sequential(*features)
+        self.primary = NormalisedPrimaryCapsules(channels[-1], primary_types, dim)
+        grid, types = (height, width), primary_types
+        self.conv_capsules = nn.ModuleList()
+        for parent_types, stride in zip(conv_types, conv_strides, strict=True):
+            layer = ConvCapsules(
+                grid,
+                types,
+                dim,
+                parent_types,
+                dim,
+                routing=routing,
+                rows=pose_size,
+                kernel_size=kernel_size,
+                stride=stride,
+            )
+            _initialise(layer.weight)
+            self.conv_capsules.append(layer)
+            grid, types = layer.windows.grid, parent_types
+        children = grid[0] * grid[1] * types
+        dense: list[ClassCapsules] = []
+        for below, parents in pairwise((children, *dense_types, num_classes)):
+            last = len(dense) == len(dense_types)
+            chosen = with_options(routing, class_routing or {}) if last else routing
+            dense.append(ClassCapsules(1, below, dim, parents, dim, rows=pose_size, routing=chosen))
+            _initialise(dense[-1].weight)
+        self.dense_capsules = nn.ModuleList(dense[:-1])
+        self.classes = dense[-1]
+
+    def forward(
+        self, images: Float[Tensor, "batch channel height width"], *, on_iteration: OnIteration | None = None
+    ) -> CapsuleOutput:
+        check_images(images, self.image_shape, type(self).__name__)
+        capsules = self.primary(self.features(images))  # [b i c]
+        for layer in (*self.conv_capsules, *self.dense_capsules):
+            capsules = layer(capsules.poses, capsules.activations)
+        classes = self.classes(capsules.poses, capsules.activations, on_iteration=on_iteration)  # [b k d]
+        return CapsuleOutput(classes.activations, classes, classes.logits)
+
+    def capsule_layers(self) -> dict[str, nn.Module]:
+        convolutional = {f"conv_capsules_{number}": layer for number, layer in enumerate(self.conv_capsules, start=1)}
+        dense = {f"dense_capsules_{number}": layer for number, layer in enumerate(self.dense_capsules, start=1)}
+        return {"primary": self.primary, **convolutional, **dense, "classes": self.classes}
+
+
+class NormalisedPrimaryCapsules(nn.Module):
+    """Poses linear in the features at one position, then layer normalisation; all are there (activations of 1).
+
+    Capsules are ordered ``(y, x, type)``. Components of matrix poses are stored row by row.
+    """
+
+    def __init__(self, in_channels: int, types: int, dim: int) -> None:
+        super().__init__()
+        self.types = types
+        self.pose = nn.Conv2d(in_channels, types * dim, 1, bias=False)
+        self.norm = nn.LayerNorm(dim)
+
+    def forward(self, features: Float[Tensor, "batch channel height width"]) -> Capsules:
+        poses = self.pose(features).unflatten(1, (self.types, -1)).permute(0, 3, 4, 1, 2).flatten(1, 3)  # [b i c]
+        poses = self.norm(poses.float() if poses.dtype in HALF else poses)  # autocast ends here
+        return Capsules(poses, torch.ones_like(poses[..., 0]))
+
+
+def _check_as_many(**widths: Sequence[int]) -> None:
+    (one, first), (other, second) = widths.items()
+    if len(first) != len(second):
+        raise ValueError(f"there are {len(first)} {one} and {len(second)} {other}; expected as many")
+
+
+def _initialise(weight: nn.Parameter) -> None:
+    """Normal, of a size that keeps that of the poses: ``J / (sqrt(d) children)`` is the variance (official code)."""
+    children, inner, parents, _ = weight.shape
+    nn.init.normal_(weight, std=math.sqrt(parents / (inner * children)))

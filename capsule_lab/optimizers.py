@@ -1,0 +1,132 @@
+"""Optimizers and their groups of parameters; where torch has the optimizer, torch's own class is used."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from capsule_lab.errors import check_number
+
+
+def parameter_groups(network: nn.Module, *, decay_all: bool = False) -> list[dict[str, Any]]:
+    """The parameters of a network in groups, as optimizers take them.
+
+    Kernels of linear layers and convolutions; transformations of capsules; and the rest: biases, betas, and the scales
+    of normalisations. Kernels and transformations are parameters named ``weight`` of two or more dimensions, those
+    that ``losses.l2_loss`` is for, too.
+
+    Args:
+        network: the network.
+        decay_all: whether the weight decay of an optimizer reaches the rest, too. Shrinking biases and scales limits
+            no complexity, and most recipes leave them out (He et al. 2019, "Bag of tricks", section 3.1).
+
+    Returns:
+        Groups with ``params`` and ``rows``, which is for ``Muon``: how many leading dimensions of a parameter are the
+        rows of a matrix; 0 where it is none, as any that is neither of such a layer nor of four dimensions.
+    """
+    groups: dict[tuple[int, bool], list[Tensor]] = {}
+    for module in network.modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            decays = name.endswith("weight") and parameter.ndim > 1
+            groups.setdefault((_rows(module, parameter) if decays else 0, decays or decay_all), []).append(parameter)
+    return [
+        {"params": parameters, "rows": rows, **({} if decays else {"weight_decay": 0.0})}
+        for (rows, decays), parameters in sorted(groups.items(), key=lambda group: group[0], reverse=True)
+    ]
+
+
+def _rows(module: nn.Module, parameter: Tensor) -> int:
+    """How many leading dimensions are the rows of the matrix that a weight is; 0 if it is none."""
+    if isinstance(module, nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d):
+        return 1
+    return 2 if parameter.ndim == 4 else 0
+
+
+class Muon(Optimizer):
+    """Muon (Jordan 2024) on the matrices of a network, AdamW on all other parameters: one optimizer.
+
+    ``torch.optim.Muon`` takes parameters of two dimensions only. Others are given to it as matrices: a kernel of a
+    convolution as (out, in * height * width), as in its author's code; transformations of capsules, ``(child, inner,
+    parent, columns)``, as (child * inner, parent * columns), which is the linear map of their layer under equal
+    couplings (ours). Biases, betas and scales, and whatever has one dimension, are AdamW's.
+
+    Args:
+        params: groups of ``parameter_groups``; of parameters without ``rows``, those of two or more dimensions are
+            matrices with their first dimension as rows.
+        lr: learning rate of both; ``adjust_lr_fn`` makes it fit both.
+        weight_decay: of both, decoupled.
+        momentum, nesterov, ns_steps, adjust_lr_fn: see ``torch.optim.Muon``. ``"match_rms_adamw"`` gives a matrix
+            steps of the size that AdamW would make, so that one learning rate is right for all (Liu et al. 2025,
+            "Muon is scalable for LLM training", section 2.2).
+        betas, eps: see ``torch.optim.AdamW``.
+
+    Raises:
+        ValueError: for numbers that torch's optimizers refuse.
+    """
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float = 1e-3,
+        *,
+        weight_decay: float = 0.1,  # torch's default, and Liu et al. 2025
+        momentum: float = 0.95,  # Jordan 2024
+        nesterov: bool = True,  # Jordan 2024
+        ns_steps: int = 5,  # Jordan 2024
+        adjust_lr_fn: Literal["original", "match_rms_adamw", "spectral_unclamped"] = "match_rms_adamw",
+        betas: tuple[float, float] = (0.9, 0.95),  # Jordan 2024, of his AdamW
+        eps: float = 1e-8,  # Kingma and Ba 2015
+    ) -> None:
+        check_number("optimizer.ns_steps", ns_steps, 1)
+        empty: list[dict[str, Any]] = [{"params": []}]  # which arguments there are, torch checks without parameters
+        self._muon = torch.optim.Muon(
+            empty, lr, weight_decay, momentum, nesterov, ns_steps=ns_steps, adjust_lr_fn=adjust_lr_fn
+        )
+        self._adamw = torch.optim.AdamW([{"params": []}], lr, (betas[0], betas[1]), eps, weight_decay)
+        super().__init__(params, {"lr": lr, "weight_decay": weight_decay})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """One step of both on all parameters that have a gradient."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            with_gradient = [parameter for parameter in group["params"] if parameter.grad is not None]
+            rows = [group.get("rows", int(parameter.ndim > 1)) for parameter in with_gradient]
+            matrices = [_Matrix(*each) for each in zip(with_gradient, rows, strict=True) if each[1]]
+            others = [parameter for parameter, number in zip(with_gradient, rows, strict=True) if not number]
+            self._step_of(self._muon, group, {each.matrix: self.state[each.parameter] for each in matrices})
+            self._step_of(self._adamw, group, {parameter: self.state[parameter] for parameter in others})
+            for each in matrices:
+                each.write()
+        return loss
+
+    @staticmethod
+    def _step_of(optimizer: Optimizer, group: dict[str, Any], states: dict[Tensor, Any]) -> None:
+        """A step of one of the two, on the keys of ``states``, with the rate and weight decay of ``group``."""
+        if states:
+            given = {name: group[name] for name in ("lr", "weight_decay")}
+            optimizer.param_groups = [{**optimizer.defaults, **given, "params": list(states)}]
+            optimizer.state = states  # type: ignore[assignment]
+            optimizer.step()
+
+
+class _Matrix:
+    """A parameter and its gradient as a matrix: the same memory where strides allow it, else a copy."""
+
+    def __init__(self, parameter: Tensor, rows: int) -> None:
+        assert parameter.grad is not None
+        self.parameter = parameter
+        self.matrix = parameter.detach().flatten(rows).flatten(0, rows - 1)
+        self.matrix.grad = parameter.grad.flatten(rows).flatten(0, rows - 1)
+
+    def write(self) -> None:
+        """Put the values of a copy into the parameter."""
+        if self.matrix.data_ptr() != self.parameter.data_ptr():
+            self.parameter.copy_(self.matrix.view(self.parameter.shape))

@@ -1,0 +1,151 @@
+"""Scaled-distance agreement: Peer, Stabinger and Rodriguez-Sanchez 2018 (arXiv 1812.09707), gamma-capsules."""
+
+from __future__ import annotations
+
+import math
+from typing import get_args
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from capsule_lab.errors import check_choice, check_number
+from capsule_lab.functional import float32_under_autocast, length, squash, squash_logits
+from capsule_lab.kernels import AbstractVotes, Backend, check_backend, route
+from capsule_lab.routing.base import AbstractRouting, Normalisation, Normaliser, check_parents
+from capsule_lab.types import Capsules, OnIteration, RoutingTrace, Votes
+
+
+@float32_under_autocast
+def scaled_distance_agreement(
+    votes: Float[Tensor, "batch child parent dim"] | Votes,
+    lengths: Float[Tensor, "batch child"],
+    *,
+    iterations: int = 3,  # Peer 2018, official code
+    share: float = 0.9,  # Peer 2018, official code: p
+    bias: Float[Tensor, "parent dim"] | None = None,
+    normalise: Normaliser | None = None,
+    on_iteration: OnIteration | None = None,
+    backend: Backend = "auto",
+) -> Capsules:
+    """Parents whose poses the children's votes are near to (Peer 2018).
+
+    A vote is no longer than its child: ``u_hat`` is shortened to ``min(|u_hat|, |u_i|)``. Then, as in dynamic routing,
+    ``s_j = sum_i c_ij u_hat + bias`` and ``v_j = squash(s_j)``, but logits are replaced and not added to: ``b_ij = t
+    |v_j - u_hat_ij|``, where ``t = -2 ln(p (J - 1) / (1 - p)) / d_o`` and ``d_o`` is the mean distance of the votes of
+    an image from their parents: a vote at half of it gets the share p of its child, if its others are at the mean. The
+    official code takes the mean over the batch, so that images change each other.
+
+    Args:
+        votes: prediction of each child for each parent, or poses and weight. The vote tensor is computed.
+        lengths: of the children: their activations, where these are lengths.
+        iterations: at least 1; 1 means equal couplings, that is no routing.
+        share: ``p``, more than that of equal couplings and less than 1.
+        bias: added to ``s_j`` in every iteration.
+        normalise: log-couplings ``(batch, parent, child)`` to couplings; default softmax over parents.
+        on_iteration: called with a ``RoutingTrace`` after each iteration.
+        backend: see ``AbstractRouting``.
+
+    Returns:
+        Capsules: poses ``(batch, parent, dim)``, their lengths in [0, 1), and ``2 ln |s_j|``, the logits of these.
+
+    Raises:
+        ValueError: for fewer than one iteration, a ``share`` out of range, or an unknown ``backend``.
+
+    >>> scaled_distance_agreement(torch.ones(1, 5, 2, 4), torch.ones(1, 5)).poses.shape
+    torch.Size([1, 2, 4])
+    """
+    normalise = normalise or Normaliser()
+
+    def procedure(votes: AbstractVotes, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        check_parents(votes, "bias", bias)
+        _, child, parent, _ = votes.shape
+        _check(iterations, share, parent)
+        entries = normalise.rows_per_image * parent * child
+        log_ratio = math.log(share * (parent - 1) / (1 - share)) if parent > 1 else 0.0  # of one parent: 1 in any case
+        dense = votes.dense()  # [b i j d]
+        shortened = dense * (lengths.unsqueeze(2) / length(dense)).clamp_max(1).unsqueeze(3)
+        logits = votes.zero_logits()  # [b j i]
+        for iteration in range(iterations):
+            couplings = normalise(logits)  # [b j i]
+            total = (couplings.transpose(1, 2).unsqueeze(3) * shortened).sum(1)  # [b j d]
+            total = total if bias is None else total + bias
+            poses = squash(total)  # [b j d]
+            if iteration < iterations - 1:
+                distances = length(poses.unsqueeze(1) - shortened).transpose(1, 2)  # [b j i]
+                mean = normalise.total(distances.sum(2)).unsqueeze(2) / entries  # d_o of the image [b 1 1]
+                logits = -2 * log_ratio * distances / mean  # 2: d_o - d_p is half of d_o
+            if on_iteration is not None:
+                on_iteration(RoutingTrace(iteration, couplings.transpose(1, 2), poses))
+        return poses, squash_logits(total)
+
+    rows, watched = normalise.rows_per_image, on_iteration is not None
+    poses, logits = route(procedure, votes, lengths, backend=backend, rows_per_image=rows, whole_batch=watched)
+    return Capsules(poses, length(poses), logits)
+
+
+class ScaledDistanceAgreement(AbstractRouting):
+    """``scaled_distance_agreement`` with a learned bias; activations of the parents are the lengths of their poses.
+
+    Lengths of the children are their activations, which in a network of vectors they are. For matrix capsules, whose
+    poses have any length, a vote is then no longer than its child is active.
+
+    Args:
+        parents, dim: number of parents (in a convolutional layer of parent types), components of a pose.
+        iterations, share: see ``scaled_distance_agreement``.
+        bias: learn a bias per parent and component.
+        normalisation: which parents compete for a child in a convolutional layer, see ``Normalisation``. The paper has
+            none; the scale of the distances is meant for the parents of one position.
+        backend: see ``AbstractRouting``.
+
+    Raises:
+        ValueError: for a number out of range, an unknown ``normalisation`` or ``backend``; in ``forward``, for children
+            without activations.
+    """
+
+    def __init__(
+        self,
+        parents: int,
+        dim: int,
+        *,
+        iterations: int = 3,  # Peer 2018, official code
+        share: float = 0.9,  # Peer 2018, official code
+        bias: bool = True,
+        normalisation: Normalisation = "window",
+        backend: Backend = "auto",
+    ) -> None:
+        super().__init__()
+        _check(iterations, share, parents)
+        check_choice("routing normalisation", normalisation, get_args(Normalisation))
+        self.normalisation = normalisation
+        self.backend = check_backend(backend)
+        self.iterations = iterations
+        self.share = share
+        self.bias = nn.Parameter(torch.full((parents, dim), 0.1)) if bias else None  # 0.1: official code
+
+    def forward(
+        self,
+        votes: Float[Tensor, "batch child parent dim"] | Votes,
+        activations: Float[Tensor, "batch child"] | None = None,
+        *,
+        normalise: Normaliser | None = None,
+        on_iteration: OnIteration | None = None,
+    ) -> Capsules:
+        if activations is None:
+            raise ValueError("scaled-distance agreement got no activations of the children; expected their lengths")
+        return scaled_distance_agreement(
+            votes,
+            activations,
+            iterations=self.iterations,
+            share=self.share,
+            bias=self.bias,
+            normalise=normalise,
+            on_iteration=on_iteration,
+            backend=self.backend,
+        )
+
+
+def _check(iterations: int, share: float, parents: int) -> None:
+    if iterations < 1:
+        raise ValueError(f"routing iterations is {iterations}; expected 1 (no routing) or more, the paper uses 3")
+    check_number("routing share", share, above=1 / parents if parents > 1 else 0, below=1)

@@ -1,0 +1,142 @@
+"""The average of the weights is what is validated, saved, tested and opened; training goes on with the others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch.callbacks import Callback
+from omegaconf import DictConfig
+
+from capsule_lab import runs
+from capsule_lab.callbacks import AveragedWeights
+from capsule_lab.errors import InterruptError
+from capsule_lab.train import train
+from tests.helpers.commands import NO_PICTURES
+from tests.helpers.training import SignalAt, checkpoint, results, run, weights
+
+Tiny = Callable[..., DictConfig]
+Weights = dict[str, torch.Tensor]
+
+NORMALISED = ["model=cnn_small", "model.channels=[4,4,4]"]  # with batch normalisation
+SHORT = [*NO_PICTURES, "trainer.max_steps=6", "trainer.precision=32-true", "schedule.learning_rate.initial=0.01"]
+
+
+class Recorder(Callback):
+    """The network's state after every step, and in every validation."""
+
+    def __init__(self) -> None:
+        self.steps: list[Weights] = []
+        self.validated: dict[int, Weights] = {}
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, *_: Any) -> None:
+        self.steps.append(state_of(pl_module))
+
+    def on_validation_batch_start(self, trainer: Any, pl_module: Any, *_: Any) -> None:
+        self.validated[trainer.global_step] = state_of(pl_module)
+
+
+def state_of(module: Any) -> Weights:
+    return {f"network.{name}": value.detach().clone() for name, value in module.network.state_dict().items()}
+
+
+def averaged(tiny: Tiny, *overrides: str) -> DictConfig:
+    return tiny("callbacks=averaged_weights", *SHORT, *overrides, model=NORMALISED)
+
+
+def average(steps: list[Weights], decay: float | None) -> Weights:
+    """Transcribed from the definitions, in float64."""
+    found = {name: value.double() for name, value in steps[0].items()}
+    for count, step in enumerate(steps[1:], start=1):
+        share = 1 / (count + 1) if decay is None else 1 - decay
+        found = {name: value + share * (step[name].double() - value) for name, value in found.items()}
+    return found
+
+
+def assert_same(found: Weights, expected: Weights, *, exact: bool = True) -> None:
+    names = [name for name in expected if not name.endswith("num_batches_tracked")]  # a whole number, never used
+    for name in names:
+        tolerance = {"rtol": 0.0, "atol": 0.0} if exact else {"rtol": 1e-4, "atol": 1e-6}
+        torch.testing.assert_close(found[name], expected[name].to(found[name].dtype), msg=name, **tolerance)
+
+
+@pytest.mark.parametrize(("decay", "start", "first"), [(0.5, "null", 0), (None, "null", 0), (None, "1/2 run", 3)])
+def test_average_is_validated_saved_and_tested(
+    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, decay: float | None, start: str, first: int
+) -> None:
+    options = [f"callbacks.averaged_weights.{key}={value}" for key, value in (("start", start), ("decay", decay))]
+    config = averaged(tiny, *(each.replace("None", "null") for each in options), "train.test=last")
+    recorder = Recorder()
+    result = run(config, tmp_path / "run", monkeypatch, recorder)
+    expected = average(recorder.steps[first:], decay)
+    saved = checkpoint(tmp_path / "run")
+    assert_same(saved["state_dict"], expected, exact=False)
+    assert_same(saved["current_model_state"], recorder.steps[-1])
+    assert not saved["state_dict"]["network.features.0.weight"].equal(recorder.steps[-1]["network.features.0.weight"])
+    assert_same(recorder.validated[6], saved["state_dict"])
+    at_4 = average(recorder.steps[first:4], decay)
+    assert_same(recorder.validated[4], at_4, exact=False)
+    assert_same(state_of(runs.open(tmp_path / "run" / "checkpoints" / "last.ckpt").module), saved["state_dict"])
+    assert result["test"]["loss"] == pytest.approx(loss_of(tiny, tmp_path, saved["state_dict"]))
+
+
+def loss_of(tiny: Tiny, folder: Path, state: Weights) -> float:
+    """Test loss of these weights, by an evaluation without the callback."""
+    opened = runs.open(folder / "run" / "checkpoints" / "last.ckpt")
+    opened.network.load_state_dict({name.removeprefix("network."): value for name, value in state.items()})
+    terms = []
+    with torch.no_grad():
+        for batch in opened.batches("test"):
+            output = opened.network(batch.images)
+            terms.append((opened.module.loss(output.scores, batch.labels).item(), len(batch.labels)))
+    return sum(loss * images for loss, images in terms) / sum(images for _, images in terms)
+
+
+def test_without_an_average_yet_all_is_as_usual(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recorder = Recorder()
+    config = averaged(tiny, "callbacks.averaged_weights.start=5 epochs")
+    run(config, tmp_path / "run", monkeypatch, recorder)
+    saved = checkpoint(tmp_path / "run")
+    assert "current_model_state" not in saved
+    assert_same(saved["state_dict"], recorder.steps[-1])
+    assert_same(recorder.validated[4], recorder.steps[3])
+
+
+@pytest.mark.parametrize(("start", "stops"), [("null", [1, 4]), ("1/2 run", [2, 5])])
+def test_run_with_averaged_weights_resumes_exactly(
+    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start: str, stops: list[int]
+) -> None:
+    config = averaged(tiny, f"callbacks.averaged_weights.start={start}", "callbacks.averaged_weights.decay=0.9")
+    whole = train(config, tmp_path / "whole")
+    for step in stops:
+        with pytest.raises(InterruptError):
+            run(config, tmp_path / "run", monkeypatch, SignalAt(step))
+        config.train.resume = True
+    assert results(train(config, tmp_path / "run")) == results(whole)
+    assert_same(weights(tmp_path / "run"), weights(tmp_path / "whole"))
+    found, expected = (checkpoint(tmp_path / name) for name in ("run", "whole"))
+    assert_same(found["current_model_state"], expected["current_model_state"])
+    assert torch.equal(found["averaging_state"]["n_averaged"], expected["averaging_state"]["n_averaged"])
+
+
+def test_average_of_a_run_begins_with_the_weights_of_another(tiny: Tiny, tmp_path: Path) -> None:
+    train(tiny(*SHORT, model=NORMALISED), tmp_path / "plain")
+    config = averaged(tiny, f"ckpt={tmp_path}/plain", "trainer.max_steps=8")
+    assert train(config, tmp_path / "run")["steps"] == 8
+    assert checkpoint(tmp_path / "run")["averaging_state"]["n_averaged"] == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"decay": 1.0}, "decay is 1.0; expected"),
+        ({"decay": -0.1}, "decay is -0.1; expected"),
+        ({"start": "3 hours"}, "duration is '3 hours'; expected such as"),
+    ],
+)
+def test_numbers_that_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        AveragedWeights(**options)

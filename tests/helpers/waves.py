@@ -1,0 +1,17 @@
+"""Tensors of sines and cosines of the number of an entry, which golden numbers are computed from."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def sine(*shape: int, scale: float = 1.0, frequency: float, phase: float = 0.0) -> Tensor:
+    """``scale sin(frequency n + phase)`` of the n-th entry, row by row, in float64."""
+    n = torch.arange(torch.Size(shape).numel(), dtype=torch.float64)
+    return (scale * (frequency * n + phase).sin()).view(shape)
+
+
+def cosine(*shape: int, scale: float = 1.0, frequency: float, phase: float = 0.0) -> Tensor:
+    """``scale cos(frequency n + phase)`` of the n-th entry, row by row, in float64."""
+    return sine(*shape, scale=scale, frequency=frequency, phase=phase + torch.pi / 2)

@@ -1,0 +1,200 @@
+"""Schedules reach the options of routings while training, and nowhere else."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from omegaconf import DictConfig
+
+from capsule_lab import build, runs
+from capsule_lab.errors import InterruptError
+from capsule_lab.lit import CapsNetModule
+from capsule_lab.lit.scheduled_routing import ScheduledRouting
+from capsule_lab.networks import AbstractNetwork, CapsNet, EMCaps
+from capsule_lab.routing import AbstractRouting, DynamicRouting, EMRouting, NormalisedEMRouting, UniformRouting
+from capsule_lab.schedules import Constant, Linear, Schedule
+from capsule_lab.train import train
+from tests.helpers.commands import NO_PICTURES
+from tests.helpers.modules import RATE, batch, capsnet, classifier, loader, trainer
+from tests.helpers.training import SignalAt, checkpoint, curves, results, run, weights
+
+Tiny = Callable[..., DictConfig]
+
+RISING = "_target_: capsule_lab.schedules.Staircase, start: 1, increment: 1, every: 2 steps, limit: 3"
+SCHEDULED = [f"+schedule.routing_iterations={{{RISING}}}", "routing.iterations=5", *NO_PICTURES]
+SCHEDULED += ["trainer.max_epochs=1", "trainer.max_steps=6", "trainer.val_check_interval=2"]
+
+
+def em_caps(**options: Any) -> EMCaps:
+    options = {"routing": EMRouting, "conv_types": (2,), "conv_strides": (2,), **options}
+    return EMCaps((1, 24, 24), 3, channels=2, primary_types=2, **options)
+
+
+def normalised(**options: Any) -> EMCaps:
+    return em_caps(routing=functools.partial(NormalisedEMRouting, **options), class_routing=None)
+
+
+def options_of(network: AbstractNetwork, option: str) -> list[float]:
+    routings = [module for module in network.modules() if isinstance(module, AbstractRouting)]
+    return [routing.scheduled_options()[option] for routing in routings]
+
+
+# --- one network -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("option", "scheduled", "found"),
+    [("iterations", 2.4, 2), ("iterations", 2.6, 3), ("inverse_temperature", 0.5, 0.5), ("inverse_temperature", 2, 2)],
+)
+def test_all_routings_get_the_value_and_then_their_own(option: str, scheduled: float, found: float) -> None:
+    network = em_caps(class_routing={"iterations": 5, "inverse_temperature": 0.3})
+    before = options_of(network, option)
+    assert before[0] != before[1]
+    options = ScheduledRouting(network, {**RATE, f"routing_{option}": Constant(1)})
+    options.set({f"routing_{option}": scheduled, "learning_rate": 7})
+    assert options_of(network, option) == [found, found]
+    options.set({"learning_rate": 7})
+    assert options_of(network, option) == before
+
+
+@pytest.mark.parametrize(
+    ("build_network", "option", "low", "high"),
+    [
+        (em_caps, "iterations", 1, 2),
+        (em_caps, "inverse_temperature", 0.1, 1.0),
+        (normalised, "iterations", 1, 2),
+        (normalised, "temperature", 0.1, 2.0),
+    ],
+)
+def test_scheduled_option_changes_what_the_network_returns(
+    build_network: Callable[[], EMCaps], option: str, low: float, high: float
+) -> None:
+    network = build_network().eval()
+    options = ScheduledRouting(network, {f"routing_{option}": Constant(1)})
+    images = batch(size=24).images
+    found = []
+    for value in (low, high):
+        options.set({f"routing_{option}": value})
+        found.append(network(images).scores)
+    assert not found[0].equal(found[1])
+
+
+def of_routing(routing: Any) -> Callable[[], AbstractNetwork]:
+    options = {"channels": 2, "kernel_size": 3, "primary_types": 2, "class_dim": 4, "decoder": ()}
+    return lambda: CapsNet((1, 9, 9), 3, routing=routing, **options)
+
+
+@pytest.mark.parametrize(
+    ("build_network", "name", "schedule", "message"),
+    [
+        (lambda: classifier().network, "iterations", Constant(1), "is set, and BaselineCNN does not route; expected"),
+        (
+            of_routing(DynamicRouting), "temperature", Constant(1),
+            "is set, and DynamicRouting has no temperature that may change while training; expected routing_iterations",
+        ),
+        (
+            of_routing(UniformRouting), "iterations", Constant(1),
+            "is set, and UniformRouting has no iterations that may change while training; expected null, it has no opt",
+        ),
+        (em_caps, "cost", Constant(1), "is set, and EMRouting has no cost that .* expected routing_iterations or"),
+        (
+            lambda: normalised(learn_temperature=True), "temperature", Constant(1),
+            "is set, and NormalisedEMRouting has no temperature that may change while training; expected routing_iter",
+        ),
+        (of_routing(DynamicRouting), "iterations", Linear(0.0, 3, "1 run"), "is 0.0; expected 1 or more"),
+        (of_routing(DynamicRouting), "iterations", Linear(3, -1.0, "1 run"), "is -1.0; expected 1 or more"),
+        (em_caps, "inverse_temperature", Linear(1, 0.0, "1 run"), "is 0.0; expected more than 0"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)  # fmt: skip
+def test_schedule_that_cannot_work_is_named(
+    build_network: Callable[[], AbstractNetwork], name: str, schedule: Schedule, message: str
+) -> None:
+    with pytest.raises(ValueError, match=rf"^schedule\.routing_{name} {message}"):
+        ScheduledRouting(build_network(), {f"routing_{name}": schedule})
+
+
+@pytest.mark.parametrize("option", [{"cuda_graphs": True}, {"compile": "reduce-overhead"}], ids=str)
+def test_cuda_graphs_are_refused(option: dict[str, Any]) -> None:
+    schedule = {**RATE, "routing_iterations": Constant(2)}
+    with pytest.raises(
+        ValueError, match=r"CUDA graphs repeat what they have captured, and schedule\.routing_iterations"
+    ):
+        CapsNetModule(
+            capsnet().network,
+            loss=lambda *_: None,
+            optimizer=functools.partial,
+            schedule=schedule,
+            num_classes=3,
+            **option,
+        )
+
+
+def test_configured_option_holds_after_a_fit_that_failed() -> None:
+    class Fails(CapsNetModule):
+        def loss_terms(self, *_: Any) -> Any:
+            raise ArithmeticError
+
+    network = of_routing(DynamicRouting)()
+    lit = Fails(
+        network, loss=lambda *_: None, optimizer=capsnet().optimizer, num_classes=3,
+        schedule={**RATE, "routing_iterations": Constant(1)},
+    )  # fmt: skip
+    with pytest.raises(ArithmeticError):
+        trainer().fit(lit, *(loader(batch(size=9)) for _ in range(2)))
+    assert options_of(network, "iterations") == [1]
+    lit.on_test_start()
+    assert options_of(network, "iterations") == [3]
+
+
+# --- runs ------------------------------------------------------------------------------------------------------------
+
+
+def test_schedule_holds_in_training_and_its_validations_only(
+    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[tuple[str, int, int]] = []
+    real, modules = build.build_module, []
+
+    def forward(self: CapsNet, *arguments: Any, **options: Any) -> Any:
+        if modules and modules[0].trainer.state.stage is not None:
+            seen.append((modules[0].trainer.state.stage.value, modules[0].global_step, self.digits.routing.iterations))
+        return of_network(self, *arguments, **options)
+
+    of_network = CapsNet.forward
+    monkeypatch.setattr(CapsNet, "forward", forward)
+    monkeypatch.setattr(build, "build_module", lambda *args: modules.append(real(*args)) or modules[-1])
+    train(tiny(*SCHEDULED), tmp_path / "run")
+    assert [one for one in seen if one[0] == "train"] == [("train", n, min(1 + n // 2, 3)) for n in range(6)]
+    validations = {one for one in seen if one[0] == "validate"}
+    assert validations == {("validate", n, min(1 + n // 2, 3)) for n in (2, 4, 6)}
+    assert {iterations for stage, _, iterations in seen if stage == "test"} == {5}
+    assert runs.open(tmp_path / "run").network.digits.routing.iterations == 5  # type: ignore[union-attr]
+    logged = [row["schedule/routing_iterations"] for row in curves(tmp_path / "run")]
+    assert {float(value) for value in logged if value} == {3}
+
+
+def test_run_that_is_resumed_has_the_iterations_of_its_step(
+    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tiny(*SCHEDULED, "trainer.val_check_interval=null")
+    whole = train(config, tmp_path / "whole")
+    with pytest.raises(InterruptError):
+        run(config, tmp_path / "run", monkeypatch, SignalAt(3))
+    assert checkpoint(tmp_path / "run")["global_step"] == 3
+    config.train.resume = True
+    assert results(train(config, tmp_path / "run")) == results(whole)
+    found, expected = weights(tmp_path / "run"), weights(tmp_path / "whole")
+    assert [name for name in expected if not found[name].equal(expected[name])] == []
+    constant = train(tiny(*SCHEDULED[1:], "trainer.val_check_interval=null"), tmp_path / "constant")
+    assert results(constant) != results(whole)
+
+
+@pytest.mark.parametrize("routing", [DynamicRouting, EMRouting, NormalisedEMRouting])
+def test_every_declared_option_is_one_of_the_routing(routing: type[AbstractRouting]) -> None:
+    built = routing(3, 4)
+    assert routing.scheduled.keys() <= built.scheduled_options().keys()

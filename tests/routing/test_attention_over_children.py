@@ -1,0 +1,75 @@
+"""Attention over the children: golden numbers of the formula, and what differs from the contract of other routings."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, einsum
+
+from capsule_lab.layers import ClassCapsules, ConvCapsules, DenseCapsules
+from capsule_lab.routing import AttentionOverChildren, LayerInfo, attention_over_children
+from capsule_lab.types import RoutingTrace
+from tests.helpers.waves import cosine, sine
+
+golden = partial(torch.testing.assert_close, rtol=0, atol=1e-11)
+
+CHILDREN = sine(1, 6, 4, frequency=0.37, phase=0.1)
+TRANSFORMATION = cosine(6, 4, 3, 5, scale=0.3, frequency=0.53, phase=0.2)  # [i c j d]
+VOTES = einsum("bic,icjd->bijd", CHILDREN, TRANSFORMATION) + sine(6, 3, 5, scale=0.02, frequency=0.29)
+ATTENTION = sine(3, 5, 6, 6, scale=0.2, frequency=0.31, phase=0.2)  # [j d k i]
+WEIGHT = cosine(3, 5, 5, scale=0.4, frequency=0.41)
+BIAS = sine(3, 5, scale=0.1, frequency=0.7)
+
+
+def double(*numbers: float) -> Tensor:
+    return torch.tensor(numbers, dtype=torch.float64)
+
+
+def test_golden_numbers() -> None:
+    traces: list[RoutingTrace] = []
+    parents = attention_over_children(VOTES, ATTENTION, WEIGHT, BIAS, on_iteration=traces.append)
+    alpha = (0.169822401169, 0.169198709310, 0.167989163457, 0.166320077281, 0.164361727556, 0.162307921228)
+    golden(traces[0].couplings[0, :, 0], double(*alpha))
+    pose = (0.002220721173, 0.066693199382, 0.100333732393, 0.087627364917, 0.034167621771)
+    golden(parents.poses[0, 0], double(*pose))
+    lengths = double(0.068360447280, 0.067234874286, 0.066795648184)
+    torch.testing.assert_close(parents.activations[0], lengths, rtol=0, atol=1e-7)  # 1e-8 under the root of a length
+
+
+def test_activations_lie_between_0_and_1() -> None:
+    parents = attention_over_children(1e3 * VOTES, ATTENTION, WEIGHT, BIAS)
+    torch.testing.assert_close(parents.activations, parents.poses.norm(dim=2) / math.sqrt(5), rtol=0, atol=1e-7)
+    torch.testing.assert_close(parents.logits.sigmoid(), parents.activations, rtol=0, atol=2e-6)
+
+
+LAYERS: dict[str, Any] = {
+    "dense": lambda routing: DenseCapsules(12, 6, 4, 8, routing=routing),
+    "class": lambda routing: ClassCapsules(6, 2, 6, 4, 8, routing=routing, coordinates=torch.rand(6, 8)),
+    "convolutional": lambda routing: ConvCapsules((3, 2), 2, 6, 4, 8, kernel_size=2, routing=routing),
+}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_couplings_of_a_parent_sum_to_one(name: str) -> None:
+    layer, traces = LAYERS[name](AttentionOverChildren), []
+    layer(torch.rand(2, 12, 6), torch.rand(2, 12), on_iteration=traces.append)
+    totals = traces[0].couplings.sum(1)
+    torch.testing.assert_close(totals, torch.ones_like(totals))
+    assert layer.routing.competing == "children"
+    assert layer.routing.attention.shape == (4, 8, *[8 if name == "convolutional" else 12] * 2)
+
+
+@pytest.mark.usefixtures("unchecked_types")
+def test_wrong_input_is_named() -> None:
+    with pytest.raises(ValueError, match="routing backend is 'numpy'; expected"):
+        AttentionOverChildren(4, 8, backend="numpy")
+    routing = AttentionOverChildren(4, 8)
+    with pytest.raises(ValueError, match="attention over children has no parameters; expected a call of build"):
+        routing(torch.zeros(2, 5, 4, 8))
+    routing.build(LayerInfo(4, 8, 6, 3, shared=False, child_types=6))
+    with pytest.raises(ValueError, match=r"attention is of shape \(4, 8, 6, 6\), and votes are of 5 children"):
+        routing(torch.zeros(2, 5, 4, 8))

@@ -1,0 +1,214 @@
+"""Groups of parameters, Muon against torch's own classes, and every option of ``conf/optimizer`` in training."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from omegaconf import DictConfig
+from torch import Tensor, nn
+
+from capsule_lab import build
+from capsule_lab.config import options_of
+from capsule_lab.errors import InterruptError
+from capsule_lab.networks import AbstractNetwork, BaselineCNN, CapsNet, EMCaps
+from capsule_lab.optimizers import Muon, parameter_groups
+from capsule_lab.routing import DynamicRouting
+from capsule_lab.train import train
+from tests.helpers.commands import NO_PICTURES
+from tests.helpers.modules import classifier
+from tests.helpers.training import SignalAt, checkpoint, results, run, weights
+
+Tiny = Callable[..., DictConfig]
+
+NETWORKS: dict[str, Callable[[], AbstractNetwork]] = {
+    "cnn": lambda: BaselineCNN((1, 9, 9), 3, channels=(2,), kernel_size=3, hidden=(4,)),
+    "capsnet": lambda: CapsNet(
+        (1, 9, 9), 3, routing=DynamicRouting, channels=2, kernel_size=3, primary_types=2, class_dim=4, decoder=(5,)
+    ),
+    "em_caps": lambda: EMCaps((1, 24, 24), 3, channels=4, primary_types=2, conv_types=(2, 3), batch_norm=True),
+}
+OPTIMIZERS = sorted({*options_of("optimizer")} - {"adam"})
+
+
+def build_network(name: str) -> AbstractNetwork:
+    torch.manual_seed(0)
+    return NETWORKS[name]()
+
+
+# --- groups ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("network", "kernels", "transformations"),
+    [
+        ("cnn", ["features.0.weight", "classifier.0.weight", "classifier.3.weight"], []),
+        ("capsnet", ["conv.weight", "primary.conv.weight", "decoder.layers.0.weight", "decoder.layers.2.weight"],
+         ["digits.weight"]),
+        ("em_caps", ["conv.weight", "primary.pose.weight", "primary.activation.weight"],
+         ["conv_capsules.0.weight", "conv_capsules.1.weight", "classes.weight"]),
+    ],
+)  # fmt: skip
+def test_groups(network: str, kernels: list[str], transformations: list[str]) -> None:
+    built = build_network(network)
+    names = {parameter: name for name, parameter in built.named_parameters()}
+    groups = {group["rows"]: {names[each] for each in group["params"]} for group in parameter_groups(built)}
+    assert groups[1] == set(kernels)
+    assert groups.get(2, set()) == set(transformations)
+    assert set().union(*groups.values()) == set(names.values())
+    assert not any(name.endswith("weight") and built.get_parameter(name).ndim > 1 for name in groups[0])
+
+
+def test_weight_that_is_no_matrix_decays_and_is_for_adamw() -> None:
+    module = nn.Module()
+    module.weight = nn.Parameter(torch.ones(2, 3, 4))
+    assert [(group["rows"], "weight_decay" in group) for group in parameter_groups(module)] == [(0, False)]
+
+
+@pytest.mark.parametrize("decay_all", [False, True])
+def test_weight_decay_is_not_for_biases(decay_all: bool) -> None:
+    """With gradients of 0 nothing but weight decay moves a parameter."""
+    lit = classifier(optimizer=functools.partial(torch.optim.AdamW, weight_decay=0.5), decay_all=decay_all)
+    nn.init.ones_(lit.network.get_parameter("features.0.bias"))
+    before = {name: value.detach().clone() for name, value in lit.network.named_parameters()}
+    for parameter in lit.network.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer = lit.build_optimizer()
+    for group in optimizer.param_groups:
+        group["lr"] = 0.1
+    optimizer.step()
+    for name, value in lit.network.named_parameters():
+        decays = value.ndim > 1 or decay_all
+        torch.testing.assert_close(value.detach(), before[name] * (0.95 if decays else 1.0), msg=name)
+
+
+def test_without_weight_decay_all_parameters_are_one_group() -> None:
+    assert len(classifier().build_optimizer().param_groups) == 1
+
+
+# --- Muon ------------------------------------------------------------------------------------------------------------
+
+
+def stepped(build_optimizer: Callable[[list[Tensor]], torch.optim.Optimizer], values: list[Tensor]) -> list[Tensor]:
+    """Values after three steps with gradients that are a function of them."""
+    parameters = [nn.Parameter(value.clone()) for value in values]
+    optimizer = build_optimizer(parameters)
+    for step in range(3):
+        for parameter in parameters:
+            parameter.grad = (parameter.detach() * (step + 1)).sin()
+        optimizer.step()
+    return [parameter.detach() for parameter in parameters]
+
+
+def of_muon(rows: int) -> Callable[[list[Tensor]], torch.optim.Optimizer]:
+    return lambda parameters: Muon([{"params": parameters, "rows": rows}], 0.1)
+
+
+def matrix_of_torch(parameters: list[Tensor]) -> torch.optim.Optimizer:
+    return torch.optim.Muon(parameters, 0.1, weight_decay=0.1, adjust_lr_fn="match_rms_adamw")
+
+
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize(
+    ("shape", "rows", "matrix"), [((6, 4, 3, 2), 1, (6, 24)), ((6, 4, 3, 2), 2, (24, 6)), ((5, 7, 1, 1), 1, (5, 7))]
+)
+def test_parameters_of_four_dimensions_step_as_matrices(
+    memory_format: torch.memory_format, shape: tuple[int, ...], rows: int, matrix: tuple[int, int]
+) -> None:
+    value = torch.randn(shape, generator=torch.Generator().manual_seed(1))
+    (found,) = stepped(of_muon(rows), [value.to(memory_format=memory_format)])
+    (expected,) = stepped(matrix_of_torch, [value.reshape(matrix)])
+    torch.testing.assert_close(found, expected.reshape(shape), rtol=0.02, atol=1e-3)  # orthogonalised in bfloat16
+    assert not torch.allclose(found, value, atol=0.01)
+
+
+def test_vectors_step_as_adamw() -> None:
+    value = torch.linspace(-1, 1, 5)
+    expected = stepped(lambda each: torch.optim.AdamW(each, 0.1, (0.9, 0.95), weight_decay=0.1), [value])
+    assert torch.equal(stepped(of_muon(0), [value])[0], expected[0])
+    without_groups = stepped(lambda each: Muon(each, 0.1), [value, torch.eye(3, 2)])
+    assert torch.equal(without_groups[0], expected[0])
+    assert torch.equal(without_groups[1], stepped(matrix_of_torch, [torch.eye(3, 2)])[0])
+
+
+def test_parameters_without_a_gradient_stay() -> None:
+    used, unused = nn.Parameter(torch.ones(2, 2)), nn.Parameter(torch.ones(2, 2))
+    used.grad = torch.eye(2)
+    optimizer = Muon([used, unused], 0.1)
+    optimizer.step()
+    assert torch.equal(unused, torch.ones(2, 2))
+    assert not torch.equal(used, torch.ones(2, 2))
+    assert list(optimizer.state_dict()["state"]) == [0]
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        *({"lr": 0.05}, {"weight_decay": 0.5}, {"momentum": 0.5}, {"nesterov": False}, {"ns_steps": 2}),
+        *({"adjust_lr_fn": "original"}, {"betas": (0.5, 0.95)}, {"eps": 0.5}),
+    ],
+    ids=str,
+)
+def test_every_argument_of_muon_does_something(changed: dict[str, Any]) -> None:
+    values = [torch.randn(6, 3, generator=torch.Generator().manual_seed(1)), torch.linspace(-1, 1, 5)]
+    options = {"lr": 0.1, **changed}
+    found = stepped(lambda each: Muon(each, **options), values)
+    expected = stepped(lambda each: Muon(each, 0.1), values)
+    assert not all(map(torch.equal, found, expected))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"momentum": -1.0}, "momentum should be >= 0 but is: -1"),
+        ({"ns_steps": 0}, "optimizer.ns_steps is 0; expected 1 or more"),
+        ({"betas": (2.0, 0.9)}, "Invalid beta parameter"),
+        ({"adjust_lr_fn": "best"}, "Adjust learning rate function best is not supported"),
+    ],
+)
+def test_what_muon_refuses(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Muon([torch.ones(2, 2)], **options)
+
+
+# --- training --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_optimizer_trains_and_resumes_exactly(
+    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, optimizer: str
+) -> None:
+    config = tiny(f"optimizer={optimizer}", "trainer.max_epochs=1", "schedule.learning_rate.initial=0.01", *NO_PICTURES)
+    whole = train(config, tmp_path / "whole")
+    with pytest.raises(InterruptError):
+        run(config, tmp_path / "run", monkeypatch, SignalAt(2))
+    half = checkpoint(tmp_path / "run")
+    assert half["global_step"] == 2
+    config.train.resume = True
+    assert results(train(config, tmp_path / "run")) == results(whole)
+    torch.testing.assert_close(weights(tmp_path / "run"), weights(tmp_path / "whole"), rtol=0, atol=0)
+    end = weights(tmp_path / "run")
+    assert [name for name, value in half["state_dict"].items() if torch.equal(value, end[name])] == []
+
+
+def test_schedule_and_clipping_reach_all_groups_of_muon(
+    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    modules: list[Any] = []
+    real = build.build_module
+    monkeypatch.setattr(build, "build_module", lambda *args: modules.append(real(*args)) or modules[-1])
+    # of gradients this small AdamW makes no steps with such an eps
+    config = tiny(
+        "optimizer=muon", "optimizer.eps=1", "trainer.gradient_clip_val=1e-6", "trainer.max_epochs=1", *NO_PICTURES
+    )
+    train(config, tmp_path / "run")
+    groups = modules[0].optimizers().param_groups
+    assert len(groups) == 3
+    assert {group["lr"] for group in groups} == {groups[0]["lr"]}
+    assert 0 < groups[0]["lr"] < 1e-3
+    biases = weights(tmp_path / "run")["network.digits.routing.bias"]
+    torch.testing.assert_close(biases, torch.full_like(biases, 0.1), rtol=0, atol=1e-6)
