@@ -31,8 +31,11 @@ OPTIONS = {
     "loss on log-odds": ["loss=cross_entropy_log_odds"],
     **{
         name: [f"routing={name}"]
-        for name in ("em", "em_paper", "em_official_fast", "em_official_legacy", "em_tutorial", "dynamic", "uniform",
-                     "random_couplings", "scaled_distance", "attention_over_children")
+        for name in (
+            "em", "em_paper", "em_official_fast", "em_official_legacy", "em_tutorial", "dynamic", "uniform",
+            "self_attention", "variational_bayes", "variational_bayes_official",
+            "random_couplings", "scaled_distance", "attention_over_children",
+        )
     },
     "inverted attention": ["routing=inverted_attention", "loss=cross_entropy_logits"],
     "legacy as official": [

@@ -95,8 +95,9 @@ def variational_bayes_routing(
         logits = -log_share.exp() * entropy
         return poses, logits.sigmoid(), logits
 
+    dense: Backend = "reference" if check_backend(backend) == "reference" else "matmul"  # no kernel sums squared votes
     rows, watched = normalise.rows_per_image, on_iteration is not None
-    return Capsules(*route(procedure, votes, activations, backend=backend, rows_per_image=rows, whole_batch=watched))
+    return Capsules(*route(procedure, votes, activations, backend=dense, rows_per_image=rows, whole_batch=watched))
 
 
 class VariationalBayesRouting(AbstractRouting):
