@@ -19,15 +19,16 @@ __version__ = "0.1.0"
 __all__ = [  # noqa: RUF022  # by module
     # plain PyTorch
     "AbstractRouting", "DynamicRouting", "EMRouting", "SelfAttentionRouting", "UniformRouting",
-    "VariationalBayesRouting",
+    "HeinsenRouting", "SelfRouting", "VariationalBayesRouting",
     "dynamic_routing", "em_routing", "self_attention_routing", "uniform_routing",
-    "variational_bayes_routing",
+    "heinsen_routing", "self_routing", "variational_bayes_routing",
     "ClassCapsules", "ConvCapsules", "Decoder", "DenseCapsules", "DepthwisePrimaryCapsules", "LinearPrimaryCapsules",
-    "PrimaryCapsules",
+    "ComposedPrimaryCapsules", "PrimaryCapsules",
+    "AveragePoolingNet", "HeinsenNet", "SelfRoutingNet",
     "BaselineCNN", "CapsNet", "EMCaps", "EfficientCapsNet", "SmallCNN", "VBCaps",
     "dense_votes", "length", "squash",
     "cross_entropy_loss", "l2_loss", "margin_loss", "reconstruction_loss", "sigmoid_cross_entropy_loss", "spread_loss",
-    "Constant", "Exponential", "Linear", "Schedule", "SigmoidRamp", "Staircase",
+    "Constant", "Drops", "Exponential", "Linear", "Schedule", "SigmoidRamp", "Staircase",
     "Batch", "CapsuleOutput", "Capsules", "DataSpec", "Votes",
     # with Lightning
     "AffNISTDataModule", "CIFAR10DataModule", "ExpandedMNISTDataModule", "MNISTDataModule", "MultiMNISTDataModule",
@@ -68,6 +69,7 @@ if TYPE_CHECKING:
     from capsule_lab.functional import dense_votes, length, squash
     from capsule_lab.layers import (
         ClassCapsules,
+        ComposedPrimaryCapsules,
         ConvCapsules,
         Decoder,
         DenseCapsules,
@@ -83,19 +85,33 @@ if TYPE_CHECKING:
         sigmoid_cross_entropy_loss,
         spread_loss,
     )
-    from capsule_lab.networks import BaselineCNN, CapsNet, EfficientCapsNet, EMCaps, SmallCNN, VBCaps
+    from capsule_lab.networks import (
+        AveragePoolingNet,
+        BaselineCNN,
+        CapsNet,
+        EfficientCapsNet,
+        EMCaps,
+        HeinsenNet,
+        SelfRoutingNet,
+        SmallCNN,
+        VBCaps,
+    )
     from capsule_lab.routing import (
         AbstractRouting,
         DynamicRouting,
         EMRouting,
+        HeinsenRouting,
         SelfAttentionRouting,
+        SelfRouting,
         UniformRouting,
         VariationalBayesRouting,
         dynamic_routing,
         em_routing,
+        heinsen_routing,
         self_attention_routing,
+        self_routing,
         uniform_routing,
         variational_bayes_routing,
     )
-    from capsule_lab.schedules import Constant, Exponential, Linear, Schedule, SigmoidRamp, Staircase
+    from capsule_lab.schedules import Constant, Drops, Exponential, Linear, Schedule, SigmoidRamp, Staircase
     from capsule_lab.types import Batch, CapsuleOutput, Capsules, DataSpec, Votes

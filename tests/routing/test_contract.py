@@ -689,7 +689,7 @@ def test_normaliser_is_used(kind: type[AbstractRouting], case: BackendCase) -> N
     votes, half = random_votes(), HalfNormaliser()
     route = route_of(build(kind, backend=case.backend), dense=case.dense)
     halved = route(votes, normalise=half)
-    by_kernel = kind in (EMRouting, HeinsenRouting) and case.backend == "fused"
+    by_kernel = kind in (EMRouting, HeinsenRouting, NormalisedEMRouting) and case.backend == "fused"
     once = {(1, PARENTS, CHILDREN)} if by_kernel else set()
     assert half.shapes - once == {(BATCH, PARENTS, CHILDREN)}
     assert half.shapes >= once  # the first couplings are the same for all images
