@@ -24,14 +24,14 @@ __all__ = [  # noqa: RUF022  # by module
     "attention_over_children", "dynamic_routing", "em_evidence", "em_routing", "heinsen_routing", "inverted_attention",
     "scaled_distance_agreement", "self_attention_routing", "self_routing", "uniform_routing",
     "variational_bayes_routing",
-    "ClassCapsules", "ConvCapsules", "Decoder", "DenseCapsules", "DepthwisePrimaryCapsules", "LinearPrimaryCapsules",
-    "PrimaryCapsules", "Stem",
-    "BaselineCNN", "CapsNet", "EMCaps", "EfficientCapsNet", "HeinsenNet", "InvertedAttentionCaps", "SelfRoutingNet",
-    "SmallCNN", "VBCaps",
+    "ClassCapsules", "ComposedPrimaryCapsules", "ConvCapsules", "Decoder", "DenseCapsules", "DepthwisePrimaryCapsules",
+    "LinearPrimaryCapsules", "PrimaryCapsules", "Stem",
+    "AveragePoolingNet", "BaselineCNN", "CapsNet", "EMCaps", "EfficientCapsNet", "HeinsenNet", "InvertedAttentionCaps",
+    "SelfRoutingNet", "SmallCNN", "VBCaps",
     "dense_votes", "length", "squash",
     "cross_entropy_loss", "l2_loss", "logits_cross_entropy_loss", "margin_loss", "reconstruction_loss",
     "sigmoid_cross_entropy_loss", "spread_loss",
-    "Constant", "Exponential", "Linear", "OneCycle", "Schedule", "SigmoidRamp", "Staircase",
+    "Constant", "Drops", "Exponential", "Linear", "OneCycle", "Schedule", "SigmoidRamp", "Staircase",
     "Batch", "CapsuleOutput", "Capsules", "DataSpec", "Votes",
     # with Lightning
     "AffNISTDataModule", "CIFAR10DataModule", "ExpandedMNISTDataModule", "MNISTDataModule", "MultiMNISTDataModule",
@@ -72,6 +72,7 @@ if TYPE_CHECKING:
     from capsule_lab.functional import dense_votes, length, squash
     from capsule_lab.layers import (
         ClassCapsules,
+        ComposedPrimaryCapsules,
         ConvCapsules,
         Decoder,
         DenseCapsules,
@@ -90,6 +91,7 @@ if TYPE_CHECKING:
         spread_loss,
     )
     from capsule_lab.networks import (
+        AveragePoolingNet,
         BaselineCNN,
         CapsNet,
         EfficientCapsNet,
@@ -126,5 +128,5 @@ if TYPE_CHECKING:
         uniform_routing,
         variational_bayes_routing,
     )
-    from capsule_lab.schedules import Constant, Exponential, Linear, OneCycle, Schedule, SigmoidRamp, Staircase
+    from capsule_lab.schedules import Constant, Drops, Exponential, Linear, OneCycle, Schedule, SigmoidRamp, Staircase
     from capsule_lab.types import Batch, CapsuleOutput, Capsules, DataSpec, Votes
