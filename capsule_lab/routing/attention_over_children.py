@@ -53,7 +53,7 @@ def attention_over_children(
     """
 
     def procedure(votes: AbstractVotes, _: Tensor | None) -> tuple[Tensor]:
-        _, child, parent, dim = votes.shape
+        child, parent, dim = votes.shape[1:]
         if attention.shape != (parent, dim, child, child):
             raise ValueError(
                 f"the routing's attention is of shape {tuple(attention.shape)}, and votes are of {child} children for "
