@@ -19,11 +19,12 @@ __version__ = "0.1.0"
 __all__ = [  # noqa: RUF022  # by module
     # plain PyTorch
     "AbstractRouting", "AttentionOverChildren", "DynamicRouting", "EMRouting", "InvertedAttention", "RandomCouplings",
-    "ScaledDistanceAgreement", "UniformRouting",
+    "ScaledDistanceAgreement", "SelfAttentionRouting", "UniformRouting", "VariationalBayesRouting",
     "attention_over_children", "dynamic_routing", "em_routing", "inverted_attention", "scaled_distance_agreement",
-    "uniform_routing",
-    "ClassCapsules", "ConvCapsules", "Decoder", "DenseCapsules", "LinearPrimaryCapsules", "PrimaryCapsules",
-    "BaselineCNN", "CapsNet", "EMCaps", "InvertedAttentionCaps", "SmallCNN",
+    "self_attention_routing", "uniform_routing", "variational_bayes_routing",
+    "ClassCapsules", "ConvCapsules", "Decoder", "DenseCapsules", "DepthwisePrimaryCapsules", "LinearPrimaryCapsules",
+    "PrimaryCapsules",
+    "BaselineCNN", "CapsNet", "EMCaps", "EfficientCapsNet", "InvertedAttentionCaps", "SmallCNN", "VBCaps",
     "dense_votes", "length", "squash",
     "cross_entropy_loss", "l2_loss", "margin_loss", "reconstruction_loss", "sigmoid_cross_entropy_loss", "spread_loss",
     "Constant", "Exponential", "Linear", "Schedule", "SigmoidRamp", "Staircase",
@@ -70,6 +71,7 @@ if TYPE_CHECKING:
         ConvCapsules,
         Decoder,
         DenseCapsules,
+        DepthwisePrimaryCapsules,
         LinearPrimaryCapsules,
         PrimaryCapsules,
     )
@@ -81,7 +83,15 @@ if TYPE_CHECKING:
         sigmoid_cross_entropy_loss,
         spread_loss,
     )
-    from capsule_lab.networks import BaselineCNN, CapsNet, EMCaps, InvertedAttentionCaps, SmallCNN
+    from capsule_lab.networks import (
+        BaselineCNN,
+        CapsNet,
+        EfficientCapsNet,
+        EMCaps,
+        InvertedAttentionCaps,
+        SmallCNN,
+        VBCaps,
+    )
     from capsule_lab.routing import (
         AbstractRouting,
         AttentionOverChildren,
@@ -90,13 +100,17 @@ if TYPE_CHECKING:
         InvertedAttention,
         RandomCouplings,
         ScaledDistanceAgreement,
+        SelfAttentionRouting,
         UniformRouting,
+        VariationalBayesRouting,
         attention_over_children,
         dynamic_routing,
         em_routing,
         inverted_attention,
         scaled_distance_agreement,
+        self_attention_routing,
         uniform_routing,
+        variational_bayes_routing,
     )
     from capsule_lab.schedules import Constant, Exponential, Linear, Schedule, SigmoidRamp, Staircase
     from capsule_lab.types import Batch, CapsuleOutput, Capsules, DataSpec, Votes

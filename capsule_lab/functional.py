@@ -14,6 +14,7 @@ goes to parent j. The couplings of one child over all its parents sum to one (be
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import ParamSpec, TypeVar
@@ -94,6 +95,43 @@ def squash_logits(
 
 
 @float32_under_autocast
+def exponential_squash(
+    x: Float[Tensor, "*shape"],
+    dim: int = -1,
+    eps: float = 1e-8,  # ours: as in squash; the official code adds 1e-20 to a norm whose gradient at 0 is NaN
+) -> Float[Tensor, "*shape"]:
+    """Shrink vectors to a length in [0, 1), keeping their direction (Mazzia 2021).
+
+    ``v = (1 - exp(-|s|)) s / |s|``: steeper at 0 than ``squash``, where the length is ``|s|`` and not its square. In
+    float32 the length rounds to 1 from 17 on.
+
+    Args:
+        x: vectors along ``dim``, any shape.
+        dim: the dimension that holds a vector's components.
+        eps: added to the squared length under the root.
+
+    >>> exponential_squash(torch.tensor([3.0, 4.0])).norm().item()  # 1 - exp(-5)
+    0.9932...
+    """
+    size = (x.square().sum(dim, keepdim=True) + eps).sqrt()
+    return x * (-torch.expm1(-size) / size)
+
+
+@float32_under_autocast
+def exponential_squash_logits(
+    x: Float[Tensor, "*shape dim"],
+    eps: float = 1e-8,  # ours: finite at the zero vector, as in exponential_squash
+) -> Float[Tensor, "*shape"]:
+    """``ln(exp(|s|) - 1)``: what the length of ``exponential_squash(s)`` is the logistic of.
+
+    >>> exponential_squash_logits(torch.tensor([3.0, 4.0])).sigmoid().item()  # 1 - exp(-5)
+    0.9932...
+    """
+    size = length(x, eps)
+    return size + (-torch.expm1(-size)).log()
+
+
+@float32_under_autocast
 def length(
     poses: Float[Tensor, "*shape dim"],
     eps: float = 1e-8,  # ours: the plain norm has no gradient at 0
@@ -131,6 +169,26 @@ def dense_votes(
     votes = torch.bmm(by_child, weight.reshape(child, inner, parent * columns))  # [i b·rows j·columns]
     by_parent = votes.view(child, batch, rows, parent, columns).permute(1, 3, 0, 2, 4).contiguous()
     return by_parent.view(batch, parent, child, rows * columns).transpose(1, 2)
+
+
+def add_to_votes(votes: Votes, added: Float[Tensor, "child parent dim"]) -> Votes:
+    """Votes with the same vectors added in every image, without computing them.
+
+    As in homogeneous coordinates: a pose M and a weight W become [M 1] and W over ``added``, so that their product is
+    MW plus that.
+
+    >>> votes = Votes(poses=torch.ones(2, 6, 4), weight=torch.ones(6, 4, 3, 8))
+    >>> longer = add_to_votes(votes, torch.ones(6, 3, 8))
+    >>> dense_votes(longer.poses, longer.weight)[0, 0, 0, 0].item()  # 4 * 1 * 1 + 1
+    5.0
+    """
+    child, inner, parent, columns = votes.weight.shape
+    rows = votes.poses.shape[2] // inner
+    one = torch.eye(rows, dtype=votes.poses.dtype, device=votes.poses.device)
+    one = one.expand(*votes.poses.shape[:2], rows, rows)
+    poses = torch.cat([votes.poses.unflatten(2, (rows, inner)), one], 3).flatten(2)
+    by_row = added.to(votes.weight.dtype).view(child, parent, rows, columns).transpose(1, 2)  # [i r j c]
+    return Votes(poses, torch.cat([votes.weight, by_row], 1), plain_poses=votes.child_poses)
 
 
 def with_dense_votes(function: Callable[P, R]) -> Callable[P, R]:
@@ -185,6 +243,11 @@ def same_padding(size: tuple[int, int], kernel_size: int, stride: int) -> tuple[
 def truncated_normal_(weight: Tensor, std: float) -> Tensor:
     """Fill ``weight`` from a normal redrawn beyond 2 ``std``, as TensorFlow does (effective std 0.88 ``std``)."""
     return nn.init.trunc_normal_(weight, std=std, a=-2 * std, b=2 * std)
+
+
+def he_std(fan_in: int) -> float:
+    """What ``truncated_normal_`` needs for weights of variance ``2 / fan_in``: ``he_normal`` of Keras."""
+    return math.sqrt(2 / fan_in) / 0.87962566103423978  # std of a standard normal that is cut at 2, as in Keras
 
 
 @float32_under_autocast

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
-from capsule_lab.errors import check_number
+from capsule_lab.errors import check_choice, check_number
 from capsule_lab.functional import float32_under_autocast
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -128,6 +128,7 @@ def reconstruction_loss(
     images: Float[Tensor, "batch channel height width"],
     *,
     weight: float = 0.0005,  # Sabour 2017, section 4.1
+    reduction: Literal["sum", "mean"] = "sum",
 ) -> Float[Tensor, ""]:
     """Squared error *summed* over an image's pixels, averaged over the batch, times ``weight`` (section 4.1).
 
@@ -137,16 +138,19 @@ def reconstruction_loss(
         reconstruction: decoded images in [0, 1].
         images: what they should be, in [0, 1].
         weight: 0 turns the term off.
+        reduction: of the pixels and channels of an image, ``"sum"``, or ``"mean"`` (Mazzia 2021, weight 0.392).
 
     Raises:
-        ValueError: for a negative weight.
+        ValueError: for a negative weight or an unknown reduction.
 
     >>> import torch
     >>> reconstruction_loss(torch.zeros(2, 1, 2, 2), torch.ones(2, 1, 2, 2)).item()  # 4 pixels off by 1
     0.0020...
     """
     check_number("weight", weight, 0)
-    return weight * (reconstruction - images).square().flatten(1).sum(1).mean()
+    check_choice("reconstruction reduction", reduction, ("sum", "mean"))
+    squared = (reconstruction - images).square().flatten(1)
+    return weight * (squared.sum(1) if reduction == "sum" else squared.mean(1)).mean()
 
 
 @float32_under_autocast

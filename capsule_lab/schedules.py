@@ -190,6 +190,26 @@ class Exponential(Schedule):
 
 
 @dataclass(frozen=True)
+class Drops(Schedule):
+    """``initial``, times ``factor`` from ``first`` on, and times ``factor`` again from ``second`` on.
+
+    The learning rate of He 2016, section 4.2, is ``Drops(0.1, 0.1, "1/2 run", "3/4 run")``.
+
+    >>> [Drops(1.0, 0.5, "10 steps", "20 steps")(step) for step in (9, 10, 20)]
+    [1.0, 0.5, 0.25]
+    """
+
+    initial: float
+    factor: float
+    first: Duration
+    second: Duration
+
+    def __call__(self, step: int) -> float:
+        drops = sum(self._progress(step, duration) >= 1 for duration in (self.first, self.second))
+        return self.initial * self.factor**drops
+
+
+@dataclass(frozen=True)
 class OneCycle(Schedule):
     """A straight line up to ``peak`` over the share ``warmup`` of ``duration``, then half a cosine down to ``end``.
 

@@ -219,6 +219,7 @@ def _training(directory: Path, trainer: Any, module: Any, embed: Any) -> dict[st
         "val_step": embed.val_step,
         "best": best and {"step": best["global_step"], "val": best["capsule_lab"]["val"]},
         "training_seconds": round(embed.seconds, 1),
+        "training_cpu_seconds": round(embed.cpu_seconds, 1),
     }
 
 

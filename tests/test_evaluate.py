@@ -90,8 +90,8 @@ def test_result_is_written_beside_the_checkpoint(
     result = json.loads(path.read_text())
     assert set(result) == {
         "val" if "split=val" in overrides else "test",
-        "checkpoint", "provenance", "data", "couplings", "hardware", "precision", "command", "commit", "versions", "python",
-        "sha256",
+        "checkpoint", "provenance", "data", "couplings", "hardware", "precision", "command", "commit", "versions",
+        "python", "sha256",
     }  # fmt: skip
     assert result["checkpoint"] == str(a_copy / "checkpoints" / "best.ckpt")
     assert result["provenance"]["sha256"] == trained.result["provenance"]["sha256"]

@@ -12,7 +12,9 @@ from torch.autograd import gradcheck
 from capsule_lab.functional import (
     combine_crops,
     dense_votes,
+    exponential_squash,
     float32_under_autocast,
+    he_std,
     length,
     predictions_by_label,
     same_padding,
@@ -20,6 +22,7 @@ from capsule_lab.functional import (
     squash,
     truncated_normal_,
 )
+from tests.reference.attention_loops import exponential_squash_loops
 from tests.reference.loops import length_loops, softmax_list, squash_loops
 
 # ------------------------------------------------------------------------------------------------- squash
@@ -67,6 +70,35 @@ def test_squash_gradient(scale: float) -> None:
 def test_squash_eps_is_used() -> None:
     x = torch.full((1, 3), 0.1)
     assert squash(x, eps=0.1).norm() < squash(x).norm()
+
+
+@pytest.mark.parametrize("scale", [1e-6, 1e-2, 1.0, 1e2])
+def test_exponential_squash_equals_the_loops(scale: float) -> None:
+    vectors = scale * torch.randn(6, 4, dtype=torch.float64)
+    torch.testing.assert_close(exponential_squash(vectors), exponential_squash_loops(vectors), rtol=1e-10, atol=0)
+
+
+@pytest.mark.parametrize("scale", [0.0, 1e-30, 1e-4, 1.0, 1e15])
+def test_exponential_squash_has_a_finite_gradient_in_float32(scale: float) -> None:
+    x = (scale * torch.ones(2, 3)).requires_grad_()
+    poses = exponential_squash(x)
+    poses.sum().backward()
+    assert x.grad.isfinite().all()
+    assert (poses.norm(dim=1) < 1 + 1e-6).all()
+
+
+def test_exponential_squash_along_another_dimension() -> None:
+    x = torch.randn(3, 4)
+    torch.testing.assert_close(exponential_squash(x, dim=0), exponential_squash(x.T).T)
+
+
+def test_exponential_squash_eps_is_used() -> None:
+    x = torch.full((1, 3), 0.1)
+    assert exponential_squash(x, eps=0.1).norm() < exponential_squash(x).norm()
+
+
+def test_exponential_squash_gradient() -> None:
+    assert gradcheck(exponential_squash, (torch.randn(3, 4, dtype=torch.float64).requires_grad_(),))
 
 
 # ------------------------------------------------------------------------------------------------- length
@@ -316,3 +348,9 @@ def test_predictions_by_label_equal_the_loops(several: int) -> None:
     labels = torch.stack([torch.randperm(5, generator=generator)[:several] for _ in range(200)])
     expected = [by_label(*pair) for pair in zip(scores.tolist(), labels.tolist(), strict=True)]
     assert predictions_by_label(scores, labels).tolist() == expected
+
+
+def test_he_std_gives_the_variance_of_keras() -> None:
+    weight = truncated_normal_(torch.empty(200, 1000), he_std(50))
+    assert weight.std().item() == pytest.approx((2 / 50) ** 0.5, rel=0.01)
+    assert weight.abs().max() <= 2 * he_std(50)

@@ -220,6 +220,11 @@ def test_reconstruction_is_averaged_over_images() -> None:
     assert reconstruction_loss(torch.zeros(4, 2, 3, 3), images).item() == pytest.approx(0.0005 * 18 / 4)
 
 
+def test_reconstruction_averaged_over_pixels() -> None:
+    loss = reconstruction_loss(torch.zeros(3, 2, 6, 7), torch.full((3, 2, 6, 7), 0.5), weight=0.392, reduction="mean")
+    assert loss.item() == pytest.approx(0.392 * 0.25)
+
+
 @pytest.mark.parametrize("weight", [0.0, 0.01])
 def test_reconstruction_weight(weight: float) -> None:
     loss = reconstruction_loss(torch.zeros(2, 1, 2, 2), torch.ones(2, 1, 2, 2), weight=weight)

@@ -11,6 +11,7 @@ from hydra.utils import instantiate
 from capsule_lab.config import compose
 from capsule_lab.schedules import (
     Constant,
+    Drops,
     Exponential,
     Linear,
     Schedule,
@@ -100,6 +101,10 @@ def test_constant(step: int) -> None:
         (Exponential(1.0, 0.5, 2), {"rate": 0.6}),
         (Exponential(1.0, 0.5, 2), {"every": 3}),
         (Exponential(1.0, 0.5, 2), {"floor": 0.9}),
+        (Drops(1.0, 0.5, 2, 3), {"initial": 2.0}),
+        (Drops(1.0, 0.5, 2, 3), {"factor": 0.6}),
+        (Drops(1.0, 0.5, 2, 3), {"first": 6}),
+        (Drops(1.0, 0.5, 2, 3), {"second": 6}),
     ],
 )
 def test_every_argument_does_something(schedule: Schedule, changed: dict[str, Any]) -> None:
@@ -150,6 +155,7 @@ def test_wrong_duration_is_named(duration: Any) -> None:
         pytest.param(lambda duration: Staircase(0.0, 0.1, duration, 1.0), id="Staircase"),
         pytest.param(lambda duration: SigmoidRamp(0.0, 1.0, duration), id="SigmoidRamp"),
         pytest.param(lambda duration: Exponential(1.0, 0.5, duration), id="Exponential"),
+        pytest.param(lambda duration: Drops(1.0, 0.5, duration, 2), id="Drops"),
     ],
 )
 def test_wrong_duration_is_refused_at_construction(schedule: Any, duration: Any) -> None:

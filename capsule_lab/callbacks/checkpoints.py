@@ -66,23 +66,30 @@ class EmbedConfig(Callback):
         self.config = config
         self.provenance = provenance
         self.spec = spec
-        self.seconds_before = 0.0
+        self.seconds_before = self.cpu_seconds_before = 0.0
         self.steps_before = 0
         self.val: dict[str, float] = {}
         self.val_step: int | None = None
         self.epoch_ends = False
         self.started: float | None = None
+        self.cpu_started = 0.0
 
     @property
     def seconds(self) -> float:
         """Training time so far, over all interruptions."""
         return self.seconds_before + (time.monotonic() - self.started if self.started else 0)
 
+    @property
+    def cpu_seconds(self) -> float:
+        """The same of the processors, summed over threads; other work on the machine adds little to it."""
+        return self.cpu_seconds_before + (time.process_time() - self.cpu_started if self.started else 0)
+
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self.started = time.monotonic()
+        self.started, self.cpu_started = time.monotonic(), time.process_time()
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self.seconds_before, self.started, self.epoch_ends = self.seconds, None, False
+        self.seconds_before, self.cpu_seconds_before = self.seconds, self.cpu_seconds
+        self.started, self.epoch_ends = None, False
 
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self.epoch_ends = False
@@ -94,7 +101,7 @@ class EmbedConfig(Callback):
         following = epoch_metrics(trainer) if self.epoch_ends else None
         curves = "".join(table.content(following) for table in _tables(trainer))
         checkpoint["capsule_lab"] = embed(
-            self.config, self.provenance, self.spec, self.seconds, self.val, self.val_step, curves
+            self.config, self.provenance, self.spec, self.seconds, self.cpu_seconds, self.val, self.val_step, curves
         )
 
     def on_load_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
@@ -102,6 +109,7 @@ class EmbedConfig(Callback):
             return  # of a test, whose weights may be older than the end of training
         record = checkpoint["capsule_lab"]
         self.seconds_before, self.steps_before = record["seconds"], checkpoint["global_step"]
+        self.cpu_seconds_before = record.get("cpu_seconds", 0.0)
         self.val, self.val_step = record["val"], record.get("val_step")
         for table in _tables(trainer):  # those of a run that continues in another directory begin there
             if directory_of(Path(str(trainer.ckpt_path))) == Path(trainer.default_root_dir).absolute():

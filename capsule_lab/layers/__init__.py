@@ -5,15 +5,22 @@ from capsule_lab.layers.conv import ConvCapsules
 from capsule_lab.layers.decoder import Decoder
 from capsule_lab.layers.dense import DenseCapsules
 from capsule_lab.layers.normalisers import build_normaliser
-from capsule_lab.layers.primary import LinearPrimaryCapsules, PrimaryCapsules
+from capsule_lab.layers.primary import (
+    ComposedPrimaryCapsules,
+    DepthwisePrimaryCapsules,
+    LinearPrimaryCapsules,
+    PrimaryCapsules,
+)
 from capsule_lab.layers.stem import Stem
 from capsule_lab.layers.windows import Windows
 
 __all__ = [
     "ClassCapsules",
+    "ComposedPrimaryCapsules",
     "ConvCapsules",
     "Decoder",
     "DenseCapsules",
+    "DepthwisePrimaryCapsules",
     "LinearPrimaryCapsules",
     "PrimaryCapsules",
     "Stem",

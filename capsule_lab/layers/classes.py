@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from capsule_lab.functional import truncated_normal_
+from capsule_lab.functional import add_to_votes, truncated_normal_
 from capsule_lab.routing.base import LayerInfo, RoutingFactory, build_routing
 from capsule_lab.types import Capsules, OnIteration, Votes
 
@@ -54,10 +54,11 @@ class ClassCapsules(nn.Module):
         if child_dim % rows or dim % rows:
             raise ValueError(f"poses have {child_dim} and {dim} components; expected a multiple of {rows} rows")
         self.positions = positions
-        shape = (child_types, child_dim // rows, classes, dim // rows)
-        self.weight = nn.Parameter(truncated_normal_(torch.empty(shape), weight_std))
         layer = LayerInfo(classes, dim, positions * child_types, child_dim, shared=True, child_types=child_types)
-        self.routing = build_routing(routing, layer)
+        built = build_routing(routing, layer)
+        shape = (child_types, child_dim // rows, classes, dim // rows if built.poses else 0)
+        self.weight = nn.Parameter(truncated_normal_(torch.empty(shape), weight_std), requires_grad=built.poses)
+        self.routing = built
         self.register_buffer("coordinates", coordinates, persistent=False)
 
     def forward(
@@ -68,20 +69,7 @@ class ClassCapsules(nn.Module):
         on_iteration: OnIteration | None = None,
     ) -> Capsules:
         votes = Votes(poses, self.weight.repeat(self.positions, 1, 1, 1))  # weight [position·type q k c]
-        if self.coordinates is not None:
-            votes = Votes(*self._with_coordinates(votes.poses, votes.weight), plain_poses=poses)
+        if self.coordinates is not None and self.routing.poses:
+            added = self.coordinates.unsqueeze(1).expand(-1, self.weight.shape[2], -1)  # [position k d]
+            votes = add_to_votes(votes, added.repeat_interleave(len(self.weight), 0))
         return self.routing(votes, activations, on_iteration=on_iteration)
-
-    def _with_coordinates(self, poses: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-        """Poses and weight whose votes have the coordinates added.
-
-        As in homogeneous coordinates: a pose M and a weight W become [M 1] and W over the coordinates, so that their
-        product is MW plus those.
-        """
-        assert self.coordinates is not None
-        types, inner, classes, columns = self.weight.shape
-        rows = poses.shape[2] // inner
-        one = torch.eye(rows, dtype=poses.dtype, device=poses.device).expand(*poses.shape[:2], rows, rows)
-        poses = torch.cat([poses.unflatten(2, (rows, inner)), one], 3).flatten(2)
-        added = self.coordinates.to(weight.dtype).view(-1, rows, 1, columns).expand(-1, -1, classes, -1)
-        return poses, torch.cat([weight, added.repeat_interleave(types, 0)], 1)

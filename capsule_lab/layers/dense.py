@@ -39,10 +39,11 @@ class DenseCapsules(nn.Module):
         weight_std: float = 0.1,  # official code
     ) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.empty(children, child_dim, parents, parent_dim))
         layer = LayerInfo(parents, parent_dim, children, child_dim, shared=False, child_types=children)
-        self.routing = build_routing(routing, layer)
-        truncated_normal_(self.weight, weight_std)
+        built = build_routing(routing, layer)
+        shape = (children, child_dim, parents, parent_dim if built.poses else 0)
+        self.weight = nn.Parameter(truncated_normal_(torch.empty(shape), weight_std), requires_grad=built.poses)
+        self.routing = built
 
     def forward(
         self,

@@ -9,7 +9,16 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from capsule_lab.errors import check_choice
-from capsule_lab.functional import HALF, length, same_padding, squash, squash_logits, truncated_normal_
+from capsule_lab.functional import (
+    HALF,
+    exponential_squash,
+    exponential_squash_logits,
+    length,
+    same_padding,
+    squash,
+    squash_logits,
+    truncated_normal_,
+)
 from capsule_lab.types import Capsules
 
 Padding = Literal["valid", "same"]
@@ -81,6 +90,56 @@ class PrimaryCapsules(nn.Module):
         return Capsules(poses, length(poses), squash_logits(total))
 
 
+class DepthwisePrimaryCapsules(nn.Module):
+    """A kernel for each channel, and the channels grouped into capsules and squashed (Mazzia 2021).
+
+    Where the kernel is as large as the feature maps, one number is left of each: channel ``type * dim + component`` is
+    component ``component`` of capsule ``type``. Capsules are ordered ``(type, y, x)``, as those of ``PrimaryCapsules``.
+
+    Args:
+        channels: of the feature maps.
+        dim: components of a pose.
+        kernel_size: of the convolution, or its height and width.
+        stride: of the convolution.
+
+    Raises:
+        ValueError: if the channels are not a whole number of capsules.
+    """
+
+    def __init__(
+        self,
+        channels: int,
+        *,
+        dim: int = 8,  # Mazzia 2021
+        kernel_size: int | tuple[int, int] = 9,  # Mazzia 2021
+        stride: int = 1,
+    ) -> None:
+        super().__init__()
+        if channels % dim:
+            raise ValueError(f"there are {channels} channels for capsules of {dim} components; expected a multiple")
+        self.dim = dim
+        self.conv = nn.Conv2d(channels, channels, kernel_size, stride, groups=channels)
+        nn.init.xavier_uniform_(self.conv.weight)  # official code: Keras's default
+        assert self.conv.bias is not None
+        nn.init.zeros_(self.conv.bias)
+
+    def forward(self, features: Float[Tensor, "batch channel height width"]) -> Capsules:
+        total = self.conv(features)
+        total = total.float() if total.dtype in HALF else total  # autocast ends here
+        total = total.unflatten(1, (-1, self.dim)).permute(0, 1, 3, 4, 2).flatten(1, 3)  # [b i c]
+        poses = exponential_squash(total)
+        return Capsules(poses, length(poses), exponential_squash_logits(total))
+
+
+class TypeNorm(nn.BatchNorm3d):
+    """Batch normalisation of all components of a type together: ``(batch, type * dim, height, width)``."""
+
+    def forward(
+        self, poses: Float[Tensor, "batch channel height width"]
+    ) -> Float[Tensor, "batch channel height width"]:
+        return super().forward(poses.unflatten(1, (self.num_features, -1))).flatten(1, 2)
+
+
 class LinearPrimaryCapsules(nn.Module):
     """Poses linear in the features at one position, activations a logistic of them (Hinton 2018, section 4).
 
@@ -96,6 +155,7 @@ class LinearPrimaryCapsules(nn.Module):
             other, then cut into groups of ``dim + 1``, so that almost every activation comes from a pose's weights.
         pose_std, activation_std: standard deviations of the truncated normals that initialise the weights.
         norm: batch-normalise pose components and logits, each over batch and positions.
+        norm_per_type: normalise all components of a type together, with one scale and one shift (Ribeiro 2020's code).
     """
 
     def __init__(
@@ -110,6 +170,7 @@ class LinearPrimaryCapsules(nn.Module):
         pose_std: float = 0.5,  # official code
         activation_std: float = 3.0,  # official code
         norm: bool = False,
+        norm_per_type: bool = False,
     ) -> None:
         super().__init__()
         self.types = types
@@ -118,7 +179,8 @@ class LinearPrimaryCapsules(nn.Module):
         self.interleaved = interleaved
         self.pose = nn.Conv2d(in_channels, types * dim, 1, bias=bias)
         self.activation = nn.Conv2d(in_channels, types, 1, bias=bias)
-        self.pose_norm = nn.BatchNorm2d(types * dim) if norm else nn.Identity()
+        pose_norm = TypeNorm(types) if norm_per_type else nn.BatchNorm2d(types * dim)
+        self.pose_norm = pose_norm if norm else nn.Identity()
         self.activation_norm = nn.BatchNorm2d(types) if norm else nn.Identity()
         truncated_normal_(self.pose.weight, pose_std)
         truncated_normal_(self.activation.weight, activation_std)
@@ -139,3 +201,30 @@ class LinearPrimaryCapsules(nn.Module):
         full = torch.float32 if poses.dtype in HALF else poses.dtype  # autocast ends here
         logits = logits.to(full).squeeze(2) - self.offset
         return Capsules(poses.to(full), logits.sigmoid(), logits)
+
+
+class ComposedPrimaryCapsules(nn.Module):
+    """Poses and logits of activations by any two modules, such as convolutions and their normalisation.
+
+    Capsules are ordered ``(y, x, type)``.
+
+    Args:
+        pose: features to ``(batch, types * dim, height, width)``, the components of a type one after the other.
+        activation: features to ``(batch, types, height, width)``: logits, whose logistic the activations are.
+        types: kinds of capsule per position.
+        dim: components of a pose.
+    """
+
+    def __init__(self, pose: nn.Module, activation: nn.Module, *, types: int, dim: int) -> None:
+        super().__init__()
+        self.types = types
+        self.dim = dim
+        self.pose = pose
+        self.activation = activation
+
+    def forward(self, features: Float[Tensor, "batch channel height width"]) -> Capsules:
+        poses, logits = self.pose(features), self.activation(features)  # [b type·dim h w], [b type h w]
+        full = torch.float32 if poses.dtype in HALF else poses.dtype  # autocast ends here
+        poses = poses.to(full).unflatten(1, (self.types, self.dim)).permute(0, 3, 4, 1, 2).flatten(1, 3)  # [b i c]
+        logits = logits.to(full).permute(0, 2, 3, 1).flatten(1)  # [b i]
+        return Capsules(poses, logits.sigmoid(), logits)

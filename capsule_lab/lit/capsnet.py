@@ -11,7 +11,7 @@ from torch import Tensor
 from capsule_lab.errors import check_choice
 from capsule_lab.functional import predictions_by_label
 from capsule_lab.lit.base import AbstractCapsuleModule
-from capsule_lab.networks import CapsNet
+from capsule_lab.networks import AbstractReconstructingNetwork
 from capsule_lab.types import Batch, CapsuleOutput
 
 
@@ -20,7 +20,7 @@ class CapsNetModule(AbstractCapsuleModule):
     An image of several digits is decoded once for each, against that digit alone, and the terms are added (section 6).
 
     Args:
-        network: a ``CapsNet``, with or without decoder.
+        network: a ``CapsNet`` or ``EfficientCapsNet``, with or without decoder.
         reconstruction: ``(reconstruction, images) -> scalar``; ``None`` trains without.
         decode_at_test: the capsule that is decoded outside of training, that of the ``"prediction"`` (paper) or of the
             ``"label"`` (official code). Of several predictions, those that are labels are compared with their own
@@ -31,11 +31,11 @@ class CapsNetModule(AbstractCapsuleModule):
         ValueError: for another ``decode_at_test``.
     """
 
-    network: CapsNet
+    network: AbstractReconstructingNetwork
 
     def __init__(
         self,
-        network: CapsNet,
+        network: AbstractReconstructingNetwork,
         *,
         reconstruction: Callable[..., Tensor] | None = None,
         decode_at_test: Literal["prediction", "label"] = "prediction",

@@ -1,19 +1,35 @@
 """Architectures as plain ``nn.Module``s, readable top to bottom."""
 
-from capsule_lab.networks.base import AbstractCapsuleNetwork, AbstractNetwork, Reconstructs, reconstructs
+from capsule_lab.networks.base import (
+    AbstractCapsuleNetwork,
+    AbstractNetwork,
+    AbstractReconstructingNetwork,
+    Reconstructs,
+    reconstructs,
+)
 from capsule_lab.networks.capsnet import CapsNet
 from capsule_lab.networks.cnn import BaselineCNN, SmallCNN
+from capsule_lab.networks.efficient_capsnet import EfficientCapsNet
 from capsule_lab.networks.em_caps import EMCaps
+from capsule_lab.networks.heinsen import HeinsenNet
 from capsule_lab.networks.inverted_attention_caps import InvertedAttentionCaps
+from capsule_lab.networks.self_routing import AveragePoolingNet, SelfRoutingNet
+from capsule_lab.networks.vb_caps import VBCaps
 
 __all__ = [
     "AbstractCapsuleNetwork",
     "AbstractNetwork",
+    "AbstractReconstructingNetwork",
+    "AveragePoolingNet",
     "BaselineCNN",
     "CapsNet",
     "EMCaps",
+    "EfficientCapsNet",
+    "HeinsenNet",
     "InvertedAttentionCaps",
     "Reconstructs",
+    "SelfRoutingNet",
     "SmallCNN",
+    "VBCaps",
     "reconstructs",
 ]

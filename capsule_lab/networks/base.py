@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import ClassVar, Literal, Protocol, TypeGuard, runtime_checkable
 
+import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
@@ -65,6 +66,35 @@ class AbstractCapsuleNetwork(AbstractNetwork):
     @abstractmethod
     def capsule_layers(self) -> dict[str, nn.Module]:
         """The layers whose output is ``Capsules``, by name, from the image upwards."""
+
+
+class AbstractReconstructingNetwork(AbstractCapsuleNetwork):
+    """A network of capsules with a decoder, or built without one.
+
+    Attributes:
+        decoder: see ``capsule_lab.layers.Decoder``; ``None`` if the network was built without one.
+    """
+
+    decoder: nn.Module | None
+
+    def reconstruct(
+        self, output: CapsuleOutput, classes: Int64[Tensor, " batch"]
+    ) -> Float[Tensor, "batch channel height width"]:
+        """Images decoded from one class capsule each, all others zeroed (Sabour 2017, section 4.1).
+
+        Args:
+            output: what ``forward`` returned.
+            classes: the capsule to decode from: the label in training, the prediction or the label at test.
+
+        Raises:
+            ValueError: if the network was built without a decoder.
+        """
+        if self.decoder is None or output.capsules is None:
+            raise ValueError(
+                f"this {type(self).__name__} has no decoder; build it with decoder=(512, 1024) to reconstruct"
+            )
+        mask = torch.zeros_like(output.scores, dtype=output.capsules.poses.dtype).scatter(1, classes[:, None], 1.0)
+        return self.decoder(output.capsules.poses, mask)
 
 
 def check_sizes(name: str, **sizes: int) -> None:

@@ -14,20 +14,25 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import get_args
 
-import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from capsule_lab.errors import check_choice
 from capsule_lab.functional import same_padding, truncated_normal_
 from capsule_lab.layers import Decoder, DenseCapsules, PrimaryCapsules
 from capsule_lab.layers.primary import Padding
-from capsule_lab.networks.base import AbstractCapsuleNetwork, check_image_shape, check_images, check_sizes, check_widths
+from capsule_lab.networks.base import (
+    AbstractReconstructingNetwork,
+    check_image_shape,
+    check_images,
+    check_sizes,
+    check_widths,
+)
 from capsule_lab.routing import DynamicRouting, RoutingFactory
 from capsule_lab.types import CapsuleOutput, OnIteration
 
 
-class CapsNet(AbstractCapsuleNetwork):
+class CapsNet(AbstractReconstructingNetwork):
     """The network of Sabour 2017 with every choice of the official code as a switch.
 
     At 28x28 with ten classes: 6,804,384 parameters, 8,215,728 with the decoder (8,215,568 without the bias
@@ -106,6 +111,10 @@ class CapsNet(AbstractCapsuleNetwork):
             weight_std=primary_weight_std,
             leaky=digits.routing.leaky,
         )
+        if decoder is not None and not digits.routing.poses:
+            raise ValueError(
+                "routing.poses is false, and the decoder reads poses; expected true, or model.decoder=null"
+            )
         self.digits = digits
         self.decoder = None if decoder is None else Decoder(num_classes, class_dim, self.image_shape, hidden=decoder)
 
@@ -124,20 +133,3 @@ class CapsNet(AbstractCapsuleNetwork):
 
     def capsule_layers(self) -> dict[str, nn.Module]:
         return {"primary": self.primary, "digits": self.digits}
-
-    def reconstruct(
-        self, output: CapsuleOutput, classes: Int64[Tensor, " batch"]
-    ) -> Float[Tensor, "batch channel height width"]:
-        """Images decoded from one class capsule each, all others zeroed (Sabour 2017, section 4.1).
-
-        Args:
-            output: what ``forward`` returned.
-            classes: the capsule to decode from: the label in training, the prediction or the label at test.
-
-        Raises:
-            ValueError: if the network was built without a decoder.
-        """
-        if self.decoder is None or output.capsules is None:
-            raise ValueError("this CapsNet has no decoder; build it with decoder=(512, 1024) to reconstruct")
-        mask = torch.zeros_like(output.scores, dtype=output.capsules.poses.dtype).scatter(1, classes[:, None], 1.0)
-        return self.decoder(output.capsules.poses, mask)

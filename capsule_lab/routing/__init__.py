@@ -12,16 +12,21 @@ from capsule_lab.routing.base import (
 from capsule_lab.routing.dynamic import DynamicRouting, dynamic_routing
 from capsule_lab.routing.em import EMRouting, em_routing
 from capsule_lab.routing.em_normalised import NormalisedEMRouting, em_evidence
+from capsule_lab.routing.heinsen import HeinsenRouting, heinsen_routing
 from capsule_lab.routing.inverted_attention import InvertedAttention, inverted_attention
 from capsule_lab.routing.random_couplings import RandomCouplings
 from capsule_lab.routing.scaled_distance import ScaledDistanceAgreement, scaled_distance_agreement
+from capsule_lab.routing.self_attention import SelfAttentionRouting, self_attention_routing
+from capsule_lab.routing.self_routing import SelfRouting, self_routing
 from capsule_lab.routing.uniform import UniformRouting, uniform_routing
+from capsule_lab.routing.variational_bayes import VariationalBayesRouting, variational_bayes_routing
 
 __all__ = [
     "AbstractRouting",
     "AttentionOverChildren",
     "DynamicRouting",
     "EMRouting",
+    "HeinsenRouting",
     "InvertedAttention",
     "LayerInfo",
     "Normalisation",
@@ -30,13 +35,20 @@ __all__ = [
     "RandomCouplings",
     "RoutingFactory",
     "ScaledDistanceAgreement",
+    "SelfAttentionRouting",
+    "SelfRouting",
     "UniformRouting",
+    "VariationalBayesRouting",
     "attention_over_children",
     "build_routing",
     "dynamic_routing",
     "em_evidence",
     "em_routing",
+    "heinsen_routing",
     "inverted_attention",
     "scaled_distance_agreement",
+    "self_attention_routing",
+    "self_routing",
     "uniform_routing",
+    "variational_bayes_routing",
 ]

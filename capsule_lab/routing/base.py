@@ -99,12 +99,14 @@ class AbstractRouting(nn.Module, ABC):
             ``normalise``; or the ``"children"`` of a parent, where ``normalise`` is not used.
         normalisation: which parents compete for a child in a convolutional layer.
         backend: how votes are summed, the same numbers in other time and memory: see ``capsule_lab.kernels.Backend``.
+        poses: whether parents have poses; where they have none, dense and class capsules have no transformations.
     """
 
     leaky: bool = False
     competing: ClassVar[Literal["parents", "children"]] = "parents"
     normalisation: Normalisation = "all_parents"
     backend: Backend = "auto"
+    poses: bool = True
 
     def build(self, layer: LayerInfo) -> None:
         """Called once by the layer, while it is constructed: the place for parameters per child.
@@ -132,6 +134,21 @@ class AbstractRouting(nn.Module, ABC):
             normalise: how log-couplings become couplings; by default a softmax over the parents of this call.
             on_iteration: called with a ``RoutingTrace`` after each iteration, for analysis.
         """
+
+
+def check_child_types(types: int, children: int) -> int:
+    """How many positions the children have, of parameters per child type.
+
+    Raises:
+        ValueError: if children are not a whole number of positions.
+    """
+    positions, rest = divmod(children, types)
+    if rest:
+        raise ValueError(
+            f"the routing's parameters are of {types} types of children, and there are {children} children; expected "
+            "a multiple, ordered (position, type)"
+        )
+    return positions
 
 
 def check_parents(votes: AbstractVotes, name: str, parameter: Tensor | None) -> None:

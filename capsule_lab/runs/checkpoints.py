@@ -31,6 +31,7 @@ def embed(
     provenance: dict[str, Any],
     spec: DataSpec,
     seconds: float,
+    cpu_seconds: float,
     val: dict[str, float],
     val_step: int | None,
     curves: str,
@@ -42,6 +43,7 @@ def embed(
         provenance: of the data.
         spec: the ``DataSpec`` that the network was built from.
         seconds: of training so far.
+        cpu_seconds: the same of the processors, summed over the threads of this process.
         val: quantities of the last validation.
         val_step: after how many steps that was.
         curves: content of ``metrics.csv``.
@@ -57,6 +59,7 @@ def embed(
             "labels_per_image": spec.labels_per_image,
         },
         "seconds": seconds,
+        "cpu_seconds": cpu_seconds,
         "val": val,
         "val_step": val_step,
         "curves": curves,

@@ -29,7 +29,7 @@ _IN_LATEX = str.maketrans(
 )
 _IN_MARKDOWN = str.maketrans({character: f"\\{character}" for character in "\\`*_[]<>|&~"})
 _FORMULA = tuple("=+-@")  # how text begins that a spreadsheet computes
-HEADINGS = ["", "published", "ours", "n", "difference", "standin", "n standin", "minutes", "parameters", "runs"]
+HEADINGS = ["", "published", "ours", "n", "difference", "standin", "n standin", "p", "minutes", "parameters", "runs"]
 
 
 def cells_of(entry: Entry) -> list[str]:
@@ -43,6 +43,7 @@ def cells_of(entry: Entry) -> list[str]:
         "" if entry.difference is None else f"{entry.difference:+.2f}",
         str(standin or ""),
         standin.described_count if standin else "",
+        "" if entry.p_value is None else f"{entry.p_value:.2g}",
         "" if entry.minutes is None else f"{entry.minutes:.1f}",
         entry.shared("parameters"),
         entry.state,
@@ -98,6 +99,7 @@ def as_frame(entries: Sequence[Entry]) -> pd.DataFrame:
                 "standin": standin and standin.mean,
                 "standin_std": standin and standin.std,
                 "standin_n": standin.count if standin else 0,
+                "p": entry.p_value,
                 "minutes": entry.minutes,
                 "parameters": entry.shared("parameters").replace(",", ""),
                 "hardware": entry.shared("hardware"),

@@ -5,6 +5,7 @@
     paper: what it is
     metric: test/error                 of metrics.json
     seeds: [0, 1, 2]
+    against: three_iterations          every other row is tested against this one: Welch's t-test over seeds
     base: [experiment=sabour2017/mnist]
     columns:                           default: one, without a name
       mnist: {label: MNIST, overrides: [], metric: test/error, statistic: mean}      or median: with smallest, largest
@@ -139,6 +140,7 @@ class Content(_Part):
 
     paper: str
     metric: str = "test/error"
+    against: str = ""
     seeds: Seeds
     base: Overrides = Field((), description=_OVERRIDES)
     columns: tuple[Column, ...] = Field(description="a mapping of names to {label, overrides, metric}")
@@ -171,6 +173,8 @@ class Content(_Part):
                     f"column {column.name}: {column.metric} has no mean, as a run may not reach it; expected "
                     "statistic: median"
                 )
+        if self.against and self.against not in names:
+            raise ValueError(f"against is {self.against}; {suggest(self.against, names)}")
         for number, row in enumerate(self.rows):
             for key in ("overrides", "published", "evaluate"):
                 for column in getattr(row, key):

@@ -7,9 +7,11 @@ import math
 import statistics
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+
+from scipy.stats import ttest_ind
 
 from capsule_lab.errors import TableError
 from capsule_lab.tables.cells import DONE, Cell
@@ -103,6 +105,7 @@ class Entry:
     Attributes:
         unfinished: cells that were asked for, and have no result, or not what the column shows.
         asked: how many were asked for.
+        against: runs of the row that the table tests every other against.
     """
 
     row: Row
@@ -111,6 +114,20 @@ class Entry:
     runs: tuple[Run, ...]
     unfinished: tuple[Cell, ...]
     asked: int
+    against: tuple[Run, ...] = ()
+
+    @property
+    def p_value(self) -> float | None:
+        """Of Welch's t-test that the means of this row and of ``against`` are the same, over runs on one kind of data.
+
+        ``None`` if either has fewer than two such runs, or no variance.
+        """
+        for real in (True, False):
+            samples = [[run.value for run in runs if run.real is real] for runs in (self.runs, self.against)]
+            if min(map(len, samples)) > 1 and all(math.isfinite(value) for values in samples for value in values):
+                found = float(ttest_ind(*samples, equal_var=False).pvalue)
+                return None if math.isnan(found) else found
+        return None
 
     @property
     def ours(self) -> Mean | Median | None:
@@ -178,7 +195,11 @@ def summarise(table: Table, overrides: Sequence[str] = ()) -> list[Entry]:
                 runs = tuple(run for cell in (*own, *more) if (run := _run(cell, column)))
                 left = tuple(cell for cell in own if cell not in [run.cell for run in runs])
                 entries.append(Entry(row, column, published, runs, left, len(own)))
-    return entries
+    references = {entry.column: entry.runs for entry in entries if entry.row.name == table.against}
+    return [
+        entry if entry.row.name == table.against else replace(entry, against=references.get(entry.column, ()))
+        for entry in entries
+    ]
 
 
 def best_runs(entries: Sequence[Entry]) -> list[Run]:

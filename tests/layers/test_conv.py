@@ -426,6 +426,7 @@ DEFAULTS: dict[str, Any] = {
     "rows": 2,
     "kernel_size": 3,
     "stride": 1,
+    "padding": 0,
     "weight_std": 1.0,
 }
 CHANGED: dict[str, Any] = {
@@ -438,6 +439,7 @@ CHANGED: dict[str, Any] = {
     "rows": 1,
     "kernel_size": 2,
     "stride": 2,
+    "padding": 1,
     "weight_std": 0.5,
 }
 

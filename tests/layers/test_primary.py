@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from capsule_lab.functional import squash
-from capsule_lab.layers import PrimaryCapsules
+from capsule_lab.functional import exponential_squash, squash
+from capsule_lab.layers import DepthwisePrimaryCapsules, PrimaryCapsules
 from tests.reference.loops import length_loops
 from tests.reference.wrong import pixelwise_grouping
 
@@ -25,7 +25,7 @@ def index_features() -> Tensor:
     return torch.stack([features, -features]) / 1e5
 
 
-def check_grouping(capsules_of: Callable[[Tensor], Tensor]) -> None:
+def check_grouping(capsules_of: Callable[[Tensor], Tensor], squash: Callable[[Tensor], Tensor] = squash) -> None:
     """The components of a capsule are ``DIM`` channels in a row at one position; capsules go by (type, y, x)."""
     features = index_features()
     expected = [
@@ -49,6 +49,27 @@ def identity_layer(**options: Any) -> PrimaryCapsules:
 def test_components_come_from_channels_at_one_position() -> None:
     layer = identity_layer(bias=False, uniform_coupling=False)
     check_grouping(lambda features: layer(features).poses)
+
+
+def test_components_of_depthwise_capsules_come_from_channels_at_one_position() -> None:
+    layer = DepthwisePrimaryCapsules(TYPES * DIM, dim=DIM, kernel_size=1).double()
+    nn.init.ones_(layer.conv.weight)
+    check_grouping(lambda features: layer(features).poses, exponential_squash)
+
+
+def test_depthwise_capsules_see_one_channel_each() -> None:
+    layer = DepthwisePrimaryCapsules(TYPES * DIM, dim=DIM, kernel_size=(HEIGHT, WIDTH)).double()
+    features = index_features().requires_grad_()
+    capsules = layer(features)
+    assert capsules.poses.shape == (2, TYPES, DIM)
+    torch.testing.assert_close(capsules.activations, length_loops(capsules.poses), rtol=1e-12, atol=0)
+    (gradient,) = torch.autograd.grad(layer.conv(features)[:, 5].sum(), features)
+    assert gradient.flatten(2).any(2).nonzero()[:, 1].tolist() == [5, 5]
+
+
+def test_channels_that_are_no_whole_number_of_capsules_are_refused() -> None:
+    with pytest.raises(ValueError, match="there are 10 channels for capsules of 4 components; expected a multiple"):
+        DepthwisePrimaryCapsules(10, dim=4)
 
 
 def test_pixelwise_grouping_is_caught() -> None:

@@ -29,13 +29,17 @@ from capsule_lab.routing import (
     AttentionOverChildren,
     DynamicRouting,
     EMRouting,
+    HeinsenRouting,
     InvertedAttention,
     LayerInfo,
     NormalisedEMRouting,
     Normaliser,
     RandomCouplings,
     ScaledDistanceAgreement,
+    SelfAttentionRouting,
+    SelfRouting,
     UniformRouting,
+    VariationalBayesRouting,
     dynamic_routing,
     uniform_routing,
 )
@@ -43,14 +47,18 @@ from capsule_lab.types import RoutingTrace, Votes
 from tests.helpers.compile import without_shape_checks
 from tests.helpers.pairwise import pairwise
 from tests.reference import wrong
+from tests.reference.attention_loops import self_attention_loops
 from tests.reference.attention_over_children_loops import attention_over_children_loops
+from tests.reference.bayes_loops import bayes_loops
 from tests.reference.em_bridge import PRESETS, betas_of_the_loops, class_preset, in_terms_of_the_loops, preset
 from tests.reference.em_loops import dense_em_loops
 from tests.reference.em_normalised_loops import dense_em_evidence_loops
+from tests.reference.heinsen_loops import heinsen_loops
 from tests.reference.inverted_attention_loops import inverted_attention_loops
 from tests.reference.loops import dynamic_routing_loops, length_loops, uniform_routing_loops
 from tests.reference.random_couplings_loops import fixed_couplings_loops
 from tests.reference.scaled_distance_loops import scaled_distance_loops
+from tests.reference.self_routing_loops import self_routing_loops
 
 BATCH, CHILDREN, PARENTS, DIM = 3, 5, 4, 3
 
@@ -68,12 +76,19 @@ class Reference:
         switches: values of its constructor's arguments.
         given: combinations of arguments that are always among those tested, by name.
         exchangeable: whether no child and, at the start, no parent differs from another but by its votes.
+        backends: names of those in ``BACKENDS`` that it has: a routing that reads the poses of children cannot be given
+            the tensor of votes.
+        added: what the algorithm adds to the sum of a child's couplings, which is one without.
+        normalised: whether poses are normalised over the batch after the last iteration, which its trace is without.
     """
 
     loops: Callable[[Tensor, Tensor, Any], tuple[Tensor, Tensor]]
     switches: dict[str, Sequence[Any]]
     given: dict[str, dict[str, Any]] = field(default_factory=dict)
     exchangeable: bool = True
+    backends: Sequence[str] = ("dense", "dense-reference", "reference", "matmul", "fused")
+    added: Callable[[Any], float | Tensor] = lambda _: 0.0
+    normalised: bool = False
 
 
 def options_of(preset: dict[str, Any]) -> dict[str, Any]:
@@ -107,6 +122,13 @@ def attention_over_children_by_loops(votes: Tensor, _: Tensor, module: Any) -> t
     return poses, length_loops(poses) / votes.shape[3] ** 0.5
 
 
+def bayes_by_loops(votes: Tensor, activations: Tensor, module: Any) -> tuple[Tensor, Tensor]:
+    """As in evaluation: normalised by the running statistics."""
+    last = bayes_loops(votes.detach(), activations.detach(), iterations=module.iterations)[-1]
+    poses = by_statistics(module.pose_norm, last.poses[:, 0].transpose(1, 2)).transpose(1, 2)
+    return poses, by_statistics(module.logit_norm, last.logits[:, 0]).sigmoid()
+
+
 def em_normalised_by_loops(votes: Tensor, activations: Tensor, module: Any) -> tuple[Tensor, Tensor]:
     """As in evaluation: normalised by the running statistics."""
     learned = module.log_temperature
@@ -126,7 +148,19 @@ def em_normalised_by_loops(votes: Tensor, activations: Tensor, module: Any) -> t
 def by_statistics(norm: nn.BatchNorm1d, rows: Tensor) -> Tensor:
     assert norm.running_mean is not None
     assert norm.running_var is not None
-    return (rows - norm.running_mean) / (norm.running_var + norm.eps).sqrt() * norm.weight + norm.bias
+    normalised = (rows - norm.running_mean) / (norm.running_var + norm.eps).sqrt()
+    return normalised * norm.weight + norm.bias if norm.affine else normalised
+
+
+def self_routing_by_loops(votes: Tensor, activations: Tensor, module: Any) -> tuple[Tensor, Tensor]:
+    """The children's poses are their votes, see ``factored``."""
+    return self_routing_loops(votes, votes.flatten(2), activations, module.weight, module.bias)
+
+
+def heinsen_by_loops(votes: Tensor, activations: Tensor, module: Any) -> tuple[Tensor, Tensor]:
+    options = {"iterations": module.iterations, "eps": module.eps}
+    last = heinsen_loops(votes, activations, module.beta_use, module.beta_ignore, module.bias, **options)[-1]
+    return last.poses, last.scores.sigmoid()
 
 
 REFERENCES: dict[type[AbstractRouting], Reference] = {
@@ -148,9 +182,24 @@ REFERENCES: dict[type[AbstractRouting], Reference] = {
             "bias_inside": (True, False),
         },
     ),
+    SelfAttentionRouting: Reference(
+        loops=lambda votes, _, module: self_attention_loops(votes, prior=module.prior)[:2],
+        switches={"normalisation": ("all_parents", "window")},
+        added=lambda module: module.prior.sum(),
+    ),
     UniformRouting: Reference(
         loops=lambda votes, _, module: with_lengths(uniform_routing_loops(votes, bias=module.bias, leaky=module.leaky)),
         switches={"bias": (False, True), "leaky": (False, True)},
+    ),
+    VariationalBayesRouting: Reference(
+        loops=bayes_by_loops,
+        switches={
+            "iterations": (3, 1, 2, 5),
+            "initial": ("parents", "types"),
+            "normalisation": ("all_parents", "window"),
+            "affine": (True, False),
+        },
+        normalised=True,
     ),
     NormalisedEMRouting: Reference(
         loops=em_normalised_by_loops,
@@ -162,6 +211,16 @@ REFERENCES: dict[type[AbstractRouting], Reference] = {
             "relative_floor": (False, True),
             "pose_norm": (True, False),
         },
+        normalised=True,
+    ),
+    SelfRouting: Reference(
+        loops=self_routing_by_loops,
+        switches={"normalisation": ("window", "all_parents"), "eps": (1e-12, 1e-9)},
+        backends=("reference", "matmul", "fused"),
+    ),
+    HeinsenRouting: Reference(
+        loops=heinsen_by_loops,
+        switches={"iterations": (3, 1, 2, 5), "bias": (True, False), "eps": (1e-5, 0.1)},
     ),
     EMRouting: Reference(
         loops=em_by_loops,
@@ -212,8 +271,8 @@ DISCOVERED = [
     and not inspect.isabstract(value)
 ]
 COMPILED = [
-    pytest.param(EMRouting, {"activation": "mixing_proportions", "damping": 0.1}, id="EMRouting-mixing"),
-    pytest.param(EMRouting, preset("em_tutorial"), id="EMRouting-tutorial"),
+    ("-mixing", EMRouting, {"activation": "mixing_proportions", "damping": 0.1}),
+    ("-tutorial", EMRouting, preset("em_tutorial")),
 ]
 
 
@@ -237,7 +296,7 @@ BACKENDS = {
 def combinations(kind: type[AbstractRouting], **more: Sequence[Any]) -> dict[str, dict[str, Any]]:
     """Arguments of a routing, a ``backend_case`` and ``more`` switches, in every pair of values, by name."""
     reference = REFERENCES[kind]
-    switches = {"backend_case": tuple(BACKENDS), **reference.switches, **more}
+    switches = {"backend_case": reference.backends, **reference.switches, **more}
     rows = pairwise(switches, reference.given.values())
     names = [*reference.given, *([""] * (len(rows) - len(reference.given)))]
     found = {}
@@ -262,12 +321,29 @@ def every_combination(
     return pytest.mark.parametrize(("kind", "options", "case", *more), params)
 
 
-every_backend = pytest.mark.parametrize("case", [pytest.param(case, id=name) for name, case in BACKENDS.items()])
+def every_backend(
+    *names: str, competing: Sequence[str] = ("parents", "children")
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Parametrize a test with every ``kind`` and every ``case`` of its backends, or those of ``names``.
+
+    Args:
+        names: of ``BACKENDS``.
+        competing: what competes in these routings.
+    """
+    params = [
+        pytest.param(kind, BACKENDS[name], id=f"{kind.__name__}-{name}")
+        for kind in DISCOVERED
+        if kind in REFERENCES and kind.competing in competing
+        for name in REFERENCES[kind].backends
+        if name in (names or BACKENDS)
+    ]
+    return pytest.mark.parametrize(("kind", "case"), params)
+
+
 every_routing = pytest.mark.parametrize("kind", DISCOVERED)
 with_squash = pytest.mark.parametrize(
     "kind", [DynamicRouting, RandomCouplings, ScaledDistanceAgreement, UniformRouting]
 )  # of Sabour 2017
-PARENTS_COMPETE = [kind for kind in DISCOVERED if kind.competing == "parents"]
 EXCHANGEABLE = [kind for kind in DISCOVERED if kind in REFERENCES and REFERENCES[kind].exchangeable]
 
 
@@ -278,13 +354,27 @@ def random_votes(*shape: int, dtype: torch.dtype = torch.float64, seed: int = 0)
 
 
 def build(
-    kind: type[AbstractRouting], *, parameters: str = "initial", children: int = CHILDREN, **options: Any
+    kind: type[AbstractRouting],
+    *,
+    parameters: str = "initial",
+    types: int = 1,
+    children: int = CHILDREN,
+    **options: Any,
 ) -> AbstractRouting:
-    """A float64 routing; with ``parameters="random"`` no two parents have the same ones."""
+    """A float64 routing; with ``parameters="random"`` no two parents have the same ones.
+
+    Args:
+        kind: what to build.
+        parameters: ``"initial"`` or ``"random"``.
+        types: kinds of children, which have parameters of their own in some routings; those of one kind have no order.
+        children: how many there are.
+        options: of the routing.
+    """
     torch.manual_seed(0)  # of initial parameters that are drawn
     module = kind(parents=PARENTS, dim=DIM, **options)
-    module.build(LayerInfo(PARENTS, DIM, children, DIM, shared=False, child_types=children))
-    module = module.double().eval()  # images of a batch apart from each other
+    child_dim = PARENTS * DIM  # see ``factored``
+    module.build(LayerInfo(PARENTS, DIM, children, child_dim, shared=types != children, child_types=types))
+    module.double().eval()  # images of a batch apart from each other
     if parameters == "random":
         generator = torch.Generator().manual_seed(1)
         for parameter in module.parameters():
@@ -293,10 +383,10 @@ def build(
 
 
 def factored(votes: Tensor) -> Votes:
-    """The same votes as poses and weight: the pose is the one-hot number of the image, its weights are its votes."""
-    batch, child, _, _ = votes.shape
-    image = torch.eye(batch, dtype=votes.dtype).unsqueeze(1).expand(-1, child, -1)  # [b i b]
-    return Votes(image, votes.transpose(0, 1))
+    """The same votes as poses and weight: a pose is all votes of a child, the weight picks those of a parent."""
+    _, child, parent, dim = votes.shape
+    pick = torch.eye(parent * dim, dtype=votes.dtype).view(parent * dim, parent, dim)
+    return Votes(votes.flatten(2), pick.expand(child, -1, -1, -1))
 
 
 def child_activations(votes: Tensor) -> Tensor:
@@ -344,19 +434,27 @@ def check_gradient(route: Route, parameters: Iterable[Tensor] = ()) -> None:
         raise AssertionError(str(error)) from error
 
 
-def check_couplings(route: Route, *, leaky: bool = False, competing: str = "parents") -> None:
+def check_couplings(
+    route: Route,
+    *,
+    leaky: bool = False,
+    added: float | Tensor = 0.0,
+    normalised: bool = False,
+    competing: str = "parents",
+) -> None:
     traces: list[RoutingTrace] = []
     poses = route(random_votes(), on_iteration=traces.append)
     assert [trace.iteration for trace in traces] == list(range(len(traces)))
     couplings = torch.stack([trace.couplings for trace in traces])
     assert couplings.shape == (len(traces), BATCH, CHILDREN, PARENTS)
-    assert (couplings >= 0).all()  # some are nothing, where Gaussians are narrow
+    assert (couplings >= 0).all() or added  # some are nothing, where Gaussians are narrow
     mass = couplings.sum(3 if competing == "parents" else 2)
     if leaky:
         assert (mass < 1).all()
     else:
-        torch.testing.assert_close(mass, torch.ones_like(mass), rtol=0, atol=1e-12)
-    torch.testing.assert_close(traces[-1].poses, poses[..., :DIM])
+        torch.testing.assert_close(mass, torch.ones_like(mass) + added, rtol=0, atol=1e-12)
+    if not normalised:
+        torch.testing.assert_close(traces[-1].poses, poses[..., :DIM])
 
 
 def check_callback_changes_nothing(route: Route) -> None:
@@ -419,12 +517,12 @@ def test_every_routing_has_a_reference(kind: type[AbstractRouting]) -> None:
 
 
 def test_discovery_finds_the_routings_of_this_project() -> None:
-    assert {DynamicRouting, EMRouting, UniformRouting} <= set(DISCOVERED)
+    assert {DynamicRouting, EMRouting, SelfAttentionRouting, UniformRouting, VariationalBayesRouting} <= set(DISCOVERED)
 
 
 @pytest.mark.parametrize("kind", REFERENCES)
 def test_combinations_have_every_pair_of_values(kind: type[AbstractRouting]) -> None:
-    switches = {**REFERENCES[kind].switches, "backend_case": tuple(BACKENDS)}
+    switches = {**REFERENCES[kind].switches, "backend_case": REFERENCES[kind].backends}
     rows = combinations(kind).values()
     for (one, values), (other, others) in itertools.combinations(switches.items(), 2):
         assert {(row[one], row[other]) for row in rows} >= set(itertools.product(values, others))
@@ -435,9 +533,9 @@ def test_factored_votes_are_the_same_votes() -> None:
     assert torch.equal(dense_votes(*factored(votes)[:2]), votes)
 
 
-@every_combination()
-def test_equals_the_loops(kind: type[AbstractRouting], options: dict[str, Any], case: BackendCase) -> None:
-    module = build(kind, parameters="random", **options)
+@every_combination(types=(1, CHILDREN))
+def test_equals_the_loops(kind: type[AbstractRouting], options: dict[str, Any], case: BackendCase, types: int) -> None:
+    module = build(kind, parameters="random", types=types, **options)
     check_equals(route_of(module, dense=case.dense), reference_of(module))
 
 
@@ -458,19 +556,23 @@ def test_gradient(kind: type[AbstractRouting], options: dict[str, Any], case: Ba
 @every_combination()
 def test_couplings_of_a_child(kind: type[AbstractRouting], options: dict[str, Any], case: BackendCase) -> None:
     module = build(kind, parameters="random", **options)
-    if isinstance(module, NormalisedEMRouting):
-        module.pose_norm = None  # of what comes after the iterations
-    check_couplings(route_of(module, dense=case.dense), leaky=module.leaky, competing=module.competing)
+    of_kind = REFERENCES[kind]
+    check_couplings(
+        route_of(module, dense=case.dense),
+        leaky=module.leaky,
+        added=of_kind.added(module),
+        normalised=of_kind.normalised,
+        competing=module.competing,
+    )
 
 
-@every_backend
-@every_routing
+@every_backend()
 def test_couplings_of_every_backend(kind: type[AbstractRouting], case: BackendCase) -> None:
     found: list[RoutingTrace] = []
     expected: list[RoutingTrace] = []
     votes = random_votes()
     route_of(build(kind, backend=case.backend), dense=case.dense)(votes, on_iteration=found.append)
-    route_of(build(kind, backend="reference"))(votes, on_iteration=expected.append)
+    route_of(build(kind, backend="reference"), dense=False)(votes, on_iteration=expected.append)
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-10)
 
 
@@ -523,7 +625,7 @@ def test_finite(kind: type[AbstractRouting], options: dict[str, Any], case: Back
     check_finite(route_of(build(kind, **options).float(), dense=case.dense), scale)
 
 
-@every_combination(EMRouting, scale=(1e4, 1.0, 0.0), activation_of_all=(0.0, 1.0))
+@every_combination(EMRouting, VariationalBayesRouting, scale=(1e4, 1.0, 0.0), activation_of_all=(0.0, 1.0))
 def test_finite_if_no_child_is_active_or_all_are(
     kind: type[AbstractRouting], options: dict[str, Any], case: BackendCase, scale: float, activation_of_all: float
 ) -> None:
@@ -531,8 +633,7 @@ def test_finite_if_no_child_is_active_or_all_are(
     check_finite(route_of(build(kind, **options).float(), activations, dense=case.dense), scale)
 
 
-@every_backend
-@every_routing
+@every_backend()
 def test_every_initial_parameter_has_a_gradient(kind: type[AbstractRouting], case: BackendCase) -> None:
     module = build(kind, backend=case.backend)
     assert list(module.parameters()) == learned(module) != []
@@ -553,7 +654,7 @@ def test_nothing_but_parameters_is_kept(kind: type[AbstractRouting]) -> None:
     module = build(kind)
     before = deepcopy({name: value for name, value in vars(module).items() if not name.startswith("_")})
     buffers = deepcopy(dict(module.named_buffers()))
-    route_of(module)(random_votes())
+    route_of(module, dense=False)(random_votes())
     assert {name: value for name, value in vars(module).items() if not name.startswith("_")} == before
     torch.testing.assert_close(dict(module.named_buffers()), buffers, rtol=0, atol=0)
 
@@ -573,8 +674,15 @@ def values_and_gradients(module: nn.Module, votes: Tensor | Votes, activations: 
 
 
 @pytest.mark.slow  # whole layers are compiled in tests/kernels/test_ops.py
-@pytest.mark.parametrize("case", [BACKENDS["dense"], BACKENDS["fused"]], ids=["dense", "fused"])
-@pytest.mark.parametrize(("kind", "options"), [*((kind, {}) for kind in DISCOVERED), *COMPILED])
+@pytest.mark.parametrize(
+    ("kind", "options", "case"),
+    [
+        pytest.param(kind, options, BACKENDS[name], id=f"{kind.__name__}{label}-{name}")
+        for label, kind, options in [*(("", kind, {}) for kind in REFERENCES), *COMPILED]
+        for name in ("dense", "fused")
+        if name in REFERENCES[kind].backends
+    ],
+)
 def test_same_when_compiled(
     kind: type[AbstractRouting], options: dict[str, Any], case: BackendCase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -595,8 +703,7 @@ def test_same_when_compiled(
         pytest.param(lambda votes: votes.repeat_interleave(2, 3)[..., ::2], id="with gaps"),
     ],
 )
-@pytest.mark.parametrize("case", [BACKENDS["dense"], BACKENDS["dense-reference"]], ids=["auto", "reference"])
-@every_routing
+@every_backend("dense", "dense-reference")
 def test_memory_order_of_dense_votes(
     kind: type[AbstractRouting], strided: Callable[[Tensor], Tensor], case: BackendCase
 ) -> None:
@@ -607,8 +714,7 @@ def test_memory_order_of_dense_votes(
     torch.testing.assert_close(route(other), route(votes), rtol=0, atol=1e-12)
 
 
-@every_backend
-@every_routing
+@every_backend()
 def test_float32_under_autocast(kind: type[AbstractRouting], case: BackendCase) -> None:
     module = build(kind, parameters="random", backend=case.backend).float()
     votes = random_votes(dtype=torch.float32)
@@ -621,16 +727,8 @@ def test_float32_under_autocast(kind: type[AbstractRouting], case: BackendCase) 
     assert torch.equal(parents.activations, expected.activations)
 
 
-@pytest.mark.parametrize(
-    ("case", "dtype"),
-    [
-        pytest.param(case, dtype, id=f"{name}-{dtype}")
-        for name, case in BACKENDS.items()
-        for dtype in (torch.bfloat16, torch.float16)
-        if case.dense or dtype == torch.float16  # of poses and weight in bfloat16: tests/kernels/test_backends.py
-    ],
-)
-@every_routing
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@every_backend()
 def test_half_precision_is_routed_in_float32(
     kind: type[AbstractRouting], case: BackendCase, dtype: torch.dtype
 ) -> None:
@@ -655,21 +753,20 @@ class HalfNormaliser(Normaliser):
         return super().__call__(log_couplings) / 2
 
 
-@every_backend
-@pytest.mark.parametrize("kind", PARENTS_COMPETE)
+@every_backend(competing=["parents"])
 def test_normaliser_is_used(kind: type[AbstractRouting], case: BackendCase) -> None:
     votes, half = random_votes(), HalfNormaliser()
     route = route_of(build(kind, backend=case.backend), dense=case.dense)
     halved = route(votes, normalise=half)
-    once = {(1, PARENTS, CHILDREN)} if case.backend == "fused" and kind is EMRouting else set()
+    by_kernel = kind in (EMRouting, HeinsenRouting) and case.backend == "fused"
+    once = {(1, PARENTS, CHILDREN)} if by_kernel else set()
     assert half.shapes - once == {(BATCH, PARENTS, CHILDREN)}
     assert half.shapes >= once  # the first couplings are the same for all images
     assert not torch.allclose(halved, route(votes))
     torch.testing.assert_close(route(votes, normalise=Normaliser()), route(votes), rtol=0, atol=1e-12)
 
 
-@every_backend
-@pytest.mark.parametrize("kind", PARENTS_COMPETE)
+@every_backend(competing=["parents"])
 def test_normaliser_decides_about_every_coupling(kind: type[AbstractRouting], case: BackendCase) -> None:
     """From the first iteration on: no coupling has bypassed it."""
     traces: list[RoutingTrace] = []

@@ -24,7 +24,7 @@ Cli = Callable[..., Ended]
 RUN = [*TINY_CNN, *NO_PICTURES, "data.source=real", "data.batch_size=10", "data.eval_batch_size=7"]
 RUN += ["trainer.accelerator=cpu", "trainer.max_epochs=8"]  # five steps each: 50 images to train on
 SLICE = [*RUN, "trainer.max_time=00:01:00:00", "train.resume=true"]
-DIFFERS = ("training_seconds", "command", "overrides", "sha256")
+DIFFERS = ("training_seconds", "training_cpu_seconds", "command", "overrides", "sha256")
 """What ``metrics.json`` says about the commands."""
 
 

@@ -21,6 +21,7 @@ import pandas as pd
 import pytest
 from rich.console import Console
 
+from capsule_lab.errors import TableError
 from capsule_lab.tables import formats
 from capsule_lab.tables.expand import expand
 from capsule_lab.tables.reader import read
@@ -83,14 +84,35 @@ def test_standin_has_a_column_of_its_own(entries) -> None:
 @pytest.mark.parametrize(
     ("row", "line"),
     [
-        (0, ["Capsules | a", "2 ± 0.5", "1.50 ± 0.707", "2", "-0.50", "9.00", "1", "1.5", "1,234", "2 of 2"]),
-        (1, ["<b> & co", "3", "", "", "", "", "", "", "", "0 of 2, 1 failed, 1 missing"]),
-        (2, ["their best", "10.5", "", "", "", "", "", "", "", "reported"]),
+        (0, ["Capsules | a", "2 ± 0.5", "1.50 ± 0.707", "2", "-0.50", "9.00", "1", "", "1.5", "1,234", "2 of 2"]),
+        (1, ["<b> & co", "3", "", "", "", "", "", "", "", "", "0 of 2, 1 failed, 1 missing"]),
+        (2, ["their best", "10.5", "", "", "", "", "", "", "", "", "reported"]),
     ],
 )
 def test_line_of_a_row(entries, row: int, line: list[str]) -> None:
     assert formats.cells_of(entries[row]) == line
     assert len(line) == len(formats.HEADINGS)
+
+
+def test_rows_are_tested_against_one(table_file) -> None:
+    """Welch's t-test: of 1, 2, 3 and 4, 6, 8 by hand, t = 4 / sqrt(1/3 + 4/3), 2.9 degrees of freedom."""
+    rows = [{"name": name, "overrides": [f"routing.iterations={n}"]} for n, name in enumerate(["a", "b", "c"], 1)]
+    file = table_file(seeds=[0, 1, 2], rows=rows, against="b", columns=None)
+    errors = {"a": [1.0, 2.0, 3.0], "b": [4.0, 6.0, 8.0]}
+    for cell in expand(read(file)):
+        if cell.row.name in errors:
+            write_run(cell, error=errors[cell.row.name][cell.seed])
+    entries = summarise(read(file))
+    assert [entry.p_value and round(entry.p_value, 3) for entry in entries] == [0.055, None, None]
+    assert formats.cells_of(entries[0])[formats.HEADINGS.index("p")] == "0.055"
+    assert pd.read_csv(io.StringIO(formats.as_csv(formats.as_frame(entries)))).loc[0, "p"] == pytest.approx(
+        0.0548, abs=1e-4
+    )
+
+
+def test_against_a_row_that_is_not_there(table_file) -> None:
+    with pytest.raises(TableError, match="against is nothing"):
+        read(table_file(against="nothing"))
 
 
 @pytest.mark.parametrize(
@@ -169,7 +191,7 @@ def test_terminal_shows_every_row(file: Path, entries) -> None:
 
 def test_markdown(file: Path, entries) -> None:
     lines = formats.as_markdown(read(file), entries, "make report").splitlines()
-    assert "| Capsules \\| a | 2 ± 0.5 | 1.50 ± 0.707 | 2 | -0.50 | 9.00 | 1 | 1.5 | 1,234 | 2 of 2 |" in lines
+    assert "| Capsules \\| a | 2 ± 0.5 | 1.50 ± 0.707 | 2 | -0.50 | 9.00 | 1 |  | 1.5 | 1,234 | 2 of 2 |" in lines
     assert "- Capsules \\| a: as it is" in lines
     assert [line for line in lines if line.startswith("- b seed 0 failed: it ended without an error message")]
 

@@ -1,0 +1,157 @@
+"""Efficient-CapsNet: capsules with self-attention routing (Mazzia, Salvetti and Chiaberge, Scientific Reports 2021).
+
+::
+
+    image           four convolutions                          primary capsules      digit capsules       scores
+    1 x 28 x 28 --> 32 x 24 x 24 -> 64 x 22 x 22            --> 16 x 8-D ----------> 10 x 16-D ---------> length of each
+                    -> 64 x 20 x 20 -> 128 x 9 x 9              a 9x9 kernel per     self-attention,       |
+                    5x5, 3x3, 3x3, 3x3 stride 2                 channel,             squash over 16        v
+                    each: ReLU, then batch normalisation        squash over 8        masked by one class --> decoder
+
+Without the decoder 161,824 parameters for 28x28 pixels and ten classes. The authors have other strides and kernels for
+other images: ``conf/model/efficient_capsnet*.yaml``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Literal, get_args
+
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from capsule_lab.errors import check_choice
+from capsule_lab.functional import he_std, truncated_normal_
+from capsule_lab.layers import Decoder, DenseCapsules, DepthwisePrimaryCapsules
+from capsule_lab.networks.base import (
+    AbstractReconstructingNetwork,
+    check_image_shape,
+    check_images,
+    check_sizes,
+    check_widths,
+)
+from capsule_lab.routing import RoutingFactory, SelfAttentionRouting
+from capsule_lab.types import CapsuleOutput, OnIteration
+
+Normalisation = Literal["batch", "instance", "none"]
+Activation = Literal["relu", "leaky_relu"]
+
+LEAK = 0.3  # Keras's default
+NORMALISATION_EPS = 1e-3  # Keras's default
+INITIAL_SCALE = 0.05  # Keras's default for "random_uniform": bound of both parameters of instance normalisation
+
+
+class EfficientCapsNet(AbstractReconstructingNetwork):
+    """The networks of Mazzia 2021; defaults are those for MNIST.
+
+    Args:
+        image_shape: ``(channel, height, width)``.
+        num_classes: number of classes.
+        routing: called with ``(parents=…, dim=…)``.
+        channels: feature maps of the convolutions; the last one divides into primary capsules.
+        kernel_sizes, strides: of the convolutions, none of which is padded.
+        activation: ``"relu"``, or ``"leaky_relu"`` (smallNORB).
+        normalisation: of the feature maps, *after* the activation: ``"batch"``, ``"instance"`` (smallNORB) or
+            ``"none"``.
+        primary_dim: components of a primary capsule's pose.
+        primary_kernel: width of its convolution, ``None`` for that of the feature maps, of which one position is left.
+        primary_stride: of that convolution.
+        class_dim: components of a class capsule's pose.
+        decoder: widths of the decoder's hidden layers; ``None`` for no decoder.
+
+    Raises:
+        ValueError: if the image is too small for the convolutions, a size is not positive or does not fit to the
+            others, or a switch is unknown.
+
+    >>> network = EfficientCapsNet((1, 28, 28), num_classes=10, decoder=None)
+    >>> sum(p.numel() for p in network.parameters())
+    161824
+    """
+
+    def __init__(
+        self,
+        image_shape: tuple[int, int, int],
+        num_classes: int,
+        *,
+        routing: RoutingFactory = SelfAttentionRouting,
+        channels: Sequence[int] = (32, 64, 64, 128),  # Mazzia 2021
+        kernel_sizes: Sequence[int] = (5, 3, 3, 3),  # Mazzia 2021
+        strides: Sequence[int] = (1, 1, 1, 2),  # Mazzia 2021
+        activation: Activation = "relu",
+        normalisation: Normalisation = "batch",
+        primary_dim: int = 8,  # Mazzia 2021
+        primary_kernel: int | None = None,
+        primary_stride: int = 1,
+        class_dim: int = 16,  # Mazzia 2021
+        decoder: Sequence[int] | None = (512, 1024),  # as Sabour 2017
+    ) -> None:
+        super().__init__()
+        name = type(self).__name__
+        check_sizes(
+            name, num_classes=num_classes, primary_dim=primary_dim, primary_stride=primary_stride, class_dim=class_dim,
+            primary_kernel=1 if primary_kernel is None else primary_kernel,
+        )  # fmt: skip
+        check_widths(
+            name, channels=channels, kernel_sizes=kernel_sizes, strides=strides,
+            decoder=() if decoder is None else decoder,
+        )  # fmt: skip
+        check_choice("activation", activation, get_args(Activation))
+        check_choice("normalisation", normalisation, get_args(Normalisation))
+        if not channels or not len(channels) == len(kernel_sizes) == len(strides):
+            raise ValueError(
+                f"{name} has {len(channels)} channels, {len(kernel_sizes)} kernel_sizes and {len(strides)} strides; "
+                "expected as many of each, at least one"
+            )
+        smallest = primary_kernel or 1  # side of an image of which one position is left
+        for size, stride in zip(reversed(kernel_sizes), reversed(strides), strict=True):
+            smallest = (smallest - 1) * stride + size
+        channel, height, width = check_image_shape(image_shape, smallest, name)
+        self.image_shape = (channel, height, width)
+
+        features: list[nn.Module] = []
+        for (inputs, outputs), size, stride in zip(pairwise((channel, *channels)), kernel_sizes, strides, strict=True):
+            conv = nn.Conv2d(inputs, outputs, size, stride)
+            truncated_normal_(conv.weight, he_std(inputs * size * size))  # official code
+            assert conv.bias is not None
+            nn.init.zeros_(conv.bias)  # official code
+            features += [
+                conv,
+                nn.ReLU() if activation == "relu" else nn.LeakyReLU(LEAK),
+                _normalisation(normalisation, outputs),
+            ]
+            height, width = ((n - size) // stride + 1 for n in (height, width))
+        self.features = nn.Sequential(*features)
+        kernel = (height, width) if primary_kernel is None else (primary_kernel, primary_kernel)
+        self.primary = DepthwisePrimaryCapsules(
+            channels[-1], dim=primary_dim, kernel_size=kernel, stride=primary_stride
+        )
+        positions = [(n - size) // primary_stride + 1 for n, size in zip((height, width), kernel, strict=True)]
+        children = channels[-1] // primary_dim * positions[0] * positions[1]
+        weight_std = he_std(num_classes * children * primary_dim)  # official code: fan-in as Keras reads the shape
+        self.digits = DenseCapsules(
+            children, primary_dim, num_classes, class_dim, routing=routing, weight_std=weight_std
+        )
+        self.decoder = None if decoder is None else Decoder(num_classes, class_dim, self.image_shape, hidden=decoder)
+
+    def forward(
+        self, images: Float[Tensor, "batch channel height width"], *, on_iteration: OnIteration | None = None
+    ) -> CapsuleOutput:
+        check_images(images, self.image_shape, type(self).__name__)
+        primary = self.primary(self.features(images))  # [b i c]
+        digits = self.digits(primary.poses, primary.activations, on_iteration=on_iteration)  # [b k d]
+        return CapsuleOutput(digits.activations, digits, digits.logits)
+
+    def capsule_layers(self) -> dict[str, nn.Module]:
+        return {"primary": self.primary, "digits": self.digits}
+
+
+def _normalisation(kind: Normalisation, channels: int) -> nn.Module:
+    if kind == "batch":
+        return nn.BatchNorm2d(channels, eps=NORMALISATION_EPS)
+    if kind == "none":
+        return nn.Identity()
+    norm = nn.InstanceNorm2d(channels, eps=NORMALISATION_EPS, affine=True)
+    for parameter in (norm.weight, norm.bias):
+        nn.init.uniform_(parameter, -INITIAL_SCALE, INITIAL_SCALE)  # official code
+    return norm

@@ -1,0 +1,211 @@
+"""The networks of self-routing (Hahn, Pyeon and Kim, NeurIPS 2019, section 5), and their trunks without capsules.
+
+::
+
+    image          trunk             primary capsules    conv capsules        class capsules
+    3 x 32 x 32 -> 64 x 8 x 8 -----> 32 types x 8 x 8 -> 32 types x 4 x 4 -> 10 classes
+                   resnet20          3x3, batch norm     3x3, stride 2        no poses; a coupling network per
+                                     pose 16: linear     padding 1, poses     (position, type, class)
+    1 x 32 x 32 -> 128 x 4 x 4       activation:         batch normalised
+                   convnet           logistic            any number of these
+
+Without and with one layer of convolutional capsules: 931,664 and 3,187,536 parameters with resnet20 for CIFAR10, and
+814,960 and 3,331,952 with convnet for one eye of smallNORB. With the mean over positions and a linear layer in place
+of all capsules: 269,722 and 144,309.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, Literal, get_args
+
+from jaxtyping import Float
+from torch import Tensor, nn
+from torchvision.models.resnet import BasicBlock
+
+from capsule_lab.errors import check_choice
+from capsule_lab.layers import ComposedPrimaryCapsules, ConvCapsules, DenseCapsules, Stem
+from capsule_lab.networks.base import (
+    AbstractCapsuleNetwork,
+    AbstractNetwork,
+    check_image_shape,
+    check_images,
+    check_sizes,
+    check_widths,
+)
+from capsule_lab.networks.em_caps import with_options
+from capsule_lab.routing import RoutingFactory, SelfRouting
+from capsule_lab.types import CapsuleOutput, OnIteration
+
+Trunk = Literal["resnet20", "convnet"]
+
+RESNET20 = ((1, 1), (1, 1), (1, 1), (2, 2), (2, 1), (2, 1), (4, 2), (4, 1), (4, 1))
+"""Planes, as a multiple of the first, and stride of each block of ResNet-20 (He 2016, section 4.2)."""
+
+CONVNET = ((1, 1), (2, 2), (2, 1), (4, 2), (4, 1), (8, 2))  # official code
+"""Planes, as a multiple of the first, and stride of each convolution."""
+
+CLASS_ROUTING: Mapping[str, Any] = MappingProxyType({"poses": False})  # Hahn 2019, official code
+
+
+class SelfRoutingNet(AbstractCapsuleNetwork):
+    """A convolutional trunk, primary capsules, convolutional capsules, class capsules.
+
+    Scores are the activations of the class capsules, which under self-routing sum to one.
+
+    Args:
+        image_shape: ``(channel, height, width)``.
+        num_classes: number of classes.
+        routing: called with ``(parents=…, dim=…)`` in all capsule layers.
+        class_routing: options of ``routing`` that are different in the class layer; ``None`` for no difference.
+        trunk: ``"resnet20"``, or ``"convnet"``, six convolutions.
+        planes: feature maps of the trunk's first convolution.
+        types, dim: kinds of capsule per position and components of their poses, in all layers but the last.
+        conv_strides: one stride for each layer of convolutional capsules; none by default.
+        class_dim: components of a class capsule's pose, where ``class_routing`` gives it one.
+
+    Raises:
+        ValueError: for a size that is not positive, or an unknown trunk.
+
+    >>> network = SelfRoutingNet((3, 32, 32), num_classes=10)
+    >>> sum(p.numel() for p in network.parameters())
+    931664
+    """
+
+    def __init__(
+        self,
+        image_shape: tuple[int, int, int],
+        num_classes: int,
+        *,
+        routing: RoutingFactory = SelfRouting,
+        class_routing: Mapping[str, Any] | None = CLASS_ROUTING,
+        trunk: Trunk = "resnet20",
+        planes: int = 16,  # official code
+        types: int = 32,  # Hahn 2019, section 5
+        dim: int = 16,  # Hahn 2019, section 5
+        conv_strides: Sequence[int] = (),
+        class_dim: int = 16,  # official code, of its other routings
+    ) -> None:
+        super().__init__()
+        check_sizes("SelfRoutingNet", num_classes=num_classes, planes=planes, types=types, dim=dim, class_dim=class_dim)
+        check_widths("SelfRoutingNet", conv_strides=conv_strides)
+        self.image_shape = check_image_shape(image_shape, 1, "SelfRoutingNet")
+        self.trunk, channels, grid = build_trunk(trunk, self.image_shape, planes)
+        self.primary = ComposedPrimaryCapsules(
+            conv3x3(channels, types * dim), conv3x3(channels, types), types=types, dim=dim
+        )
+        self.conv_capsules, self.norms = nn.ModuleList(), nn.ModuleList()
+        for stride in conv_strides:
+            layer = ConvCapsules(grid, types, dim, types, dim, routing=routing, stride=stride, padding=1)
+            bound = (6 / (types * dim * dim)) ** 0.5  # official code: Kaiming's, for a fan-in of all numbers of a child
+            nn.init.uniform_(layer.weight, -bound, bound)
+            self.conv_capsules.append(layer)
+            self.norms.append(nn.BatchNorm1d(types * dim))
+            grid = layer.windows.grid
+        self.classes = DenseCapsules(
+            grid[0] * grid[1] * types, dim, num_classes, class_dim, routing=with_options(routing, class_routing or {})
+        )
+
+    def forward(
+        self, images: Float[Tensor, "batch channel height width"], *, on_iteration: OnIteration | None = None
+    ) -> CapsuleOutput:
+        check_images(images, self.image_shape, "SelfRoutingNet")
+        capsules = self.primary(self.trunk(images))  # [b i c]
+        for layer, norm in zip(self.conv_capsules, self.norms, strict=True):
+            capsules = layer(*capsules[:2])
+            by_position = capsules.poses.unflatten(1, (-1, self.primary.types)).flatten(2)  # [b position type·c]
+            poses = norm(by_position.transpose(1, 2)).transpose(1, 2).reshape(capsules.poses.shape)
+            capsules = capsules._replace(poses=poses)
+        classes = self.classes(*capsules[:2], on_iteration=on_iteration)  # [b k d]
+        return CapsuleOutput(classes.activations, classes, classes.logits)
+
+    def capsule_layers(self) -> dict[str, nn.Module]:
+        convolutional = {f"conv_capsules_{number}": layer for number, layer in enumerate(self.conv_capsules, start=1)}
+        return {"primary": self.primary, **convolutional, "classes": self.classes}
+
+
+class AveragePoolingNet(AbstractNetwork):
+    """The trunk of a ``SelfRoutingNet``, the mean of its features over all positions, and a linear layer.
+
+    Args:
+        image_shape: ``(channel, height, width)``.
+        num_classes: number of classes.
+        trunk, planes: see ``SelfRoutingNet``.
+
+    Raises:
+        ValueError: for a size that is not positive, or an unknown trunk.
+    """
+
+    scores_are = "logits"
+
+    def __init__(
+        self,
+        image_shape: tuple[int, int, int],
+        num_classes: int,
+        *,
+        trunk: Trunk = "resnet20",
+        planes: int = 16,  # official code
+    ) -> None:
+        super().__init__()
+        check_sizes("AveragePoolingNet", num_classes=num_classes, planes=planes)
+        self.image_shape = check_image_shape(image_shape, 1, "AveragePoolingNet")
+        self.trunk, channels, _ = build_trunk(trunk, self.image_shape, planes)
+        self.classifier = nn.Linear(channels, num_classes)
+        nn.init.kaiming_uniform_(self.classifier.weight)  # official code
+
+    def forward(self, images: Float[Tensor, "batch channel height width"]) -> CapsuleOutput:
+        check_images(images, self.image_shape, "AveragePoolingNet")
+        scores = self.classifier(self.trunk(images).mean((2, 3))).to(images.dtype)  # autocast ends here
+        return CapsuleOutput(scores, logits=scores)
+
+
+class PaddedShortcut(nn.Module):
+    """A shortcut without parameters between sizes that differ (He 2016, section 4.2, option A).
+
+    Every second pixel, and zeros for the channels that are new, half of them on each side.
+    """
+
+    def __init__(self, added: int, stride: int) -> None:
+        super().__init__()
+        self.added = added
+        self.stride = stride
+
+    def forward(self, features: Float[Tensor, "batch channel height width"]) -> Tensor:
+        before = self.added // 2
+        kept = features[:, :, :: self.stride, :: self.stride]
+        return nn.functional.pad(kept, (0, 0, 0, 0, before, self.added - before))
+
+
+def build_trunk(
+    trunk: Trunk, image_shape: tuple[int, int, int], planes: int
+) -> tuple[nn.Sequential, int, tuple[int, int]]:
+    """A trunk with the official code's initial weights, its feature maps, and the size of these.
+
+    Raises:
+        ValueError: for an unknown trunk.
+    """
+    check_choice("trunk", trunk, get_args(Trunk))
+    channel, height, width = image_shape
+    convolutions, blocks = (((1, 1),), RESNET20) if trunk == "resnet20" else (CONVNET, ())
+    layers = Stem([[multiple * planes, 3, stride] for multiple, stride in convolutions], channel, (height, width))
+    channels, grid = layers.channels, layers.grid
+    for multiple, stride in blocks:
+        outputs = multiple * planes
+        shortcut = PaddedShortcut(outputs - channels, stride) if outputs != channels else None
+        layers.append(BasicBlock(channels, outputs, stride, shortcut))
+        channels, grid = outputs, ((grid[0] - 1) // stride + 1, (grid[1] - 1) // stride + 1)
+    return initialised(layers), channels, grid
+
+
+def initialised(module: nn.Sequential) -> nn.Sequential:
+    """``module`` with the official code's initial weights."""
+    for each in module.modules():
+        if isinstance(each, nn.Conv2d | nn.Linear):
+            nn.init.kaiming_uniform_(each.weight)
+    return module
+
+
+def conv3x3(inputs: int, outputs: int) -> nn.Sequential:
+    """A normalised convolution."""
+    return initialised(nn.Sequential(nn.Conv2d(inputs, outputs, 3, padding=1, bias=False), nn.BatchNorm2d(outputs)))

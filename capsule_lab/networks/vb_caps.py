@@ -1,0 +1,127 @@
+"""VBCaps: matrix capsules with variational Bayes routing (Ribeiro, Leontidis and Kollias, AAAI 2020).
+
+::
+
+    image          conv           primary capsules      conv capsules 1      conv capsules 2      class capsules
+    2 x 32 x 32 -> A x 14 x 14 -> B types x 14 x 14 --> C types x 6 x 6 ---> D types x 4 x 4 ---> classes
+                   5x5 stride 2   1x1                   K=3 stride 2         K=3 stride 1         one transform per
+                   normalised     pose 4x4, activation: variational Bayes routing                 (type, class), plus
+                   ReLU           logistic; normalised  in all layers                             where each position is
+
+The geometry of ``EMCaps`` in its small size, with batch normalisation everywhere. A, B, C, D = 64, 8, 16, 16 has 68,714
+parameters with 5 classes on stereo pairs, of which 74 are scales and shifts in the place of the authors' betas, whose
+gradient is 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from capsule_lab.layers import ClassCapsules, ConvCapsules, LinearPrimaryCapsules
+from capsule_lab.layers.coordinates import coordinate_addition, grid_coordinates
+from capsule_lab.networks.base import AbstractCapsuleNetwork, check_image_shape, check_images, check_sizes, check_widths
+from capsule_lab.routing import RoutingFactory, VariationalBayesRouting
+from capsule_lab.types import CapsuleOutput, OnIteration
+
+IMAGE_KERNEL, IMAGE_STRIDE = 5, 2  # official code: of the first convolution
+POSE_SIZE = 4  # official code: rows and columns of a pose
+
+
+class VBCaps(AbstractCapsuleNetwork):
+    """The network of Ribeiro 2020 with three layers of routing. Scores are the activations of the class capsules.
+
+    Args:
+        image_shape: ``(channel, height, width)``; a stereo pair has two channels.
+        num_classes: number of classes.
+        routing: called with ``(parents=…, dim=…)`` in all capsule layers.
+        channels: feature maps of the convolution, A.
+        primary_types: kinds of primary capsule per position, B.
+        conv_types: kinds of capsule in each convolutional capsule layer, C and D.
+        conv_strides: their strides.
+        kernel_size: width of their windows, K.
+
+    Raises:
+        ValueError: if the image is too small, or a size not positive.
+
+    >>> network = VBCaps((2, 32, 32), num_classes=5)
+    >>> sum(p.numel() for p in network.parameters())
+    68714
+    """
+
+    def __init__(
+        self,
+        image_shape: tuple[int, int, int],
+        num_classes: int,
+        *,
+        routing: RoutingFactory = VariationalBayesRouting,
+        channels: int = 64,  # Ribeiro 2020
+        primary_types: int = 8,  # Ribeiro 2020
+        conv_types: Sequence[int] = (16, 16),  # Ribeiro 2020
+        conv_strides: Sequence[int] = (2, 1),  # official code
+        kernel_size: int = 3,  # official code
+    ) -> None:
+        super().__init__()
+        check_sizes(
+            "VBCaps", num_classes=num_classes, channels=channels, primary_types=primary_types, kernel_size=kernel_size
+        )
+        check_widths("VBCaps", conv_types=conv_types, conv_strides=conv_strides)
+        if len(conv_types) != len(conv_strides):
+            raise ValueError(
+                f"there are {len(conv_types)} conv_types and {len(conv_strides)} conv_strides; expected as many"
+            )
+        channel, height, width = check_image_shape(image_shape, IMAGE_KERNEL, "VBCaps")
+        self.image_shape = (channel, height, width)
+        dim = POSE_SIZE**2
+        self.conv = nn.Conv2d(channel, channels, IMAGE_KERNEL, IMAGE_STRIDE, bias=False)
+        nn.init.kaiming_uniform_(self.conv.weight)  # official code
+        self.norm = nn.BatchNorm2d(channels)
+        self.primary = LinearPrimaryCapsules(
+            channels, types=primary_types, dim=dim, offset=0.0, norm=True, norm_per_type=True
+        )
+        for conv in (self.primary.pose, self.primary.activation):
+            nn.init.xavier_uniform_(conv.weight)  # official code
+        types = primary_types
+        grid = ((height - IMAGE_KERNEL) // IMAGE_STRIDE + 1, (width - IMAGE_KERNEL) // IMAGE_STRIDE + 1)
+        self.conv_capsules = nn.ModuleList()
+        for parent_types, stride in zip(conv_types, conv_strides, strict=True):
+            layer = ConvCapsules(
+                grid, types, dim, parent_types, dim,
+                routing=routing, rows=POSE_SIZE, kernel_size=kernel_size, stride=stride,
+            )  # fmt: skip
+            _initialise(layer.weight, types * kernel_size**2 * dim, parent_types * kernel_size**2 * dim)
+            self.conv_capsules.append(layer)
+            grid, types = layer.windows.grid, parent_types
+        rows, columns = grid_coordinates(grid)
+        rows, columns = rows + 0.5 / grid[0], columns + 0.5 / grid[1]  # official code: (i + 1) / n, not the middles
+        coordinates = coordinate_addition(
+            axes=(rows / 10, columns / 10),  # 10: official code
+            entries=(POSE_SIZE - 1, 2 * POSE_SIZE - 1),  # Hinton 2018, section 4: of the right-hand column
+            dim=dim,
+        )
+        self.classes = ClassCapsules(
+            grid[0] * grid[1], types, dim, num_classes, dim, routing=routing, rows=POSE_SIZE, coordinates=coordinates
+        )
+        _initialise(self.classes.weight, types * dim, num_classes * dim)
+
+    def forward(
+        self, images: Float[Tensor, "batch channel height width"], *, on_iteration: OnIteration | None = None
+    ) -> CapsuleOutput:
+        check_images(images, self.image_shape, "VBCaps")
+        capsules = self.primary(self.norm(self.conv(images)).relu())  # [b i c]
+        for layer in self.conv_capsules:
+            capsules = layer(capsules.poses, capsules.activations)
+        classes = self.classes(capsules.poses, capsules.activations, on_iteration=on_iteration)  # [b k d]
+        return CapsuleOutput(classes.activations, classes, classes.logits)
+
+    def capsule_layers(self) -> dict[str, nn.Module]:
+        convolutional = {f"conv_capsules_{number}": layer for number, layer in enumerate(self.conv_capsules, start=1)}
+        return {"primary": self.primary, **convolutional, "classes": self.classes}
+
+
+def _initialise(weight: nn.Parameter, fan_in: int, fan_out: int) -> None:
+    """Glorot's uniform distribution, with the official code's counts."""
+    bound = (6 / (fan_in + fan_out)) ** 0.5
+    nn.init.uniform_(weight, -bound, bound)

@@ -1,0 +1,132 @@
+"""Self-attention routing: Mazzia, Salvetti and Chiaberge, Scientific Reports 2021 (Efficient-CapsNet).
+
+For each parent all children's votes attend to each other: the logit of a child is the sum of the scalar products of its
+vote with all votes. ``sum_k <u_ij, u_kj> = <u_ij, sum_k u_kj>``, so that it is one agreement with the plain sum of the
+votes, as in dynamic routing, and the matrix of children by children is never needed.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import get_args
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from capsule_lab.errors import check_choice
+from capsule_lab.functional import exponential_squash, exponential_squash_logits, float32_under_autocast, length
+from capsule_lab.kernels import AbstractVotes, Backend, check_backend, route
+from capsule_lab.routing.base import AbstractRouting, LayerInfo, Normalisation, Normaliser
+from capsule_lab.types import Capsules, OnIteration, RoutingTrace, Votes
+
+
+@float32_under_autocast
+def self_attention_routing(
+    votes: Float[Tensor, "batch child parent dim"] | Votes,
+    *,
+    prior: Float[Tensor, "parent child_type"] | None = None,
+    eps: float = 1e-8,  # ours: see exponential_squash
+    normalise: Normaliser | None = None,
+    on_iteration: OnIteration | None = None,
+    backend: Backend = "auto",
+) -> Capsules:
+    """Poses and activations of parents by one step of self-attention (Mazzia 2021).
+
+    Their symbols: ``U_hat`` votes, ``A_j = U_j U_j^T / sqrt(d)`` attention, ``C`` couplings, ``B`` prior,
+    ``S`` total input. The couplings are ``softmax over parents of (sum_k A_j[i, k]) + B``; there are no iterations.
+
+    Args:
+        votes: prediction of each child for each parent, or poses and weight.
+        prior: added to the couplings *after* the softmax ("log prior" in the paper, which it is not): with it they
+            need neither be positive nor sum to one. One per kind of child, children are ordered (position, kind).
+        eps: added to the squared length of the total input, under the root.
+        normalise: log-couplings ``(batch, parent, child)`` to couplings; default softmax over parents.
+        on_iteration: called once, with the couplings and the prior.
+        backend: see ``AbstractRouting``.
+
+    Returns:
+        poses ``(batch, parent, dim)`` of length ``1 - exp(-|S|)``, these as activations, and their logits.
+
+    Raises:
+        ValueError: for a prior of other parents or kinds of child than the votes are of, or an unknown ``backend``.
+
+    >>> self_attention_routing(torch.ones(1, 5, 2, 4)).poses.shape
+    torch.Size([1, 2, 4])
+    """
+    normalise = normalise or Normaliser()
+
+    def procedure(votes: AbstractVotes, _: Tensor | None) -> tuple[Tensor, ...]:
+        every = torch.ones_like(votes.zero_logits())  # [b j i]
+        attention = votes.agreement(votes.weighted_sum(every)) / math.sqrt(votes.shape[3])  # sum_k A_j[i, k]: [b j i]
+        couplings = normalise(attention)  # [b j i]
+        if prior is not None:
+            couplings = couplings + _of_every_child(prior, votes)
+        total = votes.weighted_sum(couplings)  # [b j d]
+        poses = exponential_squash(total, eps=eps)
+        if on_iteration is not None:
+            on_iteration(RoutingTrace(0, couplings.transpose(1, 2), poses))
+        return poses, length(poses, eps), exponential_squash_logits(total, eps)
+
+    rows, watched = normalise.rows_per_image, on_iteration is not None
+    return Capsules(*route(procedure, votes, None, backend=backend, rows_per_image=rows, whole_batch=watched))
+
+
+class SelfAttentionRouting(AbstractRouting):
+    """``self_attention_routing`` with its learned prior, which starts at zero and which ``build`` creates.
+
+    Args:
+        parents: number of parents (in a convolutional layer of parent types).
+        dim: components of a parent's pose.
+        prior: learn a number per parent and kind of child that is added to their coupling (160 for ten digits and
+            16 children).
+        normalisation: which parents compete for a child in a convolutional layer, see ``Normalisation``.
+        backend: see ``AbstractRouting``.
+
+    Raises:
+        ValueError: for an unknown ``normalisation`` or ``backend``.
+    """
+
+    prior: nn.Parameter | None
+
+    def __init__(
+        self,
+        parents: int,
+        dim: int,
+        *,
+        prior: bool = True,
+        normalisation: Normalisation = "all_parents",
+        backend: Backend = "auto",
+    ) -> None:
+        super().__init__()
+        check_choice("routing normalisation", normalisation, get_args(Normalisation))
+        self.normalisation = normalisation
+        self.backend = check_backend(backend)
+        self.learns_prior = prior
+        self.register_parameter("prior", None)
+
+    def build(self, layer: LayerInfo) -> None:
+        if self.learns_prior:
+            self.prior = nn.Parameter(torch.zeros(layer.parents, layer.child_types))  # zeros: official code
+
+    def forward(
+        self,
+        votes: Float[Tensor, "batch child parent dim"] | Votes,
+        activations: Float[Tensor, "batch child"] | None = None,
+        *,
+        normalise: Normaliser | None = None,
+        on_iteration: OnIteration | None = None,
+    ) -> Capsules:
+        return self_attention_routing(
+            votes, prior=self.prior, normalise=normalise, on_iteration=on_iteration, backend=self.backend
+        )
+
+
+def _of_every_child(prior: Tensor, votes: AbstractVotes) -> Tensor:
+    _, children, parents, _ = votes.shape
+    if prior.shape[0] != parents or children % prior.shape[1]:
+        raise ValueError(
+            f"the routing's prior is of shape {tuple(prior.shape)}, and votes are of {children} children for {parents} "
+            "parents; expected a routing that was built with these numbers: (parents, kinds of child)"
+        )
+    return prior.repeat(1, children // prior.shape[1])

@@ -1,0 +1,167 @@
+"""Variational Bayes routing: Ribeiro, Leontidis and Kollias, AAAI 2020, algorithm 1.
+
+EM routing fits one Gaussian to the votes for a parent; here mean, precision and share of each parent have priors and
+posteriors, so that a parent with one child, or none, has no variance of 0 and needs no floor under it.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import get_args
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from capsule_lab.batch_norm import BatchNorm
+from capsule_lab.errors import check_choice
+from capsule_lab.functional import float32_under_autocast
+from capsule_lab.kernels import AbstractVotes, Backend, check_backend, route
+from capsule_lab.routing.base import AbstractRouting, EqualOverTypes, Normalisation, Normaliser
+from capsule_lab.routing.em_costs import Initial
+from capsule_lab.types import Capsules, OnIteration, RoutingTrace, Votes
+
+ALPHA = 1.0  # official code: Dirichlet prior of the parents' shares
+KAPPA = 1.0  # official code: how many votes of zero the prior of a mean counts for
+SCALE = 1.0  # official code: inverse scale of the Wishart prior of a precision, the identity
+
+
+@float32_under_autocast
+def variational_bayes_routing(
+    votes: Float[Tensor, "batch child parent dim"] | Votes,
+    activations: Float[Tensor, "batch child"],
+    *,
+    iterations: int = 3,  # Ribeiro 2020
+    initial: Initial = "parents",
+    normalise: Normaliser | None = None,
+    on_iteration: OnIteration | None = None,
+    backend: Backend = "auto",
+) -> Capsules:
+    """Poses and activations of parents: posterior Gaussians of their children's votes (Ribeiro 2020, algorithm 1).
+
+    Their symbols: ``V_j|i`` votes, ``a_i`` activations, ``R_ij`` couplings (posterior of the assignment), ``R_j`` mass;
+    posteriors of parent j: shares ``pi`` Dirichlet ``alpha_j``, mean ``mu_j`` Gaussian ``m_j``, ``kappa_j``, precision
+    ``Lambda_j`` Wishart ``Psi_j`` (diagonal), ``nu_j``. Priors are those of the official code: 1, mean 0 of weight 1,
+    the identity with ``dim + 1`` degrees of freedom. Couplings are normalised in log-space, and nothing is divided by
+    ``R_j``, which may be 0: ``sum R_ij (V - mu)^2 + kappa_0 R_j / kappa_j mu^2 = sum R_ij (V - m)^2 + kappa_0 m^2``.
+
+    Args:
+        votes, activations: ``V_j|i``, the tensor or poses and weight; ``a_i`` in [0, 1].
+        iterations: at least 1.
+        initial: equal couplings to start with: over all ``"parents"`` that compete for the child, or over the
+            ``"types"`` of each position (official code): nine times its mass for a child that nine positions see.
+        normalise, on_iteration, backend: see ``AbstractRouting``.
+
+    Returns:
+        poses ``m_j`` and, as logit of the activation, the posterior's entropy times minus the parent's share,
+        ``-exp(E[ln pi_j]) H_j``. ``VariationalBayesRouting`` normalises both over the batch.
+
+    Raises:
+        ValueError: for fewer than one iteration, or an unknown ``initial`` or ``backend``.
+
+    >>> votes, activations = torch.ones(1, 5, 2, 16), torch.full((1, 5), 0.5)  # five children that agree
+    >>> variational_bayes_routing(votes, activations).poses[0, :, 0]  # R / (1 + R) with R = 5 / 4
+    tensor([0.5556, 0.5556])
+    """
+    _check(iterations, initial)
+    normalise = normalise or Normaliser()
+    first = EqualOverTypes() if initial == "types" else normalise
+
+    def procedure(votes: AbstractVotes, activations: Tensor) -> tuple[Tensor, ...]:
+        dim, dense = votes.shape[3], votes.dense().transpose(1, 2)  # [b j i d]
+        component = torch.arange(dim, dtype=dense.dtype, device=dense.device)
+        couplings = first(votes.zero_logits())  # R_ij [b j i]
+        for iteration in range(iterations):
+            # posteriors of the parents, given which votes are theirs
+            assigned = couplings * activations.unsqueeze(1)  # R_ij a_i [b j i]
+            mass = assigned.sum(2)  # R_j [b j]
+            alpha, kappa, nu = ALPHA + mass, KAPPA + mass, dim + 1 + mass  # dim + 1: official code
+            poses = votes.weighted_sum(assigned) / kappa.unsqueeze(2)  # m_j [b j d]
+            squared = (dense - poses.unsqueeze(2)).square()  # [b j i d]
+            spread = (assigned.unsqueeze(2) @ squared).squeeze(2)  # bji,bjid->bjd
+            inverse_scale = SCALE + spread + KAPPA * poses.square()  # 1 / Psi_j [b j d]
+            # expectations under them: E[ln pi_j], E[ln |Lambda_j|]
+            log_share = alpha.digamma() - alpha.sum(1, keepdim=True).digamma()  # [b j]
+            degrees = 0.5 * (nu.unsqueeze(2) - component)  # [b j d]
+            log_precision = (degrees.digamma() + math.log(2) - inverse_scale.log()).sum(2)  # [b j]
+            if on_iteration is not None:
+                on_iteration(RoutingTrace(iteration, couplings.transpose(1, 2), poses))
+            if iteration < iterations - 1:
+                # posterior of the assignment of a child: ln R_ij but for a constant
+                distances = (squared @ (nu.unsqueeze(2) / inverse_scale).unsqueeze(3)).squeeze(3)  # bjid,bjd->bji
+                log_height = log_share + 0.5 * log_precision - 0.5 * dim / kappa  # [b j]
+                couplings = normalise(log_height.unsqueeze(2) - 0.5 * distances)
+        entropy = 0.5 * (dim * math.log(2 * math.pi * math.e) - log_precision)  # of a Gaussian [b j]
+        logits = -log_share.exp() * entropy
+        return poses, logits.sigmoid(), logits
+
+    rows, watched = normalise.rows_per_image, on_iteration is not None
+    return Capsules(*route(procedure, votes, activations, backend=backend, rows_per_image=rows, whole_batch=watched))
+
+
+class VariationalBayesRouting(AbstractRouting):
+    """``variational_bayes_routing``, then batch normalisation of poses and of the activations' logits.
+
+    Each kind of parent is normalised over the batch and the positions, poses over their components, too: an image
+    depends on those of its batch while training.
+
+    Args:
+        parents, dim: number of parents (in a convolutional layer of parent types), components of a pose.
+        normalisation: which parents compete for a child in a convolutional layer, see ``Normalisation``.
+        affine: learn a scale and a shift of the logits, one pair per kind of parent. The official code has two betas
+            there, which normalisation cancels: half of all capsules are then active in every batch.
+        iterations, initial, backend: see ``variational_bayes_routing``.
+
+    Raises:
+        ValueError: for a number out of range or an unknown switch; in ``forward``, for children without activations.
+    """
+
+    def __init__(
+        self,
+        parents: int,
+        dim: int,
+        *,
+        iterations: int = 3,  # Ribeiro 2020
+        normalisation: Normalisation = "all_parents",
+        initial: Initial = "parents",
+        affine: bool = True,
+        backend: Backend = "auto",
+    ) -> None:
+        super().__init__()
+        _check(iterations, initial)
+        check_choice("routing normalisation", normalisation, get_args(Normalisation))
+        self.iterations = iterations
+        self.normalisation = normalisation
+        self.initial: Initial = initial
+        self.backend = check_backend(backend)
+        self.pose_norm = BatchNorm(parents, affine=False)  # official code
+        self.logit_norm = BatchNorm(parents, affine=affine)
+
+    def forward(
+        self,
+        votes: Float[Tensor, "batch child parent dim"] | Votes,
+        activations: Float[Tensor, "batch child"] | None = None,
+        *,
+        normalise: Normaliser | None = None,
+        on_iteration: OnIteration | None = None,
+    ) -> Capsules:
+        """See ``AbstractRouting``; ``on_iteration`` gets poses that are not normalised."""
+        if activations is None:
+            raise ValueError(
+                "variational Bayes routing got no activations of the children; expected (batch, child) in [0, 1]"
+            )
+        parents = variational_bayes_routing(
+            votes, activations, iterations=self.iterations, initial=self.initial, normalise=normalise,
+            on_iteration=on_iteration, backend=self.backend,
+        )  # fmt: skip
+        assert parents.logits is not None
+        by_component = parents.poses.transpose(1, 2)  # [b d j]
+        poses = self.pose_norm(by_component.flatten(0, 1)).view_as(by_component).transpose(1, 2)
+        logits = self.logit_norm(parents.logits)
+        return Capsules(poses, logits.sigmoid(), logits)
+
+
+def _check(iterations: int, initial: str) -> None:
+    if iterations < 1:
+        raise ValueError(f"routing iterations is {iterations}; expected 1 or more, the paper uses 3")
+    check_choice("routing initial", initial, get_args(Initial))

@@ -1,0 +1,116 @@
+"""Slow float64 transcription of variational Bayes routing (Ribeiro, Leontidis and Kollias 2020, algorithm 1).
+
+Parents at one position see the children of one window; a dense layer is one position that sees all of them. Plain
+loops on Python floats; nothing here comes from the package. Do not make it faster.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from scipy.special import digamma, logsumexp
+from torch import Tensor
+
+
+class Posterior(NamedTuple):
+    """Of one iteration, each ``(batch, position, parent, …)``; couplings ``(batch, position, place, parent)``."""
+
+    couplings: Tensor
+    masses: Tensor
+    poses: Tensor
+    log_precisions: Tensor  # E[ln |Lambda_j|]
+    log_shares: Tensor  # E[ln pi_j]
+    logits: Tensor  # -exp(E[ln pi_j]) S_j
+
+
+def bayes_loops(
+    votes: Tensor,
+    activations: Tensor,
+    child: Tensor | None = None,
+    *,
+    iterations: int = 3,
+    initial: str = "parents",
+    per_window: bool = False,
+) -> list[Posterior]:
+    """One record per iteration.
+
+    Args:
+        votes: ``(b, position p, place w, parent c, d)``, or without positions ``(b, i, j, d)``.
+        activations: of all children ``(b, n)``.
+        child: index of the child at each place of each window, ``(p, w)``.
+        iterations: passes.
+        initial: first couplings equal over all "parents" that see a child, or over the "types" of a position.
+        per_window: parents of one position compete for a child, instead of those of all positions.
+    """
+    votes = votes.unsqueeze(1) if votes.ndim == 4 else votes
+    batch, _, places, types, dim = votes.shape
+    places_of = (torch.arange(places)[None] if child is None else child).tolist()
+    images = [
+        _image(votes[b].tolist(), activations[b].tolist(), places_of, (types, dim), iterations, initial, per_window)
+        for b in range(batch)
+    ]
+    return [
+        Posterior(*(torch.tensor([image[t][name] for image in images], dtype=torch.float64) for name in range(6)))
+        for t in range(iterations)
+    ]
+
+
+def _image(
+    vote: list, activation: list, child: list, sizes: tuple[int, int], iterations: int, initial: str, per_window: bool
+) -> list[tuple]:
+    (types, dim), positions, places = sizes, range(len(child)), range(len(child[0]))
+    alpha0, kappa0, psi0, nu0 = 1.0, 1.0, 1.0, dim + 1.0
+    seen = [position_of for position_of in child for position_of in position_of]
+    records, log_r = [], None
+    for _ in range(iterations):
+        r = [[[0.0] * types for _ in places] for _ in positions]
+        for p in positions:
+            for w in places:
+                i = child[p][w]
+                for j in range(types):
+                    if log_r is None:
+                        r[p][w][j] = 1 / types if initial == "types" or per_window else 1 / types / seen.count(i)
+                    else:
+                        rivals = [
+                            log_r[q][x][k]
+                            for q in positions
+                            for x in places
+                            for k in range(types)
+                            if child[q][x] == i and (q == p or not per_window)
+                        ]
+                        r[p][w][j] = math.exp(log_r[p][w][j] - logsumexp(rivals))
+        masses, poses, log_precisions, log_shares, logits, log_r = [], [], [], [], [], []
+        for p in positions:
+            q = [[r[p][w][j] * activation[child[p][w]] for w in places] for j in range(types)]
+            mass = [sum(q[j]) for j in range(types)]
+            m, log_precision, log_share, logit = [], [], [], []
+            log_r.append([[0.0] * types for _ in places])
+            for j in range(types):
+                alpha, kappa, nu = alpha0 + mass[j], kappa0 + mass[j], nu0 + mass[j]
+                pose, inverse_scale = [], []
+                for d in range(dim):
+                    mu = sum(q[j][w] * vote[p][w][j][d] for w in places) / mass[j]
+                    sigma = sum(q[j][w] * (vote[p][w][j][d] - mu) ** 2 for w in places)
+                    pose.append(mass[j] * mu / kappa)
+                    inverse_scale.append(psi0 + sigma + kappa0 * mass[j] / kappa * mu**2)
+                e_lambda = dim * math.log(2) - sum(math.log(each) for each in inverse_scale)
+                e_lambda += sum(digamma((nu - h) / 2) for h in range(dim))
+                e_pi = digamma(alpha) - digamma(sum(alpha0 + each for each in mass))
+                for w in places:
+                    distance = sum((vote[p][w][j][d] - pose[d]) ** 2 / inverse_scale[d] for d in range(dim))
+                    log_density = 0.5 * e_lambda - 0.5 * dim * math.log(2 * math.pi)
+                    log_r[p][w][j] = e_pi + log_density - 0.5 * (dim / kappa + nu * distance)
+                entropy = 0.5 * dim * math.log(2 * math.pi * math.e) - 0.5 * e_lambda
+                m.append(pose)
+                log_precision.append(e_lambda)
+                log_share.append(e_pi)
+                logit.append(-math.exp(e_pi) * entropy)
+            masses.append(mass)
+            poses.append(m)
+            log_precisions.append(log_precision)
+            log_shares.append(log_share)
+            logits.append(logit)
+        records.append((r, masses, poses, log_precisions, log_shares, logits))
+    return records

@@ -1,0 +1,161 @@
+"""Heinsen's routing of 2019: golden numbers, and what its betas and biases do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jaxtyping
+import pytest
+import torch
+from torch import Tensor
+
+from capsule_lab.functional import dense_votes
+from capsule_lab.layers import ClassCapsules
+from capsule_lab.routing import HeinsenRouting, heinsen_routing
+from capsule_lab.types import Capsules, RoutingTrace, Votes
+from tests.reference.em_golden import flat_index
+from tests.reference.heinsen_loops import heinsen_loops
+
+# --------------------------------------------------------------------------------------------- golden numbers
+
+VOTES = Votes(
+    torch.sin(0.37 * flat_index(1, 6, 16) + 0.1),
+    (0.3 * torch.cos(0.53 * flat_index(6, 3, 4, 4) + 0.2)).transpose(1, 2),
+)
+ACTIVATIONS = torch.sin(0.91 * flat_index(1, 6)).sigmoid()
+BETAS = 0.5 * torch.cos(0.61 * flat_index(6, 3)), 0.4 * torch.sin(0.43 * flat_index(6, 3) + 0.2)
+BIAS = 0.1 * torch.sin(0.29 * flat_index(6, 3, 16))
+
+COUPLINGS = [
+    [1 / 3, 1 / 3, 1 / 3],
+    [0.897020862832, 0.001341106905, 0.101638030263],
+    [0.999999999887, 3.63e-23, 1.128e-10],
+]
+SCORES = [
+    [-0.086498850676, -0.105497198511, -0.101637175461],
+    [0.032151228180, -0.179460656900, -0.299534195689],
+    [0.145080618152, -0.123444575300, -0.434069099028],
+]
+POSES = [
+    [0.084392674463, 0.118599939593, 0.122398412946, 0.094681475643],
+    [0.125315036218, 0.140485085220, 0.121518711630, 0.074386931272],
+    [0.145668741441, 0.170274025045, 0.153566678685, 0.104913029473],
+]
+VARIANCES = [
+    [0.008318071321, 0.006472120844, 0.005888811541, 0.006154209915],
+    [0.000937273575, 0.001600172458, 0.001830934013, 0.001744687083],
+    [0.000065350148, 0.000133464409, 0.000157985937, 0.000148586167],
+]
+
+
+def close(found: Tensor, expected: list[float]) -> bool:
+    """To the digits that the official module's numbers were written down with."""
+    return found.flatten().tolist() == pytest.approx(expected, rel=1e-3, abs=6e-13)
+
+
+@pytest.mark.parametrize("iterations", [1, 2, 3])
+@pytest.mark.parametrize("backend", ["reference", "matmul", "fused", "dense"])
+def test_golden_numbers(backend: Any, iterations: int) -> None:
+    traces: list[RoutingTrace] = []
+    dense = backend == "dense"
+    parents = heinsen_routing(
+        dense_votes(VOTES.poses, VOTES.weight) if dense else VOTES,
+        ACTIVATIONS,
+        *BETAS,
+        bias=BIAS,
+        iterations=iterations,
+        backend="auto" if dense else backend,
+        on_iteration=traces.append,
+    )
+    assert close(parents.logits, SCORES[iterations - 1])
+    assert close(parents.poses[0, 0, :4], POSES[iterations - 1])
+    assert all(close(trace.couplings[0, 0], row) for trace, row in zip(traces, COUPLINGS, strict=False))
+    assert len(traces) == iterations
+    torch.testing.assert_close(parents.activations, parents.logits.sigmoid(), rtol=0, atol=1e-15)
+
+
+def test_golden_numbers_of_the_loops() -> None:
+    loops = heinsen_loops(dense_votes(VOTES.poses, VOTES.weight), ACTIVATIONS, *BETAS, BIAS)
+    assert [close(each.couplings[0, 0], row) for each, row in zip(loops, COUPLINGS, strict=True)] == [True] * 3
+    assert [close(each.scores, row) for each, row in zip(loops, SCORES, strict=True)] == [True] * 3
+    assert [close(each.poses[0, 0, :4], row) for each, row in zip(loops, POSES, strict=True)] == [True] * 3
+    assert [close(each.variances[0, 0, :4], row) for each, row in zip(loops, VARIANCES, strict=True)] == [True] * 3
+
+
+# --------------------------------------------------------------------------------------------------- properties
+
+
+def test_starts_with_scores_of_zero_and_learns_its_betas_first() -> None:
+    torch.manual_seed(0)
+    layer = ClassCapsules(3, 2, 4, 5, 4, routing=HeinsenRouting, rows=2)
+    parents = layer(torch.randn(2, 6, 4), torch.rand(2, 6))
+    assert torch.equal(parents.logits, torch.zeros(2, 5))
+    parents.logits[:, 1].sum().backward()
+    moved = {
+        name: bool(parameter.grad.any()) for name, parameter in layer.named_parameters() if parameter.grad is not None
+    }
+    assert moved == {"weight": False, "routing.beta_use": True, "routing.beta_ignore": True, "routing.bias": False}
+
+
+def test_children_of_one_type_share_their_parameters() -> None:
+    """Children are ordered (position, type)."""
+    shared = [BETAS[0][:2], BETAS[1][:2]]
+    few = heinsen_routing(VOTES, ACTIVATIONS, *shared, bias=BIAS[:2])
+    many = heinsen_routing(VOTES, ACTIVATIONS, *(beta.repeat(3, 1) for beta in shared), bias=BIAS[:2].repeat(3, 1, 1))
+    torch.testing.assert_close(few[:3], many[:3], rtol=0, atol=1e-14)
+
+
+def test_absent_child_changes_nothing() -> None:
+    kept, present = [0, 1, 3, 4, 5], ACTIVATIONS.clone()
+    present[0, 2] = 0
+    fewer = heinsen_routing(
+        Votes(VOTES.poses[:, kept], VOTES.weight[kept]),
+        present[:, kept],
+        *(beta[kept] for beta in BETAS),
+        bias=BIAS[kept],
+    )
+    found = heinsen_routing(VOTES, present, *BETAS, bias=BIAS)
+    torch.testing.assert_close(found[:3], fewer[:3], rtol=0, atol=1e-12)
+
+
+def test_score_is_the_benefit_of_what_is_used_less_the_cost_of_what_is_not() -> None:
+    """Two parents share one child of activation 0.8 equally."""
+    use, ignore = torch.tensor([[3.0, 0.5]]), torch.tensor([[1.0, 2.0]])
+    parents = heinsen_routing(torch.zeros(1, 1, 2, 4), torch.tensor([[0.8]]), use, ignore, iterations=1)
+    torch.testing.assert_close(parents.logits[0], torch.tensor([3 * 0.4 - 1 * 0.4, 0.5 * 0.4 - 2 * 0.4]))
+
+
+@pytest.mark.parametrize(("option", "value"), [("iterations", 2), ("bias", False), ("eps", 0.1)])
+def test_every_argument_changes_something(option: str, value: Any) -> None:
+    def route(**options: Any) -> Capsules:
+        torch.manual_seed(0)
+        layer = ClassCapsules(3, 2, 4, 5, 4, routing=partial(HeinsenRouting, **options), rows=2, weight_std=0.5)
+        for parameter in (layer.routing.beta_use, layer.routing.beta_ignore, layer.routing.bias):
+            if parameter is not None:
+                torch.nn.init.normal_(parameter, generator=torch.Generator().manual_seed(parameter.ndim))
+        return layer(torch.linspace(-1, 1, 24).view(1, 6, 4), torch.linspace(0, 1, 6).unsqueeze(0))
+
+    assert not torch.allclose(route(**{option: value}).poses, route().poses)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: HeinsenRouting(3, 5, iterations=0), "iterations is 0; expected 1"),
+        (lambda: heinsen_routing(VOTES, ACTIVATIONS, *BETAS, iterations=0), "iterations is 0; expected 1"),
+        (lambda: HeinsenRouting(3, 5, eps=0.0), "eps is 0.0; expected more than 0"),
+        (lambda: HeinsenRouting(3, 5, normalisation="all"), "normalisation is 'all'; expected"),
+        (lambda: HeinsenRouting(3, 16)(VOTES, ACTIVATIONS), "no betas yet; call build"),
+        (lambda: HeinsenRouting(3, 16)(VOTES), "got no activations of the children; expected"),
+        (
+            lambda: heinsen_routing(VOTES, ACTIVATIONS, *(beta[:4] for beta in BETAS)),
+            "of 4 types of children, and there are 6 children; expected a multiple",
+        ),
+    ],
+)
+def test_wrong_input_is_explained(call: Callable[[], Any], message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # in training nothing else checks
+    with pytest.raises(ValueError, match=message):
+        call()
