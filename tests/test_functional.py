@@ -20,6 +20,7 @@ from capsule_lab.functional import (
     same_padding,
     softmax_over_parents,
     squash,
+    squash_logits,
     truncated_normal_,
 )
 from tests.reference.attention_loops import exponential_squash_loops
@@ -38,6 +39,19 @@ def test_squash_equals_the_loops(scale: float) -> None:
 def test_squash_shrinks_lengths(before: float, after: float) -> None:
     vector = before * torch.tensor([0.6, 0.8], dtype=torch.float64)
     assert squash(vector).norm().item() == pytest.approx(after, abs=1e-7)
+
+
+@pytest.mark.parametrize("scale", [1e-2, 1.0, 1e2])
+def test_length_of_squashed_vectors_is_the_logistic_of_their_logits(scale: float) -> None:
+    vectors = scale * torch.randn(20, 8, dtype=torch.float64)
+    torch.testing.assert_close(squash_logits(vectors).sigmoid(), squash(vectors).norm(dim=-1), rtol=1e-4, atol=1e-8)
+
+
+def test_logits_of_the_zero_vector_are_finite() -> None:
+    vector = torch.zeros(3, requires_grad=True)
+    squash_logits(vector).backward()
+    assert vector.grad is not None
+    assert vector.grad.tolist() == [0, 0, 0]
 
 
 @pytest.mark.parametrize("scale", [1e-2, 1.0, 1e2])

@@ -14,6 +14,7 @@ from torch.autograd import gradcheck
 from capsule_lab.losses import (
     cross_entropy_loss,
     l2_loss,
+    logits_cross_entropy_loss,
     margin_loss,
     reconstruction_loss,
     sigmoid_cross_entropy_loss,
@@ -37,6 +38,7 @@ def lengths(images: int = 4, classes: int = 10) -> Tensor:
         (spread_loss, "activations"),
         (sigmoid_cross_entropy_loss, "logits"),
         (cross_entropy_loss, None),  # either
+        (logits_cross_entropy_loss, "logits"),
     ],
 )
 def test_losses_declare_which_scores_they_expect(loss: Any, expected: str | None) -> None:
@@ -105,6 +107,37 @@ def test_sigmoid_cross_entropy_equals_the_loops() -> None:
 def test_sigmoid_cross_entropy_of_one_label_per_image() -> None:
     scores, labels = lengths(3, 4), torch.tensor([1, 0, 3])
     assert sigmoid_cross_entropy_loss(scores, labels).equal(sigmoid_cross_entropy_loss(scores, labels[:, None]))
+
+
+def test_cross_entropy_of_logits_is_that_of_log_odds() -> None:
+    scores, labels = lengths(), torch.tensor([3, 1, 4, 1])
+    expected = cross_entropy_loss(scores, labels, log_odds=True)
+    torch.testing.assert_close(logits_cross_entropy_loss(scores.logit(), labels), expected, rtol=1e-12, atol=0)
+
+
+def test_cross_entropy_of_logits_has_a_gradient_where_activations_are_certain() -> None:
+    logits = torch.tensor([[-40.0, 40.0]], requires_grad=True)
+    (of_logits,) = torch.autograd.grad(logits_cross_entropy_loss(logits, torch.tensor([0])), logits)
+    (of_odds,) = torch.autograd.grad(
+        cross_entropy_loss(logits.sigmoid(), torch.tensor([0]), log_odds=True), logits, materialize_grads=True
+    )
+    assert of_odds.tolist() == [[0.0, 0.0]]
+    assert of_logits.tolist() == [[-1.0, 1.0]]
+
+
+@pytest.mark.parametrize("loss", [cross_entropy_loss, logits_cross_entropy_loss])
+def test_label_smoothing(loss: Callable[..., Tensor]) -> None:
+    """The truth is 0.9 + 0.1 / 10 of its class and 0.1 / 10 of each other (Szegedy 2016, section 7)."""
+    scores, labels = lengths(), torch.tensor([3, 1, 4, 1])
+    truth = 0.9 * torch.eye(10, dtype=torch.float64)[labels] + 0.01
+    expected = -(truth * scores.log_softmax(1)).sum(1).mean()
+    torch.testing.assert_close(loss(scores, labels, label_smoothing=0.1), expected, rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("share", [-0.1, 1.0])
+def test_label_smoothing_that_cannot_be(share: float) -> None:
+    with pytest.raises(ValueError, match=f"label_smoothing is {share}; expected 0 or more, less than 1"):
+        cross_entropy_loss(lengths(), torch.tensor([3, 1, 4, 1]), label_smoothing=share)
 
 
 @pytest.mark.parametrize("loss", [spread_loss, cross_entropy_loss])

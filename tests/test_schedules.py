@@ -14,6 +14,7 @@ from capsule_lab.schedules import (
     Drops,
     Exponential,
     Linear,
+    OneCycle,
     Schedule,
     SigmoidRamp,
     Staircase,
@@ -74,6 +75,28 @@ def test_linear(step: int, value: float) -> None:
 )
 def test_margin_of_the_official_em_routing(step: int, value: float) -> None:
     assert SigmoidRamp(0.2, 0.79, "50000 steps", -4, 10)(step) == pytest.approx(value, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("step", "value"), [(0, 0.1), (5, 0.55), (10, 1.0), (55, 0.6), (100, 0.2), (101, 0.2), (10_000, 0.2)]
+)
+def test_one_cycle(step: int, value: float) -> None:
+    """Half way down a cosine is the mean of peak and end."""
+    assert OneCycle(1.0, 100, warmup=0.1, start=0.1, end=0.2)(step) == pytest.approx(value, rel=1e-12)
+
+
+def test_one_cycle_without_warm_up_begins_at_its_peak() -> None:
+    assert OneCycle(1.0, 100, warmup=0)(0) == 1
+
+
+def test_learning_rate_that_is_0_at_both_ends_trains_in_the_middle() -> None:
+    check_schedules({"learning_rate": OneCycle(1.0, "1 run")})
+
+
+@pytest.mark.parametrize("warmup", [-0.1, 1.0])
+def test_warm_up_that_leaves_nothing(warmup: float) -> None:
+    with pytest.raises(ValueError, match=f"warmup is {warmup}; expected 0 or more, less than 1"):
+        OneCycle(1.0, 100, warmup=warmup)
 
 
 @pytest.mark.parametrize("step", [0, 7, 10**6])

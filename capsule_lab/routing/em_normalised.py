@@ -122,7 +122,8 @@ class NormalisedEMRouting(AbstractRouting):
         self.min_variance = min_variance
         self.mass_eps = mass_eps
         self.backend = check_backend(backend)
-        self.log_temperature = nn.Parameter(torch.tensor(temperature).log()) if learn_temperature else None
+        learned = learn_temperature and iterations > 1  # one iteration has no E-step, in which it would matter
+        self.log_temperature = nn.Parameter(torch.tensor(temperature).log()) if learned else None
         if learn_temperature:
             self.scheduled = {"iterations": int}
         self.evidence_norm = BatchNorm(parents)

@@ -52,7 +52,7 @@ def build(
 
 
 def children(layer: ConvCapsules, batch: int = 2, dim: int = 4, seed: int = 0) -> tuple[Tensor, Tensor]:
-    height, width = layer.windows.size
+    height, width = layer.size
     count = height * width * layer.windows.types
     return random(batch, count, dim, seed=seed), random(batch, count, seed=seed + 1).sigmoid()
 

@@ -67,7 +67,11 @@ def test_target_of_ones_own_beside_a_routing_of_ours(own: Path, cli: Callable[..
         (SEARCH_PATH, ["routing=mine", "routing.iteration=2"], "did you mean routing.iterations?"),
         (CONFIG_DIR, ["routing=mine", "+routing.iteration=2"], "did you mean routing.iterations?"),
         (CONFIG_DIR, ["routing=mine", "routing._target_=mine.Yours"], "is mine.Yours, which cannot be imported"),
-        (SEARCH_PATH, ["routing=thine"], "routing=thine does not exist; did you mean mine? Options: dynamic,"),
+        (
+            SEARCH_PATH,
+            ["routing=thine"],
+            "routing=thine does not exist; did you mean mine? Options: attention_over_children,",
+        ),
     ],
     ids=str,
 )
