@@ -83,7 +83,7 @@ def test_gradient_of_a_temperature(backend: Any) -> None:
     temperature = torch.tensor(1.7, dtype=torch.float64, requires_grad=True)
     gradcheck(lambda value: em_evidence(votes, activations, value, **options)[:2], [temperature])
     learned = routing(learn_temperature=True, temperature=1.7, **options)
-    learned(votes, activations).poses.sin().sum().backward()
+    learned(*given()).poses.sin().sum().backward()
     assert learned.log_temperature is not None
     assert learned.log_temperature.grad.abs() > 1e-6
 
