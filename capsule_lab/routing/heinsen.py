@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import get_args
 
 import torch
@@ -110,6 +111,8 @@ class HeinsenRouting(AbstractRouting):
         ValueError: for a number out of range or an unknown switch; in ``forward``, for children without activations,
             or a routing that no layer has built.
     """
+
+    scheduled: Mapping[str, type[int] | type[float]] = {"iterations": int}
 
     def __init__(
         self,

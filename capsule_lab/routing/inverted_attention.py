@@ -7,6 +7,7 @@ paper's default updates all layers at once, each from the state before; here a l
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import get_args
 
 import torch
@@ -98,6 +99,8 @@ class InvertedAttention(AbstractRouting):
     Raises:
         ValueError: for fewer than one iteration, poses of one component, an unknown ``normalisation`` or ``backend``.
     """
+
+    scheduled: Mapping[str, type[int] | type[float]] = {"iterations": int}
 
     def __init__(
         self,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import get_args
 
 import torch
@@ -102,6 +103,8 @@ class ScaledDistanceAgreement(AbstractRouting):
         ValueError: for a number out of range, an unknown ``normalisation`` or ``backend``; in ``forward``, for children
             without activations.
     """
+
+    scheduled: Mapping[str, type[int] | type[float]] = {"iterations": int}
 
     def __init__(
         self,

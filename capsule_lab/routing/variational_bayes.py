@@ -7,6 +7,7 @@ posteriors, so that a parent with one child, or none, has no variance of 0 and n
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import get_args
 
 import torch
@@ -116,6 +117,8 @@ class VariationalBayesRouting(AbstractRouting):
     Raises:
         ValueError: for a number out of range or an unknown switch; in ``forward``, for children without activations.
     """
+
+    scheduled: Mapping[str, type[int] | type[float]] = {"iterations": int}
 
     def __init__(
         self,
