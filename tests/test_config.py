@@ -140,6 +140,21 @@ def test_every_routing_is_built_into_em_caps(model, routing):
     assert kinds == {config.routing._target_.rpartition(".")[2]}
 
 
+@pytest.mark.parametrize(
+    ("model", "parameters"),
+    [
+        ("em_caps", 76_458),
+        ("em_caps_small_normalised", 70_042),
+        ("em_caps_small", 68_618),
+        ("em_caps_paper", 316_650),
+        ("cnn_small", 62_341),
+        ("cnn_pooled", 76_533),
+    ],
+)
+def test_parameters_of_presets_for_smallnorb(model, parameters):
+    assert sum(each.numel() for each in built(f"model={model}").network.parameters()) == parameters
+
+
 def test_leaky_routing_is_refused_by_em_caps():
     with pytest.raises(ConfigError, match=r"^model: routing\.leaky is true; expected false: convolutional capsules"):
         built("model=em_caps_paper", "routing=dynamic_leaky")

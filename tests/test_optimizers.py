@@ -86,6 +86,16 @@ def test_weight_decay_is_not_for_biases(decay_all: bool) -> None:
         torch.testing.assert_close(value.detach(), before[name] * (0.95 if decays else 1.0), msg=name)
 
 
+@pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD])
+def test_clipped_gradients_are_for_an_optimizer_that_is_not_fused(kind: Any) -> None:
+    """Lightning refuses to clip those of a fused one."""
+    lit = classifier(optimizer=functools.partial(kind, fused=True))
+    for clipped in (True, False):
+        optimizer = lit.build_optimizer(clipped=clipped)
+        assert bool(optimizer.defaults["fused"]) is not clipped
+        assert bool(getattr(optimizer, "_step_supports_amp_scaling", False)) is not clipped
+
+
 def test_without_weight_decay_all_parameters_are_one_group() -> None:
     assert len(classifier().build_optimizer().param_groups) == 1
 
