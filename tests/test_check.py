@@ -142,7 +142,7 @@ def test_loss_that_does_not_fit_the_scores_is_refused(overrides: list[str], mess
     assert str(caught.value) == message
 
 
-def hinge_loss(scores: Any, labels: Any) -> Any:
+def hinge_loss(scores: Any, labels: Any, label_smoothing: float = 0.0) -> Any:
     """A loss of another package, which says what it is for."""
 
 

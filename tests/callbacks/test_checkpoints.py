@@ -25,7 +25,9 @@ PROVENANCE = {"name": "MNIST", "source": "standin"}
 @pytest.fixture
 def seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     """A clock that is a second later whenever it is read."""
-    monkeypatch.setattr(checkpoints, "time", SimpleNamespace(monotonic=itertools.count(1000).__next__))
+    monkeypatch.setattr(
+        checkpoints, "time", SimpleNamespace(monotonic=itertools.count(1000).__next__, process_time=float)
+    )
 
 
 # --- EmbedConfig -----------------------------------------------------------------------------------------------------
