@@ -68,7 +68,7 @@ def _em_window(
         ]  # fmt: skip
     routing = _em_routing(case, iterations)(parents=parents, dim=POSE * POSE).to(device)
     weight = _leaf(weight)
-    return lambda: routing(Votes(poses, weight), activations), [poses, weight, activations, *routing.parameters()]
+    return lambda: routing(Votes(poses, weight), activations)[:2], [poses, weight, activations, *routing.parameters()]
 
 
 def _em_all_parents(
@@ -102,7 +102,7 @@ def _em_all_parents(
         size, child_types, POSE * POSE, parents, POSE * POSE, rows=POSE, kernel_size=kernel_size, stride=stride,
         weight_std=0.5, routing=_em_routing(case, iterations),  # 0.5: votes as large as poses
     ).to(device)  # fmt: skip
-    return lambda: layer(poses, activations), [poses, activations, *layer.parameters()]
+    return lambda: layer(poses, activations)[:2], [poses, activations, *layer.parameters()]
 
 
 def _dynamic(

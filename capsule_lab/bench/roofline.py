@@ -166,7 +166,8 @@ def _of_call(layer: nn.Module, inputs: tuple[Any, ...], output: Any) -> Work:
         passes = 2 + inputs[0].requires_grad  # forward, gradient of the weight, gradient of the input
         return Work(numbers=passes * inputs[0].numel() + 2 * output.numel())
     if isinstance(layer, ConvCapsules | DenseCapsules | ClassCapsules):
-        return Work(full_numbers=3 * _numbers(inputs) + 2 * _numbers(output))
+        parents = output[:2]  # logits are computed beside the activations
+        return Work(full_numbers=3 * _numbers(inputs) + 2 * _numbers(parents))
     if isinstance(layer, AbstractRouting) and isinstance(inputs[0], Votes):
         (rows, children, pose), (_, inner, parents, columns) = (part.shape for part in inputs[0][:2])
         em = isinstance(layer, EMRouting)

@@ -25,7 +25,7 @@ OVERRIDES: dict[Size, list[str]] = {
     "full": [
         "backends=[matmul,compiled,fused]", "precisions=[bf16-mixed]", "models=[em_caps_paper,em_caps_small,capsnet]",
         "sizes.em_window.rows=2304", "sizes.em_all_parents.batch_size=64",  # 64 images of 6x6 positions
-        "sizes.dynamic.batch_size=512", "sizes.em_caps.batch_size=64", "sizes.em_caps_small.batch_size=512",
+        "sizes.dynamic.batch_size=512", "sizes.em_caps_paper.batch_size=64", "sizes.em_caps_small.batch_size=512",
         "+sizes.capsnet={batch_size: 512, image_shape: [1, 28, 28], num_classes: 10}",
     ],
     "small": [
