@@ -124,15 +124,16 @@ def _train(config: DictConfig, directory: Path, overrides: Sequence[str], began:
 
     build.be_quiet()
     data = build.build_data(config)
-    with build.constructing("data"):
-        data.setup("fit")
     L.seed_everything(config.seed, workers=True, verbose=False)
     module = build.build_module(config, data.spec)
+    seconds = build.time_limit(config.trainer)
+    with build.constructing("data"):
+        data.setup("fit")  # may download or render for minutes: mistakes are found before
     resume = runs.checkpoints.checkpoint_to_resume(config, directory, data.provenance)
     embed = callbacks.EmbedConfig(config, data.provenance, data.spec)
     trainer = build.build_trainer(config, directory, embed)
     build.check_together(trainer, module, data)
-    if (seconds := build.time_limit(config.trainer)) < math.inf:
+    if seconds < math.inf:
         callbacks.pause_at(trainer, began + seconds)
     if timer := callbacks.TimeToAccuracy.of(trainer):
         timer.since = began

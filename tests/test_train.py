@@ -24,6 +24,7 @@ from torch import Tensor
 from capsule_lab import build, command, runs, signals
 from capsule_lab.callbacks import NonFiniteError
 from capsule_lab.config import compose, to_container
+from capsule_lab.data import MNISTDataModule
 from capsule_lab.errors import ConfigError, InterruptError, RunError
 from capsule_lab.lit import CapsNetModule
 from capsule_lab.train import run as run_of_a_command
@@ -133,6 +134,16 @@ def test_log_of_a_run(trained: Trained) -> None:
     assert "overrides of the defaults: none" in text
     assert "epoch 1  step 4/8" in text
     assert "epoch 2  step 8/8" in text
+
+
+def test_mistakes_are_found_before_data_is_looked_for(
+    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may be downloaded or rendered for minutes."""
+    monkeypatch.setattr(MNISTDataModule, "setup", lambda *_: pytest.fail("data was looked for"))
+    for wrong in ("model.primary_types=0", "trainer.max_time=soon", "routing.iterations=0"):
+        with pytest.raises(ConfigError):
+            train(tiny(wrong), tmp_path / "run")
 
 
 def test_test_images_are_not_touched_until_training_is_over(trained: Trained) -> None:
