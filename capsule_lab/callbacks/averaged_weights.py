@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any, cast
 
 import lightning as L
 from lightning.pytorch.callbacks import WeightAveraging
-from torch.optim.swa_utils import get_ema_avg_fn, get_swa_avg_fn
+from torch import Tensor
+from torch.optim.swa_utils import get_swa_avg_fn
 
 from capsule_lab.errors import check_number
 from capsule_lab.lit import AbstractCapsuleModule
@@ -26,7 +28,9 @@ class AveragedWeights(WeightAveraging):
     weights that are not averaged.
 
     Args:
-        decay: share of the average that stays in every step; ``None`` is the mean of all weights since ``start``.
+        decay: share of the average that stays in every step, at first ``(1 + n) / (10 + n)`` after n steps, as in
+            TensorFlow: else the initial weights are most of it in a short run. ``None`` is the mean of all weights
+            since ``start``.
         start: when the average begins, such as ``"3/4 run"``; ``None`` is the first step.
 
     Raises:
@@ -37,7 +41,7 @@ class AveragedWeights(WeightAveraging):
         check_number("decay", 0 if decay is None else decay, 0, below=1)
         if start is not None:
             duration_in_steps(start, steps_per_epoch=1, total_steps=1)
-        super().__init__(avg_fn=get_swa_avg_fn() if decay is None else get_ema_avg_fn(decay))
+        super().__init__(avg_fn=get_swa_avg_fn() if decay is None else functools.partial(_exponential, decay))
         self.start = start
         self.first_step = 0.0
         self.has_average = False
@@ -87,3 +91,8 @@ class AveragedWeights(WeightAveraging):
         if trainer.state.fn == "fit" and "averaging_state" in checkpoint:
             super().on_load_checkpoint(trainer, pl_module, checkpoint)
             self.has_average = True
+
+
+def _exponential(decay: float, average: Tensor, weights: Tensor, steps: Tensor) -> Tensor:
+    stays = ((1 + steps) / (10 + steps)).clamp(max=decay)  # of tensors: a GPU is not waited for
+    return stays * average + (1 - stays) * weights

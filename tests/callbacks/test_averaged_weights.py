@@ -51,7 +51,7 @@ def average(steps: list[Weights], decay: float | None) -> Weights:
     """Transcribed from the definitions, in float64."""
     found = {name: value.double() for name, value in steps[0].items()}
     for count, step in enumerate(steps[1:], start=1):
-        share = 1 / (count + 1) if decay is None else 1 - decay
+        share = 1 / (count + 1) if decay is None else 1 - min(decay, (1 + count) / (10 + count))
         found = {name: value + share * (step[name].double() - value) for name, value in found.items()}
     return found
 
