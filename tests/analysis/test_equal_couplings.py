@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -13,10 +14,10 @@ from capsule_lab.types import RoutingTrace
 IMAGES = torch.rand(2, 1, 17, 17, generator=torch.Generator().manual_seed(0))
 
 
-def em_caps(routing: object) -> EMCaps:
+def em_caps(routing: Any) -> EMCaps:
     torch.manual_seed(0)
-    sizes = {"channels": 8, "primary_types": 3, "conv_types": (4,), "conv_strides": (1,)}
-    network = EMCaps((1, 17, 17), 3, routing=routing, class_routing=None, **sizes)  # type: ignore[arg-type]
+    sizes: dict[str, Any] = {"channels": 8, "primary_types": 3, "conv_types": (4,), "conv_strides": (1,)}
+    network = EMCaps((1, 17, 17), 3, routing=routing, class_routing=None, **sizes)
     for layer in (*network.conv_capsules, network.classes):
         layer.weight.data *= 10  # else couplings are nearly equal
     return network.eval()

@@ -65,7 +65,8 @@ def test_image_and_labels_are_of_two_images_in_the_same_shares() -> None:
     torch.testing.assert_close(found.images[other, 0, 1, 1], brightness[other])
     assert other.sum() > COUNT / 3
     assert len(partners.unique()) > COUNT / 3
-    assert torch.equal(found.factors, index[:, None])  # type: ignore[arg-type]
+    assert found.factors is not None
+    assert torch.equal(found.factors, index[:, None])
     assert torch.equal(found.key, InMemory(images(), seed=5)[index, 0].key)
 
 

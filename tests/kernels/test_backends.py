@@ -93,11 +93,15 @@ def build(routing: str, sizes: Sizes, backend: Any) -> AbstractRouting:
     return module
 
 
-def everything(module: AbstractRouting, votes: Votes, activations: Tensor, **options: Any) -> list[Tensor]:
-    """Poses, activations, logits, and the gradients of poses, weight, activations and parameters."""
+def everything(
+    module: AbstractRouting, votes: Votes, activations: Tensor, *, differentiated: int = 3, **options: Any
+) -> list[Tensor]:
+    """Poses, activations, logits; and of so many of these the gradients of poses, weight, activations, parameters."""
     inputs = [tensor.detach().clone().requires_grad_() for tensor in (*votes[:2], activations)]
     parents = module(Votes(*inputs[:2]), inputs[2], **options)
-    scale = sum((each * torch.linspace(1, 2, each.numel()).to(each).view_as(each)).sum() for each in parents)
+    scale = sum(
+        (each * torch.linspace(1, 2, each.numel()).to(each).view_as(each)).sum() for each in parents[:differentiated]
+    )
     learned = [parameter for parameter in module.parameters() if parameter.requires_grad]
     return [*parents, *torch.autograd.grad(scale, [*inputs, *learned], allow_unused=True, materialize_grads=True)]
 
@@ -116,13 +120,13 @@ def test_values_and_gradients_are_the_references(sizes: Sizes, routing: str, bac
 def test_float32_is_near(sizes: Sizes, routing: str, backend: str) -> None:
     """Relative to the largest number. Exponents of EM's distances amplify rounding, in gradients most."""
     votes, activations = given(sizes)
-    expected = everything(build(routing, sizes, "reference"), votes, activations)
+    expected = everything(build(routing, sizes, "reference"), votes, activations, differentiated=2)
     single = build(routing, sizes, backend).float()
-    found = everything(single, votes.map(Tensor.float), activations.float())
+    found = everything(single, votes.map(Tensor.float), activations.float(), differentiated=2)
     bounds = (2e-5, 2e-4) if routing.startswith("em") else (1e-6, 1e-5)
     for number, (one, other) in enumerate(zip(found, expected, strict=True)):
         assert one.dtype == torch.float32
-        assert (one - other).abs().max() <= bounds[number >= 3] * max(other.abs().max(), 1e-2)
+        assert (one - other).abs().max() <= bounds[number >= 3] * max(other.abs().max(), 1e-3)
 
 
 @both_fast

@@ -207,7 +207,7 @@ REFERENCES: dict[type[AbstractRouting], Reference] = {
             "iterations": (2, 1, 3, 5),
             "temperature": (1.0, 0.5, 4.0),
             "learn_temperature": (False, True),
-            "min_variance": (1.0, 5e-4),
+            "min_variance": (1.0, 0.1),
             "relative_floor": (False, True),
             "pose_norm": (True, False),
         },
@@ -446,7 +446,7 @@ def check_couplings(
     assert [trace.iteration for trace in traces] == list(range(len(traces)))
     couplings = torch.stack([trace.couplings for trace in traces])
     assert couplings.shape == (len(traces), BATCH, CHILDREN, PARENTS)
-    assert (couplings >= 0).all() or added  # some are nothing, where Gaussians are narrow
+    assert (couplings > 0).all() or added
     mass = couplings.sum(3 if competing == "parents" else 2)
     if leaky:
         assert (mass < 1).all()
