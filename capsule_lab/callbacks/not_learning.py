@@ -15,12 +15,16 @@ from capsule_lab.types import Batch
 
 log = logging.getLogger(__name__)
 
+_ROOM = 1024  # ours: steps; where it is too little, it doubles
+
 
 class NotLearning(Callback):
     """Warns once, after an epoch in which the learning rate was 0, or the network has not learned to classify.
 
     It has not if the errors are those of always predicting the most frequent class, and the classification loss has not
-    fallen. Nothing is read from the device before the epoch has ended, and no process waits for another.
+    fallen. Nothing is read from the device before the epoch has ended, and no process waits for another. Nor does a step
+    leave a tensor of its own behind: between those, which are small, the feature maps that a step frees do not fit again,
+    and the memory of a process on a CPU grows by megabytes per step.
 
     Args:
         min_steps: of shorter epochs, several are looked at together.
@@ -33,8 +37,10 @@ class NotLearning(Callback):
 
     def _forget(self) -> None:
         self.highest_rate = 0.0
-        self.losses: list[Tensor] = []
-        self.labels: list[Tensor] = []
+        self.steps = 0
+        self.losses: Tensor | None = None  # of the steps so far, then room for more
+        self.labels: Tensor | None = None  # how many of each class there were
+        self.labels_per_image = 1
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._forget()
@@ -46,8 +52,18 @@ class NotLearning(Callback):
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Batch, batch_idx: int
     ) -> None:
         if trainer.is_global_zero and not self.warned:
-            self.losses.append(outputs[_classification_term(outputs)].detach())
-            self.labels.append(batch.classes)
+            self._keep(outputs[_classification_term(outputs)].detach(), batch.classes, _num_classes(trainer))
+
+    def _keep(self, loss: Tensor, labels: Tensor, num_classes: int) -> None:
+        if self.losses is None or self.labels is None:
+            self.losses = loss.new_empty(_ROOM)
+            self.labels = labels.new_zeros(num_classes)
+            self.labels_per_image = 1 if labels.ndim == 1 else labels.shape[1]
+        if self.steps == len(self.losses):
+            self.losses = torch.cat([self.losses, torch.empty_like(self.losses)])
+        self.losses[self.steps] = loss
+        self.labels.index_add_(0, labels.flatten(), torch.ones_like(labels).flatten())
+        self.steps += 1
 
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._check(trainer)  # of the epoch before, whose errors are logged only now
@@ -56,7 +72,7 @@ class NotLearning(Callback):
         self._check(trainer)
 
     def _check(self, trainer: L.Trainer) -> None:
-        steps = len(self.losses)
+        steps = self.steps
         if steps and self.highest_rate == 0:
             self._warn("not learning: the learning rate of the last %d steps was 0; see schedule.learning_rate", steps)
         elif steps and steps >= self.min_steps:
@@ -66,9 +82,9 @@ class NotLearning(Callback):
     def _check_error(self, trainer: L.Trainer) -> None:
         metrics = trainer.callback_metrics
         errors = [float(metrics[name]) for name in ("train/error", "val/error") if name in metrics]
-        spec = cast(Any, trainer).datamodule.spec  # set by fit, the class does not declare it
-        chance = error_at_chance(torch.cat(self.labels), spec.num_classes)
-        first, last = _first_and_last(torch.stack(self.losses))
+        assert self.losses is not None and self.labels is not None  # noqa: PT018
+        chance = error_at_chance(self.labels, self.labels_per_image)
+        first, last = _first_and_last(self.losses[: self.steps])
         if errors and min(errors) >= 0.97 * chance > 0 and not has_fallen(first, last):  # ours: 3 % for what is chance
             self._warn(
                 "not learning: after step %d the error is %.1f %% (always predicting the most frequent class: "
@@ -84,16 +100,16 @@ class NotLearning(Callback):
         self._forget()
 
 
-def error_at_chance(labels: Tensor, num_classes: int) -> float:
+def error_at_chance(labels: Tensor, labels_per_image: int = 1) -> float:
     """Error in percent of always predicting the most frequent class; of several labels, of guessing a set of them.
 
     Args:
-        labels: ``(image,)`` or ``(image, label)``.
-        num_classes: of the data.
+        labels: how many of each class there are.
+        labels_per_image: of the data.
     """
-    if labels.ndim > 1:
-        return 100 * (1 - 1 / math.comb(num_classes, labels.shape[1]))
-    return 100 * (1 - labels.cpu().bincount().max().item() / len(labels))
+    if labels_per_image > 1:
+        return 100 * (1 - 1 / math.comb(len(labels), labels_per_image))
+    return 100 * (1 - labels.max().item() / labels.sum().item())
 
 
 def has_fallen(first: Tensor, last: Tensor) -> bool:
@@ -112,6 +128,11 @@ def _first_and_last(losses: Tensor) -> tuple[Tensor, Tensor]:
 def _classification_term(terms: dict[str, Tensor]) -> str:
     """Name of the first term of the loss; a decoder may learn while the classes do not."""
     return next((name for name in terms if name != "loss"), "loss")
+
+
+def _num_classes(trainer: L.Trainer) -> int:
+    spec = cast(Any, trainer).datamodule.spec  # set by fit, the class does not declare it
+    return int(spec.num_classes)
 
 
 def _learning_rate(trainer: L.Trainer) -> float:

@@ -19,6 +19,7 @@ from capsule_lab.functional import (
     squash_logits,
     truncated_normal_,
 )
+from capsule_lab.layers.strided_conv import StridedConv2d
 from capsule_lab.types import Capsules
 
 Padding = Literal["valid", "same"]
@@ -71,7 +72,7 @@ class PrimaryCapsules(nn.Module):
         self.dim = dim
         self.padding = padding
         self.scale = 1 / (types + leaky) if uniform_coupling else 1.0
-        self.conv = nn.Conv2d(in_channels, types * dim, kernel_size, stride, bias=False)
+        self.conv = StridedConv2d(in_channels, types * dim, kernel_size, stride)
         self.bias = nn.Parameter(torch.full((types, dim, 1, 1), 0.1)) if bias else None  # 0.1: official code
         truncated_normal_(self.conv.weight, weight_std)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import weakref
 from types import SimpleNamespace
 from typing import Any
 
@@ -81,5 +82,27 @@ def test_networks_that_learn_are_left_alone(caplog: pytest.LogCaptureFixture) ->
 
 
 def test_error_at_chance() -> None:
-    assert error_at_chance(torch.tensor([0, 1, 1, 2, 1]), 10) == pytest.approx(40)
-    assert error_at_chance(torch.tensor([[0, 1], [2, 3]]), 10) == pytest.approx(100 * 44 / 45)
+    assert error_at_chance(torch.tensor([1, 3, 1, 0])) == pytest.approx(40)
+    assert error_at_chance(torch.tensor([1, 1, 1, 1, 0, 0, 0, 0, 0, 0]), 2) == pytest.approx(100 * 44 / 45)
+
+
+def test_no_step_leaves_a_tensor_behind() -> None:
+    """2,000 steps with tensors between them made a CapsNet's training grow from 1.2 to 13 GB on a CPU."""
+    callback = NotLearning()
+    trainer: Any = SimpleNamespace(
+        is_global_zero=True,
+        optimizers=[SimpleNamespace(param_groups=[{"lr": 0.1}])],
+        datamodule=SimpleNamespace(spec=DataSpec((1, 4, 4), 10)),
+    )
+    batch = Batch(torch.zeros(len(LABELS), 1, 4, 4), LABELS, torch.arange(len(LABELS)))
+    losses = torch.rand(3000, generator=torch.Generator().manual_seed(0))
+    for step, loss in enumerate(losses):
+        terms = {"loss": loss.clone()}
+        callback.on_train_batch_end(trainer, object(), terms, batch, step)  # type: ignore[arg-type]
+        alive = [weakref.ref(terms["loss"]), weakref.ref(terms["loss"].untyped_storage())]
+        del terms
+        assert [reference() for reference in alive] == [None, None]
+    assert callback.losses is not None
+    assert callback.labels is not None
+    torch.testing.assert_close(callback.losses[: callback.steps], losses, rtol=0, atol=0)
+    assert callback.labels.tolist() == [2 * 3000] * 10
