@@ -22,9 +22,9 @@ class NotLearning(Callback):
     """Warns once, after an epoch in which the learning rate was 0, or the network has not learned to classify.
 
     It has not if the errors are those of always predicting the most frequent class, and the classification loss has not
-    fallen. Nothing is read from the device before the epoch has ended, and no process waits for another. Nor does a step
-    leave a tensor of its own behind: between those, which are small, the feature maps that a step frees do not fit again,
-    and the memory of a process on a CPU grows by megabytes per step.
+    fallen. Nothing is read from the device before the epoch has ended, and no process waits for another. Nor does a
+    step leave a tensor of its own behind: between those, which are small, the feature maps that a step frees do not fit
+    again, and the memory of a process on a CPU grows by megabytes per step.
 
     Args:
         min_steps: of shorter epochs, several are looked at together.

@@ -46,7 +46,7 @@ class _Conv2d(torch.autograd.Function):
         return conv2d(features, weight, stride=stride)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, tuple[int, int]], output: Tensor) -> None:
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, tuple[int, int]], output: Tensor) -> None:  # noqa: ARG004
         features, weight, ctx.stride = inputs
         ctx.save_for_backward(features, weight)
 

@@ -40,7 +40,8 @@ def warnings(
         datamodule=SimpleNamespace(spec=DataSpec((1, 4, 4), 10)),
     )
     batch = Batch(torch.zeros(len(labels), 1, 4, 4), labels, torch.arange(len(labels)))
-    callback, module = NotLearning(), object()
+    callback = NotLearning()
+    module: Any = object()
     with caplog.at_level(logging.INFO):
         callback.on_train_start(trainer, module)
         for _ in range(epochs):
@@ -89,6 +90,7 @@ def test_error_at_chance() -> None:
 def test_no_step_leaves_a_tensor_behind() -> None:
     """2,000 steps with tensors between them made a CapsNet's training grow from 1.2 to 13 GB on a CPU."""
     callback = NotLearning()
+    module: Any = object()
     trainer: Any = SimpleNamespace(
         is_global_zero=True,
         optimizers=[SimpleNamespace(param_groups=[{"lr": 0.1}])],
@@ -98,7 +100,7 @@ def test_no_step_leaves_a_tensor_behind() -> None:
     losses = torch.rand(3000, generator=torch.Generator().manual_seed(0))
     for step, loss in enumerate(losses):
         terms = {"loss": loss.clone()}
-        callback.on_train_batch_end(trainer, object(), terms, batch, step)  # type: ignore[arg-type]
+        callback.on_train_batch_end(trainer, module, terms, batch, step)
         alive = [weakref.ref(terms["loss"]), weakref.ref(terms["loss"].untyped_storage())]
         del terms
         assert [reference() for reference in alive] == [None, None]

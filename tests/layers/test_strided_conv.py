@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -39,9 +41,9 @@ def test_second_derivatives() -> None:
 def test_the_weights_gradient_is_a_convolution(monkeypatch: pytest.MonkeyPatch) -> None:
     dilations = []
 
-    def recorded(*args: object, **options: object) -> torch.Tensor:
+    def recorded(*args: Any, **options: Any) -> torch.Tensor:
         dilations.append(options.get("dilation"))
-        return conv2d(*args, **options)  # type: ignore[arg-type]
+        return conv2d(*args, **options)
 
     monkeypatch.setattr("capsule_lab.layers.strided_conv.conv2d", recorded)
     StridedConv2d(3, 4, 3, 2)(torch.randn(2, 3, 9, 9)).sum().backward()
