@@ -170,8 +170,15 @@ def as_latex(table: Table, entries: Sequence[Entry]) -> str:
     return str(text).replace("±", r"$\pm$")
 
 
-def as_page(table: Table, entries: Sequence[Entry], command: str) -> str:
-    """One self-contained HTML page: tables, curves of every run, figures of the best, commands."""
+def as_page(table: Table, entries: Sequence[Entry], command: str, costs: Figure | None = None) -> str:
+    """One self-contained HTML page: tables, curves of every run, figures of the best, commands.
+
+    Args:
+        table: the table.
+        entries: of ``summarise``.
+        command: that made it.
+        costs: of ``error_against_time``.
+    """
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=jinja2.StrictUndefined
     )
@@ -182,6 +189,7 @@ def as_page(table: Table, entries: Sequence[Entry], command: str) -> str:
         parts=[(label, [(cells_of(entry), entry) for entry in part]) for label, part in by_column(entries).items()],
         notes=notes(entries),
         failures=failures(entries),
+        costs=costs and _svg(costs),
         runs=runs_frame(entries)
         .drop(columns=["hardware", "commit"], errors="ignore")
         .astype(object)

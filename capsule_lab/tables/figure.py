@@ -1,0 +1,91 @@
+"""Error against the time of training: one point for each row of a table."""
+
+from __future__ import annotations
+
+import os
+import re
+import statistics
+from collections.abc import Sequence
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from capsule_lab.tables.summary import Entry, Run
+
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+"""Of Okabe and Ito 2008, which people with any colour vision tell apart."""
+_MARKERS = "os^Dv<>P*X"
+
+
+def error_against_time(entries: Sequence[Entry]) -> Figure | None:
+    """The mean of each trained row over its seeds, with its standard deviation, against seconds of training.
+
+    Processor time, where all runs have it, else that of the clock. Rows whose names differ in a number at their end
+    only, such as ``dynamic_1`` and ``dynamic_3``, are joined by a line. A panel for each column, and for real data and
+    stand-ins apart.
+
+    Args:
+        entries: of ``summarise``. Rows without runs, evaluations, and columns with medians are left out.
+
+    Returns:
+        ``None`` if no panel has two rows.
+    """
+    panels: dict[str, list[tuple[Entry, list[Run]]]] = {}
+    for entry in entries:
+        if entry.row.of or entry.column.statistic == "median":
+            continue
+        for real in (True, False):
+            runs = [run for run in entry.runs if run.real is real]
+            if runs:
+                panels.setdefault(entry.column.label + ("" if real else ", stand-in"), []).append((entry, runs))
+    panels = {label: points for label, points in panels.items() if len(points) > 1}
+    if not panels:
+        return None
+    families = _families([entry for points in panels.values() for entry, _ in points])
+    figure = Figure(figsize=(5.2 * len(panels), 4 + 0.11 * len(families)), layout="constrained")  # inches
+    axes = figure.subplots(1, len(panels), squeeze=False)[0]
+    for axis, (label, points) in zip(axes, panels.items(), strict=True):
+        _draw(axis, points, families)
+        axis.set(title=label, ylabel=points[0][0].column.metric.replace("/", " ") + " in %")
+    handles, labels = axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=2 * len(panels), fontsize=8, frameon=False)
+    return figure
+
+
+def _draw(axis: Axes, points: Sequence[tuple[Entry, list[Run]]], families: dict[str, str]) -> None:
+    clock = "training_cpu_seconds" if all(_has_processor_time(run) for _, runs in points for run in runs) else None
+    for number, (family, name) in enumerate(families.items()):
+        members = [(entry, runs) for entry, runs in points if _family(entry) == family]
+        seconds = [statistics.fmean(run.result[clock or "training_seconds"] for run in runs) for _, runs in members]
+        errors = [statistics.fmean(run.value for run in runs) for _, runs in members]
+        spreads = [statistics.stdev(run.value for run in runs) if len(runs) > 1 else 0.0 for _, runs in members]
+        axis.errorbar(
+            seconds, errors, spreads, label=name, color=COLOURS[number % len(COLOURS)], capsize=2, linewidth=0.8,
+            marker=_MARKERS[number % len(_MARKERS)], markersize=5,
+        )  # fmt: skip
+        if len(members) > 1:
+            for (entry, _), x, y in zip(members, seconds, errors, strict=True):
+                number_of_row = entry.row.name.rpartition("_")[2]
+                axis.annotate(number_of_row, (x, y), (4, 3), textcoords="offset points", fontsize=7)
+    kind = "seconds of processor time" if clock else "seconds"
+    axis.set(xlabel=f"{kind}, training")
+    axis.grid(alpha=0.3)
+
+
+def _has_processor_time(run: Run) -> bool:
+    return run.result.get("training_cpu_seconds") is not None
+
+
+def _families(entries: Sequence[Entry]) -> dict[str, str]:
+    """Names of rows without the number at their end, and what their labels have in common."""
+    labels: dict[str, list[str]] = {}
+    for entry in entries:
+        labels.setdefault(_family(entry), []).append(entry.row.label)
+    return {
+        family: os.path.commonprefix(found).rstrip(" ,:(0123456789") if len({*found}) > 1 else found[0]  # noqa: RUF071
+        for family, found in labels.items()
+    }
+
+
+def _family(entry: Entry) -> str:
+    return re.sub(r"_\d+$", "", entry.row.name)

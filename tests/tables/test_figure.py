@@ -1,0 +1,70 @@
+"""Error against time, from finished runs alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from matplotlib.axes import Axes
+
+from capsule_lab.tables import formats
+from capsule_lab.tables.expand import expand
+from capsule_lab.tables.figure import error_against_time
+from capsule_lab.tables.reader import read
+from capsule_lab.tables.summary import STANDIN, summarise
+from tests.helpers.tables import write_run, write_table
+
+ROWS = [
+    {"name": "em_1", "label": "EM (2018), 1 iteration", "overrides": ["data.source=auto"]},
+    {"name": "em_3", "label": "EM (2018), 3 iterations", "overrides": ["data.source=auto", "routing.iterations=2"]},
+    {"name": "cnn", "label": "a CNN", "overrides": ["data.source=auto", "routing.iterations=1"]},
+    {"name": "theirs", "published": 1.0},
+]
+
+
+@pytest.fixture
+def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("CAPSULE_LAB_RUNS", str(tmp_path / "runs"))
+    return write_table(tmp_path, rows=ROWS)
+
+
+def points(axis: Axes) -> dict[str, tuple[list[float], list[float]]]:
+    """What was drawn, by label: seconds and errors."""
+    bars = zip(axis.containers, axis.get_legend_handles_labels()[1], strict=True)
+    return {label: tuple(map(list, bar[0].get_data())) for bar, label in bars}
+
+
+def test_a_point_for_each_row_and_a_line_through_its_iterations(file: Path) -> None:
+    cells = expand(read(file))
+    for cell, error, seconds in zip(cells, (4.0, 6.0, 3.0, 3.0, 9.0, 9.0), (10, 30, 40, 40, 5, 5), strict=True):
+        write_run(cell, error=error, training_cpu_seconds=seconds)
+    figure = error_against_time(summarise(read(file)))
+    assert figure is not None
+    (axis,) = figure.axes
+    assert points(axis) == {"EM (2018)": ([20, 40], [5, 3]), "a CNN": ([5], [9])}
+    assert [text.get_text() for text in axis.texts] == ["1", "3"]
+    assert "processor" in axis.get_xlabel()
+
+
+def test_standins_have_a_panel_of_their_own_and_time_of_the_clock_where_no_other_is_known(file: Path) -> None:
+    standin = {"source": "standin", "name": "bundled digits"}
+    for overrides, more in (([], {}), ([STANDIN], {"provenance": standin})):
+        for cell in expand(read(file), overrides):
+            write_run(cell, error=1.0, training_cpu_seconds=None, **more)
+    figure = error_against_time(summarise(read(file)))
+    assert figure is not None
+    assert [axis.get_title() for axis in figure.axes] == ["error", "error, stand-in"]
+    assert {axis.get_xlabel() for axis in figure.axes} == {"seconds, training"}
+    assert points(figure.axes[1])["a CNN"] == ([90], [1])
+
+
+def test_fewer_than_two_rows_are_no_figure_and_two_are_on_the_page(file: Path) -> None:
+    cells = expand(read(file))
+    write_run(cells[0])
+    entries = summarise(read(file))
+    assert error_against_time(entries) is None
+    assert "Error against time" not in formats.as_page(read(file), entries, "make report")
+    write_run(cells[-1])
+    entries = summarise(read(file))
+    page = formats.as_page(read(file), entries, "make report", error_against_time(entries))
+    assert '<h2>Error against time</h2>\n<figure><img src="data:image/svg+xml;base64,' in page
