@@ -1,0 +1,208 @@
+"""Attacks along the gradient: FGSM, BIM and PGD, targeted by a loss that is.
+
+An objective maps images to what the attack raises, one number per image: a loss of ``losses.py`` on the logits of a
+network, in whatever space the images are. It has to treat images apart from each other (evaluation mode), so that an
+image in a batch is attacked as it would be alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal, NamedTuple
+
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor
+
+from capsule_lab.data.transforms import random_bits, random_uniform
+from capsule_lab.errors import check_choice, check_number
+
+Images = Float[Tensor, "batch *shape"]
+Objective = Callable[[Images], Float[Tensor, " batch"]]
+Norm = Literal["linf", "l2"]
+
+
+class Box(NamedTuple):
+    """The pixels that there are: the same bounds for all, or of each image, ``(batch, 1, 1, 1)``."""
+
+    low: float | Tensor = -torch.inf
+    high: float | Tensor = torch.inf
+
+
+UNIT = Box(0.0, 1.0)
+
+
+def fgsm(objective: Objective, images: Images, epsilon: float, *, box: Box = UNIT) -> Images:
+    """One step of ``epsilon`` in every pixel along the sign of the gradient (Goodfellow et al. 2015).
+
+    A pixel without gradient stays as it is, so that a network whose gradients vanish looks robust: see ``masking``.
+
+    Args:
+        objective: what is raised.
+        images: to attack.
+        epsilon: largest change of a pixel.
+        box: the pixels that there are; an image outside of it is clipped only as far as it is changed.
+
+    Raises:
+        ValueError: for a negative ``epsilon``.
+    """
+    return bim(objective, images, epsilon, steps=1, step_size=epsilon, box=box)
+
+
+def bim(
+    objective: Objective, images: Images, epsilon: float, *, steps: int = 10, step_size: float | None = None, box: Box = UNIT
+) -> Images:
+    """Several steps of FGSM, kept within ``epsilon`` of the image (Kurakin et al. 2017).
+
+    Args:
+        objective, images, epsilon, box: see ``fgsm``.
+        steps: how many.
+        step_size: of each; ``None`` is ``epsilon / steps``, which reaches the bound where no sign ever changes.
+
+    Raises:
+        ValueError: for a negative number, or no steps.
+    """
+    step_size = epsilon / steps if step_size is None and steps > 0 else step_size
+    return _ascend(objective, images, images, epsilon, steps, step_size, box, "linf")
+
+
+def pgd(
+    objective: Objective,
+    images: Images,
+    epsilon: float,
+    *,
+    key: Int64[Tensor, " batch"],
+    steps: int = 50,
+    step_size: float | None = None,
+    restarts: int = 1,
+    chosen_by: Objective | None = None,
+    norm: Norm = "linf",
+    box: Box = UNIT,
+) -> Images:
+    """Steps along the gradient from random starts within ``epsilon`` (Madry et al. 2018); the best is kept.
+
+    In the norm ``"l2"`` a step has the direction of the gradient and the length ``step_size``.
+
+    Args:
+        objective, images, epsilon, box: see ``fgsm``; of ``"l2"``, ``epsilon`` is the length of the change.
+        key: a number for each image, from which its starts derive, as of ``Batch.key``.
+        steps: how many.
+        step_size: of each; ``None`` is ``2.5 * epsilon / steps`` (Madry's code), which can reach any point.
+        restarts: how many starts.
+        chosen_by: of the restarts, the one for which this is largest is kept: a margin, where any success counts.
+            ``None`` is ``objective``.
+        norm: what ``epsilon`` bounds.
+
+    Raises:
+        ValueError: for a negative number, no steps or restarts, or an unknown norm.
+    """
+    check_number("restarts", restarts, 1)
+    check_choice("norm", norm, ("linf", "l2"))
+    step_size = 2.5 * epsilon / steps if step_size is None and steps > 0 else step_size
+    _check(epsilon, steps, step_size)
+    chosen_by = chosen_by or objective
+    best, best_value = images, images.new_full((len(images),), -torch.inf)
+    for restart in range(restarts):
+        start = _projected(images, random_start(images, epsilon, key, restart, norm), epsilon, box, norm)
+        attacked = _ascend(objective, images, start, epsilon, steps, step_size, box, norm)
+        with torch.no_grad():
+            value = chosen_by(attacked)
+        better = value > best_value
+        best = torch.where(_per_image(better, images), attacked, best)
+        best_value = torch.where(better, value, best_value)
+    return best
+
+
+def random_signs(images: Images, epsilon: float, *, key: Int64[Tensor, " batch"], box: Box = UNIT) -> Images:
+    """Every pixel changed by ``epsilon`` up or down, by chance: the control of every attack.
+
+    Args:
+        images, epsilon, box: see ``fgsm``.
+        key: a number for each image, from which its signs derive.
+
+    Raises:
+        ValueError: for a negative ``epsilon``.
+    """
+    check_number("epsilon", epsilon, 0)
+    signs = 2.0 * (random_bits(_pixel_keys(images, key), 0) % 2).to(images) - 1
+    return _projected(images, images + epsilon * signs, epsilon, box, "linf")
+
+
+def random_start(images: Images, epsilon: float, key: Int64[Tensor, " batch"], stream: int, norm: Norm) -> Images:
+    """A point of the ball around each image: uniform in the cube, or of a uniform direction and radius."""
+    uniform = random_uniform(_pixel_keys(images, key), stream, -1.0, 1.0).to(images)
+    if norm == "linf":
+        return images + epsilon * uniform
+    other = random_uniform(_pixel_keys(images, key), stream + 2**20, 0.0, 1.0).to(images)
+    normal = torch.erfinv(uniform * (1 - 2**-24)) * 2**0.5  # of a uniform number
+    radius = epsilon * _per_image(other.flatten(1)[:, 0], images)
+    return images + radius * normal / _lengths(normal).clamp(min=_SMALL)
+
+
+_SMALL = 1e-30
+"""Below any length that is not 0, in float32."""
+
+
+def _ascend(
+    objective: Objective,
+    images: Images,
+    start: Images,
+    epsilon: float,
+    steps: int,
+    step_size: float | None,
+    box: Box,
+    norm: Norm,
+) -> Images:
+    step_size = _check(epsilon, steps, step_size)
+    attacked = start.detach()
+    for _ in range(steps):
+        gradient = gradient_of(objective, attacked)
+        change = gradient.sign() if norm == "linf" else gradient / _lengths(gradient).clamp(min=_SMALL)
+        attacked = _projected(images, attacked + step_size * change, epsilon, box, norm)
+    return attacked
+
+
+def _check(epsilon: float, steps: int, step_size: float | None) -> float:
+    check_number("epsilon", epsilon, 0)
+    check_number("steps", steps, 1)
+    assert step_size is not None
+    check_number("step_size", step_size, 0)
+    return step_size
+
+
+def gradient_of(objective: Objective, images: Images) -> Images:
+    """Of the objective, by the images; that of one image does not depend on the others.
+
+    Nothing else gets a gradient, and grad mode is as it was afterwards.
+    """
+    with torch.enable_grad():
+        images = images.detach().requires_grad_()
+        (gradient,) = torch.autograd.grad(objective(images).sum(), images)
+    return gradient
+
+
+def _projected(images: Images, attacked: Images, epsilon: float, box: Box, norm: Norm) -> Images:
+    """Within ``epsilon`` of the images, then in the box, which takes nothing further away from them."""
+    if norm == "linf":
+        attacked = torch.minimum(torch.maximum(attacked, images - epsilon), images + epsilon)
+    else:
+        change = attacked - images
+        attacked = images + change * (epsilon / _lengths(change).clamp(min=_SMALL)).clamp(max=1)
+    # pixels of an image that are outside of the box stay, but get no further
+    low = torch.minimum(torch.as_tensor(box.low).to(images), images)
+    high = torch.maximum(torch.as_tensor(box.high).to(images), images)
+    return torch.minimum(torch.maximum(attacked, low), high).detach()
+
+
+def _lengths(change: Images) -> Images:
+    return _per_image(torch.linalg.vector_norm(change.flatten(1), dim=1), change)
+
+
+def _per_image(values: Tensor, images: Images) -> Tensor:
+    return values.view(-1, *[1] * (images.ndim - 1))
+
+
+def _pixel_keys(images: Images, key: Int64[Tensor, " batch"]) -> Int64[Tensor, "batch *shape"]:
+    """A number for each pixel of each image, whatever the batch."""
+    pixels = torch.arange(images[0].numel(), device=images.device).view(1, *images.shape[1:])
+    return random_bits(key, 0).view(-1, *[1] * (images.ndim - 1)) ^ random_bits(pixels, 1)

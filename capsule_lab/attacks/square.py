@@ -1,0 +1,93 @@
+"""The Square attack, which asks for logits and needs no gradient, so that nothing can be hidden from it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor
+
+from capsule_lab.attacks.gradient import UNIT, Box, Objective, random_bits
+from capsule_lab.errors import check_number
+
+_HALVED_AT = (10, 50, 200, 500, 1000, 2000, 4000, 6000, 8000)
+"""After how many of 10,000 queries the share of changed pixels is halved (Andriushchenko et al. 2020, section 4)."""
+
+
+def square(
+    objective: Objective,
+    images: Float[Tensor, "batch channel height width"],
+    epsilon: float,
+    *,
+    key: Int64[Tensor, " batch"],
+    queries: int = 5000,
+    share: float = 0.8,
+    box: Box = UNIT,
+    on_query: Callable[[int], None] | None = None,
+) -> Float[Tensor, "batch channel height width"]:
+    """Random squares of ``epsilon`` up or down, kept if they raise the objective (Andriushchenko et al. 2020, algorithm 2).
+
+    It begins with vertical stripes. Each query moves one square of an image's to the bound, each channel up or down by
+    chance. Images whose objective is above 0, as a margin is where the attack has succeeded, are asked about no more.
+
+    Args:
+        objective: a margin, one number per image.
+        images: to attack.
+        epsilon: largest change of a pixel.
+        key: a number for each image, from which its draws derive.
+        queries: how many at most for each image.
+        share: of the pixels, that the first squares have.
+        box: the pixels that there are.
+        on_query: called with the number of each query, for a progress bar.
+
+    Raises:
+        ValueError: for a negative ``epsilon``, no queries, or a share that is not in (0, 1].
+    """
+    check_number("epsilon", epsilon, 0)
+    check_number("queries", queries, 1)
+    check_number("share", share, 0, 1, above=0)
+    low = torch.maximum(images - epsilon, torch.minimum(torch.as_tensor(box.low).to(images), images))
+    high = torch.minimum(images + epsilon, torch.maximum(torch.as_tensor(box.high).to(images), images))
+    channels, height, width = images.shape[1:]
+    with torch.no_grad():
+        best = torch.where(_flips(key, 0, (channels, 1, width)), high, low)
+        value = objective(best)
+        for query in range(1, queries):
+            left = (value <= 0).nonzero()[:, 0]
+            if not len(left):
+                break
+            side = _side(share, query, queries, height, width)
+            own = key[left]
+            inside = _window(own, query, side, height, width)
+            corner = torch.where(_flips(own, 4 * query + 3, (channels, 1, 1)), high[left], low[left])
+            proposed = torch.where(inside[:, None], corner, best[left])
+            found = objective(proposed)
+            better = found > value[left]
+            best[left[better]], value[left[better]] = proposed[better], found[better]
+            if on_query:
+                on_query(query)
+    return best
+
+
+def _side(share: float, query: int, queries: int, height: int, width: int) -> int:
+    of_ten_thousand = query * 10_000 // queries
+    halvings = sum(of_ten_thousand > number for number in _HALVED_AT)
+    side = round((share / 2**halvings * height * width) ** 0.5)
+    return min(max(side, 1), height, width)
+
+
+def _window(key: Tensor, query: int, side: int, height: int, width: int) -> Tensor:
+    """Which pixels are in a square of each image's own place, ``(batch, height, width)``."""
+    top = random_bits(key, 4 * query + 1) % (height - side + 1)
+    start = random_bits(key, 4 * query + 2) % (width - side + 1)
+    rows = torch.arange(height, device=key.device) - top[:, None]
+    columns = torch.arange(width, device=key.device) - start[:, None]
+    return ((rows >= 0) & (rows < side))[:, :, None] & ((columns >= 0) & (columns < side))[:, None, :]
+
+
+def _flips(key: Tensor, stream: int, shape: tuple[int, ...]) -> Tensor:
+    """True or false for each image and place of ``shape``."""
+    numbers = torch.arange(torch.Size(shape).numel(), device=key.device).view(1, *shape)
+    bits = random_bits(random_bits(key, stream).view(-1, *[1] * len(shape)) ^ random_bits(numbers, 0), 0)
+    return (bits & 1).bool()
