@@ -17,7 +17,8 @@ from torch import Tensor
 from capsule_lab.data.transforms import random_bits, random_uniform
 from capsule_lab.errors import check_choice, check_number
 
-Images = Float[Tensor, "batch *shape"]
+Images = Float[Tensor, " batch *shape"]
+Key = Int64[Tensor, " batch"]
 Objective = Callable[[Images], Float[Tensor, " batch"]]
 Norm = Literal["linf", "l2"]
 
@@ -32,7 +33,7 @@ class Box(NamedTuple):
 UNIT = Box(0.0, 1.0)
 
 
-def fgsm(objective: Objective, images: Images, epsilon: float, *, box: Box = UNIT) -> Images:
+def fgsm(objective: Objective, images: Images, epsilon: float, *, key: Key | None = None, box: Box = UNIT) -> Images:
     """One step of ``epsilon`` in every pixel along the sign of the gradient (Goodfellow et al. 2015).
 
     A pixel without gradient stays as it is, so that a network whose gradients vanish looks robust: see ``masking``.
@@ -41,21 +42,29 @@ def fgsm(objective: Objective, images: Images, epsilon: float, *, box: Box = UNI
         objective: what is raised.
         images: to attack.
         epsilon: largest change of a pixel.
+        key: of no use, as nothing is drawn; all attacks are called alike.
         box: the pixels that there are; an image outside of it is clipped only as far as it is changed.
 
     Raises:
         ValueError: for a negative ``epsilon``.
     """
-    return bim(objective, images, epsilon, steps=1, step_size=epsilon, box=box)
+    return bim(objective, images, epsilon, key=key, steps=1, step_size=epsilon, box=box)
 
 
 def bim(
-    objective: Objective, images: Images, epsilon: float, *, steps: int = 10, step_size: float | None = None, box: Box = UNIT
+    objective: Objective,
+    images: Images,
+    epsilon: float,
+    *,
+    key: Key | None = None,  # noqa: ARG001
+    steps: int = 10,
+    step_size: float | None = None,
+    box: Box = UNIT,
 ) -> Images:
     """Several steps of FGSM, kept within ``epsilon`` of the image (Kurakin et al. 2017).
 
     Args:
-        objective, images, epsilon, box: see ``fgsm``.
+        objective, images, epsilon, key, box: see ``fgsm``.
         steps: how many.
         step_size: of each; ``None`` is ``epsilon / steps``, which reaches the bound where no sign ever changes.
 
@@ -71,7 +80,7 @@ def pgd(
     images: Images,
     epsilon: float,
     *,
-    key: Int64[Tensor, " batch"],
+    key: Key,
     steps: int = 50,
     step_size: float | None = None,
     restarts: int = 1,
@@ -113,10 +122,18 @@ def pgd(
     return best
 
 
-def random_signs(images: Images, epsilon: float, *, key: Int64[Tensor, " batch"], box: Box = UNIT) -> Images:
+def random_signs(
+    objective: Objective | None,  # noqa: ARG001
+    images: Images,
+    epsilon: float,
+    *,
+    key: Key,
+    box: Box = UNIT,
+) -> Images:
     """Every pixel changed by ``epsilon`` up or down, by chance: the control of every attack.
 
     Args:
+        objective: of no use; all attacks are called alike.
         images, epsilon, box: see ``fgsm``.
         key: a number for each image, from which its signs derive.
 
@@ -128,7 +145,7 @@ def random_signs(images: Images, epsilon: float, *, key: Int64[Tensor, " batch"]
     return _projected(images, images + epsilon * signs, epsilon, box, "linf")
 
 
-def random_start(images: Images, epsilon: float, key: Int64[Tensor, " batch"], stream: int, norm: Norm) -> Images:
+def random_start(images: Images, epsilon: float, key: Key, stream: int, norm: Norm) -> Images:
     """A point of the ball around each image: uniform in the cube, or of a uniform direction and radius."""
     uniform = random_uniform(_pixel_keys(images, key), stream, -1.0, 1.0).to(images)
     if norm == "linf":
@@ -202,7 +219,7 @@ def _per_image(values: Tensor, images: Images) -> Tensor:
     return values.view(-1, *[1] * (images.ndim - 1))
 
 
-def _pixel_keys(images: Images, key: Int64[Tensor, " batch"]) -> Int64[Tensor, "batch *shape"]:
+def _pixel_keys(images: Images, key: Key) -> Int64[Tensor, " batch *shape"]:
     """A number for each pixel of each image, whatever the batch."""
     pixels = torch.arange(images[0].numel(), device=images.device).view(1, *images.shape[1:])
     return random_bits(key, 0).view(-1, *[1] * (images.ndim - 1)) ^ random_bits(pixels, 1)

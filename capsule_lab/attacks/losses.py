@@ -47,7 +47,10 @@ def margin(
 
 
 def dlr(
-    logits: Float[Tensor, "batch class"], classes: Int64[Tensor, " batch"], *, targets: Int64[Tensor, " batch"] | None = None
+    logits: Float[Tensor, "batch class"],
+    classes: Int64[Tensor, " batch"],
+    *,
+    targets: Int64[Tensor, " batch"] | None = None,
 ) -> Float[Tensor, " batch"]:
     """Difference of logits ratio (Croce and Hein 2020, equations 5 and 6): the margin, whatever the logits' scale.
 

@@ -26,7 +26,7 @@ def square(
     box: Box = UNIT,
     on_query: Callable[[int], None] | None = None,
 ) -> Float[Tensor, "batch channel height width"]:
-    """Random squares of ``epsilon`` up or down, kept if they raise the objective (Andriushchenko et al. 2020, algorithm 2).
+    """Random squares of ``epsilon`` up or down, kept if they raise the objective (Andriushchenko et al. 2020).
 
     It begins with vertical stripes. Each query moves one square of an image's to the bound, each channel up or down by
     chance. Images whose objective is above 0, as a margin is where the attack has succeeded, are asked about no more.

@@ -108,13 +108,25 @@ class Run:
             split: ``"train"``, ``"val"`` or ``"test"``. Of several validation sets, the first; of a test set in
                 parts, one part after another.
         """
-        self.data.setup({"train": "fit", "val": "validate", "test": "test"}[split])
-        loaders = getattr(self.data, f"{split}_dataloader")()
-        if not isinstance(loaders, list):
-            loaders = [loaders]
-        for loader in loaders[:1] if split == "val" else loaders:
-            for stored in loader:
-                yield self.data.on_after_batch_transfer(stored, 0)
+        for name, stored in stored_batches(self.data, split):
+            yield self.data.transform_batch(stored, "val" if name == "train" else name)
+
+
+def stored_batches(data: AbstractDataModule, split: str) -> Iterator[tuple[str, Batch]]:
+    """Every ``Batch`` of a split, as stored, on the CPU; and the name of its set, by which it is transformed.
+
+    Args:
+        data: prepared.
+        split: see ``Run.batches``.
+    """
+    data.setup({"train": "fit", "val": "validate", "test": "test"}[split])
+    loaders = getattr(data, f"{split}_dataloader")()
+    if not isinstance(loaders, list):
+        loaders = [loaders]
+    names = {"train": ("train",), "val": data.val_names, "test": data.test_names}[split]
+    for name, loader in list(zip(names, loaders, strict=False))[: 1 if split == "val" else None]:
+        for stored in loader:
+            yield name, stored
 
 
 def open(path: str | Path, *, trust: Sequence[str] | str | None = ()) -> Run:  # noqa: A001

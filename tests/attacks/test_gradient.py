@@ -124,7 +124,9 @@ def of(network: nn.Module, labels: Tensor) -> Callable[[Tensor], Tensor]:
 
 @pytest.mark.parametrize("attack", ATTACKS.values(), ids=ATTACKS.keys())
 @pytest.mark.parametrize("box", [UNIT, NO_BOX, Box(0.3, 0.6)], ids=["unit", "none", "smaller than the images"])
-def test_within_epsilon_and_the_box(attack: Callable[..., Tensor], box: Box, network: nn.Module, images: Tensor) -> None:
+def test_within_epsilon_and_the_box(
+    attack: Callable[..., Tensor], box: Box, network: nn.Module, images: Tensor
+) -> None:
     attacked = attack(of(network, LABELS), images, 0.1, box=box)
     change = (attacked - images).flatten(1)
     size = change.norm(dim=1) if "l2" in str(attack) else change.abs().amax(1)
@@ -206,11 +208,11 @@ def test_restarts_keep_the_best_and_depend_on_the_key_only(network: nn.Module, i
 
 
 def test_random_signs(images: Tensor) -> None:
-    noisy = random_signs(images, 0.1, key=KEYS, box=NO_BOX)
+    noisy = random_signs(None, images, 0.1, key=KEYS, box=NO_BOX)
     change = noisy - images
     torch.testing.assert_close(change.abs(), torch.full_like(images, 0.1))
     assert 0.4 < (change > 0).float().mean() < 0.6
-    assert torch.equal(random_signs(images[2:3], 0.1, key=KEYS[2:3], box=NO_BOX), noisy[2:3])
+    assert torch.equal(random_signs(None, images[2:3], 0.1, key=KEYS[2:3], box=NO_BOX), noisy[2:3])
     assert len({tuple(row.tolist()) for row in (change > 0).flatten(1)}) == len(images)
 
 
