@@ -11,7 +11,7 @@ import torch
 from lightning.pytorch.callbacks import Callback
 from torch import Tensor
 
-from capsule_lab.types import Batch
+from capsule_lab.types import Batch, DataSpec
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +40,6 @@ class NotLearning(Callback):
         self.steps = 0
         self.losses: Tensor | None = None  # of the steps so far, then room for more
         self.labels: Tensor | None = None  # how many of each class there were
-        self.labels_per_image = 1
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._forget()
@@ -52,13 +51,12 @@ class NotLearning(Callback):
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Batch, batch_idx: int
     ) -> None:
         if trainer.is_global_zero and not self.warned:
-            self._keep(outputs[_classification_term(outputs)].detach(), batch.classes, _num_classes(trainer))
+            self._keep(outputs[_classification_term(outputs)].detach(), batch.classes, _spec(trainer).num_classes)
 
     def _keep(self, loss: Tensor, labels: Tensor, num_classes: int) -> None:
         if self.losses is None or self.labels is None:
             self.losses = loss.new_empty(_ROOM)
             self.labels = labels.new_zeros(num_classes)
-            self.labels_per_image = 1 if labels.ndim == 1 else labels.shape[1]
         if self.steps == len(self.losses):
             self.losses = torch.cat([self.losses, torch.empty_like(self.losses)])
         self.losses[self.steps] = loss
@@ -83,7 +81,7 @@ class NotLearning(Callback):
         metrics = trainer.callback_metrics
         errors = [float(metrics[name]) for name in ("train/error", "val/error") if name in metrics]
         assert self.losses is not None and self.labels is not None  # noqa: PT018
-        chance = error_at_chance(self.labels, self.labels_per_image)
+        chance = error_at_chance(self.labels, _spec(trainer).labels_per_image)
         first, last = _first_and_last(self.losses[: self.steps])
         if errors and min(errors) >= 0.97 * chance > 0 and not has_fallen(first, last):  # ours: 3 % for what is chance
             self._warn(
@@ -130,9 +128,8 @@ def _classification_term(terms: dict[str, Tensor]) -> str:
     return next((name for name in terms if name != "loss"), "loss")
 
 
-def _num_classes(trainer: L.Trainer) -> int:
-    spec = cast(Any, trainer).datamodule.spec  # set by fit, the class does not declare it
-    return int(spec.num_classes)
+def _spec(trainer: L.Trainer) -> DataSpec:
+    return cast(DataSpec, cast(Any, trainer).datamodule.spec)  # set by fit, the class does not declare it
 
 
 def _learning_rate(trainer: L.Trainer) -> float:

@@ -66,6 +66,7 @@ def test_published_deviations(deviations: list[float | None]) -> None:
 
 ROUTINGS = {file.stem for file in (conf_dir() / "routing").glob("*.yaml")} - {"none"}
 COMPARED = read("routing_algorithms")
+TRAINED = [row for row in COMPARED.rows if row.overrides]
 
 
 VARIANTS = {"dynamic_leaky", "em_paper", "em_official_fast", "em_official_legacy", "em_tutorial"}
@@ -75,14 +76,21 @@ VARIANTS = {"dynamic_leaky", "em_paper", "em_official_fast", "em_official_legacy
 def test_every_routing_is_in_the_table_of_routings() -> None:
     chosen = {
         override.removeprefix("routing=")
-        for row in COMPARED.rows
+        for row in TRAINED
         for override in row.overrides["toynorb"]
         if override.startswith("routing=")
     }
     assert chosen == ROUTINGS - VARIANTS - {"variational_bayes_official"}
 
 
-@pytest.mark.parametrize("row", COMPARED.rows, ids=lambda row: row.name)
+def test_every_routing_with_several_iterations_is_tested_with_equal_couplings_too() -> None:
+    evaluated = {row.of: row for row in COMPARED.rows if row.of}
+    assert all(row.evaluate == {"toynorb": ("couplings=equal",)} for row in evaluated.values())
+    several = {row.name for row in TRAINED if re.search(r"_[23]$", row.name)}
+    assert {*evaluated} == several | {"self_routing", "self_attention", "over_children"}
+
+
+@pytest.mark.parametrize("row", TRAINED, ids=lambda row: row.name)
 def test_rows_of_the_table_of_routings_differ_in_their_routing_alone(row: Row) -> None:
     for column in COMPARED.columns:
         groups = {re.split(r"[.=]", override)[0] for override in row.overrides[column.name]}
