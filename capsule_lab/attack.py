@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
@@ -20,7 +22,8 @@ from capsule_lab.config import to_container
 from capsule_lab.errors import ConfigError, printable, suggest
 
 if TYPE_CHECKING:
-    from capsule_lab.attacks.evaluation import Counts, Measured
+    from matplotlib.figure import Figure
+
     from capsule_lab.attacks.of_runs import Attacked
 
 CHOICES = {
@@ -36,22 +39,53 @@ EPSILONS = {
     "standardised": (0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5),  # Hinton 2018, figure 3
 }
 """Budgets where none are given, by norm, space and range of the pixels."""
+ALONG_GRADIENTS = ("fgsm", "bim", "pgd")
+"""Attacks that the checks of ``capsule_lab.attacks.masking`` are about."""
+_PICTURES, _BUDGETS_SHOWN = 8, 2  # ours: what fits a page
+
+
+class Outcome(NamedTuple):
+    """What an attack gives.
+
+    Attributes:
+        result: for a record.
+        path: of the file that it belongs in.
+        run: whose network was attacked.
+        figures: by name.
+    """
+
+    result: dict[str, Any]
+    path: Path
+    run: runs.Run
+    figures: dict[str, Figure]
 
 
 @command("attack")
 def main(config: DictConfig) -> None:
-    """Attack ``config.ckpt``, print accuracy and checks, and write both with a figure beside the checkpoint."""
-    from capsule_lab.analysis.attacks import accuracy_figure
-
-    check_options(config)
-    result, path = attack(config)
+    """Attack ``config.ckpt``, print accuracy and checks, and write both beside the checkpoint, with figures."""
+    outcome = attack(config)
     console = Console(highlight=False)
-    for shown in tables(result):
+    for shown in tables(outcome.result):
         console.print(shown)
-    runs.files.write_record(path, result)
-    runs.files.save_figure(accuracy_figure([result]), path.with_suffix(".png"))
-    for file in (path, path.with_suffix(".png")):
-        console.print(f"written to {file}", soft_wrap=True, markup=False)
+    runs.files.write_record(outcome.path, outcome.result)
+    console.print(f"written to {outcome.path}", soft_wrap=True, markup=False)
+    _keep_figures(outcome, config)
+
+
+def _keep_figures(outcome: Outcome, config: DictConfig) -> None:
+    from capsule_lab import callbacks
+    from capsule_lab.callbacks.figures import keep_figure
+    from capsule_lab.figures import open_loggers
+
+    loggers = open_loggers(config.logger, outcome.run) if config.get("logger") else []
+    failed = True
+    try:
+        for name, figure in outcome.figures.items():
+            path = keep_figure(outcome.run.directory, loggers, name, figure, max(outcome.run.step - 1, 0))
+            Console(highlight=False).print(f"drawn in {path}", soft_wrap=True, markup=False)
+        failed = False
+    finally:
+        callbacks.close_loggers(loggers, failed=failed)
 
 
 def check_options(config: DictConfig) -> None:
@@ -66,8 +100,8 @@ def check_options(config: DictConfig) -> None:
         if config[name] not in choices:
             raise ConfigError(f"{name}={config[name]} does not exist; {suggest(str(config[name]), choices)}")
     for epsilon in config.epsilons or ():
-        if not isinstance(epsilon, int | float) or not 0 <= epsilon < float("inf"):
-            raise ConfigError(f"epsilons has {epsilon}; expected numbers, 0 or more")
+        if isinstance(epsilon, bool) or not isinstance(epsilon, int | float) or not math.isfinite(epsilon):
+            raise ConfigError(f"epsilons has {epsilon}; expected numbers, such as [0.1,0.2]")
     for name in ("images", "check_images"):
         if config[name] is not None and config[name] < 1:
             raise ConfigError(f"{name} is {config[name]}; expected 1 or more")
@@ -75,28 +109,31 @@ def check_options(config: DictConfig) -> None:
         raise ConfigError("loss=training is of labels only; expected loss=cross_entropy or margin with targeted=true")
 
 
-def attack(config: DictConfig) -> tuple[dict[str, Any], Path]:
-    """What an attack finds, and the file for it. Writes nothing.
+def attack(config: DictConfig) -> Outcome:
+    """What an attack finds. Writes nothing.
 
     Args:
         config: of ``conf/attack.yaml``.
 
     Raises:
-        ConfigError, DataError, RunError: see ``runs.open``, ``Run.data_with`` and ``attacks.of_runs.open_attacked``.
+        ConfigError, DataError, RunError: see ``check_options``, ``runs.open``, ``Run.data_with`` and
+            ``attacks.of_runs.open_attacked``.
     """
     from hydra.utils import instantiate
 
     from capsule_lab import build, check, environment
-    from capsule_lab.attacks import of_runs
+    from capsule_lab.attacks import of_runs, records
 
+    check_options(config)
     build.be_quiet()
     check.check(config)
-    run = runs.open(config.ckpt, trust=config.trust)
-    source, baseline = (
-        runs.open(config[name], trust=config.trust) if config[name] else None for name in ("source", "baseline")
+    run, source, baseline = (
+        runs.open(config[name], trust=config.trust) if config[name] else None for name in ("ckpt", "source", "baseline")
     )
+    assert run is not None
     options = to_container(config).get("data") or {}
-    data = run.data_with({**options, **({} if config.images is None else {"eval_images": config.images})})
+    size = {} if config.images is None else {"eval_images": config.images}
+    data = run.data_with({**options, **size})
     if config.seed is not None:
         data.seed = config.seed
     device = build.build_trainer(OmegaConf.create({"trainer": config.trainer}), None).strategy.root_device
@@ -105,43 +142,66 @@ def attack(config: DictConfig) -> tuple[dict[str, Any], Path]:
         attacked = of_runs.open_attacked(
             run, data, config.split, config.space, device, source=source, couplings=config.couplings
         )
-    epsilons = _epsilons(config, attacked)
-    targets = list(range(run.spec.num_classes)) if config.targeted else [None]
-    began = time.monotonic()
-    with build.constructing("attack"), _progress(attacked, len(epsilons) * len(targets)):
-        found = attacked.measured(function, config.loss, epsilons, targets=targets)
-    seconds = time.monotonic() - began
-    checked = []
-    if config.checks and not config.targeted:
-        other = of_runs.open_attacked(baseline, data, config.split, config.space, device) if baseline else None
-        for each in of_runs.checks(
-            attacked, function, config.loss, epsilons, images=config.check_images, baseline=other
-        ):
-            checked.append({"name": each.name, "passed": each.passed, "found": each.found})
+        epsilons = _epsilons(config, attacked)
+        targets = [*range(run.spec.num_classes)] if config.targeted else [None]
+        began = time.monotonic()
+        with _progress(attacked, "attacking", len(epsilons) * len(targets)):
+            found = attacked.measured(function, config.loss, epsilons, targets=targets)
+        seconds = time.monotonic() - began
+        checked = []
+        if config.checks and _name(config) in ALONG_GRADIENTS and not (config.targeted or source):
+            other = of_runs.open_attacked(baseline, data, config.split, config.space, device) if baseline else None
+            with _progress(attacked, "checking", None):
+                for each in of_runs.checks(
+                    attacked, function, config.loss, epsilons, images=config.check_images, baseline=other
+                ):
+                    checked.append({"name": each.name, "passed": each.passed, "found": each.found})
     result = {
+        config.split: records.of_clean(found),
+        "attack": records.of_budgets(found),
+        "checks": checked,
         "checkpoint": str(run.checkpoint),
-        "source": str(source.checkpoint) if source else None,
-        "baseline": str(baseline.checkpoint) if baseline else None,
-        "attack": to_container(config)["attack"],
+        **{name: str(each.checkpoint) if each else None for name, each in (("source", source), ("baseline", baseline))},
+        "options": to_container(config)["attack"],
         **{name: config[name] for name in ("loss", "space", "couplings", "targeted", "split")},
+        "images": len(found.labels),
+        "image_keys": records.hash_of_keys(found),
         "provenance": data.provenance,
         "data": run.data_config(options),
-        "images": found.images,
-        "image_keys": hashlib.sha256(repr(found.keys).encode()).hexdigest(),
-        "accuracy": 100 * found.clean / found.images,
-        "budgets": budgets(found),
-        "checks": checked,
         "seconds": round(seconds, 2),
         "hardware": environment.hardware(device, 1),
         "precision": "32-true",
         **environment.of_this_process(),
     }
-    return result, result_file(run, config, result)
+    path = result_file(run, config, result)
+    return Outcome(result, path, run, _figures(result, path.stem, attacked, function, config, epsilons))
+
+
+def _figures(
+    result: Mapping[str, Any],
+    name: str,
+    attacked: Attacked,
+    function: Callable[..., Any],
+    config: DictConfig,
+    epsilons: list[float],
+) -> dict[str, Figure]:
+    from capsule_lab.analysis.attacks import accuracy_figure, sheet
+
+    chosen = [epsilon for epsilon in epsilons if epsilon][-_BUDGETS_SHOWN:]
+    target = 0 if config.targeted else None
+    examples = attacked.examples(function, config.loss, chosen, images=_PICTURES, target=target)
+    classes = attacked.run.spec.classes
+    return {f"attack_{name}": accuracy_figure([result]), f"attacked_{name}": sheet(examples, classes)}
+
+
+def _name(config: DictConfig) -> str:
+    return str(config.attack["_target_"]).rpartition(".")[2]
 
 
 def _epsilons(config: DictConfig, attacked: Attacked) -> list[float]:
-    if config.epsilons is not None:
-        return [float(epsilon) for epsilon in config.epsilons]
+    given = config.epsilons if config.epsilons is not None else config.attack.get("strengths")
+    if given is not None:
+        return [float(epsilon) for epsilon in given]
     if config.attack.get("norm") == "l2":
         kind = "l2"
     elif config.space == "grey_levels":
@@ -151,58 +211,21 @@ def _epsilons(config: DictConfig, attacked: Attacked) -> list[float]:
     return list(EPSILONS[kind])
 
 
-def budgets(found: Measured) -> list[dict[str, Any]]:
-    """A record for each epsilon; over all targets, if there are any, with the success of each."""
-    records = []
-    for epsilon in dict.fromkeys(epsilon for epsilon, _ in found.counts):
-        counts = [each for (other, _), each in found.counts.items() if other == epsilon]
-        records.append({"epsilon": epsilon, **_record(counts)})
-    return records
-
-
-def _record(counts: list[Counts]) -> dict[str, Any]:
-    from scipy.stats import binomtest
-
-    images, right = sum(each.images for each in counts), sum(each.right for each in counts)
-    interval = binomtest(right, images).proportion_ci(method="wilson")
-    record = {
-        "accuracy": 100 * right / images,
-        "interval": [100 * interval.low, 100 * interval.high],
-        "success": _percent(sum(each.reached for each in counts), images),
-        "success_of_right": _percent(
-            sum(each.reached_of_eligible for each in counts), sum(each.eligible for each in counts)
-        ),
-        "mean_change": sum(each.change for each in counts) / images,
-        "mean_grey_levels": _number(sum(each.grey_change for each in counts) / images),
-    }
-    if counts[0].target is not None:
-        record["success_by_target"] = {str(each.target): _percent(each.reached, each.images) for each in counts}
-    return record
-
-
-def _percent(part: int, whole: int) -> float | None:
-    return 100 * part / whole if whole else None
-
-
-def _number(value: float) -> float | None:
-    return None if value != value else value  # nan: JSON has none
-
-
 def tables(result: Mapping[str, Any]) -> list[Table]:
     """Accuracy over budgets, and the verdicts of the checks, for a terminal."""
-    name = result["attack"]["_target_"].rpartition(".")[2]
-    title = Text(
-        printable(f"{name} on {result['checkpoint']}: {result['accuracy']:.1f} % of {result['images']} images")
-    )
-    shown = Table(title=title, title_justify="left")
+    from capsule_lab.attacks.records import by_epsilon
+
+    name = result["options"]["_target_"].rpartition(".")[2]
+    clean = 100 - result[result["split"]]["error"]
+    title = f"{name} on {result['checkpoint']}: {clean:.1f} % of {result['images']} images are right as they are"
+    shown = Table(title=Text(printable(title)), title_justify="left")
     headings = ["epsilon", "accuracy %", "95 % interval", "success %", "of those right before %", "grey levels"]
     for heading in headings:
         shown.add_column(heading, justify="right")
-    for each in result["budgets"]:
-        low, high = each["interval"]
-        values = (each["success"], each["success_of_right"], each["mean_grey_levels"])
-        parts = ["" if value is None else f"{value:.1f}" for value in values]
-        shown.add_row(f"{each['epsilon']:g}", f"{each['accuracy']:.1f}", f"{low:.1f} to {high:.1f}", *parts)
+    for epsilon, each in by_epsilon(result["attack"]).items():
+        numbers = [each[key] for key in ("accuracy", "success", "success_of_right", "mean_grey_levels")]
+        accuracy, *rest = ["" if value is None else f"{value:.1f}" for value in numbers]
+        shown.add_row(f"{epsilon:g}", accuracy, f"{each['lowest']:.1f} to {each['highest']:.1f}", *rest)
     if not result["checks"]:
         return [shown]
     verdicts = Table(title="can it be believed?", title_justify="left")
@@ -216,29 +239,24 @@ def tables(result: Mapping[str, Any]) -> list[Table]:
 
 def result_file(run: runs.Run, config: DictConfig, result: Mapping[str, Any]) -> Path:
     """Where the record of an attack belongs: ``attacks/<checkpoint>-<split>-<attack>-<hash of its options>.json``."""
-    name = str(config.attack["_target_"]).rpartition(".")[2]
     options = {key: value for key, value in to_container(config).items() if key not in ("ckpt", "trainer", "trust")}
     fingerprint = hashlib.sha256(repr(sorted(options.items(), key=str)).encode()).hexdigest()[:8]
-    parts = [run.checkpoint.stem, config.split, name, result["provenance"]["source"], fingerprint]
+    parts = [run.checkpoint.stem, config.split, _name(config), result["provenance"]["source"], fingerprint]
     return run.directory / "attacks" / f"{'-'.join(parts)}.json"
 
 
-class _progress:  # noqa: N801
-    """A bar with the time left, on a terminal."""
-
-    def __init__(self, attacked: Attacked, passes: int) -> None:
-        columns = (TextColumn("attacking"), BarColumn(), TimeRemainingColumn())
-        self.bar = Progress(*columns, console=Console(stderr=True), transient=True)
-        self.attacked = attacked
-        self.total = passes * sum(len(batch.labels) for batch in attacked.batches)
-
-    def __enter__(self) -> None:
-        self.bar.start()
-        task = self.bar.add_task("", total=self.total)
-        self.attacked.on_step = lambda images: self.bar.advance(task, images)
-
-    def __exit__(self, *_: object) -> None:
-        self.bar.stop()
+@contextmanager
+def _progress(attacked: Attacked, doing: str, passes: int | None) -> Iterator[None]:
+    """A bar, on a terminal, with the time left if it is known how often all images are attacked."""
+    columns = (TextColumn(doing), BarColumn(), TimeRemainingColumn())
+    total = None if passes is None else passes * sum(len(batch.labels) for batch in attacked.batches)
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("", total=total)
+        attacked.on_step = lambda images: bar.advance(task, images)
+        try:
+            yield
+        finally:
+            attacked.on_step = None
 
 
 if __name__ == "__main__":

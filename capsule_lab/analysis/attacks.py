@@ -1,4 +1,4 @@
-"""Accuracy and success under attack against the budget."""
+"""Figures of attacks: accuracy or success against epsilon, and images before and after."""
 
 from __future__ import annotations
 
@@ -6,39 +6,96 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from matplotlib.figure import Figure
+from torch import Tensor
 
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-"""Of Okabe and Ito 2008, which people with any colour vision tell apart."""
+from capsule_lab.analysis.plotting import COLOURS, Column, Group, name_of_class, picture_grid
+from capsule_lab.attacks.of_runs import Examples
+from capsule_lab.attacks.records import by_epsilon
+
+_MARKERS = "os^Dv<>P*X"
+_UNITS = {"input": "units of the network's input", "grey_levels": "grey levels of 255"}
 
 
-def accuracy_figure(results: Sequence[Mapping[str, Any]], names: Sequence[str] = ()) -> Figure:
+def accuracy_figure(
+    results: Sequence[Mapping[str, Any]],
+    names: Sequence[str] = (),
+    published: Mapping[str, Mapping[float, float]] | None = None,
+) -> Figure:
     """Curves of records of ``capsule_lab.attack``: accuracy, or success where attacks have targets.
 
+    Accuracies have their 95 % intervals of Wilson, of one choice of images.
+
     Args:
-        results: records; all with targets, or none.
-        names: of the curves; default: the directory of the run and the attack.
+        results: records in one space; all with targets, or none.
+        names: of the curves; default: the run's and the attack's.
+        published: by name, percentages by epsilon, drawn as pale points.
     """
     targeted = bool(results[0]["targeted"])
-    figure = Figure(figsize=(6, 4), layout="constrained")  # inches
+    key = "success" if targeted else "accuracy"
+    figure = Figure(figsize=(6.4, 4.4), layout="constrained")  # inches
     axis = figure.add_subplot()
     for number, result in enumerate(results):
-        attack = result["attack"]["_target_"].rpartition(".")[2]
-        name = names[number] if names else f"{Path(result['checkpoint']).parents[1].name}, {attack}"
-        colour = COLOURS[number % len(COLOURS)]
-        epsilons = [each["epsilon"] for each in result["budgets"]]
-        if targeted:
-            axis.plot(epsilons, [each["success"] for each in result["budgets"]], "o-", color=colour, label=name)
-            continue
-        low, high = zip(*(each["interval"] for each in result["budgets"]), strict=True)
-        axis.fill_between(epsilons, low, high, color=colour, alpha=0.15)
-        axis.plot([0, *epsilons], [result["accuracy"], *(each["accuracy"] for each in result["budgets"])],
-                  "o-", markersize=4, color=colour, label=name)  # fmt: skip
+        name = names[number] if names else _name(result)
+        colour, marker = COLOURS[number % len(COLOURS)], _MARKERS[number % len(_MARKERS)]
+        curve = by_epsilon(result["attack"])
+        if not targeted:
+            curve.setdefault(0.0, dict.fromkeys(("accuracy", "lowest", "highest"), 100 - _clean_error(result)))
+        epsilons = sorted(curve)
+        axis.plot(
+            epsilons, [curve[each][key] for each in epsilons], label=name, color=colour, marker=marker, markersize=4
+        )
+        if not targeted:
+            bounds = [[curve[each][bound] for each in epsilons] for bound in ("lowest", "highest")]
+            axis.fill_between(epsilons, *bounds, color=colour, alpha=0.15, linewidth=0)
+        points = (published or {}).get(name, {})
+        axis.plot([*points], [*points.values()], linestyle="", marker=marker, markersize=6, color=colour, alpha=0.3)
     axis.set(
-        xlabel=f"epsilon, {'grey levels' if results[0]['space'] == 'grey_levels' else 'units of the network input'}",
-        ylabel="taken for the target, %" if targeted else "accuracy, %",
+        xlabel=f"epsilon, in {_UNITS[results[0]['space']]}",
+        ylabel="taken for the target, % of images" if targeted else "accuracy, % of images",
         ylim=(-2, 102),
     )
     axis.grid(alpha=0.3)
-    axis.legend()
+    axis.legend(fontsize=8)
     return figure
+
+
+def sheet(examples: Examples, classes: Sequence[str] = ()) -> Figure:
+    """Images as they are, and for each epsilon what the attack adds, times 1 / (2 epsilon), and what comes out.
+
+    Captions say what an image shows, and what the network takes it for under each attack. The images of a stereo pair
+    are side by side.
+
+    Args:
+        examples: of ``Attacked.examples``.
+        classes: their names.
+    """
+    low, high = examples.box.low, examples.box.high
+    if not high < torch.inf:  # standardised
+        low, high = examples.images.min().item(), examples.images.max().item()
+    rows, pictures = ["as it is"], [(examples.images - low) / (high - low)]
+    for epsilon, attacked in examples.attacked.items():
+        change = attacked - examples.images
+        rows += [f"change, {epsilon:g}", f"attacked, {epsilon:g}"]
+        pictures += [change / (2 * abs(epsilon)) + 0.5, (attacked - low) / (high - low)]
+    columns = []
+    for number, label in enumerate(examples.labels.tolist()):
+        found = ", ".join(name_of_class(classes, int(each[number])) for each in examples.found.values())
+        caption = f"{name_of_class(classes, label)}: {found}" if found else name_of_class(classes, label)
+        columns.append(Column(caption, [_flat(each[number]) for each in pictures]))
+    return picture_grid([Group("what it shows: what the network says when it is attacked", columns)], rows)
+
+
+def _flat(picture: Tensor) -> Tensor:
+    """A stereo pair side by side, as one channel."""
+    return torch.cat([*picture], dim=1)[None] if len(picture) == 2 else picture
+
+
+def _name(result: Mapping[str, Any]) -> str:
+    attack = result["options"]["_target_"].rpartition(".")[2]
+    return f"{Path(result['checkpoint']).parents[1].name}, {attack}"
+
+
+def _clean_error(result: Mapping[str, Any]) -> float:
+    return float(result[result["split"]]["error"])

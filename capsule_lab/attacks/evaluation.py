@@ -1,10 +1,10 @@
-"""Accuracy under attack: images of a run, attacked over several budgets, against any network."""
+"""What a network says of images that were attacked over several budgets."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import torch
@@ -13,9 +13,10 @@ from torch import Tensor
 
 from capsule_lab.attacks import losses
 from capsule_lab.attacks.gradient import Box, Images, Objective, gradient_of
-from capsule_lab.attacks.losses import AttackLoss
 
 LogitsOf = Callable[[Images], Float[Tensor, "batch class"]]
+ErrorsOf = Callable[[Images], Float[Tensor, " batch"]]
+TrainingLoss = Callable[[Images, Int64[Tensor, " batch"]], Float[Tensor, ""]]
 AttackFunction = Callable[..., Images]
 """``attack(objective, images, epsilon, key=…, box=…)``: see ``gradient.fgsm``."""
 LossName = Literal["cross_entropy", "margin", "dlr", "training"]
@@ -41,46 +42,30 @@ class Prepared:
 
 
 @dataclass
-class Counts:
-    """What images were taken for, at one epsilon and for one target.
+class Answers:
+    """What a network says of images under one attack, all on the CPU.
 
     Attributes:
-        target: class that the attack was to reach; ``None`` for anything but the label.
-        images: how many there were.
-        right: how many were classified right when attacked.
-        reached: how many were taken for the target; of those that had another label and were right before,
-            ``reached_of_eligible``, of ``eligible``.
-        change: sum over images of the mean change of a pixel, in units of the space; ``grey_change`` in grey levels.
+        logits: of every class, ``(images, classes)``.
+        change: mean change of a pixel, in units of the space, ``(images,)``.
+        reconstruction_errors: of the winning class, ``(images,)``; empty if they were not asked for.
     """
 
-    epsilon: float
-    target: int | None
-    images: int = 0
-    right: int = 0
-    reached: int = 0
-    eligible: int = 0
-    reached_of_eligible: int = 0
-    change: float = 0.0
-    grey_change: float = 0.0
+    logits: Float[Tensor, "images class"] = field(default_factory=lambda: torch.empty(0, 0))
+    change: Float[Tensor, " images"] = field(default_factory=lambda: torch.empty(0))
+    reconstruction_errors: Float[Tensor, " some"] = field(default_factory=lambda: torch.empty(0))
 
-    def add(
-        self,
-        found: Int64[Tensor, " batch"],
-        batch: Prepared,
-        attacked: Images,
-        was_right: Bool[Tensor, " batch"],
-    ) -> None:
-        """Count a batch, of which the attacked network says ``found``."""
-        size = (attacked - batch.images).abs().flatten(1).mean(1)
-        self.images += len(found)
-        self.right += int((found == batch.labels).sum())
-        self.change += float(size.sum())
-        self.grey_change += float((size * batch.grey_levels).sum())
-        eligible = was_right if self.target is None else was_right & (batch.labels != self.target)
-        reached = found != batch.labels if self.target is None else found == self.target
-        self.reached += int(reached.sum())
-        self.eligible += int(eligible.sum())
-        self.reached_of_eligible += int((reached & eligible).sum())
+    @property
+    def found(self) -> Int64[Tensor, " images"]:
+        """The class that each image is taken for."""
+        return self.logits.argmax(1)
+
+    def add(self, logits: Tensor, change: Tensor, errors: Tensor | None) -> None:
+        """Append a batch."""
+        self.logits = torch.cat([self.logits.reshape(-1, logits.shape[1]), logits.cpu()])
+        self.change = torch.cat([self.change, change.cpu()])
+        if errors is not None:
+            self.reconstruction_errors = torch.cat([self.reconstruction_errors, errors.cpu()])
 
 
 @dataclass
@@ -88,17 +73,68 @@ class Measured:
     """Everything that an evaluation has found.
 
     Attributes:
-        clean: how many of ``images`` were right when they were not attacked.
-        counts: by epsilon and target.
-        gradients: of the loss by each image that was not attacked, where they were asked for.
-        keys: of the images, in order.
+        labels, keys, grey_levels: of the images, in order, as in ``Prepared``.
+        clean: of the images as they are.
+        attacked: by epsilon and target; ``None`` is the target of attacks that only avoid the label.
     """
 
-    images: int = 0
-    clean: int = 0
-    counts: dict[tuple[float, int | None], Counts] = field(default_factory=dict)
-    gradients: list[Tensor] = field(default_factory=list)
+    labels: Int64[Tensor, " images"] = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
     keys: list[int] = field(default_factory=list)
+    grey_levels: Float[Tensor, " images"] = field(default_factory=lambda: torch.empty(0))
+    clean: Answers = field(default_factory=Answers)
+    attacked: dict[tuple[float, int | None], Answers] = field(default_factory=dict)
+
+    @property
+    def was_right(self) -> Bool[Tensor, " images"]:
+        """Which images the network takes for what they are when nothing attacks them."""
+        return self.clean.found == self.labels
+
+    def accuracy(self, epsilon: float, target: int | None = None) -> float:
+        """Percent of all images that are classified right when attacked."""
+        return 100 * (self.attacked[epsilon, target].found == self.labels).double().mean().item()
+
+
+@dataclass(frozen=True)
+class NetworkObjective:
+    """What an attack on the images of a batch raises: a loss of a network's logits.
+
+    Attributes:
+        loss: of ``losses``, or ``"training"``.
+        labels: of the images.
+        target: class that the network shall say; ``None`` is any but the label.
+        logits_of: of the network that the attack sees.
+        training_loss: of ``"training"``: the loss of images and classes that the network was trained with.
+    """
+
+    loss: LossName
+    labels: Int64[Tensor, " batch"]
+    target: int | None
+    logits_of: LogitsOf
+    training_loss: TrainingLoss | None = None
+
+    def at(self, chosen: Int64[Tensor, " part"]) -> NetworkObjective:
+        """That of some of the images."""
+        return replace(self, labels=self.labels[chosen])
+
+    def __call__(self, images: Images) -> Float[Tensor, " batch"]:
+        """One number per image.
+
+        Raises:
+            ValueError: for ``"training"`` without a training loss.
+        """
+        targeted = self.target is not None
+        classes = torch.full_like(self.labels, self.target) if self.target is not None else self.labels
+        if self.loss == "training":
+            if self.training_loss is None:
+                raise ValueError("loss is 'training', and there is no training loss; expected one")
+            loss = self.training_loss(images, classes).expand(len(images))
+            return -loss if targeted else loss
+        logits = self.logits_of(images)
+        if self.loss == "dlr":
+            return losses.dlr(logits, self.labels, targets=classes if targeted else None)
+        return {"cross_entropy": losses.cross_entropy, "margin": losses.margin}[self.loss](
+            logits, classes, targeted=targeted
+        )
 
 
 def measure(
@@ -109,12 +145,12 @@ def measure(
     *,
     attacked: LogitsOf,
     crafted_with: LogitsOf | None = None,
-    training_loss: Callable[[Images, Tensor], Tensor] | None = None,
+    training_loss: TrainingLoss | None = None,
+    errors_of: ErrorsOf | None = None,
     targets: Sequence[int | None] = (None,),
-    keep_gradients: bool = False,
     on_step: Callable[[int], None] | None = None,
 ) -> Measured:
-    """Attack every batch with every budget, and count what the network says.
+    """Attack every batch with every budget, and keep what the network says.
 
     Args:
         batches: the images.
@@ -125,55 +161,44 @@ def measure(
         crafted_with: those that the attack sees: another network's, for a transfer, or those with equal couplings;
             ``None`` is ``attacked``.
         training_loss: of images and labels.
+        errors_of: of images, by the decoder of the network that is to be fooled; ``None`` keeps none.
         targets: classes to reach, one after another; ``None`` is any class but the label.
-        keep_gradients: whether gradients of the unattacked images are kept.
         on_step: called with the number of images after each batch, epsilon and target.
     """
     crafted_with = crafted_with or attacked
     measured = Measured()
     restarts = "chosen_by" in inspect.signature(attack).parameters
-    for batch in batches:
+
+    def ask(answers: Answers, images: Images, batch: Prepared) -> None:
+        change = (images - batch.images).abs().flatten(1).mean(1)
         with torch.no_grad():
-            was_right = attacked(batch.images).argmax(1) == batch.labels
-        measured.images += len(batch.labels)
-        measured.clean += int(was_right.sum())
+            answers.add(attacked(images), change, errors_of(images) if errors_of else None)
+
+    for batch in batches:
+        measured.labels = torch.cat([measured.labels, batch.labels.cpu()])
+        measured.grey_levels = torch.cat([measured.grey_levels, batch.grey_levels.cpu()])
         measured.keys += batch.key.tolist()
+        ask(measured.clean, batch.images, batch)
         for target in targets:
-            objective = objective_of(loss, batch.labels, target, crafted_with, training_loss)
+            objective = NetworkObjective(loss, batch.labels, target, crafted_with, training_loss)
             # any success of any restart counts, also where the loss is another
-            chosen = {"chosen_by": objective_of("margin", batch.labels, target, crafted_with)} if restarts else {}
-            if keep_gradients and target is targets[0]:
-                measured.gradients.append(gradient_of(objective, batch.images).cpu())
+            chosen = {"chosen_by": replace(objective, loss="margin")} if restarts else {}
             for epsilon in epsilons:
                 images = attack(objective, batch.images, epsilon, key=batch.key, box=batch.box, **chosen)
-                with torch.no_grad():
-                    found = attacked(images).argmax(1)
-                counts = measured.counts.setdefault((epsilon, target), Counts(epsilon, target))
-                counts.add(found, batch, images, was_right)
+                ask(measured.attacked.setdefault((epsilon, target), Answers()), images, batch)
                 if on_step:
                     on_step(len(batch.labels))
     return measured
 
 
-def objective_of(
-    loss: LossName,
-    labels: Int64[Tensor, " batch"],
-    target: int | None,
-    logits_of: LogitsOf,
-    training_loss: Callable[[Images, Tensor], Tensor] | None = None,
-) -> Objective:
-    """What an attack on these images raises.
+def gradients_of(
+    batches: Iterable[Prepared], loss: LossName, logits: LogitsOf, training_loss: TrainingLoss | None = None
+) -> Float[Tensor, " images *shape"]:
+    """Of a loss of the labels by the images as they are, on the CPU.
 
-    Raises:
-        ValueError: for ``"training"`` without a training loss.
+    Args:
+        batches, loss, training_loss: see ``measure``.
+        logits: of the network.
     """
-    classes = labels if target is None else torch.full_like(labels, target)
-    if loss == "training":
-        if training_loss is None:
-            raise ValueError("loss is 'training', and there is no training loss; expected one")
-        sign = 1 if target is None else -1
-        return lambda images: sign * training_loss(images, classes).expand(len(images))
-    if loss == "dlr":
-        return lambda images: losses.dlr(logits_of(images), labels, targets=None if target is None else classes)
-    function: AttackLoss = {"cross_entropy": losses.cross_entropy, "margin": losses.margin}[loss]
-    return lambda images: function(logits_of(images), classes, targeted=target is not None)  # type: ignore[call-arg]
+    objectives = ((NetworkObjective(loss, each.labels, None, logits, training_loss), each.images) for each in batches)
+    return torch.cat([gradient_of(objective, images).cpu() for objective, images in objectives])

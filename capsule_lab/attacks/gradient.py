@@ -2,7 +2,8 @@
 
 An objective maps images to what the attack raises, one number per image: a loss of ``losses.py`` on the logits of a
 network, in whatever space the images are. It has to treat images apart from each other (evaluation mode), so that an
-image in a batch is attacked as it would be alone.
+image in a batch is attacked as it would be alone. One that knows the images of a batch apart, as by their labels, has a
+method ``at(chosen)``, the objective of some of them by their numbers.
 """
 
 from __future__ import annotations
@@ -23,11 +24,17 @@ Objective = Callable[[Images], Float[Tensor, " batch"]]
 Norm = Literal["linf", "l2"]
 
 
-class Box(NamedTuple):
-    """The pixels that there are: the same bounds for all, or of each image, ``(batch, 1, 1, 1)``."""
+def part_of(objective: Objective, chosen: Int64[Tensor, " part"]) -> Objective:
+    """The objective of some images of a batch: one that has no ``at`` is the same for all."""
+    at: Callable[[Tensor], Objective] | None = getattr(objective, "at", None)
+    return objective if at is None else at(chosen)
 
-    low: float | Tensor = -torch.inf
-    high: float | Tensor = torch.inf
+
+class Box(NamedTuple):
+    """The values that a pixel can have."""
+
+    low: float = -torch.inf
+    high: float = torch.inf
 
 
 UNIT = Box(0.0, 1.0)
@@ -98,8 +105,8 @@ def pgd(
         steps: how many.
         step_size: of each; ``None`` is ``2.5 * epsilon / steps`` (Madry's code), which can reach any point.
         restarts: how many starts.
-        chosen_by: of the restarts, the one for which this is largest is kept: a margin, where any success counts.
-            ``None`` is ``objective``.
+        chosen_by: of the restarts, the one for which this is largest is kept: a margin, where any success counts, so
+            that an image for which it is above 0 is not started again. ``None`` is ``objective``, and all starts.
         norm: what ``epsilon`` bounds.
 
     Raises:
@@ -109,16 +116,20 @@ def pgd(
     check_choice("norm", norm, ("linf", "l2"))
     step_size = 2.5 * epsilon / steps if step_size is None and steps > 0 else step_size
     _check(epsilon, steps, step_size)
-    chosen_by = chosen_by or objective
-    best, best_value = images, images.new_full((len(images),), -torch.inf)
+    best, best_value = images.clone(), images.new_full((len(images),), -torch.inf)
+    left = torch.arange(len(images), device=images.device)
     for restart in range(restarts):
-        start = _projected(images, random_start(images, epsilon, key, restart, norm), epsilon, box, norm)
-        attacked = _ascend(objective, images, start, epsilon, steps, step_size, box, norm)
+        part, own = images[left], key[left]
+        start = _projected(part, random_start(part, epsilon, own, restart, norm), epsilon, box, norm)
+        attacked = _ascend(part_of(objective, left), part, start, epsilon, steps, step_size, box, norm)
         with torch.no_grad():
-            value = chosen_by(attacked)
-        better = value > best_value
-        best = torch.where(_per_image(better, images), attacked, best)
-        best_value = torch.where(better, value, best_value)
+            value = part_of(chosen_by or objective, left)(attacked)
+        better = value > best_value[left]
+        best[left[better]], best_value[left[better]] = attacked[better], value[better]
+        if chosen_by is not None:
+            left = (best_value <= 0).nonzero()[:, 0]
+            if not len(left):
+                break
     return best
 
 
@@ -206,8 +217,8 @@ def _projected(images: Images, attacked: Images, epsilon: float, box: Box, norm:
         change = attacked - images
         attacked = images + change * (epsilon / _lengths(change).clamp(min=_SMALL)).clamp(max=1)
     # pixels of an image that are outside of the box stay, but get no further
-    low = torch.minimum(torch.as_tensor(box.low).to(images), images)
-    high = torch.maximum(torch.as_tensor(box.high).to(images), images)
+    low = images.clamp(max=box.low)
+    high = images.clamp(min=box.high)
     return torch.minimum(torch.maximum(attacked, low), high).detach()
 
 

@@ -13,8 +13,17 @@ from torch import Tensor, nn
 
 from capsule_lab.analysis.equal_couplings import equal_couplings
 from capsule_lab.attacks import masking
-from capsule_lab.attacks.evaluation import AttackFunction, LogitsOf, LossName, Measured, Prepared, measure, objective_of
-from capsule_lab.attacks.gradient import bim, fgsm, random_signs
+from capsule_lab.attacks.evaluation import (
+    AttackFunction,
+    LogitsOf,
+    LossName,
+    Measured,
+    NetworkObjective,
+    Prepared,
+    gradients_of,
+    measure,
+)
+from capsule_lab.attacks.gradient import Box, bim, fgsm, random_signs
 from capsule_lab.attacks.masking import Check
 from capsule_lab.attacks.spaces import Space, logits_of, prepare
 from capsule_lab.attacks.square import square
@@ -25,6 +34,24 @@ from capsule_lab.types import Batch
 STEPS = (1, 5, 10, 50, 200)
 """Of BIM, by which the checks see whether more steps help."""
 _FEW = 2  # ours: images for finite differences, each of which costs dozens of passes in float64
+
+
+@dataclass(frozen=True)
+class Examples:
+    """Images before and after attacks, on the CPU, in the space of the attack.
+
+    Attributes:
+        images, labels: as they are.
+        box: the pixels that there are.
+        attacked: by epsilon.
+        found: what the network takes them for, by epsilon.
+    """
+
+    images: Tensor
+    labels: Tensor
+    box: Box
+    attacked: dict[float, Tensor]
+    found: dict[float, Tensor]
 
 
 @dataclass
@@ -56,7 +83,6 @@ class Attacked:
         batches: list[Prepared] | None = None,
         crafted_with: LogitsOf | None = None,
         targets: Sequence[int | None] = (None,),
-        keep_gradients: bool = False,
     ) -> Measured:
         """``measure`` on all of the images, or on other ``batches``."""
         return measure(
@@ -68,9 +94,32 @@ class Attacked:
             crafted_with=crafted_with or self.crafted_with,
             training_loss=self.training_loss,
             targets=targets,
-            keep_gradients=keep_gradients,
             on_step=self.on_step,
         )
+
+    def examples(
+        self,
+        attack: AttackFunction,
+        loss: LossName,
+        epsilons: Sequence[float],
+        *,
+        images: int,
+        target: int | None = None,
+    ) -> Examples:
+        """The first images, before and after attacks.
+
+        Args:
+            attack, loss, epsilons: see ``measure``.
+            images: how many.
+            target: of the attack.
+        """
+        batch = first(self.batches, images)[0]
+        objective = NetworkObjective(loss, batch.labels, target, self.crafted_with, self.training_loss)
+        attacked = {each: attack(objective, batch.images, each, key=batch.key, box=batch.box) for each in epsilons}
+        with torch.no_grad():
+            found = {each: self.logits(made).argmax(1).cpu() for each, made in attacked.items()}
+        made = {each: found.cpu() for each, found in attacked.items()}
+        return Examples(batch.images.cpu(), batch.labels.cpu(), batch.box, made, found)
 
     def training_loss(self, images: Tensor, labels: Tensor) -> Tensor:
         """The loss of classification that the network was trained with, a mean over images."""
@@ -183,13 +232,13 @@ def checks(
     middle, largest = budgets[len(budgets) // 2], budgets[-1]
 
     def accuracy(attack: AttackFunction, epsilon: float = middle, loss: LossName = loss, **options: Any) -> float:
-        (counts,) = attacked.measured(attack, loss, [epsilon], batches=few, **options).counts.values()
-        return 100 * counts.right / counts.images
+        return attacked.measured(attack, loss, [epsilon], batches=few, **options).accuracy(epsilon)
 
-    own = masking.gradients(_gradients(attacked, few, loss))
-    theirs = (
-        None if baseline is None else masking.gradients(_gradients(baseline, first(baseline.batches, images), loss))
-    )
+    own = masking.gradients(gradients_of(few, loss, attacked.logits, attacked.training_loss))
+    theirs = None
+    if baseline is not None:
+        of_baseline = first(baseline.batches, images)
+        theirs = masking.gradients(gradients_of(of_baseline, loss, baseline.logits, baseline.training_loss))
     yield masking.zero_gradients(own, theirs)
     yield masking.gradient_size(own, theirs)
     at = f"at epsilon {middle:g}"
@@ -219,15 +268,10 @@ def _reaching(steps: int, epsilon: float) -> float:
     return epsilon if steps == 1 else 2.5 * epsilon / steps
 
 
-def _gradients(attacked: Attacked, batches: list[Prepared], loss: LossName) -> Tensor:
-    measured = attacked.measured(fgsm, loss, [], batches=batches, keep_gradients=True)
-    return torch.cat(measured.gradients)
-
-
 def _gradient_error(attacked: Attacked, batches: list[Prepared], loss: LossName) -> float:
     """In float64, where central differences are exact enough, on the CPU."""
     (few,) = first(batches, _FEW)
     network = copy.deepcopy(attacked.run.network).to("cpu", torch.float64)
     logits = logits_of(network, attacked.preprocess)
-    objective = objective_of("margin" if loss == "training" else loss, few.labels.cpu(), None, logits)
+    objective = NetworkObjective("margin" if loss == "training" else loss, few.labels.cpu(), None, logits)
     return masking.gradient_error(objective, few.images.to("cpu", torch.float64))

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from capsule_lab.attacks.gradient import UNIT, Box, Objective, random_bits
+from capsule_lab.attacks.gradient import UNIT, Box, Objective, part_of, random_bits
 from capsule_lab.errors import check_number
 
 _HALVED_AT = (10, 50, 200, 500, 1000, 2000, 4000, 6000, 8000)
@@ -47,8 +47,8 @@ def square(
     check_number("epsilon", epsilon, 0)
     check_number("queries", queries, 1)
     check_number("share", share, 0, 1, above=0)
-    low = torch.maximum(images - epsilon, torch.minimum(torch.as_tensor(box.low).to(images), images))
-    high = torch.minimum(images + epsilon, torch.maximum(torch.as_tensor(box.high).to(images), images))
+    low = torch.maximum(images - epsilon, images.clamp(max=box.low))
+    high = torch.minimum(images + epsilon, images.clamp(min=box.high))
     channels, height, width = images.shape[1:]
     with torch.no_grad():
         best = torch.where(_flips(key, 0, (channels, 1, width)), high, low)
@@ -62,7 +62,7 @@ def square(
             inside = _window(own, query, side, height, width)
             corner = torch.where(_flips(own, 4 * query + 3, (channels, 1, 1)), high[left], low[left])
             proposed = torch.where(inside[:, None], corner, best[left])
-            found = objective(proposed)
+            found = part_of(objective, left)(proposed)
             better = found > value[left]
             best[left[better]], value[left[better]] = proposed[better], found[better]
             if on_query:

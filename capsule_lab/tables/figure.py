@@ -10,10 +10,9 @@ from collections.abc import Sequence
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from capsule_lab.analysis.plotting import COLOURS
 from capsule_lab.tables.summary import Entry, Run
 
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-"""Of Okabe and Ito 2008, which people with any colour vision tell apart."""
 _MARKERS = "os^Dv<>P*X"
 
 
