@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -92,10 +93,8 @@ def check_options(config: DictConfig) -> None:
     """Check what can be checked before anything is opened.
 
     Raises:
-        ConfigError: for a missing checkpoint, an unknown choice, or a number that cannot be.
+        ConfigError: for an unknown choice, or a number that cannot be.
     """
-    if OmegaConf.is_missing(config, "ckpt"):
-        raise ConfigError("ckpt is missing; expected ckpt=<a .ckpt file or the directory of a run>")
     for name, choices in CHOICES.items():
         if config[name] not in choices:
             raise ConfigError(f"{name}={config[name]} does not exist; {suggest(str(config[name]), choices)}")
@@ -116,7 +115,8 @@ def attack(config: DictConfig) -> Outcome:
         config: of ``conf/attack.yaml``.
 
     Raises:
-        ConfigError, DataError, RunError: see ``check_options``, ``runs.open``, ``Run.data_with`` and
+        ConfigError: if ``ckpt`` is missing, and see ``check_options``.
+        DataError, RunError: see ``runs.open``, ``Run.data_with`` and
             ``attacks.of_runs.open_attacked``.
     """
     from hydra.utils import instantiate
@@ -124,6 +124,8 @@ def attack(config: DictConfig) -> Outcome:
     from capsule_lab import build, check, environment
     from capsule_lab.attacks import of_runs, records
 
+    if OmegaConf.is_missing(config, "ckpt"):
+        raise ConfigError("ckpt is missing; expected ckpt=<a .ckpt file or the directory of a run>")
     check_options(config)
     build.be_quiet()
     check.check(config)
@@ -148,14 +150,14 @@ def attack(config: DictConfig) -> Outcome:
         with _progress(attacked, "attacking", len(epsilons) * len(targets)):
             found = attacked.measured(function, config.loss, epsilons, targets=targets)
         seconds = time.monotonic() - began
-        checked = []
+        checked: list[dict[str, Any]] = []
         if config.checks and _name(config) in ALONG_GRADIENTS and not (config.targeted or source):
             other = of_runs.open_attacked(baseline, data, config.split, config.space, device) if baseline else None
             with _progress(attacked, "checking", None):
-                for each in of_runs.checks(
+                found_by = of_runs.checks(
                     attacked, function, config.loss, epsilons, images=config.check_images, baseline=other
-                ):
-                    checked.append({"name": each.name, "passed": each.passed, "found": each.found})
+                )
+                checked = [asdict(each) for each in found_by]
     result = {
         config.split: records.of_clean(found),
         "attack": records.of_budgets(found),

@@ -18,7 +18,7 @@ WIDTH = 160  # ours: of tables in files and pipes
 
 
 def report(config: DictConfig, command_line: str) -> None:
-    """Show the table, write it as Markdown, CSV, LaTeX and HTML, and error against time as a picture.
+    """Show the table, write it as Markdown, CSV, LaTeX and HTML, and its figures.
 
     Args:
         config: of ``conf/report.yaml``.
@@ -26,7 +26,7 @@ def report(config: DictConfig, command_line: str) -> None:
     """
     from capsule_lab import runs
     from capsule_lab.tables import formats
-    from capsule_lab.tables.figure import error_against_time
+    from capsule_lab.tables.figure import accuracy_under_attack, error_against_time
     from capsule_lab.tables.reader import read, select
     from capsule_lab.tables.summary import summarise
 
@@ -41,18 +41,20 @@ def report(config: DictConfig, command_line: str) -> None:
         console.print(printable(failure), markup=False, soft_wrap=True)
     folder = Path(str(config.out)) if config.out else runs.directories.root() / "reports"
     costs = error_against_time(entries)
+    figures = accuracy_under_attack(entries)
     for name, text in {
         f"{table.name}.md": formats.as_markdown(table, entries, command_line),
         f"{table.name}.csv": formats.as_csv(formats.as_frame(entries)),
         f"{table.name}_runs.csv": formats.as_csv(formats.runs_frame(entries)),
         f"{table.name}.tex": formats.as_latex(table, entries),
-        f"{table.name}.html": formats.as_page(table, entries, command_line, costs),
+        f"{table.name}.html": formats.as_page(table, entries, command_line, costs, figures),
     }.items():
         runs.files.write_text(folder / name, text)
         console.print(f"written to {folder / name}", markup=False, soft_wrap=True)
-    if costs:
-        runs.files.save_figure(costs, folder / f"{table.name}.png")
-        console.print(f"written to {folder / table.name}.png", markup=False, soft_wrap=True)
+    pictures = {f"{table.name}_{key}": figure for key, figure in figures.items()}
+    for name, figure in (pictures | ({table.name: costs} if costs else {})).items():
+        runs.files.save_figure(figure, folder / f"{name}.png")
+        console.print(f"written to {folder / name}.png", markup=False, soft_wrap=True)
 
 
 def main() -> None:

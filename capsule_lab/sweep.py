@@ -9,6 +9,7 @@ from typing import Any
 from omegaconf import DictConfig
 
 from capsule_lab import runs, train
+from capsule_lab.attack import attack
 from capsule_lab.command import command
 from capsule_lab.config import compose
 from capsule_lab.environment import replaced_command_line
@@ -17,17 +18,18 @@ from capsule_lab.runs import lock
 from capsule_lab.signals import interruptible
 from capsule_lab.tables import evaluations
 from capsule_lab.tables.arguments import FOR_SWEEP, for_hydra
+from capsule_lab.tables.schema import EvaluatedBy
 
 
 def run(config: DictConfig) -> None:
-    """One job: train as ``config`` says, or evaluate the weights that it gives if it has the key ``evaluate``."""
-    if evaluations.KEY in config:
-        evaluate_weights(config)
+    """One job: train as ``config`` says, or evaluate the weights that it gives if a key of ``evaluations`` says so."""
+    if by := evaluations.command_of(config):
+        evaluate_weights(config, by)
     else:
         train.attempt(config)
 
 
-def evaluate_weights(config: DictConfig) -> None:
+def evaluate_weights(config: DictConfig, by: EvaluatedBy) -> None:
     """Evaluate the finished run of a configuration, unless that has been done, and write the result beside it.
 
     Raises:
@@ -41,16 +43,16 @@ def evaluate_weights(config: DictConfig) -> None:
         if runs.results.read_evaluation(path) is not None:
             return
         began = time.monotonic()
-        with replaced_command_line("capsule_lab.evaluate", overrides):
-            result = evaluation(overrides)
+        with replaced_command_line(f"capsule_lab.{by}", overrides):
+            result = evaluation(by, overrides)
         if runs.directories.is_first_process():
             runs.files.write_record(path, {**result, "evaluation_seconds": round(time.monotonic() - began, 1)})
 
 
-def evaluation(overrides: list[str]) -> dict[str, Any]:
-    """The result of ``capsule_lab.evaluate`` for these overrides."""
-    result, _ = evaluate_checkpoint(compose("evaluate", overrides))
-    return result
+def evaluation(by: EvaluatedBy, overrides: list[str]) -> dict[str, Any]:
+    """The result of a command that evaluates for these overrides."""
+    config = compose(by, overrides)
+    return attack(config).result if by == "attack" else evaluate_checkpoint(config)[0]
 
 
 def main() -> None:

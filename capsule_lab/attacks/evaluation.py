@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
 from capsule_lab.attacks import losses
-from capsule_lab.attacks.gradient import Box, Images, Objective, gradient_of
+from capsule_lab.attacks.gradient import Box, Images, gradient_of
 
 LogitsOf = Callable[[Images], Float[Tensor, "batch class"]]
 ErrorsOf = Callable[[Images], Float[Tensor, " batch"]]

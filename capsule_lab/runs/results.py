@@ -32,6 +32,7 @@ class _Evaluation(BaseModel, strict=True, allow_inf_nan=False):
     provenance: _Provenance
     test: dict[str, float] = {}
     val: dict[str, float] = {}
+    attack: dict[str, float | None] = {}
 
 
 class _Result(_Evaluation):

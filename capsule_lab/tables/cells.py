@@ -133,7 +133,7 @@ class Cell(ABC):
         directory, result = self.finished
         split, _, name = metric.partition("/")
         if name not in result.get(split, {}):
-            splits = ("test", "val", "time_to_accuracy")
+            splits = ("test", "val", "time_to_accuracy", "attack")
             known = [f"{split}/{name}" for split in splits for name in result.get(split, {})]
             raise TableError(f"{directory} has no {metric}; expected one of {', '.join(known)}")
         found = result[split][name]
@@ -191,11 +191,11 @@ class EvaluationCell(Cell):
 
     @property
     def command(self) -> str:
-        return shlex.join(["python", "-m", "capsule_lab.evaluate", *self.overrides])
+        return shlex.join(["python", "-m", f"capsule_lab.{self.row.by}", *self.overrides])
 
     @property
     def job(self) -> tuple[str, ...]:
-        return (*self.training.overrides, job_override(self.evaluate))
+        return (*self.training.overrides, job_override(self.row.by, self.evaluate))
 
     @property
     def directories(self) -> list[Path]:

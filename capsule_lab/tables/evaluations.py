@@ -1,7 +1,7 @@
 """Evaluations of the weights of a table's training runs: what their jobs run, and where their results are.
 
 The configuration of such a job is that of the training run, plus the overrides of the evaluation under the key
-``evaluate``. So it is found, locked and queued by the hash of its configuration, like a training run; and one result
+``evaluate``, or ``evaluate_by_attack`` for the command ``attack``. So it is found, locked and queued by the hash of its configuration, like a training run; and one result
 serves every table that asks for it.
 """
 
@@ -9,47 +9,60 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from capsule_lab import runs
+from capsule_lab.attack import check_options as check_attack
 from capsule_lab.check import check
 from capsule_lab.config import compose, quoted
-from capsule_lab.errors import ConfigError, RunError, suggest
+from capsule_lab.errors import RunError
+from capsule_lab.evaluate import check_split
 from capsule_lab.runs.trust import packages_of
+from capsule_lab.tables.schema import OF_OTHER_ROWS, EvaluatedBy
 
-KEY = "evaluate"
+KEYS: Mapping[EvaluatedBy, str] = {"evaluate": "evaluate", "attack": "evaluate_by_attack"}
+"""Keys of a job's configuration by command; ``attack`` is a group of options."""
+UNKNOWN = "???"
+"""In place of weights that are not there yet."""
 _DEVICES = ("accelerator", "devices", "num_nodes", "strategy")  # a launcher assigns them by the training run's
 
 
-def job_override(evaluate: Sequence[str]) -> str:
+def command_of(config: DictConfig) -> EvaluatedBy | None:
+    """By which command a job evaluates; ``None`` if it trains."""
+    return next((command for command, key in KEYS.items() if key in config), None)
+
+
+def job_override(by: EvaluatedBy, evaluate: Sequence[str]) -> str:
     """The override that makes the job of a training run evaluate its weights instead."""
-    return f"+{KEY}=[{','.join(map(quoted, evaluate))}]"
+    return f"+{KEYS[by]}=[{','.join(map(quoted, evaluate))}]"
 
 
-def fingerprint(training: DictConfig, evaluate: Sequence[str]) -> str:
+def fingerprint(training: DictConfig, by: EvaluatedBy, evaluate: Sequence[str]) -> str:
     """The hash of such a job's configuration."""
     config = training.copy()
     with open_dict(config):
-        config[KEY] = [override.replace("${", r"\${") for override in evaluate]
+        config[KEYS[by]] = [override.replace("${", r"\${") for override in evaluate]
     return runs.directories.config_hash(config)
 
 
 def of_job(config: DictConfig) -> tuple[list[str], Path]:
-    """What a job whose configuration has ``evaluate`` is to do.
+    """What a job that evaluates is to do.
 
     Returns:
-        Overrides of ``capsule_lab.evaluate``, and the file for the result.
+        Overrides of the command, and the file for the result.
 
     Raises:
         RunError: if the training run has not finished.
     """
     training = config.copy()
+    by = command_of(config)
+    assert by is not None
     with open_dict(training):
-        evaluate = list(training.pop(KEY))
+        evaluate = list(training.pop(KEYS[by]))
     finished = runs.standins.finished_run(training)
     if finished is None:
         raise RunError(
@@ -57,36 +70,50 @@ def of_job(config: DictConfig) -> tuple[list[str], Path]:
             f"{runs.directories.root()}; train it before its evaluation"
         )
     path = result_file(finished[0], runs.directories.config_hash(config))
-    return command_overrides(training, evaluate, weights_of(*finished)), path
+    return command_overrides(training, by, evaluate, weights_of(*finished)), path
 
 
-def command_overrides(training: DictConfig, evaluate: Sequence[str], weights: str) -> list[str]:
-    """Overrides of ``capsule_lab.evaluate``: the checkpoint, devices as in training, then those of the table.
+def command_overrides(training: DictConfig, by: EvaluatedBy, evaluate: Sequence[str], weights: str) -> list[str]:
+    """Overrides of the command: the checkpoint, devices as in training, then those of the table.
 
     ``data.<option>`` changes the data of training, unless ``data=`` names other data. Packages that the configuration
     of training names are trusted, as that was not read from the checkpoint.
     """
     standard = _standard_trainer()
-    devices = [f"trainer.{key}={training.trainer[key]}" for key in _DEVICES if training.trainer[key] != standard[key]]
+    names = _DEVICES if by == "evaluate" else _DEVICES[:1]  # one process attacks
+    devices = [f"trainer.{key}={training.trainer[key]}" for key in names if training.trainer[key] != standard[key]]
     own_data = not any(override.startswith("data=") for override in evaluate)
-    given = [f"+{override}" if own_data and override.startswith("data.") else override for override in evaluate]
-    checkpoint = weights if re.fullmatch(r"[\w./?-]+", weights) else quoted(weights)
+    found = map(_with_weights, evaluate)
+    given = [f"+{override}" if own_data and override.startswith("data.") else override for override in found]
     packages = packages_of(OmegaConf.to_container(training, resolve=True))
     asked = any(override.startswith("trust=") for override in evaluate)
     trust = [f"trust=[{','.join(packages)}]"] if packages and not asked else []
-    return [f"ckpt={checkpoint}", *devices, *trust, *given]
+    return [f"ckpt={_as_value(weights)}", *devices, *trust, *given]
 
 
-def verify(training: DictConfig, overrides: Sequence[str]) -> None:
+def _with_weights(override: str) -> str:
+    """An override with the file of weights in place of the hash of the training run that gave them."""
+    key, _, value = override.partition("=")
+    if key not in OF_OTHER_ROWS:
+        return override
+    finished = next(((each, result) for each in runs.directories.attempts(value)
+                     if (result := runs.results.read_result(each, value))), None)  # fmt: skip
+    return f"{key}={_as_value(weights_of(*finished) if finished else UNKNOWN)}"
+
+
+def _as_value(path: str) -> str:
+    return path if re.fullmatch(r"[\w./?-]+", path) else quoted(path)
+
+
+def verify(training: DictConfig, by: EvaluatedBy, overrides: Sequence[str]) -> None:
     """Compose the evaluation's configuration, with the data of training, and bind it to the signatures behind it.
 
     Raises:
         ConfigError: for an option that does not exist or a value that cannot be.
         HydraException: for overrides that cannot be composed.
     """
-    config = compose("evaluate", overrides)
-    if config.split not in ("test", "val"):
-        raise ConfigError(f"split={config.split} does not exist; {suggest(str(config.split), ('test', 'val'))}")
+    config = compose(by, overrides)
+    check_attack(config) if by == "attack" else check_split(config.split)
     given = config.get("data") or {}
     if "_target_" not in given:
         data = OmegaConf.create(OmegaConf.to_container(training.data))  # no struct flag: `check` names what is unknown

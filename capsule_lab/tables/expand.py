@@ -61,7 +61,7 @@ def verify(cell: Cell) -> None:
     """
     if isinstance(cell, EvaluationCell):
         with _named_in_errors(cell.row, cell.column, "evaluate"):
-            evaluations.verify(cell.training.config, cell.overrides)
+            evaluations.verify(cell.training.config, cell.row.by, cell.overrides)
     elif isinstance(cell, TrainingCell):
         with _named_in_errors(cell.row, cell.column):
             check(cell.config)
@@ -128,13 +128,18 @@ def _labels(table: Table, row: Row, column: Column, seed: int, config: DictConfi
 def _evaluation_cells(table: Table, row: Row, column: Column, cells: _Cells) -> list[EvaluationCell]:
     found = []
     for seed in table.seeds:
-        training, evaluate = cells.get((row.of, column.name, seed)), row.evaluate[column.name]
-        if not isinstance(training, TrainingCell):
-            continue  # that row has no runs in this column
-        weights = evaluations.weights_of(*training.finished) if training.finished else "???"
-        overrides = tuple(evaluations.command_overrides(training.config, evaluate, weights))
-        fingerprint = evaluations.fingerprint(training.config, evaluate)
-        waits_for = "" if training.finished else row.of
+        names = [row.of, *(other for other, _ in row.takes.values())]
+        sources = [cells.get((name, column.name, seed)) for name in names]
+        trained = [cell for cell in sources if isinstance(cell, TrainingCell)]
+        if len(trained) < len(sources):
+            continue  # one of those rows has no runs in this column
+        training, *others = trained
+        taken = [f"{key}={cell.fingerprint}" for key, cell in zip(row.takes, others, strict=True)]
+        evaluate = (*row.evaluate[column.name], *taken)
+        weights = evaluations.weights_of(*training.finished) if training.finished else evaluations.UNKNOWN
+        overrides = tuple(evaluations.command_overrides(training.config, row.by, evaluate, weights))
+        fingerprint = evaluations.fingerprint(training.config, row.by, evaluate)
+        waits_for = next((cell.row.name for cell in trained if not cell.finished), "")
         found.append(EvaluationCell(row, column, seed, overrides, fingerprint, waits_for, training, evaluate))
     return found
 

@@ -1,4 +1,4 @@
-"""Error against the time of training: one point for each row of a table."""
+"""Figures of a table: error against the time of training, and accuracy against the budget of attacks."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import os
 import re
 import statistics
 from collections.abc import Sequence
+from typing import Any
 
+import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -49,6 +51,55 @@ def error_against_time(entries: Sequence[Entry]) -> Figure | None:
     handles, labels = axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=2 * len(panels), fontsize=8, frameon=False)
     return figure
+
+
+def accuracy_under_attack(entries: Sequence[Entry]) -> dict[str, Figure]:
+    """Curves of the rows that ``capsule_lab.attack`` evaluates, by name: ``attacks``, ``targeted_attacks``.
+
+    Of several seeds, the mean, and in place of an interval the smallest and the largest. Published values of the
+    accuracy, or of the success, are pale points, beside results on real data only.
+
+    Args:
+        entries: of ``summarise``.
+    """
+    from capsule_lab.analysis.attacks import accuracy_figure  # torch
+
+    records: dict[tuple[str, str], dict[str, list[Run]]] = {}
+    published: dict[str, dict[float, float]] = {}
+    for entry in entries:
+        if entry.row.by != "attack":
+            continue
+        _, epsilon, _ = entry.column.metric.split("/")
+        for run in entry.runs:
+            label = entry.row.label if run.real else f"{entry.row.label}, stand-in"
+            kind = "targeted_attacks" if run.result["targeted"] else "attacks"
+            same = records.setdefault((kind, run.result["space"]), {}).setdefault(label, [])
+            if run.cell.fingerprint not in {each.cell.fingerprint for each in same}:
+                same.append(run)
+        if entry.published and entry.ours:
+            published.setdefault(entry.row.label, {})[float(epsilon)] = entry.published.mean
+    figures = {}
+    for (kind, space), rows in records.items():
+        name = kind if space == "input" else f"{kind}_in_{space}"
+        figures[name] = accuracy_figure([_over_seeds(runs) for runs in rows.values()], [*rows], published)
+    return figures
+
+
+def _over_seeds(runs: Sequence[Run]) -> dict[str, Any]:
+    """A record of an attack, with means over several."""
+    results = [run.result for run in runs]
+    if len(results) == 1:
+        return results[0]
+    numbers = pd.DataFrame([result["attack"] for result in results], dtype=float)
+    merged = numbers.mean().to_dict()
+    for name in numbers:
+        epsilon, _, key = str(name).partition("/")
+        if key in ("lowest", "highest"):
+            accuracies = numbers[f"{epsilon}/accuracy"]
+            merged[name] = accuracies.min() if key == "lowest" else accuracies.max()
+    split = results[0]["split"]
+    clean = statistics.fmean(result[split]["error"] for result in results)
+    return {**results[0], "attack": merged, split: {"error": clean}}
 
 
 def _draw(axis: Axes, points: Sequence[tuple[Entry, list[Run]]], families: dict[str, str]) -> None:

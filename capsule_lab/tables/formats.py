@@ -60,7 +60,9 @@ def on_terminal(table: Table, entries: Sequence[Entry]) -> list[RichTable]:
         for number, heading in enumerate(HEADINGS):
             rich.add_column(heading, justify="right" if 0 < number < len(HEADINGS) - 1 else "left")
         for entry in part:
-            rich.add_row(*map(Text, cells_of(entry)), style="red" if "failed" in entry.state else None)
+            rich.add_row(
+                *map(Text, cells_of(entry)), style="red" if "failed" in entry.state or entry.failed_checks else None
+            )
         shown.append(rich)
     return shown
 
@@ -170,7 +172,13 @@ def as_latex(table: Table, entries: Sequence[Entry]) -> str:
     return str(text).replace("±", r"$\pm$")
 
 
-def as_page(table: Table, entries: Sequence[Entry], command: str, costs: Figure | None = None) -> str:
+def as_page(
+    table: Table,
+    entries: Sequence[Entry],
+    command: str,
+    costs: Figure | None = None,
+    attacks: Mapping[str, Figure] | None = None,
+) -> str:
     """One self-contained HTML page: tables, curves of every run, figures of the best, commands.
 
     Args:
@@ -178,6 +186,7 @@ def as_page(table: Table, entries: Sequence[Entry], command: str, costs: Figure 
         entries: of ``summarise``.
         command: that made it.
         costs: of ``error_against_time``.
+        attacks: of ``accuracy_under_attack``.
     """
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=jinja2.StrictUndefined
@@ -190,6 +199,7 @@ def as_page(table: Table, entries: Sequence[Entry], command: str, costs: Figure 
         notes=notes(entries),
         failures=failures(entries),
         costs=costs and _svg(costs),
+        attacks={name.replace("_", " "): _svg(figure) for name, figure in (attacks or {}).items()},
         runs=runs_frame(entries)
         .drop(columns=["hardware", "commit"], errors="ignore")
         .astype(object)

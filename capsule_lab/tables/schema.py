@@ -19,17 +19,28 @@
       - name: several_crops                    is not trained, but
         of: three_iterations                   evaluates the weights of that row, with the same seed,
         evaluate: [data.test_crops=13]         by these overrides of capsule_lab.evaluate; or a list per column
+      - name: attacked
+        of: three_iterations
+        by: attack                             by those of capsule_lab.attack; shown in columns of attack/…
+        evaluate: [attack=pgd]
+        takes: {source: [cnn, checkpoint]}     a file with the weights of another row, with the same seed
+
+A column whose metric is ``attack/<epsilon>/<quantity>`` shows rows that are evaluated by ``attack``, other columns show
+all others.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from capsule_lab.errors import suggest
+
+EvaluatedBy = Literal["evaluate", "attack"]
+"""Commands that evaluate the weights of a row."""
 
 _NOT_FOR_TRAINING = {
     "seed": "leave it out, seeds=[…] are those of a table",
@@ -38,7 +49,15 @@ _NOT_FOR_TRAINING = {
         "leave it out, a table knows where its runs are and continues each",
     ),
 }
-_NOT_FOR_EVALUATION = {"ckpt": "leave it out, of: names the row whose weights are evaluated"}
+OF_OTHER_ROWS = ("source", "baseline")
+"""Options of evaluations that are weights of other rows."""
+_OTHER_ROWS = "leave it out, takes: {KEY: [<row>, checkpoint]} names the row"
+_NOT_FOR_EVALUATION = {
+    "ckpt": "leave it out, of: names the row whose weights are evaluated",
+    **{key: _OTHER_ROWS.replace("KEY", key) for key in OF_OTHER_ROWS},
+}
+CHECKPOINT = "checkpoint"
+"""What an evaluation takes of other rows."""
 
 
 def check_override(text: str, refused: Mapping[str, str] = _NOT_FOR_TRAINING) -> str:
@@ -104,6 +123,11 @@ class Column(_Part):
     metric: str
     statistic: Literal["mean", "median"] = Field("mean", description="mean or median")
 
+    def shows(self, row: Row) -> bool:
+        """Whether the row has the quantity: an evaluation of its command, or published values."""
+        command = self.metric.partition("/")[0]
+        return not row.has_runs or row.by == (command if command in get_args(EvaluatedBy) else "evaluate")
+
 
 class Row(_Part):
     """One line of a table: trained, an evaluation of another row's weights, or published values only.
@@ -112,6 +136,7 @@ class Row(_Part):
         overrides: of training, by column.
         takes: by key of a configuration, the row above and its metric that are the value.
         of: the row above whose weights are evaluated.
+        by: the command that evaluates them.
         evaluate: overrides of the evaluation, by column.
     """
 
@@ -122,6 +147,7 @@ class Row(_Part):
     note: str = ""
     takes: Mapping[str, tuple[str, str]] = Field({}, description="key: [row, metric]")
     of: str = ""
+    by: EvaluatedBy = Field("evaluate", description="evaluate or attack")
     evaluate: Mapping[str, EvaluationOverrides] = Field({}, description=_OVERRIDES)
 
     @property
@@ -183,11 +209,12 @@ class Content(_Part):
             for other in sorted(row.needs - {*names[:number]}):
                 key = "of" if other == row.of else "takes"
                 raise ValueError(f"row {row.name}: {key} names {other}; expected a row above it")
-            if bool(row.of) is not bool(row.evaluate) or (row.of and (row.overrides or row.takes)):
+            if bool(row.of) is not bool(row.evaluate) or (row.of and row.overrides):
                 raise ValueError(
                     f"row {row.name} has {', '.join(sorted(row.model_fields_set))}; expected of and evaluate together "
                     "for an evaluation, overrides (and takes) for training, or neither"
                 )
+            _check_taken(row)
             if row.of and not self.rows[names.index(row.of)].overrides:
                 raise ValueError(f"row {row.name}: of is {row.of}, which is not trained; expected a row with overrides")
         return self
@@ -203,6 +230,13 @@ class Table(Content):
 
     name: str
     head: str
+
+
+def _check_taken(row: Row) -> None:
+    for key, (other, metric) in row.takes.items():
+        if (metric == CHECKPOINT) is not bool(row.of):
+            expected = f"[{other}, {CHECKPOINT}]" if row.of else f"a metric of {other}, such as val/error"
+            raise ValueError(f"row {row.name}: takes has {key}: [{other}, {metric}]; expected {expected}")
 
 
 def _by_column(row: Any, columns: list[str]) -> Any:

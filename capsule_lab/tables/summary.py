@@ -155,7 +155,15 @@ class Entry:
         without = f"without {self.column.metric}"
         found = Counter(without if cell.status == DONE else cell.status for cell in self.unfinished)
         parts = [f"{self.asked - len(self.unfinished)} of {self.asked}", *(f"{n} {name}" for name, n in found.items())]
+        if self.failed_checks:
+            parts.append(f"not to be believed: {', '.join(self.failed_checks)}")
         return ", ".join(parts)
+
+    @property
+    def failed_checks(self) -> list[str]:
+        """Names of the checks of ``capsule_lab.attacks.masking`` that any of the runs fails."""
+        found = [check for run in self.runs for check in run.result.get("checks", ()) if check["passed"] is False]
+        return list(dict.fromkeys(check["name"] for check in found))
 
     @property
     def counted(self) -> tuple[Run, ...]:
@@ -187,7 +195,7 @@ def summarise(table: Table, overrides: Sequence[str] = ()) -> list[Entry]:
     others = [cell for cell in expand(table, [*overrides, STANDIN]) if cell.fingerprint not in known]
     entries = []
     for column in table.columns:
-        for row in table.rows:
+        for row in filter(column.shows, table.rows):
             own = [cell for cell in asked if (cell.row, cell.column) == (row, column)]
             more = [cell for cell in others if (cell.row, cell.column) == (row, column)]
             published = row.published.get(column.name)
@@ -205,7 +213,7 @@ def summarise(table: Table, overrides: Sequence[str] = ()) -> list[Entry]:
 def best_runs(entries: Sequence[Entry]) -> list[Run]:
     """The run with the lowest error in each column, on real data if there is any."""
     best = []
-    for column in dict.fromkeys(entry.column for entry in entries):
+    for column in dict.fromkeys(entry.column for entry in entries if entry.row.by == "evaluate"):
         runs = [run for entry in entries if entry.column == column for run in entry.runs]
         if runs:
             best.append(min(runs, key=lambda run: (not run.real, run.value)))

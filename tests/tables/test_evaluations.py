@@ -16,6 +16,7 @@ from capsule_lab.errors import RunError, TableError
 from capsule_lab.tables.evaluations import of_job
 from capsule_lab.tables.expand import distinct, expand, verify
 from capsule_lab.tables.reader import read
+from capsule_lab.tables.schema import EvaluatedBy
 from capsule_lab.tables.summary import summarise
 from tests.helpers.commands import Ended
 from tests.helpers.tables import contents, write_evaluation, write_run
@@ -176,10 +177,10 @@ def test_table_with_evaluations_from_its_first_sweep_to_its_report(
 
     real, attempts = sweep.evaluation, iter([0, 1])
 
-    def fail_at_first(overrides: list[str]) -> dict[str, Any]:
+    def fail_at_first(by: EvaluatedBy, overrides: list[str]) -> dict[str, Any]:
         if next(attempts) == 0:
             raise RunError("no memory")
-        return real(overrides)
+        return real(by, overrides)
 
     monkeypatch.setattr(sweep, "evaluation", fail_at_first)
     ended = cli("sweep", f"table={file}")
@@ -203,7 +204,7 @@ def test_table_with_evaluations_from_its_first_sweep_to_its_report(
     result = json.loads(path.read_text())
     assert result["command"] == cells[2].command
     assert result["provenance"]["test_images"] == "50 of 359"
-    again = sweep.evaluation([*cells[2].overrides])
+    again = sweep.evaluation("evaluate", [*cells[2].overrides])
     assert again["test"]["error"] == cells[2].value("test/error")
 
     ended = cli("report", f"table={file}", "out=.")
