@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import torch
 from matplotlib.figure import Figure
 from torch import Tensor
@@ -39,16 +40,13 @@ def accuracy_figure(
     for number, result in enumerate(results):
         name = names[number] if names else _name(result)
         colour, marker = COLOURS[number % len(COLOURS)], _MARKERS[number % len(_MARKERS)]
-        curve = by_epsilon(result["attack"])
+        curve = pd.DataFrame.from_dict(by_epsilon(result["attack"]), orient="index", dtype=float)
+        if not targeted and 0.0 not in curve.index:
+            curve.loc[0.0, ["accuracy", "lowest", "highest"]] = 100 - _clean_error(result)
+        curve = curve.sort_index()
+        axis.plot(curve.index, curve[key], label=name, color=colour, marker=marker, markersize=4)
         if not targeted:
-            curve.setdefault(0.0, dict.fromkeys(("accuracy", "lowest", "highest"), 100 - _clean_error(result)))
-        epsilons = sorted(curve)
-        axis.plot(
-            epsilons, [curve[each][key] for each in epsilons], label=name, color=colour, marker=marker, markersize=4
-        )
-        if not targeted:
-            bounds = [[curve[each][bound] for each in epsilons] for bound in ("lowest", "highest")]
-            axis.fill_between(epsilons, *bounds, color=colour, alpha=0.15, linewidth=0)
+            axis.fill_between(curve.index, curve.lowest, curve.highest, color=colour, alpha=0.15, linewidth=0)
         points = (published or {}).get(name, {})
         axis.plot([*points], [*points.values()], linestyle="", marker=marker, markersize=6, color=colour, alpha=0.3)
     axis.set(

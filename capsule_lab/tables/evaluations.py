@@ -1,8 +1,9 @@
 """Evaluations of the weights of a table's training runs: what their jobs run, and where their results are.
 
 The configuration of such a job is that of the training run, plus the overrides of the evaluation under the key
-``evaluate``, or ``evaluate_by_attack`` for the command ``attack``. So it is found, locked and queued by the hash of its configuration, like a training run; and one result
-serves every table that asks for it.
+``evaluate``, or ``evaluate_by_attack`` for the command ``attack``. So it is found, locked and queued by the hash of its
+configuration, like a training run; and one result serves every table that asks for it. Weights of other rows that an
+override names, such as ``source=``, stand in it by the hash of their run.
 """
 
 from __future__ import annotations

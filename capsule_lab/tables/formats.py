@@ -60,9 +60,7 @@ def on_terminal(table: Table, entries: Sequence[Entry]) -> list[RichTable]:
         for number, heading in enumerate(HEADINGS):
             rich.add_column(heading, justify="right" if 0 < number < len(HEADINGS) - 1 else "left")
         for entry in part:
-            rich.add_row(
-                *map(Text, cells_of(entry)), style="red" if "failed" in entry.state or entry.failed_checks else None
-            )
+            rich.add_row(*map(Text, cells_of(entry)), style="red" if "failed" in entry.state else None)
         shown.append(rich)
     return shown
 

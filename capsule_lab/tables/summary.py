@@ -156,7 +156,7 @@ class Entry:
         found = Counter(without if cell.status == DONE else cell.status for cell in self.unfinished)
         parts = [f"{self.asked - len(self.unfinished)} of {self.asked}", *(f"{n} {name}" for name, n in found.items())]
         if self.failed_checks:
-            parts.append(f"not to be believed: {', '.join(self.failed_checks)}")
+            parts.append(f"failed checks: {', '.join(self.failed_checks)}")
         return ", ".join(parts)
 
     @property
