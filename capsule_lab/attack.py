@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 CHOICES = {
     "couplings": ("trained", "equal"),
-    "loss": ("cross_entropy", "margin", "dlr", "training"),
+    "objective": ("cross_entropy", "margin", "dlr", "training"),
     "space": ("input", "grey_levels"),
     "split": ("test", "val"),
 }
@@ -104,8 +104,8 @@ def check_options(config: DictConfig) -> None:
     for name in ("images", "check_images"):
         if config[name] is not None and config[name] < 1:
             raise ConfigError(f"{name} is {config[name]}; expected 1 or more")
-    if config.targeted and config.loss == "training":
-        raise ConfigError("loss=training is of labels only; expected loss=cross_entropy or margin with targeted=true")
+    if config.targeted and config.objective == "training":
+        raise ConfigError("objective=training is of labels only; expected objective=cross_entropy or margin with targeted=true")
 
 
 def attack(config: DictConfig) -> Outcome:
@@ -148,14 +148,14 @@ def attack(config: DictConfig) -> Outcome:
         targets = [*range(run.spec.num_classes)] if config.targeted else [None]
         began = time.monotonic()
         with _progress(attacked, "attacking", len(epsilons) * len(targets)):
-            found = attacked.measured(function, config.loss, epsilons, targets=targets)
+            found = attacked.measured(function, config.objective, epsilons, targets=targets)
         seconds = time.monotonic() - began
         checked: list[dict[str, Any]] = []
         if config.checks and _name(config) in ALONG_GRADIENTS and not (config.targeted or source):
             other = of_runs.open_attacked(baseline, data, config.split, config.space, device) if baseline else None
             with _progress(attacked, "checking", None):
                 found_by = of_runs.checks(
-                    attacked, function, config.loss, epsilons, images=config.check_images, baseline=other
+                    attacked, function, config.objective, epsilons, images=config.check_images, baseline=other
                 )
                 checked = [asdict(each) for each in found_by]
     result = {
@@ -165,7 +165,7 @@ def attack(config: DictConfig) -> Outcome:
         "checkpoint": str(run.checkpoint),
         **{name: str(each.checkpoint) if each else None for name, each in (("source", source), ("baseline", baseline))},
         "options": to_container(config)["attack"],
-        **{name: config[name] for name in ("loss", "space", "couplings", "targeted", "split")},
+        **{name: config[name] for name in ("objective", "space", "couplings", "targeted", "split")},
         "images": len(found.labels),
         "image_keys": records.hash_of_keys(found),
         "provenance": data.provenance,
@@ -191,7 +191,7 @@ def _figures(
 
     chosen = [epsilon for epsilon in epsilons if epsilon][-_BUDGETS_SHOWN:]
     target = 0 if config.targeted else None
-    examples = attacked.examples(function, config.loss, chosen, images=_PICTURES, target=target)
+    examples = attacked.examples(function, config.objective, chosen, images=_PICTURES, target=target)
     classes = attacked.run.spec.classes
     return {f"attack_{name}": accuracy_figure([result]), f"attacked_{name}": sheet(examples, classes)}
 
@@ -252,7 +252,8 @@ def _progress(attacked: Attacked, doing: str, passes: int | None) -> Iterator[No
     """A bar, on a terminal, with the time left if it is known how often all images are attacked."""
     columns = (TextColumn(doing), BarColumn(), TimeRemainingColumn())
     total = None if passes is None else passes * sum(len(batch.labels) for batch in attacked.batches)
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("", total=total)
         attacked.on_step = lambda images: bar.advance(task, images)
         try:

@@ -17,6 +17,7 @@ from capsule_lab.data.loader import Images
 from capsule_lab.data.sources import PublishedFiles
 from capsule_lab.data.standins.coloured_digits import ColouredDigits
 from capsule_lab.data.transforms import (
+    as_float,
     brightness,
     centre_corner,
     contrast,
@@ -116,7 +117,7 @@ class CIFAR10DataModule(AbstractDataModule):
 
     def transform(self, images: Tensor, key: Tensor, *, augment: bool) -> Tensor:
         if not augment:
-            return standardise(crop_at(images, centre_corner(SIZE, self.crop), self.crop).float())
+            return standardise(as_float(crop_at(images, centre_corner(SIZE, self.crop), self.crop)))
         top, left = (random_integers(key, stream, 0, SIZE - self.crop) for stream in (_TOP, _LEFT))
         pixels = crop(images, top, left, self.crop).float()
         if self.flip:

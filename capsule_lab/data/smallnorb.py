@@ -15,6 +15,7 @@ from capsule_lab.data.sources import PublishedFiles
 from capsule_lab.data.splits import FAMILIAR, Indices, Viewpoints, split_by_instance, split_by_viewpoint
 from capsule_lab.data.standins.smallnorb import RenderedToys, StandIn
 from capsule_lab.data.transforms import (
+    as_float,
     brightness,
     centre_corner,
     contrast,
@@ -227,8 +228,8 @@ class SmallNORBDataModule(AbstractDataModule):
     def _still(self, images: Tensor, corner: tuple[int, int]) -> Tensor:
         """A crop as it is tested on, nothing in it random."""
         if self.preprocessing == "official":
-            return standardise(crop_at(images.float(), corner, self.crop))
-        return crop_at(standardise(images.float()), corner, self.crop)
+            return standardise(crop_at(as_float(images), corner, self.crop))
+        return crop_at(standardise(as_float(images)), corner, self.crop)
 
 
 def _column(images: Images, factor: str) -> Tensor:

@@ -64,9 +64,14 @@ def transform_each(
     return torch.stack(transformed)
 
 
-def to_unit_interval(images: UInt8[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+def as_float(images: Shaped[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    """Integers as float32; float64, in which attacks check gradients, as it is."""
+    return images if images.is_floating_point() else images.float()
+
+
+def to_unit_interval(images: Shaped[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
     """Pixels 0..255 to [0, 1] (official code of Sabour 2017; the decoder's sigmoid needs it)."""
-    return images.float() / 255
+    return as_float(images) / 255
 
 
 def shift(

@@ -60,7 +60,7 @@ def verify(cell: Cell) -> None:
         TableError: for an option that does not exist or a value that cannot be.
     """
     if isinstance(cell, EvaluationCell):
-        with _named_in_errors(cell.row, cell.column, "evaluate"):
+        with _named_in_errors(cell.row, cell.column, cell.row.by):
             evaluations.verify(cell.training.config, cell.row.by, cell.overrides)
     elif isinstance(cell, TrainingCell):
         with _named_in_errors(cell.row, cell.column):

@@ -1,0 +1,139 @@
+"""Rows of tables that ``capsule_lab.attack`` evaluates."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from capsule_lab.errors import TableError
+from capsule_lab.tables.expand import distinct, expand
+from capsule_lab.tables.figure import accuracy_under_attack
+from capsule_lab.tables.reader import read
+from capsule_lab.tables.summary import best_runs, summarise
+from tests.helpers.commands import Ended
+from tests.helpers.tables import contents, write_run
+
+Cli = Callable[..., Ended]
+COLUMNS = {
+    "clean": {"label": "clean, error %"},
+    "attacked_0.1": {"label": "epsilon 0.1, accuracy %", "metric": "attack/0.1/accuracy"},
+    "attacked_0.3": {"label": "epsilon 0.3, accuracy %", "metric": "attack/0.3/accuracy"},
+}
+ATTACK = ["attack=fgsm", "epsilons=[0.1,0.3]", "images=20", "checks=false"]
+ROWS: list[dict[str, Any]] = [
+    {"name": "one", "overrides": []},
+    {"name": "other", "overrides": ["model.class_dim=3"]},
+    {"name": "white_box", "of": "one", "by": "attack", "evaluate": ATTACK, "published": {"attacked_0.1": 50}},
+    {"name": "transfer", "of": "one", "by": "attack", "evaluate": ATTACK, "takes": {"source": ["other", "checkpoint"]}},
+]
+
+
+@pytest.fixture
+def file(table_file) -> Path:
+    return table_file(rows=ROWS, columns=COLUMNS, seeds=[0])
+
+
+def test_columns_show_what_rows_have(file: Path) -> None:
+    table = read(file)
+    shown = {column.name: [row.name for row in table.rows if column.shows(row)] for column in table.columns}
+    trained, attacked = ["one", "other"], ["white_box", "transfer"]
+    assert shown == {"clean": trained, "attacked_0.1": attacked, "attacked_0.3": attacked}
+    assert len(distinct(expand(table))) == 4, "one attack for all budgets"
+
+
+def test_a_transfer_waits_for_both_runs_and_is_made_against_the_other(file: Path) -> None:
+    one, other, white_box, transfer = distinct(expand(read(file)))
+    assert (white_box.waits_for, transfer.waits_for) == ("one", "one")
+    directory = write_run(one)
+    *_, white_box, transfer = distinct(expand(read(file)))
+    assert (white_box.status, transfer.waits_for) == ("missing", "other")
+    source = write_run(other)
+    *_, transfer = distinct(expand(read(file)))
+    assert transfer.status == "missing"
+    best = "checkpoints/best.ckpt"
+    assert transfer.command.startswith(f"python -m capsule_lab.attack ckpt={directory / best} trainer.accelerator=cpu ")
+    assert transfer.command.endswith(f" source={source / best}")
+    assert f"source={other.fingerprint}" in transfer.job[-1], "a job finds it wherever runs lie"
+    assert transfer.job[-1].startswith("+evaluate_by_attack=[")
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"evaluate": ["source=runs/a"]}, "leave it out, takes: {source: [<row>, checkpoint]} names the row"),
+        (
+            {"takes": {"source": ["other", "val/error"]}},
+            "takes has source: [other, val/error]; expected [other, checkpoint]",
+        ),
+        ({"by": "guessing"}, "expected evaluate or attack"),
+        ({"evaluate": ["attack=fgsm", "space=pixels"]}, "space=pixels does not exist"),
+        ({"evaluate": ["attack=fgsm", "attack.steps=3"]}, "attack.steps"),
+    ],
+    ids=str,
+)
+def test_wrong_rows_are_refused_before_anything_runs(cli: Cli, table_file, row: dict[str, Any], message: str) -> None:
+    attacked = {"name": "attacked", "of": "one", "by": "attack", "evaluate": ATTACK, **row}
+    ended = cli("sweep", f"table={table_file(rows=[*ROWS[:2], attacked], columns=COLUMNS, seeds=[0])}")
+    assert ended.status == 2
+    assert message in ended.err
+
+
+def test_training_takes_no_checkpoint(table_file) -> None:
+    row = {"name": "third", "overrides": [], "takes": {"ckpt": ["one", "checkpoint"]}}
+    with pytest.raises(TableError, match=re.escape("takes has ckpt: [one, checkpoint]; expected a metric of one")):
+        read(table_file(rows=[*ROWS[:2], row]))
+
+
+def test_from_the_first_sweep_to_the_report(cli: Cli, file: Path, tmp_path: Path) -> None:
+    ended = cli("sweep", f"table={file}")
+    assert (ended.status, ended.out.splitlines()[-1]) == (0, "mine: 4 done"), ended.err
+    before = contents(tmp_path)
+    assert cli("sweep", f"table={file}").status == 0
+    assert contents(tmp_path) == before, "nothing is attacked twice"
+
+    entries = {(entry.column.name, entry.row.name): entry for entry in summarise(read(file))}
+    (run,) = entries["attacked_0.1", "white_box"].runs
+    (more,) = entries["attacked_0.3", "white_box"].runs
+    assert run.value >= more.value
+    assert run.result["images"] == 20
+    assert run.result["source"] is None
+    (transfer,) = entries["attacked_0.1", "transfer"].runs
+    other = entries["clean", "other"].runs[0].directory
+    assert transfer.result["source"] == str(other / "checkpoints" / "best.ckpt")
+    assert [each.cell.row.name for each in best_runs(list(entries.values()))] != ["white_box"]
+    assert {*accuracy_under_attack(list(entries.values()))} == {"attacks"}
+
+    ended = cli("report", f"table={file}", "out=.")
+    assert ended.status == 0, ended.err
+    assert Path("mine_attacks.png").is_file()
+    assert "<h2>Attacks</h2>" in Path("mine.html").read_text()
+
+
+def test_a_failed_check_stands_in_the_table(file: Path) -> None:
+    one, *_ = distinct(expand(read(file)))
+    directory = write_run(one)
+    *_, white_box, _ = distinct(expand(read(file)))
+    checks = [
+        {"name": "large budget", "passed": False, "found": "12.0 %"},
+        {"name": "loss", "passed": None, "found": ""},
+    ]
+    write_attack(directory, white_box.fingerprint, checks)
+    entries = [each for each in summarise(read(file)) if each.row.name == "white_box"]
+    assert [entry.state for entry in entries] == ["1 of 1, failed checks: large budget"] * 2
+
+
+def write_attack(directory: Path, fingerprint: str, checks: list[dict[str, Any]]) -> None:
+    import json
+
+    path = directory / "evaluations" / f"{fingerprint}.json"
+    path.parent.mkdir()
+    record = {
+        **{"attack": {"0.1/accuracy": 40.0, "0.3/accuracy": 2.0}, "checks": checks, "test": {"error": 1.0}},
+        **{"provenance": {"source": "real", "name": "real MNIST"}, "evaluation_seconds": 6.0},
+        **{"hardware": "a machine", "commit": "abc", "targeted": False, "space": "input", "split": "test"},
+    }
+    path.write_text(json.dumps(record))

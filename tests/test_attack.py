@@ -1,0 +1,112 @@
+"""``python -m capsule_lab.attack``: its record, its figures, and what it says of wrong input."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from matplotlib.figure import Figure
+
+from capsule_lab import runs
+from capsule_lab.analysis.attacks import accuracy_figure
+from capsule_lab.attack import attack
+from capsule_lab.config import compose
+from tests.helpers.commands import Ended
+from tests.helpers.messages import one_sentence
+
+Cli = Callable[..., Ended]
+SMALL = ["images=20", "epsilons=[0,0.1,0.3]", "trainer.accelerator=cpu"]
+
+
+@pytest.fixture(autouse=True)
+def _short_checks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("capsule_lab.attacks.of_runs.STEPS", (1, 2))
+    monkeypatch.setattr("capsule_lab.attacks.of_runs.QUERIES", 5)
+
+
+def test_record_and_figures_lie_beside_the_checkpoint(cli: Cli, a_copy: Path) -> None:
+    ended = cli("attack", f"ckpt={a_copy}", f"baseline={a_copy}", "attack=fgsm", "check_images=4", *SMALL)
+    assert ended.status == 0, ended.err
+    (path,) = (a_copy / "attacks").glob("best-test-fgsm-standin-*.json")
+    record = json.loads(path.read_text())
+    assert record["images"] == 20
+    assert record["options"]["_target_"] == "capsule_lab.attacks.fgsm"
+    assert record["attack"]["0/accuracy"] == 100 - record["test"]["error"], "nothing is done at epsilon 0"
+    assert record["attack"]["0.3/accuracy"] <= record["attack"]["0.1/accuracy"] <= record["attack"]["0/accuracy"]
+    assert record["attack"]["0.1/mean_grey_levels"] == pytest.approx(255 * record["attack"]["0.1/mean_change"])
+    assert record["provenance"]["source"] == "standin"
+    assert len(record["checks"]) == 11
+    assert {check["passed"] for check in record["checks"]} <= {True, False}
+    assert "can it be believed?" in ended.out
+    names = {file.stem for file in (a_copy / "figures").glob("attack*.png")}
+    assert names == {f"attack_{path.stem}", f"attacked_{path.stem}"}
+
+
+def test_the_same_command_finds_the_same(a_copy: Path) -> None:
+    config = compose("attack", [f"ckpt={a_copy}", "attack=pgd", "attack.steps=2", "checks=false", *SMALL])
+    one, other = attack(config), attack(config)
+    assert one.path == other.path
+    assert one.result["attack"] == other.result["attack"]
+    assert one.result["image_keys"] == other.result["image_keys"]
+
+
+@pytest.mark.parametrize("name", ["fgsm", "bim", "pgd", "square", "noise"])
+def test_every_attack_of_the_group(a_copy: Path, name: str) -> None:
+    few = {"pgd": ["attack.steps=2"], "square": ["attack.queries=5", "objective=margin"]}.get(name, [])
+    config = compose("attack", [f"ckpt={a_copy}", f"attack={name}", "checks=false", *few, *SMALL])
+    result = attack(config).result
+    assert result["attack"]["0.3/mean_change"] > result["attack"]["0.1/mean_change"] > 0
+
+
+def test_targets_are_all_classes_in_turn(cli: Cli, a_copy: Path) -> None:
+    ended = cli("attack", f"ckpt={a_copy}", "attack=fgsm", "targeted=true", *SMALL)
+    assert ended.status == 0, ended.err
+    (path,) = (a_copy / "attacks").glob("*.json")
+    record = json.loads(path.read_text())
+    by_class = [record["attack"][f"0.1/success_of_class_{target}"] for target in range(10)]
+    assert record["attack"]["0.1/success"] == pytest.approx(sum(by_class) / 10)
+    assert record["checks"] == [], "they are of attacks that only avoid the label"
+    assert isinstance(accuracy_figure([record]), Figure)
+
+
+def test_other_options_have_files_of_their_own(a_copy: Path) -> None:
+    paths = set()
+    for more in ([], ["space=grey_levels"], ["couplings=equal"], ["split=val"], [f"source={a_copy}"], ["objective=margin"]):
+        config = compose("attack", [f"ckpt={a_copy}", "attack=fgsm", "checks=false", *SMALL, *more])
+        paths.add(attack(config).path)
+    assert len(paths) == 6
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["epsilons=[-0.1]", "attack=fgsm"], "epsilon is -0.1; expected 0 or more"),
+        (["epsilons=[many]"], "epsilons has many; expected numbers, such as [0.1,0.2]"),
+        (["space=pixels"], "space=pixels does not exist; Options: grey_levels, input"),
+        (["objective=hinge"], "objective=hinge does not exist; Options: cross_entropy, dlr, margin, training"),
+        (["attack=pgd", "attack.norm=l1"], "attack.norm is 'l1'; expected 'linf' or 'l2'"),
+        (["attack=deepfool"], "attack=deepfool does not exist; Options: bim, fgsm, noise, pgd, square"),
+        (["images=0"], "images is 0; expected 1 or more"),
+        (["targeted=true", "objective=training"], "objective=training is of labels only"),
+        (["+data.source=real"], "MNIST is not in data/MNIST/raw"),
+    ],
+    ids=str,
+)
+def test_wrong_input_gets_one_sentence(cli: Cli, a_copy: Path, overrides: list[str], message: str) -> None:
+    ended = cli("attack", f"ckpt={a_copy}", "images=4", "checks=false", "trainer.accelerator=cpu", *overrides)
+    assert ended.status == 2
+    assert message in one_sentence(ended)
+    assert not (a_copy / "attacks").exists()
+
+
+def test_a_checkpoint_is_needed(cli: Cli) -> None:
+    assert one_sentence(cli("attack")).startswith("ckpt is missing; expected ckpt=")
+
+
+def test_figures_go_to_the_loggers_of_the_run(cli: Cli, a_copy: Path) -> None:
+    ended = cli("attack", f"ckpt={a_copy}", "attack=noise", "logger=tensorboard", "checks=false", *SMALL)
+    assert ended.status == 0, ended.err
+    assert list(a_copy.rglob("events.out.tfevents*"))
+    assert runs.open(a_copy).directory == a_copy
