@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -20,19 +19,13 @@ from rich.text import Text
 from capsule_lab import runs
 from capsule_lab.command import command
 from capsule_lab.config import to_container
-from capsule_lab.errors import ConfigError, printable, suggest
+from capsule_lab.errors import ConfigError, printable
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from capsule_lab.attacks.of_runs import Attacked
 
-CHOICES = {
-    "couplings": ("trained", "equal"),
-    "objective": ("cross_entropy", "margin", "dlr", "training"),
-    "space": ("input", "grey_levels"),
-    "split": ("test", "val"),
-}
 EPSILONS = {
     "l2": (0.25, 0.5, 1.0, 1.5, 2.0, 3.0),  # ours
     "grey_levels": (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0),  # ours: of 255
@@ -89,25 +82,6 @@ def _keep_figures(outcome: Outcome, config: DictConfig) -> None:
         callbacks.close_loggers(loggers, failed=failed)
 
 
-def check_options(config: DictConfig) -> None:
-    """Check what can be checked before anything is opened.
-
-    Raises:
-        ConfigError: for an unknown choice, or a number that cannot be.
-    """
-    for name, choices in CHOICES.items():
-        if config[name] not in choices:
-            raise ConfigError(f"{name}={config[name]} does not exist; {suggest(str(config[name]), choices)}")
-    for epsilon in config.epsilons or ():
-        if isinstance(epsilon, bool) or not isinstance(epsilon, int | float) or not math.isfinite(epsilon):
-            raise ConfigError(f"epsilons has {epsilon}; expected numbers, such as [0.1,0.2]")
-    for name in ("images", "check_images"):
-        if config[name] is not None and config[name] < 1:
-            raise ConfigError(f"{name} is {config[name]}; expected 1 or more")
-    if config.targeted and config.objective == "training":
-        raise ConfigError("objective=training is of labels only; expected objective=cross_entropy or margin with targeted=true")
-
-
 def attack(config: DictConfig) -> Outcome:
     """What an attack finds. Writes nothing.
 
@@ -115,7 +89,7 @@ def attack(config: DictConfig) -> Outcome:
         config: of ``conf/attack.yaml``.
 
     Raises:
-        ConfigError: if ``ckpt`` is missing, and see ``check_options``.
+        ConfigError: if ``ckpt`` is missing, and see ``check.check_evaluation``.
         DataError, RunError: see ``runs.open``, ``Run.data_with`` and
             ``attacks.of_runs.open_attacked``.
     """
@@ -126,7 +100,7 @@ def attack(config: DictConfig) -> Outcome:
 
     if OmegaConf.is_missing(config, "ckpt"):
         raise ConfigError("ckpt is missing; expected ckpt=<a .ckpt file or the directory of a run>")
-    check_options(config)
+    check.check_evaluation(config)
     build.be_quiet()
     check.check(config)
     run, source, baseline = (
@@ -187,7 +161,7 @@ def _figures(
     config: DictConfig,
     epsilons: list[float],
 ) -> dict[str, Figure]:
-    from capsule_lab.analysis.attacks import accuracy_figure, sheet
+    from capsule_lab.attacks.figures import accuracy_figure, sheet
 
     chosen = [epsilon for epsilon in epsilons if epsilon][-_BUDGETS_SHOWN:]
     target = 0 if config.targeted else None

@@ -40,6 +40,38 @@ def check(config: DictConfig) -> None:
         _check_run(config)
 
 
+EVALUATION_CHOICES = {
+    "split": ("test", "val"),
+    "couplings": ("trained", "equal"),
+    "objective": ("cross_entropy", "margin", "dlr", "training"),
+    "space": ("input", "grey_levels"),
+}
+
+
+def check_evaluation(config: DictConfig) -> None:
+    """Check options of ``capsule_lab.evaluate`` and ``capsule_lab.attack`` that go to no ``_target_``.
+
+    Args:
+        config: of either, or a part of its options.
+
+    Raises:
+        ConfigError: for an unknown choice, or a number that cannot be.
+    """
+    for name, choices in EVALUATION_CHOICES.items():
+        if name in config and config[name] not in choices:
+            raise ConfigError(f"{name}={config[name]} does not exist; {suggest(str(config[name]), choices)}")
+    for epsilon in config.get("epsilons") or ():
+        if isinstance(epsilon, bool) or not isinstance(epsilon, int | float) or not math.isfinite(epsilon):
+            raise ConfigError(f"epsilons has {epsilon}; expected numbers, such as [0.1,0.2]")
+    for name in ("images", "check_images"):
+        if config.get(name) is not None:
+            check_number(name, config[name], 1)
+    if config.get("targeted") and config.objective == "training":
+        raise ConfigError(
+            "objective=training is of labels only; expected objective=cross_entropy or margin with targeted=true"
+        )
+
+
 def _targets(node: Any, path: str = "") -> Iterator[tuple[str, DictConfig]]:
     """Every node that is instantiated, with its path; one that is an interpolation has a path of its own elsewhere."""
     if isinstance(node, ListConfig):

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
@@ -16,7 +16,7 @@ from rich.markup import escape
 from capsule_lab import runs
 from capsule_lab.command import command
 from capsule_lab.config import compose, to_container
-from capsule_lab.errors import ConfigError, printable, suggest
+from capsule_lab.errors import ConfigError, printable
 from capsule_lab.runs.trust import plain_value
 
 Couplings = Literal["trained", "equal"]
@@ -57,7 +57,6 @@ def evaluate_checkpoint(config: DictConfig) -> tuple[dict[str, Any], Path]:
     """
     if OmegaConf.is_missing(config, "ckpt"):
         raise ConfigError("ckpt is missing; expected ckpt=<a .ckpt file or the directory of a run>")
-    check_split(config.split)
     run = runs.open(config.ckpt, trust=config.trust)
     config.seed = run.config.seed if config.seed is None else config.seed  # of other data
     data = to_container(config).get("data") or {}
@@ -96,9 +95,7 @@ def evaluate(
     from capsule_lab.analysis.equal_couplings import equal_couplings
     from capsule_lab.ddp import processes_of
 
-    check_split(split)
-    if couplings not in get_args(Couplings):
-        raise ConfigError(f"couplings={couplings} does not exist; {suggest(str(couplings), get_args(Couplings))}")
+    check.check_evaluation(OmegaConf.create({"split": split, "couplings": couplings}))
     build.be_quiet()
     trainer = (trainer or compose("evaluate").trainer).copy()
     if trainer.precision == "auto":
@@ -124,16 +121,6 @@ def evaluate(
         "precision": lightning.precision,
         **environment.of_this_process(),
     }
-
-
-def check_split(split: str) -> None:
-    """Check that a network can be evaluated on ``split``.
-
-    Raises:
-        ConfigError: if not.
-    """
-    if split not in ("test", "val"):
-        raise ConfigError(f"split={split} does not exist; {suggest(str(split), ('test', 'val'))}")
 
 
 def result_file(run: runs.Run, split: str, data: Mapping[str, Any], result: Mapping[str, Any]) -> Path:

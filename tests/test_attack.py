@@ -10,8 +10,8 @@ import pytest
 from matplotlib.figure import Figure
 
 from capsule_lab import runs
-from capsule_lab.analysis.attacks import accuracy_figure
 from capsule_lab.attack import attack
+from capsule_lab.attacks.figures import accuracy_figure
 from capsule_lab.config import compose
 from tests.helpers.commands import Ended
 from tests.helpers.messages import one_sentence
@@ -73,7 +73,14 @@ def test_targets_are_all_classes_in_turn(cli: Cli, a_copy: Path) -> None:
 
 def test_other_options_have_files_of_their_own(a_copy: Path) -> None:
     paths = set()
-    for more in ([], ["space=grey_levels"], ["couplings=equal"], ["split=val"], [f"source={a_copy}"], ["objective=margin"]):
+    for more in (
+        [],
+        ["space=grey_levels"],
+        ["couplings=equal"],
+        ["split=val"],
+        [f"source={a_copy}"],
+        ["objective=margin"],
+    ):
         config = compose("attack", [f"ckpt={a_copy}", "attack=fgsm", "checks=false", *SMALL, *more])
         paths.add(attack(config).path)
     assert len(paths) == 6

@@ -17,11 +17,9 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from capsule_lab import runs
-from capsule_lab.attack import check_options as check_attack
-from capsule_lab.check import check
+from capsule_lab.check import check, check_evaluation
 from capsule_lab.config import compose, quoted
 from capsule_lab.errors import RunError
-from capsule_lab.evaluate import check_split
 from capsule_lab.runs.trust import packages_of
 from capsule_lab.tables.schema import OF_OTHER_ROWS, EvaluatedBy
 
@@ -114,7 +112,7 @@ def verify(training: DictConfig, by: EvaluatedBy, overrides: Sequence[str]) -> N
         HydraException: for overrides that cannot be composed.
     """
     config = compose(by, overrides)
-    check_attack(config) if by == "attack" else check_split(config.split)
+    check_evaluation(config)
     given = config.get("data") or {}
     if "_target_" not in given:
         data = OmegaConf.create(OmegaConf.to_container(training.data))  # no struct flag: `check` names what is unknown

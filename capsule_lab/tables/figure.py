@@ -62,7 +62,7 @@ def accuracy_under_attack(entries: Sequence[Entry]) -> dict[str, Figure]:
     Args:
         entries: of ``summarise``.
     """
-    from capsule_lab.analysis.attacks import accuracy_figure  # torch
+    from capsule_lab.attacks.figures import accuracy_figure  # torch
 
     records: dict[tuple[str, str], dict[str, list[Run]]] = {}
     published: dict[str, dict[float, float]] = {}

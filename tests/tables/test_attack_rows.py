@@ -132,8 +132,15 @@ def write_attack(directory: Path, fingerprint: str, checks: list[dict[str, Any]]
     path = directory / "evaluations" / f"{fingerprint}.json"
     path.parent.mkdir()
     record = {
-        **{"attack": {"0.1/accuracy": 40.0, "0.3/accuracy": 2.0}, "checks": checks, "test": {"error": 1.0}},
-        **{"provenance": {"source": "real", "name": "real MNIST"}, "evaluation_seconds": 6.0},
-        **{"hardware": "a machine", "commit": "abc", "targeted": False, "space": "input", "split": "test"},
+        "attack": {"0.1/accuracy": 40.0, "0.3/accuracy": 2.0},
+        "checks": checks,
+        "test": {"error": 1.0},
+        "provenance": {"source": "real", "name": "real MNIST"},
+        "evaluation_seconds": 6.0,
+        "hardware": "a machine",
+        "commit": "abc",
+        "targeted": False,
+        "space": "input",
+        "split": "test",
     }
     path.write_text(json.dumps(record))
