@@ -231,7 +231,7 @@ def test_scores_are_activations_unless_a_network_says_otherwise(network: type[Ab
 
 
 @pytest.mark.parametrize("loss", [margin_loss, spread_loss, functools.partial(cross_entropy_loss, log_odds=True)])
-@pytest.mark.parametrize("network", [CapsNet, EMCaps])
+@pytest.mark.parametrize("network", [CapsNet, functools.partial(EMCaps, class_routing=None)], ids=["CapsNet", "EMCaps"])
 def test_losses_of_probabilities_refuse_lengths_without_a_bound(network: Any, loss: Any) -> None:
     options = {"optimizer": torch.optim.Adam, "schedule": RATE, "num_classes": 3}
     with torch.device("meta"):
