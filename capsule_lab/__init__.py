@@ -25,9 +25,9 @@ __all__ = [  # noqa: RUF022  # by module
     "scaled_distance_agreement", "self_attention_routing", "self_routing", "uniform_routing",
     "variational_bayes_routing",
     "ClassCapsules", "ComposedPrimaryCapsules", "ConvCapsules", "Decoder", "DenseCapsules", "DepthwisePrimaryCapsules",
-    "LinearPrimaryCapsules", "PrimaryCapsules", "Stem",
-    "AveragePoolingNet", "BaselineCNN", "CapsNet", "EMCaps", "EfficientCapsNet", "HeinsenNet", "InvertedAttentionCaps",
-    "SelfRoutingNet", "SmallCNN", "VBCaps",
+    "LinearPrimaryCapsules", "PrimaryCapsules", "Stem", "UntransformedCapsules",
+    "AveragePoolingNet", "AveragedCNN", "BaselineCNN", "CapsNet", "EMCaps", "EfficientCapsNet", "HeinsenNet",
+    "InvertedAttentionCaps", "SelfRoutingNet", "SmallCNN", "VBCaps",
     "dense_votes", "length", "squash",
     "cross_entropy_loss", "l2_loss", "logits_cross_entropy_loss", "margin_loss", "reconstruction_loss",
     "sigmoid_cross_entropy_loss", "spread_loss",
@@ -80,6 +80,7 @@ if TYPE_CHECKING:
         LinearPrimaryCapsules,
         PrimaryCapsules,
         Stem,
+        UntransformedCapsules,
     )
     from capsule_lab.losses import (
         cross_entropy_loss,
@@ -91,6 +92,7 @@ if TYPE_CHECKING:
         spread_loss,
     )
     from capsule_lab.networks import (
+        AveragedCNN,
         AveragePoolingNet,
         BaselineCNN,
         CapsNet,

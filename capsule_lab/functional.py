@@ -15,9 +15,10 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from typing import ParamSpec, TypeVar
+from types import MappingProxyType
+from typing import Literal, NamedTuple, ParamSpec, TypeVar
 
 import torch
 from jaxtyping import Float, Int64
@@ -141,6 +142,43 @@ def length(
     The zero vector has length ``sqrt(eps)``.
     """
     return (poses.square().sum(-1) + eps).sqrt()
+
+
+Squash = Literal["squash", "exponential", "relu", "none"]
+"""What is done to the total input of a capsule: a name of ``SQUASHES``."""
+
+
+class SquashFunctions(NamedTuple):
+    """What makes a pose of a capsule's total input ``s``, ``(…, dim)``, and what its length is computed from.
+
+    Attributes:
+        poses: of ``s``.
+        logits: of ``s``, ``(…,)``: any real numbers of which the lengths of the poses are a rising function.
+        bounded: whether lengths are in [0, 1), and so can be taken for probabilities.
+    """
+
+    poses: Callable[[Tensor], Tensor]
+    logits: Callable[[Tensor], Tensor]
+    bounded: bool
+
+
+def _unchanged(x: Tensor) -> Tensor:
+    return x
+
+
+def _length_of_relu(x: Tensor) -> Tensor:
+    return length(x.relu())
+
+
+SQUASHES: Mapping[str, SquashFunctions] = MappingProxyType(
+    {
+        "squash": SquashFunctions(squash, squash_logits, bounded=True),  # Sabour 2017, equation 1
+        "exponential": SquashFunctions(exponential_squash, exponential_squash_logits, bounded=True),  # Mazzia 2021
+        "relu": SquashFunctions(torch.relu, _length_of_relu, bounded=False),  # ours: of each component
+        "none": SquashFunctions(_unchanged, length, bounded=False),
+    }
+)
+"""By name. Without a bound the length itself is the logit, which a softmax cross-entropy of the classes takes."""
 
 
 @float32_under_autocast

@@ -16,7 +16,7 @@ class Capsules(NamedTuple):
     Attributes:
         poses: instantiation parameters, ``(batch, capsule, dim)``.
         activations: probability that the entity is there, ``(batch, capsule)``, in [0, 1].
-            Under dynamic routing this is the length of the pose.
+            Under dynamic routing this is the length of the pose; without a squash it has no bound.
         logits: any real numbers of which the activations are a rising function, ``(batch, capsule)``: what a softmax
             cross-entropy of the classes is computed from. ``None`` for a routing that has none.
     """

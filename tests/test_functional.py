@@ -3,6 +3,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable
+from typing import get_args
 
 import pytest
 import torch
@@ -10,6 +11,8 @@ from torch import Tensor
 from torch.autograd import gradcheck
 
 from capsule_lab.functional import (
+    SQUASHES,
+    Squash,
     combine_crops,
     dense_votes,
     exponential_squash,
@@ -99,6 +102,36 @@ def test_exponential_squash_has_a_finite_gradient_in_float32(scale: float) -> No
     poses.sum().backward()
     assert x.grad.isfinite().all()
     assert (poses.norm(dim=1) < 1 + 1e-6).all()
+
+
+@pytest.mark.parametrize(
+    ("name", "pose", "logit"),
+    [
+        ("squash", [-15 / 26, 20 / 26], math.log(25)),  # 25 / 26 times (-3, 4) / 5
+        ("exponential", [-3 * (1 - math.exp(-5)) / 5, 4 * (1 - math.exp(-5)) / 5], math.log(math.exp(5) - 1)),
+        ("relu", [0.0, 4.0], 4.0),
+        ("none", [-3.0, 4.0], 5.0),
+    ],
+)
+def test_squashes_by_name(name: str, pose: list[float], logit: float) -> None:
+    total = torch.tensor([[-3.0, 4.0]], dtype=torch.float64)
+    functions = SQUASHES[name]
+    torch.testing.assert_close(functions.poses(total)[0].tolist(), pose, rtol=1e-8, atol=1e-12)
+    assert functions.logits(total).item() == pytest.approx(logit, rel=1e-8)
+    long = functions.poses(1000 * total).norm().item()
+    assert (long <= 1) is functions.bounded
+
+
+def test_every_squash_has_functions() -> None:
+    assert get_args(Squash) == tuple(SQUASHES)
+
+
+@pytest.mark.parametrize("name", SQUASHES)
+def test_squashes_are_finite_at_zero(name: str) -> None:
+    total = torch.zeros(2, 3, requires_grad=True)
+    poses, logits = SQUASHES[name].poses(total), SQUASHES[name].logits(total)
+    (poses.sum() + logits.sum()).backward()
+    assert torch.stack([*poses.flatten(), *logits, *total.grad.flatten()]).isfinite().all()
 
 
 def test_exponential_squash_along_another_dimension() -> None:

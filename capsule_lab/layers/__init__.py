@@ -12,6 +12,7 @@ from capsule_lab.layers.primary import (
     PrimaryCapsules,
 )
 from capsule_lab.layers.stem import Stem
+from capsule_lab.layers.untransformed import UntransformedCapsules
 from capsule_lab.layers.windows import Windows
 
 __all__ = [
@@ -24,6 +25,7 @@ __all__ = [
     "LinearPrimaryCapsules",
     "PrimaryCapsules",
     "Stem",
+    "UntransformedCapsules",
     "Windows",
     "build_normaliser",
 ]

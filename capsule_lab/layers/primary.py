@@ -11,12 +11,12 @@ from torch import Tensor, nn
 from capsule_lab.errors import check_choice
 from capsule_lab.functional import (
     HALF,
+    SQUASHES,
+    Squash,
     exponential_squash,
     exponential_squash_logits,
     length,
     same_padding,
-    squash,
-    squash_logits,
     truncated_normal_,
 )
 from capsule_lab.layers.strided_conv import StridedConv2d
@@ -46,10 +46,11 @@ class PrimaryCapsules(nn.Module):
         uniform_coupling: divide by the number of types (plus one if ``leaky``); ``False`` as in most ports.
         leaky: the official code's leaky switch reaches this layer too: 1/33 instead of 1/32. It only
             matters with ``uniform_coupling``.
+        squash: what makes the poses, see ``capsule_lab.functional.SQUASHES``; activations are their lengths.
         weight_std: standard deviation of the truncated normal that initialises the weights.
 
     Raises:
-        ValueError: for an unknown ``padding``.
+        ValueError: for an unknown ``padding`` or ``squash``.
     """
 
     def __init__(
@@ -64,13 +65,16 @@ class PrimaryCapsules(nn.Module):
         bias: bool = True,
         uniform_coupling: bool = True,
         leaky: bool = False,
+        squash: Squash = "squash",  # Sabour 2017, equation 1
         weight_std: float = 0.1,  # official code
     ) -> None:
         super().__init__()
         check_choice("padding", padding, get_args(Padding))
+        check_choice("squash", squash, get_args(Squash))
         self.types = types
         self.dim = dim
         self.padding = padding
+        self.squash = SQUASHES[squash]
         self.scale = 1 / (types + leaky) if uniform_coupling else 1.0
         self.conv = StridedConv2d(in_channels, types * dim, kernel_size, stride)
         self.bias = nn.Parameter(torch.full((types, dim, 1, 1), 0.1)) if bias else None  # 0.1: official code
@@ -87,8 +91,8 @@ class PrimaryCapsules(nn.Module):
         if self.bias is not None:
             total = total + self.bias
         total = total.permute(0, 1, 3, 4, 2).flatten(1, 3)  # [b i c]
-        poses = squash(total)
-        return Capsules(poses, length(poses), squash_logits(total))
+        poses = self.squash.poses(total)
+        return Capsules(poses, length(poses), self.squash.logits(total))
 
 
 class DepthwisePrimaryCapsules(nn.Module):

@@ -21,7 +21,7 @@ from capsule_lab.lit.scheduled_routing import ScheduledRouting
 from capsule_lab.lit.training_length import training_length
 from capsule_lab.lit.training_network import Compile, TrainingNetwork
 from capsule_lab.losses import l2_loss
-from capsule_lab.networks import AbstractNetwork
+from capsule_lab.networks import AbstractCapsuleNetwork, AbstractNetwork
 from capsule_lab.optimizers import Muon, parameter_groups
 from capsule_lab.schedules import Schedule, check_schedules
 from capsule_lab.types import Batch, CapsuleOutput
@@ -61,8 +61,9 @@ class AbstractCapsuleModule(L.LightningModule):
 
     Raises:
         ValueError: if there is no ``learning_rate`` schedule or it goes below 0, if something is no schedule, if
-            ``l2`` or ``seed`` is negative, if ``compile`` is unknown or makes CUDA graphs beside ``cuda_graphs``; from
-            ``fit``, if the run has no end, or cannot have CUDA graphs.
+            ``l2`` or ``seed`` is negative, if the loss is of probabilities and lengths have no bound, if ``compile`` is
+            unknown or makes CUDA graphs beside ``cuda_graphs``; from ``fit``, if the run has no end, or cannot have
+            CUDA graphs.
     """
 
     def __init__(
@@ -83,6 +84,7 @@ class AbstractCapsuleModule(L.LightningModule):
     ) -> None:
         super().__init__()
         check_number("l2", l2, 0)
+        _check_bounded(network, loss)
         check_number("seed", seed, 0)
         self.network = network.to(memory_format=torch.channels_last)  # what convolutions are fastest in
         self.loss = loss
@@ -120,7 +122,7 @@ class AbstractCapsuleModule(L.LightningModule):
 
     def _scores_for_loss(self, output: CapsuleOutput) -> Tensor:
         """Scores, or logits for a loss that expects these."""
-        if getattr(_function(self.loss), "expects", None) != "logits":
+        if _expects(_function(self.loss)) != "logits":
             return output.scores
         if output.logits is None:
             raise ConfigError(
@@ -309,6 +311,27 @@ class AbstractCapsuleModule(L.LightningModule):
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         self.metrics.load_state(checkpoint.get("metrics", {}), self.device)
+
+
+def _check_bounded(network: AbstractNetwork, loss: Loss) -> None:
+    """Lengths without a bound are no probabilities; what a network of any other kind gives, its class says."""
+    function = _function(loss)
+    log_odds = getattr(loss, "keywords", {}).get("log_odds", False)
+    if not isinstance(network, AbstractCapsuleNetwork) or not (log_odds or _expects(function) == "activations"):
+        return
+    *_, classes = network.capsule_layers().values()
+    routing = getattr(classes, "routing", None)
+    if not getattr(routing, "bounded", True):
+        raise ValueError(
+            f"{function.__name__}{' with log_odds' if log_odds else ''} expects activations in [0, 1], and with "
+            f"routing.squash={getattr(routing, 'squash', 'none')} lengths have no bound; expected "
+            "loss=cross_entropy_logits, or routing.squash=squash"
+        )
+
+
+def _expects(function: Any) -> str | None:
+    """See ``losses.expects``."""
+    return getattr(function, "expects", None)
 
 
 def _function(loss: Loss) -> Any:

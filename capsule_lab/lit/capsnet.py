@@ -28,7 +28,7 @@ class CapsNetModule(AbstractCapsuleModule):
         **options: see ``AbstractCapsuleModule``.
 
     Raises:
-        ValueError: for another ``decode_at_test``.
+        ValueError: for another ``decode_at_test``, or several labels per image and a decoder that sees all capsules.
     """
 
     network: AbstractReconstructingNetwork
@@ -43,6 +43,11 @@ class CapsNetModule(AbstractCapsuleModule):
     ) -> None:
         super().__init__(network, **options)
         check_choice("decode_at_test", decode_at_test, ("prediction", "label"))
+        if network.decoder is not None and not network.masked_decoder and options.get("labels_per_image", 1) > 1:
+            raise ValueError(
+                "masked_decoder is false, and images show several digits, each decoded from its own capsule; expected "
+                "model.masked_decoder=true, or model.decoder=null"
+            )
         self.reconstruction = reconstruction
         self.decode_at_test = decode_at_test
 

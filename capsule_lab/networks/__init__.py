@@ -8,7 +8,7 @@ from capsule_lab.networks.base import (
     reconstructs,
 )
 from capsule_lab.networks.capsnet import CapsNet
-from capsule_lab.networks.cnn import BaselineCNN, SmallCNN
+from capsule_lab.networks.cnn import AveragedCNN, BaselineCNN, SmallCNN
 from capsule_lab.networks.efficient_capsnet import EfficientCapsNet
 from capsule_lab.networks.em_caps import EMCaps
 from capsule_lab.networks.heinsen import HeinsenNet
@@ -21,6 +21,7 @@ __all__ = [
     "AbstractNetwork",
     "AbstractReconstructingNetwork",
     "AveragePoolingNet",
+    "AveragedCNN",
     "BaselineCNN",
     "CapsNet",
     "EMCaps",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import ClassVar, Literal, Protocol, TypeGuard, runtime_checkable
+from typing import Literal, Protocol, TypeGuard, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int64
@@ -18,10 +18,10 @@ class AbstractNetwork(nn.Module, ABC):
 
     Attributes:
         scores_are: ``"activations"`` in [0, 1], which lengths of capsules are too, or ``"logits"``; decides which
-            losses fit and how the crops of an image are combined.
+            losses fit and how the crops of an image are combined. Of a class, or of a network whose options decide it.
     """
 
-    scores_are: ClassVar[Literal["logits", "activations"]] = "activations"
+    scores_are: Literal["logits", "activations"] = "activations"
 
     @abstractmethod
     def forward(self, images: Float[Tensor, "batch channel height width"]) -> CapsuleOutput:
@@ -73,14 +73,18 @@ class AbstractReconstructingNetwork(AbstractCapsuleNetwork):
 
     Attributes:
         decoder: see ``capsule_lab.layers.Decoder``; ``None`` if the network was built without one.
+        masked_decoder: whether it sees one class capsule, all others zeroed, or all of them.
     """
 
     decoder: nn.Module | None
+    masked_decoder: bool = True
 
     def reconstruct(
         self, output: CapsuleOutput, classes: Int64[Tensor, " batch"]
     ) -> Float[Tensor, "batch channel height width"]:
         """Images decoded from one class capsule each, all others zeroed (Sabour 2017, section 4.1).
+
+        Without ``masked_decoder``, images are decoded from all capsules, whatever the classes.
 
         Args:
             output: what ``forward`` returned.
@@ -93,8 +97,11 @@ class AbstractReconstructingNetwork(AbstractCapsuleNetwork):
             raise ValueError(
                 f"this {type(self).__name__} has no decoder; build it with decoder=(512, 1024) to reconstruct"
             )
-        mask = torch.zeros_like(output.scores, dtype=output.capsules.poses.dtype).scatter(1, classes[:, None], 1.0)
-        return self.decoder(output.capsules.poses, mask)
+        poses = output.capsules.poses
+        if not self.masked_decoder:
+            return self.decoder(poses, poses.new_ones(poses.shape[:2]))
+        mask = torch.zeros_like(output.scores, dtype=poses.dtype).scatter(1, classes[:, None], 1.0)
+        return self.decoder(poses, mask)
 
 
 def check_sizes(name: str, **sizes: int) -> None:

@@ -12,14 +12,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import get_args
+from typing import Literal, get_args
 
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from capsule_lab.errors import check_choice
-from capsule_lab.functional import same_padding, truncated_normal_
-from capsule_lab.layers import Decoder, DenseCapsules, PrimaryCapsules
+from capsule_lab.functional import Squash, same_padding, truncated_normal_
+from capsule_lab.layers import ClassCapsules, Decoder, DenseCapsules, PrimaryCapsules, UntransformedCapsules
 from capsule_lab.layers.primary import Padding
 from capsule_lab.networks.base import (
     AbstractReconstructingNetwork,
@@ -29,7 +29,9 @@ from capsule_lab.networks.base import (
     check_widths,
 )
 from capsule_lab.routing import DynamicRouting, RoutingFactory
-from capsule_lab.types import CapsuleOutput, OnIteration
+from capsule_lab.types import CapsuleOutput, Capsules, OnIteration
+
+Transformation = Literal["per_pair", "shared", "none"]
 
 
 class CapsNet(AbstractReconstructingNetwork):
@@ -49,11 +51,19 @@ class CapsNet(AbstractReconstructingNetwork):
         primary_bias, uniform_coupling: see ``PrimaryCapsules``.
         primary_weight_std: its ``weight_std``. Without ``uniform_coupling``, 1/32 of it starts with the same poses, and
             Adam, whose steps do not depend on the scale of gradients, then changes them 32 times as fast.
+        primary_squash: its ``squash``; that of the class capsules is the routing's own option.
+        transformation: matrices between the poses of primary and class capsules: ``"per_pair"``, one for each pair;
+            ``"shared"``, one for each type and class, the same at all positions; ``"none"``: primary capsules are as
+            many types as classes and have poses as large, each the vote of its position for its class, see
+            ``UntransformedCapsules``.
         class_dim: components of a class capsule's pose.
         decoder: widths of the decoder's hidden layers; ``None`` for no decoder.
+        masked_decoder: the decoder sees the capsule of one class only; ``False``: all of them, without being told the
+            class (Gu 2021).
 
     Raises:
-        ValueError: if the image is too small for the two convolutions, or a size is not positive.
+        ValueError: if the image is too small for the two convolutions, a size is not positive, or primary capsules
+            cannot be votes without a transformation.
 
     >>> network = CapsNet((1, 28, 28), num_classes=10)
     >>> sum(p.numel() for p in network.parameters())
@@ -74,8 +84,11 @@ class CapsNet(AbstractReconstructingNetwork):
         primary_bias: bool = True,
         uniform_coupling: bool = True,
         primary_weight_std: float = 0.1,  # official code
+        primary_squash: Squash = "squash",  # Sabour 2017, section 4
+        transformation: Transformation = "per_pair",  # Sabour 2017, section 4
         class_dim: int = 16,  # Sabour 2017, section 4
         decoder: Sequence[int] | None = (512, 1024),  # Sabour 2017, figure 2
+        masked_decoder: bool = True,  # Sabour 2017, section 4.1
     ) -> None:
         super().__init__()
         check_sizes(
@@ -84,6 +97,13 @@ class CapsNet(AbstractReconstructingNetwork):
         )  # fmt: skip
         check_widths("CapsNet", decoder=() if decoder is None else decoder)
         check_choice("padding", padding, get_args(Padding))
+        check_choice("transformation", transformation, get_args(Transformation))
+        if transformation == "none" and (primary_types, primary_dim) != (num_classes, class_dim):
+            raise ValueError(
+                f"transformation is 'none', and primary capsules are {primary_types} types of {primary_dim} "
+                f"components; expected those of the classes, whose votes they are: primary_types={num_classes}, "
+                f"primary_dim={class_dim}"
+            )
         stride = 2  # Sabour 2017, section 4, of the primary capsules
         smallest = 2 * kernel_size - 1 if padding == "valid" else 1
         channel, height, width = check_image_shape(image_shape, smallest, "CapsNet")
@@ -98,7 +118,17 @@ class CapsNet(AbstractReconstructingNetwork):
             -(-n // stride) if padding == "same" else (n - 2 * (kernel_size - 1) - 1) // stride + 1
             for n in (height, width)
         ]
-        digits = DenseCapsules(primary_types * grid[0] * grid[1], primary_dim, num_classes, class_dim, routing=routing)
+        positions = grid[0] * grid[1]
+        digits: DenseCapsules | ClassCapsules | UntransformedCapsules
+        if transformation == "per_pair":
+            digits = DenseCapsules(primary_types * positions, primary_dim, num_classes, class_dim, routing=routing)
+        elif transformation == "shared":
+            digits = ClassCapsules(
+                positions, primary_types, primary_dim, num_classes, class_dim, routing=routing,
+                weight_std=0.1,  # official code, of one for each pair
+            )  # fmt: skip
+        else:
+            digits = UntransformedCapsules(positions, num_classes, class_dim, routing=routing)
         self.primary = PrimaryCapsules(
             channels,
             types=primary_types,
@@ -109,6 +139,7 @@ class CapsNet(AbstractReconstructingNetwork):
             bias=primary_bias,
             uniform_coupling=uniform_coupling,
             weight_std=primary_weight_std,
+            squash=primary_squash,
             leaky=digits.routing.leaky,
         )
         if decoder is not None and not digits.routing.poses:
@@ -116,6 +147,8 @@ class CapsNet(AbstractReconstructingNetwork):
                 "routing.poses is false, and the decoder reads poses; expected true, or model.decoder=null"
             )
         self.digits = digits
+        self.scores_are = "activations" if digits.routing.bounded else "logits"
+        self.masked_decoder = masked_decoder
         self.decoder = None if decoder is None else Decoder(num_classes, class_dim, self.image_shape, hidden=decoder)
 
     def forward(
@@ -128,8 +161,15 @@ class CapsNet(AbstractReconstructingNetwork):
         else:
             features = self.conv(images).relu()  # [b channels h w]
         primary = self.primary(features)  # [b i c]
+        if not isinstance(self.digits, DenseCapsules):
+            primary = self._by_position(primary)
         digits = self.digits(primary.poses, primary.activations, on_iteration=on_iteration)  # [b k d]
         return CapsuleOutput(digits.activations, digits, digits.logits)
+
+    def _by_position(self, primary: Capsules) -> Capsules:
+        """Ordered (position, type), as layers that share something over positions expect; not (type, position)."""
+        poses, activations = (each.unflatten(1, (self.primary.types, -1)).transpose(1, 2) for each in primary[:2])
+        return Capsules(poses.flatten(1, 2), activations.flatten(1, 2))
 
     def capsule_layers(self) -> dict[str, nn.Module]:
         return {"primary": self.primary, "digits": self.digits}

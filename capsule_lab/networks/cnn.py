@@ -158,3 +158,51 @@ class SmallCNN(AbstractNetwork):
         check_images(images, self.image_shape, type(self).__name__)
         scores = self.classifier(self.features(images).flatten(1)).to(images.dtype)  # autocast ends here
         return CapsuleOutput(scores, logits=scores)
+
+
+class AveragedCNN(AbstractNetwork):
+    """Convolutions with ReLU, the mean of their feature maps over all positions, and one linear layer.
+
+    As it stands here, the convolutions are those of a ``CapsNet``, and there are 5,332,234 parameters::
+
+        1 x 40 x 40 -> 256 x 32 x 32 (9x9) -> 256 x 12 x 12 (9x9, stride 2) -> mean over positions -> 10
+
+    Gu 2021 has a network of three layers and 5.3M parameters that pools so; that it is this one is inferred from the
+    number, the paper could not be read.
+
+    Args:
+        image_shape: ``(channel, height, width)``.
+        num_classes: number of classes.
+        channels: feature maps of the convolutions, the last of which has a stride of 2.
+        kernel_size: of all convolutions.
+
+    Raises:
+        ValueError: if a size is not positive, or nothing is left of the image.
+    """
+
+    scores_are = "logits"
+
+    def __init__(
+        self,
+        image_shape: tuple[int, int, int],
+        num_classes: int,
+        *,
+        channels: Sequence[int] = (256, 256),  # ours: as in a CapsNet
+        kernel_size: int = 9,  # Gu 2021
+    ) -> None:
+        super().__init__()
+        check_widths("AveragedCNN", channels=channels)
+        check_sizes("AveragedCNN", num_classes=num_classes, layers=len(channels), kernel_size=kernel_size)
+        smallest = len(channels) * (kernel_size - 1) + 1
+        self.image_shape = check_image_shape(image_shape, smallest, "AveragedCNN")
+        strides = [1] * (len(channels) - 1) + [2]
+        features: list[nn.Module] = []
+        for inputs, outputs, stride in zip((image_shape[0], *channels), channels, strides, strict=False):
+            features += [nn.Conv2d(inputs, outputs, kernel_size, stride), nn.ReLU()]
+        self.features = nn.Sequential(*features)
+        self.classifier = nn.Linear(channels[-1], num_classes)
+
+    def forward(self, images: Float[Tensor, "batch channel height width"]) -> CapsuleOutput:
+        check_images(images, self.image_shape, "AveragedCNN")
+        scores = self.classifier(self.features(images).mean((2, 3))).to(images.dtype)  # autocast ends here
+        return CapsuleOutput(scores, logits=scores)

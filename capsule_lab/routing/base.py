@@ -99,6 +99,8 @@ class AbstractRouting(nn.Module, ABC):
             ``normalise``; or the ``"children"`` of a parent, where ``normalise`` is not used.
         normalisation: which parents compete for a child in a convolutional layer.
         backend: how votes are summed, the same numbers in other time and memory: see ``capsule_lab.kernels.Backend``.
+        bounded: whether activations are in [0, 1]; where they are not, as lengths without a squash, they are logits,
+            and no loss of probabilities fits.
         poses: whether parents have poses; where they have none, dense and class capsules have no transformations.
         scheduled: options that a schedule may change while training, and whether they are an ``int`` or a ``float``: a
             schedule named ``routing_<option>`` sets them, see ``capsule_lab.lit.scheduled_routing``.
@@ -109,6 +111,7 @@ class AbstractRouting(nn.Module, ABC):
     competing: ClassVar[Literal["parents", "children"]] = "parents"
     normalisation: Normalisation = "all_parents"
     backend: Backend = "auto"
+    bounded: bool = True
     poses: bool = True
 
     def build(self, layer: LayerInfo) -> None:

@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from capsule_lab.errors import check_choice
-from capsule_lab.functional import float32_under_autocast, length, squash, squash_logits
+from capsule_lab.functional import SQUASHES, Squash, float32_under_autocast, length
 from capsule_lab.kernels import AbstractVotes, Backend, check_backend, route
 from capsule_lab.routing.base import AbstractRouting, Normaliser, check_parents
 from capsule_lab.types import Capsules, OnIteration, RoutingTrace, Votes
@@ -28,6 +28,7 @@ def dynamic_routing(
     bias_inside: bool = True,
     leaky: bool = False,
     gradient: Gradient = "full",
+    squash: Squash = "squash",  # Sabour 2017, equation 1
     normalise: Normaliser | None = None,
     on_iteration: OnIteration | None = None,
     backend: Backend = "auto",
@@ -47,6 +48,8 @@ def dynamic_routing(
         leaky: see ``softmax_over_parents``; not together with ``normalise``.
         gradient: ``"full"`` differentiates through all iterations (official code); ``"last"`` treats the
             couplings as constants, as many ports do. Values are the same.
+        squash: what makes a pose of ``s_j``, see ``capsule_lab.functional.SQUASHES``. Without a bound on the lengths,
+            which are then the logits too, no loss of probabilities fits.
         normalise: log-couplings ``(batch, parent, child)`` to couplings; default softmax over parents.
         on_iteration: called with a ``RoutingTrace`` after each iteration.
         backend: see ``AbstractRouting``.
@@ -55,14 +58,15 @@ def dynamic_routing(
         Capsules: poses ``(batch, parent, dim)``, their lengths in [0, 1), and ``2 ln |s_j|``, the logits of these.
 
     Raises:
-        ValueError: for fewer than one iteration, an unknown ``gradient`` or ``backend``, or ``leaky`` beside
-            ``normalise``.
+        ValueError: for fewer than one iteration, an unknown ``gradient``, ``squash`` or ``backend``, or ``leaky``
+            beside ``normalise``.
 
     >>> votes = torch.ones(1, 5, 2, 4)  # five children that agree
     >>> dynamic_routing(votes).poses.shape
     torch.Size([1, 2, 4])
     """
-    _check(iterations, gradient)
+    _check(iterations, gradient, squash)
+    functions = SQUASHES[squash]
     if leaky and normalise is not None:
         raise ValueError("routing is leaky and has a normaliser; expected one of them, which decides on the leak")
     normalise = normalise or Normaliser(leaky=leaky)
@@ -77,12 +81,12 @@ def dynamic_routing(
                 total = votes.weighted_sum(couplings)  # [b j d]
                 if bias is not None and (bias_inside or last):
                     total = total + bias
-                poses = squash(total)  # [b j d]
+                poses = functions.poses(total)  # [b j d]
                 if not last:
                     logits = logits + votes.agreement(poses)
             if on_iteration is not None:
                 on_iteration(RoutingTrace(iteration, couplings.transpose(1, 2), poses, length(poses)))
-        return poses, squash_logits(total)
+        return poses, functions.logits(total)
 
     rows, watched = normalise.rows_per_image, on_iteration is not None
     poses, logits = route(procedure, votes, None, backend=backend, rows_per_image=rows, whole_batch=watched)
@@ -95,11 +99,11 @@ class DynamicRouting(AbstractRouting):
     Args:
         parents: number of parents.
         dim: components of a parent's pose.
-        iterations, bias_inside, leaky, gradient, backend: see ``dynamic_routing``.
+        iterations, bias_inside, leaky, gradient, squash, backend: see ``dynamic_routing``.
         bias: learn a bias per parent and component (160 parameters for ten digits of 16).
 
     Raises:
-        ValueError: for fewer than one iteration, an unknown ``gradient`` or ``backend``.
+        ValueError: for fewer than one iteration, an unknown ``gradient``, ``squash`` or ``backend``.
     """
 
     scheduled: Mapping[str, type[int] | type[float]] = {"iterations": int}
@@ -114,15 +118,18 @@ class DynamicRouting(AbstractRouting):
         bias_inside: bool = True,
         leaky: bool = False,
         gradient: Gradient = "full",
+        squash: Squash = "squash",  # Sabour 2017, equation 1
         backend: Backend = "auto",
     ) -> None:
         super().__init__()
-        _check(iterations, gradient)
+        _check(iterations, gradient, squash)
         self.backend = check_backend(backend)
         self.iterations = iterations
         self.bias_inside = bias_inside
         self.leaky = leaky
         self.gradient: Gradient = gradient
+        self.squash: Squash = squash
+        self.bounded = SQUASHES[squash].bounded
         self.bias = nn.Parameter(torch.full((parents, dim), 0.1)) if bias else None  # 0.1: official code
 
     def forward(
@@ -140,13 +147,15 @@ class DynamicRouting(AbstractRouting):
             bias_inside=self.bias_inside,
             leaky=self.leaky,
             gradient=self.gradient,
+            squash=self.squash,
             normalise=normalise,
             on_iteration=on_iteration,
             backend=self.backend,
         )
 
 
-def _check(iterations: int, gradient: str) -> None:
+def _check(iterations: int, gradient: str, squash: str) -> None:
     if iterations < 1:
         raise ValueError(f"routing iterations is {iterations}; expected 1 (no routing) or more, the paper uses 3")
     check_choice("routing gradient", gradient, get_args(Gradient))
+    check_choice("routing squash", squash, get_args(Squash))

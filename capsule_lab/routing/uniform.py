@@ -6,11 +6,14 @@ Equals dynamic routing with one iteration, the "1 routing" rows of Sabour 2017, 
 
 from __future__ import annotations
 
+from typing import get_args
+
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from capsule_lab.functional import float32_under_autocast, length, squash, squash_logits
+from capsule_lab.errors import check_choice
+from capsule_lab.functional import SQUASHES, Squash, float32_under_autocast, length
 from capsule_lab.kernels import AbstractVotes, Backend, check_backend, route
 from capsule_lab.routing.base import AbstractRouting, Normaliser, check_parents
 from capsule_lab.types import Capsules, OnIteration, RoutingTrace, Votes
@@ -22,6 +25,7 @@ def uniform_routing(
     *,
     bias: Float[Tensor, "parent dim"] | None = None,
     leaky: bool = False,
+    squash: Squash = "squash",  # Sabour 2017, equation 1
     normalise: Normaliser | None = None,
     on_iteration: OnIteration | None = None,
     backend: Backend = "auto",
@@ -32,18 +36,26 @@ def uniform_routing(
         votes: prediction of each child for each parent, or poses and weight.
         bias: added before squashing.
         leaky: an extra, silent parent takes an equal share.
+        squash: see ``dynamic_routing``.
         normalise: turns equal logits into couplings; default softmax over parents.
         on_iteration: called once.
         backend: see ``AbstractRouting``.
 
     Raises:
-        ValueError: for ``leaky`` beside ``normalise``, or an unknown ``backend``.
+        ValueError: for ``leaky`` beside ``normalise``, or an unknown ``squash`` or ``backend``.
 
     >>> uniform_routing(torch.ones(2, 6, 3, 4)).poses.shape
     torch.Size([2, 3, 4])
     """
     return fixed_couplings(
-        votes, None, bias=bias, leaky=leaky, normalise=normalise, on_iteration=on_iteration, backend=backend
+        votes,
+        None,
+        bias=bias,
+        leaky=leaky,
+        squash=squash,
+        normalise=normalise,
+        on_iteration=on_iteration,
+        backend=backend,
     )
 
 
@@ -54,6 +66,7 @@ def fixed_couplings(
     *,
     bias: Float[Tensor, "parent dim"] | None = None,
     leaky: bool = False,
+    squash: Squash = "squash",  # Sabour 2017, equation 1
     normalise: Normaliser | None = None,
     on_iteration: OnIteration | None = None,
     backend: Backend = "auto",
@@ -65,6 +78,8 @@ def fixed_couplings(
     """
     if leaky and normalise is not None:
         raise ValueError("routing is leaky and has a normaliser; expected one of them, which decides on the leak")
+    check_choice("routing squash", squash, get_args(Squash))
+    functions = SQUASHES[squash]
     normalise = normalise or Normaliser(leaky=leaky)
 
     def procedure(votes: AbstractVotes, _: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -80,10 +95,10 @@ def fixed_couplings(
         couplings = normalise(logits)  # [b j i]
         total = votes.weighted_sum(couplings)  # [b j d]
         total = total if bias is None else total + bias
-        poses = squash(total)
+        poses = functions.poses(total)
         if on_iteration is not None:
             on_iteration(RoutingTrace(0, couplings.transpose(1, 2), poses, length(poses)))
-        return poses, squash_logits(total)
+        return poses, functions.logits(total)
 
     rows, watched = normalise.rows_per_image, on_iteration is not None
     poses, logits = route(procedure, votes, None, backend=backend, rows_per_image=rows, whole_batch=watched)
@@ -98,18 +113,28 @@ class UniformRouting(AbstractRouting):
         dim: components of a parent's pose.
         bias: learn a bias per parent and component, so that it differs from ``DynamicRouting`` in the
             routing alone.
-        leaky, backend: see ``uniform_routing``.
+        leaky, squash, backend: see ``uniform_routing``.
 
     Raises:
-        ValueError: for an unknown ``backend``.
+        ValueError: for an unknown ``squash`` or ``backend``.
     """
 
     def __init__(
-        self, parents: int, dim: int, *, bias: bool = True, leaky: bool = False, backend: Backend = "auto"
+        self,
+        parents: int,
+        dim: int,
+        *,
+        bias: bool = True,
+        leaky: bool = False,
+        squash: Squash = "squash",  # Sabour 2017, equation 1
+        backend: Backend = "auto",
     ) -> None:
         super().__init__()
+        check_choice("routing squash", squash, get_args(Squash))
         self.backend = check_backend(backend)
         self.leaky = leaky
+        self.squash: Squash = squash
+        self.bounded = SQUASHES[squash].bounded
         self.bias = nn.Parameter(torch.full((parents, dim), 0.1)) if bias else None  # 0.1: official code
 
     def forward(
@@ -124,6 +149,7 @@ class UniformRouting(AbstractRouting):
             votes,
             bias=self.bias,
             leaky=self.leaky,
+            squash=self.squash,
             normalise=normalise,
             on_iteration=on_iteration,
             backend=self.backend,

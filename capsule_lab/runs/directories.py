@@ -44,13 +44,21 @@ _NOT_HASHED = (
     *("data.on_device", "module.cuda_graphs"),  # the same numbers
 )
 _UNSET = ("trainer.max_time",)  # not hashed either; null, as it was in the hashes of earlier runs
+_ADDED = {  # options that earlier runs had no names for: not hashed at the values that do what those runs did
+    "model.primary_squash": "squash",
+    "model.transformation": "per_pair",
+    "model.masked_decoder": True,
+    "model.routing.squash": "squash",  # what model.routing refers to
+    "routing.squash": "squash",
+}
 _OVERRIDES = "# overrides: "
 
 
 def config_hash(config: DictConfig) -> str:
     """Hash of everything in the configuration that the result depends on, 8 hexadecimal digits."""
     copy = OmegaConf.create(to_container(config))
-    for key in _NOT_HASHED:
+    at_first_values = [key for key, value in _ADDED.items() if OmegaConf.select(copy, key) == value]
+    for key in (*_NOT_HASHED, *at_first_values):
         parent, _, name = key.rpartition(".")
         node = OmegaConf.select(copy, parent) if parent else copy
         if node is not None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from capsule_lab.functional import exponential_squash, squash
+from capsule_lab.functional import SQUASHES, exponential_squash, squash
 from capsule_lab.layers import DepthwisePrimaryCapsules, PrimaryCapsules
 from tests.reference.loops import length_loops
 from tests.reference.wrong import pixelwise_grouping
@@ -70,6 +70,23 @@ def test_depthwise_capsules_see_one_channel_each() -> None:
 def test_channels_that_are_no_whole_number_of_capsules_are_refused() -> None:
     with pytest.raises(ValueError, match="there are 10 channels for capsules of 4 components; expected a multiple"):
         DepthwisePrimaryCapsules(10, dim=4)
+
+
+@pytest.mark.parametrize("name", SQUASHES)
+def test_squash_by_name(name: Any) -> None:
+    layer = identity_layer(bias=False, uniform_coupling=False, squash=name)
+    check_grouping(lambda features: layer(features).poses, SQUASHES[name].poses)
+    capsules = layer(10 * index_features())
+    torch.testing.assert_close(capsules.activations, length_loops(capsules.poses), rtol=1e-6, atol=1e-4)
+    torch.testing.assert_close(
+        capsules.logits.sigmoid() if SQUASHES[name].bounded else capsules.logits, capsules.activations
+    )
+
+
+@pytest.mark.usefixtures("unchecked_types")
+def test_unknown_squash_is_named() -> None:
+    with pytest.raises(ValueError, match="squash is 'tanh'; expected 'squash', 'exponential', 'relu' or 'none'"):
+        PrimaryCapsules(2, squash="tanh")
 
 
 def test_pixelwise_grouping_is_caught() -> None:
@@ -150,6 +167,7 @@ CHANGED = {
     "bias": False,
     "uniform_coupling": False,
     "leaky": True,
+    "squash": "none",
     "weight_std": 0.2,
 }
 

@@ -19,11 +19,12 @@ from capsule_lab import build
 from capsule_lab.config import compose
 from capsule_lab.data import MNISTDataModule
 from capsule_lab.data.loader import Images
-from capsule_lab.errors import InterruptError
+from capsule_lab.errors import ConfigError, InterruptError
 from capsule_lab.functional import combine_crops
-from capsule_lab.lit import CapsNetModule
-from capsule_lab.losses import cross_entropy_loss, l2_loss, margin_loss, spread_loss
-from capsule_lab.networks import AbstractNetwork, CapsNet
+from capsule_lab.lit import CapsNetModule, ClassifierModule
+from capsule_lab.losses import cross_entropy_loss, l2_loss, logits_cross_entropy_loss, margin_loss, spread_loss
+from capsule_lab.networks import AbstractNetwork, CapsNet, EMCaps
+from capsule_lab.routing import DynamicRouting
 from capsule_lab.schedules import Constant, Exponential, Linear, Schedule
 from capsule_lab.train import summary, train
 from capsule_lab.types import Batch, CapsuleOutput
@@ -227,6 +228,27 @@ def test_one_crop_is_the_image_itself() -> None:
 @pytest.mark.parametrize("network", [CapsNet, AbstractNetwork])
 def test_scores_are_activations_unless_a_network_says_otherwise(network: type[AbstractNetwork]) -> None:
     assert network.scores_are == "activations"
+
+
+@pytest.mark.parametrize("loss", [margin_loss, spread_loss, functools.partial(cross_entropy_loss, log_odds=True)])
+@pytest.mark.parametrize("network", [CapsNet, functools.partial(EMCaps, class_routing=None)], ids=["CapsNet", "EMCaps"])
+def test_losses_of_probabilities_refuse_lengths_without_a_bound(network: Any, loss: Any) -> None:
+    options = {"optimizer": torch.optim.Adam, "schedule": RATE, "num_classes": 3}
+    with torch.device("meta"):
+        unbounded, bounded = (
+            network((1, 28, 28), 3, routing=functools.partial(DynamicRouting, squash=squash))
+            for squash in ("none", "exponential")
+        )
+    with pytest.raises(ValueError, match=r"routing.squash=none lengths have no bound; expected loss=cross_entropy_lo"):
+        ClassifierModule(unbounded, loss=loss, **options)
+    assert ClassifierModule(unbounded, loss=logits_cross_entropy_loss, **options).loss is logits_cross_entropy_loss
+    assert ClassifierModule(bounded, loss=loss, **options).loss is loss
+
+
+def test_unbounded_lengths_are_refused_before_a_run() -> None:
+    config = compose("train", ["routing.squash=none"])
+    with pytest.raises(ConfigError, match=r"module: margin_loss expects activations in .*, or routing.squash=squash$"):
+        build.build_without_weights(config)
 
 
 # --- parts of the test set -------------------------------------------------------------------------------------------

@@ -29,11 +29,12 @@ Tiny = Callable[..., DictConfig]
 PAIRS = ["data=multimnist", "data.val_pairs=100", "data.test_pairs=60", *NO_PICTURES]
 
 
-def module(**options: Any) -> CapsNetModule:
+def module(masked_decoder: bool = True, **options: Any) -> CapsNetModule:
     torch.manual_seed(0)
     network = CapsNet(
-        (1, 20, 20), 5, routing=DynamicRouting, channels=4, primary_types=2, primary_dim=4, class_dim=4, decoder=[8]
-    )
+        (1, 20, 20), 5, routing=DynamicRouting, channels=4, primary_types=2, primary_dim=4, class_dim=4, decoder=[8],
+        masked_decoder=masked_decoder,
+    )  # fmt: skip
     return CapsNetModule(
         network, loss=margin_loss, reconstruction=reconstruction_loss, optimizer=torch.optim.Adam,
         schedule={"learning_rate": Constant(1e-3)}, num_classes=5, labels_per_image=2, **options,
@@ -103,3 +104,10 @@ def test_losses_for_one_label_are_refused_before_training(loss: str) -> None:
     spec = build.build_data(config).spec
     with pytest.raises(ConfigError, match="for one label per image, these have 2: loss=margin for capsules"):
         build.build_module(config, spec)
+
+
+def test_decoder_that_sees_all_capsules_is_refused() -> None:
+    with pytest.raises(
+        ValueError, match=r"masked_decoder is false, and images show several digits, .*; expected model"
+    ):
+        module(masked_decoder=False)

@@ -12,11 +12,12 @@ from torch import Tensor
 from capsule_lab.bench.textbook_capsnet import TextbookCapsNet
 from capsule_lab.data.standins.digits import standin_digits
 from capsule_lab.functional import dense_votes
-from capsule_lab.losses import margin_loss, reconstruction_loss
+from capsule_lab.losses import logits_cross_entropy_loss, margin_loss, reconstruction_loss
 from capsule_lab.networks import CapsNet, SmallCNN, reconstructs
 from capsule_lab.routing import DynamicRouting, UniformRouting
 from capsule_lab.types import RoutingTrace
 
+UNTRANSFORMED = {"transformation": "none", "primary_types": 10, "primary_dim": 16}
 SMALL = {"channels": 4, "kernel_size": 3, "primary_types": 2, "primary_dim": 3, "class_dim": 5, "decoder": (6, 7)}
 
 
@@ -64,6 +65,14 @@ def count(network: torch.nn.Module) -> int:
             1_004_976,
             id="SVHN",
         ),
+        pytest.param((1, 28, 28), 10, {"transformation": "shared"}, 6_782_128, id="MNIST, 32 types and not 1,152"),
+        pytest.param(
+            (1, 40, 40),
+            10,
+            {**UNTRANSFORMED, "decoder": None},
+            20_992 + 256 * 160 * 81 + 160 + 160,
+            id="affNIST without transformations",
+        ),
     ],
 )
 def test_published_parameter_counts(
@@ -87,6 +96,10 @@ def test_initial_values_of_the_official_code() -> None:
         {},
         {"padding": "same"},
         {"uniform_coupling": False},
+        {"transformation": "shared"},
+        {"transformation": "none", "primary_types": 4, "primary_dim": 5},
+        {"primary_squash": "exponential", "routing": partial(DynamicRouting, squash="exponential")},
+        {"primary_squash": "none"},
         {"routing": UniformRouting},
         {"routing": partial(DynamicRouting, gradient="last")},
         {"routing": partial(DynamicRouting, leaky=True, bias_inside=False)},
@@ -161,8 +174,11 @@ CHANGED = {
     "primary_bias": False,
     "uniform_coupling": False,
     "primary_weight_std": 0.5,
+    "primary_squash": "none",
+    "transformation": "shared",
     "class_dim": 6,
     "decoder": None,
+    "masked_decoder": False,
 }
 
 
@@ -170,8 +186,12 @@ CHANGED = {
 def test_every_argument_does_something(argument: str) -> None:
     network, other = build(), build(**{argument: CHANGED[argument]})
     shapes, other_shapes = ({n: p.shape for n, p in each.named_parameters()} for each in (network, other))
-    images, _ = digits(2)
-    assert shapes != other_shapes or not torch.allclose(network(images).scores, other(images).scores, atol=1e-3)
+    if shapes == other_shapes:
+        images, labels = digits(2)
+        outputs = [(each, each(images)) for each in (network, other)]
+        scores, other_scores = (output.scores for _, output in outputs)
+        decoded, other_decoded = (each.reconstruct(output, labels) for each, output in outputs)
+        assert not (torch.allclose(scores, other_scores, atol=1e-3) and torch.allclose(decoded, other_decoded))
 
 
 def test_small_undivided_weights_begin_like_divided_ones_and_adam_moves_them_further() -> None:
@@ -190,6 +210,76 @@ def test_small_undivided_weights_begin_like_divided_ones_and_adam_moves_them_fur
         steps.append((weight.detach() * scale - before).abs().median().item())
     torch.testing.assert_close(*scores)
     assert steps[1] == pytest.approx(2 * steps[0], rel=0.01)
+
+
+# ------------------------------------------------------------------------------------------------ components
+
+
+def test_shared_transformations_are_those_of_every_position() -> None:
+    """A network with a matrix for each pair, of which those of a type are the same, gives the same."""
+    shared, pairs = build(transformation="shared").double(), build().double()
+    state = shared.state_dict()
+    assert state["digits.weight"].shape == (2, 3, 4, 5)
+    state["digits.weight"] = state["digits.weight"].repeat_interleave(9, 0)  # children are ordered (type, position)
+    pairs.load_state_dict(state)
+    images = digits(3)[0].double()
+    torch.testing.assert_close(shared(images)[0], pairs(images)[0], rtol=0, atol=1e-12)
+    torch.testing.assert_close(shared(images)[1].poses, pairs(images)[1].poses, rtol=0, atol=1e-12)
+
+
+def test_without_transformations_primary_capsules_are_votes() -> None:
+    """Those of type k, for class k: equal couplings give a quarter of their sum over positions."""
+    options = {"primary_types": 4, "primary_dim": 5, "routing": partial(UniformRouting, squash="none", bias=False)}
+    network = build(transformation="none", **options).double()
+    images = digits(3)[0].double()
+    primary = network.primary(network.conv(images).relu()).poses.view(3, 4, 9, 5)  # [b type position c]
+    output = network(images)
+    torch.testing.assert_close(output.capsules.poses, primary.sum(2) / 4, rtol=0, atol=1e-12)
+    torch.testing.assert_close(output.scores, (primary.sum(2) / 4).norm(dim=2), rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("options", [{}, {"primary_types": 4}, {"primary_dim": 5}])
+def test_primary_capsules_that_cannot_be_votes_are_refused(options: dict[str, int]) -> None:
+    types, dim = options.get("primary_types", 2), options.get("primary_dim", 3)
+    sentence = f"transformation is 'none', and primary capsules are {types} types of {dim} components; expected those "
+    with pytest.raises(ValueError, match=sentence + r"of the classes, .*: primary_types=4, primary_dim=5"):
+        build(transformation="none", **options)
+
+
+@pytest.mark.usefixtures("unchecked_types")
+def test_unknown_transformation_is_named() -> None:
+    with pytest.raises(ValueError, match="transformation is 'mine'; expected 'per_pair', 'shared' or 'none'"):
+        build(transformation="mine")
+
+
+@pytest.mark.parametrize("transformation", ["per_pair", "shared", "none"])
+@pytest.mark.parametrize("squash", ["exponential", "relu", "none"])
+def test_logits_are_right_for_every_squash(squash: Any, transformation: Any) -> None:
+    routing = partial(DynamicRouting, squash=squash)
+    sizes = {"primary_types": 4, "primary_dim": 5} if transformation == "none" else {}
+    network = build(routing=routing, primary_squash=squash, transformation=transformation, **sizes).double()
+    images, labels = digits(4)
+    output = network(images.double())
+    bounded = squash == "exponential"
+    assert network.scores_are == ("activations" if bounded else "logits")
+    expected = output.scores.logit() if bounded else output.scores
+    torch.testing.assert_close(output.logits, expected, rtol=1e-5, atol=1e-5)
+    logits_cross_entropy_loss(output.logits, labels).backward()
+    missing = [name for name, p in network.named_parameters() if p.grad is None or not p.grad.any()]
+    assert [name for name in missing if not name.startswith("decoder.")] == []
+
+
+def test_decoder_without_a_mask_sees_all_classes() -> None:
+    network = build(masked_decoder=False)
+    network.load_state_dict(build().state_dict())
+    output = network(digits(2)[0])
+    output.capsules.poses.retain_grad()
+    decoded = network.reconstruct(output, torch.tensor([1, 3]))
+    decoded.sum().backward()
+    assert output.capsules.poses.grad.all()
+    assert torch.equal(decoded, network.reconstruct(output, torch.tensor([0, 2])))
+    flat = output.capsules.poses.flatten(1)
+    torch.testing.assert_close(decoded.flatten(1), network.decoder.layers(flat).sigmoid())
 
 
 @pytest.mark.parametrize("hidden", [(6,), (6, 7), (6, 7, 8)])

@@ -11,7 +11,7 @@ from torch import nn
 
 from capsule_lab.config import compose
 from capsule_lab.losses import cross_entropy_loss
-from capsule_lab.networks import BaselineCNN, SmallCNN
+from capsule_lab.networks import AveragedCNN, BaselineCNN, SmallCNN
 
 SMALL = {"channels": (3, 4), "kernel_size": 3, "hidden": (6, 5), "dropout": 0.5}
 
@@ -33,6 +33,7 @@ def images(batch: int, *image_shape: int) -> torch.Tensor:
         pytest.param("cnn_smallnorb", (1, 32, 32), 5, 4_252_549, id="Hinton 2018, mono"),
         pytest.param("cnn_multimnist", (1, 36, 36), 10, 24_563_978, id="Sabour 2017, MultiMNIST, the paper's 24.56M"),
         pytest.param("cnn_affnist", (1, 40, 40), 10, 12_767_498, id="ours, of about a CapsNet's size at 40x40"),
+        pytest.param("cnn_averaged", (1, 40, 40), 10, 5_332_234, id="Gu 2021, the paper's 5.3M"),
     ],
 )
 def test_published_parameter_count(
@@ -231,3 +232,56 @@ def test_without_batch_norm_an_image_is_seen_by_itself() -> None:
 def test_small_cnn_refuses(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         small(**options)
+
+
+# --- AveragedCNN -----------------------------------------------------------------------------------------------------
+
+
+def averaged(**options: Any) -> AveragedCNN:
+    torch.manual_seed(0)
+    return AveragedCNN(**{"image_shape": (1, 7, 8), "num_classes": 4, "channels": (3, 5), "kernel_size": 3, **options})
+
+
+def test_averaged_cnn_takes_the_mean_over_positions() -> None:
+    network, pixels = averaged().double(), images(8, 1, 7, 8).double()
+    first, last = (network.features[number] for number in (0, 2))
+    features = last(first(pixels).relu()).relu()
+    assert features.shape == (8, 5, 2, 2)
+    expected = features.flatten(2).mean(2) @ network.classifier.weight.T + network.classifier.bias
+    output = network(pixels)
+    torch.testing.assert_close(output.scores, expected, rtol=0, atol=1e-12)
+    assert torch.equal(output.scores, output.logits)
+
+
+@pytest.mark.parametrize(
+    ("argument", "value"),
+    [("image_shape", (1, 9, 9)), ("num_classes", 5), ("channels", (3, 4)), ("channels", (5,)), ("kernel_size", 2)],
+)
+def test_every_argument_of_the_averaged_cnn_does_something(argument: str, value: Any) -> None:
+    network, other = averaged(), averaged(**{argument: value})
+    shapes, other_shapes = ([p.shape for p in each.parameters()] for each in (network, other))
+    pixels = images(2, *other.image_shape)
+    if argument == "image_shape":
+        with pytest.raises(ValueError, match=r"expected \(batch, 1, 7, 8\)"):
+            network(pixels)
+    else:
+        assert shapes != other_shapes
+    assert other(pixels).scores.shape == (2, other.classifier.out_features)
+
+
+def test_smallest_images_of_the_averaged_cnn() -> None:
+    assert averaged(image_shape=(1, 5, 5))(images(2, 1, 5, 5)).scores.shape == (2, 4)
+    with pytest.raises(ValueError, match="images are 4x5; AveragedCNN needs at least 5x5"):
+        averaged(image_shape=(1, 4, 5))
+
+
+@pytest.mark.parametrize("options", [{"channels": ()}, {"kernel_size": 0}, {"num_classes": 0}])
+def test_sizes_of_the_averaged_cnn_are_positive(options: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"AveragedCNN has .* 0; expected 1 or more"):
+        averaged(**options)
+
+
+def test_every_parameter_of_the_averaged_cnn_gets_a_gradient() -> None:
+    network = averaged()
+    cross_entropy_loss(network(images(8, 1, 7, 8)).scores, torch.arange(8) % 4).backward()
+    assert [name for name, p in network.named_parameters() if p.grad is None or not p.grad.any()] == []

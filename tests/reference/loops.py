@@ -7,6 +7,7 @@ Nothing here comes from the package, so that a mistake there cannot repeat itsel
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -56,11 +57,13 @@ def dynamic_routing_loops(
     bias: Tensor | None = None,
     bias_inside: bool = True,
     leaky: bool = False,
+    squash: Callable[[list[float]], list[float]] = squash_vector,
 ) -> Tensor:
     """Procedure 1, one image at a time: votes ``(b, i, j, d)`` to poses ``(b, j, d)``.
 
     From the official code: ``bias`` ``(j, d)`` is added to the total input, in each iteration or
     (not ``bias_inside``) in the last one; ``leaky`` adds a destination whose logit stays 0 and drops its share.
+    ``squash`` is another function of the total input.
     """
     batch, children, parents, dim = votes.shape
     offset = [[0.0] * dim for _ in range(parents)] if bias is None else bias.double().tolist()
@@ -82,7 +85,7 @@ def dynamic_routing_loops(
                         total[d] += couplings[i][j] * vote[i][j][d]
                     if bias_inside or iteration == iterations - 1:
                         total[d] += offset[j][d]
-                poses.append(squash_vector(total))  # line 6: v_j <- squash(s_j)
+                poses.append(squash(total))  # line 6: v_j <- squash(s_j)
             for i in range(children):  # line 7: b_ij <- b_ij + u_hat_j|i . v_j
                 for j in range(parents):
                     for d in range(dim):

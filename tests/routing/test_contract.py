@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.autograd.gradcheck import GradcheckError, gradcheck
 
 from capsule_lab import routing as routings
-from capsule_lab.functional import dense_votes, squash
+from capsule_lab.functional import SQUASHES, Squash, dense_votes, squash
 from capsule_lab.routing import (
     AbstractRouting,
     AttentionOverChildren,
@@ -47,7 +47,7 @@ from capsule_lab.types import RoutingTrace, Votes
 from tests.helpers.compile import without_shape_checks
 from tests.helpers.pairwise import pairwise
 from tests.reference import wrong
-from tests.reference.attention_loops import self_attention_loops
+from tests.reference.attention_loops import exponential_squash_vector, self_attention_loops
 from tests.reference.attention_over_children_loops import attention_over_children_loops
 from tests.reference.bayes_loops import bayes_loops
 from tests.reference.em_bridge import PRESETS, betas_of_the_loops, class_preset, in_terms_of_the_loops, preset
@@ -55,7 +55,7 @@ from tests.reference.em_loops import dense_em_loops
 from tests.reference.em_normalised_loops import dense_em_evidence_loops
 from tests.reference.heinsen_loops import heinsen_loops
 from tests.reference.inverted_attention_loops import inverted_attention_loops
-from tests.reference.loops import dynamic_routing_loops, length_loops, uniform_routing_loops
+from tests.reference.loops import dynamic_routing_loops, length_loops, squash_vector, uniform_routing_loops
 from tests.reference.random_couplings_loops import fixed_couplings_loops
 from tests.reference.scaled_distance_loops import scaled_distance_loops
 from tests.reference.self_routing_loops import self_routing_loops
@@ -827,7 +827,7 @@ def test_gradient_check_sees_that_the_last_one_is_cut() -> None:
 
 @pytest.mark.parametrize(
     ("argument", "other"),
-    [("iterations", 2), ("bias", False), ("bias_inside", False), ("leaky", True)],
+    [("iterations", 2), ("bias", False), ("bias_inside", False), ("leaky", True), ("squash", "none")],
 )
 def test_every_argument_of_dynamic_routing_changes_the_poses(argument: str, other: Any) -> None:
     votes = random_votes()
@@ -836,7 +836,7 @@ def test_every_argument_of_dynamic_routing_changes_the_poses(argument: str, othe
     )
 
 
-@pytest.mark.parametrize(("argument", "other"), [("bias", False), ("leaky", True)])
+@pytest.mark.parametrize(("argument", "other"), [("bias", False), ("leaky", True), ("squash", "none")])
 def test_every_argument_of_uniform_routing_changes_the_poses(argument: str, other: Any) -> None:
     votes = random_votes()
     assert not torch.allclose(
@@ -856,6 +856,55 @@ def test_leaky_is_an_option_of_the_normaliser(routing: Callable[..., Tensor]) ->
 def test_normaliser_totals_a_row() -> None:
     mass = torch.rand(BATCH, PARENTS, dtype=torch.float64)
     torch.testing.assert_close(Normaliser().total(mass), mass.sum(1, keepdim=True), rtol=0, atol=1e-15)
+
+
+SQUASH_LOOPS = {
+    "squash": squash_vector,
+    "exponential": exponential_squash_vector,
+    "relu": lambda total: [max(component, 0.0) for component in total],
+    "none": lambda total: total,
+}
+
+
+@pytest.mark.parametrize("case", [BACKENDS[name] for name in BACKENDS], ids=list(BACKENDS))
+@pytest.mark.parametrize("iterations", [1, 3])
+@pytest.mark.parametrize("name", SQUASHES)
+def test_squash_of_every_iteration(name: Squash, iterations: int, case: BackendCase) -> None:
+    """Its poses take part in the agreement, its logits are those of the last total input."""
+    votes = random_votes() / 2
+    options = {"iterations": iterations, "squash": name, "backend": case.backend}
+    parents = dynamic_routing(votes if case.dense else factored(votes), **options)
+    expected = dynamic_routing_loops(votes, iterations=iterations, squash=SQUASH_LOOPS[name])
+    torch.testing.assert_close(parents.poses, expected, rtol=0, atol=1e-8)
+    torch.testing.assert_close(parents.activations, length_loops(parents.poses), rtol=0, atol=1e-8)
+    lengths = parents.logits.sigmoid() if SQUASHES[name].bounded else parents.logits
+    torch.testing.assert_close(lengths, parents.activations, rtol=0, atol=1e-5)
+    if iterations == 1:
+        uniform = uniform_routing(votes, squash=name)
+        torch.testing.assert_close(tuple(uniform), tuple(parents), rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("kind", [DynamicRouting, UniformRouting])
+@pytest.mark.parametrize("name", SQUASHES)
+def test_a_routing_says_whether_its_lengths_are_bounded(kind: Callable[..., AbstractRouting], name: Squash) -> None:
+    routing = kind(PARENTS, DIM, squash=name)
+    lengths = routing(100 * random_votes(dtype=torch.float32)).activations
+    assert routing.bounded is bool(lengths.max() < 1.001)
+
+
+@pytest.mark.usefixtures("unchecked_types")
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: DynamicRouting(2, 4, squash="tanh"),
+        lambda: UniformRouting(2, 4, squash="tanh"),
+        lambda: dynamic_routing(random_votes(), squash="tanh"),
+        lambda: uniform_routing(random_votes(), squash="tanh"),
+    ],
+)
+def test_unknown_squash_is_named(call: Callable[[], Any]) -> None:
+    with pytest.raises(ValueError, match="squash is 'tanh'; expected 'squash', 'exponential', 'relu' or 'none'"):
+        call()
 
 
 @with_squash

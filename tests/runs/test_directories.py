@@ -52,6 +52,19 @@ def test_where_batches_are_made_does_not_change_the_hash() -> None:
     assert directories.config_hash(config) == fingerprint
 
 
+def test_options_that_earlier_runs_had_no_names_for_are_hashed_when_they_differ() -> None:
+    plain = compose("train", TINY)
+    earlier = plain.copy()
+    del earlier.routing.squash, earlier.model.transformation, earlier.model.primary_squash, earlier.model.masked_decoder
+    fingerprint = directories.config_hash(plain)
+    assert directories.config_hash(earlier) == fingerprint
+    changes = (
+        "routing.squash=none", "model.transformation=shared", "model.primary_squash=none", "model.masked_decoder=false"
+    )  # fmt: skip
+    hashes = {directories.config_hash(compose("train", [*TINY, change])) for change in changes}
+    assert len(hashes - {fingerprint}) == len(changes)
+
+
 def test_model_in_a_folder_of_its_own_has_a_directory_that_is_found() -> None:
     config = compose("train", TINY)
     directories.create_directory(directory := directories.choose_directory(config, "mine/net-mnist"), config)

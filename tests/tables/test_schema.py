@@ -48,6 +48,9 @@ PUBLISHED = {
     ("sabour2017_affnist", "affnist"): [34, 21],
     ("sabour2017_routing_iterations", "mnist"): [0.29, None, 0.25, None, None],
     ("hinton2018_table1", "smallnorb"): [9.7, 2.2, 1.8, 3.9, 2.9, 2.6, 3.2, 3.2, 5.8, 5.2, 2.2, 4.5, 1.4, 2.56, 2.7],
+    ("hahn2019_robustness", "cifar10"): [7.94, 10.01, 8.46, 7.86, 10.25, 12.52, 8.17, 7.86],
+    ("hahn2019_robustness", "svhn"): [3.55, 3.98, 3.49, 3.17, 3.85, 3.70, 3.34, 3.12],
+    ("gu2021_components", "affnist"): [None] * 17,  # the paper's tables could not be read
     ("hinton2018_viewpoints", "familiar"): [3.7, 3.7, 4.3, 4.3],
     ("hinton2018_viewpoints", "novel"): [20, 13.5, 17.8, 12.3],
 }
