@@ -20,6 +20,7 @@ from capsule_lab import runs
 from capsule_lab.command import command
 from capsule_lab.config import to_container
 from capsule_lab.errors import ConfigError, printable
+from capsule_lab.runs.trust import plain_value
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -108,8 +109,7 @@ def attack(config: DictConfig) -> Outcome:
     )
     assert run is not None
     options = to_container(config).get("data") or {}
-    size = {} if config.images is None else {"eval_images": config.images}
-    data = run.data_with({**options, **size})
+    data = run.data_with({**options, **_number_of_images(run, config.images, options)})
     if config.seed is not None:
         data.seed = config.seed
     device = build.build_trainer(OmegaConf.create({"trainer": config.trainer}), None).strategy.root_device
@@ -151,6 +151,13 @@ def attack(config: DictConfig) -> Outcome:
     }
     path = result_file(run, config, result)
     return Outcome(result, path, run, _figures(result, path.stem, attacked, function, config, epsilons))
+
+
+def _number_of_images(run: runs.Run, images: int | None, options: Mapping[str, Any]) -> dict[str, int]:
+    """``images`` of a split, unless the data has fewer by its own options."""
+    own = None if "_target_" in options else plain_value(run.config, "data.eval_images")
+    fewer = options.get("eval_images", own)
+    return {} if images is None else {"eval_images": images if fewer is None else min(images, fewer)}
 
 
 def _figures(

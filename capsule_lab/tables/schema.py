@@ -12,7 +12,8 @@
     rows:
       - name: three_iterations
         label: CapsNet, 3 iterations
-        overrides: [routing.iterations=3]      or a list per column; none: published values only
+        overrides: [routing.iterations=3]      or a list per column, or by a pattern: {"epsilon_*": […]}
+                                               none: published values only
         published: {mnist: [0.25, 0.005]}      or one number; [mean, standard deviation]; null
         takes: {some.key: [row, val/error]}    a result of another row, with the same seed, that is a value here
         note: a footnote
@@ -31,6 +32,7 @@ all others.
 
 from __future__ import annotations
 
+import fnmatch
 from collections.abc import Mapping
 from functools import partial
 from typing import Annotated, Any, Literal, Self, get_args
@@ -247,6 +249,12 @@ def _by_column(row: Any, columns: list[str]) -> Any:
     for key in ("overrides", "published", "evaluate"):
         if key in row and not isinstance(row[key], dict):
             row[key] = dict.fromkeys(columns, row[key])
+        elif key in row:
+            row[key] = {
+                column: value
+                for pattern, value in row[key].items()
+                for column in fnmatch.filter(columns, str(pattern)) or [str(pattern)]
+            }
     if "published" in row:
         row["published"] = {column: value for column, value in row["published"].items() if value is not None}
     return row
