@@ -1,7 +1,8 @@
 """Images turned, scaled, sheared and moved: shifts of a strength that may be negative, called like attacks.
 
-Nothing is drawn and no objective is asked. Images are resampled bilinearly about their centre, by ``transforms.affine``,
-without a low-pass filter before they are made smaller. Strength 0 is the image itself, bit for bit.
+Nothing is drawn and no objective is asked. Images are resampled about their centre, bilinearly, by
+``transforms.affine``, without a low-pass filter before they are made smaller. Strength 0 is the image itself, bit for
+bit.
 """
 
 from __future__ import annotations

@@ -122,7 +122,7 @@ def _motion_blur(images: Pictures, constants: tuple[int, float], key: Key) -> Pi
 
 
 def _pixelate(images: Pictures, share: float, _: Key) -> Pictures:
-    """As if of so many times the height and width: each pixel becomes the mean of its block, as by Pillow's box filter."""
+    """As if of so many times the height and width: pixels become the mean of their block, as by Pillow's box filter."""
     rows, columns = (_block_means(size, max(int(size * share), 1)).to(images) for size in images.shape[2:])
     return rows @ images @ columns.T
 
@@ -135,11 +135,13 @@ def _block_means(pixels: int, blocks: int) -> Float[Tensor, "pixels pixels"]:
 
 
 def _jpeg(images: Pictures, quality: int, _: Key) -> Pictures:
-    """Compressed and decompressed, on the CPU; channels that are not three are grey images of their own."""
+    """Compressed and decompressed by Pillow; channels that are not three are grey images of their own."""
     levels = (images * 255).round().to(torch.uint8).cpu()
     pictures = levels if levels.shape[1] == 3 else levels.flatten(0, 1).unsqueeze(1)
-    compressed: Tensor = torchvision_transforms.jpeg(pictures, quality)
-    return compressed.view_as(levels).to(images) / 255
+    # torchvision deprecates what it does with tensors here, not with Pillow's images
+    compressed = (torchvision_transforms.jpeg(torchvision_transforms.to_pil_image(each), quality) for each in pictures)
+    found = torch.stack([torchvision_transforms.pil_to_tensor(each) for each in compressed])
+    return found.view_as(levels).to(images) / 255
 
 
 # --- grey levels -----------------------------------------------------------------------------------------------------
@@ -260,7 +262,7 @@ def _normal(key: Key, stream: int, shape: tuple[int, ...]) -> Float[Tensor, " ba
 def _smoothed(
     images: Float[Tensor, "*batch height width"], deviation: float, mode: str = "nearest", truncate: float = 4.0
 ) -> Float[Tensor, "*batch height width"]:
-    """By a Gaussian of ``deviation`` pixels, as ``skimage.filters.gaussian``, which calls the same function of scipy."""
+    """By a Gaussian of ``deviation`` pixels, as by skimage, which calls the same function of scipy."""
     array = images.cpu().numpy()
     smooth = scipy.ndimage.gaussian_filter(array, deviation, mode=mode, truncate=truncate, axes=(-2, -1))
     return torch.from_numpy(smooth).to(images)
