@@ -129,8 +129,9 @@ def _pixelate(images: Pictures, share: float, _: Key) -> Pictures:
 
 def _block_means(pixels: int, blocks: int) -> Float[Tensor, "pixels pixels"]:
     """The matrix that replaces each of ``pixels`` in a line by the mean of those of its block."""
-    block = (2 * torch.arange(pixels) + 1) * blocks // (2 * pixels)  # where the middle of a pixel lies
-    same = (block[:, None] == block).float()
+    middle = (2 * torch.arange(pixels) + 1) * blocks  # of each pixel, in parts of a block, of which it has 2 * pixels
+    # Pillow: a middle between two blocks counts in the mean of the first, and is drawn as the second
+    same = (middle[:, None] // (2 * pixels) == (middle - 1) // (2 * pixels)).float()
     return same / same.sum(1, keepdim=True)
 
 

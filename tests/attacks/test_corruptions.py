@@ -218,7 +218,7 @@ def test_pixelate_is_that_of_pillow(severity: int, images: Tensor) -> None:
 def test_jpeg_is_whole_grey_levels_and_nearly_the_image(images: Tensor) -> None:
     levels = 255 * corrupted("jpeg", images, 1)
     torch.testing.assert_close(levels, levels.round(), rtol=0, atol=1e-4)
-    assert 0.001 < (levels / 255 - images).abs().mean() < 0.03
+    assert 0.001 < (levels / 255 - images).abs().mean() < 0.05
     pair = torch.cat([images[:2], images[2:4]], 1)  # two channels, of which each is an image
     torch.testing.assert_close(corrupted("jpeg", pair, 1)[:, :1], corrupted("jpeg", images[:2], 1))
     torch.testing.assert_close(corrupted("jpeg", pair, 1)[:, 1:], corrupted("jpeg", images[2:4], 1))
@@ -259,8 +259,7 @@ def test_fog_keeps_the_brightest_pixel_and_is_smooth(images: Tensor) -> None:
     assert (corrupted("fog", torch.zeros(8, 1, 28, 28), 5) == 0).all()
 
 
-def test_plasma_by_hand() -> None:
-    """Of 2 x 2 points, the first is 0 and the others are what is drawn for them, the first level's means."""
+def test_plasma_fits_together_at_its_edges_and_is_rougher_with_less_decay() -> None:
     heights = _plasma(KEYS, 64, 2.0)
     assert torch.equal(heights.amin((1, 2)), torch.zeros(8))
     assert torch.equal(heights.amax((1, 2)), torch.ones(8))
@@ -284,7 +283,7 @@ def test_spatter_is_grey_mud_on_black_and_on_white() -> None:
 
 
 def test_elastic_moves_pixels_by_as_much_as_it_should() -> None:
-    """Of a ramp, what is found is where it was: on average not moved, by a deviation of the affine map and the noise."""
+    """Of a ramp, grey levels say where a pixel was: right and down independently, and not all moved alike."""
     ramp = (torch.arange(28.0) / 28).expand(8, 2, 28, 28).clone()
     ramp[:, 1] = ramp[:, 0].mT
     found = corrupted("elastic", ramp, 5)[:, :, 8:20, 8:20]
