@@ -38,13 +38,14 @@ def winning_reconstruction_error(
         ValueError: for a network without a decoder, or an unknown reduction.
     """
     check_choice("reduction", reduction, ("sum", "mean"))
-    if not reconstructs(network):
+    decoding = network if reconstructs(network) else None
+    if decoding is None:
         raise ValueError(
             f"this {type(network).__name__} has no decoder; expected a network that reconstructs images, "
             "such as a CapsNet with decoder=(512, 1024)"
         )
     output = network(images)
-    squared = (network.reconstruct(output, output.scores.argmax(1)) - images).square().flatten(1)
+    squared = (decoding.reconstruct(output, output.scores.argmax(1)) - images).square().flatten(1)
     return squared.sum(1) if reduction == "sum" else squared.mean(1)
 
 

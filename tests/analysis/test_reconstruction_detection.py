@@ -65,7 +65,7 @@ def test_area_is_a_count_of_pairs_and_the_integral_of_the_curve() -> None:
     pairs = (attacked[:, None] > clean).double() + 0.5 * (attacked[:, None] == clean).double()
     area = area_under_roc(clean, attacked)
     assert area == pytest.approx(pairs.mean().item(), abs=1e-12)
-    limits = range(25, -2, -1)
+    limits = [float(limit) for limit in range(25, -2, -1)]
     curve = [(detected(clean, each).double().mean(), detected(attacked, each).double().mean()) for each in limits]
     assert area == pytest.approx(np.trapezoid(*reversed(np.array(curve).T)), abs=1e-12)
     assert area_under_roc(attacked, clean) == pytest.approx(1 - area, abs=1e-12)
@@ -118,8 +118,9 @@ def test_errors_that_are_none(errors: list[float]) -> None:
             call()
 
 
+@pytest.mark.usefixtures("unchecked_types")
 def test_wrong_options() -> None:
     with pytest.raises(ValueError, match=r"^false_alarms is 1\.0; expected 0 or more, less than 1$"):
         threshold(torch.ones(3), 1.0)
-    with pytest.raises(ValueError, match="^reduction is 'max'; expected 'sum' or 'mean'$"):
+    with pytest.raises(ValueError, match=r"^reduction is 'max'; expected 'sum' or 'mean'$"):
         winning_reconstruction_error(FakeCapsNet(OUTPUT), IMAGES, reduction="max")  # type: ignore[arg-type]

@@ -39,7 +39,7 @@ def images() -> Tensor:
 
 
 def corrupted(kind: str, images: Tensor, severity: float = 3, **options: Any) -> Tensor:
-    return corruption(None, images, severity, **{"key": KEYS[: len(images)], "kind": kind, **options})
+    return corruption(None, images, float(severity), **{"key": KEYS[: len(images)], "kind": kind, **options})
 
 
 def constant(kind: str, severity: int = 3) -> Any:
@@ -126,6 +126,7 @@ def test_standardised_images_are_refused_in_one_sentence(kind: str, images: Tens
             corrupted(kind, images, box=box)
 
 
+@pytest.mark.usefixtures("unchecked_types")
 @pytest.mark.parametrize(
     ("options", "message"),
     [
