@@ -277,32 +277,35 @@ class Kind(NamedTuple):
 
 
 KINDS = {
-    # standard deviation; ImageNet-C has the same
+    # standard deviation; the first three are ImageNet-C's as well
     "gaussian_noise": Kind(_gaussian_noise, (0.08, 0.12, 0.18, 0.26, 0.38)),
-    "shot_noise": Kind(_shot_noise, (60, 25, 12, 5, 3)),
-    "impulse_noise": Kind(_impulse_noise, (0.03, 0.06, 0.09, 0.17, 0.27)),
-    "gaussian_blur": Kind(_gaussian_blur, (1, 2, 3, 4, 6)),  # standard deviation, pixels
-    "motion_blur": Kind(_motion_blur, ((10, 3), (15, 5), (15, 8), (15, 12), (20, 15))),  # radius, deviation, pixels
-    "pixelate": Kind(_pixelate, (0.6, 0.5, 0.4, 0.3, 0.25)),
-    "jpeg": Kind(_jpeg, (25, 18, 15, 10, 7)),
-    "brightness": Kind(_brightness, (0.1, 0.2, 0.3, 0.4, 0.5)),
-    "contrast": Kind(_contrast, (0.4, 0.3, 0.2, 0.1, 0.05)),
-    # MNIST-C has no severities of this one, and 0.25, 7 of 28 pixels
+    "shot_noise": Kind(_shot_noise, (60.0, 25.0, 12.0, 5.0, 3.0)),  # photons of a white pixel
+    "impulse_noise": Kind(_impulse_noise, (0.03, 0.06, 0.09, 0.17, 0.27)),  # share of pixels
+    "gaussian_blur": Kind(_gaussian_blur, (1.0, 2.0, 3.0, 4.0, 6.0)),  # standard deviation, pixels
+    # radius and deviation, pixels
+    "motion_blur": Kind(_motion_blur, ((10, 3.0), (15, 5.0), (15, 8.0), (15, 12.0), (20, 15.0))),
+    "pixelate": Kind(_pixelate, (0.6, 0.5, 0.4, 0.3, 0.25)),  # share of the height and width
+    "jpeg": Kind(_jpeg, (25, 18, 15, 10, 7)),  # quality
+    "brightness": Kind(_brightness, (0.1, 0.2, 0.3, 0.4, 0.5)),  # added
+    "contrast": Kind(_contrast, (0.4, 0.3, 0.2, 0.1, 0.05)),  # factor
+    # share of the width, on each side; MNIST-C has no severities of it, and 0.25, 7 of 28 pixels
     "stripe": Kind(_stripe, (0.05, 0.1, 0.15, 0.2, 0.25)),  # ours: 1 to 4
-    "fog": Kind(_fog, ((1.5, 2), (2, 2), (2.5, 1.7), (2.5, 1.5), (3, 1.4))),
+    # clouds added, and decay of their roughness
+    "fog": Kind(_fog, ((1.5, 2.0), (2.0, 2.0), (2.5, 1.7), (2.5, 1.5), (3.0, 1.4))),
     "spatter": Kind(  # mean and deviation of noise, its smoothing in pixels, threshold, smoothing of edges in pixels
         _spatter,
         (
-            (0.65, 0.3, 4, 0.69, 0.6),
-            (0.65, 0.3, 3, 0.68, 0.6),
-            (0.65, 0.3, 2, 0.68, 0.5),
-            (0.65, 0.3, 1, 0.65, 1.5),
-            (0.67, 0.4, 1, 0.65, 1.5),
+            (0.65, 0.3, 4.0, 0.69, 0.6),
+            (0.65, 0.3, 3.0, 0.68, 0.6),
+            (0.65, 0.3, 2.0, 0.68, 0.5),
+            (0.65, 0.3, 1.0, 0.65, 1.5),
+            (0.67, 0.4, 1.0, 0.65, 1.5),
         ),
     ),
-    # 1 and 2 move whole images more than 3 to 5 do, in MNIST-C as well
+    # strength and smoothing of the noise, and jitter of the three points, shares of the shorter side; in MNIST-C as
+    # well 1 and 2 move whole images, and 3 to 5 do not
     "elastic": Kind(
-        _elastic, ((2, 0.7, 0.1), (2, 0.08, 0.2), (0.05, 0.01, 0.02), (0.07, 0.01, 0.02), (0.12, 0.01, 0.02))
+        _elastic, ((2.0, 0.7, 0.1), (2.0, 0.08, 0.2), (0.05, 0.01, 0.02), (0.07, 0.01, 0.02), (0.12, 0.01, 0.02))
     ),
 }
 """Corruptions by name. Constants are of MNIST-C's code but for those that are marked as ours."""

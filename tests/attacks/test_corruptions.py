@@ -21,6 +21,7 @@ KEYS = torch.arange(300, 308)
 GREY = Box(0.0, 255.0)
 each_kind = pytest.mark.parametrize("kind", KINDS)
 NOT_ONE_AFTER_THE_OTHER = {
+    "pixelate": "14 even blocks of 28 pixels may be nearer to an image than 16 uneven ones",
     "fog": "from 3 to 4 it gets rougher only",
     "spatter": "drops of 4 have soft edges, which count for nothing",
     "elastic": "1 and 2 move whole images",
