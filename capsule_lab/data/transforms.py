@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Literal
 
 import torch
 from jaxtyping import Bool, Float, Int64, Shaped, UInt8
@@ -34,6 +35,17 @@ def random_integers(key: Int64[Tensor, "*shape"], stream: int, low: int, high: i
 def random_uniform(key: Int64[Tensor, "*shape"], stream: int, low: float, high: float) -> Float[Tensor, "*shape"]:
     """Uniform numbers from ``low`` to ``high``, in steps of 2^-24 of the way: the same in every float32."""
     return low + (high - low) * (_shift_right(random_bits(key, stream), 39).float() / 2**24)  # 39: 63 - 24 bits
+
+
+def element_keys(key: Int64[Tensor, " batch"], shape: tuple[int, ...]) -> Int64[Tensor, " batch *shape"]:
+    """A key for each element of a tensor of ``shape`` for each sample, so that each gets a draw of its own.
+
+    Args:
+        key: of each sample.
+        shape: of what is drawn for one sample, such as ``images.shape[1:]``.
+    """
+    numbers = torch.arange(torch.Size(shape).numel(), device=key.device).view(1, *shape)
+    return random_bits(key, 0).view(-1, *[1] * len(shape)) ^ random_bits(numbers, 1)
 
 
 def sample_key(seed: int, epoch: int, index: Int64[Tensor, " batch"]) -> Int64[Tensor, " batch"]:
@@ -111,8 +123,9 @@ def affine(
     scale_y: Float[Tensor, " batch"],
     right: Float[Tensor, " batch"],
     down: Float[Tensor, " batch"],
+    around: Literal["zeros", "border"] = "zeros",
 ) -> Float[Tensor, "batch channel height width"]:
-    """Each image scaled, sheared, turned about its centre and moved, in this order; bilinear, zeros around it.
+    """Each image scaled, sheared, turned about its centre and moved, in this order; bilinear.
 
     Args:
         images: a batch.
@@ -120,6 +133,7 @@ def affine(
         shear: pixels by which a point moves to the right for each that it is above the centre.
         scale_x, scale_y: factors; 1 keeps the size.
         right, down: pixels.
+        around: what is around an image: ``"zeros"``, or ``"border"``, its outermost pixels repeated.
     """
     height, width = images.shape[2:]
     cos, sin = rotation.cos(), rotation.sin()
@@ -134,7 +148,7 @@ def affine(
     half = torch.cat([images.new_full((1,), side / 2) for side in (width, height)])  # affine_grid: 1 is an edge
     theta = torch.cat([backward * half / half[:, None], moved / half[:, None]], 2)
     grid = torch.nn.functional.affine_grid(theta, list(images.shape), align_corners=False)
-    return torch.nn.functional.grid_sample(images, grid, mode="bilinear", padding_mode="zeros", align_corners=False)
+    return torch.nn.functional.grid_sample(images, grid, mode="bilinear", padding_mode=around, align_corners=False)
 
 
 def crop(

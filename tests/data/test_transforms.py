@@ -18,6 +18,7 @@ from capsule_lab.data.transforms import (
     contrast,
     crop,
     crop_at,
+    element_keys,
     mirror,
     random_bits,
     random_integers,
@@ -278,6 +279,16 @@ def test_deviation_counts_as_at_least_one_over_the_root_of_the_number_of_pixels(
 # --- affine transforms
 
 
+def test_each_element_has_a_key_of_its_own_whatever_the_batch():
+    keys = element_keys(torch.tensor([3, 4, 5]), (2, 30, 40))
+    assert keys.shape == (3, 2, 30, 40)
+    assert len(keys.unique()) == keys.numel()
+    assert torch.equal(element_keys(torch.tensor([4]), (2, 30, 40))[0], keys[1])
+    assert torch.equal(element_keys(torch.tensor([4]), (30, 40))[0], keys[1, 0])
+    uniform = random_uniform(keys, 0, 0.0, 1.0)
+    assert chi_square((10 * uniform.flatten()).long(), 10) < 27.9  # 9 degrees of freedom: 1 in 1000
+
+
 @pytest.mark.parametrize("size", [(28, 28), (33, 20), (54, 54)], ids=str)
 @pytest.mark.parametrize(
     ("angle", "shear", "scale", "right", "down"),
@@ -298,6 +309,17 @@ def test_affine_is_that_of_torchvision(size, angle, shear, scale, right, down):
         scale_x=scale * each, scale_y=scale * each, right=right * each, down=down * each,
     )  # fmt: skip
     torch.testing.assert_close(found, expected, atol=2e-4, rtol=0)
+
+
+@pytest.mark.parametrize("around", ["zeros", "border"])
+def test_around_an_image_are_zeros_or_its_border(around):
+    image = torch.arange(1.0, 7).view(1, 1, 2, 3)
+    still, size = torch.zeros(1), torch.ones(1)
+    found = affine(
+        image, rotation=still, shear=still, scale_x=size, scale_y=size, right=still + 2, down=still, around=around
+    )
+    first = torch.tensor([[1.0, 1, 1], [4, 4, 4]]) if around == "border" else torch.tensor([[0.0, 0, 1], [0, 0, 4]])
+    torch.testing.assert_close(found[0, 0], first)
 
 
 @pytest.mark.parametrize(("scale_x", "scale_y"), [(0.8, 1.2), (1.2, 0.8), (1.0, 1.1)])

@@ -89,7 +89,10 @@ def transformed(
     margin = (_CANVAS - images.shape[2]) // 2
     canvas = torch.nn.functional.pad(to_unit_interval(images), (margin,) * 4)
     still = torch.zeros_like(rotation)
-    wide = affine(canvas, **{**drawn, "rotation": rotation}, right=still, down=still)
+    wide = affine(
+        canvas, rotation=rotation, shear=drawn["shear"], scale_x=drawn["scale_x"], scale_y=drawn["scale_y"],
+        right=still, down=still,
+    )  # fmt: skip
     grey = (255 * wide).round().to(torch.uint8)
     pixels, down, right = place(grey, key)
     return pixels, torch.stack([*drawn.values(), right.float(), down.float()], 1)
