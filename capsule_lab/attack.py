@@ -25,6 +25,7 @@ from capsule_lab.runs.trust import plain_value
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from capsule_lab.attacks.evaluation import Measured
     from capsule_lab.attacks.of_runs import Attacked
 
 EPSILONS = {
@@ -32,10 +33,24 @@ EPSILONS = {
     "grey_levels": (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0),  # ours: of 255
     "unit": (0.02, 0.05, 0.1, 0.15, 0.2, 0.3),  # ours: of pixels in [0, 1]
     "standardised": (0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5),  # Hinton 2018, figure 3
+    "rotation": (-90.0, -60.0, -45.0, -30.0, -15.0, 15.0, 30.0, 45.0, 60.0, 90.0),  # ours: degrees
+    "scaling": (-0.5, -0.4, -0.3, -0.2, -0.1, 0.1, 0.2, 0.3, 0.4, 0.5),  # ours: the factor less 1
+    "shear": (-1.0, -0.6, -0.4, -0.2, 0.2, 0.4, 0.6, 1.0),  # ours: pixels per pixel
+    "translation": (-8.0, -6.0, -4.0, -2.0, 2.0, 4.0, 6.0, 8.0),  # ours: pixels
+    "corruption": (1.0, 2.0, 3.0, 4.0, 5.0),  # Mu and Gilmer 2019: severities
 }
-"""Budgets where none are given, by norm, space and range of the pixels."""
+"""Budgets where none are given: by name of a shift; else by norm, space and range of the pixels."""
 ALONG_GRADIENTS = ("fgsm", "bim", "pgd")
 """Attacks that the checks of ``capsule_lab.attacks.masking`` are about."""
+_COLUMNS = {
+    "accuracy": "accuracy %",
+    "success": "success %",
+    "success_of_right": "of those right before %",
+    "mean_grey_levels": "mean change, grey levels",
+    "calibration_error": "calibration error %",
+    "detected": "detected %",
+}
+"""Of what is printed; ``records.of_budgets`` says what they are."""
 _PICTURES, _BUDGETS_SHOWN = 8, 2  # ours: what fits a page
 
 
@@ -121,6 +136,7 @@ def attack(config: DictConfig) -> Outcome:
         epsilons = _epsilons(config, attacked)
         targets = [*range(run.spec.num_classes)] if config.targeted else [None]
         began = time.monotonic()
+        attacked.threshold = of_runs.detection_threshold(run, data)
         with _progress(attacked, "attacking", len(epsilons) * len(targets)):
             found = attacked.measured(function, config.objective, epsilons, targets=targets)
         seconds = time.monotonic() - began
@@ -133,8 +149,8 @@ def attack(config: DictConfig) -> Outcome:
                 )
                 checked = [asdict(each) for each in found_by]
     result = {
-        config.split: records.of_clean(found),
-        "attack": records.of_budgets(found),
+        config.split: records.of_clean(found, attacked.threshold),
+        "attack": records.of_budgets(found, attacked.threshold),
         "checks": checked,
         "checkpoint": str(run.checkpoint),
         **{name: str(each.checkpoint) if each else None for name, each in (("source", source), ("baseline", baseline))},
@@ -150,7 +166,7 @@ def attack(config: DictConfig) -> Outcome:
         **environment.of_this_process(),
     }
     path = result_file(run, config, result)
-    return Outcome(result, path, run, _figures(result, path.stem, attacked, function, config, epsilons))
+    return Outcome(result, path, run, _figures(result, path.stem, attacked, function, config, found))
 
 
 def _number_of_images(run: runs.Run, images: int | None, options: Mapping[str, Any]) -> dict[str, int]:
@@ -166,15 +182,22 @@ def _figures(
     attacked: Attacked,
     function: Callable[..., Any],
     config: DictConfig,
-    epsilons: list[float],
+    found: Measured,
 ) -> dict[str, Figure]:
+    from capsule_lab.analysis.calibration import reliability, reliability_figure
     from capsule_lab.attacks.figures import accuracy_figure, sheet
 
-    chosen = [epsilon for epsilon in epsilons if epsilon][-_BUDGETS_SHOWN:]
     target = 0 if config.targeted else None
+    chosen = [epsilon for epsilon, other in found.attacked if epsilon and other == target][-_BUDGETS_SHOWN:]
+    answers = {"as it is": found.clean} | {f"epsilon {each:g}": found.attacked[each, target] for each in chosen}
+    bins = {key: reliability(each.logits.double().softmax(1), found.labels) for key, each in answers.items()}
     examples = attacked.examples(function, config.objective, chosen, images=_PICTURES, target=target)
     classes = attacked.run.spec.classes
-    return {f"attack_{name}": accuracy_figure([result]), f"attacked_{name}": sheet(examples, classes)}
+    return {
+        f"attack_{name}": accuracy_figure([result]),
+        f"attacked_{name}": sheet(examples, classes),
+        f"reliability_{name}": reliability_figure(bins),
+    }
 
 
 def _name(config: DictConfig) -> str:
@@ -182,10 +205,11 @@ def _name(config: DictConfig) -> str:
 
 
 def _epsilons(config: DictConfig, attacked: Attacked) -> list[float]:
-    given = config.epsilons if config.epsilons is not None else config.attack.get("strengths")
-    if given is not None:
-        return [float(epsilon) for epsilon in given]
-    if config.attack.get("norm") == "l2":
+    if config.epsilons is not None:
+        return [float(epsilon) for epsilon in config.epsilons]
+    if _name(config) in EPSILONS:
+        kind = _name(config)
+    elif config.attack.get("norm") == "l2":
         kind = "l2"
     elif config.space == "grey_levels":
         kind = "grey_levels"
@@ -202,13 +226,13 @@ def tables(result: Mapping[str, Any]) -> list[Table]:
     clean = 100 - result[result["split"]]["error"]
     title = f"{name} on {result['checkpoint']}: {clean:.1f} % of {result['images']} images are right as they are"
     shown = Table(title=Text(printable(title)), title_justify="left")
-    headings = ["epsilon", "accuracy %", "95 % interval", "success %", "of those right before %", "grey levels"]
-    for heading in headings:
+    budgets = by_epsilon(result["attack"])
+    columns = {key: heading for key, heading in _COLUMNS.items() if any(each.get(key) for each in budgets.values())}
+    for heading in ("epsilon", "95 % interval", *columns.values()):
         shown.add_column(heading, justify="right")
-    for epsilon, each in by_epsilon(result["attack"]).items():
-        numbers = [each[key] for key in ("accuracy", "success", "success_of_right", "mean_grey_levels")]
-        accuracy, *rest = ["" if value is None else f"{value:.1f}" for value in numbers]
-        shown.add_row(f"{epsilon:g}", accuracy, f"{each['lowest']:.1f} to {each['highest']:.1f}", *rest)
+    for epsilon, each in budgets.items():
+        numbers = ["" if each[key] is None else f"{each[key]:.1f}" for key in columns]
+        shown.add_row(f"{epsilon:g}", f"{each['lowest']:.1f} to {each['highest']:.1f}", *numbers)
     if not result["checks"]:
         return [shown]
     verdicts = Table(title="can it be believed?", title_justify="left")

@@ -64,8 +64,8 @@ def check_evaluation(config: DictConfig) -> None:
         if isinstance(epsilon, bool) or not isinstance(epsilon, int | float) or not math.isfinite(epsilon):
             raise ConfigError(f"epsilons has {epsilon}; expected numbers, such as [0.1,0.2]")
     for name in ("images", "check_images"):
-        if config.get(name) is not None:
-            check_number(name, config[name], 1)
+        if config.get(name) is not None and config[name] < 1:
+            raise ConfigError(f"{name} is {config[name]}; expected 1 or more")
     if config.get("targeted") and config.objective == "training":
         raise ConfigError(
             "objective=training is of labels only; expected objective=cross_entropy or margin with targeted=true"

@@ -40,8 +40,11 @@ def test_record_and_figures_lie_beside_the_checkpoint(cli: Cli, a_copy: Path) ->
     assert len(record["checks"]) == 11
     assert {check["passed"] for check in record["checks"]} <= {True, False}
     assert "can it be believed?" in ended.out
-    names = {file.stem for file in (a_copy / "figures").glob("attack*.png")}
-    assert names == {f"attack_{path.stem}", f"attacked_{path.stem}"}
+    names = {file.stem for file in (a_copy / "figures").glob(f"*{path.stem}.png")}
+    assert names == {f"{figure}_{path.stem}" for figure in ("attack", "attacked", "reliability")}
+    assert {"detected", "calibration_error", "brier"} <= record["test"].keys()
+    assert 0 <= record["attack"]["0.1/undetected_error"] <= record["attack"]["0.1/error"]
+    assert record["attack"]["0/detection_area"] == pytest.approx(50), "the same images"
 
 
 def test_the_same_command_finds_the_same(a_copy: Path) -> None:
@@ -58,6 +61,22 @@ def test_every_attack_of_the_group(a_copy: Path, name: str) -> None:
     config = compose("attack", [f"ckpt={a_copy}", f"attack={name}", "checks=false", *few, *SMALL])
     result = attack(config).result
     assert result["attack"]["0.3/mean_change"] > result["attack"]["0.1/mean_change"] > 0
+
+
+@pytest.mark.parametrize("name", ["rotation", "scaling", "shear", "translation", "corruption"])
+def test_every_shift_of_the_group(a_copy: Path, name: str) -> None:
+    config = compose("attack", [f"ckpt={a_copy}", f"attack={name}", "images=20", "trainer.accelerator=cpu"])
+    result = attack(config).result
+    changes = [value for key, value in result["attack"].items() if key.endswith("mean_change")]
+    assert len(changes) >= 5
+    assert min(changes) > 0
+    assert result["checks"] == [], "they are about gradients"
+
+
+def test_as_many_images_as_the_data_of_training_has_at_most(a_copy: Path) -> None:
+    fewer = [f"ckpt={a_copy}", "attack=fgsm", "checks=false", "epsilons=[0.1]", "trainer.accelerator=cpu"]
+    assert attack(compose("attack", [*fewer, "+data.eval_images=30", "images=50"])).result["images"] == 30
+    assert attack(compose("attack", [*fewer, "+data.eval_images=30", "images=20"])).result["images"] == 20
 
 
 def test_targets_are_all_classes_in_turn(cli: Cli, a_copy: Path) -> None:
@@ -94,7 +113,7 @@ def test_other_options_have_files_of_their_own(a_copy: Path) -> None:
         (["space=pixels"], "space=pixels does not exist; Options: grey_levels, input"),
         (["objective=hinge"], "objective=hinge does not exist; Options: cross_entropy, dlr, margin, training"),
         (["attack=pgd", "attack.norm=l1"], "attack.norm is 'l1'; expected 'linf' or 'l2'"),
-        (["attack=deepfool"], "attack=deepfool does not exist; Options: bim, fgsm, noise, pgd, square"),
+        (["attack=deepfool"], "attack=deepfool does not exist; Options: bim, corruption, fgsm"),
         (["images=0"], "images is 0; expected 1 or more"),
         (["targeted=true", "objective=training"], "objective=training is of labels only"),
         (["+data.source=real"], "MNIST is not in data/MNIST/raw"),

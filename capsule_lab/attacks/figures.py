@@ -16,7 +16,14 @@ from capsule_lab.attacks.of_runs import Examples
 from capsule_lab.attacks.records import by_epsilon
 
 _MARKERS = "os^Dv<>P*X"
-_UNITS = {"input": "units of the network's input", "grey_levels": "grey levels of 255"}
+_UNITS = {"input": "epsilon, in units of the network's input", "grey_levels": "epsilon, in grey levels of 255"}
+_STRENGTHS = {
+    "rotation": "degrees counter-clockwise",
+    "scaling": "factor less 1",
+    "shear": "pixels to the right per pixel up",
+    "translation": "pixels",
+    "corruption": "severity",
+}
 
 
 def accuracy_figure(
@@ -50,7 +57,7 @@ def accuracy_figure(
         points = (published or {}).get(name, {})
         axis.plot([*points], [*points.values()], linestyle="", marker=marker, markersize=6, color=colour, alpha=0.3)
     axis.set(
-        xlabel=f"epsilon, in {_UNITS[results[0]['space']]}",
+        xlabel=_STRENGTHS.get(_attack(results[0]), _UNITS[results[0]["space"]]),
         ylabel="taken for the target, % of images" if targeted else "accuracy, % of images",
         ylim=(-2, 102),
     )
@@ -91,8 +98,11 @@ def _flat(picture: Tensor) -> Tensor:
 
 
 def _name(result: Mapping[str, Any]) -> str:
-    attack = result["options"]["_target_"].rpartition(".")[2]
-    return f"{Path(result['checkpoint']).parents[1].name}, {attack}"
+    return f"{Path(result['checkpoint']).parents[1].name}, {_attack(result)}"
+
+
+def _attack(result: Mapping[str, Any]) -> str:
+    return str(result["options"]["_target_"]).rpartition(".")[2]
 
 
 def _clean_error(result: Mapping[str, Any]) -> float:

@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from capsule_lab.data.transforms import random_bits, random_uniform
+from capsule_lab.data.transforms import element_keys, random_bits, random_uniform
 from capsule_lab.errors import check_choice, check_number
 
 Images = Float[Tensor, " batch *shape"]
@@ -152,16 +152,16 @@ def random_signs(
         ValueError: for a negative ``epsilon``.
     """
     check_number("epsilon", epsilon, 0)
-    signs = 2.0 * (random_bits(_pixel_keys(images, key), 0) % 2).to(images) - 1
+    signs = 2.0 * (random_bits(element_keys(key, images.shape[1:]), 0) % 2).to(images) - 1
     return _projected(images, images + epsilon * signs, epsilon, box, "linf")
 
 
 def random_start(images: Images, epsilon: float, key: Key, stream: int, norm: Norm) -> Images:
     """A point of the ball around each image: uniform in the cube, or of a uniform direction and radius."""
-    uniform = random_uniform(_pixel_keys(images, key), stream, -1.0, 1.0).to(images)
+    uniform = random_uniform(element_keys(key, images.shape[1:]), stream, -1.0, 1.0).to(images)
     if norm == "linf":
         return images + epsilon * uniform
-    other = random_uniform(_pixel_keys(images, key), stream + 2**20, 0.0, 1.0).to(images)
+    other = random_uniform(element_keys(key, images.shape[1:]), stream + 2**20, 0.0, 1.0).to(images)
     normal = torch.erfinv(uniform * (1 - 2**-24)) * 2**0.5  # of a uniform number
     radius = epsilon * _per_image(other.flatten(1)[:, 0], images)
     return images + radius * normal / _lengths(normal).clamp(min=_SMALL)
@@ -228,9 +228,3 @@ def _lengths(change: Images) -> Images:
 
 def _per_image(values: Tensor, images: Images) -> Tensor:
     return values.view(-1, *[1] * (images.ndim - 1))
-
-
-def _pixel_keys(images: Images, key: Key) -> Int64[Tensor, " batch *shape"]:
-    """A number for each pixel of each image, whatever the batch."""
-    pixels = torch.arange(images[0].numel(), device=images.device).view(1, *images.shape[1:])
-    return random_bits(key, 0).view(-1, *[1] * (images.ndim - 1)) ^ random_bits(pixels, 1)

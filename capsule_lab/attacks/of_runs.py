@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from capsule_lab.analysis.equal_couplings import equal_couplings
+from capsule_lab.analysis.reconstruction_detection import threshold, winning_reconstruction_error
 from capsule_lab.attacks import masking
 from capsule_lab.attacks.evaluation import (
     AttackFunction,
@@ -28,6 +29,7 @@ from capsule_lab.attacks.masking import Check
 from capsule_lab.attacks.spaces import Space, logits_of, prepare
 from capsule_lab.attacks.square import square
 from capsule_lab.errors import RunError
+from capsule_lab.networks import reconstructs
 from capsule_lab.runs.open_run import Run, stored_batches
 from capsule_lab.types import Batch
 
@@ -66,6 +68,7 @@ class Attacked:
         logits: of the network, of images in that space.
         crafted_with: logits that attacks see: of ``logits``, or of another network, or with equal couplings.
         preprocess: from the space to the network's input.
+        threshold: of reconstruction errors, see ``detection_threshold``; ``None`` keeps no errors.
         on_step: called with the number of images after each batch, epsilon and target.
     """
 
@@ -74,6 +77,7 @@ class Attacked:
     logits: LogitsOf
     crafted_with: LogitsOf
     preprocess: Callable[[Tensor], Tensor]
+    threshold: float | None = None
     on_step: Callable[[int], None] | None = None
 
     def measured(
@@ -95,9 +99,14 @@ class Attacked:
             attacked=self.logits,
             crafted_with=crafted_with or self.crafted_with,
             training_loss=self.training_loss,
+            errors_of=None if self.threshold is None or batches is not None else self.reconstruction_errors,
             targets=targets,
             on_step=self.on_step,
         )
+
+    def reconstruction_errors(self, images: Tensor) -> Tensor:
+        """Squared distance of what the network sees and what the winning class capsule decodes to."""
+        return winning_reconstruction_error(self.run.network, self.preprocess(images))
 
     def examples(
         self,
@@ -172,6 +181,28 @@ def open_attacked(
     if couplings == "equal":
         crafting = _with_equal_couplings(networks[1], crafting)
     return Attacked(run, batches, own, crafting, preprocess)
+
+
+def detection_threshold(run: Run, data: Any) -> float | None:
+    """The reconstruction error that 5 % of the validation images exceed (Frosst, Sabour and Hinton 2018).
+
+    Args:
+        run: its network is where it is to compute.
+        data: of ``run.data_with``.
+
+    Returns:
+        ``None`` for a network without a decoder, or data without validation images.
+    """
+    network: Any = run.network
+    if not reconstructs(run.network):
+        return None
+    device = next(network.parameters()).device
+    errors = []
+    for name, stored in stored_batches(data, "val"):
+        batch = Batch(stored.images.to(device), stored.labels.to(device), stored.key.to(device))
+        with torch.no_grad():
+            errors.append(winning_reconstruction_error(network, data.transform_batch(batch, name).images))
+    return threshold(torch.cat(errors)) if errors else None
 
 
 def frozen(network: nn.Module, device: torch.device) -> nn.Module:

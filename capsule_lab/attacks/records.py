@@ -6,15 +6,17 @@ import hashlib
 from collections.abc import Mapping
 
 import torch
-from jaxtyping import Bool
+from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
+from capsule_lab.analysis.calibration import brier_score, expected_calibration_error
+from capsule_lab.analysis.reconstruction_detection import area_under_roc, detected
 from capsule_lab.attacks.evaluation import Answers, Measured
 
 Record = dict[str, float | None]
 
 
-def of_budgets(found: Measured) -> Record:
+def of_budgets(found: Measured, threshold: float | None = None) -> Record:
     """A flat mapping of ``<epsilon>/<quantity>`` to a number; percentages are of all images, unless said otherwise.
 
     =================== ==================================================================================
@@ -24,14 +26,22 @@ def of_budgets(found: Measured) -> Record:
     success_of_right    the same, of images that were right before and do not have the target as their label
     success_of_class_3  of target 3
     mean_change         of a pixel, in units of the space; ``mean_grey_levels`` in grey levels of 255
+    calibration_error   expected (Guo 2017) of the softmax of the logits, in percent; ``brier``: their Brier score
+    detected            above the threshold of reconstruction errors (Frosst 2018)
+    undetected_error    wrong, and below it
+    detection_area      under the curve of detected attacked against detected clean images, in percent
     =================== ==================================================================================
 
     With targets, everything is a mean over them.
+
+    Args:
+        found: by ``measure``.
+        threshold: of reconstruction errors, above which an image counts as attacked; ``None`` if there are none.
     """
     record: Record = {}
     for epsilon in dict.fromkeys(epsilon for epsilon, _ in found.attacked):
         by_target = {target: each for (other, target), each in found.attacked.items() if other == epsilon}
-        record |= {f"{as_name(epsilon)}/{key}": value for key, value in _of_budget(found, by_target).items()}
+        record |= {f"{as_name(epsilon)}/{key}": value for key, value in _of_budget(found, by_target, threshold).items()}
     return record
 
 
@@ -44,9 +54,16 @@ def by_epsilon(record: Mapping[str, float | None]) -> dict[float, Record]:
     return parts
 
 
-def of_clean(found: Measured) -> dict[str, float]:
-    """Percent of the images as they are that are wrong, under the name that tests have for it."""
-    return {"error": _percent(~found.was_right)}
+def of_clean(found: Measured, threshold: float | None = None) -> dict[str, float]:
+    """Quantities of ``of_budgets`` of the images as they are; ``detected`` are false alarms.
+
+    Args:
+        found, threshold: see ``of_budgets``.
+    """
+    record = {"error": _percent(~found.was_right), **_calibration(found.clean.logits, found.labels)}
+    if threshold is not None:
+        record["detected"] = _percent(detected(found.clean.reconstruction_errors, threshold))
+    return record
 
 
 def hash_of_keys(found: Measured) -> str:
@@ -59,7 +76,7 @@ def as_name(epsilon: float) -> str:
     return f"{epsilon:g}"
 
 
-def _of_budget(found: Measured, by_target: Mapping[int | None, Answers]) -> Record:
+def _of_budget(found: Measured, by_target: Mapping[int | None, Answers], threshold: float | None) -> Record:
     labels, targets = found.labels, list(by_target)
     right = torch.cat([each.found == labels for each in by_target.values()])
     reached = {target: _reached(each, labels, target) for target, each in by_target.items()}
@@ -78,10 +95,25 @@ def _of_budget(found: Measured, by_target: Mapping[int | None, Answers]) -> Reco
         "success_of_right": _percent(of_right) if len(of_right) else None,
         "mean_change": change.double().mean().item(),
         "mean_grey_levels": None if grey != grey else grey,  # nan: JSON has none
+        **_calibration(torch.cat([each.logits for each in by_target.values()]), labels.repeat(len(targets))),
     }
+    if threshold is not None:
+        errors = torch.cat([each.reconstruction_errors for each in by_target.values()])
+        noticed = detected(errors, threshold)
+        record |= {
+            "detected": _percent(noticed),
+            "undetected_error": _percent(~right & ~noticed),
+            "detection_area": 100 * area_under_roc(found.clean.reconstruction_errors, errors),
+        }
     if targets != [None]:
         record |= {f"success_of_class_{target}": _percent(reached[target]) for target in targets}
     return record
+
+
+def _calibration(logits: Float[Tensor, "images class"], labels: Int64[Tensor, " images"]) -> dict[str, float]:
+    probabilities = logits.double().softmax(1)
+    error = 100 * expected_calibration_error(probabilities, labels)
+    return {"calibration_error": error, "brier": brier_score(probabilities, labels)}
 
 
 def _reached(answers: Answers, labels: Tensor, target: int | None) -> Bool[Tensor, " images"]:

@@ -8,7 +8,8 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from capsule_lab.attacks.gradient import UNIT, Box, Objective, part_of, random_bits
+from capsule_lab.attacks.gradient import UNIT, Box, Objective, part_of
+from capsule_lab.data.transforms import random_bits
 from capsule_lab.errors import check_number
 
 _HALVED_AT = (10, 50, 200, 500, 1000, 2000, 4000, 6000, 8000)

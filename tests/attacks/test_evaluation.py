@@ -30,7 +30,10 @@ def batch(which: slice = slice(None)) -> Prepared:
 
 def test_every_image_counts_and_those_that_were_wrong_before_are_told_apart() -> None:
     found = measure([batch(slice(3)), batch(slice(3, 4))], fgsm, "margin", [0.0, 0.1, 0.25], attacked=logits)
-    assert of_clean(found) == {"error": 25.0}
+    clean = of_clean(found)
+    assert (clean["error"], "detected" in clean) == (25.0, False)
+    probabilities = logits(IMAGES).softmax(1)
+    assert clean["brier"] == pytest.approx((probabilities - torch.eye(3)[LABELS]).square().sum(1).mean().item())
     assert found.labels.tolist() == [0, 0, 1, 2]
     assert found.keys == [0, 1, 2, 3]
     record = by_epsilon(of_budgets(found))
