@@ -50,8 +50,10 @@ PUBLISHED = {
     ("hinton2018_table1", "smallnorb"): [9.7, 2.2, 1.8, 3.9, 2.9, 2.6, 3.2, 3.2, 5.8, 5.2, 2.2, 4.5, 1.4, 2.56, 2.7],
     ("hahn2019_robustness", "cifar10"): [7.94, 10.01, 8.46, 7.86, 10.25, 12.52, 8.17, 7.86],
     ("hahn2019_robustness", "svhn"): [3.55, 3.98, 3.49, 3.17, 3.85, 3.70, 3.34, 3.12],
-    ("hahn2019_robustness", "cifar10_attacked"): [62.65, 18.46, 84.86, 45.4, 47.7, 7.38, 54.37, 17.31]
-    + [54.55, 9.99, 63.57, 24.08, 41.2, 5.62, 50.45, 12.13],
+    ("hahn2019_robustness", "cifar10_attacked"): [
+        *(62.65, 18.46, 84.86, 45.4, 47.7, 7.38, 54.37, 17.31),
+        *(54.55, 9.99, 63.57, 24.08, 41.2, 5.62, 50.45, 12.13),
+    ],
     ("hinton2018_adversarial", "accuracy_0.2"): [16, 13, 83.5, 74.5],  # read off figure 3
     ("hinton2018_adversarial", "accuracy_0.5"): [3.3, 5.2, 69, 54.5],
     ("hinton2018_adversarial", "success_0.25"): [59, 84.5, 18.7, 24.3],
@@ -65,7 +67,7 @@ PUBLISHED = {
 def test_published_values(name: str, column: str) -> None:
     table = read(name)
     (shown,) = [each for each in table.columns if each.name == (column or "")]
-    found = [row.published.get(column) for row in table.rows]
+    found = [row.published.get(column) for row in table.rows if shown.shows(row)]
     if shown.metric.startswith("attack/"):  # most rows have none
         found = [value for value in found if value]
     assert [value and value.mean for value in found] == PUBLISHED[name, column]
