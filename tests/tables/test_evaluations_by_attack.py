@@ -144,3 +144,20 @@ def write_attack(directory: Path, fingerprint: str, checks: list[dict[str, Any]]
         "split": "test",
     }
     path.write_text(json.dumps(record))
+
+
+def test_the_papers_table_on_stand_ins_with_a_tiny_budget(
+    cli: Cli, toynorb: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From nothing to its report: a CNN, capsules stopped where it ends, attacks on both and between them."""
+    monkeypatch.setenv("CAPSULE_LAB_DATA", str(toynorb))
+    rows = "rows=[cnn,capsules,cnn_noise,capsules_bim,capsules_transfer,cnn_fgsm_targeted]"
+    tiny = ["data.source=standin", "seeds=[0]", "debug=smoke", "data.eval_images=6", "data.validation=instance"]
+    ended = cli("sweep", "table=hinton2018_adversarial", rows, *tiny, "trainer.accelerator=cpu")
+    assert (ended.status, ended.out.splitlines()[-1]) == (0, "hinton2018_adversarial: 6 done"), ended.err
+    ended = cli("report", "table=hinton2018_adversarial", rows, *tiny, "trainer.accelerator=cpu", "out=.")
+    assert ended.status == 0, ended.err
+    page = Path("hinton2018_adversarial.html").read_text()
+    assert "<h2>Attacks</h2>" in page
+    assert "<h2>Targeted attacks</h2>" in page
+    assert "standin" in page
