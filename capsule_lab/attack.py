@@ -52,6 +52,7 @@ _COLUMNS = {
 }
 """Of what is printed; ``records.of_budgets`` says what they are."""
 _PICTURES, _BUDGETS_SHOWN = 8, 2  # ours: what fits a page
+_FOR_THRESHOLD = 1000  # ours: validation images, of which 50 are above it
 
 
 class Outcome(NamedTuple):
@@ -109,12 +110,13 @@ def attack(config: DictConfig) -> Outcome:
         DataError, RunError: see ``runs.open``, ``Run.data_with`` and
             ``attacks.of_runs.open_attacked``.
     """
+    import torch
     from hydra.utils import instantiate
 
     from capsule_lab import build, check, environment
     from capsule_lab.attacks import of_runs, records
 
-    if OmegaConf.is_missing(config, "ckpt"):
+    if OmegaConf.is_missing(config, "ckpt") or config.ckpt is None:
         raise ConfigError("ckpt is missing; expected ckpt=<a .ckpt file or the directory of a run>")
     check.check_evaluation(config)
     build.be_quiet()
@@ -123,41 +125,37 @@ def attack(config: DictConfig) -> Outcome:
         runs.open(config[name], trust=config.trust) if config[name] else None for name in ("ckpt", "source", "baseline")
     )
     assert run is not None
+    config.seed = run.config.seed if config.seed is None else config.seed  # of other data
     options = to_container(config).get("data") or {}
     data = run.data_with({**options, **_number_of_images(run, config.images, options)})
-    if config.seed is not None:
-        data.seed = config.seed
     device = build.build_trainer(OmegaConf.create({"trainer": config.trainer}), None).strategy.root_device
     function = instantiate(config.attack)
-    with build.constructing("attack"):
+    with build.constructing("attack"), torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
         attacked = of_runs.open_attacked(
             run, data, config.split, config.space, device, source=source, couplings=config.couplings
         )
+        if config.split == "test":
+            few = run.data_with({**options, **_number_of_images(run, _FOR_THRESHOLD, options)})
+            attacked.threshold = of_runs.detection_threshold(run, few)
         epsilons = _epsilons(config, attacked)
         targets = [*range(run.spec.num_classes)] if config.targeted else [None]
         began = time.monotonic()
-        attacked.threshold = of_runs.detection_threshold(run, data)
         with _progress(attacked, "attacking", len(epsilons) * len(targets)):
             found = attacked.measured(function, config.objective, epsilons, targets=targets)
         seconds = time.monotonic() - began
-        checked: list[dict[str, Any]] = []
-        if config.checks and _name(config) in ALONG_GRADIENTS and not (config.targeted or source):
-            other = of_runs.open_attacked(baseline, data, config.split, config.space, device) if baseline else None
-            with _progress(attacked, "checking", None):
-                found_by = of_runs.checks(
-                    attacked, function, config.objective, epsilons, images=config.check_images, baseline=other
-                )
-                checked = [asdict(each) for each in found_by]
+        measured = {
+            config.split: records.of_clean(found, attacked.threshold),
+            "attack": records.of_budgets(found, attacked.threshold),
+            "checks": _checked(config, attacked, function, epsilons, baseline, data) if _to_check(config) else [],
+        }
     result = {
-        config.split: records.of_clean(found, attacked.threshold),
-        "attack": records.of_budgets(found, attacked.threshold),
-        "checks": checked,
+        **measured,
         "checkpoint": str(run.checkpoint),
         **{name: str(each.checkpoint) if each else None for name, each in (("source", source), ("baseline", baseline))},
         "options": to_container(config)["attack"],
         **{name: config[name] for name in ("objective", "space", "couplings", "targeted", "split")},
         "images": len(found.labels),
-        "image_keys": records.hash_of_keys(found),
+        "images_sha256": found.digest,
         "provenance": data.provenance,
         "data": run.data_config(options),
         "seconds": round(seconds, 2),
@@ -167,6 +165,33 @@ def attack(config: DictConfig) -> Outcome:
     }
     path = result_file(run, config, result)
     return Outcome(result, path, run, _figures(result, path.stem, attacked, function, config, found))
+
+
+def _to_check(config: DictConfig) -> bool:
+    """The checks are about the network's own gradients."""
+    own = config.couplings == "trained" and not config.source
+    return bool(config.checks and own and not config.targeted and _name(config) in ALONG_GRADIENTS)
+
+
+def _checked(
+    config: DictConfig,
+    attacked: Attacked,
+    function: Callable[..., Any],
+    epsilons: list[float],
+    baseline: runs.Run | None,
+    data: Any,
+) -> list[dict[str, Any]]:
+    from capsule_lab.attacks import of_runs
+    from capsule_lab.attacks.checks import checks
+
+    other = None
+    if baseline is not None:
+        of_runs.check_alike(attacked.run, baseline)
+        device = attacked.batches[0].images.device
+        other = of_runs.open_attacked(baseline, data, config.split, config.space, device)
+    with _progress(attacked, "checking", None):
+        found = checks(attacked, function, config.objective, epsilons, images=config.check_images, baseline=other)
+        return [asdict(check) for check in found]
 
 
 def _number_of_images(run: runs.Run, images: int | None, options: Mapping[str, Any]) -> dict[str, int]:
@@ -210,7 +235,8 @@ def _epsilons(config: DictConfig, attacked: Attacked) -> list[float]:
     if _name(config) in EPSILONS:
         kind = _name(config)
     elif config.attack.get("norm") == "l2":
-        kind = "l2"
+        unit = 255 if config.space == "grey_levels" else 1
+        return [unit * epsilon for epsilon in EPSILONS["l2"]]
     elif config.space == "grey_levels":
         kind = "grey_levels"
     else:
@@ -227,11 +253,12 @@ def tables(result: Mapping[str, Any]) -> list[Table]:
     title = f"{name} on {result['checkpoint']}: {clean:.1f} % of {result['images']} images are right as they are"
     shown = Table(title=Text(printable(title)), title_justify="left")
     budgets = by_epsilon(result["attack"])
-    columns = {key: heading for key, heading in _COLUMNS.items() if any(each.get(key) for each in budgets.values())}
+    known = {key for each in budgets.values() for key, value in each.items() if value is not None}
+    columns = {key: heading for key, heading in _COLUMNS.items() if key in known}
     for heading in ("epsilon", "95 % interval", *columns.values()):
         shown.add_column(heading, justify="right")
     for epsilon, each in budgets.items():
-        numbers = ["" if each[key] is None else f"{each[key]:.1f}" for key in columns]
+        numbers = ["" if each.get(key) is None else f"{each[key]:.1f}" for key in columns]
         shown.add_row(f"{epsilon:g}", f"{each['lowest']:.1f} to {each['highest']:.1f}", *numbers)
     if not result["checks"]:
         return [shown]

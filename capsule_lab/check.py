@@ -60,12 +60,22 @@ def check_evaluation(config: DictConfig) -> None:
     for name, choices in EVALUATION_CHOICES.items():
         if name in config and config[name] not in choices:
             raise ConfigError(f"{name}={config[name]} does not exist; {suggest(str(config[name]), choices)}")
-    for epsilon in config.get("epsilons") or ():
-        if isinstance(epsilon, bool) or not isinstance(epsilon, int | float) or not math.isfinite(epsilon):
-            raise ConfigError(f"epsilons has {epsilon}; expected numbers, such as [0.1,0.2]")
+    epsilons = config.get("epsilons")
+    if epsilons is not None:
+        given = list(epsilons) if isinstance(epsilons, ListConfig) else []
+        numbers = [each for each in given if not isinstance(each, bool) and isinstance(each, int | float)]
+        if not given or len({*numbers}) < len(given) or not all(map(math.isfinite, numbers)):
+            raise ConfigError(f"epsilons is {epsilons}; expected different numbers, such as [0.1,0.2]")
     for name in ("images", "check_images"):
-        if config.get(name) is not None and config[name] < 1:
-            raise ConfigError(f"{name} is {config[name]}; expected 1 or more")
+        value = config.get(name, 1)
+        if not (isinstance(value, int) and value >= 1) and not (name == "images" and value is None):
+            raise ConfigError(f"{name} is {value}; expected a whole number, 1 or more")
+    of_others = [name for name in ("source", "couplings") if config.get(name) not in (None, "trained")]
+    if config.get("objective") == "training" and of_others:
+        raise ConfigError(
+            f"objective=training is of the network that is attacked, {of_others[0]}={config[of_others[0]]} of another; "
+            "expected objective=cross_entropy or margin"
+        )
     if config.get("targeted") and config.objective == "training":
         raise ConfigError(
             "objective=training is of labels only; expected objective=cross_entropy or margin with targeted=true"

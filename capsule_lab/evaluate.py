@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from capsule_lab import runs
+from capsule_lab.check import check_evaluation
 from capsule_lab.command import command
 from capsule_lab.config import compose, to_container
 from capsule_lab.errors import ConfigError, printable
@@ -57,6 +58,7 @@ def evaluate_checkpoint(config: DictConfig) -> tuple[dict[str, Any], Path]:
     """
     if OmegaConf.is_missing(config, "ckpt"):
         raise ConfigError("ckpt is missing; expected ckpt=<a .ckpt file or the directory of a run>")
+    check_evaluation(config)
     run = runs.open(config.ckpt, trust=config.trust)
     config.seed = run.config.seed if config.seed is None else config.seed  # of other data
     data = to_container(config).get("data") or {}
@@ -95,7 +97,7 @@ def evaluate(
     from capsule_lab.analysis.equal_couplings import equal_couplings
     from capsule_lab.ddp import processes_of
 
-    check.check_evaluation(OmegaConf.create({"split": split, "couplings": couplings}))
+    check_evaluation(OmegaConf.create({"split": split, "couplings": couplings}))
     build.be_quiet()
     trainer = (trainer or compose("evaluate").trainer).copy()
     if trainer.precision == "auto":

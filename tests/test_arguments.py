@@ -96,7 +96,7 @@ def test_a_path_can_be_pasted(path: str) -> None:
         ("modle=capsnet", "modle does not exist; did you mean model? "),
         ("dataset=mnist", "dataset does not exist; did you mean data? "),
         ("data=CIFAR10", "data=CIFAR10 does not exist; did you mean cifar10? "),
-        ("experiment=svhn", "experiment=svhn does not exist; did you mean sabour2017/svhn? "),
+        ("experiment=svhn", "experiment=svhn does not exist; did you mean hahn2019/svhn? "),
         ("+batch_size=5", "batch_size does not exist; did you mean data.batch_size?"),
         ("+optimizer.lr=1", "optimizer.lr is 1; the learning rate is that of the schedule: schedule.learning_rate."),
         ("module._target_=lightning.LightningModule", "module.loss does not exist; lightning.LightningModule takes no"),
@@ -167,7 +167,7 @@ def test_own_folder_reaches_what_is_composed() -> None:
     [
         (["--version"], 0, "capsule-lab ", ""),
         (["--help"], 0, "commands\n", ""),
-        (["trian"], 2, "", "capsule_lab: trian is no command; did you mean train? Options: bench, "),
+        (["trian"], 2, "", "capsule_lab: trian is no command; did you mean train? Options: attack, "),
         (
             ["model=capsnet"],
             2,

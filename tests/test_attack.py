@@ -22,8 +22,8 @@ SMALL = ["images=20", "epsilons=[0,0.1,0.3]", "trainer.accelerator=cpu"]
 
 @pytest.fixture(autouse=True)
 def _short_checks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("capsule_lab.attacks.of_runs.STEPS", (1, 2))
-    monkeypatch.setattr("capsule_lab.attacks.of_runs.QUERIES", 5)
+    monkeypatch.setattr("capsule_lab.attacks.checks.STEPS", (1, 2))
+    monkeypatch.setattr("capsule_lab.attacks.checks.QUERIES", 5)
 
 
 def test_record_and_figures_lie_beside_the_checkpoint(cli: Cli, a_copy: Path) -> None:
@@ -52,12 +52,12 @@ def test_the_same_command_finds_the_same(a_copy: Path) -> None:
     one, other = attack(config), attack(config)
     assert one.path == other.path
     assert one.result["attack"] == other.result["attack"]
-    assert one.result["image_keys"] == other.result["image_keys"]
+    assert one.result["images_sha256"] == other.result["images_sha256"]
 
 
 @pytest.mark.parametrize("name", ["fgsm", "bim", "pgd", "square", "noise"])
 def test_every_attack_of_the_group(a_copy: Path, name: str) -> None:
-    few = {"pgd": ["attack.steps=2"], "square": ["attack.queries=5", "objective=margin"]}.get(name, [])
+    few = {"pgd": ["attack.steps=2"], "square": ["attack.queries=5"]}.get(name, [])
     config = compose("attack", [f"ckpt={a_copy}", f"attack={name}", "checks=false", *few, *SMALL])
     result = attack(config).result
     assert result["attack"]["0.3/mean_change"] > result["attack"]["0.1/mean_change"] > 0
@@ -109,12 +109,20 @@ def test_other_options_have_files_of_their_own(a_copy: Path) -> None:
     ("overrides", "message"),
     [
         (["epsilons=[-0.1]", "attack=fgsm"], "epsilon is -0.1; expected 0 or more"),
-        (["epsilons=[many]"], "epsilons has many; expected numbers, such as [0.1,0.2]"),
+        (["epsilons=[many]"], "epsilons is ['many']; expected different numbers, such as [0.1,0.2]"),
+        (["epsilons=0.1"], "epsilons is 0.1; expected different numbers"),
+        (["epsilons=[]"], "epsilons is []; expected different numbers"),
+        (["epsilons=[0.1,0.1]"], "epsilons is [0.1, 0.1]; expected different numbers"),
+        (["images=many"], "images is many; expected a whole number, 1 or more"),
+        (["check_images=null"], "check_images is None; expected a whole number, 1 or more"),
+        (["objective=training", "couplings=equal"], "objective=training is of the network that is attacked"),
+        (["data=multimnist", "data.source=standin"], "labels_per_image"),
+        (["attack=corruption", "epsilons=[1.5]"], "1.5"),
         (["space=pixels"], "space=pixels does not exist; Options: grey_levels, input"),
         (["objective=hinge"], "objective=hinge does not exist; Options: cross_entropy, dlr, margin, training"),
         (["attack=pgd", "attack.norm=l1"], "attack.norm is 'l1'; expected 'linf' or 'l2'"),
         (["attack=deepfool"], "attack=deepfool does not exist; Options: bim, corruption, fgsm"),
-        (["images=0"], "images is 0; expected 1 or more"),
+        (["images=0"], "images is 0; expected a whole number, 1 or more"),
         (["targeted=true", "objective=training"], "objective=training is of labels only"),
         (["+data.source=real"], "MNIST is not in data/MNIST/raw"),
     ],
@@ -125,6 +133,18 @@ def test_wrong_input_gets_one_sentence(cli: Cli, a_copy: Path, overrides: list[s
     assert ended.status == 2
     assert message in one_sentence(ended)
     assert not (a_copy / "attacks").exists()
+
+
+def test_other_data_needs_no_seed(a_copy: Path) -> None:
+    other = ["data=mnist", "data.source=standin", "attack=fgsm", "checks=false"]
+    assert attack(compose("attack", [f"ckpt={a_copy}", *other, *SMALL])).result["images"] == 20
+
+
+def test_square_asks_more_than_once(a_copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the objective, it ends where the margin says that an image is fooled."""
+    few = [f"ckpt={a_copy}", "attack=square", "checks=false", "images=20", "epsilons=[0.1]", "trainer.accelerator=cpu"]
+    one, many = (attack(compose("attack", [*few, f"attack.queries={count}"])).result["attack"] for count in (1, 60))
+    assert one["0.1/brier"] != many["0.1/brier"]
 
 
 def test_a_checkpoint_is_needed(cli: Cli) -> None:

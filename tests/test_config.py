@@ -218,7 +218,7 @@ WITHOUT_DEFAULT = {"callbacks=stop_at_error": ["callbacks.stop_at_error.stopping
     [
         f"{group}={option}"
         for group in GROUPS
-        if group not in ("model", "routing", "loss", "experiment", "debug")
+        if group not in ("model", "routing", "loss", "experiment", "debug", "attack")
         for option in options(group)
     ],
 )
@@ -226,6 +226,11 @@ def test_every_other_option(choice):
     config = compose(choice, *WITHOUT_DEFAULT.get(choice, []))
     check(config)
     to_container(config)
+
+
+@pytest.mark.parametrize("option", options("attack"))
+def test_every_attack(option):
+    check(compose(f"attack={option}", name="attack"))
 
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in CONF.glob("[!_]*.yaml")))

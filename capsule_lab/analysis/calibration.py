@@ -14,7 +14,7 @@ from jaxtyping import Float, Int64
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from capsule_lab.analysis.plotting import COLOURS
+from capsule_lab.analysis.curves import COLOURS
 from capsule_lab.errors import check_number
 
 Probabilities = Float[Tensor, "batch class"]

@@ -16,6 +16,9 @@ from matplotlib.ticker import LogLocator
 
 from capsule_lab.atomic import set_aside
 
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+"""Of Okabe and Ito 2008, which people with any colour vision tell apart."""
+
 QUANTITIES = {"loss": "loss", "error": "error in %"}
 VAL_ERROR, AFFNIST_ERROR = "val/error", "affine/error"
 MEAN, STD, DEAD = "val/activation_", "val/activation_std_", "val/dead_"

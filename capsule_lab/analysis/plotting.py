@@ -11,9 +11,6 @@ from jaxtyping import Float
 from matplotlib.figure import Figure
 from torch import Tensor
 
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-"""Of Okabe and Ito 2008, which people with any colour vision tell apart."""
-
 _GAP, _BETWEEN_GROUPS = 0.08, 0.4  # ours: white between pictures and between groups, in widths of a picture
 _CELL = 0.82  # ours: inches from one picture to the next, wide enough for R:(2,8)(P)
 _SIZE = 8.5  # ours: points, of all text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import inspect
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -73,13 +74,14 @@ class Measured:
     """Everything that an evaluation has found.
 
     Attributes:
-        labels, keys, grey_levels: of the images, in order, as in ``Prepared``.
+        labels, grey_levels: of the images, in order, as in ``Prepared``.
+        digest: SHA-256 of the images.
         clean: of the images as they are.
         attacked: by epsilon and target; ``None`` is the target of attacks that only avoid the label.
     """
 
     labels: Int64[Tensor, " images"] = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
-    keys: list[int] = field(default_factory=list)
+    digest: str = ""
     grey_levels: Float[Tensor, " images"] = field(default_factory=lambda: torch.empty(0))
     clean: Answers = field(default_factory=Answers)
     attacked: dict[tuple[float, int | None], Answers] = field(default_factory=dict)
@@ -166,8 +168,7 @@ def measure(
         on_step: called with the number of images after each batch, epsilon and target.
     """
     crafted_with = crafted_with or attacked
-    measured = Measured()
-    restarts = "chosen_by" in inspect.signature(attack).parameters
+    measured, digest = Measured(), hashlib.sha256()
 
     def ask(answers: Answers, images: Images, batch: Prepared) -> None:
         change = (images - batch.images).abs().flatten(1).mean(1)
@@ -177,18 +178,30 @@ def measure(
     for batch in batches:
         measured.labels = torch.cat([measured.labels, batch.labels.cpu()])
         measured.grey_levels = torch.cat([measured.grey_levels, batch.grey_levels.cpu()])
-        measured.keys += batch.key.tolist()
+        digest.update(batch.images.cpu().numpy().tobytes())
         ask(measured.clean, batch.images, batch)
         for target in targets:
             objective = NetworkObjective(loss, batch.labels, target, crafted_with, training_loss)
-            # any success of any restart counts, also where the loss is another
-            chosen = {"chosen_by": replace(objective, loss="margin")} if restarts else {}
             for epsilon in epsilons:
-                images = attack(objective, batch.images, epsilon, key=batch.key, box=batch.box, **chosen)
+                images = attacked_images(attack, objective, batch, epsilon)
                 ask(measured.attacked.setdefault((epsilon, target), Answers()), images, batch)
                 if on_step:
                     on_step(len(batch.labels))
+    measured.digest = digest.hexdigest()
     return measured
+
+
+def attacked_images(attack: AttackFunction, objective: NetworkObjective, batch: Prepared, epsilon: float) -> Images:
+    """A batch under an attack. Of several restarts and queries any success counts, also where the loss is another.
+
+    Args:
+        attack, epsilon: see ``measure``.
+        objective: of these images.
+        batch: the images.
+    """
+    chooses = "chosen_by" in inspect.signature(attack).parameters
+    chosen = {"chosen_by": replace(objective, loss="margin")} if chooses else {}
+    return attack(objective, batch.images, epsilon, key=batch.key, box=batch.box, **chosen)
 
 
 def gradients_of(

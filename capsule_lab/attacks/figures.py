@@ -11,7 +11,8 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from capsule_lab.analysis.plotting import COLOURS, Column, Group, name_of_class, picture_grid
+from capsule_lab.analysis.curves import COLOURS
+from capsule_lab.analysis.plotting import Column, Group, name_of_class, picture_grid
 from capsule_lab.attacks.of_runs import Examples
 from capsule_lab.attacks.records import by_epsilon
 
@@ -33,7 +34,7 @@ def accuracy_figure(
 ) -> Figure:
     """Curves of records of ``capsule_lab.attack``: accuracy, or success where attacks have targets.
 
-    Accuracies have their 95 % intervals of Wilson, of one choice of images.
+    With 95 % intervals of Wilson, of one choice of images.
 
     Args:
         results: records in one space; all with targets, or none.
@@ -52,7 +53,7 @@ def accuracy_figure(
             curve.loc[0.0, ["accuracy", "lowest", "highest"]] = 100 - _clean_error(result)
         curve = curve.sort_index()
         axis.plot(curve.index, curve[key], label=name, color=colour, marker=marker, markersize=4)
-        if not targeted:
+        if {"lowest", "highest"} <= {*curve.columns}:
             axis.fill_between(curve.index, curve.lowest, curve.highest, color=colour, alpha=0.15, linewidth=0)
         points = (published or {}).get(name, {})
         axis.plot([*points], [*points.values()], linestyle="", marker=marker, markersize=6, color=colour, alpha=0.3)
@@ -67,7 +68,7 @@ def accuracy_figure(
 
 
 def sheet(examples: Examples, classes: Sequence[str] = ()) -> Figure:
-    """Images as they are, and for each epsilon what the attack adds, times 1 / (2 epsilon), and what comes out.
+    """Images as they are, and for each epsilon what the attack adds, as large as can be shown, and what comes out.
 
     Captions say what an image shows, and what the network takes it for under each attack. The images of a stereo pair
     are side by side.
@@ -83,7 +84,7 @@ def sheet(examples: Examples, classes: Sequence[str] = ()) -> Figure:
     for epsilon, attacked in examples.attacked.items():
         change = attacked - examples.images
         rows += [f"change, {epsilon:g}", f"attacked, {epsilon:g}"]
-        pictures += [change / (2 * abs(epsilon)) + 0.5, (attacked - low) / (high - low)]
+        pictures += [change / (2 * change.abs().max().clamp(min=1e-9)) + 0.5, (attacked - low) / (high - low)]
     columns = []
     for number, label in enumerate(examples.labels.tolist()):
         found = ", ".join(name_of_class(classes, int(each[number])) for each in examples.found.values())

@@ -40,7 +40,15 @@ class Box(NamedTuple):
 UNIT = Box(0.0, 1.0)
 
 
-def fgsm(objective: Objective, images: Images, epsilon: float, *, key: Key | None = None, box: Box = UNIT) -> Images:
+def fgsm(
+    objective: Objective,
+    images: Images,
+    epsilon: float,
+    *,
+    key: Key | None = None,
+    norm: Norm = "linf",
+    box: Box = UNIT,
+) -> Images:
     """One step of ``epsilon`` in every pixel along the sign of the gradient (Goodfellow et al. 2015).
 
     A pixel without gradient stays as it is, so that a network whose gradients vanish looks robust: see ``masking``.
@@ -50,12 +58,13 @@ def fgsm(objective: Objective, images: Images, epsilon: float, *, key: Key | Non
         images: to attack.
         epsilon: largest change of a pixel.
         key: of no use, as nothing is drawn; all attacks are called alike.
+        norm: what ``epsilon`` bounds; in ``"l2"`` the step is along the gradient and ``epsilon`` its length.
         box: the pixels that there are; an image outside of it is clipped only as far as it is changed.
 
     Raises:
-        ValueError: for a negative ``epsilon``.
+        ValueError: for a negative ``epsilon``, or an unknown norm.
     """
-    return bim(objective, images, epsilon, key=key, steps=1, step_size=epsilon, box=box)
+    return bim(objective, images, epsilon, key=key, steps=1, step_size=epsilon, norm=norm, box=box)
 
 
 def bim(
@@ -66,20 +75,22 @@ def bim(
     key: Key | None = None,  # noqa: ARG001
     steps: int = 10,
     step_size: float | None = None,
+    norm: Norm = "linf",
     box: Box = UNIT,
 ) -> Images:
     """Several steps of FGSM, kept within ``epsilon`` of the image (Kurakin et al. 2017).
 
     Args:
-        objective, images, epsilon, key, box: see ``fgsm``.
+        objective, images, epsilon, key, norm, box: see ``fgsm``.
         steps: how many.
         step_size: of each; ``None`` is ``epsilon / steps``, which reaches the bound where no sign ever changes.
 
     Raises:
-        ValueError: for a negative number, or no steps.
+        ValueError: for a negative number, no steps, or an unknown norm.
     """
+    check_choice("norm", norm, ("linf", "l2"))
     step_size = epsilon / steps if step_size is None and steps > 0 else step_size
-    return _ascend(objective, images, images, epsilon, steps, step_size, box, "linf")
+    return _ascend(objective, images, images, epsilon, steps, step_size, box, norm)
 
 
 def pgd(
@@ -139,21 +150,24 @@ def random_signs(
     epsilon: float,
     *,
     key: Key,
+    norm: Norm = "linf",
     box: Box = UNIT,
 ) -> Images:
-    """Every pixel changed by ``epsilon`` up or down, by chance: the control of every attack.
+    """Every pixel changed as much, up or down by chance: the control of every attack.
 
     Args:
         objective: of no use; all attacks are called alike.
-        images, epsilon, box: see ``fgsm``.
+        images, epsilon, norm, box: see ``fgsm``.
         key: a number for each image, from which its signs derive.
 
     Raises:
         ValueError: for a negative ``epsilon``.
     """
     check_number("epsilon", epsilon, 0)
+    check_choice("norm", norm, ("linf", "l2"))
+    size = epsilon if norm == "linf" else epsilon / images[0].numel() ** 0.5
     signs = 2.0 * (random_bits(element_keys(key, images.shape[1:]), 0) % 2).to(images) - 1
-    return _projected(images, images + epsilon * signs, epsilon, box, "linf")
+    return _projected(images, images + size * signs, epsilon, box, norm)
 
 
 def random_start(images: Images, epsilon: float, key: Key, stream: int, norm: Norm) -> Images:

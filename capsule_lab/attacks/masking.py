@@ -16,7 +16,7 @@ from torch import Tensor
 
 from capsule_lab.attacks.gradient import Images, Objective, gradient_of
 
-_ROUNDING = 0.5  # ours: percentage points; attacks of one strength differ by a few images of a thousand
+_SLACK = 3  # ours: images by which attacks of one strength may differ
 
 
 @dataclass(frozen=True)
@@ -115,15 +115,21 @@ def gradient_size(found: Gradients, baseline: Gradients | None) -> Check:
     return Check("gradient size", ratio < 1000, f"{text}; baseline {baseline.median:.3g}, {ratio:.3g} times it")  # ours
 
 
-def stronger(name: str, strong: float, weak: float, described: str) -> Check:
+def slack(images: int) -> float:
+    """By how many percentage points accuracies on so many images may differ without a verdict."""
+    return 100 * _SLACK / images
+
+
+def stronger(name: str, strong: float, weak: float, described: str, images: int) -> Check:
     """Accuracy under what should be the stronger attack is not above that under the weaker.
 
     Args:
         name: of the check.
         strong, weak: accuracies in percent.
         described: the attacks, such as "10 steps against 1".
+        images: how many the accuracies are of.
     """
-    return Check(name, strong <= weak + _ROUNDING, f"{described}: {strong:.1f} % against {weak:.1f} %")
+    return Check(name, strong <= weak + slack(images), f"{described}: {strong:.1f} % against {weak:.1f} %")
 
 
 def below_noise(attacked: float, noise: float, described: str) -> Check:
@@ -148,18 +154,19 @@ def alike(name: str, one: float, other: float, described: str) -> Check:
         one, other: accuracies in percent.
         described: the losses.
     """
-    return Check(name, one - other <= _FAR, f"{described}: {one:.1f} % and {other:.1f} %")
+    return Check(name, abs(one - other) <= _FAR, f"{described}: {one:.1f} % and {other:.1f} %")
 
 
-def converged(accuracies: Mapping[int, float]) -> Check:
+def converged(accuracies: Mapping[int, float], images: int) -> Check:
     """More steps do not help much any more.
 
     Args:
         accuracies: in percent, by number of steps.
+        images: how many they are of.
     """
     steps = sorted(accuracies)
     text = ", ".join(f"{accuracies[count]:.1f} % after {count}" for count in steps)
-    falls = all(accuracies[more] <= accuracies[few] + _ROUNDING for few, more in pairwise(steps))
+    falls = all(accuracies[more] <= accuracies[few] + slack(images) for few, more in pairwise(steps))
     settled = accuracies[steps[-2]] - accuracies[steps[-1]] <= _SETTLED if len(steps) > 1 else False
     return Check("more steps", falls and settled, text)
 

@@ -1,10 +1,9 @@
-"""Attacks on the network of a run: its images in the space of the attack, accuracies, and the checks of ``masking``."""
+"""Attacks on the network of a run, on its images in the space of the attack."""
 
 from __future__ import annotations
 
-import copy
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +12,6 @@ from torch import Tensor, nn
 
 from capsule_lab.analysis.equal_couplings import equal_couplings
 from capsule_lab.analysis.reconstruction_detection import threshold, winning_reconstruction_error
-from capsule_lab.attacks import masking
 from capsule_lab.attacks.evaluation import (
     AttackFunction,
     LogitsOf,
@@ -21,23 +19,15 @@ from capsule_lab.attacks.evaluation import (
     Measured,
     NetworkObjective,
     Prepared,
-    gradients_of,
+    attacked_images,
     measure,
 )
-from capsule_lab.attacks.gradient import Box, bim, fgsm, random_signs
-from capsule_lab.attacks.masking import Check
-from capsule_lab.attacks.spaces import Space, logits_of, prepare
-from capsule_lab.attacks.square import square
+from capsule_lab.attacks.gradient import Box
+from capsule_lab.attacks.spaces import Space, logits_of, prepare, preprocessed
 from capsule_lab.errors import RunError
 from capsule_lab.networks import reconstructs
 from capsule_lab.runs.open_run import Run, stored_batches
 from capsule_lab.types import Batch
-
-STEPS = (1, 5, 10, 50, 200)
-"""Of BIM, by which the checks see whether more steps help."""
-QUERIES = 1000  # ours: a fifth of what the attack has by itself
-"""Of Square, in the checks."""
-_FEW = 2  # ours: images for finite differences, each of which costs dozens of passes in float64
 
 
 @dataclass(frozen=True)
@@ -126,10 +116,10 @@ class Attacked:
         """
         batch = first(self.batches, images)[0]
         objective = NetworkObjective(loss, batch.labels, target, self.crafted_with, self.training_loss)
-        attacked = {each: attack(objective, batch.images, each, key=batch.key, box=batch.box) for each in epsilons}
+        attacked = {epsilon: attacked_images(attack, objective, batch, epsilon) for epsilon in epsilons}
         with torch.no_grad():
             found = {each: self.logits(made).argmax(1).cpu() for each, made in attacked.items()}
-        made = {each: found.cpu() for each, found in attacked.items()}
+        made = {each: images.cpu() for each, images in attacked.items()}
         return Examples(batch.images.cpu(), batch.labels.cpu(), batch.box, made, found)
 
     def training_loss(self, images: Tensor, labels: Tensor) -> Tensor:
@@ -163,24 +153,44 @@ def open_attacked(
 
     Raises:
         ConfigError: if a network gives no logits.
-        RunError: if the networks take different images, or the data cannot be attacked.
+        RunError: if the runs are of different data, or the data cannot be attacked or has no such images.
     """
-    if source is not None and (source.spec.image_shape, source.spec.num_classes) != (
-        run.spec.image_shape,
-        run.spec.num_classes,
-    ):
-        raise RunError(
-            f"{source.checkpoint} takes image_shape={source.spec.image_shape}, num_classes={source.spec.num_classes}; "
-            f"{run.checkpoint} {run.spec.image_shape}, {run.spec.num_classes}; expected runs on the same data"
-        )
-    preprocess = functools.partial(preprocessed, data, split) if space == "grey_levels" else _as_it_is
+    if source is not None:
+        check_alike(run, source)
+    names = {"test": data.test_names, "val": data.val_names}[split]
+    preprocess = functools.partial(preprocessed, data, names[0]) if space == "grey_levels" else _as_it_is
     networks = [frozen(each.network, device) for each in (run, source or run)]
-    batches = list(prepare(data, stored_batches(data, split), space, device))
+    batches = prepare(data, stored_batches(data, split), space, device)
+    if not batches:
+        raise RunError(f"there are no images in split={split} of this data; expected split=test, or other data")
     own = logits_of(networks[0], preprocess)
     crafting = logits_of(networks[1], preprocess)
     if couplings == "equal":
         crafting = _with_equal_couplings(networks[1], crafting)
     return Attacked(run, batches, own, crafting, preprocess)
+
+
+def check_alike(run: Run, other: Run) -> None:
+    """Check that two runs were trained on the same data, real or a stand-in.
+
+    Raises:
+        RunError: if not.
+    """
+    both = [
+        {
+            "image_shape": tuple(each.spec.image_shape),
+            "num_classes": each.spec.num_classes,
+            "data": str(each.config.data["_target_"]).rpartition(".")[2],
+            "source": each.provenance["source"],
+        }
+        for each in (run, other)
+    ]
+    for name, value in both[0].items():
+        if both[1][name] != value:
+            raise RunError(
+                f"{other.checkpoint} has {name} {both[1][name]}, {run.checkpoint} has {value}; "
+                "expected runs on the same data"
+            )
 
 
 def detection_threshold(run: Run, data: Any) -> float | None:
@@ -210,14 +220,6 @@ def frozen(network: nn.Module, device: torch.device) -> nn.Module:
     return network.eval().requires_grad_(requires_grad=False).to(device)
 
 
-def preprocessed(data: Any, split: str, images: Tensor) -> Tensor:
-    """Grey levels as the network sees them, differentiable."""
-    names = {"test": data.test_names, "val": data.val_names}[split]
-    nothing = torch.zeros(len(images), dtype=torch.int64, device=images.device)
-    seen: Tensor = data.transform_batch(Batch(images, nothing, nothing), names[0]).images
-    return seen
-
-
 def _as_it_is(images: Tensor) -> Tensor:
     return images
 
@@ -239,72 +241,3 @@ def first(batches: list[Prepared], images: int) -> list[Prepared]:
             parts = (batch.images[:left], batch.labels[:left], batch.key[:left])
             kept.append(Prepared(*parts, batch.box, batch.grey_levels[:left]))
     return kept
-
-
-def checks(
-    attacked: Attacked,
-    attack: AttackFunction,
-    loss: LossName,
-    epsilons: Sequence[float],
-    *,
-    images: int,
-    baseline: Attacked | None = None,
-) -> Iterator[Check]:
-    """The checks of ``masking``, on the first ``images``, at the middle one of the budgets that is not 0.
-
-    Args:
-        attacked: the network, whose own gradients are looked at.
-        attack, loss: that are to be believed.
-        epsilons: the budgets; beyond the largest, four times as much is tried.
-        images: how many.
-        baseline: another network on the same images, with whose gradients its own are compared, and against which
-            images are made that its own attack should beat.
-    """
-    few = first(attacked.batches, images)
-    budgets = sorted(epsilon for epsilon in epsilons if epsilon > 0) or [0.1]
-    middle, largest = budgets[len(budgets) // 2], budgets[-1]
-
-    def accuracy(attack: AttackFunction, epsilon: float = middle, loss: LossName = loss, **options: Any) -> float:
-        return attacked.measured(attack, loss, [epsilon], batches=few, **options).accuracy(epsilon)
-
-    own = masking.gradients(gradients_of(few, loss, attacked.logits, attacked.training_loss))
-    theirs = None
-    if baseline is not None:
-        of_baseline = first(baseline.batches, images)
-        theirs = masking.gradients(gradients_of(of_baseline, loss, baseline.logits, baseline.training_loss))
-    yield masking.zero_gradients(own, theirs)
-    yield masking.gradient_size(own, theirs)
-    at = f"at epsilon {middle:g}"
-    found = accuracy(attack)
-    noise, once, several = accuracy(random_signs), accuracy(fgsm), accuracy(bim)
-    yield masking.below_noise(found, noise, at)
-    yield masking.stronger("multi-step", several, once, f"BIM in 10 steps against FGSM, {at}")
-    of_training = accuracy(attack, loss="training")
-    yield masking.stronger("loss", found, of_training, f"{loss} on logits against the loss of training, {at}")
-    other: LossName = "cross_entropy" if loss == "margin" else "margin"
-    yield masking.alike("other loss", found, accuracy(attack, loss=other), f"{loss} and {other}, {at}")
-    yield masking.converged(
-        {steps: accuracy(functools.partial(bim, steps=steps, step_size=_reaching(steps, middle))) for steps in STEPS}
-    )
-    beyond = 4 * largest
-    yield masking.reaches_zero([(beyond, accuracy(attack, beyond))])
-    if baseline is not None:
-        transfer = accuracy(attack, crafted_with=baseline.logits)
-        yield masking.stronger("white box", found, transfer, f"own gradients against those of the baseline, {at}")
-    without = accuracy(functools.partial(square, queries=QUERIES), loss="margin")
-    yield masking.stronger("gradient-free", found, without, f"against Square, {QUERIES} queries, {at}")
-    yield masking.exact_gradient(_gradient_error(attacked, few, loss))
-
-
-def _reaching(steps: int, epsilon: float) -> float:
-    """Steps as large as PGD's, that the same number of them could reach any point."""
-    return epsilon if steps == 1 else 2.5 * epsilon / steps
-
-
-def _gradient_error(attacked: Attacked, batches: list[Prepared], loss: LossName) -> float:
-    """In float64, where central differences are exact enough, on the CPU."""
-    (few,) = first(batches, _FEW)
-    network = copy.deepcopy(attacked.run.network).to("cpu", torch.float64)
-    logits = logits_of(network, attacked.preprocess)
-    objective = NetworkObjective("margin" if loss == "training" else loss, few.labels.cpu(), None, logits)
-    return masking.gradient_error(objective, few.images.to("cpu", torch.float64))

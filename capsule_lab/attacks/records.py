@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 
 import torch
@@ -24,7 +23,7 @@ def of_budgets(found: Measured, threshold: float | None = None) -> Record:
     lowest, highest     of the accuracy: 95 % interval of Wilson 1927, of one random choice of images
     success             taken for the target; without targets, for anything but the label
     success_of_right    the same, of images that were right before and do not have the target as their label
-    success_of_class_3  of target 3
+    success_of_class_3  of target 3; with targets, lowest and highest are of the success
     mean_change         of a pixel, in units of the space; ``mean_grey_levels`` in grey levels of 255
     calibration_error   expected (Guo 2017) of the softmax of the logits, in percent; ``brier``: their Brier score
     detected            above the threshold of reconstruction errors (Frosst 2018)
@@ -66,11 +65,6 @@ def of_clean(found: Measured, threshold: float | None = None) -> dict[str, float
     return record
 
 
-def hash_of_keys(found: Measured) -> str:
-    """Of the keys of the images, in order: which images of which data they were."""
-    return hashlib.sha256(repr(found.keys).encode()).hexdigest()
-
-
 def as_name(epsilon: float) -> str:
     """A number as it stands in names of quantities: ``0.1``."""
     return f"{epsilon:g}"
@@ -85,7 +79,8 @@ def _of_budget(found: Measured, by_target: Mapping[int | None, Answers], thresho
     of_right = torch.cat([reached[target][eligible[target]] for target in targets])
     change = torch.cat([each.change for each in by_target.values()])
     grey = (change * found.grey_levels.repeat(len(targets))).double().mean().item()
-    lowest, highest = interval(int(right.sum()) // len(targets), len(labels))
+    shown = right if targets == [None] else torch.cat([*reached.values()])
+    lowest, highest = interval(int(shown.sum()) // len(targets), len(labels))
     record: Record = {
         "accuracy": _percent(right),
         "error": _percent(~right),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
 import torch
@@ -12,23 +13,24 @@ from torch import Tensor, nn
 from capsule_lab.attacks.evaluation import LogitsOf, Prepared
 from capsule_lab.attacks.gradient import UNIT, Box
 from capsule_lab.errors import ConfigError, RunError
+from capsule_lab.types import Batch
 
 if TYPE_CHECKING:
     from capsule_lab.data.base import AbstractDataModule
-    from capsule_lab.types import Batch
 
 Space = Literal["input", "grey_levels"]
 GREY_LEVELS = Box(0.0, 255.0)
+_ROUNDING = 1e-4  # ours: of float32
 
 
 def prepare(
     data: AbstractDataModule, batches: Iterator[tuple[str, Batch]], space: Space, device: torch.device
-) -> Iterator[Prepared]:
+) -> list[Prepared]:
     """Batches in the space of an attack.
 
-    In ``"input"``, pixels are as the network sees them: within [0, 1] where preprocessing divides by 255, without
-    bounds where it standardises, as in Hinton 2018. In ``"grey_levels"`` they are those of the stored image, 0 to 255,
-    and preprocessing is part of what is attacked.
+    In ``"input"``, pixels are as the network sees them: within [0, 1] where those of all images are, which is where
+    preprocessing divides by 255; without bounds where it standardises, as in Hinton 2018. In ``"grey_levels"`` they are
+    those of the stored image, 0 to 255, and preprocessing is part of what is attacked.
 
     Args:
         data: of the run.
@@ -37,8 +39,10 @@ def prepare(
         device: where the network is.
 
     Raises:
-        RunError: for images with several labels, or seen through several crops.
+        RunError: for images with several labels, or seen through several crops; for grey levels of images that are
+            moved.
     """
+    prepared = []
     for name, stored in batches:
         batch = stored._replace(
             images=stored.images.to(device), labels=stored.labels.to(device), key=stored.key.to(device)
@@ -51,15 +55,23 @@ def prepare(
         if seen.ndim != 4:
             raise RunError("images are seen through several crops; expected data.test_crops=1, to be attacked")
         if space == "grey_levels":
+            if not torch.allclose(preprocessed(data, name, batch.images.float()), seen, atol=_ROUNDING):
+                raise RunError(f"images of {type(data).__name__} are moved before they are seen; expected space=input")
             ones = seen.new_ones(len(seen))
-            yield Prepared(batch.images.float(), batch.labels, batch.key, GREY_LEVELS, ones)
+            prepared.append(Prepared(batch.images.float(), batch.labels, batch.key, GREY_LEVELS, ones))
             continue
-        levels = grey_levels_per_unit(batch.images, seen)
-        box = UNIT if bool(((levels - 255).abs() < _ROUNDING).all()) else Box()
-        yield Prepared(seen, batch.labels, batch.key, box, levels)
+        prepared.append(Prepared(seen, batch.labels, batch.key, Box(), grey_levels_per_unit(batch.images, seen)))
+    if space == "input" and all(each.images.min() >= 0 and each.images.max() <= 1 for each in prepared):
+        levels = [torch.full_like(each.grey_levels, 255) for each in prepared]
+        return [replace(each, box=UNIT, grey_levels=one) for each, one in zip(prepared, levels, strict=True)]
+    return prepared
 
 
-_ROUNDING = 0.01  # ours: of float32 sums over an image
+def preprocessed(data: AbstractDataModule, name: str, images: Tensor) -> Tensor:
+    """Grey levels of the set of this name as the network sees them, differentiable."""
+    nothing = torch.zeros(len(images), dtype=torch.int64, device=images.device)
+    seen: Tensor = data.transform_batch(Batch(images, nothing, nothing), name).images
+    return seen
 
 
 def logits_of(network: nn.Module, preprocess: Callable[[Tensor], Tensor] | None = None) -> LogitsOf:

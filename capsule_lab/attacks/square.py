@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
 from capsule_lab.attacks.gradient import UNIT, Box, Objective, part_of
-from capsule_lab.data.transforms import random_bits
+from capsule_lab.data.transforms import element_keys, random_bits
 from capsule_lab.errors import check_number
 
 _HALVED_AT = (10, 50, 200, 500, 1000, 2000, 4000, 6000, 8000)
@@ -24,8 +22,8 @@ def square(
     key: Int64[Tensor, " batch"],
     queries: int = 5000,
     share: float = 0.8,
+    chosen_by: Objective | None = None,
     box: Box = UNIT,
-    on_query: Callable[[int], None] | None = None,
 ) -> Float[Tensor, "batch channel height width"]:
     """Random squares of ``epsilon`` up or down, kept if they raise the objective (Andriushchenko et al. 2020).
 
@@ -33,18 +31,19 @@ def square(
     chance. Images whose objective is above 0, as a margin is where the attack has succeeded, are asked about no more.
 
     Args:
-        objective: a margin, one number per image.
+        objective: a margin, one number per image; of another, images above 0 would be left at once.
         images: to attack.
         epsilon: largest change of a pixel.
         key: a number for each image, from which its draws derive.
         queries: how many at most for each image.
         share: of the pixels, that the first squares have.
+        chosen_by: a margin, which is raised in place of ``objective``.
         box: the pixels that there are.
-        on_query: called with the number of each query, for a progress bar.
 
     Raises:
         ValueError: for a negative ``epsilon``, no queries, or a share that is not in (0, 1].
     """
+    objective = chosen_by or objective
     check_number("epsilon", epsilon, 0)
     check_number("queries", queries, 1)
     check_number("share", share, 0, 1, above=0)
@@ -66,8 +65,6 @@ def square(
             found = part_of(objective, left)(proposed)
             better = found > value[left]
             best[left[better]], value[left[better]] = proposed[better], found[better]
-            if on_query:
-                on_query(query)
     return best
 
 
@@ -89,6 +86,4 @@ def _window(key: Tensor, query: int, side: int, height: int, width: int) -> Tens
 
 def _flips(key: Tensor, stream: int, shape: tuple[int, ...]) -> Tensor:
     """True or false for each image and place of ``shape``."""
-    numbers = torch.arange(torch.Size(shape).numel(), device=key.device).view(1, *shape)
-    bits = random_bits(random_bits(key, stream).view(-1, *[1] * len(shape)) ^ random_bits(numbers, 0), 0)
-    return (bits & 1).bool()
+    return (random_bits(element_keys(key, shape), stream) & 1).bool()

@@ -18,11 +18,20 @@ from capsule_lab.runs.results import read_result
 
 def finished_run(config: DictConfig) -> tuple[Path, dict[str, Any]] | None:
     """The run directory and the result that count for a configuration: the latest on real data, else the latest."""
-    fingerprint = config_hash(config)
+    finished = [each for each in _finished(config_hash(config)) if not is_superseded(each[1], config)]
+    return next(iter(finished), None)
+
+
+def finished_with_hash(fingerprint: str) -> tuple[Path, dict[str, Any]] | None:
+    """As ``finished_run``, for the hash of a configuration."""
+    return next(iter(_finished(fingerprint)), None)
+
+
+def _finished(fingerprint: str) -> list[tuple[Path, dict[str, Any]]]:
+    """Those on real data first, the latest first."""
     found = ((directory, read_result(directory, fingerprint)) for directory in attempts(fingerprint))
-    finished = [(directory, result) for directory, result in found if result and not is_superseded(result, config)]
-    real = [each for each in finished if each[1]["provenance"]["source"] == "real"]
-    return next(iter(real or finished), None)
+    finished = [(directory, result) for directory, result in found if result]
+    return sorted(finished, key=lambda each: each[1]["provenance"]["source"] != "real")
 
 
 def is_superseded(record: Mapping[str, Any], config: DictConfig) -> bool:

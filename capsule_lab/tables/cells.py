@@ -137,6 +137,8 @@ class Cell(ABC):
             known = [f"{split}/{name}" for split in splits for name in result.get(split, {})]
             raise TableError(f"{directory} has no {metric}; expected one of {', '.join(known)}")
         found = result[split][name]
+        if found is None and split == "attack":  # such as success on images that were right, if none was
+            return None
         return math.inf if found is None else float(found)  # see callbacks.TimeToAccuracy
 
 

@@ -95,8 +95,7 @@ def _with_weights(override: str) -> str:
     key, _, value = override.partition("=")
     if key not in OF_OTHER_ROWS:
         return override
-    finished = next(((each, result) for each in runs.directories.attempts(value)
-                     if (result := runs.results.read_result(each, value))), None)  # fmt: skip
+    finished = runs.standins.finished_with_hash(value)
     return f"{key}={_as_value(weights_of(*finished) if finished else UNKNOWN)}"
 
 

@@ -12,7 +12,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from capsule_lab.analysis.plotting import COLOURS
+from capsule_lab.analysis.curves import COLOURS
 from capsule_lab.tables.summary import Entry, Run
 
 _MARKERS = "os^Dv<>P*X"
@@ -62,27 +62,31 @@ def accuracy_under_attack(entries: Sequence[Entry]) -> dict[str, Figure]:
     Args:
         entries: of ``summarise``.
     """
-    from capsule_lab.attacks.figures import accuracy_figure  # torch
-
-    records: dict[tuple[str, str], dict[str, list[Run]]] = {}
-    published: dict[str, dict[float, float]] = {}
-    for entry in entries:
-        if entry.row.by != "attack":
-            continue
-        _, epsilon, _ = entry.column.metric.split("/")
+    attacked = [entry for entry in entries if entry.row.by == "attack"]
+    several = len({entry.column.overrides for entry in attacked}) > 1
+    records: dict[str, dict[str, list[Run]]] = {}
+    published: dict[str, dict[str, dict[float, float]]] = {}
+    for entry in attacked:
+        _, epsilon, quantity = entry.column.metric.split("/")
         for run in entry.runs:
             label = entry.row.label if run.real else f"{entry.row.label}, stand-in"
-            kind = "targeted_attacks" if run.result["targeted"] else "attacks"
-            same = records.setdefault((kind, run.result["space"]), {}).setdefault(label, [])
+            name = "targeted_attacks" if run.result["targeted"] else "attacks"
+            drawn = "success" if run.result["targeted"] else "accuracy"
+            name += "" if run.result["space"] == "input" else f"_in_{run.result['space']}"
+            name += f"_{entry.column.name}" if several else ""
+            same = records.setdefault(name, {}).setdefault(label, [])
             if run.cell.fingerprint not in {each.cell.fingerprint for each in same}:
                 same.append(run)
-        if entry.published and entry.ours:
-            published.setdefault(entry.row.label, {})[float(epsilon)] = entry.published.mean
-    figures = {}
-    for (kind, space), rows in records.items():
-        name = kind if space == "input" else f"{kind}_in_{space}"
-        figures[name] = accuracy_figure([_over_seeds(runs) for runs in rows.values()], [*rows], published)
-    return figures
+            if entry.published and run.real and quantity == drawn:
+                published.setdefault(name, {}).setdefault(label, {})[float(epsilon)] = entry.published.mean
+    if not records:
+        return {}
+    from capsule_lab.attacks.figures import accuracy_figure  # torch
+
+    return {
+        name: accuracy_figure([_over_seeds(runs) for runs in rows.values()], [*rows], published.get(name))
+        for name, rows in records.items()
+    }
 
 
 def _over_seeds(runs: Sequence[Run]) -> dict[str, Any]:

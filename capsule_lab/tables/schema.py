@@ -216,6 +216,8 @@ class Content(_Part):
                     f"row {row.name} has {', '.join(sorted(row.model_fields_set))}; expected of and evaluate together "
                     "for an evaluation, overrides (and takes) for training, or neither"
                 )
+            if row.by != "evaluate" and not row.of:
+                raise ValueError(f"row {row.name} has by: {row.by}; expected of and evaluate beside it")
             _check_taken(row)
             if row.of and not self.rows[names.index(row.of)].overrides:
                 raise ValueError(f"row {row.name}: of is {row.of}, which is not trained; expected a row with overrides")
@@ -239,6 +241,8 @@ def _check_taken(row: Row) -> None:
         if (metric == CHECKPOINT) is not bool(row.of):
             expected = f"[{other}, {CHECKPOINT}]" if row.of else f"a metric of {other}, such as val/error"
             raise ValueError(f"row {row.name}: takes has {key}: [{other}, {metric}]; expected {expected}")
+        if row.of and key not in OF_OTHER_ROWS:
+            raise ValueError(f"row {row.name}: takes has {key}; expected {' or '.join(OF_OTHER_ROWS)} of an evaluation")
 
 
 def _by_column(row: Any, columns: list[str]) -> Any:

@@ -60,14 +60,16 @@ def test_gradient_size_is_that_of_the_baseline_but_for_orders(median: float, pas
 
 def test_published_curves_fail() -> None:
     """Hinton 2018, figure 3, at epsilon 0.5: BIM on the CNN leaves more than FGSM, and the capsules stay above 50 %."""
-    assert not masking.stronger("multi-step", 5.2, 3.3, "BIM against FGSM").passed
+    assert not masking.stronger("multi-step", 5.2, 3.3, "BIM against FGSM", 1000).passed
     assert not masking.reaches_zero([(0.4, 61.0), (0.5, 54.5)]).passed
-    assert masking.stronger("multi-step", 3.4, 3.3, "BIM against FGSM").passed
+    assert masking.stronger("multi-step", 3.4, 3.3, "BIM against FGSM", 1000).passed
     assert masking.reaches_zero([(0.4, 61.0), (0.5, 0.0)]).passed
 
 
 def test_converged() -> None:
-    assert masking.converged({1: 60, 5: 30, 10: 20.5, 50: 18}).passed
-    assert not masking.converged({1: 60, 5: 30, 10: 40, 50: 39}).passed
-    assert not masking.converged({1: 60, 5: 30, 10: 20, 50: 10}).passed
-    assert masking.converged({50: 18, 1: 60, 10: 20.5}).found == "60.0 % after 1, 20.5 % after 10, 18.0 % after 50"
+    assert masking.converged({1: 60, 5: 30, 10: 20.5, 50: 18}, 1000).passed
+    assert not masking.converged({1: 60, 5: 30, 10: 40, 50: 39}, 1000).passed
+    assert not masking.converged({1: 60, 5: 30, 10: 20, 50: 10}, 1000).passed
+    assert (
+        masking.converged({50: 18, 1: 60, 10: 20.5}, 1000).found == "60.0 % after 1, 20.5 % after 10, 18.0 % after 50"
+    )

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from capsule_lab import runs
-from capsule_lab.attacks import bim, fgsm
+from capsule_lab.attacks import bim, fgsm, pgd
 from capsule_lab.attacks.evaluation import measure
-from capsule_lab.attacks.of_runs import Attacked, checks, first, open_attacked
+from capsule_lab.attacks.of_runs import Attacked, check_alike, detection_threshold, first, open_attacked
 from capsule_lab.errors import RunError
 from tests.helpers.commands import Trained
 
@@ -67,9 +67,30 @@ def test_equal_couplings_are_of_what_the_attack_sees_only(run: runs.Run, attacke
 
 
 def test_a_source_on_other_images_is_refused(run: runs.Run) -> None:
-    other = replace(run, spec=replace(run.spec, num_classes=5))
-    with pytest.raises(RunError, match=re.escape("num_classes=5") + ".*expected runs on the same data"):
-        opened(run, source=other)
+    for changed, message in (
+        ({"spec": replace(run.spec, num_classes=5)}, "num_classes 5"),
+        ({"provenance": {**run.provenance, "source": "real"}}, "source real"),
+    ):
+        other = replace(run, **changed)
+        with pytest.raises(RunError, match=re.escape(message) + ".*expected runs on the same data"):
+            opened(run, source=other)
+        with pytest.raises(RunError, match="expected runs on the same data"):
+            check_alike(run, other)
+
+
+def test_a_split_without_images_is_refused(run: runs.Run) -> None:
+    data = run.data_with({"val_images": 0} if "val_images" in run.config.data else {"validation": "none"})
+    with pytest.raises(RunError, match="there are no images in split=val"):
+        open_attacked(run, data, "val", "input", CPU)
+
+
+def test_a_twentieth_of_the_validation_images_is_above_the_threshold(run: runs.Run) -> None:
+    data = run.data_with({"eval_images": 100})
+    threshold = detection_threshold(run, data)
+    attacked = open_attacked(run, data, "val", "input", CPU)
+    errors = torch.cat([attacked.reconstruction_errors(batch.images) for batch in attacked.batches])
+    assert threshold is not None
+    assert 0.03 <= (errors > threshold).float().mean() <= 0.05
 
 
 def test_first_images(attacked: Attacked) -> None:
@@ -78,33 +99,10 @@ def test_first_images(attacked: Attacked) -> None:
     assert torch.equal(parts[1].images, attacked.batches[0].images[:3])
 
 
-def test_examples_are_what_is_measured(attacked: Attacked) -> None:
-    found = attacked.examples(fgsm, "margin", [0.1, 0.3], images=5)
-    measured = measure(first(attacked.batches, 5), fgsm, "margin", [0.1, 0.3], attacked=attacked.logits)
+@pytest.mark.parametrize("attack", [fgsm, partial(pgd, steps=2, restarts=3)], ids=["fgsm", "pgd"])
+def test_examples_are_what_is_measured(attacked: Attacked, attack: partial) -> None:
+    found = attacked.examples(attack, "cross_entropy", [0.1, 0.3], images=5)
+    measured = measure(first(attacked.batches, 5), attack, "cross_entropy", [0.1, 0.3], attacked=attacked.logits)
     for epsilon in (0.1, 0.3):
         assert torch.equal(found.found[epsilon], measured.attacked[epsilon, None].found)
         assert (found.attacked[epsilon] - found.images).abs().max() <= epsilon + 1e-6
-
-
-def test_every_check_is_made(attacked: Attacked, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("capsule_lab.attacks.of_runs.STEPS", (1, 4))
-    monkeypatch.setattr("capsule_lab.attacks.of_runs.QUERIES", 20)
-    found = {
-        each.name: each for each in checks(attacked, bim, "cross_entropy", [0.1, 0.3], images=8, baseline=attacked)
-    }
-    assert list(found) == [
-        *("zero gradients", "gradient size", "random noise", "multi-step", "loss", "other loss", "more steps"),
-        *("large budget", "white box", "gradient-free", "finite differences"),
-    ]
-    assert found["finite differences"].passed
-    assert found["white box"].passed, "its own gradients are its baseline's"
-    assert "0.3" in found["multi-step"].found
-    assert "epsilon 1.2" in found["large budget"].found
-
-
-def test_without_a_baseline_nothing_is_said_of_transfer(attacked: Attacked, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("capsule_lab.attacks.of_runs.STEPS", (1, 2))
-    monkeypatch.setattr("capsule_lab.attacks.of_runs.QUERIES", 5)
-    found = {each.name: each for each in checks(attacked, fgsm, "cross_entropy", [0.0], images=4)}
-    assert "white box" not in found
-    assert found["gradient size"].passed is None

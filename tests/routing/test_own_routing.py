@@ -53,7 +53,13 @@ def test_own_routing_trains(own: Path, cli: Callable[..., Ended], model: list[st
 
 def test_target_of_ones_own_beside_a_routing_of_ours(own: Path, cli: Callable[..., Ended]) -> None:
     """Without a configuration folder: the options are those that both take."""
-    arguments = ["routing=uniform", "routing._target_=mine.MyRouting", "~routing.bias", "~routing.leaky"]
+    arguments = [
+        "routing=uniform",
+        "routing._target_=mine.MyRouting",
+        "~routing.bias",
+        "~routing.leaky",
+        "~routing.squash",
+    ]
     ended = cli("train", *TINY_CAPSNET, *arguments, "~routing.backend", *TINY_DATA, *STEPS, *NO_PICTURES)
     assert ended.status == 0, ended.err
     (result,) = results()

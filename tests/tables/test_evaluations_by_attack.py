@@ -152,7 +152,14 @@ def test_the_papers_table_on_stand_ins_with_a_tiny_budget(
     """From nothing to its report: a CNN, capsules stopped where it ends, attacks on both and between them."""
     monkeypatch.setenv("CAPSULE_LAB_DATA", str(toynorb))
     rows = "rows=[cnn,capsules,cnn_noise,capsules_bim,capsules_transfer,cnn_fgsm_targeted]"
-    tiny = ["data.source=standin", "seeds=[0]", "debug=smoke", "data.eval_images=6", "data.validation=instance"]
+    tiny = [
+        "data.source=standin",
+        "seeds=[0]",
+        "debug=smoke",
+        "data.eval_images=6",
+        "trainer.val_check_interval=2",
+        "data.batch_size=8",
+    ]
     ended = cli("sweep", "table=hinton2018_adversarial", rows, *tiny, "trainer.accelerator=cpu")
     assert (ended.status, ended.out.splitlines()[-1]) == (0, "hinton2018_adversarial: 6 done"), ended.err
     ended = cli("report", "table=hinton2018_adversarial", rows, *tiny, "trainer.accelerator=cpu", "out=.")
