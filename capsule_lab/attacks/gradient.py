@@ -236,7 +236,7 @@ def _projected(images: Images, attacked: Images, epsilon: float, box: Box, norm:
     return torch.minimum(torch.maximum(attacked, low), high).detach()
 
 
-def _lengths(change: Images) -> Images:
+def _lengths(change: Images) -> Float[Tensor, " batch *ones"]:
     return _per_image(torch.linalg.vector_norm(change.flatten(1), dim=1), change)
 
 

@@ -231,6 +231,7 @@ def test_random_signs(images: Tensor) -> None:
         ({"norm": "l3"}, "norm is 'l3'; expected 'linf' or 'l2'"),
     ],
 )
+@pytest.mark.usefixtures("unchecked_types")
 def test_wrong_options(options: dict[str, Any], message: str, network: nn.Module, images: Tensor) -> None:
     given = {"epsilon": 0.1, "key": KEYS, "steps": 2, **options}
     with pytest.raises(ValueError, match=f"^{message}$"):

@@ -67,9 +67,8 @@ def test_published_curves_fail() -> None:
 
 
 def test_converged() -> None:
-    assert masking.converged({1: 60, 5: 30, 10: 20.5, 50: 18}, 1000).passed
-    assert not masking.converged({1: 60, 5: 30, 10: 40, 50: 39}, 1000).passed
-    assert not masking.converged({1: 60, 5: 30, 10: 20, 50: 10}, 1000).passed
-    assert (
-        masking.converged({50: 18, 1: 60, 10: 20.5}, 1000).found == "60.0 % after 1, 20.5 % after 10, 18.0 % after 50"
-    )
+    assert masking.converged({1: 60.0, 5: 30.0, 10: 20.5, 50: 18.0}, 1000).passed
+    assert not masking.converged({1: 60.0, 5: 30.0, 10: 40.0, 50: 39.0}, 1000).passed
+    assert not masking.converged({1: 60.0, 5: 30.0, 10: 20.0, 50: 10.0}, 1000).passed
+    accuracies = {50: 18.0, 1: 60.0, 10: 20.5}
+    assert masking.converged(accuracies, 1000).found == "60.0 % after 1, 20.5 % after 10, 18.0 % after 50"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -102,8 +101,10 @@ def test_a_network_without_logits_is_refused() -> None:
 
 
 def test_half_precision_logits_become_float32() -> None:
-    network = SimpleNamespace(logits=torch.zeros(1, 3, dtype=torch.bfloat16))
-    assert logits_of(lambda _: network)(torch.zeros(1)).dtype == torch.float32
+    network = Network()
+    network.weight = network.weight.bfloat16()
+    assert network(torch.zeros(1, 2, 6, 6)).logits.dtype == torch.bfloat16
+    assert logits_of(network)(torch.zeros(1, 2, 6, 6)).dtype == torch.float32
 
 
 class Network(nn.Module):
