@@ -43,10 +43,8 @@ EPSILONS = {
 ALONG_GRADIENTS = ("fgsm", "bim", "pgd")
 """Attacks that the checks of ``capsule_lab.attacks.masking`` are about."""
 _COLUMNS = {
-    "accuracy": "accuracy %",
-    "success": "success %",
-    "success_of_right": "of those right before %",
-    "mean_grey_levels": "mean change, grey levels",
+    "success_of_right": "success on those right before %",
+    "mean_grey_levels": "grey levels",
     "calibration_error": "calibration error %",
     "detected": "detected %",
 }
@@ -253,13 +251,15 @@ def tables(result: Mapping[str, Any]) -> list[Table]:
     title = f"{name} on {result['checkpoint']}: {clean:.1f} % of {result['images']} images are right as they are"
     shown = Table(title=Text(printable(title)), title_justify="left")
     budgets = by_epsilon(result["attack"])
+    first = "success" if result["targeted"] else "accuracy"
     known = {key for each in budgets.values() for key, value in each.items() if value is not None}
     columns = {key: heading for key, heading in _COLUMNS.items() if key in known}
-    for heading in ("epsilon", "95 % interval", *columns.values()):
+    for heading in ("epsilon", f"{first} %", "95 % interval", *columns.values()):
         shown.add_column(heading, justify="right")
     for epsilon, each in budgets.items():
         numbers = ["" if each.get(key) is None else f"{each[key]:.1f}" for key in columns]
-        shown.add_row(f"{epsilon:g}", f"{each['lowest']:.1f} to {each['highest']:.1f}", *numbers)
+        bounds = f"{each['lowest']:.1f} to {each['highest']:.1f}"
+        shown.add_row(f"{epsilon:g}", f"{each[first]:.1f}", bounds, *numbers)
     if not result["checks"]:
         return [shown]
     verdicts = Table(title="can it be believed?", title_justify="left")
