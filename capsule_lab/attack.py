@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -60,13 +61,13 @@ class Outcome(NamedTuple):
         result: for a record.
         path: of the file that it belongs in.
         run: whose network was attacked.
-        figures: by name.
+        figures: draws them, by name; a table needs none.
     """
 
     result: dict[str, Any]
     path: Path
     run: runs.Run
-    figures: dict[str, Figure]
+    figures: Callable[[], dict[str, Figure]]
 
 
 @command("attack")
@@ -89,7 +90,7 @@ def _keep_figures(outcome: Outcome, config: DictConfig) -> None:
     loggers = open_loggers(config.logger, outcome.run) if config.get("logger") else []
     failed = True
     try:
-        for name, figure in outcome.figures.items():
+        for name, figure in outcome.figures().items():
             path = keep_figure(outcome.run.directory, loggers, name, figure, max(outcome.run.step - 1, 0))
             Console(highlight=False).print(f"drawn in {path}", soft_wrap=True, markup=False)
         failed = False
@@ -105,8 +106,7 @@ def attack(config: DictConfig) -> Outcome:
 
     Raises:
         ConfigError: if ``ckpt`` is missing, and see ``check.check_evaluation``.
-        DataError, RunError: see ``runs.open``, ``Run.data_with`` and
-            ``attacks.of_runs.open_attacked``.
+        DataError, RunError: see ``runs.open``, ``Run.data_with`` and ``attacks.of_runs.open_attacked``.
     """
     import torch
     from hydra.utils import instantiate
@@ -162,7 +162,8 @@ def attack(config: DictConfig) -> Outcome:
         **environment.of_this_process(),
     }
     path = result_file(run, config, result)
-    return Outcome(result, path, run, _figures(result, path.stem, attacked, function, config, found))
+    draw = functools.partial(_figures, result, path.stem, attacked, function, config, found)
+    return Outcome(result, path, run, draw)
 
 
 def _to_check(config: DictConfig) -> bool:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from capsule_lab.errors import TableError
 from capsule_lab.tables.expand import distinct, expand
-from capsule_lab.tables.figure import accuracy_under_attack
+from capsule_lab.tables.figure import _over_seeds, accuracy_under_attack
 from capsule_lab.tables.reader import read
 from capsule_lab.tables.summary import best_runs, summarise
 from tests.helpers.commands import Ended
@@ -124,6 +125,17 @@ def test_a_failed_check_stands_in_the_table(file: Path) -> None:
     write_attack(directory, white_box.fingerprint, checks)
     entries = [each for each in summarise(read(file)) if each.row.name == "white_box"]
     assert [entry.state for entry in entries] == ["1 of 1, failed checks: large budget"] * 2
+
+
+def test_curves_are_means_over_seeds_of_one_data_set_between_the_extremes() -> None:
+    records = [
+        {"attack": {"0.1/accuracy": accuracy, "0.1/lowest": 0.0, "0.1/highest": 100.0}, "split": "test", "test": test}
+        for accuracy, test in ((40.0, {"error": 1.0}), (60.0, {"error": 3.0}))
+    ]
+    merged = _over_seeds([SimpleNamespace(result=record) for record in records])
+    assert merged["attack"] == {"0.1/accuracy": 50.0, "0.1/lowest": 40.0, "0.1/highest": 60.0}
+    assert merged["test"] == {"error": 2.0}
+    assert _over_seeds([SimpleNamespace(result=records[0])]) == records[0]
 
 
 def write_attack(directory: Path, fingerprint: str, checks: list[dict[str, Any]]) -> None:
