@@ -78,13 +78,17 @@ class RoutingTrace(NamedTuple):
         iteration: counted from 0.
         couplings: share of each child that goes to each parent, ``(batch, child, parent)``.
         poses: the parents' poses after this iteration, ``(batch, parent, dim)``.
-        activations: theirs, ``(batch, parent)``; ``None`` for a routing that does not say.
+        activations: theirs, ``(batch, parent)``; ``None`` for a routing that has them after the last iteration only.
+        logits: of which the activations are the logistic, or a rising function; ``None`` where activations are.
+        variances: of the parents' Gaussians, for a routing that fits some, ``(batch, parent, dim)``.
     """
 
     iteration: int
     couplings: Float[Tensor, "batch child parent"]
     poses: Float[Tensor, "batch parent dim"]
     activations: Float[Tensor, "batch parent"] | None = None
+    logits: Float[Tensor, "batch parent"] | None = None
+    variances: Float[Tensor, "batch parent dim"] | None = None
 
 
 OnIteration = Callable[[RoutingTrace], None]

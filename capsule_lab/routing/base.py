@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from capsule_lab.functional import softmax_over_parents
+from capsule_lab.functional import dense_votes, softmax_over_parents
 from capsule_lab.kernels import AbstractVotes, Backend
 from capsule_lab.types import Capsules, OnIteration, Votes
 
@@ -124,6 +124,14 @@ class AbstractRouting(nn.Module, ABC):
     def scheduled_options(self) -> dict[str, Any]:
         """Where ``forward`` finds the options ``scheduled``, to be changed there; by default the attributes."""
         return vars(self)
+
+    def counted_votes(
+        self,
+        votes: Float[Tensor, "batch child parent dim"] | Votes,
+        activations: Float[Tensor, "batch child"] | None = None,
+    ) -> Float[Tensor, "batch child parent dim"]:
+        """The votes of which poses of parents are means: those given, unless the routing changes them first."""
+        return dense_votes(votes.poses, votes.weight) if isinstance(votes, Votes) else votes
 
     @abstractmethod
     def forward(

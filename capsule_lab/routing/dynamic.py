@@ -85,7 +85,8 @@ def dynamic_routing(
                 if not last:
                     logits = logits + votes.agreement(poses)
             if on_iteration is not None:
-                on_iteration(RoutingTrace(iteration, couplings.transpose(1, 2), poses, length(poses)))
+                logits_of = functions.logits(total)
+                on_iteration(RoutingTrace(iteration, couplings.transpose(1, 2), poses, length(poses), logits_of))
         return poses, functions.logits(total)
 
     rows, watched = normalise.rows_per_image, on_iteration is not None

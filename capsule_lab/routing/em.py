@@ -61,7 +61,7 @@ def fit_parents(
     first: Normaliser,
     temperature: Tensor | float = 1.0,
     on_iteration: OnIteration | None = None,
-    prior_is_activation: bool = False,
+    present: Callable[[int, Tensor, Tensor], tuple[Tensor, Tensor]] | None = None,
     damping: float = 0.0,
     min_variance: float,
     mass_eps: float,
@@ -78,7 +78,7 @@ def fit_parents(
         normalise, first: log-couplings to couplings, and those of the first iteration.
         temperature: what log-couplings are divided by, before they are normalised.
         on_iteration: see ``AbstractRouting``.
-        prior_is_activation: whether ``log_prior`` is that of an activation, which traces then have.
+        present: from the same as ``log_prior``, activations and logits of the parents, for traces.
         damping, min_variance, mass_eps: see ``em_routing``.
     """
     options = {"damping": damping, "min_variance": min_variance, "mass_eps": mass_eps}
@@ -96,8 +96,9 @@ def fit_parents(
             parents = m_step(dense, couplings, activations, before and before[0].poses, **options)
         log_variance = parents.variances.log().sum(2)  # [b j]
         if on_iteration is not None:
-            present = log_prior(iteration, parents.mass, log_variance).exp() if prior_is_activation else None
-            on_iteration(RoutingTrace(iteration, couplings.transpose(1, 2), parents.poses, present))
+            by_child, variances = couplings.transpose(1, 2), parents.variances
+            found = (None, None) if present is None else present(iteration, parents.mass, log_variance)
+            on_iteration(RoutingTrace(iteration, by_child, parents.poses, found[0], found[1], variances))
         if more:
             # the logarithm of a_j / sqrt(prod_d 2 pi sigma_jd^2): of a parent's activation times its Gaussian's height
             log_height = log_prior(iteration, parents.mass, log_variance) - 0.5 * (log_variance + dim * LOG_2PI)
@@ -183,13 +184,15 @@ def em_routing(
             found = logit(iteration, mass, log_variance)
             return found if shares else nn.functional.logsigmoid(found)  # ln a_j [b j]
 
+        def present(iteration: int, mass: Tensor, log_variance: Tensor) -> tuple[Tensor, Tensor]:
+            found = logit(iteration, mass, log_variance)
+            return found.exp() if shares else found.sigmoid(), found  # a_j, its logit [b j]
+
         parents, log_variance = fit_parents(
             votes, activations, log_present, iterations=iterations, normalise=normalise, first=first,
-            on_iteration=on_iteration, prior_is_activation=True, damping=damping, min_variance=min_variance,
-            mass_eps=mass_eps,
+            on_iteration=on_iteration, present=present, damping=damping, min_variance=min_variance, mass_eps=mass_eps,
         )  # fmt: skip
-        last = logit(iterations - 1, parents.mass, log_variance)
-        return parents.poses, last.exp() if shares else last.sigmoid(), last
+        return parents.poses, *present(iterations - 1, parents.mass, log_variance)
 
     rows, watched = normalise.rows_per_image, on_iteration is not None
     parents = route(procedure, votes, activations, backend=backend, rows_per_image=rows, whole_batch=watched)

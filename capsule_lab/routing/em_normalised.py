@@ -22,7 +22,7 @@ from capsule_lab.functional import float32_under_autocast
 from capsule_lab.kernels import AbstractVotes, Backend, check_backend, route
 from capsule_lab.routing.base import AbstractRouting, Normalisation, Normaliser
 from capsule_lab.routing.em import fit_parents
-from capsule_lab.types import Capsules, OnIteration, Votes
+from capsule_lab.types import Capsules, OnIteration, RoutingTrace, Votes
 
 
 @float32_under_autocast
@@ -153,7 +153,7 @@ class NormalisedEMRouting(AbstractRouting):
             min_variance=self.min_variance,
             mass_eps=self.mass_eps,
             normalise=normalise,
-            on_iteration=on_iteration,
+            on_iteration=None if on_iteration is None else self._in_units_of_votes(on_iteration, scale),
             backend=self.backend,
         )
         if scale is not None:
@@ -163,6 +163,19 @@ class NormalisedEMRouting(AbstractRouting):
             poses = self.pose_norm(poses.flatten(1)).view_as(poses)
         logits = self.evidence_norm(evidence)
         return Capsules(poses, logits.sigmoid(), logits)
+
+    def _in_units_of_votes(self, on_iteration: OnIteration, scale: Tensor | None) -> OnIteration:
+        """Traces of ``em_evidence`` as those of the votes given; outside of training with logits and activations."""
+
+        def observe(trace: RoutingTrace) -> None:
+            assert trace.variances is not None
+            logits = None if self.training else self.evidence_norm(-0.5 * trace.variances.log().sum(2))
+            present = None if logits is None else logits.sigmoid()
+            unit = trace.poses.new_ones(()) if scale is None else scale
+            variances = trace.variances * unit.square()
+            on_iteration(RoutingTrace(*trace[:2], trace.poses * unit, present, logits, variances))
+
+        return observe
 
     @torch.no_grad()
     def _measure_votes(self, variances: Tensor) -> None:

@@ -62,9 +62,7 @@ def heinsen_routing(
     options = {"damping": 0.0, "min_variance": eps, "mass_eps": eps}
     positions = check_child_types(len(beta_use), activations.shape[1])
     benefit, cost = (beta.t().repeat(1, positions) for beta in (beta_use, beta_ignore))  # [j i]
-    if bias is not None:
-        added = bias.repeat(positions, 1, 1)  # [i j d]
-        votes = add_to_votes(votes, added) if isinstance(votes, Votes) else votes + added
+    votes = votes if bias is None else _biased(votes, bias)
 
     def procedure(votes: AbstractVotes, activations: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         dense = Tensor() if isinstance(votes, FusedVotes) else votes.dense().transpose(1, 2)
@@ -88,7 +86,8 @@ def heinsen_routing(
             else:
                 parents = m_step(dense, couplings, activations, None, **options)
             if on_iteration is not None:
-                on_iteration(RoutingTrace(iteration, couplings.transpose(1, 2), parents.poses))
+                found = parents.poses, scores.sigmoid(), scores, parents.variances
+                on_iteration(RoutingTrace(iteration, couplings.transpose(1, 2), *found))
             # the logarithm of f(a_j) / sqrt(prod_d sigma_jd^2)
             before = parents, nn.functional.logsigmoid(scores) - 0.5 * parents.variances.log().sum(2)
         return parents.poses, scores.sigmoid(), scores
@@ -96,6 +95,12 @@ def heinsen_routing(
     rows, watched = normalise.rows_per_image, on_iteration is not None
     parents = route(procedure, votes, activations, backend=backend, rows_per_image=rows, whole_batch=watched)
     return Capsules(*parents)
+
+
+def _biased(votes: Tensor | Votes, bias: Float[Tensor, "type parent dim"]) -> Tensor | Votes:
+    children = (votes.poses if isinstance(votes, Votes) else votes).shape[1]
+    added = bias.repeat(check_child_types(len(bias), children), 1, 1)  # [i j d]
+    return add_to_votes(votes, added) if isinstance(votes, Votes) else votes + added
 
 
 class HeinsenRouting(AbstractRouting):
@@ -144,6 +149,13 @@ class HeinsenRouting(AbstractRouting):
         )
         if self.with_bias:
             self.bias = nn.Parameter(torch.zeros(layer.child_types, layer.parents, layer.dim))  # 0: official code
+
+    def counted_votes(
+        self,
+        votes: Float[Tensor, "batch child parent dim"] | Votes,
+        activations: Float[Tensor, "batch child"] | None = None,
+    ) -> Float[Tensor, "batch child parent dim"]:
+        return super().counted_votes(votes if self.bias is None else _biased(votes, self.bias))
 
     def forward(
         self,

@@ -73,7 +73,8 @@ def inverted_attention(
             if iteration < iterations - 1:
                 logits = votes.agreement(poses) / math.sqrt(dim)
             if on_iteration is not None:
-                on_iteration(RoutingTrace(iteration, couplings.transpose(1, 2), poses))
+                evidence = (total * poses).sum(2) / math.sqrt(dim)  # [b j]
+                on_iteration(RoutingTrace(iteration, couplings.transpose(1, 2), poses, evidence.sigmoid(), evidence))
         return poses, (total * poses).sum(2) / math.sqrt(dim)
 
     rows, watched = normalise.rows_per_image, on_iteration is not None

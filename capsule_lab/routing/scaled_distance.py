@@ -65,7 +65,7 @@ def scaled_distance_agreement(
         entries = normalise.rows_per_image * parent * child
         log_ratio = math.log(share * (parent - 1) / (1 - share)) if parent > 1 else 0.0  # of one parent: 1 in any case
         dense = votes.dense()  # [b i j d]
-        shortened = dense * (lengths.unsqueeze(2) / length(dense)).clamp_max(1).unsqueeze(3)
+        shortened = _shortened(dense, lengths)
         logits = votes.zero_logits()  # [b j i]
         for iteration in range(iterations):
             couplings = normalise(logits)  # [b j i]
@@ -77,12 +77,18 @@ def scaled_distance_agreement(
                 mean = normalise.total(distances.sum(2)).unsqueeze(2) / entries  # d_o of the image [b 1 1]
                 logits = -2 * log_ratio * distances / mean  # 2: d_o - d_p is half of d_o
             if on_iteration is not None:
-                on_iteration(RoutingTrace(iteration, couplings.transpose(1, 2), poses))
+                by_child = couplings.transpose(1, 2)
+                on_iteration(RoutingTrace(iteration, by_child, poses, length(poses), squash_logits(total)))
         return poses, squash_logits(total)
 
     rows, watched = normalise.rows_per_image, on_iteration is not None
     poses, logits = route(procedure, votes, lengths, backend=backend, rows_per_image=rows, whole_batch=watched)
     return Capsules(poses, length(poses), logits)
+
+
+def _shortened(votes: Float[Tensor, "batch child parent dim"], lengths: Float[Tensor, "batch child"]) -> Tensor:
+    """Votes no longer than their child."""
+    return votes * (lengths.unsqueeze(2) / length(votes)).clamp_max(1).unsqueeze(3)
 
 
 class ScaledDistanceAgreement(AbstractRouting):
@@ -125,6 +131,14 @@ class ScaledDistanceAgreement(AbstractRouting):
         self.iterations = iterations
         self.share = share
         self.bias = nn.Parameter(torch.full((parents, dim), 0.1)) if bias else None  # 0.1: official code
+
+    def counted_votes(
+        self,
+        votes: Float[Tensor, "batch child parent dim"] | Votes,
+        activations: Float[Tensor, "batch child"] | None = None,
+    ) -> Float[Tensor, "batch child parent dim"]:
+        dense = super().counted_votes(votes)
+        return dense if activations is None else _shortened(dense, activations)
 
     def forward(
         self,

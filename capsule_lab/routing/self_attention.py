@@ -64,9 +64,10 @@ def self_attention_routing(
             couplings = couplings + _of_every_child(prior, votes)
         total = votes.weighted_sum(couplings)  # [b j d]
         poses = exponential_squash(total, eps=eps)
+        present = length(poses, eps), exponential_squash_logits(total, eps)
         if on_iteration is not None:
-            on_iteration(RoutingTrace(0, couplings.transpose(1, 2), poses))
-        return poses, length(poses, eps), exponential_squash_logits(total, eps)
+            on_iteration(RoutingTrace(0, couplings.transpose(1, 2), poses, *present))
+        return poses, *present
 
     rows, watched = normalise.rows_per_image, on_iteration is not None
     return Capsules(*route(procedure, votes, None, backend=backend, rows_per_image=rows, whole_batch=watched))

@@ -90,9 +90,10 @@ def self_routing(
             backend=backend,
             rows_per_image=normalise.rows_per_image,
         )[0]  # [b j d]
+    logits = present.clamp_min(torch.finfo(present.dtype).tiny).log()
     if on_iteration is not None:
-        on_iteration(RoutingTrace(0, couplings.transpose(1, 2), poses))
-    return Capsules(poses, present, present.clamp_min(torch.finfo(present.dtype).tiny).log())
+        on_iteration(RoutingTrace(0, couplings.transpose(1, 2), poses, present, logits))
+    return Capsules(poses, present, logits)
 
 
 class SelfRouting(AbstractRouting):

@@ -97,7 +97,7 @@ def fixed_couplings(
         total = total if bias is None else total + bias
         poses = functions.poses(total)
         if on_iteration is not None:
-            on_iteration(RoutingTrace(0, couplings.transpose(1, 2), poses, length(poses)))
+            on_iteration(RoutingTrace(0, couplings.transpose(1, 2), poses, length(poses), functions.logits(total)))
         return poses, functions.logits(total)
 
     rows, watched = normalise.rows_per_image, on_iteration is not None

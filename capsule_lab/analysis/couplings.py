@@ -1,0 +1,160 @@
+"""What couplings say: whether children decide, whether that depends on the image, and whether it forms trees.
+
+Functions of couplings ``(image, child, parent)``, such as ``LayerTrace.couplings`` gives. Most of what they measure an
+untrained network has as well: without its numbers beside them, none of these is a finding.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor
+
+STARVED = 0.01  # ours: of the mean mass of a parent
+TREE_LEVELS = 11  # Renzulli 2022, from memory: of a quantised coupling
+
+
+def child_entropy(couplings: Float[Tensor, "image child parent"]) -> Float[Tensor, "image child"]:
+    """How evenly each child is shared: entropy of its couplings over that of equal ones; 1 equal, 0 decided.
+
+    Couplings of a child that do not sum to one, as of a leaky routing, are renormalised. Of one parent: 0.
+
+    >>> child_entropy(torch.tensor([[[0.5, 0.5], [1.0, 0.0]]]))
+    tensor([[1., 0.]])
+    """
+    shares = couplings / couplings.sum(2, keepdim=True).clamp_min(torch.finfo(couplings.dtype).tiny)
+    return torch.special.entr(shares).sum(2) / math.log(max(couplings.shape[2], 2))
+
+
+def weighted_entropy(
+    couplings: Float[Tensor, "image child parent"], activations: Float[Tensor, "image child"]
+) -> Float[Tensor, ""]:
+    """Mean of ``child_entropy`` over children as far as they are there: absent ones have nothing to share."""
+    return (activations * child_entropy(couplings)).sum() / activations.sum()
+
+
+def t_score(couplings: Float[Tensor, "image child parent"]) -> Float[Tensor, ""]:
+    """1 if couplings are a tree, each child with one parent; 0 if they are equal (Peer 2018)."""
+    return 1 - child_entropy(couplings).mean()
+
+
+def d_score(activations: Float[Tensor, "image capsule"]) -> Float[Tensor, ""]:
+    """The largest standard deviation over images that the activation of a capsule has (Peer 2018).
+
+    0 for parents that are alike for all images. Of hidden layers: the loss makes the classes' differ. Peer's code
+    takes it per batch, so that it depends on their size; here over all images given, divided by their number.
+    """
+    return activations.std(0, correction=0).max()
+
+
+def static_share(couplings: Float[Tensor, "image child parent"]) -> Float[Tensor, ""]:
+    """How much of the variation of a child's couplings is the same for all images; 1: routing does not look at them.
+
+    1 less the variance over images, mean over pairs, over the variance over images and parents, mean over children.
+    NaN for equal couplings, which do not vary.
+    """
+    over_images = couplings.var(0, correction=0).mean()
+    return 1 - over_images / couplings.transpose(1, 2).flatten(0, 1).var(0, correction=0).mean()
+
+
+def class_information(
+    couplings: Float[Tensor, "image child parent"], labels: Int64[Tensor, " image"], classes: int
+) -> Float[Tensor, ""]:
+    """Bits that the parent with most of a child says about the label, mean over children.
+
+    Mutual information of ``argmax_j R_ij`` and the label, of the counts; from few images it is too high, by about
+    ``(J - 1) (classes - 1) / (2 images ln 2)`` bits: compare with ``class_information`` of shuffled labels.
+    """
+    parents = couplings.shape[2]
+    chosen = couplings.argmax(2)  # [image child]
+    counts = couplings.new_zeros(chosen.shape[1], parents * classes, dtype=torch.float64)
+    index = (chosen * classes + labels.unsqueeze(1)).t()  # [child image]
+    joint = counts.scatter_add(1, index, torch.ones_like(index, dtype=torch.float64)) / len(labels)
+    joint = joint.unflatten(1, (parents, classes))
+    entropy = torch.special.entr(joint).sum((1, 2))
+    information = sum(torch.special.entr(joint.sum(axis)).sum(1) for axis in (1, 2)) - entropy  # [child]
+    return (information / math.log(2)).mean().to(couplings.dtype)
+
+
+def argmax_changes(
+    before: Float[Tensor, "image child parent"], after: Float[Tensor, "image child parent"]
+) -> Float[Tensor, ""]:
+    """Share of children whose parent with the largest coupling is another one after an iteration."""
+    return (before.argmax(2) != after.argmax(2)).to(before.dtype).mean()
+
+
+def starved_share(
+    couplings: Float[Tensor, "image child parent"], activations: Float[Tensor, "image child"]
+) -> Float[Tensor, ""]:
+    """Share of parents that get less than 1 % of a parent's mean mass, ``sum_i a_i R_ij``, from every image."""
+    mass = torch.einsum("bij,bi->bj", couplings, activations)
+    return (mass < STARVED * mass.mean(1, keepdim=True)).all(0).to(mass.dtype).mean()
+
+
+@dataclass(frozen=True)
+class Trees:
+    """Parse trees of images, each a matrix of quantised couplings.
+
+    Attributes:
+        distinct: different trees of the images of a class, mean over classes.
+        entropy: of their distribution, in bits, mean over classes; 0: one tree for all images of a class.
+        images: images of a class, mean over classes, of which ``distinct`` can be as many.
+    """
+
+    distinct: float
+    entropy: float
+    images: float
+
+
+def count_trees(
+    couplings: Float[Tensor, "image child parent"], labels: Int64[Tensor, " image"], levels: int = TREE_LEVELS
+) -> Trees:
+    """How many different trees the images of a class have, couplings rounded to ``levels`` levels (Renzulli 2022)."""
+    rounded = (couplings * (levels - 1)).round().to(torch.uint8).flatten(1)
+    distinct, entropies, images = [], [], []
+    for label in labels.unique():
+        counts = rounded[labels == label].unique(dim=0, return_counts=True)[1].double()
+        share = counts / counts.sum()
+        distinct.append(len(counts))
+        entropies.append(float(torch.special.entr(share).sum() / math.log(2)))
+        images.append(int(counts.sum()))
+    return Trees(*(sum(each) / len(each) for each in (distinct, entropies, images)))
+
+
+def logit_change(
+    votes: Float[Tensor, "image child parent dim"], poses: Float[Tensor, "image parent dim"]
+) -> Float[Tensor, ""]:
+    """How much the logits of dynamic routing change after an iteration: mean of ``|u_hat_ij . v_j|`` (appendix A).
+
+    Args:
+        votes: of the layer.
+        poses: of its parents after the iteration.
+    """
+    return torch.einsum("bijd,bjd->bij", votes, poses).abs().mean()
+
+
+@dataclass(frozen=True)
+class Transformations:
+    """Singular values of transformation matrices.
+
+    Attributes:
+        singular_values: of every matrix, the largest first, ``(matrix, value)``.
+        from_orthogonal: distance to the nearest orthogonal matrix of any scale over the matrix's own norm, mean.
+    """
+
+    singular_values: Float[Tensor, "matrix value"]
+    from_orthogonal: float
+
+
+def measure_transformations(weight: Float[Tensor, "child inner parent columns"]) -> Transformations:
+    """Are the transformations rotations? Nothing in training makes them so.
+
+    The nearest orthogonal matrix to ``W = U S V^T`` is ``U V^T``, here times the mean singular value, as a scale common
+    to all components is no matter of shape.
+    """
+    values = torch.linalg.svdvals(weight.transpose(1, 2).flatten(0, 1))  # [child·parent value]
+    spread = (values - values.mean(1, keepdim=True)).norm(dim=1) / values.norm(dim=1)
+    return Transformations(values, float(spread.mean()))

@@ -1,0 +1,115 @@
+"""Do votes agree? Distances of votes from the poses they make, and what shifts and shuffling do to them.
+
+Hinton 2018, figure 2: distances ``d_ij = |V_ij - mu_j|`` over all components, coordinates included, weighted by the
+couplings that made ``mu_j``. Functions of votes ``(image, child, parent, dim)``, such as ``LayerTrace.votes`` gives.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor
+
+from capsule_lab.analysis.reconstruction_detection import area_under_roc
+from capsule_lab.types import RoutingTrace
+
+
+def vote_distances(
+    votes: Float[Tensor, "image child parent dim"], poses: Float[Tensor, "image parent dim"]
+) -> Float[Tensor, "image child parent"]:
+    """Euclidean distance of each vote from the pose of its parent, not in units of its standard deviation."""
+    return (votes - poses.unsqueeze(1)).norm(dim=3)
+
+
+def vote_cosines(
+    votes: Float[Tensor, "image child parent dim"], poses: Float[Tensor, "image parent dim"]
+) -> Float[Tensor, "image child parent"]:
+    """Cosine between each vote and the pose of its parent: what agrees in dynamic routing."""
+    return torch.cosine_similarity(votes, poses.unsqueeze(1), dim=3)
+
+
+def mean_distances(
+    distances: Float[Tensor, "image child parent"],
+    couplings: Float[Tensor, "image child parent"],
+    activations: Float[Tensor, "image child"],
+) -> Float[Tensor, "image parent"]:
+    """Distance of the votes for each parent, weighted by ``a_i R_ij``; NaN for a parent without mass."""
+    weights = couplings * activations.unsqueeze(2)
+    return (weights * distances).sum(1) / weights.sum(1)
+
+
+@dataclass(frozen=True)
+class Tightness:
+    """How tight the cluster of votes for the label is, beside those of the other classes.
+
+    Attributes:
+        ratio: smallest mean distance of a wrong class over that of the label; above 1 the label's is the tightest.
+        rank: of the label's mean distance among the classes, 1 is the smallest.
+    """
+
+    ratio: Float[Tensor, " image"]
+    rank: Int64[Tensor, " image"]
+
+
+def tightness(means: Float[Tensor, "image parent"], labels: Int64[Tensor, " image"]) -> Tightness:
+    """The label's cluster among those of all classes, of ``mean_distances``."""
+    own = means.gather(1, labels.unsqueeze(1))
+    others = means.scatter(1, labels.unsqueeze(1), torch.inf)
+    return Tightness((others.amin(1) / own.squeeze(1)), (others < own).sum(1) + 1)
+
+
+def distance_histogram(
+    distances: Float[Tensor, " vote"], weights: Float[Tensor, " vote"], edges: Float[Tensor, " edge"]
+) -> Float[Tensor, " bin"]:
+    """Weight of the votes in each bin; the last edge belongs to the last bin, what is beyond it is not counted."""
+    bins = torch.bucketize(distances.contiguous(), edges, right=True) - 1
+    bins = torch.where(distances == edges[-1], len(edges) - 2, bins)
+    inside = (bins >= 0) & (bins < len(edges) - 1)
+    return distances.new_zeros(len(edges) - 1).scatter_add(0, bins[inside], weights[inside])
+
+
+def shuffled_auc(
+    votes: Float[Tensor, "image child parent dim"],
+    trace: RoutingTrace,
+    activations: Float[Tensor, "image child"],
+    labels: Int64[Tensor, " image"],
+    seed: int = 0,
+) -> float:
+    """How well the label's mean distance tells votes of one image from votes of many: 0.5 not at all, 1 always.
+
+    In the other set every child's vote, coupling and activation come from an image of the same class, drawn for each
+    child; poses are weighted means again. The area under the curve of shuffled against true images, by distance.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    images, children = activations.shape
+    donor = torch.zeros(images, children, dtype=torch.int64)
+    for label in labels.unique():
+        rows = (labels == label).nonzero().squeeze(1)
+        drawn = torch.rand(len(rows), children, generator=generator).argsort(0)  # a permutation for each child
+        donor[rows] = rows[drawn]
+    child = torch.arange(children).expand(images, -1)
+    means = []
+    for rows in (torch.arange(images).unsqueeze(1).expand(-1, children), donor):
+        # of the label of the image whose place it is
+        parent = labels.unsqueeze(1).expand(-1, children)
+        mine = votes[rows, child, parent]  # [image child dim]
+        weights = (trace.couplings[rows, child, parent] * activations[rows, child]).unsqueeze(2)
+        pose = (weights * mine).sum(1, keepdim=True) / weights.sum(1, keepdim=True)
+        distances = (mine - pose).norm(dim=2, keepdim=True)
+        means.append(((weights * distances).sum(1) / weights.sum(1)).squeeze(1))
+    return area_under_roc(means[0], means[1])
+
+
+def common_displacement(
+    before: Float[Tensor, "child dim"], after: Float[Tensor, "child dim"], weights: Float[Tensor, " child"]
+) -> float:
+    """Share of the movement of votes that is one movement of all: 1 if the cluster moves as one, 0 if not at all.
+
+    ``1 - sum w |delta_i - delta_mean|^2 / sum w |delta_i|^2`` with the weighted mean of ``delta_i = after - before``.
+    """
+    delta = after - before
+    mean = (weights.unsqueeze(1) * delta).sum(0) / weights.sum()
+    moved = (weights * delta.square().sum(1)).sum()
+    return float(1 - (weights * (delta - mean).square().sum(1)).sum() / moved)

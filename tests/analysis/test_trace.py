@@ -1,0 +1,196 @@
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from capsule_lab import routing as routings
+from capsule_lab.analysis.trace import LayerTrace, trace
+from capsule_lab.functional import dense_votes
+from capsule_lab.networks import CapsNet, EfficientCapsNet, EMCaps, HeinsenNet
+from capsule_lab.routing import AbstractRouting, EMRouting, HeinsenRouting, NormalisedEMRouting, ScaledDistanceAgreement
+from capsule_lab.types import RoutingTrace, Votes
+
+SMALL = {"channels": 4, "primary_types": 2, "conv_types": (3, 2)}
+ROUTINGS = [
+    each
+    for name in routings.__all__
+    if isinstance(each := getattr(routings, name), type)
+    and issubclass(each, AbstractRouting)
+    and each is not AbstractRouting
+]
+
+
+@pytest.fixture
+def images() -> Tensor:
+    return torch.rand(2, 1, 24, 24, generator=torch.Generator().manual_seed(0))
+
+
+def random_network(**options: Any) -> EMCaps:
+    torch.manual_seed(1)
+    network = EMCaps((1, 24, 24), 4, **{**SMALL, "class_routing": None, "conv_weight_std": 0.5, **options}).eval()
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter += 0.1 * torch.randn(parameter.shape)
+    return network
+
+
+def by_name(network: nn.Module, images: Tensor) -> dict[str, LayerTrace]:
+    return dict(trace(network, images)[1])
+
+
+def test_every_layer_that_routes(images: Tensor) -> None:
+    layers = by_name(random_network(), images)
+    assert list(layers) == ["conv_capsules_1", "conv_capsules_2", "classes"]
+
+
+def test_output_is_that_of_the_network(images: Tensor) -> None:
+    network = random_network()
+    torch.testing.assert_close(trace(network, images)[0], network(images))
+
+
+def test_the_networks_own_listener_hears_too(images: Tensor) -> None:
+    network, heard = random_network(), []
+    layer = network.classes
+    layer.register_forward_pre_hook(
+        lambda _, inputs, options: (inputs, {**options, "on_iteration": heard.append}), with_kwargs=True
+    )
+    layers = by_name(network, images)
+    torch.testing.assert_close(tuple(heard), layers["classes"].iterations)
+
+
+def test_no_hook_stays(images: Tensor) -> None:
+    network = random_network()
+    trace(network, images)
+    assert not any(each._forward_hooks or each._forward_pre_hooks for each in network.modules())
+
+
+def test_no_hook_stays_after_an_error() -> None:
+    network = random_network()
+    with pytest.raises(ValueError, match="expected"):
+        trace(network, torch.rand(2, 1, 25, 24))
+    assert not any(each._forward_hooks or each._forward_pre_hooks for each in network.modules())
+
+
+@pytest.mark.parametrize("name", ["conv_capsules_1", "conv_capsules_2", "classes"])
+def test_last_iteration_is_the_output(images: Tensor, name: str) -> None:
+    layer = by_name(random_network(), images)[name]
+    last = layer.iterations[-1]
+    torch.testing.assert_close(last.poses.reshape(layer.parents.poses.shape), layer.parents.poses)
+    torch.testing.assert_close(last.activations.reshape(layer.parents.activations.shape), layer.parents.activations)
+    torch.testing.assert_close(last.logits.reshape(layer.parents.logits.shape), layer.parents.logits)
+
+
+@pytest.mark.parametrize("kind", ROUTINGS, ids=lambda kind: kind.__name__)
+def test_last_iteration_of_every_routing_has_activations(images: Tensor, kind: type[AbstractRouting]) -> None:
+    options = {"conv_types": (), "conv_strides": ()} if kind.competing == "children" else {}
+    layers = by_name(random_network(routing=kind, **options), images)
+    for layer in layers.values():
+        last = layer.iterations[-1]
+        torch.testing.assert_close(last.activations.reshape(layer.parents.activations.shape), layer.parents.activations)
+
+
+def moments(layer: LayerTrace, iteration: RoutingTrace) -> tuple[Tensor, Tensor, Tensor]:
+    """Mean and variance of the votes for each parent, and their mass."""
+    votes, weights = layer.votes(), iteration.couplings * layer.present.unsqueeze(2)
+    mass = weights.sum(1)
+    means = torch.einsum("bij,bijd->bjd", weights, votes) / mass.unsqueeze(2)
+    squared = (votes - iteration.poses.unsqueeze(1)).square()
+    return means, torch.einsum("bij,bijd->bjd", weights, squared) / mass.unsqueeze(2), mass
+
+
+MEANS = [EMRouting, functools.partial(NormalisedEMRouting, pose_norm=False)]
+MEANS += [functools.partial(NormalisedEMRouting, pose_norm=False, relative_floor=True), HeinsenRouting]
+
+
+@pytest.mark.parametrize("routing", MEANS)
+@pytest.mark.parametrize("name", ["conv_capsules_1", "classes"])
+def test_poses_are_means_of_the_votes(images: Tensor, routing: Any, name: str) -> None:
+    network = random_network(routing=routing)
+    for module in network.modules():
+        if isinstance(module, NormalisedEMRouting) and module.relative_floor:
+            module.votes_variance.fill_(0.3)
+    layer = by_name(network, images)[name]
+    for iteration in layer.iterations:
+        means, _, mass = moments(layer, iteration)
+        seen = mass > 0.1  # to a smaller mass, mass_eps adds too much
+        assert seen.any()
+        torch.testing.assert_close(means[seen], iteration.poses[seen], rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("routing", MEANS)
+def test_variances_are_those_of_the_votes(images: Tensor, routing: Any) -> None:
+    layer = by_name(random_network(routing=routing), images)["classes"]
+    last = layer.iterations[-1]
+    _, variances, mass = moments(layer, last)
+    floor = (last.variances - variances)[mass > 0.1]
+    assert len(floor)
+    torch.testing.assert_close(floor, floor.mean().expand_as(floor), rtol=1e-2, atol=1e-5)
+    assert (floor > 0).all()
+
+
+def test_votes_have_the_coordinates(images: Tensor) -> None:
+    network = random_network()
+    layer = by_name(network, images)["classes"]
+    plain = dense_votes(layer.given.child_poses, network.classes.weight.repeat(network.classes.positions, 1, 1, 1))
+    added = (layer.votes() - plain)[0].unflatten(0, (network.classes.positions, -1))
+    expected = network.classes.coordinates[:, None, None].expand_as(added)
+    torch.testing.assert_close(added, expected, rtol=0, atol=1e-5)
+
+
+def test_votes_of_scaled_distances_are_shortened(images: Tensor) -> None:
+    layer = by_name(random_network(routing=ScaledDistanceAgreement, class_weight_std=3.0), images)["classes"]
+    longest = layer.present.unsqueeze(2).expand(-1, -1, 4)
+    assert (layer.votes().norm(dim=3) <= longest * 1.001).all()
+    assert (dense_votes(layer.given.poses, layer.given.weight).norm(dim=3) > longest).any()
+
+
+def test_couplings_of_a_layer_sum_to_one_per_child(images: Tensor) -> None:
+    layer = by_name(random_network(), images)["conv_capsules_1"]
+    couplings = layer.couplings()
+    assert couplings.shape == (2, layer.children.poses.shape[1], layer.parents.poses.shape[1])
+    seen = layer.windows.child.unique()
+    torch.testing.assert_close(couplings[:, seen].sum(2), torch.ones(2, len(seen)))
+
+
+def test_couplings_of_a_layer_make_its_parents(images: Tensor) -> None:
+    """Mass by child and parent, summed over all children, is that of each window."""
+    layer = by_name(random_network(), images)["conv_capsules_1"]
+    mass = torch.einsum("bip,bi->bp", layer.couplings(0), layer.children.activations)
+    of_windows = (layer.iterations[0].couplings * layer.present.unsqueeze(2)).sum(1)
+    torch.testing.assert_close(mass, of_windows.reshape(mass.shape))
+
+
+def test_capsnet(images: Tensor) -> None:
+    network = CapsNet((1, 24, 24), 4, channels=4, primary_types=2, decoder=None)
+    (layer,) = by_name(network, images).values()
+    assert [each.iteration for each in layer.iterations] == [0, 1, 2]
+    torch.testing.assert_close(layer.couplings(0), torch.full_like(layer.couplings(0), 0.25))
+    torch.testing.assert_close(layer.children.activations, network.primary(network.conv(images).relu()).activations)
+    assert layer.votes().shape == (2, layer.children.poses.shape[1], 4, 16)
+
+
+@pytest.mark.parametrize("network", [EfficientCapsNet, HeinsenNet])
+def test_other_networks(network: Any) -> None:
+    images = torch.rand(2, 1, 96, 96)
+    built = network((1, 96, 96), 3).eval()
+    layers = by_name(built, images)
+    assert set(layers) <= set(built.capsule_layers())
+    assert all(layer.couplings().shape[2] == layer.parents.poses.shape[1] for layer in layers.values())
+
+
+def test_a_routing_that_does_not_tell(images: Tensor) -> None:
+    class Silent(EMRouting):
+        def forward(self, votes: Tensor | Votes, activations: Tensor | None = None, **options: Any) -> Any:
+            return super().forward(votes, activations, normalise=options.get("normalise"))
+
+    with pytest.raises(ValueError, match="Silent does not call on_iteration"):
+        trace(random_network(routing=Silent), images)
+
+
+def test_traces_are_told_in_order(images: Tensor) -> None:
+    traces: tuple[RoutingTrace, ...] = by_name(random_network(), images)["classes"].iterations
+    assert [each.iteration for each in traces] == [0, 1, 2]
