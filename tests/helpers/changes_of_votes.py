@@ -1,0 +1,47 @@
+"""Changes of all votes at once, such as a change of viewpoint would make; and votes to try them on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+
+def example() -> tuple[Tensor, Tensor]:
+    """Votes ``sin(.37 n) + .3 cos(1.7 n)``, ``(1, 6, 3, 16)``, and activations of the children."""
+    n = torch.arange(288, dtype=torch.float64)
+    votes = torch.sin(0.37 * n + 0.1) + 0.3 * torch.cos(1.7 * n)
+    return votes.view(1, 6, 3, 16), 0.5 + 0.4 * torch.sin(0.91 * torch.arange(6, dtype=torch.float64)).unsqueeze(0)
+
+
+def _orthogonal(size: int) -> Tensor:
+    noise = torch.randn(size, size, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    return torch.linalg.qr(noise)[0]
+
+
+def _rotated(poses: Tensor) -> Tensor:
+    return poses @ _orthogonal(16)
+
+
+def _turned(poses: Tensor) -> Tensor:
+    return (_orthogonal(4) @ poses.unflatten(-1, (4, 4))).flatten(-2)
+
+
+def _permuted(poses: Tensor) -> Tensor:
+    generator = torch.Generator().manual_seed(0)
+    order, sign = torch.randperm(16, generator=generator), 2 * torch.randint(2, (16,), generator=generator) - 1
+    return poses[..., order] * sign
+
+
+def _shifted(poses: Tensor) -> Tensor:
+    return poses + torch.linspace(-1, 1, 16, dtype=torch.float64)
+
+
+CHANGES: dict[str, Callable[[Tensor], Tensor]] = {
+    "rotation of 16 components": _rotated,
+    "turned frame of 4x4 poses": _turned,  # Q M: another viewer
+    "signed permutation": _permuted,
+    "shift": _shifted,
+}
+"""The same function changes votes and, where routing is equivariant, the poses of the parents."""
