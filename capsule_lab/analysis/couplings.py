@@ -86,11 +86,8 @@ def argmax_changes(
     return (before.argmax(2) != after.argmax(2)).to(before.dtype).mean()
 
 
-def starved_share(
-    couplings: Float[Tensor, "image child parent"], activations: Float[Tensor, "image child"]
-) -> Float[Tensor, ""]:
+def starved_share(mass: Float[Tensor, "image parent"]) -> Float[Tensor, ""]:
     """Share of parents that get less than 1 % of a parent's mean mass, ``sum_i a_i R_ij``, from every image."""
-    mass = torch.einsum("bij,bi->bj", couplings, activations)
     return (mass < STARVED * mass.mean(1, keepdim=True)).all(0).to(mass.dtype).mean()
 
 

@@ -5,19 +5,42 @@ A network is watched from outside, by hooks that are removed afterwards: what no
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
+from capsule_lab.layers import DenseCapsules, PrimaryCapsules
+from capsule_lab.layers.primary import DepthwisePrimaryCapsules
 from capsule_lab.layers.windows import Windows
 from capsule_lab.networks import AbstractCapsuleNetwork
 from capsule_lab.routing import AbstractRouting
 from capsule_lab.types import CapsuleOutput, Capsules, RoutingTrace, Votes
+
+
+class ChildGrid(NamedTuple):
+    """Where the children of a layer lie.
+
+    Attributes:
+        height, width: positions.
+        types: kinds of capsule per position.
+        by_type: capsules are ordered (type, y, x); otherwise (y, x, type).
+    """
+
+    height: int
+    width: int
+    types: int
+    by_type: bool
+
+    def at_positions(self, values: Float[Tensor, "*shape child"]) -> Float[Tensor, "*shape type height width"]:
+        """Values of the children, those of one type on a grid."""
+        if self.by_type:
+            return values.unflatten(-1, (self.types, self.height, self.width))
+        return values.unflatten(-1, (self.height, self.width, self.types)).movedim(-1, -3)
 
 
 @dataclass(frozen=True)
@@ -34,6 +57,7 @@ class LayerTrace:
         given: votes as the routing got them.
         present: activations of the children of each row, ``(row, child)``; ones for children without any.
         windows: which children each position sees; ``None`` where every parent sees every child.
+        child_grid: where the children lie; ``None`` if the layer below has no positions.
     """
 
     iterations: tuple[RoutingTrace, ...]
@@ -43,35 +67,81 @@ class LayerTrace:
     given: Tensor | Votes
     present: Float[Tensor, "row child"]
     windows: Windows | None
+    child_grid: ChildGrid | None
 
     @torch.no_grad()
     def votes(self) -> Float[Tensor, "row child parent dim"]:
         """The votes, coordinates and biases included, computed at every call."""
         return self.routing.counted_votes(self.given, self.present)
 
-    def couplings(self, iteration: int = -1) -> Float[Tensor, "image child parent"]:
+    def couplings(
+        self, iteration: int = -1, children: Int64[Tensor, " chosen"] | None = None
+    ) -> Float[Tensor, "image chosen parent"]:
         """Share of each child of the layer below that goes to each parent of the layer, of all positions.
 
         0 for the parents whose window a child is not in.
 
         Args:
             iteration: index into ``iterations``.
+            children: which of them, for layers of very many; ``None`` for all.
         """
         found = self.iterations[iteration].couplings  # [row place type]
         if self.windows is None:
-            return found
+            return found if children is None else found[:, children]
         windows = self.windows
-        by_window = found.unflatten(0, (-1, windows.positions))  # [image position place type]
-        images, positions, _, types = by_window.shape
-        every = found.new_zeros(images, positions, windows.child_count, types)
-        child = windows.child.unsqueeze(2).expand(images, -1, -1, types)  # [image position place type]
-        return every.scatter_(2, child, by_window).transpose(1, 2).flatten(2)
+        types = found.shape[2]
+        child = windows.child.unsqueeze(2).expand(-1, -1, types)  # [position place type]
+        images = []
+        for by_window in found.split(windows.positions):  # [position place type]
+            every = found.new_zeros(windows.positions, windows.child_count, types)
+            by_child = every.scatter_(1, child, by_window).transpose(0, 1).flatten(1)  # [child parent]
+            images.append(by_child if children is None else by_child[children])
+        return torch.stack(images)
+
+    def mass(self, iteration: int = -1) -> Float[Tensor, "image parent"]:
+        """What each parent of the layer gets, ``sum_i a_i R_ij``."""
+        found = self.iterations[iteration].couplings
+        return torch.einsum("bij,bi->bj", found, self.present).reshape(self.parents.activations.shape)
+
+
+def concatenate(traces: Sequence[LayerTrace]) -> LayerTrace:
+    """The trace of all images of several batches.
+
+    Raises:
+        ValueError: for no trace.
+    """
+    if not traces:
+        raise ValueError("there are no traces; expected one or more")
+    first = traces[0]
+    given: Tensor | Votes
+    if isinstance(first.given, Votes):
+        votes = [each.given for each in traces if isinstance(each.given, Votes)]
+        plain = [each.plain_poses for each in votes if each.plain_poses is not None]
+        given = Votes(torch.cat([each.poses for each in votes]), votes[0].weight, torch.cat(plain) if plain else None)
+    else:
+        given = torch.cat([each.given for each in traces if isinstance(each.given, Tensor)])
+    numbered = zip(*(each.iterations for each in traces), strict=True)
+    iterations = (RoutingTrace(same[0].iteration, *_joined(*(each[1:] for each in same))) for same in numbered)
+    return replace(
+        first,
+        iterations=tuple(iterations),
+        children=Capsules(*_joined(*(each.children for each in traces))),
+        parents=Capsules(*_joined(*(each.parents for each in traces))),
+        given=given,
+        present=torch.cat([each.present for each in traces]),
+    )
+
+
+def _joined(*records: Sequence[Tensor | None]) -> Any:
+    """Each field over all records."""
+    return [None if each[0] is None else torch.cat(each) for each in zip(*records, strict=True)]
 
 
 class _Listener:
     """Hears one layer and its routing in one call of the network."""
 
     def __init__(self, layer: nn.Module, routing: AbstractRouting, stack: ExitStack) -> None:
+        self.layer = layer
         self.routing = routing
         self.windows = next((each for each in layer.children() if isinstance(each, Windows)), None)
         self.iterations: list[RoutingTrace] = []
@@ -99,7 +169,7 @@ class _Listener:
     def _hear_parents(self, _: nn.Module, __: tuple[Any, ...], output: Capsules) -> None:
         self.parents = output
 
-    def trace(self) -> LayerTrace:
+    def trace(self, child_grid: ChildGrid | None) -> LayerTrace:
         assert self.parents is not None
         if not self.iterations:
             name = type(self.routing).__name__
@@ -122,7 +192,22 @@ class _Listener:
             given=votes,
             present=present,
             windows=self.windows,
+            child_grid=child_grid,
         )
+
+
+class _PrimaryListener:
+    """Hears how many positions primary capsules have."""
+
+    def __init__(self, layer: nn.Module, stack: ExitStack) -> None:
+        self.by_type = isinstance(layer, PrimaryCapsules | DepthwisePrimaryCapsules)
+        self.positions = (1, 1)
+        for conv in layer.modules():
+            if isinstance(conv, nn.Conv2d):
+                stack.callback(conv.register_forward_hook(self._hear).remove)
+
+    def _hear(self, _: nn.Module, __: tuple[Any, ...], features: Tensor) -> None:
+        self.positions = features.shape[2], features.shape[3]
 
 
 @torch.no_grad()
@@ -138,12 +223,23 @@ def trace(
     Raises:
         ValueError: for a routing that does not call ``on_iteration``.
     """
+    listeners: dict[str, _Listener] = {}
+    primary: _PrimaryListener | None = None
     with ExitStack() as stack:
-        listeners = {
-            name: _Listener(layer, routing, stack)
-            for name, layer in network.capsule_layers().items()
-            for routing in layer.modules()
-            if isinstance(routing, AbstractRouting)
-        }
+        for name, layer in network.capsule_layers().items():
+            routing = next((each for each in layer.modules() if isinstance(each, AbstractRouting)), None)
+            if routing is not None:
+                listeners[name] = _Listener(layer, routing, stack)
+            else:
+                primary = _PrimaryListener(layer, stack)
         output = network.forward(images)  # not the compiled call, which runs no hooks
-    return output, {name: listener.trace() for name, listener in listeners.items()}
+    found, below = {}, None if primary is None else (primary.positions, primary.by_type)
+    for name, listener in listeners.items():
+        children = listener.children[0].shape[1]
+        grid = None
+        if below is not None and below[0] != (1, 1) and children % (below[0][0] * below[0][1]) == 0:
+            by_type = below[1] and isinstance(listener.layer, DenseCapsules)  # others get them by position
+            grid = ChildGrid(*below[0], children // (below[0][0] * below[0][1]), by_type)
+        found[name] = listener.trace(grid)
+        below = None if listener.windows is None else (listener.windows.grid, False)
+    return output, found

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from capsule_lab import routing as routings
-from capsule_lab.analysis.trace import LayerTrace, trace
+from capsule_lab.analysis.trace import LayerTrace, concatenate, trace
 from capsule_lab.functional import dense_votes
 from capsule_lab.networks import CapsNet, EfficientCapsNet, EMCaps, HeinsenNet
 from capsule_lab.routing import AbstractRouting, EMRouting, HeinsenRouting, NormalisedEMRouting, ScaledDistanceAgreement
@@ -194,3 +194,60 @@ def test_a_routing_that_does_not_tell(images: Tensor) -> None:
 def test_traces_are_told_in_order(images: Tensor) -> None:
     traces: tuple[RoutingTrace, ...] = by_name(random_network(), images)["classes"].iterations
     assert [each.iteration for each in traces] == [0, 1, 2]
+
+
+def test_batches_concatenated_are_one(images: Tensor) -> None:
+    network = random_network()
+    whole = by_name(network, images)
+    parts = [by_name(network, each) for each in images.split(1)]
+    for name, layer in whole.items():
+        joined = concatenate([part[name] for part in parts])
+        torch.testing.assert_close(joined.iterations, layer.iterations)
+        torch.testing.assert_close(joined.votes(), layer.votes())
+        torch.testing.assert_close(joined.children, layer.children)
+        torch.testing.assert_close(joined.parents, layer.parents)
+        torch.testing.assert_close(joined.couplings(), layer.couplings())
+
+
+def test_nothing_to_concatenate() -> None:
+    with pytest.raises(ValueError, match="no traces"):
+        concatenate([])
+
+
+def test_couplings_of_some_children(images: Tensor) -> None:
+    layer = by_name(random_network(), images)["conv_capsules_1"]
+    chosen = torch.tensor([7, 0, 30])
+    torch.testing.assert_close(layer.couplings(0, chosen), layer.couplings(0)[:, chosen])
+
+
+def test_mass_is_that_of_the_couplings(images: Tensor) -> None:
+    layer = by_name(random_network(), images)["conv_capsules_1"]
+    expected = torch.einsum("bip,bi->bp", layer.couplings(), layer.children.activations)
+    torch.testing.assert_close(layer.mass(), expected)
+
+
+def test_children_of_em_caps_lie_where_their_activations_do(images: Tensor) -> None:
+    layers = by_name(random_network(), images)
+    assert [layer.child_grid for layer in layers.values()] == [(10, 10, 2, False), (4, 4, 3, False), (2, 2, 2, False)]
+
+
+def test_children_of_a_capsnet_lie_where_the_image_has_them() -> None:
+    """A white corner changes the capsules in that corner."""
+    network = CapsNet((1, 24, 24), 4, channels=4, primary_types=3, decoder=None)
+    black = torch.zeros(1, 1, 24, 24)
+    corner = black.clone()
+    corner[:, :, :4, -4:] = 1
+    (before,), (after,) = (by_name(network, each).values() for each in (black, corner))
+    assert before.child_grid == (4, 4, 3, True)
+    changed = before.child_grid.at_positions((after.children.activations - before.children.activations).abs())
+    assert changed.shape == (1, 3, 4, 4)
+    assert changed[0, :, 0, -1].max() > 0
+    assert changed[0, :, -1, 0].max() == 0
+
+
+def test_children_by_position(images: Tensor) -> None:
+    options = {"primary_types": 3, "channels": 4, "decoder": None, "transformation": "shared"}
+    (layer,) = by_name(CapsNet((1, 24, 24), 4, **options), images).values()
+    assert layer.child_grid == (4, 4, 3, False)
+    values = torch.arange(48.0)
+    assert layer.child_grid.at_positions(values)[:, 0, 1].tolist() == [3, 4, 5]
