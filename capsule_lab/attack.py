@@ -21,7 +21,6 @@ from capsule_lab import runs
 from capsule_lab.command import command
 from capsule_lab.config import to_container
 from capsule_lab.errors import ConfigError, printable
-from capsule_lab.runs.trust import plain_value
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -125,7 +124,7 @@ def attack(config: DictConfig) -> Outcome:
     assert run is not None
     config.seed = run.config.seed if config.seed is None else config.seed  # of other data
     options = to_container(config).get("data") or {}
-    data = run.data_with({**options, **_number_of_images(run, config.images, options)})
+    data = run.data_with({**options, **run.number_of_images(config.images, options)})
     device = build.build_trainer(OmegaConf.create({"trainer": config.trainer}), None).strategy.root_device
     function = instantiate(config.attack)
     with build.constructing("attack"), torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
@@ -133,7 +132,7 @@ def attack(config: DictConfig) -> Outcome:
             run, data, config.split, config.space, device, source=source, couplings=config.couplings
         )
         if config.split == "test":
-            few = run.data_with({**options, **_number_of_images(run, _FOR_THRESHOLD, options)})
+            few = run.data_with({**options, **run.number_of_images(_FOR_THRESHOLD, options)})
             attacked.threshold = of_runs.detection_threshold(run, few)
         epsilons = _epsilons(config, attacked)
         targets = [*range(run.spec.num_classes)] if config.targeted else [None]
@@ -191,13 +190,6 @@ def _checked(
     with _progress(attacked, "checking", None):
         found = checks(attacked, function, config.objective, epsilons, images=config.check_images, baseline=other)
         return [asdict(check) for check in found]
-
-
-def _number_of_images(run: runs.Run, images: int | None, options: Mapping[str, Any]) -> dict[str, int]:
-    """``images`` of a split, unless the data has fewer by its own options."""
-    own = None if "_target_" in options else plain_value(run.config, "data.eval_images")
-    fewer = options.get("eval_images", own)
-    return {} if images is None else {"eval_images": images if fewer is None else min(images, fewer)}
 
 
 def _figures(

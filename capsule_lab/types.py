@@ -59,8 +59,8 @@ class CapsuleOutput(NamedTuple):
     """What every network returns.
 
     Attributes:
-        scores: one number per class, ``(batch, class)``; the largest is the prediction. Lengths in
-            [0, 1) for a CapsNet, activations in (0, 1) for EMCaps, logits for a CNN.
+        scores: one number per class, ``(batch, class)``. Lengths in [0, 1) for a CapsNet, activations in (0, 1) for
+            EMCaps, logits for a CNN.
         capsules: the class capsules, or ``None`` for a network without capsules.
         logits: any real numbers of which the scores are a rising function, ``(batch, class)``: those of the class
             capsules; the scores of a CNN. ``None`` where the routing has none.
@@ -69,6 +69,15 @@ class CapsuleOutput(NamedTuple):
     scores: Float[Tensor, "batch classes"]
     capsules: Capsules | None = None
     logits: Float[Tensor, "batch classes"] | None = None
+
+    @property
+    def ranking(self) -> Float[Tensor, "batch classes"]:
+        """By what the classes are ranked, the largest is the prediction: logits, without any the scores.
+
+        Lengths and activations of several classes may round to 1, which softmax cross-entropy, blind to what logits
+        have in common, does nothing against; the first of them would then be the prediction.
+        """
+        return self.scores if self.logits is None else self.logits
 
 
 class RoutingTrace(NamedTuple):

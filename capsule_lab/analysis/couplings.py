@@ -14,6 +14,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 STARVED = 0.01  # ours: of the mean mass of a parent
+DEAD = 0.01  # ours: activation that a capsule has for no image, as of ``metrics.DeadCapsuleRate``
 TREE_LEVELS = 11  # Renzulli 2022, from memory: of a quantised coupling
 
 

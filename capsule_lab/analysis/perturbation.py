@@ -118,7 +118,7 @@ def example_of_each_class(
 ) -> dict[int, int]:
     """Index of an image of each class, of the first label where there are several: one that is recognised, if any."""
     labels = labels.reshape(len(labels), -1)  # [b label]
-    right = (predictions_by_label(output.scores, labels) == labels).all(1)
+    right = (predictions_by_label(output.ranking, labels) == labels).all(1)
     classes = labels[:, 0]
     recognised = first_of_each_class(classes, right)
     others = first_of_each_class(classes, ~torch.isin(classes, classes[recognised]))

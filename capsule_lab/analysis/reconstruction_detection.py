@@ -45,7 +45,7 @@ def winning_reconstruction_error(
             "such as a CapsNet with decoder=(512, 1024)"
         )
     output = network(images)
-    squared = (decoding.reconstruct(output, output.scores.argmax(1)) - images).square().flatten(1)
+    squared = (decoding.reconstruct(output, output.ranking.argmax(1)) - images).square().flatten(1)
     return squared.sum(1) if reduction == "sum" else squared.mean(1)
 
 

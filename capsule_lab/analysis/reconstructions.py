@@ -36,7 +36,7 @@ def reconstruction_sheet(
         labels: their classes.
         names: of the classes, if they have any.
     """
-    predictions = output.scores.argmax(1)
+    predictions = output.ranking.argmax(1)
     decoded = network.reconstruct(output, predictions)
     pairs = zip(labels.tolist(), predictions.tolist(), strict=True)
     between = "\n→ " if names else " → "  # names are long
@@ -76,7 +76,7 @@ def reconstruction_figure(
         correct: number of recognised images, each of another class.
         failures: number of others.
     """
-    predictions = output.scores.argmax(1)
+    predictions = output.ranking.argmax(1)
     right = predictions == labels
     good = sorted(first_of_each_class(labels, right)[:correct], key=lambda number: int(labels[number]))
     bad = (~right).nonzero().flatten()[:failures].tolist()

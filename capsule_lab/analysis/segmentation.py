@@ -69,7 +69,7 @@ def segmentation_sheet(
     """
     cases = [
         Case(number, (first, second))
-        for number, (first, second) in enumerate(predictions_by_label(output.scores, labels).tolist())
+        for number, (first, second) in enumerate(predictions_by_label(output.ranking, labels).tolist())
     ]
     return picture_grid(
         [Group("", _columns(network, output, images, labels, cases))],
@@ -102,11 +102,11 @@ def segmentation_figure(
         correct, overlapping, controls, failures: numbers of images, see ``choose_cases``.
     """
     chosen = choose_cases(
-        output.scores, labels, overlap(parts),
+        output.ranking, labels, overlap(parts),
         correct=correct, overlapping=overlapping, controls=controls, failures=failures,
     )  # fmt: skip
     groups = [Group(name, _columns(network, output, images, labels, cases)) for name, cases in chosen.items()]
-    failed = int((predictions_by_label(output.scores, labels) != labels).any(1).sum()) or "none"
+    failed = int((predictions_by_label(output.ranking, labels) != labels).any(1).sum()) or "none"
     note = (
         f"L: labels; R: what is {_COLOURS}\n"
         "*: with a class that is neither label nor prediction; (P): as predicted\n"

@@ -79,10 +79,10 @@ class ConfusionMatrix(Callback):
     def _update(self, pl_module: L.LightningModule, outputs: Any, batch: Batch) -> None:
         if batch.labels.ndim > 1:
             return
-        scores = outputs["output"].scores
+        ranking = outputs["output"].ranking
         if self.matrix is None:
-            self.matrix = MulticlassConfusionMatrix(scores.shape[1], validate_args=False)
-        self.matrix.to(pl_module.device).update(scores, batch.labels)
+            self.matrix = MulticlassConfusionMatrix(ranking.shape[1], validate_args=False)
+        self.matrix.to(pl_module.device).update(ranking, batch.labels)
 
     def _draw(self, trainer: L.Trainer, split: str) -> None:
         if self.matrix is None:

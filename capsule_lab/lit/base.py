@@ -153,13 +153,13 @@ class AbstractCapsuleModule(L.LightningModule):
         if dataloader_idx == 0:
             return {"output": self._step(batch, "val")[1]}
         output = self(batch.images)
-        self.metrics.update_errors(self.further_validations[dataloader_idx - 1], output.scores, batch.labels)
+        self.metrics.update_errors(self.further_validations[dataloader_idx - 1], output.ranking, batch.labels)
         return {"output": output}
 
     def test_step(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> dict[str, CapsuleOutput]:
         output = self._step(batch, "test")[1]
         if self.test_parts:
-            self.metrics.update_errors(self.test_parts[dataloader_idx], output.scores, batch.labels)
+            self.metrics.update_errors(self.test_parts[dataloader_idx], output.ranking, batch.labels)
         return {"output": output}
 
     def _step(self, batch: Batch, split: str) -> tuple[dict[str, Tensor], CapsuleOutput]:
@@ -168,7 +168,7 @@ class AbstractCapsuleModule(L.LightningModule):
         terms, output = self._terms_of_crops(batch) if has_crops else self._terms(batch)
         terms |= self.penalty()
         terms = {"loss": torch.stack(list(terms.values())).sum(), **terms}
-        self.metrics.update_errors(split, output.scores, batch.classes)
+        self.metrics.update_errors(split, output.ranking, batch.classes)
         self.metrics.update_means(split, terms, len(batch.labels))
         return terms, output
 

@@ -56,7 +56,7 @@ class CapsNetModule(AbstractCapsuleModule):
         if self.reconstruction is not None and self.network.decoder is not None:
             labels = batch.labels.reshape(len(batch.images), -1)  # [b label]
             by_label = self.training or self.decode_at_test == "label"
-            classes = labels if by_label else predictions_by_label(output.scores, labels)
+            classes = labels if by_label else predictions_by_label(output.ranking, labels)
             targets = batch.images.unsqueeze(1) if batch.parts is None else batch.parts  # [b label c h w]
             pairs = zip(classes.unbind(1), targets.unbind(1), strict=True)
             losses = [self.reconstruction(self.network.reconstruct(output, each), target) for each, target in pairs]

@@ -13,7 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 from capsule_lab.config import to_container
 from capsule_lab.errors import RunError, one_line
 from capsule_lab.runs import checkpoints, directories
-from capsule_lab.runs.trust import check_targets
+from capsule_lab.runs.trust import check_targets, plain_value
 
 if TYPE_CHECKING:
     from capsule_lab.data.base import AbstractDataModule
@@ -100,6 +100,17 @@ class Run:
             config.data.directory = None
         config.data.merge_with(options)
         return dict(to_container(config)["data"])
+
+    def number_of_images(self, images: int | None, options: Mapping[str, Any]) -> dict[str, int]:
+        """Options of the data for so many images of a split, or as many as the data has by its own options, if fewer.
+
+        Args:
+            images: ``None`` for no limit of ours.
+            options: see ``data_with``.
+        """
+        own = None if "_target_" in options else plain_value(self.config, "data.eval_images")
+        fewer = options.get("eval_images", own)
+        return {} if images is None else {"eval_images": images if fewer is None else min(images, fewer)}
 
     def batches(self, split: str) -> Iterator[Batch]:
         """Every ``Batch`` of a split of ``data``, as the network takes it: transformed, not augmented, on the CPU.

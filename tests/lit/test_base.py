@@ -50,6 +50,40 @@ class NoBar(L.pytorch.callbacks.ProgressBar):
     def enable(self) -> None: ...
 
 
+# --- predictions -----------------------------------------------------------------------------------------------------
+
+
+class Saturated(AbstractNetwork):
+    """Scores of all classes round to 1, as lengths do that softmax cross-entropy of logits has trained."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(1, 4)
+
+    def forward(self, images: Tensor) -> CapsuleOutput:
+        labels = (4 * images.flatten(1)[:, :1]).long()
+        logits = 30 + torch.zeros(len(images), 4).scatter(1, labels, 1.0) + 0 * self.linear.weight.sum()
+        return CapsuleOutput(logits.sigmoid(), None, logits)
+
+
+def test_predictions_are_by_logits_where_scores_round_to_one() -> None:
+    labels = torch.arange(4).repeat(3)
+    images = ((labels + 0.5) / 4).view(-1, 1, 1, 1).expand(-1, 1, 8, 8)
+    network = Saturated()
+    output = network(images)
+    assert (output.scores == 1).all(), "which is what this is about"
+    lit = ClassifierModule(
+        network, loss=logits_cross_entropy_loss, optimizer=torch.optim.SGD, schedule=RATE, num_classes=4
+    )
+    (found,) = trainer().test(lit, loader(Batch(images, labels, labels)), verbose=False)
+    assert found["test/error"] == 0
+
+
+def test_predictions_of_a_network_without_logits_are_by_scores() -> None:
+    scores = torch.tensor([[0.1, 0.9]])
+    assert CapsuleOutput(scores).ranking is scores
+
+
 # --- schedules and the loss ------------------------------------------------------------------------------------------
 
 

@@ -1,0 +1,20 @@
+"""Questions to a network, one file each, for ``python -m capsule_lab.analyse what=…``.
+
+===========  =================================================================================
+couplings    do children decide, does it depend on the image, does routing matter? (Peer 2018)
+votes        do votes for the right class agree? (Hinton 2018, figure 2)
+transforms   what do turning, moving, scaling and shearing do to a pose? (Sabour 2017)
+sign         can the network tell an image from its negative? (Peer 2021)
+scramble     does it matter where the parts of an image are?
+===========  =================================================================================
+
+A question is a function of a ``Subject``, and gives an ``Answer``.
+"""
+
+from capsule_lab.analysis.questions.couplings import couplings
+from capsule_lab.analysis.questions.scramble import scramble
+from capsule_lab.analysis.questions.sign import sign
+from capsule_lab.analysis.questions.transforms import transforms
+from capsule_lab.analysis.questions.votes import votes
+
+__all__ = ["couplings", "scramble", "sign", "transforms", "votes"]

@@ -1,0 +1,157 @@
+"""Do children decide on a parent, does it depend on what is shown, and does it matter for the error?"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+
+import torch
+from jaxtyping import Int64
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from capsule_lab.analysis import couplings as measures
+from capsule_lab.analysis.curves import COLOURS
+from capsule_lab.analysis.equal_couplings import equal_couplings
+from capsule_lab.analysis.plotting import name_of_class
+from capsule_lab.analysis.subject import Answer, Subject, error_percent
+from capsule_lab.analysis.trace import LayerTrace
+from capsule_lab.errors import check_number
+from capsule_lab.routing import DynamicRouting
+
+_ENTRIES = 2**26  # ours: 256 MiB of couplings; of more, children at equal distances are measured
+_BINS = 50  # ours
+_SHOWN = 5  # ours: images whose couplings are drawn
+
+
+def couplings(subject: Subject, *, shown: int = _SHOWN) -> Answer:
+    """Entropy, T-score, D-score, static share, class information, changes, starvation and trees; the routing gain.
+
+    See ``capsule_lab.analysis.couplings`` for each. Per layer and iteration; D-scores of hidden layers, whose
+    activations no loss drives apart. ``class_information_of_shuffled_labels`` is what chance gives. The routing gain is
+    the error with equal couplings less that with the network's own.
+
+    Args:
+        subject: of capsules.
+        shown: images whose couplings are drawn.
+
+    Raises:
+        ValueError: for a network without capsules, or fewer than no images.
+    """
+    check_number("shown", shown, 0)
+    numbers: dict[str, float] = {}
+    names = [*subject.traces]
+    for name, layer in subject.traces.items():
+        numbers |= {f"{name}/{key}": value for key, value in of_layer(layer, subject).items()}
+        if name == names[-1]:
+            numbers.pop(f"{name}/d_score")
+    error = error_percent(subject.outputs(), subject.labels)
+    with equal_couplings(subject.network):
+        equal = error_percent(subject.outputs(), subject.labels)
+    numbers |= {"error": error, "error_with_equal_couplings": equal, "routing_gain": equal - error}
+    return Answer(numbers, draw=partial(_figures, subject, shown))
+
+
+def of_layer(layer: LayerTrace, subject: Subject) -> dict[str, float]:
+    """All measures of one layer, by ``<quantity>`` or ``<iteration>/<quantity>``."""
+    labels, classes = subject.labels, subject.num_classes
+    shuffled = labels[torch.randperm(len(labels), generator=torch.Generator().manual_seed(0)).to(labels.device)]
+    chosen = _children(layer)
+    activations = layer.children.activations if chosen is None else layer.children.activations[:, chosen]
+    found: dict[str, Tensor | float] = {}
+    before: Tensor | None = None
+    for number in range(1, len(layer.iterations) + 1):
+        shares = layer.couplings(number - 1, chosen)
+        trees = measures.count_trees(shares, labels)
+        found |= {
+            f"{number}/entropy": measures.child_entropy(shares).mean(),
+            f"{number}/weighted_entropy": measures.weighted_entropy(shares, activations),
+            f"{number}/t_score": measures.t_score(shares),
+            f"{number}/static_share": measures.static_share(shares),
+            f"{number}/class_information": measures.class_information(shares, labels, classes),
+            f"{number}/class_information_of_shuffled_labels": measures.class_information(shares, shuffled, classes),
+            f"{number}/starved_share": measures.starved_share(layer.mass(number - 1)),
+            f"{number}/trees_per_class": trees.distinct,
+            f"{number}/entropy_of_trees": trees.entropy,
+        }
+        if before is not None:
+            found[f"{number}/argmax_changes"] = measures.argmax_changes(before, shares)
+        if isinstance(layer.routing, DynamicRouting) and layer.windows is None:
+            found[f"{number}/logit_change"] = measures.logit_change(layer.votes(), layer.iterations[number - 1].poses)
+        before = shares
+    found["d_score"] = measures.d_score(layer.parents.activations)
+    found["dead_share"] = (layer.parents.activations.amax(0) < measures.DEAD).double().mean()
+    found["distance_from_orthogonal"] = _distance_from_orthogonal(layer)
+    return {key: float(value) for key, value in found.items()}
+
+
+def _distance_from_orthogonal(layer: LayerTrace) -> float:
+    weight = getattr(layer.given, "weight", None)
+    return float("nan") if weight is None else measures.measure_transformations(weight.detach()).from_orthogonal
+
+
+def _children(layer: LayerTrace) -> Int64[Tensor, " chosen"] | None:
+    """Those that are measured: all, where their couplings fit."""
+    images, children = layer.children.activations.shape
+    room = max(_ENTRIES // (images * layer.parents.activations.shape[1]), 1)
+    if children <= room:
+        return None
+    return torch.linspace(0, children - 1, room, device=layer.present.device).long()
+
+
+def _figures(subject: Subject, shown: int) -> Mapping[str, Figure]:
+    found = {"histograms": _histograms(subject.traces)}
+    layer = [*subject.traces.values()][-1]
+    if shown and layer.child_grid is not None and layer.windows is None:
+        found["maps"] = _maps(subject, layer, shown)
+    return found
+
+
+def _histograms(layers: Mapping[str, LayerTrace]) -> Figure:
+    """All couplings of each layer, one line for each iteration, on a logarithmic axis."""
+    figure = Figure(figsize=(4.2 * len(layers), 3.6), layout="constrained")  # inches
+    axes = figure.subplots(1, len(layers), squeeze=False)[0]
+    for axis, (name, layer) in zip(axes, layers.items(), strict=True):
+        chosen = _children(layer)
+        for number in range(len(layer.iterations)):
+            counts = torch.histc(layer.couplings(number, chosen).detach().float().cpu(), _BINS, 0, 1)
+            label = f"iteration {number + 1}"
+            shares = (counts / counts.sum()).numpy()
+            axis.stairs(shares, torch.linspace(0, 1, _BINS + 1).numpy(), label=label, color=COLOURS[number % 7])
+        axis.set(title=name, xlabel="coupling", ylabel="share of all couplings", yscale="log")
+        axis.grid(alpha=0.3)
+        axis.legend(fontsize=8)
+    return figure
+
+
+def _maps(subject: Subject, layer: LayerTrace, shown: int) -> Figure:
+    """What each position gives each class more or less than equal couplings would, summed over types.
+
+    Differences, as the couplings themselves are all one grey.
+    """
+    grid = layer.child_grid
+    assert grid is not None
+    shares = layer.couplings()
+    differences = grid.at_positions((shares - 1 / shares.shape[2]).transpose(1, 2)).sum(2)  # [image class h w]
+    chosen = _one_of_each_class(subject.labels, shown)
+    pictures = subject.images[chosen, 0].float().cpu().numpy()
+    classes = differences.shape[1]
+    figure = Figure(figsize=(1 + 0.95 * (classes + 1), 0.6 + 0.95 * len(chosen)), layout="constrained")  # inches
+    axes = figure.subplots(len(chosen), classes + 1, squeeze=False)
+    largest = float(differences[chosen].abs().max())
+    for number, (row, image) in enumerate(zip(axes, chosen, strict=True)):
+        row[0].imshow(-pictures[number], cmap="gray")
+        row[0].set_ylabel(name_of_class(subject.classes, int(subject.labels[image])), fontsize=8)
+        for label, axis in enumerate(row[1:]):
+            limits = {"vmin": -largest, "vmax": largest}
+            drawn = axis.imshow(differences[image, label].float().cpu().numpy(), cmap="PuOr_r", **limits)
+            if number == 0:
+                axis.set_title(name_of_class(subject.classes, label), fontsize=8)
+    for axis in axes.flat:
+        axis.set(xticks=[], yticks=[])
+    figure.colorbar(drawn, ax=axes, label="coupling less an equal share, sum over types", shrink=0.8)
+    return figure
+
+
+def _one_of_each_class(labels: Int64[Tensor, " image"], shown: int) -> list[int]:
+    return [int((labels == label).nonzero()[0]) for label in labels.unique()][:shown]

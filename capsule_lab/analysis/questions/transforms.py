@@ -1,0 +1,249 @@
+"""What do turning, moving, scaling and shearing an image do to the capsule of its class? (Sabour 2017; Hinton 2018)
+
+The claim is that the activation stays (invariance of presence) and the pose changes in the same way for all images
+(equivariance of the pose), by a linear map.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float
+from matplotlib.figure import Figure
+from scipy.stats import spearmanr
+from torch import Tensor
+
+from capsule_lab.analysis.curves import COLOURS
+from capsule_lab.analysis.linear_maps import group_law, linear_map, principal_components
+from capsule_lab.analysis.subject import Answer, Change, Subject, error_percent
+from capsule_lab.errors import check_choice, check_number
+from capsule_lab.types import Batch
+
+
+class Strengths(NamedTuple):
+    """Of a change of images.
+
+    Attributes:
+        curve: of the curves, 0 among them.
+        step: of the linear map; twice this, and its negative, are for the group law.
+        unit: of all of them.
+    """
+
+    curve: tuple[float, ...]
+    step: float
+    unit: str
+
+
+KINDS: Mapping[str, Strengths] = {
+    "rotation": Strengths(
+        (-30.0, -25.0, -20.0, -15.0, -10.0, -5.0, 0.0, 5.0, 10.0, 15.0, 20.0, 25.0, 30.0), 10.0, "degrees"
+    ),
+    "translation": Strengths((-4.0, -3.0, -2.0, -1.0, 0.0, 1.0, 2.0, 3.0, 4.0), 1.0, "pixels to the right"),
+    "scaling": Strengths((-0.2, -0.15, -0.1, -0.05, 0.0, 0.05, 0.1, 0.15, 0.2), 0.1, "the factor less 1"),
+    "shear": Strengths((-0.4, -0.3, -0.2, -0.1, 0.0, 0.1, 0.2, 0.3, 0.4), 0.1, "pixels to the right per pixel up"),
+}
+"""Ours, about the ranges of affNIST."""
+
+
+def transforms(
+    subject: Subject,
+    *,
+    kinds: Sequence[str] = tuple(KINDS),
+    ridge: float = 1e-3,  # ours
+) -> Answer:
+    """Curves of presence and pose over the strength of each change, and one linear map of poses for each.
+
+    Of a network of capsules, presence is the activation of the label's capsule and the pose its pose; of a CNN, the
+    probability of the label, and the 16 principal components of the features below the last layer. By ``<kind>/``:
+
+    - ``error``: at the largest strength, mean of both signs;
+    - ``presence_invariance``: standard deviation of presence over strengths, mean over images, over that over images at
+      strength 0; 0 is invariant;
+    - ``monotony``: Spearman's rank correlation of ``|strength|`` and the angle of the pose from that at 0;
+    - ``linear_share``: R² of the pose's change regressed on the strength, for each class a direction of its own;
+    - ``map_error``: of the pose of the changed image, predicted by one linear map from that of the image, in units of
+      its variance within classes, on the half of the images that it was not fitted to; ``identity_error``: of no map;
+      ``equivariance_gain``: the difference;
+    - ``group_law``: how far two steps are from one of twice the strength; ``inverse``: a step and its negative from
+      none; in units of the map's own distance from none.
+    - ``pixels_gain``: ``equivariance_gain`` of the 16 principal components of the pixels. What they have as well is
+      no finding.
+
+    Args:
+        subject: any network.
+        kinds: which of them.
+        ridge: penalty of the linear maps, on unit variance.
+
+    Raises:
+        ValueError: for an unknown kind, or a ridge that is not positive.
+    """
+    for kind in kinds:
+        check_choice("kinds", kind, tuple(KINDS))
+    check_number("ridge", ridge, above=0)
+    numbers: dict[str, float] = {"error": error_percent(subject.outputs(), subject.labels)}
+    rows: list[dict[str, object]] = []
+    curves: dict[str, list[dict[str, float]]] = {}
+    pixels = principal_components(subject.images.flatten(1))
+    feature_map = _features(subject)
+    for kind in kinds:
+        strengths = KINDS[kind]
+        shown = {each: _Shown.of(subject, subject.changes[kind], each, feature_map, pixels) for each in strengths.curve}
+        curves[kind] = [_point(shown[each], shown[0], each, subject) for each in strengths.curve]
+        rows += [{"change": kind, **point} for point in curves[kind]]
+        numbers |= {f"{kind}/{key}": value for key, value in _numbers(shown, subject).items()}
+        steps = {
+            each: _Shown.of(subject, subject.changes[kind], each, feature_map, pixels)
+            for each in (strengths.step, 2 * strengths.step, -strengths.step)
+        }
+        found = _maps(subject.labels, shown[0], steps, strengths.step, ridge)
+        numbers |= {f"{kind}/{key}": value for key, value in found.items()}
+    return Answer(numbers, rows, partial(_figures, curves))
+
+
+class _Shown(NamedTuple):
+    """What is known of all images after a change."""
+
+    presence: Float[Tensor, " image"]
+    poses: Float[Tensor, "image dim"]
+    pixels: Float[Tensor, "image component"]
+    error: float
+
+    @classmethod
+    def of(
+        cls,
+        subject: Subject,
+        change: Change,
+        strength: float,
+        features: Callable[[Sequence[Batch]], Tensor],
+        pixels: Callable[[Tensor], Tensor],
+    ) -> _Shown:
+        batches = subject.changed(change, strength) if strength else subject.batches
+        output = subject.outputs(batches)
+        labels = subject.labels.unsqueeze(1)
+        images = torch.cat([batch.images for batch in batches])
+        if output.capsules is not None and output.capsules.poses.shape[2]:
+            presence = output.capsules.activations
+            index = labels.unsqueeze(2).expand(-1, -1, output.capsules.poses.shape[2])
+            poses = output.capsules.poses.gather(1, index).squeeze(1)
+        else:
+            presence, poses = output.scores.softmax(1), features(batches)
+        error = error_percent(output, subject.labels)
+        return cls(presence.gather(1, labels).squeeze(1), poses.double(), pixels(images.flatten(1)), error)
+
+
+def _features(subject: Subject) -> Callable[[Sequence[Batch]], Tensor]:
+    """The 16 principal components of what the last linear layer of a network without capsules gets."""
+    linear = [each for each in subject.network.modules() if isinstance(each, torch.nn.Linear | torch.nn.Conv2d)]
+
+    def penultimate(batches: Sequence[Batch]) -> Tensor:
+        kept: list[Tensor] = []
+        hook = linear[-1].register_forward_pre_hook(lambda _, inputs: kept.append(inputs[0].flatten(1)))
+        try:
+            subject.outputs(batches)
+        finally:
+            hook.remove()
+        return torch.cat(kept)
+
+    if subject.outputs().capsules is not None or not linear:
+        return penultimate
+    components = principal_components(penultimate(subject.batches))
+    return lambda batches: components(penultimate(batches))
+
+
+def _angles(poses: Tensor, before: Tensor) -> Float[Tensor, " image"]:
+    """Between poses, in degrees."""
+    cosines = torch.cosine_similarity(poses, before, dim=1).clamp(-1, 1)
+    return cosines.arccos().rad2deg()
+
+
+def _point(shown: _Shown, before: _Shown, strength: float, subject: Subject) -> dict[str, float]:
+    presence, angles = shown.presence.double(), _angles(shown.poses, before.poses)
+    return {
+        "strength": float(strength),
+        "error": shown.error,
+        "images": float(len(subject.labels)),
+        **_quartiles("presence", presence),
+        **_quartiles("angle", angles),
+        "distance": float((shown.poses - before.poses).norm(dim=1).median()),
+    }
+
+
+def _quartiles(name: str, values: Tensor) -> dict[str, float]:
+    low, middle, high = torch.quantile(values, values.new_tensor([0.25, 0.5, 0.75])).tolist()
+    return {f"{name}_quarter": low, name: middle, f"{name}_three_quarters": high}
+
+
+def _numbers(shown: Mapping[float, _Shown], subject: Subject) -> dict[str, float]:
+    strengths, before = list(shown), shown[0]
+    presence = torch.stack([shown[each].presence for each in strengths]).double()  # [strength image]
+    angles = torch.stack([_angles(shown[each].poses, before.poses) for each in strengths])
+    rank = spearmanr(torch.tensor(strengths).abs().repeat_interleave(angles.shape[1]), angles.flatten().cpu())
+    ends = (strengths[0], strengths[-1])
+    return {
+        "error": sum(shown[each].error for each in ends) / 2,
+        "presence_invariance": float(presence.std(0).mean() / before.presence.double().std()),
+        "monotony": float(rank.statistic),
+        "linear_share": _linear_share(shown, subject),
+    }
+
+
+def _linear_share(shown: Mapping[float, _Shown], subject: Subject) -> float:
+    """R² of the pose's change on the strength: one direction for each class, through the origin."""
+    residual, total = 0.0, 0.0
+    for label in subject.labels.unique():
+        chosen = subject.labels == label
+        changes = torch.stack([(each.poses - shown[0].poses)[chosen] for each in shown.values()])  # [s image dim]
+        strengths = changes.new_tensor(list(shown))
+        slope = torch.einsum("s,sid->d", strengths, changes) / (strengths.square().sum() * changes.shape[1])
+        residual += float((changes - strengths[:, None, None] * slope).square().sum())
+        total += float(changes.square().sum())
+    return 1 - residual / total if total else float("nan")
+
+
+def _maps(labels: Tensor, before: _Shown, steps: Mapping[float, _Shown], step: float, ridge: float) -> dict[str, float]:
+    """One map for all images, of what poses differ by from the mean pose of their class."""
+    poses, pixels = (_class_means(labels, each) for each in (before.poses, before.pixels))
+    one, two, back = (
+        linear_map(before.poses - poses, steps[each].poses - poses, ridge) for each in (step, 2 * step, -step)
+    )
+    of_pixels = linear_map(before.pixels - pixels, steps[step].pixels - pixels, ridge)
+    return {
+        "map_error": one.error,
+        "identity_error": one.identity_error,
+        "equivariance_gain": one.identity_error - one.error,
+        "pixels_gain": of_pixels.identity_error - of_pixels.error,
+        "group_law": group_law(one.matrix, one.matrix, two.matrix),
+        "inverse": group_law(one.matrix, back.matrix, torch.eye(len(one.matrix)).to(one.matrix), unit=one.matrix),
+    }
+
+
+def _class_means(labels: Tensor, poses: Tensor) -> Tensor:
+    """Of each image, the mean of the images of its class: without it, telling classes apart would pass for a map."""
+    means = torch.zeros_like(poses)
+    for label in labels.unique():
+        means[labels == label] = poses[labels == label].mean(0)
+    return means
+
+
+def _figures(curves: Mapping[str, Sequence[Mapping[str, float]]]) -> Mapping[str, Figure]:
+    figure = Figure(figsize=(3.4 * len(curves), 6.6), layout="constrained")  # inches
+    axes = figure.subplots(3, len(curves), squeeze=False)
+    for column, (kind, points) in enumerate(curves.items()):
+        strengths = [point["strength"] for point in points]
+        for axis, name, colour in zip(axes[:2, column], ("presence", "angle"), COLOURS, strict=False):
+            axis.plot(strengths, [point[name] for point in points], color=colour, marker="o", markersize=3)
+            lowest, highest = ([point[f"{name}_{end}"] for point in points] for end in ("quarter", "three_quarters"))
+            axis.fill_between(strengths, lowest, highest, color=colour, alpha=0.2, linewidth=0)
+        axes[2, column].plot(
+            strengths, [point["error"] for point in points], color=COLOURS[2], marker="o", markersize=3
+        )
+        axes[0, column].set(title=kind, ylim=(-0.02, 1.02))
+        axes[2, column].set(xlabel=KINDS[kind].unit, ylim=(-2, 102))
+        for axis in axes[:, column]:
+            axis.grid(alpha=0.3)
+    for axis, name in zip(axes[:, 0], ("presence of the label", "angle of the pose, degrees", "error, %"), strict=True):
+        axis.set_ylabel(name)
+    return {"curves": figure}

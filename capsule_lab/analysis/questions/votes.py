@@ -1,0 +1,102 @@
+"""Do the votes for the right class agree, more than those for others, and more than chance would make them?"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+
+import torch
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from capsule_lab.analysis import votes as measures
+from capsule_lab.analysis.plotting import name_of_class
+from capsule_lab.analysis.subject import Answer, Subject
+from capsule_lab.analysis.trace import LayerTrace
+from capsule_lab.errors import check_number
+
+_BINS = 12  # Hinton 2018, figure 2
+_SHOWN = 3  # Hinton 2018, figure 2: images
+
+
+def votes(subject: Subject, *, longest: float | None = None, shown: int = _SHOWN) -> Answer:
+    """Distances of votes from the class capsules that they make, per iteration (Hinton 2018, figure 2).
+
+    ``tightness`` is the smallest mean distance of a wrong class over that of the label, the median over images: above
+    1, the label's votes are the closest. ``rank`` is the mean place of the label's among the classes. ``auc`` is how
+    well the label's mean distance tells an image from votes shuffled over images of its class, 0.5 not at all.
+    ``cosine``, of dynamic routing, between the label's votes and its pose.
+
+    Args:
+        subject: of capsules.
+        longest: distance at which histograms end; by default the 99th percentile of the votes for the predicted class.
+            The paper's is 0.05, of its own weights, and what is beyond is not shown.
+        shown: images whose histograms are drawn: those of the largest, median and smallest tightness first.
+
+    Raises:
+        ValueError: for a network without capsules or class poses, or a distance that is not positive.
+    """
+    check_number("shown", shown, 0)
+    if longest is not None:
+        check_number("longest", longest, above=0)
+    name, layer = [*subject.traces.items()][-1]
+    numbers: dict[str, float] = {}
+    distances = [_distances(layer, number) for number in range(len(layer.iterations))]
+    for number, (found, trace) in enumerate(zip(distances, layer.iterations, strict=True), start=1):
+        means = measures.mean_distances(found, trace.couplings, layer.present)
+        tight = measures.tightness(means, subject.labels)
+        numbers |= {
+            f"{name}/{number}/mean_distance": float(means.gather(1, subject.labels.unsqueeze(1)).mean()),
+            f"{name}/{number}/tightness": float(tight.ratio.median()),
+            f"{name}/{number}/rank": float(tight.rank.double().mean()),
+            f"{name}/{number}/auc": measures.shuffled_auc(layer.votes(), trace, layer.present, subject.labels),
+        }
+        cosines = measures.vote_cosines(layer.votes(), trace.poses)
+        weights = trace.couplings * layer.present.unsqueeze(2)
+        of_class = ((weights * cosines).sum(1) / weights.sum(1)).gather(1, subject.labels.unsqueeze(1))
+        numbers[f"{name}/{number}/cosine"] = float(of_class.mean())
+    return Answer(numbers, draw=partial(_figures, subject, layer, distances, longest, shown))
+
+
+def _distances(layer: LayerTrace, iteration: int) -> Tensor:
+    return measures.vote_distances(layer.votes(), layer.iterations[iteration].poses)
+
+
+def _figures(
+    subject: Subject, layer: LayerTrace, distances: list[Tensor], longest: float | None, shown: int
+) -> Mapping[str, Figure]:
+    means = measures.mean_distances(distances[-1], layer.iterations[-1].couplings, layer.present)
+    order = measures.tightness(means, subject.labels).ratio.argsort(descending=True)
+    places = torch.linspace(0, len(order) - 1, max(shown, 1)).long()
+    images = order[places.to(order.device)].tolist()[:shown]
+    if longest is None:
+        predicted = means.argmin(1) if layer.parents.logits is None else layer.parents.logits.argmax(1)
+        own = distances[-1].gather(2, predicted.view(-1, 1, 1).expand(-1, distances[-1].shape[1], 1))
+        longest = float(own.float().quantile(0.99)) if own.numel() < 2**24 else float(own.max())
+    edges = torch.linspace(0, longest, _BINS + 1)
+    return {
+        f"histograms_{number}": _histograms(subject, layer, distances, image, edges)
+        for number, image in enumerate(images, start=1)
+    }
+
+
+def _histograms(subject: Subject, layer: LayerTrace, distances: list[Tensor], image: int, edges: Tensor) -> Figure:
+    """Weighted distances of the votes of one image: rows are iterations, columns classes."""
+    classes = distances[0].shape[2]
+    figure = Figure(figsize=(1.1 + 1.25 * classes, 0.9 + 1.3 * len(distances)), layout="constrained")  # inches
+    axes = figure.subplots(len(distances), classes, squeeze=False, sharex=True, sharey=True)
+    for number, (row, trace) in enumerate(zip(axes, layer.iterations, strict=True)):
+        for label, axis in enumerate(row):
+            weights = trace.couplings[image, :, label] * layer.present[image]
+            found = measures.distance_histogram(
+                distances[number][image, :, label].float().cpu(), weights.float().cpu(), edges
+            )
+            own = label == int(subject.labels[image])
+            axis.stairs(found.numpy(), edges.numpy(), fill=True, color="#0072B2" if own else "#999999")
+            if number == 0:
+                axis.set_title(name_of_class(subject.classes, label), fontsize=8, weight="bold" if own else "normal")
+        row[0].set_ylabel(f"iteration {number + 1}", fontsize=8)
+    name = name_of_class(subject.classes, int(subject.labels[image]))
+    figure.suptitle(f"an image of {name}: votes by distance from the pose they make, weighted", fontsize=9)
+    figure.supxlabel("distance", fontsize=8)
+    return figure

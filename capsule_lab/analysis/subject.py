@@ -1,0 +1,120 @@
+"""Whom questions are put to: a network, the images it is shown, and what answers are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor, nn
+from torch.optim.swa_utils import update_bn
+
+from capsule_lab.analysis.trace import LayerTrace, concatenate, trace
+from capsule_lab.networks import AbstractCapsuleNetwork, AbstractNetwork
+from capsule_lab.types import Batch, CapsuleOutput, Capsules
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Change = Callable[[Tensor, float], Tensor]
+"""Images ``(batch, channel, height, width)`` in grey levels and a strength, to images of the same shape."""
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A network and held-out images.
+
+    Attributes:
+        network: in evaluation mode and float32.
+        batches: as the network sees them, on its device; of one label per image.
+        changed: the same images after a change that is made before preprocessing, so that what comes in at the edges
+            is background.
+        changes: what can be done to images, by name: those of ``questions.transforms.KINDS``.
+        classes: their names; empty where they have numbers only.
+        num_classes: how many there are.
+    """
+
+    network: AbstractNetwork
+    batches: Sequence[Batch]
+    changed: Callable[[Change, float], Sequence[Batch]]
+    changes: Mapping[str, Change]
+    classes: Sequence[str]
+    num_classes: int
+
+    @cached_property
+    def labels(self) -> Int64[Tensor, " image"]:
+        """Of all images."""
+        return torch.cat([batch.labels for batch in self.batches])
+
+    @cached_property
+    def images(self) -> Float[Tensor, "image channel height width"]:
+        """All images, as the network sees them."""
+        return torch.cat([batch.images for batch in self.batches])
+
+    @torch.no_grad()
+    def outputs(self, batches: Sequence[Batch] | None = None) -> CapsuleOutput:
+        """What the network says of all images, or of other ``batches``."""
+        found = [self.network.forward(batch.images) for batch in (self.batches if batches is None else batches)]
+        capsules = [output.capsules for output in found if output.capsules is not None]
+        return CapsuleOutput(
+            torch.cat([output.scores for output in found]),
+            Capsules(*_joined(capsules)) if capsules else None,  # type: ignore[arg-type]  # poses are never None
+            *_joined([(output.logits,) for output in found]),
+        )
+
+    @cached_property
+    def traces(self) -> Mapping[str, LayerTrace]:
+        """The routing of all images, by layer.
+
+        Raises:
+            ValueError: for a network without capsules.
+        """
+        if not isinstance(self.network, AbstractCapsuleNetwork):
+            name = type(self.network).__name__
+            raise ValueError(f"{name} has no routing to look at; expected a network of capsules")  # noqa: TRY004
+        found = [trace(self.network, batch.images)[1] for batch in self.batches]
+        return {name: concatenate([each[name] for each in found]) for name in found[0]}
+
+
+def _joined(records: Sequence[tuple[Tensor | None, ...]]) -> list[Tensor | None]:
+    """Each field over all records."""
+    fields: list[Tensor | None] = []
+    for same in zip(*records, strict=True):
+        tensors = [each for each in same if each is not None]
+        fields.append(torch.cat(tensors) if tensors else None)
+    return fields
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a question finds.
+
+    Attributes:
+        numbers: by name; of a layer ``<layer>/<quantity>``, of an iteration ``<layer>/<iteration>/<quantity>``,
+            iterations counted from 1.
+        rows: of a CSV file, where there is more than fits numbers.
+        draw: figures by name.
+    """
+
+    numbers: Mapping[str, float]
+    rows: Sequence[Mapping[str, object]] = ()
+    draw: Callable[[], Mapping[str, Figure]] = field(default=dict)
+
+
+Question = Callable[[Subject], Answer]
+
+
+def set_running_statistics(network: nn.Module, images: Sequence[Float[Tensor, "batch channel height width"]]) -> None:
+    """Give the batch normalisation of a network that was never trained the statistics of these images.
+
+    Without them, an untrained network in evaluation mode would not see what one in training does.
+    """
+    update_bn(images, network)
+
+
+def error_percent(output: CapsuleOutput, labels: Int64[Tensor, " image"]) -> float:
+    """Share of images whose highest score is another class."""
+    return 100 * float((output.ranking.argmax(1) != labels).double().mean())

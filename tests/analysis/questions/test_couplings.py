@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import pytest
+import torch
+from matplotlib.figure import Figure
+
+from capsule_lab.analysis import couplings as measures
+from capsule_lab.analysis.equal_couplings import equal_couplings
+from capsule_lab.analysis.questions.couplings import couplings
+from capsule_lab.analysis.subject import error_percent
+from tests.helpers.subjects import small_network, subject
+
+
+@pytest.mark.parametrize("kind", ["em_caps", "capsnet"])
+def test_numbers_of_every_layer_and_iteration(kind: str) -> None:
+    asked = subject(small_network(kind))
+    numbers = couplings(asked).numbers
+    for name, layer in asked.traces.items():
+        for number in range(1, len(layer.iterations) + 1):
+            shares = layer.couplings(number - 1)
+            assert numbers[f"{name}/{number}/t_score"] == pytest.approx(float(measures.t_score(shares)))
+        assert f"{name}/2/argmax_changes" in numbers
+        assert f"{name}/1/argmax_changes" not in numbers
+
+
+def test_logit_change_is_of_dynamic_routing() -> None:
+    assert "digits/3/logit_change" in couplings(subject(small_network("capsnet"))).numbers
+    assert not any("logit_change" in key for key in couplings(subject(small_network())).numbers)
+
+
+def test_d_score_is_of_hidden_layers() -> None:
+    numbers = couplings(subject(small_network())).numbers
+    assert {key for key in numbers if key.endswith("d_score")} == {"conv_capsules_1/d_score", "conv_capsules_2/d_score"}
+
+
+def test_routing_gain() -> None:
+    asked = subject(small_network())
+    numbers = couplings(asked).numbers
+    with equal_couplings(asked.network):
+        equal = error_percent(asked.outputs(), asked.labels)
+    assert numbers["routing_gain"] == equal - error_percent(asked.outputs(), asked.labels)
+
+
+def test_some_of_very_many_children(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = subject(small_network("capsnet"))
+    every = couplings(asked).numbers["digits/3/entropy"]
+    module = importlib.import_module("capsule_lab.analysis.questions.couplings")  # whose name is the function's, too
+    monkeypatch.setattr(module, "_ENTRIES", 24 * 4 * 10)  # ten children
+    (layer,) = asked.traces.values()
+    assert len(module._children(layer).unique()) == 10
+    assert couplings(asked).numbers["digits/3/entropy"] == pytest.approx(every, abs=0.05)
+
+
+@pytest.mark.parametrize(
+    ("kind", "shown", "names"), [("capsnet", 2, {"histograms", "maps"}), ("em_caps", 0, {"histograms"})]
+)
+def test_figures(kind: str, shown: int, names: set[str]) -> None:
+    figures = couplings(subject(small_network(kind)), shown=shown).draw()
+    assert {*figures} == names
+    assert all(isinstance(figure, Figure) for figure in figures.values())
+
+
+def test_maps_have_a_row_per_image_and_a_column_per_class() -> None:
+    figure: Any = couplings(subject(small_network("capsnet")), shown=3).draw()["maps"]
+    titles = [axis.get_title() for axis in figure.axes]
+    assert [title for title in titles if title] == [f"class {label}" for label in range(4)]
+    assert sum(bool(axis.images) for axis in figure.axes) >= 3 * 5
+
+
+def test_a_cnn_has_none() -> None:
+    with pytest.raises(ValueError, match="has no routing"):
+        couplings(subject(small_network("cnn")))
+
+
+def test_nothing_is_changed() -> None:
+    network = small_network()
+    before = {name: value.clone() for name, value in network.state_dict().items()}
+    couplings(subject(network))
+    assert all(torch.equal(value, before[name]) for name, value in network.state_dict().items())

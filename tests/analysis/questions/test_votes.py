@@ -1,0 +1,43 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from matplotlib.figure import Figure
+
+from capsule_lab.analysis import votes as measures
+from capsule_lab.analysis.questions.votes import votes
+from tests.helpers.subjects import small_network, subject
+
+
+@pytest.mark.parametrize("kind", ["em_caps", "capsnet"])
+def test_numbers_are_of_the_class_layer(kind: str) -> None:
+    asked = subject(small_network(kind))
+    numbers = votes(asked).numbers
+    name, layer = [*asked.traces.items()][-1]
+    for number, iteration in enumerate(layer.iterations, start=1):
+        distances = measures.vote_distances(layer.votes(), iteration.poses)
+        means = measures.mean_distances(distances, iteration.couplings, layer.present)
+        expected = means[torch.arange(len(asked.labels)), asked.labels].mean()
+        assert numbers[f"{name}/{number}/mean_distance"] == pytest.approx(float(expected), rel=1e-5)
+    assert {key.split("/")[0] for key in numbers} == {name}
+
+
+def test_figures_are_of_the_tightest_the_middle_and_the_loosest() -> None:
+    figures = votes(subject(small_network())).draw()
+    assert {*figures} == {"histograms_1", "histograms_2", "histograms_3"}
+    assert all(isinstance(figure, Figure) for figure in figures.values())
+
+
+def test_no_figures() -> None:
+    assert votes(subject(small_network()), shown=0).draw() == {}
+
+
+def test_range_of_the_papers_figure() -> None:
+    figure = votes(subject(small_network()), longest=0.05, shown=1).draw()["histograms_1"]
+    (patch, *_) = figure.axes[0].patches
+    assert patch.get_data().edges[-1] == pytest.approx(0.05)
+
+
+def test_wrong_range() -> None:
+    with pytest.raises(ValueError, match="longest is -1"):
+        votes(subject(small_network()), longest=-1.0)

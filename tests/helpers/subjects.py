@@ -1,0 +1,56 @@
+"""Networks and images to put questions to, without a run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from capsule_lab.analysis.subject import Change, Subject
+from capsule_lab.networks import AbstractNetwork, CapsNet, EMCaps, SmallCNN
+from capsule_lab.types import Batch
+
+CLASSES = 4
+
+
+def digits(images: int = 24, side: int = 24) -> Tensor:
+    """Grey levels, a bright square in one of four corners by class, moved a little."""
+    pictures = torch.zeros(images, 1, side, side)
+    labels = torch.arange(images) % CLASSES
+    noise = torch.rand(pictures.shape, generator=torch.Generator().manual_seed(0))
+    third = side // 3
+    for image, label in enumerate(labels.tolist()):
+        jitter = image // CLASSES % 3  # so that images of a class differ in where it is
+        top, left = third * (1 + label // 2) - 4, third * (1 + label % 2) - 4 + jitter
+        pictures[image, 0, top : top + 6, left : left + 6] = 200
+    return pictures + 20 * noise
+
+
+def subject(network: AbstractNetwork, changes: Mapping[str, Change] | None = None, images: int = 24) -> Subject:
+    """Digits of four classes, in two batches."""
+    stored, labels = digits(images), torch.arange(images) % CLASSES
+
+    def batches(pictures: Tensor) -> list[Batch]:
+        size = -(-images // 2)
+        parts = (each.split(size) for each in (pictures / 255, labels, labels))
+        return [Batch(*each) for each in zip(*parts, strict=True)]
+
+    def changed(change: Change, strength: float) -> list[Batch]:
+        return batches(change(stored, strength))
+
+    names = [f"class {label}" for label in range(CLASSES)]
+    return Subject(network.eval(), batches(stored), changed, changes or {}, names, CLASSES)
+
+
+def small_network(kind: str = "em_caps", **options: Any) -> AbstractNetwork:
+    """With random weights large enough for couplings to differ."""
+    torch.manual_seed(0)
+    shape = (1, 24, 24)
+    if kind == "cnn":
+        return SmallCNN(shape, CLASSES)
+    if kind == "capsnet":
+        return CapsNet(shape, CLASSES, channels=4, primary_types=2, decoder=None, **options)
+    sizes: dict[str, Any] = {"channels": 4, "primary_types": 2, "conv_types": (3, 2), "class_routing": None}
+    return EMCaps(shape, CLASSES, **{**sizes, "conv_weight_std": 0.5, "class_weight_std": 0.5, **options})
