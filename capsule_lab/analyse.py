@@ -24,10 +24,11 @@ if TYPE_CHECKING:
     import torch
     from matplotlib.figure import Figure
 
-    from capsule_lab.analysis.subject import Change, Subject
+    from capsule_lab.analysis.subject import Answer, Change, Subject
     from capsule_lab.networks import AbstractNetwork
     from capsule_lab.types import Batch
 
+_UNTRAINED = "untrained/"
 _BACKGROUND = 16  # ours: of 255 grey levels; outermost pixels above it are no black background
 
 
@@ -117,8 +118,7 @@ def analyse(config: DictConfig) -> Outcome:
             untrained = _untrained(run, trained, config.seed)
             answers["untrained"] = question(_subject(run, untrained, data, config.split, device))
     result = {
-        "analysis": _finite(answers["trained"].numbers),
-        "untrained": _finite(answers["untrained"].numbers) if config.untrained else None,
+        "analyse": _numbers(answers),
         "checkpoint": str(run.checkpoint),
         "options": to_container(config)["what"],
         "split": config.split,
@@ -198,8 +198,31 @@ def _subject(run: runs.Run, network: AbstractNetwork, data: Any, split: str, dev
     edges = torch.cat([batch.images[:, :, 0].flatten() for _, batch in stored]).float()
     fill = "border" if float(edges.mean()) > _BACKGROUND else "black"
     return Subject(
-        network.float().eval().to(device), seen, changed, _changes(fill), run.spec.classes, run.spec.num_classes
+        network=network.float().eval().to(device),
+        batches=seen,
+        changed=changed,
+        changes=_changes(fill),
+        training=functools.partial(_training_images, data, device),
+        factors=run.spec.factors,
+        classes=run.spec.classes,
+        num_classes=run.spec.num_classes,
     )
+
+
+def _training_images(data: Any, device: torch.device, images: int) -> list[Batch]:
+    """So many images of training, in the order of its first epoch, as those of validation are seen."""
+    from capsule_lab.runs.open_run import stored_batches
+    from capsule_lab.types import Batch
+
+    found: list[Batch] = []
+    for _, batch in stored_batches(data, "train"):
+        left = images - sum(len(each.labels) for each in found)
+        if left <= 0:
+            break
+        factors = None if batch.factors is None else batch.factors[:left].to(device)
+        parts = (each[:left].to(device) for each in (batch.images, batch.labels, batch.key))
+        found.append(data.transform_batch(Batch(*parts, factors), "val"))
+    return found
 
 
 def _changes(fill: str) -> Mapping[str, Change]:
@@ -217,8 +240,14 @@ def _changes(fill: str) -> Mapping[str, Change]:
     return {name: functools.partial(change, function) for name, function in functions.items()}
 
 
-def _finite(numbers: Mapping[str, float]) -> dict[str, float | None]:
-    return {name: value if math.isfinite(value) else None for name, value in numbers.items()}
+def _numbers(answers: Mapping[str, Answer]) -> dict[str, float | None]:
+    """Of the trained network by name, of the other one with ``untrained/`` before it; ``None`` for no number."""
+    prefixes = {"trained": "", "untrained": _UNTRAINED}
+    return {
+        f"{prefixes[weights]}{name}": value if math.isfinite(value) else None
+        for weights, answer in answers.items()
+        for name, value in answer.numbers.items()
+    }
 
 
 def _digest(batches: Any) -> str:
@@ -239,11 +268,15 @@ def table(result: Mapping[str, Any]) -> Table:
     shown = Table(title=Text(printable(title)), title_justify="left")
     shown.add_column("")
     shown.add_column("trained", justify="right")
-    if result["untrained"] is not None:
+    numbers = result["analyse"]
+    both = any(key.startswith(_UNTRAINED) for key in numbers)
+    if both:
         shown.add_column("untrained", justify="right")
-    for key, value in result["analysis"].items():
-        of_both = [value] if result["untrained"] is None else [value, result["untrained"].get(key)]
-        shown.add_row(key, *("" if each is None else f"{each:.4g}" for each in of_both))
+    for key, value in numbers.items():
+        if key.startswith(_UNTRAINED):
+            continue
+        found = [value, numbers.get(f"{_UNTRAINED}{key}")] if both else [value]
+        shown.add_row(key, *("" if each is None else f"{each:.4g}" for each in found))
     return shown
 
 

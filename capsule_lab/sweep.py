@@ -9,6 +9,7 @@ from typing import Any
 from omegaconf import DictConfig
 
 from capsule_lab import runs, train
+from capsule_lab.analyse import analyse
 from capsule_lab.attack import attack
 from capsule_lab.command import command
 from capsule_lab.config import compose
@@ -52,7 +53,8 @@ def evaluate_weights(config: DictConfig, by: EvaluatedBy) -> None:
 def evaluation(by: EvaluatedBy, overrides: list[str]) -> dict[str, Any]:
     """The result of a command that evaluates for these overrides."""
     config = compose(by, overrides)
-    return attack(config).result if by == "attack" else evaluate_checkpoint(config)[0]
+    commands = {"attack": lambda: attack(config).result, "analyse": lambda: analyse(config).result}
+    return commands.get(by, lambda: evaluate_checkpoint(config)[0])()
 
 
 def main() -> None:

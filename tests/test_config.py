@@ -218,7 +218,7 @@ WITHOUT_DEFAULT = {"callbacks=stop_at_error": ["callbacks.stop_at_error.stopping
     [
         f"{group}={option}"
         for group in GROUPS
-        if group not in ("model", "routing", "loss", "experiment", "debug", "attack")
+        if group not in ("model", "routing", "loss", "experiment", "debug", "attack", "what")
         for option in options(group)
     ],
 )
@@ -231,6 +231,11 @@ def test_every_other_option(choice):
 @pytest.mark.parametrize("option", options("attack"))
 def test_every_attack(option):
     check(compose(f"attack={option}", name="attack"))
+
+
+@pytest.mark.parametrize("option", options("what"))
+def test_every_question(option):
+    check(compose(f"what={option}", name="analyse"))
 
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in CONF.glob("[!_]*.yaml")))

@@ -39,9 +39,16 @@ def equal_couplings(network: nn.Module) -> Iterator[None]:
             given, as all of this project do whose couplings are learned or found by iterations.
 
     Raises:
-        ValueError: for a network without a routing, and, when it is called, for a leaky one.
+        ValueError: for a network without a routing, or with one whose children compete for a parent; and, when it is
+            called, for a leaky one.
     """
     routings = [module for module in network.modules() if isinstance(module, AbstractRouting)]
+    for routing in routings:
+        if routing.competing == "children":
+            raise ValueError(
+                f"the couplings of {type(routing).__name__} sum to one over the children of a parent; expected a "
+                "routing whose couplings sum to one over the parents of a child, which can have equal shares"
+            )
     if not routings:
         raise ValueError(f"{type(network).__name__} has no couplings; expected a network of capsules")
     with ExitStack() as stack:

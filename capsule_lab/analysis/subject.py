@@ -32,6 +32,8 @@ class Subject:
         batches: as the network sees them, on its device; of one label per image.
         changed: the same images after a change that is made before preprocessing, so that what comes in at the edges
             is background.
+        training: so many of the images of training, not augmented, as the network sees them.
+        factors: names of the columns of ``Batch.factors``; empty for data that does not say how images were taken.
         changes: what can be done to images, by name: those of ``questions.transforms.KINDS``.
         classes: their names; empty where they have numbers only.
         num_classes: how many there are.
@@ -41,6 +43,8 @@ class Subject:
     batches: Sequence[Batch]
     changed: Callable[[Change, float], Sequence[Batch]]
     changes: Mapping[str, Change]
+    training: Callable[[int], Sequence[Batch]]
+    factors: Sequence[str]
     classes: Sequence[str]
     num_classes: int
 

@@ -133,11 +133,11 @@ class Cell(ABC):
         directory, result = self.finished
         split, _, name = metric.partition("/")
         if name not in result.get(split, {}):
-            splits = ("test", "val", "time_to_accuracy", "attack")
+            splits = ("test", "val", "time_to_accuracy", "attack", "analyse")
             known = [f"{split}/{name}" for split in splits for name in result.get(split, {})]
             raise TableError(f"{directory} has no {metric}; expected one of {', '.join(known)}")
         found = result[split][name]
-        if found is None and split == "attack":  # such as success on images that were right, if none was
+        if found is None and split in ("attack", "analyse"):  # such as success on images that were right, if none was
             return None
         return math.inf if found is None else float(found)  # see callbacks.TimeToAccuracy
 

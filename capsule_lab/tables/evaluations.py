@@ -1,9 +1,9 @@
 """Evaluations of the weights of a table's training runs: what their jobs run, and where their results are.
 
 The configuration of such a job is that of the training run, plus the overrides of the evaluation under the key
-``evaluate``, or ``evaluate_by_attack`` for the command ``attack``. So it is found, locked and queued by the hash of its
-configuration, like a training run; and one result serves every table that asks for it. Weights of other rows that an
-override names, such as ``source=``, stand in it by the hash of their run.
+``evaluate``, or ``evaluate_by_attack`` and ``evaluate_by_analyse`` for other commands. So it is found, locked and
+queued by the hash of its configuration, like a training run; and one result serves every table that asks for it.
+Weights of other rows that an override names, such as ``source=``, stand in it by the hash of their run.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ from capsule_lab.errors import RunError
 from capsule_lab.runs.trust import packages_of
 from capsule_lab.tables.schema import OF_OTHER_ROWS, EvaluatedBy
 
-KEYS: Mapping[EvaluatedBy, str] = {"evaluate": "evaluate", "attack": "evaluate_by_attack"}
+KEYS: Mapping[EvaluatedBy, str] = {
+    "evaluate": "evaluate", "attack": "evaluate_by_attack", "analyse": "evaluate_by_analyse"
+}  # fmt: skip
 """Keys of a job's configuration by command; ``attack`` is a group of options."""
 UNKNOWN = "???"
 """In place of weights that are not there yet."""
@@ -79,7 +81,7 @@ def command_overrides(training: DictConfig, by: EvaluatedBy, evaluate: Sequence[
     of training names are trusted, as that was not read from the checkpoint.
     """
     standard = _standard_trainer()
-    names = _DEVICES if by == "evaluate" else _DEVICES[:1]  # one process attacks
+    names = _DEVICES if by == "evaluate" else _DEVICES[:1]  # one process attacks or analyses
     devices = [f"trainer.{key}={training.trainer[key]}" for key in names if training.trainer[key] != standard[key]]
     own_data = not any(override.startswith("data=") for override in evaluate)
     found = map(_with_weights, evaluate)

@@ -26,8 +26,13 @@
         evaluate: [attack=pgd]
         takes: {source: [cnn, checkpoint]}     a file with the weights of another row, with the same seed
 
-A column whose metric is ``attack/<epsilon>/<quantity>`` shows rows that are evaluated by ``attack``, other columns show
-all others.
+      - name: looked_into
+        of: three_iterations
+        by: analyse                            by those of capsule_lab.analyse; shown in columns of analyse/…
+        evaluate: [what=couplings]
+
+A column whose metric is ``attack/<epsilon>/<quantity>`` shows rows that are evaluated by ``attack``, one whose metric
+is ``analyse/<number>``, or ``analyse/untrained/<number>``, those by ``analyse``; other columns show all others.
 """
 
 from __future__ import annotations
@@ -41,7 +46,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from capsule_lab.errors import suggest
 
-EvaluatedBy = Literal["evaluate", "attack"]
+EvaluatedBy = Literal["evaluate", "attack", "analyse"]
 """Commands that evaluate the weights of a row."""
 
 _NOT_FOR_TRAINING = {
@@ -149,7 +154,7 @@ class Row(_Part):
     note: str = ""
     takes: Mapping[str, tuple[str, str]] = Field({}, description="key: [row, metric]")
     of: str = ""
-    by: EvaluatedBy = Field("evaluate", description="evaluate or attack")
+    by: EvaluatedBy = Field("evaluate", description="evaluate, attack or analyse")
     evaluate: Mapping[str, EvaluationOverrides] = Field({}, description=_OVERRIDES)
 
     @property

@@ -8,7 +8,13 @@ import torch
 
 from capsule_lab.analysis.equal_couplings import equal_couplings
 from capsule_lab.networks import CapsNet, EMCaps, SmallCNN
-from capsule_lab.routing import DynamicRouting, EMRouting, NormalisedEMRouting, UniformRouting
+from capsule_lab.routing import (
+    AttentionOverChildren,
+    DynamicRouting,
+    EMRouting,
+    NormalisedEMRouting,
+    UniformRouting,
+)
 from capsule_lab.types import RoutingTrace
 
 IMAGES = torch.rand(2, 1, 17, 17, generator=torch.Generator().manual_seed(0))
@@ -67,5 +73,15 @@ def test_network_without_couplings() -> None:
     with (
         pytest.raises(ValueError, match="SmallCNN has no couplings; expected a network of capsules"),
         equal_couplings(SmallCNN((1, 17, 17), 3)),
+    ):
+        pass
+
+
+def test_children_that_compete_for_a_parent() -> None:
+    """Their couplings do not come from the normaliser: equal ones would silently be the network's own."""
+    network = CapsNet((1, 17, 17), 3, channels=8, primary_types=2, decoder=None, routing=AttentionOverChildren)
+    with (
+        pytest.raises(ValueError, match="AttentionOverChildren sum to one over the children of a parent"),
+        equal_couplings(network),
     ):
         pass

@@ -41,7 +41,9 @@ def subject(network: AbstractNetwork, changes: Mapping[str, Change] | None = Non
         return batches(change(stored, strength))
 
     names = [f"class {label}" for label in range(CLASSES)]
-    return Subject(network.eval(), batches(stored), changed, changes or {}, names, CLASSES)
+    return Subject(
+        network.eval(), batches(stored), changed, changes or {}, lambda _: batches(stored), (), names, CLASSES
+    )
 
 
 def small_network(kind: str = "em_caps", **options: Any) -> AbstractNetwork:

@@ -46,10 +46,18 @@ def couplings(subject: Subject, *, shown: int = _SHOWN) -> Answer:
         if name == names[-1]:
             numbers.pop(f"{name}/d_score")
     error = error_percent(subject.outputs(), subject.labels)
-    with equal_couplings(subject.network):
-        equal = error_percent(subject.outputs(), subject.labels)
+    equal = _error_with_equal_couplings(subject)
     numbers |= {"error": error, "error_with_equal_couplings": equal, "routing_gain": equal - error}
     return Answer(numbers, draw=partial(_figures, subject, shown))
+
+
+def _error_with_equal_couplings(subject: Subject) -> float:
+    """NaN for a routing that cannot have equal couplings: a leaky one, or one whose children compete."""
+    try:
+        with equal_couplings(subject.network):
+            return error_percent(subject.outputs(), subject.labels)
+    except ValueError:
+        return float("nan")
 
 
 def of_layer(layer: LayerTrace, subject: Subject) -> dict[str, float]:

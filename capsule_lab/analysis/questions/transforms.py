@@ -17,10 +17,10 @@ from scipy.stats import spearmanr
 from torch import Tensor
 
 from capsule_lab.analysis.curves import COLOURS
+from capsule_lab.analysis.features import Features, pose_features
 from capsule_lab.analysis.linear_maps import group_law, linear_map, principal_components
 from capsule_lab.analysis.subject import Answer, Change, Subject, error_percent
 from capsule_lab.errors import check_choice, check_number
-from capsule_lab.types import Batch
 
 
 class Strengths(NamedTuple):
@@ -87,15 +87,15 @@ def transforms(
     rows: list[dict[str, object]] = []
     curves: dict[str, list[dict[str, float]]] = {}
     pixels = principal_components(subject.images.flatten(1))
-    feature_map = _features(subject)
+    features = pose_features(subject)
     for kind in kinds:
         strengths = KINDS[kind]
-        shown = {each: _Shown.of(subject, subject.changes[kind], each, feature_map, pixels) for each in strengths.curve}
+        shown = {each: _Shown.of(subject, subject.changes[kind], each, features, pixels) for each in strengths.curve}
         curves[kind] = [_point(shown[each], shown[0], each, subject) for each in strengths.curve]
         rows += [{"change": kind, **point} for point in curves[kind]]
         numbers |= {f"{kind}/{key}": value for key, value in _numbers(shown, subject).items()}
         steps = {
-            each: _Shown.of(subject, subject.changes[kind], each, feature_map, pixels)
+            each: _Shown.of(subject, subject.changes[kind], each, features, pixels)
             for each in (strengths.step, 2 * strengths.step, -strengths.step)
         }
         found = _maps(subject.labels, shown[0], steps, strengths.step, ridge)
@@ -117,40 +117,16 @@ class _Shown(NamedTuple):
         subject: Subject,
         change: Change,
         strength: float,
-        features: Callable[[Sequence[Batch]], Tensor],
+        features: Features,
         pixels: Callable[[Tensor], Tensor],
     ) -> _Shown:
         batches = subject.changed(change, strength) if strength else subject.batches
         output = subject.outputs(batches)
         labels = subject.labels.unsqueeze(1)
         images = torch.cat([batch.images for batch in batches])
-        if output.capsules is not None and output.capsules.poses.shape[2]:
-            presence = output.capsules.activations
-            index = labels.unsqueeze(2).expand(-1, -1, output.capsules.poses.shape[2])
-            poses = output.capsules.poses.gather(1, index).squeeze(1)
-        else:
-            presence, poses = output.scores.softmax(1), features(batches)
+        presence = output.scores.softmax(1) if output.capsules is None else output.capsules.activations
         error = error_percent(output, subject.labels)
-        return cls(presence.gather(1, labels).squeeze(1), poses.double(), pixels(images.flatten(1)), error)
-
-
-def _features(subject: Subject) -> Callable[[Sequence[Batch]], Tensor]:
-    """The 16 principal components of what the last linear layer of a network without capsules gets."""
-    linear = [each for each in subject.network.modules() if isinstance(each, torch.nn.Linear | torch.nn.Conv2d)]
-
-    def penultimate(batches: Sequence[Batch]) -> Tensor:
-        kept: list[Tensor] = []
-        hook = linear[-1].register_forward_pre_hook(lambda _, inputs: kept.append(inputs[0].flatten(1)))
-        try:
-            subject.outputs(batches)
-        finally:
-            hook.remove()
-        return torch.cat(kept)
-
-    if subject.outputs().capsules is not None or not linear:
-        return penultimate
-    components = principal_components(penultimate(subject.batches))
-    return lambda batches: components(penultimate(batches))
+        return cls(presence.gather(1, labels).squeeze(1), features(batches), pixels(images.flatten(1)), error)
 
 
 def _angles(poses: Tensor, before: Tensor) -> Float[Tensor, " image"]:

@@ -1,0 +1,304 @@
+"""Is there a parse tree: do the children that routing gives to a class carry it, and are they the right ones?
+
+Sabour 2017 has a tree carved out of the network by couplings. Here it is drawn, and put to three tests: what happens
+when its branches are silenced; whether it is alike for images of a class, and moves with the image; and whether it
+says more than how active children are and how long their votes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Bool, Float, Int64
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from torch import Tensor, nn
+
+from capsule_lab.analysis.curves import COLOURS
+from capsule_lab.analysis.plotting import name_of_class
+from capsule_lab.analysis.subject import Answer, Subject
+from capsule_lab.analysis.trace import ChildGrid, LayerTrace, trace
+from capsule_lab.errors import check_number
+from capsule_lab.networks import AbstractCapsuleNetwork
+
+ACTIVE = 0.1  # ours: activation above which a capsule is a node
+_KEPT = 0.9  # ours: share of a node's mass that the drawn branches carry
+_PIXELS = 4.0  # ours: how far images are moved
+_SHOWN = 3  # ours
+_DRAWN = 60  # ours: branches of a node at most, for a drawing that can be read
+
+
+class Branch(NamedTuple):
+    """An edge of a tree.
+
+    Attributes:
+        child, parent: numbers of the capsules in their layers.
+        weight: ``a_i R_ij``, what the child gives its parent.
+    """
+
+    child: int
+    parent: int
+    weight: float
+
+
+def tree(subject: Subject, *, silenced: float = 0.1, shown: int = _SHOWN) -> Answer:
+    """Numbers about the tree under each image's predicted class.
+
+    Edges are of active children (activation above 0.1) to the parent that gets most of them, of weight ``a_i R_ij``.
+    By name:
+
+    - ``mass_in_tree``: share of the class capsule's mass that comes along edges of the tree; ``branches``: how many;
+    - ``drop_of_tree``: how much the class's probability falls, in points, when the heaviest branches, together
+      ``silenced`` of its mass, are silenced; ``drop_of_votes``: as many children, those with the longest votes times
+      activation, routing apart; ``drop_of_random``: random others of the same activation;
+    - ``alike_within``, ``alike_between``: cosine of how the tree's mass is spread over child types, of pairs of images
+      of one class and of two;
+    - ``follows_shift``: how far the tree's centre moves when the image does, 1 as far.
+
+    Args:
+        subject: of capsules.
+        silenced: share of the class's mass.
+        shown: images whose trees are drawn.
+
+    Raises:
+        ValueError: for a network without capsules, or a number out of range.
+    """
+    check_number("silenced", silenced, above=0, below=1)
+    check_number("shown", shown, 0)
+    name, layer = [*subject.traces.items()][-1]
+    output = subject.outputs()
+    predicted = output.ranking.argmax(1)
+    weights, edges = _edges(layer, predicted)
+    mass = weights.sum(1)
+    in_tree = weights * edges
+    heavy = _heaviest(in_tree, silenced * mass)
+    counts = heavy.sum(1)
+    numbers: dict[str, float] = {
+        f"{name}/mass_in_tree": float((in_tree.sum(1) / mass).mean()),
+        f"{name}/branches": float(edges.sum(1).double().mean()),
+        f"{name}/silenced_children": float(counts.double().mean()),
+    }
+    votes = layer.votes()
+    index = predicted.view(-1, 1, 1, 1).expand(-1, votes.shape[1], 1, votes.shape[3])
+    lengths = layer.present * votes.gather(2, index).squeeze(2).norm(dim=2)  # [image child]
+    before = output.ranking.softmax(1).gather(1, predicted.unsqueeze(1)).squeeze(1)
+    for quantity, chosen in {
+        "drop_of_tree": heavy,
+        "drop_of_votes": _longest(lengths, counts),
+        "drop_of_random": _random_of_same_activation(layer.present, heavy),
+    }.items():
+        with silent(subject.network, name, chosen, len(subject.batches[0].labels)):
+            after = subject.outputs().ranking.softmax(1).gather(1, predicted.unsqueeze(1)).squeeze(1)
+        numbers[f"{name}/{quantity}"] = 100 * float((before - after).mean())
+    if layer.child_grid is not None:
+        numbers |= {f"{name}/{key}": value for key, value in _alike(in_tree, layer.child_grid, subject.labels).items()}
+        numbers[f"{name}/follows_shift"] = _follows_shift(subject, layer.child_grid, in_tree, predicted)
+    return Answer(numbers, draw=partial(_figures, subject, shown))
+
+
+def _edges(layer: LayerTrace, parents: Int64[Tensor, " image"]) -> tuple[Tensor, Bool[Tensor, "image child"]]:
+    """Weight of each child for the chosen parent of each image, and whether it is an edge of the tree."""
+    couplings = layer.couplings()
+    own = couplings.gather(2, parents.view(-1, 1, 1).expand(-1, couplings.shape[1], 1)).squeeze(2)
+    activations = layer.children.activations
+    return activations * own, (couplings.argmax(2) == parents.unsqueeze(1)) & (activations > ACTIVE)
+
+
+def _heaviest(weights: Float[Tensor, "image child"], wanted: Float[Tensor, " image"]) -> Bool[Tensor, "image child"]:
+    """The children with most weight, as many as make up what is wanted, or all that have any."""
+    order = weights.argsort(dim=1, descending=True)
+    before = weights.gather(1, order).cumsum(1) - weights.gather(1, order)
+    taken = (before < wanted.unsqueeze(1)) & (weights.gather(1, order) > 0)
+    return torch.zeros_like(taken).scatter(1, order, taken)
+
+
+def _longest(lengths: Float[Tensor, "image child"], counts: Int64[Tensor, " image"]) -> Bool[Tensor, "image child"]:
+    place = lengths.argsort(dim=1, descending=True).argsort(dim=1)
+    return place < counts.unsqueeze(1)
+
+
+def _random_of_same_activation(
+    activations: Float[Tensor, "image child"], chosen: Bool[Tensor, "image child"]
+) -> Bool[Tensor, "image child"]:
+    """Other children, in random order, until they are as active together as those chosen."""
+    generator = torch.Generator().manual_seed(0)
+    order = torch.rand(activations.shape, generator=generator).to(activations.device)
+    order = order.masked_fill(chosen, torch.inf).argsort(dim=1)
+    others = activations.masked_fill(chosen, 0).gather(1, order)
+    before = others.cumsum(1) - others
+    taken = before < (activations * chosen).sum(1, keepdim=True)
+    return torch.zeros_like(chosen).scatter(1, order, taken) & ~chosen
+
+
+@contextmanager
+def silent(network: nn.Module, layer: str, children: Bool[Tensor, "image child"], batch: int) -> Iterator[None]:
+    """In the layer of this name, these children have activations and poses of 0.
+
+    Args:
+        network: of capsules; called on batches of ``batch`` images, in order.
+        layer: its name in ``capsule_layers``.
+        children: of the layer below, of all images.
+        batch: images of a batch; the last may be smaller.
+    """
+    assert isinstance(network, AbstractCapsuleNetwork)
+    parts = iter(children.split(batch))
+
+    def hook(_: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        heard = ~next(parts)
+        poses, *activations = inputs
+        return (poses * heard.unsqueeze(2), *(None if each is None else each * heard for each in activations))
+
+    handle = network.capsule_layers()[layer].register_forward_pre_hook(hook)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def _alike(weights: Float[Tensor, "image child"], grid: ChildGrid, labels: Int64[Tensor, " image"]) -> dict[str, float]:
+    """Cosines of the mass of child types, of pairs of images."""
+    by_type = torch.nn.functional.normalize(grid.at_positions(weights).sum((2, 3)), dim=1)  # [image type]
+    cosines = by_type @ by_type.t()
+    same = labels.unsqueeze(1) == labels
+    other = ~torch.eye(len(labels), dtype=torch.bool, device=labels.device)
+    return {"alike_within": float(cosines[same & other].mean()), "alike_between": float(cosines[~same].mean())}
+
+
+def _follows_shift(
+    subject: Subject, grid: ChildGrid, weights: Float[Tensor, "image child"], parents: Int64[Tensor, " image"]
+) -> float:
+    """Movement of the centre of the tree's mass, in pixels, for each pixel that the image moves to the right."""
+    if "translation" not in subject.changes or grid.width == 1:
+        return float("nan")
+    network = subject.network
+    assert isinstance(network, AbstractCapsuleNetwork)
+    found, start = [], 0
+    for batch in subject.changed(subject.changes["translation"], _PIXELS):
+        layer = [*trace(network, batch.images)[1].values()][-1]
+        moved, edges = _edges(layer, parents[start : start + len(batch.labels)])
+        found.append(moved * edges)
+        start += len(batch.labels)
+    centres = [_centre(each, grid) for each in (weights, torch.cat(found))]
+    pixels_per_position = subject.images.shape[3] / grid.width
+    return float((centres[1] - centres[0]).nanmean()) * pixels_per_position / _PIXELS
+
+
+def _centre(weights: Float[Tensor, "image child"], grid: ChildGrid) -> Float[Tensor, " image"]:
+    """Mean column of the mass; NaN for an image without any."""
+    columns = grid.at_positions(weights).sum((1, 2))  # [image width]
+    place = torch.arange(grid.width, dtype=columns.dtype, device=columns.device)
+    return (columns * place).sum(1) / columns.sum(1)
+
+
+# --- the drawing -----------------------------------------------------------------------------------------------------
+
+
+def parse(layers: Mapping[str, LayerTrace], root: int) -> dict[str, list[Branch]]:
+    """The tree of one image below a class capsule: of each layer, the branches that carry nine tenths of its nodes.
+
+    Args:
+        layers: of one image.
+        root: the class.
+    """
+    found: dict[str, list[Branch]] = {}
+    parents = {root}
+    for name, layer in reversed(layers.items()):
+        couplings, activations = layer.couplings()[0], layer.children.activations[0]
+        best = couplings.argmax(1)
+        branches: list[Branch] = []
+        for parent in sorted(parents):
+            children = ((best == parent) & (activations > ACTIVE)).nonzero().squeeze(1)
+            weights = activations[children] * couplings[children, parent]
+            order = weights.argsort(descending=True)[:_DRAWN]
+            before = weights[order].cumsum(0) - weights[order]
+            kept = order[before < _KEPT * weights.sum()]
+            branches += [Branch(int(children[each]), parent, float(weights[each])) for each in kept]
+        found[name] = branches
+        parents = {branch.child for branch in branches}
+    return found
+
+
+def _figures(subject: Subject, shown: int) -> Mapping[str, Figure]:
+    network = subject.network
+    if not shown:
+        return {}
+    assert isinstance(network, AbstractCapsuleNetwork)
+    figure = Figure(figsize=(8.4, 3.6 * shown), layout="constrained")  # inches
+    axes = figure.subplots(shown, 2, squeeze=False, width_ratios=(1, 1.6))
+    for (left, right), image in zip(axes, torch.linspace(0, len(subject.labels) - 1, shown).long(), strict=True):
+        picture = subject.images[image : image + 1]
+        output, layers = trace(network, picture)
+        root = int(output.ranking.argmax(1))
+        found = parse(layers, root)
+        _draw_on_image(left, picture[0, 0], layers, found)
+        _draw_graph(right, layers, found)
+        names = [name_of_class(subject.classes, each) for each in (int(subject.labels[image]), root)]
+        left.set_title(f"{names[0]}, taken for {names[1]}", fontsize=9)
+    return {"trees": figure}
+
+
+def _places(grid: ChildGrid | None, capsules: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Row, column (middles, from 0 to 1) and type of each capsule."""
+    if grid is None:
+        types = torch.arange(capsules)
+        return torch.full((capsules,), 0.5), (types + 0.5) / capsules, types
+    rows, columns = ((torch.arange(n) + 0.5) / n for n in (grid.height, grid.width))
+    if grid.by_type:
+        shape = (grid.types, grid.height, grid.width)
+        parts = rows.view(1, -1, 1), columns.view(1, 1, -1), torch.arange(grid.types).view(-1, 1, 1)
+    else:
+        shape = (grid.height, grid.width, grid.types)
+        parts = rows.view(-1, 1, 1), columns.view(1, -1, 1), torch.arange(grid.types).view(1, 1, -1)
+    row, column, kind = (each.expand(shape).flatten() for each in parts)
+    return row, column, kind
+
+
+def _draw_on_image(
+    axis: Axes, picture: Tensor, layers: Mapping[str, LayerTrace], found: Mapping[str, list[Branch]]
+) -> None:
+    """The children of the class capsule where they are, as large as what they give, coloured by type."""
+    height, width = picture.shape
+    axis.imshow(-picture.float().cpu().numpy(), cmap="gray", alpha=0.5)
+    axis.set(xticks=[], yticks=[])
+    name, layer = [*layers.items()][-1]
+    branches = found[name]
+    if layer.child_grid is None or not branches:
+        return
+    rows, columns, kinds = _places(layer.child_grid, layer.children.activations.shape[1])
+    chosen = [branch.child for branch in branches]
+    largest = max(branch.weight for branch in branches)
+    spread = 0.3 * (
+        kinds[chosen] / layer.child_grid.types - 0.5
+    )  # so that types at one place are seen beside each other
+    axis.scatter(
+        (columns[chosen] + spread / layer.child_grid.width) * width - 0.5,
+        (rows[chosen] + spread / layer.child_grid.height) * height - 0.5,
+        s=[120 * branch.weight / largest for branch in branches],
+        c=[COLOURS[int(kind) % len(COLOURS)] for kind in kinds[chosen]],
+        alpha=0.7,
+        linewidths=0,
+    )
+
+
+def _draw_graph(axis: Axes, layers: Mapping[str, LayerTrace], found: Mapping[str, list[Branch]]) -> None:
+    """Layers from the class at the top to the primary capsules, capsules by their column in the image."""
+    names = [*layers]
+    above = torch.tensor([0.5])  # the class
+    numbers: dict[int, int] = {branch.parent: 0 for branch in found[names[-1]]}
+    for depth, name in enumerate(reversed(names)):
+        layer, branches = layers[name], found[name]
+        _, columns, kinds = _places(layer.child_grid, layer.children.activations.shape[1])
+        largest = max((branch.weight for branch in branches), default=1.0)
+        for child, parent, weight in branches:
+            top = float(above[numbers[parent]] if depth == 0 else above[parent])
+            colour = COLOURS[int(kinds[child]) % len(COLOURS)]
+            width = 0.2 + 2 * weight / largest
+            axis.plot([top, float(columns[child])], [-depth, -depth - 1], color=colour, linewidth=width, alpha=0.5)
+        above = columns
+    axis.set(xlim=(0, 1), xticks=[], yticks=[-depth for depth in range(len(names) + 1)])
+    axis.set_yticklabels([f"{names[-1]}: the class", *(f"below {name}" for name in reversed(names))], fontsize=8)
+    axis.set_xlabel("column in the image", fontsize=8)

@@ -1,0 +1,130 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from capsule_lab.analysis.questions.tree import (
+    ACTIVE,
+    _heaviest,
+    _longest,
+    _places,
+    _random_of_same_activation,
+    parse,
+    silent,
+    tree,
+)
+from capsule_lab.analysis.trace import ChildGrid, trace
+from tests.helpers.subjects import small_network, subject
+
+
+def right(images: Tensor, pixels: float) -> Tensor:
+    return images.roll(round(pixels), 3)
+
+
+def asked(kind: str = "em_caps") -> Any:
+    return subject(small_network(kind), {"translation": right})
+
+
+@pytest.mark.parametrize("kind", ["em_caps", "capsnet"])
+def test_numbers(kind: str) -> None:
+    numbers = tree(asked(kind)).numbers
+    layer = {"em_caps": "classes", "capsnet": "digits"}[kind]
+    quantities = {
+        "mass_in_tree", "branches", "silenced_children", "drop_of_tree", "drop_of_votes", "drop_of_random",
+        "alike_within", "alike_between", "follows_shift",
+    }  # fmt: skip
+    assert {*numbers} == {f"{layer}/{quantity}" for quantity in quantities}
+    assert 0 <= numbers[f"{layer}/mass_in_tree"] <= 1
+
+
+def test_heaviest_branches_make_up_what_is_wanted() -> None:
+    weights = torch.tensor([[0.1, 0.5, 0.0, 0.4], [0.25, 0.25, 0.25, 0.25], [0.0, 0.0, 0.0, 0.0]])
+    found = _heaviest(weights, torch.tensor([0.6, 0.5, 0.1]))
+    assert found.tolist() == [[False, True, False, True], [True, True, False, False], [False] * 4]
+
+
+def test_longest_are_as_many() -> None:
+    found = _longest(torch.tensor([[3.0, 1.0, 2.0], [1.0, 2.0, 3.0]]), torch.tensor([2, 1]))
+    assert found.tolist() == [[True, False, True], [False, False, True]]
+
+
+def test_random_others_are_as_active() -> None:
+    activations = torch.rand(50, 40, generator=torch.Generator().manual_seed(1))
+    chosen = torch.zeros(50, 40, dtype=torch.bool)
+    chosen[:, :5] = True
+    found = _random_of_same_activation(activations, chosen)
+    assert not (found & chosen).any()
+    difference = (activations * found).sum(1) - activations[:, :5].sum(1)
+    assert (difference >= 0).all()
+    assert (difference < 1).all()
+
+
+def test_silent_children_do_not_count() -> None:
+    """Silencing all children but those of one image leaves that image as it is."""
+    network = small_network()
+    question = subject(network)
+    children = question.traces["classes"].children.activations
+    chosen = torch.ones_like(children, dtype=torch.bool)
+    chosen[3] = False
+    with silent(network, "classes", chosen, len(question.batches[0].labels)):
+        after = question.outputs().ranking
+    before = question.outputs().ranking
+    torch.testing.assert_close(after[3], before[3])
+    assert not torch.allclose(after[4], before[4])
+
+
+def test_poses_of_silent_children_are_zero() -> None:
+    network = small_network("capsnet", routing=_no_bias())
+    question = subject(network)
+    chosen = torch.ones_like(question.traces["digits"].children.activations, dtype=torch.bool)
+    with silent(network, "digits", chosen, len(question.batches[0].labels)):
+        assert float(question.outputs().scores.abs().max()) < 1e-3
+
+
+def _no_bias() -> Any:
+    from functools import partial
+
+    from capsule_lab.routing import DynamicRouting
+
+    return partial(DynamicRouting, bias=False)
+
+
+def test_branches_are_of_active_children_and_their_best_parent() -> None:
+    network = small_network()
+    question = subject(network)
+    output, layers = trace(network, question.images[:1])
+    found = parse(layers, int(output.ranking.argmax(1)))
+    assert [*found] == ["classes", "conv_capsules_2", "conv_capsules_1"]
+    assert found["classes"]
+    for name, branches in found.items():
+        layer = layers[name]
+        couplings, activations = layer.couplings()[0], layer.children.activations[0]
+        for child, parent, weight in branches:
+            assert int(couplings[child].argmax()) == parent
+            assert float(activations[child]) > ACTIVE
+            assert weight == pytest.approx(float(activations[child] * couplings[child, parent]))
+    assert {branch.parent for branch in found["conv_capsules_2"]} <= {branch.child for branch in found["classes"]}
+
+
+@pytest.mark.parametrize("by_type", [True, False])
+def test_places_are_those_of_the_grid(by_type: bool) -> None:
+    grid = ChildGrid(2, 3, 4, by_type)
+    rows, columns, kinds = _places(grid, 24)
+    assert torch.equal(grid.at_positions(kinds.float())[:, 1, 2], torch.arange(4.0))
+    torch.testing.assert_close(grid.at_positions(rows)[0, :, 0], torch.tensor([0.25, 0.75]))
+    torch.testing.assert_close(grid.at_positions(columns)[3, 1], torch.tensor([1.0, 3.0, 5.0]) / 6)
+
+
+def test_figure() -> None:
+    assert isinstance(tree(asked(), shown=2).draw()["trees"], Figure)
+    assert tree(asked(), shown=0).draw() == {}
+
+
+@pytest.mark.parametrize("silenced", [0.0, 1.0])
+def test_wrong_share(silenced: float) -> None:
+    with pytest.raises(ValueError, match="silenced is"):
+        tree(asked(), silenced=silenced)

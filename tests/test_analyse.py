@@ -1,0 +1,116 @@
+"""``python -m capsule_lab.analyse``: its record, its figures, and what it says of wrong input."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import torch
+
+from capsule_lab import runs
+from capsule_lab.analyse import analyse
+from capsule_lab.config import compose
+from tests.helpers.commands import Ended
+from tests.helpers.messages import one_sentence
+
+Cli = Callable[..., Ended]
+SMALL = ["images=20", "trainer.accelerator=cpu"]
+QUESTIONS = ["couplings", "crowding", "scramble", "sign", "transforms", "tree", "votes"]
+
+
+@pytest.mark.parametrize("what", QUESTIONS)
+def test_record_and_figures_lie_beside_the_checkpoint(cli: Cli, a_copy: Path, what: str) -> None:
+    few = ["what.kinds=[translation]"] if what == "transforms" else []
+    ended = cli("analyse", f"ckpt={a_copy}", f"what={what}", *few, *SMALL)
+    assert ended.status == 0, ended.err
+    (path,) = (a_copy / "analyses").glob(f"best-val-{what}-standin-*.json")
+    record = json.loads(path.read_text())
+    assert record["images"] == 20
+    assert record["options"]["_target_"] == f"capsule_lab.analysis.questions.{what}"
+    assert record["provenance"]["source"] == "standin"
+    own = {key for key in record["analyse"] if not key.startswith("untrained/")}
+    assert {f"untrained/{key}" for key in own} == record["analyse"].keys() - own, "each with its control"
+    assert "untrained" in ended.out
+    figures = {file.name for file in (a_copy / "figures").glob(f"{path.stem}_*")}
+    assert {Path(name).with_suffix(".pdf").name for name in figures} <= figures
+    assert bool(figures) is (what != "sign")
+
+
+def test_curves_are_rows_of_a_file(cli: Cli, a_copy: Path) -> None:
+    ended = cli("analyse", f"ckpt={a_copy}", "what=transforms", "what.kinds=[shear]", *SMALL)
+    assert ended.status == 0, ended.err
+    (path,) = (a_copy / "analyses").glob("*.csv")
+    rows = pd.read_csv(path)
+    assert {*rows.weights} == {"trained", "untrained"}
+    assert {*rows.change} == {"shear"}
+
+
+def test_the_same_command_finds_the_same(a_copy: Path) -> None:
+    config = compose("analyse", [f"ckpt={a_copy}", "what=scramble", *SMALL])
+    one, other = analyse(config), analyse(config)
+    assert one.path == other.path
+    assert one.result["analyse"] == other.result["analyse"]
+
+
+def test_untrained_weights_are_new_ones(a_copy: Path) -> None:
+    before = torch.get_rng_state()
+    numbers = analyse(compose("analyse", [f"ckpt={a_copy}", "what=votes", *SMALL])).result["analyse"]
+    assert torch.equal(torch.get_rng_state(), before)
+    own = {key: value for key, value in numbers.items() if not key.startswith("untrained/")}
+    assert any(numbers[f"untrained/{key}"] != value for key, value in own.items())
+
+
+def test_without_the_control(cli: Cli, a_copy: Path) -> None:
+    ended = cli("analyse", f"ckpt={a_copy}", "what=sign", "untrained=false", *SMALL)
+    assert ended.status == 0, ended.err
+    (path,) = (a_copy / "analyses").glob("*.json")
+    assert not any(key.startswith("untrained") for key in json.loads(path.read_text())["analyse"])
+
+
+def test_error_is_that_of_the_network(a_copy: Path) -> None:
+    """Nothing of a question changes the network, and images are those of the split."""
+    run = runs.open(a_copy)
+    wrong, images = 0, 0
+    for batch in run.batches("val"):
+        wrong += int((run.network(batch.images).ranking.argmax(1) != batch.labels).sum())
+        images += len(batch.labels)
+    result = analyse(
+        compose("analyse", [f"ckpt={a_copy}", "what=sign", "images=null", "trainer.accelerator=cpu"])
+    ).result
+    assert result["images"] == images
+    assert result["analyse"]["error"] == pytest.approx(100 * wrong / images)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["what=dreams"], "what=dreams does not exist; Options: "),
+        (["images=0"], "images is 0; expected a whole number, 1 or more"),
+        (["split=train"], "split=train does not exist; Options: test, val"),
+        (["what=scramble", "what.tiles=1"], "tiles is 1; expected 2 or more"),
+        (["what=transforms", "what.kinds=[bending]"], "kinds is 'bending'; expected 'rotation'"),
+        (["what=votes", "what.longest=0"], "longest is 0"),
+        (["what=votes", "what.shortest=0"], "what.shortest does not exist"),
+        (["data=multimnist", "data.source=standin"], "labels_per_image"),
+        (["+data.source=real"], "MNIST is not in data/MNIST/raw"),
+    ],
+    ids=str,
+)
+def test_wrong_input_gets_one_sentence(cli: Cli, a_copy: Path, overrides: list[str], message: str) -> None:
+    ended = cli("analyse", f"ckpt={a_copy}", "trainer.accelerator=cpu", *overrides)
+    assert ended.status == 2
+    assert message in one_sentence(ended)
+    assert not (a_copy / "analyses").exists()
+
+
+def test_a_checkpoint_is_needed(cli: Cli) -> None:
+    assert one_sentence(cli("analyse")).startswith("ckpt is missing; expected ckpt=")
+
+
+def test_figures_go_to_the_loggers_of_the_run(cli: Cli, a_copy: Path) -> None:
+    ended = cli("analyse", f"ckpt={a_copy}", "what=votes", "logger=tensorboard", *SMALL)
+    assert ended.status == 0, ended.err
+    assert list(a_copy.rglob("events.out.tfevents*"))
