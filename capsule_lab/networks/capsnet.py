@@ -56,6 +56,8 @@ class CapsNet(AbstractReconstructingNetwork):
             ``"shared"``, one for each type and class, the same at all positions; ``"none"``: primary capsules are as
             many types as classes and have poses as large, each the vote of its position for its class, see
             ``UntransformedCapsules``.
+        hidden: capsules and components of each dense capsule layer between primary and class capsules, routed like
+            these (Mitterreiter 2023 makes CapsNets deeper so).
         class_dim: components of a class capsule's pose.
         decoder: widths of the decoder's hidden layers; ``None`` for no decoder.
         masked_decoder: the decoder sees the capsule of one class only; ``False``: all of them, without being told the
@@ -63,7 +65,7 @@ class CapsNet(AbstractReconstructingNetwork):
 
     Raises:
         ValueError: if the image is too small for the two convolutions, a size is not positive, or primary capsules
-            cannot be votes without a transformation.
+            cannot be votes without a transformation, or hidden layers are not pairs of whole numbers.
 
     >>> network = CapsNet((1, 28, 28), num_classes=10)
     >>> sum(p.numel() for p in network.parameters())
@@ -86,6 +88,7 @@ class CapsNet(AbstractReconstructingNetwork):
         primary_weight_std: float = 0.1,  # official code
         primary_squash: Squash = "squash",  # Sabour 2017, section 4
         transformation: Transformation = "per_pair",  # Sabour 2017, section 4
+        hidden: Sequence[Sequence[int]] = (),  # Sabour 2017 has none
         class_dim: int = 16,  # Sabour 2017, section 4
         decoder: Sequence[int] | None = (512, 1024),  # Sabour 2017, figure 2
         masked_decoder: bool = True,  # Sabour 2017, section 4.1
@@ -96,6 +99,7 @@ class CapsNet(AbstractReconstructingNetwork):
             primary_types=primary_types, primary_dim=primary_dim, class_dim=class_dim,
         )  # fmt: skip
         check_widths("CapsNet", decoder=() if decoder is None else decoder)
+        _check_hidden(hidden, transformation)
         check_choice("padding", padding, get_args(Padding))
         check_choice("transformation", transformation, get_args(Transformation))
         if transformation == "none" and (primary_types, primary_dim) != (num_classes, class_dim):
@@ -120,8 +124,13 @@ class CapsNet(AbstractReconstructingNetwork):
         ]
         positions = grid[0] * grid[1]
         digits: DenseCapsules | ClassCapsules | UntransformedCapsules
+        children, child_dim = primary_types * positions, primary_dim
+        self.hidden = nn.ModuleList()
+        for parents, dim in hidden:
+            self.hidden.append(DenseCapsules(children, child_dim, parents, dim, routing=routing))
+            children, child_dim = parents, dim
         if transformation == "per_pair":
-            digits = DenseCapsules(primary_types * positions, primary_dim, num_classes, class_dim, routing=routing)
+            digits = DenseCapsules(children, child_dim, num_classes, class_dim, routing=routing)
         elif transformation == "shared":
             digits = ClassCapsules(
                 positions, primary_types, primary_dim, num_classes, class_dim, routing=routing,
@@ -163,7 +172,10 @@ class CapsNet(AbstractReconstructingNetwork):
         primary = self.primary(features)  # [b i c]
         if not isinstance(self.digits, DenseCapsules):
             primary = self._by_position(primary)
-        digits = self.digits(primary.poses, primary.activations, on_iteration=on_iteration)  # [b k d]
+        below = primary
+        for layer in self.hidden:
+            below = layer(below.poses, below.activations)  # [b i c]
+        digits = self.digits(below.poses, below.activations, on_iteration=on_iteration)  # [b k d]
         return CapsuleOutput(digits.activations, digits, digits.logits)
 
     def _by_position(self, primary: Capsules) -> Capsules:
@@ -172,4 +184,16 @@ class CapsNet(AbstractReconstructingNetwork):
         return Capsules(poses.flatten(1, 2), activations.flatten(1, 2))
 
     def capsule_layers(self) -> dict[str, nn.Module]:
-        return {"primary": self.primary, "digits": self.digits}
+        hidden = {f"hidden_{number}": layer for number, layer in enumerate(self.hidden, start=1)}
+        return {"primary": self.primary, **hidden, "digits": self.digits}
+
+
+def _check_hidden(hidden: Sequence[Sequence[int]], transformation: str) -> None:
+    pairs = [each if isinstance(each, Sequence) and not isinstance(each, str) else () for each in hidden]
+    if not all(len(each) == 2 and all(type(n) is int and n > 0 for n in each) for each in pairs):
+        raise ValueError(f"hidden is {hidden!r}; expected [capsules, components] of each layer, such as [[32, 8]]")
+    if hidden and transformation != "per_pair":
+        raise ValueError(
+            f"transformation is {transformation!r}, and there are hidden capsules, which have no positions to share "
+            "one over; expected transformation='per_pair', or hidden=[]"
+        )

@@ -48,6 +48,7 @@ _ADDED = {  # options that earlier runs had no names for: not hashed at the valu
     "model.primary_squash": "squash",
     "model.transformation": "per_pair",
     "model.masked_decoder": True,
+    "model.hidden": [],
     "model.routing.squash": "squash",  # what model.routing refers to
     "routing.squash": "squash",
 }

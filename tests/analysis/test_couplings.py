@@ -8,29 +8,19 @@ import torch
 from torch import Tensor
 
 from capsule_lab.analysis import couplings as measures
-from capsule_lab.routing import dynamic_routing, em_routing
+from capsule_lab.routing import dynamic_routing
 from capsule_lab.types import RoutingTrace
-
-
-def golden_votes() -> tuple[Tensor, Tensor]:
-    """Votes ``sin(.37 n + .1)``, ``(1, 6, 3, 16)``, and activations ``.5 + .4 sin(.91 n)``."""
-    votes = torch.sin(0.37 * torch.arange(288, dtype=torch.float64) + 0.1).view(1, 6, 3, 16)
-    return votes, 0.5 + 0.4 * torch.sin(0.91 * torch.arange(6, dtype=torch.float64)).unsqueeze(0)
+from tests.helpers.golden_votes import golden_traces, golden_votes
 
 
 @pytest.fixture(scope="module")
 def em() -> list[RoutingTrace]:
-    traces: list[RoutingTrace] = []
-    votes, activations = golden_votes()
-    em_routing(votes, activations, votes.new_zeros(3), votes.new_zeros(3), on_iteration=traces.append)
-    return traces
+    return golden_traces(em=True)
 
 
 @pytest.fixture(scope="module")
 def dynamic() -> list[RoutingTrace]:
-    traces: list[RoutingTrace] = []
-    dynamic_routing(golden_votes()[0], on_iteration=traces.append)
-    return traces
+    return golden_traces(em=False)
 
 
 GOLDEN_EM = [

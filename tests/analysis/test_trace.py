@@ -251,3 +251,12 @@ def test_children_by_position(images: Tensor) -> None:
     assert layer.child_grid == (4, 4, 3, False)
     values = torch.arange(48.0)
     assert layer.child_grid.at_positions(values)[:, 0, 1].tolist() == [3, 4, 5]
+
+
+def test_transformations_are_the_layers_own(images: Tensor) -> None:
+    """Without the rows that add coordinates to the votes of class capsules."""
+    network = random_network()
+    layers = by_name(network, images)
+    expected = network.classes.weight.repeat(network.classes.positions, 1, 1, 1)
+    torch.testing.assert_close(layers["classes"].transformations, expected)
+    torch.testing.assert_close(layers["conv_capsules_1"].transformations, network.conv_capsules[0].weight)

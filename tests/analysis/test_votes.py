@@ -6,9 +6,7 @@ from torch import Tensor
 
 from capsule_lab.analysis import votes as measures
 from capsule_lab.types import RoutingTrace
-from tests.analysis.test_couplings import em, golden_votes
-
-__all__ = ["em"]
+from tests.helpers.golden_votes import golden_traces, golden_votes
 
 GOLDEN = [
     (0, [3.320505748489, 3.296757306535, 3.235555195577], [2.623084513353, 2.613410995016, 2.605868079826]),
@@ -20,6 +18,11 @@ MASSES = [
     (1, [1.044249495419, 1.079438508008, 1.153836493183]),
     (2, [0.950751870864, 1.025293548052, 1.301479077694]),
 ]
+
+
+@pytest.fixture(scope="module")
+def em() -> list[RoutingTrace]:
+    return golden_traces(em=True)
 
 
 def close(found: Tensor, expected: list[float]) -> None:

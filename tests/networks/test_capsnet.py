@@ -176,6 +176,7 @@ CHANGED = {
     "primary_weight_std": 0.5,
     "primary_squash": "none",
     "transformation": "shared",
+    "hidden": [(3, 4)],
     "class_dim": 6,
     "decoder": None,
     "masked_decoder": False,
@@ -475,3 +476,26 @@ def test_initial_statistics(
     is_divided, values = initial_statistics
     low, high = divided if is_divided else undivided
     assert (1 - SLACK) * low <= values[quantity] <= (1 + SLACK) * high
+
+
+def test_hidden_layers_are_routed_between_primary_and_class_capsules() -> None:
+    network = build(hidden=[(6, 4), (5, 8)])
+    assert [*network.capsule_layers()] == ["primary", "hidden_1", "hidden_2", "digits"]
+    assert network.digits.weight.shape[:2] == (5, 8)
+    images, _ = digits(2)
+    by_hand = network.primary(network.conv(images).relu())
+    for layer in (*network.hidden, network.digits):
+        by_hand = layer(by_hand.poses)
+    torch.testing.assert_close(network(images).scores, by_hand.activations)
+
+
+@pytest.mark.usefixtures("unchecked_types")
+@pytest.mark.parametrize("hidden", [[3], [[3]], [[3, 0]], [["3", 4]], ["ab"]])
+def test_wrong_hidden_layers(hidden: Any) -> None:
+    with pytest.raises(ValueError, match=r"hidden is .*; expected \[capsules, components\] of each layer"):
+        build(hidden=hidden)
+
+
+def test_hidden_layers_have_transformations_of_their_own() -> None:
+    with pytest.raises(ValueError, match="hidden capsules, which have no positions to share"):
+        build(hidden=[(3, 4)], transformation="shared")

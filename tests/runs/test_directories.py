@@ -56,10 +56,12 @@ def test_options_that_earlier_runs_had_no_names_for_are_hashed_when_they_differ(
     plain = compose("train", TINY)
     earlier = plain.copy()
     del earlier.routing.squash, earlier.model.transformation, earlier.model.primary_squash, earlier.model.masked_decoder
+    del earlier.model.hidden
     fingerprint = directories.config_hash(plain)
     assert directories.config_hash(earlier) == fingerprint
     changes = (
-        "routing.squash=none", "model.transformation=shared", "model.primary_squash=none", "model.masked_decoder=false"
+        "routing.squash=none", "model.transformation=shared", "model.primary_squash=none", "model.masked_decoder=false",
+        "model.hidden=[[4,8]]",
     )  # fmt: skip
     hashes = {directories.config_hash(compose("train", [*TINY, change])) for change in changes}
     assert len(hashes - {fingerprint}) == len(changes)

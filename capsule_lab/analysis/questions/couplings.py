@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from functools import partial
 
@@ -17,6 +18,7 @@ from capsule_lab.analysis.plotting import name_of_class
 from capsule_lab.analysis.subject import Answer, Subject, error_percent
 from capsule_lab.analysis.trace import LayerTrace
 from capsule_lab.errors import check_number
+from capsule_lab.networks import AbstractCapsuleNetwork
 from capsule_lab.routing import DynamicRouting
 
 _ENTRIES = 2**26  # ours: 256 MiB of couplings; of more, children at equal distances are measured
@@ -28,8 +30,10 @@ def couplings(subject: Subject, *, shown: int = _SHOWN) -> Answer:
     """Entropy, T-score, D-score, static share, class information, changes, starvation and trees; the routing gain.
 
     See ``capsule_lab.analysis.couplings`` for each. Per layer and iteration; D-scores of hidden layers, whose
-    activations no loss drives apart. ``class_information_of_shuffled_labels`` is what chance gives. The routing gain is
-    the error with equal couplings less that with the network's own.
+    activations no loss drives apart. ``class_information_of_shuffled_labels`` is what chance gives;
+    ``<layer>/gradient_norm`` is that of the layer's weights, of the cross-entropy of the first batch. The routing gain
+    is the error with equal couplings less that with the network's own. Over all layers that route, after the last
+    iteration: the means of ``t_score`` and ``routing_std``; over hidden ones, of ``d_score`` and ``dead_share``.
 
     Args:
         subject: of capsules.
@@ -45,10 +49,42 @@ def couplings(subject: Subject, *, shown: int = _SHOWN) -> Answer:
         numbers |= {f"{name}/{key}": value for key, value in of_layer(layer, subject).items()}
         if name == names[-1]:
             numbers.pop(f"{name}/d_score")
+    numbers |= {f"{name}/gradient_norm": value for name, value in _gradient_norms(subject).items()}
+    numbers |= _over_layers(numbers, {name: len(layer.iterations) for name, layer in subject.traces.items()})
     error = error_percent(subject.outputs(), subject.labels)
     equal = _error_with_equal_couplings(subject)
     numbers |= {"error": error, "error_with_equal_couplings": equal, "routing_gain": equal - error}
     return Answer(numbers, draw=partial(_figures, subject, shown))
+
+
+def _gradient_norms(subject: Subject) -> dict[str, float]:
+    """By layer of capsules, from the image upwards; NaN for a layer without weights."""
+    network, batch = subject.network, subject.batches[0]
+    assert isinstance(network, AbstractCapsuleNetwork)
+    weights = {
+        name: [each for each in layer.parameters() if each.requires_grad]
+        for name, layer in network.capsule_layers().items()
+    }
+    with torch.enable_grad():
+        loss = torch.nn.functional.cross_entropy(network.forward(batch.images).ranking, batch.labels)
+        every = [each for of_layer in weights.values() for each in of_layer]
+        gradients = iter(torch.autograd.grad(loss, every, allow_unused=True, materialize_grads=True) if every else ())
+    found = {}
+    for name, of_layer in weights.items():
+        squares = [float(next(gradients).double().square().sum()) for _ in of_layer]
+        found[name] = math.sqrt(sum(squares)) if squares else float("nan")
+    return found
+
+
+def _over_layers(numbers: Mapping[str, float], iterations: Mapping[str, int]) -> dict[str, float]:
+    *hidden, _ = iterations
+    values = {
+        "t_score": [numbers[f"{name}/{last}/t_score"] for name, last in iterations.items()],
+        "routing_std": [numbers[f"{name}/{last}/routing_std"] for name, last in iterations.items()],
+        "d_score": [numbers[f"{name}/d_score"] for name in hidden],
+        "dead_share": [numbers[f"{name}/dead_share"] for name in hidden],
+    }
+    return {key: sum(each) / len(each) if each else float("nan") for key, each in values.items()}
 
 
 def _error_with_equal_couplings(subject: Subject) -> float:
@@ -76,6 +112,7 @@ def of_layer(layer: LayerTrace, subject: Subject) -> dict[str, float]:
             f"{number}/weighted_entropy": measures.weighted_entropy(shares, activations),
             f"{number}/t_score": measures.t_score(shares),
             f"{number}/static_share": measures.static_share(shares),
+            f"{number}/routing_std": shares.std(0, correction=0).mean(),
             f"{number}/class_information": measures.class_information(shares, labels, classes),
             f"{number}/class_information_of_shuffled_labels": measures.class_information(shares, shuffled, classes),
             f"{number}/starved_share": measures.starved_share(layer.mass(number - 1)),
@@ -94,8 +131,10 @@ def of_layer(layer: LayerTrace, subject: Subject) -> dict[str, float]:
 
 
 def _distance_from_orthogonal(layer: LayerTrace) -> float:
-    weight = getattr(layer.given, "weight", None)
-    return float("nan") if weight is None else measures.measure_transformations(weight.detach()).from_orthogonal
+    weight = layer.transformations
+    if weight is None or not weight.numel():
+        return float("nan")
+    return measures.measure_transformations(weight.detach()).from_orthogonal
 
 
 def _children(layer: LayerTrace) -> Int64[Tensor, " chosen"] | None:

@@ -141,7 +141,7 @@ def _regression(toys: Array) -> BaseEstimator:
 def _network() -> BaseEstimator:
     return make_pipeline(
         StandardScaler(),
-        MLPRegressor(_HIDDEN, alpha=1e-3, early_stopping=True, max_iter=200, random_state=0),  # ours
+        MLPRegressor(hidden_layer_sizes=_HIDDEN, alpha=1e-3, early_stopping=True, max_iter=200, random_state=0),  # ours
     )
 
 

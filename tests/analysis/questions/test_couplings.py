@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import importlib
+import math
 from typing import Any
 
 import pytest
@@ -80,3 +81,32 @@ def test_nothing_is_changed() -> None:
     before = {name: value.clone() for name, value in network.state_dict().items()}
     couplings(subject(network))
     assert all(torch.equal(value, before[name]) for name, value in network.state_dict().items())
+
+
+def test_gradient_norms_are_those_of_the_layers_weights() -> None:
+    asked = subject(small_network())
+    numbers = couplings(asked).numbers
+    batch = asked.batches[0]
+    loss = torch.nn.functional.cross_entropy(asked.network(batch.images).ranking, batch.labels)
+    loss.backward()
+    for name, layer in asked.network.capsule_layers().items():
+        norm = sum(float(each.grad.square().sum()) for each in layer.parameters() if each.grad is not None) ** 0.5
+        assert numbers[f"{name}/gradient_norm"] == pytest.approx(norm, rel=1e-4)
+
+
+def test_no_gradient_stays() -> None:
+    asked = subject(small_network())
+    couplings(asked)
+    assert all(each.grad is None for each in asked.network.parameters())
+
+
+def test_means_over_layers() -> None:
+    numbers = couplings(subject(small_network())).numbers
+    scores = [numbers[f"{name}/3/t_score"] for name in ("conv_capsules_1", "conv_capsules_2", "classes")]
+    assert numbers["t_score"] == pytest.approx(sum(scores) / 3)
+    hidden = [numbers[f"{name}/d_score"] for name in ("conv_capsules_1", "conv_capsules_2")]
+    assert numbers["d_score"] == pytest.approx(sum(hidden) / 2)
+
+
+def test_a_network_without_hidden_layers_has_no_mean_over_them() -> None:
+    assert math.isnan(couplings(subject(small_network("capsnet"))).numbers["d_score"])

@@ -1,0 +1,57 @@
+"""Rows of tables that ``capsule_lab.analyse`` evaluates."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from capsule_lab.tables.reader import read
+from capsule_lab.tables.summary import summarise
+from tests.helpers.commands import Ended
+from tests.helpers.tables import contents
+
+Cli = Callable[..., Ended]
+COLUMNS = {
+    "clean": {"label": "clean, error %"},
+    "t_score": {"label": "T-score", "metric": "analyse/digits/3/t_score"},
+    "untrained": {"label": "T-score before training", "metric": "analyse/untrained/digits/3/t_score"},
+    "static": {"label": "static share", "metric": "analyse/digits/1/static_share"},
+}
+ROWS: list[dict[str, Any]] = [
+    {"name": "one", "overrides": []},
+    {"name": "inside", "of": "one", "by": "analyse", "evaluate": ["what=couplings", "images=20", "split=test"]},
+]
+
+
+def test_columns_show_what_rows_have(table_file) -> None:
+    table = read(table_file(rows=ROWS, columns=COLUMNS, seeds=[0]))
+    shown = {column.name: [row.name for row in table.rows if column.shows(row)] for column in table.columns}
+    assert shown == {"clean": ["one"], "t_score": ["inside"], "untrained": ["inside"], "static": ["inside"]}
+
+
+def test_from_the_sweep_to_the_report(cli: Cli, table_file, tmp_path: Path) -> None:
+    file = table_file(rows=ROWS, columns=COLUMNS, seeds=[0])
+    ended = cli("sweep", f"table={file}")
+    assert (ended.status, ended.out.splitlines()[-1]) == (0, "mine: 2 done"), ended.err
+    before = contents(tmp_path)
+    assert cli("sweep", f"table={file}").status == 0
+    assert contents(tmp_path) == before, "nothing is asked twice"
+
+    entries = {entry.column.name: entry for entry in summarise(read(file)) if entry.row.name == "inside"}
+    (run,) = entries["t_score"].runs
+    assert 0 <= run.value <= 1
+    assert run.result["images"] == 20
+    (untrained,) = entries["untrained"].runs
+    assert untrained.value == run.result["analyse"]["untrained/digits/3/t_score"]
+    assert not entries["static"].runs, "equal couplings have no static share"
+
+    ended = cli("report", f"table={file}", "out=.")
+    assert ended.status == 0, ended.err
+
+
+def test_a_wrong_question_is_refused_before_anything_runs(cli: Cli, table_file) -> None:
+    wrong = {**ROWS[1], "evaluate": ["what=dreams"]}
+    ended = cli("sweep", f"table={table_file(rows=[ROWS[0], wrong], columns=COLUMNS, seeds=[0])}")
+    assert ended.status == 2
+    assert "what=dreams does not exist" in ended.err
