@@ -8,11 +8,16 @@ proportions; and a temperature.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
+from matplotlib.colors import LinearSegmentedColormap
+from matplotlib.figure import Figure
 from torch import Tensor
+
+from capsule_lab.analysis.curves import COLOURS
 
 EXAMPLE_POINTS = (-2.1, -1.9, -1.5, -0.4, 0.3, 1.2, 1.8, 2.2)  # ours
 EXAMPLE_MEANS = (-0.5, 0.5)  # ours
@@ -83,3 +88,37 @@ def log_densities(points: Float[Tensor, " point"], mixture: Mixture) -> Float[Te
     """Logarithm of each component's density at each point."""
     squared = (points.unsqueeze(1) - mixture.means).square() / mixture.variances
     return -0.5 * (squared + mixture.variances.log() + math.log(2 * math.pi))
+
+
+def mixture_figure(points: Float[Tensor, " point"], start: Mixture, shown: Sequence[int] = (0, 1, 2, 5, 50)) -> Figure:
+    """Both vocabularies at once: the densities after so many steps, points coloured by whom they belong to.
+
+    Args:
+        points, start: see ``fit_mixture``; two components.
+        shown: after how many steps; 0 is the start.
+    """
+    steps = fit_mixture(points, start, max(max(shown), 1) + 1)
+    figure = Figure(figsize=(2.3 * (len(shown) + 1), 2.6), layout="constrained")  # inches
+    *panels, last = figure.subplots(1, len(shown) + 1)
+    grid = torch.linspace(float(points.min()) - 1, float(points.max()) + 1, 400, dtype=points.dtype)
+    for axis, count in zip(panels, shown, strict=True):
+        mixture = steps[count - 1].mixture if count else start
+        densities = mixture.proportions * log_densities(grid, mixture).exp()  # [grid component]
+        for component, colour in enumerate(COLOURS[:2]):
+            axis.plot(grid.numpy(), densities[:, component].numpy(), color=colour)
+        shares = steps[count].responsibilities[:, 1]  # of this mixture
+        axis.scatter(
+            points.numpy(), torch.zeros(len(points)).numpy(), c=shares.numpy(), cmap=_between(), s=28, zorder=3
+        )
+        axis.set(title="start" if not count else f"after {count}", xlabel="point, or vote", ylim=(-0.05, None))
+        axis.title.set_fontsize(9)
+    panels[0].set_ylabel("density: one parent each")
+    last.plot(range(len(steps)), [step.log_likelihood for step in steps], color="black")
+    last.set(title="log-likelihood", xlabel="steps")
+    last.title.set_fontsize(9)
+    return figure
+
+
+def _between() -> LinearSegmentedColormap:
+    """From the first component's colour to the second's: responsibilities, or couplings."""
+    return LinearSegmentedColormap.from_list("responsibility", COLOURS[:2])

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from capsule_lab.analysis.gaussian_mixture import EXAMPLE_POINTS, Mixture, example, fit_mixture
+from capsule_lab.analysis.gaussian_mixture import EXAMPLE_POINTS, Mixture, example, fit_mixture, mixture_figure
 from capsule_lab.routing import Normaliser, em_routing
 from capsule_lab.types import RoutingTrace
 
@@ -95,3 +95,12 @@ def test_routing_from_another_first_coupling_is_this_mixture() -> None:
         torch.testing.assert_close(routed.couplings[0], fitted.responsibilities, rtol=0, atol=1e-8)
         torch.testing.assert_close(routed.poses.flatten(), fitted.mixture.means, rtol=0, atol=1e-8)
         torch.testing.assert_close(routed.variances.flatten(), fitted.mixture.variances, rtol=0, atol=1e-8)
+
+
+def test_figure_has_a_panel_per_step_and_the_likelihood() -> None:
+    figure = mixture_figure(*example(), shown=(0, 3))
+    assert [axis.get_title() for axis in figure.axes] == ["start", "after 3", "log-likelihood"]
+    (line,) = figure.axes[-1].lines
+    assert [*line.get_ydata()] == pytest.approx([step.log_likelihood for step in fit_mixture(*example(), 4)])
+    (dots,) = figure.axes[1].collections
+    assert [*dots.get_array()] == pytest.approx(fit_mixture(*example(), 4)[3].responsibilities[:, 1].tolist())

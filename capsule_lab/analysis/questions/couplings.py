@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 
 import torch
 from jaxtyping import Int64
 from matplotlib.figure import Figure
-from torch import Tensor
+from torch import Tensor, nn
 
 from capsule_lab.analysis import couplings as measures
 from capsule_lab.analysis.curves import COLOURS
@@ -19,14 +21,14 @@ from capsule_lab.analysis.subject import Answer, Subject, error_percent
 from capsule_lab.analysis.trace import LayerTrace
 from capsule_lab.errors import check_number
 from capsule_lab.networks import AbstractCapsuleNetwork
-from capsule_lab.routing import DynamicRouting
+from capsule_lab.routing import AbstractRouting, DynamicRouting
 
 _ENTRIES = 2**26  # ours: 256 MiB of couplings; of more, children at equal distances are measured
 _BINS = 50  # ours
 _SHOWN = 5  # ours: images whose couplings are drawn
 
 
-def couplings(subject: Subject, *, shown: int = _SHOWN) -> Answer:
+def couplings(subject: Subject, *, iterations: int | None = None, shown: int = _SHOWN) -> Answer:
     """Entropy, T-score, D-score, static share, class information, changes, starvation and trees; the routing gain.
 
     See ``capsule_lab.analysis.couplings`` for each. Per layer and iteration; D-scores of hidden layers, whose
@@ -37,12 +39,18 @@ def couplings(subject: Subject, *, shown: int = _SHOWN) -> Answer:
 
     Args:
         subject: of capsules.
+        iterations: of all routings, in place of those of training; Sabour 2017, appendix A, looks at ten.
         shown: images whose couplings are drawn.
 
     Raises:
-        ValueError: for a network without capsules, or fewer than no images.
+        ValueError: for a network without capsules, fewer than no images, or iterations of a routing that has none.
     """
     check_number("shown", shown, 0)
+    with _iterations(subject.network, iterations):
+        return _answer(subject, shown)
+
+
+def _answer(subject: Subject, shown: int) -> Answer:
     numbers: dict[str, float] = {}
     names = [*subject.traces]
     for name, layer in subject.traces.items():
@@ -54,7 +62,29 @@ def couplings(subject: Subject, *, shown: int = _SHOWN) -> Answer:
     error = error_percent(subject.outputs(), subject.labels)
     equal = _error_with_equal_couplings(subject)
     numbers |= {"error": error, "error_with_equal_couplings": equal, "routing_gain": equal - error}
-    return Answer(numbers, draw=partial(_figures, subject, shown))
+    return Answer(numbers, draw=partial(_figures, subject, shown, numbers))
+
+
+@contextmanager
+def _iterations(network: nn.Module, iterations: int | None) -> Iterator[None]:
+    """So many iterations in all routings of ``network``."""
+    if iterations is None:
+        yield
+        return
+    check_number("iterations", iterations, 1)
+    routings = [each for each in network.modules() if isinstance(each, AbstractRouting)]
+    for routing in routings:
+        if "iterations" not in routing.scheduled:
+            name = type(routing).__name__
+            raise ValueError(f"iterations is {iterations}, and {name} has none; expected null, or another network")
+    before = [(each.scheduled_options(), each.scheduled_options()["iterations"]) for each in routings]
+    try:
+        for options, _ in before:
+            options["iterations"] = iterations
+        yield
+    finally:
+        for options, own in before:
+            options["iterations"] = own
 
 
 def _gradient_norms(subject: Subject) -> dict[str, float]:
@@ -146,12 +176,29 @@ def _children(layer: LayerTrace) -> Int64[Tensor, " chosen"] | None:
     return torch.linspace(0, children - 1, room, device=layer.present.device).long()
 
 
-def _figures(subject: Subject, shown: int) -> Mapping[str, Figure]:
+def _figures(subject: Subject, shown: int, numbers: Mapping[str, float]) -> Mapping[str, Figure]:
     found = {"histograms": _histograms(subject.traces)}
+    changes: dict[str, list[float]] = {key.partition("/")[0]: [] for key in numbers if key.endswith("/logit_change")}
+    for name, values in changes.items():
+        values += [value for key, value in numbers.items() if re.fullmatch(rf"{name}/\d+/logit_change", key)]
+    if changes:
+        found["logit_changes"] = _logit_changes(changes)
     layer = [*subject.traces.values()][-1]
     if shown and layer.child_grid is not None and layer.windows is None:
         found["maps"] = _maps(subject, layer, shown)
     return found
+
+
+def _logit_changes(changes: Mapping[str, Sequence[float]]) -> Figure:
+    """Mean change of the logits by iteration, linear and logarithmic (Sabour 2017, appendix A)."""
+    figure = Figure(figsize=(7.2, 3.2), layout="constrained")  # inches
+    for axis, scale in zip(figure.subplots(1, 2), ("linear", "log"), strict=True):
+        for number, (name, values) in enumerate(changes.items()):
+            axis.plot(range(1, len(values) + 1), values, marker="o", color=COLOURS[number % len(COLOURS)], label=name)
+        axis.set(xlabel="iteration", ylabel="mean change of the logits", yscale=scale)
+        axis.grid(alpha=0.3)
+        axis.legend(fontsize=8)
+    return figure
 
 
 def _histograms(layers: Mapping[str, LayerTrace]) -> Figure:

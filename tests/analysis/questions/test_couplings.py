@@ -12,6 +12,7 @@ from capsule_lab.analysis import couplings as measures
 from capsule_lab.analysis.equal_couplings import equal_couplings
 from capsule_lab.analysis.questions.couplings import couplings
 from capsule_lab.analysis.subject import error_percent
+from capsule_lab.routing import UniformRouting
 from tests.helpers.subjects import small_network, subject
 
 
@@ -56,7 +57,8 @@ def test_some_of_very_many_children(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "shown", "names"), [("capsnet", 2, {"histograms", "maps"}), ("em_caps", 0, {"histograms"})]
+    ("kind", "shown", "names"),
+    [("capsnet", 2, {"histograms", "maps", "logit_changes"}), ("em_caps", 0, {"histograms"})],
 )
 def test_figures(kind: str, shown: int, names: set[str]) -> None:
     figures = couplings(subject(small_network(kind)), shown=shown).draw()
@@ -110,3 +112,24 @@ def test_means_over_layers() -> None:
 
 def test_a_network_without_hidden_layers_has_no_mean_over_them() -> None:
     assert math.isnan(couplings(subject(small_network("capsnet"))).numbers["d_score"])
+
+
+@pytest.mark.parametrize("kind", ["em_caps", "capsnet"])
+def test_more_iterations_than_in_training(kind: str) -> None:
+    asked = subject(small_network(kind))
+    numbers = couplings(asked, iterations=5).numbers
+    assert max(int(key.split("/")[1]) for key in numbers if key.count("/") == 2) == 5
+    assert max(len(layer.iterations) for layer in subject(asked.network).traces.values()) == 3, "as before"
+
+
+def test_iterations_of_a_routing_without_any() -> None:
+    with pytest.raises(ValueError, match="iterations is 2, and UniformRouting has none"):
+        couplings(subject(small_network("capsnet", routing=UniformRouting)), iterations=2)
+
+
+def test_logits_change_less_and_less() -> None:
+    """Appendix A of Sabour 2017."""
+    figure = couplings(subject(small_network("capsnet")), iterations=6, shown=0).draw()["logit_changes"]
+    linear, logarithmic = figure.axes
+    assert (linear.get_yscale(), logarithmic.get_yscale()) == ("linear", "log")
+    assert len(linear.lines[0].get_ydata()) == 6
