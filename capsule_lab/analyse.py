@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from capsule_lab.types import Batch
 
 _UNTRAINED = "untrained/"
+_ROUNDING = 1e-4  # ours: of float32
 _BACKGROUND = 16  # ours: of 255 grey levels; outermost pixels above it are no black background
 
 
@@ -171,7 +172,6 @@ def _subject(run: runs.Run, network: AbstractNetwork, data: Any, split: str, dev
     import torch
 
     from capsule_lab.analysis.subject import Subject
-    from capsule_lab.attacks.spaces import preprocessed
     from capsule_lab.runs.open_run import stored_batches
     from capsule_lab.types import Batch
 
@@ -190,10 +190,18 @@ def _subject(run: runs.Run, network: AbstractNetwork, data: Any, split: str, dev
 
     def changed(change: Change, strength: float) -> list[Batch]:
         found = []
-        for (name, batch), as_it_is in zip(stored, seen, strict=True):
-            images = preprocessed(data, name, change(batch.images.float(), strength))
-            found.append(as_it_is._replace(images=images))
+        for name, batch in stored:
+            images = change(batch.images.float(), strength)
+            found.append(data.transform_batch(batch._replace(images=images), name))
         return found
+
+    for (name, batch), as_it_is in zip(stored, seen, strict=True):
+        again = data.transform_batch(batch._replace(images=batch.images.float()), name).images
+        if not torch.allclose(again, as_it_is.images, atol=_ROUNDING):
+            raise RunError(
+                f"images of {type(data).__name__} are preprocessed otherwise where they are floating-point numbers; "
+                "expected a transformation that takes grey levels of 0 to 255 as either"
+            )
 
     edges = torch.cat([batch.images[:, :, 0].flatten() for _, batch in stored]).float()
     fill = "border" if float(edges.mean()) > _BACKGROUND else "black"
@@ -220,8 +228,8 @@ def _training_images(data: Any, device: torch.device, images: int) -> list[Batch
         if left <= 0:
             break
         factors = None if batch.factors is None else batch.factors[:left].to(device)
-        parts = (each[:left].to(device) for each in (batch.images, batch.labels, batch.key))
-        found.append(data.transform_batch(Batch(*parts, factors), "val"))
+        pictures, labels, key = (each[:left].to(device) for each in (batch.images, batch.labels, batch.key))
+        found.append(data.transform_batch(Batch(pictures, labels, key, factors), "val"))
     return found
 
 

@@ -20,13 +20,13 @@ class BatchNorm(nn.BatchNorm1d):
         processes = distributed.get_world_size() if distributed.is_available() and distributed.is_initialized() else 1
         assert self.running_mean is not None
         assert self.running_var is not None
-        assert self.momentum is not None
         if not self.training or len(rows) * processes == 1:
             return nn.functional.batch_norm(
                 rows, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps
             )
         if processes == 1:
-            return super().forward(rows)
+            return super().forward(rows)  # momentum None is a plain mean, as torch.optim.swa_utils.update_bn sets it
+        assert self.momentum is not None
         count, total = _sums(rows)
         mean = total / count
         _, squares = _sums((rows - mean).square())

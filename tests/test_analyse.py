@@ -87,7 +87,7 @@ def test_error_is_that_of_the_network(a_copy: Path) -> None:
         (["what=dreams"], "what=dreams does not exist; Options: "),
         (["images=0"], "images is 0; expected a whole number, 1 or more"),
         (["split=train"], "split=train does not exist; Options: test, val"),
-        (["what=scramble", "what.tiles=1"], "tiles is 1; expected 2 or more"),
+        (["what=scramble", "what.tiles=1"], "tiles is 1; expected 2 to 28"),
         (["what=transforms", "what.kinds=[bending]"], "kinds is 'bending'; expected 'rotation'"),
         (["what=votes", "what.longest=0"], "longest is 0"),
         (["what=votes", "what.shortest=0"], "what.shortest does not exist"),

@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
 STARVED = 0.01  # ours: of the mean mass of a parent
@@ -18,28 +18,46 @@ DEAD = 0.01  # ours: activation that a capsule has for no image, as of ``metrics
 TREE_LEVELS = 11  # Renzulli 2022, from memory: of a quantised coupling
 
 
-def child_entropy(couplings: Float[Tensor, "image child parent"]) -> Float[Tensor, "image child"]:
+def child_entropy(
+    couplings: Float[Tensor, "image child parent"], seen: Bool[Tensor, "child parent"] | None = None
+) -> Float[Tensor, "image child"]:
     """How evenly each child is shared: entropy of its couplings over that of equal ones; 1 equal, 0 decided.
 
-    Couplings of a child that do not sum to one, as of a leaky routing, are renormalised. Of one parent: 0.
+    Couplings of a child that do not sum to one, as of a leaky routing, are renormalised; below 0, as a prior may make
+    them, they count as 0. Of a child that one parent sees: 0; of one that none does: NaN.
+
+    Args:
+        couplings: of children and parents.
+        seen: which parents see a child, in a convolutional layer; ``None`` for all.
 
     >>> child_entropy(torch.tensor([[[0.5, 0.5], [1.0, 0.0]]]))
     tensor([[1., 0.]])
     """
-    shares = couplings / couplings.sum(2, keepdim=True).clamp_min(torch.finfo(couplings.dtype).tiny)
-    return torch.special.entr(shares).sum(2) / math.log(max(couplings.shape[2], 2))
+    positive = couplings.clamp_min(0)
+    shares = positive / positive.sum(2, keepdim=True).clamp_min(torch.finfo(couplings.dtype).tiny)
+    entropy = torch.special.entr(shares).sum(2)
+    if seen is None:
+        return entropy / math.log(max(couplings.shape[2], 2))
+    count = seen.sum(1)
+    return torch.where(count > 0, entropy / count.clamp_min(2).to(entropy.dtype).log(), torch.nan)
 
 
 def weighted_entropy(
-    couplings: Float[Tensor, "image child parent"], activations: Float[Tensor, "image child"]
+    couplings: Float[Tensor, "image child parent"],
+    activations: Float[Tensor, "image child"],
+    seen: Bool[Tensor, "child parent"] | None = None,
 ) -> Float[Tensor, ""]:
     """Mean of ``child_entropy`` over children as far as they are there: absent ones have nothing to share."""
-    return (activations * child_entropy(couplings)).sum() / activations.sum()
+    entropy = child_entropy(couplings, seen)
+    known = ~entropy.isnan()
+    return (activations * known * entropy.nan_to_num()).sum() / (activations * known).sum()
 
 
-def t_score(couplings: Float[Tensor, "image child parent"]) -> Float[Tensor, ""]:
+def t_score(
+    couplings: Float[Tensor, "image child parent"], seen: Bool[Tensor, "child parent"] | None = None
+) -> Float[Tensor, ""]:
     """1 if couplings are a tree, each child with one parent; 0 if they are equal (Peer 2018)."""
-    return 1 - child_entropy(couplings).mean()
+    return 1 - child_entropy(couplings, seen).nanmean()
 
 
 def d_score(activations: Float[Tensor, "image capsule"]) -> Float[Tensor, ""]:
@@ -51,14 +69,29 @@ def d_score(activations: Float[Tensor, "image capsule"]) -> Float[Tensor, ""]:
     return activations.std(0, correction=0).max()
 
 
-def static_share(couplings: Float[Tensor, "image child parent"]) -> Float[Tensor, ""]:
+def static_share(
+    couplings: Float[Tensor, "image child parent"], seen: Bool[Tensor, "child parent"] | None = None
+) -> Float[Tensor, ""]:
     """How much of the variation of a child's couplings is the same for all images; 1: routing does not look at them.
 
     1 less the variance over images, mean over pairs, over the variance over images and parents, mean over children.
     NaN for equal couplings, which do not vary.
     """
-    over_images = couplings.var(0, correction=0).mean()
-    return 1 - over_images / couplings.transpose(1, 2).flatten(0, 1).var(0, correction=0).mean()
+    every = couplings.new_ones(couplings.shape[1:]) if seen is None else seen.to(couplings.dtype)
+    count = every.sum(1).clamp_min(1)  # [child]
+    over_images = ((couplings.var(0, correction=0) * every).sum(1) / count).sum()
+    mean = (couplings.mean(0) * every).sum(1) / count
+    deviations = (couplings - mean.view(1, -1, 1)).square().mean(0) * every  # [child parent]
+    spread = (deviations.sum(1) / count).sum()
+    return torch.where(spread > torch.finfo(couplings.dtype).eps, 1 - over_images / spread, torch.nan)
+
+
+def coupling_std(
+    couplings: Float[Tensor, "image child parent"], seen: Bool[Tensor, "child parent"] | None = None
+) -> Float[Tensor, ""]:
+    """Standard deviation of a coupling over images, mean over pairs that see each other (Mitterreiter 2023)."""
+    std = couplings.std(0, correction=0)
+    return std.mean() if seen is None else std[seen].mean()
 
 
 def class_information(
@@ -110,8 +143,12 @@ class Trees:
 def count_trees(
     couplings: Float[Tensor, "image child parent"], labels: Int64[Tensor, " image"], levels: int = TREE_LEVELS
 ) -> Trees:
-    """How many different trees the images of a class have, couplings rounded to ``levels`` levels (Renzulli 2022)."""
-    rounded = (couplings * (levels - 1)).round().to(torch.uint8).flatten(1)
+    """How many different trees the images of a class have (Renzulli 2022).
+
+    Couplings are rounded to ``levels`` levels of the largest of their child, so that many parents are no fewer trees.
+    """
+    largest = couplings.amax(2, keepdim=True).clamp_min(torch.finfo(couplings.dtype).tiny)
+    rounded = ((couplings / largest).clamp_min(0) * (levels - 1)).round().to(torch.uint8).flatten(1)
     distinct, entropies, images = [], [], []
     for label in labels.unique():
         counts = rounded[labels == label].unique(dim=0, return_counts=True)[1].double()

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 
 from capsule_lab.layers import DenseCapsules, PrimaryCapsules
@@ -52,12 +52,13 @@ class LayerTrace:
 
     Attributes:
         iterations: what the routing said after each iteration; the last has activations and logits in any case.
-        children: the capsules below, ``(image, child, …)``.
+        children: the capsules below, ``(image, child, …)``; where a layer makes its children of those, these.
         parents: the capsules of the layer, ``(image, parent, …)``; of a convolutional layer ordered (position, type).
         routing: of the layer.
         given: votes as the routing got them.
         present: activations of the children of each row, ``(row, child)``; ones for children without any.
         windows: which children each position sees; ``None`` where every parent sees every child.
+        ring: how many rings of children of activation 0 are around the others, which ``windows`` counts.
         child_grid: where the children lie; ``None`` if the layer below has no positions.
     """
 
@@ -68,7 +69,29 @@ class LayerTrace:
     given: Tensor | Votes
     present: Float[Tensor, "row child"]
     windows: Windows | None
+    ring: int
     child_grid: ChildGrid | None
+
+    @property
+    def inner(self) -> Int64[Tensor, " child"] | None:
+        """The children of ``windows`` that are in no ring of padding; ``None`` where every parent sees every child."""
+        if self.windows is None:
+            return None
+        height, width = self.windows.size
+        every = torch.arange(self.windows.child_count, device=self.windows.child.device)
+        grid = every.view(height, width, self.windows.types)
+        return grid[self.ring : height - self.ring, self.ring : width - self.ring].flatten()
+
+    def seen(self) -> Bool[Tensor, "child parent"] | None:
+        """Which parents see a child and compete for it; ``None`` where all do."""
+        if self.windows is None:
+            return None
+        windows = self.windows
+        found = torch.zeros(windows.child_count, windows.positions, dtype=torch.bool, device=windows.child.device)
+        position = torch.arange(windows.positions, device=windows.child.device).unsqueeze(1).expand_as(windows.child)
+        found[windows.child, position] = True
+        types = self.iterations[0].couplings.shape[2]
+        return found[self.inner].repeat_interleave(types, 1)
 
     @property
     def transformations(self) -> Float[Tensor, "child inner parent columns"] | None:
@@ -101,14 +124,15 @@ class LayerTrace:
         found = self.iterations[iteration].couplings  # [row place type]
         if self.windows is None:
             return found if children is None else found[:, children]
-        windows = self.windows
+        windows, inner = self.windows, self.inner
         types = found.shape[2]
+        chosen = inner if children is None or inner is None else inner[children]
         child = windows.child.unsqueeze(2).expand(-1, -1, types)  # [position place type]
         images = []
         for by_window in found.split(windows.positions):  # [position place type]
             every = found.new_zeros(windows.positions, windows.child_count, types)
             by_child = every.scatter_(1, child, by_window).transpose(0, 1).flatten(1)  # [child parent]
-            images.append(by_child if children is None else by_child[children])
+            images.append(by_child[chosen])
         return torch.stack(images)
 
     def mass(self, iteration: int = -1) -> Float[Tensor, "image parent"]:
@@ -182,6 +206,14 @@ class _Listener:
     def _hear_parents(self, _: nn.Module, __: tuple[Any, ...], output: Capsules) -> None:
         self.parents = output
 
+    @property
+    def given_children(self) -> int:
+        """How many children there are, as routing counts them where it sees all."""
+        if self.windows is not None:
+            return int(self.children[0].shape[1])
+        votes = self.inputs[0]
+        return int((votes.poses if isinstance(votes, Votes) else votes).shape[1])
+
     def trace(self, child_grid: ChildGrid | None) -> LayerTrace:
         assert self.parents is not None
         if not self.iterations:
@@ -192,11 +224,12 @@ class _Listener:
         given = votes.poses if isinstance(votes, Votes) else votes
         present = others[0] if others and others[0] is not None else given.new_ones(given.shape[:2])
         of_children = activations[0] if activations and activations[0] is not None else present
+        if self.windows is None and present.shape[1] != of_children.shape[1]:  # made of several capsules below each
+            poses, of_children = votes.child_poses if isinstance(votes, Votes) else votes.flatten(2), present
         *before, last = self.iterations
-        if last.activations is None:
-            rows = last.couplings.shape[0], last.couplings.shape[2]
-            logits = None if self.parents.logits is None else self.parents.logits.view(rows)
-            last = last._replace(activations=self.parents.activations.view(rows), logits=logits)
+        rows = last.couplings.shape[0], last.couplings.shape[2]
+        logits = None if self.parents.logits is None else self.parents.logits.reshape(rows)
+        last = last._replace(activations=self.parents.activations.reshape(rows), logits=logits)
         return LayerTrace(
             iterations=(*before, last),
             children=Capsules(poses, of_children),
@@ -205,6 +238,7 @@ class _Listener:
             given=votes,
             present=present,
             windows=self.windows,
+            ring=getattr(self.layer, "padding", 0),
             child_grid=child_grid,
         )
 
@@ -248,7 +282,7 @@ def trace(
         output = network.forward(images)  # not the compiled call, which runs no hooks
     found, below = {}, None if primary is None else (primary.positions, primary.by_type)
     for name, listener in listeners.items():
-        children = listener.children[0].shape[1]
+        children = listener.given_children
         grid = None
         if below is not None and below[0] != (1, 1) and children % (below[0][0] * below[0][1]) == 0:
             by_type = below[1] and isinstance(listener.layer, DenseCapsules)  # others get them by position

@@ -30,6 +30,16 @@ def vote_cosines(
     return torch.cosine_similarity(votes, poses.unsqueeze(1), dim=3)
 
 
+def weighted_means(
+    votes: Float[Tensor, "image child parent dim"],
+    couplings: Float[Tensor, "image child parent"],
+    activations: Float[Tensor, "image child"],
+) -> Float[Tensor, "image parent dim"]:
+    """Means of the votes, weighted by ``a_i R_ij``: where votes agree, whatever a routing then makes of it."""
+    weights = couplings * activations.unsqueeze(2)
+    return torch.einsum("bij,bijd->bjd", weights, votes) / weights.sum(1).unsqueeze(2)
+
+
 def mean_distances(
     distances: Float[Tensor, "image child parent"],
     couplings: Float[Tensor, "image child parent"],
@@ -84,14 +94,16 @@ def shuffled_auc(
     """
     generator = torch.Generator().manual_seed(seed)
     images, children = activations.shape
+    device = votes.device
     donor = torch.zeros(images, children, dtype=torch.int64)
-    for label in labels.unique():
-        rows = (labels == label).nonzero().squeeze(1)
+    on_cpu = labels.cpu()
+    for label in on_cpu.unique():
+        rows = (on_cpu == label).nonzero().squeeze(1)
         drawn = torch.rand(len(rows), children, generator=generator).argsort(0)  # a permutation for each child
         donor[rows] = rows[drawn]
-    child = torch.arange(children).expand(images, -1)
+    child = torch.arange(children, device=device).expand(images, -1)
     means = []
-    for rows in (torch.arange(images).unsqueeze(1).expand(-1, children), donor):
+    for rows in (torch.arange(images, device=device).unsqueeze(1).expand(-1, children), donor.to(device)):
         # of the label of the image whose place it is
         parent = labels.unsqueeze(1).expand(-1, children)
         mine = votes[rows, child, parent]  # [image child dim]
@@ -99,7 +111,8 @@ def shuffled_auc(
         pose = (weights * mine).sum(1, keepdim=True) / weights.sum(1, keepdim=True)
         distances = (mine - pose).norm(dim=2, keepdim=True)
         means.append(((weights * distances).sum(1) / weights.sum(1)).squeeze(1))
-    return area_under_roc(means[0], means[1])
+    true, shuffled = (each[each.isfinite()] for each in means)
+    return area_under_roc(true, shuffled) if len(true) and len(shuffled) else float("nan")
 
 
 def common_displacement(

@@ -189,6 +189,8 @@ class CapsNet(AbstractReconstructingNetwork):
 
 
 def _check_hidden(hidden: Sequence[Sequence[int]], transformation: str) -> None:
+    if not isinstance(hidden, Sequence):
+        raise ValueError(f"hidden is {hidden!r}; expected a list of [capsules, components], such as [[32, 8]]")  # noqa: TRY004
     pairs = [each if isinstance(each, Sequence) and not isinstance(each, str) else () for each in hidden]
     if not all(len(each) == 2 and all(type(n) is int and n > 0 for n in each) for each in pairs):
         raise ValueError(f"hidden is {hidden!r}; expected [capsules, components] of each layer, such as [[32, 8]]")

@@ -1,9 +1,13 @@
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 
 from capsule_lab.analysis.subject import error_percent, set_running_statistics
+from capsule_lab.batch_norm import BatchNorm
+from capsule_lab.routing import NormalisedEMRouting
 from capsule_lab.types import CapsuleOutput
 from tests.helpers.subjects import small_network, subject
 
@@ -49,3 +53,22 @@ def test_running_statistics_are_those_of_the_images() -> None:
 def test_error() -> None:
     scores = torch.tensor([[0.9, 0.1], [0.8, 0.2], [0.1, 0.9], [0.7, 0.3]])
     assert error_percent(CapsuleOutput(scores), torch.tensor([0, 1, 1, 1])) == 50
+
+
+def test_running_statistics_of_our_own_batch_normalisation() -> None:
+    network = small_network(routing=partial(NormalisedEMRouting, relative_floor=True))
+    asked = subject(network)
+    set_running_statistics(network, [batch.images for batch in asked.batches])
+    norms = [each for each in network.modules() if isinstance(each, BatchNorm)]
+    assert norms
+    assert all((each.running_mean != 0).any() for each in norms)
+    assert all(each.momentum is not None for each in norms), "as before"
+    floors = [each.votes_variance for each in network.modules() if isinstance(each, NormalisedEMRouting)]
+    assert all(float(each) != 1 for each in floors)
+    assert not network.training
+
+
+def test_images_that_memory_is_too_small_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("capsule_lab.analysis.subject._MOST_BYTES", 2**10)
+    with pytest.raises(ValueError, match=r"the couplings of 24 images take .* expected images=\d+ or fewer"):
+        _ = subject(small_network()).traces

@@ -6,10 +6,11 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 
 import torch
-from jaxtyping import Int64
+from jaxtyping import Float, Int64
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 
@@ -17,6 +18,7 @@ from capsule_lab.analysis import couplings as measures
 from capsule_lab.analysis.curves import COLOURS
 from capsule_lab.analysis.equal_couplings import equal_couplings
 from capsule_lab.analysis.plotting import name_of_class
+from capsule_lab.analysis.reconstructions import first_of_each_class
 from capsule_lab.analysis.subject import Answer, Subject, error_percent
 from capsule_lab.analysis.trace import LayerTrace
 from capsule_lab.errors import check_number
@@ -47,7 +49,7 @@ def couplings(subject: Subject, *, iterations: int | None = None, shown: int = _
     """
     check_number("shown", shown, 0)
     with _iterations(subject.network, iterations):
-        return _answer(subject, shown)
+        return _answer(replace(subject), shown)  # without what it may have traced before
 
 
 def _answer(subject: Subject, shown: int) -> Answer:
@@ -132,23 +134,31 @@ def of_layer(layer: LayerTrace, subject: Subject) -> dict[str, float]:
     shuffled = labels[torch.randperm(len(labels), generator=torch.Generator().manual_seed(0)).to(labels.device)]
     chosen = _children(layer)
     activations = layer.children.activations if chosen is None else layer.children.activations[:, chosen]
+    within = by_window(layer)
+    seen = None if within else layer.seen()
+    seen = seen if seen is None or chosen is None else seen[chosen]
     found: dict[str, Tensor | float] = {}
     before: Tensor | None = None
     for number in range(1, len(layer.iterations) + 1):
-        shares = layer.couplings(number - 1, chosen)
+        shares = _within_windows(layer, number - 1) if within else layer.couplings(number - 1, chosen)
+        activations = _present_in_windows(layer) if within else activations
         trees = measures.count_trees(shares, labels)
         found |= {
-            f"{number}/entropy": measures.child_entropy(shares).mean(),
-            f"{number}/weighted_entropy": measures.weighted_entropy(shares, activations),
-            f"{number}/t_score": measures.t_score(shares),
-            f"{number}/static_share": measures.static_share(shares),
-            f"{number}/routing_std": shares.std(0, correction=0).mean(),
+            f"{number}/entropy": measures.child_entropy(shares, seen).nanmean(),
+            f"{number}/weighted_entropy": measures.weighted_entropy(shares, activations, seen),
+            f"{number}/t_score": measures.t_score(shares, seen),
+            f"{number}/static_share": measures.static_share(shares, seen),
+            f"{number}/routing_std": measures.coupling_std(shares, seen),
             f"{number}/class_information": measures.class_information(shares, labels, classes),
             f"{number}/class_information_of_shuffled_labels": measures.class_information(shares, shuffled, classes),
             f"{number}/starved_share": measures.starved_share(layer.mass(number - 1)),
             f"{number}/trees_per_class": trees.distinct,
             f"{number}/entropy_of_trees": trees.entropy,
+            f"{number}/images_per_class": trees.images,
         }
+        if layer.routing.competing == "children":  # their couplings are no shares of a child
+            shared = ("entropy", "weighted_entropy", "t_score")
+            found |= {f"{number}/{key}": float("nan") for key in shared}
         if before is not None:
             found[f"{number}/argmax_changes"] = measures.argmax_changes(before, shares)
         if isinstance(layer.routing, DynamicRouting) and layer.windows is None:
@@ -158,6 +168,23 @@ def of_layer(layer: LayerTrace, subject: Subject) -> dict[str, float]:
     found["dead_share"] = (layer.parents.activations.amax(0) < measures.DEAD).double().mean()
     found["distance_from_orthogonal"] = _distance_from_orthogonal(layer)
     return {key: float(value) for key, value in found.items()}
+
+
+def by_window(layer: LayerTrace) -> bool:
+    """Whether the parents of each position compete among themselves, so that a child is shared once by each."""
+    return layer.windows is not None and layer.routing.normalisation in ("window", "official_legacy")
+
+
+def _within_windows(layer: LayerTrace, iteration: int) -> Float[Tensor, "image child parent"]:
+    """Couplings of a child to the parents of one position, each position's view of it a child of its own."""
+    assert layer.windows is not None
+    rows = layer.iterations[iteration].couplings  # [row place type]
+    return rows.unflatten(0, (-1, layer.windows.positions)).flatten(1, 2)
+
+
+def _present_in_windows(layer: LayerTrace) -> Float[Tensor, "image child"]:
+    assert layer.windows is not None
+    return layer.present.unflatten(0, (-1, layer.windows.positions)).flatten(1)
 
 
 def _distance_from_orthogonal(layer: LayerTrace) -> float:
@@ -208,7 +235,11 @@ def _histograms(layers: Mapping[str, LayerTrace]) -> Figure:
     for axis, (name, layer) in zip(axes, layers.items(), strict=True):
         chosen = _children(layer)
         for number in range(len(layer.iterations)):
-            counts = torch.histc(layer.couplings(number, chosen).detach().float().cpu(), _BINS, 0, 1)
+            couplings = layer.couplings(number, chosen).detach().float().cpu()
+            seen = layer.seen()
+            if seen is not None:  # others are 0 in any case
+                couplings = couplings[:, (seen if chosen is None else seen[chosen]).cpu()]
+            counts = torch.histc(couplings, _BINS, 0, 1)
             label = f"iteration {number + 1}"
             shares = (counts / counts.sum()).numpy()
             axis.stairs(shares, torch.linspace(0, 1, _BINS + 1).numpy(), label=label, color=COLOURS[number % 7])
@@ -248,4 +279,4 @@ def _maps(subject: Subject, layer: LayerTrace, shown: int) -> Figure:
 
 
 def _one_of_each_class(labels: Int64[Tensor, " image"], shown: int) -> list[int]:
-    return [int((labels == label).nonzero()[0]) for label in labels.unique()][:shown]
+    return first_of_each_class(labels, torch.ones_like(labels, dtype=torch.bool))[:shown]

@@ -21,10 +21,11 @@ from capsule_lab.analysis.questions.tree import silent
 from capsule_lab.analysis.subject import Answer, Subject
 from capsule_lab.errors import check_number
 from capsule_lab.networks import AbstractCapsuleNetwork, reconstructs
-from capsule_lab.types import Batch, CapsuleOutput
+from capsule_lab.types import CapsuleOutput
 
 _SHIFT = 4  # Sabour 2017, section 6: pixels
 _PRESENT = 0.5  # ours: activation that says yes
+_MOST = 3  # ours: parts of an image
 _SHOWN = 6  # ours
 
 
@@ -50,10 +51,11 @@ def crowding(subject: Subject, *, shift: int = _SHIFT, seed: int = 0, shown: int
     classes that rank highest, as many as there are. Of networks with a decoder, ``one_part``: percent of images whose
     reconstruction from a label's capsule is nearer to a single part than to their mean and their largest pixels.
 
-    A second look at pairs, by ``again/``: ``…_by_image`` subtracts what the winner decodes to from the image;
-    ``…_by_routing`` silences the children that give it more than half of themselves. ``two_classes``: percent of pairs
-    of which both are found, to be compared with ``two_classes/found``; ``same_class``: percent of equal pairs of which
-    the class wins twice.
+    A second look, by ``again/``: ``…_by_image`` subtracts what the winner decodes to from the image; ``…_by_routing``
+    silences each child by the share of it that the winner has. Who wins then, with an activation above 0.5, is found.
+    ``two_classes``: percent of pairs of which both are found, to be compared with ``two_classes/found``;
+    ``same_class``: percent of equal pairs of which the class is found twice; ``single``: percent of single images in
+    which a second object is found, which is not there.
 
     Args:
         subject: of capsules, of pixels in [0, 1].
@@ -64,8 +66,13 @@ def crowding(subject: Subject, *, shift: int = _SHIFT, seed: int = 0, shown: int
     Raises:
         ValueError: for a network without capsules, or standardised images, which cannot be laid over each other.
     """
-    check_number("shift", shift, 0)
+    check_number("shift", shift, 0, min(subject.images.shape[2:]) - 1)
     check_number("shown", shown, 0)
+    present = len(subject.labels.unique())
+    if present < _MOST:
+        raise ValueError(
+            f"these images are of {present} classes; expected {_MOST} or more, of which threes can be made"
+        )
     network = subject.network
     if not isinstance(network, AbstractCapsuleNetwork):
         name = type(network).__name__
@@ -80,7 +87,7 @@ def crowding(subject: Subject, *, shift: int = _SHIFT, seed: int = 0, shown: int
     }
     numbers: dict[str, float] = {}
     for name, mixture in sets.items():
-        output = subject.outputs(_batches(subject, mixture.images))
+        output = subject.outputs(subject.with_images(mixture.images))
         numbers |= {f"{name}/{key}": value for key, value in _presence(output, mixture.labels).items()}
         if name != "single" and reconstructs(network):
             numbers[f"{name}/one_part"] = _one_part(subject, output, mixture)
@@ -93,6 +100,8 @@ def crowding(subject: Subject, *, shift: int = _SHIFT, seed: int = 0, shown: int
         numbers[f"again/two_classes_{name}"] = 100 * float(found.double().mean())
         twice = (look(subject, sets["same_class"]) == sets["same_class"].labels).all(1)
         numbers[f"again/same_class_{name}"] = 100 * float(twice.double().mean())
+        second = look(subject, sets["single"])[:, 1] >= 0
+        numbers[f"again/single_{name}"] = 100 * float(second.double().mean())
     return Answer(numbers, draw=partial(_figures, subject, sets["same_class"], shown))
 
 
@@ -143,13 +152,6 @@ def moved(image: Float[Tensor, "channel height width"], down: int, right: int) -
     return found
 
 
-def _batches(subject: Subject, images: Tensor) -> list[Batch]:
-    """These images in batches of the subject's sizes."""
-    sizes = [len(batch.labels) for batch in subject.batches]
-    parts = zip(subject.batches, images.split(sizes), strict=True)
-    return [batch._replace(images=each) for batch, each in parts]
-
-
 def _presence(output: CapsuleOutput, labels: Int64[Tensor, "image part"]) -> dict[str, float]:
     assert output.capsules is not None
     own = output.capsules.activations.gather(1, labels)
@@ -179,30 +181,38 @@ def _one_part(subject: Subject, output: CapsuleOutput, mixture: Mixtures) -> flo
 
 
 def _second_by_image(subject: Subject, mixture: Mixtures) -> Int64[Tensor, "image 2"]:
-    """The winner, and who wins of what is left of the image."""
-    output = subject.outputs(_batches(subject, mixture.images))
+    """The winner, and who wins of what is left of the image; -1 for nobody."""
+    output = subject.outputs(subject.with_images(mixture.images))
     first = output.ranking.argmax(1)
     left = (mixture.images - _decoded(subject, output, first)).clamp_min(0)
-    return torch.stack([first, subject.outputs(_batches(subject, left)).ranking.argmax(1)], 1)
+    return torch.stack([first, _winner(subject.outputs(subject.with_images(left)))], 1)
+
+
+def _winner(output: CapsuleOutput) -> Int64[Tensor, " image"]:
+    """The class that ranks highest, if it is there; -1 if it is not."""
+    assert output.capsules is not None
+    best = output.ranking.argmax(1)
+    there = output.capsules.activations.gather(1, best.unsqueeze(1)).squeeze(1) > _PRESENT
+    return torch.where(there, best, -1)
 
 
 def _second_by_routing(subject: Subject, mixture: Mixtures) -> Int64[Tensor, "image 2"]:
-    """The winner, and who wins without the children that are mostly its own."""
-    batches = _batches(subject, mixture.images)
+    """The winner, and who wins with what children have not given it; -1 for nobody."""
+    batches = subject.with_images(mixture.images)
     seen = replace(subject, batches=batches)
     name, layer = [*seen.traces.items()][-1]
     first = seen.outputs().ranking.argmax(1)
     shares = layer.couplings()
     own = shares.gather(2, first.view(-1, 1, 1).expand(-1, shares.shape[1], 1)).squeeze(2)
-    with silent(subject.network, name, own > _PRESENT, len(batches[0].labels)):
-        second = subject.outputs(batches).ranking.argmax(1)
+    with silent(subject, name, own.clamp(0, 1)):
+        second = _winner(subject.outputs(batches))
     return torch.stack([first, second], 1)
 
 
 def _figures(subject: Subject, mixture: Mixtures, shown: int) -> Mapping[str, Figure]:
     if not shown or not reconstructs(subject.network):
         return {}
-    output = subject.outputs(_batches(subject, mixture.images))
+    output = subject.outputs(subject.with_images(mixture.images))
     decoded = _decoded(subject, output, mixture.labels[:, 0]).clamp(0, 1).cpu()
     pictures: Sequence[Tensor] = (mixture.parts[:, 0], mixture.parts[:, 1], mixture.images, decoded)
     columns = [

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 
 import torch
@@ -10,64 +10,86 @@ from jaxtyping import Float, Int64
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from capsule_lab.analysis.curves import COLOURS
-from capsule_lab.analysis.plotting import Column, Group, picture_grid
+from capsule_lab.analysis.plotting import Column, Group, name_of_class, picture_grid
 from capsule_lab.analysis.reconstruction_detection import area_under_roc
-from capsule_lab.analysis.subject import Answer, Change, Subject, error_percent
+from capsule_lab.analysis.subject import Answer, Subject, error_percent
 from capsule_lab.errors import check_number
 
 _SHOWN = 5  # ours
 
 
 def scramble(subject: Subject, *, tiles: int = 4, seed: int = 0, shown: int = _SHOWN) -> Answer:
-    """What the network says of images whose tiles are permuted, halves are exchanged, or that are blurred as much.
+    """What the network says of images whose tiles are permuted, whose halves are others', or that are blurred as much.
 
     Of each change: ``kept``, the share of images still taken for their label; ``confidence``, the mean of the largest
     class probability; ``auc``, how well this tells intact images from changed ones, 0.5 not at all, and 1 what the
-    claim says of capsules. Class probabilities are a softmax of the logits, so that networks of activations and of
-    logits are compared alike. Blurring has about the same distance in pixels, and no part of it is in another place.
+    claim says of capsules; ``distance``, mean Euclidean distance from the image. Class probabilities are a softmax of
+    the logits, so that networks of activations and of logits are compared alike. Changes are of what the network sees:
+
+    - ``two_tiles``, ``all_tiles``: so many tiles in each other's places;
+    - ``swapped_halves``: the lower half above the upper one;
+    - ``halves_of_class``, ``halves_of_classes``: the lower half is that of another image, of the same class, or of
+      another one;
+    - ``blur``: no part is anywhere else, as far from the image as ``two_tiles``, or as far as blurring goes.
 
     Args:
         subject: any network that gives logits.
-        tiles: the image is cut into so many rows and columns; of which 2, and then all are permuted.
-        seed: of the permutations and of the images that halves come from.
+        tiles: the image is cut into so many rows and columns.
+        seed: of the permutations and of whose halves images get.
         shown: images that are drawn.
 
     Raises:
-        ValueError: for fewer than 2 tiles, or a network without logits.
+        ValueError: for fewer than 2 tiles or more than pixels, or a network without logits.
     """
-    check_number("tiles", tiles, 2)
     check_number("shown", shown, 0)
-    side = min(subject.images.shape[2:])
-    check_number("tiles", tiles, 2, side)
-    changes: dict[str, Change] = {
-        "two_tiles": _keyed(lambda images, generator: permuted_tiles(images, tiles, 2, generator), seed),
-        "all_tiles": _keyed(lambda images, generator: permuted_tiles(images, tiles, tiles**2, generator), seed),
-        "exchanged_halves": lambda images, _: torch.cat(
-            [images[:, :, half(images) :], images[:, :, : half(images)]], 2
-        ),
-        "blur": lambda images, _: blurred(images, max(side // tiles, 3)),
-    }
+    check_number("tiles", tiles, 2, min(subject.images.shape[2:]))
+    changed = changes(subject, tiles, seed)
     clean = subject.outputs()
     confidence = _confidence(clean.logits)
     numbers = {"error": error_percent(clean, subject.labels), "confidence": 100 * float(confidence.mean())}
-    for name, change in changes.items():
-        batches = subject.changed(change, 0.0)
-        found = subject.outputs(batches)
-        changed = _confidence(found.logits)
-        moved = torch.cat([batch.images for batch in batches]) - subject.images
+    kept = {"intact": 100 - numbers["error"]}
+    for name, images in changed.items():
+        found = subject.outputs(subject.with_images(images))
+        sure = _confidence(found.logits)
+        kept[name] = 100 - error_percent(found, subject.labels)
         numbers |= {
-            f"{name}/kept": 100 - error_percent(found, subject.labels),
-            f"{name}/confidence": 100 * float(changed.mean()),
-            f"{name}/auc": area_under_roc(-confidence, -changed),
-            f"{name}/distance": float(moved.flatten(1).norm(dim=1).mean()),
+            f"{name}/kept": kept[name],
+            f"{name}/confidence": 100 * float(sure.mean()),
+            f"{name}/auc": area_under_roc(-confidence, -sure),
+            f"{name}/distance": float((images - subject.images).flatten(1).norm(dim=1).mean()),
         }
-    return Answer(numbers, draw=partial(_figures, subject, changes, shown))
+    return Answer(numbers, draw=partial(_figures, subject, changed, kept, shown))
 
 
-def half(images: Tensor) -> int:
-    """Rows of the upper half."""
-    return images.shape[2] // 2
+def changes(subject: Subject, tiles: int, seed: int) -> dict[str, Float[Tensor, "image channel height width"]]:
+    """All images after each change, by name."""
+    images, labels = subject.images, subject.labels.cpu()
+    half = images.shape[2] // 2
+    generator = torch.Generator().manual_seed(seed)
+    found = {
+        "two_tiles": permuted_tiles(images, tiles, 2, generator),
+        "all_tiles": permuted_tiles(images, tiles, tiles**2, generator),
+        "swapped_halves": torch.cat([images[:, :, half:], images[:, :, :half]], 2),
+    }
+    for name, same in (("halves_of_class", True), ("halves_of_classes", False)):
+        partner = _partners(labels, generator, same_class=same).to(images.device)
+        found[name] = torch.cat([images[:, :, :half], images[partner, :, half:]], 2)
+    blur = blurred(images, max(min(images.shape[2:]) // tiles, 3)) - images
+    wanted, possible = ((each).flatten(1).norm(dim=1) for each in (found["two_tiles"] - images, blur))
+    share = (wanted / possible.clamp_min(1e-9)).clamp_max(1)
+    return {**found, "blur": images + share.view(-1, 1, 1, 1) * blur}
+
+
+def _partners(labels: Int64[Tensor, " image"], generator: torch.Generator, *, same_class: bool) -> Tensor:
+    """For each image another one; itself where there is none."""
+    found = torch.arange(len(labels))
+    for image, label in enumerate(labels.tolist()):
+        fits = (labels == label) == same_class
+        fits[image] = False
+        others = fits.nonzero().squeeze(1)
+        if len(others):
+            found[image] = others[int(torch.randint(len(others), (1,), generator=generator))]
+    return found
 
 
 def permuted_tiles(
@@ -107,36 +129,23 @@ def blurred(images: Float[Tensor, "batch channel height width"], width: int) -> 
     return torch.nn.functional.avg_pool2d(padded, 2 * reach + 1, 1)
 
 
-def _keyed(change: Callable[[Tensor, torch.Generator], Tensor], seed: int) -> Change:
-    def changed(images: Tensor, _: float) -> Tensor:
-        return change(images, torch.Generator().manual_seed(seed))
-
-    return changed
-
-
 def _confidence(logits: Tensor | None) -> Float[Tensor, " image"]:
     if logits is None:
         raise ValueError("the network gives no logits with this routing; expected one that does")
     return logits.double().softmax(1).amax(1)
 
 
-def _figures(subject: Subject, changes: Mapping[str, Change], shown: int) -> Mapping[str, Figure]:
+def _figures(
+    subject: Subject, changed: Mapping[str, Tensor], kept: Mapping[str, float], shown: int
+) -> Mapping[str, Figure]:
     if not shown:
         return {}
-    chosen = slice(0, shown)
-    rows = ["intact", *(name.replace("_", " ") for name in changes)]
-    every = [subject.images[chosen]]
-    every += [torch.cat([batch.images for batch in subject.changed(each, 0.0)])[chosen] for each in changes.values()]
     low, high = subject.images.min(), subject.images.max()
-    pictures = [((each - low) / (high - low)).cpu() for each in every]
-    found = [subject.outputs(), *(subject.outputs(subject.changed(each, 0.0)) for each in changes.values())]
-    columns = []
-    for image in range(len(pictures[0])):
-        label = int(subject.labels[image])
-        colour = COLOURS[0]
-        columns.append(
-            Column(str(subject.classes[label] if subject.classes else label), [p[image] for p in pictures], colour)
-        )
-    kept = [100 * float((each.ranking.argmax(1) == subject.labels).double().mean()) for each in found]
-    names = [f"{row}: {share:.0f} % as labelled" for row, share in zip(rows, kept, strict=True)]
+    every = [subject.images, *changed.values()]
+    pictures = [((each[:shown] - low) / (high - low)).clamp(0, 1).cpu() for each in every]
+    columns = [
+        Column(name_of_class(subject.classes, int(subject.labels[image])), [each[image] for each in pictures])
+        for image in range(len(pictures[0]))
+    ]
+    names = [f"{name.replace('_', ' ')}: {share:.0f} % as labelled" for name, share in kept.items()]
     return {"images": picture_grid([Group("", columns)], names)}

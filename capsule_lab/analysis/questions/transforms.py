@@ -28,22 +28,29 @@ class Strengths(NamedTuple):
 
     Attributes:
         curve: of the curves, 0 among them.
-        step: of the linear map; twice this, and its negative, are for the group law.
+        step: of the linear map.
+        twice, back: what two steps are, and what undoes one, for the group law.
         unit: of all of them.
     """
 
     curve: tuple[float, ...]
     step: float
+    twice: float
+    back: float
     unit: str
 
 
 KINDS: Mapping[str, Strengths] = {
     "rotation": Strengths(
-        (-30.0, -25.0, -20.0, -15.0, -10.0, -5.0, 0.0, 5.0, 10.0, 15.0, 20.0, 25.0, 30.0), 10.0, "degrees"
+        (-30.0, -25.0, -20.0, -15.0, -10.0, -5.0, 0.0, 5.0, 10.0, 15.0, 20.0, 25.0, 30.0), 10.0, 20.0, -10.0, "degrees"
     ),
-    "translation": Strengths((-4.0, -3.0, -2.0, -1.0, 0.0, 1.0, 2.0, 3.0, 4.0), 1.0, "pixels to the right"),
-    "scaling": Strengths((-0.2, -0.15, -0.1, -0.05, 0.0, 0.05, 0.1, 0.15, 0.2), 0.1, "the factor less 1"),
-    "shear": Strengths((-0.4, -0.3, -0.2, -0.1, 0.0, 0.1, 0.2, 0.3, 0.4), 0.1, "pixels to the right per pixel up"),
+    "translation": Strengths((-4.0, -3.0, -2.0, -1.0, 0.0, 1.0, 2.0, 3.0, 4.0), 1.0, 2.0, -1.0, "pixels to the right"),
+    "scaling": Strengths(
+        (-0.2, -0.15, -0.1, -0.05, 0.0, 0.05, 0.1, 0.15, 0.2), 0.1, 1.1**2 - 1, 1 / 1.1 - 1, "the factor less 1"
+    ),
+    "shear": Strengths(
+        (-0.4, -0.3, -0.2, -0.1, 0.0, 0.1, 0.2, 0.3, 0.4), 0.1, 0.2, -0.1, "pixels to the right per pixel up"
+    ),
 }
 """Ours, about the ranges of affNIST."""
 
@@ -94,12 +101,11 @@ def transforms(
         curves[kind] = [_point(shown[each], shown[0], each, subject) for each in strengths.curve]
         rows += [{"change": kind, **point} for point in curves[kind]]
         numbers |= {f"{kind}/{key}": value for key, value in _numbers(shown, subject).items()}
-        steps = {
-            each: _Shown.of(subject, subject.changes[kind], each, features, pixels)
-            for each in (strengths.step, 2 * strengths.step, -strengths.step)
-        }
-        found = _maps(subject.labels, shown[0], steps, strengths.step, ridge)
-        numbers |= {f"{kind}/{key}": value for key, value in found.items()}
+        steps = [
+            shown.get(each) or _Shown.of(subject, subject.changes[kind], each, features, pixels)
+            for each in (strengths.step, strengths.twice, strengths.back)
+        ]
+        numbers |= {f"{kind}/{key}": value for key, value in _maps(subject.labels, shown[0], steps, ridge).items()}
     return Answer(numbers, rows, partial(_figures, curves))
 
 
@@ -179,13 +185,13 @@ def _linear_share(shown: Mapping[float, _Shown], subject: Subject) -> float:
     return 1 - residual / total if total else float("nan")
 
 
-def _maps(labels: Tensor, before: _Shown, steps: Mapping[float, _Shown], step: float, ridge: float) -> dict[str, float]:
-    """One map for all images, of what poses differ by from the mean pose of their class."""
-    poses, pixels = (_class_means(labels, each) for each in (before.poses, before.pixels))
-    one, two, back = (
-        linear_map(before.poses - poses, steps[each].poses - poses, ridge) for each in (step, 2 * step, -step)
+def _maps(labels: Tensor, before: _Shown, steps: Sequence[_Shown], ridge: float) -> dict[str, float]:
+    """One map for all images, of what poses differ by from the mean pose of their class, which may move by itself."""
+    start, *ends = (_without_class_means(labels, each.poses) for each in (before, *steps))
+    one, two, back = (linear_map(start, end, ridge) for end in ends)
+    of_pixels = linear_map(
+        _without_class_means(labels, before.pixels), _without_class_means(labels, steps[0].pixels), ridge
     )
-    of_pixels = linear_map(before.pixels - pixels, steps[step].pixels - pixels, ridge)
     return {
         "map_error": one.error,
         "identity_error": one.identity_error,
@@ -196,12 +202,18 @@ def _maps(labels: Tensor, before: _Shown, steps: Mapping[float, _Shown], step: f
     }
 
 
-def _class_means(labels: Tensor, poses: Tensor) -> Tensor:
-    """Of each image, the mean of the images of its class: without it, telling classes apart would pass for a map."""
-    means = torch.zeros_like(poses)
+def _without_class_means(labels: Tensor, poses: Tensor) -> Tensor:
+    """Poses less the mean of their class, of the images that maps are fitted to.
+
+    Without this, telling classes apart would pass for a map.
+    """
+    found = torch.zeros_like(poses)
+    fitted = torch.arange(len(labels), device=labels.device) % 2 == 0  # as in linear_map
     for label in labels.unique():
-        means[labels == label] = poses[labels == label].mean(0)
-    return means
+        own = labels == label
+        both = own & fitted
+        found[own] = poses[own] - poses[both if both.any() else own].mean(0)
+    return found
 
 
 def _figures(curves: Mapping[str, Sequence[Mapping[str, float]]]) -> Mapping[str, Figure]:

@@ -12,8 +12,9 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int64
+from jaxtyping import Bool, Float, Int64, Shaped
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor, nn
@@ -24,6 +25,8 @@ from capsule_lab.analysis.subject import Answer, Subject
 from capsule_lab.analysis.trace import ChildGrid, LayerTrace, trace
 from capsule_lab.errors import check_number
 from capsule_lab.networks import AbstractCapsuleNetwork
+from capsule_lab.routing import AbstractRouting
+from capsule_lab.types import Votes
 
 ACTIVE = 0.1  # ours: activation above which a capsule is a node
 _KEPT = 0.9  # ours: share of a node's mass that the drawn branches carry
@@ -91,7 +94,7 @@ def tree(subject: Subject, *, silenced: float = 0.1, shown: int = _SHOWN) -> Ans
         "drop_of_votes": _longest(lengths, counts),
         "drop_of_random": _random_of_same_activation(layer.present, heavy),
     }.items():
-        with silent(subject.network, name, chosen, len(subject.batches[0].labels)):
+        with silent(subject, name, chosen):
             after = subject.outputs().ranking.softmax(1).gather(1, predicted.unsqueeze(1)).squeeze(1)
         numbers[f"{name}/{quantity}"] = 100 * float((before - after).mean())
     if layer.child_grid is not None:
@@ -135,24 +138,33 @@ def _random_of_same_activation(
 
 
 @contextmanager
-def silent(network: nn.Module, layer: str, children: Bool[Tensor, "image child"], batch: int) -> Iterator[None]:
-    """In the layer of this name, these children have activations and poses of 0.
+def silent(subject: Subject, layer: str, children: Shaped[Tensor, "image child"]) -> Iterator[None]:
+    """In the routing of the layer of this name, these children have activations and votes of 0.
 
     Args:
-        network: of capsules; called on batches of ``batch`` images, in order.
-        layer: its name in ``capsule_layers``.
-        children: of the layer below, of all images.
-        batch: images of a batch; the last may be smaller.
+        subject: whose network is then called on batches of the sizes of the subject's own, in order.
+        layer: its name in ``capsule_layers``, one in which every parent sees every child.
+        children: of all images; ``True``, or how much of a child is silenced, from 0 to 1.
     """
+    network = subject.network
     assert isinstance(network, AbstractCapsuleNetwork)
-    parts = iter(children.split(batch))
+    parts = iter(children.split([len(batch.labels) for batch in subject.batches]))
+    routing = next(each for each in network.capsule_layers()[layer].modules() if isinstance(each, AbstractRouting))
 
     def hook(_: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-        heard = ~next(parts)
-        poses, *activations = inputs
-        return (poses * heard.unsqueeze(2), *(None if each is None else each * heard for each in activations))
+        heard = 1 - next(parts).to(torch.float32)
+        votes, *activations = inputs
+        if isinstance(votes, Votes):
+            silenced: Tensor | Votes = Votes(
+                votes.poses * heard.unsqueeze(2),
+                votes.weight,
+                None if votes.plain_poses is None else votes.plain_poses * heard.unsqueeze(2),
+            )
+        else:
+            silenced = votes * heard[:, :, None, None]
+        return (silenced, *(None if each is None else each * heard for each in activations))
 
-    handle = network.capsule_layers()[layer].register_forward_pre_hook(hook)
+    handle = routing.register_forward_pre_hook(hook)
     try:
         yield
     finally:
@@ -182,9 +194,52 @@ def _follows_shift(
         moved, edges = _edges(layer, parents[start : start + len(batch.labels)])
         found.append(moved * edges)
         start += len(batch.labels)
-    centres = [_centre(each, grid) for each in (weights, torch.cat(found))]
-    pixels_per_position = subject.images.shape[3] / grid.width
-    return float((centres[1] - centres[0]).nanmean()) * pixels_per_position / _PIXELS
+    before, after = (_centre(each, grid) for each in (weights, torch.cat(found)))
+    _, step = receptive_centres(network, subject.images[:1])[1]
+    return float((after - before).nanmean()) * step / _PIXELS
+
+
+def receptive_centres(
+    network: AbstractCapsuleNetwork, image: Float[Tensor, "1 channel height width"]
+) -> tuple[tuple[float, float], tuple[float, float]]:
+    """Where in the image the children of the last layer look: first position and step in pixels, of rows and columns.
+
+    Found by the gradients of their poses: the middle of what a position is sensitive to, away from the edges, and a
+    line through these.
+
+    Raises:
+        ValueError: if the children have no positions.
+    """
+    layer = [*trace(network, image)[1].values()][-1]
+    grid = layer.child_grid
+    if grid is None:
+        raise ValueError("the children of the last layer have no positions; expected a network where they have")
+    pixels = (torch.rand(image.shape, generator=torch.Generator().manual_seed(0)).to(image)).requires_grad_()
+    kept: list[Tensor] = []
+    handle = layer.routing.register_forward_pre_hook(lambda _, inputs: kept.append(inputs[0]))
+    try:
+        with torch.enable_grad():
+            network.forward(pixels)
+            votes = kept[0].child_poses if isinstance(kept[0], Votes) else kept[0].flatten(2)
+            sizes = grid.at_positions(votes.square().sum(2)).sum((0, 1))  # [h w]
+            axes = []
+            for axis, count in enumerate((grid.height, grid.width)):
+                places = torch.arange(count)
+                middle = (grid.width if axis == 0 else grid.height) // 2
+                centres = []
+                for place in places.tolist():
+                    at = sizes[place, middle] if axis == 0 else sizes[middle, place]
+                    (gradient,) = torch.autograd.grad(at, pixels, retain_graph=True)
+                    profile = gradient.abs().sum((0, 1, 3 - axis))
+                    centres.append(float((profile * torch.arange(len(profile)).to(profile)).sum() / profile.sum()))
+                inside = slice(1, -1) if count > 4 else slice(None)  # the first and the last may look beyond the image
+                step, first = (
+                    np.polyfit(places[inside].numpy(), np.array(centres)[inside], 1) if count > 1 else (0, centres[0])
+                )
+                axes.append((float(first), float(step)))
+    finally:
+        handle.remove()
+    return axes[0], axes[1]
 
 
 def _centre(weights: Float[Tensor, "image child"], grid: ChildGrid) -> Float[Tensor, " image"]:
@@ -206,7 +261,7 @@ def parse(layers: Mapping[str, LayerTrace], root: int) -> dict[str, list[Branch]
     """
     found: dict[str, list[Branch]] = {}
     parents = {root}
-    for name, layer in reversed(layers.items()):
+    for name, layer in reversed([*layers.items()]):
         couplings, activations = layer.couplings()[0], layer.children.activations[0]
         best = couplings.argmax(1)
         branches: list[Branch] = []
@@ -234,7 +289,7 @@ def _figures(subject: Subject, shown: int) -> Mapping[str, Figure]:
         output, layers = trace(network, picture)
         root = int(output.ranking.argmax(1))
         found = parse(layers, root)
-        _draw_on_image(left, picture[0, 0], layers, found)
+        _draw_on_image(left, picture, network, layers, found)
         _draw_graph(right, layers, found)
         names = [name_of_class(subject.classes, each) for each in (int(subject.labels[image]), root)]
         left.set_title(f"{names[0]}, taken for {names[1]}", fontsize=9)
@@ -258,11 +313,14 @@ def _places(grid: ChildGrid | None, capsules: int) -> tuple[Tensor, Tensor, Tens
 
 
 def _draw_on_image(
-    axis: Axes, picture: Tensor, layers: Mapping[str, LayerTrace], found: Mapping[str, list[Branch]]
+    axis: Axes,
+    picture: Tensor,
+    network: AbstractCapsuleNetwork,
+    layers: Mapping[str, LayerTrace],
+    found: Mapping[str, list[Branch]],
 ) -> None:
-    """The children of the class capsule where they are, as large as what they give, coloured by type."""
-    height, width = picture.shape
-    axis.imshow(-picture.float().cpu().numpy(), cmap="gray", alpha=0.5)
+    """The children of the class capsule where they look, as large as what they give, coloured by type."""
+    axis.imshow(-picture[0, 0].float().cpu().numpy(), cmap="gray", alpha=0.5)
     axis.set(xticks=[], yticks=[])
     name, layer = [*layers.items()][-1]
     branches = found[name]
@@ -271,12 +329,11 @@ def _draw_on_image(
     rows, columns, kinds = _places(layer.child_grid, layer.children.activations.shape[1])
     chosen = [branch.child for branch in branches]
     largest = max(branch.weight for branch in branches)
-    spread = 0.3 * (
-        kinds[chosen] / layer.child_grid.types - 0.5
-    )  # so that types at one place are seen beside each other
+    spread = 0.6 * (kinds[chosen] / layer.child_grid.types - 0.5)  # so that types at one place are beside each other
+    (top, down), (left, right) = receptive_centres(network, picture)
     axis.scatter(
-        (columns[chosen] + spread / layer.child_grid.width) * width - 0.5,
-        (rows[chosen] + spread / layer.child_grid.height) * height - 0.5,
+        left + right * (columns[chosen] * layer.child_grid.width - 0.5 + spread),
+        top + down * (rows[chosen] * layer.child_grid.height - 0.5 + spread),
         s=[120 * branch.weight / largest for branch in branches],
         c=[COLOURS[int(kind) % len(COLOURS)] for kind in kinds[chosen]],
         alpha=0.7,

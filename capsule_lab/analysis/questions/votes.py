@@ -14,13 +14,20 @@ from capsule_lab.analysis.plotting import name_of_class
 from capsule_lab.analysis.subject import Answer, Subject
 from capsule_lab.analysis.trace import LayerTrace
 from capsule_lab.errors import check_number
+from capsule_lab.routing import EMRouting, HeinsenRouting, NormalisedEMRouting, VariationalBayesRouting
+from capsule_lab.types import RoutingTrace
 
 _BINS = 12  # Hinton 2018, figure 2
+BY_ACTIVATION = (EMRouting, HeinsenRouting, NormalisedEMRouting, VariationalBayesRouting)
+"""Routings in which children count as much as they are active."""
 _SHOWN = 3  # Hinton 2018, figure 2: images
 
 
 def votes(subject: Subject, *, longest: float | None = None, shown: int = _SHOWN) -> Answer:
     """Distances of votes from the class capsules that they make, per iteration (Hinton 2018, figure 2).
+
+    Where a pose is no mean of votes, as the squashed sum of dynamic routing, distances are from their mean. Votes are
+    weighted by couplings, and by activations where the routing does.
 
     ``tightness`` is the smallest mean distance of a wrong class over that of the label, the median over images: above
     1, the label's votes are the closest. ``rank`` is the mean place of the label's among the classes. ``auc`` is how
@@ -40,33 +47,42 @@ def votes(subject: Subject, *, longest: float | None = None, shown: int = _SHOWN
     if longest is not None:
         check_number("longest", longest, above=0)
     name, layer = [*subject.traces.items()][-1]
+    if not layer.iterations[-1].poses.shape[2]:
+        raise ValueError(
+            f"{type(layer.routing).__name__} has no votes for the classes; expected class capsules with poses"
+        )
+    present = layer.present if isinstance(layer.routing, BY_ACTIVATION) else torch.ones_like(layer.present)
     numbers: dict[str, float] = {}
-    distances = [_distances(layer, number) for number in range(len(layer.iterations))]
-    for number, (found, trace) in enumerate(zip(distances, layer.iterations, strict=True), start=1):
-        means = measures.mean_distances(found, trace.couplings, layer.present)
+    every = layer.votes()
+    distances = [_distances(every, iteration, present) for iteration in layer.iterations]
+    for number, (found, iteration) in enumerate(zip(distances, layer.iterations, strict=True), start=1):
+        means = measures.mean_distances(found, iteration.couplings, present)
         tight = measures.tightness(means, subject.labels)
+        own = means.gather(1, subject.labels.unsqueeze(1)).squeeze(1)
         numbers |= {
-            f"{name}/{number}/mean_distance": float(means.gather(1, subject.labels.unsqueeze(1)).mean()),
-            f"{name}/{number}/tightness": float(tight.ratio.median()),
-            f"{name}/{number}/rank": float(tight.rank.double().mean()),
-            f"{name}/{number}/auc": measures.shuffled_auc(layer.votes(), trace, layer.present, subject.labels),
+            f"{name}/{number}/mean_distance": float(own.nanmean()),
+            f"{name}/{number}/tightness": float(tight.ratio.nanmedian()),
+            f"{name}/{number}/rank": float(tight.rank[own.isfinite()].double().mean()),
+            f"{name}/{number}/auc": measures.shuffled_auc(every, iteration, present, subject.labels),
         }
-        cosines = measures.vote_cosines(layer.votes(), trace.poses)
-        weights = trace.couplings * layer.present.unsqueeze(2)
-        of_class = ((weights * cosines).sum(1) / weights.sum(1)).gather(1, subject.labels.unsqueeze(1))
-        numbers[f"{name}/{number}/cosine"] = float(of_class.mean())
-    return Answer(numbers, draw=partial(_figures, subject, layer, distances, longest, shown))
+        weights = iteration.couplings * present.unsqueeze(2)
+        cosines = (weights * measures.vote_cosines(every, iteration.poses)).sum(1) / weights.sum(1)
+        numbers[f"{name}/{number}/cosine"] = float(cosines.gather(1, subject.labels.unsqueeze(1)).nanmean())
+    return Answer(numbers, draw=partial(_figures, subject, layer, distances, present, longest, shown))
 
 
-def _distances(layer: LayerTrace, iteration: int) -> Tensor:
-    return measures.vote_distances(layer.votes(), layer.iterations[iteration].poses)
+def _distances(votes: Tensor, iteration: RoutingTrace, present: Tensor) -> Tensor:
+    """From the pose where that is a mean of votes, else from their mean: sums and squashed sums are elsewhere."""
+    if iteration.variances is not None:
+        return measures.vote_distances(votes, iteration.poses)
+    return measures.vote_distances(votes, measures.weighted_means(votes, iteration.couplings, present))
 
 
 def _figures(
-    subject: Subject, layer: LayerTrace, distances: list[Tensor], longest: float | None, shown: int
+    subject: Subject, layer: LayerTrace, distances: list[Tensor], present: Tensor, longest: float | None, shown: int
 ) -> Mapping[str, Figure]:
-    means = measures.mean_distances(distances[-1], layer.iterations[-1].couplings, layer.present)
-    order = measures.tightness(means, subject.labels).ratio.argsort(descending=True)
+    means = measures.mean_distances(distances[-1], layer.iterations[-1].couplings, present)
+    order = measures.tightness(means, subject.labels).ratio.nan_to_num().argsort(descending=True)
     places = torch.linspace(0, len(order) - 1, max(shown, 1)).long()
     images = order[places.to(order.device)].tolist()[:shown]
     if longest is None:
@@ -75,19 +91,21 @@ def _figures(
         longest = float(own.float().quantile(0.99)) if own.numel() < 2**24 else float(own.max())
     edges = torch.linspace(0, longest, _BINS + 1)
     return {
-        f"histograms_{number}": _histograms(subject, layer, distances, image, edges)
+        f"histograms_{number}": _histograms(subject, layer, distances, present, image, edges)
         for number, image in enumerate(images, start=1)
     }
 
 
-def _histograms(subject: Subject, layer: LayerTrace, distances: list[Tensor], image: int, edges: Tensor) -> Figure:
+def _histograms(
+    subject: Subject, layer: LayerTrace, distances: list[Tensor], present: Tensor, image: int, edges: Tensor
+) -> Figure:
     """Weighted distances of the votes of one image: rows are iterations, columns classes."""
     classes = distances[0].shape[2]
     figure = Figure(figsize=(1.1 + 1.25 * classes, 0.9 + 1.3 * len(distances)), layout="constrained")  # inches
     axes = figure.subplots(len(distances), classes, squeeze=False, sharex=True, sharey=True)
     for number, (row, trace) in enumerate(zip(axes, layer.iterations, strict=True)):
         for label, axis in enumerate(row):
-            weights = trace.couplings[image, :, label] * layer.present[image]
+            weights = trace.couplings[image, :, label] * present[image]
             found = measures.distance_histogram(
                 distances[number][image, :, label].float().cpu(), weights.float().cpu(), edges
             )

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import importlib
 import math
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,7 +13,8 @@ from capsule_lab.analysis import couplings as measures
 from capsule_lab.analysis.equal_couplings import equal_couplings
 from capsule_lab.analysis.questions.couplings import couplings
 from capsule_lab.analysis.subject import error_percent
-from capsule_lab.routing import UniformRouting
+from capsule_lab.networks import CapsNet, SelfRoutingNet
+from capsule_lab.routing import AttentionOverChildren, EMRouting, UniformRouting
 from tests.helpers.subjects import small_network, subject
 
 
@@ -23,7 +25,7 @@ def test_numbers_of_every_layer_and_iteration(kind: str) -> None:
     for name, layer in asked.traces.items():
         for number in range(1, len(layer.iterations) + 1):
             shares = layer.couplings(number - 1)
-            assert numbers[f"{name}/{number}/t_score"] == pytest.approx(float(measures.t_score(shares)))
+            assert numbers[f"{name}/{number}/t_score"] == pytest.approx(float(measures.t_score(shares, layer.seen())))
         assert f"{name}/2/argmax_changes" in numbers
         assert f"{name}/1/argmax_changes" not in numbers
 
@@ -35,7 +37,10 @@ def test_logit_change_is_of_dynamic_routing() -> None:
 
 def test_d_score_is_of_hidden_layers() -> None:
     numbers = couplings(subject(small_network())).numbers
-    assert {key for key in numbers if key.endswith("d_score")} == {"conv_capsules_1/d_score", "conv_capsules_2/d_score"}
+    assert {key for key in numbers if key.endswith("/d_score")} == {
+        "conv_capsules_1/d_score",
+        "conv_capsules_2/d_score",
+    }
 
 
 def test_routing_gain() -> None:
@@ -133,3 +138,33 @@ def test_logits_change_less_and_less() -> None:
     linear, logarithmic = figure.axes
     assert (linear.get_yscale(), logarithmic.get_yscale()) == ("linear", "log")
     assert len(linear.lines[0].get_ydata()) == 6
+
+
+@pytest.mark.parametrize("normalisation", ["all_parents", "window"])
+def test_equal_couplings_of_a_convolutional_layer_are_no_tree(normalisation: str) -> None:
+    """Of all parents at all positions, a child is seen by few, and at the edge by fewer."""
+    network = small_network(routing=partial(EMRouting, normalisation=normalisation, iterations=1))
+    numbers = couplings(subject(network)).numbers
+    assert numbers["conv_capsules_1/1/t_score"] == pytest.approx(0, abs=1e-5)
+    assert numbers["conv_capsules_1/1/entropy"] == pytest.approx(1, abs=1e-5)
+    assert numbers["conv_capsules_1/1/routing_std"] == pytest.approx(0, abs=1e-6)
+
+
+def test_children_in_padding_do_not_count() -> None:
+    torch.manual_seed(0)
+    network = SelfRoutingNet((1, 24, 24), 4, trunk="convnet", planes=4, types=2, dim=4, conv_strides=(1, 2))
+    numbers = couplings(subject(network)).numbers
+    assert all(math.isfinite(numbers[f"{name}/1/t_score"]) for name in ("conv_capsules_1", "conv_capsules_2"))
+
+
+def test_couplings_over_children_have_no_entropy_over_parents() -> None:
+    numbers = couplings(subject(small_network("capsnet", routing=AttentionOverChildren))).numbers
+    assert math.isnan(numbers["digits/1/t_score"])
+    assert math.isnan(numbers["routing_gain"])
+
+
+def test_a_capsnet_without_transformations() -> None:
+    options = {"transformation": "none", "primary_types": 4, "primary_dim": 16}
+    torch.manual_seed(0)
+    network = CapsNet((1, 24, 24), 4, channels=4, decoder=None, **options)
+    assert math.isfinite(couplings(subject(network)).numbers["digits/3/weighted_entropy"])

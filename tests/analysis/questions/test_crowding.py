@@ -1,13 +1,15 @@
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
 import torch
 from matplotlib.figure import Figure
 
-from capsule_lab.analysis.questions.crowding import crowding, mixtures, moved
-from capsule_lab.networks import CapsNet
+from capsule_lab.analysis.questions.crowding import _second_by_image, crowding, mixtures, moved
+from capsule_lab.networks import AbstractCapsuleNetwork, CapsNet
+from capsule_lab.types import CapsuleOutput, Capsules
 from tests.helpers.subjects import CLASSES, small_network, subject
 
 
@@ -54,8 +56,8 @@ def test_numbers() -> None:
         assert 0 <= numbers[f"{name}/found"] <= 100
         assert (f"{name}/one_part" in numbers) is (name != "single")
     assert {key for key in numbers if key.startswith("again/")} == {
-        f"again/{pair}_classes_{look}".replace("same_classes", "same_class")
-        for pair in ("two", "same")
+        f"again/{ {'two': 'two_classes', 'same': 'same_class', 'single': 'single'}[pair] }_{look}"
+        for pair in ("two", "same", "single")
         for look in ("by_image", "by_routing")
     }
 
@@ -89,3 +91,50 @@ def test_standardised_images() -> None:
         batch.images.sub_(1)
     with pytest.raises(ValueError, match="pixels are not in"):
         crowding(asked)
+
+
+def test_shifts_beyond_the_image() -> None:
+    with pytest.raises(ValueError, match="shift is 24; expected 0 to 23"):
+        crowding(with_decoder(), shift=24)
+
+
+def test_threes_need_three_classes() -> None:
+    asked = with_decoder()
+    few = [batch._replace(labels=batch.labels % 2) for batch in asked.batches]
+    with pytest.raises(ValueError, match="these images are of 2 classes; expected 3 or more"):
+        crowding(dataclasses.replace(asked, batches=few))
+
+
+class Brightest(AbstractCapsuleNetwork):
+    """Finds each class by its corner, and decodes it: the second look finds what the first left."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.decoder = torch.nn.Identity()
+
+    def forward(self, images: torch.Tensor, *, on_iteration: Any = None) -> CapsuleOutput:
+        corners = [images[:, 0, 12 * down : 12 * down + 12, 12 * right : 12 * right + 12] for down, right in PLACES]
+        logits = torch.stack([corner.amax((1, 2)) for corner in corners], 1) * torch.tensor([1.0, 0.99, 0.98, 0.97])
+        self.seen = images
+        return CapsuleOutput(logits, Capsules(logits.unsqueeze(2), logits), logits)
+
+    def reconstruct(self, output: CapsuleOutput, classes: torch.Tensor) -> torch.Tensor:
+        decoded = torch.zeros(len(classes), 1, 24, 24)
+        for image, label in enumerate(classes.tolist()):
+            down, right = PLACES[label]
+            decoded[image, 0, 12 * down : 12 * down + 12, 12 * right : 12 * right + 12] = 1
+        return decoded
+
+    def capsule_layers(self) -> dict[str, torch.nn.Module]:
+        return {}
+
+
+PLACES = [(0, 0), (0, 1), (1, 0), (1, 1)]
+
+
+def test_looking_again_finds_the_second_of_two_and_no_second_of_one() -> None:
+    asked = subject(Brightest())
+    pairs, single = (mixtures(asked, parts, 0, 0, same_class=False) for parts in (2, 1))
+    found = _second_by_image(asked, pairs)
+    assert torch.equal(found.sort(1)[0], pairs.labels.sort(1)[0])
+    assert (_second_by_image(asked, single)[:, 1] == -1).all()

@@ -102,3 +102,29 @@ def test_data_without_viewpoints() -> None:
 
 def test_same_again() -> None:
     assert probe(subject()).numbers == probe(subject()).numbers
+
+
+def test_one_view_of_a_toy_cannot_be_aligned() -> None:
+    asked = subject()
+    (batch,) = asked.batches
+    few = torch.tensor([0, len(batch.labels) // 4, len(batch.labels) // 2, 3 * len(batch.labels) // 4])
+    one_each = batch._replace(
+        images=batch.images[few], labels=batch.labels[few], key=batch.key[few], factors=batch.factors[few]
+    )
+    numbers = probe(dataclasses.replace(asked, batches=[one_each])).numbers
+    assert np.isnan(numbers["linear/azimuth_degrees_aligned"])
+
+
+def test_alignment_of_noise_is_chance() -> None:
+    assert 75 < probe(subject(informed=False)).numbers["linear/azimuth_degrees_aligned"] < 105
+
+
+def test_a_class_without_training_images() -> None:
+    asked = subject()
+    (batch,) = asked.training(0)
+    first = batch.labels == 0
+    kept = batch._replace(
+        images=batch.images[first], labels=batch.labels[first], key=batch.key[first], factors=batch.factors[first]
+    )
+    with pytest.raises(ValueError, match="training images are of class 1; expected 10 or more"):
+        probe(dataclasses.replace(asked, training=lambda _: [kept]))

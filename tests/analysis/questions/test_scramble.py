@@ -5,7 +5,9 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from capsule_lab.analysis.questions.scramble import blurred, permuted_tiles, scramble
+from capsule_lab.analysis.questions.scramble import blurred, changes, permuted_tiles, scramble
+from capsule_lab.networks import AbstractNetwork
+from capsule_lab.types import CapsuleOutput
 from tests.helpers.subjects import small_network, subject
 
 
@@ -58,10 +60,42 @@ def test_blur_is_the_mean_of_a_square() -> None:
 @pytest.mark.parametrize("kind", ["em_caps", "capsnet", "cnn"])
 def test_numbers(kind: str) -> None:
     numbers = scramble(subject(small_network(kind)), tiles=3).numbers
-    for change in ("two_tiles", "all_tiles", "exchanged_halves", "blur"):
+    for change in ("two_tiles", "all_tiles", "swapped_halves", "halves_of_class", "halves_of_classes", "blur"):
         assert 0 <= numbers[f"{change}/kept"] <= 100
         assert 0 <= numbers[f"{change}/auc"] <= 1
     assert numbers["all_tiles/distance"] > numbers["two_tiles/distance"] > 0
+    assert 0 < numbers["blur/distance"] <= numbers["two_tiles/distance"] * 1.001
+
+
+def test_halves_are_those_of_the_class_that_is_asked_for() -> None:
+    asked = subject(small_network("cnn"))
+    found = changes(asked, 4, 0)
+    lower = asked.images[:, :, 12:].flatten(1)
+    for name, same in (("halves_of_class", True), ("halves_of_classes", False)):
+        assert torch.equal(found[name][:, :, :12], asked.images[:, :, :12])
+        partner = torch.cdist(found[name][:, :, 12:].flatten(1), lower).argmin(1)
+        assert (partner != torch.arange(len(partner))).all()
+        assert ((asked.labels[partner] == asked.labels) == same).all()
+
+
+def test_blur_is_as_far_as_two_tiles_where_it_can_be() -> None:
+    asked = subject(small_network("cnn"))
+    found = changes(asked, 4, 0)
+    two, blur = ((found[name] - asked.images).flatten(1).norm(dim=1) for name in ("two_tiles", "blur"))
+    assert (blur <= two * 1.001).all()
+
+
+def test_a_network_that_sees_no_places_cannot_tell() -> None:
+    """Sums over all pixels stay, whichever tiles change places."""
+
+    class Bag(AbstractNetwork):
+        def forward(self, images: Tensor) -> CapsuleOutput:
+            total = images.sum((1, 2, 3))
+            return CapsuleOutput(scores := torch.stack([total, -total, 0 * total, total / 2], 1), None, scores)
+
+    numbers = scramble(subject(Bag()), tiles=4).numbers
+    assert numbers["all_tiles/auc"] == pytest.approx(0.5, abs=0.01)
+    assert numbers["swapped_halves/auc"] == pytest.approx(0.5, abs=0.01)
 
 
 def test_same_again() -> None:

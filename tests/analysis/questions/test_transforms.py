@@ -49,7 +49,6 @@ def test_an_ideal_network_moves_its_pose_with_the_image() -> None:
     assert numbers["translation/presence_invariance"] == pytest.approx(0, abs=1e-5)
     assert numbers["translation/linear_share"] == pytest.approx(1, abs=0.01)
     assert numbers["translation/map_error"] < 1e-3
-    assert numbers["translation/equivariance_gain"] > 0.1
     assert numbers["translation/monotony"] > 0.6
 
 

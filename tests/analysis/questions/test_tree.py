@@ -14,6 +14,7 @@ from capsule_lab.analysis.questions.tree import (
     _places,
     _random_of_same_activation,
     parse,
+    receptive_centres,
     silent,
     tree,
 )
@@ -70,7 +71,7 @@ def test_silent_children_do_not_count() -> None:
     children = question.traces["classes"].children.activations
     chosen = torch.ones_like(children, dtype=torch.bool)
     chosen[3] = False
-    with silent(network, "classes", chosen, len(question.batches[0].labels)):
+    with silent(question, "classes", chosen):
         after = question.outputs().ranking
     before = question.outputs().ranking
     torch.testing.assert_close(after[3], before[3])
@@ -81,8 +82,31 @@ def test_poses_of_silent_children_are_zero() -> None:
     network = small_network("capsnet", routing=_no_bias())
     question = subject(network)
     chosen = torch.ones_like(question.traces["digits"].children.activations, dtype=torch.bool)
-    with silent(network, "digits", chosen, len(question.batches[0].labels)):
+    with silent(question, "digits", chosen):
         assert float(question.outputs().scores.abs().max()) < 1e-3
+
+
+def test_silenced_by_a_share() -> None:
+    """Half of all activations and votes of EM routing: the same couplings, half the mass."""
+    network = small_network("capsnet", routing=_no_bias())
+    question = subject(network)
+    children = question.traces["digits"].children.activations
+    with silent(question, "digits", torch.full_like(children, 0.5)):
+        less = question.outputs().scores
+    before = question.outputs().scores
+    with silent(question, "digits", torch.zeros_like(children)):
+        torch.testing.assert_close(question.outputs().scores, before)
+    assert (less < before).all()
+
+
+def test_children_look_where_their_convolutions_do() -> None:
+    """Of a CapsNet: 9x9, then 9x9 of stride 2: the first looks at pixel 8, the next at 10."""
+    torch.manual_seed(0)
+    network = small_network("capsnet")
+    (top, down), (left, right) = receptive_centres(network, torch.rand(1, 1, 24, 24))
+    assert down == pytest.approx(2, abs=0.4)
+    assert right == pytest.approx(2, abs=0.4)
+    assert (top, left) == (pytest.approx(8, abs=1.5), pytest.approx(8, abs=1.5))
 
 
 def _no_bias() -> Any:

@@ -1,15 +1,18 @@
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 from matplotlib.figure import Figure
 
 from capsule_lab.analysis import votes as measures
 from capsule_lab.analysis.questions.votes import votes
+from capsule_lab.routing import SelfRouting
 from tests.helpers.subjects import small_network, subject
 
 
-@pytest.mark.parametrize("kind", ["em_caps", "capsnet"])
+@pytest.mark.parametrize("kind", ["em_caps"])
 def test_numbers_are_of_the_class_layer(kind: str) -> None:
     asked = subject(small_network(kind))
     numbers = votes(asked).numbers
@@ -41,3 +44,21 @@ def test_range_of_the_papers_figure() -> None:
 def test_wrong_range() -> None:
     with pytest.raises(ValueError, match="longest is -1"):
         votes(subject(small_network()), longest=-1.0)
+
+
+def test_distances_of_dynamic_routing_are_from_the_mean_of_the_votes() -> None:
+    """From the squashed sum of very many votes, the label's would be the farthest."""
+    asked = subject(small_network("capsnet"))
+    (layer,) = asked.traces.values()
+    every, last = layer.votes(), layer.iterations[-1]
+    ones = torch.ones_like(layer.present)
+    means = torch.einsum("bij,bijd->bjd", last.couplings, every) / last.couplings.sum(1).unsqueeze(2)
+    distances = (every - means.unsqueeze(1)).norm(dim=3)
+    expected = measures.mean_distances(distances, last.couplings, ones).gather(1, asked.labels.unsqueeze(1)).mean()
+    assert votes(asked).numbers["digits/3/mean_distance"] == pytest.approx(float(expected), rel=1e-5)
+
+
+def test_class_capsules_without_poses() -> None:
+    network = small_network("capsnet", routing=partial(SelfRouting, poses=False))
+    with pytest.raises(ValueError, match="SelfRouting has no votes for the classes"):
+        votes(subject(network))
