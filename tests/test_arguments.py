@@ -167,7 +167,7 @@ def test_own_folder_reaches_what_is_composed() -> None:
     [
         (["--version"], 0, "capsule-lab ", ""),
         (["--help"], 0, "commands\n", ""),
-        (["trian"], 2, "", "capsule_lab: trian is no command; did you mean train? Options: attack, "),
+        (["trian"], 2, "", "capsule_lab: trian is no command; did you mean train? Options: analyse, "),
         (
             ["model=capsnet"],
             2,
