@@ -348,7 +348,10 @@ def _draw_graph(axis: Axes, layers: Mapping[str, LayerTrace], found: Mapping[str
     numbers: dict[int, int] = {branch.parent: 0 for branch in found[names[-1]]}
     for depth, name in enumerate(reversed(names)):
         layer, branches = layers[name], found[name]
-        _, columns, kinds = _places(layer.child_grid, layer.children.activations.shape[1])
+        grid = layer.child_grid
+        _, columns, kinds = _places(grid, layer.children.activations.shape[1])
+        if grid is not None:  # types at one place beside each other
+            columns = columns + 0.6 * (kinds / grid.types - 0.5) / grid.width
         largest = max((branch.weight for branch in branches), default=1.0)
         for child, parent, weight in branches:
             top = float(above[numbers[parent]] if depth == 0 else above[parent])
