@@ -14,7 +14,6 @@ from capsule_lab.analysis.questions.tree import (
     _places,
     _random_of_same_activation,
     parse,
-    receptive_centres,
     silent,
     tree,
 )
@@ -97,16 +96,6 @@ def test_silenced_by_a_share() -> None:
     with silent(question, "digits", torch.zeros_like(children)):
         torch.testing.assert_close(question.outputs().scores, before)
     assert (less < before).all()
-
-
-def test_children_look_where_their_convolutions_do() -> None:
-    """Of a CapsNet: 9x9, then 9x9 of stride 2: the first looks at pixel 8, the next at 10."""
-    torch.manual_seed(0)
-    network = small_network("capsnet")
-    (top, down), (left, right) = receptive_centres(network, torch.rand(1, 1, 24, 24))
-    assert down == pytest.approx(2, abs=0.4)
-    assert right == pytest.approx(2, abs=0.4)
-    assert (top, left) == (pytest.approx(8, abs=1.5), pytest.approx(8, abs=1.5))
 
 
 def _no_bias() -> Any:
