@@ -18,7 +18,9 @@ from rich.text import Text
 from capsule_lab import runs
 from capsule_lab.command import command
 from capsule_lab.config import to_container
-from capsule_lab.errors import ConfigError, RunError, printable
+from capsule_lab.errors import RunError, printable
+from capsule_lab.evaluate import open_checked
+from capsule_lab.figures import keep_figures
 
 if TYPE_CHECKING:
     import torch
@@ -65,24 +67,8 @@ def main(config: DictConfig) -> None:
         rows = outcome.path.with_suffix(".csv")
         runs.files.write_text(rows, pd.DataFrame(outcome.rows).to_csv(index=False))
         console.print(f"written to {rows}", soft_wrap=True, markup=False)
-    _keep_figures(outcome, config, console)
-
-
-def _keep_figures(outcome: Outcome, config: DictConfig, console: Console) -> None:
-    from capsule_lab import callbacks
-    from capsule_lab.callbacks.figures import keep_figure
-    from capsule_lab.figures import open_loggers
-
-    loggers = open_loggers(config.logger, outcome.run) if config.get("logger") else []
-    failed = True
-    try:
-        for name, figure in outcome.figures():
-            path = keep_figure(outcome.run.directory, loggers, name, figure, max(outcome.run.step - 1, 0))
-            runs.files.save_figure(figure, path.with_suffix(".pdf"))  # for print
-            console.print(f"drawn in {path}", soft_wrap=True, markup=False)
-        failed = False
-    finally:
-        callbacks.close_loggers(loggers, failed=failed)
+    for path in keep_figures(outcome.run, outcome.figures(), config.get("logger"), pdf=True):
+        console.print(f"drawn in {path}", soft_wrap=True, markup=False)
 
 
 def analyse(config: DictConfig) -> Outcome:
@@ -98,15 +84,9 @@ def analyse(config: DictConfig) -> Outcome:
     import torch
     from hydra.utils import instantiate
 
-    from capsule_lab import build, check, environment
+    from capsule_lab import build, environment
 
-    if OmegaConf.is_missing(config, "ckpt") or config.ckpt is None:
-        raise ConfigError("ckpt is missing; expected ckpt=<a .ckpt file or the directory of a run>")
-    check.check_evaluation(config)
-    build.be_quiet()
-    check.check(config)
-    run = runs.open(config.ckpt, trust=config.trust)
-    config.seed = run.config.seed if config.seed is None else config.seed  # of other data
+    run = open_checked(config)
     options = to_container(config).get("data") or {}
     data = run.data_with({**options, **run.number_of_images(config.images, options)})
     device = build.build_trainer(OmegaConf.create({"trainer": config.trainer}), None).strategy.root_device

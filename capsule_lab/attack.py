@@ -20,7 +20,9 @@ from rich.text import Text
 from capsule_lab import runs
 from capsule_lab.command import command
 from capsule_lab.config import to_container
-from capsule_lab.errors import ConfigError, printable
+from capsule_lab.errors import printable
+from capsule_lab.evaluate import open_checked
+from capsule_lab.figures import keep_figures
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -78,23 +80,8 @@ def main(config: DictConfig) -> None:
         console.print(shown)
     runs.files.write_record(outcome.path, outcome.result)
     console.print(f"written to {outcome.path}", soft_wrap=True, markup=False)
-    _keep_figures(outcome, config)
-
-
-def _keep_figures(outcome: Outcome, config: DictConfig) -> None:
-    from capsule_lab import callbacks
-    from capsule_lab.callbacks.figures import keep_figure
-    from capsule_lab.figures import open_loggers
-
-    loggers = open_loggers(config.logger, outcome.run) if config.get("logger") else []
-    failed = True
-    try:
-        for name, figure in outcome.figures().items():
-            path = keep_figure(outcome.run.directory, loggers, name, figure, max(outcome.run.step - 1, 0))
-            Console(highlight=False).print(f"drawn in {path}", soft_wrap=True, markup=False)
-        failed = False
-    finally:
-        callbacks.close_loggers(loggers, failed=failed)
+    for path in keep_figures(outcome.run, outcome.figures().items(), config.get("logger")):
+        console.print(f"drawn in {path}", soft_wrap=True, markup=False)
 
 
 def attack(config: DictConfig) -> Outcome:
@@ -110,19 +97,13 @@ def attack(config: DictConfig) -> Outcome:
     import torch
     from hydra.utils import instantiate
 
-    from capsule_lab import build, check, environment
+    from capsule_lab import build, environment
     from capsule_lab.attacks import of_runs, records
 
-    if OmegaConf.is_missing(config, "ckpt") or config.ckpt is None:
-        raise ConfigError("ckpt is missing; expected ckpt=<a .ckpt file or the directory of a run>")
-    check.check_evaluation(config)
-    build.be_quiet()
-    check.check(config)
-    run, source, baseline = (
-        runs.open(config[name], trust=config.trust) if config[name] else None for name in ("ckpt", "source", "baseline")
+    run = open_checked(config)
+    source, baseline = (
+        runs.open(config[name], trust=config.trust) if config[name] else None for name in ("source", "baseline")
     )
-    assert run is not None
-    config.seed = run.config.seed if config.seed is None else config.seed  # of other data
     options = to_container(config).get("data") or {}
     data = run.data_with({**options, **run.number_of_images(config.images, options)})
     device = build.build_trainer(OmegaConf.create({"trainer": config.trainer}), None).strategy.root_device

@@ -56,14 +56,34 @@ def evaluate_checkpoint(config: DictConfig) -> tuple[dict[str, Any], Path]:
     Raises:
         ConfigError, DataError, RunError: see ``evaluate`` and ``runs.open``.
     """
-    if OmegaConf.is_missing(config, "ckpt"):
-        raise ConfigError("ckpt is missing; expected ckpt=<a .ckpt file or the directory of a run>")
-    check_evaluation(config)
-    run = runs.open(config.ckpt, trust=config.trust)
-    config.seed = run.config.seed if config.seed is None else config.seed  # of other data
+    run = open_checked(config)
     data = to_container(config).get("data") or {}
     result = evaluate(run, config.split, data, config.trainer, couplings=config.couplings)
     return result, result_file(run, config.split, data, result)
+
+
+def open_checked(config: DictConfig) -> runs.Run:
+    """The run of ``config.ckpt``, once the options of the command that evaluates it are known to be right.
+
+    A ``seed`` that is not given, as other data needs one, becomes that of training.
+
+    Args:
+        config: of ``evaluate``, ``attack`` or ``analyse``.
+
+    Raises:
+        ConfigError: if ``ckpt`` is missing, or for an option that cannot be.
+        RunError: see ``runs.open``.
+    """
+    from capsule_lab import build, check  # torch and Lightning
+
+    if OmegaConf.is_missing(config, "ckpt") or config.ckpt is None:
+        raise ConfigError("ckpt is missing; expected ckpt=<a .ckpt file or the directory of a run>")
+    check_evaluation(config)
+    build.be_quiet()
+    check.check(config)
+    run = runs.open(config.ckpt, trust=config.trust)
+    config.seed = run.config.seed if config.seed is None else config.seed
+    return run
 
 
 def evaluate(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig, OmegaConf
@@ -25,8 +26,7 @@ log = logging.getLogger(__name__)
 @command("figures")
 def main(config: DictConfig) -> None:
     """Draw every figure that applies to ``config.run``, into its ``figures/`` and to the loggers of ``config``."""
-    from capsule_lab import build, callbacks
-    from capsule_lab.callbacks.figures import keep_figure
+    from capsule_lab import build
 
     if OmegaConf.is_missing(config, "run"):
         raise ConfigError("run is missing; expected run=<the directory of a run>")
@@ -35,11 +35,32 @@ def main(config: DictConfig) -> None:
             raise ConfigError(f"{name} is {config[name]}; expected 1 or more")
     build.be_quiet()
     run = runs.open(config.run, trust=config.trust)
-    loggers = open_loggers(config.logger, run) if config.get("logger") else []
+    for path in keep_figures(run, draw(run, config), config.get("logger")):
+        log.info("%s", path)
+
+
+def keep_figures(
+    run: runs.Run, figures: Iterable[tuple[str, Figure]], logger: Mapping[str, DictConfig] | None, *, pdf: bool = False
+) -> Iterator[Path]:
+    """Save figures to ``figures/`` of the run and to loggers that continue its own; the files, one after another.
+
+    Args:
+        run: what the figures are of.
+        figures: by name.
+        logger: options of ``conf/logger``; ``None`` for none.
+        pdf: also save each as PDF, for print.
+    """
+    from capsule_lab import callbacks
+    from capsule_lab.callbacks.figures import keep_figure
+
+    loggers = open_loggers(logger, run) if logger else []
     failed = True
     try:
-        for name, figure in draw(run, config):
-            log.info("%s", keep_figure(run.directory, loggers, name, figure, max(run.step - 1, 0)))
+        for name, figure in figures:
+            path = keep_figure(run.directory, loggers, name, figure, max(run.step - 1, 0))
+            if pdf:
+                runs.files.save_figure(figure, path.with_suffix(".pdf"))
+            yield path
         failed = False
     finally:
         callbacks.close_loggers(loggers, failed=failed)

@@ -1,4 +1,4 @@
-"""Whom questions are put to: a network, the images it is shown, and what answers are made of."""
+"""What questions are asked of, a network and its images, and what an answer is made of."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from jaxtyping import Float, Int64
 from torch import Tensor, nn
 from torch.optim.swa_utils import update_bn
 
-from capsule_lab.analysis.trace import LayerTrace, concatenate, trace
+from capsule_lab.analysis.trace import LayerTrace, concatenate, joined_capsules, trace
 from capsule_lab.networks import AbstractCapsuleNetwork, AbstractNetwork
 from capsule_lab.routing import NormalisedEMRouting
-from capsule_lab.types import Batch, CapsuleOutput, Capsules
+from capsule_lab.types import Batch, CapsuleOutput
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -65,13 +65,14 @@ class Subject:
 
     @torch.no_grad()
     def outputs(self, batches: Sequence[Batch] | None = None) -> CapsuleOutput:
-        """What the network says of all images, or of other ``batches``."""
+        """The network's output for all images, or for other ``batches``."""
         found = [self.network.forward(batch.images) for batch in (self.batches if batches is None else batches)]
         capsules = [output.capsules for output in found if output.capsules is not None]
+        logits = [output.logits for output in found if output.logits is not None]
         return CapsuleOutput(
             torch.cat([output.scores for output in found]),
-            Capsules(*_joined(capsules)) if capsules else None,  # type: ignore[arg-type]  # poses are never None
-            *_joined([(output.logits,) for output in found]),
+            joined_capsules(capsules) if capsules else None,
+            torch.cat(logits) if logits else None,
         )
 
     def with_images(self, images: Float[Tensor, "image channel height width"]) -> list[Batch]:
@@ -107,15 +108,6 @@ def _bytes(layer: LayerTrace) -> int:
     couplings = sum(each.couplings.numel() for each in layer.iterations)
     votes = layer.iterations[0].couplings.numel() * layer.parents.poses.shape[2] if layer.windows is None else 0
     return 4 * (couplings + 3 * votes)  # 3: distances and weights beside them
-
-
-def _joined(records: Sequence[tuple[Tensor | None, ...]]) -> list[Tensor | None]:
-    """Each field over all records."""
-    fields: list[Tensor | None] = []
-    for same in zip(*records, strict=True):
-        tensors = [each for each in same if each is not None]
-        fields.append(torch.cat(tensors) if tensors else None)
-    return fields
 
 
 @dataclass(frozen=True)

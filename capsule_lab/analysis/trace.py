@@ -1,6 +1,6 @@
 """Everything that routing did with a batch of images, layer by layer, on request only.
 
-A network is watched from outside, by hooks that are removed afterwards: what nobody asks for costs nothing.
+Forward hooks keep it, and are removed afterwards: without a trace, a network computes nothing more.
 """
 
 from __future__ import annotations
@@ -162,11 +162,16 @@ def concatenate(traces: Sequence[LayerTrace]) -> LayerTrace:
     return replace(
         first,
         iterations=tuple(iterations),
-        children=Capsules(*_joined(*(each.children for each in traces))),
-        parents=Capsules(*_joined(*(each.parents for each in traces))),
+        children=joined_capsules([each.children for each in traces]),
+        parents=joined_capsules([each.parents for each in traces]),
         given=given,
         present=torch.cat([each.present for each in traces]),
     )
+
+
+def joined_capsules(records: Sequence[Capsules]) -> Capsules:
+    """The capsules of several batches."""
+    return Capsules(*_joined(*records))
 
 
 def _joined(*records: Sequence[Tensor | None]) -> Any:
@@ -174,8 +179,8 @@ def _joined(*records: Sequence[Tensor | None]) -> Any:
     return [None if each[0] is None else torch.cat(each) for each in zip(*records, strict=True)]
 
 
-class _Listener:
-    """Hears one layer and its routing in one call of the network."""
+class _LayerHooks:
+    """Keeps what one layer and its routing get and give in one call of the network."""
 
     def __init__(self, layer: nn.Module, routing: AbstractRouting, stack: ExitStack) -> None:
         self.layer = layer
@@ -185,11 +190,11 @@ class _Listener:
         self.inputs: tuple[Any, ...] = ()
         self.children: tuple[Any, ...] = ()
         self.parents: Capsules | None = None
-        stack.callback(routing.register_forward_pre_hook(self._hear_routing, with_kwargs=True).remove)
-        stack.callback(layer.register_forward_pre_hook(self._hear_children).remove)
-        stack.callback(layer.register_forward_hook(self._hear_parents).remove)
+        stack.callback(routing.register_forward_pre_hook(self._keep_inputs, with_kwargs=True).remove)
+        stack.callback(layer.register_forward_pre_hook(self._keep_children).remove)
+        stack.callback(layer.register_forward_hook(self._keep_parents).remove)
 
-    def _hear_routing(self, _: nn.Module, inputs: tuple[Any, ...], options: dict[str, Any]) -> Any:
+    def _keep_inputs(self, _: nn.Module, inputs: tuple[Any, ...], options: dict[str, Any]) -> Any:
         self.inputs = inputs
         asked = options.get("on_iteration")
 
@@ -200,10 +205,10 @@ class _Listener:
 
         return inputs, {**options, "on_iteration": on_iteration}
 
-    def _hear_children(self, _: nn.Module, inputs: tuple[Any, ...]) -> None:
+    def _keep_children(self, _: nn.Module, inputs: tuple[Any, ...]) -> None:
         self.children = inputs
 
-    def _hear_parents(self, _: nn.Module, __: tuple[Any, ...], output: Capsules) -> None:
+    def _keep_parents(self, _: nn.Module, __: tuple[Any, ...], output: Capsules) -> None:
         self.parents = output
 
     @property
@@ -243,17 +248,17 @@ class _Listener:
         )
 
 
-class _PrimaryListener:
-    """Hears how many positions primary capsules have."""
+class _PrimaryHooks:
+    """Keeps how many positions primary capsules have."""
 
     def __init__(self, layer: nn.Module, stack: ExitStack) -> None:
         self.by_type = isinstance(layer, PrimaryCapsules | DepthwisePrimaryCapsules)
         self.positions = (1, 1)
         for conv in layer.modules():
             if isinstance(conv, nn.Conv2d):
-                stack.callback(conv.register_forward_hook(self._hear).remove)
+                stack.callback(conv.register_forward_hook(self._keep_size).remove)
 
-    def _hear(self, _: nn.Module, __: tuple[Any, ...], features: Tensor) -> None:
+    def _keep_size(self, _: nn.Module, __: tuple[Any, ...], features: Tensor) -> None:
         self.positions = features.shape[2], features.shape[3]
 
 
@@ -270,23 +275,23 @@ def trace(
     Raises:
         ValueError: for a routing that does not call ``on_iteration``.
     """
-    listeners: dict[str, _Listener] = {}
-    primary: _PrimaryListener | None = None
+    hooks: dict[str, _LayerHooks] = {}
+    primary: _PrimaryHooks | None = None
     with ExitStack() as stack:
         for name, layer in network.capsule_layers().items():
             routing = next((each for each in layer.modules() if isinstance(each, AbstractRouting)), None)
             if routing is not None:
-                listeners[name] = _Listener(layer, routing, stack)
+                hooks[name] = _LayerHooks(layer, routing, stack)
             else:
-                primary = _PrimaryListener(layer, stack)
+                primary = _PrimaryHooks(layer, stack)
         output = network.forward(images)  # not the compiled call, which runs no hooks
     found, below = {}, None if primary is None else (primary.positions, primary.by_type)
-    for name, listener in listeners.items():
-        children = listener.given_children
+    for name, each in hooks.items():
+        children = each.given_children
         grid = None
         if below is not None and below[0] != (1, 1) and children % (below[0][0] * below[0][1]) == 0:
-            by_type = below[1] and isinstance(listener.layer, DenseCapsules)  # others get them by position
+            by_type = below[1] and isinstance(each.layer, DenseCapsules)  # others get them by position
             grid = ChildGrid(*below[0], children // (below[0][0] * below[0][1]), by_type)
-        found[name] = listener.trace(grid)
-        below = None if listener.windows is None else (listener.windows.grid, False)
+        found[name] = each.trace(grid)
+        below = None if each.windows is None else (each.windows.grid, False)
     return output, found

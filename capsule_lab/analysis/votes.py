@@ -46,8 +46,7 @@ def mean_distances(
     activations: Float[Tensor, "image child"],
 ) -> Float[Tensor, "image parent"]:
     """Distance of the votes for each parent, weighted by ``a_i R_ij``; NaN for a parent without mass."""
-    weights = couplings * activations.unsqueeze(2)
-    return (weights * distances).sum(1) / weights.sum(1)
+    return weighted_means(distances.unsqueeze(3), couplings, activations).squeeze(2)
 
 
 @dataclass(frozen=True)

@@ -51,11 +51,11 @@ def crowding(subject: Subject, *, shift: int = _SHIFT, seed: int = 0, shown: int
     classes that rank highest, as many as there are. Of networks with a decoder, ``one_part``: percent of images whose
     reconstruction from a label's capsule is nearer to a single part than to their mean and their largest pixels.
 
-    A second look, by ``again/``: ``…_by_image`` subtracts what the winner decodes to from the image; ``…_by_routing``
-    silences each child by the share of it that the winner has. Who wins then, with an activation above 0.5, is found.
-    ``two_classes``: percent of pairs of which both are found, to be compared with ``two_classes/found``;
-    ``same_class``: percent of equal pairs of which the class is found twice; ``single``: percent of single images in
-    which a second object is found, which is not there.
+    A second pass, by ``again/``: ``…_by_image`` subtracts what the highest class decodes to from the image;
+    ``…_by_routing`` silences each child by the share of it that this class has. The class that is highest then, with an
+    activation above 0.5, is found. ``two_classes``: percent of pairs of which both are found, to be compared with
+    ``two_classes/found``; ``same_class``: percent of equal pairs of which the class is found twice; ``single``: percent
+    of single images in which a second object is found, which is not there.
 
     Args:
         subject: of capsules, of pixels in [0, 1].
@@ -181,7 +181,7 @@ def _one_part(subject: Subject, output: CapsuleOutput, mixture: Mixtures) -> flo
 
 
 def _second_by_image(subject: Subject, mixture: Mixtures) -> Int64[Tensor, "image 2"]:
-    """The winner, and who wins of what is left of the image; -1 for nobody."""
+    """The highest class, and that of what is left of the image; -1 for none."""
     output = subject.outputs(subject.with_images(mixture.images))
     first = output.ranking.argmax(1)
     left = (mixture.images - _decoded(subject, output, first)).clamp_min(0)
@@ -197,7 +197,7 @@ def _winner(output: CapsuleOutput) -> Int64[Tensor, " image"]:
 
 
 def _second_by_routing(subject: Subject, mixture: Mixtures) -> Int64[Tensor, "image 2"]:
-    """The winner, and who wins with what children have not given it; -1 for nobody."""
+    """The highest class, and that with what children have not given it; -1 for none."""
     batches = subject.with_images(mixture.images)
     seen = replace(subject, batches=batches)
     name, layer = [*seen.traces.items()][-1]

@@ -19,7 +19,7 @@ _SHOWN = 5  # ours
 
 
 def scramble(subject: Subject, *, tiles: int = 4, seed: int = 0, shown: int = _SHOWN) -> Answer:
-    """What the network says of images whose tiles are permuted, whose halves are others', or that are blurred as much.
+    """The output for images whose tiles are permuted, whose halves are others', or that are blurred as much.
 
     Of each change: ``kept``, the share of images still taken for their label; ``confidence``, the mean of the largest
     class probability; ``auc``, how well this tells intact images from changed ones, 0.5 not at all, and 1 what the

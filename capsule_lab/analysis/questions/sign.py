@@ -9,7 +9,7 @@ from capsule_lab.types import Batch
 
 
 def sign(subject: Subject) -> Answer:
-    """What the network says of ``-x`` in place of ``x``, and of the photographic negative.
+    """The output for ``-x`` in place of ``x``, and of the photographic negative.
 
     Routing without a bias cannot tell votes from their negatives; whether the whole network can, depends on the layers
     before, which ReLUs and biases make asymmetric. ``same_predictions`` is the share of images taken for the same

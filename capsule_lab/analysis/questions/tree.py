@@ -10,15 +10,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int64, Shaped
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 
-from capsule_lab.analysis.curves import COLOURS
+from capsule_lab.analysis.parse_tree import ACTIVE, draw_graph, draw_on_image, parse
 from capsule_lab.analysis.plotting import name_of_class
 from capsule_lab.analysis.receptive_fields import receptive_centres
 from capsule_lab.analysis.subject import Answer, Subject
@@ -28,24 +27,8 @@ from capsule_lab.networks import AbstractCapsuleNetwork
 from capsule_lab.routing import AbstractRouting
 from capsule_lab.types import Votes
 
-ACTIVE = 0.1  # ours: activation above which a capsule is a node
-_KEPT = 0.9  # ours: share of a node's mass that the drawn branches carry
 _PIXELS = 4.0  # ours: how far images are moved
 _SHOWN = 3  # ours
-_DRAWN = 60  # ours: branches of a node at most, for a drawing that can be read
-
-
-class Branch(NamedTuple):
-    """An edge of a tree.
-
-    Attributes:
-        child, parent: numbers of the capsules in their layers.
-        weight: ``a_i R_ij``, what the child gives its parent.
-    """
-
-    child: int
-    parent: int
-    weight: float
 
 
 def tree(subject: Subject, *, silenced: float = 0.1, shown: int = _SHOWN) -> Answer:
@@ -152,17 +135,17 @@ def silent(subject: Subject, layer: str, children: Shaped[Tensor, "image child"]
     routing = next(each for each in network.capsule_layers()[layer].modules() if isinstance(each, AbstractRouting))
 
     def hook(_: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-        heard = 1 - next(parts).to(torch.float32)
+        kept_share = 1 - next(parts).to(torch.float32)
         votes, *activations = inputs
         if isinstance(votes, Votes):
             silenced: Tensor | Votes = Votes(
-                votes.poses * heard.unsqueeze(2),
+                votes.poses * kept_share.unsqueeze(2),
                 votes.weight,
-                None if votes.plain_poses is None else votes.plain_poses * heard.unsqueeze(2),
+                None if votes.plain_poses is None else votes.plain_poses * kept_share.unsqueeze(2),
             )
         else:
-            silenced = votes * heard[:, :, None, None]
-        return (silenced, *(None if each is None else each * heard for each in activations))
+            silenced = votes * kept_share[:, :, None, None]
+        return (silenced, *(None if each is None else each * kept_share for each in activations))
 
     handle = routing.register_forward_pre_hook(hook)
     try:
@@ -206,34 +189,6 @@ def _centre(weights: Float[Tensor, "image child"], grid: ChildGrid) -> Float[Ten
     return (columns * place).sum(1) / columns.sum(1)
 
 
-# --- the drawing -----------------------------------------------------------------------------------------------------
-
-
-def parse(layers: Mapping[str, LayerTrace], root: int) -> dict[str, list[Branch]]:
-    """The tree of one image below a class capsule: of each layer, the branches that carry nine tenths of its nodes.
-
-    Args:
-        layers: of one image.
-        root: the class.
-    """
-    found: dict[str, list[Branch]] = {}
-    parents = {root}
-    for name, layer in reversed([*layers.items()]):
-        couplings, activations = layer.couplings()[0], layer.children.activations[0]
-        best = couplings.argmax(1)
-        branches: list[Branch] = []
-        for parent in sorted(parents):
-            children = ((best == parent) & (activations > ACTIVE)).nonzero().squeeze(1)
-            weights = activations[children] * couplings[children, parent]
-            order = weights.argsort(descending=True)[:_DRAWN]
-            before = weights[order].cumsum(0) - weights[order]
-            kept = order[before < _KEPT * weights.sum()]
-            branches += [Branch(int(children[each]), parent, float(weights[each])) for each in kept]
-        found[name] = branches
-        parents = {branch.child for branch in branches}
-    return found
-
-
 def _figures(subject: Subject, shown: int) -> Mapping[str, Figure]:
     network = subject.network
     if not shown:
@@ -246,76 +201,8 @@ def _figures(subject: Subject, shown: int) -> Mapping[str, Figure]:
         output, layers = trace(network, picture)
         root = int(output.ranking.argmax(1))
         found = parse(layers, root)
-        _draw_on_image(left, picture, network, layers, found)
-        _draw_graph(right, layers, found)
+        draw_on_image(left, picture, network, layers, found)
+        draw_graph(right, layers, found)
         names = [name_of_class(subject.classes, each) for each in (int(subject.labels[image]), root)]
         left.set_title(f"{names[0]}, taken for {names[1]}", fontsize=9)
     return {"trees": figure}
-
-
-def _places(grid: ChildGrid | None, capsules: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Row, column (middles, from 0 to 1) and type of each capsule."""
-    if grid is None:
-        types = torch.arange(capsules)
-        return torch.full((capsules,), 0.5), (types + 0.5) / capsules, types
-    rows, columns = ((torch.arange(n) + 0.5) / n for n in (grid.height, grid.width))
-    if grid.by_type:
-        shape = (grid.types, grid.height, grid.width)
-        parts = rows.view(1, -1, 1), columns.view(1, 1, -1), torch.arange(grid.types).view(-1, 1, 1)
-    else:
-        shape = (grid.height, grid.width, grid.types)
-        parts = rows.view(-1, 1, 1), columns.view(1, -1, 1), torch.arange(grid.types).view(1, 1, -1)
-    row, column, kind = (each.expand(shape).flatten() for each in parts)
-    return row, column, kind
-
-
-def _draw_on_image(
-    axis: Axes,
-    picture: Tensor,
-    network: AbstractCapsuleNetwork,
-    layers: Mapping[str, LayerTrace],
-    found: Mapping[str, list[Branch]],
-) -> None:
-    """The children of the class capsule where they look, as large as what they give, coloured by type."""
-    axis.imshow(-picture[0, 0].float().cpu().numpy(), cmap="gray", alpha=0.5)
-    axis.set(xticks=[], yticks=[])
-    name, layer = [*layers.items()][-1]
-    branches = found[name]
-    if layer.child_grid is None or not branches:
-        return
-    rows, columns, kinds = _places(layer.child_grid, layer.children.activations.shape[1])
-    chosen = [branch.child for branch in branches]
-    largest = max(branch.weight for branch in branches)
-    spread = 0.6 * (kinds[chosen] / layer.child_grid.types - 0.5)  # so that types at one place are beside each other
-    (top, down), (left, right) = receptive_centres(network, picture)
-    axis.scatter(
-        left + right * (columns[chosen] * layer.child_grid.width - 0.5 + spread),
-        top + down * (rows[chosen] * layer.child_grid.height - 0.5 + spread),
-        s=[120 * branch.weight / largest for branch in branches],
-        c=[COLOURS[int(kind) % len(COLOURS)] for kind in kinds[chosen]],
-        alpha=0.7,
-        linewidths=0,
-    )
-
-
-def _draw_graph(axis: Axes, layers: Mapping[str, LayerTrace], found: Mapping[str, list[Branch]]) -> None:
-    """Layers from the class at the top to the primary capsules, capsules by their column in the image."""
-    names = [*layers]
-    above = torch.tensor([0.5])  # the class
-    numbers: dict[int, int] = {branch.parent: 0 for branch in found[names[-1]]}
-    for depth, name in enumerate(reversed(names)):
-        layer, branches = layers[name], found[name]
-        grid = layer.child_grid
-        _, columns, kinds = _places(grid, layer.children.activations.shape[1])
-        if grid is not None:  # types at one place beside each other
-            columns = columns + 0.6 * (kinds / grid.types - 0.5) / grid.width
-        largest = max((branch.weight for branch in branches), default=1.0)
-        for child, parent, weight in branches:
-            top = float(above[numbers[parent]] if depth == 0 else above[parent])
-            colour = COLOURS[int(kinds[child]) % len(COLOURS)]
-            width = 0.2 + 2 * weight / largest
-            axis.plot([top, float(columns[child])], [-depth, -depth - 1], color=colour, linewidth=width, alpha=0.5)
-        above = columns
-    axis.set(xlim=(0, 1), xticks=[], yticks=[-depth for depth in range(len(names) + 1)])
-    axis.set_yticklabels([f"{names[-1]}: the class", *(f"below {name}" for name in reversed(names))], fontsize=8)
-    axis.set_xlabel("column in the image", fontsize=8)
