@@ -1,4 +1,4 @@
-"""What couplings say: whether children decide, whether that depends on the image, and whether it forms trees.
+"""Measures of couplings: how unequal they are, how much they depend on the image, and whether they form trees.
 
 Functions of couplings ``(image, child, parent)``, such as ``LayerTrace.couplings`` gives. Most of what they measure an
 untrained network has as well: without its numbers beside them, none of these is a finding.
@@ -97,7 +97,7 @@ def coupling_std(
 def class_information(
     couplings: Float[Tensor, "image child parent"], labels: Int64[Tensor, " image"], classes: int
 ) -> Float[Tensor, ""]:
-    """Bits that the parent with most of a child says about the label, mean over children.
+    """Mutual information, in bits, of the parent with most of a child and the label, mean over children.
 
     Mutual information of ``argmax_j R_ij`` and the label, of the counts; from few images it is too high, by about
     ``(J - 1) (classes - 1) / (2 images ln 2)`` bits: compare with ``class_information`` of shuffled labels.

@@ -51,7 +51,7 @@ class LayerTrace:
     A row is an image; in a convolutional layer a window, ordered (image, position), as routing sees them.
 
     Attributes:
-        iterations: what the routing said after each iteration; the last has activations and logits in any case.
+        iterations: the trace of each iteration; the last has activations and logits in any case.
         children: the capsules below, ``(image, child, …)``; where a layer makes its children of those, these.
         parents: the capsules of the layer, ``(image, parent, …)``; of a convolutional layer ordered (position, type).
         routing: of the layer.
@@ -266,7 +266,7 @@ class _PrimaryHooks:
 def trace(
     network: AbstractCapsuleNetwork, images: Float[Tensor, "batch channel height width"]
 ) -> tuple[CapsuleOutput, Mapping[str, LayerTrace]]:
-    """What the network says of images, and what every layer that routes did, by name, from the image upwards.
+    """The output for images, and the routing of every layer that routes, by name, from the image upwards.
 
     Args:
         network: in the mode that it is in; analyses are made in evaluation mode.

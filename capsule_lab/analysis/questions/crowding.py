@@ -24,7 +24,7 @@ from capsule_lab.networks import AbstractCapsuleNetwork, reconstructs
 from capsule_lab.types import CapsuleOutput
 
 _SHIFT = 4  # Sabour 2017, section 6: pixels
-_PRESENT = 0.5  # ours: activation that says yes
+_PRESENT = 0.5  # ours: activation above which a class counts as present
 _MOST = 3  # ours: parts of an image
 _SHOWN = 6  # ours
 
@@ -44,7 +44,7 @@ class Mixtures(NamedTuple):
 
 
 def crowding(subject: Subject, *, shift: int = _SHIFT, seed: int = 0, shown: int = _SHOWN) -> Answer:
-    """How present the labels are, alone, in pairs of one class, of two, and in threes; and what a second look finds.
+    """How present the labels are, alone, in pairs of one class, of two, and in threes; and what a second pass finds.
 
     By ``<set>/``, of ``single``, ``same_class``, ``two_classes`` and ``three_classes``: ``presence``, mean activation
     of the labels' capsules; ``present``, percent of labels above 0.5; ``found``, percent of images whose labels are the
@@ -91,16 +91,16 @@ def crowding(subject: Subject, *, shift: int = _SHIFT, seed: int = 0, shown: int
         numbers |= {f"{name}/{key}": value for key, value in _presence(output, mixture.labels).items()}
         if name != "single" and reconstructs(network):
             numbers[f"{name}/one_part"] = _one_part(subject, output, mixture)
-    looks: dict[str, Callable[[Subject, Mixtures], Tensor]] = {"by_routing": _second_by_routing}
+    passes: dict[str, Callable[[Subject, Mixtures], Tensor]] = {"by_routing": _second_by_routing}
     if reconstructs(network):
-        looks["by_image"] = _second_by_image
-    for name, look in looks.items():
-        winners = look(subject, sets["two_classes"])  # [image 2]
-        found = (winners.sort(1)[0] == sets["two_classes"].labels.sort(1)[0]).all(1)
+        passes["by_image"] = _second_by_image
+    for name, second_pass in passes.items():
+        ranked_first = second_pass(subject, sets["two_classes"])  # [image 2]
+        found = (ranked_first.sort(1)[0] == sets["two_classes"].labels.sort(1)[0]).all(1)
         numbers[f"again/two_classes_{name}"] = 100 * float(found.double().mean())
-        twice = (look(subject, sets["same_class"]) == sets["same_class"].labels).all(1)
+        twice = (second_pass(subject, sets["same_class"]) == sets["same_class"].labels).all(1)
         numbers[f"again/same_class_{name}"] = 100 * float(twice.double().mean())
-        second = look(subject, sets["single"])[:, 1] >= 0
+        second = second_pass(subject, sets["single"])[:, 1] >= 0
         numbers[f"again/single_{name}"] = 100 * float(second.double().mean())
     return Answer(numbers, draw=partial(_figures, subject, sets["same_class"], shown))
 
@@ -185,10 +185,10 @@ def _second_by_image(subject: Subject, mixture: Mixtures) -> Int64[Tensor, "imag
     output = subject.outputs(subject.with_images(mixture.images))
     first = output.ranking.argmax(1)
     left = (mixture.images - _decoded(subject, output, first)).clamp_min(0)
-    return torch.stack([first, _winner(subject.outputs(subject.with_images(left)))], 1)
+    return torch.stack([first, _highest_present(subject.outputs(subject.with_images(left)))], 1)
 
 
-def _winner(output: CapsuleOutput) -> Int64[Tensor, " image"]:
+def _highest_present(output: CapsuleOutput) -> Int64[Tensor, " image"]:
     """The class that ranks highest, if it is there; -1 if it is not."""
     assert output.capsules is not None
     best = output.ranking.argmax(1)
@@ -205,7 +205,7 @@ def _second_by_routing(subject: Subject, mixture: Mixtures) -> Int64[Tensor, "im
     shares = layer.couplings()
     own = shares.gather(2, first.view(-1, 1, 1).expand(-1, shares.shape[1], 1)).squeeze(2)
     with silent(subject, name, own.clamp(0, 1)):
-        second = _winner(subject.outputs(batches))
+        second = _highest_present(subject.outputs(batches))
     return torch.stack([first, second], 1)
 
 

@@ -50,12 +50,12 @@ def scramble(subject: Subject, *, tiles: int = 4, seed: int = 0, shown: int = _S
     kept = {"intact": 100 - numbers["error"]}
     for name, images in changed.items():
         found = subject.outputs(subject.with_images(images))
-        sure = _confidence(found.logits)
+        changed_confidence = _confidence(found.logits)
         kept[name] = 100 - error_percent(found, subject.labels)
         numbers |= {
             f"{name}/kept": kept[name],
-            f"{name}/confidence": 100 * float(sure.mean()),
-            f"{name}/auc": area_under_roc(-confidence, -sure),
+            f"{name}/confidence": 100 * float(changed_confidence.mean()),
+            f"{name}/auc": area_under_roc(-confidence, -changed_confidence),
             f"{name}/distance": float((images - subject.images).flatten(1).norm(dim=1).mean()),
         }
     return Answer(numbers, draw=partial(_figures, subject, changed, kept, shown))
