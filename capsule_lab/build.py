@@ -178,9 +178,11 @@ def check_together(trainer: Any, module: Any, data: Any) -> None:
 
     Raises:
         ConfigError: for a validation that never comes, a monitor of something that nothing measures, CUDA graphs that
-            this run cannot have, or ``data.mixup`` beside a loss of one class or a decoder.
+            this run cannot have, a decoder that is not trained, or ``data.mixup`` beside a loss of one class or a
+            decoder.
     """
     module.training_network.check(trainer)
+    _check_decoder_is_trained(module)
     if data.mixup is not None:
         with constructing("data.mixup"), torch.device("cpu"):
             _try_mixtures(module, data.spec)
@@ -202,6 +204,17 @@ def check_together(trainer: Any, module: Any, data: Any) -> None:
         if monitor is not None and ours and monitor not in measured and not monitor.startswith(_STATISTICS):
             known = {name for name in measured if not name.startswith(("test/", "train/l2", "val/l2"))}
             raise ConfigError(f"{type(callback).__name__}: monitor is {monitor}; {suggest(monitor, known)}")
+
+
+def _check_decoder_is_trained(module: Any) -> None:
+    """A network's decoder has a loss, or would keep its initial weights."""
+    from capsule_lab.networks.base import reconstructs  # takes seconds, help needs none
+
+    if reconstructs(module.network) and not hasattr(module, "reconstruction"):
+        raise ConfigError(
+            f"this {type(module.network).__name__} has a decoder, and {type(module).__name__} would not train it; "
+            "expected module=capsnet, or a model without decoder"
+        )
 
 
 _STATISTICS = ("val/coupling_entropy", "val/dead_", "val/activation_")  # of callbacks.RoutingStats, by layer

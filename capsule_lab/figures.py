@@ -132,7 +132,8 @@ def _reconstructions(
             raise RunError(f"sheet_classes has {label}; expected classes of the held-out images: {known}")
         example = reconstructions.select_images(output, batch.labels.new_tensor([examples[label]]))
         name = "perturbation_sheet" if config.sheet_classes is None else f"perturbation_sheet_{label}"
-        yield name, perturbation.perturbation_sheet(network, example, label, names=names)
+        steps = perturbation.steps_of(output)
+        yield name, perturbation.perturbation_sheet(network, example, label, names=names, steps=steps)
 
 
 def predictions(run: runs.Run, images: int) -> tuple[str, Batch, CapsuleOutput]:

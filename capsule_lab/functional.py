@@ -21,7 +21,7 @@ from types import MappingProxyType
 from typing import Literal, NamedTuple, ParamSpec, TypeVar
 
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 
 from capsule_lab.types import Votes
@@ -133,6 +133,36 @@ def exponential_squash_logits(
 
 
 @float32_under_autocast
+def half_squash(
+    x: Float[Tensor, "*shape"],
+    dim: int = -1,
+    eps: float = 1e-8,  # ours: as in squash
+) -> Float[Tensor, "*shape"]:
+    """``|s|^2 / (0.5 + |s|^2) * s / |s|``: many ports' squash, up to twice as long for short vectors.
+
+    Args:
+        x: vectors along ``dim``, any shape.
+        dim: the dimension that holds a vector's components.
+        eps: added to the squared length under the root.
+
+    >>> half_squash(torch.tensor([3.0, 4.0])).norm().item()  # 25 / 25.5
+    0.9803...
+    """
+    squared = x.square().sum(dim, keepdim=True)
+    return x * (squared / (0.5 + squared) * torch.rsqrt(squared + eps))
+
+
+@float32_under_autocast
+def half_squash_logits(x: Float[Tensor, "*shape dim"]) -> Float[Tensor, "*shape"]:
+    """``ln(2 |s|^2)``: what the length of ``half_squash(s)`` is the logistic of.
+
+    >>> half_squash_logits(torch.tensor([3.0, 4.0])).sigmoid().item()  # 25 / 25.5
+    0.9803...
+    """
+    return squash_logits(x) + math.log(2)
+
+
+@float32_under_autocast
 def length(
     poses: Float[Tensor, "*shape dim"],
     eps: float = 1e-8,  # ours: the plain norm has no gradient at 0
@@ -144,7 +174,7 @@ def length(
     return (poses.square().sum(-1) + eps).sqrt()
 
 
-Squash = Literal["squash", "exponential", "relu", "none"]
+Squash = Literal["squash", "exponential", "half", "relu", "none"]
 """What is done to the total input of a capsule: a name of ``SQUASHES``."""
 
 
@@ -174,6 +204,7 @@ SQUASHES: Mapping[str, SquashFunctions] = MappingProxyType(
     {
         "squash": SquashFunctions(squash, squash_logits, bounded=True),  # Sabour 2017, equation 1
         "exponential": SquashFunctions(exponential_squash, exponential_squash_logits, bounded=True),  # Mazzia 2021
+        "half": SquashFunctions(half_squash, half_squash_logits, bounded=True),  # ports
         "relu": SquashFunctions(torch.relu, _length_of_relu, bounded=False),  # ours: of each component
         "none": SquashFunctions(_unchanged, length, bounded=False),
     }
@@ -288,6 +319,20 @@ def he_std(fan_in: int) -> float:
     return math.sqrt(2 / fan_in) / 0.87962566103423978  # std of a standard normal that is cut at 2, as in Keras
 
 
+def in_unit_range(images: Float[Tensor, "batch channel height width"]) -> Float[Tensor, "batch channel height width"]:
+    """What a decoder, which ends in a sigmoid, can decode: images in [0, 1] as they are, all others stretched.
+
+    Each by itself, its darkest pixel to 0 and its brightest to 1. Standardisation has taken brightness and contrast
+    away, so that no capsule can know them; a standardised image always has pixels below 0.
+
+    >>> in_unit_range(torch.tensor([-1.0, 0.0, 0.5]).view(1, 1, 1, 3)).flatten().tolist()
+    [0.0, 0.6666..., 1.0]
+    """
+    lowest, highest = images.amin((1, 2, 3), keepdim=True), images.amax((1, 2, 3), keepdim=True)
+    stretched = (images - lowest) / (highest - lowest).clamp_min(torch.finfo(images.dtype).tiny)
+    return torch.where((lowest < 0) | (highest > 1), stretched, images)
+
+
 @float32_under_autocast
 def combine_crops(
     scores: Float[Tensor, "batch crop classes"], *, logits: bool = False
@@ -308,6 +353,20 @@ def combine_crops(
     return (scores / scores.sum(2, keepdim=True).clamp_min(torch.finfo(scores.dtype).tiny)).sum(1)
 
 
+def predicted_labels(
+    highest: Int64[Tensor, "batch predicted"], labels: Int64[Tensor, "batch label"]
+) -> Bool[Tensor, "batch label predicted"]:
+    """Which label each of the highest classes is, of as many of these as there are different labels.
+
+    >>> predicted_labels(torch.tensor([[1, 3]]), torch.tensor([[3, 3]])).any()  # one class, and the highest is another
+    tensor(False)
+    """
+    ordered = labels.sort(1)[0]
+    different = 1 + (ordered[:, 1:] != ordered[:, :-1]).sum(1)  # [b]
+    counted = torch.arange(highest.shape[1], device=labels.device) < different[:, None]
+    return (labels[:, :, None] == highest[:, None, :]) & counted[:, None, :]
+
+
 def predictions_by_label(
     scores: Float[Tensor, "batch classes"], labels: Int64[Tensor, "batch label"]
 ) -> Int64[Tensor, "batch label"]:
@@ -319,7 +378,7 @@ def predictions_by_label(
     tensor([[3, 1]])
     """
     highest = scores.topk(labels.shape[1]).indices  # [b l]
-    same = labels[:, :, None] == highest[:, None, :]  # [b label predicted]
+    same = predicted_labels(highest, labels)  # [b label predicted]
     found = same.any(2)
     wrong_first = highest.gather(1, same.any(1).to(torch.int64).argsort(dim=1, stable=True))
     nth = (~found).cumsum(1).sub(1).clamp_min(0)  # which of the wrong ones a place that is left gets

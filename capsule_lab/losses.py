@@ -89,7 +89,7 @@ def spread_loss(
     labels: Int64[Tensor, " batch"],
     *,
     margin: float = 0.9,  # Hinton 2018, section 4.1: m at the end of training
-    reduction: Literal["paper", "official"] = "paper",
+    reduction: Literal["paper", "official", "sum"] = "paper",
 ) -> Float[Tensor, ""]:
     """Spread loss on the activations of the class capsules (Hinton 2018, equation 3).
 
@@ -102,7 +102,8 @@ def spread_loss(
             while training, from 0.2, so that few capsules die at first.
         reduction: ``"paper"`` sums over the classes and averages over the batch. ``"official"`` is the authors'
             code: the mean over batch *and* classes, the true one (always 0) included; 1/5 of the paper's for
-            five classes, beside which a penalty on weights counts 5 times as much.
+            five classes, beside which a penalty on weights counts 5 times as much. ``"sum"`` is a tutorial's: over
+            classes and the batch of each process, so that gradients grow with the batch.
 
     Raises:
         ValueError: for an unknown reduction, a margin that is not in (0, 1], and several labels per image or shares of
@@ -118,9 +119,11 @@ def spread_loss(
     losses = (margin - (true - scores)).relu().square() * (1 - _truth(labels, scores))  # [b k]
     if reduction == "paper":
         return losses.sum(1).mean()
+    if reduction == "sum":
+        return losses.sum()
     if reduction == "official":
         return losses.mean()
-    raise ValueError(f"spread loss reduction is {reduction!r}; expected 'paper' or 'official'")
+    raise ValueError(f"spread loss reduction is {reduction!r}; expected 'paper', 'official' or 'sum'")
 
 
 @float32_under_autocast

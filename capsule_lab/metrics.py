@@ -10,8 +10,11 @@ import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 from torchmetrics import Metric
-from torchmetrics.classification import MulticlassAccuracy
+from torchmetrics.classification import MulticlassAccuracy, MultilabelExactMatch, MultilabelF1Score
 
+from capsule_lab.functional import predicted_labels
+
+PRESENT = 0.9  # a tutorial's code, of MultiMNIST: score above which a class counts as present
 _WIDEST = torch.float32 if torch.backends.mps.is_available() else torch.float64  # Apple's GPUs have no float64
 
 
@@ -77,10 +80,53 @@ class LabelError(_LabelsNotFound):
         return labels
 
 
+class PresentError(MultilabelExactMatch):
+    """Share of images whose present classes are not exactly their labels, in percent.
+
+    A class is present if its score is above ``PRESENT``, so that how many are predicted is not given.
+
+    Args:
+        num_classes: number of classes.
+    """
+
+    higher_is_better = False
+
+    def __init__(self, num_classes: int, **kwargs: Any) -> None:
+        super().__init__(num_classes, validate_args=False, **kwargs)
+
+    def update(self, scores: Float[Tensor, "batch classes"], labels: Int64[Tensor, "batch label"]) -> None:
+        super().update(_present(scores), _truth(scores, labels))
+
+    def compute(self) -> Tensor:
+        return 100 * (1 - super().compute())
+
+
+class PresentF1(MultilabelF1Score):
+    """F1 of present classes, see ``PresentError``, over all images and classes together, in [0, 1].
+
+    Args:
+        num_classes: number of classes.
+    """
+
+    def __init__(self, num_classes: int, **kwargs: Any) -> None:
+        super().__init__(num_classes, average="micro", validate_args=False, **kwargs)
+
+    def update(self, scores: Float[Tensor, "batch classes"], labels: Int64[Tensor, "batch label"]) -> None:
+        super().update(_present(scores), _truth(scores, labels))
+
+
+def _present(scores: Tensor) -> Int64[Tensor, "batch classes"]:
+    """0 and 1: of a score that rounds to more than 1, torchmetrics would take all for logits."""
+    return (scores > PRESENT).to(torch.int64)
+
+
+def _truth(scores: Tensor, labels: Tensor) -> Int64[Tensor, "batch classes"]:
+    return torch.zeros_like(scores, dtype=torch.int64).scatter(1, labels, 1)
+
+
 def _found(scores: Tensor, labels: Tensor) -> Tensor:
     """Which labels are among the highest scores, ``(batch, label)``."""
-    highest = scores.topk(labels.shape[1]).indices
-    return (labels[:, :, None] == highest[:, None, :]).any(2)
+    return predicted_labels(scores.topk(labels.shape[1]).indices, labels).any(2)
 
 
 class CouplingEntropy(Metric):

@@ -147,7 +147,7 @@ class DataSpec:
         num_classes: number of classes.
         classes: their names, where they have any beside their number.
         factors: names of the columns of ``Batch.factors``.
-        labels_per_image: how many different classes every image shows.
+        labels_per_image: how many classes every image shows, different ones if the data does not say otherwise.
     """
 
     image_shape: tuple[int, int, int]

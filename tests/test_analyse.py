@@ -17,12 +17,12 @@ from tests.helpers.messages import one_sentence
 
 Cli = Callable[..., Ended]
 SMALL = ["images=20", "trainer.accelerator=cpu"]
-QUESTIONS = ["couplings", "crowding", "scramble", "sign", "transforms", "tree", "votes"]
+QUESTIONS = ["coding", "couplings", "crowding", "decoder", "scramble", "sign", "transforms", "tree", "votes"]
 
 
 @pytest.mark.parametrize("what", QUESTIONS)
 def test_record_and_figures_lie_beside_the_checkpoint(cli: Cli, a_copy: Path, what: str) -> None:
-    few = ["what.kinds=[translation]"] if what == "transforms" else []
+    few = {"transforms": ["what.kinds=[translation]"], "decoder": ["what.epochs=1", "what.hidden=[8]"]}.get(what, [])
     ended = cli("analyse", f"ckpt={a_copy}", f"what={what}", *few, *SMALL)
     assert ended.status == 0, ended.err
     (path,) = (a_copy / "analyses").glob(f"best-val-{what}-standin-*.json")

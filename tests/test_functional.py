@@ -18,6 +18,7 @@ from capsule_lab.functional import (
     exponential_squash,
     float32_under_autocast,
     he_std,
+    in_unit_range,
     length,
     predictions_by_label,
     same_padding,
@@ -109,6 +110,7 @@ def test_exponential_squash_has_a_finite_gradient_in_float32(scale: float) -> No
     [
         ("squash", [-15 / 26, 20 / 26], math.log(25)),  # 25 / 26 times (-3, 4) / 5
         ("exponential", [-3 * (1 - math.exp(-5)) / 5, 4 * (1 - math.exp(-5)) / 5], math.log(math.exp(5) - 1)),
+        ("half", [-15 / 25.5, 20 / 25.5], math.log(50)),  # 25 / 25.5 times (-3, 4) / 5
         ("relu", [0.0, 4.0], 4.0),
         ("none", [-3.0, 4.0], 5.0),
     ],
@@ -207,6 +209,16 @@ def test_dense_votes_of_half_a_row_are_refused(components: int, rows: int) -> No
     message = f"^poses have {components} components and weights {rows} rows; expected a multiple$"
     with pytest.raises(ValueError, match=message):
         dense_votes(torch.randn(2, 3, components), torch.randn(3, rows, 2, 4))
+
+
+@pytest.mark.parametrize(("std", "ratio"), [(1.0, 4 * 0.774), (0.5, 0.774)])
+def test_votes_vary_as_four_products_of_a_pose_and_a_weight(std: float, ratio: float) -> None:
+    """The tutorial's deviation of 1 makes the variance of votes three times as large per layer: 4, less what is cut."""
+    generator = torch.Generator().manual_seed(0)
+    poses = torch.randn(200, 20, 16, generator=generator)
+    torch.manual_seed(0)
+    weight = truncated_normal_(torch.empty(20, 4, 8, 4), std)
+    assert (dense_votes(poses, weight).var() / poses.var()).item() == pytest.approx(ratio, rel=0.05)
 
 
 def test_dense_votes_gradient_of_matrices() -> None:
@@ -395,6 +407,31 @@ def test_predictions_by_label_equal_the_loops(several: int) -> None:
     labels = torch.stack([torch.randperm(5, generator=generator)[:several] for _ in range(200)])
     expected = [by_label(*pair) for pair in zip(scores.tolist(), labels.tolist(), strict=True)]
     assert predictions_by_label(scores, labels).tolist() == expected
+
+
+@pytest.mark.parametrize(
+    ("scores", "prediction"), [([0.9, 0.1, 0.2], [0, 0]), ([0.8, 0.9, 0.2], [1, 0]), ([0.1, 0.9, 0.8], [1, 2])]
+)
+def test_one_label_twice_is_predicted_by_the_highest_score(scores: list[float], prediction: list[int]) -> None:
+    assert predictions_by_label(torch.tensor([scores]), torch.tensor([[0, 0]])).tolist() == [prediction]
+
+
+def test_images_in_the_unit_range_stay_as_they_are() -> None:
+    images = torch.rand(4, 2, 5, 5)
+    assert in_unit_range(images).equal(images)
+
+
+def test_standardised_images_are_stretched_each_by_itself() -> None:
+    pixels = torch.rand(3, 2, 6, 6)
+    pixels[0, :, 1:] = 1  # mostly bright: standardised, its brightest pixel is below 1
+    standardised = (pixels - pixels.mean((1, 2, 3), keepdim=True)) / pixels.std((1, 2, 3), keepdim=True)
+    low, high = pixels.amin((1, 2, 3), keepdim=True), pixels.amax((1, 2, 3), keepdim=True)
+    assert standardised[0].max() < 1
+    torch.testing.assert_close(in_unit_range(standardised), (pixels - low) / (high - low))
+
+
+def test_images_of_one_colour_stay_finite() -> None:
+    assert in_unit_range(torch.full((1, 1, 2, 2), -3.0)).tolist() == [[[[0.0, 0.0], [0.0, 0.0]]]]
 
 
 def test_he_std_gives_the_variance_of_keras() -> None:

@@ -221,13 +221,19 @@ def test_spread_where_all_activations_are_equal_is_the_squared_margin_per_wrong_
     assert spread_loss(torch.full((3, 5), 0.5), torch.tensor([0, 1, 2]), margin=0.2).item() == pytest.approx(4 * 0.04)
 
 
-@pytest.mark.parametrize("changed", [{"margin": 0.2}, {"reduction": "official"}])
+def test_spread_of_a_tutorial_is_summed_over_the_batch_too() -> None:
+    labels = torch.tensor([0, 9, 5, 5])
+    summed = spread_loss(lengths(), labels, reduction="sum")
+    torch.testing.assert_close(summed, 4 * spread_loss(lengths(), labels), rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("changed", [{"margin": 0.2}, {"reduction": "official"}, {"reduction": "sum"}])
 def test_every_argument_of_the_spread_loss_does_something(changed: dict[str, Any]) -> None:
     labels = torch.tensor([0, 9, 5, 5])
     assert spread_loss(lengths(), labels, **changed) != spread_loss(lengths(), labels)
 
 
-@pytest.mark.parametrize("reduction", ["paper", "official"])
+@pytest.mark.parametrize("reduction", ["paper", "official", "sum"])
 def test_spread_gradient(reduction: str) -> None:
     scores = lengths(2, 3).requires_grad_()
     assert gradcheck(lambda scores: spread_loss(scores, torch.tensor([0, 2]), reduction=reduction), (scores,))
@@ -235,8 +241,8 @@ def test_spread_gradient(reduction: str) -> None:
 
 def test_unknown_reduction_of_the_spread_loss_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
-    with pytest.raises(ValueError, match="spread loss reduction is 'sum'; expected 'paper' or 'official'"):
-        spread_loss(lengths(), torch.tensor([0, 9, 5, 5]), reduction="sum")
+    with pytest.raises(ValueError, match="spread loss reduction is 'mean'; expected 'paper', 'official' or"):
+        spread_loss(lengths(), torch.tensor([0, 9, 5, 5]), reduction="mean")
 
 
 # ----------------------------------------------------------------------------------------- reconstruction

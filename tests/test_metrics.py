@@ -5,7 +5,15 @@ import math
 import pytest
 import torch
 
-from capsule_lab.metrics import CouplingEntropy, DeadCapsuleRate, ErrorRate, ExactMatchError, LabelError
+from capsule_lab.metrics import (
+    CouplingEntropy,
+    DeadCapsuleRate,
+    ErrorRate,
+    ExactMatchError,
+    LabelError,
+    PresentError,
+    PresentF1,
+)
 
 SCORES = torch.tensor([[0.9, 0.1, 0.0], [0.2, 0.7, 0.1], [0.3, 0.3, 0.4], [0.6, 0.3, 0.1]])
 
@@ -114,6 +122,26 @@ def test_a_pair_is_right_if_both_labels_are(labels: list[list[int]], pairs: floa
         metric.update(PAIR_SCORES[3:], torch.tensor(labels[3:]))
         found.append(metric.compute().item())
     assert found == pytest.approx([pairs, single])
+
+
+@pytest.mark.parametrize(("scores", "wrong"), [([0.9, 0.8, 0.1], 0.0), ([0.8, 0.9, 0.1], 100.0)])
+def test_two_of_one_class_are_one_label(scores: list[float], wrong: float) -> None:
+    """The second highest score is of a class that is not there, however low."""
+    for metric in (ExactMatchError(), LabelError()):
+        metric.update(torch.tensor([scores]), torch.tensor([[0, 0]]))
+        assert metric.compute().item() == wrong
+
+
+def test_present_classes_are_those_above_nine_tenths() -> None:
+    scores = torch.tensor([[0.95, 0.92, 0.1], [0.95, 0.89, 0.1], [0.95, 0.92, 0.91], [1 + 1e-6, 0.5, 0.5]])
+    labels = torch.tensor([[0, 1], [0, 1], [0, 1], [0, 0]])
+    error, f1 = PresentError(3), PresentF1(3)
+    for metric in (error, f1):
+        metric.update(scores[:2], labels[:2])
+        metric.update(scores[2:], labels[2:])
+    assert error.compute().item() == pytest.approx(50.0)  # one missed, one too many
+    assert f1.compute().item() == pytest.approx(2 * 6 / (2 * 6 + 1 + 1))
+    assert error.higher_is_better is False
 
 
 @pytest.mark.parametrize("metric", [ExactMatchError(), LabelError()])

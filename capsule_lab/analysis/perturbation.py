@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float, Int64
@@ -16,13 +17,42 @@ from capsule_lab.networks import Reconstructs
 from capsule_lab.types import CapsuleOutput, Capsules
 
 OFFSETS = tuple(step / 20 for step in range(-5, 6))  # Sabour 2017, figure 4: -0.25, -0.2, … 0.25
+DEVIATIONS = tuple(0.4 * step for step in range(-5, 6))  # ours: of poses of any size, in standard deviations
+
+
+class Steps(NamedTuple):
+    """What is added to a component of a pose.
+
+    Attributes:
+        values: numbers, 0 in the middle.
+        units: of each component; ``None`` for 1.
+    """
+
+    values: tuple[float, ...] = OFFSETS
+    units: Float[Tensor, " dim"] | None = None
+
+
+PAPER = Steps()
+"""Those of Sabour 2017."""
+
+
+def steps_of(output: CapsuleOutput) -> Steps:
+    """The paper's, where activations are lengths of poses; else standard deviations over these images and classes."""
+    assert output.capsules is not None
+    poses, activations, _ = output.capsules
+    if torch.allclose(poses.norm(dim=2), activations, atol=1e-3):
+        return PAPER
+    return Steps(DEVIATIONS, poses.flatten(0, 1).std(0))
 
 
 @torch.no_grad()
 def perturbed_reconstructions(
-    network: Reconstructs, output: CapsuleOutput, classes: Int64[Tensor, " batch"]
+    network: Reconstructs,
+    output: CapsuleOutput,
+    classes: Int64[Tensor, " batch"],
+    steps: Steps = PAPER,
 ) -> Float[Tensor, "batch dim offset channel height width"]:
-    """Images decoded from the pose of one class, with each of ``OFFSETS`` added to each component alone.
+    """Images decoded from the pose of one class, with each of some offsets added to each component alone.
 
     The sum is decoded as it is, not squashed again. In the middle of ``offset`` nothing is added.
 
@@ -30,6 +60,7 @@ def perturbed_reconstructions(
         network: with a decoder.
         output: of ``network`` for the images.
         classes: the capsule to perturb, the label of each image; all others are zeroed, as in any reconstruction.
+        steps: the offsets; the paper's are made for poses of length below 1.
 
     Raises:
         ValueError: if ``output`` has no capsules.
@@ -38,10 +69,11 @@ def perturbed_reconstructions(
         raise ValueError("this output has no capsules to perturb; expected that of a CapsNet")
     poses = output.capsules.poses  # [b k d]
     batch, _, dim = poses.shape
-    offsets = torch.tensor(OFFSETS).to(poses)  # [o]
-    change = torch.eye(dim).to(poses)[:, None] * offsets[:, None]  # [d o d]
+    units = poses.new_ones(dim) if steps.units is None else steps.units
+    offsets = units[:, None] * poses.new_tensor(steps.values)  # [d o]
+    change = torch.eye(dim).to(poses)[:, None] * offsets[:, :, None]  # [d o d]
     changed = poses[:, None, None] + change[:, :, None]  # [b d o k d]: of every class, all but one of which are zeroed
-    repeats = dim * len(OFFSETS)
+    repeats = dim * offsets.shape[1]
     decoded = network.reconstruct(
         CapsuleOutput(
             output.scores.repeat_interleave(repeats, 0),
@@ -49,33 +81,34 @@ def perturbed_reconstructions(
         ),
         classes.repeat_interleave(repeats),
     )
-    return decoded.unflatten(0, (batch, dim, len(OFFSETS)))
+    return decoded.unflatten(0, (batch, dim, offsets.shape[1]))
 
 
 def change_of_rows(
     decoded: Float[Tensor, "batch dim offset channel height width"],
 ) -> Float[Tensor, "batch dim"]:
-    """Mean squared difference of pixels from the unchanged reconstruction, for each perturbed component."""
-    middle = decoded[:, :, len(OFFSETS) // 2].unsqueeze(2)
+    """Mean squared difference of pixels from the unchanged reconstruction, that in the middle, by component."""
+    middle = decoded[:, :, decoded.shape[2] // 2].unsqueeze(2)
     return (decoded - middle).square().flatten(2).mean(2)
 
 
 def perturbation_sheet(
-    network: Reconstructs, output: CapsuleOutput, label: int, *, names: Sequence[str] = ()
+    network: Reconstructs, output: CapsuleOutput, label: int, *, names: Sequence[str] = (), steps: Steps = PAPER
 ) -> Figure:
-    """A row for each component of the pose, a column for each of ``OFFSETS``: figure 4 complete for one image.
+    """A row for each component of the pose, a column for each offset: figure 4 complete for one image.
 
     Args:
         network: with a decoder.
         output: of ``network`` for one image.
         label: its class.
         names: of the classes, if they have any.
+        steps: see ``steps_of``.
     """
     classes = torch.tensor([label], device=output.scores.device)
-    (rows,) = perturbed_reconstructions(network, output, classes)
+    (rows,) = perturbed_reconstructions(network, output, classes, steps)
     dimensions = [f"dimension {number}" for number in range(len(rows))]
     title = f"class {name_of_class(names, label)}: in each row, one dimension of the pose changed before decoding"
-    return _grid(rows, dimensions, title)
+    return offsets_grid(rows, dimensions, title, steps)
 
 
 def perturbation_figure(
@@ -100,16 +133,18 @@ def perturbation_figure(
     """
     examples = example_of_each_class(output, labels)
     classes, numbers = (labels.new_tensor(list(each)) for each in (examples, examples.values()))
-    decoded = perturbed_reconstructions(network, select_images(output, numbers), classes)
+    steps = steps_of(output)
+    decoded = perturbed_reconstructions(network, select_images(output, numbers), classes, steps)
     change, dimensions = change_of_rows(decoded).max(1)  # [class]
     strongest = change.topk(min(rows, len(change))).indices
     chosen = strongest[classes[strongest].argsort()]
     shown = [f"class {name_of_class(names, int(classes[number]))}, dimension {dimensions[number]}" for number in chosen]
     pictures = decoded[chosen, dimensions[chosen]]
-    return _grid(
+    return offsets_grid(
         pictures,
         shown,
         "one dimension of the pose changed before decoding: of each class, the one that changes the image most",
+        steps,
     )
 
 
@@ -125,14 +160,20 @@ def example_of_each_class(
     return {int(classes[number]): number for number in (*recognised, *others)}
 
 
-def _grid(pictures: Float[Tensor, "row offset channel height width"], rows: list[str], title: str) -> Figure:
+def offsets_grid(
+    pictures: Float[Tensor, "row offset channel height width"],
+    rows: Sequence[str],
+    title: str,
+    steps: Steps = PAPER,
+) -> Figure:
+    """Rows of decoded images, a column for each offset, in the middle that of none."""
     columns = [
         Column(f"{offset:+.2f}" if offset else "0", list(shown))
-        for offset, shown in zip(OFFSETS, pictures.unbind(1), strict=True)
+        for offset, shown in zip(steps.values, pictures.unbind(1), strict=True)
     ]
-    middle = len(OFFSETS) // 2
+    middle = len(steps.values) // 2
     groups = [
-        Group("subtracted", columns[:middle]),
+        Group("subtracted" if steps.units is None else "standard deviations subtracted", columns[:middle]),
         Group("as it is", columns[middle : middle + 1]),
         Group("added", columns[middle + 1 :]),
     ]

@@ -15,6 +15,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from capsule_lab.errors import check_choice, check_number
+from capsule_lab.functional import in_unit_range
 from capsule_lab.networks.base import AbstractNetwork, reconstructs
 
 
@@ -45,7 +46,7 @@ def winning_reconstruction_error(
             "such as a CapsNet with decoder=(512, 1024)"
         )
     output = network(images)
-    squared = (decoding.reconstruct(output, output.ranking.argmax(1)) - images).square().flatten(1)
+    squared = (decoding.reconstruct(output, output.ranking.argmax(1)) - in_unit_range(images)).square().flatten(1)
     return squared.sum(1) if reduction == "sum" else squared.mean(1)
 
 

@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from capsule_lab.analysis.plotting import Column, Group, name_of_class, picture_grid
+from capsule_lab.functional import in_unit_range
 from capsule_lab.networks import Reconstructs
 from capsule_lab.types import CapsuleOutput, Capsules
 
@@ -32,7 +33,7 @@ def reconstruction_sheet(
     Args:
         network: with a decoder.
         output: of ``network`` for ``images``.
-        images: in [0, 1].
+        images: in [0, 1], or standardised and drawn from their darkest to their brightest pixel.
         labels: their classes.
         names: of the classes, if they have any.
     """
@@ -46,7 +47,7 @@ def reconstruction_sheet(
             pictures,
             "black" if pair[0] == pair[1] else "red",
         )
-        for pair, *pictures in zip(pairs, images, decoded, strict=True)
+        for pair, *pictures in zip(pairs, in_unit_range(images), decoded, strict=True)
     ]
     return picture_grid([Group("", columns)], _ROWS)
 
@@ -70,7 +71,7 @@ def reconstruction_figure(
     Args:
         network: with a decoder.
         output: of ``network`` for ``images``.
-        images: in [0, 1].
+        images: in [0, 1], or standardised and drawn from their darkest to their brightest pixel.
         labels: their classes.
         names: of the classes, if they have any.
         correct: number of recognised images, each of another class.
@@ -89,7 +90,7 @@ def reconstruction_figure(
         captions = zip(labels[numbers].tolist(), predictions[numbers].tolist(), targets.tolist(), strict=True)
         return [
             Column(f"({between.join(name_of_class(names, each) for each in caption)})", pictures, colour)
-            for caption, *pictures in zip(captions, images[numbers], decoded, strict=True)
+            for caption, *pictures in zip(captions, in_unit_range(images[numbers]), decoded, strict=True)
         ]
 
     groups = [

@@ -37,6 +37,12 @@ class ChildGrid(NamedTuple):
     types: int
     by_type: bool
 
+    @property
+    def type_of_child(self) -> Int64[Tensor, " child"]:
+        """The kind of each, from 0."""
+        child = torch.arange(self.types * self.height * self.width)
+        return child // (self.height * self.width) if self.by_type else child % self.types
+
     def at_positions(self, values: Float[Tensor, "*shape child"]) -> Float[Tensor, "*shape type height width"]:
         """Values of the children, those of one type on a grid."""
         if self.by_type:

@@ -81,7 +81,9 @@ class NotLearning(Callback):
         metrics = trainer.callback_metrics
         errors = [float(metrics[name]) for name in ("train/error", "val/error") if name in metrics]
         assert self.losses is not None and self.labels is not None  # noqa: PT018
-        chance = error_at_chance(self.labels, _spec(trainer).labels_per_image)
+        data = cast(Any, trainer).datamodule
+        several = 1 if getattr(data, "same_class", "never") == "only" else data.spec.labels_per_image
+        chance = error_at_chance(self.labels, several)
         first, last = _first_and_last(self.losses[: self.steps])
         if errors and min(errors) >= 0.97 * chance > 0 and not has_fallen(first, last):  # ours: 3 % for what is chance
             self._warn(

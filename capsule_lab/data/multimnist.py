@@ -26,6 +26,7 @@ from capsule_lab.types import Batch, DataSpec
 
 Blend = Literal["sum", "max"]
 Placing = Literal["shift", "affine"]
+SameClass = Literal["never", "also", "only"]
 
 PAIRS_PER_IMAGE = 1000  # section 6: pairs that begin with the same image, 10 million for testing
 
@@ -40,7 +41,8 @@ class MultiMNISTDataModule(AbstractDataModule):
     Every image is paired with one of another class of the same split, each is moved by itself, and the two are laid
     over each other. An epoch of training has one pair for each image, another one in every epoch; pairs for validation
     and testing are the same in every epoch. What the network sees goes into ``Batch.images``, the two digits alone, in
-    their places, into ``Batch.parts``, and the two classes, which always differ, into ``Batch.labels``.
+    their places, into ``Batch.parts``, and the two classes, which differ unless ``same_class`` allows it, into
+    ``Batch.labels``.
 
     The paper says 80 % of the boxes of 20x20 pixels overlap on average; two digits moved by up to 4 pixels each give
     72.6 %, and one of them 79.0 %. Its official code moves the first digit of a pair by the same for all its partners;
@@ -52,14 +54,16 @@ class MultiMNISTDataModule(AbstractDataModule):
         blend: ``"sum"`` is clipped at 1 (section 6); ``"max"`` is the tutorials'.
         placing: ``"shift"`` (section 6), or ``"affine"``: turned by up to 5 degrees, moved by up to a fifth of the
             canvas and shrunk to 0.5 to 0.7, as a tutorial does.
+        same_class: pairs of two digits of one class: ``"never"`` (section 6), ``"also"``, as often as a draw from all
+            other images gives them, or ``"only"``. Such a pair is right if its class has the highest score.
         val_pairs, test_pairs: how many; up to 1,000 for each image of the split.
         eval_images: validate and test on so many pairs each at most, of all images; ``None`` for all.
         augment: other pairs in every epoch of training; without, the same.
         **options: see ``AbstractDataModule``.
 
     Raises:
-        ValueError: for a negative ``pad`` or ``shift``, an unknown ``blend`` or ``placing``, or no pairs at all;
-            from ``setup``, for more pairs than there are.
+        ValueError: for a negative ``pad`` or ``shift``, an unknown ``blend``, ``placing`` or ``same_class``, or no
+            pairs at all; from ``setup``, for more pairs than there are.
     """
 
     def __init__(
@@ -69,6 +73,7 @@ class MultiMNISTDataModule(AbstractDataModule):
         shift: int = 4,  # section 6
         blend: Blend = "sum",
         placing: Placing = "shift",
+        same_class: SameClass = "never",
         val_pairs: int = 10_000,  # ours: as many as images
         test_pairs: int = 10_000,  # ours: as many as images; the paper has 10 million
         eval_images: int | None = None,
@@ -81,12 +86,14 @@ class MultiMNISTDataModule(AbstractDataModule):
         check_shift(shift, SIZE + 2 * pad)
         check_choice("data.blend", blend, ("sum", "max"))
         check_choice("data.placing", placing, ("shift", "affine"))
+        check_choice("data.same_class", same_class, ("never", "also", "only"))
         if val_pairs < 1 or test_pairs < 1:
             raise ValueError(f"data has {val_pairs} validation and {test_pairs} test pairs; expected 1 or more")
         self.pad = pad
         self.shift = shift
         self.blend: Blend = blend
         self.placing: Placing = placing
+        self.same_class: SameClass = same_class
         self.pairs = {"val": val_pairs, "test": test_pairs}
         self.eval_pairs = eval_images
         self.real_source = MNISTFiles(self.directory)
@@ -107,7 +114,7 @@ class MultiMNISTDataModule(AbstractDataModule):
     def dataset(self, name: str) -> InMemory:
         images = self.sets[name]
         if name == "train":
-            return Pairs(images, self.seed, size=len(images.labels), fixed=not self.augment)
+            return Pairs(images, self.seed, size=len(images.labels), fixed=not self.augment, same_class=self.same_class)
         size, most = self.pairs[name], PAIRS_PER_IMAGE * len(images.labels)
         if size > most:
             raise ValueError(
@@ -115,7 +122,7 @@ class MultiMNISTDataModule(AbstractDataModule):
             )
         if self.eval_pairs is not None:
             size = min(size, self.eval_pairs)
-        return Pairs(images, self.seed, size=size, fixed=True)
+        return Pairs(images, self.seed, size=size, fixed=True, same_class=self.same_class)
 
     def transform_batch(self, batch: Batch, name: str) -> Batch:
         """The composite of each pair, and its parts."""
@@ -141,23 +148,24 @@ class MultiMNISTDataModule(AbstractDataModule):
 
 
 class Pairs(InMemory):
-    """Every image with others of another class; none of the pairs is ever stored.
+    """Every image with others, of another class if not asked otherwise; none of the pairs is ever stored.
 
     The first of pair ``n`` is image ``n`` modulo their number, so that each is first equally often. The second is drawn
-    from all images of other classes, each equally likely, by the key of the pair: a function of the seed, the epoch and
-    ``n`` alone.
+    from all images that may be its partner, each equally likely, by the key of the pair: a function of the seed, the
+    epoch and ``n`` alone.
 
     Args:
         images: to pair with each other.
         seed: of the draws.
         size: number of pairs in an epoch.
         fixed: the same pairs in every epoch.
+        same_class: see ``MultiMNISTDataModule``.
 
     Raises:
-        ValueError: for a size below 1, or images of one class only.
+        ValueError: for a size below 1, or an image that has no partner.
     """
 
-    def __init__(self, images: Images, seed: int, *, size: int, fixed: bool) -> None:
+    def __init__(self, images: Images, seed: int, *, size: int, fixed: bool, same_class: SameClass = "never") -> None:
         super().__init__(images, seed)
         count = len(images.labels)
         if size < 1:
@@ -168,8 +176,16 @@ class Pairs(InMemory):
         self.by_class = labels.argsort(stable=True)
         self.counts = torch.bincount(labels)  # [class]
         self.starts = self.counts.cumsum(0) - self.counts
-        if count and self.counts.max() == count:
+        self.place = torch.empty_like(self.by_class)  # of each image in by_class
+        self.place[self.by_class] = torch.arange(count)
+        self.same_class = same_class
+        if count and same_class == "never" and self.counts.max() == count:
             raise ValueError(f"all {count} images are of class {int(labels[0])}; expected several, to pair them")
+        if same_class == "only" and (self.counts == 1).any():
+            alone = int((self.counts == 1).nonzero()[0])
+            raise ValueError(f"one image is of class {alone}; expected several of each class, to pair them")
+        if count == 1:
+            raise ValueError("there is one image; expected several, to pair them")
 
     def __len__(self) -> int:
         return self.size
@@ -182,11 +198,17 @@ class Pairs(InMemory):
         return Batch(self.data.images[chosen].flatten(1, 2), self.data.labels[chosen], key)
 
     def partners(self, first: Int64[Tensor, " batch"], key: Int64[Tensor, " batch"]) -> Int64[Tensor, " batch"]:
-        """An image of another class for each of ``first``."""
+        """Another image for each of ``first``, by ``same_class``."""
         label = self.data.labels[first]
-        others = len(self.data.labels) - self.counts[label]
-        rank = random_bits(key, _PARTNER) % others  # among all images by class, its own class left out
-        return self.by_class[torch.where(rank < self.starts[label], rank, rank + self.counts[label])]
+        bits, images = random_bits(key, _PARTNER), len(self.data.labels)
+        if self.same_class == "never":  # among all images by class, its own class left out
+            left_out, width = self.starts[label], self.counts[label]
+            rank = bits % (images - width)
+        else:  # itself left out, among all or among its class
+            left_out, width = self.place[first], torch.ones_like(first)
+            own = self.same_class == "only"
+            rank = self.starts[label] + bits % (self.counts[label] - 1) if own else bits % (images - 1)
+        return self.by_class[torch.where(rank < left_out, rank, rank + width)]
 
 
 def overlay(

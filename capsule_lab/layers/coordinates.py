@@ -28,15 +28,42 @@ def receptive_field_coordinates(
         layers: kernel and stride of each layer, from the image upwards.
         padding: left, right, top, bottom, of the first layer.
     """
+    rows, columns = (
+        (centres - pixels / 2) / 100  # 100: official code
+        for centres, pixels in zip(_centres(grid, layers, padding), image, strict=True)
+    )
+    return rows, columns
+
+
+def image_share_coordinates(
+    grid: tuple[int, int],
+    image: tuple[int, int],
+    layers: Sequence[tuple[int, int]],
+    padding: tuple[int, int, int, int],
+) -> Axes:
+    """Row and column of each position in the image, pixels counted from 1, as a share of its size (a tutorial's text).
+
+    All positive, of 28 pixels ``[8, 12, 16, 20] / 28`` in the tutorial's network. Arguments are those of
+    ``receptive_field_coordinates``.
+    """
+    rows, columns = (
+        (centres + 1) / pixels for centres, pixels in zip(_centres(grid, layers, padding), image, strict=True)
+    )
+    return rows, columns
+
+
+def _centres(
+    grid: tuple[int, int], layers: Sequence[tuple[int, int]], padding: tuple[int, int, int, int]
+) -> list[Float[Tensor, " position"]]:
+    """Rows and columns of the pixels, counted from 0, that are in the middle of what positions see."""
     step, first = 1, 0.0
     for kernel, stride in layers:
         first += step * (kernel - 1) / 2  # the middle of a kernel
         step *= stride
-    rows, columns = (
-        (first - before + step * torch.arange(n, dtype=torch.float32) - pixels / 2) / 100  # 100: official code
-        for n, pixels, before in zip(grid, image, (padding[2], padding[0]), strict=True)
-    )
-    return rows, columns
+    return [
+        first - before + step * torch.arange(n, dtype=torch.float32)
+        for n, before in zip(grid, (padding[2], padding[0]), strict=True)
+    ]
 
 
 def grid_coordinates(grid: tuple[int, int]) -> Axes:

@@ -46,6 +46,7 @@ class PrimaryCapsules(nn.Module):
         uniform_coupling: divide by the number of types (plus one if ``leaky``); ``False`` as in most ports.
         leaky: the official code's leaky switch reaches this layer too: 1/33 instead of 1/32. It only
             matters with ``uniform_coupling``.
+        relu: no component is negative before the squash, as in ports after Geron; the paper has ReLU below only.
         squash: what makes the poses, see ``capsule_lab.functional.SQUASHES``; activations are their lengths.
         weight_std: standard deviation of the truncated normal that initialises the weights.
 
@@ -65,6 +66,7 @@ class PrimaryCapsules(nn.Module):
         bias: bool = True,
         uniform_coupling: bool = True,
         leaky: bool = False,
+        relu: bool = False,
         squash: Squash = "squash",  # Sabour 2017, equation 1
         weight_std: float = 0.1,  # official code
     ) -> None:
@@ -74,6 +76,7 @@ class PrimaryCapsules(nn.Module):
         self.types = types
         self.dim = dim
         self.padding = padding
+        self.relu = relu
         self.squash = SQUASHES[squash]
         self.scale = 1 / (types + leaky) if uniform_coupling else 1.0
         self.conv = StridedConv2d(in_channels, types * dim, kernel_size, stride)
@@ -90,6 +93,8 @@ class PrimaryCapsules(nn.Module):
         total = total.unflatten(1, (self.types, self.dim)) * self.scale  # [b type dim h w]
         if self.bias is not None:
             total = total + self.bias
+        if self.relu:
+            total = total.relu()
         total = total.permute(0, 1, 3, 4, 2).flatten(1, 3)  # [b i c]
         poses = self.squash.poses(total)
         return Capsules(poses, length(poses), self.squash.logits(total))

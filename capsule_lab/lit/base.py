@@ -34,7 +34,8 @@ class AbstractCapsuleModule(L.LightningModule):
 
     Logged, per split of ``train``, ``val`` and ``test``: ``<split>/loss``, ``<split>/<term>`` for every term,
     ``<split>/error`` in percent; and ``schedule/<name>`` for every schedule. Of images with several labels, ``error``
-    counts those as right that have them all, and ``<split>/label_error`` single labels. Where the DataModule's
+    counts those as right that have them all, and ``<split>/label_error`` single labels; ``present_error`` and
+    ``present_f1``, of validation and test, take what scores above 0.9 for present. Where the DataModule's
     ``test_parts`` names parts of the test set, one loader each, ``test/…`` is of all of them and ``<part>/error`` of
     each; its ``further_validations`` are reported as ``<name>/error`` beside ``val/…``.
 
@@ -50,7 +51,7 @@ class AbstractCapsuleModule(L.LightningModule):
             in place of the configured value; all of them go to ``loss_terms``. One that is named ``routing_<option>``
             does so with an option of all routings, see ``ScheduledRouting``.
         num_classes: number of classes.
-        labels_per_image: how many different ones every image shows.
+        labels_per_image: how many every image has.
         l2: weight of ``l2_loss`` of the network's kernels, a term of the loss named ``l2``; 0 for none.
         decay_all: let the weight decay of the optimizer reach biases, betas and scales, too: see ``parameter_groups``.
         seed: every batch draws its random numbers (dropout) from ``(seed, batch, rank)``, so that a
@@ -169,6 +170,9 @@ class AbstractCapsuleModule(L.LightningModule):
         terms |= self.penalty()
         terms = {"loss": torch.stack(list(terms.values())).sum(), **terms}
         self.metrics.update_errors(split, output.ranking, batch.classes)
+        if self.metrics.counts_present(split):
+            logits = self.network.scores_are == "logits"
+            self.metrics.update_present(split, output.scores.sigmoid() if logits else output.scores, batch.classes)
         self.metrics.update_means(split, terms, len(batch.labels))
         return terms, output
 

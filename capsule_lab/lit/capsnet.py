@@ -1,4 +1,4 @@
-"""Training of a CapsNet."""
+"""Training of a network of capsules with a decoder."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from capsule_lab.errors import check_choice
-from capsule_lab.functional import predictions_by_label
+from capsule_lab.functional import in_unit_range, predictions_by_label
 from capsule_lab.lit.base import AbstractCapsuleModule
 from capsule_lab.networks import AbstractReconstructingNetwork
 from capsule_lab.types import Batch, CapsuleOutput
@@ -20,7 +20,7 @@ class CapsNetModule(AbstractCapsuleModule):
     An image of several digits is decoded once for each, against that digit alone, and the terms are added (section 6).
 
     Args:
-        network: a ``CapsNet`` or ``EfficientCapsNet``, with or without decoder.
+        network: a ``CapsNet``, ``EfficientCapsNet`` or ``EMCaps``, with or without decoder.
         reconstruction: ``(reconstruction, images) -> scalar``; ``None`` trains without.
         decode_at_test: the capsule that is decoded outside of training, that of the ``"prediction"`` (paper) or of the
             ``"label"`` (official code). Of several predictions, those that are labels are compared with their own
@@ -57,7 +57,8 @@ class CapsNetModule(AbstractCapsuleModule):
             labels = batch.labels.reshape(len(batch.images), -1)  # [b label]
             by_label = self.training or self.decode_at_test == "label"
             classes = labels if by_label else predictions_by_label(output.ranking, labels)
-            targets = batch.images.unsqueeze(1) if batch.parts is None else batch.parts  # [b label c h w]
+            parts = batch.parts
+            targets = in_unit_range(batch.images).unsqueeze(1) if parts is None else parts  # [b label c h w]
             pairs = zip(classes.unbind(1), targets.unbind(1), strict=True)
             losses = [self.reconstruction(self.network.reconstruct(output, each), target) for each, target in pairs]
             terms["reconstruction"] = torch.stack(losses).sum()

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torchmetrics import MeanMetric, Metric
 
-from capsule_lab.metrics import ErrorRate, ExactMatchError, LabelError
+from capsule_lab.metrics import ErrorRate, ExactMatchError, LabelError, PresentError, PresentF1
 
 SPLITS = ("train", "val", "test")
 
@@ -16,12 +16,13 @@ SPLITS = ("train", "val", "test")
 class SplitMetrics(nn.ModuleDict):
     """Metrics by the names under which they are logged, ``<split>/<quantity>``.
 
-    ``train``, ``val`` and ``test`` have ``error``, in percent, and ``label_error`` if images have several labels. Means
-    of loss terms are added with the first batch.
+    ``train``, ``val`` and ``test`` have ``error``, in percent, and ``label_error`` if images have several labels; then,
+    ``val`` and ``test`` have ``present_error`` and ``present_f1``, too. Means of loss terms are added with the first
+    batch.
 
     Args:
         num_classes: number of classes.
-        labels_per_image: how many different ones every image shows.
+        labels_per_image: how many every image has.
     """
 
     def __init__(self, num_classes: int, labels_per_image: int) -> None:
@@ -32,6 +33,9 @@ class SplitMetrics(nn.ModuleDict):
             self.add_error(split)
             if labels_per_image > 1:
                 self[f"{split}/label_error"] = LabelError()
+                if split != "train":
+                    self[f"{split}/present_error"] = PresentError(num_classes)
+                    self[f"{split}/present_f1"] = PresentF1(num_classes)
 
     def add_error(self, split: str, device: torch.device | None = None) -> None:
         """An empty ``<split>/error`` of another split, such as a part of the test set."""
@@ -43,6 +47,21 @@ class SplitMetrics(nn.ModuleDict):
         for name in (f"{split}/error", f"{split}/label_error"):
             if name in self:
                 self._metric(name).update(scores.detach(), labels)
+
+    def counts_present(self, split: str) -> bool:
+        """Whether classes above a threshold are counted: of images with several labels, not in training."""
+        return f"{split}/present_error" in self
+
+    def update_present(self, split: str, scores: Tensor, labels: Tensor) -> None:
+        """Count the classes above a threshold.
+
+        Args:
+            split: of the batch, one that ``counts_present``.
+            scores: in [0, 1].
+            labels: of the batch, ``(batch, label)``.
+        """
+        for name in (f"{split}/present_error", f"{split}/present_f1"):
+            self._metric(name).update(scores.detach(), labels)
 
     def update_means(self, split: str, terms: dict[str, Tensor], images: int) -> None:
         """Add the scalar terms of one batch, each with the weight of its images."""

@@ -6,10 +6,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Literal, Protocol, TypeGuard, runtime_checkable
 
-import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
+from capsule_lab.routing import AbstractRouting
 from capsule_lab.types import CapsuleOutput, OnIteration
 
 
@@ -100,8 +100,26 @@ class AbstractReconstructingNetwork(AbstractCapsuleNetwork):
         poses = output.capsules.poses
         if not self.masked_decoder:
             return self.decoder(poses, poses.new_ones(poses.shape[:2]))
-        mask = torch.zeros_like(output.scores, dtype=poses.dtype).scatter(1, classes[:, None], 1.0)
-        return self.decoder(poses, mask)
+        return decode_one(self.decoder, poses, classes)
+
+
+def decode_one(
+    decoder: nn.Module, poses: Float[Tensor, "batch capsule dim"], classes: Int64[Tensor, " batch"]
+) -> Float[Tensor, "batch channel height width"]:
+    """Images decoded from one capsule each, all others zeroed (Sabour 2017, section 4.1)."""
+    mask = poses.new_zeros(poses.shape[:2]).scatter(1, classes[:, None], 1.0)
+    images: Tensor = decoder(poses, mask)
+    return images
+
+
+def check_decodable(decoder: Sequence[int] | None, routing: AbstractRouting) -> None:
+    """A decoder has poses to read.
+
+    Raises:
+        ValueError: if the class capsules have none.
+    """
+    if decoder is not None and not routing.poses:
+        raise ValueError("routing.poses is false, and the decoder reads poses; expected true, or model.decoder=null")
 
 
 def check_sizes(name: str, **sizes: int) -> None:

@@ -23,6 +23,7 @@ from capsule_lab.layers import ClassCapsules, Decoder, DenseCapsules, PrimaryCap
 from capsule_lab.layers.primary import Padding
 from capsule_lab.networks.base import (
     AbstractReconstructingNetwork,
+    check_decodable,
     check_image_shape,
     check_images,
     check_sizes,
@@ -51,7 +52,8 @@ class CapsNet(AbstractReconstructingNetwork):
         primary_bias, uniform_coupling: see ``PrimaryCapsules``.
         primary_weight_std: its ``weight_std``. Without ``uniform_coupling``, 1/32 of it starts with the same poses, and
             Adam, whose steps do not depend on the scale of gradients, then changes them 32 times as fast.
-        primary_squash: its ``squash``; that of the class capsules is the routing's own option.
+        primary_relu, primary_squash: its ``relu`` and ``squash``; the squash of the class capsules is the routing's own
+            option.
         transformation: matrices between the poses of primary and class capsules: ``"per_pair"``, one for each pair;
             ``"shared"``, one for each type and class, the same at all positions; ``"none"``: primary capsules are as
             many types as classes and have poses as large, each the vote of its position for its class, see
@@ -86,6 +88,7 @@ class CapsNet(AbstractReconstructingNetwork):
         primary_bias: bool = True,
         uniform_coupling: bool = True,
         primary_weight_std: float = 0.1,  # official code
+        primary_relu: bool = False,
         primary_squash: Squash = "squash",  # Sabour 2017, section 4
         transformation: Transformation = "per_pair",  # Sabour 2017, section 4
         hidden: Sequence[Sequence[int]] = (),  # Sabour 2017 has none
@@ -148,13 +151,11 @@ class CapsNet(AbstractReconstructingNetwork):
             bias=primary_bias,
             uniform_coupling=uniform_coupling,
             weight_std=primary_weight_std,
+            relu=primary_relu,
             squash=primary_squash,
             leaky=digits.routing.leaky,
         )
-        if decoder is not None and not digits.routing.poses:
-            raise ValueError(
-                "routing.poses is false, and the decoder reads poses; expected true, or model.decoder=null"
-            )
+        check_decodable(decoder, digits.routing)
         self.digits = digits
         self.scores_are = "activations" if digits.routing.bounded else "logits"
         self.masked_decoder = masked_decoder

@@ -23,22 +23,38 @@ from torch import Tensor, nn
 
 from capsule_lab.errors import check_choice, check_number
 from capsule_lab.functional import same_padding, truncated_normal_
-from capsule_lab.layers import ClassCapsules, ConvCapsules, LinearPrimaryCapsules, Stem
-from capsule_lab.layers.coordinates import coordinate_addition, grid_coordinates, receptive_field_coordinates
+from capsule_lab.layers import ClassCapsules, ConvCapsules, Decoder, LinearPrimaryCapsules, Stem
+from capsule_lab.layers.coordinates import (
+    coordinate_addition,
+    grid_coordinates,
+    image_share_coordinates,
+    receptive_field_coordinates,
+)
 from capsule_lab.layers.primary import Padding
-from capsule_lab.networks.base import AbstractCapsuleNetwork, check_image_shape, check_images, check_sizes, check_widths
+from capsule_lab.networks.base import (
+    AbstractReconstructingNetwork,
+    check_decodable,
+    check_image_shape,
+    check_images,
+    check_sizes,
+    check_widths,
+)
 from capsule_lab.routing import AbstractRouting, EMRouting, RoutingFactory
 from capsule_lab.routing.em_costs import CLASS_ROUTING
 from capsule_lab.types import CapsuleOutput, OnIteration
 
 Pose = Literal["matrix", "vector"]
-Coordinates = Literal["receptive_field", "grid", "none"]
+Coordinates = Literal["receptive_field", "image_share", "grid", "none"]
 Entries = Literal["official", "paper"]
 
+_OF_RECEPTIVE_FIELDS = {
+    "receptive_field": receptive_field_coordinates,
+    "image_share": image_share_coordinates,
+}
 IMAGE_KERNEL, IMAGE_STRIDE = 5, 2  # Hinton 2018, section 4: of the first convolution
 
 
-class EMCaps(AbstractCapsuleNetwork):
+class EMCaps(AbstractReconstructingNetwork):
     """The network of Hinton 2018 with the choices of paper, official code and ports as switches.
 
     Scores are the activations of the class capsules.
@@ -64,12 +80,15 @@ class EMCaps(AbstractCapsuleNetwork):
         primary_bias, primary_offset, primary_norm, interleaved_primary, pose_std, activation_std: see
             ``LinearPrimaryCapsules``.
         coordinates: what coordinate addition adds: ``"receptive_field"``, distance of a position's receptive
-            field from the image's middle in units of 100 pixels (official code), ``"grid"``, ``(i + 0.5) / n``
-            of the i-th of n positions (ports), or ``"none"``.
+            field from the image's middle in units of 100 pixels (official code), ``"image_share"``, its place as a
+            share of the image (a tutorial's text), ``"grid"``, ``(i + 0.5) / n`` of the i-th of n positions (ports), or
+            ``"none"``.
         coordinate_entries: where: ``"official"``, x to the first and y to the second component of a vote, or
             ``"paper"``, row and column to the first two entries of a matrix's right-hand column.
         conv_weight_std, class_weight_std: standard deviations of the transformations' truncated normals; in a
             vector's they are divided by the root of ``pose_size``, which gives votes of the same size.
+        decoder: widths of the hidden layers of a decoder as that of Sabour 2017, section 4.1; ``None`` (the paper) for
+            no decoder.
 
     Raises:
         ValueError: if the image is too small, a size not positive, a switch unknown, or a pose too small for
@@ -107,13 +126,16 @@ class EMCaps(AbstractCapsuleNetwork):
         coordinate_entries: Entries = "official",
         conv_weight_std: float = 0.1,  # official code, fast
         class_weight_std: float = 0.01,  # official code
+        decoder: Sequence[int] | None = None,  # Hinton 2018 has none
     ) -> None:
         super().__init__()
         check_choice("pose", pose, get_args(Pose))
         check_choice("padding", padding, get_args(Padding))
         check_choice("coordinates", coordinates, get_args(Coordinates))
         check_choice("coordinate_entries", coordinate_entries, get_args(Entries))
-        check_widths("EMCaps", conv_types=conv_types, conv_strides=conv_strides)
+        check_widths(
+            "EMCaps", conv_types=conv_types, conv_strides=conv_strides, decoder=() if decoder is None else decoder
+        )
         if len(conv_types) != len(conv_strides):
             raise ValueError(
                 f"there are {len(conv_types)} conv_types and {len(conv_strides)} conv_strides; expected as many"
@@ -199,13 +221,15 @@ class EMCaps(AbstractCapsuleNetwork):
                 axes=(
                     grid_coordinates(grid)
                     if coordinates == "grid"
-                    else receptive_field_coordinates(grid, (height, width), receptive, seen_outside)
+                    else _OF_RECEPTIVE_FIELDS[coordinates](grid, (height, width), receptive, seen_outside)
                 ),
                 entries=(1, 0) if coordinate_entries == "official" else (pose_size - 1, 2 * pose_size - 1),
                 dim=dim,
             ),
             weight_std=class_weight_std * narrower,
         )
+        check_decodable(decoder, self.classes.routing)
+        self.decoder = None if decoder is None else Decoder(num_classes, dim, self.image_shape, hidden=decoder)
 
     def forward(
         self, images: Float[Tensor, "batch channel height width"], *, on_iteration: OnIteration | None = None

@@ -169,6 +169,21 @@ def check_child_types(types: int, children: int) -> int:
     return positions
 
 
+def prior_of_every_child(prior: Float[Tensor, "parent type"], votes: AbstractVotes) -> Float[Tensor, "parent child"]:
+    """A learned number of each parent and kind of child, for children that are ordered (position, type).
+
+    Raises:
+        ValueError: for other numbers of parents or children.
+    """
+    _, children, parents, _ = votes.shape
+    if prior.shape[0] != parents or children % prior.shape[1]:
+        raise ValueError(
+            f"the routing's prior is of shape {tuple(prior.shape)}, and votes are of {children} children for {parents} "
+            "parents; expected a routing that was built with these numbers: (parents, kinds of child)"
+        )
+    return prior.repeat(1, children // prior.shape[1])
+
+
 def check_parents(votes: AbstractVotes, name: str, parameter: Tensor | None) -> None:
     """A parameter of a routing, such as its bias, is of the parents that votes are for, or one for all.
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from capsule_lab.errors import check_choice
 from capsule_lab.functional import exponential_squash, exponential_squash_logits, float32_under_autocast, length
 from capsule_lab.kernels import AbstractVotes, Backend, check_backend, route
-from capsule_lab.routing.base import AbstractRouting, LayerInfo, Normalisation, Normaliser
+from capsule_lab.routing.base import AbstractRouting, LayerInfo, Normalisation, Normaliser, prior_of_every_child
 from capsule_lab.types import Capsules, OnIteration, RoutingTrace, Votes
 
 
@@ -61,7 +61,7 @@ def self_attention_routing(
         attention = votes.agreement(votes.weighted_sum(every)) / math.sqrt(votes.shape[3])  # sum_k A_j[i, k]: [b j i]
         couplings = normalise(attention)  # [b j i]
         if prior is not None:
-            couplings = couplings + _of_every_child(prior, votes)
+            couplings = couplings + prior_of_every_child(prior, votes)
         total = votes.weighted_sum(couplings)  # [b j d]
         poses = exponential_squash(total, eps=eps)
         present = length(poses, eps), exponential_squash_logits(total, eps)
@@ -121,13 +121,3 @@ class SelfAttentionRouting(AbstractRouting):
         return self_attention_routing(
             votes, prior=self.prior, normalise=normalise, on_iteration=on_iteration, backend=self.backend
         )
-
-
-def _of_every_child(prior: Tensor, votes: AbstractVotes) -> Tensor:
-    _, children, parents, _ = votes.shape
-    if prior.shape[0] != parents or children % prior.shape[1]:
-        raise ValueError(
-            f"the routing's prior is of shape {tuple(prior.shape)}, and votes are of {children} children for {parents} "
-            "parents; expected a routing that was built with these numbers: (parents, kinds of child)"
-        )
-    return prior.repeat(1, children // prior.shape[1])

@@ -45,12 +45,17 @@ _NOT_HASHED = (
 )
 _UNSET = ("trainer.max_time",)  # not hashed either; null, as it was in the hashes of earlier runs
 _ADDED = {  # options that earlier runs had no names for: not hashed at the values that do what those runs did
+    "data.same_class": "never",
+    "model.primary_relu": False,
     "model.primary_squash": "squash",
     "model.transformation": "per_pair",
     "model.masked_decoder": True,
     "model.hidden": [],
-    "model.routing.squash": "squash",  # what model.routing refers to
-    "routing.squash": "squash",
+    **{
+        f"{routing}.{option}": value
+        for routing in ("routing", "model.routing")  # the latter refers to the former
+        for option, value in {"squash": "squash", "learned_prior": False, "update": "add"}.items()
+    },
 }
 _OVERRIDES = "# overrides: "
 

@@ -9,15 +9,18 @@ from torch import Tensor
 
 from capsule_lab.analysis.perturbation import (
     OFFSETS,
+    PAPER,
+    Steps,
     change_of_rows,
     example_of_each_class,
     perturbation_figure,
     perturbation_sheet,
     perturbed_reconstructions,
+    steps_of,
 )
 from capsule_lab.analysis.reconstructions import select_images
 from capsule_lab.networks import CapsNet
-from capsule_lab.types import CapsuleOutput
+from capsule_lab.types import CapsuleOutput, Capsules
 from tests.helpers.fakes import FakeCapsNet, capsule_output, captions, decoded_picture, grey_at, row_names, texts
 
 CLASSES = torch.tensor([4, 0])
@@ -39,6 +42,16 @@ def test_offset_is_added_to_one_component_of_the_label(image: int, dim: int, off
     expected = decoded_picture(OUTPUT, image, int(CLASSES[image]))  # all other classes are zeroed
     expected[CLASSES[image], dim] += OFFSETS[offset]
     np.testing.assert_allclose(decoded[image, dim, offset, 0], expected, atol=1e-6)
+
+
+def test_offsets_of_each_component() -> None:
+    steps = Steps((-1.0, 0.0, 1.0), torch.tensor([1.0, 2.0, 3.0]))
+    decoded = perturbed_reconstructions(FakeCapsNet(OUTPUT), OUTPUT, CLASSES, steps)
+    assert decoded.shape == (2, 3, 3, 1, 5, 3)
+    for dim in range(3):
+        expected = decoded_picture(OUTPUT, 0, 4)
+        expected[4, dim] += dim + 1
+        np.testing.assert_allclose(decoded[0, dim, 2, 0], expected, atol=1e-6)
 
 
 def test_sum_is_not_squashed_again() -> None:
@@ -152,3 +165,17 @@ def test_first_of_two_labels_is_perturbed() -> None:
     figure = perturbation_figure(FakeCapsNet(output), output, torch.tensor([[3, 1]]))
     assert row_names(figure)[0].startswith("class 3")
     np.testing.assert_allclose(grey_at(figure, 0, 5), decoded_picture(output, 0, 3), atol=1e-6)
+
+
+def test_poses_that_are_no_lengths_are_changed_by_standard_deviations() -> None:
+    poses = torch.randn(50, 4, 3, generator=torch.Generator().manual_seed(0)) * torch.tensor([1.0, 10.0, 0.1])
+    steps = steps_of(CapsuleOutput(torch.zeros(50, 4), Capsules(poses, torch.full((50, 4), 0.5))))
+    assert steps.values[5] == 0
+    assert steps.values[-1] == pytest.approx(2)
+    assert steps.units is not None
+    torch.testing.assert_close(steps.units, poses.flatten(0, 1).std(0))
+
+
+def test_poses_whose_lengths_are_activations_are_changed_as_in_the_paper() -> None:
+    poses = torch.rand(5, 4, 3)
+    assert steps_of(CapsuleOutput(torch.zeros(5, 4), Capsules(poses, poses.norm(dim=2)))) == PAPER

@@ -52,6 +52,20 @@ def test_labels_differ_and_are_those_of_the_images() -> None:
     assert images.labels[batch.images.flatten(1).long()].equal(batch.labels)
 
 
+@pytest.mark.parametrize("same_class", ["also", "only"])
+@pytest.mark.parametrize("first", range(len(LABELS)))
+def test_partners_of_one_class(first: int, same_class: Any) -> None:
+    """Every image that may be a partner is as likely as another; none is its own."""
+    images = numbered()
+    pairs = Pairs(images, 0, size=5000, fixed=True, same_class=same_class)
+    index = first + len(LABELS) * torch.arange(500)
+    second = pairs[index, 0].images[:, 1, 0, 0]
+    allowed = [n for n in range(len(LABELS)) if n != first and (same_class == "also" or LABELS[n] == LABELS[first])]
+    counts = torch.bincount(second.long(), minlength=len(LABELS))
+    assert counts.nonzero().flatten().tolist() == allowed
+    assert counts[allowed].min() > 0.6 * 500 / len(allowed)
+
+
 def test_every_image_is_first_equally_often() -> None:
     first = Pairs(numbered(), 0, size=100, fixed=True)[torch.arange(100), 0].images[:, 0, 0, 0]
     assert first.tolist() == [n % len(LABELS) for n in range(100)]
@@ -160,7 +174,7 @@ def test_overlap_of_boxes_of_20_pixels(shift: int, moving: int, overlap: float) 
 
 @pytest.mark.parametrize(
     "options",
-    [{"shift": 6}, {"blend": "max"}, {"placing": "affine"}, {"pad": 0}, {"seed": 1}],
+    [{"shift": 6}, {"blend": "max"}, {"placing": "affine"}, {"pad": 0}, {"seed": 1}, {"same_class": "only"}],
     ids=str,
 )
 def test_every_option_of_the_composition_does_something(options: dict[str, Any]) -> None:
@@ -286,6 +300,7 @@ def test_facts() -> None:
         ({"shift": -1}, r"data.shift is -1; expected 0 \(no shift\) or more pixels"),
         ({"blend": "add"}, "data.blend is 'add'; expected 'sum' or 'max'"),
         ({"placing": "move"}, "data.placing is 'move'; expected 'shift' or 'affine'"),
+        ({"same_class": "always"}, "data.same_class is 'always'; expected 'never', 'also' or 'only'"),
         ({"test_pairs": 0}, "data has 10000 validation and 0 test pairs; expected 1 or more"),
     ],
 )
@@ -307,3 +322,13 @@ def test_more_pairs_than_there_are() -> None:
 def test_images_that_cannot_be_paired_are_refused(labels: tuple[int, ...], size: int, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Pairs(numbered(labels), 0, size=size, fixed=True)
+
+
+def test_only_image_of_its_class_has_no_partner_of_it() -> None:
+    with pytest.raises(ValueError, match="one image is of class 2; expected several of each class"):
+        Pairs(numbered((0, 0, 2)), 0, size=2, fixed=True, same_class="only")
+
+
+def test_one_image_has_no_partner() -> None:
+    with pytest.raises(ValueError, match="there is one image; expected several"):
+        Pairs(numbered((0,)), 0, size=2, fixed=True, same_class="also")

@@ -47,7 +47,7 @@ def capsule_output(predictions: list[list[int]], classes: int = 5, dim: int = 3)
     for number, chosen in enumerate(predictions):
         scores[number, chosen] = torch.linspace(0.9, 0.8, len(chosen))
     poses = torch.linspace(0.3, 0.7, scores.numel() * dim).reshape(len(scores), classes, dim)
-    return CapsuleOutput(scores, Capsules(poses, scores))
+    return CapsuleOutput(scores, Capsules(poses, poses.norm(dim=2)))
 
 
 def decoded_picture(output: CapsuleOutput, image: int, *classes: int) -> np.ndarray:

@@ -28,6 +28,11 @@ def digits(images: int = 24, side: int = 24) -> Tensor:
     return pictures + 20 * noise
 
 
+def moved(images: Tensor, pixels: float) -> Tensor:
+    """To the right, around the edge."""
+    return images.roll(round(pixels), 3)
+
+
 def subject(network: AbstractNetwork, changes: Mapping[str, Change] | None = None, images: int = 24) -> Subject:
     """Digits of four classes, in two batches."""
     stored, labels = digits(images), torch.arange(images) % CLASSES
@@ -42,7 +47,14 @@ def subject(network: AbstractNetwork, changes: Mapping[str, Change] | None = Non
 
     names = [f"class {label}" for label in range(CLASSES)]
     return Subject(
-        network.eval(), batches(stored), changed, changes or {}, lambda _: batches(stored), (), names, CLASSES
+        network.eval(),
+        batches(stored),
+        changed,
+        changes or {"translation": moved},
+        lambda _: batches(stored),
+        (),
+        names,
+        CLASSES,
     )
 
 

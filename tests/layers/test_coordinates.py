@@ -6,7 +6,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from capsule_lab.layers.coordinates import coordinate_addition, grid_coordinates, receptive_field_coordinates
+from capsule_lab.layers.coordinates import (
+    coordinate_addition,
+    grid_coordinates,
+    image_share_coordinates,
+    receptive_field_coordinates,
+)
 from capsule_lab.networks.em_caps import EMCaps
 from tests.reference import em_golden as golden
 from tests.reference.em_loops import receptive_field_centres
@@ -36,6 +41,24 @@ def test_padding_moves_left_and_up() -> None:
     rows, columns = receptive_field_coordinates((3, 3), (9, 9), [(5, 2)], (1, 0, 2, 0))  # left, right, top, bottom
     close(rows, plain[0] - 0.02)
     close(columns, plain[1] - 0.01)
+
+
+@pytest.mark.parametrize(("size", "padding"), [(28, (1, 2, 1, 2)), (32, UNPADDED)], ids=["same", "valid"])
+def test_centres_as_a_share_of_the_image_are_those_of_the_tutorial(size: int, padding: tuple[int, ...]) -> None:
+    first = 8 if size == 28 else 9
+    expected = torch.tensor([first, first + 4, first + 8, first + 12]) / size
+    axes = image_share_coordinates((4, 4), (size, size), [(5, 2), (3, 2), (3, 1)], padding)
+    close(axes, (expected, expected))
+
+
+def test_network_of_the_tutorial_has_them() -> None:
+    network = EMCaps((1, 28, 28), 10, channels=1, primary_types=1, conv_types=(1, 1), padding="same",
+                     coordinates="image_share")  # fmt: skip
+    added = network.classes.coordinates
+    assert added is not None
+    grid = added.view(4, 4, 16)
+    close(grid[0, :, 0], torch.tensor([8.0, 12.0, 16.0, 20.0]) / 28)
+    close(grid[:, 0, 1], torch.tensor([8.0, 12.0, 16.0, 20.0]) / 28)
 
 
 def test_grid_coordinates_are_middles_of_cells() -> None:

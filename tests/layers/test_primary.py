@@ -51,6 +51,15 @@ def test_components_come_from_channels_at_one_position() -> None:
     check_grouping(lambda features: layer(features).poses)
 
 
+def test_relu_before_the_squash_leaves_no_negative_component() -> None:
+    features = index_features()
+    plain, rectified = (identity_layer(relu=relu, bias=False)(features).poses for relu in (False, True))
+    assert (plain < 0).any()
+    assert (rectified >= 0).all()
+    positive = (plain >= 0).all(2)
+    torch.testing.assert_close(rectified[positive], plain[positive])
+
+
 def test_components_of_depthwise_capsules_come_from_channels_at_one_position() -> None:
     layer = DepthwisePrimaryCapsules(TYPES * DIM, dim=DIM, kernel_size=1).double()
     nn.init.ones_(layer.conv.weight)
@@ -85,7 +94,9 @@ def test_squash_by_name(name: Any) -> None:
 
 @pytest.mark.usefixtures("unchecked_types")
 def test_unknown_squash_is_named() -> None:
-    with pytest.raises(ValueError, match="squash is 'tanh'; expected 'squash', 'exponential', 'relu' or 'none'"):
+    with pytest.raises(
+        ValueError, match="squash is 'tanh'; expected 'squash', 'exponential', 'half', 'relu' or 'none'"
+    ):
         PrimaryCapsules(2, squash="tanh")
 
 
@@ -158,6 +169,7 @@ def test_same_padding_is_zeros_around_the_image() -> None:
 
 
 CHANGED = {
+    "relu": True,
     "in_channels": 3,
     "types": 3,
     "dim": 4,

@@ -17,7 +17,15 @@ CPU = torch.device("cpu")
 @pytest.mark.parametrize(("labels_per_image", "quantities"), [(1, {"error"}), (2, {"error", "label_error"})])
 def test_errors_of_every_split(labels_per_image: int, quantities: set[str]) -> None:
     metrics = SplitMetrics(3, labels_per_image)
-    assert set(metrics) == {f"{split}/{name}" for split in ("train", "val", "test") for name in quantities}
+    present = {f"{split}/present_{name}" for split in ("val", "test") for name in ("error", "f1")}
+    expected = {f"{split}/{name}" for split in ("train", "val", "test") for name in quantities}
+    assert set(metrics) == expected | (present if labels_per_image > 1 else set())
+
+
+def test_present_classes_are_counted_by_a_threshold() -> None:
+    metrics = SplitMetrics(3, 2)
+    metrics.update_present("val", torch.tensor([[0.95, 0.92, 0.1], [0.95, 0.5, 0.1]]), torch.tensor([[0, 1], [0, 1]]))
+    assert dict(metrics.of_split("val"))["val/present_error"].compute().item() == 50.0
 
 
 def test_errors_are_in_percent_of_their_split() -> None:

@@ -92,6 +92,7 @@ def test_a_run_reports_pairs_and_single_labels(tmp_path: Path, network: list[str
     result = train(config, tmp_path / "run")
     for split in ("val", "test"):
         assert 0 <= result[split]["label_error"] <= result[split]["error"] <= 100
+        assert 0 <= result[split]["present_f1"] <= 1
     assert result["provenance"]["test_images"] == "60 pairs of 359"
     assert trained_module(tmp_path / "run").metrics.labels_per_image == 2
 

@@ -174,6 +174,7 @@ CHANGED = {
     "primary_bias": False,
     "uniform_coupling": False,
     "primary_weight_std": 0.5,
+    "primary_relu": True,
     "primary_squash": "none",
     "transformation": "shared",
     "hidden": [(3, 4)],

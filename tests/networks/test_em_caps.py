@@ -478,6 +478,7 @@ CHANGED: dict[str, Any] = {
     "coordinate_entries": "paper",
     "conv_weight_std": 0.2,
     "class_weight_std": 0.02,
+    "decoder": (8,),
 }
 
 
@@ -505,7 +506,7 @@ def test_backends_are_equal(name: str, backend: str) -> None:
     torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-11)
 
 
-@pytest.mark.parametrize("coordinates", ["receptive_field", "grid"])
+@pytest.mark.parametrize("coordinates", ["receptive_field", "image_share", "grid"])
 @pytest.mark.parametrize("entries", ["official", "paper"])
 def test_every_kind_of_coordinates_gives_scores_of_its_own(coordinates: str, entries: str) -> None:
     options = {"coordinates": coordinates, "coordinate_entries": entries}
@@ -519,7 +520,10 @@ def test_every_kind_of_coordinates_gives_scores_of_its_own(coordinates: str, ent
     [
         ({"pose": "tensor"}, "pose is 'tensor'; expected 'matrix' or 'vector'"),
         ({"padding": "full"}, "padding is 'full'; expected 'valid' or 'same'"),
-        ({"coordinates": "polar"}, "coordinates is 'polar'; expected 'receptive_field', 'grid' or 'none'"),
+        (
+            {"coordinates": "polar"},
+            "coordinates is 'polar'; expected 'receptive_field', 'image_share', 'grid' or 'none'",
+        ),
         ({"coordinate_entries": "last"}, "coordinate_entries is 'last'; expected 'official' or 'paper'"),
         ({"conv_types": (4,)}, "there are 1 conv_types and 2 conv_strides; expected as many"),
         ({"num_classes": 0}, "EMCaps has num_classes 0; expected 1 or more"),
@@ -689,6 +693,24 @@ def test_extreme_activations_give_finite_values_and_gradients(name: str, iterati
     spread_loss(output.scores, labels, margin=0.9).backward()
     assert output.scores.isfinite().all()
     assert [n for n, p in network.named_parameters() if p.grad is not None and not p.grad.isfinite().all()] == []
+
+
+@pytest.mark.parametrize("shift", [1, 2])
+def test_knowledge_is_replicated_over_space(shift: int) -> None:
+    """An image moved by the strides below moves convolutional capsules by as many positions, far from the borders."""
+    routing = partial(EMRouting, iterations=2, normalisation="window")
+    network = build((1, 48, 48), routing=routing, conv_types=(4,), conv_strides=(2,), stem=[[6, 5, 2]]).double()
+    image = torch.zeros(1, 1, 48, 48, dtype=torch.float64)
+    image[..., 16:28, 16:28] = torch.rand(12, 12, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    grids = []
+    for each in (image, image.roll(4 * shift, 3)):  # strides of 2 and 2
+        capsules = capsules_by_layer(network, each)["conv_capsules_1"]
+        side = round((capsules.activations.shape[1] / 4) ** 0.5)
+        grids.append(capsules.poses.view(side, side, 4, -1)[2:-2])
+    inside = slice(2 + shift, -2)
+    moved = slice(2, -2 - shift)
+    torch.testing.assert_close(grids[1][:, inside], grids[0][:, moved])
+    assert grids[0][:, moved].std() > 0
 
 
 def test_images_are_seen_by_both_eyes() -> None:

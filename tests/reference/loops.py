@@ -42,6 +42,13 @@ def length_loops(poses: Tensor, eps: float = EPS) -> Tensor:
     return torch.tensor(lengths, dtype=torch.float64)
 
 
+def half_squash_vector(total: list[float]) -> list[float]:
+    """``|s|^2 / (0.5 + |s|^2) * s / |s|``, of ports."""
+    squared = sum(component * component for component in total)
+    factor = squared / (0.5 + squared) / math.sqrt(squared + EPS)
+    return [factor * component for component in total]
+
+
 def softmax_list(logits: list[float]) -> list[float]:
     """Equation 3."""
     largest = max(logits)
@@ -57,20 +64,26 @@ def dynamic_routing_loops(
     bias: Tensor | None = None,
     bias_inside: bool = True,
     leaky: bool = False,
+    prior: Tensor | None = None,
+    replace: bool = False,
     squash: Callable[[list[float]], list[float]] = squash_vector,
 ) -> Tensor:
     """Procedure 1, one image at a time: votes ``(b, i, j, d)`` to poses ``(b, j, d)``.
 
     From the official code: ``bias`` ``(j, d)`` is added to the total input, in each iteration or
     (not ``bias_inside``) in the last one; ``leaky`` adds a destination whose logit stays 0 and drops its share.
-    ``squash`` is another function of the total input.
+    ``prior`` ``(j, type)`` are logits to begin with, children being ordered (position, type); ``replace`` forgets what
+    earlier iterations added to them. ``squash`` is another function of the total input.
     """
     batch, children, parents, dim = votes.shape
     offset = [[0.0] * dim for _ in range(parents)] if bias is None else bias.double().tolist()
     results = []
     for b in range(batch):
         vote = votes[b].double().tolist()
-        logits = [[0.0] * parents for _ in range(children)]  # line 2: for all i, j: b_ij <- 0
+        start = [[0.0] * parents for _ in range(children)]  # line 2: for all i, j: b_ij <- 0
+        if prior is not None:
+            start = [[prior[j, i % prior.shape[1]].item() for j in range(parents)] for i in range(children)]
+        logits = [list(row) for row in start]
         poses: list[list[float]] = []
         for iteration in range(iterations):  # line 3
             couplings = []
@@ -86,6 +99,8 @@ def dynamic_routing_loops(
                     if bias_inside or iteration == iterations - 1:
                         total[d] += offset[j][d]
                 poses.append(squash(total))  # line 6: v_j <- squash(s_j)
+            if replace:
+                logits = [list(row) for row in start]
             for i in range(children):  # line 7: b_ij <- b_ij + u_hat_j|i . v_j
                 for j in range(parents):
                     for d in range(dim):

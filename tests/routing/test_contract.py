@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import inspect
 import itertools
+import re
 from collections.abc import Callable, Iterable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
@@ -55,7 +56,13 @@ from tests.reference.em_loops import dense_em_loops
 from tests.reference.em_normalised_loops import dense_em_evidence_loops
 from tests.reference.heinsen_loops import heinsen_loops
 from tests.reference.inverted_attention_loops import inverted_attention_loops
-from tests.reference.loops import dynamic_routing_loops, length_loops, squash_vector, uniform_routing_loops
+from tests.reference.loops import (
+    dynamic_routing_loops,
+    half_squash_vector,
+    length_loops,
+    squash_vector,
+    uniform_routing_loops,
+)
 from tests.reference.random_couplings_loops import fixed_couplings_loops
 from tests.reference.scaled_distance_loops import scaled_distance_loops
 from tests.reference.self_routing_loops import self_routing_loops
@@ -173,6 +180,8 @@ REFERENCES: dict[type[AbstractRouting], Reference] = {
                 bias=module.bias,
                 bias_inside=module.bias_inside,
                 leaky=module.leaky,
+                prior=module.prior,
+                replace=module.update == "replace",
             )
         ),
         switches={
@@ -180,6 +189,8 @@ REFERENCES: dict[type[AbstractRouting], Reference] = {
             "leaky": (False, True),
             "bias": (True, False),
             "bias_inside": (True, False),
+            "learned_prior": (False, True),
+            "update": ("add", "replace"),
         },
     ),
     SelfAttentionRouting: Reference(
@@ -775,6 +786,49 @@ def test_normaliser_decides_about_every_coupling(kind: type[AbstractRouting], ca
     torch.testing.assert_close(shares, torch.full_like(shares, 0.5), rtol=0, atol=1e-12)
 
 
+# ----------------------------------------------------------------------------------- agreement of votes
+
+AGREEING = (DynamicRouting, EMRouting, NormalisedEMRouting, VariationalBayesRouting, ScaledDistanceAgreement)
+"""Routings whose couplings follow how close votes are; inverted attention and Heinsen's ask whether they are useful."""
+
+
+def votes_with_outliers(children: int = 10, outliers: int = 2) -> Tensor:
+    """Votes for the first parent agree, but for those of the last children; for all others they are scattered."""
+    votes = 1.5 * random_votes(20, children, PARENTS, 8, seed=3)
+    generator = torch.Generator().manual_seed(4)
+    cluster = torch.randn(20, 1, 8, generator=generator, dtype=torch.float64)
+    near = torch.randn(20, children - outliers, 8, generator=generator, dtype=torch.float64)
+    votes[:, : children - outliers, 0] = cluster + 0.1 * near
+    return votes
+
+
+@pytest.mark.parametrize("kind", AGREEING)
+def test_children_whose_votes_do_not_belong_go_elsewhere(kind: type[AbstractRouting]) -> None:
+    """Hinton 2018, section 1: it depends on the votes of the other children where a child goes."""
+    torch.manual_seed(0)
+    routing = kind(parents=PARENTS, dim=8, iterations=3)
+    routing.build(LayerInfo(PARENTS, 8, 10, 8, shared=True, child_types=1))
+    traces: list[RoutingTrace] = []
+    routing.double().eval()(votes_with_outliers(), torch.full((20, 10), 0.9).double(), on_iteration=traces.append)
+    belonging, outlying = (traces[-1].couplings[:, rows, 0].mean().item() for rows in (slice(8), slice(8, None)))
+    assert belonging > 1.2 * outlying
+    assert belonging > traces[0].couplings[:, :8, 0].mean()
+
+
+@pytest.mark.parametrize("kind", AGREEING)
+def test_parts_that_do_not_fit_together_make_a_whole_less_active(kind: type[AbstractRouting]) -> None:
+    """The same votes, each from another image: no two parts are of one object."""
+    torch.manual_seed(0)
+    routing = kind(parents=PARENTS, dim=8, iterations=3)
+    routing.build(LayerInfo(PARENTS, 8, 10, 8, shared=True, child_types=1))
+    routing.double().eval()
+    whole = votes_with_outliers(outliers=0)
+    scrambled = torch.stack([whole[:, child].roll(child, 0) for child in range(10)], 1)
+    presence = torch.full((20, 10), 0.9).double()
+    fitting, unfitting = (routing(votes, presence).logits[:, 0].mean() for votes in (whole, scrambled))
+    assert fitting > unfitting
+
+
 # ------------------------------------------------------------------------------ what dynamic routing adds
 
 
@@ -827,13 +881,82 @@ def test_gradient_check_sees_that_the_last_one_is_cut() -> None:
 
 @pytest.mark.parametrize(
     ("argument", "other"),
-    [("iterations", 2), ("bias", False), ("bias_inside", False), ("leaky", True), ("squash", "none")],
-)
+    [
+        ("iterations", 2), ("bias", False), ("bias_inside", False), ("leaky", True), ("squash", "none"),
+        ("update", "replace"),
+    ],
+)  # fmt: skip
 def test_every_argument_of_dynamic_routing_changes_the_poses(argument: str, other: Any) -> None:
     votes = random_votes()
     assert not torch.allclose(
         build(DynamicRouting, **{argument: other})(votes).poses, build(DynamicRouting)(votes).poses
     )
+
+
+@pytest.mark.parametrize("iterations", [1, 2])
+def test_agreement_that_replaces_differs_from_the_third_iteration_on(iterations: int) -> None:
+    votes = random_votes()
+    found = [dynamic_routing(votes, iterations=iterations, update=update).poses for update in ("add", "replace")]
+    assert torch.equal(*found)
+
+
+def test_capsule_of_one_component_without_routing_and_squash_is_a_neuron() -> None:
+    """A weighted sum of its inputs and a bias, divided among the parents: what a capsule generalises."""
+    generator = torch.Generator().manual_seed(0)
+    inputs, weights = (torch.randn(*shape, generator=generator) for shape in ((3, 5), (5, 4)))
+    bias = torch.randn(4, generator=generator)
+    votes = Votes(inputs.unsqueeze(2), weights.view(5, 1, 4, 1))
+    capsules = dynamic_routing(votes, iterations=1, squash="none", bias=bias.unsqueeze(1))
+    torch.testing.assert_close(capsules.poses.squeeze(2), inputs @ weights / 4 + bias)
+
+
+@pytest.mark.parametrize("scale", [0.01, 0.001])
+def test_short_votes_make_short_poses_and_hardly_any_routing(scale: float) -> None:
+    """Weights of a deviation of 0.01: ``|v|`` is about ``|s|^2``, and couplings stay where they began."""
+    traces: list[RoutingTrace] = []
+    dynamic_routing(scale * random_votes(), on_iteration=traces.append)
+    total = torch.einsum("bij,bijd->bjd", traces[0].couplings, scale * random_votes()).norm(dim=2)
+    torch.testing.assert_close(traces[0].poses.norm(dim=2), total.square(), rtol=0.01, atol=1e-7)
+    assert (traces[-1].couplings - 1 / PARENTS).abs().max() < 1e-4
+
+
+def test_prior_starts_at_zero_and_is_of_the_parents_and_kinds_of_children() -> None:
+    prior = build(DynamicRouting, learned_prior=True, types=CHILDREN).prior
+    assert prior is not None
+    assert prior.shape == (PARENTS, CHILDREN)
+    assert not prior.any()
+
+
+def test_prior_of_a_child_decides_its_first_couplings() -> None:
+    prior = torch.zeros(PARENTS, CHILDREN, dtype=torch.float64)
+    prior[1, 2] = 30.0
+    traces: list[RoutingTrace] = []
+    dynamic_routing(random_votes(), prior=prior, on_iteration=traces.append)
+    first = traces[0].couplings
+    torch.testing.assert_close(first[:, 2, 1], torch.ones(BATCH, dtype=torch.float64))
+    torch.testing.assert_close(first[:, 3], torch.full((BATCH, PARENTS), 1 / PARENTS, dtype=torch.float64))
+
+
+@pytest.mark.usefixtures("unchecked_types")
+@pytest.mark.parametrize("shape", [(3, 1), (4, 2)])
+def test_prior_of_another_layer_is_refused(shape: tuple[int, int]) -> None:
+    message = re.escape(f"prior is of shape {shape}, and votes are of 5 children for 4 parents; expected")
+    with pytest.raises(ValueError, match=message):
+        dynamic_routing(random_votes(), prior=torch.zeros(shape, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("gradient", ["full", "last"])
+@pytest.mark.parametrize("iterations", [1, 2, 3])
+def test_prior_gets_a_gradient_however_deep_that_of_votes_goes(gradient: Any, iterations: int) -> None:
+    prior = torch.zeros(PARENTS, CHILDREN, dtype=torch.float64, requires_grad=True)
+    poses = dynamic_routing(random_votes(), prior=prior, gradient=gradient, iterations=iterations).poses
+    (found,) = torch.autograd.grad(poses.square().sum(), prior)
+    assert (found != 0).all()
+
+
+def test_prior_before_build_is_refused() -> None:
+    with pytest.raises(ValueError, match="the prior has no parameters yet; expected a call of build"):
+        DynamicRouting(PARENTS, DIM, learned_prior=True)(random_votes(dtype=torch.float32))
 
 
 @pytest.mark.parametrize(("argument", "other"), [("bias", False), ("leaky", True), ("squash", "none")])
@@ -861,6 +984,7 @@ def test_normaliser_totals_a_row() -> None:
 SQUASH_LOOPS = {
     "squash": squash_vector,
     "exponential": exponential_squash_vector,
+    "half": half_squash_vector,
     "relu": lambda total: [max(component, 0.0) for component in total],
     "none": lambda total: total,
 }
@@ -903,7 +1027,9 @@ def test_a_routing_says_whether_its_lengths_are_bounded(kind: Callable[..., Abst
     ],
 )
 def test_unknown_squash_is_named(call: Callable[[], Any]) -> None:
-    with pytest.raises(ValueError, match="squash is 'tanh'; expected 'squash', 'exponential', 'relu' or 'none'"):
+    with pytest.raises(
+        ValueError, match="squash is 'tanh'; expected 'squash', 'exponential', 'half', 'relu' or 'none'"
+    ):
         call()
 
 
@@ -914,7 +1040,9 @@ def test_bias_starts_at_a_tenth_for_each_parent_and_component(kind: type[Abstrac
     assert torch.equal(bias.float(), torch.full((PARENTS, DIM), 0.1))
 
 
-@pytest.mark.parametrize(("argument", "value"), [("iterations", 0), ("iterations", -1), ("gradient", "none")])
+@pytest.mark.parametrize(
+    ("argument", "value"), [("iterations", 0), ("iterations", -1), ("gradient", "none"), ("update", "no")]
+)
 @pytest.mark.parametrize(
     "call",
     [

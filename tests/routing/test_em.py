@@ -302,6 +302,33 @@ def test_standardised_activation_logit_by_hand() -> None:
     torch.testing.assert_close(logits, double(0.25 + one, 0.5 - one)[None], rtol=0, atol=1e-12)
 
 
+@pytest.mark.parametrize("parents", [2, 5, 32])
+@pytest.mark.parametrize("scale", [1.0, 1e6])
+def test_standardised_cost_is_bounded_by_the_number_of_parents(parents: int, scale: float) -> None:
+    """A z-score of n numbers is at most sqrt(n - 1), however large they are; one parent against equals reaches it."""
+    betas = torch.zeros(parents, dtype=torch.float64)
+    mass = scale * torch.rand(100, parents, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    mass[0], mass[0, 0] = 2.0 * scale, scale
+    logits = activation_logit("standardised", mass, mass, betas, betas, dim=2, min_variance=0.1)
+    bound = math.sqrt(parents - 1)
+    assert logits.abs().max() <= bound * (1 + 1e-12)
+    assert logits[0, 0].item() == pytest.approx(bound, rel=1e-3)
+
+
+@pytest.mark.parametrize("schedule", ["linear", "increment"])
+def test_activations_are_the_more_sensitive_to_votes_the_later_the_iteration(schedule: Any) -> None:
+    """At the same couplings: what one iteration of a later temperature makes of the difference of two parents."""
+    votes, activations = dense_inputs(dim=4)
+    betas = torch.zeros(3, dtype=torch.float64)
+    gaps = []
+    for temperature in inverse_temperatures(3, 0.01, schedule):
+        options = {"iterations": 1, "cost": "paper", "temperature_schedule": "constant"}
+        found = em_routing(votes, activations, betas, betas, inverse_temperature=temperature, **options).activations
+        gaps.append((found.amax(1) - found.amin(1)).mean().item())
+    assert gaps == sorted(gaps)
+    assert gaps[0] < gaps[-1]
+
+
 @pytest.mark.parametrize("parents", [1, 3])
 def test_standardised_activation_logit_of_equal_costs_is_finite(parents: int) -> None:
     mass = torch.ones(2, parents, requires_grad=True)

@@ -56,12 +56,12 @@ def test_options_that_earlier_runs_had_no_names_for_are_hashed_when_they_differ(
     plain = compose("train", TINY)
     earlier = plain.copy()
     del earlier.routing.squash, earlier.model.transformation, earlier.model.primary_squash, earlier.model.masked_decoder
-    del earlier.model.hidden
+    del earlier.model.hidden, earlier.model.primary_relu, earlier.routing.learned_prior, earlier.routing.update
     fingerprint = directories.config_hash(plain)
     assert directories.config_hash(earlier) == fingerprint
     changes = (
         "routing.squash=none", "model.transformation=shared", "model.primary_squash=none", "model.masked_decoder=false",
-        "model.hidden=[[4,8]]",
+        "model.hidden=[[4,8]]", "model.primary_relu=true", "routing.learned_prior=true", "routing.update=replace",
     )  # fmt: skip
     hashes = {directories.config_hash(compose("train", [*TINY, change])) for change in changes}
     assert len(hashes - {fingerprint}) == len(changes)
@@ -91,3 +91,20 @@ def test_overrides_of_a_run_are_kept_as_they_are_typed(overrides: list[str]) -> 
 def test_overrides_of_older_runs_are_not_known(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text("seed: 0\n")
     assert directories.read_overrides(tmp_path) == ""
+
+
+def test_pairs_of_one_class_are_another_configuration() -> None:
+    plain = compose("train", ["data=multimnist"])
+    earlier = plain.copy()
+    del earlier.data.same_class
+    assert directories.config_hash(earlier) == directories.config_hash(plain)
+    other = compose("train", ["data=multimnist", "data.same_class=also"])
+    assert directories.config_hash(other) != directories.config_hash(plain)
+
+
+def test_a_prior_that_another_routing_always_had_is_hashed() -> None:
+    hashes = {
+        directories.config_hash(compose("train", ["routing=self_attention", f"routing.prior={value}"]))
+        for value in ("true", "false")
+    }
+    assert len(hashes) == 2

@@ -4,26 +4,41 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
+from typing import NamedTuple
 
 import torch
+from jaxtyping import Float
 from matplotlib.figure import Figure
+from matplotlib.patches import Ellipse
 from torch import Tensor
 
 from capsule_lab.analysis import votes as measures
 from capsule_lab.analysis.plotting import name_of_class
 from capsule_lab.analysis.subject import Answer, Subject
-from capsule_lab.analysis.trace import LayerTrace
+from capsule_lab.analysis.trace import LayerTrace, trace
 from capsule_lab.errors import check_number
+from capsule_lab.networks import AbstractCapsuleNetwork
 from capsule_lab.routing import EMRouting, HeinsenRouting, NormalisedEMRouting, VariationalBayesRouting
-from capsule_lab.types import RoutingTrace
+from capsule_lab.types import Batch, RoutingTrace
 
 _BINS = 12  # Hinton 2018, figure 2
 BY_ACTIVATION = (EMRouting, HeinsenRouting, NormalisedEMRouting, VariationalBayesRouting)
 """Routings in which children count as much as they are active."""
 _SHOWN = 3  # Hinton 2018, figure 2: images
+_SHIFT = 2  # ours: pixels
+_LARGEST_POINT = 60.0  # ours: points squared
 
 
-def votes(subject: Subject, *, longest: float | None = None, shown: int = _SHOWN) -> Answer:
+class _Clouds(NamedTuple):
+    """Votes for the label, of every image: as it is, and after it has been moved by so many pixels."""
+
+    before: Float[Tensor, "image child dim"]
+    after: Float[Tensor, "image child dim"]
+    weights: Float[Tensor, "image child"]
+    shift: int
+
+
+def votes(subject: Subject, *, longest: float | None = None, shown: int = _SHOWN, shift: int = _SHIFT) -> Answer:
     """Distances of votes from the class capsules that they make, per iteration (Hinton 2018, figure 2).
 
     Where a pose is no mean of votes, as the squashed sum of dynamic routing, distances are from their mean. Votes are
@@ -32,18 +47,23 @@ def votes(subject: Subject, *, longest: float | None = None, shown: int = _SHOWN
     ``tightness`` is the smallest mean distance of a wrong class over that of the label, the median over images: above
     1, the label's votes are the closest. ``rank`` is the mean place of the label's among the classes. ``auc`` is how
     well the label's mean distance tells an image from votes shuffled over images of its class, 0.5 not at all.
-    ``cosine``, of dynamic routing, between the label's votes and its pose.
+    ``cosine``, of dynamic routing, between the label's votes and its pose. ``<layer>/moved_together``: the share of
+    what the label's votes move by when the image is moved by ``shift`` pixels that is one movement of all of them, the
+    median over images.
 
     Args:
         subject: of capsules.
         longest: distance at which histograms end; by default the 99th percentile of the votes for the predicted class.
             The paper's is 0.05, of its own weights, and what is beyond is not shown.
-        shown: images whose histograms are drawn: those of the largest, median and smallest tightness first.
+        shown: images whose histograms are drawn: those of the largest, median and smallest tightness first. The votes
+            of the first are drawn as points, too, before and after the shift, on their two principal components.
+        shift: pixels to the right.
 
     Raises:
-        ValueError: for a network without capsules or class poses, or a distance that is not positive.
+        ValueError: for a network without capsules or class poses, or a distance or shift that is not positive.
     """
     check_number("shown", shown, 0)
+    check_number("shift", shift, 1, subject.images.shape[3] - 1)
     if longest is not None:
         check_number("longest", longest, above=0)
     name, layer = [*subject.traces.items()][-1]
@@ -68,7 +88,26 @@ def votes(subject: Subject, *, longest: float | None = None, shown: int = _SHOWN
         weights = iteration.couplings * present.unsqueeze(2)
         cosines = (weights * measures.vote_cosines(every, iteration.poses)).sum(1) / weights.sum(1)
         numbers[f"{name}/{number}/cosine"] = float(cosines.gather(1, subject.labels.unsqueeze(1)).nanmean())
-    return Answer(numbers, draw=partial(_figures, subject, layer, distances, present, longest, shown))
+    own_votes = _of_label(every, subject.labels)  # [image child dim]
+    changed = subject.changed(subject.changes["translation"], float(shift))
+    moved_votes = torch.cat([_votes_for_labels(subject, batch, name) for batch in changed])
+    weights = _of_label((layer.iterations[-1].couplings * present.unsqueeze(2)).unsqueeze(3), subject.labels).squeeze(2)
+    together = [measures.common_displacement(*each) for each in zip(own_votes, moved_votes, weights, strict=True)]
+    numbers[f"{name}/moved_together"] = float(torch.tensor(together).nanmedian())
+    clouds = _Clouds(own_votes, moved_votes, weights, shift)
+    return Answer(numbers, draw=partial(_figures, subject, layer, distances, present, longest, shown, clouds))
+
+
+def _of_label(values: Float[Tensor, "image child parent dim"], labels: Tensor) -> Float[Tensor, "image child dim"]:
+    """What children have for the label of each image."""
+    return values[torch.arange(len(labels), device=labels.device), :, labels]
+
+
+def _votes_for_labels(subject: Subject, batch: Batch, name: str) -> Float[Tensor, "image child dim"]:
+    """Of one batch, as votes for all parents are large."""
+    network = subject.network
+    assert isinstance(network, AbstractCapsuleNetwork)
+    return _of_label(trace(network, batch.images)[1][name].votes(), batch.labels)
 
 
 def _distances(votes: Tensor, iteration: RoutingTrace, present: Tensor) -> Tensor:
@@ -79,7 +118,13 @@ def _distances(votes: Tensor, iteration: RoutingTrace, present: Tensor) -> Tenso
 
 
 def _figures(
-    subject: Subject, layer: LayerTrace, distances: list[Tensor], present: Tensor, longest: float | None, shown: int
+    subject: Subject,
+    layer: LayerTrace,
+    distances: list[Tensor],
+    present: Tensor,
+    longest: float | None,
+    shown: int,
+    clouds: _Clouds,
 ) -> Mapping[str, Figure]:
     means = measures.mean_distances(distances[-1], layer.iterations[-1].couplings, present)
     order = measures.tightness(means, subject.labels).ratio.nan_to_num().argsort(descending=True)
@@ -90,10 +135,43 @@ def _figures(
         own = distances[-1].gather(2, predicted.view(-1, 1, 1).expand(-1, distances[-1].shape[1], 1))
         longest = float(own.float().quantile(0.99)) if own.numel() < 2**24 else float(own.max())
     edges = torch.linspace(0, longest, _BINS + 1)
-    return {
+    figures = {
         f"histograms_{number}": _histograms(subject, layer, distances, present, image, edges)
         for number, image in enumerate(images, start=1)
     }
+    if images:
+        figures["points"] = _points(subject, layer, clouds, images[0])
+    return figures
+
+
+def _points(subject: Subject, layer: LayerTrace, clouds: _Clouds, image: int) -> Figure:
+    """Votes for the label as points, their areas the weights, their mean and the ellipse of one standard deviation."""
+    before, after, weights = clouds.before[image], clouds.after[image], clouds.weights[image]
+    share = weights / weights.sum()
+    mean = share @ before
+    _, _, directions = torch.linalg.svd((share.sqrt()[:, None] * (before - mean)), full_matrices=False)
+    grid = layer.child_grid
+    kinds = torch.zeros(len(share)) if grid is None else grid.type_of_child
+    figure = Figure(figsize=(8.0, 3.9), layout="constrained")  # inches
+    titles = ("as it is", f"moved by {clouds.shift} pixels")
+    panels = figure.subplots(1, 2, sharex=True, sharey=True)
+    for axis, title, cloud in zip(panels, titles, (before, after), strict=True):
+        at = ((cloud - mean) @ directions[:2].t()).cpu()  # [child 2]
+        areas = (_LARGEST_POINT * share / share.max()).cpu()
+        axis.scatter(at[:, 0], at[:, 1], s=areas, c=kinds, cmap="viridis", alpha=0.6, linewidths=0)
+        centre = share.cpu() @ at
+        spread = (share.cpu()[:, None] * (at - centre)).t() @ (at - centre)
+        variances, sides = torch.linalg.eigh(spread)
+        width, height = (2 * variances.clamp_min(0).sqrt()).tolist()
+        angle = float(torch.atan2(sides[1, 0], sides[0, 0]).rad2deg())
+        axis.add_patch(Ellipse((float(centre[0]), float(centre[1])), width, height, angle=angle, fill=False))
+        axis.scatter(*centre, marker="+", s=120, color="black", zorder=3)
+        axis.set(title=title, xlabel="first principal component")
+        axis.title.set_fontsize(9)
+    panels[0].set_ylabel("second principal component")
+    name = name_of_class(subject.classes, int(subject.labels[image]))
+    figure.suptitle(f"an image of {name}: votes for its class, areas by weight, colours by type of child", fontsize=9)
+    return figure
 
 
 def _histograms(
@@ -103,9 +181,9 @@ def _histograms(
     classes = distances[0].shape[2]
     figure = Figure(figsize=(1.1 + 1.25 * classes, 0.9 + 1.3 * len(distances)), layout="constrained")  # inches
     axes = figure.subplots(len(distances), classes, squeeze=False, sharex=True, sharey=True)
-    for number, (row, trace) in enumerate(zip(axes, layer.iterations, strict=True)):
+    for number, (row, iteration) in enumerate(zip(axes, layer.iterations, strict=True)):
         for label, axis in enumerate(row):
-            weights = trace.couplings[image, :, label] * present[image]
+            weights = iteration.couplings[image, :, label] * present[image]
             found = measures.distance_histogram(
                 distances[number][image, :, label].float().cpu(), weights.float().cpu(), edges
             )

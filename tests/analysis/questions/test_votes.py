@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -27,7 +28,7 @@ def test_numbers_are_of_the_class_layer(kind: str) -> None:
 
 def test_figures_are_of_the_tightest_the_middle_and_the_loosest() -> None:
     figures = votes(subject(small_network())).draw()
-    assert {*figures} == {"histograms_1", "histograms_2", "histograms_3"}
+    assert {*figures} == {"histograms_1", "histograms_2", "histograms_3", "points"}
     assert all(isinstance(figure, Figure) for figure in figures.values())
 
 
@@ -62,3 +63,33 @@ def test_class_capsules_without_poses() -> None:
     network = small_network("capsnet", routing=partial(SelfRouting, poses=False))
     with pytest.raises(ValueError, match="SelfRouting has no votes for the classes"):
         votes(subject(network))
+
+
+def test_votes_of_capsules_that_move_with_the_image_move_together() -> None:
+    """Votes that all get the same vector added move as one; the number is the median over images."""
+    asked = subject(small_network())
+    name, layer = [*asked.traces.items()][-1]
+    found = votes(asked).numbers[f"{name}/moved_together"]
+    moved_images = [batch.images.roll(2, 3) for batch in asked.batches]
+    batches = [batch._replace(images=images) for batch, images in zip(asked.batches, moved_images, strict=True)]
+    after = replace(asked, batches=batches).traces[name].votes()
+    last, shares = layer.iterations[-1], []
+    for image, label in enumerate(asked.labels.tolist()):
+        delta = (after - layer.votes())[image, :, label]
+        weights = (last.couplings[image, :, label] * layer.present[image]).unsqueeze(1)
+        mean = (weights * delta).sum(0) / weights.sum()
+        shares.append(1 - (weights * (delta - mean).square()).sum() / (weights * delta.square()).sum())
+    assert found == pytest.approx(float(torch.stack(shares).median()), rel=1e-4)
+
+
+def test_points_before_and_after_the_shift() -> None:
+    figure = votes(subject(small_network()), shift=3).draw()["points"]
+    assert [axis.get_title() for axis in figure.axes] == ["as it is", "moved by 3 pixels"]
+    points = figure.axes[0].collections[0]
+    assert len(points.get_offsets()) == 2 * 2 * 2  # positions by types
+
+
+@pytest.mark.parametrize("shift", [0, 24])
+def test_wrong_shift(shift: int) -> None:
+    with pytest.raises(ValueError, match=f"shift is {shift}"):
+        votes(subject(small_network()), shift=shift)
