@@ -1,0 +1,249 @@
+"""Transforming auto-encoder (Hinton, Krizhevsky and Wang, ICANN 2011).
+
+::
+
+    image x --> recognition --> presence ----------------------------------------+
+                            --> pose --> changed from outside --> generation --> drawing, faded --> sum: image y
+
+Each capsule reads an image, or a window of it, says how probable its entity is there and where it is, and draws its
+part of a second image, which is the first one after a change that the network is told. The change reaches the output
+through poses only, so that these must follow it. There are no classes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Literal, NamedTuple, get_args
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn.functional import fold, pad, unfold
+
+from capsule_lab.errors import check_choice, check_number
+from capsule_lab.networks.base import check_image_shape, check_images, check_sizes, check_widths
+
+Pose = Literal["translation", "matrix"]
+Activation = Literal["sigmoid", "relu"]
+OutputBias = Literal["shared", "per_capsule"]
+
+_COMPONENTS: dict[Pose, int] = {"translation": 2, "matrix": 9}
+_SIDE = 3  # of a matrix: the plane in homogeneous coordinates, or space
+
+
+class TransformedImages(NamedTuple):
+    """What the network makes of images and changes.
+
+    Attributes:
+        images: what it takes the changed images for, sums of what capsules draw; not bounded.
+        poses: before the change: right and down in pixels, or matrices row by row.
+        presences: probability that the entity of each capsule is there, in [0, 1].
+    """
+
+    images: Float[Tensor, "batch channel height width"]
+    poses: Float[Tensor, "batch capsule component"]
+    presences: Float[Tensor, "batch capsule"]
+
+
+class TransformingAutoencoder(nn.Module):
+    """Capsules that are told how the second image differs from the first.
+
+    With the defaults, the network for translations: 709,474 parameters at 28x28, 732,210 with an output bias of each
+    capsule. That for affine changes has ``capsules=25, recognition=(40,), generation=40, pose="matrix"``, 1,608,850
+    with an output bias of each; that for stereo pairs ``capsules=None, window=11, recognition=(32, 64), generation=128,
+    pose="matrix", activation="relu", output_bias="per_capsule"``, 123,021,000 at 2x96x96.
+
+    Args:
+        image_shape: ``(channel, height, width)``.
+        capsules: how many see the whole image; ``None`` with a ``window``, of which each has one.
+        recognition: units of each capsule that read the image, layer by layer.
+        generation: units of each capsule that draw.
+        pose: ``"translation"``: two numbers, to which a change ``(right, down)`` in pixels is added; ``"matrix"``: 3x3,
+            multiplied by a change ``T`` of 3x3 from the left.
+        activation: of recognition and generation units.
+        output_bias: one for the image, or one of each capsule's drawing, faded by its presence.
+        window: pixels along the side of what a capsule sees; windows cover the image, padded by zeros.
+        stride: pixels between windows.
+        patch: pixels along the side of what a capsule with a window draws, around its window; what is beyond the
+            image is cut off.
+        shared: one set of weights for all windows; the paper has one for each.
+
+    Raises:
+        ValueError: for sizes that are not positive, unknown switches, or both or none of ``capsules`` and ``window``.
+
+    >>> network = TransformingAutoencoder((1, 28, 28))
+    >>> sum(p.numel() for p in network.parameters())
+    709474
+    """
+
+    def __init__(
+        self,
+        image_shape: tuple[int, int, int],
+        *,
+        capsules: int | None = 30,  # Hinton 2011
+        recognition: Sequence[int] = (10,),  # Hinton 2011
+        generation: int = 20,  # Hinton 2011
+        pose: Pose = "translation",
+        activation: Activation = "sigmoid",  # Hinton 2011
+        output_bias: OutputBias = "shared",
+        window: int | None = None,
+        stride: int = 3,  # Hinton 2011, of stereo pairs
+        patch: int = 22,  # Hinton 2011, of stereo pairs
+        shared: bool = False,
+    ) -> None:
+        super().__init__()
+        name = "TransformingAutoencoder"
+        check_choice("pose", pose, get_args(Pose))
+        check_choice("activation", activation, get_args(Activation))
+        check_choice("output_bias", output_bias, get_args(OutputBias))
+        check_sizes(name, generation=generation, stride=stride, patch=patch)
+        check_widths(name, recognition=recognition)
+        if not recognition:
+            raise ValueError("recognition is empty; expected the units of one layer or more, such as (10,)")
+        if (capsules is None) == (window is None):
+            raise ValueError(
+                f"capsules is {capsules} and window is {window}; expected one of them: a number of capsules that see "
+                "the whole image, or the size of the window that each sees"
+            )
+        check_sizes(name, **({"window": window} if capsules is None else {"capsules": capsules}))
+        if window is not None and patch < window:
+            raise ValueError(f"patch is {patch} and window is {window}; expected a patch at least as large")
+        self.image_shape = channel, height, width = check_image_shape(image_shape, window or 1, name)
+        self.pose: Pose = pose
+        self.window, self.stride, self.patch = window, stride, patch
+        self.activation = torch.sigmoid if activation == "sigmoid" else torch.relu
+        if window is None:
+            self.grid = (1, 1)
+            inputs = outputs = channel * height * width
+            count = sets = capsules or 0
+        else:
+            rows, columns = (-(-(side - window) // stride) + 1 for side in (height, width))
+            self.grid = (rows, columns)
+            inputs, outputs = channel * window**2, channel * patch**2
+            count = self.grid[0] * self.grid[1]
+            sets = 1 if shared else count
+        self.capsules = count
+        widths = [inputs, *recognition]
+        self.recognition = nn.ModuleList(_PerCapsule(sets, *sizes) for sizes in pairwise(widths))
+        self.presence = _PerCapsule(sets, widths[-1], 1)
+        self.where = _PerCapsule(sets, widths[-1], _COMPONENTS[pose])
+        self.generation = _PerCapsule(sets, _COMPONENTS[pose], generation)
+        self.drawing = _PerCapsule(sets, generation, outputs, bias=output_bias == "per_capsule")
+        self.bias = nn.Parameter(torch.zeros(self.image_shape)) if output_bias == "shared" else None
+
+    def forward(
+        self,
+        images: Float[Tensor, "batch channel height width"],
+        change: Float[Tensor, "batch 2"] | Float[Tensor, "batch 3 3"],
+    ) -> TransformedImages:
+        """What images look like after a change.
+
+        Args:
+            images: the first ones.
+            change: by which the second ones differ: ``(right, down)`` in pixels, or a matrix.
+        """
+        poses, presences = self.recognise(images)
+        return TransformedImages(self.generate(self.changed(poses, change), presences), poses, presences)
+
+    def recognise(
+        self, images: Float[Tensor, "batch channel height width"]
+    ) -> tuple[Float[Tensor, "batch capsule component"], Float[Tensor, "batch capsule"]]:
+        """Poses and presences."""
+        check_images(images, self.image_shape, "TransformingAutoencoder")
+        units = self._windows(images).transpose(0, 1)  # [k b pixel], k is 1 where all see the whole image
+        for layer in self.recognition:
+            units = self.activation(layer(units))
+        poses, presences = self.where(units), self.presence(units).sigmoid()
+        return poses.transpose(0, 1), presences.squeeze(2).t()
+
+    def changed(
+        self,
+        poses: Float[Tensor, "batch capsule component"],
+        change: Float[Tensor, "batch 2"] | Float[Tensor, "batch 3 3"],
+    ) -> Float[Tensor, "batch capsule component"]:
+        """Poses after the change: ``c + (right, down)``, or ``T A``.
+
+        Raises:
+            ValueError: for a change of another kind.
+        """
+        expected = (2,) if self.pose == "translation" else (_SIDE, _SIDE)
+        if tuple(change.shape[1:]) != expected:
+            raise ValueError(
+                f"the change is of shape {tuple(change.shape)}; expected (batch, {', '.join(map(str, expected))}) for "
+                f"a network whose pose is {self.pose!r}"
+            )
+        if self.pose == "translation":
+            return poses + change.unsqueeze(1)
+        return (change.unsqueeze(1) @ poses.unflatten(2, (_SIDE, _SIDE))).flatten(2)
+
+    def generate(
+        self, poses: Float[Tensor, "batch capsule component"], presences: Float[Tensor, "batch capsule"]
+    ) -> Float[Tensor, "batch channel height width"]:
+        """The sum of what capsules with these poses draw, a linear one: one may take away what another adds."""
+        units = self.activation(self.generation(poses.transpose(0, 1)))  # [k b g]
+        faded = units * presences.t().unsqueeze(2)
+        if self.window is None:  # the sum over capsules is part of the product
+            total = torch.einsum("kbg,kgp->bp", faded, self.drawing.weight)
+            if self.drawing.bias is not None:
+                total = total + presences @ self.drawing.bias.squeeze(1)
+            images = total.unflatten(1, self.image_shape)
+        else:
+            drawn = faded @ self.drawing.weight  # [k b pixel]
+            if self.drawing.bias is not None:
+                drawn = drawn + presences.t().unsqueeze(2) * self.drawing.bias
+            images = self._placed(drawn.movedim(0, 2))
+        return images if self.bias is None else images + self.bias
+
+    @property
+    def padding(self) -> tuple[int, int, int, int]:
+        """Left, right, top and bottom: zeros around the image, so that windows cover it."""
+        assert self.window is not None
+        sides = []
+        for side, count in zip(self.image_shape[1:], self.grid, strict=True):
+            total = (count - 1) * self.stride + self.window - side
+            sides.append((total // 2, total - total // 2))
+        (top, bottom), (left, right) = sides
+        return left, right, top, bottom
+
+    def _windows(self, images: Tensor) -> Float[Tensor, "batch window pixel"]:
+        if self.window is None:
+            return images.flatten(1).unsqueeze(1)
+        return unfold(pad(images, self.padding), self.window, stride=self.stride).transpose(1, 2)
+
+    def _placed(self, patches: Float[Tensor, "batch pixel window"]) -> Float[Tensor, "batch channel height width"]:
+        """Patches around their windows, added; one pixel more on the right and below where they cannot be centred."""
+        assert self.window is not None
+        _, height, width = self.image_shape
+        size = tuple((count - 1) * self.stride + self.patch for count in self.grid)
+        canvas = fold(patches, size, self.patch, stride=self.stride)
+        left, _, top, _ = self.padding
+        beyond = (self.patch - self.window) // 2
+        first, start = top + beyond, left + beyond
+        return canvas[..., first : first + height, start : start + width]
+
+
+class _PerCapsule(nn.Module):
+    """A linear layer of each capsule: ``(capsule, batch, in)`` to ``(capsule, batch, out)``.
+
+    Args:
+        capsules: sets of weights; 1 is shared by all.
+        inputs, outputs: sizes.
+        bias: learn one.
+    """
+
+    def __init__(self, capsules: int, inputs: int, outputs: int, *, bias: bool = True) -> None:
+        super().__init__()
+        check_number("outputs", outputs, 1)
+        bound = math.sqrt(6 / (inputs + outputs))  # Glorot and Bengio 2010: capsules begin different from each other
+        self.weight = nn.Parameter(torch.empty(capsules, inputs, outputs).uniform_(-bound, bound))
+        self.bias = nn.Parameter(torch.zeros(capsules, 1, outputs)) if bias else None
+
+    def forward(self, units: Float[Tensor, "seen batch inputs"]) -> Float[Tensor, "capsule batch outputs"]:
+        if len(units) == 1 < len(self.weight):  # all see the same: one product
+            joined = units[0] @ self.weight.movedim(0, 1).flatten(1)
+            found = joined.unflatten(1, (len(self.weight), -1)).transpose(0, 1)
+        else:
+            found = units @ self.weight
+        return found if self.bias is None else found + self.bias
