@@ -63,6 +63,7 @@ def squash(
     x: Float[Tensor, "*shape"],
     dim: int = -1,
     eps: float = 1e-8,  # ours: inside the root only, so that the gradient at 0 is 0 and not NaN
+    added: float = 1.0,  # Sabour 2017, equation 1
 ) -> Float[Tensor, "*shape"]:
     """Shrink vectors to a length in [0, 1), keeping their direction (Sabour 2017, equation 1).
 
@@ -74,12 +75,13 @@ def squash(
         x: vectors along ``dim``, any shape.
         dim: the dimension that holds a vector's components.
         eps: added to the squared length under the root.
+        added: to the squared length in the denominator; ports have 0.5, up to twice as long for short vectors.
 
     >>> squash(torch.tensor([3.0, 4.0])).norm().item()  # 25 / 26
     0.9615...
     """
     squared = x.square().sum(dim, keepdim=True)
-    return x * (squared / (1 + squared) * torch.rsqrt(squared + eps))
+    return x * (squared / (added + squared) * torch.rsqrt(squared + eps))
 
 
 @float32_under_autocast
@@ -133,36 +135,6 @@ def exponential_squash_logits(
 
 
 @float32_under_autocast
-def half_squash(
-    x: Float[Tensor, "*shape"],
-    dim: int = -1,
-    eps: float = 1e-8,  # ours: as in squash
-) -> Float[Tensor, "*shape"]:
-    """``|s|^2 / (0.5 + |s|^2) * s / |s|``: many ports' squash, up to twice as long for short vectors.
-
-    Args:
-        x: vectors along ``dim``, any shape.
-        dim: the dimension that holds a vector's components.
-        eps: added to the squared length under the root.
-
-    >>> half_squash(torch.tensor([3.0, 4.0])).norm().item()  # 25 / 25.5
-    0.9803...
-    """
-    squared = x.square().sum(dim, keepdim=True)
-    return x * (squared / (0.5 + squared) * torch.rsqrt(squared + eps))
-
-
-@float32_under_autocast
-def half_squash_logits(x: Float[Tensor, "*shape dim"]) -> Float[Tensor, "*shape"]:
-    """``ln(2 |s|^2)``: what the length of ``half_squash(s)`` is the logistic of.
-
-    >>> half_squash_logits(torch.tensor([3.0, 4.0])).sigmoid().item()  # 25 / 25.5
-    0.9803...
-    """
-    return squash_logits(x) + math.log(2)
-
-
-@float32_under_autocast
 def length(
     poses: Float[Tensor, "*shape dim"],
     eps: float = 1e-8,  # ours: the plain norm has no gradient at 0
@@ -192,6 +164,11 @@ class SquashFunctions(NamedTuple):
     bounded: bool
 
 
+def _half_logits(x: Tensor) -> Tensor:
+    """``ln(2 |s|^2)``: what the length is the logistic of."""
+    return squash_logits(x) + math.log(2)
+
+
 def _unchanged(x: Tensor) -> Tensor:
     return x
 
@@ -204,7 +181,7 @@ SQUASHES: Mapping[str, SquashFunctions] = MappingProxyType(
     {
         "squash": SquashFunctions(squash, squash_logits, bounded=True),  # Sabour 2017, equation 1
         "exponential": SquashFunctions(exponential_squash, exponential_squash_logits, bounded=True),  # Mazzia 2021
-        "half": SquashFunctions(half_squash, half_squash_logits, bounded=True),  # ports
+        "half": SquashFunctions(functools.partial(squash, added=0.5), _half_logits, bounded=True),  # ports
         "relu": SquashFunctions(torch.relu, _length_of_relu, bounded=False),  # ours: of each component
         "none": SquashFunctions(_unchanged, length, bounded=False),
     }
