@@ -191,8 +191,8 @@ def _subject(run: runs.Run, network: AbstractNetwork, data: Any, split: str, dev
         changed=changed,
         changes=_changes(fill),
         training=functools.partial(_training_images, data, device),
-        factors=run.spec.factors,
-        classes=run.spec.classes,
+        factors=data.spec.factors,
+        classes=data.spec.classes,
         num_classes=run.spec.num_classes,
     )
 

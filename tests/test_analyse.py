@@ -12,7 +12,8 @@ import pytest
 from capsule_lab import runs
 from capsule_lab.analyse import analyse
 from capsule_lab.config import compose
-from tests.helpers.commands import Ended
+from capsule_lab.train import train
+from tests.helpers.commands import NO_PICTURES, Ended
 from tests.helpers.messages import one_sentence
 
 Cli = Callable[..., Ended]
@@ -111,3 +112,18 @@ def test_figures_go_to_the_loggers_of_the_run(cli: Cli, a_copy: Path) -> None:
     ended = cli("analyse", f"ckpt={a_copy}", "what=votes", "logger=tensorboard", *SMALL)
     assert ended.status == 0, ended.err
     assert list(a_copy.rglob("events.out.tfevents*"))
+
+
+def test_a_probe_knows_how_images_were_taken_and_what_classes_are_called(toynorb: Path, tmp_path: Path) -> None:
+    """The checkpoint says neither: the data does."""
+    overrides = [
+        "model=em_caps", "model.primary_types=2", "data=smallnorb", "data.source=standin", f"data.directory={toynorb}",
+        "data.batch_size=16", "trainer.accelerator=cpu", "trainer.max_epochs=1", "train.test=last", *NO_PICTURES,
+    ]  # fmt: skip
+    train(compose("train", overrides), tmp_path / "run")
+    few = ["what.training_images=100", "images=50", "split=test", "untrained=false", "trainer.accelerator=cpu"]
+    found = analyse(compose("analyse", [f"ckpt={tmp_path / 'run'}", "what=probe", *few])).result["analyse"]
+    assert {"linear/azimuth_degrees", "network/elevation_r2", "pixels/lighting_r2"} <= found.keys()
+    few = ["what.epochs=1", "what.hidden=[8]", *few]
+    rows = analyse(compose("analyse", [f"ckpt={tmp_path / 'run'}", "what=decoder", *few])).rows
+    assert {row["class"] for row in rows} <= {"animal", "human", "airplane", "truck", "car"}
