@@ -115,15 +115,18 @@ def test_figures_go_to_the_loggers_of_the_run(cli: Cli, a_copy: Path) -> None:
 
 
 def test_a_probe_knows_how_images_were_taken_and_what_classes_are_called(toynorb: Path, tmp_path: Path) -> None:
-    """The checkpoint says neither: the data does."""
+    """The data says both, and so does the checkpoint, in which earlier versions had neither."""
     overrides = [
         "model=em_caps", "model.primary_types=2", "data=smallnorb", "data.source=standin", f"data.directory={toynorb}",
         "data.batch_size=16", "trainer.accelerator=cpu", "trainer.max_epochs=1", "train.test=last", *NO_PICTURES,
     ]  # fmt: skip
     train(compose("train", overrides), tmp_path / "run")
+    spec = runs.open(tmp_path / "run").spec
+    assert spec.classes == ("animal", "human", "airplane", "truck", "car")
+    assert spec.factors[:2] == ("instance", "elevation")
     few = ["what.training_images=100", "images=50", "split=test", "untrained=false", "trainer.accelerator=cpu"]
     found = analyse(compose("analyse", [f"ckpt={tmp_path / 'run'}", "what=probe", *few])).result["analyse"]
     assert {"linear/azimuth_degrees", "network/elevation_r2", "pixels/lighting_r2"} <= found.keys()
     few = ["what.epochs=1", "what.hidden=[8]", *few]
     rows = analyse(compose("analyse", [f"ckpt={tmp_path / 'run'}", "what=decoder", *few])).rows
-    assert {row["class"] for row in rows} <= {"animal", "human", "airplane", "truck", "car"}
+    assert {row["class"] for row in rows} <= {*spec.classes}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
 from capsule_lab.analysis.linear_maps import principal_components
@@ -36,9 +36,12 @@ def label_poses(subject: Subject, batches: Sequence[Batch]) -> Float[Tensor, "im
     """The pose of each label's capsule, in float64."""
     capsules = subject.outputs(batches).capsules
     assert capsules is not None
-    labels = torch.cat([batch.labels for batch in batches])
-    index = labels.view(-1, 1, 1).expand(-1, -1, capsules.poses.shape[2])
-    return capsules.poses.gather(1, index).squeeze(1).double()
+    return of_label(capsules.poses, torch.cat([batch.labels for batch in batches])).double()
+
+
+def of_label(values: Float[Tensor, "image class ..."], labels: Int64[Tensor, " image"]) -> Float[Tensor, "image ..."]:
+    """What each image has of its label, of values of all classes."""
+    return values[torch.arange(len(labels), device=labels.device), labels]
 
 
 def last_features(subject: Subject, batches: Sequence[Batch]) -> Float[Tensor, "image feature"]:

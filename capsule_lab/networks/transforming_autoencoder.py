@@ -22,7 +22,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.functional import fold, pad, unfold
 
-from capsule_lab.errors import check_choice, check_number
+from capsule_lab.errors import check_choice
 from capsule_lab.networks.base import check_image_shape, check_images, check_sizes, check_widths
 
 Pose = Literal["translation", "matrix"]
@@ -235,7 +235,6 @@ class _PerCapsule(nn.Module):
 
     def __init__(self, capsules: int, inputs: int, outputs: int, *, bias: bool = True) -> None:
         super().__init__()
-        check_number("outputs", outputs, 1)
         bound = math.sqrt(6 / (inputs + outputs))  # Glorot and Bengio 2010: capsules begin different from each other
         self.weight = nn.Parameter(torch.empty(capsules, inputs, outputs).uniform_(-bound, bound))
         self.bias = nn.Parameter(torch.zeros(capsules, 1, outputs)) if bias else None

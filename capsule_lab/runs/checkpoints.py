@@ -57,6 +57,8 @@ def embed(
             "image_shape": list(spec.image_shape),
             "num_classes": spec.num_classes,
             "labels_per_image": spec.labels_per_image,
+            "classes": list(spec.classes),
+            "factors": list(spec.factors),
         },
         "seconds": seconds,
         "cpu_seconds": cpu_seconds,

@@ -174,7 +174,9 @@ def _built(file: Path, checkpoint: dict[str, Any], record: dict[str, Any]) -> Ru
 
     config = OmegaConf.create(record["config"])
     config.module.compile = False
-    spec = DataSpec(**{**record["spec"], "image_shape": tuple(record["spec"]["image_shape"])})
+    facts: dict[str, Any] = record["spec"]  # without names of classes and factors in checkpoints of earlier versions
+    facts = {name: tuple(value) if isinstance(value, list) else value for name, value in facts.items()}
+    spec = DataSpec(**facts)
     module = build.build_module(config, spec)
     module.network.load_state_dict(
         {name.removeprefix("network."): value for name, value in checkpoint["state_dict"].items()}

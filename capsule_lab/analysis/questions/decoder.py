@@ -15,6 +15,7 @@ from jaxtyping import Float, Int64
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 
+from capsule_lab.analysis.features import of_label
 from capsule_lab.analysis.perturbation import DEVIATIONS, Steps, change_of_rows, offsets_grid, perturbed_reconstructions
 from capsule_lab.analysis.plotting import name_of_class
 from capsule_lab.analysis.reconstructions import first_of_each_class, reconstruction_sheet, select_images
@@ -87,7 +88,7 @@ def decoder(
     assert of_training.capsules is not None
     labels = torch.cat([batch.labels for batch in training])
     images = in_unit_range(torch.cat([batch.images for batch in training]))
-    own = _own(of_training.capsules.poses, labels)  # [image dim]
+    own = of_label(of_training.capsules.poses, labels)  # [image dim]
     size = own.square().mean(0).sqrt()
     size = size.where(size > 0, 1.0)  # not centred: a pose of 0 would not say of which class it is
 
@@ -122,11 +123,6 @@ def decoder(
         "explained": 1 - error / of_means if of_means else float("nan"),
     }
     return Answer(numbers, rows, partial(_figures, subject, decoding, seen, tweaked))
-
-
-def _own(poses: Tensor, labels: Tensor) -> Float[Tensor, "image dim"]:
-    """The pose of each label's capsule."""
-    return poses[torch.arange(len(labels), device=labels.device), labels]
 
 
 def _class_means(images: Tensor, labels: Tensor, classes: int) -> Float[Tensor, "class channel height width"]:

@@ -13,6 +13,7 @@ from matplotlib.patches import Ellipse
 from torch import Tensor
 
 from capsule_lab.analysis import votes as measures
+from capsule_lab.analysis.features import of_label
 from capsule_lab.analysis.plotting import name_of_class
 from capsule_lab.analysis.subject import Answer, Subject
 from capsule_lab.analysis.trace import LayerTrace, trace
@@ -88,26 +89,21 @@ def votes(subject: Subject, *, longest: float | None = None, shown: int = _SHOWN
         weights = iteration.couplings * present.unsqueeze(2)
         cosines = (weights * measures.vote_cosines(every, iteration.poses)).sum(1) / weights.sum(1)
         numbers[f"{name}/{number}/cosine"] = float(cosines.gather(1, subject.labels.unsqueeze(1)).nanmean())
-    own_votes = _of_label(every, subject.labels)  # [image child dim]
+    own_votes = of_label(every.transpose(1, 2), subject.labels)  # [image child dim]
     changed = subject.changed(subject.changes["translation"], float(shift))
     moved_votes = torch.cat([_votes_for_labels(subject, batch, name) for batch in changed])
-    weights = _of_label((layer.iterations[-1].couplings * present.unsqueeze(2)).unsqueeze(3), subject.labels).squeeze(2)
+    weights = of_label((layer.iterations[-1].couplings * present.unsqueeze(2)).transpose(1, 2), subject.labels)
     together = [measures.common_displacement(*each) for each in zip(own_votes, moved_votes, weights, strict=True)]
     numbers[f"{name}/moved_together"] = float(torch.tensor(together).nanmedian())
     clouds = _Clouds(own_votes, moved_votes, weights, shift)
     return Answer(numbers, draw=partial(_figures, subject, layer, distances, present, longest, shown, clouds))
 
 
-def _of_label(values: Float[Tensor, "image child parent dim"], labels: Tensor) -> Float[Tensor, "image child dim"]:
-    """What children have for the label of each image."""
-    return values[torch.arange(len(labels), device=labels.device), :, labels]
-
-
 def _votes_for_labels(subject: Subject, batch: Batch, name: str) -> Float[Tensor, "image child dim"]:
     """Of one batch, as votes for all parents are large."""
     network = subject.network
     assert isinstance(network, AbstractCapsuleNetwork)
-    return _of_label(trace(network, batch.images)[1][name].votes(), batch.labels)
+    return of_label(trace(network, batch.images)[1][name].votes().transpose(1, 2), batch.labels)
 
 
 def _distances(votes: Tensor, iteration: RoutingTrace, present: Tensor) -> Tensor:
