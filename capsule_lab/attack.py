@@ -52,6 +52,7 @@ _COLUMNS = {
 }
 """Of what is printed; ``records.of_budgets`` says what they are."""
 _PICTURES, _BUDGETS_SHOWN = 8, 2  # ours: what fits a page
+_CPU_BATCH = 128  # ours: a gradient by so many images stays in the caches, and takes 0.7 of the time of 500
 _FOR_THRESHOLD = 1000  # ours: validation images, of which 50 are above it
 
 
@@ -104,9 +105,11 @@ def attack(config: DictConfig) -> Outcome:
     source, baseline = (
         runs.open(config[name], trust=config.trust) if config[name] else None for name in ("source", "baseline")
     )
-    options = to_container(config).get("data") or {}
-    data = run.data_with({**options, **run.number_of_images(config.images, options)})
     device = build.build_trainer(OmegaConf.create({"trainer": config.trainer}), None).strategy.root_device
+    options = to_container(config).get("data") or {}
+    if device.type == "cpu":
+        options = {"eval_batch_size": _CPU_BATCH, **options}
+    data = run.data_with({**options, **run.number_of_images(config.images, options)})
     function = instantiate(config.attack)
     with build.constructing("attack"), torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
         attacked = of_runs.open_attacked(

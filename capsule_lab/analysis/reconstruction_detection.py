@@ -7,7 +7,7 @@ error as well, their R-BIM, is not told as easily.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import scipy.stats
@@ -23,6 +23,7 @@ def winning_reconstruction_error(
     network: AbstractNetwork,
     images: Float[Tensor, "batch channel height width"],
     *,
+    output: Any = None,
     reduction: Literal["sum", "mean"] = "sum",
 ) -> Float[Tensor, " batch"]:
     """Squared distance of each image and what the class capsule with the highest score decodes to.
@@ -32,6 +33,7 @@ def winning_reconstruction_error(
     Args:
         network: with a decoder, in evaluation mode.
         images: as the network sees them.
+        output: what the network gives for them, where that is known; ``None`` computes it.
         reduction: of the pixels and channels of an image, as of ``losses.reconstruction_loss``: ``"sum"``, or
             ``"mean"``, by which images of several sizes can be compared.
 
@@ -45,7 +47,7 @@ def winning_reconstruction_error(
             f"this {type(network).__name__} has no decoder; expected a network that reconstructs images, "
             "such as a CapsNet with decoder=(512, 1024)"
         )
-    output = network(images)
+    output = network(images) if output is None else output
     squared = (decoding.reconstruct(output, output.ranking.argmax(1)) - in_unit_range(images)).square().flatten(1)
     return squared.sum(1) if reduction == "sum" else squared.mean(1)
 

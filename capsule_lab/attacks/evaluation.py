@@ -16,7 +16,7 @@ from capsule_lab.attacks import losses
 from capsule_lab.attacks.gradient import Box, Images, gradient_of
 
 LogitsOf = Callable[[Images], Float[Tensor, "batch class"]]
-ErrorsOf = Callable[[Images], Float[Tensor, " batch"]]
+AnswersOf = Callable[[Images], tuple[Float[Tensor, "batch class"], Float[Tensor, " batch"]]]
 TrainingLoss = Callable[[Images, Int64[Tensor, " batch"]], Float[Tensor, ""]]
 AttackFunction = Callable[..., Images]
 """``attack(objective, images, epsilon, key=…, box=…)``: see ``gradient.fgsm``."""
@@ -148,7 +148,7 @@ def measure(
     attacked: LogitsOf,
     crafted_with: LogitsOf | None = None,
     training_loss: TrainingLoss | None = None,
-    errors_of: ErrorsOf | None = None,
+    answers_of: AnswersOf | None = None,
     targets: Sequence[int | None] = (None,),
     on_step: Callable[[int], None] | None = None,
 ) -> Measured:
@@ -163,7 +163,8 @@ def measure(
         crafted_with: those that the attack sees: another network's, for a transfer, or those with equal couplings;
             ``None`` is ``attacked``.
         training_loss: of images and labels.
-        errors_of: of images, by the decoder of the network that is to be fooled; ``None`` keeps none.
+        answers_of: logits of ``attacked`` and reconstruction errors of its decoder, in one pass; ``None`` keeps no
+            errors.
         targets: classes to reach, one after another; ``None`` is any class but the label.
         on_step: called with the number of images after each batch, epsilon and target.
     """
@@ -173,7 +174,8 @@ def measure(
     def ask(answers: Answers, images: Images, batch: Prepared) -> None:
         change = (images - batch.images).abs().flatten(1).mean(1)
         with torch.no_grad():
-            answers.add(attacked(images), change, errors_of(images) if errors_of else None)
+            logits, errors = answers_of(images) if answers_of else (attacked(images), None)
+            answers.add(logits, change, errors)
 
     for batch in batches:
         measured.labels = torch.cat([measured.labels, batch.labels.cpu()])

@@ -23,7 +23,7 @@ from capsule_lab.attacks.evaluation import (
     measure,
 )
 from capsule_lab.attacks.gradient import Box
-from capsule_lab.attacks.spaces import Space, logits_of, prepare, preprocessed
+from capsule_lab.attacks.spaces import Space, logits_in, logits_of, prepare, preprocessed
 from capsule_lab.errors import RunError
 from capsule_lab.networks import reconstructs
 from capsule_lab.runs.open_run import Run, stored_batches
@@ -89,14 +89,17 @@ class Attacked:
             attacked=self.logits,
             crafted_with=crafted_with or self.crafted_with,
             training_loss=self.training_loss,
-            errors_of=None if self.threshold is None or batches is not None else self.reconstruction_errors,
+            answers_of=None if self.threshold is None or batches is not None else self.logits_and_errors,
             targets=targets,
             on_step=self.on_step,
         )
 
-    def reconstruction_errors(self, images: Tensor) -> Tensor:
-        """Squared distance of what the network sees and what the winning class capsule decodes to."""
-        return winning_reconstruction_error(self.run.network, self.preprocess(images))
+    def logits_and_errors(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """Logits, and the squared distance of what the network sees and what its winning class capsule decodes to."""
+        seen = self.preprocess(images)
+        output = self.run.network(seen)
+        errors = winning_reconstruction_error(self.run.network, seen, output=output)
+        return logits_in(output, self.run.network), errors
 
     def examples(
         self,

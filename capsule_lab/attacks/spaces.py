@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from jaxtyping import Float, Shaped
@@ -86,13 +86,21 @@ def logits_of(network: nn.Module, preprocess: Callable[[Tensor], Tensor] | None 
     """
 
     def function(images: Tensor) -> Tensor:
-        output = network(images if preprocess is None else preprocess(images))
-        if output.logits is None:
-            raise ConfigError(f"{type(network).__name__} gives no logits with this routing; an attack needs them")
-        logits: Tensor = output.logits.float() if output.logits.dtype != torch.float64 else output.logits
-        return logits
+        return logits_in(network(images if preprocess is None else preprocess(images)), network)
 
     return function
+
+
+def logits_in(output: Any, network: nn.Module) -> Tensor:
+    """The logits of what a network gives, in float32 at least.
+
+    Raises:
+        ConfigError: if there are none.
+    """
+    if output.logits is None:
+        raise ConfigError(f"{type(network).__name__} gives no logits with this routing; an attack needs them")
+    logits: Tensor = output.logits
+    return logits if logits.dtype == torch.float64 else logits.float()
 
 
 def grey_levels_per_unit(
