@@ -27,15 +27,15 @@ __all__ = [  # noqa: RUF022  # by module
     "ClassCapsules", "ComposedPrimaryCapsules", "ConvCapsules", "Decoder", "DenseCapsules", "DepthwisePrimaryCapsules",
     "LinearPrimaryCapsules", "PrimaryCapsules", "Stem", "UntransformedCapsules",
     "AveragePoolingNet", "AveragedCNN", "BaselineCNN", "CapsNet", "EMCaps", "EfficientCapsNet", "HeinsenNet",
-    "InvertedAttentionCaps", "SelfRoutingNet", "SmallCNN", "VBCaps",
+    "InvertedAttentionCaps", "PairAutoencoder", "SelfRoutingNet", "SmallCNN", "TransformingAutoencoder", "VBCaps",
     "dense_votes", "length", "squash",
     "cross_entropy_loss", "l2_loss", "logits_cross_entropy_loss", "margin_loss", "reconstruction_loss",
     "sigmoid_cross_entropy_loss", "spread_loss",
     "Constant", "Drops", "Exponential", "Linear", "OneCycle", "Schedule", "SigmoidRamp", "Staircase",
     "Batch", "CapsuleOutput", "Capsules", "DataSpec", "Votes",
     # with Lightning
-    "AffNISTDataModule", "CIFAR10DataModule", "ExpandedMNISTDataModule", "MNISTDataModule", "MultiMNISTDataModule",
-    "SVHNDataModule", "SmallNORBDataModule",
+    "AffNISTDataModule", "CIFAR10DataModule", "ExpandedMNISTDataModule", "MNISTDataModule", "MNISTPairsDataModule",
+    "MultiMNISTDataModule", "SVHNDataModule", "SmallNORBDataModule", "SmallNORBPairsDataModule",
     # with Hydra, used as runs.open
     "runs",
 ]  # fmt: skip
@@ -65,8 +65,10 @@ if TYPE_CHECKING:
         CIFAR10DataModule,
         ExpandedMNISTDataModule,
         MNISTDataModule,
+        MNISTPairsDataModule,
         MultiMNISTDataModule,
         SmallNORBDataModule,
+        SmallNORBPairsDataModule,
         SVHNDataModule,
     )
     from capsule_lab.functional import dense_votes, length, squash
@@ -100,8 +102,10 @@ if TYPE_CHECKING:
         EMCaps,
         HeinsenNet,
         InvertedAttentionCaps,
+        PairAutoencoder,
         SelfRoutingNet,
         SmallCNN,
+        TransformingAutoencoder,
         VBCaps,
     )
     from capsule_lab.routing import (

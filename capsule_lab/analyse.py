@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from capsule_lab.types import Batch
 
 _UNTRAINED = "untrained/"
+_OF_PAIRS = ("poses", "few_labels")
+"""Questions to networks that are told a change and do not classify."""
 _ROUNDING = 1e-4  # ours: of float32
 _BACKGROUND = 16  # ours: of 255 grey levels; outermost pixels above it are no black background
 
@@ -91,6 +93,8 @@ def analyse(config: DictConfig) -> Outcome:
     data = run.data_with({**options, **run.number_of_images(config.images, options)})
     device = build.build_trainer(OmegaConf.create({"trainer": config.trainer}), None).strategy.root_device
     question = instantiate(config.what)
+    if _name(config) not in _OF_PAIRS:
+        run.check_classifies(f"analyse what={_name(config)}")
     began = time.monotonic()
     with build.constructing(f"what={_name(config)}"), torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
         trained = _subject(run, run.network, data, config.split, device)
@@ -164,7 +168,7 @@ def _subject(run: runs.Run, network: AbstractNetwork, data: Any, split: str, dev
         raise RunError(f"there are no images in split={split} of this data; expected split=test, or other data")
     if stored[0][1].labels.ndim != 1:
         raise RunError(f"images of {type(data).__name__} have several labels; expected data with one, to be analysed")
-    seen = [data.transform_batch(batch, name) for name, batch in stored]
+    seen = [data.unpaired_batch(batch, name) for name, batch in stored]
     if seen[0].images.ndim != 4:
         raise RunError("images are seen through several crops; expected data.test_crops=1, to be analysed")
 
@@ -172,11 +176,11 @@ def _subject(run: runs.Run, network: AbstractNetwork, data: Any, split: str, dev
         found = []
         for name, batch in stored:
             images = change(batch.images.float(), strength)
-            found.append(data.transform_batch(batch._replace(images=images), name))
+            found.append(data.unpaired_batch(batch._replace(images=images), name))
         return found
 
     for (name, batch), as_it_is in zip(stored, seen, strict=True):
-        again = data.transform_batch(batch._replace(images=batch.images.float()), name).images
+        again = data.unpaired_batch(batch._replace(images=batch.images.float()), name).images
         if not torch.allclose(again, as_it_is.images, atol=_ROUNDING):
             raise RunError(
                 f"images of {type(data).__name__} are preprocessed otherwise where they are floating-point numbers; "
@@ -209,7 +213,7 @@ def _training_images(data: Any, device: torch.device, images: int) -> list[Batch
             break
         factors = None if batch.factors is None else batch.factors[:left].to(device)
         pictures, labels, key = (each[:left].to(device) for each in (batch.images, batch.labels, batch.key))
-        found.append(data.transform_batch(Batch(pictures, labels, key, factors), "val"))
+        found.append(data.unpaired_batch(Batch(pictures, labels, key, factors), "val"))
     return found
 
 

@@ -102,6 +102,7 @@ def attack(config: DictConfig) -> Outcome:
     from capsule_lab.attacks import of_runs, records
 
     run = open_checked(config)
+    run.check_classifies("attack")
     source, baseline = (
         runs.open(config[name], trust=config.trust) if config[name] else None for name in ("source", "baseline")
     )

@@ -13,11 +13,12 @@ from typing import Any
 
 import torch
 from hydra.errors import InstantiationException
-from hydra.utils import instantiate
+from hydra.utils import get_object, instantiate
 from omegaconf import DictConfig
 
 from capsule_lab.config import to_container
 from capsule_lab.errors import ConfigError, one_line, suggest
+from capsule_lab.signatures import arguments_of
 
 log = logging.getLogger(__name__)
 
@@ -61,9 +62,10 @@ def build_module(config: DictConfig, spec: Any) -> Any:
     network = instantiate(config.model, _partial_=True, _convert_="all")
     module = instantiate(config.module, _partial_=True, _convert_="all")
     with constructing("model"):
-        built = network(image_shape=spec.image_shape, num_classes=spec.num_classes)
+        built = network(image_shape=spec.image_shape, **_taken(config.model, num_classes=spec.num_classes))
     with constructing("module"):
-        lit = module(network=built, num_classes=spec.num_classes, labels_per_image=spec.labels_per_image)
+        facts = {"num_classes": spec.num_classes, "labels_per_image": spec.labels_per_image}
+        lit = module(network=built, **_taken(config.module, **facts))
     with constructing("optimizer"):
         lit.build_optimizer()
     with constructing("loss"), torch.device("cpu"):
@@ -71,15 +73,39 @@ def build_module(config: DictConfig, spec: Any) -> Any:
     return lit
 
 
+def _taken(node: DictConfig, **facts: int) -> dict[str, int]:
+    """The facts about classes that a network or a module takes; one for pairs of images takes none."""
+    arguments = arguments_of(get_object(node["_target_"]))
+    return {name: value for name, value in facts.items() if arguments is None or name in arguments}
+
+
 def _try_losses(module: Any, spec: Any) -> None:
     """Call the losses, which are functions without constructors, with the first and last values of their schedules."""
+    images = torch.zeros(1, *spec.image_shape)
+    if getattr(module, "reconstruction", None) is not None:
+        module.reconstruction(images, images)
+    if not hasattr(module, "loss"):
+        return
     labels, scores = torch.arange(spec.labels_per_image).reshape(1, -1), torch.zeros(1, spec.num_classes)
     of_schedules = {name: module.schedule[name].for_run(1, 1) for name in module.scheduled_arguments}
     for scheduled in ({}, *({name: value(step) for name, value in of_schedules.items()} for step in (0, 1))):
         module.loss(scores, labels if spec.labels_per_image > 1 else labels[0], **scheduled)
-    if getattr(module, "reconstruction", None) is not None:
-        images = torch.zeros(1, *spec.image_shape)
-        module.reconstruction(images, images)
+
+
+def check_change(network: Any, spec: Any) -> None:
+    """Check that a network that is told a change gets the kind of change that the data has.
+
+    Raises:
+        ConfigError: if not.
+    """
+    told = getattr(network, "change_shape", ())
+    if told and spec.change != told:
+        kinds = {(): "none", (2,): "a shift", (3, 3): "a matrix"}
+        raise ConfigError(
+            f"{type(network).__name__} is told {kinds[told]}, and the data has {kinds[spec.change]}; expected "
+            "data=mnist_pairs with data.change=shift and model.pose=translation, data.change=affine and "
+            "model.pose=matrix, or data=smallnorb_pairs and model.pose=matrix"
+        )
 
 
 def _try_mixtures(module: Any, spec: Any) -> None:
@@ -117,7 +143,7 @@ def build_trainer(config: DictConfig, directory: Path | None, *extra_callbacks: 
         instantiate(callback, _convert_="all") for callback in (config.get("callbacks") or {}).values() if callback
     ]
     arguments: dict[str, Any] = {"default_root_dir": directory, "logger": loggers}
-    arguments["max_steps"] = -1  # the module counts them, see AbstractCapsuleModule
+    arguments["max_steps"] = -1  # the module counts them, see AbstractModule
     arguments["max_time"] = None  # Lightning would end the run; see `time_limit`
     if (config.trainer.get("max_steps") or -1) > 0:
         arguments["max_epochs"] = -1
@@ -182,6 +208,7 @@ def check_together(trainer: Any, module: Any, data: Any) -> None:
             decoder.
     """
     module.training_network.check(trainer)
+    check_change(module.network, data.spec)
     _check_decoder_is_trained(module)
     if data.mixup is not None:
         with constructing("data.mixup"), torch.device("cpu"):
@@ -194,7 +221,10 @@ def check_together(trainer: Any, module: Any, data: Any) -> None:
             "trainer.check_val_every_n_epoch=null, which counts over epochs"
         )
     measured = {f"{part}/error" for part in data.further_validations} | {f"schedule/{name}" for name in module.schedule}
-    terms = ("loss", "l2", "reconstruction", _name(module.loss).removesuffix("_loss"))
+    terms = ["loss", "l2", "reconstruction"]
+    if hasattr(module, "loss"):
+        terms.append(_name(module.loss).removesuffix("_loss"))
+    measured |= {f"{split}/{each}" for split in ("val", "test") for each in getattr(module, "quantities", ())}
     measured |= {*module.metrics, *(f"{split}/{term}" for split in ("train", "val") for term in terms)}
     ours = all(
         type(each).__module__.startswith(("capsule_lab.", "lightning.")) for each in [module, *trainer.callbacks]

@@ -150,7 +150,14 @@ def _check_complete(config: DictConfig) -> None:
 
 def _check_loss(config: DictConfig) -> None:
     """The loss is one for what the network's scores are."""
-    network, loss = get_object(config.model["_target_"]), config.loss.classification
+    network, loss = get_object(config.model["_target_"]), config.loss.get("classification")
+    draws = hasattr(network, "change_shape")
+    if draws != (loss is None):
+        what = "draws the second image of a pair" if draws else "classifies"
+        expected = "loss=squared_error" if draws else "loss=margin, or another with loss.classification"
+        raise ConfigError(f"{network.__name__} {what}; expected {expected}")
+    if loss is None:
+        return
     gives = getattr(network, "scores_are", None)
     expects = "activations" if loss.get("log_odds") else getattr(get_object(loss["_target_"]), "expects", None)
     if gives and expects == "activations" != gives:  # logits every network has

@@ -33,15 +33,10 @@ def main(config: DictConfig) -> None:
     result, path = evaluate_checkpoint(config)
     if getattr(rank_zero_only, "rank", 0):
         return  # the first of several processes has the same result
-    metrics = result[config.split]
-    parts = "".join(
-        f"  {name.removesuffix('/error')} {value:.2f} %" for name, value in metrics.items() if name.endswith("/error")
-    )
+    first, others = runs.results.describe_metrics(config.split, result[config.split])
     console = Console(highlight=False)
     data = printable(runs.results.describe_data(result["provenance"]))
-    console.print(
-        f"[bold]{config.split} error {metrics['error']:.2f} %[/]{parts}  of {escape(str(config.ckpt))}", soft_wrap=True
-    )
+    console.print(f"[bold]{first}[/]{others}  of {escape(str(config.ckpt))}", soft_wrap=True)
     console.print(f"data: {data}", soft_wrap=True, markup=False)
     runs.files.write_record(path, result)
     console.print(f"written to {path}", soft_wrap=True, markup=False)
@@ -125,6 +120,7 @@ def evaluate(
     wiring = OmegaConf.create({"trainer": trainer})
     check.check(wiring)
     datamodule = run.data_with(data or {})
+    build.check_change(run.network, datamodule.spec)
     lightning = build.build_trainer(wiring, None, callbacks.progress_callback())
     evaluated = {"test": lightning.test, "val": lightning.validate}[split]
     around = equal_couplings(run.network) if couplings == "equal" else nullcontext()

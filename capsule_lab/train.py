@@ -300,16 +300,16 @@ def _facts(config: DictConfig, trainer: Any, module: Any, data: Any) -> dict[str
 
 def summary(result: dict[str, Any], directory: Path) -> str:
     """The last lines of the command: errors, data, duration, directory, and what to try next."""
-    from capsule_lab.runs.results import describe_data
+    from capsule_lab.runs.results import describe_data, describe_metrics
 
     run, python = _as_typed(directory), escape(shlex.quote(str(_as_typed(Path(sys.executable)))))
     minutes = result["training_seconds"] / 60
-    if "error" in result["test"]:
-        errors = {name.partition("/")[0]: value for name, value in result["test"].items() if name.endswith("/error")}
-        parts = "".join(f"  {part} {value:.2f} %" for part, value in errors.items())
-        outcome = f"[bold]test error {result['test']['error']:.2f} %[/]{parts}  ({result['weights_tested']} weights)"
-    elif "error" in result["val"]:
-        outcome = f"[bold]validation error {result['val']['error']:.2f} %[/]  (not tested)"
+    if result["test"]:
+        first, others = describe_metrics("test", result["test"])
+        outcome = f"[bold]{first}[/]{others}  ({result['weights_tested']} weights)"
+    elif result["val"]:
+        first, _ = describe_metrics("validation", {**result["val"]})
+        outcome = f"[bold]{first}[/]  (not tested)"
     else:
         outcome = "neither validated nor tested"
     saved = any((directory / "checkpoints").glob("*.ckpt"))

@@ -117,6 +117,9 @@ class Batch(NamedTuple):
             for data sets that do not say.
         parts: of an image that is composed of several, each alone in its place, ``(batch, label, channel, height,
             width)``, in the order of the labels; ``None`` otherwise.
+        targets: of pairs, the second image, ``(batch, channel, height, width)``; ``None`` for data without.
+        change: of pairs, by how much the second image differs from the first: ``(right, down)`` in pixels,
+            ``(batch, 2)``, or a matrix ``T``, ``(batch, 3, 3)``.
 
     At test the DataModule may look at each image through several crops: images are then
     ``(batch, crop, channel, height, width)``, everything else stays one per image.
@@ -131,6 +134,8 @@ class Batch(NamedTuple):
     key: Int64[Tensor, " batch"]
     factors: Int64[Tensor, "batch factor"] | Float[Tensor, "batch factor"] | None = None
     parts: Float[Tensor, "batch label channel height width"] | None = None
+    targets: Float[Tensor, "batch channel height width"] | None = None
+    change: Float[Tensor, "batch 2"] | Float[Tensor, "batch 3 3"] | None = None
 
     @property
     def classes(self) -> Int64[Tensor, " batch"] | Int64[Tensor, "batch label"]:
@@ -148,6 +153,7 @@ class DataSpec:
         classes: their names, where they have any beside their number.
         factors: names of the columns of ``Batch.factors``.
         labels_per_image: how many classes every image shows, different ones if the data does not say otherwise.
+        change: of pairs, the shape of what is known of their difference, ``(2,)`` or ``(3, 3)``; empty for other data.
     """
 
     image_shape: tuple[int, int, int]
@@ -155,3 +161,4 @@ class DataSpec:
     classes: tuple[str, ...] = ()
     factors: tuple[str, ...] = ()
     labels_per_image: int = 1
+    change: tuple[int, ...] = ()

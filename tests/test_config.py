@@ -69,6 +69,7 @@ def changes(experiment: str, group: str) -> set[str]:
 
 
 MODELS = options("model")
+CLASSIFYING = [name for name in options("loss") if name != "squared_error"]
 ONE_OF_EACH_KIND = ["capsnet", "cnn_baseline", "em_caps", "em_caps_paper"]
 GROUPS = sorted(folder.name for folder in CONF.iterdir() if folder.is_dir() and folder.name != "hydra")
 PRESETS = [f"{group}={option}" for group in ("experiment", "debug") for option in options(group)]
@@ -165,7 +166,7 @@ def test_leaky_routing_is_refused_by_em_caps():
     ("loss", "schedule"),
     [
         *(("spread", schedule) for schedule in options("schedule") if schedule != "falling_temperature"),
-        *((loss, "hinton2018") for loss in options("loss") if loss not in ("spread", "sigmoid_cross_entropy")),
+        *((loss, "hinton2018") for loss in CLASSIFYING if loss not in ("spread", "sigmoid_cross_entropy")),
         ("margin", "constant"),
     ],
 )
@@ -191,15 +192,14 @@ def test_every_experiment_is_built(experiment):
     assert said in ([], [f"{sum(p.numel() for p in network.parameters()):,}"])
 
 
+OF_PAIRS = [name for name in MODELS if name.startswith(("transforming_autoencoder", "pair_autoencoder"))]
 FOR_LOGITS = ("cross_entropy", "cross_entropy_logits", "sigmoid_cross_entropy")
-OF_ACTIVATIONS_ON_LOGITS = [
-    (m, o) for m in ("cnn_baseline", "cnn_small") for o in options("loss") if o not in FOR_LOGITS
-]
+OF_ACTIVATIONS_ON_LOGITS = [(m, o) for m in ("cnn_baseline", "cnn_small") for o in CLASSIFYING if o not in FOR_LOGITS]
 
 
 @pytest.mark.parametrize(
     ("model", "loss"),
-    sorted({(m, o) for m in ONE_OF_EACH_KIND for o in options("loss")} - {*OF_ACTIVATIONS_ON_LOGITS}),
+    sorted({(m, o) for m in ONE_OF_EACH_KIND for o in CLASSIFYING} - {*OF_ACTIVATIONS_ON_LOGITS}),
 )
 def test_every_loss_with_a_model_of_every_kind(model, loss):
     check(compose(f"model={model}", f"loss={loss}"))
@@ -208,6 +208,12 @@ def test_every_loss_with_a_model_of_every_kind(model, loss):
 @pytest.mark.parametrize(("model", "loss"), OF_ACTIVATIONS_ON_LOGITS)
 def test_loss_of_activations_on_logits_is_refused(model, loss):
     with pytest.raises(ConfigError, match=r"expects activations; (Baseline|Small)CNN gives logits: loss=cross_entropy"):
+        check(compose(f"model={model}", f"loss={loss}"))
+
+
+@pytest.mark.parametrize(("model", "loss"), [("capsnet", "squared_error"), ("transforming_autoencoder", "margin")])
+def test_a_loss_of_classes_is_not_of_pairs(model, loss):
+    with pytest.raises(ConfigError, match=r"(classifies|draws the second image of a pair); expected loss="):
         check(compose(f"model={model}", f"loss={loss}"))
 
 
@@ -268,8 +274,8 @@ def test_heads_of_matrix_capsule_experiments(experiment, word):
     assert word != "Command" or f"experiment={experiment}" in line
 
 
-@pytest.mark.parametrize("monitor", named("monitor"))
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("monitor", [each for each in named("monitor") if each != "val/loss"])
+@pytest.mark.parametrize("model", [name for name in MODELS if name not in OF_PAIRS])
 def test_every_monitor_is_measured(model, monitor):
     """All of a module's metrics are logged; ``tests/test_train.py`` has the names of a run."""
     # of sizes that these refuse in MNIST
@@ -277,6 +283,11 @@ def test_every_monitor_is_measured(model, monitor):
     assert (
         monitor in build.build_without_weights(compose(f"model={model}", f"data={data}", "data.source=standin")).metrics
     )
+
+
+@pytest.mark.parametrize("model", OF_PAIRS)
+def test_what_is_best_of_a_model_for_pairs_is_its_loss(model):
+    assert compose(f"model={model}").callbacks.best.monitor == "val/loss"
 
 
 # --- precedence: command line > experiment > model > train.yaml ------------------------------------------------------

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +28,9 @@ from capsule_lab.errors import RunError
 from capsule_lab.networks import reconstructs
 from capsule_lab.runs.open_run import Run, stored_batches
 from capsule_lab.types import Batch
+
+if TYPE_CHECKING:
+    from capsule_lab.lit import AbstractCapsuleModule
 
 
 @dataclass(frozen=True)
@@ -128,7 +131,8 @@ class Attacked:
     def training_loss(self, images: Tensor, labels: Tensor) -> Tensor:
         """The loss of classification that the network was trained with, a mean over images."""
         seen = self.preprocess(images)
-        terms = self.run.module.classification_term(Batch(seen, labels, labels), self.run.network(seen), {})
+        module = cast("AbstractCapsuleModule", self.run.module)
+        terms = module.classification_term(Batch(seen, labels, labels), self.run.network(seen), {})
         (loss,) = terms.values()
         return loss
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from capsule_lab.bench.cases import TEXTBOOK_NETWORKS, Case, training_config
 from capsule_lab.bench.textbook_capsnet import TextbookCapsNet
-from capsule_lab.build import build_module
+from capsule_lab.build import build_data, build_module
 from capsule_lab.types import Batch, DataSpec
 
 
@@ -47,6 +47,9 @@ def build_step(case: Case) -> Step:
         network = build_textbook(case, config).to(device)
         return Step(lambda: network(batch.images, batch.labels), torch.optim.Adam(network.parameters()), network)
     module = build_network(case, config).to(device)
+    if change := getattr(module.network, "change_shape", ()):
+        nothing = torch.zeros(len(batch.labels), *change, device=device)
+        batch = batch._replace(targets=batch.images, change=nothing)
     if case.form == "compiled":
         module.network.compile()
     optimizer = module.optimizer(module.parameters_to_train(), lr=1e-3)  # 1e-3: Adam's default
@@ -68,7 +71,7 @@ def random_batch(case: Case, images: int) -> Batch:
 
 def loss_of(module: Any, batch: Batch) -> Tensor:
     """What the module minimises."""
-    terms = {**module.loss_terms(batch, module(batch.images), {}), **module.penalty()}
+    terms = {**module.loss_terms(batch, module(*module.inputs_of(batch)), {}), **module.penalty()}
     return torch.stack(list(terms.values())).sum()
 
 
@@ -76,7 +79,8 @@ def build_network(case: Case, config: DictConfig) -> Any:
     """The module of a case, which routes as the case says."""
     if case.form not in ("plain", "textbook"):
         config.routing.backend = case.backend
-    return build_module(config, DataSpec(tuple(case.sizes["image_shape"]), case.sizes["num_classes"]))
+    change = build_data(config).spec.change
+    return build_module(config, DataSpec(tuple(case.sizes["image_shape"]), case.sizes["num_classes"], change=change))
 
 
 def build_textbook(case: Case, config: DictConfig) -> Any:

@@ -3,7 +3,7 @@
 from capsule_lab.callbacks.averaged_weights import AveragedWeights
 from capsule_lab.callbacks.checkpoints import AtomicCheckpointIO, BestCheckpoint, EmbedConfig, LastCheckpoint, pause_at
 from capsule_lab.callbacks.csv_logger import MetricsTable
-from capsule_lab.callbacks.figures import ConfusionMatrix, Reconstructions
+from capsule_lab.callbacks.figures import ConfusionMatrix, DrawnPairs, Reconstructions
 from capsule_lab.callbacks.learning import LearningDiagnostics, VarianceFloor
 from capsule_lab.callbacks.loggers import MLflow, close_loggers, log_run_facts
 from capsule_lab.callbacks.monitoring import NonFiniteError, NonFiniteGuard, RoutingStats
@@ -16,6 +16,7 @@ __all__ = [
     "AveragedWeights",
     "BestCheckpoint",
     "ConfusionMatrix",
+    "DrawnPairs",
     "EmbedConfig",
     "LastCheckpoint",
     "LearningDiagnostics",

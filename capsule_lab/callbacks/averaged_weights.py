@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.optim.swa_utils import get_swa_avg_fn
 
 from capsule_lab.errors import check_number
-from capsule_lab.lit import AbstractCapsuleModule
+from capsule_lab.lit import AbstractModule
 from capsule_lab.schedules import Duration, duration_in_steps
 
 
@@ -51,7 +51,7 @@ class AveragedWeights(WeightAveraging):
         super().setup(trainer, pl_module, stage)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        module = cast(AbstractCapsuleModule, pl_module)
+        module = cast(AbstractModule, pl_module)
         if self.start is not None:
             self.first_step = duration_in_steps(
                 self.start, steps_per_epoch=module.steps_per_epoch, total_steps=module.total_steps

@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 from sklearn.metrics import ConfusionMatrixDisplay
 from torchmetrics.classification import MulticlassConfusionMatrix
 
+from capsule_lab.analysis.pair_figures import image_rows
 from capsule_lab.analysis.plotting import add_heading
 from capsule_lab.analysis.reconstructions import reconstruction_sheet, select_images
 from capsule_lab.analysis.segmentation import segmentation_sheet
@@ -64,6 +65,34 @@ def first_reconstructions(
     if batch.parts is not None:
         return segmentation_sheet(network, first, batch_images, labels)
     return reconstruction_sheet(network, first, batch_images, labels, names=names)
+
+
+class DrawnPairs(Callback):
+    """Draws the first validation pairs: the first image, what the network makes of it, and the second image.
+
+    Args:
+        images: number of pairs.
+    """
+
+    def __init__(self, images: int = 16) -> None:
+        check_number("images", images, 1)
+        self.images = images
+
+    def on_validation_batch_end(
+        self,
+        trainer: L.Trainer,
+        pl_module: L.LightningModule,
+        outputs: Any,
+        batch: Batch,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        if batch_idx or dataloader_idx or trainer.sanity_checking or not trainer.is_global_zero:
+            return
+        assert batch.targets is not None  # of pairs, which this callback is for
+        rows = {"first image": batch.images, "drawn": outputs["output"].images, "second image": batch.targets}
+        figure = image_rows({name: images[: self.images] for name, images in rows.items()})
+        show_figure(trainer, "val/pairs", figure)
 
 
 class ConfusionMatrix(Callback):

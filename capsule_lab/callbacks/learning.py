@@ -177,21 +177,21 @@ def first_images(batch: Batch, images: int) -> Batch:
 
 def network_of(module: L.LightningModule) -> AbstractNetwork:
     """The network that a module trains."""
-    return cast(Any, module).network  # of AbstractCapsuleModule, Lightning's class does not declare it
+    return cast(Any, module).network  # of AbstractModule, Lightning's class does not declare it
 
 
 def loss_on(module: Any, batch: Batch) -> Callable[[AbstractNetwork], Tensor]:
     """The loss with which ``module`` trains, of a network in place of its own, on one batch.
 
     Args:
-        module: an ``AbstractCapsuleModule`` that is being trained.
+        module: an ``AbstractModule`` that is being trained.
         batch: as ``training_step`` gets it.
     """
 
     def loss(network: AbstractNetwork) -> Tensor:
         own, module.network = module.network, network
         try:
-            output = network.forward(batch.images)  # not the compiled call
+            output = network.forward(*module.inputs_of(batch))  # not the compiled call
             terms = module.loss_terms(batch, output, module.schedule_values()) | module.penalty()
         finally:
             module.network = own

@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn
 from rich.table import Column
 
-from capsule_lab.lit import AbstractCapsuleModule
+from capsule_lab.lit import AbstractModule
 
 log = logging.getLogger(__name__)
 
@@ -25,7 +25,7 @@ class _TimeLeft:
     """Remaining time of the whole run, from the speed so far, or what a ``Timer`` leaves."""
 
     def start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        assert isinstance(pl_module, AbstractCapsuleModule)
+        assert isinstance(pl_module, AbstractModule)
         self.began, self.first, self.total = time.monotonic(), trainer.global_step, pl_module.total_steps
 
     def __call__(self, trainer: L.Trainer) -> str:
@@ -76,8 +76,13 @@ class ProgressLines(Callback):
 
 
 def format_metrics(metrics: Mapping[str, Any]) -> str:
-    """Loss and error of training, and the validation error: ``loss 0.25  error 12.50 %, val 13.10 %``."""
+    """Loss and error of training, and the validation error: ``loss 0.25  error 12.50 %, val 13.10 %``.
+
+    Of a network that does not classify, the validation loss.
+    """
     losses = [f"loss {float(metrics['train/loss']):.4g}"] if "train/loss" in metrics else []
+    if losses and "val/loss" in metrics and "val/error" not in metrics:
+        losses[0] += f", val {float(metrics['val/loss']):.4g}"
     splits = {"train/error": "", "val/error": "val "}
     errors = [f"{split}{float(metrics[name]):.2f} %" for name, split in splits.items() if name in metrics]
     return "  ".join([*losses, *([f"error {', '.join(errors)}"] if errors else [])])
@@ -110,8 +115,9 @@ class ProgressBar(ProgressLines):
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         if self._is_due():
-            val = trainer.logged_metrics.get("val/error")
-            error = "" if val is None else f"val error {float(val):.2f} %"
+            val, loss = (trainer.logged_metrics.get(name) for name in ("val/error", "val/loss"))
+            error = "" if loss is None else f"val loss {float(loss):.4g}"
+            error = error if val is None else f"val error {float(val):.2f} %"
             self._draw(
                 f"epoch {self._epoch(trainer)}", batch_idx + 1, trainer.num_training_batches,
                 metrics=f"loss {float(outputs['loss']):.4g}  {error}".strip(), left=f"left {self.left(trainer)}",

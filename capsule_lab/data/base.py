@@ -184,6 +184,10 @@ class AbstractDataModule(L.LightningDataModule):
         augment = name == "train" and self.augment
         return batch._replace(images=self.transform(batch.images, batch.key, augment=augment))
 
+    def unpaired_batch(self, batch: Batch, name: str) -> Batch:
+        """``transform_batch`` without making pairs, of data that makes some: what analyses look at."""
+        return self.transform_batch(batch, name)
+
     def transform(self, images: Tensor, key: Tensor, *, augment: bool) -> Tensor:
         """Stored uint8 images to what the network sees; by default through ``train_transform`` or ``eval_transform``.
 

@@ -69,14 +69,16 @@ class MNISTDataModule(AbstractDataModule):
         ValueError: for a ``shift`` that is negative or not smaller than the images.
     """
 
-    spec = DataSpec(image_shape=(1, SIZE, SIZE), num_classes=10)
-
     def __init__(self, *, shift: int = 2, **options: Any) -> None:
         super().__init__(**options)
         check_shift(shift)
         self.shift = shift
         self.real_source = MNISTFiles(self.directory)
         self.standin_source = StandinDigits()
+
+    @property
+    def spec(self) -> DataSpec:
+        return DataSpec(image_shape=(1, SIZE, SIZE), num_classes=10)
 
     def transform(self, images: Tensor, key: Tensor, *, augment: bool) -> Tensor:
         pixels = to_unit_interval(images)

@@ -136,12 +136,7 @@ def affine(
         around: what is around an image: ``"zeros"``, or ``"border"``, its outermost pixels repeated.
     """
     height, width = images.shape[2:]
-    cos, sin = rotation.cos(), rotation.sin()
-    # of a point (x to the right, y down, about the centre): first (sx x - shear sy y, sy y), then the turn
-    turn = torch.stack([torch.stack([cos, sin], 1), torch.stack([-sin, cos], 1)], 1)  # [b 2 2]
-    zero = torch.zeros_like(shear)
-    stretch = torch.stack([torch.stack([scale_x, -shear * scale_y], 1), torch.stack([zero, scale_y], 1)], 1)
-    forward = turn @ stretch
+    forward = affine_matrix(rotation=rotation, shear=shear, scale_x=scale_x, scale_y=scale_y)
     # from where it shall be to where it is, in pixels; linalg.inv would wait for the device, to look for errors
     backward = torch.linalg.inv_ex(forward).inverse
     moved = -backward @ torch.stack([right, down], 1)[:, :, None]  # [b 2 1]
@@ -149,6 +144,27 @@ def affine(
     theta = torch.cat([backward * half / half[:, None], moved / half[:, None]], 2)
     grid = torch.nn.functional.affine_grid(theta, list(images.shape), align_corners=False)
     return torch.nn.functional.grid_sample(images, grid, mode="bilinear", padding_mode=around, align_corners=False)
+
+
+def affine_matrix(
+    *,
+    rotation: Float[Tensor, " batch"],
+    shear: Float[Tensor, " batch"],
+    scale_x: Float[Tensor, " batch"],
+    scale_y: Float[Tensor, " batch"],
+) -> Float[Tensor, "batch 2 2"]:
+    """What ``affine`` does to a point (x to the right, y down, about the centre), before it moves it.
+
+    Args:
+        rotation, shear, scale_x, scale_y: see ``affine``.
+    """
+    cos, sin = rotation.cos(), rotation.sin()
+    # first (sx x - shear sy y, sy y), then the turn
+    turn = torch.stack([torch.stack([cos, sin], 1), torch.stack([-sin, cos], 1)], 1)  # [b 2 2]
+    stretch = torch.stack(
+        [torch.stack([scale_x, -shear * scale_y], 1), torch.stack([torch.zeros_like(shear), scale_y], 1)], 1
+    )
+    return turn @ stretch
 
 
 def crop(

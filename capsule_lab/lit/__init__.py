@@ -1,7 +1,9 @@
 """LightningModules: one loop, one short wrapper per architecture."""
 
-from capsule_lab.lit.base import AbstractCapsuleModule
+from capsule_lab.lit.base import AbstractModule
 from capsule_lab.lit.capsnet import CapsNetModule
+from capsule_lab.lit.classification import AbstractCapsuleModule
 from capsule_lab.lit.classifier import ClassifierModule
+from capsule_lab.lit.pairs import PairsModule
 
-__all__ = ["AbstractCapsuleModule", "CapsNetModule", "ClassifierModule"]
+__all__ = ["AbstractCapsuleModule", "AbstractModule", "CapsNetModule", "ClassifierModule", "PairsModule"]

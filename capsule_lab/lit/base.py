@@ -1,8 +1,7 @@
-"""The only training loop: every Lightning hook of the project is here."""
+"""The only training loop: every Lightning hook of the project is here; what a batch is measured by, a subclass says."""
 
 from __future__ import annotations
 
-import inspect
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -13,45 +12,33 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from capsule_lab.errors import ConfigError, check_number
-from capsule_lab.functional import combine_crops
+from capsule_lab.errors import check_number
 from capsule_lab.lightning_internals import batch_index, batches_per_epoch, stopped_at_threshold
 from capsule_lab.lit.metrics import SplitMetrics
 from capsule_lab.lit.scheduled_routing import ScheduledRouting
 from capsule_lab.lit.training_length import training_length
 from capsule_lab.lit.training_network import Compile, TrainingNetwork
 from capsule_lab.losses import l2_loss
-from capsule_lab.networks import AbstractCapsuleNetwork, AbstractNetwork
 from capsule_lab.optimizers import Muon, parameter_groups
 from capsule_lab.schedules import Schedule, check_schedules
-from capsule_lab.types import Batch, CapsuleOutput
-
-Loss = Callable[..., Tensor]
+from capsule_lab.types import Batch
 
 
-class AbstractCapsuleModule(L.LightningModule):
-    """Trains a network; a subclass says which terms its loss has, and nothing else.
+class AbstractModule(L.LightningModule):
+    """Trains a network on batches; a subclass says which terms its loss has, and what else is measured.
 
-    Logged, per split of ``train``, ``val`` and ``test``: ``<split>/loss``, ``<split>/<term>`` for every term,
-    ``<split>/error`` in percent; and ``schedule/<name>`` for every schedule. Of images with several labels, ``error``
-    counts those as right that have them all, and ``<split>/label_error`` single labels; ``present_error`` and
-    ``present_f1``, of validation and test, take what scores above 0.9 for present. Where the DataModule's
-    ``test_parts`` names parts of the test set, one loader each, ``test/…`` is of all of them and ``<part>/error`` of
-    each; its ``further_validations`` are reported as ``<name>/error`` beside ``val/…``.
-
-    A batch may hold several crops per image, ``(batch, crop, channel, height, width)``: its loss is then the mean
-    over the crops, and the prediction that of ``combine_crops``.
+    Logged, per split of ``train``, ``val`` and ``test``: ``<split>/loss`` and ``<split>/<term>`` for every term; and
+    ``schedule/<name>`` for every schedule. Where the DataModule's ``test_parts`` names parts of the test set, one
+    loader each, ``test/…`` is of all of them and ``<part>/…`` of each; its ``further_validations`` are reported as
+    ``<name>/…`` beside ``val/…``.
 
     Args:
         network: the network, already built.
-        loss: the classification loss, ``(scores, labels) -> scalar``; of logits, if it ``expects`` them.
         optimizer: called with ``(parameters, lr=1.0)``, or groups of them; the learning rate comes from the schedule.
-        schedule: schedules by name; ``learning_rate`` is required, ``None`` is no schedule. One that is named like an
-            argument of the loss, such as ``margin``, sets this argument in training and in the validations of it,
-            in place of the configured value; all of them go to ``loss_terms``. One that is named ``routing_<option>``
-            does so with an option of all routings, see ``ScheduledRouting``.
-        num_classes: number of classes.
-        labels_per_image: how many every image has.
+        schedule: schedules by name; ``learning_rate`` is required, ``None`` is no schedule. All of them go to
+            ``loss_terms``. One that is named ``routing_<option>`` sets this option of all routings, see
+            ``ScheduledRouting``.
+        metrics: what is measured beside the loss.
         l2: weight of ``l2_loss`` of the network's kernels, a term of the loss named ``l2``; 0 for none.
         decay_all: let the weight decay of the optimizer reach biases, betas and scales, too: see ``parameter_groups``.
         seed: every batch draws its random numbers (dropout) from ``(seed, batch, rank)``, so that a
@@ -62,20 +49,17 @@ class AbstractCapsuleModule(L.LightningModule):
 
     Raises:
         ValueError: if there is no ``learning_rate`` schedule or it goes below 0, if something is no schedule, if
-            ``l2`` or ``seed`` is negative, if the loss is of probabilities and lengths have no bound, if ``compile`` is
-            unknown or makes CUDA graphs beside ``cuda_graphs``; from ``fit``, if the run has no end, or cannot have
-            CUDA graphs.
+            ``l2`` or ``seed`` is negative, if ``compile`` is unknown or makes CUDA graphs beside ``cuda_graphs``; from
+            ``fit``, if the run has no end, or cannot have CUDA graphs.
     """
 
     def __init__(
         self,
-        network: AbstractNetwork,
+        network: nn.Module,
         *,
-        loss: Loss,
         optimizer: Callable[..., Optimizer],
         schedule: Mapping[str, Schedule | None],
-        num_classes: int,
-        labels_per_image: int = 1,
+        metrics: SplitMetrics,
         l2: float = 0.0,
         decay_all: bool = False,
         seed: int = 0,
@@ -85,14 +69,11 @@ class AbstractCapsuleModule(L.LightningModule):
     ) -> None:
         super().__init__()
         check_number("l2", l2, 0)
-        _check_bounded(network, loss)
         check_number("seed", seed, 0)
         self.network = network.to(memory_format=torch.channels_last)  # what convolutions are fastest in
-        self.loss = loss
         self.optimizer = optimizer
         self.schedule = check_schedules(schedule)
         self.scheduled_routing = ScheduledRouting(network, self.schedule)
-        self.scheduled_arguments = self.schedule.keys() & inspect.signature(_function(loss)).parameters
         self.l2 = l2
         self.decay_all = decay_all
         self.seed = seed
@@ -100,7 +81,7 @@ class AbstractCapsuleModule(L.LightningModule):
         self.steps_per_epoch = self.total_steps = 0
         self._schedule_of_run: dict[str, Schedule] = {}
         self.training_network = TrainingNetwork(network, compile=compile, cuda_graphs=cuda_graphs)
-        self.metrics = SplitMetrics(num_classes, labels_per_image)
+        self.metrics = metrics
         if self.scheduled_routing.names and self.training_network.has_graphs:
             raise ValueError(
                 f"CUDA graphs repeat what they have captured, and schedule.{self.scheduled_routing.names[0]} changes "
@@ -110,27 +91,20 @@ class AbstractCapsuleModule(L.LightningModule):
     # --- the loss ----------------------------------------------------------------------------------------------------
 
     @abstractmethod
-    def loss_terms(self, batch: Batch, output: CapsuleOutput, schedule: Mapping[str, float]) -> dict[str, Tensor]:
+    def loss_terms(self, batch: Batch, output: Any, schedule: Mapping[str, float]) -> dict[str, Tensor]:
         """Terms whose sum is the loss, by name, each a scalar with its weight in it."""
 
-    def classification_term(
-        self, batch: Batch, output: CapsuleOutput, schedule: Mapping[str, float]
-    ) -> dict[str, Tensor]:
-        """The classification loss under its own name: ``margin_loss`` gives ``margin``."""
-        scheduled = {name: schedule[name] for name in self.scheduled_arguments if name in schedule}
-        name = _function(self.loss).__name__.removesuffix("_loss")
-        return {name: self.loss(self._scores_for_loss(output), batch.labels, **scheduled)}
+    @abstractmethod
+    def measure(self, split: str, batch: Batch, output: Any) -> None:
+        """Add what the network says of a batch to the metrics of a split."""
 
-    def _scores_for_loss(self, output: CapsuleOutput) -> Tensor:
-        """Scores, or logits for a loss that expects these."""
-        if _expects(_function(self.loss)) != "logits":
-            return output.scores
-        if output.logits is None:
-            raise ConfigError(
-                f"{_function(self.loss).__name__} expects logits; {type(self.network).__name__} gives none with this "
-                "routing: loss=margin, or a routing whose Capsules have logits"
-            )
-        return output.logits
+    @abstractmethod
+    def add_split(self, split: str) -> None:
+        """Add metrics of another split, such as a part of the test set."""
+
+    def inputs_of(self, batch: Batch) -> tuple[Tensor, ...]:
+        """What the network gets of a batch."""
+        return (batch.images,)
 
     def penalty(self) -> dict[str, Tensor]:
         """The term on the network's kernels, named ``l2``, if it has a weight."""
@@ -141,8 +115,8 @@ class AbstractCapsuleModule(L.LightningModule):
 
     # --- steps -------------------------------------------------------------------------------------------------------
 
-    def forward(self, images: Tensor) -> CapsuleOutput:
-        return self.training_network(images) if self.training else self.network(images)
+    def forward(self, *inputs: Tensor) -> Any:
+        return self.training_network(*inputs) if self.training else self.network(*inputs)
 
     def training_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
         terms, _ = self._step(batch, "train")
@@ -150,42 +124,32 @@ class AbstractCapsuleModule(L.LightningModule):
         self.log("loss", terms["loss"].detach(), prog_bar=shown, logger=False)
         return terms
 
-    def validation_step(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> dict[str, CapsuleOutput]:
+    def validation_step(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> dict[str, Any]:
         if dataloader_idx == 0:
             return {"output": self._step(batch, "val")[1]}
-        output = self(batch.images)
-        self.metrics.update_errors(self.further_validations[dataloader_idx - 1], output.ranking, batch.labels)
+        output = self(*self.inputs_of(batch))
+        self.measure(self.further_validations[dataloader_idx - 1], batch, output)
         return {"output": output}
 
-    def test_step(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> dict[str, CapsuleOutput]:
+    def test_step(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> dict[str, Any]:
         output = self._step(batch, "test")[1]
         if self.test_parts:
-            self.metrics.update_errors(self.test_parts[dataloader_idx], output.ranking, batch.labels)
+            self.measure(self.test_parts[dataloader_idx], batch, output)
         return {"output": output}
 
-    def _step(self, batch: Batch, split: str) -> tuple[dict[str, Tensor], CapsuleOutput]:
-        """All terms of the loss, their sum under ``loss`` first, and the predictions; both are measured."""
-        has_crops = batch.images.ndim == 5  # see Batch
-        terms, output = self._terms_of_crops(batch) if has_crops else self._terms(batch)
+    def _step(self, batch: Batch, split: str) -> tuple[dict[str, Tensor], Any]:
+        """All terms of the loss, their sum under ``loss`` first, and what the network says; both are measured."""
+        terms, output = self.terms(batch)
         terms |= self.penalty()
         terms = {"loss": torch.stack(list(terms.values())).sum(), **terms}
-        self.metrics.update_errors(split, output.ranking, batch.classes)
-        if self.metrics.counts_present(split):
-            logits = self.network.scores_are == "logits"
-            self.metrics.update_present(split, output.scores.sigmoid() if logits else output.scores, batch.classes)
+        self.measure(split, batch, output)
         self.metrics.update_means(split, terms, len(batch.labels))
         return terms, output
 
-    def _terms(self, batch: Batch) -> tuple[dict[str, Tensor], CapsuleOutput]:
-        output = self(batch.images)
+    def terms(self, batch: Batch) -> tuple[dict[str, Tensor], Any]:
+        """Terms of the loss of a batch, and what the network says of it."""
+        output = self(*self.inputs_of(batch))
         return self.loss_terms(batch, output, self.schedule_values()), output
-
-    def _terms_of_crops(self, batch: Batch) -> tuple[dict[str, Tensor], CapsuleOutput]:
-        """One crop of all images after the other, which takes no more memory than a single crop."""
-        crops = [self._terms(batch._replace(images=crop)) for crop in batch.images.unbind(1)]
-        terms = {name: torch.stack([terms[name] for terms, _ in crops]).mean() for name in crops[0][0]}
-        scores = torch.stack([output.scores for _, output in crops], 1)  # [b crop k]
-        return terms, CapsuleOutput(combine_crops(scores, logits=self.network.scores_are == "logits"))
 
     # --- sets of data, and what is logged of them --------------------------------------------------------------------
 
@@ -204,15 +168,13 @@ class AbstractCapsuleModule(L.LightningModule):
 
     def on_validation_start(self) -> None:
         self.scheduled_routing.set(self.schedule_values())
-        self._add_errors(self.further_validations)
+        for split in self.further_validations:
+            self.add_split(split)
 
     def on_test_start(self) -> None:
         self.scheduled_routing.set({})  # a fit may have ended with an error
-        self._add_errors(self.test_parts)
-
-    def _add_errors(self, splits: Iterable[str]) -> None:
-        for split in splits:
-            self.metrics.add_error(split, self.device)
+        for split in self.test_parts:
+            self.add_split(split)
 
     def on_train_epoch_end(self) -> None:
         self._log_epoch("train")
@@ -227,7 +189,10 @@ class AbstractCapsuleModule(L.LightningModule):
     def _log_epoch(self, *splits: str) -> None:
         for split in splits:
             for name, metric in self.metrics.of_split(split):
-                self.log(name, metric.compute(), prog_bar=name.endswith("/error"))  # synchronised by torchmetrics
+                found = metric.compute()  # synchronised by torchmetrics
+                several = {f"{split}/{each}": value for each, value in found.items()} if isinstance(found, dict) else {}
+                for quantity, value in (several or {name: found}).items():
+                    self.log(quantity, value, prog_bar=quantity.endswith("/error"))
                 metric.reset()
 
     def test_results(self) -> dict[str, float]:
@@ -315,29 +280,3 @@ class AbstractCapsuleModule(L.LightningModule):
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         self.metrics.load_state(checkpoint.get("metrics", {}), self.device)
-
-
-def _check_bounded(network: AbstractNetwork, loss: Loss) -> None:
-    """Lengths without a bound are no probabilities; what a network of any other kind gives, its class says."""
-    function = _function(loss)
-    log_odds = getattr(loss, "keywords", {}).get("log_odds", False)
-    if not isinstance(network, AbstractCapsuleNetwork) or not (log_odds or _expects(function) == "activations"):
-        return
-    *_, classes = network.capsule_layers().values()
-    routing = getattr(classes, "routing", None)
-    if not getattr(routing, "bounded", True):
-        raise ValueError(
-            f"{function.__name__}{' with log_odds' if log_odds else ''} expects activations in [0, 1], and with "
-            f"routing.squash={getattr(routing, 'squash', 'none')} lengths have no bound; expected "
-            "loss=cross_entropy_logits, or routing.squash=squash"
-        )
-
-
-def _expects(function: Any) -> str | None:
-    """See ``losses.expects``."""
-    return getattr(function, "expects", None)
-
-
-def _function(loss: Loss) -> Any:
-    """The function behind a partial."""
-    return getattr(loss, "func", loss)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from capsule_lab.errors import check_choice
 from capsule_lab.functional import in_unit_range, predictions_by_label
-from capsule_lab.lit.base import AbstractCapsuleModule
+from capsule_lab.lit.classification import AbstractCapsuleModule
 from capsule_lab.networks import AbstractReconstructingNetwork
 from capsule_lab.types import Batch, CapsuleOutput
 

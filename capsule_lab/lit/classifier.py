@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from capsule_lab.lit.base import AbstractCapsuleModule
+from capsule_lab.lit.classification import AbstractCapsuleModule
 from capsule_lab.types import Batch, CapsuleOutput
 
 

@@ -21,15 +21,15 @@ class SplitMetrics(nn.ModuleDict):
     batch.
 
     Args:
-        num_classes: number of classes.
+        num_classes: number of classes; 0 for a network that does not classify, which has no errors.
         labels_per_image: how many every image has.
     """
 
-    def __init__(self, num_classes: int, labels_per_image: int) -> None:
+    def __init__(self, num_classes: int = 0, labels_per_image: int = 1) -> None:
         super().__init__()
         self.num_classes = num_classes
         self.labels_per_image = labels_per_image
-        for split in SPLITS:
+        for split in SPLITS if num_classes else ():
             self.add_error(split)
             if labels_per_image > 1:
                 self[f"{split}/label_error"] = LabelError()

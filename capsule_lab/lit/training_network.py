@@ -17,14 +17,13 @@ from torch import Tensor, nn
 from torch.autograd.graph import register_multi_grad_hook
 
 from capsule_lab.errors import ConfigError, check_choice, one_line
-from capsule_lab.networks import AbstractNetwork
 from capsule_lab.types import CapsuleOutput, Capsules
 
 Mode = Literal["reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
 Compile = bool | Mode
 """Whether ``torch.compile`` compiles the network, and in which of its modes; ``True`` is its default mode."""
 
-CallNetwork = Callable[[Tensor], CapsuleOutput]
+CallNetwork = Callable[..., Any]
 
 _WITH_GRAPHS = ("reduce-overhead", "max-autotune")
 """Modes of ``torch.compile`` that make CUDA graphs of their own."""
@@ -45,7 +44,7 @@ class TrainingNetwork:
         ValueError: for an unknown mode, or CUDA graphs twice.
     """
 
-    def __init__(self, network: AbstractNetwork, *, compile: Compile = False, cuda_graphs: bool = False) -> None:
+    def __init__(self, network: nn.Module, *, compile: Compile = False, cuda_graphs: bool = False) -> None:
         check_choice("compile", compile, (False, True, *get_args(Mode)))
         if cuda_graphs and compile in _WITH_GRAPHS:
             raise ValueError(
@@ -57,14 +56,15 @@ class TrainingNetwork:
         self.cuda_graphs = cuda_graphs
         self._graphs: _Graphs | None = None
 
-    def __call__(self, images: Tensor) -> CapsuleOutput:
-        """The output of the network.
+    def __call__(self, *inputs: Tensor) -> Any:
+        """The output of the network, which with CUDA graphs is one that takes images only.
 
         Raises:
             ConfigError: with CUDA graphs, for what they cannot do.
         """
         if not self.cuda_graphs:
-            return self._call(images)
+            return self._call(*inputs)
+        (images,) = inputs
         if self._graphs is None:
             self._graphs = _Graphs(self.network, self._call, images)
         return self._graphs.replay(images)
@@ -133,7 +133,7 @@ class _Graphs:
         ConfigError: on another device, or if the network waits for the GPU in either pass.
     """
 
-    def __init__(self, network: AbstractNetwork, call: CallNetwork, images: Tensor) -> None:
+    def __init__(self, network: nn.Module, call: CallNetwork, images: Tensor) -> None:
         check_device(images.device)
         kind = images.device.type
         # entered in the forward pass only: under autocast the backward pass would compute routing in half precision
@@ -197,7 +197,7 @@ class _OnTensors(nn.Module):
         present: which of scores, logits, and poses, activations and logits of the capsules the network gives.
     """
 
-    def __init__(self, network: AbstractNetwork, call: CallNetwork, autocast: torch.autocast) -> None:
+    def __init__(self, network: nn.Module, call: CallNetwork, autocast: torch.autocast) -> None:
         super().__init__()
         self.network = network
         self.call = call

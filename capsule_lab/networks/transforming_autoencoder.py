@@ -13,6 +13,7 @@ through poses only, so that these must follow it. There are no classes.
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Literal, NamedTuple, get_args
@@ -29,6 +30,8 @@ Pose = Literal["translation", "matrix"]
 Activation = Literal["sigmoid", "relu"]
 OutputBias = Literal["shared", "per_capsule"]
 
+CHANGES: dict[Pose, tuple[int, ...]] = {"translation": (2,), "matrix": (3, 3)}
+"""The shape of a change, by what poses are."""
 _COMPONENTS: dict[Pose, int] = {"translation": 2, "matrix": 9}
 _SIDE = 3  # of a matrix: the plane in homogeneous coordinates, or space
 
@@ -38,7 +41,8 @@ class TransformedImages(NamedTuple):
 
     Attributes:
         images: what it takes the changed images for, sums of what capsules draw; not bounded.
-        poses: before the change: right and down in pixels, or matrices row by row.
+        poses: before the change: right and down in pixels, or matrices row by row; of an auto-encoder without
+            capsules, its code.
         presences: probability that the entity of each capsule is there, in [0, 1].
     """
 
@@ -47,7 +51,52 @@ class TransformedImages(NamedTuple):
     presences: Float[Tensor, "batch capsule"]
 
 
-class TransformingAutoencoder(nn.Module):
+class AbstractPairNetwork(nn.Module, ABC):
+    """Draws the second image of a pair from the first and the change between them.
+
+    Attributes:
+        image_shape: ``(channel, height, width)``.
+        capsules: how many it has; 0 without.
+        pose: what is changed: ``"translation"`` is told ``(right, down)`` in pixels, ``"matrix"`` a matrix of 3x3.
+    """
+
+    image_shape: tuple[int, int, int]
+    capsules: int
+    pose: Pose
+
+    @abstractmethod
+    def forward(
+        self,
+        images: Float[Tensor, "batch channel height width"],
+        change: Float[Tensor, "batch 2"] | Float[Tensor, "batch 3 3"],
+    ) -> TransformedImages:
+        """What images look like after a change."""
+
+    @abstractmethod
+    def recognise(
+        self, images: Float[Tensor, "batch channel height width"]
+    ) -> tuple[Float[Tensor, "batch capsule component"], Float[Tensor, "batch capsule"]]:
+        """Poses and presences; without capsules, one code that is always there."""
+
+    @property
+    def change_shape(self) -> tuple[int, ...]:
+        """Of the change that it is told, without the batch."""
+        return CHANGES[self.pose]
+
+    def check_change(self, change: Tensor) -> None:
+        """Check that a change is of the kind that this network is told.
+
+        Raises:
+            ValueError: for another one.
+        """
+        if tuple(change.shape[1:]) != self.change_shape:
+            raise ValueError(
+                f"the change is of shape {tuple(change.shape)}; expected {('batch', *self.change_shape)} for a network "
+                f"whose pose is {self.pose!r}".replace("'batch'", "batch")
+            )
+
+
+class TransformingAutoencoder(AbstractPairNetwork):
     """Capsules that are told how the second image differs from the first.
 
     With the defaults, the network for translations: 709,474 parameters at 28x28, 732,210 with an output bias of each
@@ -168,12 +217,7 @@ class TransformingAutoencoder(nn.Module):
         Raises:
             ValueError: for a change of another kind.
         """
-        expected = (2,) if self.pose == "translation" else (_SIDE, _SIDE)
-        if tuple(change.shape[1:]) != expected:
-            raise ValueError(
-                f"the change is of shape {tuple(change.shape)}; expected (batch, {', '.join(map(str, expected))}) for "
-                f"a network whose pose is {self.pose!r}"
-            )
+        self.check_change(change)
         if self.pose == "translation":
             return poses + change.unsqueeze(1)
         return (change.unsqueeze(1) @ poses.unflatten(2, (_SIDE, _SIDE))).flatten(2)
@@ -185,7 +229,7 @@ class TransformingAutoencoder(nn.Module):
         units = self.activation(self.generation(poses.transpose(0, 1)))  # [k b g]
         faded = units * presences.t().unsqueeze(2)
         if self.window is None:  # the sum over capsules is part of the product
-            total = torch.einsum("kbg,kgp->bp", faded, self.drawing.weight)
+            total = faded.transpose(0, 1).flatten(1) @ self.drawing.weight.flatten(0, 1)
             if self.drawing.bias is not None:
                 total = total + presences @ self.drawing.bias.squeeze(1)
             images = total.unflatten(1, self.image_shape)
@@ -195,6 +239,18 @@ class TransformingAutoencoder(nn.Module):
                 drawn = drawn + presences.t().unsqueeze(2) * self.drawing.bias
             images = self._placed(drawn.movedim(0, 2))
         return images if self.bias is None else images + self.bias
+
+    def energies(
+        self, poses: Float[Tensor, "batch capsule component"], presences: Float[Tensor, "batch capsule"]
+    ) -> Float[Tensor, "batch capsule"]:
+        """The sum of the squares of what each capsule draws, by itself."""
+        units = self.activation(self.generation(poses.transpose(0, 1)))  # [k b g]
+        weight: Tensor = self.drawing.weight
+        if self.drawing.bias is not None:
+            units = torch.cat([units, torch.ones_like(units[..., :1])], 2)
+            weight = torch.cat([weight, self.drawing.bias], 1)
+        products = weight @ weight.transpose(1, 2)  # [k g g]
+        return presences.square() * ((units @ products) * units).sum(2).t()
 
     @property
     def padding(self) -> tuple[int, int, int, int]:

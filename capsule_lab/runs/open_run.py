@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -17,7 +17,7 @@ from capsule_lab.runs.trust import check_targets, plain_value
 
 if TYPE_CHECKING:
     from capsule_lab.data.base import AbstractDataModule
-    from capsule_lab.lit import AbstractCapsuleModule
+    from capsule_lab.lit import AbstractModule
     from capsule_lab.networks.base import AbstractNetwork
     from capsule_lab.types import Batch, DataSpec
 
@@ -37,7 +37,7 @@ class Run:
         seconds: of training until then.
     """
 
-    module: AbstractCapsuleModule
+    module: AbstractModule
     config: DictConfig
     provenance: dict[str, Any]
     spec: DataSpec
@@ -49,7 +49,22 @@ class Run:
     @property
     def network(self) -> AbstractNetwork:
         """The plain ``nn.Module`` inside of ``module``."""
-        return self.module.network
+        return cast("AbstractNetwork", self.module.network)  # or one for pairs, of the commands that take it
+
+    def check_classifies(self, command: str) -> None:
+        """Check that the network classifies images, as most commands need.
+
+        Raises:
+            RunError: for one that is trained on pairs.
+        """
+        from capsule_lab.networks import AbstractPairNetwork  # with torch
+
+        if isinstance(self.module.network, AbstractPairNetwork):
+            raise RunError(
+                f"{self.checkpoint} has a {type(self.module.network).__name__}, which draws images and does not "
+                f"classify; {command} expects a network that does: what=poses and what=few_labels of analyse are for "
+                "this one"
+            )
 
     @cached_property
     def data(self) -> AbstractDataModule:

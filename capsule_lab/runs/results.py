@@ -152,6 +152,26 @@ def split_metrics(metrics: Mapping[str, Any], split: str) -> dict[str, float]:
     }
 
 
+def describe_metrics(split: str, metrics: Mapping[str, float]) -> tuple[str, str]:
+    """What a split gave, for the last lines of a command: the error, then those of its parts; or all quantities.
+
+    >>> describe_metrics("test", {"error": 3.62, "loss": 0.1})
+    ('test error 3.62 %', '')
+    >>> describe_metrics("test", {"loss": 40.5, "copying": 79.4})
+    ('test loss 40.5', '  copying 79.4')
+    """
+    if "error" not in metrics:
+        first, *quantities = [f"{name} {value:.4g}" for name, value in sorted(metrics.items(), key=_is_no_loss)]
+        return f"{split} {first}", "".join(f"  {each}" for each in quantities)
+    parts = {name.removesuffix("/error"): value for name, value in metrics.items() if name.endswith("/error")}
+    others = "".join(f"  {part} {value:.2f} %" for part, value in parts.items())
+    return f"{split} error {metrics['error']:.2f} %", others
+
+
+def _is_no_loss(item: tuple[str, float]) -> bool:
+    return item[0] != "loss"
+
+
 def describe_data(provenance: Mapping[str, Any]) -> str:
     """Name of the data, and size of the test set if it was read, for the last lines of a command."""
     tested = f", tested on {provenance['test_images']} images" if "test_images" in provenance else ""

@@ -471,5 +471,5 @@ def test_stratified_share_too_small_for_every_class(size):
 
 
 def test_facts_are_not_options():
-    assert MNISTDataModule.spec.image_shape == (1, 28, 28)
-    assert MNISTDataModule.spec.num_classes == 10
+    assert MNISTDataModule().spec.image_shape == (1, 28, 28)
+    assert MNISTDataModule().spec.num_classes == 10

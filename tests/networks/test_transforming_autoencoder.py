@@ -222,3 +222,20 @@ def test_change_of_another_kind_is_refused() -> None:
     network = TransformingAutoencoder((1, 5, 5), capsules=2)
     with pytest.raises(ValueError, match=r"the change is of shape \(2, 3, 3\); expected \(batch, 2\) for a network"):
         network(torch.rand(2, 1, 5, 5), torch.eye(3).expand(2, 3, 3))
+
+
+@pytest.mark.parametrize("output_bias", ["shared", "per_capsule"])
+@pytest.mark.parametrize("window", [None, 5])
+def test_energies_are_those_of_what_each_capsule_draws_alone(output_bias: str, window: int | None) -> None:
+    torch.manual_seed(0)
+    network = TransformingAutoencoder(
+        (1, 8, 8),
+        capsules=None if window else 3,
+        window=window,
+        patch=6,
+        output_bias=output_bias,  # type: ignore[arg-type]
+    )
+    poses, presences = network.recognise(torch.rand(2, 1, 8, 8))
+    units = network.activation(network.generation(poses.transpose(0, 1)))
+    drawn = network.drawing(units) * presences.t().unsqueeze(2)  # [k b pixel]
+    torch.testing.assert_close(network.energies(poses, presences), drawn.square().sum(2).t(), atol=1e-4, rtol=1e-4)

@@ -11,6 +11,8 @@ transforms   what do turning, moving, scaling and shearing do to a pose? (Sabour
 sign         can the network tell an image from its negative? (Peer 2021)
 crowding     what does a capsule do with two of its kind, and does attending again find the second?
 scramble     does it matter where the parts of an image are?
+poses        do poses of a transforming auto-encoder move with the image? (Hinton 2011)
+few_labels   how well do some 25 labels name clusters of what it sees? (Tieleman 2014)
 ===========  =================================================================================
 
 A question is a function of a ``Subject``, and gives an ``Answer``.
@@ -20,6 +22,8 @@ from capsule_lab.analysis.questions.coding import coding
 from capsule_lab.analysis.questions.couplings import couplings
 from capsule_lab.analysis.questions.crowding import crowding
 from capsule_lab.analysis.questions.decoder import decoder
+from capsule_lab.analysis.questions.few_labels import few_labels
+from capsule_lab.analysis.questions.poses import poses
 from capsule_lab.analysis.questions.probe import probe
 from capsule_lab.analysis.questions.scramble import scramble
 from capsule_lab.analysis.questions.sign import sign
@@ -27,4 +31,17 @@ from capsule_lab.analysis.questions.transforms import transforms
 from capsule_lab.analysis.questions.tree import tree
 from capsule_lab.analysis.questions.votes import votes
 
-__all__ = ["coding", "couplings", "crowding", "decoder", "probe", "scramble", "sign", "transforms", "tree", "votes"]
+__all__ = [
+    "coding",
+    "couplings",
+    "crowding",
+    "decoder",
+    "few_labels",
+    "poses",
+    "probe",
+    "scramble",
+    "sign",
+    "transforms",
+    "tree",
+    "votes",
+]

@@ -1,0 +1,178 @@
+"""Pairs of images and the known change between them (Hinton, Krizhevsky and Wang 2011), made of any data set."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any, Literal, NamedTuple, cast
+
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor
+
+from capsule_lab.data.base import AbstractDataModule
+from capsule_lab.data.loader import Images, InMemory
+from capsule_lab.data.mnist import MNISTDataModule, check_shift
+from capsule_lab.data.transforms import affine, affine_matrix, random_integers, random_uniform, shift
+from capsule_lab.errors import check_choice, check_number
+from capsule_lab.types import Batch, DataSpec
+
+Change = Literal["shift", "affine"]
+Moved = Literal["both", "target"]
+
+CHANGES: dict[Change, tuple[int, ...]] = {"shift": (2,), "affine": (3, 3)}
+"""The shape of what the network is told, by the kind of change."""
+
+_DRAWS = 5  # numbers of random draws of one image of an affine pair; the second's begin after them
+
+
+class Pair(NamedTuple):
+    """Two versions of each image.
+
+    Attributes:
+        first, second: what the network sees, and what it is to draw.
+        change: ``(right, down)`` in pixels, or a matrix, by which the second differs from the first.
+    """
+
+    first: Float[Tensor, "batch channel height width"]
+    second: Float[Tensor, "batch channel height width"]
+    change: Float[Tensor, "batch 2"] | Float[Tensor, "batch 3 3"]
+
+
+class Pairs(AbstractDataModule):
+    """Makes pairs of the images of another DataModule, on the batch's device, each by its key; none is ever stored.
+
+    It comes before that DataModule: ``class MNISTPairsDataModule(Pairs, MNISTDataModule)``. Both images of a pair are
+    versions of one stored image, which the DataModule transforms as in validation. An epoch of training has other
+    pairs in every epoch; those of validation and testing are the same in all. The first image goes into
+    ``Batch.images``, the second into ``Batch.targets``, their difference into ``Batch.change``; labels stay, so that
+    networks that classify can be trained on the first images.
+
+    Args:
+        change: ``"shift"``, by whole pixels, zeros moving in; or ``"affine"``: turned, scaled and sheared about the
+            centre, then moved. What the network is told of the latter is a matrix in homogeneous coordinates, whose
+            unit is half of the image.
+        shift: largest move of each image in each direction, in pixels; of affine pairs any number up to it.
+        moved: ``"both"`` images, or only the ``"target"``. If the first image is where it always is, capsules need no
+            poses to know where it is.
+        rotation: of affine pairs, largest turn of each image, in degrees.
+        scale: largest factor of its size; the smallest is one over it.
+        shear: largest pixels by which a point moves to the right for each that it is above the centre.
+        augment: other pairs in every epoch of training; without, the same.
+        **options: of the DataModule.
+
+    Raises:
+        ValueError: for an unknown ``change`` or ``moved``, or a number out of range.
+    """
+
+    def __init__(
+        self,
+        *,
+        change: Change = "shift",
+        shift: int = 2,  # Hinton 2011, from memory
+        moved: Moved = "both",
+        rotation: float = 20.0,  # ours
+        scale: float = 1.25,  # ours
+        shear: float = 0.2,  # ours
+        **options: Any,
+    ) -> None:
+        super().__init__(**options)
+        check_choice("data.change", change, tuple(CHANGES))
+        check_choice("data.moved", moved, ("both", "target"))
+        check_number("data.rotation", rotation, 0)
+        check_number("data.scale", scale, 1)
+        check_number("data.shear", shear, 0)
+        self.change: Change = change
+        check_shift(shift, min(self.spec.image_shape[1:]))
+        self.moved: Moved = moved
+        self.largest_shift = shift
+        self.rotation, self.scale, self.shear = math.radians(rotation), math.log(scale), shear
+
+    @property
+    def spec(self) -> DataSpec:
+        images: DataSpec = cast(Any, super()).spec  # of the DataModule that comes after this one
+        return replace(images, change=CHANGES[self.change])
+
+    def describe(self) -> dict[str, Any]:
+        facts = super().describe()
+        return facts | {"name": f"pairs of {facts['name']}"}
+
+    def dataset(self, name: str) -> InMemory:
+        return SameEveryEpoch(self.sets[name], self.seed) if self._is_fixed(name) else super().dataset(name)
+
+    def _is_fixed(self, name: str) -> bool:
+        return name != "train" or not self.augment
+
+    def unpaired_batch(self, batch: Batch, name: str) -> Batch:
+        return super().transform_batch(batch, "val")  # which is not augmented
+
+    def transform_batch(self, batch: Batch, name: str) -> Batch:
+        seen = self.unpaired_batch(batch, name)
+        pair = self.pair(seen.images, batch.key)
+        return seen._replace(images=pair.first, targets=pair.second, change=pair.change)
+
+    def pair(self, images: Float[Tensor, "batch channel height width"], key: Int64[Tensor, " batch"]) -> Pair:
+        """Two versions of each image, by its key."""
+        if self.change == "shift":
+            return shifted_pair(images, key, self.largest_shift, moved=self.moved)
+        return self._affine_pair(images, key)
+
+    def _affine_pair(self, images: Tensor, key: Tensor) -> Pair:
+        unit = max(images.shape[2:]) / 2
+        first, matrix = images, torch.eye(3, device=images.device).expand(len(images), 3, 3)
+        if self.moved == "both":
+            first, matrix = self._affine(images, key, 0, unit)
+        second, other = self._affine(images, key, _DRAWS, unit)
+        return Pair(first, second, other @ torch.linalg.inv_ex(matrix).inverse)
+
+    def _affine(self, images: Tensor, key: Tensor, stream: int, unit: float) -> tuple[Tensor, Tensor]:
+        """Images and the matrices that moved them, homogeneous, with half of the image as the unit."""
+        shift = float(self.largest_shift)
+        largest = (self.rotation, self.scale, self.shear, shift, shift)
+        draws = (random_uniform(key, number, -most, most) for number, most in enumerate(largest, stream))
+        rotation, log_scale, shear, right, down = draws
+        scale = log_scale.exp()
+        matrix = torch.zeros(len(images), 3, 3, device=images.device)
+        matrix[:, :2, :2] = affine_matrix(rotation=rotation, shear=shear, scale_x=scale, scale_y=scale)
+        matrix[:, :2, 2] = torch.stack([right, down], 1) / unit
+        matrix[:, 2, 2] = 1
+        moved = affine(images, rotation=rotation, shear=shear, scale_x=scale, scale_y=scale, right=right, down=down)
+        return moved, matrix
+
+
+class MNISTPairsDataModule(Pairs, MNISTDataModule):
+    """Pairs of MNIST digits: see ``Pairs`` and ``MNISTDataModule``."""
+
+
+def shifted_pair(
+    images: Float[Tensor, "batch channel height width"],
+    key: Int64[Tensor, " batch"],
+    largest: int,
+    *,
+    moved: Moved = "both",
+) -> Pair:
+    """Images moved by whole pixels, zeros moving in: what leaves the image does not come back on the other side.
+
+    Args:
+        images: as the network sees them.
+        key: of each.
+        largest: in each direction.
+        moved: see ``Pairs``.
+    """
+    down, right, down_again, right_again = (random_integers(key, stream, -largest, largest) for stream in range(4))
+    if moved == "target":
+        down, right = torch.zeros_like(down), torch.zeros_like(right)
+    change = torch.stack([right_again - right, down_again - down], 1).to(images.dtype)
+    return Pair(shift(images, down, right, largest), shift(images, down_again, right_again, largest), change)
+
+
+class SameEveryEpoch(InMemory):
+    """A set whose keys, and with them everything random, are those of the first epoch in all."""
+
+    def __getitem__(self, batch: tuple[Tensor, int]) -> Batch:
+        return super().__getitem__((batch[0], 0))
+
+
+def limited(images: Images, most: int | None) -> int:
+    """How many pairs an epoch has that begin with each image once, at most ``most``."""
+    return len(images.labels) if most is None else min(len(images.labels), most)

@@ -1,0 +1,179 @@
+"""Stereo pairs of toys from two neighbouring viewpoints (Hinton, Krizhevsky and Wang 2011, section on 3-D)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor
+
+from capsule_lab.data.base import check_eval_images
+from capsule_lab.data.formats import smallnorb as files
+from capsule_lab.data.loader import Images, InMemory
+from capsule_lab.data.pairs import limited
+from capsule_lab.data.smallnorb import SmallNORBDataModule
+from capsule_lab.data.transforms import random_bits, sample_key
+from capsule_lab.types import Batch, DataSpec
+
+_AZIMUTHS, _ELEVATIONS = 18, 9  # LeCun 2004: of each toy and lighting
+_DEGREES = 10  # of an azimuth's unit; the file counts them in twos
+_LOWEST, _STEP = 30, 5  # LeCun 2004: degrees of elevation 0, and to the next
+
+
+class SmallNORBPairsDataModule(SmallNORBDataModule):
+    """Two views of a toy with the same lighting: neighbours in azimuth, in elevation, in both, or one view twice.
+
+    The second view goes into ``Batch.targets``, the rotation of the camera between them into ``Batch.change``. Toys
+    are whole, 48x48 pixels, standardised; those of the test set are others. An epoch has one pair for each image.
+
+    Args:
+        categories: names of the toys: the paper has cars.
+        crop: side of what is seen, in pixels of 48.
+        augment: other pairs in every epoch of training; without, the same.
+        eval_images: validate and test on so many pairs each at most; their second views are any.
+        **options: see ``SmallNORBDataModule``; without ``train_images``, which would leave few neighbours.
+
+    Raises:
+        ValueError: for an unknown category, none, or ``train_images``.
+    """
+
+    def __init__(
+        self,
+        *,
+        categories: Sequence[str] = ("car",),  # Hinton 2011, from memory
+        crop: int = files.SIZE,
+        eval_images: int | None = None,
+        train_images: int | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(crop=crop, **options)  # without eval_images, which here limits pairs
+        check_eval_images(eval_images)
+        unknown = [name for name in categories if name not in files.CLASSES]
+        if unknown or not categories:
+            raise ValueError(f"data.categories is {[*categories]}; expected some of {', '.join(files.CLASSES)}")
+        if train_images is not None:
+            raise ValueError(
+                f"data.train_images is {train_images}, which would leave images without a neighbouring view; expected "
+                "null, or fewer data.categories"
+            )
+        self.categories = tuple(categories)
+        self.eval_pairs = eval_images
+
+    @property
+    def spec(self) -> DataSpec:
+        return replace(super().spec, change=(3, 3))
+
+    def describe(self) -> dict[str, Any]:
+        facts = super().describe()
+        return facts | {"name": f"pairs of views of {', '.join(self.categories)} of {facts['name']}"}
+
+    def load(self, *, train: bool) -> Images:
+        images = super().load(train=train)
+        wanted = torch.tensor([files.CLASSES.index(name) for name in self.categories])
+        return images.subset(torch.isin(images.labels, wanted).nonzero()[:, 0])
+
+    def dataset(self, name: str) -> InMemory:
+        images, training = self.sets[name], name == "train"
+        size = limited(images, None if training else self.eval_pairs)
+        return ViewPairs(images, self.seed, size=size, fixed=not (training and self.augment))
+
+    def unpaired_batch(self, batch: Batch, name: str) -> Batch:
+        first, _ = batch.images.chunk(2, dim=1)
+        return super().transform_batch(batch._replace(images=first), "val")
+
+    def transform_batch(self, batch: Batch, name: str) -> Batch:
+        first, second = (
+            super(SmallNORBPairsDataModule, self).transform_batch(batch._replace(images=images), "val").images
+            for images in batch.images.chunk(2, dim=1)
+        )
+        return batch._replace(images=first, targets=second)
+
+
+class ViewPairs(InMemory):
+    """Every image with one of its toy and lighting from a neighbouring viewpoint, drawn by the key of the pair.
+
+    ``Batch.images`` has the channels of both. Azimuths go round; the lowest and the highest elevation have no
+    neighbour below and above.
+
+    Args:
+        images: with smallNORB's factors.
+        seed: of the draws.
+        size: number of pairs in an epoch.
+        fixed: the same pairs in every epoch.
+    """
+
+    def __init__(self, images: Images, seed: int, *, size: int, fixed: bool) -> None:
+        super().__init__(images, seed)
+        self.size = size
+        self.fixed = fixed
+        self.neighbours, self.counts = neighbouring_views(images)
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, batch: tuple[Tensor, int]) -> Batch:
+        index, epoch = batch
+        key = sample_key(self.seed, 0 if self.fixed else epoch, index)
+        partner = self.neighbours[index, random_bits(key, 0) % self.counts[index]]
+        both = torch.cat([self.data.images[index], self.data.images[partner]], 1)
+        assert self.data.factors is not None
+        factors, others = self.data.factors[index], self.data.factors[partner]
+        change = camera_rotation(*_degrees(factors), *_degrees(others))
+        return Batch(both, self.data.labels[index], key, factors, change=change.to(both.device))
+
+
+def neighbouring_views(images: Images) -> tuple[Int64[Tensor, "image nine"], Int64[Tensor, " image"]]:
+    """Of each image, the numbers of those one step away or none, in azimuth and elevation, and how many there are.
+
+    The first ``counts`` columns of a row are neighbours, itself among them; the others are -1.
+    """
+    assert images.factors is not None
+    column = {name: images.factors[:, number].long() for number, name in enumerate(files.FACTORS)}
+    toy = images.labels * (int(column["instance"].max()) + 1) + column["instance"]
+    scene = toy * (int(column["lighting"].max()) + 1) + column["lighting"]
+    azimuth, elevation = column["azimuth"] // 2, column["elevation"]
+
+    def place(azimuth: Tensor, elevation: Tensor) -> Tensor:
+        return (scene * (_ELEVATIONS + 2) + elevation + 1) * _AZIMUTHS + azimuth % _AZIMUTHS
+
+    table = torch.full((int(place(azimuth, elevation).max()) + 2 * _AZIMUTHS * _ELEVATIONS,), -1)
+    table[place(azimuth, elevation)] = torch.arange(len(scene))
+    steps = (-1, 0, 1)
+    found = torch.stack([table[place(azimuth + a, elevation + e)] for a in steps for e in steps], 1)
+    order = (found < 0).long().argsort(dim=1, stable=True)
+    return found.gather(1, order), (found >= 0).sum(1)
+
+
+def _degrees(factors: Tensor) -> tuple[Tensor, Tensor]:
+    azimuth, elevation = (factors[:, files.FACTORS.index(name)] for name in ("azimuth", "elevation"))
+    return _DEGREES * azimuth, _LOWEST + _STEP * elevation
+
+
+def camera_rotation(
+    azimuth: Int64[Tensor, " batch"],
+    elevation: Int64[Tensor, " batch"],
+    other_azimuth: Int64[Tensor, " batch"],
+    other_elevation: Int64[Tensor, " batch"],
+) -> Float[Tensor, "batch 3 3"]:
+    """The rotation from the frame of the first camera to that of the second, both of which look at the toy's centre.
+
+    Rows and columns are to the right, up and towards the camera.
+
+    Args:
+        azimuth, elevation: of the first camera, in degrees.
+        other_azimuth, other_elevation: of the second.
+    """
+    return _frame(other_azimuth, other_elevation) @ _frame(azimuth, elevation).transpose(1, 2)
+
+
+def _frame(azimuth: Tensor, elevation: Tensor) -> Float[Tensor, "batch 3 3"]:
+    """Rows are where the camera's right, up and backwards are in the toy's coordinates."""
+    p, t = azimuth.double().deg2rad(), elevation.double().deg2rad()
+    zero = torch.zeros_like(p)
+    right = torch.stack([-p.sin(), p.cos(), zero], 1)
+    up = torch.stack([-p.cos() * t.sin(), -p.sin() * t.sin(), t.cos()], 1)
+    backwards = torch.stack([p.cos() * t.cos(), p.sin() * t.cos(), t.sin()], 1)
+    return torch.stack([right, up, backwards], 1).float()

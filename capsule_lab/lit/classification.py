@@ -1,0 +1,124 @@
+"""The training loop of networks that classify: what their loss is of, and their errors."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from capsule_lab.errors import ConfigError
+from capsule_lab.functional import combine_crops
+from capsule_lab.lit.base import AbstractModule
+from capsule_lab.lit.metrics import SplitMetrics
+from capsule_lab.networks import AbstractCapsuleNetwork, AbstractNetwork
+from capsule_lab.types import Batch, CapsuleOutput
+
+Loss = Callable[..., Tensor]
+
+
+class AbstractCapsuleModule(AbstractModule):
+    """Trains a network that classifies; a subclass says which terms its loss has, and nothing else.
+
+    Logged beside what ``AbstractModule`` does: ``<split>/error`` in percent. Of images with several labels, ``error``
+    counts those as right that have them all, and ``<split>/label_error`` single labels; ``present_error`` and
+    ``present_f1``, of validation and test, take what scores above 0.9 for present.
+
+    A batch may hold several crops per image, ``(batch, crop, channel, height, width)``: its loss is then the mean
+    over the crops, and the prediction that of ``combine_crops``.
+
+    Args:
+        network: the network, already built.
+        loss: the classification loss, ``(scores, labels) -> scalar``; of logits, if it ``expects`` them. A schedule
+            that is named like one of its arguments, such as ``margin``, sets this argument in training and in the
+            validations of it, in place of the configured value.
+        num_classes: number of classes.
+        labels_per_image: how many every image has.
+        **options: see ``AbstractModule``.
+
+    Raises:
+        ValueError: see ``AbstractModule``; or if the loss is of probabilities and lengths have no bound.
+    """
+
+    network: AbstractNetwork
+
+    def __init__(
+        self,
+        network: AbstractNetwork,
+        *,
+        loss: Loss,
+        num_classes: int,
+        labels_per_image: int = 1,
+        **options: Any,
+    ) -> None:
+        super().__init__(network, metrics=SplitMetrics(num_classes, labels_per_image), **options)
+        _check_bounded(network, loss)
+        self.loss = loss
+        self.scheduled_arguments = self.schedule.keys() & inspect.signature(_function(loss)).parameters
+
+    def classification_term(
+        self, batch: Batch, output: CapsuleOutput, schedule: Mapping[str, float]
+    ) -> dict[str, Tensor]:
+        """The classification loss under its own name: ``margin_loss`` gives ``margin``."""
+        scheduled = {name: schedule[name] for name in self.scheduled_arguments if name in schedule}
+        name = _function(self.loss).__name__.removesuffix("_loss")
+        return {name: self.loss(self._scores_for_loss(output), batch.labels, **scheduled)}
+
+    def _scores_for_loss(self, output: CapsuleOutput) -> Tensor:
+        """Scores, or logits for a loss that expects these."""
+        if _expects(_function(self.loss)) != "logits":
+            return output.scores
+        if output.logits is None:
+            raise ConfigError(
+                f"{_function(self.loss).__name__} expects logits; {type(self.network).__name__} gives none with this "
+                "routing: loss=margin, or a routing whose Capsules have logits"
+            )
+        return output.logits
+
+    def measure(self, split: str, batch: Batch, output: CapsuleOutput) -> None:
+        self.metrics.update_errors(split, output.ranking, batch.classes)
+        if self.metrics.counts_present(split):
+            logits = self.network.scores_are == "logits"
+            self.metrics.update_present(split, output.scores.sigmoid() if logits else output.scores, batch.classes)
+
+    def add_split(self, split: str) -> None:
+        self.metrics.add_error(split, self.device)
+
+    def terms(self, batch: Batch) -> tuple[dict[str, Tensor], CapsuleOutput]:
+        has_crops = batch.images.ndim == 5  # see Batch
+        return self._terms_of_crops(batch) if has_crops else super().terms(batch)
+
+    def _terms_of_crops(self, batch: Batch) -> tuple[dict[str, Tensor], CapsuleOutput]:
+        """One crop of all images after the other, which takes no more memory than a single crop."""
+        crops = [AbstractModule.terms(self, batch._replace(images=crop)) for crop in batch.images.unbind(1)]
+        terms = {name: torch.stack([terms[name] for terms, _ in crops]).mean() for name in crops[0][0]}
+        scores = torch.stack([output.scores for _, output in crops], 1)  # [b crop k]
+        return terms, CapsuleOutput(combine_crops(scores, logits=self.network.scores_are == "logits"))
+
+
+def _check_bounded(network: AbstractNetwork, loss: Loss) -> None:
+    """Lengths without a bound are no probabilities; what a network of any other kind gives, its class says."""
+    function = _function(loss)
+    log_odds = getattr(loss, "keywords", {}).get("log_odds", False)
+    if not isinstance(network, AbstractCapsuleNetwork) or not (log_odds or _expects(function) == "activations"):
+        return
+    *_, classes = network.capsule_layers().values()
+    routing = getattr(classes, "routing", None)
+    if not getattr(routing, "bounded", True):
+        raise ValueError(
+            f"{function.__name__}{' with log_odds' if log_odds else ''} expects activations in [0, 1], and with "
+            f"routing.squash={getattr(routing, 'squash', 'none')} lengths have no bound; expected "
+            "loss=cross_entropy_logits, or routing.squash=squash"
+        )
+
+
+def _expects(function: Any) -> str | None:
+    """See ``losses.expects``."""
+    return getattr(function, "expects", None)
+
+
+def _function(loss: Loss) -> Any:
+    """The function behind a partial."""
+    return getattr(loss, "func", loss)

@@ -1,0 +1,69 @@
+"""Training on pairs of images and the known change between them: no classes, no errors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from capsule_lab import pair_metrics
+from capsule_lab.lit.base import AbstractModule
+from capsule_lab.lit.metrics import SplitMetrics
+from capsule_lab.networks.transforming_autoencoder import AbstractPairNetwork, TransformedImages
+from capsule_lab.types import Batch
+
+
+class PairsModule(AbstractModule):
+    """Squared error of the second image of each pair (Hinton, Krizhevsky and Wang 2011).
+
+    Logged beside ``<split>/loss``, of validation and test: what ``pair_metrics`` has for the network.
+
+    Args:
+        network: a ``TransformingAutoencoder``, or what it is compared with.
+        reconstruction: ``(made, targets) -> scalar``.
+        **options: see ``AbstractModule``.
+
+    Raises:
+        ValueError: see ``AbstractModule``.
+    """
+
+    network: AbstractPairNetwork
+
+    def __init__(self, network: AbstractPairNetwork, *, reconstruction: Callable[..., Tensor], **options: Any) -> None:
+        super().__init__(network, metrics=SplitMetrics(), **options)
+        self.reconstruction = reconstruction
+        for split in ("val", "test"):
+            self.add_split(split)
+
+    @property
+    def quantities(self) -> list[str]:
+        """Names of what is measured in validation and test, beside the loss."""
+        kinds = pair_metrics.pair_metrics(self.network).values()
+        return [name for metric in kinds for name in pair_metrics.QUANTITIES[type(metric).__name__]]
+
+    def inputs_of(self, batch: Batch) -> tuple[Tensor, ...]:
+        assert batch.change is not None  # build.check_together
+        return batch.images, batch.change
+
+    def loss_terms(self, batch: Batch, output: TransformedImages, schedule: Mapping[str, float]) -> dict[str, Tensor]:
+        return {"reconstruction": self.reconstruction(output.images, batch.targets)}
+
+    def measure(self, split: str, batch: Batch, output: TransformedImages) -> None:
+        if split == "train":  # whose pairs have poses of one image only
+            return
+        assert batch.targets is not None
+        assert batch.change is not None
+        metrics = {name.partition("/")[2]: metric for name, metric in self.metrics.of_split(split)}
+        with torch.no_grad():
+            pair_metrics.update_pair_metrics(metrics, self.network, batch.images, batch.change, batch.targets)
+
+    def add_split(self, split: str) -> None:
+        for name, metric in pair_metrics.pair_metrics(self.network).items():
+            self.metrics[f"{split}/{name}"] = metric.to(self.device)
+
+
+def is_told_a_change(network: nn.Module) -> bool:
+    """Whether a network is trained on pairs."""
+    return isinstance(network, AbstractPairNetwork)

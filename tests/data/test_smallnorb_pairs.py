@@ -1,0 +1,179 @@
+"""Neighbouring views of a toy: which these are, and the camera's rotation between them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from capsule_lab.data import SmallNORBPairsDataModule
+from capsule_lab.data.loader import Images
+from capsule_lab.data.smallnorb_pairs import ViewPairs, camera_rotation, neighbouring_views
+from capsule_lab.data.standins.toynorb.camera import view
+from capsule_lab.data.standins.toynorb.toys import make_toy
+
+CAR = 4
+
+
+def toys(elevations: int = 9, azimuths: int = 18, instances: int = 2, lightings: int = 2) -> Images:
+    """Images of 2x1x1 pixels with smallNORB's factors, shuffled."""
+    grids = torch.meshgrid(
+        torch.arange(instances), torch.arange(elevations), 2 * torch.arange(azimuths), torch.arange(lightings),
+        indexing="ij",
+    )  # fmt: skip
+    factors = torch.stack([each.flatten() for each in grids], 1)
+    factors = factors[torch.randperm(len(factors), generator=torch.Generator().manual_seed(0))]
+    return Images(torch.zeros(len(factors), 2, 1, 1, dtype=torch.uint8), torch.full((len(factors),), CAR), factors)
+
+
+def angles(*degrees: int) -> list[Tensor]:
+    return [torch.tensor([each]) for each in degrees]
+
+
+# --- the camera ------------------------------------------------------------------------------------------------------
+
+GOLDEN = [  # computed once by an independent program, from the camera's azimuth and elevation in degrees
+    [0.93969262, 0.17101007, -0.29619813],
+    [-0.19617469, 0.97889925, -0.05719915],
+    [0.28016650, 0.11185620, 0.95341225],
+]
+
+
+def test_golden_rotation() -> None:
+    found = camera_rotation(*angles(0, 30, 20, 35))[0]
+    torch.testing.assert_close(found, torch.tensor(GOLDEN), atol=1e-7, rtol=0)
+    angle = torch.rad2deg(torch.arccos((found.double().trace() - 1) / 2))
+    assert float(angle) == pytest.approx(20.609, abs=1e-3)
+
+
+def test_elevation_alone() -> None:
+    expected = torch.tensor([[1, 0, 0], [0, 0.9961947, -0.08715574], [0, 0.08715574, 0.9961947]])
+    torch.testing.assert_close(camera_rotation(*angles(70, 30, 70, 35))[0], expected, atol=1e-7, rtol=0)
+
+
+def test_rotations_compose_from_the_left_and_depend_on_the_difference_of_azimuths() -> None:
+    first, second = camera_rotation(*angles(0, 30, 20, 35))[0], camera_rotation(*angles(20, 35, 60, 40))[0]
+    both = camera_rotation(*angles(0, 30, 60, 40))[0]
+    torch.testing.assert_close(second @ first, both, atol=1e-6, rtol=0)
+    assert not torch.allclose(first @ second, both, atol=1e-3)
+    torch.testing.assert_close(camera_rotation(*angles(140, 30, 160, 35))[0], first, atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("azimuth", [0, 20, 140])
+@pytest.mark.parametrize("elevation", [30, 35, 70])
+def test_the_frame_is_that_of_the_camera_that_renders(azimuth: int, elevation: int) -> None:
+    toy = make_toy(CAR, 0)
+    seen = view(toy, elevation, azimuth, 0)
+    rows = np.array([each / np.linalg.norm(each) for each in map(np.array, (seen.right, seen.up, seen.forward))])
+    rows[2] *= -1
+    start = view(toy, 30, 0, 0)
+    first = np.array([each / np.linalg.norm(each) for each in map(np.array, (start.right, start.up, start.forward))])
+    first[2] *= -1
+    found = camera_rotation(*angles(0, 30, azimuth, elevation))[0].double().numpy()
+    np.testing.assert_allclose(found, rows @ first.T, atol=1e-5)
+
+
+# --- which views -----------------------------------------------------------------------------------------------------
+
+
+def test_neighbours_are_those_that_a_loop_finds() -> None:
+    images = toys(elevations=3, azimuths=18)
+    neighbours, counts = neighbouring_views(images)
+    assert images.factors is not None
+    rows = images.factors.tolist()
+    for number, (instance, elevation, azimuth, lighting) in enumerate(rows[:40]):
+        expected = {
+            other
+            for other, (i, e, a, light) in enumerate(rows)
+            if (i, light) == (instance, lighting) and abs(e - elevation) <= 1 and (a - azimuth) % 36 in (0, 2, 34)
+        }
+        assert {*neighbours[number, : counts[number]].tolist()} == expected
+        assert (neighbours[number, counts[number] :] == -1).all()
+
+
+def test_azimuths_go_round_and_elevations_do_not() -> None:
+    images = toys()
+    assert images.factors is not None
+    _, counts = neighbouring_views(images)
+    ends = (images.factors[:, 1] == 0) | (images.factors[:, 1] == 8)
+    assert {*counts[ends].tolist()} == {6}
+    assert {*counts[~ends].tolist()} == {9}
+
+
+def test_a_pair_is_of_one_toy_and_lighting_with_the_rotation_between_its_views() -> None:
+    images = toys()
+    assert images.factors is not None
+    numbers = torch.arange(len(images.labels))
+    pixels = torch.stack([numbers // 256, numbers % 256], 1).to(torch.uint8).view(-1, 2, 1, 1)
+    pairs = ViewPairs(images._replace(images=pixels), 0, size=len(numbers), fixed=True)
+    batch = pairs[numbers, 0]
+    partner = 256 * batch.images[:, 2, 0, 0].long() + batch.images[:, 3, 0, 0].long()
+    assert (batch.images[:, :2] == pixels).all()
+    first, second = images.factors, images.factors[partner]
+    assert first[:, [0, 3]].equal(second[:, [0, 3]])
+    expected = camera_rotation(10 * first[:, 2], 30 + 5 * first[:, 1], 10 * second[:, 2], 30 + 5 * second[:, 1])
+    assert batch.change is not None
+    torch.testing.assert_close(batch.change, expected)
+    steps = torch.stack([(second[:, 2] - first[:, 2]) % 36, second[:, 1] - first[:, 1]], 1)
+    assert len(torch.unique(steps, dim=0)) == 9
+    again = pairs[numbers, 1]
+    assert again.images.equal(batch.images)
+
+
+def test_other_pairs_in_every_epoch() -> None:
+    images, numbers = toys(), torch.arange(100)
+    assert images.factors is not None
+    pairs = ViewPairs(images, 0, size=100, fixed=False)
+    first, second = (pairs[numbers, epoch].change for epoch in (0, 1))
+    assert first is not None
+    assert second is not None
+    assert not first.equal(second)
+
+
+# --- the DataModule --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def module(toynorb: Path) -> SmallNORBPairsDataModule:
+    return SmallNORBPairsDataModule(directory=str(toynorb), source="standin", eval_images=7)
+
+
+def test_only_cars_on_whole_images_with_other_toys_in_the_test_set(module: SmallNORBPairsDataModule) -> None:
+    module.setup("fit")
+    module.setup("test")
+    assert module.spec.image_shape == (2, 48, 48)
+    assert module.spec.change == (3, 3)
+    for name in ("train", "val", "test"):
+        assert {*module.sets[name].labels.tolist()} == {CAR}
+        batch = module.transform_batch(module.dataset(name)[torch.arange(3), 0], name)
+        assert batch.targets is not None
+        assert batch.targets.shape == batch.images.shape == (3, 2, 48, 48)
+        torch.testing.assert_close(batch.images.mean((1, 2, 3)), torch.zeros(3), atol=1e-4, rtol=0)
+    assert len(module.dataset("test")) == 7
+    assert "pairs of views of car" in module.provenance["name"]
+
+
+def test_an_analysis_sees_the_first_view(module: SmallNORBPairsDataModule) -> None:
+    module.setup("validate")
+    stored = module.dataset("val")[torch.arange(3), 0]
+    assert stored.images.shape[1] == 4
+    seen = module.unpaired_batch(stored, "val").images
+    torch.testing.assert_close(seen, module.transform_batch(stored, "val").images)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"categories": ["bus"]}, r"data.categories is \['bus'\]; expected some of animal, human"),
+        ({"categories": []}, r"data.categories is \[\]; expected some of animal"),
+        ({"train_images": 10}, "data.train_images is 10, which would leave images without a neighbouring view"),
+        ({"eval_images": 0}, "data.eval_images is 0; expected 1 or more"),
+    ],
+)
+def test_wrong_options(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        SmallNORBPairsDataModule(source="standin", **options)

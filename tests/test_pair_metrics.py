@@ -1,0 +1,194 @@
+"""Metrics of poses that follow a change: perfect and wrong capsules, and loops over pairs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from capsule_lab.networks import PairAutoencoder, TransformingAutoencoder
+from capsule_lab.pair_metrics import (
+    QUANTITIES,
+    ImagePairMetrics,
+    MatrixMetrics,
+    PresenceMetrics,
+    ShiftMetrics,
+    pair_metrics,
+    update_pair_metrics,
+)
+
+GENERATOR = torch.Generator().manual_seed(0)
+PAIRS = 400
+
+
+def numbers(metric: object) -> dict[str, float]:
+    return {name: float(value) for name, value in metric.compute().items()}  # type: ignore[attr-defined]
+
+
+def shifts() -> Tensor:
+    return torch.randint(-2, 3, (PAIRS, 2), generator=GENERATOR).float()
+
+
+# --- images ----------------------------------------------------------------------------------------------------------
+
+
+def test_copying_and_the_mean_image_by_a_loop() -> None:
+    first, second = torch.rand(7, 2, 3, 4), torch.rand(7, 2, 3, 4)
+    metric = ImagePairMetrics((2, 3, 4))
+    for part in (slice(0, 3), slice(3, 7)):
+        metric.update(first[part], second[part])
+    copied = sum(float((a - b).square().sum()) for a, b in zip(first, second, strict=True)) / 7
+    constant = sum(float((b - second.mean(0)).square().sum()) for b in second) / 7
+    assert numbers(metric) == pytest.approx({"copying": copied, "mean_image": constant}, rel=1e-6)
+
+
+# --- presences -------------------------------------------------------------------------------------------------------
+
+
+def test_presences_that_do_not_change() -> None:
+    metric, there = PresenceMetrics(3), torch.rand(PAIRS, 3, generator=GENERATOR)
+    metric.update(there, there, torch.ones(PAIRS, 3))
+    assert numbers(metric) == {"presence_change": 0.0, "dead_capsules": 0.0}
+
+
+def test_presence_change_by_a_loop() -> None:
+    one, other = torch.rand(PAIRS, 2, generator=GENERATOR), torch.rand(PAIRS, 2, generator=GENERATOR)
+    metric = PresenceMetrics(2)
+    metric.update(one[:100], other[:100], torch.ones(100, 2))
+    metric.update(one[100:], other[100:], torch.ones(PAIRS - 100, 2))
+    changes = sum(float((other[:, k] - one[:, k]).abs().mean()) for k in range(2))
+    deviations = sum(float(one[:, k].double().std(correction=0)) for k in range(2))
+    assert numbers(metric)["presence_change"] == pytest.approx(changes / deviations, rel=1e-6)
+
+
+@pytest.mark.parametrize(("presence", "energy", "dead"), [(0.005, 1.0, 50.0), (0.5, 1e-4, 50.0), (0.5, 1.0, 0.0)])
+def test_capsules_that_are_nowhere_or_draw_nothing_are_dead(presence: float, energy: float, dead: float) -> None:
+    there = torch.tensor([[0.9, presence]]).expand(5, 2)
+    metric = PresenceMetrics(2)
+    metric.update(there, there, torch.tensor([[1.0, energy]]).expand(5, 2))
+    assert numbers(metric)["dead_capsules"] == dead
+
+
+# --- shifts ----------------------------------------------------------------------------------------------------------
+
+
+def measured(moved: Tensor, change: Tensor, presences: Tensor | None = None) -> dict[str, float]:
+    there = torch.ones(moved.shape[:2]) if presences is None else presences
+    metric = ShiftMetrics(moved.shape[1])
+    metric.update(moved[:150], change[:150], there[:150], there[:150])
+    metric.update(moved[150:], change[150:], there[150:], there[150:])
+    return numbers(metric)
+
+
+def test_poses_that_move_as_the_image() -> None:
+    change = shifts()
+    found = measured(change.unsqueeze(1).expand(-1, 3, -1), change)
+    assert found == pytest.approx(
+        {"shift_r2": 1.0, "slope_capsules": 3.0, "slope_right": 1.0, "slope_down": 1.0, "slope_error": 0.0}, abs=1e-9
+    )
+
+
+@pytest.mark.parametrize(
+    ("mistake", "right", "down", "error"),
+    [
+        (lambda change: 0.5 * change, 0.5, 0.5, 0.5),
+        (lambda change: -change, -1.0, -1.0, 2.0),
+        (lambda change: change.flip(-1), 0.0, 0.0, 1.0),
+        (lambda change: 0 * change, 0.0, 0.0, 1.0),
+        (lambda change: change @ torch.tensor([[1.0, 0.0], [0.4, 1.0]]), 1.0, 1.0, 0.4),
+    ],
+)
+def test_poses_that_do_not(mistake: Callable[[Tensor], Tensor], right: float, down: float, error: float) -> None:
+    change = shifts()
+    found = measured(mistake(change).unsqueeze(1), change)
+    assert found["slope_right"] == pytest.approx(right, abs=1e-6)
+    assert found["slope_down"] == pytest.approx(down, abs=1e-6)
+    assert found["slope_error"] == pytest.approx(error, abs=1e-6)
+    assert found["shift_r2"] < 0.95
+
+
+def test_capsules_count_where_they_are_present() -> None:
+    """One that is wrong and never there changes no slope, nor, in its own share, the estimate."""
+    change = shifts()
+    moved = torch.stack([change, -3 * change], 1)
+    there = torch.tensor([[0.9, 0.01]]).expand(PAIRS, 2)
+    found = measured(moved, change, there)
+    assert found["slope_capsules"] == 1
+    assert found["slope_error"] == pytest.approx(0, abs=1e-9)
+    assert 0.99 < found["shift_r2"] < 1
+
+
+def test_without_a_present_capsule_there_is_no_slope() -> None:
+    change = shifts()
+    found = measured(change.unsqueeze(1), change, torch.full((PAIRS, 1), 0.2))
+    assert {*found} == {"shift_r2", "slope_capsules"}
+    assert found["slope_capsules"] == 0
+
+
+def test_shifts_along_one_line_have_no_slope() -> None:
+    change = shifts() * torch.tensor([1.0, 0.0])
+    assert measured(change.unsqueeze(1), change)["slope_capsules"] == 0
+
+
+# --- matrices --------------------------------------------------------------------------------------------------------
+
+
+def matrices() -> tuple[Tensor, Tensor]:
+    return torch.randn(PAIRS, 2, 3, 3, generator=GENERATOR), torch.randn(PAIRS, 1, 3, 3, generator=GENERATOR)
+
+
+def matrix_error(poses: Tensor, told: Tensor, others: Tensor) -> dict[str, float]:
+    metric = MatrixMetrics()
+    metric.update(poses.flatten(2), (told @ poses).flatten(2), others.flatten(2), torch.ones(PAIRS, 2))
+    return numbers(metric)
+
+
+def test_matrices_that_follow_from_the_left() -> None:
+    poses, change = matrices()
+    found = matrix_error(poses, change, change @ poses)
+    assert found["matrix_error"] == pytest.approx(0, abs=1e-6)
+    assert found["matrix_error_unchanged"] > 1
+
+
+def test_multiplying_from_the_right_is_found() -> None:
+    """The classic mistake: A T in place of T A."""
+    poses, change = matrices()
+    assert matrix_error(poses, change, poses @ change)["matrix_error"] > 1
+
+
+def test_a_constant_matrix_on_the_right_is_free() -> None:
+    poses, change = matrices()
+    free = poses @ torch.randn(3, 3, generator=GENERATOR)
+    assert matrix_error(free, change, change @ free)["matrix_error"] == pytest.approx(0, abs=1e-6)
+
+
+# --- of a network ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("network", "kinds"),
+    [
+        (
+            lambda: TransformingAutoencoder((1, 8, 8), capsules=3),
+            ["ImagePairMetrics", "PresenceMetrics", "ShiftMetrics"],
+        ),
+        (
+            lambda: TransformingAutoencoder((1, 8, 8), capsules=3, pose="matrix"),
+            ["ImagePairMetrics", "PresenceMetrics", "MatrixMetrics"],
+        ),
+        (lambda: PairAutoencoder((1, 8, 8)), ["ImagePairMetrics"]),
+    ],
+)
+def test_quantities_of_a_network(network: Callable[[], torch.nn.Module], kinds: list[str]) -> None:
+    torch.manual_seed(0)
+    built = network().eval()
+    metrics = pair_metrics(built)
+    assert [type(metric).__name__ for metric in metrics.values()] == kinds
+    change = torch.randn(50, *built.change_shape)  # type: ignore[operator, misc]
+    with torch.no_grad():
+        update_pair_metrics(metrics, built, torch.rand(50, 1, 8, 8), change, torch.rand(50, 1, 8, 8))
+    found = [name for metric in metrics.values() for name in numbers(metric)]
+    expected = [name for kind in kinds for name in QUANTITIES[kind]]
+    assert found == expected or {*found} >= {*expected} - {"slope_right", "slope_down", "slope_error"}
