@@ -51,19 +51,19 @@ def shift_scatter(
     """
     down = -(-len(capsules) // _ACROSS)
     figure = Figure(figsize=(3 * _ACROSS, 3 * down), layout="constrained")  # inches
-    panels = figure.subplots(down, _ACROSS, squeeze=False).flat
-    for axes, capsule in zip(panels, capsules.tolist(), strict=False):
+    panels = [*figure.subplots(down, _ACROSS, squeeze=False).flat]
+    for axes, capsule in zip(panels[: len(capsules)], capsules.tolist(), strict=True):
         seen = presences[:, capsule] > _SEEN
         x = poses[seen, capsule].numpy()
         for number, (shift, after) in enumerate(moved.items()):
             axes.plot(
                 x, after[seen, capsule].numpy(), ".", color=f"C{number}", markersize=3, label=f"{shift:+d} pixels"
             )
-            ends = np.array([x.min(), x.max()])
+            ends = np.array([x.min(), x.max()] if len(x) else [])
             axes.plot(ends, ends + shift, "--", color="black", linewidth=1)
         axes.set(title=f"capsule {capsule}, in {int(seen.sum())} images", xlabel="x, pixels", ylabel="x of the copy")
         axes.legend(fontsize="small")
-    for axes in panels:
+    for axes in panels[len(capsules) :]:
         axes.set_visible(False)
     return figure
 

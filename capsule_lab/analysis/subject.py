@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from jaxtyping import Float, Int64
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import update_bn
 
 from capsule_lab.analysis.trace import LayerTrace, concatenate, joined_capsules, trace
-from capsule_lab.networks import AbstractCapsuleNetwork, AbstractNetwork
+from capsule_lab.networks import AbstractCapsuleNetwork
 from capsule_lab.routing import NormalisedEMRouting
 from capsule_lab.types import Batch, CapsuleOutput
 
@@ -33,7 +33,8 @@ class Subject:
     """A network and held-out images.
 
     Attributes:
-        network: in evaluation mode and float32.
+        network: in evaluation mode and float32: an ``AbstractNetwork``, or for questions about pairs of images an
+            ``AbstractPairNetwork``.
         batches: as the network sees them, on its device; of one label per image.
         changed: the same images after a change that is made before preprocessing, so that what comes in at the edges
             is background.
@@ -44,7 +45,7 @@ class Subject:
         num_classes: how many there are.
     """
 
-    network: AbstractNetwork
+    network: Any
     batches: Sequence[Batch]
     changed: Callable[[Change, float], Sequence[Batch]]
     changes: Mapping[str, Change]

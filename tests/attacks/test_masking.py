@@ -38,6 +38,17 @@ def test_finite_differences_see_a_gradient_that_is_cut() -> None:
     assert not masking.exact_gradient(masking.gradient_error(cut, images)).passed
 
 
+def test_finite_differences_know_a_kink() -> None:
+    """A rectified linear unit that begins to be active within the largest step is no cut graph."""
+    images = torch.rand(3, 1, 4, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+
+    def kinked(moved: Tensor) -> Tensor:
+        return smooth(moved) + 1000 * (moved - images - 3e-7).relu().sum((1, 2, 3))
+
+    assert not masking.exact_gradient(masking.gradient_error(kinked, images, steps=(1e-6,))).passed
+    assert masking.exact_gradient(masking.gradient_error(kinked, images)).passed
+
+
 def test_zero_gradients_of_a_loss_that_is_clamped() -> None:
     """A confident network under the clamped cross-entropy of its activations has no gradient on any image."""
     images = 20 + torch.rand(5, 1, 4, 4)

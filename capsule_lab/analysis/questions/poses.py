@@ -85,7 +85,7 @@ def _turned(subject: Subject, degrees: int) -> _Copies:
     return found
 
 
-def _copy(subject: Subject, change: Callable[[Tensor, float], Tensor], strength: float) -> Tensor:
+def _copy(subject: Subject, change: Callable[[Tensor, float], Tensor], strength: int) -> Tensor:
     return torch.cat([batch.images for batch in subject.changed(change, float(strength))])
 
 
