@@ -218,3 +218,14 @@ def test_curves_of_a_single_point_have_marks_and_room(tmp_path: Path) -> None:
     for axis, low, high in zip(figure.axes, (0.125, 10), (0.625, 62.5), strict=True):
         assert (axis.get_xlim(), axis.get_ylim()) == ((0, 20), (low, high))
         assert [line.get_marker() for line in axis.lines] == ["o", "o"]
+
+
+@pytest.mark.parametrize(("name", "label"), [("shift_r2", "R² of the shift"), ("matrix_error", "error of poses")])
+def test_curves_of_pairs_have_poses_in_place_of_an_error(name: str, label: str, tmp_path: Path) -> None:
+    file = tmp_path / "metrics.csv"
+    file.write_text(f"step,train/loss,val/loss,val/{name}\n1,3.0,2.0,-0.5\n2,2.0,1.0,0.5\n")
+    loss, poses = curves.training_curves(file).axes
+    assert loss.get_ylabel() == "loss"
+    assert poses.get_ylabel() == label
+    assert poses.lines[0].get_ydata().tolist() == [-0.5, 0.5]
+    assert poses.get_yscale() == "linear"

@@ -20,6 +20,8 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#0
 """Of Okabe and Ito 2008, which people with any colour vision tell apart."""
 
 QUANTITIES = {"loss": "loss", "error": "error in %"}
+OF_PAIRS = {"shift_r2": "R² of the shift", "matrix_error": "error of poses"}
+"""What stands in place of the error of networks that do not classify."""
 VAL_ERROR, AFFNIST_ERROR = "val/error", "affine/error"
 MEAN, STD, DEAD = "val/activation_", "val/activation_std_", "val/dead_"
 """Prefixes of what ``RoutingStats`` logs of each layer."""
@@ -66,14 +68,18 @@ def figures(metrics: Path) -> Iterator[tuple[str, Figure]]:
 
 
 def training_curves(metrics: Path) -> Figure:
-    """Loss and error of training and validation against the step.
+    """Loss and error of training and validation against the step; of pairs of images, what poses are worth.
 
     Args:
         metrics: the ``metrics.csv`` of a run.
     """
     table = read_curves(metrics)
+    of_poses = {name: label for name, label in OF_PAIRS.items() if f"val/{name}" in table}
     figure, axes = _loss_and_error()
-    for axis, quantity in zip(axes, QUANTITIES, strict=True):
+    quantities = ["loss", *(of_poses or ["error"])]
+    if of_poses:
+        axes[1].set(ylabel=of_poses[quantities[1]], yscale="linear")
+    for axis, quantity in zip(axes, quantities, strict=True):
         for split, style in (("train", "C0-"), ("val", "C1o-")):
             _draw(axis, table, f"{split}/{quantity}", style, split)
         _finish(axis)

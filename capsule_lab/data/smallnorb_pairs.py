@@ -12,8 +12,8 @@ from torch import Tensor
 
 from capsule_lab.data.base import check_eval_images
 from capsule_lab.data.formats import smallnorb as files
-from capsule_lab.data.loader import Images, InMemory
 from capsule_lab.data.image_pairs import limited
+from capsule_lab.data.loader import Images, InMemory
 from capsule_lab.data.smallnorb import SmallNORBDataModule
 from capsule_lab.data.transforms import random_bits, sample_key
 from capsule_lab.types import Batch, DataSpec

@@ -16,6 +16,8 @@ from capsule_lab.analysis.curves import COLOURS
 from capsule_lab.tables.summary import Entry, Run
 
 _MARKERS = "os^Dv<>P*X"
+_PERCENT = ("error", "label_error", "present_error", "accuracy", "success", "dead_capsules")
+"""Quantities that are in percent, in any split."""
 
 
 def error_against_time(entries: Sequence[Entry]) -> Figure | None:
@@ -47,7 +49,9 @@ def error_against_time(entries: Sequence[Entry]) -> Figure | None:
     axes = figure.subplots(1, len(panels), squeeze=False)[0]
     for axis, (label, points) in zip(axes, panels.items(), strict=True):
         _draw(axis, points, families)
-        axis.set(title=label, ylabel=points[0][0].column.metric.replace("/", " ") + " in %")
+        metric = points[0][0].column.metric
+        unit = " in %" if metric.rpartition("/")[2] in _PERCENT else ""
+        axis.set(title=label, ylabel=metric.replace("/", " ") + unit)
     handles, labels = axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=2 * len(panels), fontsize=8, frameon=False)
     return figure

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from capsule_lab.data import MNISTPairsDataModule
-from capsule_lab.data.loader import Images
 from capsule_lab.data.image_pairs import SameEveryEpoch, limited, shifted_pair
+from capsule_lab.data.loader import Images
 from capsule_lab.data.transforms import affine_matrix, sample_key
 from capsule_lab.types import Batch
 
