@@ -116,6 +116,8 @@ def _try_mixtures(module: Any, spec: Any) -> None:
         raise ValueError(
             "a decoder reconstructs one class, and images are mixtures of two; expected model.decoder=null"
         )
+    if not hasattr(module, "loss"):
+        raise ValueError(f"{type(module.network).__name__} does not classify; expected null")
     shares = torch.full((1, spec.num_classes), 1 / spec.num_classes)
     module.loss(torch.zeros(1, spec.num_classes), shares)
 

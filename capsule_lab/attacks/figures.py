@@ -17,6 +17,8 @@ from capsule_lab.attacks.of_runs import Examples
 from capsule_lab.attacks.records import by_epsilon
 
 _MARKERS = "os^Dv<>P*X"
+_LINES = ("-", "--", "-.", ":")
+_FEW = 6  # ours: curves whose names fit beside them
 _UNITS = {"input": "epsilon, in units of the network's input", "grey_levels": "epsilon, in grey levels of 255"}
 _STRENGTHS = {
     "rotation": "degrees counter-clockwise",
@@ -31,6 +33,7 @@ def accuracy_figure(
     results: Sequence[Mapping[str, Any]],
     names: Sequence[str] = (),
     published: Mapping[str, Mapping[float, float]] | None = None,
+    networks: Sequence[str] = (),
 ) -> Figure:
     """Curves of records of ``capsule_lab.attack``: accuracy, or success where attacks have targets.
 
@@ -40,19 +43,27 @@ def accuracy_figure(
         results: records in one space; all with targets, or none.
         names: of the curves; default: the run's and the attack's.
         published: by name, percentages by epsilon, drawn as pale points.
+        networks: that the curves are of: each gets a colour, and each kind of attack a line and a marker; default: each
+            curve has its own.
     """
     targeted = bool(results[0]["targeted"])
     key = "success" if targeted else "accuracy"
-    figure = Figure(figsize=(6.4, 4.4), layout="constrained")  # inches
+    crowded = len(results) > _FEW
+    figure = Figure(figsize=(9.6 if crowded else 6.4, 4.4), layout="constrained")  # inches
     axis = figure.add_subplot()
+    colours, kinds = [*dict.fromkeys(networks)], [*dict.fromkeys(map(_kind, results))]
     for number, result in enumerate(results):
         name = names[number] if names else _name(result)
-        colour, marker = COLOURS[number % len(COLOURS)], _MARKERS[number % len(_MARKERS)]
+        of_colour, style = (
+            (colours.index(networks[number]), kinds.index(_kind(result))) if networks else (number, number)
+        )
+        colour, marker = COLOURS[of_colour % len(COLOURS)], _MARKERS[style % len(_MARKERS)]
+        line = _LINES[style % len(_LINES)] if networks else "-"
         curve = pd.DataFrame.from_dict(by_epsilon(result["attack"]), orient="index", dtype=float)
         if not targeted and 0.0 not in curve.index:
             curve.loc[0.0, ["accuracy", "lowest", "highest"]] = 100 - _clean_error(result)
         curve = curve.sort_index()
-        axis.plot(curve.index, curve[key], label=name, color=colour, marker=marker, markersize=4)
+        axis.plot(curve.index, curve[key], label=name, color=colour, marker=marker, markersize=4, linestyle=line)
         if {"lowest", "highest"} <= {*curve.columns}:
             axis.fill_between(curve.index, curve.lowest, curve.highest, color=colour, alpha=0.15, linewidth=0)
         points = (published or {}).get(name, {})
@@ -63,7 +74,10 @@ def accuracy_figure(
         ylim=(-2, 102),
     )
     axis.grid(alpha=0.3)
-    axis.legend(fontsize=8)
+    if crowded:
+        figure.legend(fontsize=8, loc="outside right upper")
+    else:
+        axis.legend(fontsize=8)
     return figure
 
 
@@ -100,6 +114,11 @@ def _flat(picture: Tensor) -> Tensor:
 
 def _name(result: Mapping[str, Any]) -> str:
     return f"{Path(result['checkpoint']).parents[1].name}, {_attack(result)}"
+
+
+def _kind(result: Mapping[str, Any]) -> tuple[str, str, bool]:
+    """By which attacks on several networks are alike."""
+    return _attack(result), str(result["couplings"]), bool(result["source"])
 
 
 def _attack(result: Mapping[str, Any]) -> str:

@@ -69,6 +69,7 @@ def accuracy_under_attack(entries: Sequence[Entry]) -> dict[str, Figure]:
     attacked = [entry for entry in entries if entry.row.by == "attack"]
     several = len({entry.column.overrides for entry in attacked}) > 1
     records: dict[str, dict[str, list[Run]]] = {}
+    networks: dict[str, str] = {}
     published: dict[str, dict[str, dict[float, float]]] = {}
     for entry in attacked:
         _, epsilon, quantity = entry.column.metric.split("/")
@@ -77,7 +78,9 @@ def accuracy_under_attack(entries: Sequence[Entry]) -> dict[str, Figure]:
             name = "targeted_attacks" if run.result["targeted"] else "attacks"
             drawn = "success" if run.result["targeted"] else "accuracy"
             name += "" if run.result["space"] == "input" else f"_in_{run.result['space']}"
+            name += "_l2" if run.result["options"].get("norm") == "l2" else ""
             name += f"_{entry.column.name}" if several else ""
+            networks[label] = str(entry.row.of)
             same = records.setdefault(name, {}).setdefault(label, [])
             if run.cell.fingerprint not in {each.cell.fingerprint for each in same}:
                 same.append(run)
@@ -88,7 +91,12 @@ def accuracy_under_attack(entries: Sequence[Entry]) -> dict[str, Figure]:
     from capsule_lab.attacks.figures import accuracy_figure  # torch
 
     return {
-        name: accuracy_figure([_over_seeds(runs) for runs in rows.values()], [*rows], published.get(name))
+        name: accuracy_figure(
+            [_over_seeds(runs) for runs in rows.values()],
+            [*rows],
+            published.get(name),
+            [networks[label] for label in rows],
+        )
         for name, rows in records.items()
     }
 

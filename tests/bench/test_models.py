@@ -37,3 +37,19 @@ def test_compiled_form_compiles_the_network(monkeypatch: pytest.MonkeyPatch) -> 
     step = models.build_step(replace(small_case("capsnet"), form="compiled"))
     assert compiled == [step.network]
     assert [each.backend for each in step.network.modules() if isinstance(each, DynamicRouting)] == ["matmul"]
+
+
+@pytest.mark.parametrize(
+    ("model", "data"),
+    [
+        ("transforming_autoencoder", "data.change=shift"),
+        ("transforming_autoencoder_affine", "data.change=affine"),
+        ("pair_autoencoder", "data.change=shift"),
+    ],
+)
+def test_step_of_a_network_that_is_told_a_change(model: str, data: str) -> None:
+    overrides = (f"model={model}", "data=mnist_pairs", data)
+    sizes = {"batch_size": 2, "image_shape": [1, 28, 28], "num_classes": 10}
+    step = models.build_step(cases.Case("model", model, "plain", "32-true", "cpu", sizes, overrides))
+    models.take_step(step)
+    assert all(parameter.grad is not None for parameter in step.network.parameters())

@@ -98,6 +98,7 @@ def test_a_classifier_is_trained_on_the_first_images(tmp_path: Path) -> None:
         (["data=mnist"], "TransformingAutoencoder is told a shift, and the data has none; expected data=mnist_pairs"),
         (["data.change=affine"], "is told a shift, and the data has a matrix"),
         (["model.pose=matrix"], "is told a matrix, and the data has a shift"),
+        (["data.mixup=0.2"], "data.mixup: TransformingAutoencoder does not classify; expected null"),
     ],
 )
 def test_data_without_the_change_is_refused(overrides: list[str], message: str, tmp_path: Path) -> None:
