@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 _UNTRAINED = "untrained/"
 _OF_PAIRS = ("poses", "few_labels")
-"""Questions to networks that are told a change and do not classify."""
+"""Questions that can be asked of networks that do not classify."""
 _ROUNDING = 1e-4  # ours: of float32
 _BACKGROUND = 16  # ours: of 255 grey levels; outermost pixels above it are no black background
 
@@ -89,12 +89,12 @@ def analyse(config: DictConfig) -> Outcome:
     from capsule_lab import build, environment
 
     run = open_checked(config)
+    if _name(config) not in _OF_PAIRS:
+        run.check_classifies(f"analyse what={_name(config)}")
     options = to_container(config).get("data") or {}
     data = run.data_with({**options, **run.number_of_images(config.images, options)})
     device = build.build_trainer(OmegaConf.create({"trainer": config.trainer}), None).strategy.root_device
     question = instantiate(config.what)
-    if _name(config) not in _OF_PAIRS:
-        run.check_classifies(f"analyse what={_name(config)}")
     began = time.monotonic()
     with build.constructing(f"what={_name(config)}"), torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
         trained = _subject(run, run.network, data, config.split, device)

@@ -108,8 +108,9 @@ def attack(config: DictConfig) -> Outcome:
     )
     device = build.build_trainer(OmegaConf.create({"trainer": config.trainer}), None).strategy.root_device
     options = to_container(config).get("data") or {}
-    if device.type == "cpu":
-        options = {"eval_batch_size": _CPU_BATCH, **options}
+    own = run.config.data.get("eval_batch_size")
+    if device.type == "cpu" and own and "_target_" not in options:
+        options = {"eval_batch_size": min(own, _CPU_BATCH), **options}
     data = run.data_with({**options, **run.number_of_images(config.images, options)})
     function = instantiate(config.attack)
     with build.constructing("attack"), torch.backends.cudnn.flags(enabled=True, allow_tf32=False):

@@ -101,8 +101,9 @@ def check_change(network: Any, spec: Any) -> None:
     told = getattr(network, "change_shape", ())
     if told and spec.change != told:
         kinds = {(): "none", (2,): "a shift", (3, 3): "a matrix"}
+        one, other = (kinds.get(shape, f"one of shape {shape}") for shape in (told, spec.change))
         raise ConfigError(
-            f"{type(network).__name__} is told {kinds[told]}, and the data has {kinds[spec.change]}; expected "
+            f"{type(network).__name__} is told {one}, and the data has {other}; expected "
             "data=mnist_pairs with data.change=shift and model.pose=translation, data.change=affine and "
             "model.pose=matrix, or data=smallnorb_pairs and model.pose=matrix"
         )
@@ -226,8 +227,10 @@ def check_together(trainer: Any, module: Any, data: Any) -> None:
     terms = ["loss", "l2", "reconstruction"]
     if hasattr(module, "loss"):
         terms.append(_name(module.loss).removesuffix("_loss"))
-    measured |= {f"{split}/{each}" for split in ("val", "test") for each in getattr(module, "quantities", ())}
-    measured |= {*module.metrics, *(f"{split}/{term}" for split in ("train", "val") for term in terms)}
+    quantities = getattr(module, "quantities", None)  # of pairs, whose metrics have several each
+    of_pairs = [f"{split}/{name}" for split in ("val", "test") for name in quantities or ()]
+    measured |= {*(module.metrics if quantities is None else of_pairs)}
+    measured |= {f"{split}/{term}" for split in ("train", "val") for term in terms}
     ours = all(
         type(each).__module__.startswith(("capsule_lab.", "lightning.")) for each in [module, *trainer.callbacks]
     )

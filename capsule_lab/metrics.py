@@ -15,7 +15,7 @@ from torchmetrics.classification import MulticlassAccuracy, MultilabelExactMatch
 from capsule_lab.functional import predicted_labels
 
 PRESENT = 0.9  # a tutorial's code, of MultiMNIST: score above which a class counts as present
-_WIDEST = torch.float32 if torch.backends.mps.is_available() else torch.float64  # Apple's GPUs have no float64
+WIDEST = torch.float32 if torch.backends.mps.is_available() else torch.float64  # Apple's GPUs have no float64
 
 
 class ErrorRate(MulticlassAccuracy):
@@ -191,10 +191,10 @@ class ActivationStatistics(Metric):
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         for state in ("total", "squares", "count"):
-            self.add_state(state, torch.tensor(0.0, dtype=_WIDEST), dist_reduce_fx="sum")
+            self.add_state(state, torch.tensor(0.0, dtype=WIDEST), dist_reduce_fx="sum")
 
     def update(self, activations: Float[Tensor, "batch capsule"]) -> None:
-        values = activations.to(_WIDEST)  # their squares are subtracted
+        values = activations.to(WIDEST)  # their squares are subtracted
         self.total += values.sum()
         self.squares += values.square().sum()
         self.count += values.numel()

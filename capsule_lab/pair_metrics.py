@@ -9,9 +9,12 @@ from jaxtyping import Float
 from torch import Tensor
 from torchmetrics import Metric
 
+from capsule_lab.metrics import WIDEST
+
 _PRESENT = 0.5  # ours: probability above which a capsule's pose counts
 _DEAD = 0.01  # ours: one that is nowhere more probable is dead
 _UNUSED = 0.01  # ours: and one that draws less than this share of what capsules draw in the mean
+_SMALL = 1e-12  # ours: no number that is divided by is smaller
 _SELDOM = 0.01  # ours: share of the pairs in which a capsule has to be present, to have a slope
 
 
@@ -33,10 +36,10 @@ class ImagePairMetrics(Metric):
 
     def __init__(self, image_shape: tuple[int, int, int]) -> None:
         super().__init__()
-        self.add_state("pairs", torch.zeros((), dtype=torch.float64), "sum")
-        self.add_state("copied", torch.zeros((), dtype=torch.float64), "sum")
-        self.add_state("total", torch.zeros(image_shape, dtype=torch.float64), "sum")
-        self.add_state("squares", torch.zeros((), dtype=torch.float64), "sum")
+        self.add_state("pairs", torch.zeros((), dtype=WIDEST), "sum")
+        self.add_state("copied", torch.zeros((), dtype=WIDEST), "sum")
+        self.add_state("total", torch.zeros(image_shape, dtype=WIDEST), "sum")
+        self.add_state("squares", torch.zeros((), dtype=WIDEST), "sum")
 
     def update(
         self,
@@ -44,7 +47,7 @@ class ImagePairMetrics(Metric):
         targets: Float[Tensor, "batch channel height width"],
     ) -> None:
         """Add pairs."""
-        images, targets = images.double(), targets.double()
+        images, targets = images.to(WIDEST), targets.to(WIDEST)
         self.pairs += len(images)
         self.copied += (images - targets).square().sum()
         self.total += targets.sum(0)
@@ -78,9 +81,9 @@ class PresenceMetrics(Metric):
     def __init__(self, capsules: int) -> None:
         super().__init__()
         for name in ("changes", "total", "squares", "energy"):
-            self.add_state(name, torch.zeros(capsules, dtype=torch.float64), "sum")
-        self.add_state("pairs", torch.zeros((), dtype=torch.float64), "sum")
-        self.add_state("largest", torch.zeros(capsules, dtype=torch.float64), "max")
+            self.add_state(name, torch.zeros(capsules, dtype=WIDEST), "sum")
+        self.add_state("pairs", torch.zeros((), dtype=WIDEST), "sum")
+        self.add_state("largest", torch.zeros(capsules, dtype=WIDEST), "max")
 
     def update(
         self,
@@ -89,12 +92,12 @@ class PresenceMetrics(Metric):
         energies: Float[Tensor, "batch capsule"],
     ) -> None:
         """Add pairs: presences in the first and the second image, and squared sums of what capsules draw."""
-        presences, others = presences.double(), others.double()
+        presences, others = presences.to(WIDEST), others.to(WIDEST)
         self.pairs += len(presences)
         self.changes += (others - presences).abs().sum(0)
         self.total += presences.sum(0)
         self.squares += presences.square().sum(0)
-        self.energy += energies.double().sum(0)
+        self.energy += energies.to(WIDEST).sum(0)
         self.largest = torch.maximum(self.largest, presences.amax(0))
 
     @property
@@ -107,8 +110,8 @@ class PresenceMetrics(Metric):
         mean = self.total / self.pairs
         deviation = (self.squares / self.pairs - mean.square()).clamp_min(0).sqrt()
         return {
-            "presence_change": (self.changes / self.pairs).sum() / deviation.sum(),
-            "dead_capsules": 100 * (~self.used).double().mean(),
+            "presence_change": (self.changes / self.pairs).sum() / deviation.sum().clamp_min(_SMALL),
+            "dead_capsules": 100 * (~self.used).to(WIDEST).mean(),
         }
 
 
@@ -137,13 +140,13 @@ class ShiftMetrics(Metric):
 
     def __init__(self, capsules: int) -> None:
         super().__init__()
-        self.add_state("pairs", torch.zeros((), dtype=torch.float64), "sum")
-        self.add_state("seen", torch.zeros(capsules, dtype=torch.float64), "sum")
+        self.add_state("pairs", torch.zeros((), dtype=WIDEST), "sum")
+        self.add_state("seen", torch.zeros(capsules, dtype=WIDEST), "sum")
         for name in ("cross", "moments"):
-            self.add_state(name, torch.zeros(capsules, 2, 2, dtype=torch.float64), "sum")
-        self.add_state("residual", torch.zeros((), dtype=torch.float64), "sum")
-        self.add_state("total", torch.zeros(2, dtype=torch.float64), "sum")
-        self.add_state("squares", torch.zeros((), dtype=torch.float64), "sum")
+            self.add_state(name, torch.zeros(capsules, 2, 2, dtype=WIDEST), "sum")
+        self.add_state("residual", torch.zeros((), dtype=WIDEST), "sum")
+        self.add_state("total", torch.zeros(2, dtype=WIDEST), "sum")
+        self.add_state("squares", torch.zeros((), dtype=WIDEST), "sum")
 
     def update(
         self,
@@ -153,14 +156,14 @@ class ShiftMetrics(Metric):
         others: Float[Tensor, "batch capsule"],
     ) -> None:
         """Add pairs: changes of poses, the shifts, and presences in the first and the second image."""
-        moved, shift = moved.double(), shift.double()
-        both = ((presences > _PRESENT) & (others > _PRESENT)).double()
+        moved, shift = moved.to(WIDEST), shift.to(WIDEST)
+        both = ((presences > _PRESENT) & (others > _PRESENT)).to(WIDEST)
         self.pairs += len(shift)
         self.seen += both.sum(0)
         self.cross += torch.einsum("bk,bki,bj->kij", both, moved, shift)
         self.moments += torch.einsum("bk,bi,bj->kij", both, shift, shift)
-        weights = presences.double() * others.double()
-        estimate = (weights.unsqueeze(2) * moved).sum(1) / weights.sum(1, keepdim=True).clamp_min(1e-12)
+        weights = presences.to(WIDEST) * others.to(WIDEST)
+        estimate = (weights.unsqueeze(2) * moved).sum(1) / weights.sum(1, keepdim=True).clamp_min(_SMALL)
         self.residual += (estimate - shift).square().sum()
         self.total += shift.sum(0)
         self.squares += shift.square().sum()
@@ -172,9 +175,9 @@ class ShiftMetrics(Metric):
         return torch.linalg.solve(self.moments[chosen], self.cross[chosen], left=False), self.seen[chosen]
 
     def compute(self) -> dict[str, Tensor]:
-        """See the class; NaN-free: without a capsule that has a slope, only ``shift_r2`` and ``slope_capsules``."""
+        """See the class; without slopes where no capsule has one, without R2 where all shifts are the same."""
         variance = self.squares - self.total.square().sum() / self.pairs
-        found = {"shift_r2": 1 - self.residual / variance.clamp_min(1e-12)}
+        found = {"shift_r2": 1 - self.residual / variance} if variance > _SMALL else {}
         slopes, seen = self.slopes()
         found["slope_capsules"] = seen.new_tensor(float(len(seen)))
         if len(seen):
@@ -204,7 +207,7 @@ class MatrixMetrics(Metric):
     def __init__(self) -> None:
         super().__init__()
         for name in ("away", "unchanged", "size"):
-            self.add_state(name, torch.zeros((), dtype=torch.float64), "sum")
+            self.add_state(name, torch.zeros((), dtype=WIDEST), "sum")
 
     def update(
         self,
@@ -214,14 +217,14 @@ class MatrixMetrics(Metric):
         presences: Float[Tensor, "batch capsule"],
     ) -> None:
         """Add pairs: poses of the first image, those after the change, those of the second image, and presences."""
-        poses, changed, others, presences = (each.double() for each in (poses, changed, others, presences))
+        poses, changed, others, presences = (each.to(WIDEST) for each in (poses, changed, others, presences))
         self.away += (presences * torch.linalg.vector_norm(others - changed, dim=2)).sum()
         self.unchanged += (presences * torch.linalg.vector_norm(others - poses, dim=2)).sum()
         self.size += (presences * torch.linalg.vector_norm(poses, dim=2)).sum()
 
     def compute(self) -> dict[str, Tensor]:
         """See the class."""
-        size = self.size.clamp_min(1e-12)
+        size = self.size.clamp_min(_SMALL)
         return {"matrix_error": self.away / size, "matrix_error_unchanged": self.unchanged / size}
 
 

@@ -50,7 +50,7 @@ FOR_EXTENSIONS = {
     *("Windows", "build_normaliser"),
     *("Reconstructs", "reconstructs"),
     *("expects", "duration_in_steps", "check_schedules"),
-    *("Images", "Pairs", "PublishedFiles"),
+    *("Images", "ImagePairs", "PublishedFiles"),
 }
 """What only a new routing, layer, network, loss or data set uses: imported from its own module."""
 

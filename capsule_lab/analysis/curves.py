@@ -68,7 +68,7 @@ def figures(metrics: Path) -> Iterator[tuple[str, Figure]]:
 
 
 def training_curves(metrics: Path) -> Figure:
-    """Loss and error of training and validation against the step; of pairs of images, what poses are worth.
+    """Loss and error of training and validation against the step; of pairs of images, the quality of poses.
 
     Args:
         metrics: the ``metrics.csv`` of a run.
@@ -79,6 +79,8 @@ def training_curves(metrics: Path) -> Figure:
     quantities = ["loss", *(of_poses or ["error"])]
     if of_poses:
         axes[1].set(ylabel=of_poses[quantities[1]], yscale="linear")
+    elif not {"train/error", "val/error"} & {*table.columns}:  # of a network without classes and poses
+        axes[1].set_visible(False)
     for axis, quantity in zip(axes, quantities, strict=True):
         for split, style in (("train", "C0-"), ("val", "C1o-")):
             _draw(axis, table, f"{split}/{quantity}", style, split)

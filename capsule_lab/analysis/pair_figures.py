@@ -14,7 +14,7 @@ from capsule_lab.analysis.plotting import Column, Group, picture_grid
 from capsule_lab.networks import TransformingAutoencoder
 
 _ACROSS = 3  # ours: capsules side by side
-_FIELDS = 10  # Hinton 2011: of 20 generation units
+_FIELDS = 10  # Hinton 2011, from memory: of 20 generation units
 _SEEN = 0.1  # Hinton 2011, from memory: presence above which a pose is drawn
 
 

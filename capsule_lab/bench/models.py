@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from capsule_lab.bench.cases import TEXTBOOK_NETWORKS, Case, training_config
 from capsule_lab.bench.textbook_capsnet import TextbookCapsNet
-from capsule_lab.build import build_data, build_module
+from capsule_lab.build import build_module
 from capsule_lab.types import Batch, DataSpec
 
 
@@ -47,9 +47,7 @@ def build_step(case: Case) -> Step:
         network = build_textbook(case, config).to(device)
         return Step(lambda: network(batch.images, batch.labels), torch.optim.Adam(network.parameters()), network)
     module = build_network(case, config).to(device)
-    if change := getattr(module.network, "change_shape", ()):
-        nothing = torch.zeros(len(batch.labels), *change, device=device)
-        batch = batch._replace(targets=batch.images, change=nothing)
+    batch = as_pairs(batch, module)
     if case.form == "compiled":
         module.network.compile()
     optimizer = module.optimizer(module.parameters_to_train(), lr=1e-3)  # 1e-3: Adam's default
@@ -69,6 +67,14 @@ def random_batch(case: Case, images: int) -> Batch:
     return Batch(pixels, labels, labels)
 
 
+def as_pairs(batch: Batch, module: Any) -> Batch:
+    """A batch with itself as targets and no change, for a module that is told one; any other batch as it is."""
+    change = getattr(module.network, "change_shape", ())
+    if not change:
+        return batch
+    return batch._replace(targets=batch.images, change=batch.images.new_zeros(len(batch.labels), *change))
+
+
 def loss_of(module: Any, batch: Batch) -> Tensor:
     """What the module minimises."""
     terms = {**module.loss_terms(batch, module(*module.inputs_of(batch)), {}), **module.penalty()}
@@ -79,8 +85,7 @@ def build_network(case: Case, config: DictConfig) -> Any:
     """The module of a case, which routes as the case says."""
     if case.form not in ("plain", "textbook"):
         config.routing.backend = case.backend
-    change = build_data(config).spec.change
-    return build_module(config, DataSpec(tuple(case.sizes["image_shape"]), case.sizes["num_classes"], change=change))
+    return build_module(config, DataSpec(tuple(case.sizes["image_shape"]), case.sizes["num_classes"]))
 
 
 def build_textbook(case: Case, config: DictConfig) -> Any:

@@ -35,7 +35,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from capsule_lab.bench.cases import FULL, Case, training_config
 from capsule_lab.bench.layers import POSE, build_layer
-from capsule_lab.bench.models import build_network, loss_of, random_batch
+from capsule_lab.bench.models import as_pairs, build_network, loss_of, random_batch
 from capsule_lab.layers import ClassCapsules, ConvCapsules, DenseCapsules
 from capsule_lab.routing import AbstractRouting, EMRouting
 from capsule_lab.types import Votes
@@ -147,7 +147,8 @@ def _of_model(case: Case) -> Work:
     for layer in module.network.modules():
         layer.register_forward_hook(record)
     with FlopCounterMode(display=False) as counter:
-        loss_of(module, random_batch(case, 1)).backward()  # compiles kernels, too, and keeps them for the workers
+        # compiles kernels, too, and keeps them for the workers
+        loss_of(module, as_pairs(random_batch(case, 1), module)).backward()
     counted = counter.get_flop_counts()["Global"].items()
     operations = sum(number for operator, number in counted if operator.__name__ not in OF_ROUTING)
     parameters = sum(parameter.numel() for parameter in module.parameters_to_train())

@@ -87,10 +87,12 @@ class DrawnPairs(Callback):
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
+        drawn = getattr(outputs["output"], "images", None)
         if batch_idx or dataloader_idx or trainer.sanity_checking or not trainer.is_global_zero:
             return
-        assert batch.targets is not None  # of pairs, which this callback is for
-        rows = {"first image": batch.images, "drawn": outputs["output"].images, "second image": batch.targets}
+        if drawn is None or batch.targets is None:  # of other networks
+            return
+        rows = {"first image": batch.images, "drawn": drawn, "second image": batch.targets}
         figure = image_rows({name: images[: self.images] for name, images in rows.items()})
         show_figure(trainer, "val/pairs", figure)
 
@@ -98,17 +100,17 @@ class DrawnPairs(Callback):
 class ConfusionMatrix(Callback):
     """Draws the confusion matrix of each validation and test, to ``figures/`` and to the loggers.
 
-    Of several validation sets, of the first. Of images with two labels there is none: no label is mistaken for one
-    prediction rather than the other.
+    Of several validation sets, of the first. Of networks on pairs of images there is none, nor of images with two
+    labels: no label is mistaken for one prediction rather than the other.
     """
 
     def __init__(self) -> None:
         self.matrix: MulticlassConfusionMatrix | None = None
 
     def _update(self, pl_module: L.LightningModule, outputs: Any, batch: Batch) -> None:
-        if batch.labels.ndim > 1:
+        ranking = getattr(outputs["output"], "ranking", None)
+        if batch.labels.ndim > 1 or ranking is None:
             return
-        ranking = outputs["output"].ranking
         if self.matrix is None:
             self.matrix = MulticlassConfusionMatrix(ranking.shape[1], validate_args=False)
         self.matrix.to(pl_module.device).update(ranking, batch.labels)

@@ -119,7 +119,7 @@ class RoutingStats(Callback):
     ) -> None:
         if dataloader_idx:
             return
-        capsules = outputs["output"].capsules
+        capsules = getattr(outputs["output"], "capsules", None)  # a network on pairs of images has no classes
         if capsules is not None:
             self.dead.to(pl_module.device).update(capsules.activations)
         if batch_idx == 0 and isinstance(pl_module.network, AbstractCapsuleNetwork):

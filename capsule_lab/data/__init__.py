@@ -3,7 +3,7 @@
 from capsule_lab.data.affnist import AffNISTDataModule
 from capsule_lab.data.base import AbstractDataModule
 from capsule_lab.data.cifar10 import CIFAR10DataModule
-from capsule_lab.data.image_pairs import MNISTPairsDataModule, Pairs
+from capsule_lab.data.image_pairs import ImagePairs, MNISTPairsDataModule
 from capsule_lab.data.loader import Images
 from capsule_lab.data.mnist import MNISTDataModule
 from capsule_lab.data.mnist_expanded import ExpandedMNISTDataModule
@@ -19,11 +19,11 @@ __all__ = [
     "AffNISTDataModule",
     "CIFAR10DataModule",
     "ExpandedMNISTDataModule",
+    "ImagePairs",
     "Images",
     "MNISTDataModule",
     "MNISTPairsDataModule",
     "MultiMNISTDataModule",
-    "Pairs",
     "PublishedFiles",
     "SVHNDataModule",
     "SmallNORBDataModule",

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from capsule_lab.data.base import AbstractDataModule
 from capsule_lab.data.formats import affnist as files
-from capsule_lab.data.loader import Images, InMemory
+from capsule_lab.data.loader import Images, InMemory, SameEveryEpoch
 from capsule_lab.data.mnist import MNISTFiles, check_shift
-from capsule_lab.data.mnist_expanded import PAD, FixedPlaces, check_canvas, on_canvas, placed
+from capsule_lab.data.mnist_expanded import PAD, check_canvas, on_canvas, placed
 from capsule_lab.data.sources import AbstractSource, PublishedFiles
 from capsule_lab.data.standins.affnist import FACTORS, STANDIN_NAME, SyntheticAffNIST, standin_provenance
 from capsule_lab.data.standins.digits import StandinDigits
@@ -180,11 +180,11 @@ class AffNISTDataModule(AbstractDataModule):
         if name == AFFINE:
             if AFFINE not in self.sets:
                 self.sets[AFFINE] = SyntheticAffNIST(self.sets["val"], self.seed, versions=1).stored()
-            return FixedPlaces(self.sets[AFFINE], self.seed)
+            return SameEveryEpoch(self.sets[AFFINE], self.seed)
         if name == "test" and self.uses_standin:
             return SyntheticAffNIST(self.sets["test"], _TEST_SEED, size=self.eval_images)
         moving = name == "test" or (name == "train" and self.augment)
-        return (InMemory if moving else FixedPlaces)(self.sets[name], self.seed)
+        return (InMemory if moving else SameEveryEpoch)(self.sets[name], self.seed)
 
     def transform_batch(self, batch: Batch, name: str) -> Batch:
         if name in ("test", AFFINE):  # affine versions have their place already

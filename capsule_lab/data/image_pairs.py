@@ -11,7 +11,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from capsule_lab.data.base import AbstractDataModule
-from capsule_lab.data.loader import Images, InMemory
+from capsule_lab.data.loader import InMemory, SameEveryEpoch
 from capsule_lab.data.mnist import MNISTDataModule, check_shift
 from capsule_lab.data.transforms import affine, affine_matrix, random_integers, random_uniform, shift
 from capsule_lab.errors import check_choice, check_number
@@ -39,14 +39,14 @@ class Pair(NamedTuple):
     change: Float[Tensor, "batch 2"] | Float[Tensor, "batch 3 3"]
 
 
-class Pairs(AbstractDataModule):
-    """Makes pairs of the images of another DataModule, on the batch's device, each by its key; none is ever stored.
+class ImagePairs(AbstractDataModule):
+    """Makes pairs of the images of another DataModule, of one label each, by their keys; none is ever stored.
 
-    It comes before that DataModule: ``class MNISTPairsDataModule(Pairs, MNISTDataModule)``. Both images of a pair are
-    versions of one stored image, which the DataModule transforms as in validation. An epoch of training has other
+    It comes before that DataModule: ``class MNISTPairsDataModule(ImagePairs, MNISTDataModule)``. Both images of a pair
+    are versions of one stored image, which the DataModule transforms as in validation. An epoch of training has other
     pairs in every epoch; those of validation and testing are the same in all. The first image goes into
     ``Batch.images``, the second into ``Batch.targets``, their difference into ``Batch.change``; labels stay, so that
-    networks that classify can be trained on the first images.
+    networks that classify can be trained on the first images. All is computed on the batch's device.
 
     Args:
         change: ``"shift"``, by whole pixels, zeros moving in; or ``"affine"``: turned, scaled and sheared about the
@@ -104,7 +104,7 @@ class Pairs(AbstractDataModule):
         return name != "train" or not self.augment
 
     def unpaired_batch(self, batch: Batch, name: str) -> Batch:
-        return super().transform_batch(batch, "val")  # which is not augmented
+        return super().transform_batch(batch, "val" if name == "train" else name)  # which is not augmented
 
     def transform_batch(self, batch: Batch, name: str) -> Batch:
         seen = self.unpaired_batch(batch, name)
@@ -140,8 +140,8 @@ class Pairs(AbstractDataModule):
         return moved, matrix
 
 
-class MNISTPairsDataModule(Pairs, MNISTDataModule):
-    """Pairs of MNIST digits: see ``Pairs`` and ``MNISTDataModule``."""
+class MNISTPairsDataModule(ImagePairs, MNISTDataModule):
+    """Pairs of MNIST digits: see ``ImagePairs`` and ``MNISTDataModule``."""
 
 
 def shifted_pair(
@@ -157,22 +157,10 @@ def shifted_pair(
         images: as the network sees them.
         key: of each.
         largest: in each direction.
-        moved: see ``Pairs``.
+        moved: see ``ImagePairs``.
     """
     down, right, down_again, right_again = (random_integers(key, stream, -largest, largest) for stream in range(4))
     if moved == "target":
         down, right = torch.zeros_like(down), torch.zeros_like(right)
     change = torch.stack([right_again - right, down_again - down], 1).to(images.dtype)
     return Pair(shift(images, down, right, largest), shift(images, down_again, right_again, largest), change)
-
-
-class SameEveryEpoch(InMemory):
-    """A set whose keys, and with them everything random, are those of the first epoch in all."""
-
-    def __getitem__(self, batch: tuple[Tensor, int]) -> Batch:
-        return super().__getitem__((batch[0], 0))
-
-
-def limited(images: Images, most: int | None) -> int:
-    """How many pairs an epoch has that begin with each image once, at most ``most``."""
-    return len(images.labels) if most is None else min(len(images.labels), most)

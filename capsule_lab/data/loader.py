@@ -108,6 +108,13 @@ class InMemory(Dataset[Batch]):
         return moved
 
 
+class SameEveryEpoch(InMemory):
+    """Every image with the key of the first epoch in all, so that what is random of it stays as it is."""
+
+    def __getitem__(self, batch: tuple[Tensor, int]) -> Batch:
+        return super().__getitem__((batch[0], 0))
+
+
 class EpochBatches(Sampler[tuple[Tensor, int]]):
     """Index batches of one epoch; the order is a function of ``(seed, epoch)`` alone.
 

@@ -8,21 +8,13 @@ import torch
 from torch import Tensor
 
 from capsule_lab.data.base import AbstractDataModule
-from capsule_lab.data.loader import InMemory
+from capsule_lab.data.loader import InMemory, SameEveryEpoch
 from capsule_lab.data.mnist import SIZE, MNISTFiles, check_shift
 from capsule_lab.data.standins.digits import StandinDigits
 from capsule_lab.data.transforms import random_shift, to_unit_interval
-from capsule_lab.types import Batch, DataSpec
+from capsule_lab.types import DataSpec
 
 PAD = 6  # official code of Sabour 2017, README: "shift 6, pad 6"
-
-
-class FixedPlaces(InMemory):
-    """Every image with the same key in every epoch, and so in the same place: a function of the seed and its index."""
-
-    def __getitem__(self, batch: tuple[Tensor, int]) -> Batch:
-        index, _ = batch
-        return super().__getitem__((index, 0))
 
 
 class ExpandedMNISTDataModule(AbstractDataModule):
@@ -62,7 +54,7 @@ class ExpandedMNISTDataModule(AbstractDataModule):
         return placed(super().describe(), self.pad)
 
     def dataset(self, name: str) -> InMemory:
-        return (InMemory if name == "train" and self.augment else FixedPlaces)(self.sets[name], self.seed)
+        return (InMemory if name == "train" and self.augment else SameEveryEpoch)(self.sets[name], self.seed)
 
     def transform(self, images: Tensor, key: Tensor, *, augment: bool) -> Tensor:
         """Each digit in its place. The key decides it, and ``dataset`` has decided on the keys."""

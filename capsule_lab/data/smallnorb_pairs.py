@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
 from capsule_lab.data.base import check_eval_images
 from capsule_lab.data.formats import smallnorb as files
-from capsule_lab.data.image_pairs import limited
 from capsule_lab.data.loader import Images, InMemory
 from capsule_lab.data.smallnorb import SmallNORBDataModule
 from capsule_lab.data.transforms import random_bits, sample_key
@@ -37,7 +37,7 @@ class SmallNORBPairsDataModule(SmallNORBDataModule):
         **options: see ``SmallNORBDataModule``; without ``train_images``, which would leave few neighbours.
 
     Raises:
-        ValueError: for an unknown category, none, or ``train_images``.
+        ValueError: for an unknown category, none, ``train_images``, or an option that pairs do not have.
     """
 
     def __init__(
@@ -51,6 +51,15 @@ class SmallNORBPairsDataModule(SmallNORBDataModule):
     ) -> None:
         super().__init__(crop=crop, **options)  # without eval_images, which here limits pairs
         check_eval_images(eval_images)
+        ignored = {
+            "stereo": ("channels", "both eyes at once"),
+            "test_crops": (1, "one crop"),
+            "brightness": (None, "nothing random"),
+            "contrast": (None, "nothing random"),
+        }
+        for name, (only, why) in ignored.items():
+            if options.get(name, only) != only:
+                raise ValueError(f"data.{name} is {options[name]}, and pairs have {why}; expected {only or 'null'}")
         unknown = [name for name in categories if name not in files.CLASSES]
         if unknown or not categories:
             raise ValueError(f"data.categories is {[*categories]}; expected some of {', '.join(files.CLASSES)}")
@@ -70,6 +79,14 @@ class SmallNORBPairsDataModule(SmallNORBDataModule):
         facts = super().describe()
         return facts | {"name": f"pairs of views of {', '.join(self.categories)} of {facts['name']}"}
 
+    def describe_test(self, counts: str) -> str:
+        return f"{len(self.dataset('test'))} pairs of {len(self.sets['test'].labels)}"
+
+    def split_test(self, images: Images) -> tuple[Images, ...]:
+        """In a drawn order, so that the first few are of all toys and viewpoints."""
+        drawn = np.random.default_rng(self.seed).permutation(len(images.labels))
+        return super().split_test(images.subset(drawn))
+
     def load(self, *, train: bool) -> Images:
         images = super().load(train=train)
         wanted = torch.tensor([files.CLASSES.index(name) for name in self.categories])
@@ -77,7 +94,8 @@ class SmallNORBPairsDataModule(SmallNORBDataModule):
 
     def dataset(self, name: str) -> InMemory:
         images, training = self.sets[name], name == "train"
-        size = limited(images, None if training else self.eval_pairs)
+        most = len(images.labels)
+        size = most if training or self.eval_pairs is None else min(most, self.eval_pairs)
         return ViewPairs(images, self.seed, size=size, fixed=not (training and self.augment))
 
     def unpaired_batch(self, batch: Batch, name: str) -> Batch:

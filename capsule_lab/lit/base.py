@@ -196,7 +196,7 @@ class AbstractModule(L.LightningModule):
                 metric.reset()
 
     def test_results(self) -> dict[str, float]:
-        """What the last test measured: its quantities, and ``<part>/error`` of every part."""
+        """What the last test measured: its quantities, and ``<part>/<quantity>`` of every part."""
         logged = {name: float(value) for name, value in self.trainer.logged_metrics.items()}
         parts = {name: value for name, value in logged.items() if name.partition("/")[0] in self.test_parts}
         return {name.removeprefix("test/"): logged[name] for name in logged if name.startswith("test/")} | parts

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from capsule_lab import pair_metrics
 from capsule_lab.lit.base import AbstractModule
@@ -26,12 +26,14 @@ class PairsModule(AbstractModule):
         **options: see ``AbstractModule``.
 
     Raises:
-        ValueError: see ``AbstractModule``.
+        ValueError: see ``AbstractModule``; or for CUDA graphs, which are of networks that take images only.
     """
 
     network: AbstractPairNetwork
 
     def __init__(self, network: AbstractPairNetwork, *, reconstruction: Callable[..., Tensor], **options: Any) -> None:
+        if options.get("cuda_graphs"):
+            raise ValueError("cuda_graphs is true, and this network takes a change beside images; expected false")
         super().__init__(network, metrics=SplitMetrics(), **options)
         self.reconstruction = reconstruction
         for split in ("val", "test"):
@@ -39,9 +41,10 @@ class PairsModule(AbstractModule):
 
     @property
     def quantities(self) -> list[str]:
-        """Names of what is measured in validation and test, beside the loss."""
+        """Names of what is measured in every validation and test, beside the loss; slopes are in most."""
         kinds = pair_metrics.pair_metrics(self.network).values()
-        return [name for metric in kinds for name in pair_metrics.QUANTITIES[type(metric).__name__]]
+        names = [name for metric in kinds for name in pair_metrics.QUANTITIES[type(metric).__name__]]
+        return [name for name in names if not name.startswith("slope_")]
 
     def inputs_of(self, batch: Batch) -> tuple[Tensor, ...]:
         assert batch.change is not None  # build.check_together
@@ -62,8 +65,3 @@ class PairsModule(AbstractModule):
     def add_split(self, split: str) -> None:
         for name, metric in pair_metrics.pair_metrics(self.network).items():
             self.metrics[f"{split}/{name}"] = metric.to(self.device)
-
-
-def is_told_a_change(network: nn.Module) -> bool:
-    """Whether a network is trained on pairs."""
-    return isinstance(network, AbstractPairNetwork)

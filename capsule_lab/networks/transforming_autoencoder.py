@@ -54,6 +54,8 @@ class TransformedImages(NamedTuple):
 class AbstractPairNetwork(nn.Module, ABC):
     """Draws the second image of a pair from the first and the change between them.
 
+    One with capsules also has ``changed`` and ``energies``, see ``TransformingAutoencoder``.
+
     Attributes:
         image_shape: ``(channel, height, width)``.
         capsules: how many it has; 0 without.
@@ -131,15 +133,15 @@ class TransformingAutoencoder(AbstractPairNetwork):
         self,
         image_shape: tuple[int, int, int],
         *,
-        capsules: int | None = 30,  # Hinton 2011
-        recognition: Sequence[int] = (10,),  # Hinton 2011
-        generation: int = 20,  # Hinton 2011
+        capsules: int | None = 30,  # Hinton 2011, from memory
+        recognition: Sequence[int] = (10,),  # Hinton 2011, from memory
+        generation: int = 20,  # Hinton 2011, from memory
         pose: Pose = "translation",
-        activation: Activation = "sigmoid",  # Hinton 2011
+        activation: Activation = "sigmoid",  # Hinton 2011, from memory
         output_bias: OutputBias = "shared",
         window: int | None = None,
-        stride: int = 3,  # Hinton 2011, of stereo pairs
-        patch: int = 22,  # Hinton 2011, of stereo pairs
+        stride: int = 3,  # Hinton 2011, from memory, of stereo pairs
+        patch: int = 22,  # Hinton 2011, from memory, of stereo pairs
         shared: bool = False,
     ) -> None:
         super().__init__()

@@ -16,7 +16,7 @@ from capsule_lab.analysis.curves import COLOURS
 from capsule_lab.tables.summary import Entry, Run
 
 _MARKERS = "os^Dv<>P*X"
-_PERCENT = ("error", "label_error", "present_error", "accuracy", "success", "dead_capsules")
+_PERCENT = ("error", "test_error", "label_error", "present_error", "accuracy", "success", "dead_capsules")
 """Quantities that are in percent, in any split."""
 
 

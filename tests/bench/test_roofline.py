@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from capsule_lab.bench import roofline
-from capsule_lab.bench.cases import model_groups
+from capsule_lab.bench.cases import Case, model_groups
 from capsule_lab.bench.roofline import Work
 from capsule_lab.config import compose
 from tests.helpers.bench import small_case
@@ -92,3 +92,11 @@ def test_bfloat16_is_half_as_long_and_faster() -> None:
     full, half = work.lower_bounds(RATES, "32-true"), work.lower_bounds(RATES, "bf16-mixed")
     assert (full["bytes"], half["bytes"]) == (440, 240)
     assert half["floor_arithmetic_seconds"] == pytest.approx(3e-9)
+
+
+def test_a_network_that_is_told_a_change_has_its_work() -> None:
+    overrides = ("model=transforming_autoencoder", "data=mnist_pairs")
+    sizes = {"batch_size": 2, "image_shape": [1, 28, 28], "num_classes": 10}
+    case = Case("model", "transforming_autoencoder", "plain", "32-true", "cpu", sizes, overrides)
+    products = 784 * 300 * 2 + 600 * 784 * 3  # of the image no gradient is needed
+    assert roofline.count(case).operations >= 2 * 2 * products

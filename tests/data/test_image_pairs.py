@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from capsule_lab.data import MNISTPairsDataModule
-from capsule_lab.data.image_pairs import SameEveryEpoch, limited, shifted_pair
-from capsule_lab.data.loader import Images
+from capsule_lab.data.image_pairs import shifted_pair
+from capsule_lab.data.loader import Images, SameEveryEpoch
 from capsule_lab.data.transforms import affine_matrix, sample_key
 from capsule_lab.types import Batch
 
@@ -208,8 +208,3 @@ def test_keys_of_the_first_epoch() -> None:
     images = numbered_images(5)
     fixed, index = SameEveryEpoch(images, 0), torch.arange(5)
     assert fixed[index, 0].key.equal(fixed[index, 7].key)
-
-
-@pytest.mark.parametrize(("most", "expected"), [(None, 5), (3, 3), (9, 5)])
-def test_so_many_pairs_begin_with_each_image_once(most: int | None, expected: int) -> None:
-    assert limited(numbered_images(5), most) == expected

@@ -171,6 +171,9 @@ def test_an_analysis_sees_the_first_view(module: SmallNORBPairsDataModule) -> No
         ({"categories": ["bus"]}, r"data.categories is \['bus'\]; expected some of animal, human"),
         ({"categories": []}, r"data.categories is \[\]; expected some of animal"),
         ({"train_images": 10}, "data.train_images is 10, which would leave images without a neighbouring view"),
+        ({"stereo": "separate"}, "data.stereo is separate, and pairs have both eyes at once; expected channels"),
+        ({"test_crops": 13}, "data.test_crops is 13, and pairs have one crop; expected 1"),
+        ({"contrast": 0.5}, "data.contrast is 0.5, and pairs have nothing random; expected null"),
         ({"eval_images": 0}, "data.eval_images is 0; expected 1 or more"),
     ],
 )

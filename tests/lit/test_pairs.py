@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from capsule_lab import runs
 from capsule_lab.config import compose
-from capsule_lab.errors import ConfigError
+from capsule_lab.errors import ConfigError, InterruptError
 from capsule_lab.train import summary, train
 from tests.helpers.commands import Ended
+from tests.helpers.training import SignalAt, run, weights
 
 Cli = Callable[..., Ended]
 
@@ -84,7 +87,8 @@ def test_stereo_pairs(toynorb: Path, tmp_path: Path) -> None:
         *("data.batch_size=2", "data.eval_images=4", "trainer.max_epochs=1", "trainer.accelerator=cpu"),
     ]
     result = train(compose("train", overrides), tmp_path / "run")
-    assert result["test"]["matrix_error"] >= 0  # the small stand-in has no neighbouring views
+    assert {"matrix_error", "matrix_error_unchanged", "copying"} <= {*result["test"]}
+    assert "pairs of" in result["provenance"]["test_images"]
 
 
 def test_a_classifier_is_trained_on_the_first_images(tmp_path: Path) -> None:
@@ -98,6 +102,7 @@ def test_a_classifier_is_trained_on_the_first_images(tmp_path: Path) -> None:
         (["data=mnist"], "TransformingAutoencoder is told a shift, and the data has none; expected data=mnist_pairs"),
         (["data.change=affine"], "is told a shift, and the data has a matrix"),
         (["model.pose=matrix"], "is told a matrix, and the data has a shift"),
+        (["+module.cuda_graphs=true"], "module: cuda_graphs is true, and this network takes a change beside images"),
         (["data.mixup=0.2"], "data.mixup: TransformingAutoencoder does not classify; expected null"),
     ],
 )
@@ -115,8 +120,32 @@ def test_other_data_without_the_change_is_refused_by_evaluate(cli: Cli, tmp_path
 def test_a_monitor_of_poses(tmp_path: Path) -> None:
     result, _ = trained(tmp_path, "callbacks.best.monitor=val/shift_r2", "callbacks.best.mode=max")
     assert result["best"]["val"]["shift_r2"] >= result["val"]["shift_r2"]
-    with pytest.raises(ConfigError, match="BestCheckpoint: monitor is val/error; did you mean"):
+    with pytest.raises(ConfigError, match="BestCheckpoint: monitor is val/error; Options: schedule/learning_rate"):
         trained(tmp_path / "other", "callbacks.best.monitor=val/error")
+
+
+def test_other_callbacks_do_nothing_to_pairs_and_those_of_pairs_nothing_to_classes(tmp_path: Path) -> None:
+    trained(tmp_path / "pairs", "callbacks=default", "callbacks.best.monitor=val/loss")
+    of_classes = ["model=cnn_small", "data=mnist", "data.source=standin", "callbacks=pairs", "trainer.accelerator=cpu"]
+    result = train(compose("train", [*of_classes, *SHORT]), tmp_path / "classes")
+    assert "error" in result["test"]
+
+
+def test_one_image_and_no_shift_leave_out_what_has_no_value(tmp_path: Path) -> None:
+    result, _ = trained(tmp_path, "data.shift=0", "data.eval_images=1")
+    assert "shift_r2" not in result["val"]
+    assert math.isfinite(result["val"]["presence_change"])
+
+
+def test_a_resumed_run_ends_as_an_uninterrupted_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole, directory = trained(tmp_path / "whole")
+    config = compose("train", [*SMALL, *SHORT])
+    with pytest.raises(InterruptError):
+        run(config, tmp_path / "parts", monkeypatch, SignalAt(4))
+    config.train.resume = True
+    parts = train(config, tmp_path / "parts")
+    assert parts["test"] == whole["test"]
+    torch.testing.assert_close(weights(tmp_path / "parts"), weights(directory), rtol=0, atol=0)
 
 
 @pytest.mark.parametrize(

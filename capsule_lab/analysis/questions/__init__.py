@@ -12,7 +12,7 @@ sign         can the network tell an image from its negative? (Peer 2021)
 crowding     what does a capsule do with two of its kind, and does attending again find the second?
 scramble     does it matter where the parts of an image are?
 poses        do poses of a transforming auto-encoder move with the image? (Hinton 2011)
-few_labels   how well do some 25 labels name clusters of what it sees? (Tieleman 2014)
+few_labels   how well do some 25 labels name clusters of what it sees? (a talk of Hinton's)
 ===========  =================================================================================
 
 A question is a function of a ``Subject``, and gives an ``Answer``.

@@ -1,4 +1,4 @@
-"""How well do some 25 labels name the clusters of what a network makes of images? (Tieleman 2014)"""
+"""How well do some 25 labels name clusters of what a network makes of images? (last slide of a talk of Hinton's)"""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def few_labels(
     known = torch.cat([batch.labels for batch in training]).cpu()
     truth = subject.labels.cpu()
     fitted, held_out = _standardised(*_features(subject, features, training, principal))
-    pixels = [torch.cat([batch.images for batch in each]).flatten(1).cpu() for each in (training, subject.batches)]
+    seen, looked_at = (_pixels(each) for each in (training, subject.batches))
     errors: dict[str, list[float]] = {}
     likelihoods = []
     for draw in range(draws):
@@ -103,9 +103,7 @@ def few_labels(
             named = _named(of_training, known, chosen, fit.mixture, subject.num_classes)
             judge(f"drawn_{each}_per_class", named)
         if neighbours:
-            nearest = torch.cat(
-                [torch.cdist(part, pixels[0][order[:labels]]).argmin(1) for part in pixels[1].split(_CHUNK)]
-            )
+            nearest = torch.cat([torch.cdist(part, seen[order[:labels]]).argmin(1) for part in looked_at.split(_CHUNK)])
             errors.setdefault("nearest", []).append(_error(known[order[:labels]][nearest], truth))
     numbers = {"log_likelihood": statistics.fmean(likelihoods), "dimensions": float(fitted.shape[1])}
     for name, found in errors.items():
@@ -119,6 +117,10 @@ def few_labels(
     return Answer(numbers)
 
 
+def _pixels(batches: Sequence[Batch]) -> Float[Tensor, "image pixel"]:
+    return torch.cat([batch.images for batch in batches]).flatten(1).cpu()
+
+
 def _error(predicted: Int64[Tensor, " image"], truth: Int64[Tensor, " image"]) -> float:
     return 100 * float((predicted != truth).double().mean())
 
@@ -127,9 +129,7 @@ def _features(
     subject: Subject, features: Features, training: Sequence[Batch], principal: int
 ) -> tuple[Float[Tensor, "fitted dim"], Float[Tensor, "image dim"]]:
     if features == "pixels":
-        both = [
-            torch.cat([batch.images for batch in each]).flatten(1).cpu().numpy() for each in (training, subject.batches)
-        ]
+        both = [_pixels(each).numpy() for each in (training, subject.batches)]
         pca = PCA(min(principal, *both[0].shape), random_state=0).fit(both[0])
         found = [torch.from_numpy(pca.transform(each)).float().to(subject.images.device) for each in both]
         return found[0], found[1]

@@ -17,8 +17,8 @@ from capsule_lab.networks import AbstractPairNetwork, TransformingAutoencoder
 from capsule_lab.networks.base import check_widths
 
 _SHOWN = 16  # ours: images of the sheet
-_CAPSULES = 9  # Hinton 2011, figure 2
-_SCATTERED = 3  # Hinton 2011, figure 2: pixels
+_CAPSULES = 9  # Hinton 2011, figure 2, from memory
+_SCATTERED = 3  # Hinton 2011, figure 2, from memory: pixels
 
 
 def poses(
@@ -77,10 +77,12 @@ def _shifted(subject: Subject, shift: int) -> _Copies:
 
 
 def _turned(subject: Subject, degrees: int) -> _Copies:
+    """Images turned either way. The change is one of the image's plane; of views it is the camera's, where y is up."""
+    down = -1 if "azimuth" in subject.factors else 1
     found = []
     for angle in (-degrees, degrees):
         cos, sin = math.cos(math.radians(angle)), math.sin(math.radians(angle))
-        change = torch.tensor([[cos, sin, 0.0], [-sin, cos, 0.0], [0.0, 0.0, 1.0]])  # x to the right, y down
+        change = torch.tensor([[cos, down * sin, 0.0], [-down * sin, cos, 0.0], [0.0, 0.0, 1.0]])
         found.append((_copy(subject, subject.changes["rotation"], angle), change))
     return found
 

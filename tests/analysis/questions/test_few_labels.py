@@ -104,10 +104,13 @@ def test_numbers_out_of_range(name: str) -> None:
         few_labels(subject(small_network()), features="pixels", **{**FEW, name: 0})
 
 
-def test_votes_are_shares_of_components(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An image between components of two classes gets the class of the larger share of both."""
+def test_an_image_has_the_class_of_the_largest_sum_of_shares(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of three components 0.4 are of class 0, and 0.35 and 0.25 of class 1."""
+    shares = torch.tensor([0.4, 0.35, 0.25, 0.0]).log()
+    monkeypatch.setattr(few, "_log_joint", lambda points, mixture: shares.expand(len(points), 4))
+    monkeypatch.setattr(few, "_named", lambda *_: torch.tensor([0, 1, 1, 2]))
     seen: list[Tensor] = []
     error = few._error
     monkeypatch.setattr(few, "_error", lambda predicted, truth: seen.append(predicted) or error(predicted, truth))
     few_labels(subject(small_network()), features="pixels", **{**FEW, "draws": 1})
-    assert all(each.shape == (24,) and int(each.max()) < CLASSES for each in seen)
+    assert seen[1].tolist() == [1] * 24  # drawn
