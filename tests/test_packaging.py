@@ -105,7 +105,7 @@ def test_commands_of_the_wheel_compose_its_own_configuration(unpacked: Path, tmp
 def test_sweep_of_the_wheel_finds_its_plugins_and_tables(unpacked: Path, tmp_path: Path) -> None:
     ended = installed(unpacked, tmp_path, "-m", "capsule_lab.sweep", "table=smok", "launcher=gpus")
     assert (ended.status, ended.out) == (2, "")
-    assert "table=smok does not exist; did you mean smoke? Options: gu2021_components, " in ended.err
+    assert "table=smok does not exist; did you mean smoke? Options: data_efficiency, " in ended.err
 
 
 def test_plugins_of_the_wheel_are_discovered(unpacked: Path, tmp_path: Path) -> None:

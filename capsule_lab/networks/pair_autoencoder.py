@@ -35,8 +35,6 @@ class PairAutoencoder(AbstractPairNetwork):
     710434
     """
 
-    capsules = 0
-
     def __init__(
         self,
         image_shape: tuple[int, int, int],
@@ -50,6 +48,7 @@ class PairAutoencoder(AbstractPairNetwork):
         check_sizes("PairAutoencoder", code=code)
         check_widths("PairAutoencoder", hidden=hidden)
         self.image_shape = check_image_shape(image_shape, 1, "PairAutoencoder")
+        self.capsules = 0
         self.pose = pose
         pixels = prod(self.image_shape)
         self.encoder = _layers([pixels, *hidden, code])
