@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from collections.abc import Mapping
+from typing import Any, ClassVar, cast
 
 import torch
 from jaxtyping import Float
@@ -18,7 +19,17 @@ _SMALL = 1e-12  # ours: no number that is divided by is smaller
 _SELDOM = 0.01  # ours: share of the pairs in which a capsule has to be present, to have a slope
 
 
-class ImagePairMetrics(Metric):
+class PairMetric(Metric):
+    """A metric of several quantities.
+
+    Attributes:
+        quantities: their names; of ``ShiftMetrics`` slopes are there only where a capsule has one.
+    """
+
+    quantities: ClassVar[tuple[str, ...]]
+
+
+class ImagePairMetrics(PairMetric):
     """Squared errors per image that a reconstruction has to beat.
 
     ``copying``: of the first image for the second. ``mean_image``: of the mean of all second images, the best answer
@@ -28,6 +39,7 @@ class ImagePairMetrics(Metric):
         image_shape: ``(channel, height, width)``.
     """
 
+    quantities = ("copying", "mean_image")
     full_state_update = False
     pairs: Tensor
     copied: Tensor
@@ -59,7 +71,7 @@ class ImagePairMetrics(Metric):
         return {"copying": self.copied / self.pairs, "mean_image": of_mean / self.pairs}
 
 
-class PresenceMetrics(Metric):
+class PresenceMetrics(PairMetric):
     """Whether capsules are as probable in both images, and which are never used.
 
     ``presence_change``: mean change of a presence between the two images of a pair, over the standard deviation of
@@ -70,6 +82,7 @@ class PresenceMetrics(Metric):
         capsules: how many.
     """
 
+    quantities = ("presence_change", "dead_capsules")
     full_state_update = False
     pairs: Tensor
     changes: Tensor
@@ -115,7 +128,7 @@ class PresenceMetrics(Metric):
         }
 
 
-class ShiftMetrics(Metric):
+class ShiftMetrics(PairMetric):
     """Whether poses of two numbers move by as many pixels as the image.
 
     Of each capsule, the slope is the 2x2 matrix that takes the shift to the change of its pose, by least squares over
@@ -129,6 +142,7 @@ class ShiftMetrics(Metric):
         capsules: how many.
     """
 
+    quantities = ("shift_r2", "slope_capsules", "slope_right", "slope_down", "slope_error")
     full_state_update = False
     pairs: Tensor
     seen: Tensor
@@ -191,7 +205,7 @@ class ShiftMetrics(Metric):
         return found
 
 
-class MatrixMetrics(Metric):
+class MatrixMetrics(PairMetric):
     """Whether poses that are matrices are multiplied by the change.
 
     ``matrix_error``: the norm of what ``T A`` of the first image is away from ``A`` of the second, over that of ``A``,
@@ -199,6 +213,7 @@ class MatrixMetrics(Metric):
     ``T A``, which a pose that follows the change is much better than.
     """
 
+    quantities = ("matrix_error", "matrix_error_unchanged")
     full_state_update = False
     away: Tensor
     unchanged: Tensor
@@ -228,22 +243,13 @@ class MatrixMetrics(Metric):
         return {"matrix_error": self.away / size, "matrix_error_unchanged": self.unchanged / size}
 
 
-QUANTITIES: dict[str, tuple[str, ...]] = {
-    "ImagePairMetrics": ("copying", "mean_image"),
-    "PresenceMetrics": ("presence_change", "dead_capsules"),
-    "ShiftMetrics": ("shift_r2", "slope_capsules", "slope_right", "slope_down", "slope_error"),
-    "MatrixMetrics": ("matrix_error", "matrix_error_unchanged"),
-}
-"""What each of them gives."""
-
-
-def pair_metrics(network: Any) -> dict[str, Metric]:
+def pair_metrics(network: Any) -> dict[str, PairMetric]:
     """The metrics of a network that is told a change, by name.
 
     Args:
         network: a ``TransformingAutoencoder``, or one without capsules, whose ``capsules`` are 0.
     """
-    found: dict[str, Metric] = {"images": ImagePairMetrics(network.image_shape)}
+    found: dict[str, PairMetric] = {"images": ImagePairMetrics(network.image_shape)}
     if network.capsules:
         found["presences"] = PresenceMetrics(network.capsules)
         found["poses"] = ShiftMetrics(network.capsules) if network.pose == "translation" else MatrixMetrics()
@@ -251,11 +257,12 @@ def pair_metrics(network: Any) -> dict[str, Metric]:
 
 
 def update_pair_metrics(
-    metrics: dict[str, Metric],
+    metrics: Mapping[str, Metric],
     network: Any,
     images: Float[Tensor, "batch channel height width"],
     change: Float[Tensor, "batch 2"] | Float[Tensor, "batch 3 3"],
     targets: Float[Tensor, "batch channel height width"],
+    output: Any,
 ) -> None:
     """Add a batch of pairs to ``pair_metrics``.
 
@@ -263,11 +270,13 @@ def update_pair_metrics(
         metrics: of the network.
         network: in evaluation mode.
         images, change, targets: see ``Batch``.
+        output: what the network gives for images and change, ``TransformedImages``.
     """
     cast(ImagePairMetrics, metrics["images"]).update(images, targets)
     if "poses" not in metrics:
         return
-    (poses, presences), (others, later) = network.recognise(images), network.recognise(targets)
+    poses, presences = output.poses, output.presences
+    others, later = network.recognise(targets)
     changed = network.changed(poses, change)
     cast(PresenceMetrics, metrics["presences"]).update(presences, later, network.energies(changed, presences))
     of_poses = metrics["poses"]

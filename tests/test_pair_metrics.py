@@ -10,7 +10,6 @@ from torch import Tensor
 
 from capsule_lab.networks import PairAutoencoder, TransformingAutoencoder
 from capsule_lab.pair_metrics import (
-    QUANTITIES,
     ImagePairMetrics,
     MatrixMetrics,
     PresenceMetrics,
@@ -188,8 +187,9 @@ def test_quantities_of_a_network(network: Callable[[], torch.nn.Module], kinds: 
     assert [type(metric).__name__ for metric in metrics.values()] == kinds
     change = torch.randn(50, *built.change_shape)  # type: ignore[operator, misc]
     with torch.no_grad():
-        update_pair_metrics(metrics, built, torch.rand(50, 1, 8, 8), change, torch.rand(50, 1, 8, 8))
+        images = torch.rand(50, 1, 8, 8)
+        update_pair_metrics(metrics, built, images, change, torch.rand(50, 1, 8, 8), built(images, change))
     found = [name for metric in metrics.values() for name in numbers(metric)]
-    expected = [name for kind in kinds for name in QUANTITIES[kind]]
+    expected = [name for metric in metrics.values() for name in metric.quantities]
     assert [name for name in expected if name in found] == found
     assert {*expected} - {*found} <= {"slope_right", "slope_down", "slope_error"}

@@ -11,7 +11,7 @@ from torch import Tensor
 from capsule_lab import pair_metrics
 from capsule_lab.lit.base import AbstractModule
 from capsule_lab.lit.metrics import SplitMetrics
-from capsule_lab.networks.transforming_autoencoder import AbstractPairNetwork, TransformedImages
+from capsule_lab.networks.base import AbstractPairNetwork, TransformedImages
 from capsule_lab.types import Batch
 
 
@@ -43,7 +43,7 @@ class PairsModule(AbstractModule):
     def quantities(self) -> list[str]:
         """Names of what is measured in every validation and test, beside the loss; slopes are in most."""
         kinds = pair_metrics.pair_metrics(self.network).values()
-        names = [name for metric in kinds for name in pair_metrics.QUANTITIES[type(metric).__name__]]
+        names = [name for metric in kinds for name in metric.quantities]
         return [name for name in names if not name.startswith("slope_")]
 
     def inputs_of(self, batch: Batch) -> tuple[Tensor, ...]:
@@ -60,7 +60,7 @@ class PairsModule(AbstractModule):
         assert batch.change is not None
         metrics = {name.partition("/")[2]: metric for name, metric in self.metrics.of_split(split)}
         with torch.no_grad():
-            pair_metrics.update_pair_metrics(metrics, self.network, batch.images, batch.change, batch.targets)
+            pair_metrics.update_pair_metrics(metrics, self.network, batch.images, batch.change, batch.targets, output)
 
     def add_split(self, split: str) -> None:
         for name, metric in pair_metrics.pair_metrics(self.network).items():

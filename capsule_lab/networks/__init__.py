@@ -3,6 +3,7 @@
 from capsule_lab.networks.base import (
     AbstractCapsuleNetwork,
     AbstractNetwork,
+    AbstractPairNetwork,
     AbstractReconstructingNetwork,
     Reconstructs,
     reconstructs,
@@ -15,7 +16,7 @@ from capsule_lab.networks.heinsen import HeinsenNet
 from capsule_lab.networks.inverted_attention_caps import InvertedAttentionCaps
 from capsule_lab.networks.pair_autoencoder import PairAutoencoder
 from capsule_lab.networks.self_routing import AveragePoolingNet, SelfRoutingNet
-from capsule_lab.networks.transforming_autoencoder import AbstractPairNetwork, TransformingAutoencoder
+from capsule_lab.networks.transforming_autoencoder import TransformingAutoencoder
 from capsule_lab.networks.vb_caps import VBCaps
 
 __all__ = [

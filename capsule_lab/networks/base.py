@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Literal, Protocol, TypeGuard, runtime_checkable
+from typing import Literal, NamedTuple, Protocol, TypeGuard, runtime_checkable
 
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
@@ -101,6 +101,74 @@ class AbstractReconstructingNetwork(AbstractCapsuleNetwork):
         if not self.masked_decoder:
             return self.decoder(poses, poses.new_ones(poses.shape[:2]))
         return decode_one(self.decoder, poses, classes)
+
+
+Pose = Literal["translation", "matrix"]
+
+CHANGES: dict[Pose, tuple[int, ...]] = {"translation": (2,), "matrix": (3, 3)}
+"""The shape of a change, by what poses are."""
+
+
+class TransformedImages(NamedTuple):
+    """What the network makes of images and changes.
+
+    Attributes:
+        images: what it takes the changed images for, sums of what capsules draw; not bounded.
+        poses: before the change: right and down in pixels, or matrices row by row; of an auto-encoder without
+            capsules, its code.
+        presences: probability that the entity of each capsule is there, in [0, 1].
+    """
+
+    images: Float[Tensor, "batch channel height width"]
+    poses: Float[Tensor, "batch capsule component"]
+    presences: Float[Tensor, "batch capsule"]
+
+
+class AbstractPairNetwork(nn.Module, ABC):
+    """Draws the second image of a pair from the first and the change between them.
+
+    One with capsules also has ``changed`` and ``energies``, see ``TransformingAutoencoder``.
+
+    Attributes:
+        image_shape: ``(channel, height, width)``.
+        capsules: how many it has; 0 without.
+        pose: what is changed: ``"translation"`` is told ``(right, down)`` in pixels, ``"matrix"`` a matrix of 3x3.
+    """
+
+    image_shape: tuple[int, int, int]
+    capsules: int
+    pose: Pose
+
+    @abstractmethod
+    def forward(
+        self,
+        images: Float[Tensor, "batch channel height width"],
+        change: Float[Tensor, "batch 2"] | Float[Tensor, "batch 3 3"],
+    ) -> TransformedImages:
+        """What images look like after a change."""
+
+    @abstractmethod
+    def recognise(
+        self, images: Float[Tensor, "batch channel height width"]
+    ) -> tuple[Float[Tensor, "batch capsule component"], Float[Tensor, "batch capsule"]]:
+        """Poses and presences; without capsules, one code that is always there."""
+
+    @property
+    def change_shape(self) -> tuple[int, ...]:
+        """Of the change that it is told, without the batch."""
+        return CHANGES[self.pose]
+
+    def check_change(self, change: Tensor) -> None:
+        """Check that a change is of the kind that this network is told.
+
+        Raises:
+            ValueError: for another one.
+        """
+        if tuple(change.shape[1:]) != self.change_shape:
+            raise ValueError(
+                f"the change is of shape {tuple(change.shape)}; expected {('batch', *self.change_shape)} for a network "
+                f"whose pose is {self.pose!r}".replace("'batch'", "batch")
+            )
 
 
 def decode_one(

@@ -12,8 +12,16 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from capsule_lab.errors import check_choice
-from capsule_lab.networks.base import check_image_shape, check_images, check_sizes, check_widths
-from capsule_lab.networks.transforming_autoencoder import CHANGES, AbstractPairNetwork, Pose, TransformedImages
+from capsule_lab.networks.base import (
+    CHANGES,
+    AbstractPairNetwork,
+    Pose,
+    TransformedImages,
+    check_image_shape,
+    check_images,
+    check_sizes,
+    check_widths,
+)
 
 
 class PairAutoencoder(AbstractPairNetwork):

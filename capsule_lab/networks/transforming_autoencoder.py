@@ -13,10 +13,9 @@ through poses only, so that these must follow it. There are no classes.
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, get_args
 
 import torch
 from jaxtyping import Float
@@ -24,78 +23,21 @@ from torch import Tensor, nn
 from torch.nn.functional import fold, pad, unfold
 
 from capsule_lab.errors import check_choice
-from capsule_lab.networks.base import check_image_shape, check_images, check_sizes, check_widths
+from capsule_lab.networks.base import (
+    AbstractPairNetwork,
+    Pose,
+    TransformedImages,
+    check_image_shape,
+    check_images,
+    check_sizes,
+    check_widths,
+)
 
-Pose = Literal["translation", "matrix"]
 Activation = Literal["sigmoid", "relu"]
 OutputBias = Literal["shared", "per_capsule"]
 
-CHANGES: dict[Pose, tuple[int, ...]] = {"translation": (2,), "matrix": (3, 3)}
-"""The shape of a change, by what poses are."""
 _COMPONENTS: dict[Pose, int] = {"translation": 2, "matrix": 9}
 _SIDE = 3  # of a matrix: the plane in homogeneous coordinates, or space
-
-
-class TransformedImages(NamedTuple):
-    """What the network makes of images and changes.
-
-    Attributes:
-        images: what it takes the changed images for, sums of what capsules draw; not bounded.
-        poses: before the change: right and down in pixels, or matrices row by row; of an auto-encoder without
-            capsules, its code.
-        presences: probability that the entity of each capsule is there, in [0, 1].
-    """
-
-    images: Float[Tensor, "batch channel height width"]
-    poses: Float[Tensor, "batch capsule component"]
-    presences: Float[Tensor, "batch capsule"]
-
-
-class AbstractPairNetwork(nn.Module, ABC):
-    """Draws the second image of a pair from the first and the change between them.
-
-    One with capsules also has ``changed`` and ``energies``, see ``TransformingAutoencoder``.
-
-    Attributes:
-        image_shape: ``(channel, height, width)``.
-        capsules: how many it has; 0 without.
-        pose: what is changed: ``"translation"`` is told ``(right, down)`` in pixels, ``"matrix"`` a matrix of 3x3.
-    """
-
-    image_shape: tuple[int, int, int]
-    capsules: int
-    pose: Pose
-
-    @abstractmethod
-    def forward(
-        self,
-        images: Float[Tensor, "batch channel height width"],
-        change: Float[Tensor, "batch 2"] | Float[Tensor, "batch 3 3"],
-    ) -> TransformedImages:
-        """What images look like after a change."""
-
-    @abstractmethod
-    def recognise(
-        self, images: Float[Tensor, "batch channel height width"]
-    ) -> tuple[Float[Tensor, "batch capsule component"], Float[Tensor, "batch capsule"]]:
-        """Poses and presences; without capsules, one code that is always there."""
-
-    @property
-    def change_shape(self) -> tuple[int, ...]:
-        """Of the change that it is told, without the batch."""
-        return CHANGES[self.pose]
-
-    def check_change(self, change: Tensor) -> None:
-        """Check that a change is of the kind that this network is told.
-
-        Raises:
-            ValueError: for another one.
-        """
-        if tuple(change.shape[1:]) != self.change_shape:
-            raise ValueError(
-                f"the change is of shape {tuple(change.shape)}; expected {('batch', *self.change_shape)} for a network "
-                f"whose pose is {self.pose!r}".replace("'batch'", "batch")
-            )
 
 
 class TransformingAutoencoder(AbstractPairNetwork):

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from capsule_lab.networks import PairAutoencoder
-from capsule_lab.networks.transforming_autoencoder import AbstractPairNetwork
+from capsule_lab.networks.base import AbstractPairNetwork
 
 SHAPE = (1, 8, 8)
 

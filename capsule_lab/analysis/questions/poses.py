@@ -97,8 +97,9 @@ def _measured(subject: Subject, network: AbstractPairNetwork, name: str, copies:
     squared = pairs = 0.0
     for images, change in copies:
         told = change.to(images).expand(len(images), *change.shape)
-        pair_metrics.update_pair_metrics(metrics, network, subject.images, told, images)
-        squared += float((network(subject.images, told).images - images).square().sum())
+        output = network(subject.images, told)
+        pair_metrics.update_pair_metrics(metrics, network, subject.images, told, images, output)
+        squared += float((output.images - images).square().sum())
         pairs += len(images)
     found = {"reconstruction": squared / pairs}
     for metric in metrics.values():

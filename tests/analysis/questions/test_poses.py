@@ -10,7 +10,7 @@ from torch import Tensor
 from capsule_lab.analysis.questions.poses import poses
 from capsule_lab.analysis.subject import Change
 from capsule_lab.networks import PairAutoencoder, TransformingAutoencoder
-from capsule_lab.networks.transforming_autoencoder import AbstractPairNetwork, TransformedImages
+from capsule_lab.networks.base import AbstractPairNetwork, TransformedImages
 from tests.helpers.subjects import moved, small_network, subject
 
 
