@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
 
@@ -41,12 +42,18 @@ def main(config: DictConfig) -> None:
 
 def _row(directory: Path) -> list[str]:
     result = runs.results.read_metrics(directory) or {}
-    errors = [result.get(split, {}).get("error") for split in ("test", "val")]
-    shown = ["" if error is None else f"{error:.2f} %" for error in errors]
+    shown = [_error(result.get(split, {})) for split in ("test", "val")]
     source = result.get("provenance", {}).get("source", "")
     written = datetime.fromtimestamp(_written(directory / "config.yaml")).strftime("%Y-%m-%d %H:%M")
     state = result.get("status") or _unfinished(directory)
     return [directory.name, state, *shown, source, written]
+
+
+def _error(metrics: Mapping[str, float]) -> str:
+    """Of a network without classes, its loss."""
+    if "error" in metrics:
+        return f"{metrics['error']:.2f} %"
+    return f"loss {metrics['loss']:.4g}" if "loss" in metrics else ""
 
 
 def _unfinished(directory: Path) -> str:

@@ -77,6 +77,13 @@ def test_run_that_failed_is_listed_as_such(cli: Cli, folders: dict[str, Path]) -
     assert cli("list", "contains=uniform").out.splitlines()[-1].split()[1] == "failed"
 
 
+def test_run_without_classes_has_its_losses_listed(cli: Cli, folders: dict[str, Path]) -> None:
+    losses = {"test": {"copying": 86.4, "loss": 18.4749}, "val": {"loss": 18.4649}}
+    (folders["finished"] / "metrics.json").write_text(json.dumps(RESULT | losses))
+    line = next(line for line in cli("list").out.splitlines() if line.startswith(folders["finished"].name))
+    assert line.split()[2:6] == ["loss", "18.47", "loss", "18.46"]
+
+
 @pytest.mark.usefixtures("folders")
 def test_list_of_some_runs(cli: Cli) -> None:
     assert [line.split("-")[0] for line in cli("list", "contains=uniform").out.splitlines()[1:]] == ["mine"]

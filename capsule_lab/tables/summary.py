@@ -16,7 +16,7 @@ from scipy.stats import ttest_ind
 from capsule_lab.errors import TableError
 from capsule_lab.tables.cells import DONE, Cell
 from capsule_lab.tables.expand import expand
-from capsule_lab.tables.schema import Column, Published, Row, Table
+from capsule_lab.tables.schema import Column, Overrides, Published, Row, Table
 
 log = logging.getLogger(__name__)
 
@@ -211,9 +211,16 @@ def summarise(table: Table, overrides: Sequence[str] = ()) -> list[Entry]:
 
 
 def best_runs(entries: Sequence[Entry]) -> list[Run]:
-    """The run with the lowest error in each column, on real data if there is any."""
+    """The run with the lowest error in each column, on real data if there is any.
+
+    Of columns with the same runs only the first counts: what the others show beside it may be best where it is high.
+    """
     best = []
-    for column in dict.fromkeys(entry.column for entry in entries if entry.row.by == "evaluate"):
+    first: dict[Overrides, Column] = {}
+    for entry in entries:
+        if entry.row.by == "evaluate":
+            first.setdefault(entry.column.overrides, entry.column)
+    for column in first.values():
         runs = [run for entry in entries if entry.column == column for run in entry.runs]
         if runs:
             best.append(min(runs, key=lambda run: (not run.real, run.value)))

@@ -181,6 +181,14 @@ def test_best_run_is_on_real_data(entries) -> None:
     assert [(run.value, run.real) for run in best_runs(entries)] == [(1.0, True)]
 
 
+def test_best_run_is_that_of_the_first_quantity(table_file) -> None:
+    file = table_file(columns={"first": {"metric": "val/error"}, "beside": {"metric": "test/error"}}, seeds=[0, 1])
+    low, high, *_ = expand(read(file))
+    write_run(low, val={"error": 1.0}, error=9.0)
+    write_run(high, val={"error": 2.0}, error=1.0)
+    assert [run.cell.seed for run in best_runs(summarise(read(file)))] == [0]
+
+
 def test_terminal_shows_every_row(file: Path, entries) -> None:
     console = Console(file=io.StringIO(), width=200)
     for table in formats.on_terminal(read(file), entries):
