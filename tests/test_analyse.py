@@ -23,8 +23,12 @@ QUESTIONS = ["coding", "couplings", "crowding", "decoder", "scramble", "sign", "
 
 @pytest.mark.parametrize("what", QUESTIONS)
 def test_record_and_figures_lie_beside_the_checkpoint(cli: Cli, a_copy: Path, what: str) -> None:
-    few = {"transforms": ["what.kinds=[translation]"], "decoder": ["what.epochs=1", "what.hidden=[8]"]}.get(what, [])
-    ended = cli("analyse", f"ckpt={a_copy}", f"what={what}", *few, *SMALL)
+    few = {
+        "transforms": ["what.kinds=[translation]"],
+        "decoder": ["what.epochs=1", "what.hidden=[8]"],
+        "votes": ["what.shown=1"],
+    }
+    ended = cli("analyse", f"ckpt={a_copy}", f"what={what}", *few.get(what, []), *SMALL)
     assert ended.status == 0, ended.err
     (path,) = (a_copy / "analyses").glob(f"best-val-{what}-standin-*.json")
     record = json.loads(path.read_text())
@@ -109,7 +113,7 @@ def test_a_checkpoint_is_needed(cli: Cli) -> None:
 
 
 def test_figures_go_to_the_loggers_of_the_run(cli: Cli, a_copy: Path) -> None:
-    ended = cli("analyse", f"ckpt={a_copy}", "what=votes", "logger=tensorboard", *SMALL)
+    ended = cli("analyse", f"ckpt={a_copy}", "what=tree", "logger=tensorboard", *SMALL)
     assert ended.status == 0, ended.err
     assert list(a_copy.rglob("events.out.tfevents*"))
 

@@ -57,8 +57,12 @@ def named(key: str) -> list[str]:
 
 
 @functools.cache
+def plain(model: str) -> DictConfig:
+    return compose(f"model={model}")
+
+
 def plain_model(model: str) -> DictConfig:
-    return compose(f"model={model}").model
+    return plain(model).model
 
 
 def changes(experiment: str, group: str) -> set[str]:
@@ -118,8 +122,7 @@ def test_every_routing_with_a_model_of_every_kind_that_routes(model, routing):
 def test_every_experiment_and_debug_preset_with_every_model(model, preset):
     """An experiment with options of a model or of a routing is refused for another."""
     config = compose(f"model={model}", preset)
-    plain = compose(f"model={model}")
-    if any(not KEYS[group].get(preset, set()) <= (plain[group] or {}).keys() for group in KEYS):
+    if any(not KEYS[group].get(preset, set()) <= (plain(model)[group] or {}).keys() for group in KEYS):
         with pytest.raises(ConfigError, match=r"^(model|routing)\.\w+ does not exist; .*Options: "):
             check(config)
         return

@@ -19,6 +19,7 @@ from capsule_lab.tables.reader import check_overrides
 from capsule_lab.tables.schema import Column, Row, Table
 
 _Cells: TypeAlias = dict[tuple[str, str, int], Cell]  # by row, column, seed
+_Composed: TypeAlias = dict[tuple[str, ...], DictConfig]  # by overrides: a tenth of a second each
 
 
 def expand(table: Table, overrides: Sequence[str] = ()) -> list[Cell]:
@@ -33,12 +34,13 @@ def expand(table: Table, overrides: Sequence[str] = ()) -> list[Cell]:
     """
     overrides = check_overrides("every run", overrides)
     cells: _Cells = {}
+    composed: _Composed = {}  # columns and seeds that differ in nothing else share it
     for row in table.rows:
         for column in table.columns:
             new: Sequence[Cell] = []
             with _named_in_errors(row, column):
                 if column.name in row.overrides:
-                    new = _training_cells(table, row, column, overrides, cells)
+                    new = _training_cells(table, row, column, overrides, cells, composed)
                 elif column.name in row.evaluate:
                     new = _evaluation_cells(table, row, column, cells)
             cells |= {(row.name, column.name, cell.seed): cell for cell in new}
@@ -78,9 +80,8 @@ def merged(*lists: Sequence[str]) -> list[str]:
 
 
 def _training_cells(
-    table: Table, row: Row, column: Column, overrides: Sequence[str], cells: _Cells
+    table: Table, row: Row, column: Column, overrides: Sequence[str], cells: _Cells, composed: _Composed
 ) -> list[TrainingCell]:
-    composed: dict[tuple[str, ...], DictConfig] = {}  # seeds that differ in nothing else share the slow part
     found = []
     for seed in table.seeds:
         taken, waits_for = _taken(row, column, seed, cells)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import shlex
 from pathlib import Path
@@ -33,6 +34,20 @@ def test_fingerprint_is_that_of_the_command(cells, number: int) -> None:
     program, *arguments = shlex.split(cells[number].command)
     assert (program, arguments[:2]) == ("python", ["-m", "capsule_lab.train"])
     assert runs.directories.config_hash(compose("train", arguments[2:])) == cells[number].fingerprint
+
+
+def test_columns_and_seeds_without_overrides_of_their_own_share_a_composition(table_file, monkeypatch) -> None:
+    columns = {"a": {}, "b": {"metric": "val/error"}, "c": {"overrides": ["data.batch_size=4"]}}
+    file = table_file(rows=ROWS, columns=columns)
+    composed = []
+    monkeypatch.setattr(
+        importlib.import_module("capsule_lab.tables.expand"),
+        "compose",
+        lambda *given: composed.append(given) or compose(*given),
+    )
+    found = expand(read(file))
+    assert (len(found), len(composed)) == (12, 4)
+    assert [cell.config.seed for cell in found[:2]] == [0, 1], "though each has a configuration of its own"
 
 
 def test_overrides_of_the_command_win_and_reach_every_cell(table_file) -> None:
