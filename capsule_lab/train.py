@@ -312,7 +312,13 @@ def summary(result: dict[str, Any], directory: Path) -> str:
         outcome = f"[bold]{first}[/]  (not tested)"
     else:
         outcome = "neither validated nor tested"
-    saved = any((directory / "checkpoints").glob("*.ckpt"))
+    checkpoint = escape(as_argument("ckpt", run))
+    following = [f"  {python} -m capsule_lab.train experiment=quickstart routing=uniform"]
+    if any((directory / "checkpoints").glob("*.ckpt")):
+        metrics = result["test"] or result["val"]
+        if metrics and "error" not in metrics:  # of a network without classes: it has poses, and no routing
+            following = [f"  {python} -m capsule_lab.analyse {checkpoint} what=poses"]
+        following.insert(0, f"  {python} -m capsule_lab.evaluate {checkpoint}")
     ended = "" if result["stopped_by"] == "steps" else f", ended by {_ENDED_BY[result['stopped_by']]}"
     lines = [
         outcome,
@@ -324,8 +330,7 @@ def summary(result: dict[str, Any], directory: Path) -> str:
         "            metrics.json, metrics.csv, checkpoints, figures",
         "",
         "[bold]try next[/]",
-        *([f"  {python} -m capsule_lab.evaluate {escape(as_argument('ckpt', run))}"] if saved else []),
-        f"  {python} -m capsule_lab.train experiment=quickstart routing=uniform",
+        *following,
         f"  {python} -m capsule_lab",
     ]
     return "\n".join(lines)
