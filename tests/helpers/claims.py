@@ -1,0 +1,274 @@
+"""Numbers in documents, recomputed from the records in ``results/``.
+
+A comment lists claims about the text above it, as far as the comment before::
+
+    <!-- claims
+    let rows = csv("routing_algorithms_runs.csv", row="equal couplings")
+    12.66 ± 0.56 :: mean_std(rows["value"])
+    0.25, 0.44 :: "published"
+    -->
+
+On the left is text as it stands above; on the right an expression whose numbers are those of the text, in their order. They
+are rounded once, to the decimals that the text shows. A string on the right says where a number without a record is from.
+"""
+
+from __future__ import annotations
+
+import functools
+import io
+import json
+import re
+import tarfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from scipy import stats
+
+RESULTS = Path(__file__).parents[2] / "results"
+NUMBER = re.compile(r"(?<![\w.])-?\d+(?:,\d{3})*(?:\.\d+)?(?:e-\d+)?(?!\w|\.\d)|(?<![\w.])\d+\.\d+(?=x\b)")
+"""``-0.03``, ``1,581``, ``4e-6``; no digit of ``4x4`` or ``bf16``."""
+
+_MEASURED = re.compile(r"(?<![\w.-])-?\d+(?:,\d{3})*(?:\.\d+| %|e-\d+)(?!\w)")
+_BLOCK = re.compile(r"^<!-- claims\n(.*?)^-->$", re.MULTILINE | re.DOTALL)
+_NO_PROSE = re.compile(r"^```.*?^```$|<!--.*?-->|`[^`\n]*`|\]\([^)\n]*\)|[Ss]ection \d[\d.]*", re.MULTILINE | re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Part:
+    """Prose above a comment, on one line and without code, and what the comment says of it.
+
+    Attributes:
+        prose: empty comments have none; after the last comment there is prose without claims.
+        claims: pairs of text and expression.
+        names: expressions that the comment gives names to, ``let rows = csv(…)``.
+    """
+
+    prose: str
+    claims: list[tuple[str, str]] = field(default_factory=list)
+    names: list[tuple[str, str]] = field(default_factory=list)
+
+
+def parts_of(document: str) -> Iterator[Part]:
+    """The document from comment to comment."""
+    start = 0
+    for block in _BLOCK.finditer(document):
+        part = Part(_prose(document[start : block.start()]))
+        for line in filter(str.strip, block[1].splitlines()):
+            if line.startswith("let "):
+                name, _, source = line.removeprefix("let ").partition(" = ")
+                part.names.append((name, source))
+            else:
+                text, _, source = line.partition(" :: ")
+                part.claims.append((_one_line(text), source))
+        yield part
+        start = block.end()
+    yield Part(_prose(document[start:]))
+
+
+def mismatches(document: str) -> list[str]:
+    """What is wrong with the claims of a document, in a sentence each."""
+    wrong = []
+    for part in parts_of(document):
+        names = dict(_NAMES)
+        for name, source in part.names:
+            names[name] = eval(source, names)  # noqa: S307 # the documents are ours
+        for text, source in part.claims:
+            if not re.search(_whole(text), part.prose):
+                wrong.append(f"the text above its claim does not say {text!r}")
+                continue
+            try:
+                values = eval(source, names)  # noqa: S307 # the documents are ours
+            except Exception as error:  # whatever a wrong expression raises, the other claims are worth checking
+                wrong.append(f"{text!r} has a claim that fails, {type(error).__name__}: {error}")
+                continue
+            if isinstance(values, str):
+                wrong += [] if values else [f"{text!r} has neither a record nor a reason"]
+                continue
+            numbers, written = [*_flat(values)], NUMBER.findall(text)
+            right = [as_written(number, like) for number, like in zip(numbers, written, strict=False)]
+            if right != written or len(numbers) != len(written):
+                found = ", ".join(f"{number:.7g}" for number in numbers)
+                wrong.append(f"{text!r} should be {found} by {source}")
+    return wrong
+
+
+def unclaimed(document: str) -> list[str]:
+    """Numbers with a decimal point or in percent that no claim covers, with the words before them."""
+    wrong = []
+    for part in parts_of(document):
+        prose = part.prose
+        for text, _ in sorted(part.claims, key=lambda claim: -len(claim[0])):
+            prose = re.sub(_whole(text), " ", prose)
+        wrong += [prose[max(match.start() - 40, 0) : match.end()] for match in _MEASURED.finditer(prose)]
+    return wrong
+
+
+def as_written(number: float, like: str) -> str:
+    """``number`` rounded to the decimals of ``like``, with its separators.
+
+    >>> as_written(1580.6, "1,234"), as_written(-0.004, "0.00"), as_written(3.9e-06, "1e-3")
+    ('1,581', '0.00', '4e-6')
+    """
+    if "e-" in like:
+        return f"{number:.{len(like.partition('e')[0].partition('.')[2])}e}".replace("e-0", "e-")
+    text = f"{number:{',' if ',' in like or abs(number) < 1000 else ''}.{len(like.partition('.')[2])}f}"
+    return text.removeprefix("-") if not float(text.replace(",", "")) else text
+
+
+def _prose(text: str) -> str:
+    return _one_line(_NO_PROSE.sub(" ", text))
+
+
+def _one_line(text: str) -> str:
+    return re.sub(r"\s+", " ", text.replace("**", "").replace("*", "")).strip()
+
+
+def _whole(text: str) -> str:
+    """A pattern for ``text`` that does not begin or end within another number."""
+    return rf"(?<![\w.,-]){re.escape(text)}(?!\w|[.,]\d)"
+
+
+def _flat(values: Any) -> Iterator[float]:
+    if isinstance(values, Sequence | pd.Series):
+        for value in values:
+            yield from _flat(value)
+    else:
+        yield float(values)
+
+
+# --- what expressions may call ----------------------------------------------------------------------------------------
+
+
+@functools.cache
+def _frame(name: str) -> pd.DataFrame:
+    return pd.read_csv(RESULTS / name)
+
+
+def csv(file: str, /, **where: Any) -> pd.DataFrame:
+    """Rows of a CSV whose columns have these values, at least one; text of a column may be given by its beginning."""
+    frame = _frame(file)
+    for column, value in where.items():
+        found = frame[column] == value
+        if isinstance(value, str) and not found.any():
+            found = frame[column].astype(str).str.startswith(value)
+        frame = frame[found]
+    if frame.empty:
+        raise ValueError(f"{file} has no row of {where}")
+    return frame
+
+
+def one(file: str, wanted: str, /, **where: Any) -> Any:
+    """The value of the only such row of a CSV."""
+    found = csv(file, **where)[wanted].dropna().unique()
+    if len(found) != 1:
+        raise ValueError(f"{file} has {len(found)} values of {wanted} where {where}; expected one")
+    return found[0]
+
+
+def record(name: str, path: str) -> Any:
+    """A value of a JSON file, ``test/error``; ``archive.tar.gz:run/metrics.json`` is a file in an archive."""
+    value = _json(name)
+    for key in path.split("/"):
+        value = value[int(key) if isinstance(value, list) else key]
+    return value
+
+
+@functools.cache
+def _json(name: str) -> Any:
+    archive, _, member = name.rpartition(":")
+    if not archive:
+        return json.loads((RESULTS / name).read_text())
+    with tarfile.open(RESULTS / archive) as file:
+        return json.load(io.TextIOWrapper(file.extractfile(member)))  # type: ignore[arg-type]
+
+
+def report(table: str, column: str, *names: str) -> list[tuple[float, float]]:
+    """Mean and deviation of rows of a table, as its report has them, on real data or on a stand-in."""
+    rows = [csv(f"{table}.csv", column=column, name=name) for name in names]
+    return [
+        (one_of(row["ours"].item(), row["standin"].item()), one_of(row["ours_std"].item(), row["standin_std"].item()))
+        for row in rows
+    ]
+
+
+def one_of(*values: float) -> float:
+    """The value that is not missing."""
+    (found,) = (value for value in values if not pd.isna(value))
+    return found
+
+
+def mean_std(values: pd.Series) -> tuple[float, float]:
+    """Mean and sample deviation."""
+    return values.mean(), values.std()
+
+
+def welch(first: pd.Series, second: pd.Series) -> float:
+    """p of Welch's t-test."""
+    return float(stats.ttest_ind(first, second, equal_var=False).pvalue)
+
+
+def paired(first: pd.Series, second: pd.Series) -> float:
+    """p of the t-test of pairs, which stand in the same order."""
+    return float(stats.ttest_rel(first, second).pvalue)
+
+
+def paired_interval(first: pd.Series, second: pd.Series) -> tuple[float, float]:
+    """95 % interval of the mean difference of pairs, which stand in the same order."""
+    found = stats.ttest_rel(first, second).confidence_interval()
+    return found.low, found.high
+
+
+def fisher(first: float, second: float, images: int) -> float:
+    """p of Fisher's exact test that two shares in percent, each of so many images, are the same."""
+    counts = [[round(share * images / 100), images - round(share * images / 100)] for share in (first, second)]
+    return float(stats.fisher_exact(counts).pvalue)
+
+
+def holm(values: Sequence[float]) -> list[float]:
+    """p of a family of tests, corrected for their number (Holm 1979), in the order given."""
+    order = sorted(range(len(values)), key=lambda index: values[index])
+    corrected = [0.0] * len(values)
+    largest = 0.0
+    for rank, index in enumerate(order):
+        largest = max(largest, min(1.0, values[index] * (len(values) - rank)))
+        corrected[index] = largest
+    return corrected
+
+
+def interval(first: pd.Series, second: pd.Series) -> tuple[float, float]:
+    """95 % interval of the difference of two means, Welch."""
+    found = stats.ttest_ind(first, second, equal_var=False).confidence_interval()
+    return found.low, found.high
+
+
+_NAMES: dict[str, Any] = {
+    "__builtins__": {},
+    **{
+        function.__name__: function
+        for function in (
+            csv,
+            one,
+            record,
+            report,
+            mean_std,
+            welch,
+            paired,
+            paired_interval,
+            interval,
+            fisher,
+            holm,
+            min,
+            max,
+            sum,
+            len,
+            sorted,
+            enumerate,
+            zip,
+            float,
+            map,
+        )
+    },
+}
