@@ -18,7 +18,10 @@ from capsule_lab.tables.cells import EvaluationCell, TrainingCell
 from capsule_lab.tables.evaluations import result_file
 from tests.helpers.commands import NO_PICTURES, TINY_CAPSNET, Ended
 
-TINY = ["debug=smoke", *TINY_CAPSNET, "trainer.accelerator=cpu", *NO_PICTURES, "callbacks.routing_stats=null"]
+TINY = [
+    *("debug=smoke", *TINY_CAPSNET, "trainer.accelerator=cpu", "trainer.precision=32-true"),
+    *(*NO_PICTURES, "callbacks.routing_stats=null"),
+]
 RESULT = {
     "status": "finished",
     "test": {"error": 1.0, "novel/error": 2.0},
