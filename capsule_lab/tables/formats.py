@@ -246,7 +246,7 @@ def remarks(entries: Sequence[Entry]) -> list[str]:
 
 def _duplicates(entries: Sequence[Entry]) -> list[str]:
     """Rows of other runs than an earlier row's, with the same quantities of the test for every seed."""
-    found = {}
+    found: dict[str, str] = {}
     for label, part in by_column(entries).items():
         first: dict[str, Entry] = {}
         for entry in part:

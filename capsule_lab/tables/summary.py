@@ -262,9 +262,12 @@ def summarise(table: Table, overrides: Sequence[str] = ()) -> list[Entry]:
 def _differing(runs: Sequence[Run], quantity: Callable[[Run], str]) -> tuple[Run, Run] | None:
     """Two runs, both on real data or both on stand-ins, that differ in it, if there are any."""
     for real in (True, False):
-        first = {quantity(run): run for run in reversed(runs) if run.real is real}
+        first: dict[str, Run] = {}
+        for run in runs:
+            if run.real is real:
+                first.setdefault(quantity(run), run)
         if len(first) > 1:
-            one, other, *_ = reversed(first.values())
+            one, other, *_ = first.values()
             return one, other
     return None
 
