@@ -108,6 +108,25 @@ def test_other_hashes_are_few_and_have_a_reason() -> None:
     assert {re.search(r"experiment=(\w+)", command)[1] for command in renamed} == {"smallnorb_hour", "viewpoints_small"}
 
 
+@functools.cache
+def other_commands() -> list[tuple[str, ...]]:
+    """Those that do not train, with their overrides, but for the files of weights."""
+    found = set()
+    for record in records():
+        command, *overrides = shlex.split(record.command.removeprefix("python -m capsule_lab."))
+        weights = ("ckpt=", "source=", "baseline=")
+        found.add((command, *(each for each in overrides if not each.startswith(weights))))
+    return sorted(each for each in found if each[0] != "train")
+
+
+@pytest.mark.parametrize("command", ["analyse", "attack", "bench", "evaluate"])
+def test_other_recorded_commands_compose(command: str) -> None:
+    assert {name for name, *_ in other_commands()} == {"analyse", "attack", "bench", "evaluate"}
+    for name, *overrides in other_commands():
+        if name == command:
+            compose(name, overrides)
+
+
 def test_evaluations_are_of_recorded_trainings() -> None:
     trained = {record.recorded_hash for record in trainings()}
     evaluated = [record for record in records() if " ckpt=" in record.command and record.directory]
