@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import os
 import platform
-import re
 import shlex
 import subprocess
 import sys
@@ -21,23 +21,36 @@ from capsule_lab import __version__
 
 
 def hardware(device: torch.device, count: int = 1) -> str:
-    """Name of the device, for results; ``count`` of them."""
+    """Name of the device, for results; ``count`` of them. Times compare where it is the same.
+
+    Of a processor with what decides its speed and its precision, as machines of one name differ in that:
+    ``AMD EPYC (family 26 model 2, AVX-512, bfloat16), 2 cores, 1 x 1 threads``.
+    """
     if device.type == "cuda":
         return f"{count} x {torch.cuda.get_device_name(device)}"
     return f"{_processor()}, {os.cpu_count()} cores, {count} x {torch.get_num_threads()} threads"
 
 
-def _processor() -> str:
-    info = Path("/proc/cpuinfo")
-    names = re.findall(r"^model name\s*:\s*(.+)$", info.read_text(), re.MULTILINE) if info.is_file() else []
-    return names[0] if names else platform.processor() or platform.machine()
+def _processor(info: Path = Path("/proc/cpuinfo")) -> str:
+    text = info.read_text().partition("\n\n")[0] if info.is_file() else ""  # of the first core
+    facts = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in text.splitlines())}
+    flags = {*facts.get("flags", "").split()}
+    simd = "AVX-512" if "avx512f" in flags else "AVX2" if "avx2" in flags else ""
+    details = [
+        f"family {facts['cpu family']} model {facts['model']}" if {"cpu family", "model"} <= facts.keys() else "",
+        simd,
+        "bfloat16" if flags & {"avx512_bf16", "amx_bf16"} else "",
+    ]
+    name = facts.get("model name") or platform.processor() or platform.machine()
+    described = ", ".join(filter(None, details))
+    return f"{name} ({described})" if described else name
 
 
 def of_this_process() -> dict[str, Any]:
     """Command, commit and versions, by which a result can be repeated."""
     return {
         "command": _as_typed(each for each in sys.argv[1:] if not each.startswith("train.resume=")),
-        "commit": _commit(),
+        "commit": commit(),
         "versions": {"capsule-lab": __version__, **{name: version(name) for name in ("torch", "lightning")}},
         "python": platform.python_version(),
     }
@@ -74,7 +87,9 @@ def replaced_command_line(module: str, arguments: Iterable[str]) -> Iterator[Non
         sys.argv, main.__spec__ = argv, spec
 
 
-def _commit() -> str | None:
+@functools.cache
+def commit() -> str | None:
+    """That of this code, as it is at the first call; with ``-dirty`` if files differ from it."""
     tree = Path(__file__).parent.parent
     if not (tree / ".git").exists():
         return None  # installed from a wheel

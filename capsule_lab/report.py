@@ -37,8 +37,8 @@ def report(config: DictConfig, command_line: str) -> None:
         console.width = WIDTH
     for shown in formats.on_terminal(table, entries):
         console.print(shown)
-    for failure in formats.failures(entries):
-        console.print(printable(failure), markup=False, soft_wrap=True)
+    for line in [*formats.remarks(entries), *formats.failures(entries)]:
+        console.print(printable(line), markup=False, soft_wrap=True)
     folder = Path(str(config.out)) if config.out else runs.directories.root() / "reports"
     costs = error_against_time(entries)
     figures = accuracy_under_attack(entries)

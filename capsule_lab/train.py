@@ -119,9 +119,10 @@ def train(
 def _train(config: DictConfig, directory: Path, overrides: Sequence[str], began: float) -> dict[str, Any]:
     import lightning as L
 
-    from capsule_lab import build, callbacks, runs
+    from capsule_lab import build, callbacks, environment, runs
     from capsule_lab.ddp import processes_of
 
+    environment.commit()  # that of the code imported here: the files may change while this trains
     build.be_quiet()
     data = build.build_data(config)
     L.seed_everything(config.seed, workers=True, verbose=False)

@@ -54,7 +54,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 
 
 class EmbedConfig(Callback):
-    """Puts the plain configuration, the data's provenance, time, last validation and curves into every checkpoint.
+    """Puts configuration, provenance of the data, time, precision, last validation and curves into every checkpoint.
 
     Args:
         config: the whole configuration.
@@ -103,6 +103,7 @@ class EmbedConfig(Callback):
         checkpoint["capsule_lab"] = embed(
             self.config, self.provenance, self.spec, self.seconds, self.cpu_seconds, self.val, self.val_step, curves
         )
+        checkpoint["capsule_lab"]["precision"] = trainer.precision  # that auto has here
 
     def on_load_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
         if trainer.state.fn != "fit":

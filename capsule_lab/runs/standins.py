@@ -1,10 +1,14 @@
-"""Runs of ``data.source=auto`` on a stand-in: they count until the real files are here.
+"""Which finished run counts, where options that say ``auto`` were something else in one than in another.
 
-Their configuration is that of the real data, and so is its hash: where both were trained, only the real one counts.
+- ``data.source=auto`` on a stand-in counts until the real files are here. The configuration is that of the real data,
+  and so is its hash: where both were trained, only the real one counts.
+- ``trainer.precision=auto`` counts on machines that compute in the precision that the run had: for another one its cell
+  of a table is missing and is trained there, into a directory of its own. Reports show it on every machine.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,10 +20,18 @@ from capsule_lab.runs.directories import attempts, config_hash
 from capsule_lab.runs.results import read_result
 
 
-def finished_run(config: DictConfig) -> tuple[Path, dict[str, Any]] | None:
-    """The run directory and the result that count for a configuration: the latest on real data, else the latest."""
-    finished = [each for each in _finished(config_hash(config)) if not is_superseded(each[1], config)]
-    return next(iter(finished), None)
+def finished_run(config: DictConfig, *, any_precision: bool = False) -> tuple[Path, dict[str, Any]] | None:
+    """The run directory and the result that count for a configuration: the latest on real data, else the latest.
+
+    Args:
+        config: of the run.
+        any_precision: for reports: also one that does not count here for its precision, if no other is there.
+    """
+    found = [each for each in _finished(config_hash(config)) if not _is_superseded(each[1], config)]
+    if any_precision and len({result.get("precision") for _, result in found}) < 2:
+        return next(iter(found), None)
+    here = [each for each in found if not _has_other_precision(each[1], config)]
+    return next(iter(here or (found if any_precision else [])), None)
 
 
 def finished_with_hash(fingerprint: str) -> tuple[Path, dict[str, Any]] | None:
@@ -34,7 +46,7 @@ def _finished(fingerprint: str) -> list[tuple[Path, dict[str, Any]]]:
     return sorted(finished, key=lambda each: each[1]["provenance"]["source"] != "real")
 
 
-def is_superseded(record: Mapping[str, Any], config: DictConfig) -> bool:
+def _is_superseded(record: Mapping[str, Any], config: DictConfig) -> bool:
     """Whether a run was on a stand-in as the real files were not here, which now they are.
 
     Args:
@@ -48,12 +60,30 @@ def is_superseded(record: Mapping[str, Any], config: DictConfig) -> bool:
     return bool(build_data(config).real_source.is_here())
 
 
+def _has_other_precision(record: Mapping[str, Any], config: DictConfig) -> bool:
+    """Whether a run of ``trainer.precision=auto`` had another precision than it would have on this machine.
+
+    ``False`` if that is not known: of checkpoints without a record of it, and of a run on a GPU where there is none, as
+    on the login node of a cluster.
+    """
+    if config.trainer.get("precision") != "auto" or not record.get("precision"):
+        return False
+    import torch
+
+    from capsule_lab.build import fast_precision
+
+    if re.match(r"\d+ x ", str(record.get("hardware"))) and not torch.cuda.is_available():
+        return False
+    return bool(record["precision"] != fast_precision(config.trainer.accelerator))
+
+
 def holds_superseded(directory: Path, config: DictConfig) -> bool:
-    """``is_superseded`` for the run in a directory, finished or not; ``False`` if nothing is saved there."""
-    if config.data.get("source") != "auto":
+    """Whether the run in a directory, finished or not, does not count here; ``False`` if nothing is saved there."""
+    if "auto" not in (config.data.get("source"), config.trainer.get("precision")):
         return False
     result = read_result(directory, config_hash(config))
     last = directory / "checkpoints" / "last.ckpt"
     if result is None and not last.is_file():
         return False
-    return is_superseded(result or read(last)["capsule_lab"], config)
+    record = result or read(last)["capsule_lab"]
+    return _is_superseded(record, config) or _has_other_precision(record, config)

@@ -93,9 +93,13 @@ class Cell(ABC):
 
     @property
     def described(self) -> str:
-        """The status, with how far a paused run is and what a cell waits for."""
+        """The status, with how far a paused run is, what a cell waits for, and a run that does not count here."""
         if self.status == PAUSED and self.pause:
             return runs.results.describe_pause(self.pause)
+        if self.status == MISSING:
+            read = ((each.name, runs.results.read_result(each, self.fingerprint)) for each in self.directories)
+            others = [f"{name} has {run.get('precision')}, {run['provenance']['name']}" for name, run in read if run]
+            return f"{self.status} here ({'; '.join(others)})" if others else self.status
         return f"{self.status} for {self.waits_for}" if self.waits_for else self.status
 
     @property
@@ -149,10 +153,12 @@ class TrainingCell(Cell):
     Attributes:
         config: its configuration.
         labels: more overrides, for loggers and for runs of several processes; they do not change the result.
+        any_precision: see ``runs.standins.finished_run``.
     """
 
     config: DictConfig = field(compare=False, repr=False)
     labels: tuple[str, ...] = ()
+    any_precision: bool = False
 
     @property
     def command(self) -> str:
@@ -168,7 +174,7 @@ class TrainingCell(Cell):
         return runs.directories.attempts(self.fingerprint)
 
     def _read(self) -> tuple[Path, dict[str, Any]] | None:
-        return runs.standins.finished_run(self.config)
+        return runs.standins.finished_run(self.config, any_precision=self.any_precision)
 
     def value(self, metric: str) -> float | None:
         if self.finished is None or not metric.startswith("train/"):

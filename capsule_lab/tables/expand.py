@@ -22,12 +22,13 @@ _Cells: TypeAlias = dict[tuple[str, str, int], Cell]  # by row, column, seed
 _Composed: TypeAlias = dict[tuple[str, ...], DictConfig]  # by overrides: a tenth of a second each
 
 
-def expand(table: Table, overrides: Sequence[str] = ()) -> list[Cell]:
+def expand(table: Table, overrides: Sequence[str] = (), *, any_precision: bool = False) -> list[Cell]:
     """Every cell of a table, row by row.
 
     Args:
         table: what to train and evaluate.
         overrides: for every training run, over the table's.
+        any_precision: see ``runs.standins.finished_run``.
 
     Raises:
         TableError: for overrides that do not fit together.
@@ -40,7 +41,7 @@ def expand(table: Table, overrides: Sequence[str] = ()) -> list[Cell]:
             new: Sequence[Cell] = []
             with _named_in_errors(row, column):
                 if column.name in row.overrides:
-                    new = _training_cells(table, row, column, overrides, cells, composed)
+                    new = _training_cells(table, row, column, overrides, cells, composed, any_precision)
                 elif column.name in row.evaluate:
                     new = _evaluation_cells(table, row, column, cells)
             cells |= {(row.name, column.name, cell.seed): cell for cell in new}
@@ -80,7 +81,13 @@ def merged(*lists: Sequence[str]) -> list[str]:
 
 
 def _training_cells(
-    table: Table, row: Row, column: Column, overrides: Sequence[str], cells: _Cells, composed: _Composed
+    table: Table,
+    row: Row,
+    column: Column,
+    overrides: Sequence[str],
+    cells: _Cells,
+    composed: _Composed,
+    any_precision: bool,
 ) -> list[TrainingCell]:
     found = []
     for seed in table.seeds:
@@ -91,10 +98,9 @@ def _training_cells(
         config = OmegaConf.merge(composed[given], {"seed": seed})
         assert isinstance(config, DictConfig)
         fingerprint = runs.directories.config_hash(config)
-        labels = _labels(table, row, column, seed, config, fingerprint)
-        found.append(
-            TrainingCell(row, column, seed, (*given, f"seed={seed}"), fingerprint, waits_for, config, tuple(labels))
-        )
+        labels = tuple(_labels(table, row, column, seed, config, fingerprint))
+        own = (*given, f"seed={seed}")
+        found.append(TrainingCell(row, column, seed, own, fingerprint, waits_for, config, labels, any_precision))
     return found
 
 

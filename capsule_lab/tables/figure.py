@@ -28,14 +28,15 @@ def error_against_time(entries: Sequence[Entry]) -> Figure | None:
     stand-ins apart.
 
     Args:
-        entries: of ``summarise``. Rows without runs, evaluations, and columns with medians are left out.
+        entries: of ``summarise``. Rows without runs, evaluations, and columns with medians or with runs on different
+            hardware are left out.
 
     Returns:
         ``None`` if no panel has two rows.
     """
     panels: dict[str, list[tuple[Entry, list[Run]]]] = {}
     for entry in entries:
-        if entry.row.of or entry.column.statistic == "median":
+        if entry.row.of or entry.column.statistic == "median" or entry.elsewhere:
             continue
         for real in (True, False):
             runs = [run for run in entry.runs if run.real is real]

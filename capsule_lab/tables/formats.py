@@ -72,7 +72,7 @@ def as_markdown(table: Table, entries: Sequence[Entry], command: str) -> str:
         lines += [f"### {_markdown(label)}", "", _line(HEADINGS), _line(["---"] * len(HEADINGS))]
         lines += [_line(cells_of(entry)) for entry in part] + [""]
     lines += [f"- {_markdown(label)}: {_markdown(note)}" for label, note in notes(entries).items()]
-    lines += [f"- {_markdown(failure)}" for failure in failures(entries)]
+    lines += [f"- {_markdown(remark)}" for remark in [*remarks(entries), *failures(entries)]]
     lines += [f"- data: {_markdown(name)}" for name in dict.fromkeys(entry.data for entry in entries if entry.data)]
     return "\n".join(lines).rstrip() + "\n"
 
@@ -139,6 +139,7 @@ def runs_frame(entries: Sequence[Entry]) -> pd.DataFrame:
                 "minutes": round(run.minutes, 2),
                 "steps": run.result["steps"],
                 "hardware": run.result["hardware"],
+                "precision": run.precision,
                 "commit": run.result["commit"],
                 "directory": run.directory.name,
                 "command": run.cell.command,
@@ -195,11 +196,12 @@ def as_page(
         headings=HEADINGS,
         parts=[(label, [(cells_of(entry), entry) for entry in part]) for label, part in by_column(entries).items()],
         notes=notes(entries),
+        remarks=remarks(entries),
         failures=failures(entries),
         costs=costs and _svg(costs),
         attacks={name.replace("_", " "): _svg(figure) for name, figure in (attacks or {}).items()},
         runs=runs_frame(entries)
-        .drop(columns=["hardware", "commit"], errors="ignore")
+        .drop(columns=["hardware", "precision", "commit"], errors="ignore")
         .astype(object)
         .fillna("")
         .replace(math.inf, NOT_REACHED),
@@ -220,6 +222,40 @@ def by_column(entries: Sequence[Entry]) -> dict[str, list[Entry]]:
 def notes(entries: Sequence[Entry]) -> dict[str, str]:
     """Footnotes of the rows that have one."""
     return {entry.row.label: entry.row.note for entry in entries if entry.row.note}
+
+
+def remarks(entries: Sequence[Entry]) -> list[str]:
+    """What a reader has to know of the runs: different hardware, uncommitted code, rows that are the same."""
+    found = []
+    for label, part in by_column(entries).items():
+        if part[0].elsewhere:
+            one, other = part[0].elsewhere
+            found.append(
+                f"{label}: no times, which compare on the same hardware only: {one.name} was on {one.hardware}, "
+                f"{other.name} on {other.hardware}"
+            )
+    runs = {run.cell.fingerprint: run for entry in entries for run in entry.runs}
+    dirty = [run for run in runs.values() if str(run.result.get("commit")).endswith("-dirty")]
+    if dirty:
+        found.append(
+            f"uncommitted code: {len(dirty)} of {len(runs)} runs, such as {dirty[0].name}, are of files that differ "
+            f"from their commit, {dirty[0].result['commit']}"
+        )
+    return found + _duplicates(entries)
+
+
+def _duplicates(entries: Sequence[Entry]) -> list[str]:
+    """Rows of other runs than an earlier row's, with the same quantities of the test for every seed."""
+    found: dict[str, str] = {}
+    for label, part in by_column(entries).items():
+        first: dict[str, Entry] = {}
+        for entry in part:
+            tests = {run.cell.seed: run.result["test"] for run in entry.runs if run.result["test"]}
+            same = first.setdefault(repr(sorted(tests.items())), entry)
+            if tests and not {run.directory for run in same.runs} & {run.directory for run in entry.runs}:
+                names = f"{same.row.label}; {entry.row.label}"
+                found.setdefault(names, f"{label}: the same tests to the last digit, seed by seed: {names}")
+    return [*found.values()]
 
 
 def failures(entries: Sequence[Entry]) -> list[str]:

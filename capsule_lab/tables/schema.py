@@ -206,6 +206,9 @@ class Content(_Part):
                     f"column {column.name}: {column.metric} has no mean, as a run may not reach it; expected "
                     "statistic: median"
                 )
+        labels = [column.label for column in self.columns]
+        if len({*labels}) < len(labels):
+            raise ValueError(f"there are two columns of one label among {', '.join(labels)}; expected a label for each")
         if self.against and self.against not in names:
             raise ValueError(f"against is {self.against}; {suggest(self.against, names)}")
         for number, row in enumerate(self.rows):

@@ -6,7 +6,7 @@ import logging
 import math
 import statistics
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from typing import Any
 from scipy.stats import ttest_ind
 
 from capsule_lab.errors import TableError
-from capsule_lab.tables.cells import DONE, Cell
+from capsule_lab.tables.cells import DONE, Cell, EvaluationCell
 from capsule_lab.tables.expand import expand
 from capsule_lab.tables.schema import Column, Overrides, Published, Row, Table
 
@@ -42,6 +42,24 @@ class Run:
     def minutes(self) -> float:
         """How long training took, or the evaluation if that is what the row shows."""
         return float(self.result.get("evaluation_seconds", self.result["training_seconds"])) / 60
+
+    @property
+    def hardware(self) -> str:
+        """What it was trained on, or evaluated if that is what the row shows."""
+        return str(self.result.get("hardware"))
+
+    @property
+    def precision(self) -> str:
+        """Of training, and of the evaluation if the row shows one in another."""
+        own = str(self.result.get("precision"))
+        training = self.cell.training.finished if isinstance(self.cell, EvaluationCell) else None
+        trained = str(training[1].get("precision")) if training else own
+        return own if own == trained else f"{trained}, evaluated in {own}"
+
+    @property
+    def name(self) -> str:
+        """For messages: the cell and the run directory."""
+        return f"{self.cell.name} ({self.directory.name})"
 
 
 @dataclass(frozen=True)
@@ -106,6 +124,7 @@ class Entry:
         unfinished: cells that were asked for, and have no result, or not what the column shows.
         asked: how many were asked for.
         against: runs of the row that the table tests every other against.
+        elsewhere: two runs of the column on different hardware, so that it has no times.
     """
 
     row: Row
@@ -115,18 +134,27 @@ class Entry:
     unfinished: tuple[Cell, ...]
     asked: int
     against: tuple[Run, ...] = ()
+    elsewhere: tuple[Run, Run] | None = None
+
+    @property
+    def is_time(self) -> bool:
+        """Whether the quantity is the time that something took."""
+        return self.column.metric.endswith("seconds")
 
     @property
     def p_value(self) -> float | None:
         """Of Welch's t-test that the means of this row and of ``against`` are the same, over runs on one kind of data.
 
-        ``None`` if either has fewer than two such runs, or no variance.
+        ``None`` if either has fewer than two such runs, or runs that all gave one value, whose deviation of 0 is no
+        estimate; and of times on different hardware.
         """
+        if self.is_time and self.elsewhere:
+            return None
         for real in (True, False):
             samples = [[run.value for run in runs if run.real is real] for runs in (self.runs, self.against)]
             if min(map(len, samples)) > 1 and all(math.isfinite(value) for values in samples for value in values):
-                found = float(ttest_ind(*samples, equal_var=False).pvalue)
-                return None if math.isnan(found) else found
+                same = any(math.isclose(min(values), max(values)) for values in samples)
+                return None if same else float(ttest_ind(*samples, equal_var=False).pvalue)
         return None
 
     @property
@@ -140,6 +168,8 @@ class Entry:
         return self._statistic([run.value for run in self.runs if not run.real])
 
     def _statistic(self, values: Sequence[float]) -> Mean | Median | None:
+        if self.is_time and self.elsewhere:
+            return None
         return (_median if self.column.statistic == "median" else _mean)(values)
 
     @property
@@ -181,18 +211,22 @@ class Entry:
 
     @property
     def minutes(self) -> float | None:
-        """Mean time of a run of the ``counted``."""
-        return statistics.fmean(run.minutes for run in self.counted) if self.runs else None
+        """Mean time of a run of the ``counted``; ``None`` if runs of the column were on different hardware."""
+        return statistics.fmean(run.minutes for run in self.counted) if self.runs and not self.elsewhere else None
 
 
 def summarise(table: Table, overrides: Sequence[str] = ()) -> list[Entry]:
     """An entry for each row in each column that has something to show.
 
     Runs of the same configuration on stand-in data are found, too, whether or not they are asked for.
+
+    Raises:
+        TableError: if runs of a column had different precisions, on real data or on a stand-in.
     """
-    asked = expand(table, overrides)
+    asked = expand(table, overrides, any_precision=True)
     known = {cell.fingerprint for cell in asked}
-    others = [cell for cell in expand(table, [*overrides, STANDIN]) if cell.fingerprint not in known]
+    standins = expand(table, [*overrides, STANDIN], any_precision=True)
+    others = [cell for cell in standins if cell.fingerprint not in known]
     entries = []
     for column in table.columns:
         for row in filter(column.shows, table.rows):
@@ -204,10 +238,38 @@ def summarise(table: Table, overrides: Sequence[str] = ()) -> list[Entry]:
                 left = tuple(cell for cell in own if cell not in [run.cell for run in runs])
                 entries.append(Entry(row, column, published, runs, left, len(own)))
     references = {entry.column: entry.runs for entry in entries if entry.row.name == table.against}
+    elsewhere = {}
+    for column in table.columns:
+        of_column = [run for entry in entries if entry.column == column for run in entry.runs]
+        if pair := _differing(of_column, lambda run: run.precision):
+            one, other = pair
+            raise TableError(
+                f"column {column.label}: {one.name} has precision {one.precision} and {other.name} {other.precision}; "
+                "expected one in a column: train all with one trainer.precision=…, or choose rows=…, columns=… or "
+                "seeds=… of one"
+            )
+        elsewhere[column] = _differing(of_column, lambda run: run.hardware)
     return [
-        entry if entry.row.name == table.against else replace(entry, against=references.get(entry.column, ()))
+        replace(
+            entry,
+            against=() if entry.row.name == table.against else references.get(entry.column, ()),
+            elsewhere=elsewhere[entry.column],
+        )
         for entry in entries
     ]
+
+
+def _differing(runs: Sequence[Run], quantity: Callable[[Run], str]) -> tuple[Run, Run] | None:
+    """Two runs, both on real data or both on stand-ins, that differ in it, if there are any."""
+    for real in (True, False):
+        first: dict[str, Run] = {}
+        for run in runs:
+            if run.real is real:
+                first.setdefault(quantity(run), run)
+        if len(first) > 1:
+            one, other, *_ = first.values()
+            return one, other
+    return None
 
 
 def best_runs(entries: Sequence[Entry]) -> list[Run]:

@@ -38,7 +38,8 @@ def embed() -> EmbedConfig:
 
 
 def trainer_for(stage: str, **metrics: float) -> Any:
-    return SimpleNamespace(state=SimpleNamespace(fn=stage), logged_metrics=metrics, loggers=[], global_step=7)
+    state, precision = SimpleNamespace(fn=stage), "32-true"
+    return SimpleNamespace(state=state, logged_metrics=metrics, loggers=[], global_step=7, precision=precision)
 
 
 def record_of(callback: EmbedConfig) -> dict[str, Any]:

@@ -18,7 +18,10 @@ from capsule_lab.tables.cells import EvaluationCell, TrainingCell
 from capsule_lab.tables.evaluations import result_file
 from tests.helpers.commands import NO_PICTURES, TINY_CAPSNET, Ended
 
-TINY = ["debug=smoke", *TINY_CAPSNET, "trainer.accelerator=cpu", *NO_PICTURES, "callbacks.routing_stats=null"]
+TINY = [
+    *("debug=smoke", *TINY_CAPSNET, "trainer.accelerator=cpu", "trainer.precision=32-true"),
+    *(*NO_PICTURES, "callbacks.routing_stats=null"),
+]
 RESULT = {
     "status": "finished",
     "test": {"error": 1.0, "novel/error": 2.0},
@@ -55,13 +58,13 @@ def write_run(cell: TrainingCell, *, error: float = 1.0, attempt: str = "", **mo
     return directory
 
 
-def write_evaluation(cell: EvaluationCell, *, error: float) -> Path:
+def write_evaluation(cell: EvaluationCell, *, error: float, **more: Any) -> Path:
     """What a finished evaluation leaves in the directory of its training run, which has finished, too."""
     assert cell.training.finished
     file = result_file(cell.training.finished[0], cell.fingerprint)
     file.parent.mkdir(exist_ok=True)
     content = {"test": {"error": error}, "provenance": RESULT["provenance"], "evaluation_seconds": 6.0}
-    file.write_text(json.dumps({**content, "hardware": "another machine", "commit": "def"}))
+    file.write_text(json.dumps({**content, "hardware": "another machine", "commit": "def", **more}))
     return file
 
 

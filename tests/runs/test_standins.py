@@ -1,4 +1,4 @@
-"""A run on a stand-in counts until the real files are here."""
+"""A run on a stand-in counts until the real files are here; one of precision ``auto`` where it is used."""
 
 from __future__ import annotations
 
@@ -53,6 +53,56 @@ def test_stand_in_that_was_asked_for_counts_for_ever(tmp_path: Path, arrive: Cal
     write_run(expand(read(file))[0], provenance=STANDIN)
     arrive()
     assert [cell.status for cell in expand(read(file))] == [DONE]
+
+
+def test_precision_counts_where_it_is_used_and_is_shown_everywhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    auto = {"name": "one", "overrides": ["trainer.precision=auto"]}
+    file = write_table(tmp_path, seeds=[0], rows=[auto, {"name": "two", "overrides": []}])
+
+    def found(native: bool, *, any_precision: bool = False) -> list[tuple[str, float | None]]:
+        monkeypatch.setattr("capsule_lab.build.cpu_computes_bfloat16", lambda: native)
+        cells = expand(read(file), any_precision=any_precision)
+        return [(cell.status, cell.value("test/error")) for cell in cells]
+
+    for cell in expand(read(file)):
+        assert write_run(cell, error=2.0, precision="32-true")
+    assert found(False) == found(True, any_precision=True) == [(DONE, 2.0)] * 2
+    assert found(True) == [(MISSING, None), (DONE, 2.0)]
+    (cell, _) = expand(read(file))
+    assert cell.described == f"missing here ({cell.directories[0].name} has 32-true, real MNIST)"
+    write_run(cell, attempt="-2", error=1.0, precision="bf16-mixed")
+    for any_precision in (True, False):
+        assert found(True, any_precision=any_precision)[0] == (DONE, 1.0)
+        assert found(False, any_precision=any_precision)[0] == (DONE, 2.0)
+
+
+def test_run_on_a_gpu_counts_where_there_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on the node of a cluster from which sweeps are started."""
+    monkeypatch.setattr("capsule_lab.build.cpu_computes_bfloat16", lambda: False)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    file = write_table(tmp_path, seeds=[0], rows=[{"name": "one", "overrides": ["trainer.precision=auto"]}])
+    write_run(expand(read(file))[0], precision="bf16-mixed", hardware="1 x NVIDIA H100")
+    assert [cell.status for cell in expand(read(file))] == [DONE]
+
+
+@pytest.mark.parametrize("finished", [True, False], ids=["finished", "interrupted"])
+def test_resuming_in_another_precision_starts_anew(
+    a_copy: Path, monkeypatch: pytest.MonkeyPatch, finished: bool
+) -> None:
+    """By its result, or by the record in its checkpoint."""
+    config = compose("train", [*TINY, "trainer.precision=auto"])
+    result = json.loads((a_copy / "metrics.json").read_text())
+    if finished:
+        del result["sha256"]
+        fingerprint = runs.directories.config_hash(config)
+        runs.files.write_record(a_copy / "metrics.json", {**result, "config_hash": fingerprint})
+    else:
+        (a_copy / "metrics.json").unlink()
+    for native in (False, True):
+        monkeypatch.setattr("capsule_lab.build.cpu_computes_bfloat16", lambda native=native: native)
+        assert runs.standins.holds_superseded(a_copy, config) is (native is not (result["precision"] == "bf16-mixed"))
 
 
 @pytest.mark.parametrize("finished", [True, False], ids=["finished", "interrupted"])

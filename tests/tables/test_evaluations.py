@@ -104,6 +104,17 @@ def test_evaluation_takes_the_devices_of_training(table_file) -> None:
     assert "trainer.devices=2" in cell.job
 
 
+def test_networks_of_different_precision_are_not_mixed_where_one_precision_evaluates_them(table_file) -> None:
+    attacked = {"name": "attacked", "of": "trained", "by": "attack", "evaluate": ["attack=fgsm"]}
+    file = table_file(rows=[TRAINED, attacked], columns={"it": {"metric": "attack/0.1/accuracy"}})
+    for cell, precision in zip(expand(read(file))[:2], ("32-true", "bf16-mixed"), strict=True):
+        write_run(cell, precision=precision)
+    for cell in expand(read(file))[2:]:
+        write_evaluation(cell, error=1.0, attack={"0.1/accuracy": 50.0}, precision="32-true")
+    with pytest.raises(TableError, match=r"seed 0 .* has precision 32-true and .* bf16-mixed, evaluated in 32-true"):
+        summarise(read(file))
+
+
 def test_result_is_of_the_evaluation_and_cost_and_size_of_its_run(file: Path) -> None:
     for cell in expand(read(file))[:2]:
         write_run(cell)
@@ -112,7 +123,8 @@ def test_result_is_of_the_evaluation_and_cost_and_size_of_its_run(file: Path) ->
     assert (trained.ours.mean, evaluated.ours.mean, evaluated.ours.count) == (1.0, 7.5, 1)
     assert evaluated.state == "1 of 2, 1 missing"
     assert (evaluated.shared("parameters"), evaluated.shared("hardware")) == ("1,234", "another machine")
-    assert evaluated.minutes == pytest.approx(6 / 60)
+    assert evaluated.runs[0].minutes == pytest.approx(6 / 60)
+    assert evaluated.minutes is None, "no times of a column with two machines"
 
 
 def test_weights_trained_on_a_standin_never_count_as_real(file: Path) -> None:

@@ -58,6 +58,12 @@ def test_standins_have_a_panel_of_their_own_and_time_of_the_clock_where_no_other
     assert points(figure.axes[1])["a CNN"] == ([90], [1])
 
 
+def test_no_times_of_different_hardware(file: Path) -> None:
+    for cell in expand(read(file)):
+        write_run(cell, hardware="another machine" if cell.row.name == "cnn" else "a machine")
+    assert error_against_time(summarise(read(file))) is None
+
+
 def test_fewer_than_two_rows_are_no_figure_and_two_are_on_the_page(file: Path) -> None:
     cells = expand(read(file))
     write_run(cells[0])

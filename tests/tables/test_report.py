@@ -110,6 +110,63 @@ def test_rows_are_tested_against_one(table_file) -> None:
     )
 
 
+def test_no_p_of_runs_that_all_gave_one_value(table_file) -> None:
+    """Their deviation of 0 would make any difference significant, and scipy warns."""
+    rows = [{"name": name, "overrides": [f"routing.iterations={n}"]} for n, name in enumerate(["a", "b"], 1)]
+    file = table_file(seeds=[0, 1, 2], rows=rows, against="b")
+    for cell in expand(read(file)):
+        write_run(cell, error={"a": 0.9, "b": 0.7 + cell.seed / 10}[cell.row.name])
+    assert [entry.p_value for entry in summarise(read(file))] == [None, None]
+
+
+# --- precision and hardware -------------------------------------------------------------------------------------------
+
+
+def test_precisions_are_not_mixed_in_a_column(cli: Cli, table_file) -> None:
+    file = table_file(rows=[{"name": "one", "overrides": ["trainer.precision=auto"]}])
+    one, two = expand(read(file))
+    here = [write_run(cell, precision=given) for cell, given in ((one, "32-true"), (two, "bf16-mixed"))]
+    ended = cli("report", f"table={file}")
+    assert ended.status != 0
+    one, two = (directory.name for directory in here)
+    assert len(ended.err.strip().splitlines()) == 1
+    assert f"column error: one seed 0 ({one}) has precision 32-true and one seed 1 ({two}) bf16-mixed" in ended.err
+    assert cli("report", f"table={file}", "seeds=[0]").status == 0
+
+
+@pytest.mark.parametrize("metric", ["test/error", "time_to_accuracy/99/seconds"])
+def test_errors_of_different_hardware_are_compared_and_times_are_not(table_file, metric: str) -> None:
+    column = {"label": "it", "metric": metric, "statistic": "median"}
+    rows = [{"name": name, "overrides": [f"routing.iterations={n}"]} for n, name in enumerate(["a", "b"], 1)]
+    file = table_file(rows=rows, columns={"it": column}, against="b")
+    times = {"time_to_accuracy": {"99/seconds": 5.0}}
+    for cell in expand(read(file)):
+        where = "another machine" if cell.row.name == "b" and cell.seed else "a machine"
+        write_run(cell, error=1.0 + cell.seed, hardware=where, **times)
+    entries = summarise(read(file))
+    shown = [dict(zip(formats.HEADINGS, formats.cells_of(entry), strict=True)) for entry in entries]
+    assert [line["minutes"] for line in shown] == ["", ""]
+    ours = "1.50 (1.00 to 2.00)" if metric == "test/error" else ""
+    assert [line["ours"] for line in shown] == [ours] * 2
+    (remark,) = [each for each in formats.remarks(entries) if "hardware" in each]
+    assert re.match(r"it: no times, .*: a seed 0 \(.*\) was on a machine, b seed 1 \(.*\) on another machine$", remark)
+    assert formats.runs_frame(entries)["hardware"].tolist() == ["a machine"] * 3 + ["another machine"]
+    alone = summarise(read(table_file(rows=rows[:1], columns={"it": column})))
+    assert formats.cells_of(alone[0])[formats.HEADINGS.index("minutes")] == "1.5"
+
+
+def test_uncommitted_code_and_rows_of_the_same_tests_are_named(table_file) -> None:
+    rows = [{"name": name, "overrides": [f"routing.iterations={n}"]} for n, name in enumerate(["a", "b", "c"], 1)]
+    file = table_file(rows=rows)
+    for cell in expand(read(file)):
+        dirty = {"commit": "abc-dirty"} if cell.row.name == "b" else {}
+        write_run(cell, error=1.0 + cell.seed + (cell.row.name == "c"), **dirty)
+    uncommitted, same = formats.remarks(summarise(read(file)))
+    assert uncommitted.startswith("uncommitted code: 2 of 6 runs, such as b seed 0 (")
+    assert uncommitted.endswith("their commit, abc-dirty")
+    assert same == "error: the same tests to the last digit, seed by seed: a; b"
+
+
 def test_against_a_row_that_is_not_there(table_file) -> None:
     with pytest.raises(TableError, match="against is nothing"):
         read(table_file(against="nothing"))

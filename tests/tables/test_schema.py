@@ -181,6 +181,7 @@ ROW = {"name": "a", "overrides": []}
         ({"rows": [{**ROW, "published": [1, 2, 3]}]}, "row a|published|[1, 2, 3]|expected a number, or [mean,"),
         ({"rows": [{**ROW, "published": "many"}]}, "row a|published|many|expected a number, or [mean,"),
         ({"rows": [ROW, ROW]}, "two rows of one name|a, a|expected"),
+        ({"columns": {"a": {"label": "it"}, "b": {"label": "it"}}}, "two columns of one label|it, it|expected"),
         ({"rows": [{**ROW, "takes": {"seed": ["b", "test/error"]}}, {**ROW, "name": "b"}]}, "row a|takes|b|expected"),
         ({"rows": [{**ROW, "takes": {"seed": "b"}}]}, "row a|takes|expected key: [row, metric]"),
         ({"rows": {"a": []}}, "rows|{'a': []}|expected a list"),

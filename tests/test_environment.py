@@ -1,0 +1,48 @@
+"""What a result says of the machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from capsule_lab import environment
+
+CPUINFO = """processor\t: 0
+vendor_id\t: AuthenticAMD
+cpu family\t: {family}
+model\t\t: {model}
+model name\t: AMD EPYC
+flags\t\t: fpu {flags}
+
+processor\t: 1
+model name\t: another
+"""
+
+
+@pytest.mark.parametrize(
+    ("family", "model", "flags", "text"),
+    [
+        (26, 2, "avx2 avx512f avx512_bf16", "AMD EPYC (family 26 model 2, AVX-512, bfloat16)"),
+        (25, 1, "avx2", "AMD EPYC (family 25 model 1, AVX2)"),
+        (6, 143, "avx2 avx512f amx_tile amx_bf16", "AMD EPYC (family 6 model 143, AVX-512, bfloat16)"),
+    ],
+)
+def test_processors_of_one_name_are_told_apart(tmp_path: Path, family: int, model: int, flags: str, text: str) -> None:
+    (tmp_path / "cpuinfo").write_text(CPUINFO.format(family=family, model=model, flags=flags))
+    assert environment._processor(tmp_path / "cpuinfo") == text
+
+
+def test_processor_without_such_a_file_has_a_name(tmp_path: Path) -> None:
+    assert environment._processor(tmp_path / "none")
+
+
+def test_hardware_ends_with_cores_and_threads() -> None:
+    assert environment.hardware(torch.device("cpu"), 2).endswith(f" cores, 2 x {torch.get_num_threads()} threads")
+
+
+def test_commit_is_that_of_the_first_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    first = environment.commit()
+    monkeypatch.setattr("subprocess.run", lambda *_, **__: pytest.fail("asked again"))
+    assert environment.commit() == environment.of_this_process()["commit"] == first
