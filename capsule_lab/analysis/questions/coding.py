@@ -61,9 +61,11 @@ def coding(subject: Subject, *, shift: int = 4) -> Answer:
       layer's stride; one capsule for all of the image, as of classes, 0;
     - ``rate_share``: R² of its pose on the shift, over the shifts in which it stays the most active, one direction for
       all images;
-    - ``domain``: pixels over which a capsule keeps half of its activation, at most ``2 shift + 1``.
+    - ``domain``: pixels over which a capsule keeps half of its activation, at most ``2 shift + 1``; ``at_limit``: share
+      of the domains that end with the shifts and not before, which are larger by what is not known. Where it is not 0,
+      ``domain`` is a lower bound.
 
-    Of classes, the label's capsule. They have one position: ``rate_share`` and ``domain`` only.
+    Of classes, the label's capsule. They have one position, and no ``place_slope``.
 
     Args:
         subject: of capsules, and one that has the change ``translation``.
@@ -153,11 +155,12 @@ def _numbers(
     slope = (shifts[:, None] * (columns - columns.mean(0))).sum(0) / shifts.square().sum()
     place, kept = (torch.stack([getattr(each, name) for each in moved]) for name in ("place", "kept"))
     keeps = (kept > _KEPT * kept[middle])[:, active]
-    domain = 1 + _run(keeps[:middle].flip(0)) + _run(keeps[middle + 1 :])
+    left, right = _run(keeps[:middle].flip(0)), _run(keeps[middle + 1 :])
     return {
         "place_slope": float(slope.mean()),
         "rate_share": _rate_share(torch.stack([each.poses for each in moved]), place == place[middle], active, shifts),
-        "domain": float(domain.double().mean()),
+        "domain": 1 + float((left + right).double().mean()),
+        "at_limit": float(((left == middle) | (right == middle)).double().mean()),
     }
 
 

@@ -67,8 +67,9 @@ def transforms(
     probability of the label, and the 16 principal components of the features below the last layer. By ``<kind>/``:
 
     - ``error``: at the largest strength, mean of both signs;
-    - ``presence_invariance``: standard deviation of presence over strengths, mean over images, over that over images at
-      strength 0; 0 is invariant;
+    - ``presence_change``: share of the variance of presences, over images and strengths, that is over the strengths of
+      one image; of the capsules of all classes. 0: presences say what is shown and do not change; 1: they say nothing
+      of what is shown. It stays between 0 and 1 where the label's presence is the same for all images, too;
     - ``monotony``: Spearman's rank correlation of ``|strength|`` and the angle of the pose from that at 0;
     - ``linear_share``: R² of the pose's change regressed on the strength, for each class a direction of its own;
     - ``map_error``: of the pose of the changed image, predicted by one linear map from that of the image, in units of
@@ -112,6 +113,7 @@ def transforms(
 class _Shown(NamedTuple):
     """What is known of all images after a change."""
 
+    presences: Float[Tensor, "image class"]
     presence: Float[Tensor, " image"]
     poses: Float[Tensor, "image dim"]
     pixels: Float[Tensor, "image component"]
@@ -132,7 +134,8 @@ class _Shown(NamedTuple):
         images = torch.cat([batch.images for batch in batches])
         presence = output.scores.softmax(1) if output.capsules is None else output.capsules.activations
         error = error_percent(output, subject.labels)
-        return cls(presence.gather(1, labels).squeeze(1), features(batches), pixels(images.flatten(1)), error)
+        own = presence.gather(1, labels).squeeze(1)
+        return cls(presence, own, features(batches), pixels(images.flatten(1)), error)
 
 
 def _angles(poses: Tensor, before: Tensor) -> Float[Tensor, " image"]:
@@ -160,16 +163,21 @@ def _quartiles(name: str, values: Tensor) -> dict[str, float]:
 
 def _numbers(shown: Mapping[float, _Shown], subject: Subject) -> dict[str, float]:
     strengths, before = list(shown), shown[0]
-    presence = torch.stack([shown[each].presence for each in strengths]).double()  # [strength image]
     angles = torch.stack([_angles(shown[each].poses, before.poses) for each in strengths])
     rank = spearmanr(torch.tensor(strengths).abs().repeat_interleave(angles.shape[1]), angles.flatten().cpu())
     ends = (strengths[0], strengths[-1])
     return {
         "error": sum(shown[each].error for each in ends) / 2,
-        "presence_invariance": float(presence.std(0).mean() / before.presence.double().std()),
+        "presence_change": _presence_change(torch.stack([shown[each].presences.double() for each in strengths])),
         "monotony": float(rank.statistic),
         "linear_share": _linear_share(shown, subject),
     }
+
+
+def _presence_change(presences: Float[Tensor, "strength image class"]) -> float:
+    """Variance over strengths, mean over images, over that over both; each summed over classes."""
+    over_both = float(presences.flatten(0, 1).var(0, correction=0).sum())
+    return float(presences.var(0, correction=0).mean(0).sum()) / over_both if over_both else float("nan")
 
 
 def _linear_share(shown: Mapping[float, _Shown], subject: Subject) -> float:

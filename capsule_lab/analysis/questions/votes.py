@@ -47,10 +47,10 @@ def votes(subject: Subject, *, longest: float | None = None, shown: int = _SHOWN
 
     ``tightness`` is the smallest mean distance of a wrong class over that of the label, the median over images: above
     1, the label's votes are the closest. ``rank`` is the mean place of the label's among the classes. ``auc`` is how
-    well the label's mean distance tells an image from votes shuffled over images of its class, 0.5 not at all.
-    ``cosine``, of dynamic routing, between the label's votes and its pose. ``<layer>/moved_together``: the share of
-    what the label's votes move by when the image is moved by ``shift`` pixels that is one movement of all of them, the
-    median over images.
+    well the label's mean distance tells an image from votes shuffled over images of its class, 0.5 not at all; images
+    that are the only one of their class are left out. ``cosine``, of dynamic routing, between the label's votes and its
+    pose. ``<layer>/moved_together``: the share of what the label's votes move by when the image is moved by ``shift``
+    pixels that is one movement of all of them, the median over images.
 
     Args:
         subject: of capsules.

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -8,12 +9,14 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from capsule_lab.analysis.questions.tree import (
+    _alike,
     _heaviest,
     _longest,
     _random_of_same_activation,
     silent,
     tree,
 )
+from capsule_lab.analysis.trace import ChildGrid
 from tests.helpers.subjects import small_network, subject
 
 
@@ -41,6 +44,13 @@ def test_heaviest_branches_make_up_what_is_wanted() -> None:
     weights = torch.tensor([[0.1, 0.5, 0.0, 0.4], [0.25, 0.25, 0.25, 0.25], [0.0, 0.0, 0.0, 0.0]])
     found = _heaviest(weights, torch.tensor([0.6, 0.5, 0.1]))
     assert found.tolist() == [[False, True, False, True], [True, True, False, False], [False] * 4]
+
+
+def test_one_image_of_each_class_is_like_no_other() -> None:
+    grid, weights = ChildGrid(1, 1, 3, by_type=True), torch.eye(3)
+    found = _alike(weights, grid, torch.arange(3))
+    assert math.isnan(found["alike_within"])
+    assert found["alike_between"] == 0
 
 
 def test_longest_are_as_many() -> None:
