@@ -237,7 +237,11 @@ def _figures(
         )
         for image in images
     ]
-    names = [f"{name.replace('_', ' ')}: {share:.0f} % taken for their label" for name, share in kept.items()]
+    names = [f"{name.replace('_', ' ')}: {share:.0f} %" for name, share in kept.items()]
+    title = "images after each change; left, the share of all images that is still taken for its label"
     pairs, total = int(changed["two_tiles"].counted.sum()), len(subject.labels)
-    note = f"shares are of {total} images, of two tiles and blur of the {pairs} in which two tiles differ enough"
-    return {"images": picture_grid([Group("", columns)], names, note=note)}
+    note = (
+        f"blur is as far from an image as its two tiles, noise as all its tiles; {pairs} of {total} images have two "
+        "tiles that differ enough, and can be blurred as far"
+    )
+    return {"images": picture_grid([Group("", columns)], names, title=title, note=note)}

@@ -242,4 +242,5 @@ def _figures(curves: Mapping[str, Sequence[Mapping[str, float]]]) -> Mapping[str
             axis.grid(alpha=0.3)
     for axis, name in zip(axes[:, 0], ("presence of the label", "angle of the pose, degrees", "error, %"), strict=True):
         axis.set_ylabel(name)
+    figure.suptitle("medians and quartiles over the images; below, their errors", size=9)
     return {"curves": figure}
