@@ -79,8 +79,9 @@ def picture_grid(groups: Sequence[Group], rows: Sequence[str], *, title: str = "
     axes = figure.add_axes((labels / size[0], below / size[1], across / size[0], down / size[1]))
     axes.imshow(mosaic, vmin=0, vmax=1, aspect="auto")
     for left, top in corners:
-        corner, line = (left - 0.5, top - 0.5), {"edgecolor": _FRAME, "linewidth": 0.5}
-        axes.add_patch(Rectangle(corner, width, height, fill=False, clip_on=False, **line))
+        corner = (left - 0.5, top - 0.5)
+        frame = Rectangle(corner, width, height, fill=False, clip_on=False, edgecolor=_FRAME, linewidth=0.5)
+        axes.add_patch(frame)
     axes.xaxis.tick_top()
     axes.set_xticks([left + (width - 1) / 2 for left in lefts], [column.caption for column in columns], size=_SIZE)
     for tick, column in zip(axes.get_xticklabels(), columns, strict=True):

@@ -171,8 +171,7 @@ def _points(subject: Subject, layer: LayerTrace, clouds: _Clouds, image: int) ->
         axis.title.set_fontsize(9)
     left.set_ylabel("second principal component")
     if kinds.max() > 0:
-        ticks = MaxNLocator(8, integer=True)
-        figure.colorbar(points, ax=right, label="type of child", ticks=ticks).solids.set_alpha(1)
+        figure.colorbar(points, ax=right, label="type of child", ticks=MaxNLocator(8, integer=True))
     figure.suptitle(
         "votes for the class of one image: areas are weights, the cross their mean, the ellipse one standard deviation",
         fontsize=9,
@@ -193,7 +192,7 @@ def _histograms(
     classes = distances[0].shape[2]
     rows = len(distances)
     figure = Figure(figsize=(2.4 + 1.25 * classes, 0.9 + 1.3 * max(rows, 2)), layout="constrained")  # inches
-    of_image, of_votes = figure.subfigures(1, 2, width_ratios=(1.3, 1.1 + 1.25 * classes))
+    of_image, of_votes = figure.subfigures(1, 2, squeeze=False, width_ratios=(1.3, 1.1 + 1.25 * classes))[0]
     _draw_image(of_image.subplots(), subject, image)
     axes = of_votes.subplots(rows, classes, squeeze=False, sharex=True, sharey=True)
     for number, (row, iteration) in enumerate(zip(axes, layer.iterations, strict=True)):

@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 import torch
-from matplotlib.figure import Figure
 from torch import Tensor
 
 from capsule_lab.analysis.questions.tree import (
@@ -113,7 +112,11 @@ def _no_bias() -> Any:
 
 
 def test_figure() -> None:
-    assert isinstance(tree(asked(), shown=2).draw()["trees"], Figure)
+    figure = tree(asked(), shown=2).draw()["trees"]
+    *panels, colours = figure.axes
+    assert [axis.get_title().split()[0] for axis in panels[::2]] == ["image", "image"]
+    assert colours.get_ylabel() == "type of child"
+    assert colours.get_ylim() == (-0.5, 2.5)  # of the layer with most
     assert tree(asked(), shown=0).draw() == {}
 
 
