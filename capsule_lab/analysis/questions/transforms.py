@@ -11,13 +11,13 @@ from functools import partial
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int64
 from matplotlib.figure import Figure
 from scipy.stats import spearmanr
 from torch import Tensor
 
 from capsule_lab.analysis.curves import COLOURS
-from capsule_lab.analysis.features import Features, pose_features
+from capsule_lab.analysis.features import Features, of_label, pose_features
 from capsule_lab.analysis.linear_maps import group_law, linear_map, principal_components
 from capsule_lab.analysis.subject import Answer, Change, Subject, error_percent
 from capsule_lab.errors import check_choice, check_number
@@ -67,9 +67,9 @@ def transforms(
     probability of the label, and the 16 principal components of the features below the last layer. By ``<kind>/``:
 
     - ``error``: at the largest strength, mean of both signs;
-    - ``presence_change``: share of the variance of presences, over images and strengths, that is over the strengths of
-      one image; of the capsules of all classes. 0: presences say what is shown and do not change; 1: they say nothing
-      of what is shown. It stays between 0 and 1 where the label's presence is the same for all images, too;
+    - ``presence_change``: variance over strengths of the label's presence, mean over images, over the sum of it and of
+      the variance over images of all classes of the same class's presence. 0: presence says what is shown and does not
+      change; 1: it says nothing of what is shown. It stays in that range where the label's is the same for all images;
     - ``monotony``: Spearman's rank correlation of ``|strength|`` and the angle of the pose from that at 0;
     - ``linear_share``: R² of the pose's change regressed on the strength, for each class a direction of its own;
     - ``map_error``: of the pose of the changed image, predicted by one linear map from that of the image, in units of
@@ -168,16 +168,19 @@ def _numbers(shown: Mapping[float, _Shown], subject: Subject) -> dict[str, float
     ends = (strengths[0], strengths[-1])
     return {
         "error": sum(shown[each].error for each in ends) / 2,
-        "presence_change": _presence_change(torch.stack([shown[each].presences.double() for each in strengths])),
+        "presence_change": _presence_change(torch.stack([shown[each].presences for each in strengths]), subject.labels),
         "monotony": float(rank.statistic),
         "linear_share": _linear_share(shown, subject),
     }
 
 
-def _presence_change(presences: Float[Tensor, "strength image class"]) -> float:
-    """Variance over strengths, mean over images, over that over both; each summed over classes."""
-    over_both = float(presences.flatten(0, 1).var(0, correction=0).sum())
-    return float(presences.var(0, correction=0).mean(0).sum()) / over_both if over_both else float("nan")
+def _presence_change(presences: Float[Tensor, "strength image class"], labels: Int64[Tensor, " image"]) -> float:
+    """Variance of the label's over strengths, over that and the variance of its mean over images of all classes."""
+    presences = presences.double()
+    of_strengths = float(of_label(presences.var(0, correction=0), labels).mean())
+    of_images = float(presences.mean(0).var(0, correction=0)[labels].mean())
+    both = of_strengths + of_images
+    return of_strengths / both if both else float("nan")
 
 
 def _linear_share(shown: Mapping[float, _Shown], subject: Subject) -> float:

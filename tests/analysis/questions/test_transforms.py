@@ -88,10 +88,17 @@ def test_presences_of_a_good_network_hardly_change(fall: float) -> None:
     assert 0 <= numbers["scaling/presence_change"] < 0.01
 
 
+def test_presences_of_other_classes_may_change() -> None:
+    label, other = torch.tensor([1.0, 0.0]), torch.tensor([[0.0, 0.4], [0.0, 0.1], [0.0, 0.7]])  # by strength
+    presences = torch.stack([label + other, (label + other).flip(1)], 1)  # [strength image class]
+    assert _presence_change(presences, torch.tensor([0, 1])) == pytest.approx(0)
+
+
 def test_presence_change_is_a_share() -> None:
     strength, image = torch.arange(3.0).view(3, 1, 1), torch.arange(5.0).view(1, 5, 1)
     of_images, of_strengths, of_both = (each.expand(3, 5, 2) for each in (image, strength, image + strength))
-    shares = [_presence_change(each.double()) for each in (of_images, of_strengths, of_both)]
+    labels = torch.tensor([0, 1, 0, 1, 0])
+    shares = [_presence_change(each, labels) for each in (of_images, of_strengths, of_both)]
     assert shares == pytest.approx([0, 1, 2 / 3 / (2 / 3 + 2)])
 
 
