@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 _UNTRAINED = "untrained/"
 _OF_PAIRS = ("poses", "few_labels")
 """Questions that can be asked of networks that do not classify."""
+_SPLITS = {"val": "validation", "test": "test"}
 _ROUNDING = 1e-4  # ours: of float32
 _BACKGROUND = 16  # ours: of 255 grey levels; outermost pixels above it are no black background
 
@@ -126,7 +127,8 @@ def analyse(config: DictConfig) -> Outcome:
         for weights, answer in answers.items():
             for name, figure in answer.draw().items():
                 of = f"step {run.step}" if weights == "trained" else "untrained"
-                add_heading(figure, f"{run.directory.name}, {of}: {len(trained.labels)} images of {source}")
+                asked = f"asked with {len(trained.labels)} {_SPLITS[config.split]} images of {source}"
+                add_heading(figure, f"{run.directory.name}, {of}, {asked}")
                 yield f"{path.stem}_{name}{'' if weights == 'trained' else '_untrained'}", figure
 
     return Outcome(result, rows, path, run, figures)
@@ -269,6 +271,9 @@ def table(result: Mapping[str, Any]) -> Table:
             continue
         found = [value, numbers.get(f"{_UNTRAINED}{key}")] if both else [value]
         shown.add_row(key, *("" if each is None else f"{each:.4g}" for each in found))
+    if None in numbers.values():
+        shown.caption = "empty: not defined for this network or these images (docs/guides/looking_inside.md)"
+        shown.caption_justify = "left"
     return shown
 
 

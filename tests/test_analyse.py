@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 from capsule_lab import runs
-from capsule_lab.analyse import analyse
+from capsule_lab.analyse import analyse, table
 from capsule_lab.config import compose
 from capsule_lab.train import train
 from tests.helpers.commands import NO_PICTURES, Ended
@@ -57,6 +57,16 @@ def test_the_same_command_finds_the_same(a_copy: Path) -> None:
     one, other = analyse(config), analyse(config)
     assert one.path == other.path
     assert one.result["analyse"] == other.result["analyse"]
+
+
+def test_a_heading_names_the_images_that_were_asked_with_and_a_table_explains_empty_cells(a_copy: Path) -> None:
+    """A figure may show one of them only."""
+    outcome = analyse(compose("analyse", [f"ckpt={a_copy}", "what=couplings", "what.shown=1", *SMALL]))
+    headings = [" ".join(figure.get_suptitle().split()) for _, figure in outcome.figures()]
+    assert headings
+    assert all("asked with 20 validation images of stand-in for MNIST" in heading for heading in headings)
+    assert outcome.result["analyse"]["digits/1/static_share"] is None
+    assert str(table(outcome.result).caption).startswith("empty: not defined")
 
 
 def test_untrained_weights_are_new_ones(a_copy: Path) -> None:

@@ -220,6 +220,15 @@ def test_curves_of_a_single_point_have_marks_and_room(tmp_path: Path) -> None:
         assert [line.get_marker() for line in axis.lines] == ["o", "o"]
 
 
+def test_legend_has_what_is_drawn(tmp_path: Path) -> None:
+    """One point of training, beside two of validation, can be seen; a column without any is not in the legend."""
+    file = tmp_path / "metrics.csv"
+    file.write_text("step,train/loss,train/error,val/loss,val/error\n4,,,0.5,40\n9,0.5,,,\n9,,,0.25,20\n")
+    loss, error = curves.training_curves(file).axes
+    assert [(line.get_label(), line.get_marker()) for line in loss.lines] == [("train", "o"), ("val", "o")]
+    assert [text.get_text() for text in error.get_legend().get_texts()] == ["val"]
+
+
 @pytest.mark.parametrize(("name", "label"), [("shift_r2", "R² of the shift"), ("matrix_error", "error of poses")])
 def test_curves_of_pairs_have_poses_in_place_of_an_error(name: str, label: str, tmp_path: Path) -> None:
     file = tmp_path / "metrics.csv"

@@ -12,8 +12,8 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import LogLocator
 
+from capsule_lab.analysis.plotting import label_log_axis
 from capsule_lab.atomic import set_aside
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
@@ -164,10 +164,8 @@ def _loss_and_error() -> tuple[Figure, list[Axes]]:
     figure = Figure(figsize=(9, 3.2), layout="constrained")  # inches
     axes = list(figure.subplots(1, len(QUANTITIES)))
     for axis, label in zip(axes, QUANTITIES.values(), strict=True):
-        axis.set(xlabel="step", ylabel=label, yscale="log")
-        axis.yaxis.set_minor_locator(LogLocator(subs=(2, 3, 5)))  # ours: labels do not overlap over three decades
-        axis.yaxis.set_major_formatter("{x:g}")
-        axis.yaxis.set_minor_formatter("{x:g}")
+        axis.set(xlabel="step", ylabel=label)
+        label_log_axis(axis)
         axis.grid(alpha=0.3, which="both")
     return figure, axes
 
@@ -175,7 +173,11 @@ def _loss_and_error() -> tuple[Figure, list[Axes]]:
 def _draw(axis: Axes, table: pd.DataFrame, name: str, style: str, label: str) -> None:
     if name in table:
         rows = table[["step", name]].dropna()
-        axis.plot(rows["step"] + 1, rows[name], style, markersize=3, label=label)
+        if rows.empty:
+            return
+        (line,) = axis.plot(rows["step"] + 1, rows[name], style, markersize=3, label=label)
+        if len(rows) == 1:
+            line.set_marker("o")  # a line of one point would not be seen
 
 
 def _finish(axis: Axes) -> None:

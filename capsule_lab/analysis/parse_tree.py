@@ -9,7 +9,7 @@ import torch
 from matplotlib.axes import Axes
 from torch import Tensor
 
-from capsule_lab.analysis.curves import COLOURS
+from capsule_lab.analysis.plotting import sequential_colours
 from capsule_lab.analysis.receptive_fields import receptive_centres
 from capsule_lab.analysis.trace import ChildGrid, LayerTrace
 from capsule_lab.networks import AbstractCapsuleNetwork
@@ -79,8 +79,9 @@ def draw_on_image(
     network: AbstractCapsuleNetwork,
     layers: Mapping[str, LayerTrace],
     found: Mapping[str, list[Branch]],
+    types: int,
 ) -> None:
-    """The children of the class capsule where they look, as large as what they give, coloured by type."""
+    """The children of the class capsule where they look, as large as what they give, in colours of ``types``."""
     axis.imshow(-picture[0, 0].float().cpu().numpy(), cmap="gray", alpha=0.5)
     axis.set(xticks=[], yticks=[])
     name, layer = [*layers.items()][-1]
@@ -96,14 +97,18 @@ def draw_on_image(
         left + right * (columns[chosen] * layer.child_grid.width - 0.5 + spread),
         top + down * (rows[chosen] * layer.child_grid.height - 0.5 + spread),
         s=[120 * branch.weight / largest for branch in branches],
-        c=[COLOURS[int(kind) % len(COLOURS)] for kind in kinds[chosen]],
+        c=[sequential_colours(types)[int(kind)] for kind in kinds[chosen]],
         alpha=0.7,
         linewidths=0,
     )
 
 
-def draw_graph(axis: Axes, layers: Mapping[str, LayerTrace], found: Mapping[str, list[Branch]]) -> None:
-    """Layers from the class at the top to the primary capsules, capsules by their column in the image."""
+def draw_graph(axis: Axes, layers: Mapping[str, LayerTrace], found: Mapping[str, list[Branch]], types: int) -> None:
+    """Layers from the class at the top to the primary capsules, capsules by their column in the image.
+
+    A branch has the colour of its child's type, of so many ``types``.
+    """
+    colours = sequential_colours(types)
     names = [*layers]
     above = torch.tensor([0.5])  # the class
     numbers: dict[int, int] = {branch.parent: 0 for branch in found[names[-1]]}
@@ -116,8 +121,7 @@ def draw_graph(axis: Axes, layers: Mapping[str, LayerTrace], found: Mapping[str,
         largest = max((branch.weight for branch in branches), default=1.0)
         for child, parent, weight in branches:
             top = float(above[numbers[parent]] if depth == 0 else above[parent])
-            colour = COLOURS[int(kinds[child]) % len(COLOURS)]
-            width = 0.2 + 2 * weight / largest
+            colour, width = colours[int(kinds[child])], 0.2 + 2 * weight / largest
             axis.plot([top, float(columns[child])], [-depth, -depth - 1], color=colour, linewidth=width, alpha=0.5)
         above = columns
     axis.set(xlim=(0, 1), xticks=[], yticks=[-depth for depth in range(len(names) + 1)])

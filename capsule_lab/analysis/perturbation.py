@@ -10,7 +10,7 @@ from jaxtyping import Float, Int64
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from capsule_lab.analysis.plotting import Column, Group, name_of_class, picture_grid
+from capsule_lab.analysis.plotting import Column, Group, name_of_class, note_on_decoder, picture_grid
 from capsule_lab.analysis.reconstructions import first_of_each_class, select_images
 from capsule_lab.functional import predictions_by_label
 from capsule_lab.networks import Reconstructs
@@ -108,7 +108,7 @@ def perturbation_sheet(
     (rows,) = perturbed_reconstructions(network, output, classes, steps)
     dimensions = [f"dimension {number}" for number in range(len(rows))]
     title = f"class {name_of_class(names, label)}: in each row, one dimension of the pose changed before decoding"
-    return offsets_grid(rows, dimensions, title, steps)
+    return offsets_grid(rows, dimensions, title, steps, note_on_decoder(rows[:1, len(steps.values) // 2]))
 
 
 def perturbation_figure(
@@ -145,6 +145,7 @@ def perturbation_figure(
         shown,
         "one dimension of the pose changed before decoding: of each class, the one that changes the image most",
         steps,
+        note_on_decoder(pictures[:, len(steps.values) // 2]),
     )
 
 
@@ -165,6 +166,7 @@ def offsets_grid(
     rows: Sequence[str],
     title: str,
     steps: Steps = PAPER,
+    note: str = "",
 ) -> Figure:
     """Rows of decoded images, a column for each offset, in the middle that of none."""
     columns = [
@@ -177,4 +179,4 @@ def offsets_grid(
         Group("as it is", columns[middle : middle + 1]),
         Group("added", columns[middle + 1 :]),
     ]
-    return picture_grid(groups, rows, title=title)
+    return picture_grid(groups, rows, title=title, note=note)

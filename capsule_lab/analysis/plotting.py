@@ -1,4 +1,4 @@
-"""Pictures in rows and columns, under captions; a heading for any figure."""
+"""Pictures in rows and columns, under captions; a heading for any figure; axes and colours that many figures have."""
 
 from __future__ import annotations
 
@@ -6,9 +6,13 @@ from collections.abc import Iterable, Sequence
 from textwrap import wrap
 from typing import NamedTuple
 
+import matplotlib
 import numpy as np
 from jaxtyping import Float
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+from matplotlib.ticker import LogLocator, NullFormatter
 from torch import Tensor
 
 _GAP, _BETWEEN_GROUPS = 0.08, 0.4  # ours: white between pictures and between groups, in widths of a picture
@@ -16,6 +20,11 @@ _CELL = 0.82  # ours: inches from one picture to the next, wide enough for R:(2,
 _SIZE = 8.5  # ours: points, of all text
 _LINE, _LETTER = 0.16, 0.075  # ours: inches, from one line to the next, and of a letter
 _MARGIN = 0.15  # ours: inches
+_FRAME = "0.75"  # ours: grey around pictures, so that those with a white edge do not run into each other
+_LIGHTEST = 0.9  # ours: of viridis, whose last colours are too light for lines on white
+_FAINT = 0.2  # ours: difference of the darkest and the brightest pixel of a picture that shows next to nothing
+_ALIKE = 0.05  # ours: standard deviation over pictures, mean over pixels, of pictures that are next to the same
+_DECADES = 3  # ours: of a logarithmic axis, above which not every label is written
 
 Picture = Float[Tensor, "channel height width"]
 
@@ -56,6 +65,7 @@ def picture_grid(groups: Sequence[Group], rows: Sequence[str], *, title: str = "
     for left, column in zip(lefts, columns, strict=True):
         for row, picture in enumerate(column.pictures):
             mosaic[row * step : row * step + height, left : left + width] = _as_rgb(picture)
+    corners = [(left, row * step) for left in lefts for row in range(len(rows))]
 
     pixel = _CELL / (width * (1 + _GAP))  # inches
     across, down = mosaic.shape[1] * pixel, mosaic.shape[0] * pixel
@@ -68,6 +78,10 @@ def picture_grid(groups: Sequence[Group], rows: Sequence[str], *, title: str = "
     figure = Figure(figsize=size)
     axes = figure.add_axes((labels / size[0], below / size[1], across / size[0], down / size[1]))
     axes.imshow(mosaic, vmin=0, vmax=1, aspect="auto")
+    for left, top in corners:
+        corner = (left - 0.5, top - 0.5)
+        frame = Rectangle(corner, width, height, fill=False, clip_on=False, edgecolor=_FRAME, linewidth=0.5)
+        axes.add_patch(frame)
     axes.xaxis.tick_top()
     axes.set_xticks([left + (width - 1) / 2 for left in lefts], [column.caption for column in columns], size=_SIZE)
     for tick, column in zip(axes.get_xticklabels(), columns, strict=True):
@@ -89,10 +103,10 @@ def picture_grid(groups: Sequence[Group], rows: Sequence[str], *, title: str = "
 def add_heading(figure: Figure, heading: str) -> None:
     """Write ``heading`` above everything else in the figure, which becomes higher by as much as that takes."""
     width, height = figure.get_size_inches()
-    heading = _wrapped(heading, width)
+    heading, title = _wrapped(heading, width), _wrapped(figure.get_suptitle(), width)
     above = _height([heading])
     figure.set_size_inches(width, height + above)
-    text = "\n".join(filter(None, [heading, figure.get_suptitle()]))
+    text = "\n".join(filter(None, [heading, title]))
     if figure.get_layout_engine() is not None:  # which makes room for a title whose place is not given
         figure.suptitle(text, size=_SIZE + 1)
         return
@@ -106,6 +120,30 @@ def add_heading(figure: Figure, heading: str) -> None:
 def name_of_class(classes: Sequence[str], label: int) -> str:
     """The name of a class, or its number where classes have no names."""
     return classes[label] if classes else str(label)
+
+
+def sequential_colours(count: int) -> list[tuple[float, float, float, float]]:
+    """As many colours as there are things in an order, dark to light: of iterations, or of types of capsule."""
+    return [matplotlib.colormaps["viridis"](_LIGHTEST * number / max(count - 1, 1)) for number in range(count)]
+
+
+def label_log_axis(axis: Axes) -> None:
+    """Make the vertical axis, of what is drawn so far, logarithmic, with numbers such as 0.05 for powers of ten."""
+    axis.set_yscale("log")
+    low, high = axis.get_ylim()
+    axis.yaxis.set_minor_locator(LogLocator(subs=(2, 3, 5)))  # ours: labels do not overlap over three decades
+    axis.yaxis.set_major_formatter("{x:g}")
+    axis.yaxis.set_minor_formatter("{x:g}" if high < 10**_DECADES * low else NullFormatter())
+
+
+def note_on_decoder(decoded: Float[Tensor, "picture channel height width"]) -> str:
+    """What to write under images that a decoder which is hardly trained makes of several; nothing, if it is."""
+    pixels = decoded.detach().float().flatten(1)
+    if float((pixels.amax(1) - pixels.amin(1)).median()) < _FAINT:
+        return "decoded images are nearly one grey: the decoder has hardly been trained"
+    if len(pixels) > 1 and float(pixels.std(0).mean()) < _ALIKE:
+        return "decoded images are nearly the same: the decoder has hardly been trained"
+    return ""
 
 
 def _wrapped(text: str, width: float) -> str:

@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float, Int64
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from capsule_lab.analysis.plotting import Column, Group, name_of_class, picture_grid
+from capsule_lab.analysis.plotting import Column, Group, name_of_class, note_on_decoder, picture_grid
 from capsule_lab.functional import in_unit_range
 from capsule_lab.networks import Reconstructs
 from capsule_lab.types import CapsuleOutput, Capsules
@@ -49,7 +49,7 @@ def reconstruction_sheet(
         )
         for pair, *pictures in zip(pairs, in_unit_range(images), decoded, strict=True)
     ]
-    return picture_grid([Group("", columns)], _ROWS)
+    return picture_grid([Group("", columns)], _ROWS, note=note_on_decoder(decoded))
 
 
 @torch.no_grad()
@@ -102,7 +102,8 @@ def reconstruction_figure(
     ]
     failed = int((~right).sum()) or "none"
     note = f"(label, prediction, capsule decoded)\nnot recognised: {failed} of the {len(labels)} images looked at"
-    return picture_grid(groups, _ROWS, note=note)
+    faint = note_on_decoder(torch.stack([column.pictures[1] for group in groups for column in group.columns]))
+    return picture_grid(groups, _ROWS, note="\n".join(filter(None, [faint, note])))
 
 
 def first_of_each_class(classes: Int64[Tensor, " batch"], wanted: Bool[Tensor, " batch"]) -> list[int]:

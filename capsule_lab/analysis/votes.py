@@ -90,6 +90,7 @@ def shuffled_auc(
 
     In the other set every child's vote, coupling and activation come from an image of the same class, drawn for each
     child; poses are weighted means again. The area under the curve of shuffled against true images, by distance.
+    Images that are the only one of their class, which nothing can be drawn for, are left out; NaN if all are.
     """
     generator = torch.Generator().manual_seed(seed)
     images, children = activations.shape
@@ -100,6 +101,7 @@ def shuffled_auc(
         rows = (on_cpu == label).nonzero().squeeze(1)
         drawn = torch.rand(len(rows), children, generator=generator).argsort(0)  # a permutation for each child
         donor[rows] = rows[drawn]
+    several = (labels.unsqueeze(1) == labels).sum(1) > 1
     child = torch.arange(children, device=device).expand(images, -1)
     means = []
     for rows in (torch.arange(images, device=device).unsqueeze(1).expand(-1, children), donor.to(device)):
@@ -110,7 +112,7 @@ def shuffled_auc(
         pose = (weights * mine).sum(1, keepdim=True) / weights.sum(1, keepdim=True)
         distances = (mine - pose).norm(dim=2, keepdim=True)
         means.append(((weights * distances).sum(1) / weights.sum(1)).squeeze(1))
-    true, shuffled = (each[each.isfinite()] for each in means)
+    true, shuffled = (each[several & each.isfinite()] for each in means)
     return area_under_roc(true, shuffled) if len(true) and len(shuffled) else float("nan")
 
 

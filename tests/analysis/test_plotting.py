@@ -12,7 +12,15 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from capsule_lab.analysis.plotting import Column, Group, add_heading, picture_grid
+from capsule_lab.analysis.plotting import (
+    Column,
+    Group,
+    add_heading,
+    label_log_axis,
+    note_on_decoder,
+    picture_grid,
+    sequential_colours,
+)
 from tests.helpers.fakes import captions, colours, picture_at, row_names, texts
 
 SHAPE = (30, 20)
@@ -66,6 +74,45 @@ def test_heading_stands_above_axes_that_are_laid_out() -> None:
     figure.draw_without_rendering()
     (heading,) = figure.texts
     assert heading.get_window_extent().y0 >= axes.get_window_extent().y1
+
+
+def test_every_picture_has_a_frame(grid: Figure) -> None:
+    frames = {(frame.get_x() + 0.5, frame.get_y() + 0.5) for frame in grid.axes[0].patches}
+    assert len(frames) == 6
+    lefts, tops = ({round(float(each[axis])) for each in frames} for axis in (0, 1))
+    assert lefts == {round(float(x) - (SHAPE[1] - 1) / 2) for x in grid.axes[0].get_xticks()}
+    assert tops == {round(float(y) - (SHAPE[0] - 1) / 2) for y in grid.axes[0].get_yticks()}
+
+
+@pytest.mark.parametrize("count", [1, 2, 7, 32])
+def test_every_thing_of_an_order_has_a_colour_of_its_own(count: int) -> None:
+    assert len(set(sequential_colours(count))) == count
+
+
+@pytest.mark.parametrize(
+    ("decoded", "note"),
+    [
+        (0.5 + 0.05 * torch.rand(4, 1, 8, 8), "nearly one grey"),
+        (torch.rand(1, 1, 8, 8).expand(4, -1, -1, -1), "nearly the same"),
+        (torch.rand(4, 1, 8, 8), ""),
+        (torch.rand(1, 1, 8, 8), ""),
+    ],
+    ids=["grey", "alike", "trained", "one image"],
+)
+def test_note_on_a_decoder_that_draws_nothing_yet(decoded: Tensor, note: str) -> None:
+    assert bool(note_on_decoder(decoded)) == bool(note)
+    assert note in note_on_decoder(decoded)
+
+
+def test_labels_of_a_logarithmic_axis_are_plain_and_few_over_many_decades() -> None:
+    for lowest, many in ((0.05, True), (1e-7, False)):
+        figure = Figure()
+        axis = figure.subplots()
+        axis.plot([1, 2], [lowest, 1])
+        label_log_axis(axis)
+        figure.draw_without_rendering()
+        assert "0.1" in [label.get_text() for label in axis.get_yticklabels()]
+        assert any(label.get_text() for label in axis.get_yticklabels(minor=True)) == many
 
 
 def test_groups_are_apart(grid: Figure) -> None:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from torch import Tensor
@@ -108,6 +110,18 @@ def test_votes_that_do_not_are_not() -> None:
     votes, *others = clustered()
     noise = torch.randn(votes.shape, generator=torch.Generator().manual_seed(1))
     assert 0.3 < measures.shuffled_auc(noise, *others) < 0.7
+
+
+def test_an_image_without_another_of_its_class_does_not_count() -> None:
+    votes, trace, activations, _ = clustered()
+
+    def of(labels: list[int]) -> float:
+        first = slice(len(labels))
+        part = RoutingTrace(0, trace.couplings[first], trace.poses[first])
+        return measures.shuffled_auc(votes[first], part, activations[first], torch.tensor(labels))
+
+    assert math.isnan(of([0, 1]))
+    assert of([0] * 9 + [1]) == of([0] * 9) > 0.9
 
 
 def test_votes_are_shuffled_within_their_class() -> None:

@@ -39,7 +39,7 @@ def subject(network: Any, changes: Mapping[str, Change] | None = None, images: i
 
     def batches(pictures: Tensor) -> list[Batch]:
         size = -(-images // 2)
-        parts = (each.split(size) for each in (pictures / 255, labels, labels))
+        parts = (each.split(size) for each in (pictures / 255, labels, torch.arange(images)))
         return [Batch(*each) for each in zip(*parts, strict=True)]
 
     def changed(change: Change, strength: float) -> list[Batch]:

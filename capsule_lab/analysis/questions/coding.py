@@ -16,6 +16,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from capsule_lab.analysis.curves import COLOURS
+from capsule_lab.analysis.plotting import name_of_class
 from capsule_lab.analysis.subject import Answer, Subject
 from capsule_lab.analysis.trace import LayerTrace, trace
 from capsule_lab.errors import check_number
@@ -61,9 +62,11 @@ def coding(subject: Subject, *, shift: int = 4) -> Answer:
       layer's stride; one capsule for all of the image, as of classes, 0;
     - ``rate_share``: R² of its pose on the shift, over the shifts in which it stays the most active, one direction for
       all images;
-    - ``domain``: pixels over which a capsule keeps half of its activation, at most ``2 shift + 1``.
+    - ``domain``: pixels over which a capsule keeps half of its activation, at most ``2 shift + 1``; ``at_limit``: share
+      of the domains that end with the shifts and not before, which are larger by what is not known. Where it is not 0,
+      ``domain`` is a lower bound.
 
-    Of classes, the label's capsule. They have one position: ``rate_share`` and ``domain`` only.
+    Of classes, the label's capsule. They have one position, and no ``place_slope``.
 
     Args:
         subject: of capsules, and one that has the change ``translation``.
@@ -153,11 +156,12 @@ def _numbers(
     slope = (shifts[:, None] * (columns - columns.mean(0))).sum(0) / shifts.square().sum()
     place, kept = (torch.stack([getattr(each, name) for each in moved]) for name in ("place", "kept"))
     keeps = (kept > _KEPT * kept[middle])[:, active]
-    domain = 1 + _run(keeps[:middle].flip(0)) + _run(keeps[middle + 1 :])
+    left, right = _run(keeps[:middle].flip(0)), _run(keeps[middle + 1 :])
     return {
         "place_slope": float(slope.mean()),
         "rate_share": _rate_share(torch.stack([each.poses for each in moved]), place == place[middle], active, shifts),
-        "domain": float(domain.double().mean()),
+        "domain": 1 + float((left + right).double().mean()),
+        "at_limit": float(((left == middle) | (right == middle)).double().mean()),
     }
 
 
@@ -187,16 +191,24 @@ def _figures(subject: Subject, rows: Sequence[Mapping[str, object]], shift: int,
     figure = Figure(figsize=(9.0, 2.8), layout="constrained")  # inches
     names = [str(row["layer"]) for row in rows]
     quantities = {
-        "place_slope": "columns per pixel",
-        "rate_share": "R² of the pose on the shift",
-        "domain": f"domain, pixels of {2 * shift + 1}",
+        "place_slope": "place: columns per pixel",
+        "rate_share": "rate: R² of the pose on the shift",
+        "domain": f"domain: pixels of the {2 * shift + 1} looked at",
     }
     for axis, (key, label), colour in zip(figure.subplots(1, 3), quantities.items(), COLOURS, strict=False):
         values = [row.get(key, float("nan")) for row in rows]
-        axis.bar(names, values, color=colour)
+        bars = axis.bar(names, values, color=colour)
+        if key == "domain":
+            limits = [100 * float(str(row["at_limit"])) for row in rows]
+            axis.bar_label(bars, [f"at least:\n{each:.0f} % at limit" if each else "" for each in limits], fontsize=7)
+            axis.margins(y=0.25)
         axis.set_ylabel(label, fontsize=8)
         axis.tick_params(axis="x", labelrotation=20, labelsize=8)
         axis.grid(axis="y", alpha=0.3)
+    figure.suptitle(
+        f"how capsules tell that an image moves by up to {shift} pixels, means over images; classes have no place",
+        fontsize=9,
+    )
     return {"layers": figure, "first_layer": _maps(subject, first)}
 
 
@@ -210,7 +222,7 @@ def _maps(subject: Subject, layer: _Layer) -> Figure:
     figure = Figure(figsize=(1.5 * (len(shown) + 1), 1.9), layout="constrained")  # inches
     picture, *panels = figure.subplots(1, len(shown) + 1)
     picture.imshow(subject.images[0, 0].cpu().numpy(), cmap="gray_r")
-    picture.set_title("image", fontsize=8)
+    picture.set_title(f"image of {name_of_class(subject.classes, int(subject.labels[0]))}", fontsize=8)
     for axis, kind in zip(panels, shown.tolist(), strict=True):
         grid = activations[kind].view(-1, layer.width).cpu()
         axis.imshow(grid.numpy(), cmap="Greys", vmin=0, vmax=float(activations.max()), alpha=0.6)
@@ -220,4 +232,7 @@ def _maps(subject: Subject, layer: _Layer) -> Figure:
         axis.set_title(f"type {kind}", fontsize=8)
     for axis in (picture, *panels):
         axis.set(xticks=[], yticks=[])
+    figure.suptitle(
+        "one image and its lowest capsules: dark where active, arrows are two components of poses", fontsize=8
+    )
     return figure

@@ -12,12 +12,13 @@ from functools import partial
 import torch
 from jaxtyping import Float, Int64
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 from torch import Tensor, nn
 
 from capsule_lab.analysis import couplings as measures
 from capsule_lab.analysis.curves import COLOURS
 from capsule_lab.analysis.equal_couplings import equal_couplings
-from capsule_lab.analysis.plotting import name_of_class
+from capsule_lab.analysis.plotting import label_log_axis, name_of_class, sequential_colours
 from capsule_lab.analysis.reconstructions import first_of_each_class
 from capsule_lab.analysis.subject import Answer, Subject, error_percent
 from capsule_lab.analysis.trace import LayerTrace
@@ -27,6 +28,7 @@ from capsule_lab.routing import AbstractRouting, DynamicRouting
 
 _ENTRIES = 2**26  # ours: 256 MiB of couplings; of more, children at equal distances are measured
 _BINS = 50  # ours
+_NARROWEST = 1e-6  # ours: of float32; couplings closer together than this are equal
 _SHOWN = 5  # ours: images whose couplings are drawn
 
 
@@ -218,35 +220,44 @@ def _figures(subject: Subject, shown: int, numbers: Mapping[str, float]) -> Mapp
 
 
 def _logit_changes(changes: Mapping[str, Sequence[float]]) -> Figure:
-    """Mean change of the logits by iteration, linear and logarithmic (Sabour 2017, appendix A)."""
-    figure = Figure(figsize=(7.2, 3.2), layout="constrained")  # inches
-    for axis, scale in zip(figure.subplots(1, 2), ("linear", "log"), strict=True):
-        for number, (name, values) in enumerate(changes.items()):
-            axis.plot(range(1, len(values) + 1), values, marker="o", color=COLOURS[number % len(COLOURS)], label=name)
-        axis.set(xlabel="iteration", ylabel="mean change of the logits", yscale=scale)
-        axis.grid(alpha=0.3)
-        axis.legend(fontsize=8)
+    """Mean change of the logits by iteration (Sabour 2017, appendix A)."""
+    figure = Figure(figsize=(6.0, 3.2), layout="constrained")  # inches
+    axis = figure.subplots()
+    for number, (name, values) in enumerate(changes.items()):
+        axis.plot(range(1, len(values) + 1), values, marker="o", color=COLOURS[number % len(COLOURS)], label=name)
+    axis.set(xlabel="iteration", ylabel="mean change of the logits")
+    axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+    label_log_axis(axis)
+    axis.grid(alpha=0.3)
+    axis.legend(fontsize=8)
+    figure.suptitle("how much each iteration changes the logits, mean over images and capsules", size=9)
     return figure
 
 
 def _histograms(layers: Mapping[str, LayerTrace]) -> Figure:
-    """All couplings of each layer, one line for each iteration, on a logarithmic axis."""
-    figure = Figure(figsize=(4.2 * len(layers), 3.6), layout="constrained")  # inches
+    """All couplings of each layer, one line for each iteration, on a logarithmic axis over what there is of them."""
+    figure = Figure(figsize=(max(4.2 * len(layers), 6.0), 3.6), layout="constrained")  # inches
     axes = figure.subplots(1, len(layers), squeeze=False)[0]
     for axis, (name, layer) in zip(axes, layers.items(), strict=True):
-        chosen = _children(layer)
+        chosen, seen, every = _children(layer), layer.seen(), []
         for number in range(len(layer.iterations)):
             couplings = layer.couplings(number, chosen).detach().float().cpu()
-            seen = layer.seen()
             if seen is not None:  # others are 0 in any case
                 couplings = couplings[:, (seen if chosen is None else seen[chosen]).cpu()]
-            counts = torch.histc(couplings, _BINS, 0, 1)
-            label = f"iteration {number + 1}"
-            shares = (counts / counts.sum()).numpy()
-            axis.stairs(shares, torch.linspace(0, 1, _BINS + 1).numpy(), label=label, color=COLOURS[number % 7])
-        axis.set(title=name, xlabel="coupling", ylabel="share of all couplings", yscale="log")
+            every.append(couplings.flatten())
+        low, high = min(float(each.min()) for each in every), max(float(each.max()) for each in every)
+        low, high = (low, high) if high - low > _NARROWEST else (0, 1)
+        edges = torch.linspace(low, high, _BINS + 1).numpy()
+        for number, (each, colour) in enumerate(zip(every, sequential_colours(len(every)), strict=True), start=1):
+            shares = torch.histc(each, _BINS, low, high) / len(each)
+            axis.stairs(shares.numpy(), edges, label=f"iteration {number}", color=colour, linewidth=1.5)
+        axis.set(title=name, xlabel="coupling", ylabel="share of all couplings")
+        label_log_axis(axis)
+        axis.ticklabel_format(axis="x", useOffset=False)
+        axis.xaxis.set_major_locator(MaxNLocator(5))
         axis.grid(alpha=0.3)
         axis.legend(fontsize=8)
+    figure.suptitle("all couplings of the images, over the range that they have", size=9)
     return figure
 
 
@@ -276,6 +287,7 @@ def _maps(subject: Subject, layer: LayerTrace, shown: int) -> Figure:
     for axis in axes.flat:
         axis.set(xticks=[], yticks=[])
     figure.colorbar(drawn, ax=axes, label="coupling less an equal share, sum over types", shrink=0.8)
+    figure.suptitle("left, images, one of each class; right, what each place of them gives each class", size=9)
     return figure
 
 

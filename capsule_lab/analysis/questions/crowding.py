@@ -219,4 +219,5 @@ def _figures(subject: Subject, mixture: Mixtures, shown: int) -> Mapping[str, Fi
         Column(name_of_class(subject.classes, int(mixture.labels[image, 0])), [each[image].cpu() for each in pictures])
         for image in range(min(shown, len(decoded)))
     ]
-    return {"pairs": picture_grid([Group("", columns)], ["one", "the other", "both", "decoded"])}
+    title = "two images of a class, both together, and what the capsule of that class is decoded to"
+    return {"pairs": picture_grid([Group("", columns)], ["one", "the other", "both", "decoded"], title=title)}

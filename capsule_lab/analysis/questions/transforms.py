@@ -11,13 +11,13 @@ from functools import partial
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int64
 from matplotlib.figure import Figure
 from scipy.stats import spearmanr
 from torch import Tensor
 
 from capsule_lab.analysis.curves import COLOURS
-from capsule_lab.analysis.features import Features, pose_features
+from capsule_lab.analysis.features import Features, of_label, pose_features
 from capsule_lab.analysis.linear_maps import group_law, linear_map, principal_components
 from capsule_lab.analysis.subject import Answer, Change, Subject, error_percent
 from capsule_lab.errors import check_choice, check_number
@@ -67,8 +67,9 @@ def transforms(
     probability of the label, and the 16 principal components of the features below the last layer. By ``<kind>/``:
 
     - ``error``: at the largest strength, mean of both signs;
-    - ``presence_invariance``: standard deviation of presence over strengths, mean over images, over that over images at
-      strength 0; 0 is invariant;
+    - ``presence_change``: variance over strengths of the label's presence, mean over images, over the sum of it and of
+      the variance over images of all classes of the same class's presence. 0: presence says what is shown and does not
+      change; 1: it says nothing of what is shown. It stays in that range where the label's is the same for all images;
     - ``monotony``: Spearman's rank correlation of ``|strength|`` and the angle of the pose from that at 0;
     - ``linear_share``: R² of the pose's change regressed on the strength, for each class a direction of its own;
     - ``map_error``: of the pose of the changed image, predicted by one linear map from that of the image, in units of
@@ -112,6 +113,7 @@ def transforms(
 class _Shown(NamedTuple):
     """What is known of all images after a change."""
 
+    presences: Float[Tensor, "image class"]
     presence: Float[Tensor, " image"]
     poses: Float[Tensor, "image dim"]
     pixels: Float[Tensor, "image component"]
@@ -132,7 +134,8 @@ class _Shown(NamedTuple):
         images = torch.cat([batch.images for batch in batches])
         presence = output.scores.softmax(1) if output.capsules is None else output.capsules.activations
         error = error_percent(output, subject.labels)
-        return cls(presence.gather(1, labels).squeeze(1), features(batches), pixels(images.flatten(1)), error)
+        own = presence.gather(1, labels).squeeze(1)
+        return cls(presence, own, features(batches), pixels(images.flatten(1)), error)
 
 
 def _angles(poses: Tensor, before: Tensor) -> Float[Tensor, " image"]:
@@ -160,16 +163,24 @@ def _quartiles(name: str, values: Tensor) -> dict[str, float]:
 
 def _numbers(shown: Mapping[float, _Shown], subject: Subject) -> dict[str, float]:
     strengths, before = list(shown), shown[0]
-    presence = torch.stack([shown[each].presence for each in strengths]).double()  # [strength image]
     angles = torch.stack([_angles(shown[each].poses, before.poses) for each in strengths])
     rank = spearmanr(torch.tensor(strengths).abs().repeat_interleave(angles.shape[1]), angles.flatten().cpu())
     ends = (strengths[0], strengths[-1])
     return {
         "error": sum(shown[each].error for each in ends) / 2,
-        "presence_invariance": float(presence.std(0).mean() / before.presence.double().std()),
+        "presence_change": _presence_change(torch.stack([shown[each].presences for each in strengths]), subject.labels),
         "monotony": float(rank.statistic),
         "linear_share": _linear_share(shown, subject),
     }
+
+
+def _presence_change(presences: Float[Tensor, "strength image class"], labels: Int64[Tensor, " image"]) -> float:
+    """Variance of the label's over strengths, over that and the variance of its mean over images of all classes."""
+    presences = presences.double()
+    of_strengths = float(of_label(presences.var(0, correction=0), labels).mean())
+    of_images = float(presences.mean(0).var(0, correction=0)[labels].mean())
+    both = of_strengths + of_images
+    return of_strengths / both if both else float("nan")
 
 
 def _linear_share(shown: Mapping[float, _Shown], subject: Subject) -> float:
@@ -234,4 +245,5 @@ def _figures(curves: Mapping[str, Sequence[Mapping[str, float]]]) -> Mapping[str
             axis.grid(alpha=0.3)
     for axis, name in zip(axes[:, 0], ("presence of the label", "angle of the pose, degrees", "error, %"), strict=True):
         axis.set_ylabel(name)
+    figure.suptitle("medians and quartiles over the images; below, their errors", size=9)
     return {"curves": figure}

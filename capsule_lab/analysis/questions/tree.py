@@ -14,11 +14,14 @@ from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int64, Shaped
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import BoundaryNorm, ListedColormap
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 from torch import Tensor, nn
 
 from capsule_lab.analysis.parse_tree import ACTIVE, draw_graph, draw_on_image, parse
-from capsule_lab.analysis.plotting import name_of_class
+from capsule_lab.analysis.plotting import name_of_class, sequential_colours
 from capsule_lab.analysis.receptive_fields import receptive_centres
 from capsule_lab.analysis.subject import Answer, Subject
 from capsule_lab.analysis.trace import ChildGrid, LayerTrace, trace
@@ -196,13 +199,31 @@ def _figures(subject: Subject, shown: int) -> Mapping[str, Figure]:
     assert isinstance(network, AbstractCapsuleNetwork)
     figure = Figure(figsize=(8.4, 3.6 * shown), layout="constrained")  # inches
     axes = figure.subplots(shown, 2, squeeze=False, width_ratios=(1, 1.6))
+    types = max(_types(layer) for layer in subject.traces.values())
     for (left, right), image in zip(axes, torch.linspace(0, len(subject.labels) - 1, shown).long(), strict=True):
         picture = subject.images[image : image + 1]
         output, layers = trace(network, picture)
         root = int(output.ranking.argmax(1))
         found = parse(layers, root)
-        draw_on_image(left, picture, network, layers, found)
-        draw_graph(right, layers, found)
+        draw_on_image(left, picture, network, layers, found, types)
+        draw_graph(right, layers, found, types)
         names = [name_of_class(subject.classes, each) for each in (int(subject.labels[image]), root)]
-        left.set_title(f"{names[0]}, taken for {names[1]}", fontsize=9)
+        left.set_title(f"image of {names[0]}, taken for {names[1]}", fontsize=9)
+    if types > 1:
+        colours = ScalarMappable(BoundaryNorm([each - 0.5 for each in range(types + 1)], types), _colours(types))
+        ticks = MaxNLocator(16, integer=True)
+        figure.colorbar(colours, ax=axes, label="type of child", ticks=ticks, shrink=0.5)
+    figure.suptitle(
+        f"parse trees of {shown} images: left, children of the class where they look, by what they give; right, all "
+        "branches",
+        fontsize=9,
+    )
     return {"trees": figure}
+
+
+def _types(layer: LayerTrace) -> int:
+    return layer.children.activations.shape[1] if layer.child_grid is None else layer.child_grid.types
+
+
+def _colours(types: int) -> ListedColormap:
+    return ListedColormap(sequential_colours(types))

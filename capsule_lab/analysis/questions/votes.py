@@ -8,8 +8,10 @@ from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Ellipse
+from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
 from capsule_lab.analysis import votes as measures
@@ -47,10 +49,10 @@ def votes(subject: Subject, *, longest: float | None = None, shown: int = _SHOWN
 
     ``tightness`` is the smallest mean distance of a wrong class over that of the label, the median over images: above
     1, the label's votes are the closest. ``rank`` is the mean place of the label's among the classes. ``auc`` is how
-    well the label's mean distance tells an image from votes shuffled over images of its class, 0.5 not at all.
-    ``cosine``, of dynamic routing, between the label's votes and its pose. ``<layer>/moved_together``: the share of
-    what the label's votes move by when the image is moved by ``shift`` pixels that is one movement of all of them, the
-    median over images.
+    well the label's mean distance tells an image from votes shuffled over images of its class, 0.5 not at all; images
+    that are the only one of their class are left out. ``cosine``, of dynamic routing, between the label's votes and its
+    pose. ``<layer>/moved_together``: the share of what the label's votes move by when the image is moved by ``shift``
+    pixels that is one movement of all of them, the median over images.
 
     Args:
         subject: of capsules.
@@ -148,13 +150,16 @@ def _points(subject: Subject, layer: LayerTrace, clouds: _Clouds, image: int) ->
     _, _, directions = torch.linalg.svd((share.sqrt()[:, None] * (before - mean)), full_matrices=False)
     grid = layer.child_grid
     kinds = torch.zeros(len(share)) if grid is None else grid.type_of_child
-    figure = Figure(figsize=(8.0, 3.9), layout="constrained")  # inches
-    titles = ("as it is", f"moved by {clouds.shift} pixels")
-    panels = figure.subplots(1, 2, sharex=True, sharey=True)
-    for axis, title, cloud in zip(panels, titles, (before, after), strict=True):
+    figure = Figure(figsize=(9.6, 3.9), layout="constrained")  # inches
+    titles = ("votes for it", f"the same, image moved by {clouds.shift} pixels")
+    picture, left, right = figure.subplots(1, 3, width_ratios=(1, 3, 3))
+    right.sharex(left)
+    right.sharey(left)
+    _draw_image(picture, subject, image)
+    for axis, title, cloud in zip((left, right), titles, (before, after), strict=True):
         at = ((cloud - mean) @ directions[:2].t()).cpu()  # [child 2]
         areas = (_LARGEST_POINT * share / share.max()).cpu()
-        axis.scatter(at[:, 0], at[:, 1], s=areas, c=kinds, cmap="viridis", alpha=0.6, linewidths=0)
+        points = axis.scatter(at[:, 0], at[:, 1], s=areas, c=kinds, cmap="viridis", alpha=0.6, linewidths=0)
         centre = share.cpu() @ at
         spread = (share.cpu()[:, None] * (at - centre)).t() @ (at - centre)
         variances, sides = torch.linalg.eigh(spread)
@@ -164,10 +169,20 @@ def _points(subject: Subject, layer: LayerTrace, clouds: _Clouds, image: int) ->
         axis.scatter(*centre, marker="+", s=120, color="black", zorder=3)
         axis.set(title=title, xlabel="first principal component")
         axis.title.set_fontsize(9)
-    panels[0].set_ylabel("second principal component")
-    name = name_of_class(subject.classes, int(subject.labels[image]))
-    figure.suptitle(f"an image of {name}: votes for its class, areas by weight, colours by type of child", fontsize=9)
+    left.set_ylabel("second principal component")
+    if kinds.max() > 0:
+        figure.colorbar(points, ax=right, label="type of child", ticks=MaxNLocator(8, integer=True))
+    figure.suptitle(
+        "votes for the class of one image: areas are weights, the cross their mean, the ellipse one standard deviation",
+        fontsize=9,
+    )
     return figure
+
+
+def _draw_image(axis: Axes, subject: Subject, image: int) -> None:
+    axis.imshow(-subject.images[image, 0].float().cpu().numpy(), cmap="gray")
+    axis.set(xticks=[], yticks=[])
+    axis.set_title(f"image of {name_of_class(subject.classes, int(subject.labels[image]))}", fontsize=9)
 
 
 def _histograms(
@@ -175,8 +190,11 @@ def _histograms(
 ) -> Figure:
     """Weighted distances of the votes of one image: rows are iterations, columns classes."""
     classes = distances[0].shape[2]
-    figure = Figure(figsize=(1.1 + 1.25 * classes, 0.9 + 1.3 * len(distances)), layout="constrained")  # inches
-    axes = figure.subplots(len(distances), classes, squeeze=False, sharex=True, sharey=True)
+    rows = len(distances)
+    figure = Figure(figsize=(2.4 + 1.25 * classes, 0.9 + 1.3 * max(rows, 2)), layout="constrained")  # inches
+    of_image, of_votes = figure.subfigures(1, 2, squeeze=False, width_ratios=(1.3, 1.1 + 1.25 * classes))[0]
+    _draw_image(of_image.subplots(), subject, image)
+    axes = of_votes.subplots(rows, classes, squeeze=False, sharex=True, sharey=True)
     for number, (row, iteration) in enumerate(zip(axes, layer.iterations, strict=True)):
         for label, axis in enumerate(row):
             weights = iteration.couplings[image, :, label] * present[image]
@@ -188,7 +206,8 @@ def _histograms(
             if number == 0:
                 axis.set_title(name_of_class(subject.classes, label), fontsize=8, weight="bold" if own else "normal")
         row[0].set_ylabel(f"iteration {number + 1}", fontsize=8)
-    name = name_of_class(subject.classes, int(subject.labels[image]))
-    figure.suptitle(f"an image of {name}: votes by distance from the pose they make, weighted", fontsize=9)
-    figure.supxlabel("distance", fontsize=8)
+    made = "pose that they make" if layer.iterations[-1].variances is not None else "mean of the votes"
+    figure.suptitle(f"one image: votes for each class, weighted, by their distance from the {made}", fontsize=9)
+    of_votes.supxlabel(f"distance from the {made}", fontsize=8)
+    of_votes.supylabel("weight of the votes", fontsize=8)
     return figure

@@ -35,6 +35,7 @@ def test_place_coding_moves_the_place_by_a_column_per_pixel() -> None:
     numbers = asked(1, rate=False)
     assert numbers["place_slope"] == pytest.approx(1)
     assert numbers["domain"] == 1
+    assert numbers["at_limit"] == 0
 
 
 def test_rate_coding_moves_the_pose_and_not_the_place() -> None:
@@ -42,6 +43,7 @@ def test_rate_coding_moves_the_pose_and_not_the_place() -> None:
     assert numbers["place_slope"] == 0
     assert numbers["rate_share"] == pytest.approx(1, abs=1e-5)
     assert numbers["domain"] == len(SHIFTS)
+    assert numbers["at_limit"] == 1
 
 
 def test_a_pose_that_moves_at_random_tells_nothing() -> None:
@@ -54,6 +56,7 @@ def test_a_pose_counts_while_its_capsule_is_the_most_active_one() -> None:
     assert 0.4 < numbers["place_slope"] < 0.6
     assert numbers["rate_share"] == pytest.approx(1, abs=1e-5)
     assert numbers["domain"] == 2
+    assert numbers["at_limit"] == 0
 
 
 @pytest.mark.parametrize(("kind", "layers"), [

@@ -135,9 +135,21 @@ def test_iterations_of_a_routing_without_any() -> None:
 def test_logits_change_less_and_less() -> None:
     """Appendix A of Sabour 2017."""
     figure = couplings(subject(small_network("capsnet")), iterations=6, shown=0).draw()["logit_changes"]
-    linear, logarithmic = figure.axes
-    assert (linear.get_yscale(), logarithmic.get_yscale()) == ("linear", "log")
-    assert len(linear.lines[0].get_ydata()) == 6
+    (axis,) = figure.axes
+    assert axis.get_yscale() == "log"
+    assert len(axis.lines[0].get_ydata()) == 6
+
+
+def test_histograms_are_over_the_couplings_that_there_are() -> None:
+    """Those of a CapsNet are near 0.1, in a few of fifty bins from 0 to 1."""
+    asked = subject(small_network("capsnet"))
+    (axis,) = couplings(asked, iterations=10, shown=0).draw()["histograms"].axes
+    assert len({patch.get_edgecolor() for patch in axis.patches}) == 10
+    last = axis.patches[-1].get_data()
+    assert last.edges[0] > 0.01
+    assert last.edges[-1] < 0.99
+    assert (last.values > 0).sum() > 10
+    assert last.values.sum() == pytest.approx(1)
 
 
 @pytest.mark.parametrize("normalisation", ["all_parents", "window"])

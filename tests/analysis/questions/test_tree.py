@@ -1,19 +1,21 @@
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
 import torch
-from matplotlib.figure import Figure
 from torch import Tensor
 
 from capsule_lab.analysis.questions.tree import (
+    _alike,
     _heaviest,
     _longest,
     _random_of_same_activation,
     silent,
     tree,
 )
+from capsule_lab.analysis.trace import ChildGrid
 from tests.helpers.subjects import small_network, subject
 
 
@@ -41,6 +43,13 @@ def test_heaviest_branches_make_up_what_is_wanted() -> None:
     weights = torch.tensor([[0.1, 0.5, 0.0, 0.4], [0.25, 0.25, 0.25, 0.25], [0.0, 0.0, 0.0, 0.0]])
     found = _heaviest(weights, torch.tensor([0.6, 0.5, 0.1]))
     assert found.tolist() == [[False, True, False, True], [True, True, False, False], [False] * 4]
+
+
+def test_one_image_of_each_class_is_like_no_other() -> None:
+    grid, weights = ChildGrid(1, 1, 3, by_type=True), torch.eye(3)
+    found = _alike(weights, grid, torch.arange(3))
+    assert math.isnan(found["alike_within"])
+    assert found["alike_between"] == 0
 
 
 def test_longest_are_as_many() -> None:
@@ -103,7 +112,11 @@ def _no_bias() -> Any:
 
 
 def test_figure() -> None:
-    assert isinstance(tree(asked(), shown=2).draw()["trees"], Figure)
+    figure = tree(asked(), shown=2).draw()["trees"]
+    *panels, colours = figure.axes
+    assert [axis.get_title().split()[0] for axis in panels[::2]] == ["image", "image"]
+    assert colours.get_ylabel() == "type of child"
+    assert colours.get_ylim() == (-0.5, 2.5)  # of the layer with most
     assert tree(asked(), shown=0).draw() == {}
 
 

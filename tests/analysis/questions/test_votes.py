@@ -32,13 +32,21 @@ def test_figures_are_of_the_tightest_the_middle_and_the_loosest() -> None:
     assert all(isinstance(figure, Figure) for figure in figures.values())
 
 
+@pytest.mark.parametrize(("kind", "origin"), [("em_caps", "pose that they make"), ("capsnet", "mean of the votes")])
+def test_histograms_show_the_image_and_say_what_distances_are_from(kind: str, origin: str) -> None:
+    figure = votes(subject(small_network(kind)), shown=1).draw()["histograms_1"]
+    assert figure.axes[0].images
+    assert figure.axes[0].get_title().startswith("image of class ")
+    assert figure.get_suptitle().endswith(f"distance from the {origin}")
+
+
 def test_no_figures() -> None:
     assert votes(subject(small_network()), shown=0).draw() == {}
 
 
 def test_range_of_the_papers_figure() -> None:
     figure = votes(subject(small_network()), longest=0.05, shown=1).draw()["histograms_1"]
-    (patch, *_) = figure.axes[0].patches
+    (patch, *_) = figure.axes[1].patches
     assert patch.get_data().edges[-1] == pytest.approx(0.05)
 
 
@@ -84,8 +92,12 @@ def test_votes_of_capsules_that_move_with_the_image_move_together() -> None:
 
 def test_points_before_and_after_the_shift() -> None:
     figure = votes(subject(small_network()), shift=3).draw()["points"]
-    assert [axis.get_title() for axis in figure.axes] == ["as it is", "moved by 3 pixels"]
-    points = figure.axes[0].collections[0]
+    picture, before, after, colours = figure.axes
+    assert picture.images
+    titles = [picture.get_title().split()[:2], before.get_title(), after.get_title()]
+    assert titles == [["image", "of"], "votes for it", "the same, image moved by 3 pixels"]
+    assert colours.get_ylabel() == "type of child"
+    points = before.collections[0]
     assert len(points.get_offsets()) == 2 * 2 * 2  # positions by types
 
 
