@@ -153,7 +153,7 @@ def test_test_images_are_not_touched_until_training_is_over(trained: Trained) ->
 @pytest.mark.parametrize("name", NAMES)
 def test_checkpoint_is_plain_and_carries_its_configuration(trained: Trained, name: str) -> None:
     record = checkpoint(trained.directory, name)["capsule_lab"]
-    expected = "format version config provenance spec seconds cpu_seconds val val_step curves"
+    expected = "format version config provenance spec seconds cpu_seconds val val_step curves precision"
     assert set(record) == {*expected.split()}
     assert record["config"] == json.loads(json.dumps(to_container(trained.config)))
     tested = {"test_images": "359 of 359"}  # known at the end of a run only

@@ -45,15 +45,15 @@ class Run:
 
     @property
     def hardware(self) -> str:
-        """What it was trained on, or evaluated if that is what the row shows."""
-        return str(self.result.get("hardware"))
+        """What it was trained on, or evaluated if that is what the row shows; empty if the record does not say."""
+        return str(self.result.get("hardware") or "")
 
     @property
     def precision(self) -> str:
-        """Of training, and of the evaluation if the row shows one in another."""
-        own = str(self.result.get("precision"))
+        """Of training, and of the evaluation if the row shows one in another; empty if the record does not say."""
+        own = str(self.result.get("precision") or "")
         training = self.cell.training.finished if isinstance(self.cell, EvaluationCell) else None
-        trained = str(training[1].get("precision")) if training else own
+        trained = str(training[1].get("precision") or "") if training else own
         return own if own == trained else f"{trained}, evaluated in {own}"
 
     @property
@@ -260,11 +260,11 @@ def summarise(table: Table, overrides: Sequence[str] = ()) -> list[Entry]:
 
 
 def _differing(runs: Sequence[Run], quantity: Callable[[Run], str]) -> tuple[Run, Run] | None:
-    """Two runs, both on real data or both on stand-ins, that differ in it, if there are any."""
+    """Two runs, both on real data or both on stand-ins, that differ in it, if there are any that say what it was."""
     for real in (True, False):
         first: dict[str, Run] = {}
         for run in runs:
-            if run.real is real:
+            if run.real is real and quantity(run):
                 first.setdefault(quantity(run), run)
         if len(first) > 1:
             one, other, *_ = first.values()
