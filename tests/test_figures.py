@@ -22,7 +22,7 @@ from tests.helpers.wandb_reader import told
 
 Cli = Callable[..., Ended]
 OF_ONE_DIGIT = ["curves", "layers", "reconstructions", "right_and_wrong", "perturbation", "perturbation_sheet"]
-OF_TWO_DIGITS = ["curves", "layers", "reconstructions", "segmentation", "perturbation", "perturbation_sheet"]
+OF_TWO_DIGITS = ["curves", "layers", "predictions", "reconstructions", "segmentation", *OF_ONE_DIGIT[4:]]
 
 
 def drawn(run: Path, *overrides: str) -> dict[str, Figure]:
@@ -47,7 +47,9 @@ def test_figures_of_a_capsnet(trained: Trained) -> None:
 
 
 def test_figures_of_a_capsnet_of_two_digits(two_digits: Path) -> None:
-    assert sorted(path.name for path in (two_digits / "figures").iterdir()) == ["val_reconstructions.png"]
+    assert sorted(path.name for path in (two_digits / "figures").iterdir()) == [
+        "val_predictions.png", "val_reconstructions.png"
+    ]  # fmt: skip
     figures = drawn(two_digits)
     assert list(figures) == OF_TWO_DIGITS
     assert captions(figures["reconstructions"])[0].startswith("L:(")
@@ -196,7 +198,7 @@ def test_command_draws_what_applies_to_another_network(cli: Cli, tmp_path: Path)
     assert cli("train", *TINY_CNN, *smoke).status == 0
     ended = cli("figures", "run=run")
     assert (ended.status, ended.err) == (0, "")
-    assert [path.name for path in (tmp_path / "run" / "figures").iterdir()] == ["curves.png"]
+    assert [path.name for path in sorted((tmp_path / "run" / "figures").iterdir())] == ["curves.png", "predictions.png"]
 
 
 # --- headings, and curves of a single point --------------------------------------------------------------------------
@@ -218,6 +220,13 @@ def test_curves_of_a_single_point_have_marks_and_room(tmp_path: Path) -> None:
     for axis, low, high in zip(figure.axes, (0.125, 10), (0.625, 62.5), strict=True):
         assert (axis.get_xlim(), axis.get_ylim()) == ((0, 20), (low, high))
         assert [line.get_marker() for line in axis.lines] == ["o", "o"]
+
+
+def test_a_single_point_beside_a_curve_has_a_mark(tmp_path: Path) -> None:
+    file = tmp_path / "metrics.csv"
+    file.write_text("step,train/loss,train/error,val/loss,val/error\n4,,,0.5,40\n9,0.5,50,,\n9,,,0.25,20\n")
+    for axis in curves.training_curves(file).axes:
+        assert [(len(line.get_xdata()), line.get_marker()) for line in axis.lines] == [(1, "o"), (2, "o")]
 
 
 @pytest.mark.parametrize(("name", "label"), [("shift_r2", "R² of the shift"), ("matrix_error", "error of poses")])

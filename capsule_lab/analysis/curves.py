@@ -12,12 +12,19 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.textpath import TextPath
 from matplotlib.ticker import LogLocator
 
 from capsule_lab.atomic import set_aside
 
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-"""Of Okabe and Ito 2008, which people with any colour vision tell apart."""
+COLOURS = (
+    *("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000"),  # Okabe and Ito 2008
+    *("#882255", "#332288", "#999933", "#888888", "#7B3F00", "#A040F0", "#A6D000", "#FF4D6D", "#004D40"),  # ours
+)
+"""The first seven are those that people with any colour vision tell apart; no other two are closer than two of them."""
+_MARKERS = "os^Dv<>P*Xp"  # as many as have no common divisor with the number of colours
+_DASHES = ("-", "--", "-.", ":")
+LEGEND_SIZE = 8  # ours: points
 
 QUANTITIES = {"loss": "loss", "error": "error in %"}
 OF_PAIRS = {"shift_r2": "R² of the shift", "matrix_error": "error of poses"}
@@ -25,6 +32,31 @@ OF_PAIRS = {"shift_r2": "R² of the shift", "matrix_error": "error of poses"}
 VAL_ERROR, AFFNIST_ERROR = "val/error", "affine/error"
 MEAN, STD, DEAD = "val/activation_", "val/activation_std_", "val/dead_"
 """Prefixes of what ``RoutingStats`` logs of each layer."""
+
+
+def look(number: int) -> dict[str, str]:
+    """Colour, marker and dashes of the curve of this number: the first 176 all differ, the first 16 in colour."""
+    return {
+        "color": COLOURS[number % len(COLOURS)],
+        "marker": _MARKERS[number % len(_MARKERS)],
+        "linestyle": _DASHES[number % len(_DASHES)],
+    }
+
+
+def legend_below(figure: Figure) -> None:
+    """A legend of all curves under everything else, in as many columns as fit; the figure becomes higher by as much."""
+    curves = {}
+    for axis in figure.axes:
+        for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):
+            curves.setdefault(label, handle)
+    widest = max(TextPath((0, 0), label, size=LEGEND_SIZE).get_extents().width for label in curves)  # points
+    column = widest / 72 + 0.65  # ours: inches, of the line beside the text and the gap to the next
+    columns = min(len(curves), max(1, int(0.92 * figure.get_figwidth() / column)))  # ours: a browser's font is wider
+    figure.set_figheight(figure.get_figheight() + 0.18 * -(-len(curves) // columns))  # inches
+    figure.legend(
+        [*curves.values()], [*curves], loc="outside lower center", ncols=columns, fontsize=LEGEND_SIZE, frameon=False,
+        handlelength=3,
+    )  # fmt: skip
 
 
 def read_curves(metrics: Path, sha256: str | None = None) -> pd.DataFrame:
@@ -179,14 +211,15 @@ def _draw(axis: Axes, table: pd.DataFrame, name: str, style: str, label: str) ->
 
 
 def _finish(axis: Axes) -> None:
-    """A legend; where no curve has more than one point, marks for the points, and axes with room around them."""
+    """A legend; a mark for a curve of one point; where no curve has more, axes with room around the points."""
     lines = [line for line in axis.lines if len(np.ravel(line.get_xdata()))]
-    if lines and all(len(np.ravel(line.get_xdata())) == 1 for line in lines):
+    single = [line for line in lines if len(np.ravel(line.get_xdata())) == 1]
+    for line in single:
+        line.set(marker="o", markersize=6)
+    if lines and single == lines:
         steps, values = (np.concatenate([get(line) for line in lines]) for get in (Line2D.get_xdata, Line2D.get_ydata))
         axis.set_xlim(0, 2 * steps.max())
         if axis.get_yscale() == "log" and values.min() > 0:
             axis.set_ylim(values.min() / 2, 1.25 * values.max())
-        for line in lines:
-            line.set(marker="o", markersize=6)
     if axis.get_legend_handles_labels()[0]:  # matplotlib warns where nothing was drawn
         axis.legend()
