@@ -6,6 +6,7 @@ import hashlib
 import io
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -34,7 +35,7 @@ MEAN, STD, DEAD = "val/activation_", "val/activation_std_", "val/dead_"
 """Prefixes of what ``RoutingStats`` logs of each layer."""
 
 
-def look(number: int) -> dict[str, str]:
+def look(number: int) -> dict[str, Any]:
     """Colour, marker and dashes of the curve of this number: the first 176 all differ, the first 16 in colour."""
     return {
         "color": COLOURS[number % len(COLOURS)],
@@ -45,7 +46,7 @@ def look(number: int) -> dict[str, str]:
 
 def legend_below(figure: Figure) -> None:
     """A legend of all curves under everything else, in as many columns as fit; the figure becomes higher by as much."""
-    curves = {}
+    curves: dict[str, Any] = {}
     for axis in figure.axes:
         for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):
             curves.setdefault(label, handle)
@@ -150,7 +151,7 @@ def layer_curves(metrics: Path) -> Figure:
     for number, layer in enumerate(layers_in(metrics)):
         rows = table[["step", MEAN + layer, STD + layer, DEAD + layer]].dropna()
         steps, mean, std = rows["step"] + 1, rows[MEAN + layer], rows[STD + layer]
-        colour, label = f"C{number}", layer.replace("_", " ")
+        colour, label = COLOURS[number % len(COLOURS)], layer.replace("_", " ")
         activation.plot(steps, mean, "o-", color=colour, markersize=3, label=label)
         activation.fill_between(steps, (mean - std).clip(0), (mean + std).clip(upper=1), color=colour, alpha=0.12)
         dead.plot(steps, rows[DEAD + layer], "o-", color=colour, markersize=3, label=label)

@@ -79,7 +79,7 @@ def accuracy_figure(
 
 
 def _draw(
-    axis: Axes, result: Mapping[str, Any], network: str, style: Mapping[str, str], published: Mapping[float, float]
+    axis: Axes, result: Mapping[str, Any], network: str, style: dict[str, Any], published: Mapping[float, float]
 ) -> None:
     key = "success" if result["targeted"] else "accuracy"
     curve = pd.DataFrame.from_dict(by_epsilon(result["attack"]), orient="index", dtype=float)
@@ -113,7 +113,8 @@ def sheet(
     low, high = examples.box.low, examples.box.high
     if not high < torch.inf:  # standardised
         low, high = examples.images.min().item(), examples.images.max().item()
-    rows, pictures, found = ["as it is"], [(examples.images - low) / (high - low)], [clean]
+    rows, pictures = ["as it is"], [(examples.images - low) / (high - low)]
+    found: list[Tensor | None] = [clean]
     for epsilon, attacked in examples.attacked.items():
         change = attacked - examples.images
         rows += [f"change, {epsilon:g}", f"attacked, {epsilon:g}"]

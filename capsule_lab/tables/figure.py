@@ -46,7 +46,7 @@ def error_against_time(entries: Sequence[Entry]) -> Figure | None:
     if not panels:
         return None
     families = _families([entry for points in panels.values() for entry, _ in points])
-    figure = Figure(figsize=(max(8, 6.2 * len(panels)), 4.4), layout="constrained")  # inches
+    figure = Figure(figsize=(max(8, 5.8 * len(panels)), 4.4), layout="constrained")  # inches
     axes = figure.subplots(1, len(panels), squeeze=False)[0]
     for axis, (label, points) in zip(axes, panels.items(), strict=True):
         _draw(axis, points, families)
