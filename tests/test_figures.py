@@ -222,13 +222,6 @@ def test_curves_of_a_single_point_have_marks_and_room(tmp_path: Path) -> None:
         assert [line.get_marker() for line in axis.lines] == ["o", "o"]
 
 
-def test_a_single_point_beside_a_curve_has_a_mark(tmp_path: Path) -> None:
-    file = tmp_path / "metrics.csv"
-    file.write_text("step,train/loss,train/error,val/loss,val/error\n4,,,0.5,40\n9,0.5,50,,\n9,,,0.25,20\n")
-    for axis in curves.training_curves(file).axes:
-        assert [(len(line.get_xdata()), line.get_marker()) for line in axis.lines] == [(1, "o"), (2, "o")]
-
-
 @pytest.mark.parametrize(("name", "label"), [("shift_r2", "R² of the shift"), ("matrix_error", "error of poses")])
 def test_curves_of_pairs_have_poses_in_place_of_an_error(name: str, label: str, tmp_path: Path) -> None:
     file = tmp_path / "metrics.csv"

@@ -25,7 +25,7 @@ COLOURS = (
 """The first seven are those that people with any colour vision tell apart; no other two are closer than two of them."""
 _MARKERS = "os^Dv<>P*Xp"  # as many as have no common divisor with the number of colours
 _DASHES = ("-", "--", "-.", ":")
-LEGEND_SIZE = 8  # ours: points
+_LEGEND_SIZE = 8  # ours: points
 
 QUANTITIES = {"loss": "loss", "error": "error in %"}
 OF_PAIRS = {"shift_r2": "R² of the shift", "matrix_error": "error of poses"}
@@ -50,12 +50,12 @@ def legend_below(figure: Figure) -> None:
     for axis in figure.axes:
         for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):
             curves.setdefault(label, handle)
-    widest = max(TextPath((0, 0), label, size=LEGEND_SIZE).get_extents().width for label in curves)  # points
+    widest = max(TextPath((0, 0), label, size=_LEGEND_SIZE).get_extents().width for label in curves)  # points
     column = widest / 72 + 0.65  # ours: inches, of the line beside the text and the gap to the next
     columns = min(len(curves), max(1, int(0.92 * figure.get_figwidth() / column)))  # ours: a browser's font is wider
     figure.set_figheight(figure.get_figheight() + 0.18 * -(-len(curves) // columns))  # inches
     figure.legend(
-        [*curves.values()], [*curves], loc="outside lower center", ncols=columns, fontsize=LEGEND_SIZE, frameon=False,
+        [*curves.values()], [*curves], loc="outside lower center", ncols=columns, fontsize=_LEGEND_SIZE, frameon=False,
         handlelength=3,
     )  # fmt: skip
 
@@ -212,15 +212,14 @@ def _draw(axis: Axes, table: pd.DataFrame, name: str, style: str, label: str) ->
 
 
 def _finish(axis: Axes) -> None:
-    """A legend; a mark for a curve of one point; where no curve has more, axes with room around the points."""
+    """A legend; where no curve has more than one point, marks for the points, and axes with room around them."""
     lines = [line for line in axis.lines if len(np.ravel(line.get_xdata()))]
-    single = [line for line in lines if len(np.ravel(line.get_xdata())) == 1]
-    for line in single:
-        line.set(marker="o", markersize=6)
-    if lines and single == lines:
+    if lines and all(len(np.ravel(line.get_xdata())) == 1 for line in lines):
         steps, values = (np.concatenate([get(line) for line in lines]) for get in (Line2D.get_xdata, Line2D.get_ydata))
         axis.set_xlim(0, 2 * steps.max())
         if axis.get_yscale() == "log" and values.min() > 0:
             axis.set_ylim(values.min() / 2, 1.25 * values.max())
+        for line in lines:
+            line.set(marker="o", markersize=6)
     if axis.get_legend_handles_labels()[0]:  # matplotlib warns where nothing was drawn
         axis.legend()
