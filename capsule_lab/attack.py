@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from omegaconf import DictConfig, OmegaConf
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
@@ -46,12 +47,12 @@ ALONG_GRADIENTS = ("fgsm", "bim", "pgd")
 """Attacks that the checks of ``capsule_lab.attacks.masking`` are about."""
 _COLUMNS = {
     "success_of_right": "success on those right before %",
-    "mean_grey_levels": "grey levels",
+    "mean_grey_levels": "mean change, grey levels",
     "calibration_error": "calibration error %",
     "detected": "detected %",
 }
 """Of what is printed; ``records.of_budgets`` says what they are."""
-_PICTURES, _BUDGETS_SHOWN = 8, 2  # ours: what fits a page
+_PICTURES = 8  # ours: what fits a page
 _CPU_BATCH = 128  # ours: a gradient by so many images stays in the caches, and takes 0.7 of the time of 500
 _FOR_THRESHOLD = 1000  # ours: validation images, of which 50 are above it
 
@@ -187,19 +188,22 @@ def _figures(
     found: Measured,
 ) -> dict[str, Figure]:
     from capsule_lab.analysis.calibration import reliability, reliability_figure
-    from capsule_lab.attacks.figures import accuracy_figure, sheet
+    from capsule_lab.analysis.plotting import add_heading
+    from capsule_lab.attacks.figures import accuracy_figure, attack_of, images_of, sheet, weights_of
 
     target = 0 if config.targeted else None
-    chosen = [epsilon for epsilon, other in found.attacked if epsilon and other == target][-_BUDGETS_SHOWN:]
-    answers = {"as it is": found.clean} | {f"epsilon {each:g}": found.attacked[each, target] for each in chosen}
+    epsilons = [epsilon for epsilon, other in found.attacked if epsilon and other == target]
+    answers = {"as it is": found.clean} | {f"epsilon {each:g}": found.attacked[each, target] for each in epsilons}
     bins = {key: reliability(each.logits.double().softmax(1), found.labels) for key, each in answers.items()}
-    examples = attacked.examples(function, config.objective, chosen, images=_PICTURES, target=target)
-    classes = attacked.run.spec.classes
-    return {
-        f"attack_{name}": accuracy_figure([result]),
-        f"attacked_{name}": sheet(examples, classes),
+    examples = attacked.examples(function, config.objective, epsilons, images=_PICTURES, target=target)
+    figures = {
+        f"attacked_{name}": sheet(examples, found.clean.found, result, attacked.run.spec.classes),
         f"reliability_{name}": reliability_figure(bins),
     }
+    aim = "" if target is None else f" towards class {target}"
+    for figure in figures.values():
+        add_heading(figure, f"{weights_of(result)}: {attack_of(result)}{aim}, {images_of(result)}")
+    return {f"attack_{name}": accuracy_figure([result]), **figures}
 
 
 def _name(config: DictConfig) -> str:
@@ -223,18 +227,23 @@ def _epsilons(config: DictConfig, attacked: Attacked) -> list[float]:
 
 def tables(result: Mapping[str, Any]) -> list[Table]:
     """Accuracy over budgets, and the verdicts of the checks, for a terminal."""
+    from capsule_lab.attacks.figures import attack_of, images_of
     from capsule_lab.attacks.records import by_epsilon
 
-    name = result["options"]["_target_"].rpartition(".")[2]
     clean = 100 - result[result["split"]]["error"]
-    title = f"{name} on {result['checkpoint']}: {clean:.1f} % of {result['images']} images are right as they are"
-    shown = Table(title=Text(printable(title)), title_justify="left")
+    title = f"{attack_of(result)} on {result['checkpoint']}: {clean:.1f} % of {images_of(result)} are right as they are"
     budgets = by_epsilon(result["attack"])
     first = "success" if result["targeted"] else "accuracy"
     known = {key for each in budgets.values() for key, value in each.items() if value is not None}
     columns = {key: heading for key, heading in _COLUMNS.items() if key in known}
+    note = "mean change: of a pixel, of 255, after what leaves the pixels' range is cut off"
+    shown = Table(
+        title=Text(printable(title)), title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0),
+        caption=note if "mean_grey_levels" in columns else None, caption_justify="left",
+    )  # fmt: skip
     for heading in ("epsilon", f"{first} %", "95 % interval", *columns.values()):
-        shown.add_column(heading, justify="right")
+        longest = "99.6 to 100.0" if "interval" in heading else max(heading.split(), key=len)
+        shown.add_column(heading, justify="right", width=len(longest))  # rich would cut words off
     for epsilon, each in budgets.items():
         numbers = ["" if each.get(key) is None else f"{each[key]:.1f}" for key in columns]
         bounds = f"{each['lowest']:.1f} to {each['highest']:.1f}"

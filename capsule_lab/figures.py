@@ -16,8 +16,8 @@ from capsule_lab.runs.trust import plain_value
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+    from torch import nn
 
-    from capsule_lab.networks import Reconstructs
     from capsule_lab.types import Batch, CapsuleOutput
 
 log = logging.getLogger(__name__)
@@ -84,7 +84,9 @@ def open_loggers(loggers: Mapping[str, DictConfig], run: runs.Run) -> list[Any]:
 
 
 def draw(run: runs.Run, config: DictConfig) -> Iterator[tuple[str, Figure]]:
-    """Name and figure, one after another: curves of what was logged, then reconstructions of held-out images.
+    """Name and figure, one after another: curves of what was logged, then predictions of held-out images.
+
+    Reconstructions, too, of a network with a decoder; a sheet of predictions of one without, and of several labels.
 
     Args:
         run: what ``runs.open`` gives.
@@ -96,27 +98,33 @@ def draw(run: runs.Run, config: DictConfig) -> Iterator[tuple[str, Figure]]:
     """
     from capsule_lab.analysis.curves import figures
     from capsule_lab.analysis.plotting import add_heading
-    from capsule_lab.networks import reconstructs
+    from capsule_lab.networks import AbstractPairNetwork
 
     title = f"{run.directory.name}: {{}}{runs.results.short_name(run.provenance)}"
     for name, figure in figures(run.directory / "metrics.csv"):
         add_heading(figure, title.format(""))
         yield name, figure
-    if reconstructs(run.network):
+    if not isinstance(run.network, AbstractPairNetwork):
         split, batch, output = predictions(run, config.held_out)
         images = {"val": "validation images of ", "train": "training images of "}[split]
-        for name, figure in _reconstructions(run.network, batch, output, config, run.spec.classes):
+        for name, figure in _of_images(run.network, batch, output, config, run.spec.classes):
             add_heading(figure, f"{title.format(images)}, weights of {run.checkpoint.name}, at step {run.step}")
             yield name, figure
 
 
-def _reconstructions(
-    network: Reconstructs, batch: Batch, output: CapsuleOutput, config: DictConfig, names: Sequence[str]
+def _of_images(
+    network: nn.Module, batch: Batch, output: CapsuleOutput, config: DictConfig, names: Sequence[str]
 ) -> Iterator[tuple[str, Figure]]:
-    """Figures 3, 4 and 5 of Sabour 2017."""
+    """Labels and predictions; figures 3, 4 and 5 of Sabour 2017."""
     from capsule_lab.analysis import perturbation, reconstructions, segmentation
     from capsule_lab.callbacks.figures import first_reconstructions
+    from capsule_lab.networks import reconstructs
 
+    if batch.labels.ndim > 1 or not reconstructs(network):
+        figure = reconstructions.prediction_figure(output.ranking, batch.images, batch.labels, names=names)
+        yield "predictions", figure
+    if not reconstructs(network):
+        return
     yield "reconstructions", first_reconstructions(network, output, batch, config.images, names)
     if batch.parts is None:
         figure = reconstructions.reconstruction_figure(network, output, batch.images, batch.labels, names=names)
@@ -159,7 +167,8 @@ def predictions(run: runs.Run, images: int) -> tuple[str, Batch, CapsuleOutput]:
         return [None if each[0] is None else torch.cat(each)[:images] for each in zip(*records, strict=True)]
 
     scores, logits = concatenated([[output.scores, output.logits] for output in outputs])
-    capsules = Capsules(*concatenated([output.capsules for output in outputs]))
+    without = outputs[0].capsules is None
+    capsules = None if without else Capsules(*concatenated([output.capsules for output in outputs]))
     return split, Batch(*concatenated(batches)), CapsuleOutput(scores, capsules, logits)
 
 

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from matplotlib.figure import Figure
+from rich.console import Console
 
 from capsule_lab import runs
-from capsule_lab.attack import attack
+from capsule_lab.attack import attack, tables
 from capsule_lab.attacks.figures import accuracy_figure
 from capsule_lab.config import compose
 from tests.helpers.commands import Ended
+from tests.helpers.fakes import captions, row_names
 from tests.helpers.messages import one_sentence
 
 Cli = Callable[..., Ended]
@@ -45,6 +48,34 @@ def test_record_and_figures_lie_beside_the_checkpoint(cli: Cli, a_copy: Path) ->
     assert {"detected", "calibration_error", "brier"} <= record["test"].keys()
     assert 0 <= record["attack"]["0.1/undetected_error"] <= record["attack"]["0.1/error"]
     assert record["attack"]["0/detection_area"] == pytest.approx(50), "the same images"
+
+
+def test_figures_name_network_and_data_and_leave_no_epsilon_out(a_copy: Path) -> None:
+    few = ["images=20", "epsilons=[0,0.05,0.1,0.2]", "trainer.accelerator=cpu"]
+    outcome = attack(compose("attack", [f"ckpt={a_copy}", "attack=fgsm", "checks=false", *few]))
+    accuracy, attacked, reliability = outcome.figures().values()
+    (legend,) = (text.get_text() for text in accuracy.legends[0].get_texts())
+    assert legend == f"{a_copy.name}, best.ckpt"
+    assert accuracy.get_suptitle().startswith("20 test images of stand-in for MNIST. ")
+    for figure in (attacked, reliability):
+        heading = figure.get_suptitle().replace("\n", " ")
+        assert heading == f"{a_copy.name}, best.ckpt: FGSM, 20 test images of stand-in for MNIST"
+    changed = [f"{what}, {epsilon}" for epsilon in (0.05, 0.1, 0.2) for what in ("change", "attacked")]
+    assert row_names(attacked) == ["as it is", *changed]
+    assert all(caption.startswith("label ") for caption in captions(attacked))
+    assert len([text for text in attacked.axes[0].texts if text.get_text().isdigit()]) == 8 * 4
+    drawn = [text.get_text().split(",")[0] for text in reliability.axes[0].get_legend().get_texts()]
+    assert drawn == ["calibrated", "as it is", "epsilon 0.05", "epsilon 0.1", "epsilon 0.2"]
+
+
+def test_heads_of_the_table_are_whole_at_80_columns(a_copy: Path) -> None:
+    result = attack(compose("attack", [f"ckpt={a_copy}", "attack=fgsm", "checks=false", *SMALL])).result
+    console = Console(width=80, file=io.StringIO())
+    console.print(*tables(result))
+    words = {*console.file.getvalue().split()}
+    assert {"epsilon", "accuracy", "interval", "success", "grey", "calibration", "detected"} <= words
+    assert not any("…" in word for word in words)
+    assert "stand-in" in words
 
 
 def test_the_same_command_finds_the_same(a_copy: Path) -> None:

@@ -22,7 +22,7 @@ from tests.helpers.wandb_reader import told
 
 Cli = Callable[..., Ended]
 OF_ONE_DIGIT = ["curves", "layers", "reconstructions", "right_and_wrong", "perturbation", "perturbation_sheet"]
-OF_TWO_DIGITS = ["curves", "layers", "reconstructions", "segmentation", "perturbation", "perturbation_sheet"]
+OF_TWO_DIGITS = ["curves", "layers", "predictions", "reconstructions", "segmentation", *OF_ONE_DIGIT[4:]]
 
 
 def drawn(run: Path, *overrides: str) -> dict[str, Figure]:
@@ -47,7 +47,9 @@ def test_figures_of_a_capsnet(trained: Trained) -> None:
 
 
 def test_figures_of_a_capsnet_of_two_digits(two_digits: Path) -> None:
-    assert sorted(path.name for path in (two_digits / "figures").iterdir()) == ["val_reconstructions.png"]
+    assert sorted(path.name for path in (two_digits / "figures").iterdir()) == [
+        "val_predictions.png", "val_reconstructions.png"
+    ]  # fmt: skip
     figures = drawn(two_digits)
     assert list(figures) == OF_TWO_DIGITS
     assert captions(figures["reconstructions"])[0].startswith("L:(")
@@ -196,7 +198,7 @@ def test_command_draws_what_applies_to_another_network(cli: Cli, tmp_path: Path)
     assert cli("train", *TINY_CNN, *smoke).status == 0
     ended = cli("figures", "run=run")
     assert (ended.status, ended.err) == (0, "")
-    assert [path.name for path in (tmp_path / "run" / "figures").iterdir()] == ["curves.png"]
+    assert [path.name for path in sorted((tmp_path / "run" / "figures").iterdir())] == ["curves.png", "predictions.png"]
 
 
 # --- headings, and curves of a single point --------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from jaxtyping import Float, Int64
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from capsule_lab.analysis.curves import COLOURS
+from capsule_lab.analysis.curves import look
 from capsule_lab.errors import check_number
 
 Probabilities = Float[Tensor, "batch class"]
@@ -136,23 +136,19 @@ def reliability_figure(results: Mapping[str, Reliability]) -> Figure:
     upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
     upper.plot([0, 1], [0, 1], "--", color="0.5", label="calibrated")
     for number, (name, result) in enumerate(results.items()):
-        colour, marker = COLOURS[number % len(COLOURS)], _MARKERS[number % len(_MARKERS)]
+        style = look(number)
         count, confidence, accuracy = (each.cpu().numpy() for each in result)
         there = count > 0
         label = f"{name}, ECE {100 * _expected_error(result):.2f} %"
-        upper.plot(confidence[there], accuracy[there], marker + "-", color=colour, label=label)
+        upper.plot(confidence[there], accuracy[there], label=label, **style)
         edges = torch.linspace(0, 1, len(count) + 1).numpy()
-        lower.stairs(100 * count / count.sum(), edges, color=colour, linewidth=1.5)
+        lower.stairs(100 * count / count.sum(), edges, color=style["color"], linewidth=1.5)
     upper.set(ylabel="accuracy", xlim=(-0.02, 1.02), ylim=(-0.02, 1.02))
     upper.legend()
     lower.set(xlabel="confidence", ylabel="images, %")
     for axis in (upper, lower):
         axis.grid(alpha=0.3)
     return figure
-
-
-_MARKERS = "os^Dv<>"
-"""As many as there are colours, so that curves differ without colours too."""
 
 
 def _expected_error(result: Reliability) -> float:

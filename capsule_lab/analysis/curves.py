@@ -6,18 +6,26 @@ import hashlib
 import io
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.textpath import TextPath
 
 from capsule_lab.analysis.plotting import label_log_axis
 from capsule_lab.atomic import set_aside
 
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-"""Of Okabe and Ito 2008, which people with any colour vision tell apart."""
+COLOURS = (
+    *("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000"),  # Okabe and Ito 2008
+    *("#882255", "#332288", "#999933", "#888888", "#7B3F00", "#A040F0", "#A6D000", "#FF4D6D", "#004D40"),  # ours
+)
+"""The first seven are those that people with any colour vision tell apart; no other two are closer than two of them."""
+_MARKERS = "os^Dv<>P*Xp"  # as many as have no common divisor with the number of colours
+_DASHES = ("-", "--", "-.", ":")
+_LEGEND_SIZE = 8  # ours: points
 
 QUANTITIES = {"loss": "loss", "error": "error in %"}
 OF_PAIRS = {"shift_r2": "R² of the shift", "matrix_error": "error of poses"}
@@ -25,6 +33,31 @@ OF_PAIRS = {"shift_r2": "R² of the shift", "matrix_error": "error of poses"}
 VAL_ERROR, AFFNIST_ERROR = "val/error", "affine/error"
 MEAN, STD, DEAD = "val/activation_", "val/activation_std_", "val/dead_"
 """Prefixes of what ``RoutingStats`` logs of each layer."""
+
+
+def look(number: int) -> dict[str, Any]:
+    """Colour, marker and dashes of the curve of this number: the first 176 all differ, the first 16 in colour."""
+    return {
+        "color": COLOURS[number % len(COLOURS)],
+        "marker": _MARKERS[number % len(_MARKERS)],
+        "linestyle": _DASHES[number % len(_DASHES)],
+    }
+
+
+def legend_below(figure: Figure) -> None:
+    """A legend of all curves under everything else, in as many columns as fit; the figure becomes higher by as much."""
+    curves: dict[str, Any] = {}
+    for axis in figure.axes:
+        for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):
+            curves.setdefault(label, handle)
+    widest = max(TextPath((0, 0), label, size=_LEGEND_SIZE).get_extents().width for label in curves)  # points
+    column = widest / 72 + 0.65  # ours: inches, of the line beside the text and the gap to the next
+    columns = min(len(curves), max(1, int(0.92 * figure.get_figwidth() / column)))  # ours: a browser's font is wider
+    figure.set_figheight(figure.get_figheight() + 0.18 * -(-len(curves) // columns))  # inches
+    figure.legend(
+        [*curves.values()], [*curves], loc="outside lower center", ncols=columns, fontsize=_LEGEND_SIZE, frameon=False,
+        handlelength=3,
+    )  # fmt: skip
 
 
 def read_curves(metrics: Path, sha256: str | None = None) -> pd.DataFrame:
@@ -118,7 +151,7 @@ def layer_curves(metrics: Path) -> Figure:
     for number, layer in enumerate(layers_in(metrics)):
         rows = table[["step", MEAN + layer, STD + layer, DEAD + layer]].dropna()
         steps, mean, std = rows["step"] + 1, rows[MEAN + layer], rows[STD + layer]
-        colour, label = f"C{number}", layer.replace("_", " ")
+        colour, label = COLOURS[number % len(COLOURS)], layer.replace("_", " ")
         activation.plot(steps, mean, "o-", color=colour, markersize=3, label=label)
         activation.fill_between(steps, (mean - std).clip(0), (mean + std).clip(upper=1), color=colour, alpha=0.12)
         dead.plot(steps, rows[DEAD + layer], "o-", color=colour, markersize=3, label=label)

@@ -30,11 +30,12 @@ Picture = Float[Tensor, "channel height width"]
 
 
 class Column(NamedTuple):
-    """A caption over pictures from top to bottom, in [0, 1]."""
+    """A caption over pictures from top to bottom, in [0, 1], under each of which may be a text in a colour."""
 
     caption: str
     pictures: Sequence[Picture]
     colour: str = "black"
+    below: Sequence[tuple[str, str]] = ()
 
 
 class Group(NamedTuple):
@@ -44,7 +45,9 @@ class Group(NamedTuple):
     columns: Sequence[Column]
 
 
-def picture_grid(groups: Sequence[Group], rows: Sequence[str], *, title: str = "", note: str = "") -> Figure:
+def picture_grid(
+    groups: Sequence[Group], rows: Sequence[str], *, title: str = "", note: str = "", cell: float = _CELL
+) -> Figure:
     """All pictures in one image, groups of columns apart from each other.
 
     Three channels are red, green and blue. Otherwise the first channel is drawn, dark on white: of a stereo pair, the
@@ -55,23 +58,25 @@ def picture_grid(groups: Sequence[Group], rows: Sequence[str], *, title: str = "
         rows: names of the rows, at the left.
         title: above the figure.
         note: below the figure.
+        cell: inches from one picture to the next.
     """
     groups = [group for group in groups if group.columns]
-    columns = [column._replace(caption=_wrapped(column.caption, _CELL)) for group in groups for column in group.columns]
+    columns = [column._replace(caption=_wrapped(column.caption, cell)) for group in groups for column in group.columns]
     height, width = columns[0].pictures[0].shape[1:]
     lefts = _lefts([len(group.columns) for group in groups], width)
-    step = height + round(_GAP * width)
-    mosaic = np.ones((len(rows) * step - (step - height), lefts[-1] + width, 3), np.float32)
+    pixel = cell / (width * (1 + _GAP))  # inches
+    under = round(_height(_wrapped(text, cell) for column in columns for text, _ in column.below) / pixel)
+    step = height + under + round(_GAP * width)
+    mosaic = np.ones((len(rows) * step - round(_GAP * width), lefts[-1] + width, 3), np.float32)
     for left, column in zip(lefts, columns, strict=True):
         for row, picture in enumerate(column.pictures):
             mosaic[row * step : row * step + height, left : left + width] = _as_rgb(picture)
     corners = [(left, row * step) for left in lefts for row in range(len(rows))]
 
-    pixel = _CELL / (width * (1 + _GAP))  # inches
     across, down = mosaic.shape[1] * pixel, mosaic.shape[0] * pixel
     labels = _MARGIN + _LETTER * max(map(len, rows))
     captions = _height(column.caption for column in columns)
-    names = [_wrapped(group.name, len(group.columns) * _CELL) for group in groups]
+    names = [_wrapped(group.name, len(group.columns) * cell) for group in groups]
     title, note = _wrapped(title, across), _wrapped(note, across)
     below = _height([note]) + _MARGIN
     size = (labels + across + _MARGIN, below + down + captions + _height(names) + _height([title]) + _MARGIN)
@@ -89,6 +94,10 @@ def picture_grid(groups: Sequence[Group], rows: Sequence[str], *, title: str = "
     axes.set_yticks([row * step + (height - 1) / 2 for row in range(len(rows))], rows, size=_SIZE)
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)
+    for left, column in zip(lefts, columns, strict=True):
+        for row, (text, colour) in enumerate(column.below):
+            place = (left + (width - 1) / 2, row * step + height + 0.03 / pixel)
+            axes.text(*place, _wrapped(text, cell), ha="center", va="top", size=_SIZE, color=colour)
     end = 0
     for group, name in zip(groups, names, strict=True):
         start, end = end, end + len(group.columns)
@@ -154,7 +163,7 @@ def _wrapped(text: str, width: float) -> str:
 
 def _height(texts: Iterable[str]) -> float:
     """Height in inches of the text with most lines."""
-    lines = max(text.count("\n") + 1 if text else 0 for text in texts)
+    lines = max((text.count("\n") + 1 if text else 0 for text in texts), default=0)
     return lines * _LINE + _LINE / 2 if lines else 0.0
 
 

@@ -10,11 +10,12 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from capsule_lab.analysis.plotting import Column, Group, name_of_class, note_on_decoder, picture_grid
-from capsule_lab.functional import in_unit_range
+from capsule_lab.functional import in_unit_range, predictions_by_label
 from capsule_lab.networks import Reconstructs
 from capsule_lab.types import CapsuleOutput, Capsules
 
 _ROWS = ("input", "output")
+_WIDE = 1.6  # ours: inches, of a picture with labels and predictions under it
 
 
 @torch.no_grad()
@@ -104,6 +105,46 @@ def reconstruction_figure(
     note = f"(label, prediction, capsule decoded)\nnot recognised: {failed} of the {len(labels)} images looked at"
     faint = note_on_decoder(torch.stack([column.pictures[1] for group in groups for column in group.columns]))
     return picture_grid(groups, _ROWS, note="\n".join(filter(None, [faint, note])))
+
+
+def prediction_figure(
+    ranking: Float[Tensor, "batch classes"],
+    images: Float[Tensor, "batch channel height width"],
+    labels: Int64[Tensor, " batch"] | Int64[Tensor, "batch label"],
+    *,
+    names: Sequence[str] = (),
+    side: int = 3,  # a tutorial's grid of overlapping digits
+) -> Figure:
+    """A square of images with their labels and predictions, red where these differ; no decoder is needed.
+
+    Of several labels, as many classes as there are labels are predicted, those that rank highest. Images that are
+    recognised come first, then at least a row of others, if there are so many; a note has their number.
+
+    Args:
+        ranking: see ``CapsuleOutput``.
+        images: in [0, 1], or standardised and drawn from their darkest to their brightest pixel.
+        labels: their classes.
+        names: of the classes, if they have any.
+        side: images across and down.
+    """
+    labels = labels.reshape(len(labels), -1)
+    predictions = predictions_by_label(ranking, labels)
+    wrong = (predictions != labels).any(1)
+    good, bad = (which.nonzero().flatten().tolist() for which in (~wrong, wrong))
+    good = good[: side**2 - min(side, len(bad))]
+    chosen = good + bad[: side**2 - len(good)]
+    pictures = in_unit_range(images[chosen])
+
+    def text(number: int) -> str:
+        both = ([name_of_class(names, each) for each in of[number].tolist()] for of in (labels, predictions))
+        return "\n".join(f"{word} {', '.join(found)}" for word, found in zip(("true", "predicted"), both, strict=True))
+
+    below = [(text(number), "red" if wrong[number] else "black") for number in chosen]
+    columns = [
+        Column("", [*pictures[first::side]], below=below[first::side]) for first in range(min(side, len(chosen)))
+    ]
+    note = f"not recognised: {len(bad) or 'none'} of the {len(labels)} images looked at"
+    return picture_grid([Group("", columns)], [""] * -(-len(chosen) // side), note=note, cell=_WIDE)
 
 
 def first_of_each_class(classes: Int64[Tensor, " batch"], wanted: Bool[Tensor, " batch"]) -> list[int]:

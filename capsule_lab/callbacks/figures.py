@@ -15,7 +15,7 @@ from torchmetrics.classification import MulticlassConfusionMatrix
 
 from capsule_lab.analysis.pair_figures import image_rows
 from capsule_lab.analysis.plotting import add_heading
-from capsule_lab.analysis.reconstructions import reconstruction_sheet, select_images
+from capsule_lab.analysis.reconstructions import prediction_figure, reconstruction_sheet, select_images
 from capsule_lab.analysis.segmentation import segmentation_sheet
 from capsule_lab.errors import check_number
 from capsule_lab.networks import Reconstructs, reconstructs
@@ -27,10 +27,11 @@ from capsule_lab.types import Batch, CapsuleOutput
 class Reconstructions(Callback):
     """Draws validation images over their reconstructions, to ``figures/`` and to the loggers.
 
-    Of several validation sets, the first; of two digits in an image, both reconstructions, in red and green.
+    Of several validation sets, the first; of two digits in an image, both reconstructions, in red and green. Networks
+    without a decoder, and those of several labels, get a sheet of predictions, see ``prediction_figure``.
 
     Args:
-        images: number of images.
+        images: number of images that are reconstructed.
     """
 
     def __init__(self, images: int = 16) -> None:
@@ -47,13 +48,17 @@ class Reconstructions(Callback):
         dataloader_idx: int = 0,
     ) -> None:
         network = pl_module.network
-        if batch_idx or dataloader_idx or trainer.sanity_checking:
+        if batch_idx or dataloader_idx or trainer.sanity_checking or not trainer.is_global_zero:
             return
-        if reconstructs(network) and trainer.is_global_zero:
+        names = cast(Any, trainer).datamodule.spec.classes  # set by fit, the class does not declare it
+        if reconstructs(network):
             output = cast(Any, pl_module).network(batch.images[: self.images])
-            names = cast(Any, trainer).datamodule.spec.classes  # set by fit, the class does not declare it
             figure = first_reconstructions(network, output, batch, self.images, names)
             show_figure(trainer, "val/reconstructions", figure)
+        ranking = getattr(outputs["output"], "ranking", None)
+        if ranking is not None and (batch.labels.ndim > 1 or not reconstructs(network)):
+            figure = prediction_figure(ranking, batch.images, batch.labels, names=names)
+            show_figure(trainer, "val/predictions", figure)
 
 
 def first_reconstructions(

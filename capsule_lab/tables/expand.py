@@ -16,7 +16,7 @@ from capsule_lab.launchers.hydra_internals import override_keys
 from capsule_lab.tables import evaluations
 from capsule_lab.tables.cells import Cell, EvaluationCell, TrainingCell
 from capsule_lab.tables.reader import check_overrides
-from capsule_lab.tables.schema import Column, Row, Table
+from capsule_lab.tables.schema import NEXT_CHECKPOINT, Column, Row, Table
 
 _Cells: TypeAlias = dict[tuple[str, str, int], Cell]  # by row, column, seed
 _Composed: TypeAlias = dict[tuple[str, ...], DictConfig]  # by overrides: a tenth of a second each
@@ -134,12 +134,13 @@ def _labels(table: Table, row: Row, column: Column, seed: int, config: DictConfi
 
 def _evaluation_cells(table: Table, row: Row, column: Column, cells: _Cells) -> list[EvaluationCell]:
     found = []
-    for seed in table.seeds:
-        names = [row.of, *(other for other, _ in row.takes.values())]
-        sources = [cells.get((name, column.name, seed)) for name in names]
+    for seed, next_seed in zip(table.seeds, (*table.seeds[1:], table.seeds[0]), strict=True):
+        of_next = {key for key, (_, metric) in row.takes.items() if metric == NEXT_CHECKPOINT}
+        places = [(other, next_seed if key in of_next else seed) for key, (other, _) in row.takes.items()]
+        sources = [cells.get((name, column.name, of)) for name, of in [(row.of, seed), *places]]
         trained = [cell for cell in sources if isinstance(cell, TrainingCell)]
-        if len(trained) < len(sources):
-            continue  # one of those rows has no runs in this column
+        if len(trained) < len(sources) or (of_next and next_seed == seed):
+            continue  # one of those rows has no runs in this column, or there is no other seed
         training, *others = trained
         taken = [f"{key}={cell.fingerprint}" for key, cell in zip(row.takes, others, strict=True)]
         evaluate = (*row.evaluate[column.name], *taken)

@@ -6,16 +6,17 @@ import os
 import re
 import statistics
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from capsule_lab.analysis.curves import COLOURS
+from capsule_lab.analysis.curves import legend_below, look
+from capsule_lab.analysis.plotting import add_heading
 from capsule_lab.tables.summary import Entry, Run
 
-_MARKERS = "os^Dv<>P*X"
 _PERCENT = ("error", "test_error", "label_error", "present_error", "accuracy", "success", "dead_capsules")
 """Quantities that are in percent, in any split."""
 
@@ -46,15 +47,16 @@ def error_against_time(entries: Sequence[Entry]) -> Figure | None:
     if not panels:
         return None
     families = _families([entry for points in panels.values() for entry, _ in points])
-    figure = Figure(figsize=(5.2 * len(panels), 4 + 0.11 * len(families)), layout="constrained")  # inches
+    figure = Figure(figsize=(max(8, 5.8 * len(panels)), 4.4), layout="constrained")  # inches
     axes = figure.subplots(1, len(panels), squeeze=False)[0]
     for axis, (label, points) in zip(axes, panels.items(), strict=True):
         _draw(axis, points, families)
         metric = points[0][0].column.metric
         unit = " in %" if metric.rpartition("/")[2] in _PERCENT else ""
         axis.set(title=label, ylabel=metric.replace("/", " ") + unit)
-    handles, labels = axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=2 * len(panels), fontsize=8, frameon=False)
+    legend_below(figure)
+    numbers = ". Numbers beside points: those at the end of rows' names" if any(axis.texts for axis in axes) else ""
+    add_heading(figure, f"Bars: standard deviation over seeds{numbers}")
     return figure
 
 
@@ -69,37 +71,59 @@ def accuracy_under_attack(entries: Sequence[Entry]) -> dict[str, Figure]:
     """
     attacked = [entry for entry in entries if entry.row.by == "attack"]
     several = len({entry.column.overrides for entry in attacked}) > 1
-    records: dict[str, dict[str, list[Run]]] = {}
-    networks: dict[str, str] = {}
-    published: dict[str, dict[str, dict[float, float]]] = {}
+    rows = {entry.row.name: entry.row.label for entry in entries}
+    curves: dict[str, dict[str, _Curve]] = {}
     for entry in attacked:
         _, epsilon, quantity = entry.column.metric.split("/")
+        source = entry.row.takes.get("source", ("",))[0]
         for run in entry.runs:
-            label = entry.row.label if run.real else f"{entry.row.label}, stand-in"
+            standin = "" if run.real else ", stand-in"
             name = "targeted_attacks" if run.result["targeted"] else "attacks"
             drawn = "success" if run.result["targeted"] else "accuracy"
             name += "" if run.result["space"] == "input" else f"_in_{run.result['space']}"
             name += "_l2" if run.result["options"].get("norm") == "l2" else ""
             name += f"_{entry.column.name}" if several else ""
-            networks[label] = str(entry.row.of)
-            same = records.setdefault(name, {}).setdefault(label, [])
-            if run.cell.fingerprint not in {each.cell.fingerprint for each in same}:
-                same.append(run)
+            network = rows.get(entry.row.of, entry.row.of) + standin
+            new = _Curve(entry.row.label + standin, network, rows.get(source, source))
+            curve = curves.setdefault(name, {}).setdefault(new.label, new)
+            if run.cell.fingerprint not in {each.cell.fingerprint for each in curve.runs}:
+                curve.runs.append(run)
             if entry.published and run.real and quantity == drawn:
-                published.setdefault(name, {}).setdefault(label, {})[float(epsilon)] = entry.published.mean
-    if not records:
+                curve.published[float(epsilon)] = entry.published.mean
+    if not curves:
         return {}
-    from capsule_lab.attacks.figures import accuracy_figure  # torch
+    from capsule_lab.attacks.figures import accuracy_figure, attack_of  # torch
 
-    return {
-        name: accuracy_figure(
-            [_over_seeds(runs) for runs in rows.values()],
-            [*rows],
-            published.get(name),
-            [networks[label] for label in rows],
-        )
-        for name, rows in records.items()
-    }
+    known = [curve.network for by_label in curves.values() for curve in by_label.values()]
+    figures = {}
+    for name, by_label in curves.items():
+        drawn_curves = [*by_label.values()]
+        attacks = [attack_of(curve.runs[0].result, curve.source) for curve in drawn_curves]
+        places = [(attack, curve.network) for attack, curve in zip(attacks, drawn_curves, strict=True)]
+        networks = [
+            curve.network if places.count(place) == 1 else curve.label  # two such attacks that differ in an option
+            for place, curve in zip(places, drawn_curves, strict=True)
+        ]
+        results = [_over_seeds(curve.runs) for curve in drawn_curves]
+        published = [curve.published for curve in drawn_curves]
+        figures[name] = accuracy_figure(results, networks, attacks, published, known)
+    return figures
+
+
+@dataclass(frozen=True)
+class _Curve:
+    """A row under attack.
+
+    Attributes:
+        network: the label of the row whose weights are attacked.
+        source: that of the row whose network images are made against, if it is another.
+    """
+
+    label: str
+    network: str
+    source: str
+    runs: list[Run] = field(default_factory=list)
+    published: dict[float, float] = field(default_factory=dict)
 
 
 def _over_seeds(runs: Sequence[Run]) -> dict[str, Any]:
@@ -111,7 +135,7 @@ def _over_seeds(runs: Sequence[Run]) -> dict[str, Any]:
     merged = numbers.mean().to_dict()
     for name in numbers:
         epsilon, _, key = str(name).partition("/")
-        if key in ("lowest", "highest"):
+        if key in ("lowest", "highest") and numbers[f"{epsilon}/accuracy"].count() > 1:  # cells may share no epsilon
             accuracies = numbers[f"{epsilon}/accuracy"]
             merged[name] = accuracies.min() if key == "lowest" else accuracies.max()
     split = results[0]["split"]
@@ -126,16 +150,14 @@ def _draw(axis: Axes, points: Sequence[tuple[Entry, list[Run]]], families: dict[
         seconds = [statistics.fmean(run.result[clock or "training_seconds"] for run in runs) for _, runs in members]
         errors = [statistics.fmean(run.value for run in runs) for _, runs in members]
         spreads = [statistics.stdev(run.value for run in runs) if len(runs) > 1 else 0.0 for _, runs in members]
-        axis.errorbar(
-            seconds, errors, spreads, label=name, color=COLOURS[number % len(COLOURS)], capsize=2, linewidth=0.8,
-            marker=_MARKERS[number % len(_MARKERS)], markersize=5,
-        )  # fmt: skip
+        style = look(number) | ({} if len(members) > 1 else {"linestyle": ""})
+        axis.errorbar(seconds, errors, spreads, label=name, capsize=2, linewidth=0.8, markersize=5, **style)
         if len(members) > 1:
             for (entry, _), x, y in zip(members, seconds, errors, strict=True):
                 number_of_row = entry.row.name.rpartition("_")[2]
                 axis.annotate(number_of_row, (x, y), (4, 3), textcoords="offset points", fontsize=7)
     kind = "seconds of processor time" if clock else "seconds"
-    axis.set(xlabel=f"{kind}, training")
+    axis.set(xlabel=f"{kind}, training", xlim=(0, None))
     axis.grid(alpha=0.3)
 
 
@@ -148,10 +170,12 @@ def _families(entries: Sequence[Entry]) -> dict[str, str]:
     labels: dict[str, list[str]] = {}
     for entry in entries:
         labels.setdefault(_family(entry), []).append(entry.row.label)
-    return {
-        family: os.path.commonprefix(found).rstrip(" ,:(0123456789") if len({*found}) > 1 else found[0]  # noqa: RUF071
-        for family, found in labels.items()
-    }
+    return {family: _common_start(found) if len({*found}) > 1 else found[0] for family, found in labels.items()}
+
+
+def _common_start(labels: Sequence[str]) -> str:
+    """``Heinsen 2019`` of ``Heinsen 2019, 1 iteration`` and ``Heinsen 2019, 12 iterations``."""
+    return re.sub(r"\d+$", "", os.path.commonprefix(labels)).rstrip(" ,:(")  # noqa: RUF071
 
 
 def _family(entry: Entry) -> str:

@@ -24,7 +24,8 @@
         of: three_iterations
         by: attack                             by those of capsule_lab.attack; shown in columns of attack/…
         evaluate: [attack=pgd]
-        takes: {source: [cnn, checkpoint]}     a file with the weights of another row, with the same seed
+        takes: {source: [cnn, checkpoint]}     a file with the weights of another row, with the same seed; or with the
+                                               table's next: checkpoint_of_next_seed, which may be of the row itself
 
       - name: looked_into
         of: three_iterations
@@ -63,8 +64,8 @@ _NOT_FOR_EVALUATION = {
     "ckpt": "leave it out, of: names the row whose weights are evaluated",
     **{key: _OTHER_ROWS.replace("KEY", key) for key in OF_OTHER_ROWS},
 }
-CHECKPOINT = "checkpoint"
-"""What an evaluation takes of other rows."""
+CHECKPOINT, NEXT_CHECKPOINT = "checkpoint", "checkpoint_of_next_seed"
+"""What an evaluation takes of other rows; after the last seed of a table comes its first."""
 
 
 def check_override(text: str, refused: Mapping[str, str] = _NOT_FOR_TRAINING) -> str:
@@ -246,7 +247,7 @@ class Table(Content):
 
 def _check_taken(row: Row) -> None:
     for key, (other, metric) in row.takes.items():
-        if (metric == CHECKPOINT) is not bool(row.of):
+        if (metric in (CHECKPOINT, NEXT_CHECKPOINT)) is not bool(row.of):
             expected = f"[{other}, {CHECKPOINT}]" if row.of else f"a metric of {other}, such as val/error"
             raise ValueError(f"row {row.name}: takes has {key}: [{other}, {metric}]; expected {expected}")
         if row.of and key not in OF_OTHER_ROWS:

@@ -6,6 +6,7 @@ import hashlib
 from pathlib import Path
 
 import pytest
+from matplotlib.figure import Figure
 
 from capsule_lab.analysis import curves
 from tests.helpers.damage import damages, with_a_flipped_bit
@@ -47,3 +48,23 @@ def test_flipped_bit_in_the_file_of_a_finished_run_is_noticed(metrics: Path) -> 
 def test_runs_without_curves_are_left_out_of_a_figure(metrics: Path) -> None:
     figure = curves.curves_of_runs({"whole": metrics, "missing": metrics.with_name("missing.csv")})
     assert [text.get_text() for text in figure.axes[0].get_legend().get_texts()] == ["whole"]
+
+
+def test_no_two_curves_look_the_same() -> None:
+    assert len({tuple(curves.look(number).values()) for number in range(176)}) == 176
+    assert len({curves.look(number)["color"] for number in range(16)}) == 16
+
+
+@pytest.mark.parametrize("width", [4, 12])
+def test_a_legend_is_whole(width: float) -> None:
+    figure = Figure(figsize=(width, 3), layout="constrained")
+    axis = figure.add_subplot()
+    for number in range(13):
+        axis.plot([0, 1], [0, number], label=f"a routing of a long name (Author 2019), {number}")
+    curves.legend_below(figure)
+    figure.draw_without_rendering()
+    (legend,) = figure.legends
+    box = legend.get_window_extent()
+    assert 0 < box.x0 < box.x1 < figure.bbox.width
+    assert box.y0 >= 0
+    assert axis.get_window_extent().height > 0.4 * 3 * figure.dpi

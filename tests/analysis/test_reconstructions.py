@@ -9,6 +9,7 @@ from matplotlib.figure import Figure
 
 from capsule_lab.analysis.reconstructions import (
     first_of_each_class,
+    prediction_figure,
     reconstruction_figure,
     reconstruction_sheet,
     select_images,
@@ -100,3 +101,25 @@ def test_first_of_each_class() -> None:
 def test_output_without_capsules_is_refused() -> None:
     with pytest.raises(ValueError, match="no capsules"):
         select_images(CapsuleOutput(torch.rand(2, 3)), torch.tensor([0]))
+
+
+@pytest.mark.parametrize(
+    ("labels", "expected"),
+    [
+        ([0, 1, 2, 3], ["0, 0 black", "1, 3 red", "2, 2 black", "3, 1 red", "2"]),
+        (
+            [[1, 0], [2, 4], [2, 1], [0, 3]],
+            ["1, 0, 1, 0 black", "2, 1, 2, 4 red", "2, 4, 2, 3 red", "0, 3, 0, 1 red", "3"],
+        ),
+    ],
+    ids=["one label", "two labels"],
+)
+def test_predictions_stand_under_their_images(labels: list[int], expected: list[str]) -> None:
+    """Column after column: two images that are recognised, if there are so many, then others."""
+    ranking = capsule_output([[0, 1], [3, 2], [2, 4], [1, 0]]).scores
+    figure = prediction_figure(ranking, IMAGES[:4], torch.tensor(labels), side=2)
+    *below, _, note = figure.axes[0].texts
+    found = [f"{text.get_text()} {text.get_color()}".replace("true ", "").replace("\npredicted", ",") for text in below]
+    assert found == expected[:-1]
+    assert note.get_text().replace("\n", " ") == f"not recognised: {expected[-1]} of the 4 images looked at"
+    np.testing.assert_allclose(grey_at(figure, 0, 0), IMAGES[0, 0], atol=1e-6)

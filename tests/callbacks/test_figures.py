@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from capsule_lab.callbacks import ConfusionMatrix, Reconstructions
 from capsule_lab.callbacks.figures import first_reconstructions, show_figure
 from capsule_lab.types import Batch, CapsuleOutput, DataSpec
-from tests.helpers.fakes import FakeCapsNet, capsule_output, captions, decoded_picture, picture_at
+from tests.helpers.fakes import FakeCapsNet, capsule_output, captions, decoded_picture, picture_at, texts
 
 ONE = capsule_output([[3], [1], [4]])
 TWO = capsule_output([[3, 1], [1, 0], [4, 2]])
@@ -63,10 +63,21 @@ def test_reconstructions_of_as_many_labels_as_there_are(
     output: CapsuleOutput, two: bool, expected: list[str], tmp_path: Path, figures: list[tuple[str, Figure]]
 ) -> None:
     network = lit(CapsuleOutput(output.scores[:2], output.capsules._replace(poses=output.capsules.poses[:2])))
-    Reconstructions(images=2).on_validation_batch_end(trainer(tmp_path), network, {}, batch_of(two=two), 0)
+    found, batch = {"output": output}, batch_of(two=two)
+    Reconstructions(images=2).on_validation_batch_end(trainer(tmp_path), network, found, batch, 0)
+    assert [name for name, _ in figures] == ["val/reconstructions", *(["val/predictions"] if two else [])]
+    assert captions(figures[0][1]) == expected
+
+
+@pytest.mark.parametrize(("output", "two", "first"), [(ONE, False, "true 3"), (TWO, True, "true 1, 3")])
+def test_networks_without_a_decoder_leave_their_predictions(
+    output: CapsuleOutput, two: bool, first: str, tmp_path: Path, figures: list[tuple[str, Figure]]
+) -> None:
+    network = SimpleNamespace(network=torch.nn.Identity())
+    Reconstructions().on_validation_batch_end(trainer(tmp_path), network, {"output": output}, batch_of(two=two), 0)
     ((name, figure),) = figures
-    assert name == "val/reconstructions"
-    assert captions(figure) == expected
+    assert name == "val/predictions"
+    assert texts(figure)[0].startswith(first)
 
 
 def test_two_labels_are_decoded_in_red_and_green() -> None:
@@ -122,5 +133,7 @@ def test_classes_are_called_by_their_names(tmp_path: Path, figures: list[tuple[s
     named = SimpleNamespace(spec=DataSpec((1, 5, 3), 5, classes=("animal", "human", "plane", "truck", "car")))
     network = lit(CapsuleOutput(ONE.scores[:2], ONE.capsules._replace(poses=ONE.capsules.poses[:2])))
     batch = batch_of(two=False)._replace(labels=torch.tensor([3, 0, 0]))
-    Reconstructions(images=2).on_validation_batch_end(trainer(tmp_path, datamodule=named), network, {}, batch, 0)
+    Reconstructions(images=2).on_validation_batch_end(
+        trainer(tmp_path, datamodule=named), network, {"output": ONE}, batch, 0
+    )  # fmt: skip
     assert captions(figures[0][1]) == ["truck\n→ truck", "animal\n→ human"]

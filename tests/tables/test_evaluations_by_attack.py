@@ -62,6 +62,17 @@ def test_a_transfer_waits_for_both_runs_and_is_made_against_the_other(file: Path
     assert transfer.job[-1].startswith("+evaluate_by_attack=[")
 
 
+@pytest.mark.parametrize("seeds", [[0, 4], [0, 4, 2], [0]], ids=str)
+def test_a_network_is_attacked_with_images_made_against_its_next_seed(table_file, seeds: list[int]) -> None:
+    twin = {**ROWS[-1], "takes": {"source": ["one", "checkpoint_of_next_seed"]}}
+    cells = distinct(expand(read(table_file(rows=[ROWS[0], twin], columns=COLUMNS, seeds=seeds))))
+    trained = {cell.seed: cell.fingerprint for cell in cells if cell.row.name == "one"}
+    sources = {cell.seed: cell.evaluate[-1] for cell in cells if cell.row.name == "transfer"}
+    following = {0: 4, 4: seeds[2] if len(seeds) > 2 else 0, 2: 0}
+    expected = {seed: f"source={trained[following[seed]]}" for seed in seeds} if len(seeds) > 1 else {}
+    assert sources == expected, "of one seed there is no other"
+
+
 @pytest.mark.parametrize(
     ("row", "message"),
     [

@@ -15,8 +15,8 @@ from capsule_lab.tables.summary import STANDIN, summarise
 from tests.helpers.tables import write_run, write_table
 
 ROWS = [
-    {"name": "em_1", "label": "EM (2018), 1 iteration", "overrides": ["data.source=auto"]},
-    {"name": "em_3", "label": "EM (2018), 3 iterations", "overrides": ["data.source=auto", "routing.iterations=2"]},
+    {"name": "em_1", "label": "EM 2018, 1 iteration", "overrides": ["data.source=auto"]},
+    {"name": "em_3", "label": "EM 2018, 3 iterations", "overrides": ["data.source=auto", "routing.iterations=2"]},
     {"name": "cnn", "label": "a CNN", "overrides": ["data.source=auto", "routing.iterations=1"]},
     {"name": "theirs", "published": 1.0},
 ]
@@ -41,9 +41,12 @@ def test_a_point_for_each_row_and_a_line_through_its_iterations(file: Path) -> N
     figure = error_against_time(summarise(read(file)))
     assert figure is not None
     (axis,) = figure.axes
-    assert points(axis) == {"EM (2018)": ([20, 40], [5, 3]), "a CNN": ([5], [9])}
+    assert points(axis) == {"EM 2018": ([20, 40], [5, 3]), "a CNN": ([5], [9])}
     assert [text.get_text() for text in axis.texts] == ["1", "3"]
     assert "processor" in axis.get_xlabel()
+    assert axis.get_xlim()[0] == 0
+    assert len({bar[0].get_color() for bar in axis.containers}) == 2
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["EM 2018", "a CNN"]
 
 
 def test_standins_have_a_panel_of_their_own_and_time_of_the_clock_where_no_other_is_known(file: Path) -> None:
