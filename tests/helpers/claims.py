@@ -20,6 +20,7 @@ import io
 import json
 import re
 import tarfile
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -208,7 +209,9 @@ def mean_std(values: pd.Series) -> tuple[float, float]:
 
 def welch(first: pd.Series, second: pd.Series) -> float:
     """p of Welch's t-test."""
-    return float(stats.ttest_ind(first, second, equal_var=False).pvalue)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # scipy's, of rows without a deviation
+        return float(stats.ttest_ind(first, second, equal_var=False).pvalue)
 
 
 def paired(first: pd.Series, second: pd.Series) -> float:
