@@ -33,6 +33,10 @@ class ErrorRate(MulticlassAccuracy):
     def compute(self) -> Tensor:
         return 100 * (1 - super().compute())
 
+    def counts(self) -> tuple[Tensor, Tensor]:
+        """How many were wrong, and how many there were, in this process."""
+        return self.fn.sum(), (self.tp + self.fn).sum()
+
 
 class _LabelsNotFound(Metric):
     """Share of what ``missed`` marks, in percent."""
@@ -54,6 +58,10 @@ class _LabelsNotFound(Metric):
 
     def compute(self) -> Tensor:
         return 100 * self.wrong / self.total
+
+    def counts(self) -> tuple[Tensor, Tensor]:
+        """How many were wrong, and how many there were, in this process."""
+        return self.wrong, self.total
 
     @abstractmethod
     def missed(self, labels: Bool[Tensor, "batch label"]) -> Bool[Tensor, ...]:

@@ -589,7 +589,8 @@ def test_tensorboard_gets_curves_and_pictures(tiny: Tiny, tmp_path: Path) -> Non
     for split in ("val", "test"):
         (scalar,), (picture,) = events.Scalars(f"{split}/error"), events.Images(f"{split}/confusion")
         assert scalar.step == picture.step
-    assert len(curves(tmp_path / "run")) == 3
+    assert [event.step for event in events.Scalars("train/loss_step")] == [2]
+    assert len(curves(tmp_path / "run")) == 4
 
 
 # --- processes that are stopped, or are several ----------------------------------------------------------------------

@@ -41,6 +41,7 @@ _ENDING = re.compile(rf"-(?P<hash>[0-9a-f]{{8}})(?P<continued>{_CONTINUED})?(-(?
 _NOT_HASHED = (
     *("name", "ckpt", "train.resume", "train.directory", "logger", "data.directory"),
     *("callbacks.not_learning", "callbacks.variance_floor"),  # they only warn
+    *("callbacks.step_metrics", "trainer.log_every_n_steps"),  # they only log
     *("data.on_device", "module.cuda_graphs"),  # the same numbers
 )
 _UNSET = ("trainer.max_time",)  # not hashed either; null, as it was in the hashes of earlier runs
