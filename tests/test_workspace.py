@@ -21,7 +21,8 @@ internal = pytest.importorskip("wandb_workspaces.workspaces.internal", reason="w
 
 Cli = Callable[..., Ended]
 TABLES = sorted(path.stem for path in sweeps_dir().glob("*.yaml"))
-SHORT = ["trainer.max_epochs=1", "trainer.limit_train_batches=1", "data.batch_size=8", "data.eval_images=8", "trainer.log_every_n_steps=1"]
+SHORT = ["trainer.max_epochs=1", "trainer.limit_train_batches=1", "data.batch_size=8", "data.eval_images=8"]
+SHORT += ["trainer.log_every_n_steps=1"]
 EM = ["model=em_caps_paper", "model.channels=4", "model.primary_types=2", "model.conv_types=[2,2]"]
 
 

@@ -20,7 +20,8 @@ log = logging.getLogger(__name__)
 def show_progress() -> Iterator[Callable[[int, int], None]]:
     """A function to call with the number of finished toys and of all toys.
 
-    Rich's bar on a terminal; elsewhere a line after two and for every five toys, where rich would print its last state only.
+    Rich's bar on a terminal; elsewhere, where rich would print its last state only, a line after two toys and for every
+    five.
     """
     console = Console(stderr=True)
     if not console.is_terminal:
