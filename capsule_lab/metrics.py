@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from typing import Any
+from typing import Any, cast
 
 import torch
 from jaxtyping import Bool, Float, Int64
@@ -35,7 +35,8 @@ class ErrorRate(MulticlassAccuracy):
 
     def counts(self) -> tuple[Tensor, Tensor]:
         """How many were wrong, and how many there were, in this process."""
-        return self.fn.sum(), (self.tp + self.fn).sum()
+        right, wrong = cast(Tensor, self.tp).sum(), cast(Tensor, self.fn).sum()
+        return wrong, right + wrong
 
 
 class _LabelsNotFound(Metric):

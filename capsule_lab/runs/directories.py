@@ -8,7 +8,7 @@ They lie in ``$CAPSULE_LAB_RUNS`` or ``runs``.
         config.yaml                  configuration gets -2, and so on; name=… comes before <model>
         metrics.json                 results, provenance, cost: written at the end
         status.json                  why the run failed or was interrupted, or how far it is, until it is continued
-        metrics.csv                  every epoch
+        metrics.csv                  every epoch, and every few steps
         train.log
         checkpoints/best.ckpt  last.ckpt
         figures/                     drawn while training, and by ``python -m capsule_lab.figures``
