@@ -14,6 +14,7 @@ from lightning.fabric.plugins.collectives.torch_collective import default_pg_tim
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.callbacks import Timer
 from lightning.pytorch.callbacks.early_stopping import EarlyStoppingReason
+from lightning.pytorch.loggers import WandbLogger
 
 __all__ = [
     "HARMLESS_WARNINGS",
@@ -21,6 +22,7 @@ __all__ = [
     "MisconfigurationException",
     "batch_index",
     "batches_per_epoch",
+    "drop_anonymous",
     "epoch_metrics",
     "leave_signals_alone",
     "next_batch_follows",
@@ -57,6 +59,11 @@ def batches_per_epoch(trainer: L.Trainer) -> float:
 def batch_index(trainer: L.Trainer) -> int:
     """Index of the training batch under way, counted over all epochs and over interruptions."""
     return trainer.fit_loop.total_batch_idx
+
+
+def drop_anonymous(logger: WandbLogger) -> None:
+    """Keep a logger from handing W&B an argument that does nothing there, which W&B would warn of."""
+    logger._wandb_init.pop("anonymous", None)
 
 
 def leave_signals_alone(trainer: L.Trainer) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from typing import Any
+from typing import Any, cast
 
 import torch
 from jaxtyping import Bool, Float, Int64
@@ -33,6 +33,11 @@ class ErrorRate(MulticlassAccuracy):
     def compute(self) -> Tensor:
         return 100 * (1 - super().compute())
 
+    def counts(self) -> tuple[Tensor, Tensor]:
+        """How many were wrong, and how many there were, in this process."""
+        right, wrong = cast(Tensor, self.tp).sum(), cast(Tensor, self.fn).sum()
+        return wrong, right + wrong
+
 
 class _LabelsNotFound(Metric):
     """Share of what ``missed`` marks, in percent."""
@@ -54,6 +59,10 @@ class _LabelsNotFound(Metric):
 
     def compute(self) -> Tensor:
         return 100 * self.wrong / self.total
+
+    def counts(self) -> tuple[Tensor, Tensor]:
+        """How many were wrong, and how many there were, in this process."""
+        return self.wrong, self.total
 
     @abstractmethod
     def missed(self, labels: Bool[Tensor, "batch label"]) -> Bool[Tensor, ...]:

@@ -126,6 +126,7 @@ def _train(config: DictConfig, directory: Path, overrides: Sequence[str], began:
     build.be_quiet()
     data = build.build_data(config)
     L.seed_everything(config.seed, workers=True, verbose=False)
+    config = callbacks.with_names(config, directory, overrides)
     module = build.build_module(config, data.spec)
     seconds = build.time_limit(config.trainer)
     with build.constructing("data"):

@@ -64,6 +64,11 @@ def build(table: Any, *, project: str, entity: str = "") -> Any:
             lines("train/error", title="training error, %"),
         ],
         "Loss": [lines("train/loss", title="training loss"), lines("val/loss", title="validation loss")],
+        "Training, mean since the last point": [
+            lines("train/loss_step", title="loss"),
+            lines("train/error_step", title="error, %"),
+            lines("train/gradient_norm", title="norm of the gradient"),
+        ],
         "Routing": [
             lines("val/coupling_entropy", title="entropy of the couplings; of equal ones: 1"),
             lines("val/dead_capsules", title="class capsules that no image activates, %"),

@@ -56,6 +56,21 @@ def test_precision_is_what_the_cpu_computes_in(monkeypatch: pytest.MonkeyPatch, 
     assert build.fast_precision("cpu") == precision
 
 
+@pytest.mark.parametrize(
+    ("precision", "native", "warns"),
+    [("bf16-mixed", False, True), ("bf16-mixed", True, False), ("auto", False, False), ("32-true", False, False)],
+)
+def test_bfloat16_that_the_cpu_emulates_is_said(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, precision: str, native: bool, warns: bool
+) -> None:
+    monkeypatch.setattr(build, "cpu_computes_bfloat16", lambda: native)
+    config = compose("train", [f"trainer.precision={precision}", "trainer.accelerator=cpu", "logger=none"])
+    built = build.build_trainer(config, None)
+    assert built.precision == ("32-true" if precision == "auto" else precision)
+    found = [record.getMessage() for record in caplog.records if record.name == "capsule_lab.build"]
+    assert [message.partition(",")[0] for message in found] == ["trainer.precision is bf16-mixed"] * warns
+
+
 @pytest.mark.parametrize("name", ["_is_avx512_bf16_supported", "_is_amx_tile_supported"])
 def test_private_functions_of_torch_exist(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """On x86; one alone is enough."""

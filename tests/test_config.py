@@ -565,6 +565,8 @@ def test_check_rejects_routing_that_would_change_nothing(routing):
         ["logger=tensorboard"],
         ["logger=wandb"],
         ["logger=mlflow"],
+        ["trainer.log_every_n_steps=50"],
+        ["callbacks.step_metrics=null"],
         ["train.resume=true"],
         ["train.directory=elsewhere"],
         ["ckpt=some.ckpt"],

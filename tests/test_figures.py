@@ -133,8 +133,8 @@ def test_transfer_is_drawn_where_it_applies(a_copy: Path) -> None:
 def test_curves_of_training_and_validation(trained: Trained, axis: int, label: str) -> None:
     drawn = curves.training_curves(trained.directory / "metrics.csv").axes[axis]
     assert drawn.get_ylabel() == label
-    assert [line.get_label() for line in drawn.lines] == ["train", "val"]
-    assert [line.get_xdata().tolist() for line in drawn.lines] == [[4, 8], [4, 8]]
+    assert [line.get_label() for line in drawn.lines] == ["train, a few steps", "train, epoch", "val"]
+    assert [line.get_xdata().tolist() for line in drawn.lines] == [[3, 6], [4, 8], [4, 8]]
 
 
 @pytest.mark.parametrize("error", [0.0, 12.5])

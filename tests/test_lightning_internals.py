@@ -16,6 +16,7 @@ import pytest
 import torch
 from lightning.fabric.plugins.collectives.torch_collective import default_pg_timeout
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint, Timer
+from lightning.pytorch.loggers import WandbLogger
 from lightning.pytorch.loggers.logger import Logger
 
 from capsule_lab import lightning_internals
@@ -271,3 +272,10 @@ def test_harmless_warnings_are_ignored_and_others_are_not() -> None:
         warnings.warn("The 'val_dataloader' does not have many workers which may be a bottleneck.", stacklevel=1)
         warnings.warn("something else", stacklevel=1)
     assert [str(each.message) for each in given] == ["something else"]
+
+
+def test_argument_that_wandb_warns_of_is_dropped(tmp_path: Path) -> None:
+    logger = WandbLogger(save_dir=tmp_path, mode="offline")
+    assert "anonymous" in logger._wandb_init
+    lightning_internals.drop_anonymous(logger)
+    assert "anonymous" not in logger._wandb_init

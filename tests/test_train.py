@@ -409,7 +409,7 @@ def test_learning_rate_follows_the_schedule(tiny: Tiny, tmp_path: Path, monkeypa
     found = run(config, tmp_path / "run", monkeypatch, watch)
     assert watch.rates == pytest.approx([max(0.003, 0.01 * 0.5 ** (step / 4)) for step in range(8)])
     assert watch.lengths == {found["planned_steps"]} == {8}
-    logged = [float(row["schedule/learning_rate"]) for row in curves(tmp_path / "run") if row["schedule/learning_rate"]]
+    logged = [float(row["schedule/learning_rate"]) for row in curves(tmp_path / "run") if row["train/loss"]]
     assert logged == pytest.approx([0.005, 0.003])
 
 
@@ -589,7 +589,8 @@ def test_tensorboard_gets_curves_and_pictures(tiny: Tiny, tmp_path: Path) -> Non
     for split in ("val", "test"):
         (scalar,), (picture,) = events.Scalars(f"{split}/error"), events.Images(f"{split}/confusion")
         assert scalar.step == picture.step
-    assert len(curves(tmp_path / "run")) == 3
+    assert [event.step for event in events.Scalars("train/loss_step")] == [2]
+    assert len(curves(tmp_path / "run")) == 4
 
 
 # --- processes that are stopped, or are several ----------------------------------------------------------------------

@@ -22,6 +22,7 @@ internal = pytest.importorskip("wandb_workspaces.workspaces.internal", reason="w
 Cli = Callable[..., Ended]
 TABLES = sorted(path.stem for path in sweeps_dir().glob("*.yaml"))
 SHORT = ["trainer.max_epochs=1", "trainer.limit_train_batches=1", "data.batch_size=8", "data.eval_images=8"]
+SHORT += ["trainer.log_every_n_steps=1"]
 EM = ["model=em_caps_paper", "model.channels=4", "model.primary_types=2", "model.conv_types=[2,2]"]
 
 
@@ -85,7 +86,7 @@ def test_every_column_has_a_chart_of_its_metric() -> None:
 
 def test_everything_shown_is_logged(logged: list[str]) -> None:
     exact = [name for names in shown(spec_of("smoke")).values() for name in names if "^" not in name]
-    assert len(exact) == 7
+    assert len(exact) == 10
     assert set(exact) <= set(logged)
 
 

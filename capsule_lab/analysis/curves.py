@@ -103,6 +103,8 @@ def figures(metrics: Path) -> Iterator[tuple[str, Figure]]:
 def training_curves(metrics: Path) -> Figure:
     """Loss and error of training and validation against the step; of pairs of images, the quality of poses.
 
+    Of training, means over epochs, and pale, those of ``callbacks.StepMetrics`` over a few steps.
+
     Args:
         metrics: the ``metrics.csv`` of a run.
     """
@@ -115,8 +117,10 @@ def training_curves(metrics: Path) -> Figure:
     elif not {"train/error", "val/error"} & {*table.columns}:  # of a network without classes and poses
         axes[1].set_visible(False)
     for axis, quantity in zip(axes, quantities, strict=True):
-        for split, style in (("train", "C0-"), ("val", "C1o-")):
-            _draw(axis, table, f"{split}/{quantity}", style, split)
+        _draw(axis, table, f"train/{quantity}_step", "C0-", "train, a few steps", alpha=0.35)
+        train = "train, epoch" if f"train/{quantity}_step" in table else "train"
+        _draw(axis, table, f"train/{quantity}", "C0o-", train)
+        _draw(axis, table, f"val/{quantity}", "C1o-", "val")
         _finish(axis)
     return figure
 
@@ -203,12 +207,12 @@ def _loss_and_error() -> tuple[Figure, list[Axes]]:
     return figure, axes
 
 
-def _draw(axis: Axes, table: pd.DataFrame, name: str, style: str, label: str) -> None:
+def _draw(axis: Axes, table: pd.DataFrame, name: str, style: str, label: str, alpha: float = 1.0) -> None:
     if name in table:
         rows = table[["step", name]].dropna()
         if rows.empty:
             return
-        (line,) = axis.plot(rows["step"] + 1, rows[name], style, markersize=3, label=label)
+        (line,) = axis.plot(rows["step"] + 1, rows[name], style, markersize=3, label=label, alpha=alpha)
         if len(rows) == 1:
             line.set_marker("o")  # a line of one point would not be seen
 

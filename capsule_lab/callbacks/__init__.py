@@ -5,8 +5,8 @@ from capsule_lab.callbacks.checkpoints import AtomicCheckpointIO, BestCheckpoint
 from capsule_lab.callbacks.csv_logger import MetricsTable
 from capsule_lab.callbacks.figures import ConfusionMatrix, DrawnPairs, Reconstructions
 from capsule_lab.callbacks.learning import LearningDiagnostics, VarianceFloor
-from capsule_lab.callbacks.loggers import MLflow, close_loggers, log_run_facts
-from capsule_lab.callbacks.monitoring import NonFiniteError, NonFiniteGuard, RoutingStats
+from capsule_lab.callbacks.loggers import MLflow, WeightsAndBiases, close_loggers, log_run_facts, with_names
+from capsule_lab.callbacks.monitoring import NonFiniteError, NonFiniteGuard, RoutingStats, StepMetrics
 from capsule_lab.callbacks.not_learning import NotLearning
 from capsule_lab.callbacks.progress import ProgressBar, ProgressLines, progress_callback
 from capsule_lab.callbacks.time_to_accuracy import TimeToAccuracy, weights_reached
@@ -29,11 +29,14 @@ __all__ = [
     "ProgressLines",
     "Reconstructions",
     "RoutingStats",
+    "StepMetrics",
     "TimeToAccuracy",
     "VarianceFloor",
+    "WeightsAndBiases",
     "close_loggers",
     "log_run_facts",
     "pause_at",
     "progress_callback",
     "weights_reached",
+    "with_names",
 ]

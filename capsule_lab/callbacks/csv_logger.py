@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ class MetricsTable(Logger):
         self.file = Path(save_dir) / "metrics.csv"
         self.rows: list[dict[str, Any]] = []
         self.changed = False
+        self.save_from = 0.0
 
     @property
     def name(self) -> str:
@@ -52,12 +54,16 @@ class MetricsTable(Logger):
 
     @rank_zero_only
     def save(self) -> None:
-        if self.changed:
+        """Write the file, unless that would take more than a hundredth of the time."""
+        began = time.monotonic()
+        if self.changed and began >= self.save_from:
             write_text(self.file, _as_text(self.rows))
             self.changed = False
+            self.save_from = began + 100 * (time.monotonic() - began)
 
     @rank_zero_only
     def finalize(self, status: str) -> None:
+        self.save_from = 0.0
         self.save()
 
     def content(self, following: tuple[Mapping[str, Any], int] | None = None) -> str:

@@ -1,7 +1,9 @@
-"""Loggers of other packages: what each records about a run, and MLflow, where a resumed run continues."""
+"""Loggers of other packages: what each records about a run, W&B, and MLflow, where a resumed run continues."""
 
 from __future__ import annotations
 
+import logging
+import shlex
 import socket
 import sys
 from collections.abc import Iterable
@@ -17,27 +19,54 @@ from omegaconf import DictConfig
 
 from capsule_lab.atomic import atomically
 from capsule_lab.config import to_container
+from capsule_lab.lightning_internals import drop_anonymous
+from capsule_lab.runs.directories import hash_in
 
-_LONGEST_TAG = 64  # characters, at most, in W&B
+log = logging.getLogger(__name__)
+
+_LONGEST_TAG, _LONGEST_NAME = 64, 128  # characters, at most, in W&B
 _PORTS = {"http": 80, "https": 443}
 
 
 def run_tags(config: DictConfig, provenance: dict[str, Any]) -> dict[str, str]:
-    """Model, data, routing if there is any, and whether the data is real."""
+    """Model, data, routing if there is any, whether the data is real, and the seed."""
     targets = {"model": config.model, "data": config.data, "routing": config.model.get("routing")}
     named = {key: node["_target_"].rpartition(".")[2] for key, node in targets.items() if node is not None}
-    return {**named, "data": named["data"].removesuffix("DataModule"), "source": str(provenance["source"])}
+    facts = {"source": str(provenance["source"]), "seed": str(config.seed)}
+    return {**named, "data": named["data"].removesuffix("DataModule"), **facts}
+
+
+def with_names(config: DictConfig, directory: Path, overrides: Iterable[str]) -> DictConfig:
+    """The configuration, in which every logger that gives its run a name of its own has one.
+
+    It is model and data, as in the name of the directory, and what else differs from the defaults, options of groups
+    first; the seed is a tag.
+
+    Args:
+        config: the whole configuration.
+        directory: of the run.
+        overrides: what ``config`` differs in from the defaults.
+    """
+    named = config.copy()
+    changes = [each for each in overrides if not each.startswith(("model=", "data=", "seed="))]
+    changes.sort(key=lambda each: "." in each.partition("=")[0])  # the routing before its options
+    name = " ".join([directory.name.partition(f"-{hash_in(directory)}")[0], *changes])
+    for options in (named.get("logger") or {}).values():
+        if options and options.get("name", "") is None:
+            options.name = name[:_LONGEST_NAME]
+    return named
 
 
 @rank_zero_only
 def log_run_facts(loggers: Iterable[Any], config: DictConfig, provenance: dict[str, Any]) -> None:
     """Configuration, provenance and tags, to every logger that keeps such things."""
-    tags = run_tags(config, provenance)
     for logger in loggers:
+        tags = run_tags(config, provenance)
         logger.log_hyperparams({"config": to_container(config), "provenance": provenance})
         if isinstance(logger, WandbLogger):
             run = logger.experiment
-            names = filter(None, [*(run.tags or ()), *tags.values(), run.group])
+            seed = f"seed {tags.pop('seed')}"
+            names = filter(None, [*(run.tags or ()), *tags.values(), seed, run.group])
             run.tags = list(dict.fromkeys(name[:_LONGEST_TAG] for name in names))
         elif isinstance(logger, MLFlowLogger):
             for key, value in tags.items():
@@ -56,7 +85,23 @@ def close_loggers(loggers: Iterable[Any], *, failed: bool) -> None:
     if "wandb" in sys.modules:
         import wandb
 
+        if wandb.run is not None and wandb.run.offline:
+            log.info("to upload this run to W&B: wandb sync %s", shlex.quote(str(Path(wandb.run.dir).parent)))
         wandb.finish(exit_code=int(failed))
+
+
+class WeightsAndBiases(WandbLogger):
+    """A run in W&B, which prints its link, or nothing if it is offline: ``close_loggers`` says how to upload it.
+
+    Args:
+        mode: ``"online"``, ``"offline"`` or ``"disabled"``.
+        **options: see ``WandbLogger`` and ``wandb.init``.
+    """
+
+    def __init__(self, *, mode: str, **options: Any) -> None:
+        output = {"silent": True} if mode == "offline" else {"quiet": True}
+        super().__init__(**{"mode": mode, "settings": output, **options})
+        drop_anonymous(self)
 
 
 class MLflow(MLFlowLogger):

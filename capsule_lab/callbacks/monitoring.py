@@ -5,16 +5,19 @@ from __future__ import annotations
 import logging
 import math
 from collections import deque
-from typing import Any
+from typing import Any, cast
 
 import lightning as L
 import torch
 from lightning.pytorch.callbacks import Callback
 from torch import Tensor, nn
+from torch.optim import Optimizer
 from torchmetrics import Metric
 
+from capsule_lab.callbacks.figures import logged_step
 from capsule_lab.callbacks.host_copy import HostCopy
 from capsule_lab.errors import CapsuleLabError, check_number
+from capsule_lab.lit import AbstractModule
 from capsule_lab.metrics import ActivationStatistics, CouplingEntropy, DeadCapsuleRate
 from capsule_lab.networks import AbstractCapsuleNetwork
 from capsule_lab.types import Batch, Capsules, RoutingTrace
@@ -86,6 +89,78 @@ class NonFiniteGuard(Callback):
             "(schedule.learning_rate.…) or trainer.precision=32-true; no checkpoint was written since, and "
             "checkpoints/best.ckpt has the best weights before it, if there was a validation"
         )
+
+
+class StepMetrics(Callback):
+    """Logs loss, error, gradient and schedules every ``trainer.log_every_n_steps`` steps, beside those of each epoch.
+
+    ``train/loss_step`` and ``train/error_step`` are means over the images since the last point, also over the end of an
+    epoch, and over a resumption; in a run of several processes, over those of the first. They are differences of what
+    is summed up for ``train/loss`` and ``train/error`` anyway. ``train/gradient_norm`` is the norm of the gradient of
+    that very step, before it is clipped, and ``schedule/<name>`` the value for the next step. All are read once their
+    copies have arrived, at the latest when something else is logged or a checkpoint is written.
+    """
+
+    def __init__(self) -> None:
+        self.norm: Tensor | None = None
+        self.before: list[float] = []  # the sums of the epoch at the last point
+        self.copied: deque[tuple[int, dict[str, float], HostCopy]] = deque()
+
+    def on_before_optimizer_step(self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: Optimizer) -> None:
+        every = cast(Any, trainer).log_every_n_steps  # set by the Trainer, which its class does not declare
+        if trainer.loggers and trainer.is_global_zero and every and (trainer.global_step + 1) % every == 0:
+            gradients = [each.grad for each in pl_module.parameters() if each.grad is not None]
+            self.norm = nn.utils.get_total_norm(gradients)
+
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Batch, batch_idx: int
+    ) -> None:
+        if self.norm is not None:
+            module = cast(AbstractModule, pl_module)
+            schedules = {f"schedule/{name}": value for name, value in module.schedule_values().items()}
+            known = {"epoch": float(trainer.current_epoch), **schedules}
+            values = torch.cat([self.norm.float().reshape(1), module.metrics.sums("train")])
+            self.copied.append((logged_step(trainer), known, HostCopy(values)))
+            self.norm = None
+        while self.copied and self.copied[0][-1].is_complete():
+            self._log_oldest(trainer)
+
+    def _log_oldest(self, trainer: L.Trainer) -> None:
+        step, known, copy = self.copied.popleft()
+        norm, *sums = copy.tolist()
+        loss, images, *errors = self._since_last_point(sums)
+        self.before = sums
+        found = {**known, "train/gradient_norm": norm, "train/loss_step": loss / images}
+        if errors:
+            found["train/error_step"] = 100 * errors[0] / errors[1]
+        for logger in trainer.loggers:
+            logger.log_metrics(found, step)
+
+    def _since_last_point(self, sums: list[float]) -> list[float]:
+        return [now - before for now, before in zip(sums, self.before or [0.0] * len(sums), strict=True)]
+
+    def _log_all(self, trainer: L.Trainer) -> None:
+        while self.copied:
+            self._log_oldest(trainer)
+
+    def on_validation_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._log_all(trainer)
+
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._log_all(trainer)
+        if trainer.is_global_zero:  # the sums begin anew: what is in no point yet counts for the next
+            rest = self._since_last_point(HostCopy(cast(AbstractModule, pl_module).metrics.sums("train")).tolist())
+            self.before = [-each for each in rest]
+
+    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._log_all(trainer)
+
+    def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
+        self._log_all(trainer)  # before the curves are put into the checkpoint, see EmbedConfig
+        checkpoint["callbacks"][self.state_key] = {"before": self.before}  # state_dict was asked for earlier
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.before = state_dict["before"]
 
 
 class RoutingStats(Callback):

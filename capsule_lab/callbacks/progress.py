@@ -21,35 +21,61 @@ from capsule_lab.lit import AbstractModule
 log = logging.getLogger(__name__)
 
 
+_WARM_UP = 2  # ours: steps in which kernels are compiled, and memory and the optimizer's state are allocated
+
+
 class _TimeLeft:
-    """Remaining time of the whole run, from the speed so far, or what a ``Timer`` leaves."""
+    """Remaining time of the whole run, from the speed after the first steps, or what a ``Timer`` leaves."""
 
     def start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         assert isinstance(pl_module, AbstractModule)
-        self.began, self.first, self.total = time.monotonic(), trainer.global_step, pl_module.total_steps
+        self.first, self.total = trainer.global_step, pl_module.total_steps
+        self.began = time.monotonic()
+        self.warm: tuple[int, float] | None = None  # step and time
 
-    def __call__(self, trainer: L.Trainer) -> str:
-        done = trainer.global_step - self.first
-        if not done:
-            return "?"
-        seconds = (time.monotonic() - self.began) / done * (self.total - trainer.global_step)
+    def count(self, trainer: L.Trainer) -> None:
+        """To be called after each step."""
+        if self.warm is None and trainer.global_step >= self.first + _WARM_UP:
+            self.warm = trainer.global_step, time.monotonic()
+
+    def measured(self) -> float:
+        """Seconds on which the estimate rests."""
+        return 0.0 if self.warm is None else time.monotonic() - self.warm[1]
+
+    def seconds(self, trainer: L.Trainer) -> float | None:
+        """Of the steps that are left; ``None`` while that is not known."""
+        if self.warm is None or trainer.global_step == self.warm[0]:
+            return None
+        step, began = self.warm
+        seconds = (time.monotonic() - began) / (trainer.global_step - step) * (self.total - trainer.global_step)
         callbacks = cast(Any, trainer).callbacks  # the Trainer's own attribute, which its class does not declare
         limits = [callback.time_remaining() for callback in callbacks if isinstance(callback, Timer)]
-        seconds = min([seconds, *(limit for limit in limits if limit is not None)])
-        return str(timedelta(seconds=round(max(seconds, 0))))
+        return max(min([seconds, *(limit for limit in limits if limit is not None)]), 0)
+
+    def text(self, trainer: L.Trainer) -> str:
+        """``left 0:12:30``, or nothing."""
+        seconds = self.seconds(trainer)
+        return "" if seconds is None else f"left {timedelta(seconds=round(seconds))}"
+
+
+_SOON, _LONG = 10, 60  # seconds, ours
 
 
 class ProgressLines(Callback):
     """Logs one line per epoch with its metrics and the remaining time; epochs are counted from 1.
 
+    Of a run that takes longer than a minute, a line says once how long, after some seconds of steps.
+
     Args:
-        seconds: within an epoch that takes longer, a line at this interval.
+        seconds: within an epoch that takes longer, a line at this interval, the first one early.
     """
 
     def __init__(self, seconds: float = 60.0) -> None:  # ours: a log without a line for longer looks like a crash
         self.seconds = seconds
         self.left = _TimeLeft()
         self.last = 0.0
+        self.due = min(_SOON, seconds)
+        self.announced = False
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self.left.start(trainer, pl_module)
@@ -58,8 +84,20 @@ class ProgressLines(Callback):
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        if time.monotonic() - self.last > self.seconds:
+        self._announce(trainer)
+        if time.monotonic() - self.last > self.due:
+            self.due = self.seconds
             self._line(trainer, trainer.current_epoch + 1, {"train/loss": float(outputs["loss"])})
+
+    def _announce(self, trainer: L.Trainer) -> None:
+        self.left.count(trainer)
+        if self.announced or self.left.measured() < _SOON:
+            return
+        self.announced, left = True, self.left.seconds(trainer)
+        if left and left > _LONG and trainer.is_global_zero:
+            whole = time.monotonic() - self.left.began + left
+            what = "the rest of this run" if self.left.first else "this run"
+            log.info("%s will take about %s on this machine", what, format_duration(whole))
 
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._line(trainer, trainer.current_epoch, trainer.logged_metrics)  # of the epoch before, complete only now
@@ -72,7 +110,20 @@ class ProgressLines(Callback):
         shown = format_metrics(metrics)
         if trainer.is_global_zero and trainer.global_step and shown:
             step = f"{trainer.global_step}/{self.left.total}"
-            log.info("epoch %d  step %s  %s  left %s", epoch, step, shown, self.left(trainer))
+            log.info("%s", f"epoch {epoch}  step {step}  {shown}  {self.left.text(trainer)}".rstrip())
+
+
+def format_duration(seconds: float) -> str:
+    """``12 min``, ``3 h`` or ``4 days``.
+
+    >>> format_duration(100), format_duration(10_000), format_duration(300_000)
+    ('2 min', '3 h', '3 days')
+    """
+    minutes = round(seconds / 60)
+    if minutes < 100:
+        return f"{minutes} min"
+    hours = round(seconds / 3600)
+    return f"{hours} h" if hours < 48 else f"{round(seconds / 86400)} days"
 
 
 def format_metrics(metrics: Mapping[str, Any]) -> str:
@@ -89,9 +140,9 @@ def format_metrics(metrics: Mapping[str, Any]) -> str:
 
 
 class ProgressBar(ProgressLines):
-    """The lines of ``ProgressLines``, and below them a bar, which vanishes when training ends.
+    """The lines of ``ProgressLines``, and below them a bar over the steps of the run, which vanishes at the end.
 
-    The bar is one line at any width: below 60 columns it is without bar and metrics.
+    The bar is one line at any width: below 60 columns it is steps and remaining time only. A test has one of its own.
 
     Args:
         every_seconds: how often it is drawn; reading the loss waits for the device.
@@ -114,13 +165,14 @@ class ProgressBar(ProgressLines):
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        if self._is_due():
+        self._announce(trainer)
+        if self._is_due() or (self.progress is not None and trainer.global_step == self.left.total):
             val, loss = (trainer.logged_metrics.get(name) for name in ("val/error", "val/loss"))
             error = "" if loss is None else f"val loss {float(loss):.4g}"
             error = error if val is None else f"val error {float(val):.2f} %"
             self._draw(
-                f"epoch {self._epoch(trainer)}", batch_idx + 1, trainer.num_training_batches,
-                metrics=f"loss {float(outputs['loss']):.4g}  {error}".strip(), left=f"left {self.left(trainer)}",
+                f"epoch {self._epoch(trainer)}", trainer.global_step, self.left.total,
+                metrics=f"loss {float(outputs['loss']):.4g}  {error}".strip(), left=self.left.text(trainer),
             )  # fmt: skip
 
     def on_validation_batch_end(
@@ -133,7 +185,9 @@ class ProgressBar(ProgressLines):
         dataloader_idx: int = 0,
     ) -> None:
         if not trainer.sanity_checking and self._is_due():
-            self._draw("validation", batch_idx + 1, trainer.num_val_batches[dataloader_idx])
+            batches = f"{batch_idx + 1}/{trainer.num_val_batches[dataloader_idx]}"
+            left = self.left.text(trainer)
+            self._draw(f"validation {batches}", trainer.global_step, self.left.total, left=left)
 
     def on_test_batch_end(
         self,
@@ -203,7 +257,7 @@ def _columns(width: int) -> list[ProgressColumn]:
     what, left = TextColumn("{task.description}"), TextColumn("{task.fields[left]}")
     count = MofNCompleteColumn(table_column=Column(no_wrap=True))
     if width < _NARROW:
-        return [what, count, left]
+        return [count, left]
     return [what, BarColumn(bar_width=None), count, TextColumn("{task.fields[metrics]}"), left]
 
 

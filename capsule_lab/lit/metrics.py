@@ -69,6 +69,15 @@ class SplitMetrics(nn.ModuleDict):
             # repeated, as torchmetrics ignores weight= with nan_strategy="disable"
             self._mean(f"{split}/{name}", value.device).update(value.detach().expand(images))
 
+    def sums(self, split: str) -> Tensor:
+        """What this process has counted since the last reset: loss times images, images, wrong and all predictions.
+
+        Of a network that does not classify, the first two.
+        """
+        loss = self._metric(f"{split}/loss")
+        errors = cast(Any, self[f"{split}/error"]).counts() if f"{split}/error" in self else ()
+        return torch.stack([each.float() for each in (loss.mean_value, loss.weight, *errors)])
+
     def of_split(self, split: str) -> list[tuple[str, Metric]]:
         """Name and metric of all that is measured on ``split``."""
         return [(name, self._metric(name)) for name in self if name.startswith(f"{split}/")]

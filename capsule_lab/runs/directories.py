@@ -8,7 +8,7 @@ They lie in ``$CAPSULE_LAB_RUNS`` or ``runs``.
         config.yaml                  configuration gets -2, and so on; name=… comes before <model>
         metrics.json                 results, provenance, cost: written at the end
         status.json                  why the run failed or was interrupted, or how far it is, until it is continued
-        metrics.csv                  every epoch
+        metrics.csv                  every epoch, and every few steps
         train.log
         checkpoints/best.ckpt  last.ckpt
         figures/                     drawn while training, and by ``python -m capsule_lab.figures``
@@ -41,6 +41,7 @@ _ENDING = re.compile(rf"-(?P<hash>[0-9a-f]{{8}})(?P<continued>{_CONTINUED})?(-(?
 _NOT_HASHED = (
     *("name", "ckpt", "train.resume", "train.directory", "logger", "data.directory"),
     *("callbacks.not_learning", "callbacks.variance_floor"),  # they only warn
+    *("callbacks.step_metrics", "trainer.log_every_n_steps"),  # they only log
     *("data.on_device", "module.cuda_graphs"),  # the same numbers
 )
 _UNSET = ("trainer.max_time",)  # not hashed either; null, as it was in the hashes of earlier runs

@@ -98,7 +98,7 @@ def _training_cells(
         config = OmegaConf.merge(composed[given], {"seed": seed})
         assert isinstance(config, DictConfig)
         fingerprint = runs.directories.config_hash(config)
-        labels = tuple(_labels(table, row, column, seed, config, fingerprint))
+        labels = tuple(_labels(table, row, column, config, fingerprint))
         own = (*given, f"seed={seed}")
         found.append(TrainingCell(row, column, seed, own, fingerprint, waits_for, config, labels, any_precision))
     return found
@@ -116,10 +116,10 @@ def _taken(row: Row, column: Column, seed: int, cells: _Cells) -> tuple[list[str
     return taken, waits_for
 
 
-def _labels(table: Table, row: Row, column: Column, seed: int, config: DictConfig, fingerprint: str) -> list[str]:
+def _labels(table: Table, row: Row, column: Column, config: DictConfig, fingerprint: str) -> list[str]:
     """What loggers call the run, and its directory if it has several processes, each of which has to know it."""
     line = "/".join([row.name, *([column.name] if column.overrides else [])])
-    names = {"group": table.name, "job_type": line, "name": f"{line}/{seed}"}
+    names = {"group": table.name, "job_type": line, "name": line}
     loggers = [name for name, options in (config.get("logger") or {}).items() if "group" in (options or {})]
     labels = [f"logger.{logger}.{key}={value}" for logger in loggers for key, value in names.items()]
     if config.trainer.devices != 1 or config.trainer.num_nodes != 1:

@@ -112,6 +112,7 @@ def test_run_has_results_parameters_tags_and_pictures(tiny: Tiny, tmp_path: Path
     assert run.data.metrics["test/error"] == pytest.approx(result["test"]["error"])
     assert run.data.params["config/model/primary_types"] == "2"
     assert run.data.params["provenance/sha256"] == result["provenance"]["sha256"]
+    assert [point.step for point in client.get_metric_history(run.info.run_id, "train/loss_step")] == [2]
     expected = {"model": "CapsNet", "data": "MNIST", "routing": "DynamicRouting", "source": "standin"}
     assert expected.items() <= run.data.tags.items()
     files = {file.path for file in client.list_artifacts(run.info.run_id, "figures")}
@@ -162,8 +163,8 @@ def test_run_that_fails_is_shown_as_failed(tiny: Tiny, tmp_path: Path, client: A
 def test_table_has_a_run_for_each_cell(cli: Cli, tmp_path: Path, found) -> None:
     ended = cli("sweep", f"table={write_table(tmp_path)}", "logger=mlflow")
     assert ended.out.splitlines()[-1] == "mine: 2 done"
-    shown = [(run.info.run_name, run.data.tags["table"], run.data.tags["row"]) for run in found()]
-    assert sorted(shown) == [("one/0", "mine", "one"), ("one/1", "mine", "one")]
+    shown = [(run.info.run_name, *(run.data.tags[tag] for tag in ("table", "row", "seed"))) for run in found()]
+    assert sorted(shown) == [("one", "mine", "one", "0"), ("one", "mine", "one", "1")]
 
 
 @of_a_server

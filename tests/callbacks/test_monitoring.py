@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from lightning.pytorch.callbacks import Callback
 from omegaconf import DictConfig
 from torch import Tensor, nn
 
@@ -16,11 +17,12 @@ from capsule_lab.build import build_data
 from capsule_lab.callbacks import NonFiniteError, NonFiniteGuard, RoutingStats, monitoring
 from capsule_lab.callbacks.host_copy import HostCopy
 from capsule_lab.callbacks.monitoring import layer_statistics
+from capsule_lab.errors import InterruptError
 from capsule_lab.networks import AbstractCapsuleNetwork, BaselineCNN, CapsNet, EMCaps
 from capsule_lab.train import train
 from capsule_lab.types import Batch, CapsuleOutput, Capsules, OnIteration, RoutingTrace
-from tests.helpers.commands import NO_PICTURES, TINY_CAPSNET, python
-from tests.helpers.training import curves, trained_module
+from tests.helpers.commands import NO_PICTURES, TINY_CAPSNET, Trained, python
+from tests.helpers.training import SignalAt, curves, run, trained_module
 
 Tiny = Callable[..., DictConfig]
 TINY_EM_CAPS = [
@@ -342,6 +344,58 @@ def test_guard_checks_pending_steps_before_anything_is_saved(hook: str) -> None:
     with pytest.raises(NonFiniteError, match="nan at step 2"):
         getattr(callback, hook)(*arguments)
     getattr(callback, hook)(*arguments)  # of those steps no more
+
+
+# --- StepMetrics -----------------------------------------------------------------------------------------------------
+
+
+class Norms(Callback):
+    """The norm of the gradient of each step."""
+
+    def __init__(self) -> None:
+        self.found: list[float] = []
+
+    def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
+        self.found.append(torch.cat([each.grad.flatten() for each in pl_module.parameters()]).norm().item())
+
+
+def points(directory: Path, name: str) -> dict[int, float]:
+    """What was logged under a name, by step."""
+    return {int(row["step"]): float(row[name]) for row in curves(directory) if row[name]}
+
+
+def test_point_is_the_mean_since_the_last_one_also_of_another_epoch(
+    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    norms, two_epochs = Norms(), tiny("trainer.log_every_n_steps=8", *NO_PICTURES)
+    run(two_epochs, tmp_path / "run", monkeypatch, norms)
+    for name in ("loss", "error"):
+        epochs = points(tmp_path / "run", f"train/{name}")
+        assert [*epochs] == [3, 7]
+        assert points(tmp_path / "run", f"train/{name}_step") == {7: pytest.approx(sum(epochs.values()) / 2)}
+    assert points(tmp_path / "run", "train/gradient_norm") == {7: pytest.approx(norms.found[7], rel=1e-4)}
+    assert points(tmp_path / "run", "schedule/learning_rate").keys() == {3, 7}
+
+
+class Unfinished(HostCopy):
+    def is_complete(self) -> bool:
+        return False
+
+
+def test_points_are_the_same_when_their_copies_arrive_late_or_the_run_is_resumed(
+    trained: Trained, tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert [*points(trained.directory, "train/loss_step")] == [2, 5]
+    monkeypatch.setattr(monitoring, "HostCopy", Unfinished)
+    with pytest.raises(InterruptError):
+        run(tiny(*NO_PICTURES), tmp_path / "run", monkeypatch, SignalAt(5))
+    train(tiny("train.resume=true", *NO_PICTURES), tmp_path / "run")
+    assert curves(tmp_path / "run") == curves(trained.directory)
+
+
+def test_steps_are_not_logged_where_no_interval_is_set(tiny: Tiny, tmp_path: Path) -> None:
+    train(tiny("trainer.log_every_n_steps=0", "trainer.max_epochs=1", *NO_PICTURES), tmp_path / "run")
+    assert "train/loss_step" not in curves(tmp_path / "run")[0]
 
 
 # --- torch.compile ---------------------------------------------------------------------------------------------------

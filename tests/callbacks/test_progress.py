@@ -70,11 +70,44 @@ def test_a_line_for_each_epoch(caplog: pytest.LogCaptureFixture, clock: Clock) -
     ]
 
 
-def test_a_long_epoch_has_lines_of_its_own(caplog: pytest.LogCaptureFixture, clock: Clock) -> None:
+def test_a_long_epoch_has_lines_of_its_own_and_the_first_comes_early(
+    caplog: pytest.LogCaptureFixture, clock: Clock
+) -> None:
     found = lines(caplog, clock, 40)
-    assert found[0] == "epoch 1  step 2/8  loss 0.25  left 0:04:00"
-    assert [line.split()[1] for line in found] == ["1", "1", "1", "2", "2", "2"]
-    assert [line.split()[3][0] for line in found] == ["2", "4", "4", "6", "8", "8"]
+    assert found[:2] == ["epoch 1  step 1/8  loss 0.25", "this run will take about 5 min on this machine"]
+    assert found[2] == "epoch 1  step 3/8  loss 0.25  left 0:03:20"
+    assert [line.split()[1] for line in found[2:]] == ["1", "1", "2", "2", "2"]
+    assert [line.split()[3][0] for line in found[2:]] == ["3", "4", "6", "8", "8"]
+
+
+@pytest.mark.parametrize("callback", [ProgressLines(), ProgressBar()], ids=["lines", "bar"])
+@pytest.mark.parametrize(
+    ("first", "steps", "seconds", "said"),
+    [
+        (0, 1800, 1, "this run will take about 32 min on this machine"),
+        (0, 18000, 1, "this run will take about 5 h on this machine"),
+        (600, 1800, 1, "the rest of this run will take about 22 min on this machine"),
+        (0, 50, 1, None),
+        (0, 1800, 0.01, None),
+    ],
+)
+def test_duration_of_a_long_run_is_said_once_without_the_first_steps(
+    callback: ProgressLines, first: int, steps: int, seconds: float, said: str | None,
+    caplog: pytest.LogCaptureFixture, clock: Clock,
+) -> None:  # fmt: skip
+    callback, module = type(callback)(), classifier()
+    module.total_steps = steps
+    trainer: Any = SimpleNamespace(
+        global_step=first, current_epoch=0, is_global_zero=True, callbacks=[], logged_metrics={}
+    )
+    callback.left.start(trainer, module)
+    with caplog.at_level(logging.INFO, "capsule_lab"):
+        for took in [60, 60, *[seconds] * 18]:  # the first steps compile kernels
+            assert bool(callback.left.text(trainer)) == (trainer.global_step > first + 2)
+            trainer.global_step, clock.now = trainer.global_step + 1, clock.now + took
+            callback.on_train_batch_end(trainer, module, {"loss": 0.25}, None, 0)
+    found = [record.getMessage() for record in caplog.records if "will take" in record.getMessage()]
+    assert found == ([said] if said else [])
 
 
 @pytest.mark.parametrize(("limit", "left"), [(90, "0:01:30"), (900, "0:02:00")])
@@ -87,8 +120,10 @@ def test_time_left_is_not_more_than_a_timer_leaves(
     module.total_steps = STEPS
     trainer: Any = SimpleNamespace(global_step=0, callbacks=[timer])
     callback.on_train_start(trainer, module)
-    trainer.global_step, clock.now = 4, clock.now + 120
-    assert callback.left(trainer) == left
+    trainer.global_step, clock.now = 2, clock.now + 500
+    callback.left.count(trainer)
+    trainer.global_step, clock.now = 4, clock.now + 60
+    assert callback.left.text(trainer) == f"left {left}"
 
 
 # --- the bar on a terminal -------------------------------------------------------------------------------------------
@@ -157,16 +192,17 @@ def test_bar_is_one_line_and_epochs_stay_above_it(clock: Clock, monkeypatch: pyt
         assert sys.stdout is before
         assert handler.stream is before
     assert all(len(line) <= columns for line in drawn)
-    last_of_epoch = [line for line in drawn if re.match(r"epoch 2/3 .*12/12 ", line)]
+    epoch, validation, test = ("epoch 2/3 ", "validation 2/2", "test") if columns >= 80 else ("", "", "")
+    last_of_epoch = [line for line in drawn if re.match(rf"{epoch}.*120024/120036.* left ", line)]
     assert last_of_epoch, "\n".join(drawn)
-    assert last_of_epoch[-1].endswith("left 1:23:20")
+    assert last_of_epoch[0].endswith("left 1:23:38")
     if columns >= 80:
-        assert "━━━━" in last_of_epoch[-1]
-        assert "12/12 loss 0.2512  val error 12.35 %" in last_of_epoch[-1]
+        assert "━━━━" in last_of_epoch[0]
+        assert "120024/120036 loss 0.2512  val error 12.35 %" in last_of_epoch[0]
         kept = [line for line in drawn if line.startswith("epoch 2  step 120024/120036  loss 0.5  error 44.00 %")]
         assert len(kept) == 1
-    assert any(re.match(r"validation .*2/2", line) for line in drawn)
-    assert drawn[-1].startswith("test")
+    assert any(re.match(rf"{validation}.*120012/120036", line) for line in drawn)
+    assert drawn[-1].startswith(test)
     assert drawn[-1].endswith("3/3")
 
 

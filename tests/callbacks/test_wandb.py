@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -11,10 +12,10 @@ import wandb
 from omegaconf import DictConfig
 
 from capsule_lab.callbacks import NonFiniteError
-from capsule_lab.callbacks.loggers import run_tags
+from capsule_lab.callbacks.loggers import run_tags, with_names
 from capsule_lab.config import compose
 from capsule_lab.train import train
-from tests.helpers.commands import NO_PICTURES, ROOT, Ended, python
+from tests.helpers.commands import NO_PICTURES, ROOT, TINY, Ended, python
 from tests.helpers.tables import write_table
 from tests.helpers.wandb_reader import told
 
@@ -29,22 +30,44 @@ def _silent(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_run_has_results_configuration_provenance_tags_and_pictures(tiny: Tiny, tmp_path: Path) -> None:
-    found = train(tiny("logger=wandb", "trainer.max_epochs=1"), tmp_path / "run")
+    found = train(tiny("logger=wandb", "trainer.max_epochs=1", "trainer.log_every_n_steps=2"), tmp_path / "run")
     shown = told(tmp_path / "run")
+    points = [row for row in shown["history"] if "train/loss_step" in row]
+    assert [row["trainer/global_step"] for row in points] == [1, 3]
+    quantities = {"train/error_step", "train/gradient_norm", "schedule/learning_rate"}
+    assert all(quantities < row.keys() for row in points)
     assert (shown["state"], shown["run_id"], shown["name"]) == ("finished", "run", "run")
     assert shown["summary"]["test/error"] == pytest.approx(found["test"]["error"])
     assert {"train/loss", "val/coupling_entropy", "schedule/learning_rate"} <= set(shown["summary"])
     assert shown["config"]["config"]["model"]["primary_types"] == 2
     assert shown["config"]["provenance"]["sha256"] == found["provenance"]["sha256"]
-    assert shown["tags"] == ["CapsNet", "MNIST", "DynamicRouting", "standin"]
+    assert shown["tags"] == ["CapsNet", "MNIST", "DynamicRouting", "standin", "seed 0"]
     for name in ("val/reconstructions", "val/confusion", "test/confusion"):
         (picture,) = shown["summary"][name]["filenames"]
         assert list((tmp_path / "run" / "wandb").glob(f"offline-run-*/files/{picture}"))
 
 
 def test_network_that_does_not_route_has_no_tag_for_it() -> None:
-    config = compose("train", ["model=cnn_baseline", "routing=none"])
-    assert run_tags(config, {"source": "standin"}) == {"model": "BaselineCNN", "data": "MNIST", "source": "standin"}
+    config = compose("train", ["model=cnn_baseline", "routing=none", "seed=3"])
+    expected = {"model": "BaselineCNN", "data": "MNIST", "source": "standin", "seed": "3"}
+    assert run_tags(config, {"source": "standin"}) == expected
+
+
+@pytest.mark.parametrize("logger", ["wandb", "mlflow"])
+def test_run_is_named_by_what_it_changes(logger: str) -> None:
+    overrides = ["model=capsnet", "model.channels=8", "routing=em", "seed=3"]
+    config = compose("train", [*overrides, f"logger={logger}"])
+    named = with_names(config, Path("runs/wide-capsnet-mnist-01234567-2"), overrides)
+    assert named.logger[logger].name == "wide-capsnet-mnist routing=em model.channels=8"
+    assert config.logger[logger].name is None
+
+
+def test_output_is_the_command_that_uploads_the_run(cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("WANDB_SILENT")
+    ended = cli("train", *TINY, "trainer.max_epochs=1", "train.directory=run", "logger=wandb", *NO_PICTURES)
+    told_of = [line for line in (ended.out + ended.err).splitlines() if re.search("wandb|W&B", line)]
+    (folder,) = (tmp_path / "run" / "wandb").glob("offline-run-*")
+    assert [line for line in told_of if "overrides" not in line] == [f"to upload this run to W&B: wandb sync {folder}"]
 
 
 def test_run_that_fails_is_shown_as_failed(tiny: Tiny, tmp_path: Path) -> None:
@@ -60,12 +83,12 @@ def test_table_is_a_group_with_a_run_for_each_cell(cli: Cli, tmp_path: Path) -> 
     assert ended.out.splitlines()[-1] == "mine: 2 done", "a dashboard decides nothing about a result"
     shown = [told(directory) for directory in (tmp_path / "runs").glob("capsnet-*")]
     assert sorted((run["name"], run["run"]["job_type"]) for run in shown) == [
-        ("one/3", "one"), ("one/b/3", "one/b"),
+        ("one", "one"), ("one/b", "one/b"),
     ]  # fmt: skip
     assert {run["run"]["run_group"] for run in shown} == {"mine"}
     synced = python("-m", "wandb", "sync", "--dry-run", *map(str, tmp_path.glob(SYNC)), cwd=tmp_path, WANDB_SILENT="")
     assert "Would sync 2 run(s)" in synced.err
-    assert all("mine" in run["tags"] and run["state"] == "finished" for run in shown)
+    assert all({"mine", "seed 3"} < {*run["tags"]} and run["state"] == "finished" for run in shown)
 
 
 def test_figures_leave_the_run_its_name_and_group(cli: Cli, tiny: Tiny, tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ TINY_DATA = [
     "data.batch_size=64",
     "data.train_images=256",
     "trainer.limit_val_batches=1",
+    "trainer.log_every_n_steps=3",
     "trainer.accelerator=cpu",
 ]
 TINY = [*TINY_CAPSNET, *TINY_DATA, "trainer.max_epochs=2"]

@@ -72,7 +72,7 @@ def test_dashboard_has_a_run_for_each_cell_in_the_group_of_the_table(
     records = [path.read_bytes() for path in tmp_path.glob("runs/*/wandb/offline-run-*/*.wandb")]
     assert len(records) == 2
     assert all(b"mine" in record for record in records)
-    assert sorted(re.findall(rb"good/\d", record)[0] for record in records) == [b"good/0", b"good/1"]
+    assert sorted(re.findall(rb"seed \d", record)[0] for record in records) == [b"seed 0", b"seed 1"]
     assert statuses(file) == ["done", "done"], "a dashboard decides nothing about a result"
 
 

@@ -24,7 +24,6 @@ _LEVELS: dict[str, dict[str, Any]] = {
         "lightings": (0, 3),
     },
 }
-_TIME = {"full": "a minute or two", "small": "under half a minute"}  # 2 cores
 
 log = logging.getLogger(__name__)
 
@@ -87,7 +86,7 @@ class RenderedToys(AbstractSource):
 
 
 def _render(folder: Path, standin: StandIn) -> None:
-    log.info("rendering toys into %s, once; this takes %s", folder, _TIME[standin])
+    log.info("rendering toys into %s, once; finished toys are kept if this is stopped", folder)
     try:
         with toynorb.show_progress() as progress:
             toynorb.render_files(folder, size=SIZE, seed=_SEED, progress=progress, **_LEVELS[standin])

@@ -21,10 +21,11 @@ from capsule_lab.train import train
 CPU = torch.device("cpu")
 NUMBERS, ONE = torch.arange(4.0), torch.tensor(1.0)
 
-# What may wait, and when: the progress bar twice a second; ProgressLines once a minute; Lightning's own progress bar,
-# which is off by default, at every step; Lightning's loggers at the end of an epoch; checkpoints and the guard before
-# them; NotLearning, figures, statistics and metrics at the end of an epoch, or in a validation. With several processes,
-# every tenth step asks whether one of them was stopped. Pipelines of torchvision read the keys of every batch.
+# What may wait, and when: the progress bar twice a second; ProgressLines once a minute; Lightning's own progress
+# bar, which is off by default, at every step; Lightning's loggers at the end of an epoch; checkpoints and, before
+# both, the guard and StepMetrics; NotLearning, figures, statistics and metrics at the end of an epoch, or in a
+# validation. With several processes, every tenth step asks whether one of them was stopped. Pipelines of torchvision
+# read the keys of every batch.
 
 
 # --- training --------------------------------------------------------------------------------------------------------

@@ -32,7 +32,7 @@ _GENERATOR = "capsule_lab.data.standins.toynorb"
 _SPLITS = {"training": TRAIN_INSTANCES, "testing": TEST_INSTANCES}
 _EYES = (-1, 1)
 _WORK = ".rendering-"
-_SMALL = 4_000_000  # ours: rays that take some 20 seconds; starting processes takes 5
+_SMALL = 5_000_000  # ours: rays that take some 20 seconds; starting processes takes 5, and 15 on a busy machine
 
 log = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ from datetime import timedelta
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-_TOYS_PER_LINE = 5  # ours: ten lines in all
+_FIRST, _TOYS_PER_LINE = 2, 5  # ours: how long it will take is said early; ten lines more
 
 log = logging.getLogger(__name__)
 
@@ -20,7 +20,8 @@ log = logging.getLogger(__name__)
 def show_progress() -> Iterator[Callable[[int, int], None]]:
     """A function to call with the number of finished toys and of all toys.
 
-    Rich's bar on a terminal; elsewhere a line for every five toys, where rich would print its last state only.
+    Rich's bar on a terminal; elsewhere, where rich would print its last state only, a line after two toys and for every
+    five.
     """
     console = Console(stderr=True)
     if not console.is_terminal:
@@ -40,7 +41,7 @@ def _log_lines() -> Callable[[int, int], None]:
         nonlocal first
         if first is None:
             first = done
-        elif done % _TOYS_PER_LINE == 0 or done == total:
+        elif done - first == _FIRST or done % _TOYS_PER_LINE == 0 or done == total:
             seconds = (time.monotonic() - started) / (done - first) * (total - done)
             log.info("rendered %d of %d toys, %s to go", done, total, timedelta(seconds=round(seconds)))
 
