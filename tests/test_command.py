@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import hydra
@@ -14,7 +15,8 @@ from hydra.errors import ConfigCompositionException, InstantiationException
 from capsule_lab import command
 from capsule_lab.build import build_trainer
 from capsule_lab.config import _key_in_text, _node_in_text, compose
-from tests.helpers.commands import ROOT, Trained, python
+from capsule_lab.errors import ConfigError
+from tests.helpers.commands import ROOT, Ended, Trained, python
 from tests.helpers.messages import one_sentence
 
 MODULE = """
@@ -44,6 +46,22 @@ ckpt: ??? # a .ckpt file, or the directory of a run
 by: 0.1 # of the range of a pixel
 """
 HEADLINE = "Test a network on brighter images; needs ckpt=."
+
+
+def test_current_directory_that_is_gone_is_one_sentence(cli: Callable[..., Ended], tmp_path: Path) -> None:
+    (tmp_path / "gone").mkdir()
+    os.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    for name in ("train", "list"):
+        assert "the current directory has been removed; change to one that is there" in one_sentence(cli(name))
+
+
+def test_variables_of_slurm_that_lightning_refuses_are_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"SLURM_JOB_ID": "1", "SLURM_NTASKS": "3", "SLURM_JOB_NAME": "job"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("SLURM_NTASKS_PER_NODE", raising=False)
+    with pytest.raises(ConfigError, match=r"^trainer: You set `--ntasks=3` .* Use `--ntasks-per-node=3` instead\.$"):
+        build_trainer(compose("train", ["trainer.accelerator=cpu"]), None)
 
 
 @pytest.fixture(scope="module")

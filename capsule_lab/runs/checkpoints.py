@@ -35,6 +35,7 @@ def embed(
     val: dict[str, float],
     val_step: int | None,
     curves: str,
+    threads: int,
 ) -> dict[str, Any]:
     """What every checkpoint has under ``"capsule_lab"``, in plain containers.
 
@@ -47,6 +48,7 @@ def embed(
         val: quantities of the last validation.
         val_step: after how many steps that was.
         curves: content of ``metrics.csv``.
+        threads: of torch on the CPU when training began.
     """
     return {
         "format": FORMAT,
@@ -65,6 +67,7 @@ def embed(
         "val": val,
         "val_step": val_step,
         "curves": curves,
+        "threads": threads,
     }
 
 

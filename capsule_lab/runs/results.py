@@ -180,7 +180,7 @@ def check_finite(metrics: Mapping[str, float], what: str) -> None:
 
     Args:
         metrics: loss, errors and the like.
-        what: measured them, for the message: ``"the test of last.ckpt"``.
+        what: gives them, for the message: ``"the test of last.ckpt"``.
 
     Raises:
         RunError: if one of them is not finite.

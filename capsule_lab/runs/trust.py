@@ -122,8 +122,10 @@ def targets(config: Any) -> Iterator[Any]:
             if dict.__contains__(node, "_target_"):
                 yield dict.__getitem__(node, "_target_")
             left += dict.values(node)
-        elif isinstance(node, (list, tuple)):
-            left += (list if isinstance(node, list) else tuple).__iter__(node)
+        elif isinstance(node, list):
+            left += list.__iter__(node)
+        elif isinstance(node, tuple):
+            left += tuple.__iter__(node)
 
 
 def packages_of(config: Any) -> list[str]:
