@@ -105,9 +105,9 @@ class EmbedConfig(Callback):
         following = epoch_metrics(trainer) if self.epoch_ends else None
         curves = "".join(table.content(following) for table in _tables(trainer))
         checkpoint["capsule_lab"] = embed(
-            self.config, self.provenance, self.spec, self.seconds, self.cpu_seconds, self.val, self.val_step, curves,
-            self.threads,
-        )  # fmt: skip
+            self.config, self.provenance, self.spec, self.seconds, self.cpu_seconds, self.val, self.val_step, curves
+        )
+        checkpoint["capsule_lab"]["threads"] = self.threads  # that training began on
 
     def on_load_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
         if trainer.state.fn != "fit":

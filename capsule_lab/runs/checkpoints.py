@@ -35,7 +35,6 @@ def embed(
     val: dict[str, float],
     val_step: int | None,
     curves: str,
-    threads: int,
 ) -> dict[str, Any]:
     """What every checkpoint has under ``"capsule_lab"``, in plain containers.
 
@@ -48,7 +47,6 @@ def embed(
         val: quantities of the last validation.
         val_step: after how many steps that was.
         curves: content of ``metrics.csv``.
-        threads: of torch on the CPU when training began.
     """
     return {
         "format": FORMAT,
@@ -67,7 +65,6 @@ def embed(
         "val": val,
         "val_step": val_step,
         "curves": curves,
-        "threads": threads,
     }
 
 

@@ -66,9 +66,9 @@ class _Evaluation(BaseModel, strict=True, allow_inf_nan=False):
     @model_validator(mode="after")
     def _can_be_drawn(self) -> Self:
         """Of an attack, quantities are ``<epsilon>/<name>``, and each epsilon has those that curves are of."""
-        if not self.attack:
-            return self
-        if missing := {"targeted", "space", "couplings", "source", "options", "split"} - self.model_fields_set:
+        if not self.attack or "targeted" not in self.model_fields_set:
+            return self  # what is not drawn
+        if missing := {"space", "couplings", "source", "options", "split"} - self.model_fields_set:
             raise ValueError(f"an attack without {', '.join(sorted(missing))}")
         for epsilon in {key.partition("/")[0] for key in self.attack}:
             drawn = {f"{epsilon}/{name}" for name in ("accuracy", *(["success"] if self.targeted else []))}
@@ -85,10 +85,8 @@ class _Result(_Evaluation):
     test: dict[str, float]
     val: dict[str, float]
     training_seconds: float
-    parameters: _Count
     steps: _Count
     hardware: str
-    precision: str
     commit: str | None
 
 

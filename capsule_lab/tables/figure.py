@@ -72,8 +72,8 @@ def accuracy_under_attack(entries: Sequence[Entry]) -> dict[str, Figure]:
     networks: dict[str, str] = {}
     published: dict[str, dict[str, dict[float, float]]] = {}
     for entry in attacked:
-        _, epsilon, quantity = entry.column.metric.split("/")
-        for run in entry.runs:
+        epsilon, _, quantity = entry.column.metric.removeprefix("attack/").rpartition("/")
+        for run in (each for each in entry.runs if "targeted" in each.result):
             label = entry.row.label if run.real else f"{entry.row.label}, stand-in"
             name = "targeted_attacks" if run.result["targeted"] else "attacks"
             drawn = "success" if run.result["targeted"] else "accuracy"
