@@ -19,7 +19,7 @@ from capsule_lab import runs
 from capsule_lab.command import command
 from capsule_lab.config import to_container
 from capsule_lab.errors import RunError, printable
-from capsule_lab.evaluate import open_checked
+from capsule_lab.evaluate import check_outputs, open_checked
 from capsule_lab.figures import keep_figures
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ def analyse(config: DictConfig) -> Outcome:
 
     Raises:
         ConfigError: if ``ckpt`` is missing, for an unknown option, or a network that the question is not for.
-        DataError, RunError: see ``runs.open`` and ``Run.data_with``.
+        DataError, RunError: see ``runs.open`` and ``Run.data_with``; also for a network whose output is not finite.
     """
     import torch
     from hydra.utils import instantiate
@@ -99,6 +99,7 @@ def analyse(config: DictConfig) -> Outcome:
     began = time.monotonic()
     with build.constructing(f"what={_name(config)}"), torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
         trained = _subject(run, run.network, data, config.split, device)
+        check_outputs(run, _outputs(trained))
         answers = {"trained": question(trained)}
         if config.untrained:
             untrained = _untrained(run, trained, config.seed)
@@ -132,6 +133,18 @@ def analyse(config: DictConfig) -> Outcome:
                 yield f"{path.stem}_{name}{'' if weights == 'trained' else '_untrained'}", figure
 
     return Outcome(result, rows, path, run, figures)
+
+
+def _outputs(subject: Subject) -> Iterator[torch.Tensor]:
+    """What the network says of all images: ranks of classes, or poses and presences if it does not classify."""
+    from capsule_lab.networks import AbstractPairNetwork
+
+    network: Any = subject.network
+    if isinstance(network, AbstractPairNetwork):
+        for batch in subject.batches:
+            yield from network.recognise(batch.images)
+    else:
+        yield subject.outputs().ranking
 
 
 def _untrained(run: runs.Run, subject: Subject, seed: int) -> AbstractNetwork:

@@ -49,7 +49,7 @@ def own_folders(arguments: Sequence[str]) -> list[str]:
         path = entry.removeprefix("file://")
         if "://" not in path and not Path(path).is_dir():
             raise ConfigError(f"there is no folder {path}; expected one that holds such as routing/mine.yaml")
-    return [entry if "://" in entry else Path(entry).absolute().as_uri() for entry in entries]
+    return [entry if "://" in entry else f"file://{Path(entry).absolute()}" for entry in entries]
 
 
 def _parser() -> argparse.ArgumentParser:

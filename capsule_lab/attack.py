@@ -22,7 +22,7 @@ from capsule_lab import runs
 from capsule_lab.command import command
 from capsule_lab.config import to_container
 from capsule_lab.errors import printable
-from capsule_lab.evaluate import open_checked
+from capsule_lab.evaluate import check_outputs, open_checked
 from capsule_lab.figures import keep_figures
 
 if TYPE_CHECKING:
@@ -94,7 +94,8 @@ def attack(config: DictConfig) -> Outcome:
 
     Raises:
         ConfigError: if ``ckpt`` is missing, and see ``check.check_evaluation``.
-        DataError, RunError: see ``runs.open``, ``Run.data_with`` and ``attacks.of_runs.open_attacked``.
+        DataError, RunError: see ``runs.open``, ``Run.data_with`` and ``attacks.of_runs.open_attacked``; also for a
+            network whose output is not finite.
     """
     import torch
     from hydra.utils import instantiate
@@ -118,6 +119,7 @@ def attack(config: DictConfig) -> Outcome:
         attacked = of_runs.open_attacked(
             run, data, config.split, config.space, device, source=source, couplings=config.couplings
         )
+        check_outputs(run, (attacked.logits(batch.images) for batch in attacked.batches))
         if config.split == "test":
             few = run.data_with({**options, **run.number_of_images(_FOR_THRESHOLD, options)})
             attacked.threshold = of_runs.detection_threshold(run, few)

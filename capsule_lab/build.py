@@ -169,7 +169,10 @@ def build_trainer(config: DictConfig, directory: Path | None, *extra_callbacks: 
     from capsule_lab.lightning_internals import leave_signals_alone  # takes seconds, help needs none
 
     with constructing("trainer"):
-        built = trainer(callbacks=[*callbacks, *extra_callbacks], **arguments)
+        try:
+            built = trainer(callbacks=[*callbacks, *extra_callbacks], **arguments)
+        except RuntimeError as error:  # of Lightning, such as for variables of SLURM that it does not support
+            raise ValueError(one_line(error)) from error
     leave_signals_alone(built)
     return built
 

@@ -13,6 +13,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
@@ -22,7 +23,7 @@ from omegaconf import DictConfig, OmegaConf
 from capsule_lab import __version__
 from capsule_lab.arguments import own_folders, prepared
 from capsule_lab.config import conf_dir, default_options, head, options_of, searching, user_message
-from capsule_lab.errors import InterruptError, printable
+from capsule_lab.errors import ConfigError, InterruptError, printable
 from capsule_lab.signals import interruptible
 from capsule_lab.slurm import requeue
 from capsule_lab.terminal import usable_streams
@@ -62,6 +63,7 @@ def command(name: str) -> Callable[[Callable[[DictConfig], None]], Callable[[], 
                     if "--version" in sys.argv[1:]:
                         sys.stdout.write(f"capsule-lab {__version__}\n")
                         return
+                    _check_current_directory()
                     with interruptible():
                         stack.enter_context(searching(own_folders(sys.argv[1:])))
                         sys.argv[1:] = prepared(sys.argv[1:], name)
@@ -75,6 +77,13 @@ def command(name: str) -> Callable[[Callable[[DictConfig], None]], Callable[[], 
         return run
 
     return decorate
+
+
+def _check_current_directory() -> None:
+    try:
+        Path.cwd()
+    except FileNotFoundError as error:
+        raise ConfigError("the current directory has been removed; change to one that is there") from error
 
 
 def _help(name: str) -> str:

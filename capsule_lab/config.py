@@ -94,8 +94,17 @@ def default_options(config_name: str) -> dict[str, str | None]:
 
 
 def search_path() -> list[str]:
-    """The user's own folders of configurations, as Hydra's search path has them: ``file:///…`` or ``pkg://…``."""
-    return [entry for entry in os.environ.get(_SEARCH_PATH, "").split("\n") if entry]
+    """The user's own folders of configurations, as Hydra's search path has them: ``file:///…`` or ``pkg://…``.
+
+    Raises:
+        ConfigError: if the environment names something else.
+    """
+    entries = [entry for entry in os.environ.get(_SEARCH_PATH, "").split("\n") if entry]
+    for entry in entries:
+        scheme, is_uri, folder = entry.partition("://")
+        if not is_uri or (scheme == "file" and not Path(folder).is_dir()):
+            raise ConfigError(f"{_SEARCH_PATH} has {entry}; expected file:// and a folder that is there, or pkg://")
+    return entries
 
 
 @contextmanager

@@ -22,6 +22,7 @@ TIMEOUT_VARIABLE = "CAPSULE_LAB_DDP_TIMEOUT"
 """Environment variable: seconds that processes wait for each other; by default ``_TIMEOUT``."""
 
 _TIMEOUT = 300  # ours: seconds; torch's 1800 would keep a cluster's GPUs idle, a slow disk may take a minute
+_LONGEST = 10**8  # ours: seconds, three years; torch counts in milliseconds
 _GRACE = 10.0  # ours: seconds; gloo notices a lost process at once, NCCL does not
 _LOCATION = re.compile(r"^\[[^]]*\]\s*")  # in the source of gloo
 _LOST = re.compile(
@@ -41,12 +42,14 @@ def processes_of(trainer: Any, then: str) -> Iterator[None]:
         then: what to do in that case, the end of the message.
 
     Raises:
+        ConfigError: if the environment has no time for it.
         RunError: if that is so.
     """
+    seconds = _timeout()
     if trainer.world_size == 1:
         yield
         return
-    set_collective_timeout(trainer, timedelta(seconds=_timeout()))
+    set_collective_timeout(trainer, timedelta(seconds=seconds))
     others = _Others(trainer, then)
     if os.environ.get("LOCAL_RANK", "0") != "0":
         end_with_parent(_GRACE)
@@ -115,6 +118,6 @@ def _timeout() -> float:
         seconds = float(text)
     except ValueError:
         seconds = 0
-    if not 0 < seconds < float("inf"):
-        raise ConfigError(f"{TIMEOUT_VARIABLE} is {text}; expected seconds, more than 0")
+    if not 0 < seconds <= _LONGEST:
+        raise ConfigError(f"{TIMEOUT_VARIABLE} is {text}; expected seconds, more than 0 and at most {_LONGEST}")
     return seconds

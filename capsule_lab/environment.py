@@ -13,11 +13,12 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from capsule_lab import __version__
+
+if TYPE_CHECKING:
+    import torch
 
 
 def hardware(device: torch.device, count: int = 1) -> str:
@@ -26,6 +27,8 @@ def hardware(device: torch.device, count: int = 1) -> str:
     Of a processor with what decides its speed and its precision, as machines of one name differ in that:
     ``AMD EPYC (family 26 model 2, AVX-512, bfloat16), 2 cores, 1 x 1 threads``.
     """
+    import torch  # slow to import, and of no use where the current directory has been removed
+
     if device.type == "cuda":
         return f"{count} x {torch.cuda.get_device_name(device)}"
     return f"{_processor()}, {os.cpu_count()} cores, {count} x {torch.get_num_threads()} threads"

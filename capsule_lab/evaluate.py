@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
@@ -19,6 +19,9 @@ from capsule_lab.command import command
 from capsule_lab.config import compose, to_container
 from capsule_lab.errors import ConfigError, printable
 from capsule_lab.runs.trust import plain_value
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Couplings = Literal["trained", "equal"]
 
@@ -79,6 +82,19 @@ def open_checked(config: DictConfig) -> runs.Run:
     run = runs.open(config.ckpt, trust=config.trust)
     config.seed = run.config.seed if config.seed is None else config.seed
     return run
+
+
+def check_outputs(run: runs.Run, outputs: Iterable[Tensor]) -> None:
+    """Check that what a network says of images is finite, before more is computed of it.
+
+    Raises:
+        RunError: if not.
+    """
+    import torch
+
+    with torch.no_grad():
+        wrong = next((float(each[~each.isfinite()][0]) for each in outputs if not each.isfinite().all()), 0.0)
+    runs.results.check_finite({"output": wrong}, f"the network of {run.checkpoint}")
 
 
 def evaluate(

@@ -31,6 +31,15 @@ R = TypeVar("R")
 HALF = (torch.bfloat16, torch.float16)
 
 
+def is_transformed() -> bool:
+    """Whether this is called within ``torch.func``'s ``vmap``, ``jvp``, ``grad`` or the like.
+
+    There tensors have no values that Python could read, and autograd's functions need rules of their own. Private to
+    torch, read from 2.14; ``False`` while it compiles.
+    """
+    return not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active()
+
+
 def float32_under_autocast(function: Callable[P, R]) -> Callable[P, R]:
     """Make ``function`` compute in full precision whatever autocast or half-precision input surrounds it.
 

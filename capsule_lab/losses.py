@@ -10,7 +10,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
 from capsule_lab.errors import check_choice, check_number
-from capsule_lab.functional import float32_under_autocast
+from capsule_lab.functional import float32_under_autocast, is_transformed
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -60,7 +60,8 @@ def margin_loss(
             Beside it, the same reconstruction weight of 0.0005 counts 20 times as much.
 
     Raises:
-        ValueError: for an unknown reduction, margins that are not in [0, 1] or in reverse order, a negative weight.
+        ValueError: for an unknown reduction, margins that are not in [0, 1] or in reverse order, a negative weight; an
+            empty batch; on a CPU, a label that is no class.
 
     >>> import torch
     >>> margin_loss(torch.tensor([[0.8, 0.2]]), torch.tensor([0])).item()  # 0.1^2 + 0.5 * 0.1^2
@@ -71,6 +72,7 @@ def margin_loss(
     check_number("absent_weight", absent_weight, 0)
     if absent >= present:
         raise ValueError(f"absent is {absent} and present is {present}; expected absent to be the smaller")
+    _check_labels(labels, scores)
     truth = _truth(labels, scores)
     losses = (
         truth * (present - scores).relu().square() + absent_weight * (1 - truth) * (scores - absent).relu().square()
@@ -107,13 +109,14 @@ def spread_loss(
 
     Raises:
         ValueError: for an unknown reduction, a margin that is not in (0, 1], and several labels per image or shares of
-            classes.
+            classes; an empty batch; on a CPU, a label that is no class.
 
     >>> import torch
     >>> spread_loss(torch.tensor([[0.8, 0.3, 0.1]]), torch.tensor([0])).item()  # 0.4^2 + 0.2^2
     0.1999...
     """
     _check_one_label(labels, "the spread loss")
+    _check_labels(labels, scores)
     check_number("margin", margin, most=1, above=0)
     true = scores.gather(1, labels[:, None])  # [b 1]
     losses = (margin - (true - scores)).relu().square() * (1 - _truth(labels, scores))  # [b k]
@@ -145,7 +148,7 @@ def reconstruction_loss(
         reduction: of the pixels and channels of an image, ``"sum"``, or ``"mean"`` (Mazzia 2021, weight 0.392).
 
     Raises:
-        ValueError: for a negative weight or an unknown reduction.
+        ValueError: for a negative weight, an unknown reduction or an empty batch.
 
     >>> import torch
     >>> reconstruction_loss(torch.zeros(2, 1, 2, 2), torch.ones(2, 1, 2, 2)).item()  # 4 pixels off by 1
@@ -153,6 +156,7 @@ def reconstruction_loss(
     """
     check_number("weight", weight, 0)
     check_choice("reconstruction reduction", reduction, ("sum", "mean"))
+    _check_not_empty(images)
     squared = (reconstruction - images).square().flatten(1)
     return weight * (squared.sum(1) if reduction == "sum" else squared.mean(1)).mean()
 
@@ -181,7 +185,7 @@ def cross_entropy_loss(
 
     Raises:
         ValueError: for several labels per image, ``label_smoothing`` that is not in [0, 1), or ``eps`` that is not in
-            (0, 0.5].
+            (0, 0.5]; an empty batch; on a CPU, a label that is no class.
 
     >>> import torch
     >>> cross_entropy_loss(torch.tensor([[0.9, 0.5]]), torch.tensor([0]), log_odds=True).item()  # log(1 + 1/9)
@@ -210,7 +214,8 @@ def logits_cross_entropy_loss(
         label_smoothing: see ``cross_entropy_loss``.
 
     Raises:
-        ValueError: for several labels per image, or ``label_smoothing`` that is not in [0, 1).
+        ValueError: for several labels per image, or ``label_smoothing`` that is not in [0, 1); an empty batch; on a
+            CPU, a label that is no class.
 
     >>> import torch
     >>> logits_cross_entropy_loss(torch.tensor([[9.0, 0.0]]).log1p(), torch.tensor([0])).item()  # log(1 + 1/10)
@@ -223,6 +228,7 @@ def _softmax_cross_entropy(logits: Tensor, labels: Tensor, label_smoothing: floa
     check_number("label_smoothing", label_smoothing, 0, below=1)
     if not labels.is_floating_point():
         _check_one_label(labels, "softmax cross-entropy")
+    _check_labels(labels, logits)
     return nn.functional.cross_entropy(logits, labels, label_smoothing=label_smoothing)
 
 
@@ -241,10 +247,14 @@ def sigmoid_cross_entropy_loss(
         scores: logits.
         labels: classes, ``(batch,)`` or ``(batch, label)``; or one row of 0 and 1 per image.
 
+    Raises:
+        ValueError: for an empty batch; on a CPU, for a label that is no class.
+
     >>> import torch
     >>> sigmoid_cross_entropy_loss(torch.zeros(1, 3), torch.tensor([[0, 2]])).item()  # 3 log 2
     2.0794...
     """
+    _check_labels(labels, scores)
     truth = _truth(labels, scores)
     return nn.functional.binary_cross_entropy_with_logits(scores, truth, reduction="none").sum(1).mean()
 
@@ -283,6 +293,22 @@ def _truth(labels: Tensor, scores: Tensor) -> Tensor:
     if labels.is_floating_point():
         return labels.to(scores.dtype)
     return torch.zeros_like(scores).scatter(1, labels.reshape(len(scores), -1), 1.0)
+
+
+def _check_not_empty(batch: Tensor) -> None:
+    if not len(batch):
+        raise ValueError("the batch is empty, and a loss is a mean over its images; expected one or more")
+
+
+def _check_labels(labels: Tensor, scores: Tensor) -> None:
+    """Check that there are images and that their labels are classes; the latter on a CPU, where nothing has to wait."""
+    _check_not_empty(scores)
+    known = labels.device.type == "cpu" and not torch.compiler.is_compiling() and not is_transformed()
+    if not known or labels.is_floating_point() or not labels.numel():
+        return
+    lowest, highest = (int(each) for each in labels.aminmax())
+    if lowest < 0 or highest >= scores.shape[1]:
+        raise ValueError(f"labels are {lowest} to {highest}; expected classes, 0 to {scores.shape[1] - 1}")
 
 
 def _check_one_label(labels: Tensor, loss: str) -> None:

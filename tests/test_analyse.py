@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+import torch
 
 from capsule_lab import runs
 from capsule_lab.analyse import analyse, table
@@ -50,6 +51,23 @@ def test_curves_are_rows_of_a_file(cli: Cli, a_copy: Path) -> None:
     rows = pd.read_csv(path)
     assert {*rows.weights} == {"trained", "untrained"}
     assert {*rows.change} == {"shear"}
+
+
+@pytest.mark.parametrize("value", [float("nan"), 1e38])
+def test_network_whose_scores_are_not_finite_is_refused_before_anything_is_written(
+    cli: Cli, a_copy: Path, value: float
+) -> None:
+    path = a_copy / "checkpoints" / "best.ckpt"
+    checkpoint = torch.load(path, weights_only=True)
+    for weight in checkpoint["state_dict"].values():
+        weight.fill_(value)
+    torch.save(checkpoint, path)
+    before = sorted(a_copy.rglob("*"))
+    for command, options in (("analyse", ["what=votes"]), ("attack", ["attack=fgsm"]), ("evaluate", ["split=val"])):
+        ended = cli(command, f"ckpt={a_copy}", *options, *(SMALL if command != "evaluate" else SMALL[1:]))
+        message = one_sentence(ended)
+        assert "expected finite numbers: these weights are of no use, go back to an earlier checkpoint" in message
+    assert sorted(a_copy.rglob("*")) == before
 
 
 def test_the_same_command_finds_the_same(a_copy: Path) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shlex
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -152,11 +154,20 @@ def test_own_folders_of_a_command_line(arguments: list[str], found: list[str]) -
     assert own_folders(arguments) == found
 
 
-def test_own_folder_reaches_what_is_composed() -> None:
-    with searching([MINE.as_uri()]):
+def test_own_folder_reaches_what_is_composed(tmp_path: Path) -> None:
+    named = Path(shutil.copytree(MINE, tmp_path / "my own ünd"))
+    with searching(own_folders([f"--config-dir={named}"])):
         assert compose("train", ["routing=mine"]).routing.sharpness == 1.0
     with pytest.raises(Exception, match="mine"):
         compose("train", ["routing=mine"])
+
+
+@pytest.mark.parametrize("entry", ["nonsense", "file:///nowhere/at/all", "/tmp"])
+def test_search_path_of_the_environment_is_checked(cli: Callable[..., Ended], entry: str, monkeypatch) -> None:
+    monkeypatch.setenv("CAPSULE_LAB_SEARCH_PATH", entry)
+    for command, options in (("list", []), ("train", ["model=capsnet"]), ("sweep", ["table=smoke", "dry_run=true"])):
+        message = one_sentence(cli(command, *options))
+        assert message == f"CAPSULE_LAB_SEARCH_PATH has {entry}; expected file:// and a folder that is there, or pkg://"
 
 
 # --- capsule-lab <command> -------------------------------------------------------------------------------------------

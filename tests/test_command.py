@@ -14,6 +14,7 @@ from hydra.errors import ConfigCompositionException, InstantiationException
 from capsule_lab import command
 from capsule_lab.build import build_trainer
 from capsule_lab.config import _key_in_text, _node_in_text, compose
+from capsule_lab.errors import ConfigError
 from tests.helpers.commands import ROOT, Trained, python
 from tests.helpers.messages import one_sentence
 
@@ -44,6 +45,23 @@ ckpt: ??? # a .ckpt file, or the directory of a run
 by: 0.1 # of the range of a pixel
 """
 HEADLINE = "Test a network on brighter images; needs ckpt=."
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("name", ["train", "list"])
+def test_current_directory_that_is_gone_is_one_sentence(tmp_path: Path, name: str) -> None:
+    """Before torch is imported, whose libraries cannot be loaded there."""
+    run = f"import runpy; runpy.run_module('capsule_lab.{name}', run_name='__main__')"
+    ended = python("-c", f"import os; os.mkdir('x'); os.chdir('x'); os.rmdir('../x'); {run}", cwd=tmp_path)
+    assert one_sentence(ended) == "the current directory has been removed; change to one that is there"
+
+
+def test_variables_of_slurm_that_lightning_refuses_are_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"SLURM_JOB_ID": "1", "SLURM_NTASKS": "3", "SLURM_JOB_NAME": "job"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("SLURM_NTASKS_PER_NODE", raising=False)
+    with pytest.raises(ConfigError, match=r"^trainer: You set `--ntasks=3` .* Use `--ntasks-per-node=3` instead\.$"):
+        build_trainer(compose("train", ["trainer.accelerator=cpu"]), None)
 
 
 @pytest.fixture(scope="module")

@@ -58,11 +58,12 @@ def _fail_when_taken(trainer: Any) -> None:
     raise RuntimeError(LOST[0])
 
 
-@pytest.mark.parametrize("text", ["soon", "-3", "inf", "0"])
-def test_timeout_is_a_number_of_seconds(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+@pytest.mark.parametrize("text", ["soon", "-3", "inf", "nan", "0", "1e300"])
+@pytest.mark.parametrize("processes", [1, 2])
+def test_timeout_is_a_number_of_seconds(monkeypatch: pytest.MonkeyPatch, text: str, processes: int) -> None:
     monkeypatch.setenv(ddp.TIMEOUT_VARIABLE, text)
     sentence = f"CAPSULE_LAB_DDP_TIMEOUT is {text}; expected seconds"
-    with pytest.raises(ConfigError, match=sentence), ddp.processes_of(trainer(), THEN):
+    with pytest.raises(ConfigError, match=sentence), ddp.processes_of(trainer(world_size=processes), THEN):
         pass
 
 

@@ -363,3 +363,33 @@ def test_half_precision_scores_give_a_float32_loss(loss: Any) -> None:
 def test_half_precision_images_give_a_float32_loss() -> None:
     decoded, images = torch.rand(2, 1, 3, 3).bfloat16(), torch.rand(2, 1, 3, 3)
     assert torch.equal(reconstruction_loss(decoded, images), reconstruction_loss(decoded.float(), images))
+
+
+LOSSES = [margin_loss, spread_loss, cross_entropy_loss, logits_cross_entropy_loss, sigmoid_cross_entropy_loss]
+
+
+@pytest.mark.usefixtures("unchecked_types")
+@pytest.mark.parametrize("loss", LOSSES)
+def test_label_that_is_no_class_and_empty_batch_are_one_sentence(loss: Callable[..., Tensor]) -> None:
+    scores = lengths(4, 5)
+    for labels in ([0, 1, 2, 9], [0, -1, 2, 3], [-100, 0, 0, 0]):
+        with pytest.raises(ValueError, match=rf"^labels are {min(labels)} to {max(labels)}; expected classes, 0 to 4$"):
+            loss(scores, torch.tensor(labels))
+    for labels in (torch.zeros(0, dtype=torch.int64), torch.zeros(0, 5)):
+        if loss is not spread_loss or not labels.is_floating_point():
+            with pytest.raises(ValueError, match=r"^the batch is empty, .* expected one or more$"):
+                loss(scores[:0], labels)
+    images = torch.zeros(0, 1, 2, 2)
+    with pytest.raises(ValueError, match=r"^the batch is empty"):
+        reconstruction_loss(images, images)
+
+
+@pytest.mark.usefixtures("unchecked_types")
+@pytest.mark.parametrize("loss", LOSSES)
+def test_labels_are_not_read_where_they_cannot_be(loss: Callable[..., Tensor]) -> None:
+    """Within ``torch.func``, and in one graph of ``torch.compile``."""
+    scores, labels = lengths(3, 5), torch.tensor([0, 4, 2])
+    each = torch.func.vmap(lambda one, label: loss(one[None], label[None]))(scores, labels)
+    torch.testing.assert_close(each.mean(), loss(scores, labels))
+    compiled = torch.compile(loss, backend="eager", fullgraph=True)
+    torch.testing.assert_close(compiled(scores, labels), loss(scores, labels))

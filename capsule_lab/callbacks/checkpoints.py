@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import signal
 import time
@@ -25,6 +26,8 @@ from capsule_lab.runs.directories import directory_of
 from capsule_lab.runs.files import writing
 from capsule_lab.runs.results import split_metrics
 from capsule_lab.types import DataSpec
+
+log = logging.getLogger(__name__)
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
@@ -73,6 +76,7 @@ class EmbedConfig(Callback):
         self.epoch_ends = False
         self.started: float | None = None
         self.cpu_started = 0.0
+        self.threads = torch.get_num_threads()
 
     @property
     def seconds(self) -> float:
@@ -104,6 +108,7 @@ class EmbedConfig(Callback):
             self.config, self.provenance, self.spec, self.seconds, self.cpu_seconds, self.val, self.val_step, curves
         )
         checkpoint["capsule_lab"]["precision"] = trainer.precision  # that auto has here
+        checkpoint["capsule_lab"]["threads"] = self.threads  # that training began on
 
     def on_load_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
         if trainer.state.fn != "fit":
@@ -112,6 +117,12 @@ class EmbedConfig(Callback):
         self.seconds_before, self.steps_before = record["seconds"], checkpoint["global_step"]
         self.cpu_seconds_before = record.get("cpu_seconds", 0.0)
         self.val, self.val_step = record["val"], record.get("val_step")
+        own, self.threads = self.threads, record.get("threads", self.threads)
+        if own != self.threads and trainer.strategy.root_device.type == "cpu":
+            log.warning(
+                "training began on %s threads and goes on on %s, where sums are rounded otherwise: results differ in "
+                "their last bits; OMP_NUM_THREADS=%s continues as before", self.threads, own, self.threads,
+            )  # fmt: skip
         for table in _tables(trainer):  # those of a run that continues in another directory begin there
             if directory_of(Path(str(trainer.ckpt_path))) == Path(trainer.default_root_dir).absolute():
                 table.restore(record.get("curves", ""))

@@ -98,7 +98,7 @@ class InMemory(Dataset[Batch]):
         return self.data.images.device
 
     def to(self, device: torch.device) -> InMemory:
-        """The same set with all its tensors on ``device``, which makes the same batches there, bit for bit.
+        """The same set with all its tensors on ``device``, which makes the same batches there.
 
         Raises:
             torch.OutOfMemoryError: if it does not fit.

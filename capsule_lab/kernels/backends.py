@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from capsule_lab.errors import ConfigError, check_choice
+from capsule_lab.functional import is_transformed
 from capsule_lab.types import Votes
 
 Backend = Literal["auto", "reference", "matmul", "fused"]
@@ -53,7 +54,8 @@ def chosen(backend: Backend, votes: Tensor | Votes) -> Backend:
     """``reference``, ``matmul`` or ``fused``.
 
     Raises:
-        ValueError: for an unknown backend; a ``ConfigError`` for ``fused`` where it cannot be had.
+        ValueError: for an unknown backend; a ``ConfigError`` for ``fused`` where it cannot be had, such as within
+            ``torch.func.vmap`` and ``jvp``, for which its gradients have no rules.
     """
     if check_backend(backend) in ("reference", "matmul"):
         return backend
@@ -62,11 +64,11 @@ def chosen(backend: Backend, votes: Tensor | Votes) -> Backend:
             raise ValueError("routing backend is 'fused' but votes are a tensor; expected Votes(poses, weight)")
         return "matmul"
     device = votes.poses.device.type
-    kernels = fused_kernels(device)
+    kernels = "torch.func transforms what it computes" if is_transformed() else fused_kernels(device)
     if backend == "fused" and isinstance(kernels, str):
         raise ConfigError(f"routing backend is 'fused', which does not run here: {kernels}; expected auto or matmul")
     best: Backend = "matmul" if isinstance(kernels, str) else "fused"
-    if backend == "auto" and not torch.compiler.is_compiling():
+    if backend == "auto" and not torch.compiler.is_compiling() and not is_transformed():
         _log_once(device, best, kernels if isinstance(kernels, str) else "")
     return best
 

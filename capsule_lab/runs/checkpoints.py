@@ -149,8 +149,8 @@ def read(path: Path) -> dict[str, Any]:
         checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except Exception as error:  # those of pickle and of torch's reader, depending on the damage
         raise not_readable(path, type(error).__name__) from error
-    record = checkpoint.get("capsule_lab") if isinstance(checkpoint, dict) else None
-    if not isinstance(record, dict) or "format" not in record:
+    record = checkpoint.get("capsule_lab") if type(checkpoint) is dict else None  # exact types: see check_record
+    if type(record) is not dict or type(record.get("format")) is not int:
         raise RunError(f"{path} was not written by capsule_lab; expected a checkpoint of `python -m capsule_lab.train`")
     if record["format"] != FORMAT:
         raise RunError(
@@ -158,7 +158,7 @@ def read(path: Path) -> dict[str, Any]:
             f"is {__version__}, which reads format {FORMAT}: use the capsule_lab that wrote it"
         )
     check_record(record, path)
-    return dict(checkpoint)
+    return checkpoint
 
 
 def checkpoint_to_resume(config: DictConfig, directory: Path, provenance: dict[str, Any]) -> Path | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,10 +18,18 @@ from capsule_lab.runs import checkpoints, directories
 from capsule_lab.runs.trust import check_targets, plain_value
 
 if TYPE_CHECKING:
+    import torch
+
     from capsule_lab.data.base import AbstractDataModule
     from capsule_lab.lit import AbstractModule
     from capsule_lab.networks.base import AbstractNetwork
     from capsule_lab.types import Batch, DataSpec
+
+_MOST_PIXELS, _MOST_CLASSES = 2**24, 2**16  # ours: smallNORB has 18,432 and 5
+_MORE_BYTES = 2**28  # ours: of buffers that a file has not; our networks have up to a thousandth of it
+
+Weights = Mapping[str, tuple[tuple[int, ...], "torch.dtype"]]
+"""Shape and type of each weight of a network, by the name that its ``state_dict`` has."""
 
 
 @dataclass(frozen=True)
@@ -175,12 +185,81 @@ def open(path: str | Path, *, trust: Sequence[str] | str | None = ()) -> Run:  #
     check_targets(record.get("config"), trust, file)
     try:
         return _built(file, checkpoint, record)
+    except RunError:
+        raise
     except Exception as error:  # of any type: whatever may be missing in the record, or does not fit
         reason = one_line(getattr(error, "__cause__", None) or error)
         raise RunError(
             f"{file} cannot be rebuilt ({type(error).__name__}: {reason[:300]}); its record or its weights are not as "
             "capsule_lab writes them: use another checkpoint, or the version that wrote it"
         ) from error
+
+
+def check_weights(config: DictConfig, spec: DataSpec, weights: Weights, file: Path) -> None:
+    """Check that the network of a record has the weights of its file, before memory is taken for any.
+
+    The network is built on torch's meta device, where sizes are worked out and nothing is stored. Parameters and
+    buffers are counted on the way, so that one of endless layers ends.
+
+    Args:
+        config: of the record, whose targets are trusted.
+        spec: the ``DataSpec`` of the record.
+        weights: of the file, whatever its format.
+        file: for messages.
+
+    Raises:
+        RunError: if images or classes are too many, or a weight is missing, not the network's, or of another shape or
+            type.
+        Exception: of any kind, if the network cannot be built, or is larger than these weights.
+    """
+    import torch  # slow to import
+    from torch.nn.modules import module as hooks
+
+    from capsule_lab import build
+
+    for what, size, most in (
+        ("pixels", math.prod(spec.image_shape), _MOST_PIXELS),
+        ("classes", spec.num_classes, _MOST_CLASSES),
+        ("labels", spec.labels_per_image, spec.num_classes),
+    ):
+        if not 0 <= size <= most:
+            raise RunError(f"{file} is of images with {size} {what}; expected at most {most}: use another checkpoint")
+    known = sum(math.prod(shape) * dtype.itemsize for shape, dtype in weights.values())
+    registered, held = 0, 0
+
+    def count(_: object, name: str, value: torch.Tensor | None) -> None:
+        nonlocal registered, held
+        size = 0 if value is None else value.nbytes
+        registered, held = registered + 1, held + size
+        takes_memory = value is not None and not value.is_meta
+        if registered > 2 * len(weights) + 100 or (takes_memory and size > known + _MORE_BYTES):  # ours: twice is ample
+            raise RunError(f"its network has more than the {len(weights)} weights of this file, or a larger {name}")
+
+    counting = [
+        hooks.register_module_parameter_registration_hook(count), hooks.register_module_buffer_registration_hook(count)
+    ]  # fmt: skip
+    try:
+        with torch.device("meta"):
+            module = build.build_module(config, spec)
+    finally:
+        for each in counting:
+            each.remove()
+    own = {name: (tuple(value.shape), value.dtype) for name, value in module.network.state_dict().items()}
+    for name in (*own, *weights):
+        if own.get(name) != weights.get(name):
+            has, expected = (_described(each.get(name)) for each in (weights, own))
+            raise RunError(
+                f"{file} has {has} for {name}, and the network of its record has {expected}; its record or its weights "
+                "are not as capsule_lab writes them: use another checkpoint, or the version that wrote it"
+            )
+    if held > 2 * known + _MORE_BYTES:
+        raise RunError(
+            f"{file} has weights of {known} bytes, and its record describes parts of {held}; use another checkpoint"
+        )
+
+
+def _described(weight: tuple[tuple[int, ...], torch.dtype] | None) -> str:
+    return "nothing" if weight is None else f"{str(weight[1]).removeprefix('torch.')} of shape {weight[0]}"
 
 
 def _built(file: Path, checkpoint: dict[str, Any], record: dict[str, Any]) -> Run:
@@ -192,10 +271,17 @@ def _built(file: Path, checkpoint: dict[str, Any], record: dict[str, Any]) -> Ru
     facts: dict[str, Any] = record["spec"]  # without names of classes and factors in checkpoints of earlier versions
     facts = {name: tuple(value) if isinstance(value, list) else value for name, value in facts.items()}
     spec = DataSpec(**facts)
+    stored = checkpoint["state_dict"]
+    if type(stored) not in (dict, OrderedDict):
+        raise RunError(
+            f"{file} has {type(stored).__name__} for its weights; expected a mapping: use another checkpoint"
+        )
+    weights = {name.removeprefix("network."): value for name, value in dict.items(stored)}
+    if sum(value.nbytes for value in weights.values()) > file.stat().st_size:  # one number in the place of many
+        raise RunError(f"{file} is smaller than the weights in it; it was changed: use another checkpoint")
+    check_weights(config, spec, {name: (tuple(value.shape), value.dtype) for name, value in weights.items()}, file)
     module = build.build_module(config, spec)
-    module.network.load_state_dict(
-        {name.removeprefix("network."): value for name, value in checkpoint["state_dict"].items()}
-    )
+    module.network.load_state_dict(weights)
     return Run(
         module=module.eval(),
         config=config,

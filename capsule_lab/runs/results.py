@@ -6,10 +6,10 @@ import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal, Self
 
 from omegaconf import DictConfig
-from pydantic import BaseModel, TypeAdapter
+from pydantic import BaseModel, Field, TypeAdapter, model_validator
 
 from capsule_lab.config import user_message
 from capsule_lab.errors import InterruptError, RunError, one_line
@@ -28,11 +28,55 @@ class _Provenance(BaseModel, strict=True):
     name: str
 
 
+class _Check(BaseModel, strict=True):
+    name: str
+    passed: bool | None
+
+
+_Count = Annotated[int, Field(ge=0, lt=2**63)]
+_Quantities = dict[str, float | None]
+
+
 class _Evaluation(BaseModel, strict=True, allow_inf_nan=False):
+    """What reports and their figures read, here and in ``_Result``."""
+
     provenance: _Provenance
     test: dict[str, float] = {}
     val: dict[str, float] = {}
-    attack: dict[str, float | None] = {}
+    time_to_accuracy: _Quantities = {}
+    analyse: _Quantities = {}
+    attack: _Quantities = {}
+    targeted: bool = False
+    space: Literal["input", "grey_levels"] = "input"
+    couplings: str = "trained"
+    source: str | None = None
+    options: dict[str, Any] = {}
+    split: Literal["test", "val"] = "test"
+    checks: list[_Check] = []
+    parameters: _Count = 0
+    steps: _Count = 0
+    hardware: str = ""
+    precision: str = ""
+    commit: str | None = None
+    curves: str | None = None
+    weights_tested: str | None = None
+    training_cpu_seconds: float | None = None
+    evaluation_seconds: float = 0.0
+
+    @model_validator(mode="after")
+    def _can_be_drawn(self) -> Self:
+        """Of an attack, quantities are ``<epsilon>/<name>``, and each epsilon has those that curves are of."""
+        if not self.attack or "targeted" not in self.model_fields_set:
+            return self  # what is not drawn
+        if missing := {"space", "couplings", "source", "options", "split"} - self.model_fields_set:
+            raise ValueError(f"an attack without {', '.join(sorted(missing))}")
+        for epsilon in {key.partition("/")[0] for key in self.attack}:
+            drawn = {f"{epsilon}/{name}" for name in ("accuracy", *(["success"] if self.targeted else []))}
+            if not math.isfinite(float(epsilon)) or not drawn <= {*self.attack}:
+                raise ValueError(f"an attack with an epsilon of {epsilon} without {', '.join(sorted(drawn))}")
+        if "error" not in (self.test if self.split == "test" else self.val) or "_target_" not in self.options:
+            raise ValueError(f"an attack without its name, or an error of the {self.split} images as they are")
+        return self
 
 
 class _Result(_Evaluation):
@@ -41,6 +85,9 @@ class _Result(_Evaluation):
     test: dict[str, float]
     val: dict[str, float]
     training_seconds: float
+    steps: _Count
+    hardware: str
+    commit: str | None
 
 
 class _Status(BaseModel, strict=True):
@@ -131,7 +178,7 @@ def check_finite(metrics: Mapping[str, float], what: str) -> None:
 
     Args:
         metrics: loss, errors and the like.
-        what: measured them, for the message: ``"the test of last.ckpt"``.
+        what: gives them, for the message: ``"the test of last.ckpt"``.
 
     Raises:
         RunError: if one of them is not finite.

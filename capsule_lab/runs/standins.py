@@ -18,6 +18,7 @@ from omegaconf import DictConfig
 from capsule_lab.runs.checkpoints import read
 from capsule_lab.runs.directories import attempts, config_hash
 from capsule_lab.runs.results import read_result
+from capsule_lab.runs.trust import plain_value
 
 
 def finished_run(config: DictConfig, *, any_precision: bool = False) -> tuple[Path, dict[str, Any]] | None:
@@ -49,15 +50,23 @@ def _finished(fingerprint: str) -> list[tuple[Path, dict[str, Any]]]:
 def _is_superseded(record: Mapping[str, Any], config: DictConfig) -> bool:
     """Whether a run was on a stand-in as the real files were not here, which now they are.
 
+    A report asks this of tables that others wrote: nothing that the configuration names is imported or built. A data
+    set of ``capsule_lab`` is asked by its name and its directory; of any other, what was trained on counts.
+
     Args:
         record: of the run, with the provenance of its data.
         config: of the run.
     """
     if config.data.get("source") != "auto" or record["provenance"]["source"] == "real":
         return False
-    from capsule_lab.build import build_data  # imports torch
+    from capsule_lab import data  # imports torch
 
-    return bool(build_data(config).real_source.is_here())
+    package, _, name = str(plain_value(config, "data._target_")).rpartition(".")
+    if package != data.__name__ or not name.endswith("DataModule") or name not in data.__all__:
+        return False
+    directory = plain_value(config, "data.directory")
+    built = getattr(data, name)(directory=directory and str(directory))
+    return hasattr(built, "real_source") and bool(built.real_source.is_here())
 
 
 def _has_other_precision(record: Mapping[str, Any], config: DictConfig) -> bool:

@@ -26,9 +26,15 @@ _WITH_CLASSES = (
     "capsule_lab.routing", "capsule_lab.schedules", "torch.nn", "torch.optim",
 )  # fmt: skip
 _WITH_FUNCTIONS = ("capsule_lab.losses", "torch.nn.functional")
+_COPYING = ("torch.nn.modules.transformer",)  # copies of one layer, as many as a number says, before any can be counted
 _EXPECTED = "a part of capsule_lab (data set, network, routing, loss, schedule, module), torch.nn or torch.optim"
 _NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", re.ASCII)
-_RECORD: dict[str, Any] = {"config": dict, "provenance": dict, "spec": dict, "seconds": (int, float), "val": dict}
+_RECORD: dict[str, Any] = {
+    "config": dict, "config.data": dict, "config.model": dict, "config.module": dict,
+    "provenance": dict, "provenance.source": str, "provenance.name": str,
+    "spec": dict, "seconds": (int, float), "val": dict,
+}  # fmt: skip
+_NUMBERS = (bool, int, float, type(None))
 _MOST_VALUES = 10_000  # ours: a configuration has 300; lists that share their items can stand for billions
 _DEEPEST = 50  # ours: a configuration has 6 levels
 
@@ -64,7 +70,8 @@ def check_targets(config: Any, trust: Sequence[str] | str | None, file: Path) ->
 def check_record(record: dict[str, Any], file: Path) -> None:
     """Check that the record in a file holds text, numbers, lists and mappings only, and nothing that is interpolated.
 
-    A configuration is stored resolved: ``${oc.env:HOME}`` in a file would look at the environment of its reader.
+    A configuration is stored resolved: ``${oc.env:HOME}`` in a file would look at the environment of its reader. Types
+    are exact: a pickle can give an ``OrderedDict`` methods of its own, which would show this check something else.
 
     Raises:
         RunError: if not.
@@ -76,19 +83,21 @@ def check_record(record: dict[str, Any], file: Path) -> None:
         values += 1
         if values > _MOST_VALUES or depth > _DEEPEST:
             raise RunError(f"{file} has a configuration that is too large or too deep; expected some hundred values")
-        if isinstance(value, dict):
+        kind = type(value)
+        if kind is dict:
             left += [(each, depth + 1) for item in value.items() for each in item]
-        elif isinstance(value, (list, tuple)):
+        elif kind is list or kind is tuple:
             left += [(each, depth + 1) for each in value]
-        elif isinstance(value, str):
+        elif kind is str:
             if "${" in value:
                 raise RunError(f"{file} has {value[:80]!r} in its configuration; expected values without interpolation")
-        elif not (value is None or isinstance(value, (bool, int, float))):
+        elif kind not in _NUMBERS:
             raise RunError(
-                f"{file} has a {type(value).__name__} in its configuration; expected text, numbers and lists"
+                f"{file} has {kind.__name__} in its configuration; expected text, numbers, lists and mappings"
             )
-    for name, kind in _RECORD.items():
-        if not isinstance(record.get(name), kind):
+    for name, expected in _RECORD.items():
+        part, _, key = name.partition(".")
+        if not isinstance(record[part].get(key) if key else record.get(part), expected):
             raise RunError(f"{file} has no {name} in its record; it is damaged or was changed: use another checkpoint")
 
 
@@ -102,16 +111,21 @@ def plain_value(config: DictConfig, key: str) -> Any:
 
 
 def targets(config: Any) -> Iterator[Any]:
-    """Every ``_target_`` in the groups ``BUILT`` of a configuration, in plain containers."""
-    left = [config.get(group) for group in BUILT] if isinstance(config, dict) else []
+    """Every ``_target_`` in the groups ``BUILT`` of a configuration, in plain containers.
+
+    Of a class derived from these, what the container holds, and not what its own methods return.
+    """
+    left = [dict.get(config, group) for group in BUILT] if isinstance(config, dict) else []
     while left:
         node = left.pop()
         if isinstance(node, dict):
-            if "_target_" in node:
-                yield node["_target_"]
-            left += node.values()
-        elif isinstance(node, (list, tuple)):
-            left += node
+            if dict.__contains__(node, "_target_"):
+                yield dict.__getitem__(node, "_target_")
+            left += dict.values(node)
+        elif isinstance(node, list):
+            left += list.__iter__(node)
+        elif isinstance(node, tuple):
+            left += tuple.__iter__(node)
 
 
 def packages_of(config: Any) -> list[str]:
@@ -139,7 +153,9 @@ def is_part(target: str) -> bool:
     found = _imported(module, name)
     if inspect.isfunction(found):
         return _is_in(found.__module__, _WITH_FUNCTIONS)
-    return inspect.isclass(found) and issubclass(found, _kinds()) and _is_in(found.__module__, _WITH_CLASSES)
+    if not inspect.isclass(found) or _is_in(found.__module__, _COPYING):
+        return False
+    return issubclass(found, _kinds()) and _is_in(found.__module__, _WITH_CLASSES)
 
 
 def _kinds() -> tuple[type, ...]:

@@ -46,7 +46,7 @@ def fingerprint(training: DictConfig, by: EvaluatedBy, evaluate: Sequence[str]) 
     """The hash of such a job's configuration."""
     config = training.copy()
     with open_dict(config):
-        config[KEYS[by]] = [override.replace("${", r"\${") for override in evaluate]
+        config[KEYS[by]] = [*evaluate]
     return runs.directories.config_hash(config)
 
 

@@ -74,9 +74,9 @@ def accuracy_under_attack(entries: Sequence[Entry]) -> dict[str, Figure]:
     rows = {entry.row.name: entry.row.label for entry in entries}
     curves: dict[str, dict[str, _Curve]] = {}
     for entry in attacked:
-        _, epsilon, quantity = entry.column.metric.split("/")
+        epsilon, _, quantity = entry.column.metric.removeprefix("attack/").rpartition("/")
         source = entry.row.takes.get("source", ("",))[0]
-        for run in entry.runs:
+        for run in (each for each in entry.runs if "targeted" in each.result):
             standin = "" if run.real else ", stand-in"
             name = "targeted_attacks" if run.result["targeted"] else "attacks"
             drawn = "success" if run.result["targeted"] else "accuracy"

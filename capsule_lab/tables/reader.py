@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -30,11 +32,15 @@ def read(table: str | Path | None) -> Table:
         raise TableError(f"table={table} does not exist; {suggest(str(table), names)}, or a .yaml file")
     try:
         text = file.read_text(encoding="utf-8")
-        content = OmegaConf.to_container(OmegaConf.create(text), resolve=True)
+        content = OmegaConf.to_container(OmegaConf.create(text), resolve=False)
     except (OSError, UnicodeDecodeError, RecursionError, YAMLError, OmegaConfBaseException) as error:
         raise TableError(f"{file} cannot be read: {one_line(error)}") from error
     if not isinstance(content, dict):
         raise TableError(f"{file} holds {type(content).__name__}; expected {', '.join(Content.model_fields)}")
+    if found := re.search(r'[^"]{,40}\$\{[^"]{,40}', json.dumps(content, ensure_ascii=False, default=str)):
+        raise TableError(
+            f"{file} has {found[0]!r}; expected text without ${{…}}, which would be another's on each machine"
+        )
     head = [line.removeprefix("#").removeprefix(" ") for line in text.splitlines() if line.startswith("#")]
     try:
         checked = Content.model_validate(content)

@@ -98,8 +98,8 @@ class _Part(BaseModel):
 class Published(_Part):
     """What the paper prints: a mean over its trials, and their standard deviation if it gives one."""
 
-    mean: float
-    std: float | None = None
+    mean: float = Field(allow_inf_nan=False)
+    std: float | None = Field(None, allow_inf_nan=False)
 
     def __str__(self) -> str:
         return f"{self.mean:g}" if self.std is None else f"{self.mean:g} ± {self.std:g}"  # the digits of the paper
@@ -108,8 +108,8 @@ class Published(_Part):
 _OVERRIDES = "a list of key=value"
 _NAME = "letters, digits, _ - and . only, and a label for the rest"
 Seeds = Annotated[
-    tuple[Annotated[int, Field(strict=True, ge=0)], ...],
-    Field(min_length=1, description="a list of whole numbers, 0 or more, such as [0, 1, 2]"),
+    tuple[Annotated[int, Field(strict=True, ge=0, lt=2**32)], ...],  # of numpy
+    Field(min_length=1, description="a list of whole numbers, 0 to 4294967295, such as [0, 1, 2]"),
     AfterValidator(lambda seeds: tuple(dict.fromkeys(seeds))),
 ]
 Overrides = tuple[Annotated[str, AfterValidator(check_override)], ...]

@@ -48,6 +48,29 @@ def record_of(callback: EmbedConfig) -> dict[str, Any]:
     return checkpoint
 
 
+@pytest.mark.parametrize(("device", "warned"), [("cpu", True), ("cuda", False)])
+def test_another_number_of_threads_is_told(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, device: str, warned: bool
+) -> None:
+    fit = trainer_for("fit")
+    fit.strategy = SimpleNamespace(root_device=torch.device(device))
+    record = {**record_of(embed()), "global_step": 7}
+    embed().on_load_checkpoint(fit, None, record)
+    assert caplog.messages == []
+    began = torch.get_num_threads()
+    monkeypatch.setattr(torch, "get_num_threads", lambda: began + 3)
+    later = embed()
+    later.on_load_checkpoint(fit, None, record)
+    assert len(caplog.messages) == warned
+    if warned:
+        assert f"began on {began} threads and goes on on {began + 3}" in caplog.messages[0]
+        assert f"OMP_NUM_THREADS={began} " in caplog.messages[0]
+    assert record_of(later)["capsule_lab"]["threads"] == began
+    del record["capsule_lab"]["threads"]  # of an earlier version
+    embed().on_load_checkpoint(fit, None, record)
+    assert len(caplog.messages) == warned
+
+
 @pytest.mark.usefixtures("seconds")
 def test_training_seconds_add_up_over_interruptions() -> None:
     first, second, fit = embed(), embed(), trainer_for("fit")

@@ -12,7 +12,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from capsule_lab.functional import dense_votes
+from capsule_lab.errors import ConfigError
+from capsule_lab.functional import dense_votes, is_transformed
 from capsule_lab.kernels import backends, check_backend, run_routing
 from capsule_lab.kernels.base import AbstractVotes
 from capsule_lab.kernels.dense import MatmulVotes, PlainVotes
@@ -595,3 +596,33 @@ def test_votes_of_bfloat16_are_routed_in_float32(routing: str, backend: str) -> 
     assert parents.poses.dtype == parents.activations.dtype == torch.float32
     assert torch.equal(parents.poses, expected.poses)
     assert torch.equal(parents.activations, expected.activations)
+
+
+def routed_by(name: str, backend: Any, weight: Tensor, poses: Tensor, activations: Tensor) -> Tensor:
+    votes = Votes(poses, weight)
+    if name == "em":
+        betas = poses.new_zeros(weight.shape[2])
+        return em_routing(votes, activations, betas, betas, backend=backend).poses
+    return (dynamic_routing if name == "dynamic" else uniform_routing)(votes, backend=backend).poses
+
+
+@pytest.mark.usefixtures("unchecked_types")
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:FutureWarning")  # of torch.func.jvp
+@pytest.mark.parametrize("name", ["em", "dynamic", "uniform"])
+def test_transforms_of_torch_take_dense_votes(name: str) -> None:
+    """``auto`` is ``fused`` outside of them, which has no rule for them."""
+    random = partial(torch.randn, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    inputs = random(17, 4, 3, 4), random(2, 17, 16), random(2, 17).sigmoid()
+    several = tuple(torch.stack([each, 0.5 * each]) for each in inputs)
+    for transformed in (
+        lambda function: torch.func.jvp(function, inputs, inputs)[1],
+        lambda function: torch.func.vmap(function)(*several),
+        lambda function: torch.func.vmap(function, in_dims=(None, 0, 0))(inputs[0], *several[1:]),
+        lambda function: torch.func.grad(lambda *each: function(*each).square().sum())(*inputs),
+    ):
+        found, expected = (transformed(partial(routed_by, name, backend)) for backend in ("auto", "matmul"))
+        exact(found, expected)
+        with pytest.raises(ConfigError, match=r"is 'fused', which does not run here: torch\.func transforms what it"):
+            transformed(partial(routed_by, name, "fused"))
+    assert not is_transformed()
+    assert backends.chosen("auto", Votes(inputs[1], inputs[0])) == "fused"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -59,6 +60,41 @@ def test_flipped_bit_in_metrics_json_is_noticed_or_harmless(a_copy: Path, traine
     for position in with_a_flipped_bit(a_copy / "metrics.json", 30, seed=0):
         assert results.read_result(a_copy, fingerprint) in (None, trained.result), position
     assert results.read_result(a_copy, fingerprint) == trained.result
+
+
+ATTACKED = {
+    "attack": {"0.1/accuracy": 50.0}, "targeted": False, "space": "input", "couplings": "trained", "source": None,
+    "options": {"_target_": "capsule_lab.attacks.fgsm"}, "split": "test", "checks": [{"name": "a", "passed": None}],
+}  # fmt: skip
+STRANGE = {
+    "test": {"error": None}, "provenance": {}, "val": 3, "steps": "x", "parameters": True, "hardware": 5,
+    "commit": ["a"], "precision": None, "evaluation_seconds": "x", "training_seconds": 10**400, "curves": 3,
+    "checks": [{"name": "a"}], "time_to_accuracy": {"99/seconds": "soon"}, "analyse": 3, "weights_tested": 5,
+    "targeted": "maybe", "space": "outer", "split": "train", "options": "fgsm", "couplings": None,
+    "training_cpu_seconds": "x", "attack": {"a lot/accuracy": 3.0},
+}  # fmt: skip
+"""By field, a value with which a report could not be made."""
+
+
+@pytest.mark.parametrize("attacked", [{}, ATTACKED], ids=["trained", "attacked"])
+def test_record_that_a_report_cannot_read_is_set_aside(tmp_path: Path, attacked: dict[str, Any]) -> None:
+    content = {**RESULT, "config_hash": "0123abcd", **attacked}
+    path = tmp_path / "metrics.json"
+    path.write_text(json.dumps(content))
+    assert results.read_result(tmp_path, "0123abcd") == results.read_evaluation(path) == content
+    strange = [{**content, field: value} for field, value in STRANGE.items() if attacked or field != "attack"]
+    needed = ("steps", "hardware", "commit")
+    strange += [{name: value for name, value in content.items() if name != field} for field in needed]
+    if attacked:
+        more = {"0.1/success": 50.0}, {"inf/accuracy": 1.0}, {"0.1/accuracy": 1.0, "0.2/error": 1.0}
+        strange += [{**content, "attack": each} for each in more]
+        strange += [{**content, "targeted": True}, {**content, "test": {}}, {**content, "options": {}}]
+        strange += [{name: value for name, value in content.items() if name != field} for field in ("source", "space")]
+    strange.append({**content, "steps": 2**63})
+    for each in strange:
+        path.write_text(json.dumps(each))
+        assert results.read_metrics(tmp_path) is None, each
+        assert not path.exists()
 
 
 def test_damaged_metrics_json_is_not_finished(tmp_path: Path) -> None:

@@ -7,7 +7,9 @@ import io
 import os
 import pickle
 import sys
+import time
 import zipfile
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -175,7 +177,22 @@ RECORDS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "another kind of class": lambda record: record["config"]["model"].update(_target_="torch.optim.Adam"),
     "another kind of function": lambda record: record["config"]["model"].update(_target_="capsule_lab.margin_loss"),
     "no provenance": lambda record: record.pop("provenance"),
+    "a provenance without a source": lambda record: record["provenance"].pop("source"),
+    "a hidden item": lambda record: record["config"].update(model=disguised(record["config"]["model"], "items")),
+    "hidden values": lambda record: record["config"].update(model=disguised(record["config"]["model"], "values")),
+    "hidden in what is hidden": lambda record: record["config"]["model"].update(
+        routing=disguised({"iterations": disguised(EVIL, "values")}, "__iter__")
+    ),
+    "counted": lambda record: record["config"]["model"].update(routing=Counter({"_target_": 1})),
+    "a set": lambda record: record["config"]["model"].update(decoder={1}),
 }
+
+
+def disguised(content: dict[str, Any], *methods: str) -> OrderedDict[str, Any]:
+    """A mapping whose ``methods`` say that it is empty, as a pickle of torch's restricted kind can make it."""
+    made = OrderedDict({**content, "routing": EVIL})
+    vars(made).update(dict.fromkeys(methods, OrderedDict))
+    return made
 
 
 class Calls:
@@ -324,13 +341,94 @@ def test_pickles_in_the_place_of_a_checkpoint_are_not_run(marker: Path) -> None:
         assert "cannot be read as a checkpoint" in refused(path, marker, name)
 
 
-def test_weights_of_another_network_are_one_sentence(trained: Trained) -> None:
+FIRST = "network.conv.weight"
+WEIGHTS: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
+    "none": (lambda _: {}, r"has nothing for conv\.weight, and the network of its record has float32 of shape \(4,"),
+    "another": (
+        lambda found: {**found, "network.more": torch.zeros(2)},
+        r"float32 of shape \(2,\) for more, .* not",
+    ),
+    "another shape": (lambda found: {**found, FIRST: torch.zeros(2)}, r"float32 of shape \(2,\) for conv\.weight"),
+    "a number for a name": (lambda _: {1: torch.zeros(2)}, "cannot be rebuilt"),
+    "no mapping": (lambda _: None, "has NoneType for its weights; expected a mapping"),
+    "no tensor": (lambda found: {**found, FIRST: 3}, "cannot be rebuilt"),
+    "one number for all": (lambda found: {**found, FIRST: torch.zeros(1).expand(10**6, 10**6)}, "smaller than the wei"),
+    "without memory": (lambda found: {**found, FIRST: found[FIRST].to("meta")}, "cannot be rebuilt"),
+    **{
+        str(dtype).removeprefix("torch."): (
+            lambda found, dtype=dtype: {**found, FIRST: found[FIRST].to(dtype)},
+            rf"has {str(dtype).removeprefix('torch.')} of shape \(4, 1, 9, 9\) for conv\.weight, .* float32 of shape",
+        )
+        for dtype in (torch.complex64, torch.float64, torch.float16, torch.bfloat16, torch.int32, torch.bool)
+    },
+}
+
+
+@pytest.mark.parametrize("name", WEIGHTS)
+def test_weights_of_another_network_are_one_sentence(trained: Trained, name: str) -> None:
     checkpoint = torch.load(trained.directory / "checkpoints" / "best.ckpt", weights_only=True)
-    for weights in ({}, {"network.nothing": torch.zeros(2)}, {1: torch.zeros(2)}, None):
-        AtomicCheckpointIO().save_checkpoint({**checkpoint, "state_dict": weights}, "hostile.ckpt")
-        with pytest.raises(RunError, match=r"hostile\.ckpt cannot be rebuilt \(.*: use another checkpoint") as caught:
+    changed, sentence = WEIGHTS[name]
+    torch.save({**checkpoint, "state_dict": changed(checkpoint["state_dict"])}, "hostile.ckpt")
+    with pytest.raises(RunError, match=rf"hostile\.ckpt .*{sentence}.*: use another checkpoint") as caught:
+        runs.open("hostile.ckpt")
+    assert "\n" not in str(caught.value)
+
+
+BILLION = 10**9
+LARGE: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "channels": lambda record: record["config"]["model"].update(channels=10**6),
+    "more channels than numbers": lambda record: record["config"]["model"].update(channels=10**18),
+    "wide layers": lambda record: record["config"]["model"].update(decoder=[BILLION] * 9),
+    "many layers": lambda record: record["config"]["model"].update(decoder=[8] * 5000),
+    "endless layers": lambda record: record["config"].update(
+        model={"_target_": "capsule_lab.networks.InvertedAttentionCaps", "blocks": [1, BILLION]}
+    ),
+    "copies of a layer": lambda record: record["config"]["model"].update(
+        routing={"_target_": "torch.nn.Transformer", "num_encoder_layers": BILLION}
+    ),
+    "a part that takes memory": lambda record: record["config"]["model"].update(
+        routing={"_target_": "torch.nn.Linear", "in_features": 10**5, "out_features": 10**5, "device": "cpu"}
+    ),
+    "a buffer that takes memory": lambda record: record["config"]["model"].update(
+        routing={"_target_": "torch.nn.BatchNorm1d", "num_features": 10**10, "affine": False, "device": "cpu"}
+    ),
+    "a part that nothing reads": lambda record: record["config"]["module"]["optimizer"].update(
+        foreach={"_target_": "torch.nn.Linear", "in_features": 10**6, "out_features": 10**6}
+    ),
+    "pixels": lambda record: record["spec"].update(image_shape=[1, 10**6, 10**6]),
+    "classes": lambda record: record["spec"].update(num_classes=BILLION),
+    "labels": lambda record: record["spec"].update(labels_per_image=BILLION),
+}
+
+
+@pytest.mark.usefixtures("unchecked_types")
+@pytest.mark.parametrize("name", LARGE)
+def test_record_of_a_large_network_takes_neither_memory_nor_time(change: Callable[..., Path], name: str) -> None:
+    path = change(LARGE[name])
+    began = time.process_time()
+    with pytest.raises(RunError, match=r"^hostile\.ckpt ") as caught:
+        runs.open(path)
+    assert time.process_time() - began < 3  # a tenth of a second on a machine that does nothing else
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 600
+
+
+def test_whole_checkpoint_in_disguise_is_none_of_ours(trained: Trained) -> None:
+    checkpoint = torch.load(trained.directory / "checkpoints" / "best.ckpt", weights_only=True)
+    record = checkpoint["capsule_lab"]
+    for changed in (disguised(checkpoint, "keys"), {**checkpoint, "capsule_lab": disguised(record, "get")}):
+        torch.save(changed, "hostile.ckpt")
+        with pytest.raises(RunError, match=r"hostile\.ckpt was not written by capsule_lab"):
             runs.open("hostile.ckpt")
-        assert "\n" not in str(caught.value)
+
+
+def test_what_a_mapping_hides_is_found(marker: Path) -> None:
+    """Where OmegaConf took such a mapping, as 2.4 does, the walk over targets has to see into it by itself."""
+    for method in ("values", "items", "get", "__iter__", "__contains__"):
+        with pytest.raises(RunError, match=r"names os\.mkdir"):
+            check_targets({"model": disguised({}, method)}, [], Path("hostile.ckpt"))
+        with pytest.raises(RunError, match=r"names os\.mkdir"):
+            check_targets(disguised({"model": [(disguised({}, method),)]}, "get"), [], Path("hostile.ckpt"))
 
 
 def test_groups_that_are_not_checked_give_plain_values_only(

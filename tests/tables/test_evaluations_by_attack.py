@@ -164,6 +164,9 @@ def write_attack(directory: Path, fingerprint: str, checks: list[dict[str, Any]]
         "commit": "abc",
         "targeted": False,
         "space": "input",
+        "couplings": "trained",
+        "source": None,
+        "options": {"_target_": "capsule_lab.attacks.fgsm"},
         "split": "test",
     }
     path.write_text(json.dumps(record))

@@ -27,7 +27,7 @@ from capsule_lab.tables.expand import expand
 from capsule_lab.tables.reader import read
 from capsule_lab.tables.schema import Published, Table
 from capsule_lab.tables.summary import STANDIN, Entry, Mean, best_runs, summarise
-from tests.helpers.commands import Ended
+from tests.helpers.commands import ROOT, Ended, python
 from tests.helpers.tables import RESULT, write_run, write_table
 
 Cli = Callable[..., Ended]
@@ -458,6 +458,51 @@ def test_report_of_nothing(cli: Cli) -> None:
     assert (ended.status, ended.err) == (0, "")
     assert "0 of 1, 1 missing" in ended.out
     assert "dynamic" not in " ".join(Path("runs/reports/smoke.csv").read_text().split("uniform")[1:])
+
+
+RUNS_CODE = {
+    "as an argument of the data": "+data.extra={_target_: torch.utils.collect_env.run, command: touch MARKER}",
+    "as the data": "data._target_=imported_marker.Class",
+    "as an attribute of a module of the data": "data._target_=capsule_lab.data.download.os.mkdir",
+    "as a positional argument": "+data._args_=[{_target_: os.mkdir, path: MARKER}]",
+    "in place of the directory": "data.directory={_target_: os.mkdir, path: MARKER}",
+    "as a partial in a list": "+data.transform=[{_target_: os.mkdir, path: MARKER, _partial_: true}]",
+    "as what the data derives from": "data._target_=capsule_lab.data.AbstractDataModule",
+    "as the network": "model._target_=imported_marker.Class",
+    "as a callback": "+callbacks.x={_target_: os.mkdir, path: MARKER}",
+    "as a logger": "+logger.x={_target_: os.mkdir, path: MARKER}",
+}
+WATCH = """
+import sys
+
+def watch(event, arguments):
+    watched = event in ("import", "open", "os.mkdir", "os.system", "subprocess.Popen")
+    if watched and any(name in repr(arguments) for name in ("MARKER", "imported_marker")):
+        sys.stderr.write(f"{event} {arguments}\\n")
+
+sys.addaudithook(watch)
+from capsule_lab import report
+report.main()
+"""
+
+
+@pytest.mark.integration
+def test_report_builds_nothing_that_a_table_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where a result on a stand-in, which comes with the table, asks whether the real files are here."""
+    monkeypatch.setenv("CAPSULE_LAB_RUNS", str(tmp_path / "runs"))
+    (tmp_path / "imported_marker.py").write_text("class Class: pass\n")
+    rows = [
+        {"name": f"r{n}", "label": label, "overrides": [*AUTO, f"trainer.max_steps={n + 1}", override]}
+        for n, (label, override) in enumerate(RUNS_CODE.items())
+    ]
+    file = write_table(tmp_path, seeds=[0], rows=rows)
+    for cell in expand(read(file)):
+        write_run(cell, error=7.25, provenance={"source": "standin", "name": "bundled digits"})
+    search = {"PYTHONPATH": f"{ROOT}:{tmp_path}", "CAPSULE_LAB_RUNS": str(tmp_path / "runs")}
+    ended = python("-c", WATCH, f"table={file}", cwd=tmp_path, **search)
+    assert (ended.status, ended.err) == (0, "")
+    assert ended.out.count("7.25") == len(RUNS_CODE)
+    assert not (tmp_path / "MARKER").exists()
 
 
 OF_CHROMIUM = ("google.com", "googleapis.com", "gvt1.com")  # what it asks for itself, also with an empty page

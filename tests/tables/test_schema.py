@@ -210,6 +210,9 @@ ROW = {"name": "a", "overrides": []}
         ({"base": ["~hydra.searchpath"]}, "base|~hydra.searchpath|can run code"),
         ({"rows": [{"name": "../a"}]}, "name|'../a'|expected letters, digits"),
         ({"columns": {"../a": {}}}, "name|'../a'|expected letters, digits"),
+        ({"seeds": [10**30]}, f"seeds|{10**30}|expected a list of whole numbers, 0 to 4294967295"),
+        ({"rows": [{**ROW, "published": {"": float("inf")}}]}, "row a|published|inf|expected a number, or [mean,"),
+        ({"rows": [{**ROW, "published": [1.0, float("nan")]}]}, "row a|published|nan|expected a number, or [mean,"),
     ],
     ids=str,
 )
@@ -233,7 +236,6 @@ def test_wrong_file_is_refused_with_its_name_the_place_and_what_is_expected(tabl
             "paper: !!python/object/apply:os.mkdir [MARKER]",
             "paper: !!python/name:os.mkdir",
             "!!python/object/new:os.mkdir [MARKER]",
-            "paper: ${python:os.mkdir}",
             "[" * 500,
             "a: \xff",
         )
@@ -244,6 +246,26 @@ def test_file_that_is_no_table_is_refused(tmp_path: Path, text: str, sentence: s
     with pytest.raises(TableError, match=sentence):
         read(tmp_path / "mine.yaml")
     assert [path.name for path in tmp_path.iterdir()] == ["mine.yaml"]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        {"paper": "x ${oc.env:SECRET}"},
+        {"rows": [{"name": "a", "label": "${oc.env:SECRET,none}", "overrides": []}]},
+        {"rows": [{"name": "a", "overrides": ["+data.note=${oc.env:SECRET}"]}]},
+        {"rows": [{"name": "a", "overrides": [], "note": r"\${oc.env:SECRET}"}]},
+        {"columns": {"${oc.env:SECRET}": {"label": "x"}}},
+        {"paper": "${python:os.mkdir}"},
+        {"paper": "${seeds}"},
+    ],
+    ids=str,
+)
+def test_text_of_a_table_is_never_interpolated(table_file, monkeypatch: pytest.MonkeyPatch, content) -> None:
+    monkeypatch.setenv("SECRET", "s3cr3t")
+    with pytest.raises(TableError, match=r"mine\.yaml has '.*\$\{.*'; expected text without \$\{…\}") as caught:
+        read(table_file(**content))
+    assert "s3cr3t" not in str(caught.value)
 
 
 def test_reading_a_table_imports_nothing_that_it_names(

@@ -20,7 +20,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from capsule_lab.errors import ConfigError
+
 Kernel = Callable[[int, int, int], None]
+
+_VARIABLE, _POOL = "CAPSULE_LAB_KERNEL_THREADS", "pool"
+if os.environ.get(_VARIABLE, _POOL) not in (_POOL, ""):  # when it is imported: kernels run in threads without a caller
+    raise ConfigError(f"{_VARIABLE} is {os.environ[_VARIABLE]}; expected {_POOL}, or none for the threads of torch")
 
 _LIBGOMP_BODY = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 
@@ -86,7 +92,7 @@ def _run_in_libgomp(calls: Sequence[Callable[[], None]]) -> None:
 @functools.cache
 def libgomp() -> Any:
     """The OpenMP library of GCC as torch has loaded it, or ``None``."""
-    if os.environ.get("CAPSULE_LAB_KERNEL_THREADS") == "pool":
+    if os.environ.get(_VARIABLE) == _POOL:
         return None
     folder = Path(torch.__file__).parent
     for found in sorted([*folder.glob("lib/libgomp*"), *folder.parent.glob("torch.libs/libgomp*")]):

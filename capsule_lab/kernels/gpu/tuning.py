@@ -31,6 +31,7 @@ import triton
 import triton.testing
 
 from capsule_lab.atomic import atomically, set_aside
+from capsule_lab.errors import ConfigError
 from capsule_lab.kernels.cache import user_cache
 
 _LOG = logging.getLogger(__name__)
@@ -167,7 +168,14 @@ def searching(limit: float, timer: Timer = milliseconds) -> Iterator[Search]:
 
 
 def path() -> Path | None:
-    """The file of stored blocks; ``None`` without a home directory."""
+    """The file of stored blocks; ``None`` without a home directory.
+
+    Raises:
+        ConfigError: if the environment names a folder or a device.
+    """
+    named = Path(os.environ.get(VARIABLE, ""))
+    if VARIABLE in os.environ and named.exists() and not named.is_file():
+        raise ConfigError(f"{VARIABLE} is {named}, which is no file; expected a .json file, that need not be there yet")
     try:
         return Path(os.environ.get(VARIABLE) or user_cache() / "gpu_blocks.json")
     except RuntimeError:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -9,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from capsule_lab.errors import ConfigError
 from capsule_lab.kernels.cpu import threads
 
 
@@ -33,6 +36,13 @@ def test_environment_chooses_the_pool(monkeypatch: pytest.MonkeyPatch) -> None:
     assert threads.libgomp() is None
     monkeypatch.undo()
     threads.libgomp.cache_clear()
+
+
+def test_environment_that_names_other_threads_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CAPSULE_LAB_KERNEL_THREADS", "many")
+    monkeypatch.delitem(sys.modules, threads.__name__)
+    with pytest.raises(ConfigError, match="CAPSULE_LAB_KERNEL_THREADS is many; expected pool, or none"):
+        importlib.import_module(threads.__name__)
 
 
 @pytest.mark.parametrize("grain", [1, 3])

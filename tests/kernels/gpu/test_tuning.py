@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import logging
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import torch
 if importlib.util.find_spec("triton") is None:
     pytest.skip("Triton, which compiles the kernels of a GPU, is not installed", allow_module_level=True)
 
+from capsule_lab.errors import ConfigError
 from capsule_lab.kernels.gpu import tuning
 from capsule_lab.kernels.gpu.tuning import Blocks, searching, tuned
 
@@ -140,6 +142,15 @@ def test_interrupted_search_keeps_what_it_found(file: Path) -> None:
         launch_and_stop()
     new_process()
     assert used() == FASTER
+
+
+def test_environment_that_names_no_file_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for named in (str(tmp_path), os.devnull):
+        monkeypatch.setenv(tuning.VARIABLE, named)
+        with pytest.raises(
+            ConfigError, match=f"CAPSULE_LAB_BLOCKS is {named}, which is no file; expected a .json file"
+        ):
+            used()
 
 
 def test_without_a_home_directory_there_are_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
