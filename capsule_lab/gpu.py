@@ -13,7 +13,7 @@ from omegaconf import DictConfig
 from capsule_lab.atomic import expanded
 from capsule_lab.command import command
 from capsule_lab.config import to_container
-from capsule_lab.errors import ConfigError, DeviceError, check_choice, check_number, suggest
+from capsule_lab.errors import ConfigError, DeviceError, check_choice, suggest
 from capsule_lab.signals import interruptible
 
 if TYPE_CHECKING:
@@ -59,7 +59,6 @@ def device_of(config: DictConfig) -> torch.device:
     try:
         for option, choices in with_names.items():
             check_choice(option, config[option], choices)
-        check_number("limit", config.limit, above=0)
     except ValueError as error:
         raise ConfigError(str(error)) from error
     if config.device != "cpu" and not torch.cuda.is_available():

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from capsule_lab.types import Batch, DataSpec
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Run:
     """A trained network, and everything that its checkpoint knows about it.
 
@@ -45,6 +45,10 @@ class Run:
     directory: Path
     step: int
     seconds: float
+
+    def __repr__(self) -> str:
+        network, data = type(self.module.network).__name__, self.provenance["name"]
+        return f"Run({self.checkpoint}: {network} at step {self.step}, trained on {data})"
 
     @property
     def network(self) -> AbstractNetwork:

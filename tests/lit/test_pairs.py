@@ -59,7 +59,9 @@ def test_a_run_has_quantities_in_place_of_errors(tmp_path: Path) -> None:
         assert "error" not in result[split]
     assert result["best"]["val"]["loss"] == min(result["best"]["val"]["loss"], result["val"]["loss"])
     assert (directory / "figures" / "val_pairs.png").is_file()
-    lines = summary(result, directory)
+    lines = summary(
+        result, directory, {"model": "transforming_autoencoder", "routing": "none", "data": "mnist_pairs"}, []
+    )
     assert f"test loss {result['test']['loss']:.4g}" in lines
     assert "copying" in lines
     assert "test error" not in lines
