@@ -67,6 +67,7 @@ def check_evaluation(config: DictConfig) -> None:
             "objective=training is of labels only; expected objective=cross_entropy or margin with targeted=true"
         )
     default = OmegaConf.load(conf_dir() / "trainer" / "default.yaml")
+    assert isinstance(default, DictConfig)
     for name in _ONLY_OF_TRAINING:
         if config.trainer.get(name) != default[name]:
             raise ConfigError(f"trainer.{name} is {config.trainer[name]}, which only training reads; leave it out")

@@ -307,6 +307,15 @@ def test_make_sets_up_what_is_not_there(tmp_path: Path) -> None:
     assert not venv.exists()
 
 
+def test_make_leaves_the_environment_of_another_clone_alone(venv: Path) -> None:
+    (venv / ".ready").write_text("/another/clone\n")
+    os.utime(venv / ".ready", (0, 0))
+    with pytest.raises(subprocess.CalledProcessError) as caught:
+        make("setup", f"VENV={venv}", "PYTHON=true")
+    assert f"{venv} is the environment of /another/clone; name another with VENV=" in caught.value.stderr
+    assert not (venv / "bin").exists()
+
+
 def test_make_help_lists_every_target() -> None:
     assert targets() == [*commands(), "help", "setup", "test", "campaign", "lint", "clean"]
     assert make() == make("help")
