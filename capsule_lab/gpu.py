@@ -75,10 +75,8 @@ def chosen(config: DictConfig, parts: Sequence[Part]) -> list[Part]:
     Raises:
         ConfigError: for a name that no part has.
     """
-    asked = to_container(config).get("parts")
+    asked = to_container(config)["parts"]
     names = [part.name for part in parts]
-    if not isinstance(asked, list):
-        raise ConfigError(f"parts is {asked}; expected a list such as parts=[{names[0]}], or [] for all")
     for name in asked:
         if name not in names:
             raise ConfigError(f"parts has {name}; {suggest(str(name), names)}")

@@ -71,7 +71,7 @@ def test_a_transfer_waits_for_both_runs_and_is_made_against_the_other(file: Path
             "takes has source: [other, val/error]; expected [other, checkpoint]",
         ),
         ({"by": "guessing"}, "expected evaluate, attack or analyse"),
-        ({"evaluate": ["attack=fgsm", "space=pixels"]}, "space=pixels does not exist"),
+        ({"evaluate": ["attack=fgsm", "space=pixels"]}, "space is 'pixels'; expected 'input' or"),
         ({"evaluate": ["attack=fgsm", "attack.steps=3"]}, "attack.steps"),
     ],
     ids=str,
