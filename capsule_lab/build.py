@@ -157,9 +157,6 @@ def build_trainer(config: DictConfig, directory: Path | None, *extra_callbacks: 
     if not any(isinstance(callback, Checkpoint) for callback in callbacks):
         arguments["enable_checkpointing"] = False  # else Lightning adds a callback of its own
     _check_machine(config.trainer)
-    iterations = (config.get("routing") or {}).get("iterations") or 1
-    if iterations > _MANY_ITERATIONS:
-        log.warning("routing.iterations is %d: a step takes that many times as long; papers have 1 to 10", iterations)
     trainer = instantiate(config.trainer, _partial_=True, _convert_="all")
     from capsule_lab.lightning_internals import leave_signals_alone  # takes seconds, help needs none
 
@@ -167,9 +164,6 @@ def build_trainer(config: DictConfig, directory: Path | None, *extra_callbacks: 
         built = trainer(callbacks=[*callbacks, *extra_callbacks], **arguments)
     leave_signals_alone(built)
     return built
-
-
-_MANY_ITERATIONS = 100  # ours
 
 
 def time_limit(trainer: DictConfig) -> float:

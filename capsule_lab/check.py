@@ -169,6 +169,12 @@ def _check_routing(config: DictConfig) -> None:
     if "routing" in config.model and config.model.routing is None:
         options = ", ".join(option for option in options_of("routing") if option != "none")
         raise ConfigError(f"{network} routes, but routing is none; expected routing= one of {options}")
+    iterations = (config.routing or {}).get("iterations") or 0
+    if iterations > _MOST_ITERATIONS:
+        raise ConfigError(f"routing.iterations is {iterations}; expected {_MOST_ITERATIONS} or less, as 1 to 10")
+
+
+_MOST_ITERATIONS = 999  # ours: numba compiles no longer tuples, and nobody waits for them
 
 
 def _check_unknown_keys(config: DictConfig) -> None:
