@@ -171,7 +171,7 @@ def _check_routing(config: DictConfig) -> None:
         raise ConfigError(f"{network} routes, but routing is none; expected routing= one of {options}")
     iterations = (config.routing or {}).get("iterations") or 0
     if iterations > _MOST_ITERATIONS:
-        raise ConfigError(f"routing.iterations is {iterations}; expected {_MOST_ITERATIONS} or less, as 1 to 10")
+        raise ConfigError(f"routing.iterations is {iterations}; expected 1 to {_MOST_ITERATIONS}, papers have 1 to 10")
 
 
 _MOST_ITERATIONS = 999  # ours: numba compiles no longer tuples, and nobody waits for them

@@ -36,7 +36,7 @@ from tests.helpers.commands import TINY, Ended
         (["seed=-1"], "seed is -1; expected a whole number, 0 or more"),
         (["trainer.precision=64-true"], "trainer.precision is 64-true; expected one of auto, 32-true, bf16-mixed"),
         (["train.test=first"], "train.test is 'first'; expected 'best', 'last' or 'none'"),
-        (["routing.iterations=1000"], "routing.iterations is 1000; expected 999 or less, as 1 to 10"),
+        (["routing.iterations=1000"], "routing.iterations is 1000; expected 1 to 999, papers have 1 to 10"),
         (["trainer.max_time=99:99:99:99"], "trainer.max_time is 99:99:99:99; expected days:hours:minutes:seconds"),
         (["trainer.strategy=ddp_spawn"], "trainer.strategy is ddp_spawn, which copies this process; expected auto or"),
         (["model.hidden=[32,8]"], "model.hidden is [32, 8]; expected a list of lists of whole numbers, such as [[…]"),
