@@ -27,11 +27,12 @@ help: ## this list
 	@echo "VENV=<folder> keeps the environment elsewhere (default .venv), PYTHON=<python> makes it (default python3)."
 
 $(READY): pyproject.toml
+	@test ! -s $(READY) || test "$$(cat $(READY))" = "$(CURDIR)" || { echo "$(VENV) is the environment of $$(cat $(READY)); name another with VENV=<folder>, or remove $(READY) to install this clone in it" >&2; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed; name one with PYTHON=python3.11" >&2; exit 1; }
 	@echo "Setting up $(VENV): torch is large, the first time takes some minutes."
 	@test -x $(RUN) || $(PYTHON) -m venv $(VENV)
 	@$(RUN) -m pip install --quiet --editable '.[dev]'
-	@touch $(READY)
+	@echo "$(CURDIR)" > $(READY)
 
 setup: $(READY) ## make the environment; all other targets do so by themselves
 

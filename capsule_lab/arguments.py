@@ -10,7 +10,7 @@ from pathlib import Path
 from hydra._internal.utils import get_args_parser
 
 from capsule_lab.atomic import expanded
-from capsule_lab.config import choices, commands, default_options, options_of, quoted
+from capsule_lab.config import choices, commands, default_options, groups, options_of, quoted
 from capsule_lab.errors import ConfigError, closest
 from capsule_lab.hints import habit
 
@@ -95,7 +95,7 @@ def _no_option(name: str, value: str, flags: dict[str, argparse.Action]) -> str:
     typed = name.lstrip("-").replace("-", "_")
     key = habit(typed)
     close = closest(name, [flag for flag in flags if flag.startswith("--")]) if key == typed else None
-    if close:
+    if close and typed not in groups():
         return f"{name} is no option; did you mean {close}?"
     given = value if value and not value.startswith("-") else "…"
     return f"{name} is no option; expected key=value without dashes: {key}={given}"
@@ -108,6 +108,8 @@ def _override(word: str, command: str) -> str:
         ConfigError: for a word that is none.
     """
     key, is_pair, value = word.partition("=")
+    if key == "hydra.run.dir":
+        raise ConfigError(f"{word} would only make an empty folder; expected train.directory=…, or CAPSULE_LAB_RUNS")
     if is_pair and re.match(r"~(/|$)|\$[A-Za-z_]", value):
         return f"{key}={quoted(str(expanded(value)))}"
     if is_pair or word.startswith("~"):

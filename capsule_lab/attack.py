@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -21,7 +22,7 @@ from rich.text import Text
 from capsule_lab import runs
 from capsule_lab.command import command
 from capsule_lab.config import to_container
-from capsule_lab.errors import printable
+from capsule_lab.errors import ConfigError, printable
 from capsule_lab.evaluate import check_outputs, open_checked
 from capsule_lab.figures import keep_figures
 
@@ -93,7 +94,7 @@ def attack(config: DictConfig) -> Outcome:
         config: of ``conf/attack.yaml``.
 
     Raises:
-        ConfigError: if ``ckpt`` is missing, and see ``check.check_evaluation``.
+        ConfigError: if ``ckpt`` is missing, for budgets beyond the images, and see ``check.check_evaluation``.
         DataError, RunError: see ``runs.open``, ``Run.data_with`` and ``attacks.of_runs.open_attacked``; also for a
             network whose output is not finite.
     """
@@ -124,6 +125,7 @@ def attack(config: DictConfig) -> Outcome:
             few = run.data_with({**options, **run.number_of_images(_FOR_THRESHOLD, options)})
             attacked.threshold = of_runs.detection_threshold(run, few)
         epsilons = _epsilons(config, attacked)
+        _check_epsilons(config, attacked, epsilons)
         targets = [*range(run.spec.num_classes)] if config.targeted else [None]
         began = time.monotonic()
         with _progress(attacked, "attacking", len(epsilons) * len(targets)):
@@ -225,6 +227,31 @@ def _epsilons(config: DictConfig, attacked: Attacked) -> list[float]:
     else:
         kind = "unit" if attacked.batches[0].box.high == 1 else "standardised"
     return list(EPSILONS[kind])
+
+
+def _check_epsilons(config: DictConfig, attacked: Attacked, epsilons: Sequence[float]) -> None:
+    """Beyond these bounds an attack does nothing more: nothing of an image is left, or any pixel can be any other.
+
+    Raises:
+        ConfigError: for a budget beyond them.
+    """
+    name, images = _name(config), attacked.batches[0].images
+    box, (_, channels, height, width) = attacked.batches[0].box, images.shape
+    pixels = max(height, width)
+    span = box.high - box.low
+    if not math.isfinite(span):
+        span = max((each.images.max() - each.images.min()).item() for each in attacked.batches)
+    length = span * (channels * height * width) ** 0.5
+    low, high = {
+        "rotation": (-360, 360), "scaling": (-1, pixels), "shear": (-pixels, pixels), "translation": (-pixels, pixels),
+        "corruption": (0, 5),
+    }.get(name, (0, length if config.attack.get("norm") == "l2" else span))  # fmt: skip
+    for epsilon in epsilons:
+        if not low <= epsilon <= high:
+            raise ConfigError(
+                f"epsilons has {epsilon:g}; expected {low:g} to {high:g} for attack={name}, images of {height}x{width} "
+                f"and a range of pixels of {span:g}"
+            )
 
 
 def tables(result: Mapping[str, Any]) -> list[Table]:

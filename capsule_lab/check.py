@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import re
 from collections.abc import Iterator, Mapping
 from inspect import Parameter
 from typing import Any
@@ -11,10 +12,10 @@ from typing import Any
 from hydra.utils import get_object
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
-from capsule_lab.config import conf_dir, groups, options_of
+from capsule_lab.config import check_options, conf_dir, groups, options_of
 from capsule_lab.errors import ConfigError, check_number, one_line, suggest
 from capsule_lab.hints import meant
-from capsule_lab.signatures import accepts, arguments_of, expected
+from capsule_lab.signatures import accepts, arguments_of, expected, refused
 
 
 def check(config: DictConfig) -> None:
@@ -40,36 +41,21 @@ def check(config: DictConfig) -> None:
         _check_run(config)
 
 
-EVALUATION_CHOICES = {
-    "split": ("test", "val"),
-    "couplings": ("trained", "equal"),
-    "objective": ("cross_entropy", "margin", "dlr", "training"),
-    "space": ("input", "grey_levels"),
-}
-
-
 def check_evaluation(config: DictConfig) -> None:
-    """Check options of ``capsule_lab.evaluate`` and ``capsule_lab.attack`` that go to no ``_target_``.
+    """Check options of ``capsule_lab.evaluate``, ``attack`` and ``analyse`` that their types do not tell.
 
     Args:
-        config: of either, or a part of its options.
+        config: of one of them.
 
     Raises:
-        ConfigError: for an unknown choice, or a number that cannot be.
+        ConfigError: for budgets that are no different, finite numbers, options that do not go together, or those of
+            the trainer that only training reads.
     """
-    for name, choices in EVALUATION_CHOICES.items():
-        if name in config and config[name] not in choices:
-            raise ConfigError(f"{name}={config[name]} does not exist; {suggest(str(config[name]), choices)}")
     epsilons = config.get("epsilons")
-    if epsilons is not None:
-        given = list(epsilons) if isinstance(epsilons, ListConfig) else []
-        numbers = [each for each in given if not isinstance(each, bool) and isinstance(each, int | float)]
-        if not given or len({*numbers}) < len(given) or not all(map(math.isfinite, numbers)):
-            raise ConfigError(f"epsilons is {epsilons}; expected different numbers, such as [0.1,0.2]")
-    for name in ("images", "check_images"):
-        value = config.get(name, 1)
-        if not (isinstance(value, int) and value >= 1) and not (name == "images" and value is None):
-            raise ConfigError(f"{name} is {value}; expected a whole number, 1 or more")
+    if epsilons is not None and (
+        not epsilons or len({*epsilons}) < len(epsilons) or not all(map(math.isfinite, epsilons))
+    ):
+        raise ConfigError(f"epsilons is {epsilons}; expected different numbers, such as [0.1,0.2]")
     of_others = [name for name in ("source", "couplings") if config.get(name) not in (None, "trained")]
     if config.get("objective") == "training" and of_others:
         raise ConfigError(
@@ -80,6 +66,17 @@ def check_evaluation(config: DictConfig) -> None:
         raise ConfigError(
             "objective=training is of labels only; expected objective=cross_entropy or margin with targeted=true"
         )
+    default = OmegaConf.load(conf_dir() / "trainer" / "default.yaml")
+    assert isinstance(default, DictConfig)
+    for name in _ONLY_OF_TRAINING:
+        if config.trainer.get(name) != default[name]:
+            raise ConfigError(f"trainer.{name} is {config.trainer[name]}, which only training reads; leave it out")
+
+
+_ONLY_OF_TRAINING = (
+    "max_epochs", "max_steps", "max_time", "limit_train_batches", "check_val_every_n_epoch", "val_check_interval",
+    "accumulate_grad_batches", "gradient_clip_val", "gradient_clip_algorithm",
+)  # fmt: skip
 
 
 def _targets(node: Any, path: str = "") -> Iterator[tuple[str, DictConfig]]:
@@ -114,16 +111,11 @@ def _check_arguments(path: str, node: DictConfig, arguments: Mapping[str, Parame
         if isinstance(value, float) and not math.isfinite(value):
             raise ConfigError(f"{path}.{name} is {value}; expected a finite number")
         words = _IN_WORDS.get(f"{path}.{name}") or expected(annotation)
-        if not accepts(annotation, value) and words:
-            shown = repr(value) if words.startswith("'") and isinstance(value, str) else _shown(value)
-            raise ConfigError(f"{path}.{name} is {shown}; expected {words}")
+        if words and not accepts(annotation, value):
+            raise ConfigError(refused(f"{path}.{name}", value, words))
 
 
 _IN_WORDS = {"trainer.max_time": "days:hours:minutes:seconds, such as 00:01:30:00, or {minutes: 90}, or null"}
-
-
-def _shown(value: Any) -> Any:
-    return {None: "null", "": "an empty text"}.get(value, value) if isinstance(value, str | None) else value
 
 
 # --- parts of a training run -----------------------------------------------------------------------------------------
@@ -156,6 +148,9 @@ def _check_loss(config: DictConfig) -> None:
         what = "draws the second image of a pair" if draws else "classifies"
         expected = "loss=squared_error" if draws else "loss=margin, or another with loss.classification"
         raise ConfigError(f"{network.__name__} {what}; expected {expected}")
+    callbacks = filter(None, (config.get("callbacks") or {}).values())
+    if not draws and any(callback["_target_"].endswith(".DrawnPairs") for callback in callbacks):
+        raise ConfigError(f"callbacks=pairs is of pairs, and {network.__name__} classifies; expected callbacks=default")
     if loss is None:
         return
     gives = getattr(network, "scores_are", None)
@@ -174,12 +169,19 @@ def _check_routing(config: DictConfig) -> None:
     if "routing" in config.model and config.model.routing is None:
         options = ", ".join(option for option in options_of("routing") if option != "none")
         raise ConfigError(f"{network} routes, but routing is none; expected routing= one of {options}")
+    iterations = (config.routing or {}).get("iterations") or 0
+    if iterations > _MOST_ITERATIONS:
+        raise ConfigError(f"routing.iterations is {iterations}; expected 1 to {_MOST_ITERATIONS}, papers have 1 to 10")
+
+
+_MOST_ITERATIONS = 999  # ours: numba compiles no longer tuples, and nobody waits for them
 
 
 def _check_unknown_keys(config: DictConfig) -> None:
     """Hydra adds any key of an experiment file; one that no code reads is a mistake."""
     if not isinstance(config.train, DictConfig):
-        raise ConfigError(f"train is {_shown(config.train)}; expected options such as train.resume=true")
+        shown = "null" if config.train is None else config.train
+        raise ConfigError(f"train is {shown}; expected options such as train.resume=true")
     top, of_train = _known_keys()
     for node, options, path in ((config, top, ""), (config.train, of_train, "train.")):
         for name in map(str, node):
@@ -200,7 +202,6 @@ def _known_keys() -> tuple[set[str], set[str]]:
 
 # --- values ----------------------------------------------------------------------------------------------------------
 
-_LARGEST_SEED = 2**32 - 1  # of numpy
 _LARGEST = 2**31 - 1  # of numbers of steps and epochs: ours; torch and datetime cannot compute with any number
 
 _LEAST = {  # of lightning.Trainer; it refuses other values late, with a traceback, or not at all
@@ -225,28 +226,27 @@ _UNITS = {"weeks", "days", "hours", "minutes", "seconds", "milliseconds", "micro
 
 def _check_run(config: DictConfig) -> None:
     """The run ends, and Lightning does with these values what they say."""
+    check_options(config, "train")
     trainer = config.trainer
     _check_trainer(trainer)
     if max(trainer.max_epochs or -1, trainer.max_steps or -1) < 1:
         raise ConfigError("the run has no end: set trainer.max_epochs or trainer.max_steps, schedules scale to it")
-    if not isinstance(config.seed, int) or isinstance(config.seed, bool) or not 0 <= config.seed <= _LARGEST_SEED:
-        raise ConfigError(f"seed is {_shown(config.seed)}; expected a whole number, 0 or more, at most {_LARGEST_SEED}")
-    options = {"train.resume": bool, "train.directory": str | None, "ckpt": str | None, "class_routing": dict | None}
-    for key, annotation in options.items():
-        value = OmegaConf.select(config, key)
-        if not accepts(annotation, value):
-            raise ConfigError(f"{key} is {_shown(value)}; expected {expected(annotation)}")
     if "lr" in config.optimizer:
         rate = " or ".join(f"{key}=…" for key in meant("optimizer.lr", config) if key != "optimizer.lr")
         raise ConfigError(f"optimizer.lr is {config.optimizer.lr}; the learning rate is that of the schedule: {rate}")
-    if config.train.test not in ("best", "last", "none"):
-        raise ConfigError(f"train.test is {config.train.test!r}; expected best, last or none")
 
 
 def _check_trainer(trainer: DictConfig) -> None:
-    time = trainer.get("max_time")
-    if isinstance(time, DictConfig) and not _UNITS.issuperset(time):
+    time, strategy = trainer.get("max_time"), str(trainer.get("strategy"))
+    if (isinstance(time, DictConfig) and not _UNITS.issuperset(time)) or (
+        isinstance(time, str) and not re.fullmatch(r"\d+:([01]\d|2[0-3]):[0-5]\d:[0-5]\d", time)
+    ):
         raise ConfigError(f"trainer.max_time is {time}; expected {_IN_WORDS['trainer.max_time']}")
+    if any(word in strategy for word in ("spawn", "fork", "notebook")):
+        raise ConfigError(
+            f"trainer.strategy is {strategy}, which copies this process; expected auto or ddp, which starts each by "
+            "the command"
+        )
     for name, least in _LEAST.items():
         value, other = trainer.get(name), _OR_MINUS_ONE.get(name)
         if value is not None and not (other and value == -1):

@@ -22,7 +22,15 @@ from omegaconf import DictConfig, OmegaConf
 
 from capsule_lab import __version__
 from capsule_lab.arguments import own_folders, prepared
-from capsule_lab.config import conf_dir, default_options, head, options_of, searching, user_message
+from capsule_lab.config import (
+    check_options,
+    conf_dir,
+    default_options,
+    head,
+    options_of,
+    searching,
+    user_message,
+)
 from capsule_lab.errors import ConfigError, InterruptError, printable
 from capsule_lab.signals import interruptible
 from capsule_lab.slurm import requeue
@@ -46,6 +54,7 @@ def command(name: str) -> Callable[[Callable[[DictConfig], None]], Callable[[], 
         def job(config: DictConfig) -> None:
             try:
                 with interruptible():
+                    check_options(config, name)
                     main(config)
             except InterruptError as error:
                 _exit_interrupted(error)
@@ -119,7 +128,7 @@ def _exit_interrupted(error: InterruptError) -> None:
 
 def _exit_if_user_error(error: Exception, name: str) -> None:
     try:
-        message = None if _SHOW_TRACEBACK in os.environ else user_message(error, name)
+        message = None if _SHOW_TRACEBACK in os.environ else user_message(error, name, sys.argv[1:])
     except MemoryError:  # of the message
         message = "not enough memory; the limit of this process's memory is lower than capsule_lab itself needs"
     if message is not None:

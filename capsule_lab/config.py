@@ -10,15 +10,16 @@ of its exceptions, and in ``_key_in_text`` and ``_node_in_text`` their texts.
 from __future__ import annotations
 
 import errno
+import functools
+import math
 import os
 import re
 import shlex
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import takewhile
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import hydra
 from hydra.core.global_hydra import GlobalHydra
@@ -28,6 +29,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from capsule_lab.errors import CapsuleLabError, ConfigError, InterruptError, one_line, suggest
 from capsule_lab.hints import hint
+from capsule_lab.signatures import accepts, expected, refused
 
 _SEARCH_PATH = "CAPSULE_LAB_SEARCH_PATH"
 
@@ -127,18 +129,111 @@ def head(file: Path) -> list[str]:
     return [line.removeprefix("#").removeprefix(" ") for line in lines if not line.startswith("# @package")]
 
 
+def search_override() -> list[str]:
+    """The override that gives a command ``search_path``; none if that is empty."""
+    entries = [each if re.fullmatch(r"[\w./:@%+-]+", each, re.ASCII) else quoted(each) for each in search_path()]
+    return [f"hydra.searchpath=[{','.join(entries)}]"] if entries else []
+
+
 def compose(config_name: str = "train", overrides: Sequence[str] = ()) -> DictConfig:
-    """A configuration outside of a command, as in a notebook or a test; inside of one, its own stays as it is."""
-    overrides = choices(overrides, config_name)
-    if search_path() and not any(override.startswith("hydra.searchpath=") for override in overrides):
-        overrides.append(f"hydra.searchpath=[{','.join(map(quoted, search_path()))}]")
+    """A configuration outside of a command, as in a notebook or a test; inside of one, its own stays as it is.
+
+    Raises:
+        ConfigError: for an override that cannot be read or names what does not exist, or an option of the command of
+            another type. Options of its parts are for ``check.check``.
+    """
+    given = choices(overrides, config_name)
+    if not any(override.startswith("hydra.searchpath=") for override in given):
+        given += search_override()
     current = GlobalHydra.instance().hydra
     GlobalHydra.instance().clear()
     try:
         with hydra.initialize_config_dir(str(conf_dir()), version_base="1.3"):
-            return hydra.compose(config_name, overrides=overrides)
+            config = hydra.compose(config_name, overrides=given)
+    except (HydraException, OmegaConfBaseException) as error:
+        raise ConfigError(user_message(error, config_name, given) or one_line(error)) from error
     finally:
         GlobalHydra.instance().hydra = current
+    check_options(config, config_name)
+    vars(config)["_overrides"] = tuple(overrides)
+    return config
+
+
+def overrides_of(config: DictConfig) -> tuple[str, ...]:
+    """The overrides that ``compose`` was given for a configuration, not for a copy of it."""
+    return tuple(vars(config).get("_overrides", ()))
+
+
+_TYPES: dict[str, Any] = {  # that defaults do not tell
+    **dict.fromkeys(("name", "contains", "table", "rows", "columns", "seeds"), object),  # checked where they are read
+    "train.test": Literal["best", "last", "none"],
+    "class_routing": dict | None,
+    "split": Literal["test", "val"],
+    "couplings": Literal["trained", "equal"],
+    "objective": Literal["cross_entropy", "margin", "dlr", "training"],
+    "space": Literal["input", "grey_levels"],
+    "epsilons": list[float] | None,
+    "trust": list[str] | str | None,
+    **dict.fromkeys(("images", "seed", "workers", "batch_size", "num_classes"), int | None),
+    **dict.fromkeys(("image_shape", "sheet_classes"), list[int] | None),
+    **dict.fromkeys(("figures.images", "train.seed"), int),
+}
+"""By dotted key, or by command and key."""
+_ABSENT = object()
+_IN_WORDS = dict.fromkeys(("ckpt", "run"), "a .ckpt file or the directory of a run")
+
+
+def check_options(config: DictConfig, command: str) -> None:
+    """Check that options of a command itself, not of its groups, have the type of their default, or of ``_TYPES``.
+
+    Args:
+        config: of the command, or a part of it.
+        command: its name.
+
+    Raises:
+        ConfigError: if not, for an empty text, a number that is not finite, or a whole one less than 1, a seed than 0.
+    """
+    for key, default in _own_options(command).items():
+        value = OmegaConf.select(config, key, default=_ABSENT)
+        annotation = _TYPES.get(f"{command}.{key}", _TYPES.get(key, _type_of(default)))
+        if annotation is object or value is _ABSENT:
+            continue
+        least, most = (0, 2**32 - 1) if key == "seed" else (1, 2**31 - 1)  # numpy's; ours: torch cannot have any number
+        is_whole = type(value) is int and annotation is not float
+        bound = f"at most {most}" if is_whole and value > most else f"{least} or more"
+        words = expected(annotation).replace("a whole number", f"a whole number, {bound},").rstrip(",")
+        is_odd = value == "" or (is_whole and not least <= value <= most)
+        if is_odd or not accepts(annotation, value) or (type(value) is float and not math.isfinite(value)):
+            raise ConfigError(refused(key, value, _IN_WORDS.get(key, words)))
+
+
+@functools.cache
+def _own_options(command: str) -> dict[str, Any]:
+    """Options of a command that are of no group, by dotted key, with their defaults."""
+    left: list[tuple[str, Any]] = [("", OmegaConf.to_container(OmegaConf.load(conf_dir() / f"{command}.yaml")))]
+    found: dict[str, Any] = {}
+    while left:
+        parent, node = left.pop()
+        for name, value in node.items():
+            key = f"{parent}{name}"
+            if isinstance(value, dict):
+                left.append((f"{key}.", value))
+            elif key not in ("defaults", "hydra.mode"):
+                found[key] = value
+    return found | ({"dry_run": False} if command == "sweep" else {})  # whose file is that of all its runs
+
+
+def _type_of(default: Any) -> Any:
+    """The type of a default; text for one that is missing, also null where that is the default."""
+    if default is None or str(default).startswith("${"):
+        return str | None
+    if isinstance(default, list):
+        return list[type(default[0]) if default else str]  # type: ignore[misc]  # mypy sees no values
+    return type(default)
+
+
+_OF_SEVERAL = ("logger", "callbacks")
+"""Groups of which a list of options can be chosen; those of others would overwrite each other."""
 
 
 def choices(overrides: Sequence[str], config_name: str) -> list[str]:
@@ -160,6 +255,10 @@ def choices(overrides: Sequence[str], config_name: str) -> list[str]:
             elif config_name not in commands() or default_options(config_name).get(group, "") is not None:
                 options = ", ".join(options_of(group))
                 raise ConfigError(f"{override} leaves out what is needed; expected {group}= one of {options}")
+        elif option.startswith("[") and group not in _OF_SEVERAL:
+            raise ConfigError(
+                f"{override} names several; {group}= takes one, -m {group}={option.strip('[]')} runs each"
+            )
         elif re.fullmatch(r"[\d.]+|true|false|\{.*", option, re.IGNORECASE):
             raise ConfigError(f"{override} does not exist; {suggest(option, options_of(group))}")
         else:
@@ -197,21 +296,22 @@ def to_container(config: DictConfig) -> dict[str, Any]:
     return {str(key): value for key, value in container.items()}
 
 
-def user_message(error: BaseException, config_name: str = "train") -> str | None:
+def user_message(error: BaseException, config_name: str = "train", overrides: Sequence[str] = ()) -> str | None:
     """The message in one line if the error is a mistake of the user, else ``None``.
 
     Args:
         error: anything that was raised.
         config_name: of the configuration that was composed, for the options that it has.
+        overrides: that it was composed with.
     """
     if isinstance(error, CapsuleLabError | InterruptError):
         return str(error)
-    if isinstance(error, MissingConfigException) and error.options is not None:
+    if isinstance(error, MissingConfigException) and error.missing_cfg_file:
         group, _, option = str(error.missing_cfg_file).partition("/")
         if group == "hydra":  # its groups lie one level deeper, and plugins add options to them
             group, _, option = str(error.missing_cfg_file).rpartition("/")
-            return f"{group}={option} does not exist; {suggest(option, error.options)}"
-        options = {*options_of(group), *(each for each in error.options if not each.startswith("_"))}
+            return f"{group}={option} does not exist; {suggest(option, error.options or ())}"
+        options = {*options_of(group), *(each for each in error.options or () if not each.startswith("_"))}
         return f"{group}={option} does not exist; {suggest(option, options)}"
     if isinstance(error, OverrideParseException):
         return _unreadable(str(error.override))
@@ -220,13 +320,15 @@ def user_message(error: BaseException, config_name: str = "train") -> str | None
         return reason if not node or node in reason else f"{node}: {reason}"
     if isinstance(error, HydraException):
         key = _key_in_text(error)
-        return _unknown_key(key, config_name) if key else _plain(one_line(error))
+        return _unknown_key(key, config_name, overrides) if key else _plain(one_line(error))
     if isinstance(error, OmegaConfBaseException):
         return one_line(error)
     if isinstance(error, OSError) and error.errno in _OF_THE_MACHINE:
         return f"{error.filename or 'a file'} cannot be written or read: {error.strerror}"
     if isinstance(error, MemoryError) or "can't allocate memory" in str(error):
-        return f"not enough memory ({one_line(error)}); try a smaller data.batch_size"
+        size = re.search(r"allocate (\d+) bytes", str(error))
+        needed = f"{int(size[1]) / 1e9:.3g} GB more are needed" if size else one_line(error)
+        return f"not enough memory ({needed}); try a smaller network or data.batch_size"
     return None
 
 
@@ -262,16 +364,20 @@ def _node_in_text(error: InstantiationException) -> str:
     return str(error).rpartition("full_key: ")[2].strip()
 
 
-def _unknown_key(key: str, config_name: str) -> str:
+def _unknown_key(key: str, config_name: str, overrides: Sequence[str]) -> str:
     """The message for a key that does not exist, with those beside which it was looked for."""
     if key.startswith("hydra."):
         return f"{key} is no option of Hydra; python -m capsule_lab.train --cfg hydra lists them"
-    chosen = [argument for argument in sys.argv[1:] if argument.partition("=")[0].lstrip("+") in groups()]
+    of_groups = {each.partition("=")[0].lstrip("+"): each for each in overrides}
+    of_groups = {group: each for group, each in of_groups.items() if group in groups()}
+    default = default_options(config_name)
+    if key.startswith("data.") and "data" not in of_groups and default.get("data", "") is None:
+        return f"{key} does not exist; did you mean +{key}, which changes the data of training? data=… is other data"
     try:
-        config = compose(config_name, chosen)
-    except (HydraException, ConfigError):
+        config = compose(config_name, [*of_groups.values()])
+    except ConfigError:
         return f"{key} is no option of this configuration"
     with open_dict(config):
-        for group in default_options(config_name):
+        for group in default:
             config.setdefault(group, None)
     return f"{key} does not exist; {hint(key, config)}"

@@ -49,14 +49,10 @@ def _render(config: DictConfig) -> None:
     from capsule_lab.data.standins import toynorb
 
     size, workers = config.size, config.workers
-    if not isinstance(size, int) or size not in toynorb.SIZES:
+    if size not in toynorb.SIZES:
         raise ConfigError(
             f"size is {size}; expected {toynorb.SIZES[0]} to {toynorb.SIZES[-1]} pixels, such as 48 or 96"
         )
-    if workers is not None and (not isinstance(workers, int) or workers < 1):
-        raise ConfigError(f"workers is {workers}; expected 1 or more processes, or null for one for each core")
-    if not isinstance(config.sheet, bool):
-        raise ConfigError(f"sheet is {config.sheet}; expected true or false")
     folder = data_directory(config.directory) / _RENDERED / f"{size}x{size}"
     try:
         kept = f"stopped; finished toys are kept in {folder}, and the same command goes on from there"

@@ -16,7 +16,7 @@ from rich.markup import escape
 from capsule_lab import runs
 from capsule_lab.check import check_evaluation
 from capsule_lab.command import command
-from capsule_lab.config import compose, to_container
+from capsule_lab.config import check_options, compose, to_container
 from capsule_lab.errors import ConfigError, printable
 from capsule_lab.runs.trust import plain_value
 
@@ -128,7 +128,7 @@ def evaluate(
     from capsule_lab.analysis.equal_couplings import equal_couplings
     from capsule_lab.ddp import processes_of
 
-    check_evaluation(OmegaConf.create({"split": split, "couplings": couplings}))
+    check_options(OmegaConf.create({"split": split, "couplings": couplings}), "evaluate")
     build.be_quiet()
     trainer = (trainer or compose("evaluate").trainer).copy()
     if trainer.precision == "auto":

@@ -30,9 +30,6 @@ def main(config: DictConfig) -> None:
 
     if OmegaConf.is_missing(config, "run"):
         raise ConfigError("run is missing; expected run=<the directory of a run>")
-    for name in ("images", "held_out"):
-        if config[name] < 1:
-            raise ConfigError(f"{name} is {config[name]}; expected 1 or more")
     build.be_quiet()
     run = runs.open(config.run, trust=config.trust)
     for path in keep_figures(run, draw(run, config), config.get("logger")):

@@ -13,7 +13,7 @@ from omegaconf import DictConfig
 from capsule_lab.atomic import expanded
 from capsule_lab.command import command
 from capsule_lab.config import to_container
-from capsule_lab.errors import ConfigError, DeviceError, check_choice, check_number, suggest
+from capsule_lab.errors import ConfigError, DeviceError, check_choice, suggest
 from capsule_lab.signals import interruptible
 
 if TYPE_CHECKING:
@@ -59,7 +59,6 @@ def device_of(config: DictConfig) -> torch.device:
     try:
         for option, choices in with_names.items():
             check_choice(option, config[option], choices)
-        check_number("limit", config.limit, above=0)
     except ValueError as error:
         raise ConfigError(str(error)) from error
     if config.device != "cpu" and not torch.cuda.is_available():
@@ -76,10 +75,8 @@ def chosen(config: DictConfig, parts: Sequence[Part]) -> list[Part]:
     Raises:
         ConfigError: for a name that no part has.
     """
-    asked = to_container(config).get("parts")
+    asked = to_container(config)["parts"]
     names = [part.name for part in parts]
-    if not isinstance(asked, list):
-        raise ConfigError(f"parts is {asked}; expected a list such as parts=[{names[0]}], or [] for all")
     for name in asked:
         if name not in names:
             raise ConfigError(f"parts has {name}; {suggest(str(name), names)}")

@@ -46,13 +46,13 @@ def hint(key: str, config: DictConfig) -> str:
         parent, _, name = parent.rpartition(".")
     node = OmegaConf.select(config, parent) if parent else config
     prefix = f"{parent}." if parent else ""
-    options = sorted(f"{prefix}{option!s}" for option in node)
+    options = sorted(map(str, node))
     found = meant(key, config)
     addition = "" if found else _addition(key, node)
     if not found and not addition:
-        found = list(filter(None, [closest(prefix + name, options)]))
+        found = [f"{prefix}{close}" for close in [closest(name, options)] if close]
     guess = f"did you mean {' or '.join(found[:_SHOWN])}? " if found else ""
-    return f"{guess}Options: {', '.join(options)}{addition}"
+    return f"{guess}Options: {', '.join(f'{prefix}{option}' for option in options)}{addition}"
 
 
 def habit(name: str) -> str:

@@ -3,41 +3,47 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
 
 from omegaconf import DictConfig
 from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
 from capsule_lab import runs
 from capsule_lab.command import command
-from capsule_lab.errors import ConfigError, printable
+from capsule_lab.errors import printable
 from capsule_lab.runs import lock
+from capsule_lab.terminal import aligned, differences
 
-WIDTH = 160  # ours: of tables in files and pipes
+HEADINGS = ("run", "state", "test error", "val error", "data", "last written", "overrides")
+_LEAST_WANTED = ("last written", "val error")
+"""Columns that a narrow terminal does not show."""
 
 
 @command("list")
 def main(config: DictConfig) -> None:
     """Print a row for each run directory, the latest last."""
-    if not isinstance(config.last, int) or config.last < 1:
-        raise ConfigError(f"last is {config.last}; expected 1 or more")
-    table = Table(box=None, pad_edge=False)
-    for heading in ("run", "state", "test error", "val error", "data", "last written", "overrides"):
-        table.add_column(heading, justify="right" if "error" in heading else "left", overflow="fold")
     found = sorted(runs.directories.root().glob("*/config.yaml"), key=_written)
     described = {file.parent: runs.directories.read_overrides(file.parent) for file in found}
     wanted = [each for each in described if str(config.contains) in f"{each.name} {described[each]}"]
-    for directory in wanted[-config.last :]:
-        row = [*_row(directory), described[directory]]
-        table.add_row(*(escape(printable(text)) for text in row))
+    wanted = wanted[-config.last :]
     console = Console(highlight=False)
-    if not console.is_terminal and "COLUMNS" not in os.environ:
-        console.width = WIDTH
-    console.print(table if table.rows else f"no such runs in {runs.directories.root()}")
+    if not wanted:
+        console.print(f"no such runs in {runs.directories.root()}", soft_wrap=True, markup=False)
+        return
+    shared, own = differences([shlex.split(described[each]) for each in wanted])
+    rows = [[*_row(each), shlex.join(overrides)] for each, overrides in zip(wanted, own, strict=True)]
+    lines = aligned([HEADINGS, *rows])
+    for left_out in _LEAST_WANTED if console.is_terminal or "COLUMNS" in os.environ else ():
+        if max(map(len, lines)) > console.width:
+            for row in rows:
+                row[HEADINGS.index(left_out)] = ""
+            lines = aligned([HEADINGS, *rows])
+    if shared:
+        lines.append(f"all with {shlex.join(shared)}")
+    console.print("\n".join(map(printable, lines)), soft_wrap=True, markup=False)
 
 
 def _row(directory: Path) -> list[str]:

@@ -30,7 +30,7 @@ def report(config: DictConfig, command_line: str) -> None:
     from capsule_lab.tables.reader import read, select
     from capsule_lab.tables.summary import summarise
 
-    table = select(read(config.table), rows=config.rows, columns=config.columns, seeds=config.seeds)
+    table = select(read(config.table, config.overrides), rows=config.rows, columns=config.columns, seeds=config.seeds)
     entries = summarise(table, list(config.overrides))
     console = Console(highlight=False)
     if not console.is_terminal and "COLUMNS" not in os.environ:

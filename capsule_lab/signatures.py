@@ -87,8 +87,25 @@ def expected(annotation: Any) -> str:
         return " or ".join([", ".join(others), last] if others else [last])
     if origin in _LISTS or annotation in _LISTS:
         number = f"{len(inside)} " if origin is tuple and ... not in inside else ""
-        kinds = {each for one in inside[:1] for each in (typing.get_args(one) or (one,))}
+        kinds = [each for one in inside[:1] for each in (typing.get_args(one) or (one,))]
+        if inside and typing.get_origin(inside[0]) in _LISTS:
+            return f"a list of lists of {_SEVERAL.get(kinds[0], 'values')}, such as [[…], […]]"
         return f"a list of {number}{next((_SEVERAL[kind] for kind in kinds if kind in _SEVERAL), 'values')}"
     if origin in _MAPPINGS or annotation in _MAPPINGS:
         return "{key: value}"
     return _EXPECTED.get(annotation, "")
+
+
+def refused(key: str, value: Any, words: str) -> str:
+    """The message for a value that is not ``expected``, whose words these are.
+
+    >>> refused("train.resume", "maybe", expected(bool)), refused("split", None, expected(Literal["test", "val"]))
+    ('train.resume is maybe; expected true or false', "split is null; expected 'test' or 'val'")
+    """
+    if not isinstance(value, str):
+        shown = "null" if value is None else str(value)
+    elif not value:
+        shown = "an empty text"
+    else:
+        shown = repr(value) if words.startswith("'") else value
+    return f"{key} is {shown}; expected {words}"

@@ -21,11 +21,12 @@ from rich.markup import escape
 
 from capsule_lab.check import check
 from capsule_lab.command import command
-from capsule_lab.config import as_argument
+from capsule_lab.config import as_argument, overrides_of, search_override
 from capsule_lab.environment import command_line, replaced_command_line
 from capsule_lab.errors import ConfigError, PauseError, RunError
 from capsule_lab.signals import interruptible
 from capsule_lab.slurm import was_requeued
+from capsule_lab.terminal import as_typed
 
 log = logging.getLogger(__name__)
 
@@ -90,16 +91,18 @@ def _attempt(config: DictConfig, began: float) -> dict[str, Any]:
         return {}
     overrides = [each for each in hydra.overrides.task if not each.startswith(("launcher=", "train.resume="))]
     differences = [each for each in overrides if not each.startswith(("name=", "logger", "train.directory="))]
-    again = [*overrides, "train.resume=true"] if config.train.resume else overrides  # for the run's other processes
-    with replaced_command_line("capsule_lab.train", again) if hydra.mode == RunMode.MULTIRUN else nullcontext():
+    again = [*overrides, *search_override(), *(["train.resume=true"] if config.train.resume else [])]
+    is_one_of_several = hydra.mode == RunMode.MULTIRUN
+    with replaced_command_line("capsule_lab.train", again) if is_one_of_several else nullcontext():  # other processes'
         result = train(config, directory, differences, began)
     if result and result["status"] != runs.results.PAUSED:
-        Console(highlight=False).print("", summary(result, directory), sep="\n", soft_wrap=True)  # commands to copy
+        shown = summary(result, directory, hydra.runtime.choices, None if is_one_of_several else overrides)
+        Console(highlight=False).print("", shown, sep="\n", soft_wrap=True)  # commands to copy
     return result
 
 
 def train(
-    config: DictConfig, directory: Path, overrides: Sequence[str] = (), began: float | None = None
+    config: DictConfig, directory: Path, overrides: Sequence[str] | None = None, began: float | None = None
 ) -> dict[str, Any]:
     """One run in ``directory``; returns what is in its ``metrics.json``, or nothing on processes but the first.
 
@@ -109,9 +112,15 @@ def train(
     Args:
         config: the whole configuration, as ``capsule_lab.config.compose`` gives it.
         directory: of the run.
-        overrides: what the configuration differs in from the defaults, for the records and the log.
+        overrides: what the configuration differs in from the defaults, for the records and the log; by default those
+            that ``compose`` was given.
         began: when ``trainer.max_time`` began, by ``time.monotonic``; by default now.
+
+    Raises:
+        ConfigError: see ``check.check``.
     """
+    check(config)
+    overrides = overrides_of(config) if overrides is None else overrides
     with _logging_to_stdout_if_nowhere():
         return _train(config, directory, overrides, time.monotonic() if began is None else began)
 
@@ -300,11 +309,21 @@ def _facts(config: DictConfig, trainer: Any, module: Any, data: Any) -> dict[str
     }
 
 
-def summary(result: dict[str, Any], directory: Path) -> str:
-    """The last lines of the command: errors, data, duration, directory, and what to try next."""
+def summary(
+    result: dict[str, Any], directory: Path, chosen: Mapping[str, Any], overrides: Sequence[str] | None = None
+) -> str:
+    """The last lines of the command: errors, network, data, duration, directory, and what to try next.
+
+    Args:
+        result: of ``train``.
+        directory: of the run.
+        chosen: options of groups, ``model`` and ``routing`` among them.
+        overrides: of the command, for what to try next; ``None`` leaves it out.
+    """
     from capsule_lab.runs.results import describe_data, describe_metrics
 
-    run, python = _as_typed(directory), escape(shlex.quote(str(_as_typed(Path(sys.executable)))))
+    run = escape(str(as_typed(directory)))
+    routing = "" if chosen["routing"] in (None, "none") else f", routing {chosen['routing']}"
     minutes = result["training_seconds"] / 60
     if result["test"]:
         first, others = describe_metrics("test", result["test"])
@@ -314,26 +333,18 @@ def summary(result: dict[str, Any], directory: Path) -> str:
         outcome = f"[bold]{first}[/]  (not tested)"
     else:
         outcome = "neither validated nor tested"
-    checkpoint = escape(as_argument("ckpt", run))
-    following = [f"  {python} -m capsule_lab.train experiment=quickstart routing=uniform"]
-    if any((directory / "checkpoints").glob("*.ckpt")):
-        metrics = result["test"] or result["val"]
-        if metrics and "error" not in metrics:  # of a network without classes: it has poses, and no routing
-            following = [f"  {python} -m capsule_lab.analyse {checkpoint} what=poses"]
-        following.insert(0, f"  {python} -m capsule_lab.evaluate {checkpoint}")
+    following = [] if overrides is None else _to_try(result, directory, chosen, overrides)
     ended = "" if result["stopped_by"] == "steps" else f", ended by {_ENDED_BY[result['stopped_by']]}"
     lines = [
         outcome,
         *_times(result.get("time_to_accuracy", {})),
+        f"network     {chosen['model']}{routing}",
         f"data        {escape(describe_data(result['provenance']))}",
         f"trained     {result['steps']} of {result['planned_steps']} steps in {minutes:.1f} min{ended}; "
         f"{result['parameters']:,} parameters",
-        f"run         {escape(str(run))}",
+        f"run         {run}",
         "            metrics.json, metrics.csv, checkpoints, figures",
-        "",
-        "[bold]try next[/]",
-        *following,
-        f"  {python} -m capsule_lab",
+        *(["", "[bold]try next[/]", *map(escape, following)] if following else []),
     ]
     return "\n".join(lines)
 
@@ -349,9 +360,31 @@ def _times(results: Mapping[str, float | None]) -> list[str]:
     return lines
 
 
-def _as_typed(path: Path) -> Path:
-    """Relative to the current directory, if it is inside."""
-    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+_NOT_WITH_ANOTHER_ROUTING = ("routing", "class_routing", "name=", "train.directory=")
+
+
+def _to_try(
+    result: Mapping[str, Any], directory: Path, chosen: Mapping[str, Any], overrides: Sequence[str]
+) -> list[str]:
+    """Commands that look into a run, and that train the same network without routing."""
+    metrics, routes = result["test"] or result["val"], chosen["routing"] not in (None, "none")
+    found = []
+    if any((directory / "checkpoints").glob("*.ckpt")):
+        run = as_typed(directory)
+        question = "poses" if metrics and "error" not in metrics else "couplings" if routes else "transforms"
+        look = f"analyse {as_argument('ckpt', run)} what={question}"
+        found.append(f"figures {as_argument('run', run)}" if chosen["data"] == "multimnist" else look)  # several labels
+    if routes and chosen["routing"] != "uniform":
+        others = [each for each in overrides if not each.startswith(_NOT_WITH_ANOTHER_ROUTING)]
+        found.append(f"train {shlex.join([*others, 'routing=uniform'])}")
+    search = "".join(f" {shlex.quote(each)}" for each in search_override())
+    return [f"  {_python()} -m capsule_lab.{each}{search}" for each in found]
+
+
+def _python() -> str:
+    """The interpreter, where it lies in the current directory, as that of ``make``; else it is on the user's path."""
+    path = as_typed(Path(sys.executable))
+    return "python" if path.is_absolute() else shlex.quote(str(path))
 
 
 main = command("train")(run)

@@ -10,6 +10,12 @@ from jaxtyping import Float, Int64, UInt8
 from torch import Tensor
 
 
+def _shapes(record: NamedTuple) -> str:
+    """A record of tensors by their shapes: a cell of a notebook is not filled by their numbers."""
+    shown = {name: tuple(each.shape) if isinstance(each, Tensor) else each for name, each in record._asdict().items()}
+    return f"{type(record).__name__}({', '.join(f'{name}={each}' for name, each in shown.items())})"
+
+
 class Capsules(NamedTuple):
     """The capsules of one layer.
 
@@ -24,6 +30,9 @@ class Capsules(NamedTuple):
     poses: Float[Tensor, "batch capsule dim"]
     activations: Float[Tensor, "batch capsule"]
     logits: Float[Tensor, "batch capsule"] | None = None
+
+    def __repr__(self) -> str:
+        return _shapes(self)
 
 
 class Votes(NamedTuple):
@@ -69,6 +78,9 @@ class CapsuleOutput(NamedTuple):
     scores: Float[Tensor, "batch classes"]
     capsules: Capsules | None = None
     logits: Float[Tensor, "batch classes"] | None = None
+
+    def __repr__(self) -> str:
+        return _shapes(self)
 
     @property
     def ranking(self) -> Float[Tensor, "batch classes"]:

@@ -119,7 +119,8 @@ def test_error_is_that_of_the_network(a_copy: Path) -> None:
     [
         (["what=dreams"], "what=dreams does not exist; Options: "),
         (["images=0"], "images is 0; expected a whole number, 1 or more"),
-        (["split=train"], "split=train does not exist; Options: test, val"),
+        (["split=train"], "split is 'train'; expected 'test' or 'val'"),
+        (["what=transforms", "what.kinds=[]"], "kinds is empty; expected some of rotation"),
         (["what=scramble", "what.tiles=1"], "tiles is 1; expected 2 to 28"),
         (["what=transforms", "what.kinds=[bending]"], "kinds is 'bending'; expected 'rotation'"),
         (["what=votes", "what.longest=0"], "longest is 0"),

@@ -15,6 +15,7 @@ from capsule_lab import __main__ as overview
 from capsule_lab.arguments import own_folders, prepared
 from capsule_lab.config import as_argument, compose, options_of, search_path, searching
 from capsule_lab.errors import ConfigError
+from capsule_lab.train import train
 from tests.helpers.commands import ROOT, Ended, python
 from tests.helpers.messages import one_sentence
 
@@ -39,6 +40,10 @@ ON_DISK_FULL = "capsule_lab: standard output cannot be written to (No space left
         ),
         ("train", ["--multirn", "seed=1"], "--multirn is no option; did you mean --multirun?"),
         ("train", ["--cfg", "jobs"], "argument --cfg/-c: invalid choice: 'jobs'"),
+        ("train", ["--model", "capsnet"], "--model is no option; expected key=value without dashes: model=capsnet"),
+        ("train", ["hydra.run.dir=x"], "hydra.run.dir=x would only make an empty folder; expected train.directory="),
+        ("train", ["debug=[smoke,overfit]"], "debug=[smoke,overfit] names several; debug= takes one, -m debug=smoke,"),
+        ("analyse", ["what=[votes,tree]"], "what=[votes,tree] names several; what= takes one, -m what=votes,tree runs"),
         ("train", ["=3"], "=3 has no key; expected key=value"),
         ("train", ["data=null"], "data=null leaves out what is needed; expected data= one of affnist, cifar10, "),
         ("train", ["model=3"], "model=3 does not exist; Options: capsnet, "),
@@ -102,6 +107,7 @@ def test_a_path_can_be_pasted(path: str) -> None:
         ("+batch_size=5", "batch_size does not exist; did you mean data.batch_size?"),
         ("+optimizer.lr=1", "optimizer.lr is 1; the learning rate is that of the schedule: schedule.learning_rate."),
         ("module._target_=lightning.LightningModule", "module.loss does not exist; lightning.LightningModule takes no"),
+        ("logger=[csv,foo]", "logger=foo does not exist; Options: csv, "),
         ("logger=csv,wandb", "logger=csv,wandb are several values; -m trains one run for each, logger=[csv,wandb] is "),
     ],
     ids=str,
@@ -128,7 +134,7 @@ def test_own_folder_reaches_tables_hints_and_the_list(
     (tmp_path / "own.yaml").write_text(f"paper: mine\nseeds: [0]\nrows: [{row}]\n")
     planned = cli("sweep", *given, "table=own.yaml", "dry_run=true")
     assert planned.status == 0, planned.err
-    assert "routing=mine" in planned.out
+    assert f" seed=0 'hydra.searchpath=[{MINE.as_uri()}]'\n" in planned.out, "the command works as it is printed"
     assert cli("report", *given, "table=own.yaml").status == 0
     assert "did you mean mine?" in one_sentence(cli("train", *given, "routing=mien"))
     assert "did you mean routing.sharpness?" in one_sentence(cli("train", *given, "routing=mine", "routing.sharpnes=2"))
@@ -158,7 +164,7 @@ def test_own_folder_reaches_what_is_composed(tmp_path: Path) -> None:
     named = Path(shutil.copytree(MINE, tmp_path / "my own ünd"))
     with searching(own_folders([f"--config-dir={named}"])):
         assert compose("train", ["routing=mine"]).routing.sharpness == 1.0
-    with pytest.raises(Exception, match="mine"):
+    with pytest.raises(ConfigError, match="mine"):
         compose("train", ["routing=mine"])
 
 
@@ -168,6 +174,35 @@ def test_search_path_of_the_environment_is_checked(cli: Callable[..., Ended], en
     for command, options in (("list", []), ("train", ["model=capsnet"]), ("sweep", ["table=smoke", "dry_run=true"])):
         message = one_sentence(cli(command, *options))
         assert message == f"CAPSULE_LAB_SEARCH_PATH has {entry}; expected file:// and a folder that is there, or pkg://"
+
+
+def test_what_is_proposed_fits_the_row(cli: Any) -> None:
+    message = one_sentence(cli("sweep", "table=smoke", "model=em_caps", "dry_run=true"))
+    assert message.startswith("row dynamic: model.class_dim does not exist; ")
+    assert "model.class_dim" not in message.partition("; ")[2]
+    assert one_sentence(cli("report", "tabel=smoke")) == "tabel does not exist; did you mean table=smoke?"
+    assert one_sentence(cli("report", "table=smoke", "columns=[x]")).startswith("columns is ['x'], and smoke has one ")
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("modle=capsnet", "modle does not exist; did you mean model?"),
+        ("train.resume=maybe", "train.resume is maybe; expected true or false"),
+        ("seed=-1", "seed is -1; expected a whole number, 0 or more"),
+    ],
+)
+def test_notebook_gets_the_same_sentences(override: str, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        compose("train", [override])
+    assert str(caught.value).startswith(message)
+
+
+@pytest.mark.parametrize("override", ["data.batch_size=abc", "trainer.max_steps=ten"])
+def test_notebook_trains_nothing_with_a_wrong_value(override: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="expected a whole number"):
+        train(compose("train", [override]), tmp_path / "run")
+    assert list(tmp_path.iterdir()) == []
 
 
 # --- capsule-lab <command> -------------------------------------------------------------------------------------------

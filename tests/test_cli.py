@@ -27,7 +27,7 @@ from capsule_lab.check import check
 from capsule_lab.config import commands, compose, conf_dir, default_options, groups, head, options_of, user_message
 from capsule_lab.tables.arguments import FOR_REPORT, FOR_SWEEP, for_hydra
 from capsule_lab.train import summary
-from tests.helpers.commands import NO_PICTURES, ROOT, TINY, TINY_CAPSNET, Ended, Trained, python
+from tests.helpers.commands import CHOSEN, NO_PICTURES, ROOT, TINY, TINY_CAPSNET, Ended, Trained, python
 from tests.helpers.messages import one_sentence
 
 Cli = Callable[..., Ended]
@@ -127,11 +127,10 @@ def test_documented_module_exists(command: str) -> None:
 
 
 def test_what_a_finished_run_proposes_composes(trained: Trained) -> None:
-    text = summary(trained.result, trained.directory)
-    proposed = [f"python -m {rest}" for rest in re.findall(rf"^  {sys.executable} -m (.*)$", text, re.MULTILINE)]
+    text = summary(trained.result, trained.directory, CHOSEN, TINY)
+    proposed = re.findall(r"^  (python -m .*)$", text, re.MULTILINE)
     composed = [check(compose(*job)) for command in proposed for job in jobs_of(command)]
-    assert len(proposed) >= 3
-    assert len(composed) >= 2
+    assert len(proposed) == len(composed) == 2
 
 
 PYTHON = [
@@ -189,8 +188,21 @@ def test_several_runs_one_after_another(cli: Cli, tmp_path: Path) -> None:
     smoke = ["debug=smoke", *TINY_CAPSNET, "trainer.accelerator=cpu", *NO_PICTURES]
     ended = cli("train", "-m", "seed=0,1", *smoke)
     assert ended.status == 0, ended.err
-    found = [json.loads(path.read_text())["seed"] for path in (tmp_path / "runs").glob("capsnet-mnist-*/metrics.json")]
-    assert sorted(found) == [0, 1]
+    found = {path: json.loads(path.read_text()) for path in Path("runs").glob("capsnet-mnist-*/metrics.json")}
+    assert sorted(each["seed"] for each in found.values()) == [0, 1]
+    heading, *rows = ended.out.splitlines()[-3:]
+    assert heading.split() == ["test", "error", "minutes", "run"]
+    assert sorted(row.split() for row in rows) == sorted(
+        [f"seed={each['seed']}", f"{each['test']['error']:.2f}", "%", "0.0", str(path.parent)]
+        for path, each in found.items()
+    )
+    assert "try next" not in ended.out
+
+
+@pytest.mark.parametrize("values", ["routing.iterations=1,two,3", "trainer.max_steps=1,0"])
+def test_values_of_all_runs_are_checked_before_the_first(cli: Cli, tmp_path: Path, values: str) -> None:
+    assert values.split("=")[0] in one_sentence(cli("train", "-m", "debug=smoke", *TINY_CAPSNET, values))
+    assert not list(tmp_path.rglob("metrics.csv"))
 
 
 def test_a_run_that_cannot_work_does_not_stop_the_others(cli: Cli, tmp_path: Path) -> None:
@@ -295,6 +307,15 @@ def test_make_sets_up_what_is_not_there(tmp_path: Path) -> None:
     assert not venv.exists()
 
 
+def test_make_leaves_the_environment_of_another_clone_alone(venv: Path) -> None:
+    (venv / ".ready").write_text("/another/clone\n")
+    os.utime(venv / ".ready", (0, 0))
+    with pytest.raises(subprocess.CalledProcessError) as caught:
+        make("setup", f"VENV={venv}", "PYTHON=true")
+    assert f"{venv} is the environment of /another/clone; name another with VENV=" in caught.value.stderr
+    assert not (venv / "bin").exists()
+
+
 def test_make_help_lists_every_target() -> None:
     assert targets() == [*commands(), "help", "setup", "test", "campaign", "lint", "clean"]
     assert make() == make("help")
@@ -327,7 +348,7 @@ def refusal(overrides: list[str]) -> str:
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["train.test=bset"], "train.test is 'bset'; expected best, last or none"),
+        (["train.test=bset"], "train.test is 'bset'; expected 'best', 'last' or 'none'"),
         (["+train.tset=last"], "train.tset does not exist; did you mean train.test?"),
         (["+model.chanels=3"], "model.chanels does not exist; did you mean model.channels?"),
         (["+trainer.max_epoch=3"], "trainer.max_epoch does not exist; did you mean trainer.max_epochs?"),
@@ -357,7 +378,7 @@ def test_wrong_overrides_are_refused(tmp_path: Path, overrides: list[str], messa
     [
         (["modell=capsnet"], "modell does not exist; did you mean model? Options: callbacks, ckpt, "),
         (["train.test=["], "train.test=[ cannot be read as key=value; expected quotes around "),
-        (["train.test=bset"], "train.test is 'bset'; expected best, last or none"),
+        (["train.test=bset"], "train.test is 'bset'; expected 'best', 'last' or 'none'"),
         (["model.channels=0"], "model: CapsNet has channels 0; expected 1 or more"),
         (["train.directory=file/run"], "cannot write to "),
     ],
@@ -403,14 +424,22 @@ def test_checkpoint_that_cannot_be_used_is_refused(cli: Cli, a_copy: Path, comma
     [
         ("evaluate", [], "ckpt is missing; expected ckpt=<"),
         ("evaluate", ["ckpt=nowhere"], "no checkpoint at nowhere; expected a .ckpt file or the directory of a run"),
-        ("evaluate", ["ckpt=RUN", "split=train"], "split=train does not exist; Options: test, val"),
+        ("evaluate", ["ckpt=RUN", "split=train"], "split is 'train'; expected 'test' or 'val'"),
+        ("evaluate", ["ckpt=[a,b]"], "ckpt is ['a', 'b']; expected a .ckpt file or the directory of a run"),
+        ("evaluate", ["ckpt="], "ckpt is an empty text; expected a .ckpt file or the directory of a run"),
+        ("evaluate", ["ckpt=RUN", "seed=-1"], "seed is -1; expected a whole number, 0 or more, or null"),
+        ("evaluate", ["ckpt=RUN", "data.batch_size=7"], "data.batch_size does not exist; did you mean +data.batch_"),
+        ("sweep", ["table=smoke", "dry_run=maybe"], "dry_run is maybe; expected true or false"),
+        ("list", ["last=true"], "last is True; expected a whole number, 1 or more"),
+        ("gpu", ["limit=nan", "dry_run=true"], "limit is nan; expected a whole number, 1 or more"),
+        ("analyse", ["untrained=maybe"], "untrained is maybe; expected true or false"),
         ("evaluate", ["ckpt=RUN", "data=mnits"], "data=mnits does not exist; did you mean mnist?"),
         ("evaluate", ["ckpt=RUN", "slpit=test"], "slpit does not exist; did you mean split?"),
         ("evaluate", ["ckpt=RUN", "+trainer.acelerator=cpu"], "acelerator"),
         ("figures", [], "run is missing; expected run=<"),
         ("figures", ["run=nowhere"], "no checkpoint at nowhere; expected a .ckpt file or the directory of a run"),
         ("figures", ["run=RUN", "image=3"], "image does not exist; did you mean images?"),
-        ("figures", ["run=RUN", "images=0"], "images is 0; expected 1 or more"),
+        ("figures", ["run=RUN", "images=0"], "images is 0; expected a whole number, 1 or more"),
         ("bench", ["rounds=0"], "rounds is 0"),
     ],
     ids=str,

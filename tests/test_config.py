@@ -220,7 +220,10 @@ def test_a_loss_of_classes_is_not_of_pairs(model, loss):
         check(compose(f"model={model}", f"loss={loss}"))
 
 
-WITHOUT_DEFAULT = {"callbacks=stop_at_error": ["callbacks.stop_at_error.stopping_threshold=5"]}
+WITHOUT_DEFAULT = {
+    "callbacks=stop_at_error": ["callbacks.stop_at_error.stopping_threshold=5"],
+    "callbacks=pairs": ["model=pair_autoencoder", "data=mnist_pairs"],
+}
 
 
 @pytest.mark.parametrize(
@@ -731,7 +734,10 @@ def test_other_errors_have_no_message_for_the_user(error):
             "last.ckpt cannot be written or read: No space",
         ),
         (PermissionError(errno.EACCES, "Permission denied"), "a file cannot be written or read: Permission denied"),
-        (MemoryError("Unable to allocate 3 GiB"), "not enough memory (Unable to allocate 3 GiB); try a smaller data."),
+        (
+            MemoryError("Unable to allocate 3 GiB"),
+            "not enough memory (Unable to allocate 3 GiB); try a smaller network",
+        ),
         (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried 9 bytes"), "not enough memory (Default"),
         (FileNotFoundError(errno.ENOENT, "No such file", "x"), None),
     ],

@@ -95,7 +95,8 @@ def test_sheets_are_of_the_classes_asked_for(trained: Trained, classes: list[int
     ("override", "message"),
     [
         ("sheet_classes=[11]", "sheet_classes has 11; expected classes of the held-out images: 0, 1, 2"),
-        ("held_out=0", "held_out is 0; expected 1 or more"),
+        ("held_out=0", "held_out is 0; expected a whole number, 1 or more"),
+        ("sheet_classes=3", "sheet_classes is 3; expected a list of whole numbers or null"),
         ("logger=tensorbord", "did you mean tensorboard?"),
     ],
 )

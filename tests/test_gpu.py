@@ -85,10 +85,10 @@ def test_what_is_left_is_status_1(cli: Cli, found: dict[str, Any]) -> None:
     ("override", "message"),
     [
         ("parts=[step]", "parts has step; did you mean steps? Options: "),
-        ("parts=device", "parts is device; expected a list such as parts=[device], or [] for all"),
+        ("parts=device", "parts is device; expected a list of texts"),
         ("device=gpu", "device is 'gpu'; expected 'auto', 'cuda' or 'cpu'"),
         ("size=big", "size is 'big'; expected 'auto', 'full' or 'small'"),
-        ("limit=0", "limit is 0; expected more than 0"),
+        ("limit=0", "limit is 0; expected a whole number, 1 or more"),
     ],
 )
 def test_mistakes_are_one_line(cli: Cli, found: dict[str, Any], override: str, message: str) -> None:

@@ -90,4 +90,18 @@ def test_list_of_some_runs(cli: Cli) -> None:
     cli("list")  # warns of the damaged result, once
     assert len(cli("list", "last=1").out.splitlines()) == 2
     assert cli("list", "contains=nothing").out.startswith("no such runs in ")
-    assert "last is 0; expected 1 or more" in one_sentence(cli("list", "last=0"))
+    assert "last is 0; expected a whole number, 1 or more" in one_sentence(cli("list", "last=0"))
+
+
+def test_a_narrow_terminal_shows_names_whole(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    shared, names = ["data.source=standin", "debug=smoke"], []
+    for own in (["routing.iterations=1", "callbacks.best=null"], ["routing.iterations=2", "callbacks.last=null"]):
+        config = compose("train", [*shared, *own])
+        directory = directories.choose_directory(config, "capsnet-mnist")
+        directories.create_directory(directory, config, [*shared, *own])
+        names.append([directory.name, "not", "finished", *own])
+    monkeypatch.setenv("COLUMNS", "80")
+    heading, *rows, last = cli("list").out.splitlines()
+    assert heading.split() == ["run", "state", "overrides"], "and not when they were last written"
+    assert sorted(row.split() for row in rows) == sorted(names)
+    assert last == "all with data.source=standin debug=smoke"

@@ -29,7 +29,7 @@ from capsule_lab.errors import ConfigError, InterruptError, RunError
 from capsule_lab.lit import CapsNetModule
 from capsule_lab.train import run as run_of_a_command
 from capsule_lab.train import summary, train
-from tests.helpers.commands import NO_PICTURES, TINY, TINY_CAPSNET, Ended, Trained, python, start
+from tests.helpers.commands import CHOSEN, NO_PICTURES, TINY, TINY_CAPSNET, Ended, Trained, python, start
 from tests.helpers.training import SignalAt, checkpoint, curves, results, run, spoil_weights, trained_module, weights
 
 Tiny = Callable[..., DictConfig]
@@ -131,7 +131,10 @@ def test_log_of_a_run(trained: Trained) -> None:
     text = (trained.directory / "train.log").read_text()
     assert "CapsNet on stand-in for MNIST" in text
     assert f"into {trained.directory}" in text
-    assert "overrides of the defaults: none" in text
+    assert f"overrides of the defaults: {shlex.join(TINY)}\n" in text, "also where a notebook composed them"
+    shown = repr(runs.open(trained.directory))
+    assert shown.startswith("Run(")
+    assert len(shown) < 300
     assert "epoch 1  step 4/8" in text
     assert "epoch 2  step 8/8" in text
 
@@ -452,9 +455,13 @@ def test_weights_that_are_tested(trained: Trained, which: str, tested: str | Non
 def test_run_without_a_test(tiny: Tiny, tmp_path: Path) -> None:
     found = train(tiny("train.test=none", "trainer.limit_train_batches=1", *NO_PICTURES), tmp_path / "run")
     assert (found["test"], found["weights_tested"]) == ({}, None)
-    assert "not tested" in summary(found, tmp_path / "run")
-    assert "capsule_lab.evaluate" in summary(found, tmp_path / "run")
-    assert "capsule_lab.evaluate" not in summary(found, tmp_path / "without checkpoints")
+    shown = summary(found, tmp_path / "run", CHOSEN, ["seed=1", "routing.iterations=2"])
+    assert "not tested" in shown
+    assert "network     capsnet, routing dynamic\n" in shown
+    assert "python -m capsule_lab.analyse ckpt=run what=couplings\n" in shown
+    assert shown.endswith("python -m capsule_lab.train seed=1 routing=uniform")
+    assert "capsule_lab.analyse" not in summary(found, tmp_path / "without checkpoints", CHOSEN, [])
+    assert "try next" not in summary(found, tmp_path / "run", CHOSEN), "of one of several"
 
 
 def not_a_number(step: int, seen: list[int]) -> Callable[..., dict[str, Tensor]]:
@@ -696,6 +703,6 @@ def test_log_is_shown_where_nothing_else_shows_it(
 def test_last_lines_show_names_as_they_are(trained: Trained) -> None:
     name = "mine [bold]x[/] [/b] ["
     result = {**trained.result, "provenance": {**trained.result["provenance"], "name": name}}
-    shown = Text.from_markup(summary(result, Path("runs/[/b] [red]"))).plain
+    shown = Text.from_markup(summary(result, Path("runs/[/b] [red]"), CHOSEN)).plain
     assert name in shown
     assert "run         runs/[/b] [red]" in shown

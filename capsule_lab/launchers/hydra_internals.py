@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.plugins import Plugins
 from hydra.core.singleton import Singleton
@@ -14,6 +15,7 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, flag_override, open_dict
 
 __all__ = [
+    "BasicSweeper",
     "JobReturn",
     "Task",
     "error_of",

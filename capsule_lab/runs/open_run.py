@@ -32,7 +32,7 @@ Weights = Mapping[str, tuple[tuple[int, ...], "torch.dtype"]]
 """Shape and type of each weight of a network, by the name that its ``state_dict`` has."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Run:
     """A trained network, and everything that its checkpoint knows about it.
 
@@ -55,6 +55,10 @@ class Run:
     directory: Path
     step: int
     seconds: float
+
+    def __repr__(self) -> str:
+        network, data = type(self.module.network).__name__, self.provenance["name"]
+        return f"Run({self.checkpoint}: {network} at step {self.step}, trained on {data})"
 
     @property
     def network(self) -> AbstractNetwork:

@@ -8,7 +8,9 @@ package that the user trusts.
 from __future__ import annotations
 
 import inspect
+import logging
 import re
+import sys
 from collections.abc import Iterator, Sequence
 from importlib import import_module
 from pathlib import Path
@@ -17,6 +19,8 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from capsule_lab.errors import ConfigError, RunError, one_line
+
+log = logging.getLogger(__name__)
 
 BUILT = ("data", "model", "module", "routing", "class_routing", "loss", "schedule", "optimizer")
 """Groups of the configuration in a checkpoint from which objects are built."""
@@ -35,6 +39,7 @@ _RECORD: dict[str, Any] = {
     "spec": dict, "seconds": (int, float), "val": dict,
 }  # fmt: skip
 _NUMBERS = (bool, int, float, type(None))
+_NOBODYS = {*sys.stdlib_module_names, "torch"}
 _MOST_VALUES = 10_000  # ours: a configuration has 300; lists that share their items can stand for billions
 _DEEPEST = 50  # ours: a configuration has 6 levels
 
@@ -52,6 +57,9 @@ def check_targets(config: Any, trust: Sequence[str] | str | None, file: Path) ->
         RunError: if a target is neither a part of configurations nor of one of these packages, or cannot be imported.
     """
     packages = _packages(trust)
+    for package in packages:
+        if not any(_is_in(str(target), [package]) for target in targets(config)):
+            log.warning("trust has %s, and nothing in %s is of it: leave it out", package, file)
     for target in targets(config):
         if not isinstance(target, str) or not _NAME.fullmatch(target):
             raise RunError(f"{file} has _target_: {str(target)[:80]!r}; expected the name of {_EXPECTED}")
@@ -138,8 +146,8 @@ def _packages(trust: Any) -> list[str]:
     listed = trust is None or (isinstance(trust, Sequence) and not isinstance(trust, str))
     names = list(trust or ()) if listed else [trust]
     for name in names:
-        if not isinstance(name, str) or not _NAME.fullmatch(name):
-            raise ConfigError(f"trust has {name!r}; expected names of packages, such as trust=[mine]")
+        if not isinstance(name, str) or not _NAME.fullmatch(name) or name.partition(".")[0] in _NOBODYS:
+            raise ConfigError(f"trust has {name!r}; expected names of packages of your own, such as trust=[mine]")
     return names
 
 

@@ -14,18 +14,25 @@ from pydantic import TypeAdapter, ValidationError
 from yaml import YAMLError
 
 from capsule_lab.config import sweeps_dir
-from capsule_lab.errors import TableError, one_line, suggest
+from capsule_lab.errors import TableError, closest, one_line, suggest
 from capsule_lab.tables.schema import Column, Content, Row, Seeds, Table, check_override
 
 
-def read(table: str | Path | None) -> Table:
+def read(table: str | Path | None, overrides: Sequence[str] = ()) -> Table:
     """A table by its name in ``sweeps/``, or from a file of one's own.
+
+    Args:
+        table: the name or the file.
+        overrides: for its runs, among which a mistyped ``table=`` is.
 
     Raises:
         TableError: if there is none, or it is not what a table is.
     """
     names = sorted(path.stem for path in sweeps_dir().glob("*.yaml"))
     if table is None:
+        for key, _, value in (override.partition("=") for override in overrides):
+            if closest(key, ["table"]):
+                raise TableError(f"{key} does not exist; did you mean table={value}?")
         raise TableError(f"table is missing; expected table=<name>, one of {', '.join(names)}, or a .yaml file")
     file = Path(table) if str(table).endswith(".yaml") else sweeps_dir() / f"{table}.yaml"
     if not file.is_file() or not (str(table).endswith(".yaml") or table in names):
@@ -122,6 +129,8 @@ def _message(error: ValidationError, content: dict[Any, Any]) -> str:
 def _among(what: str, wanted: Sequence[str] | str | None, names: list[str], table: str) -> Sequence[str]:
     if wanted is None:
         return names
+    if names == [""]:
+        raise TableError(f"{what} is {wanted}, and {table} has one without a name; leave {what}= out")
     listed = [wanted] if isinstance(wanted, str) else wanted
     if not listed:
         raise TableError(f"{what} is empty; expected some of {', '.join(names)}")

@@ -1,9 +1,11 @@
-"""The sweeper for tables of papers: every cell of a table that has no result yet is a job."""
+"""Sweepers: of tables of papers, where every cell without a result is a job, and of all combinations, ``-m``."""
 
 from __future__ import annotations
 
 import functools
 import math
+import shlex
+import sys
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -13,11 +15,13 @@ from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
 
+from capsule_lab.config import check_options
 from capsule_lab.errors import ConfigError
 from capsule_lab.launchers.gpu_pool import GPUPool
-from capsule_lab.launchers.hydra_internals import launcher_of, left_out
+from capsule_lab.launchers.hydra_internals import BasicSweeper, launcher_of, left_out, without_hydra
 from capsule_lab.launchers.slurm_array import SlurmArray
 from capsule_lab.tables.arguments import FOR_SWEEP, SELECTION, budget_seconds
+from capsule_lab.terminal import aligned, as_typed, differences
 
 
 class CellSweeper(Sweeper):
@@ -39,6 +43,7 @@ class CellSweeper(Sweeper):
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         """Create the launcher, unless nothing is to be launched."""
+        check_options(config, "sweep")
         self.table: str | None = config.get("table")
         self.selection = {key: config.get(key) for key in SELECTION}
         self.overrides = list(config.get("overrides") or ())
@@ -65,7 +70,7 @@ class CellSweeper(Sweeper):
         from capsule_lab.tables.reader import read, select
         from capsule_lab.tables.scheduler import run_table, show_plan
 
-        table = select(read(self.table), **self.selection)
+        table = select(read(self.table, self.overrides), **self.selection)
         if self.launcher is None:
             return show_plan(table, self.overrides)
         own = (*FOR_SWEEP, "overrides")
@@ -84,6 +89,51 @@ class CellSweeper(Sweeper):
         for number, job in enumerate(jobs, first):  # one by one, as Hydra's own launcher knows no time
             ended += self.launcher.launch([job], number) if time.time() < self.until else [left_out(job)]
         return ended
+
+
+class GridSweeper(BasicSweeper):
+    """Hydra's own sweeper, which checks all values before the first run, and in the end shows what was trained."""
+
+    def validate_batch_is_legal(self, batch: Sequence[Sequence[str]]) -> None:
+        """Compose and check the configuration of every job.
+
+        Raises:
+            ConfigError: see ``check.check``.
+        """
+        from capsule_lab.check import check  # as above
+
+        assert self.hydra_context is not None
+        assert self.config is not None
+        load = self.hydra_context.config_loader.load_sweep_config
+        self.jobs = [without_hydra(load(self.config, list(overrides))) for overrides in batch]
+        for config in self.jobs:
+            check(config)
+        self.batch = batch
+
+    def sweep(self, arguments: list[str]) -> Any:
+        """Train every combination.
+
+        Args:
+            arguments: of the command.
+        """
+        try:
+            return super().sweep(arguments)
+        finally:
+            if getattr(self, "batch", ()):
+                sys.stdout.write("\n" + "\n".join(self._trained()) + "\n")
+
+    def _trained(self) -> list[str]:
+        """A line for each run of the last batch: what it has that others do not, its error and its directory."""
+        from capsule_lab import runs  # as above
+
+        rows = [("", "test error", "minutes", "run")]
+        for config, own in zip(self.jobs, differences(self.batch)[1], strict=True):
+            directory, result = runs.standins.finished_run(config) or (runs.directories.own_directory(config), {})
+            error, seconds = result.get("test", {}).get("error"), result.get("training_seconds", 0)
+            number = "" if error is None else f"{error:.2f} %"
+            where = str(as_typed(directory)) if directory else "not finished"
+            rows.append((shlex.join(own), number, f"{seconds / 60:.1f}", where))
+        return aligned(rows)
 
 
 def _run_until(until: float, task: TaskFunction, config: DictConfig) -> Any:

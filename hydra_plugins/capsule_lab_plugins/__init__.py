@@ -12,5 +12,9 @@ class SlurmLauncher(slurm_array.SlurmArray):
     """``launcher=slurm``."""
 
 
+class GridSweeper(sweeper.GridSweeper):
+    """``hydra/sweeper=grid``."""
+
+
 class TableSweeper(sweeper.CellSweeper):
     """``hydra/sweeper=table``."""

@@ -20,7 +20,7 @@ from capsule_lab.callbacks import TimeToAccuracy
 from capsule_lab.config import compose
 from capsule_lab.metrics import ErrorRate
 from capsule_lab.train import summary, train
-from tests.helpers.commands import NO_PICTURES, TINY_CNN, TINY_DATA
+from tests.helpers.commands import CHOSEN, NO_PICTURES, TINY_CNN, TINY_DATA
 from tests.helpers.modules import batch, loader, trainer
 
 STEP, VALIDATION, SAVE, LOADING = 1.0, 10.0, 100.0, 0.25  # seconds
@@ -288,7 +288,7 @@ def test_curves_have_one_test(trained: tuple[Path, dict[str, Any]]) -> None:
 
 @pytest.mark.xdist_group("time_to_accuracy")
 def test_last_lines_say_what_was_reached(trained: tuple[Path, dict[str, Any]]) -> None:
-    lines = summary(trained[1], trained[0]).splitlines()
+    lines = summary(trained[1], trained[0], CHOSEN).splitlines()
     found = trained[1]["time_to_accuracy"]
     assert lines[1] == (
         f"1 %         after {found['1/seconds']:.0f} s of training, 256 images, "

@@ -24,6 +24,8 @@ TINY_DATA = [
     "trainer.accelerator=cpu",
 ]
 TINY = [*TINY_CAPSNET, *TINY_DATA, "trainer.max_epochs=2"]
+CHOSEN = {"model": "capsnet", "routing": "dynamic", "data": "mnist"}
+"""Options of groups behind ``TINY``."""
 NO_PICTURES = ["callbacks.reconstructions=null", "callbacks.confusion=null"]
 
 ENVIRONMENT_OF_THE_DEVELOPER = (

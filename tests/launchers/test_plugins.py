@@ -1,4 +1,4 @@
-"""Hydra finds our launchers and our sweeper."""
+"""Hydra finds our launchers and our sweepers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hydra.plugins.plugin import Plugin
 
 from hydra_plugins import capsule_lab_plugins
 
-OURS = {"GPULauncher", "SlurmLauncher", "TableSweeper"}
+OURS = {"GPULauncher", "GridSweeper", "SlurmLauncher", "TableSweeper"}
 LIST = "from hydra.core.plugins import Plugins; print(*(f'{c.__module__}.{c.__name__}' for c in Plugins().discover()))"
 
 

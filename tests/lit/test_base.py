@@ -27,8 +27,8 @@ from capsule_lab.networks import AbstractNetwork, CapsNet, EMCaps
 from capsule_lab.routing import DynamicRouting
 from capsule_lab.schedules import Constant, Exponential, Linear, Schedule
 from capsule_lab.train import summary, train
-from capsule_lab.types import Batch, CapsuleOutput
-from tests.helpers.commands import NO_PICTURES, TINY_CNN, TINY_DATA, Ended
+from capsule_lab.types import Batch, CapsuleOutput, Capsules
+from tests.helpers.commands import CHOSEN, NO_PICTURES, TINY_CNN, TINY_DATA, Ended
 from tests.helpers.modules import RATE, batch, capsnet, classifier, loader, trainer
 from tests.helpers.training import SignalAt, checkpoint, curves, results, run, trained_module
 
@@ -82,6 +82,10 @@ def test_predictions_are_by_logits_where_scores_round_to_one() -> None:
 def test_predictions_of_a_network_without_logits_are_by_scores() -> None:
     scores = torch.tensor([[0.1, 0.9]])
     assert CapsuleOutput(scores).ranking is scores
+    shown = (
+        "CapsuleOutput(scores=(1, 2), capsules=Capsules(poses=(1, 2, 1), activations=(1, 2), logits=None), logits=None)"
+    )
+    assert repr(CapsuleOutput(scores, Capsules(scores[..., None], scores))) == shown
 
 
 # --- schedules and the loss ------------------------------------------------------------------------------------------
@@ -327,9 +331,9 @@ def test_parts_of_the_test_set(in_parts: tuple[Path, dict[str, Any]]) -> None:
     (row,) = [row for row in curves(directory) if row["test/error"]]
     assert [name for name in row if "dataloader" in name] == []
     assert float(row["novel/error"]) == test["novel/error"]
-    line = summary(found, directory).splitlines()[0]
+    line = summary(found, directory, CHOSEN).splitlines()[0]
     assert f"  familiar {test['familiar/error']:.2f} %  novel {test['novel/error']:.2f} %" in line
-    assert "familiar" not in summary({**found, "test": whole}, directory).splitlines()[0]
+    assert "familiar" not in summary({**found, "test": whole}, directory, CHOSEN).splitlines()[0]
 
 
 @pytest.mark.xdist_group("in_parts")

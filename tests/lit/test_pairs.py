@@ -59,7 +59,9 @@ def test_a_run_has_quantities_in_place_of_errors(tmp_path: Path) -> None:
         assert "error" not in result[split]
     assert result["best"]["val"]["loss"] == min(result["best"]["val"]["loss"], result["val"]["loss"])
     assert (directory / "figures" / "val_pairs.png").is_file()
-    lines = summary(result, directory)
+    lines = summary(
+        result, directory, {"model": "transforming_autoencoder", "routing": "none", "data": "mnist_pairs"}, []
+    )
     assert f"test loss {result['test']['loss']:.4g}" in lines
     assert "copying" in lines
     assert "test error" not in lines
@@ -125,11 +127,8 @@ def test_a_monitor_of_poses(tmp_path: Path) -> None:
         trained(tmp_path / "other", "callbacks.best.monitor=val/error")
 
 
-def test_other_callbacks_do_nothing_to_pairs_and_those_of_pairs_nothing_to_classes(tmp_path: Path) -> None:
+def test_other_callbacks_do_nothing_to_pairs(tmp_path: Path) -> None:
     trained(tmp_path / "pairs", "callbacks=default", "callbacks.best.monitor=val/loss")
-    of_classes = ["model=cnn_small", "data=mnist", "data.source=standin", "callbacks=pairs", "trainer.accelerator=cpu"]
-    result = train(compose("train", [*of_classes, *SHORT]), tmp_path / "classes")
-    assert "error" in result["test"]
 
 
 def test_one_image_and_no_shift_leave_out_what_has_no_value(tmp_path: Path) -> None:

@@ -459,8 +459,8 @@ def test_own_package_is_trusted_with_what_it_defines_itself(marker: Path) -> Non
     for target in (f"{__name__}.np.load", f"{__name__}.compose", f"{__name__}.io.open", f"{__name__}.NODES"):
         with pytest.raises(RunError, match=rf"own\.ckpt .*{target}"):
             check_targets({"model": node(target)}, ["tests"], Path("own.ckpt"))
-    for trust in (5, [5], [""], ["a b"], "mine,yours", [None]):
-        with pytest.raises(ConfigError, match=r"trust has .*; expected names of packages, such as trust=\[mine\]"):
+    for trust in (5, [5], [""], ["a b"], "mine,yours", [None], ["os"], "torch.nn"):
+        with pytest.raises(ConfigError, match=r"trust has .*; expected names of packages of your own, such as trust="):
             check_targets(config, trust, Path("own.ckpt"))
 
 

@@ -145,7 +145,7 @@ def test_quantity_that_was_not_evaluated_is_named(file: Path) -> None:
         ("data.test_crop=13", "row evaluated: data.test_crop does not exist|Options: "),
         ("data.eval_image=13", "row evaluated: data.eval_image does not exist|did you mean data.eval_images"),
         ("splt=test", "row evaluated: splt does not exist|did you mean split"),
-        ("split=tets", "row evaluated: split=tets does not exist|did you mean test"),
+        ("split=tets", "row evaluated: split is 'tets'|expected 'test' or 'val'"),
         ("data=mnis", "row evaluated: data=mnis does not exist|did you mean mnist"),
         ("data.eval_images=many", "row evaluated: data.eval_images is many|expected"),
     ],

@@ -82,7 +82,7 @@ def test_a_network_is_attacked_with_images_made_against_its_next_seed(table_file
             "takes has source: [other, val/error]; expected [other, checkpoint]",
         ),
         ({"by": "guessing"}, "expected evaluate, attack or analyse"),
-        ({"evaluate": ["attack=fgsm", "space=pixels"]}, "space=pixels does not exist"),
+        ({"evaluate": ["attack=fgsm", "space=pixels"]}, "space is 'pixels'; expected 'input' or"),
         ({"evaluate": ["attack=fgsm", "attack.steps=3"]}, "attack.steps"),
     ],
     ids=str,

@@ -175,7 +175,7 @@ def test_launcher_that_does_not_exist_is_refused(cli: Cli) -> None:
 @pytest.mark.parametrize(
     ("override", "options"),
     [
-        ("hydra/sweeper=optuna", "basic, table"),
+        ("hydra/sweeper=optuna", "basic, grid, table"),
         ("hydra/launcher=joblib", "basic, gpus, slurm, submitit_local, submitit_slurm"),
     ],
     ids=str,

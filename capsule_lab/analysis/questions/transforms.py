@@ -86,8 +86,10 @@ def transforms(
         ridge: penalty of the linear maps, on unit variance.
 
     Raises:
-        ValueError: for an unknown kind, or a ridge that is not positive.
+        ValueError: for an unknown kind or none, or a ridge that is not positive.
     """
+    if not kinds:
+        raise ValueError(f"kinds is empty; expected some of {', '.join(KINDS)}")
     for kind in kinds:
         check_choice("kinds", kind, tuple(KINDS))
     check_number("ridge", ridge, above=0)
