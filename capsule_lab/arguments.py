@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -108,7 +109,7 @@ def _override(word: str, command: str) -> str:
         ConfigError: for a word that is none.
     """
     key, is_pair, value = word.partition("=")
-    if key == "hydra.run.dir":
+    if key == "hydra.run.dir" and "LOCAL_RANK" not in os.environ:  # Lightning gives it to processes that it starts
         raise ConfigError(f"{word} would only make an empty folder; expected train.directory=…, or CAPSULE_LAB_RUNS")
     if is_pair and re.match(r"~(/|$)|\$[A-Za-z_]", value):
         return f"{key}={quoted(str(expanded(value)))}"

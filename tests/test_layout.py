@@ -21,6 +21,7 @@ WITHOUT_COUNTERPART = {
     "test_layout.py": "tests/ itself",
     "test_odd_overrides.py": "values of all options",
     "test_packaging.py": "pyproject.toml",
+    "test_claims.py": "README.md, results/ and docs/",
     "test_records.py": "results/",
     "callbacks/test_mlflow.py": "loggers with MLflow",
     "callbacks/test_wandb.py": "loggers with W&B",

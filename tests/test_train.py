@@ -156,7 +156,7 @@ def test_test_images_are_not_touched_until_training_is_over(trained: Trained) ->
 @pytest.mark.parametrize("name", NAMES)
 def test_checkpoint_is_plain_and_carries_its_configuration(trained: Trained, name: str) -> None:
     record = checkpoint(trained.directory, name)["capsule_lab"]
-    expected = "format version config provenance spec seconds cpu_seconds val val_step curves precision"
+    expected = "format version config provenance spec seconds cpu_seconds val val_step curves precision threads"
     assert set(record) == {*expected.split()}
     assert record["config"] == json.loads(json.dumps(to_container(trained.config)))
     tested = {"test_images": "359 of 359"}  # known at the end of a run only
@@ -553,7 +553,7 @@ def test_smoke(cli: Cli, tmp_path: Path) -> None:
     assert found["test"]["error"] >= 0
     assert (directory / "figures" / "test_confusion.png").is_file()
     assert "test error" in ended.out
-    assert f"evaluate ckpt=runs/{directory.name}" in ended.out
+    assert f"run         runs/{directory.name}" in ended.out
 
     before = contents(tmp_path / "runs")
     again = cli("train", *command_line, "train.resume=true")

@@ -48,7 +48,7 @@ def with_names(config: DictConfig, directory: Path, overrides: Iterable[str]) ->
         overrides: what ``config`` differs in from the defaults.
     """
     named = config.copy()
-    changes = [each for each in overrides if not each.startswith(("model=", "data=", "seed="))]
+    changes = [each for each in overrides if not each.startswith(("model=", "data=", "seed=", "logger", "callbacks"))]
     changes.sort(key=lambda each: "." in each.partition("=")[0])  # the routing before its options
     name = " ".join([directory.name.partition(f"-{hash_in(directory)}")[0], *changes])
     for options in (named.get("logger") or {}).values():

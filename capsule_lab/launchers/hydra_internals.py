@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+from hydra._internal.core_plugins import basic_sweeper
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.plugins import Plugins
 from hydra.core.singleton import Singleton
@@ -30,6 +30,22 @@ __all__ = [
     "was_left_out",
     "without_hydra",
 ]
+
+
+class BasicSweeper(basic_sweeper.BasicSweeper):
+    """Hydra's (1.3.8), which can be made after Hydra has executed its module a second time to look for plugins.
+
+    The ``super()`` of its ``__init__`` then names another class than the one that was imported before.
+    """
+
+    def __init__(self, max_batch_size: int | None, params: dict[str, str] | None) -> None:
+        self.overrides: Sequence[Sequence[Sequence[str]]] | None = None
+        self.batch_index = 0
+        self.max_batch_size = max_batch_size
+        self.params = params or {}
+        self.hydra_context: HydraContext | None = None
+        self.config: DictConfig | None = None
+        self.launcher: Launcher | None = None
 
 
 class Task(NamedTuple):

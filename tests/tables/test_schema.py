@@ -151,7 +151,7 @@ def test_one_row_and_one_seed_need_no_brackets() -> None:
     ("selection", "sentence"),
     [
         ({"rows": ["dynamc"]}, r"rows: dynamc is not in smoke; did you mean dynamic\?"),
-        ({"columns": ["x"]}, "columns: x is not in smoke"),
+        ({"columns": ["x"]}, r"columns is \['x'\], and smoke has one without a name; leave columns= out"),
         ({"rows": "dynamc"}, r"rows: dynamc is not in smoke; did you mean dynamic\?"),
         ({"rows": []}, "rows is empty; expected some of "),
         ({"seeds": []}, r"seeds is \[\]; expected a list of whole numbers"),
