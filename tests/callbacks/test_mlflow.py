@@ -108,7 +108,8 @@ of_a_server = pytest.mark.slow  # ours: it takes ten seconds to start, and twent
 def test_run_has_results_parameters_tags_and_pictures(tiny: Tiny, tmp_path: Path, client: Any, found) -> None:
     result = train(tiny("logger=mlflow", "trainer.max_epochs=1"), tmp_path / "run")
     (run,) = found()
-    assert (run.info.status, run.info.run_name) == ("FINISHED", "run")
+    assert run.info.status == "FINISHED"
+    assert run.info.run_name.startswith("run model.channels=4 ")
     assert run.data.metrics["test/error"] == pytest.approx(result["test"]["error"])
     assert run.data.params["config/model/primary_types"] == "2"
     assert run.data.params["provenance/sha256"] == result["provenance"]["sha256"]
@@ -148,7 +149,7 @@ def test_resumed_run_goes_on_in_the_same(
 def test_another_run_of_the_same_name_is_another(tiny: Tiny, tmp_path: Path, client: Any, found) -> None:
     for folder in ("a", "b"):
         train(tiny("logger=mlflow", "debug=smoke", *NO_PICTURES), tmp_path / folder / "run")
-    assert [run.info.run_name for run in found()] == ["run", "run"]
+    assert [run.info.run_name.partition(" model.")[0] for run in found()] == ["run debug=smoke", "run debug=smoke"]
 
 
 @of_a_server
