@@ -136,13 +136,13 @@ def test_interrupted_processes_leave_only_their_toys(tmp_path: Path) -> None:
         first = process.stdout.readline()
         os.killpg(process.pid, signal.SIGINT)
         _, err = process.communicate(timeout=60)
-    assert first.startswith("rendered 5 of 50 toys")
+    assert first.startswith("rendered 2 of 50 toys")
     assert (process.returncode, err.count("\n")) == (130, 1)
     assert err.startswith("capsule_lab: stopped; finished toys are kept in data/toynorb/8x8")
     assert not still_alive(process.pid)
     (work,) = (path for path in (tmp_path / "data" / "toynorb" / "8x8").iterdir() if path.is_dir())
     kept = [path for path in work.iterdir() if path.suffix == ".npy"]
-    assert len(kept) >= 5
+    assert len(kept) >= 2
     category, instance = kept[0].stem.split("-")
     expected = toynorb.render(toynorb.CATEGORIES.index(category), int(instance), range(9), range(18), range(6), size=8)
     np.testing.assert_array_equal(np.load(kept[0]), expected)

@@ -17,7 +17,7 @@ from typing import Literal, get_args
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from capsule_lab.errors import check_choice
+from capsule_lab.errors import check_choice, check_number
 from capsule_lab.functional import Squash, same_padding, truncated_normal_
 from capsule_lab.layers import ClassCapsules, Decoder, DenseCapsules, PrimaryCapsules, UntransformedCapsules
 from capsule_lab.layers.primary import Padding
@@ -104,6 +104,7 @@ class CapsNet(AbstractReconstructingNetwork):
         check_widths("CapsNet", decoder=() if decoder is None else decoder)
         _check_hidden(hidden, transformation)
         check_choice("padding", padding, get_args(Padding))
+        check_number("primary_weight_std", primary_weight_std, above=0)
         check_choice("transformation", transformation, get_args(Transformation))
         if transformation == "none" and (primary_types, primary_dim) != (num_classes, class_dim):
             raise ValueError(
