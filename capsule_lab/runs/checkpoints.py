@@ -69,6 +69,7 @@ def embed(
 
 
 _VERIFIED: set[tuple[int, ...]] = set()
+_SIGNATURE = b"PK\x03\x04"  # with which the header of a file in an archive begins
 _HEADER, _LENGTHS, _IS_FOLDER = 30, 26, 0x10  # bytes, bytes, a bit: of the ZIP format
 _YOUNG = 2.0  # ours: seconds; a file may change again without another time stamp, which some systems round to this
 
@@ -113,6 +114,8 @@ def _first_damaged(path: Path) -> str | None:
     ):
 
         def damaged(each: zipfile.ZipInfo) -> bool:
+            if view[each.header_offset : each.header_offset + len(_SIGNATURE)] != _SIGNATURE:  # read by some ways only
+                return True
             start = each.header_offset + _HEADER + sum(struct.unpack_from("<HH", view, each.header_offset + _LENGTHS))
             stored = each.compress_type == zipfile.ZIP_STORED and not each.external_attr & _IS_FOLDER
             return not stored or zlib.crc32(view[start : start + each.file_size]) != each.CRC
