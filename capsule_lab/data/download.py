@@ -180,6 +180,25 @@ def _reason(error: Exception) -> str:
     return type(error).__name__ if connection else one_line(error)
 
 
+@contextmanager
+def filling(folder: Path) -> Iterator[Path]:
+    """A scratch folder beside ``folder``; its files are put there, by renaming, when the block ends without an error.
+
+    Other files in ``folder`` stay.
+    """
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    remove_leftovers(folder.parent)
+    with tempfile.TemporaryDirectory(prefix=temporary_prefix("filling"), dir=folder.parent) as scratch:
+        filled = Path(scratch) / folder.name
+        filled.mkdir()
+        yield filled
+        if folder.exists():
+            for file in sorted(filled.iterdir()):
+                os.replace(file, folder / file.name)
+        else:
+            os.replace(filled, folder)
+
+
 def fetch(folder: Path, download: Callable[[Path], Path]) -> str | None:
     """Run ``download`` into a scratch folder beside ``folder``, then put its result in place by renaming.
 

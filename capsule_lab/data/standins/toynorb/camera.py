@@ -1,4 +1,4 @@
-"""Where the camera and the lamps are, and which rays pass through the pixels.
+"""Where the camera and the lamps are, and which way they look.
 
 smallNORB's toys stood on a turntable under a pair of cameras and four lamps; here the toy stands still, and cameras
 and lamps go round it. Vectors are x, y, z in the toy's coordinates: see ``shapes``.
@@ -9,8 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from typing import NamedTuple
-
-import numpy as np
 
 from capsule_lab.data.standins.toynorb.shapes import cosine_and_sine
 from capsule_lab.data.standins.toynorb.toys import Toy
@@ -37,19 +35,6 @@ class View(NamedTuple):
     right: Direction
     up: Direction
     lamps: tuple[Direction, ...]
-
-
-class Rays(NamedTuple):
-    """Lines of sight: ``(3, n)`` origins, directions of length 1, and directions to each lamp, all float32."""
-
-    origin: np.ndarray
-    direction: np.ndarray
-    lamps: list[np.ndarray]
-
-
-def dot(a: Sequence[np.ndarray] | np.ndarray, b: Sequence[np.ndarray] | np.ndarray) -> np.ndarray:
-    """Scalar product along the first axis, added in this order on every machine."""
-    return a[0] * b[0] + a[1] * b[1] + a[2] * b[2]
 
 
 def view(toy: Toy, elevation: int, azimuth: int, eye: int) -> View:
@@ -90,18 +75,3 @@ def _six_digits(vector: Sequence[float], scale: float = 1.0) -> Direction:
     """Scaled, and rounded, so that all machines have the same digits."""
     x, y, z = (round(component * scale, 6) for component in vector)  # 6: digits
     return x, y, z
-
-
-def rays(views: Sequence[View], number: np.ndarray, across: np.ndarray, upwards: np.ndarray) -> Rays:
-    """The lines of sight through points of images.
-
-    Args:
-        views: the cameras.
-        number: for each point, which of the cameras.
-        across: from -1 at the image's left edge to 1 at its right edge, float32.
-        upwards: from -1 at the image's lower edge to 1 at its upper edge, float32.
-    """
-    vectors = np.array([[v.position, v.forward, v.right, v.up, *v.lamps] for v in views], np.float32)
-    origin, forward, right, up, *lamps = vectors.transpose(1, 2, 0)[:, :, number]
-    direction = forward + across * right + upwards * up
-    return Rays(origin, direction / np.sqrt(dot(direction, direction)), lamps)

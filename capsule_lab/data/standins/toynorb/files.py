@@ -1,14 +1,15 @@
-"""The data set: rendered toy by toy, each kept at once, then written into six files of smallNORB's format."""
+"""The data set: rendered toy by toy, written into six files of smallNORB's format."""
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import json
 import logging
-import shutil
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,9 +17,8 @@ import numpy as np
 from filelock import FileLock, Timeout
 from jaxtyping import Int32
 
-from capsule_lab.atomic import atomically
+from capsule_lab.data.download import filling
 from capsule_lab.data.formats.binary_matrix import write_matrix
-from capsule_lab.data.standins.toynorb import processes
 from capsule_lab.data.standins.toynorb.rendering import check_levels, check_size_and_seed, render
 from capsule_lab.data.standins.toynorb.toys import CATEGORIES, TEST_INSTANCES, TRAIN_INSTANCES
 from capsule_lab.errors import DataError
@@ -31,8 +31,6 @@ STANDIN_NAME = "stand-in for smallNORB: toynorb, 50 toys rendered by capsule_lab
 _GENERATOR = "capsule_lab.data.standins.toynorb"
 _SPLITS = {"training": TRAIN_INSTANCES, "testing": TEST_INSTANCES}
 _EYES = (-1, 1)
-_WORK = ".rendering-"
-_SMALL = 5_000_000  # ours: rays that take some 20 seconds; starting processes takes 5, and 15 on a busy machine
 
 log = logging.getLogger(__name__)
 
@@ -69,11 +67,6 @@ class _Plan(NamedTuple):
         return rows * row + (24 if content == "dat" else 20)
 
 
-class _Job(NamedTuple):
-    category: int
-    instance: int
-
-
 def render_files(
     folder: Path,
     *,
@@ -87,9 +80,8 @@ def render_files(
 ) -> None:
     """Render training and test toys into six files of smallNORB's format, and ``provenance.json`` beside them.
 
-    Each file is complete when it appears, ``provenance.json`` last. Finished toys are kept in a hidden folder inside,
-    so that after an interruption the same call continues where it stopped; of two processes that render into one
-    folder, the second waits for the first. A set that is there already is left as it is.
+    Files appear when all are complete; of two processes that render into one folder, the second waits for the first.
+    A set that is there already is left as it is.
 
     Rows are in the order of smallNORB's test files: instance, elevation, azimuth, lighting, and fastest category.
 
@@ -100,8 +92,7 @@ def render_files(
         azimuths: indices, 0 to 17; the files hold twice the index, as smallNORB's do.
         lightings: 0 to 5.
         seed: another seed makes other toys.
-        workers: processes; default: 1 for a little work, else one for each core. With more than one, a main script
-            needs its ``if __name__ == "__main__":``.
+        workers: threads; default: one for each core.
         progress: called with toys done and toys in all, at the start and after each.
 
     Raises:
@@ -111,22 +102,22 @@ def render_files(
     check_levels(elevations, azimuths, lightings)
     check_size_and_seed(size, seed)
     if workers is not None and workers < 1:
-        raise ValueError(f"workers is {workers}; expected 1 or more processes")
+        raise ValueError(f"workers is {workers}; expected 1 or more threads")
     plan = _Plan(size, tuple(elevations), tuple(azimuths), tuple(lightings), seed)
     if _is_complete(folder, plan):
         return
     _refuse_other_files(folder, plan)  # before anything is written there
-    folder.mkdir(parents=True, exist_ok=True)
     with _locked(folder):
         if _is_complete(folder, plan):
             return
         _refuse_other_files(folder, plan)
-        work = _work_folder(folder, plan)
-        work.mkdir(exist_ok=True)
-        _render_toys(work, plan, workers, progress)
-        _write_files(folder, work, plan)
-        for unfinished in folder.glob(f"{_WORK}*"):  # of this plan, and of others that were interrupted
-            shutil.rmtree(unfinished)
+        with filling(folder) as scratch:
+            _write_files(scratch, plan, workers or available_cores(), progress or (lambda done, toys: None))
+
+
+def available_cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def labels_and_info(
@@ -162,11 +153,6 @@ def is_as_rendered(
     return same and hashlib.sha256(np.ascontiguousarray(images).data).hexdigest() == known
 
 
-def _work_folder(folder: Path, plan: _Plan) -> Path:
-    """Where finished toys of this plan are kept until the files are written."""
-    return folder / f"{_WORK}{hashlib.sha256(json.dumps(plan.record()).encode()).hexdigest()[:8]}"
-
-
 def _is_complete(folder: Path, plan: _Plan) -> bool:
     """Whether the record is of this plan, and the six files are there, of the right sizes."""
     if _recorded_plan(folder) != plan.record():
@@ -191,8 +177,7 @@ def _refuse_other_files(folder: Path, plan: _Plan) -> None:
         DataError: if it does.
     """
     other = sorted(path.name for path in folder.glob("smallnorb-*.mat*"))
-    interrupted = _work_folder(folder, plan).is_dir()  # then the files are of this plan, and the record is to come
-    if other and not interrupted and _recorded_plan(folder) != plan.record():
+    if other and _recorded_plan(folder) != plan.record():
         raise DataError(
             f"{folder} holds {other[0]}, which is of another set; expected a folder without smallnorb-*.mat: name "
             "another folder, or remove this one"
@@ -202,7 +187,8 @@ def _refuse_other_files(folder: Path, plan: _Plan) -> None:
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
     """Wait until no other process renders into ``folder``."""
-    path = folder / ".rendering.lock"
+    path = folder.with_name(f".{folder.name}.lock")
+    path.parent.mkdir(parents=True, exist_ok=True)
     lock = FileLock(path)
     try:
         lock.acquire(blocking=False)
@@ -216,72 +202,33 @@ def _locked(folder: Path) -> Iterator[None]:
         lock.release()
 
 
-def _render_toys(work: Path, plan: _Plan, workers: int | None, progress: Callable[[int, int], None] | None) -> None:
-    """Render those toys that ``work`` does not have yet."""
-    jobs = [
-        _Job(category, instance)
-        for instances in _SPLITS.values()
-        for instance in instances
-        for category in range(len(CATEGORIES))
-    ]
-    missing = [job for job in jobs if _kept(work, job, plan) is None]
-    done = len(jobs) - len(missing)
-
-    def report(more: int) -> None:
-        nonlocal done
-        done += more
-        if progress is not None:
-            progress(done, len(jobs))
-
-    report(0)
-    if workers is None:
-        views = len(_EYES) * len(plan.elevations) * len(plan.azimuths)
-        rays = len(missing) * views * plan.size * plan.size
-        workers = 1 if rays < _SMALL else processes.available_cores()
-    processes.run(functools.partial(_keep, work, plan), missing, workers, lambda: report(1))
-
-
-def _keep(work: Path, plan: _Plan, job: _Job) -> None:
-    """Render a toy and keep its images."""
-    images = render(
-        job.category, job.instance, plan.elevations, plan.azimuths, plan.lightings, _EYES,
-        size=plan.size, seed=plan.seed,
-    )  # fmt: skip
-    with atomically(_toy_file(work, job)) as temporary:
-        np.save(temporary, images)
-
-
-def _kept(work: Path, job: _Job, plan: _Plan) -> np.ndarray | None:
-    """The images of a toy, as a memory map, if they were rendered before and the file is complete."""
-    try:
-        images = np.load(_toy_file(work, job), mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError, EOFError):
-        return None
-    shape = (*plan.views, len(_EYES), plan.size, plan.size)
-    complete = isinstance(images, np.ndarray) and images.dtype == np.uint8 and images.shape == shape
-    return images if complete else None
-
-
-def _toy_file(work: Path, job: _Job) -> Path:
-    return work / f"{CATEGORIES[job.category]}-{job.instance}.npy"
-
-
-def _write_files(folder: Path, work: Path, plan: _Plan) -> None:
-    """The six files, then the record of them."""
-    hashes = {}
+def _write_files(folder: Path, plan: _Plan, workers: int, progress: Callable[[int, int], None]) -> None:
+    """Render all toys and write the six files and the record of them."""
+    record = {**plan.record(), "sha256": {}}
+    done, toys = 0, len(_SPLITS) * len(TRAIN_INSTANCES) * len(CATEGORIES)
+    progress(done, toys)
     for split, instances in _SPLITS.items():
         pair = (len(_EYES), plan.size, plan.size)
         images = np.empty((len(instances), *plan.views, len(CATEGORIES), *pair), np.uint8)
-        for number, instance in enumerate(instances):
-            for category in range(len(CATEGORIES)):
-                kept = _kept(work, _Job(category, instance), plan)
-                assert kept is not None
-                images[number, :, :, :, category] = kept
+
+        def draw(number: int, category: int, images: np.ndarray = images, instances: tuple[int, ...] = instances) -> None:
+            images[number, :, :, :, category] = render(
+                category, instances[number], plan.elevations, plan.azimuths, plan.lightings, _EYES,
+                size=plan.size, seed=plan.seed,
+            )  # fmt: skip
+
+        pool = ThreadPoolExecutor(workers)  # threads are enough, as compiled code runs outside of Python's lock
+        try:
+            places = product(range(len(instances)), range(len(CATEGORIES)))
+            for toy in as_completed([pool.submit(draw, *place) for place in places]):
+                toy.result()
+                done += 1
+                progress(done, toys)
+        finally:
+            pool.shutdown(cancel_futures=True)
         labels, info = labels_and_info(instances, plan.elevations, plan.azimuths, plan.lightings)
         write_matrix(folder / plan.file(split, "cat"), labels)
         write_matrix(folder / plan.file(split, "info"), info)
         write_matrix(folder / plan.file(split, "dat"), images.reshape(-1, *pair))
-        hashes[split] = hashlib.sha256(images.data).hexdigest()
-    with atomically(folder / "provenance.json") as temporary:
-        record = {**plan.record(), "sha256": hashes}
-        temporary.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+        record["sha256"][split] = hashlib.sha256(images.data).hexdigest()
+    (folder / "provenance.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")

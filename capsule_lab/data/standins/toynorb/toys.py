@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
+from jaxtyping import Float32
 
 from capsule_lab.data.standins.toynorb import airplanes, animals, cars, humans, trucks
 from capsule_lab.data.standins.toynorb.rng import ToyRandom
@@ -62,6 +64,11 @@ class Toy:
     high: tuple[float, float, float]
     centre: tuple[float, float, float]
     extent: float
+
+    @functools.cached_property
+    def parts_and_box(self) -> tuple[Float32[np.ndarray, "part column"], Float32[np.ndarray, "2 3"]]:
+        """``shape.parts``, and the lowest and the highest corner, for ``tracing``."""
+        return self.shape.parts, np.array([self.low, self.high], np.float32)
 
 
 def kind_of(category: int, instance: int) -> str:
