@@ -9,7 +9,6 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
-from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,6 +21,7 @@ from capsule_lab.data.formats.binary_matrix import write_matrix
 from capsule_lab.data.standins.toynorb.rendering import check_levels, check_size_and_seed, render
 from capsule_lab.data.standins.toynorb.toys import CATEGORIES, TEST_INSTANCES, TRAIN_INSTANCES
 from capsule_lab.errors import DataError
+from capsule_lab.system.files import atomically
 
 VERSION = 1
 """Raised whenever an image changes."""
@@ -204,24 +204,26 @@ def _locked(folder: Path) -> Iterator[None]:
 
 def _write_files(folder: Path, plan: _Plan, workers: int, progress: Callable[[int, int], None]) -> None:
     """Render all toys and write the six files and the record of them."""
-    record = {**plan.record(), "sha256": {}}
+    hashes = {}
     done, toys = 0, len(_SPLITS) * len(TRAIN_INSTANCES) * len(CATEGORIES)
     progress(done, toys)
     for split, instances in _SPLITS.items():
         pair = (len(_EYES), plan.size, plan.size)
         images = np.empty((len(instances), *plan.views, len(CATEGORIES), *pair), np.uint8)
 
-        def draw(number: int, category: int, images: np.ndarray = images, instances: tuple[int, ...] = instances) -> None:
-            images[number, :, :, :, category] = render(
-                category, instances[number], plan.elevations, plan.azimuths, plan.lightings, _EYES,
-                size=plan.size, seed=plan.seed,
-            )  # fmt: skip
-
         pool = ThreadPoolExecutor(workers)  # threads are enough, as compiled code runs outside of Python's lock
         try:
-            places = product(range(len(instances)), range(len(CATEGORIES)))
-            for toy in as_completed([pool.submit(draw, *place) for place in places]):
-                toy.result()
+            drawn = {
+                pool.submit(
+                    render, category, instance, plan.elevations, plan.azimuths, plan.lightings, _EYES,
+                    size=plan.size, seed=plan.seed,
+                ): (number, category)
+                for number, instance in enumerate(instances)
+                for category in range(len(CATEGORIES))
+            }  # fmt: skip
+            for toy in as_completed(drawn):
+                number, category = drawn.pop(toy)
+                images[number, :, :, :, category] = toy.result()
                 done += 1
                 progress(done, toys)
         finally:
@@ -230,5 +232,6 @@ def _write_files(folder: Path, plan: _Plan, workers: int, progress: Callable[[in
         write_matrix(folder / plan.file(split, "cat"), labels)
         write_matrix(folder / plan.file(split, "info"), info)
         write_matrix(folder / plan.file(split, "dat"), images.reshape(-1, *pair))
-        record["sha256"][split] = hashlib.sha256(images.data).hexdigest()
+        hashes[split] = hashlib.sha256(images.data).hexdigest()
+    record = {**plan.record(), "sha256": hashes}
     (folder / "provenance.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
