@@ -46,8 +46,8 @@ class AffNISTFiles(PublishedFiles):
         self.sha256 = files.check(self.folder) or {}
         return bool(self.sha256)
 
-    def download(self, scratch: Path) -> Path:
-        return files.download(scratch)
+    def download(self, scratch: Path) -> None:
+        files.download(scratch)
 
     def load(self, *, train: bool) -> Images:
         if train:

@@ -50,13 +50,11 @@ class CIFAR10Files(PublishedFiles):
         "test_batch": "40351d587109b95175f43aff81a1287e",
     }
 
-    def download(self, scratch: Path) -> Path:
-        archive = download_file(ARCHIVE, f"md5:{ARCHIVE_MD5}", (SERVER,), scratch)
+    def download(self, scratch: Path) -> None:
+        archive = download_file(ARCHIVE, f"md5:{ARCHIVE_MD5}", (SERVER,), scratch.parent)
         with tarfile.open(archive) as packed:
-            packed.extractall(
-                scratch, [packed.getmember(f"{self.path}/{file}") for file in self.checksums], filter="data"
-            )
-        return scratch / self.path
+            members = [packed.getmember(f"{self.path}/{file}") for file in self.checksums]
+            packed.extractall(scratch.parent, members, filter="data")
 
     def load(self, *, train: bool) -> Images:
         batches = [read_batch(self.folder / file) for file in self.checksums if file.startswith("data") is train]

@@ -8,12 +8,11 @@ import logging
 import os
 import tarfile
 import tempfile
-import time
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -22,10 +21,6 @@ from capsule_lab.errors import DataError, one_line
 from capsule_lab.system.files import expanded, remove_leftovers, temporary_prefix
 
 _TIMEOUT = 10.0  # ours: seconds without an answer after which a server counts as unreachable
-_PATIENCE = 30.0  # ours: seconds over which the rate of a download is measured
-_SLOWEST = 10_000  # ours: bytes a second; MNIST takes 20 minutes at that rate
-_CHUNK = 2**18
-_RETRIES = 1  # ours: of each server, since a large file may break off
 
 log = logging.getLogger(__name__)
 
@@ -129,55 +124,20 @@ def download_file(name: str, checksum: str, servers: Sequence[str], folder: Path
         OSError: if no server has it, with the reason of the first one.
     """
     import pooch  # here, as training on files that are there needs no HTTP
+    from requests import exceptions
 
     pooch.get_logger().setLevel(logging.WARNING)
     log.info("downloading %s%s", servers[0], name)
+    downloader = pooch.HTTPDownloader(timeout=_TIMEOUT)
     reasons = []
     for server in servers:
-        files = pooch.create(folder, server, registry={name: checksum}, retry_if_failed=_RETRIES)
         try:
-            path = Path(files.fetch(name, downloader=download_url))
+            return Path(pooch.retrieve(f"{server}{name}", checksum, name, folder, downloader=downloader))
+        except (exceptions.ConnectionError, exceptions.Timeout) as error:  # which quote all layers of HTTP
+            reasons.append(f"{server}{name}: {type(error).__name__}")
         except (OSError, ValueError) as error:
-            reasons.append(f"{server}{name}: {_reason(error)}")
-            continue
-        umask = os.umask(0)
-        os.umask(umask)
-        path.chmod(0o666 & ~umask)  # pooch 1.9 leaves the permissions of a temporary file, 0600
-        return path
+            reasons.append(f"{server}{name}: {one_line(error)}")
     raise OSError(reasons[0])
-
-
-def download_url(url: str, file: str | Path, _: Any = None) -> None:
-    """Write what is at ``url`` into ``file``; for ``pooch``, whose own function waits for ever for a server that drips.
-
-    Raises:
-        OSError: if the server does not answer, or sends less than ``_SLOWEST``.
-    """
-    import requests  # as pooch
-    import urllib3
-
-    with requests.get(url, stream=True, timeout=_TIMEOUT) as response, Path(file).open("wb") as written:
-        response.raise_for_status()
-        started, received = time.monotonic(), 0
-        try:
-            while chunk := response.raw.read1(_CHUNK, decode_content=True):  # what is there, however little it is
-                written.write(chunk)
-                received += len(chunk)
-                seconds = time.monotonic() - started
-                if seconds > _PATIENCE:
-                    if received < _SLOWEST * seconds:
-                        raise TimeoutError(f"it sends {received / seconds:.0f} bytes a second; given up")
-                    started, received = time.monotonic(), 0
-        except urllib3.exceptions.HTTPError as error:
-            raise requests.exceptions.ConnectionError(one_line(error)) from error
-
-
-def _reason(error: Exception) -> str:
-    """Why a download failed. Errors of the connection quote all layers of HTTP; their type says the same."""
-    from requests import exceptions
-
-    connection = isinstance(error, (exceptions.ConnectionError, exceptions.Timeout))
-    return type(error).__name__ if connection else one_line(error)
 
 
 @contextmanager
@@ -199,32 +159,15 @@ def filling(folder: Path) -> Iterator[Path]:
             os.replace(filled, folder)
 
 
-def fetch(folder: Path, download: Callable[[Path], Path]) -> str | None:
-    """Run ``download`` into a scratch folder beside ``folder``, then put its result in place by renaming.
-
-    Args:
-        folder: where the files shall lie; other files in it stay.
-        download: given a scratch folder, downloads and checks the files and returns the folder that holds them.
+def fetch(folder: Path, download: Callable[[Path], None]) -> str | None:
+    """Put what ``download`` writes into a scratch folder into ``folder``, see ``filling``.
 
     Returns:
         ``None`` when it worked, else the reason why not, in one line.
     """
     try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        remove_leftovers(folder.parent)
-        with tempfile.TemporaryDirectory(prefix=temporary_prefix("download"), dir=folder.parent) as scratch:
-            fetched = download(Path(scratch))
-            if folder.exists():
-                for file in sorted(fetched.iterdir()):
-                    os.replace(file, folder / file.name)
-            else:
-                os.replace(fetched, folder)
-    except (
-        OSError,
-        EOFError,
-        KeyError,
-        tarfile.TarError,
-        zlib.error,
-    ) as error:  # an archive ends early, or lacks files
+        with filling(folder) as scratch:
+            download(scratch)
+    except (OSError, EOFError, KeyError, tarfile.TarError, zlib.error) as error:  # an archive ends early, or lacks files
         return one_line(error) or type(error).__name__
     return None

@@ -7,12 +7,11 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import torch
+import torchvision
 from torch import Tensor
 
 from capsule_lab.data.base import AbstractDataModule
-from capsule_lab.data.download import download_file
-from capsule_lab.data.formats.idx import read_idx
+from capsule_lab.data.download import download_file, reading
 from capsule_lab.data.loader import Images
 from capsule_lab.data.sources import PublishedFiles
 from capsule_lab.data.standins.digits import StandinDigits
@@ -42,20 +41,16 @@ class MNISTFiles(PublishedFiles):
         "t10k-labels-idx1-ubyte": "27ae3e4e09519cfbb04c329615203637",
     }
 
-    def download(self, scratch: Path) -> Path:
-        folder = scratch / "raw"
-        folder.mkdir()
+    def download(self, scratch: Path) -> None:
         for name, md5 in ARCHIVES.items():
-            archive = download_file(f"{name}.gz", f"md5:{md5}", SERVERS, scratch)
-            with gzip.open(archive) as packed, (folder / name).open("wb") as file:
+            archive = download_file(f"{name}.gz", f"md5:{md5}", SERVERS, scratch.parent)
+            with gzip.open(archive) as packed, (scratch / name).open("wb") as file:
                 shutil.copyfileobj(packed, file)
-        return folder
 
     def load(self, *, train: bool) -> Images:
-        part = "train" if train else "t10k"
-        images = read_idx(self.folder / f"{part}-images-idx3-ubyte", self.name, (SIZE, SIZE))
-        labels = read_idx(self.folder / f"{part}-labels-idx1-ubyte", self.name, ())
-        return Images(torch.from_numpy(images).unsqueeze(1), torch.from_numpy(labels).long())
+        with reading(self.folder, self.name):
+            digits = torchvision.datasets.MNIST(self.folder.parents[1], train=train)
+        return Images(digits.data.unsqueeze(1), digits.targets)
 
 
 class MNISTDataModule(AbstractDataModule):

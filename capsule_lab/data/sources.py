@@ -57,8 +57,8 @@ class PublishedFiles(AbstractSource):
         self.folder = directory / self.path
 
     @abstractmethod
-    def download(self, scratch: Path) -> Path:
-        """Download the files into ``scratch``, an empty folder, and return the folder in it that holds them.
+    def download(self, scratch: Path) -> None:
+        """Download the files into ``scratch``, an empty folder of the same name; archives go beside it.
 
         Raises:
             OSError: if that fails; see ``download_file``.

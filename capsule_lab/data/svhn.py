@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torchvision
 from torch import Tensor
 
 from capsule_lab.data.base import AbstractDataModule
-from capsule_lab.data.download import download_file
-from capsule_lab.data.formats.svhn import NAME, SIZE, read_digits
+from capsule_lab.data.download import download_file, reading
 from capsule_lab.data.loader import Images
 from capsule_lab.data.mnist import check_shift
 from capsule_lab.data.sources import PublishedFiles
@@ -18,6 +18,8 @@ from capsule_lab.data.standins.coloured_digits import ColouredDigits
 from capsule_lab.data.transforms import random_shift, to_unit_interval
 from capsule_lab.types import DataSpec
 
+NAME = "SVHN"
+SIZE = 32  # Netzer 2011: pixels a side
 SERVER = "http://ufldl.stanford.edu/housenumbers/"  # torchvision 0.29
 
 
@@ -31,15 +33,14 @@ class SVHNFiles(PublishedFiles):
         "test_32x32.mat": "eb5a983be6a315427106f1b164d9cef3",
     }
 
-    def download(self, scratch: Path) -> Path:
-        folder = scratch / NAME
+    def download(self, scratch: Path) -> None:
         for file, md5 in self.checksums.items():
-            download_file(file, f"md5:{md5}", (SERVER,), folder)
-        return folder
+            download_file(file, f"md5:{md5}", (SERVER,), scratch)
 
     def load(self, *, train: bool) -> Images:
-        pixels, labels = read_digits(self.folder / f"{'train' if train else 'test'}_32x32.mat")
-        return Images(torch.from_numpy(pixels), torch.from_numpy(labels))
+        with reading(self.folder, self.name):
+            digits = torchvision.datasets.SVHN(str(self.folder), split="train" if train else "test")
+        return Images(torch.from_numpy(digits.data), torch.from_numpy(digits.labels))
 
 
 class SVHNDataModule(AbstractDataModule):

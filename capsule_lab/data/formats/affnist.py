@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import scipy.io
 import torch
 
@@ -34,7 +33,7 @@ CHOICES = (*SHA256, "test.mat", "test_batches")  # in this order, as zips have a
 FILE_NAMES = "test.mat.zip, test_batches.zip, test.mat or the folder test_batches"
 
 _VARIABLE = "affNISTdata"
-_IMAGES, _LABELS, _TRANSFORMS = "image", "label_int", "human_readable_transform"
+_FIELDS = ("image", "label_int", "human_readable_transform")
 
 
 def find(folder: Path) -> Path | None:
@@ -97,51 +96,30 @@ def load_mat(path: Path, opened: Any = None) -> Images:
         DataError: if it is truncated or no MATLAB file, lacks a field, or has one of another shape or type.
     """
     with reading(path, NAME):
-        content = scipy.io.loadmat(opened or path, variable_names=[_VARIABLE])
-    struct = content.get(_VARIABLE)
-    names = struct.dtype.names if isinstance(struct, np.ndarray) and struct.shape == (1, 1) else None
-    missing = [name for name in (_IMAGES, _LABELS, _TRANSFORMS) if name not in (names or ())]
-    if struct is None or missing:
-        what = f"has no {', '.join(missing)} in its {_VARIABLE}" if names else f"has no struct {_VARIABLE}"
-        raise DataError(
-            f"{path} {what}; expected a file of {NAME}'s 32x/transformed with {_IMAGES}, {_LABELS} and {_TRANSFORMS}: "
-            "remove it to have it downloaded again"
-        )
-    images, labels, transforms = (struct[name][0, 0] for name in (_IMAGES, _LABELS, _TRANSFORMS))
-    _check_field(path, _IMAGES, images, "uint8", images.dtype == np.uint8 and images.shape[:1] == (SIZE * SIZE,))
-    count = images.shape[1]
-    _check_field(path, _LABELS, labels, f"(1, {count}) whole numbers", _whole(labels) and labels.shape == (1, count))
-    real = transforms.dtype.kind in "fiu" and transforms.shape[1:] == (count,) and bool(np.isfinite(transforms).all())
-    _check_field(path, _TRANSFORMS, transforms, f"finite numbers in {count} columns, one for each image", real)
+        struct = scipy.io.loadmat(opened or path, variable_names=[_VARIABLE])[_VARIABLE][0, 0]
+        images, labels, transforms = (struct[name] for name in _FIELDS)
+        shapes, count = [images.shape, labels.shape, transforms.shape[1:]], labels.size
+        if images.dtype != np.uint8 or shapes != [(SIZE * SIZE, count), (1, count), (count,)]:
+            found = ", ".join(f"{struct[name].dtype} of shape {struct[name].shape}" for name in _FIELDS)
+            raise ValueError(f"its {', '.join(_FIELDS)} are {found}")
+        factors = np.ascontiguousarray(transforms.T, dtype=np.float32)
+        if not np.isfinite(factors).all() or (labels != labels.astype(np.int64)).any():
+            raise ValueError("it has transforms that are not finite, or labels that are not whole")
     whole = labels[0].astype(np.int64)
     check_labels(path, whole, range(10))
     # MATLAB stores column after column, so that an image is contiguous and nothing is copied here
     pixels = np.ascontiguousarray(images.T).reshape(count, 1, SIZE, SIZE)
-    factors = np.ascontiguousarray(transforms.T, dtype=np.float32)
     return Images(*(torch.from_numpy(array) for array in (pixels, whole, factors)))
 
 
-def download(scratch: Path) -> Path:
-    """``test.mat.zip`` in a folder of ``scratch``; for ``fetch``.
+def download(scratch: Path) -> None:
+    """``test.mat.zip`` into ``scratch``; for ``fetch``.
 
     Raises:
         OSError: if the server does not send it.
     """
     name = next(iter(SHA256))
-    return download_file(name, f"sha256:{SHA256[name]}", (SERVER,), scratch / NAME).parent
-
-
-def _check_field(path: Path, name: str, array: npt.NDArray[Any], expected: str, fits: bool) -> None:
-    if array.ndim != 2 or not fits:
-        wanted = f"{expected} of shape ({SIZE * SIZE}, n)" if name == _IMAGES else expected
-        raise DataError(
-            f"{path} has {name} of {array.dtype} and shape {array.shape}; expected {wanted}: take the file of {NAME}'s "
-            "32x/transformed"
-        )
-
-
-def _whole(array: npt.NDArray[Any]) -> bool:
-    return array.dtype.kind in "fiu" and bool(np.isfinite(array).all() and (array == np.round(array)).all())
+    download_file(name, f"sha256:{SHA256[name]}", (SERVER,), scratch)
 
 
 def _unpacked(path: Path) -> list[Path]:
