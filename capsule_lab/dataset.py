@@ -55,9 +55,8 @@ def _render(config: DictConfig) -> None:
         )
     folder = data_directory(config.directory) / _RENDERED / f"{size}x{size}"
     try:
-        kept = f"stopped; finished toys are kept in {folder}, and the same command goes on from there"
-        with interruptible(kept), toynorb.show_progress() as progress:
-            toynorb.render_files(folder, size=size, workers=workers, progress=progress)
+        with interruptible("stopped; nothing was written, and the same command renders all toys"):
+            toynorb.render_files(folder, size=size, workers=workers)
     except OSError as error:
         raise ConfigError(
             f"cannot write into {folder} ({error.strerror}); expected a writable folder with free space: name "

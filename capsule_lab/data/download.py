@@ -168,6 +168,12 @@ def fetch(folder: Path, download: Callable[[Path], None]) -> str | None:
     try:
         with filling(folder) as scratch:
             download(scratch)
-    except (OSError, EOFError, KeyError, tarfile.TarError, zlib.error) as error:  # an archive ends early, or lacks files
+    except (
+        OSError,
+        EOFError,
+        KeyError,
+        tarfile.TarError,
+        zlib.error,
+    ) as error:  # archives end early or lack files
         return one_line(error) or type(error).__name__
     return None

@@ -61,8 +61,8 @@ class SmallNORBFiles(PublishedFiles):
     def is_complete(self) -> bool:
         return files.verified(self.folder)
 
-    def download(self, scratch: Path) -> Path:
-        return files.download(scratch)
+    def download(self, scratch: Path) -> None:
+        files.download(scratch)
 
     def load(self, *, train: bool) -> Images:
         return files.load_part(self.folder, "training" if train else "testing", self.resize)

@@ -1,14 +1,12 @@
-"""The six files of smallNORB: known by their MD5, read once and kept at 48x48.
+"""The six files of smallNORB: known by their MD5, read at 48x48.
 
 The same functions read the stand-in, which has the same format: sizes are those of the headers, not of the names.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
-import logging
-from collections.abc import Callable
+import gzip
+import shutil
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -19,7 +17,6 @@ from capsule_lab.data.download import download_file, verify
 from capsule_lab.data.formats.binary_matrix import read_matrix
 from capsule_lab.data.loader import Images
 from capsule_lab.errors import DataError
-from capsule_lab.system.files import atomically
 
 Resize = Literal["subsample", "area"]
 Part = Literal["training", "testing"]
@@ -72,46 +69,31 @@ _VALUES = {  # of the info files, as published
 }
 _AT_ONCE = 1000  # ours: images averaged at once, 37 MB as 16-bit numbers
 
-log = logging.getLogger(__name__)
-
 
 def verified(folder: Path) -> bool:
-    """``verify`` for ``folder``, each file as ``.mat`` or ``.mat.gz``; verified files are not hashed again.
-
-    Hashing 900 MB at every start would take seconds. So sizes and times of verified files are kept in
-    ``cache/verified.json``, and only a file with another time is hashed. Damage that leaves size and time as they are
-    is not noticed: remove the record to have all files hashed again.
+    """``verify`` for ``folder``, each file as ``.mat`` or ``.mat.gz``.
 
     Raises:
         DataError: as ``verify``.
     """
     present = {name: name if (folder / name).is_file() else f"{name}.gz" for name in PUBLISHED}
-    checksums = {file: PUBLISHED[name].md5 for name, file in present.items()}
-    record = folder / "cache" / "verified.json"
-    state = _state(folder, checksums)
-    if state and record.is_file() and record.read_text(encoding="utf-8") == state:
-        return True
-    if not verify(folder, checksums, NAME):
-        return False
-    _keep(record, lambda path: path.write_text(state, encoding="utf-8"))
-    return True
+    return verify(folder, {file: PUBLISHED[name].md5 for name, file in present.items()}, NAME)
 
 
-def download(scratch: Path) -> Path:
-    """The six archives in a folder of ``scratch``; for ``fetch``.
+def download(scratch: Path) -> None:
+    """The six files, unpacked, into ``scratch``; for ``fetch``.
 
     Raises:
         OSError: if no server has one of them.
     """
     for name, published in PUBLISHED.items():
-        download_file(f"{name}.gz", f"sha256:{published.sha256_of_archive}", SERVERS, scratch / NAME)
-    return scratch / NAME
+        archive = download_file(f"{name}.gz", f"sha256:{published.sha256_of_archive}", SERVERS, scratch.parent)
+        with gzip.open(archive) as packed, (scratch / name).open("wb") as file:
+            shutil.copyfileobj(packed, file)
 
 
 def load_part(folder: Path, part: Part, resize: Resize) -> Images:
     """The training or test images of the one set of files in ``folder``, ``(n, 2, 48, 48)``, with their factors.
-
-    Images of 96x96 pixels are made smaller once and kept in ``folder / "cache"``.
 
     Args:
         folder: where the files lie, as ``.mat`` or ``.mat.gz``.
@@ -139,44 +121,17 @@ def load_part(folder: Path, part: Part, resize: Resize) -> Images:
                 f"{folder} has {name} {unknown[0]} among its {part} labels; expected one of "
                 f"{', '.join(map(str, known))}: replace the files by those of one set"
             )
-    images = _small_images(file, len(labels), resize)
-    return Images(*(torch.from_numpy(array) for array in (images, labels.astype(np.int64), factors.astype(np.int64))))
-
-
-def _small_images(file: Path, count: int, resize: Resize) -> np.ndarray:
-    stamp = hashlib.sha256(_state(file.parent, {file.name: NAME}).encode()).hexdigest()[:8]
-    cached = f"{file.name.partition('.')[0]}-{resize}-{stamp}"
-    for kept in (file.parent / "cache").glob(f"{cached}-*.npy"):
-        small = _cached_images(kept, count)
-        if small is not None:
-            return small
-    images = read_matrix(file)
-    side = images.shape[-1]
-    if images.dtype != np.uint8 or images.shape != (count, 2, side, side) or side not in (SIZE, 2 * SIZE):
+    images, side = read_matrix(file), SIZE
+    if images.shape[-1] != SIZE:
+        side = 2 * SIZE
+    if images.dtype != np.uint8 or images.shape != (len(labels), 2, side, side):
         raise DataError(
-            f"{file} holds {images.dtype} of shape {images.shape}; expected uint8 of {(count, 2, 2 * SIZE, 2 * SIZE)} "
-            f"or {(count, 2, SIZE, SIZE)}, as many as there are categories: replace the files by those of one set"
+            f"{file} holds {images.dtype} of shape {images.shape}; expected uint8 of "
+            f"{(len(labels), 2, 2 * SIZE, 2 * SIZE)} or {(len(labels), 2, SIZE, SIZE)}, as many as there are "
+            "categories: replace the files by those of one set"
         )
-    if side == SIZE:
-        return np.array(images)
-    small = halve(images, resize)
-    _keep(file.parent / "cache" / f"{cached}-{_digest(small)}.npy", lambda path: np.save(path, small))
-    return small
-
-
-def _cached_images(kept: Path, count: int) -> np.ndarray | None:
-    """The images in a file that ``_keep`` wrote, whose name ends in their digest; ``None`` if they are not these."""
-    try:
-        small = np.load(kept, allow_pickle=False)
-    except (OSError, ValueError, EOFError, MemoryError):  # not whole, or another kind of file
-        return None
-    whole = isinstance(small, np.ndarray) and (small.shape, small.dtype) == ((count, 2, SIZE, SIZE), np.uint8)
-    return small if whole and kept.stem.endswith(f"-{_digest(small)}") else None
-
-
-def _digest(images: np.ndarray) -> str:
-    """SHA-256, shortened; 0.1 s for all of smallNORB."""
-    return hashlib.sha256(np.ascontiguousarray(images).data).hexdigest()[:16]
+    small = np.array(images) if side == SIZE else halve(images, resize)
+    return Images(*(torch.from_numpy(array) for array in (small, labels.astype(np.int64), factors.astype(np.int64))))
 
 
 def halve(images: np.ndarray, resize: Resize) -> np.ndarray:
@@ -203,22 +158,3 @@ def _find(folder: Path, part: Part, content: str) -> Path:
             "of one set in a folder"
         )
     return files[0]
-
-
-def _state(folder: Path, files: dict[str, str]) -> str:
-    """Sizes and times of the files, with the value of each; empty if one is missing."""
-    try:
-        stats = {file: (folder / file).stat() for file in files}
-    except OSError:
-        return ""
-    return json.dumps({file: [value, stats[file].st_size, stats[file].st_mtime_ns] for file, value in files.items()})
-
-
-def _keep(path: Path, write: Callable[[Path], object]) -> None:
-    """Write a file that saves time at the next start; log it if that is not possible."""
-    try:
-        path.parent.mkdir(exist_ok=True)
-        with atomically(path) as temporary:
-            write(temporary)
-    except OSError as error:
-        log.info("%s cannot be written (%s), so that it takes seconds at every start", path, error.strerror)

@@ -86,10 +86,9 @@ class RenderedToys(AbstractSource):
 
 
 def _render(folder: Path, standin: StandIn) -> None:
-    log.info("rendering toys into %s, once; finished toys are kept if this is stopped", folder)
+    log.info("rendering toys into %s, once, in half a minute or so", folder)
     try:
-        with toynorb.show_progress() as progress:
-            toynorb.render_files(folder, size=SIZE, seed=_SEED, progress=progress, **_LEVELS[standin])
+        toynorb.render_files(folder, size=SIZE, seed=_SEED, **_LEVELS[standin])
     except OSError as error:
         raise DataError(
             f"the stand-in for smallNORB cannot be written into {folder} ({error.strerror}); expected a writable "

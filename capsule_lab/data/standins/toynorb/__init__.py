@@ -10,9 +10,9 @@ IEEE 754 says: a subset equals that part of the whole, in any batches and proces
 
 Grey levels are the set's own (mean about 0.745, standard deviation 0.145): do not normalise by smallNORB's.
 
-From bottom to top: ``shapes`` distances, ``animals`` … ``cars`` what toys look like, ``toys`` which there are,
-``camera`` rays, ``tracing`` what they hit, ``light`` how bright it is, ``rendering`` images, ``files`` the data set,
-``processes`` and ``progress`` of its rendering; ``catalogue`` draws all toys on one sheet.
+From bottom to top: ``tracing`` what rays hit and how bright it is, compiled; ``shapes`` parts of toys, ``animals`` …
+``cars`` what toys look like, ``toys`` which there are, ``camera`` views, ``light`` lamps, ``rendering`` images,
+``files`` the data set; ``catalogue`` draws all toys on one sheet.
 """
 
 from capsule_lab.data.standins.toynorb.files import (
@@ -22,7 +22,6 @@ from capsule_lab.data.standins.toynorb.files import (
     labels_and_info,
     render_files,
 )
-from capsule_lab.data.standins.toynorb.progress import show_progress
 from capsule_lab.data.standins.toynorb.rendering import AZIMUTHS, ELEVATIONS, LIGHTINGS, SIZES, render
 from capsule_lab.data.standins.toynorb.toys import CATEGORIES, INSTANCES, TEST_INSTANCES, TRAIN_INSTANCES, kind_of
 
@@ -42,5 +41,4 @@ __all__ = [
     "labels_and_info",
     "render",
     "render_files",
-    "show_progress",
 ]

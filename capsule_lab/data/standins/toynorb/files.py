@@ -6,7 +6,7 @@ import hashlib
 import json
 import logging
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,13 +15,14 @@ from typing import Any, NamedTuple
 import numpy as np
 from filelock import FileLock, Timeout
 from jaxtyping import Int32
+from rich.console import Console
+from rich.progress import track
 
 from capsule_lab.data.download import filling
 from capsule_lab.data.formats.binary_matrix import write_matrix
 from capsule_lab.data.standins.toynorb.rendering import check_levels, check_size_and_seed, render
 from capsule_lab.data.standins.toynorb.toys import CATEGORIES, TEST_INSTANCES, TRAIN_INSTANCES
 from capsule_lab.errors import DataError
-from capsule_lab.system.files import atomically
 
 VERSION = 1
 """Raised whenever an image changes."""
@@ -76,7 +77,6 @@ def render_files(
     lightings: Sequence[int] = range(6),
     seed: int = 0,
     workers: int | None = None,
-    progress: Callable[[int, int], None] | None = None,
 ) -> None:
     """Render training and test toys into six files of smallNORB's format, and ``provenance.json`` beside them.
 
@@ -93,7 +93,6 @@ def render_files(
         lightings: 0 to 5.
         seed: another seed makes other toys.
         workers: threads; default: one for each core.
-        progress: called with toys done and toys in all, at the start and after each.
 
     Raises:
         ValueError: for an argument out of its range.
@@ -112,7 +111,7 @@ def render_files(
             return
         _refuse_other_files(folder, plan)
         with filling(folder) as scratch:
-            _write_files(scratch, plan, workers or available_cores(), progress or (lambda done, toys: None))
+            _write_files(scratch, plan, workers or available_cores())
 
 
 def available_cores() -> int:
@@ -202,11 +201,9 @@ def _locked(folder: Path) -> Iterator[None]:
         lock.release()
 
 
-def _write_files(folder: Path, plan: _Plan, workers: int, progress: Callable[[int, int], None]) -> None:
+def _write_files(folder: Path, plan: _Plan, workers: int) -> None:
     """Render all toys and write the six files and the record of them."""
     hashes = {}
-    done, toys = 0, len(_SPLITS) * len(TRAIN_INSTANCES) * len(CATEGORIES)
-    progress(done, toys)
     for split, instances in _SPLITS.items():
         pair = (len(_EYES), plan.size, plan.size)
         images = np.empty((len(instances), *plan.views, len(CATEGORIES), *pair), np.uint8)
@@ -221,11 +218,9 @@ def _write_files(folder: Path, plan: _Plan, workers: int, progress: Callable[[in
                 for number, instance in enumerate(instances)
                 for category in range(len(CATEGORIES))
             }  # fmt: skip
-            for toy in as_completed(drawn):
-                number, category = drawn.pop(toy)
+            for toy in track(as_completed(drawn), f"rendering {split} toys", len(drawn), console=Console(stderr=True)):
+                number, category = drawn[toy]
                 images[number, :, :, :, category] = toy.result()
-                done += 1
-                progress(done, toys)
         finally:
             pool.shutdown(cancel_futures=True)
         labels, info = labels_and_info(instances, plan.elevations, plan.azimuths, plan.lightings)

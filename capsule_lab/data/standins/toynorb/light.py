@@ -54,7 +54,11 @@ class Shaded(NamedTuple):
 
 
 def shade(
-    toy: Toy, camera: View, across: Float32[np.ndarray, " n"], upwards: Float32[np.ndarray, " n"], lightings: Sequence[int]
+    toy: Toy,
+    camera: View,
+    across: Float32[np.ndarray, " n"],
+    upwards: Float32[np.ndarray, " n"],
+    lightings: Sequence[int],
 ) -> Shaded:
     """Trace the rays through some points of an image once, and shade the surfaces they meet under several lightings.
 
