@@ -97,10 +97,11 @@ def distance(parts, count, points, whole):  # type: ignore[no-untyped-def]
         whole[i] = np.inf
     for p in range(len(parts)):
         place = (
-            parts[p, MIRRORED] != 0, parts[p, TURNED] != 0, parts[p, CENTRE], parts[p, CENTRE + 1], parts[p, CENTRE + 2],
-            parts[p, ROTATION], parts[p, ROTATION + 1], parts[p, ROTATION + 2], parts[p, ROTATION + 3],
-            parts[p, ROTATION + 4], parts[p, ROTATION + 5], parts[p, ROTATION + 6], parts[p, ROTATION + 7],
-            parts[p, ROTATION + 8],
+            parts[p, MIRRORED] != 0, parts[p, TURNED] != 0,
+            parts[p, CENTRE], parts[p, CENTRE + 1], parts[p, CENTRE + 2],
+            parts[p, ROTATION], parts[p, ROTATION + 1], parts[p, ROTATION + 2],
+            parts[p, ROTATION + 3], parts[p, ROTATION + 4], parts[p, ROTATION + 5],
+            parts[p, ROTATION + 6], parts[p, ROTATION + 7], parts[p, ROTATION + 8],
         )  # fmt: skip
         melting = parts[p, BLEND], parts[p, BLEND + 1], parts[p, BLEND + 2]
         m0, m1, m2, m3 = parts[p, M], parts[p, M + 1], parts[p, M + 2], parts[p, M + 3]
