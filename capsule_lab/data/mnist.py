@@ -7,8 +7,8 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import torchvision
 from torch import Tensor
+from torchvision.datasets.mnist import read_image_file, read_label_file
 
 from capsule_lab.data.base import AbstractDataModule
 from capsule_lab.data.download import download_file, reading
@@ -48,9 +48,11 @@ class MNISTFiles(PublishedFiles):
                 shutil.copyfileobj(packed, file)
 
     def load(self, *, train: bool) -> Images:
-        with reading(self.folder, self.name):
-            digits = torchvision.datasets.MNIST(self.folder.parents[1], train=train)
-        return Images(digits.data.unsqueeze(1), digits.targets)
+        part = "train" if train else "t10k"
+        with reading(self.folder, self.name):  # not by torchvision's MNIST, which prefers old files of its own
+            images = read_image_file(str(self.folder / f"{part}-images-idx3-ubyte"))
+            labels = read_label_file(str(self.folder / f"{part}-labels-idx1-ubyte"))
+        return Images(images.unsqueeze(1), labels)
 
 
 class MNISTDataModule(AbstractDataModule):

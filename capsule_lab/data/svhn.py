@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import scipy.io
 import torch
-import torchvision
 from torch import Tensor
 
 from capsule_lab.data.base import AbstractDataModule
@@ -38,9 +38,11 @@ class SVHNFiles(PublishedFiles):
             download_file(file, f"md5:{md5}", (SERVER,), scratch)
 
     def load(self, *, train: bool) -> Images:
-        with reading(self.folder, self.name):
-            digits = torchvision.datasets.SVHN(str(self.folder), split="train" if train else "test")
-        return Images(torch.from_numpy(digits.data), torch.from_numpy(digits.labels))
+        path = self.folder / f"{'train' if train else 'test'}_32x32.mat"
+        with reading(path, self.name):
+            content = scipy.io.loadmat(path, variable_names=("X", "y"))
+            pixels = torch.from_numpy(content["X"]).permute(3, 2, 0, 1).contiguous()
+            return Images(pixels, torch.from_numpy(content["y"]).long()[:, 0] % 10)  # the digit 0 is labelled 10
 
 
 class SVHNDataModule(AbstractDataModule):

@@ -19,8 +19,9 @@ import scipy.io
 from capsule_lab.data import cifar10
 from capsule_lab.data.cifar10 import CIFAR10Files
 from capsule_lab.data.download import fetch
-from capsule_lab.data.formats import affnist, svhn
+from capsule_lab.data.formats import affnist
 from capsule_lab.data.formats.cifar10 import read_batch
+from capsule_lab.data.svhn import SVHNFiles
 from capsule_lab.errors import DataError
 from tests.helpers.cifar10_files import CONTENTS, array, pickled
 
@@ -117,28 +118,28 @@ def matlab(**variables: Any) -> bytes:
     return written.getvalue()
 
 
-READERS: dict[str, tuple[Callable[[Path], Any], bytes]] = {
-    "svhn: objects": (svhn.read_digits, matlab(X=np.array([["a", 1]], dtype=object), y=np.zeros((1, 1)))),
-    "svhn: text": (svhn.read_digits, matlab(X="text", y="text")),
-    "svhn: pickle": (svhn.read_digits, pickle.dumps(Calls())),
-    "svhn: label 11": (
-        svhn.read_digits,
-        matlab(X=np.zeros((32, 32, 3, 1), np.uint8), y=np.full((1, 1), 11)),
-    ),
-    "svhn: no images": (svhn.read_digits, matlab(X=np.zeros((32, 32, 3, 2), np.uint8), y=np.zeros((1, 1)))),
-    "affnist: objects": (affnist.load_mat, matlab(affNISTdata={"image": np.array([["a", 1]], dtype=object)})),
-    "affnist: text": (affnist.load_mat, matlab(affNISTdata="text")),
-    "affnist: pickle": (affnist.load_mat, pickle.dumps(Calls())),
-    "affnist: HDF5": (affnist.load_mat, b"MATLAB 7.3 MAT-file".ljust(124) + b"\0\2IM" + b"\x89HDF"),
-}
+def svhn(path: Path) -> None:
+    SVHNFiles(path.parent.parent).load(train=False)
+
+
+HOSTILE: tuple[tuple[str, Callable[[Path], Any], bytes], ...] = (
+    ("svhn: objects", svhn, matlab(X=np.array([["a", 1]], dtype=object), y=np.zeros((1, 1)))),
+    ("svhn: text", svhn, matlab(X="text", y="text")),
+    ("svhn: pickle", svhn, pickle.dumps(Calls())),
+    ("affnist: objects", affnist.load_mat, matlab(affNISTdata={"image": np.array([["a", 1]], dtype=object)})),
+    ("affnist: text", affnist.load_mat, matlab(affNISTdata="text")),
+    ("affnist: pickle", affnist.load_mat, pickle.dumps(Calls())),
+    ("affnist: HDF5", affnist.load_mat, b"MATLAB 7.3 MAT-file".ljust(124) + b"\0\2IM" + b"\x89HDF"),
+)
 
 
 def test_matlab_files_create_arrays_only(tmp_path: Path) -> None:
-    for name, (read, content) in READERS.items():
+    (tmp_path / "SVHN").mkdir()
+    for name, read, content in HOSTILE:
         with pytest.raises(DataError) as caught:
-            read(write(tmp_path / "test.mat", content))
+            read(write(tmp_path / "SVHN" / "test_32x32.mat", content))
         assert "\n" not in str(caught.value), name
-        assert not (tmp_path / "MARKER").exists(), name
+        assert not list(tmp_path.rglob("MARKER")), name
 
 
 def test_members_of_a_zip_are_read_and_never_unpacked(tmp_path: Path) -> None:

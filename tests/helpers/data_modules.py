@@ -14,7 +14,6 @@ import torch
 from capsule_lab.config import build
 from capsule_lab.config.check import check
 from capsule_lab.config.compose import compose
-from capsule_lab.data import download
 
 Answer = bytes | Exception
 """The content of a file, or why it cannot be downloaded."""
@@ -32,15 +31,14 @@ def answer_downloads(monkeypatch: pytest.MonkeyPatch, answer: Callable[[str], An
     """Downloads get what ``answer`` returns or raise it; the addresses asked for are in the list, each once."""
     asked: list[str] = []
 
-    def respond(url: str, path: str, cache: pooch.Pooch) -> None:
+    def respond(url: str, path: str, cache: pooch.Pooch | None) -> None:
         asked.append(url)
         content = answer(url)
         if isinstance(content, Exception):
             raise content
         Path(path).write_bytes(content)
 
-    monkeypatch.setattr(download, "_RETRIES", 0)
-    monkeypatch.setattr(download, "download_url", respond)
+    monkeypatch.setattr(pooch, "HTTPDownloader", lambda **_: respond)
     return asked
 
 

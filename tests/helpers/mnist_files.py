@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
+from capsule_lab.data.loader import Images
 from capsule_lab.data.mnist import MNISTFiles
 
-TRAIN, TEST = 60, 20
+TRAIN, TEST_IMAGES = 60, 20
 RANDOM = np.random.default_rng(0)
 ARRAYS = {
     "train-images-idx3-ubyte": RANDOM.integers(0, 256, (TRAIN, 28, 28), dtype=np.uint8),
     "train-labels-idx1-ubyte": RANDOM.permutation(np.arange(TRAIN, dtype=np.uint8) % 10),
-    "t10k-images-idx3-ubyte": RANDOM.integers(0, 256, (TEST, 28, 28), dtype=np.uint8),
-    "t10k-labels-idx1-ubyte": RANDOM.permutation(np.arange(TEST, dtype=np.uint8) % 10),
+    "t10k-images-idx3-ubyte": RANDOM.integers(0, 256, (TEST_IMAGES, 28, 28), dtype=np.uint8),
+    "t10k-labels-idx1-ubyte": RANDOM.permutation(np.arange(TEST_IMAGES, dtype=np.uint8) % 10),
 }
 
 
@@ -27,6 +30,31 @@ def idx(array: np.ndarray) -> bytes:
 
 def md5(content: bytes) -> str:
     return hashlib.md5(content, usedforsecurity=False).hexdigest()
+
+
+def stored(part: str) -> Images:
+    """What the module makes of the files of a part."""
+    images, labels = (torch.from_numpy(ARRAYS[f"{part}-{name}-ubyte"]) for name in ("images-idx3", "labels-idx1"))
+    return Images(images[:, None], labels.long())
+
+
+CONTENTS = {name: idx(array) for name, array in ARRAYS.items()}
+TRAINING, TEST = stored("train"), stored("t10k")
+BROKEN = {
+    "truncated": (
+        CONTENTS["t10k-labels-idx1-ubyte"][:-1],
+        r"cannot be read \(.+\); expected a file of MNIST: remove it",
+    ),
+    "empty": (b"", r"cannot be read \(.+\)"),
+    "another file": (b"<html>a login page</html>", r"cannot be read \(.+\)"),
+    "label 10": (idx(ARRAYS["t10k-labels-idx1-ubyte"] + np.uint8(1)), "has label 10; expected 0 to 9"),
+    "too few labels": (idx(ARRAYS["t10k-labels-idx1-ubyte"][:19]), "has labels of torch.int64"),
+}
+
+
+def downloads(contents: dict[str, bytes]) -> dict[str, bytes]:
+    """What the server has."""
+    return {f"{name}.gz": gzip.compress(content, mtime=0) for name, content in contents.items()}
 
 
 def write_mnist(directory: Path, monkeypatch: pytest.MonkeyPatch) -> Path:

@@ -25,3 +25,10 @@ def painted(
     images[..., :6] = factors
     images[..., 6] = seed
     return images.reshape(*grids[0].shape, size, size)
+
+
+def pixels(size: int) -> tuple[np.ndarray, np.ndarray]:
+    """How far the middles of an image's pixels are to the right and up, as the renderer counts them."""
+    middles = ((np.arange(size) + 0.5) * 2 / size - 1).astype(np.float32)
+    upwards, across = (grid.ravel() for grid in np.meshgrid(-middles, middles, indexing="ij"))
+    return across, upwards

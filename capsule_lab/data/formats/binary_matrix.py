@@ -38,8 +38,8 @@ def read_matrix(path: Path) -> np.ndarray:
         content = np.memmap(path, np.uint8, "r") if path.suffix == ".mat" else _unpacked(path)
         magic, dimensions = struct.unpack_from("<Ii", content)
         sizes = struct.unpack_from(f"<{max(dimensions, _FEWEST_SIZES)}i", content, 8)
-        kind, shape, offset = _KINDS[magic], sizes[:dimensions], 8 + 4 * len(sizes)
-        return content[offset:].view(kind).reshape(shape)
+        shape = np.broadcast_shapes(sizes[: max(dimensions, 1)])  # which refuses negative sizes
+        return content[8 + 4 * len(sizes) :].view(_KINDS[magic]).reshape(shape)
     except (OSError, EOFError, zlib.error, struct.error, KeyError, ValueError) as error:
         reason = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
         raise DataError(
