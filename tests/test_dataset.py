@@ -2,14 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import logging
-import os
-import signal
-import subprocess
-import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,8 +13,8 @@ import pytest
 
 from capsule_lab import dataset
 from capsule_lab.data.standins import toynorb
-from capsule_lab.data.standins.toynorb import files, progress
-from tests.helpers.commands import ROOT, Ended
+from capsule_lab.data.standins.toynorb import files
+from tests.helpers.commands import Ended
 from tests.helpers.data_modules import without_network
 from tests.helpers.toynorb_images import painted
 
@@ -53,23 +47,6 @@ def test_toynorb_is_rendered_where_the_data_is(cli: Cli, tmp_path: Path) -> None
     record = json.loads((folder / "provenance.json").read_text())
     assert (record["size"], record["seed"], len(record["azimuths"])) == (9, 0, 18)
     assert matplotlib.image.imread(folder / "contact_sheet.png")[..., :3].std() > 0
-
-
-@pytest.mark.usefixtures("quick")
-def test_progress_in_lines(cli: Cli) -> None:
-    ended = cli("dataset", "name=toynorb", "size=8", "workers=1", "sheet=false")
-    lines = [line for line in ended.out.splitlines() if line.startswith("rendered ")]
-    assert [line.split(" toys, ")[0] for line in lines] == [f"rendered {done} of 50" for done in (2, *range(5, 51, 5))]
-    assert lines[-1].endswith(" 0:00:00 to go")
-
-
-@pytest.mark.usefixtures("quick")
-def test_progress_in_a_bar(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(progress, "Console", functools.partial(progress.Console, force_terminal=True))
-    ended = cli("dataset", "name=toynorb", "size=8", "workers=1", "sheet=false")
-    assert ended.status == 0
-    assert "50/50" in ended.err
-    assert "rendered 5 of 50" not in ended.out
 
 
 @pytest.mark.usefixtures("quick")
@@ -112,42 +89,6 @@ class _Nothing:
         path.write_bytes(b"")
 
 
-def still_alive(group: int) -> bool:
-    """Whether a process of the group lives on; multiprocessing's resource tracker takes a moment to notice."""
-    until = time.monotonic() + 30
-    while time.monotonic() < until:
-        try:
-            os.killpg(group, 0)
-        except ProcessLookupError:
-            return False
-        time.sleep(0.05)
-    return True
-
-
-@pytest.mark.slow  # a dozen seconds
-def test_interrupted_processes_leave_only_their_toys(tmp_path: Path) -> None:
-    """Ctrl-C in a terminal reaches every process; what they have finished is what one process would have made."""
-    arguments = [sys.executable, "-m", "capsule_lab.dataset", "name=toynorb", "size=8", "workers=2"]
-    with subprocess.Popen(
-        arguments, cwd=tmp_path, env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
-    ) as process:  # fmt: skip
-        assert process.stdout is not None
-        first = process.stdout.readline()
-        os.killpg(process.pid, signal.SIGINT)
-        _, err = process.communicate(timeout=60)
-    assert first.startswith("rendered 2 of 50 toys")
-    assert (process.returncode, err.count("\n")) == (130, 1)
-    assert err.startswith("capsule_lab: stopped; finished toys are kept in data/toynorb/8x8")
-    assert not still_alive(process.pid)
-    (work,) = (path for path in (tmp_path / "data" / "toynorb" / "8x8").iterdir() if path.is_dir())
-    kept = [path for path in work.iterdir() if path.suffix == ".npy"]
-    assert len(kept) >= 2
-    category, instance = kept[0].stem.split("-")
-    expected = toynorb.render(toynorb.CATEGORIES.index(category), int(instance), range(9), range(18), range(6), size=8)
-    np.testing.assert_array_equal(np.load(kept[0]), expected)
-
-
 # --- other data -------------------------------------------------------------------------------------------------------
 
 
@@ -169,9 +110,9 @@ def test_without_network_a_warning_names_the_stand_in(cli: Cli) -> None:
 # --- mistakes
 
 
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
+@pytest.mark.usefixtures("no_network")
+def test_wrong_overrides_are_refused(cli: Cli, tmp_path: Path) -> None:
+    for overrides, message in [
         ([], "name is missing; expected name= one of affnist, "),
         (["name=toynrb"], "name=toynrb does not exist; did you mean toynorb? Options: "),
         (["name=null"], "name=None does not exist; "),
@@ -184,18 +125,14 @@ def test_without_network_a_warning_names_the_stand_in(cli: Cli) -> None:
         (["name=toynorb", "sizes=48"], "sizes does not exist; did you mean size?"),
         (["name=mnist", "source=reel"], "data.source is 'reel'; expected 'auto', 'real' or 'standin'"),
         (["name=mnist", "source=real"], "MNIST is not in data/MNIST/raw"),
-    ],
-    ids=str,
-)
-@pytest.mark.usefixtures("no_network")
-def test_wrong_overrides_are_refused(cli: Cli, tmp_path: Path, overrides: list[str], message: str) -> None:
-    (tmp_path / "file").write_text("in the way")
-    ended = cli("dataset", *overrides)
-    assert ended.status == 2
-    assert ended.err.startswith("capsule_lab: ")
-    assert message in ended.err
-    assert ended.err.count("\n") == 1
-    assert [path for path in tmp_path.rglob("*") if path.is_file()] == [tmp_path / "file"]
+    ]:
+        (tmp_path / "file").write_text("in the way")
+        ended = cli("dataset", *overrides)
+        assert ended.status == 2
+        assert ended.err.startswith("capsule_lab: ")
+        assert message in ended.err
+        assert ended.err.count("\n") == 1
+        assert [path for path in tmp_path.rglob("*") if path.is_file()] == [tmp_path / "file"]
 
 
 def test_other_files_are_not_replaced(cli: Cli, tmp_path: Path) -> None:

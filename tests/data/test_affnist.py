@@ -89,15 +89,13 @@ def test_test_images_are_32_versions_of_each_test_digit():
     assert data.provenance["test_images"] == "11488 versions of 359 of 359"
 
 
-@pytest.mark.parametrize(
-    ("eval_images", "expected"), [(100, "100 versions of 100 of 359"), (500, "500 versions of 359 of 359")]
-)
-def test_fewer_test_images_are_of_as_many_digits_as_can_be(eval_images, expected):
-    data = of("fit", "test", eval_images=eval_images)
-    data.setup("test")
-    assert data.provenance["test_images"] == expected
-    assert len(data.test_dataloader().dataset) == eval_images
-    assert len(data.val_dataloader().dataset) == min(eval_images, 240)
+def test_fewer_test_images_are_of_as_many_digits_as_can_be():
+    for eval_images, expected in [(100, "100 versions of 100 of 359"), (500, "500 versions of 359 of 359")]:
+        data = of("fit", "test", eval_images=eval_images)
+        data.setup("test")
+        assert data.provenance["test_images"] == expected
+        assert len(data.test_dataloader().dataset) == eval_images
+        assert len(data.val_dataloader().dataset) == min(eval_images, 240)
 
 
 def test_training_and_validation_images_are_never_turned():
@@ -109,22 +107,23 @@ def test_training_and_validation_images_are_never_turned():
         assert batch.factors is None
 
 
-@pytest.mark.parametrize(("change", "same"), [({}, True), ({"seed": 1}, True), ({"eval_batch_size": 9}, True)], ids=str)
-def test_synthetic_test_set_is_one_for_all_runs(change, same):
-    first, second = (of("test", eval_images=60, **options) for options in ({}, change))
-    # which 60 digits are looked at is drawn by the run's seed
-    second.sets["test"] = first.sets["test"]
-    assert (seen(first.test_dataloader(), first) == seen(second.test_dataloader(), second)) is same
+def test_synthetic_test_set_is_one_for_all_runs():
+    for change, same in [({}, True), ({"seed": 1}, True), ({"eval_batch_size": 9}, True)]:
+        first, second = (of("test", eval_images=60, **options) for options in ({}, change))
+        # which 60 digits are looked at is drawn by the run's seed
+        second.sets["test"] = first.sets["test"]
+        assert (seen(first.test_dataloader(), first) == seen(second.test_dataloader(), second)) is same
 
 
-@pytest.mark.parametrize("world_size", [2, 3])
-def test_several_processes_test_together_on_what_one_does(world_size):
-    one = of("test", eval_images=61)
-    every = [
-        of("test", eval_images=61, rank=rank, world_size=world_size, eval_batch_size=8) for rank in range(world_size)
-    ]
-    parts = [image for data in every for image in seen(data.test_dataloader(), data)]
-    assert sorted(parts) == seen(one.test_dataloader(), one)
+def test_several_processes_test_together_on_what_one_does():
+    for world_size in [2, 3]:
+        one = of("test", eval_images=61)
+        every = [
+            of("test", eval_images=61, rank=rank, world_size=world_size, eval_batch_size=8)
+            for rank in range(world_size)
+        ]
+        parts = [image for data in every for image in seen(data.test_dataloader(), data)]
+        assert sorted(parts) == seen(one.test_dataloader(), one)
 
 
 def test_affine_validation_is_off_by_default():
@@ -147,47 +146,43 @@ def test_affine_validation_is_of_the_validation_digits():
     assert data.provenance["affine_validation"]["name"] == "synthetic affNIST made from the validation digits"
 
 
-@pytest.mark.parametrize(
-    ("change", "same"), [({}, True), ({"seed": 1}, False), ({"eval_batch_size": 7}, True)], ids=str
-)
-def test_affine_validation_is_fixed_by_the_seed(change, same):
-    runs = [of("fit", affine_validation=True, **options) for options in ({}, change)]
-    runs[1].sets["val"] = runs[0].sets["val"]  # their order is drawn by the seed as well
-    looks = [seen(data.val_dataloader()[1], data, "affine", epoch) for data, epoch in zip(runs, (0, 4), strict=True)]
-    assert (looks[0] == looks[1]) is same
+def test_affine_validation_is_fixed_by_the_seed():
+    for change, same in [({}, True), ({"seed": 1}, False), ({"eval_batch_size": 7}, True)]:
+        runs = [of("fit", affine_validation=True, **options) for options in ({}, change)]
+        runs[1].sets["val"] = runs[0].sets["val"]  # their order is drawn by the seed as well
+        looks = [
+            seen(data.val_dataloader()[1], data, "affine", epoch) for data, epoch in zip(runs, (0, 4), strict=True)
+        ]
+        assert (looks[0] == looks[1]) is same
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
+def test_wrong_options():
+    for options, message in [
         ({"pad": 4, "shift": 4}, r"data\.pad is 4; expected 6, as affNIST's images are of 40x40 pixels"),
         ({"shift": 7}, r"data\.shift is 7 with data\.pad 6, .*"),
         (
             {"affine_validation": True, "validation": "none"},
             r"data\.affine_validation is true with data\.validation=none, .* expected data\.validation=first or .*",
         ),
-    ],
-    ids=str,
-)
-def test_wrong_options(options, message):
-    with pytest.raises(ValueError, match=f"^{message}$"):
-        AffNISTDataModule(source="standin", **options)
+    ]:
+        with pytest.raises(ValueError, match=f"^{message}$"):
+            AffNISTDataModule(source="standin", **options)
 
 
 # --- real files, and what provenance says
 
 
-@pytest.mark.parametrize("source", ["auto", "real"])
-def test_real_files_are_tested_on_exactly(both, source):
-    data = of("test", source=source, directory=str(both), eval_batch_size=320)
-    (stored,) = data.test_dataloader()
-    batch = data.transform_batch(stored, "test")
-    np.testing.assert_array_equal(stored.images[:, 0].numpy(), IMAGES)
-    torch.testing.assert_close(batch.images, stored.images / 255)
-    np.testing.assert_array_equal(batch.labels.numpy(), LABELS)
-    np.testing.assert_array_equal(batch.factors.numpy(), TRANSFORMS.astype(np.float32))
-    assert data.provenance["source"] == "real"
-    assert data.provenance["test_images"] == "320 of 320"
+def test_real_files_are_tested_on_exactly(both):
+    for source in ["auto", "real"]:
+        data = of("test", source=source, directory=str(both), eval_batch_size=320)
+        (stored,) = data.test_dataloader()
+        batch = data.transform_batch(stored, "test")
+        np.testing.assert_array_equal(stored.images[:, 0].numpy(), IMAGES)
+        torch.testing.assert_close(batch.images, stored.images / 255)
+        np.testing.assert_array_equal(batch.labels.numpy(), LABELS)
+        np.testing.assert_array_equal(batch.factors.numpy(), TRANSFORMS.astype(np.float32))
+        assert data.provenance["source"] == "real"
+        assert data.provenance["test_images"] == "320 of 320"
 
 
 def test_provenance_of_real_files(both):
@@ -295,10 +290,10 @@ def test_training_reads_no_test_digits(real, stage):
     assert all(len(batch.labels) for loader in data.val_dataloader() for batch in loader)
 
 
-@pytest.mark.parametrize("source", ["real", "standin"])
-def test_provenance_is_plain(both, source):
-    data = of("fit", "test", source=source, directory=str(both), affine_validation=True)
-    assert json.loads(json.dumps(data.provenance)) == data.provenance
+def test_provenance_is_plain(both):
+    for source in ["real", "standin"]:
+        data = of("fit", "test", source=source, directory=str(both), affine_validation=True)
+        assert json.loads(json.dumps(data.provenance)) == data.provenance
 
 
 def test_stand_ins_of_two_kinds_are_distinguished(real, tmp_path):

@@ -67,15 +67,15 @@ def test_template_trains_for_a_step(cli: Callable[..., Ended], tmp_path: Path) -
     assert (tmp_path / "run" / "metrics.json").is_file()
 
 
-@pytest.mark.parametrize(("batch_size", "parts"), [(7, 1), (66, 1), (33, 2)])
-def test_transforms_of_torchvision_depend_on_the_image_alone(my_data: Any, batch_size: int, parts: int) -> None:
-    options = {"validation": "none", "train_images": 66}
-    whole = seen(of(my_data, **options, batch_size=66))
-    found: dict[int, torch.Tensor] = {}
-    for rank in range(parts):
-        found |= seen(of(my_data, **options, batch_size=batch_size, rank=rank, world_size=parts))
-    assert equal({key: whole[key] for key in found}, found)
-    assert len(found) >= 63  # the last batch of seven is dropped
+def test_transforms_of_torchvision_depend_on_the_image_alone(my_data: Any) -> None:
+    for batch_size, parts in [(7, 1), (66, 1), (33, 2)]:
+        options = {"validation": "none", "train_images": 66}
+        whole = seen(of(my_data, **options, batch_size=66))
+        found: dict[int, torch.Tensor] = {}
+        for rank in range(parts):
+            found |= seen(of(my_data, **options, batch_size=batch_size, rank=rank, world_size=parts))
+        assert equal({key: whole[key] for key in found}, found)
+        assert len(found) >= 63  # the last batch of seven is dropped
 
 
 def test_transforms_of_torchvision_go_on_where_a_run_was_stopped(my_data: Any) -> None:
@@ -98,12 +98,12 @@ def test_transforms_of_torchvision_are_new_in_every_epoch(my_data: Any) -> None:
     assert not one.sort(0).values.equal(other.sort(0).values)
 
 
-@pytest.mark.parametrize(("training", "augment"), [(True, False), (False, True)])
-def test_images_are_not_augmented_without_augmentation_or_training(my_data: Any, training: bool, augment: bool) -> None:
-    data = of(my_data, augment=augment)
-    data.trainer.training = training
-    batch = next(iter(data.train_dataloader()))
-    assert data.on_after_batch_transfer(batch, 0).images.equal(batch.images[:, :, 2:18, 2:18] / 255)
+def test_images_are_not_augmented_without_augmentation_or_training(my_data: Any) -> None:
+    for training, augment in [(True, False), (False, True)]:
+        data = of(my_data, augment=augment)
+        data.trainer.training = training
+        batch = next(iter(data.train_dataloader()))
+        assert data.on_after_batch_transfer(batch, 0).images.equal(batch.images[:, :, 2:18, 2:18] / 255)
 
 
 # --- where images come from -------------------------------------------------------------------------------------------
@@ -137,22 +137,20 @@ class MissingDataModule(AbstractDataModule):
         self.standin_source = standin
 
 
-@pytest.mark.parametrize(
-    ("source", "error", "message"),
-    [
+def test_without_images_and_stand_in_is_an_error() -> None:
+    for source, error, message in [
         (
-            "auto", MissingDataError,
+            "auto",
+            MissingDataError,
             r"^the images are not in data/images; put them there\. MissingDataModule has no stand-in$",
         ),
         ("real", MissingDataError, r"^the images are not in data/images; put them there$"),
         ("standin", DataError, r"^data\.source is standin, and MissingDataModule has no stand-in: set data\.source=r"),
-    ],
-)  # fmt: skip
-def test_without_images_and_stand_in_is_an_error(source: Any, error: type[DataError], message: str) -> None:
-    data = MissingDataModule(source=source)
-    with pytest.raises(error, match=message):
-        data.setup("fit")
-    assert (data.provenance, data.sets) == ({}, {})
+    ]:
+        data = MissingDataModule(source=source)
+        with pytest.raises(error, match=message):
+            data.setup("fit")
+        assert (data.provenance, data.sets) == ({}, {})
 
 
 @pytest.mark.parametrize("source", ["auto", "standin"])

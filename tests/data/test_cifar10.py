@@ -52,18 +52,18 @@ def standardised(image: np.ndarray) -> np.ndarray:
     return (image - image.mean()) / max(image.std(), image.size**-0.5)
 
 
-@pytest.mark.parametrize(("crop", "corner"), [(24, 4), (32, 0), (23, 4), (1, 15)])
-def test_evaluation_is_on_the_centre_standardised(crop, corner):
-    expected = PHOTOGRAPHS[:20, :, corner : corner + crop, corner : corner + crop].double().numpy()
-    images = seen(training=False, images=PHOTOGRAPHS[:20], crop=crop)
-    assert images.dtype == torch.float32
-    assert images.is_contiguous() or crop == 32
-    np.testing.assert_allclose(images, np.stack([standardised(image) for image in expected]), atol=1e-5)
+def test_evaluation_is_on_the_centre_standardised():
+    for crop, corner in [(24, 4), (32, 0), (23, 4), (1, 15)]:
+        expected = PHOTOGRAPHS[:20, :, corner : corner + crop, corner : corner + crop].double().numpy()
+        images = seen(training=False, images=PHOTOGRAPHS[:20], crop=crop)
+        assert images.dtype == torch.float32
+        assert images.is_contiguous() or crop == 32
+        np.testing.assert_allclose(images, np.stack([standardised(image) for image in expected]), atol=1e-5)
 
 
-@pytest.mark.parametrize("crop", [8, 24, 32])
-def test_size_is_that_of_the_spec(crop):
-    assert seen(crop=crop).shape[1:] == CIFAR10DataModule(crop=crop).spec.image_shape == (3, crop, crop)
+def test_size_is_that_of_the_spec():
+    for crop in [8, 24, 32]:
+        assert seen(crop=crop).shape[1:] == CIFAR10DataModule(crop=crop).spec.image_shape == (3, crop, crop)
 
 
 def test_training_patches_are_standardised():
@@ -94,27 +94,25 @@ def test_training_patches_come_from_everywhere_and_half_of_them_are_mirrored():
 
 
 @pytest.mark.usefixtures("not_standardised")
-@pytest.mark.parametrize(("options", "largest"), [({}, 63), ({"brightness": 20.0}, 20), ({"brightness": 0.0}, 0)])
-def test_brightness_is_within_its_range(options, largest):
-    images = seen(crop=32, flip=False, contrast=0.0, **options)
-    added = images - PHOTOGRAPHS
-    torch.testing.assert_close(added, added[:, :1, :1, :1].expand_as(added), atol=1e-3, rtol=0)
-    assert added.abs().max() <= largest + 1e-3
-    assert largest == 0 or added.min() < -0.9 * largest < 0.9 * largest < added.max()
+def test_brightness_is_within_its_range():
+    for options, largest in [({}, 63), ({"brightness": 20.0}, 20), ({"brightness": 0.0}, 0)]:
+        images = seen(crop=32, flip=False, contrast=0.0, **options)
+        added = images - PHOTOGRAPHS
+        torch.testing.assert_close(added, added[:, :1, :1, :1].expand_as(added), atol=1e-3, rtol=0)
+        assert added.abs().max() <= largest + 1e-3
+        assert largest == 0 or added.min() < -0.9 * largest < 0.9 * largest < added.max()
 
 
 @pytest.mark.usefixtures("not_standardised")
-@pytest.mark.parametrize(
-    ("options", "low", "high"), [({}, 0.2, 1.8), ({"contrast": 0.1}, 0.9, 1.1), ({"contrast": 0.0}, 1.0, 1.0)]
-)
-def test_contrast_is_within_its_range_about_the_mean_of_each_channel(options, low, high):
-    pixels = PHOTOGRAPHS.float()
-    images = seen(crop=32, flip=False, brightness=0.0, **options)
-    torch.testing.assert_close(images.mean(dim=(2, 3)), pixels.mean(dim=(2, 3)), atol=1e-2, rtol=0)
-    factor = images.std(dim=(2, 3)) / pixels.std(dim=(2, 3))
-    torch.testing.assert_close(factor, factor[:, :1].expand(-1, 3), atol=1e-3, rtol=0)
-    assert low - 1e-3 <= factor.min() <= low + 0.05
-    assert high - 0.05 <= factor.max() <= high + 1e-3
+def test_contrast_is_within_its_range_about_the_mean_of_each_channel():
+    for options, low, high in [({}, 0.2, 1.8), ({"contrast": 0.1}, 0.9, 1.1), ({"contrast": 0.0}, 1.0, 1.0)]:
+        pixels = PHOTOGRAPHS.float()
+        images = seen(crop=32, flip=False, brightness=0.0, **options)
+        torch.testing.assert_close(images.mean(dim=(2, 3)), pixels.mean(dim=(2, 3)), atol=1e-2, rtol=0)
+        factor = images.std(dim=(2, 3)) / pixels.std(dim=(2, 3))
+        torch.testing.assert_close(factor, factor[:, :1].expand(-1, 3), atol=1e-3, rtol=0)
+        assert low - 1e-3 <= factor.min() <= low + 0.05
+        assert high - 0.05 <= factor.max() <= high + 1e-3
 
 
 @pytest.mark.usefixtures("not_standardised")
@@ -137,16 +135,14 @@ def test_what_is_drawn_depends_on_the_key_alone():
     assert not seen(key=sample_key(0, 1, torch.arange(400))).allclose(together)
 
 
-@pytest.mark.parametrize(
-    ("training", "options", "same"), [(True, {}, False), (False, {}, True), (True, {"augment": False}, True)], ids=str
-)
-def test_training_images_alone_are_augmented(training, options, same):
-    data = CIFAR10DataModule(source="standin", **options)
-    data.trainer = trainer(training=training)
-    data.setup("fit")
-    batch = next(iter(data.train_dataloader()))
-    still = data.transform(batch.images, batch.key, augment=False)
-    assert data.on_after_batch_transfer(batch, 0).images.equal(still) is same
+def test_training_images_alone_are_augmented():
+    for training, options, same in [(True, {}, False), (False, {}, True), (True, {"augment": False}, True)]:
+        data = CIFAR10DataModule(source="standin", **options)
+        data.trainer = trainer(training=training)
+        data.setup("fit")
+        batch = next(iter(data.train_dataloader()))
+        still = data.transform(batch.images, batch.key, augment=False)
+        assert data.on_after_batch_transfer(batch, 0).images.equal(still) is same
 
 
 CHANGED = {"crop": 20, "flip": False, "brightness": 5.0, "contrast": 0.3, "eval_batch_size": 7, "validation_share": 0.5}
@@ -168,22 +164,18 @@ def test_every_option_does_something(option):
     assert found[0] != found[1]
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
+@pytest.mark.usefixtures("unchecked_types")
+def test_options_that_are_refused():
+    for options, message in [
         ({"crop": 0}, r"data\.crop is 0; expected 1 to 32 pixels"),
         ({"crop": 33}, r"data\.crop is 33; expected 1 to 32 pixels"),
         ({"brightness": -1.0}, r"data\.brightness is -1.0; expected 0 \(none\) or more"),
         ({"brightness": float("nan")}, r"data\.brightness is nan; expected 0"),
         ({"contrast": 1.5}, r"data\.contrast is 1.5; expected 0 \(none\) to 1"),
         ({"contrast": -0.1}, r"data\.contrast is -0.1; expected 0"),
-    ],
-    ids=str,
-)
-@pytest.mark.usefixtures("unchecked_types")
-def test_options_that_are_refused(options, message):
-    with pytest.raises(ValueError, match=message):
-        CIFAR10DataModule(**options)
+    ]:
+        with pytest.raises(ValueError, match=message):
+            CIFAR10DataModule(**options)
 
 
 # --- the experiment ---------------------------------------------------------------------------------------------------

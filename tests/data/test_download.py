@@ -40,23 +40,17 @@ def test_verify(tmp_path):
         assert verify(tmp_path / folder, CHECKSUMS, "Toys") is False
 
 
-@pytest.mark.parametrize(
-    ("error", "reason"),
-    [
+def test_an_error_in_reading_names_the_file(tmp_path):
+    for error, reason in [
         (PermissionError(13, "Permission denied"), "Permission denied"),
         (ValueError("Unknown mat file type,\n version 60, 33"), "Unknown mat file type, version 60, 33"),
         (EOFError(), "EOFError"),
-    ],
-    ids=repr,
-)
-def test_an_error_in_reading_names_the_file(tmp_path, error, reason):
-    with pytest.raises(DataError) as caught, reading(tmp_path / "first", "Toys"):
-        raise error
-    assert str(caught.value) == (
-        f"{tmp_path / 'first'} cannot be read ({reason}); expected a file of Toys: remove it and its folder to have "
-        "them downloaded again"
-    )
-    assert caught.value.__cause__ is error
+    ]:
+        with pytest.raises(DataError) as caught, reading(tmp_path / "first", "Toys"):
+            raise error
+        expected = "expected a file of Toys: remove it and its folder to have them downloaded again"
+        assert str(caught.value) == f"{tmp_path / 'first'} cannot be read ({reason}); {expected}"
+        assert caught.value.__cause__ is error
 
 
 def test_labels_that_are_none_are_named(tmp_path):
@@ -201,22 +195,18 @@ def test_the_next_server_is_asked_if_one_fails(tmp_path, monkeypatch):
         assert everything_below(folder) == ["file"]
 
 
-@pytest.mark.parametrize(
-    ("error", "reason"),
-    [
+def test_the_reason_of_the_first_server_is_given(tmp_path, monkeypatch):
+    for error, reason in [
         (requests.exceptions.ConnectionError("HTTPSConnectionPool(…): Max retries exceeded …"), "ConnectionError"),
         (requests.exceptions.SSLError("HTTPSConnectionPool(…)"), "SSLError"),
         (requests.exceptions.ReadTimeout("HTTPSConnectionPool(…)"), "ReadTimeout"),
         (requests.exceptions.HTTPError("404 Client Error: Not Found"), "404 Client Error: Not Found"),
         (OSError("no\nspace"), "no space"),
-    ],
-    ids=repr,
-)
-def test_the_reason_of_the_first_server_is_given(tmp_path, monkeypatch, error, reason):
-    answer_downloads(monkeypatch, lambda url: error if url.startswith(SERVERS[0]) else OSError("another"))
-    with pytest.raises(OSError, match=f"^https://first.example/a/file: {reason}$"):
-        download_file("file", KNOWN["md5"], SERVERS, tmp_path)
-    assert everything_below(tmp_path) == []
+    ]:
+        answer_downloads(monkeypatch, lambda url, e=error: e if url.startswith(SERVERS[0]) else OSError("another"))
+        with pytest.raises(OSError, match=f"^https://first.example/a/file: {reason}$"):
+            download_file("file", KNOWN["md5"], SERVERS, tmp_path)
+        assert everything_below(tmp_path) == []
 
 
 def test_a_server_that_does_not_answer_is_not_waited_for(tmp_path, monkeypatch):
@@ -227,22 +217,19 @@ def test_a_server_that_does_not_answer_is_not_waited_for(tmp_path, monkeypatch):
     assert used == [10.0]
 
 
-@pytest.mark.parametrize(
-    ("argument", "environment", "expected"),
-    [
+def test_data_directory(monkeypatch):
+    for argument, environment, expected in [
         ("argument", "environment", "argument"),
         ("argument", None, "argument"),
         (None, "environment", "environment"),
         (None, None, "data"),
         (None, "", "data"),
         ("", "environment", "environment"),
-    ],
-)
-def test_data_directory(monkeypatch, argument, environment, expected):
-    monkeypatch.delenv("CAPSULE_LAB_DATA", raising=False)
-    if environment is not None:
-        monkeypatch.setenv("CAPSULE_LAB_DATA", environment)
-    assert data_directory(argument) == Path(expected)
+    ]:
+        monkeypatch.delenv("CAPSULE_LAB_DATA", raising=False)
+        if environment is not None:
+            monkeypatch.setenv("CAPSULE_LAB_DATA", environment)
+        assert data_directory(argument) == Path(expected)
 
 
 def test_data_error_is_a_value_error():

@@ -53,15 +53,15 @@ def differs(images: Tensor, pair: tuple[Tensor, Tensor, Tensor], margin: int) ->
     )
 
 
-@pytest.mark.parametrize("largest", [1, 2, 5])
-@pytest.mark.parametrize("which", ["both", "target"])
-def test_the_second_image_is_the_first_moved_by_the_change(which: Any, largest: int) -> None:
-    images = torch.rand(40, 2, 16, 16)
-    pair = shifted_pair(images, KEY[:40], largest, moved=which)
-    assert not differs(images, pair, 2 * largest)
-    most = 2 * largest if which == "both" else largest
-    assert pair.change.abs().max() <= most
-    assert pair.first.equal(images) is (which == "target")
+def test_the_second_image_is_the_first_moved_by_the_change() -> None:
+    for largest in [1, 2, 5]:
+        for which in ["both", "target"]:
+            images = torch.rand(40, 2, 16, 16)
+            pair = shifted_pair(images, KEY[:40], largest, moved=which)
+            assert not differs(images, pair, 2 * largest)
+            most = 2 * largest if which == "both" else largest
+            assert pair.change.abs().max() <= most
+            assert pair.first.equal(images) is (which == "target")
 
 
 def test_ink_does_not_come_back_on_the_other_side() -> None:
@@ -165,19 +165,19 @@ def test_pairs_of_training_are_new_in_every_epoch_and_those_of_validation_are_no
     assert one.images.equal(other.images)
 
 
-@pytest.mark.parametrize(("change", "shape"), [("shift", (2,)), ("affine", (3, 3))])
-def test_batches_have_a_target_and_a_change_and_keep_their_labels(change: Any, shape: tuple[int, ...]) -> None:
-    module = data(change=change)
-    batch = pairs_of(module, "train", torch.arange(6))
-    assert module.spec.change == shape
-    assert batch.targets is not None
-    assert batch.change is not None
-    assert batch.targets.shape == batch.images.shape == (6, 1, 28, 28)
-    assert batch.change.shape == (6, *shape)
-    assert batch.labels.equal(module.sets["train"].labels[:6])
-    assert float(batch.images.min()) >= 0
-    assert float(batch.targets.max()) <= 1
-    assert "pairs of" in module.provenance["name"]
+def test_batches_have_a_target_and_a_change_and_keep_their_labels() -> None:
+    for change, shape in [("shift", (2,)), ("affine", (3, 3))]:
+        module = data(change=change)
+        batch = pairs_of(module, "train", torch.arange(6))
+        assert module.spec.change == shape
+        assert batch.targets is not None
+        assert batch.change is not None
+        assert batch.targets.shape == batch.images.shape == (6, 1, 28, 28)
+        assert batch.change.shape == (6, *shape)
+        assert batch.labels.equal(module.sets["train"].labels[:6])
+        assert float(batch.images.min()) >= 0
+        assert float(batch.targets.max()) <= 1
+        assert "pairs of" in module.provenance["name"]
 
 
 def test_an_analysis_sees_images_as_they_are_stored() -> None:
@@ -187,9 +187,8 @@ def test_an_analysis_sees_images_as_they_are_stored() -> None:
     torch.testing.assert_close(seen, stored.images.float() / 255)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
+def test_wrong_options(unchecked_types: None) -> None:
+    for options, message in [
         ({"change": "flip"}, "data.change is 'flip'; expected 'shift' or 'affine'"),
         ({"moved": "none"}, "data.moved is 'none'; expected 'both' or 'target'"),
         ({"shift": -1}, "data.shift is -1; expected 0"),
@@ -197,11 +196,9 @@ def test_an_analysis_sees_images_as_they_are_stored() -> None:
         ({"rotation": -1.0}, "data.rotation is -1.0; expected 0 or more"),
         ({"scale": 0.5}, "data.scale is 0.5; expected 1 or more"),
         ({"shear": -0.1}, "data.shear is -0.1; expected 0 or more"),
-    ],
-)
-def test_wrong_options(options: dict[str, Any], message: str, unchecked_types: None) -> None:
-    with pytest.raises(ValueError, match=message):
-        MNISTPairsDataModule(source="standin", **options)
+    ]:
+        with pytest.raises(ValueError, match=message):
+            MNISTPairsDataModule(source="standin", **options)
 
 
 def test_keys_of_the_first_epoch() -> None:

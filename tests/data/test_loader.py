@@ -28,27 +28,23 @@ def loader(size: int = 50, batch_size: int = 8, *, seed: int = 0, **options) -> 
     return ResumableLoader(dataset, EpochBatches(size, batch_size, seed=seed, **options), pin_memory=False)
 
 
-@pytest.mark.parametrize("shuffle", [False, True])
-@pytest.mark.parametrize(
-    ("size", "sizes"), [(12, [4, 4, 4]), (13, [4, 4, 4, 1]), (15, [4, 4, 4, 3]), (4, [4]), (3, [3]), (1, [1])]
-)
-def test_every_image_once_per_epoch(size, sizes, shuffle):
-    batches = EpochBatches(size, 4, shuffle=shuffle)
-    seen = indices(batches)
-    assert [len(batch) for batch in seen] == sizes
-    assert len(batches) == len(sizes)
-    assert sorted(flat(seen)) == list(range(size))
+def test_every_image_once_per_epoch():
+    for shuffle in [False, True]:
+        for size, sizes in [(12, [4, 4, 4]), (13, [4, 4, 4, 1]), (15, [4, 4, 4, 3]), (4, [4]), (3, [3]), (1, [1])]:
+            batches = EpochBatches(size, 4, shuffle=shuffle)
+            seen = indices(batches)
+            assert [len(batch) for batch in seen] == sizes
+            assert len(batches) == len(sizes)
+            assert sorted(flat(seen)) == list(range(size))
 
 
-@pytest.mark.parametrize(
-    ("size", "sizes"), [(12, [4, 4, 4]), (13, [4, 4, 4]), (15, [4, 4, 4]), (4, [4]), (5, [4]), (3, [3]), (1, [1])]
-)
-def test_drop_last_leaves_out_the_ragged_end_but_never_everything(size, sizes):
-    batches = EpochBatches(size, 4, shuffle=True, drop_last=True)
-    seen = indices(batches)
-    assert [len(batch) for batch in seen] == sizes
-    assert len(batches) == len(sizes)
-    assert len(set(flat(seen))) == sum(sizes)
+def test_drop_last_leaves_out_the_ragged_end_but_never_everything():
+    for size, sizes in [(12, [4, 4, 4]), (13, [4, 4, 4]), (15, [4, 4, 4]), (4, [4]), (5, [4]), (3, [3]), (1, [1])]:
+        batches = EpochBatches(size, 4, shuffle=True, drop_last=True)
+        seen = indices(batches)
+        assert [len(batch) for batch in seen] == sizes
+        assert len(batches) == len(sizes)
+        assert len(set(flat(seen))) == sum(sizes)
 
 
 def test_dropped_images_differ_between_epochs():
@@ -64,14 +60,12 @@ def test_stored_order_without_shuffle():
     assert indices(batches) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
 
 
-@pytest.mark.parametrize(
-    ("seed", "epoch", "same"), [(0, 0, True), (1, 0, False), (0, 1, False), (1, 1, False)], ids=str
-)
-def test_order_is_a_function_of_seed_and_epoch(seed, epoch, same):
-    reference = EpochBatches(100, 10, shuffle=True)
-    batches = EpochBatches(100, 10, seed=seed, shuffle=True)
-    batches.set_epoch(epoch)
-    assert (indices(batches) == indices(reference)) is same
+def test_order_is_a_function_of_seed_and_epoch():
+    for seed, epoch, same in [(0, 0, True), (1, 0, False), (0, 1, False), (1, 1, False)]:
+        reference = EpochBatches(100, 10, shuffle=True)
+        batches = EpochBatches(100, 10, seed=seed, shuffle=True)
+        batches.set_epoch(epoch)
+        assert (indices(batches) == indices(reference)) is same
 
 
 def test_order_does_not_depend_on_what_was_drawn_before():
@@ -95,34 +89,38 @@ def test_batches_come_with_their_epoch():
     assert [epoch for _, epoch in batches] == [6, 6, 6]
 
 
-@pytest.mark.parametrize("shuffle", [False, True])
-@pytest.mark.parametrize("drop_last", [False, True])
-@pytest.mark.parametrize("size", [32, 31, 30, 26, 8, 7, 2])
-def test_two_processes_see_together_what_one_would(size, drop_last, shuffle):
-    one = EpochBatches(size, 8, shuffle=shuffle, drop_last=drop_last)
-    two = [EpochBatches(size, 4, shuffle=shuffle, drop_last=drop_last, rank=r, world_size=2) for r in (0, 1)]
-    together = [sorted(a + b) for a, b in zip(*map(indices, two), strict=True)]
-    assert together == [sorted(batch) for batch in indices(one)]
-    assert len(two[0]) == len(two[1]) == len(one)
+def test_two_processes_see_together_what_one_would():
+    for shuffle in [False, True]:
+        for drop_last in [False, True]:
+            for size in [32, 31, 30, 26, 8, 7, 2]:
+                one = EpochBatches(size, 8, shuffle=shuffle, drop_last=drop_last)
+                two = [
+                    EpochBatches(size, 4, shuffle=shuffle, drop_last=drop_last, rank=r, world_size=2) for r in (0, 1)
+                ]
+                together = [sorted(a + b) for a, b in zip(*map(indices, two), strict=True)]
+                assert together == [sorted(batch) for batch in indices(one)]
+                assert len(two[0]) == len(two[1]) == len(one)
 
 
-@pytest.mark.parametrize(("size", "world_size"), [(25, 2), (9, 2), (17, 4), (18, 4), (19, 4), (23, 4), (5, 4)])
-def test_end_too_short_to_go_round_joins_the_batch_before(size, world_size):
-    ranks = [EpochBatches(size, 8 // world_size, rank=r, world_size=world_size) for r in range(world_size)]
-    seen = [indices(rank) for rank in ranks]
-    assert len({len(batches) for batches in seen}) == 1
-    assert all(len(batch) > 0 for batches in seen for batch in batches)
-    assert sorted(flat(flat(seen))) == list(range(size))
+def test_end_too_short_to_go_round_joins_the_batch_before():
+    for size, world_size in [(25, 2), (9, 2), (17, 4), (18, 4), (19, 4), (23, 4), (5, 4)]:
+        ranks = [EpochBatches(size, 8 // world_size, rank=r, world_size=world_size) for r in range(world_size)]
+        seen = [indices(rank) for rank in ranks]
+        assert len({len(batches) for batches in seen}) == 1
+        assert all(len(batch) > 0 for batches in seen for batch in batches)
+        assert sorted(flat(flat(seen))) == list(range(size))
 
 
-@pytest.mark.parametrize("world_size", [1, 2])
-@pytest.mark.parametrize("drop_last", [False, True])
-@pytest.mark.parametrize("size", [2, 3, 7])
-def test_set_smaller_than_a_batch_is_one_batch(size, drop_last, world_size):
-    ranks = [EpochBatches(size, 8, drop_last=drop_last, rank=r, world_size=world_size) for r in range(world_size)]
-    seen = [indices(rank) for rank in ranks]
-    assert [len(batches) for batches in seen] == [1] * world_size
-    assert sorted(flat(flat(seen))) == list(range(size))
+def test_set_smaller_than_a_batch_is_one_batch():
+    for world_size in [1, 2]:
+        for drop_last in [False, True]:
+            for size in [2, 3, 7]:
+                ranks = [
+                    EpochBatches(size, 8, drop_last=drop_last, rank=r, world_size=world_size) for r in range(world_size)
+                ]
+                seen = [indices(rank) for rank in ranks]
+                assert [len(batches) for batches in seen] == [1] * world_size
+                assert sorted(flat(flat(seen))) == list(range(size))
 
 
 def keys(loader: ResumableLoader, epoch: int) -> list[list[int]]:
@@ -138,23 +136,23 @@ def stop_after(handed_out: int, epoch: int, **options) -> tuple[list[list[int]],
     return before, stopped.state_dict()
 
 
-@pytest.mark.parametrize("drop_last", [False, True])
-@pytest.mark.parametrize("handed_out", range(6))
-def test_resume_yields_exactly_the_remaining_batches(handed_out, drop_last):
-    options = {"shuffle": True, "drop_last": drop_last}
-    before, state = stop_after(handed_out, 3, **options)
-    resumed = loader(**options)
-    resumed.load_state_dict(state)
-    assert before + keys(resumed, 3) == keys(loader(**options), 3)
+def test_resume_yields_exactly_the_remaining_batches():
+    for drop_last in [False, True]:
+        for handed_out in range(6):
+            options = {"shuffle": True, "drop_last": drop_last}
+            before, state = stop_after(handed_out, 3, **options)
+            resumed = loader(**options)
+            resumed.load_state_dict(state)
+            assert before + keys(resumed, 3) == keys(loader(**options), 3)
 
 
-@pytest.mark.parametrize("rank", [0, 1])
-def test_resume_of_each_process(rank):
-    options = {"shuffle": True, "batch_size": 4, "rank": rank, "world_size": 2}
-    before, state = stop_after(2, 0, **options)
-    resumed = loader(**options)
-    resumed.load_state_dict(state)
-    assert before + keys(resumed, 0) == keys(loader(**options), 0)
+def test_resume_of_each_process():
+    for rank in [0, 1]:
+        options = {"shuffle": True, "batch_size": 4, "rank": rank, "world_size": 2}
+        before, state = stop_after(2, 0, **options)
+        resumed = loader(**options)
+        resumed.load_state_dict(state)
+        assert before + keys(resumed, 0) == keys(loader(**options), 0)
 
 
 def test_resume_twice_in_one_epoch():
@@ -175,25 +173,25 @@ def test_epoch_after_a_resumed_one_is_complete():
     assert keys(resumed, 1) == keys(loader(shuffle=True), 1)
 
 
-@pytest.mark.parametrize("epoch", [0, 3])
-@pytest.mark.parametrize("handed_out", [1, 4, 7])
-def test_state_is_the_epoch_and_the_number_of_its_batches(handed_out, epoch):
-    _, state = stop_after(handed_out, epoch)
-    assert state == {"epoch": epoch, "batch": handed_out}
+def test_state_is_the_epoch_and_the_number_of_its_batches():
+    for epoch in [0, 3]:
+        for handed_out in [1, 4, 7]:
+            _, state = stop_after(handed_out, epoch)
+            assert state == {"epoch": epoch, "batch": handed_out}
 
 
 def test_state_before_the_first_batch():
     assert loader().state_dict() == {"epoch": 0, "batch": 0}
 
 
-@pytest.mark.parametrize("after", [1, 2])
-@pytest.mark.parametrize("handed_out", [2, 7], ids=["cut short", "whole"])
-def test_state_of_an_epoch_does_not_offset_another_one(handed_out, after):
+def test_state_of_an_epoch_does_not_offset_another_one():
     """Two batches of seven, as with trainer.limit_train_batches, or all: then a checkpoint, then the next epoch."""
-    _, state = stop_after(handed_out, 0, shuffle=True)
-    resumed = loader(shuffle=True)
-    resumed.load_state_dict(state)
-    assert keys(resumed, after) == keys(loader(shuffle=True), after)
+    for after in [1, 2]:
+        for handed_out in [2, 7]:
+            _, state = stop_after(handed_out, 0, shuffle=True)
+            resumed = loader(shuffle=True)
+            resumed.load_state_dict(state)
+            assert keys(resumed, after) == keys(loader(shuffle=True), after)
 
 
 def test_state_of_a_complete_epoch_starts_the_same_epoch_again():
@@ -218,16 +216,16 @@ def test_state_survives_being_loaded_and_saved_again():
     assert resumed.state_dict() == state
 
 
-@pytest.mark.parametrize("epoch", [0, 2])
-def test_loader_yields_batches_of_stored_images_with_their_keys(epoch):
-    whole = loader(10, 4, seed=5)
-    whole.batches.set_epoch(epoch)
-    first = next(iter(whole))
-    assert isinstance(first, Batch)
-    assert first.images.dtype == torch.uint8
-    assert first.images[:, 0, 0, 0].tolist() == [0, 1, 2, 3]
-    assert first.labels.tolist() == [0, 1, 2, 3]
-    assert first.key.equal(sample_key(5, epoch, torch.arange(4)))
+def test_loader_yields_batches_of_stored_images_with_their_keys():
+    for epoch in [0, 2]:
+        whole = loader(10, 4, seed=5)
+        whole.batches.set_epoch(epoch)
+        first = next(iter(whole))
+        assert isinstance(first, Batch)
+        assert first.images.dtype == torch.uint8
+        assert first.images[:, 0, 0, 0].tolist() == [0, 1, 2, 3]
+        assert first.labels.tolist() == [0, 1, 2, 3]
+        assert first.key.equal(sample_key(5, epoch, torch.arange(4)))
 
 
 def test_loader_indexes_once_per_batch(monkeypatch):
@@ -238,10 +236,10 @@ def test_loader_indexes_once_per_batch(monkeypatch):
     assert asked == [8] * 6 + [2]
 
 
-@pytest.mark.parametrize(("size", "drop_last", "length"), [(50, False, 7), (50, True, 6), (48, True, 6), (3, True, 1)])
-def test_length_of_the_loader_is_its_number_of_batches(size, drop_last, length):
-    batches = loader(size, drop_last=drop_last)
-    assert len(batches) == len(list(batches)) == length
+def test_length_of_the_loader_is_its_number_of_batches():
+    for size, drop_last, length in [(50, False, 7), (50, True, 6), (48, True, 6), (3, True, 1)]:
+        batches = loader(size, drop_last=drop_last)
+        assert len(batches) == len(list(batches)) == length
 
 
 def test_subset_keeps_the_order_asked_for():

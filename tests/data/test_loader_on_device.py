@@ -147,20 +147,20 @@ def test_without_a_trainer_everything_stays_where_it_is() -> None:
     assert mnist(on_device=True).train_dataloader().dataset.device == torch.device("cpu")
 
 
-@pytest.mark.parametrize(("free", "expected"), [(47_999, False), (48_000, True)])
-def test_a_set_fits_in_a_quarter_of_the_free_memory(free: int, expected: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free, 10**9))
-    images = Images(torch.zeros(1000, 1, 2, 2, dtype=torch.uint8), torch.zeros(1000).long())
-    assert fits(images, GPU) is expected
-    assert not fits(images, torch.device("cpu"))
+def test_a_set_fits_in_a_quarter_of_the_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    for free, expected in [(47_999, False), (48_000, True)]:
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device, free=free: (free, 10**9))
+        images = Images(torch.zeros(1000, 1, 2, 2, dtype=torch.uint8), torch.zeros(1000).long())
+        assert fits(images, GPU) is expected
+        assert not fits(images, torch.device("cpu"))
 
 
-@pytest.mark.parametrize(("fitting", "device"), [(True, META), (False, torch.device("cpu"))])
-def test_auto_moves_what_fits(fitting: bool, device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("capsule_lab.data.base.fits", lambda images, device: fitting)
-    data = mnist()
-    data.trainer = on(META)
-    assert data.train_dataloader().dataset.device == device
+def test_auto_moves_what_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    for fitting, device in [(True, META), (False, torch.device("cpu"))]:
+        monkeypatch.setattr("capsule_lab.data.base.fits", lambda images, device, fitting=fitting: fitting)
+        data = mnist()
+        data.trainer = on(META)
+        assert data.train_dataloader().dataset.device == device
 
 
 def test_what_turns_out_not_to_fit_stays_with_one_warning(
@@ -190,7 +190,7 @@ def test_a_copy_on_the_device_lives_as_long_as_its_loader() -> None:
 
 
 @pytest.mark.usefixtures("unchecked_types")
-@pytest.mark.parametrize("on_device", ["gpu", None, 2])
-def test_another_on_device_is_refused(on_device: Any) -> None:
-    with pytest.raises(ValueError, match=r"^data\.on_device is .*; expected 'auto', True or False$"):
-        MNISTDataModule(on_device=on_device)
+def test_another_on_device_is_refused() -> None:
+    for on_device in ["gpu", None, 2]:
+        with pytest.raises(ValueError, match=r"^data\.on_device is .*; expected 'auto', True or False$"):
+            MNISTDataModule(on_device=on_device)

@@ -113,77 +113,69 @@ def test_provenance_of_the_standin():
     }
 
 
-@pytest.mark.parametrize(
-    ("options", "split"),
-    [
+def test_provenance_of_the_split():
+    for options, split in [
         ({}, {"validation": "first", "train_images": 1198, "val_images": 240}),
         ({"validation": "stratified"}, {"validation": "stratified", "train_images": 1198, "val_images": 240}),
         ({"validation": "none"}, {"validation": "none", "train_images": 1438, "val_images": 0}),
         ({"train_images": 64}, {"validation": "first", "train_images": 64, "val_images": 240}),
         ({"validation_share": 0.1}, {"validation": "first", "train_images": 1294, "val_images": 144}),
-    ],
-    ids=str,
-)
-def test_provenance_of_the_split(options, split):
-    data = standin(**options)
-    found = dict(data.provenance["split"])
-    assert len(found.pop("hash")) == 32
-    assert found == split
-    assert len(data.sets["train"].labels) == split["train_images"]
-    assert len(data.sets["val"].labels) == split["val_images"]
+    ]:
+        data = standin(**options)
+        found = dict(data.provenance["split"])
+        assert len(found.pop("hash")) == 32
+        assert found == split
+        assert len(data.sets["train"].labels) == split["train_images"]
+        assert len(data.sets["val"].labels) == split["val_images"]
 
 
-@pytest.mark.parametrize(("change", "same"), [({}, True), ({"seed": 1}, False), ({"validation_share": 0.2}, False)])
-def test_hash_of_the_split_tells_splits_apart(change, same):
-    hashes = [standin(**{"validation": "stratified", **c}).provenance["split"]["hash"] for c in ({}, change)]
-    assert (hashes[0] == hashes[1]) is same
+def test_hash_of_the_split_tells_splits_apart():
+    for change, same in [({}, True), ({"seed": 1}, False), ({"validation_share": 0.2}, False)]:
+        hashes = [standin(**{"validation": "stratified", **c}).provenance["split"]["hash"] for c in ({}, change)]
+        assert (hashes[0] == hashes[1]) is same
 
 
-@pytest.mark.parametrize("training", [True, False])
-@pytest.mark.parametrize("name", ["train", "val", "test"])
-def test_network_sees_floats_in_the_unit_interval(training, name):
-    data = standin(training=training)
-    data.setup("test")
-    stored = next(iter(getattr(data, f"{name}_dataloader")()))
-    assert stored.images.dtype == torch.uint8
-    batch = data.on_after_batch_transfer(stored, 0)
-    assert isinstance(batch, Batch)
-    assert batch.images.dtype == torch.float32
-    assert batch.images.shape == stored.images.shape
-    assert batch.images.min() == 0
-    assert 0.9 < batch.images.max() <= 1
-    assert batch.labels.equal(stored.labels)
-    assert batch.key.equal(stored.key)
+def test_network_sees_floats_in_the_unit_interval():
+    for training in [True, False]:
+        for name in ["train", "val", "test"]:
+            data = standin(training=training)
+            data.setup("test")
+            stored = next(iter(getattr(data, f"{name}_dataloader")()))
+            assert stored.images.dtype == torch.uint8
+            batch = data.on_after_batch_transfer(stored, 0)
+            assert isinstance(batch, Batch)
+            assert batch.images.dtype == torch.float32
+            assert batch.images.shape == stored.images.shape
+            assert batch.images.min() == 0
+            assert 0.9 < batch.images.max() <= 1
+            assert batch.labels.equal(stored.labels)
+            assert batch.key.equal(stored.key)
 
 
-@pytest.mark.parametrize(
-    ("training", "options", "moved"),
-    [
+def test_training_images_alone_are_shifted():
+    for training, options, moved in [
         (True, {}, True),
         (True, {"shift": 1}, True),
         (False, {}, False),
         (True, {"augment": False}, False),
         (True, {"shift": 0}, False),
-    ],
-    ids=str,
-)
-def test_training_images_alone_are_shifted(training, options, moved):
-    data = standin(training=training, **options)
-    stored = next(iter(data.train_dataloader()))
-    images = data.on_after_batch_transfer(stored, 0).images
-    assert images.equal(stored.images / 255) is not moved
+    ]:
+        data = standin(training=training, **options)
+        stored = next(iter(data.train_dataloader()))
+        images = data.on_after_batch_transfer(stored, 0).images
+        assert images.equal(stored.images / 255) is not moved
 
 
-@pytest.mark.parametrize("largest", [1, 2])
-def test_every_training_image_is_moved_by_at_most_shift(largest):
-    data = standin(shift=largest, batch_size=32)
-    stored = next(iter(data.train_dataloader()))
-    images = data.on_after_batch_transfer(stored, 0).images
-    moves = torch.cartesian_prod(*[torch.arange(-largest, largest + 1)] * 2).tolist()
-    moved = torch.stack([(stored.images / 255).roll((down, right), (2, 3)) for down, right in moves])
-    used = (moved == images).all(dim=(2, 3, 4))  # [move image]: the margin of 4 makes a roll a shift
-    assert used.any(dim=0).all()
-    assert used.any(dim=1).sum() > len(moves) / 2
+def test_every_training_image_is_moved_by_at_most_shift():
+    for largest in [1, 2]:
+        data = standin(shift=largest, batch_size=32)
+        stored = next(iter(data.train_dataloader()))
+        images = data.on_after_batch_transfer(stored, 0).images
+        moves = torch.cartesian_prod(*[torch.arange(-largest, largest + 1)] * 2).tolist()
+        moved = torch.stack([(stored.images / 255).roll((down, right), (2, 3)) for down, right in moves])
+        used = (moved == images).all(dim=(2, 3, 4))  # [move image]: the margin of 4 makes a roll a shift
+        assert used.any(dim=0).all()
+        assert used.any(dim=1).sum() > len(moves) / 2
 
 
 def test_without_a_trainer_nothing_is_shifted():
@@ -193,12 +185,12 @@ def test_without_a_trainer_nothing_is_shifted():
     assert data.on_after_batch_transfer(stored, 0).images.equal(stored.images / 255)
 
 
-@pytest.mark.parametrize("batch_size", [1, 10, 25, 1000])
-def test_augmentation_does_not_depend_on_the_batch_size(batch_size):
-    reference = seen_by_network(standin(train_images=100, batch_size=50), epoch=2)
-    images = seen_by_network(standin(train_images=100, batch_size=batch_size), epoch=2)
-    assert images.keys() == reference.keys()
-    assert torch.stack([images[key] for key in reference]).equal(torch.stack(list(reference.values())))
+def test_augmentation_does_not_depend_on_the_batch_size():
+    for batch_size in [1, 10, 25, 1000]:
+        reference = seen_by_network(standin(train_images=100, batch_size=50), epoch=2)
+        images = seen_by_network(standin(train_images=100, batch_size=batch_size), epoch=2)
+        assert images.keys() == reference.keys()
+        assert torch.stack([images[key] for key in reference]).equal(torch.stack(list(reference.values())))
 
 
 def test_augmentation_does_not_depend_on_the_number_of_processes():
@@ -213,11 +205,11 @@ def test_augmentation_does_not_depend_on_the_number_of_processes():
     assert torch.stack([images[key] for key in reference]).equal(torch.stack(list(reference.values())))
 
 
-@pytest.mark.parametrize(("seed", "epoch"), [(0, 1), (1, 0)])
-def test_augmentation_depends_on_seed_and_epoch(seed, epoch):
-    one = seen_by_network(standin(train_images=100, batch_size=50))
-    other = seen_by_network(standin(train_images=100, batch_size=50, seed=seed), epoch)
-    assert one.keys().isdisjoint(other)
+def test_augmentation_depends_on_seed_and_epoch():
+    for seed, epoch in [(0, 1), (1, 0)]:
+        one = seen_by_network(standin(train_images=100, batch_size=50))
+        other = seen_by_network(standin(train_images=100, batch_size=50, seed=seed), epoch)
+        assert one.keys().isdisjoint(other)
 
 
 def test_state_puts_training_back_in_its_place():
@@ -237,30 +229,26 @@ def test_state_before_training_is_none_at_all():
     assert len(list(data.train_dataloader())) == len(data.train_dataloader())
 
 
-@pytest.mark.parametrize(
-    ("name", "options", "batches", "images"),
-    [
+def test_sizes_of_batches():
+    for name, options, batches, images in [
         ("train", {"batch_size": 100}, 11, 1100),
         ("train", {"batch_size": 5000}, 1, 1198),
         ("val", {"eval_batch_size": 100}, 3, 240),
         ("test", {"eval_batch_size": 100}, 4, 359),
-    ],
-    ids=str,
-)
-def test_sizes_of_batches(name, options, batches, images):
-    data = standin(**options)
-    data.setup("test")
-    sizes = [len(batch.labels) for batch in getattr(data, f"{name}_dataloader")()]
-    assert (len(sizes), sum(sizes)) == (batches, images)
+    ]:
+        data = standin(**options)
+        data.setup("test")
+        sizes = [len(batch.labels) for batch in getattr(data, f"{name}_dataloader")()]
+        assert (len(sizes), sum(sizes)) == (batches, images)
 
 
 def test_no_validation_images_no_validation():
     assert standin(validation="none").val_dataloader() == []
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
+@pytest.mark.usefixtures("unchecked_types")
+def test_options_that_are_refused_at_construction():
+    for options, message in [
         ({"source": "reel"}, r"data\.source is 'reel'; expected 'auto', 'real' or 'standin'"),
         ({"batch_size": 0}, "batch sizes are 0 and 500; expected 1 or more"),
         ({"eval_batch_size": -1}, "batch sizes are 128 and -1; expected 1 or more"),
@@ -268,38 +256,30 @@ def test_no_validation_images_no_validation():
         ({"validation_share": "a sixth"}, r"data\.validation_share is 'a sixth'; expected a number"),
         ({"validation_share": "1/0"}, r"data\.validation_share is '1/0'"),
         ({"validation_share": "nan"}, r"data\.validation_share is 'nan'"),
-    ],
-    ids=str,
-)
+    ]:
+        with pytest.raises(ValueError, match=message):
+            MNISTDataModule(**{"source": "standin", **options})
+
+
 @pytest.mark.usefixtures("unchecked_types")
-def test_options_that_are_refused_at_construction(options, message):
-    with pytest.raises(ValueError, match=message):
-        MNISTDataModule(**{"source": "standin", **options})
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
+def test_options_that_are_refused_with_the_data():
+    for options, message in [
         ({"validation": "last"}, r"data\.validation is 'last'; expected 'first', 'stratified' or 'none'"),
         ({"validation_share": 0.0}, r"data\.validation_share is 0, 0 of 1438 images; expected .*validation=none"),
         ({"validation_share": "1/1"}, r"data\.validation_share is 1, 1438 of 1438 images"),
         ({"validation_share": 1.5}, r"data\.validation_share is 3/2, 2157 of 1438 images"),
         ({"train_images": 0}, r"data\.train_images is 0; expected 1 to 1198, or null for all"),
         ({"train_images": 1199}, r"data\.train_images is 1199; expected 1 to 1198, or null for all"),
-    ],
-    ids=str,
-)
-@pytest.mark.usefixtures("unchecked_types")
-def test_options_that_are_refused_with_the_data(options, message):
-    with pytest.raises(ValueError, match=message):
-        standin(**options)
+    ]:
+        with pytest.raises(ValueError, match=message):
+            standin(**options)
 
 
-@pytest.mark.parametrize("size", [5, 1435])
-def test_stratified_share_too_small_for_every_class(size):
+def test_stratified_share_too_small_for_every_class():
     """Fewer validation (or training) images than classes."""
-    with pytest.raises(ValueError, match=r"data\.validation_share"):
-        standin(validation="stratified", validation_share=f"{size}/1438")
+    for size in [5, 1435]:
+        with pytest.raises(ValueError, match=r"data\.validation_share"):
+            standin(validation="stratified", validation_share=f"{size}/1438")
 
 
 def test_facts_are_not_options():

@@ -45,13 +45,15 @@ def places(pad: int = 6, shift: int = 6, count: int = 4000) -> torch.Tensor:
     return torch.stack([images.amax((1, 3)).argmax(1), images.amax((1, 2)).argmax(1)], 1)
 
 
-@pytest.mark.parametrize(("pad", "shift"), [(6, 6), (6, 2), (4, 4), (0, 0), (6, 0)])
-def test_frame_is_always_inside_and_goes_everywhere_it_may(pad, shift):
-    found = places(pad, shift)
-    expected = {
-        (row, column) for row in range(pad - shift, pad + shift + 1) for column in range(pad - shift, pad + shift + 1)
-    }
-    assert {tuple(place) for place in found.tolist()} == expected
+def test_frame_is_always_inside_and_goes_everywhere_it_may():
+    for pad, shift in [(6, 6), (6, 2), (4, 4), (0, 0), (6, 0)]:
+        found = places(pad, shift)
+        expected = {
+            (row, column)
+            for row in range(pad - shift, pad + shift + 1)
+            for column in range(pad - shift, pad + shift + 1)
+        }
+        assert {tuple(place) for place in found.tolist()} == expected
 
 
 def test_places_are_uniform_and_rows_independent_of_columns():
@@ -75,31 +77,29 @@ def test_network_sees_larger_images_of_the_same_digits():
     assert labels.equal(data.sets["test"].labels[key.argsort()])
 
 
-@pytest.mark.parametrize(("augment", "same"), [(True, False), (False, True)])
-def test_training_images_move_from_epoch_to_epoch(augment, same):
-    data = standin("fit", augment=augment, batch_size=1198)
-    data.trainer.training = True
-    first, second = (seen(data, epoch=epoch)[0].flatten(1) for epoch in (0, 1))
-    if same:
+def test_training_images_move_from_epoch_to_epoch():
+    for augment, same in [(True, False), (False, True)]:
+        data = standin("fit", augment=augment, batch_size=1198)
+        data.trainer.training = True
+        first, second = (seen(data, epoch=epoch)[0].flatten(1) for epoch in (0, 1))
+        if same:
+            assert first.equal(second)
+        else:
+            assert not first.sort(0).values.equal(second.sort(0).values)
+
+
+def test_other_images_stay_where_they_are():
+    for name in ["val", "test"]:
+        data = standin()
+        first, second = (seen(data, name, epoch)[0] for epoch in (0, 7))
         assert first.equal(second)
-    else:
-        assert not first.sort(0).values.equal(second.sort(0).values)
 
 
-@pytest.mark.parametrize("name", ["val", "test"])
-def test_other_images_stay_where_they_are(name):
-    data = standin()
-    first, second = (seen(data, name, epoch)[0] for epoch in (0, 7))
-    assert first.equal(second)
-
-
-@pytest.mark.parametrize("name", ["val", "test"])
-@pytest.mark.parametrize(
-    ("change", "same"), [({}, True), ({"seed": 1}, False), ({"eval_batch_size": 7}, True)], ids=str
-)
-def test_places_are_a_function_of_the_seed_and_the_index(name, change, same):
-    first, second = (seen(standin(**options), name)[0] for options in ({}, change))
-    assert first.equal(second) is same
+def test_places_are_a_function_of_the_seed_and_the_index():
+    for name in ["val", "test"]:
+        for change, same in [({}, True), ({"seed": 1}, False), ({"eval_batch_size": 7}, True)]:
+            first, second = (seen(standin(**options), name)[0] for options in ({}, change))
+            assert first.equal(second) is same
 
 
 def test_several_processes_see_together_what_one_sees():
@@ -127,16 +127,12 @@ def test_provenance_of_the_real_files(real: Path):
     assert data.provenance == {"source": "real", "name": "real MNIST, placed on 40x40", "md5": MNISTFiles.checksums}
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
+def test_wrong_options():
+    for options, message in [
         ({"pad": -1, "shift": 0}, "data.pad is -1; expected 0 or more pixels"),
         ({"shift": -1}, "data.shift is -1; expected 0 (no shift) or more pixels"),
         ({"shift": 7}, "data.shift is 7 with data.pad 6, which would push digits over the edge"),
         ({"pad": 4}, "data.shift is 6 with data.pad 4, which would push digits over the edge"),
-    ],
-    ids=str,
-)
-def test_wrong_options(options, message):
-    with pytest.raises(ValueError, match=rf"^{re.escape(message)}[^\n]*$"):
-        ExpandedMNISTDataModule(source="standin", **options)
+    ]:
+        with pytest.raises(ValueError, match=rf"^{re.escape(message)}[^\n]*$"):
+            ExpandedMNISTDataModule(source="standin", **options)

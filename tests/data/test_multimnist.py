@@ -52,18 +52,20 @@ def test_labels_differ_and_are_those_of_the_images() -> None:
     assert images.labels[batch.images.flatten(1).long()].equal(batch.labels)
 
 
-@pytest.mark.parametrize("same_class", ["also", "only"])
-@pytest.mark.parametrize("first", range(len(LABELS)))
-def test_partners_of_one_class(first: int, same_class: Any) -> None:
+def test_partners_of_one_class() -> None:
     """Every image that may be a partner is as likely as another; none is its own."""
-    images = numbered()
-    pairs = Pairs(images, 0, size=5000, fixed=True, same_class=same_class)
-    index = first + len(LABELS) * torch.arange(500)
-    second = pairs[index, 0].images[:, 1, 0, 0]
-    allowed = [n for n in range(len(LABELS)) if n != first and (same_class == "also" or LABELS[n] == LABELS[first])]
-    counts = torch.bincount(second.long(), minlength=len(LABELS))
-    assert counts.nonzero().flatten().tolist() == allowed
-    assert counts[allowed].min() > 0.6 * 500 / len(allowed)
+    for same_class in ["also", "only"]:
+        for first in range(len(LABELS)):
+            images = numbered()
+            pairs = Pairs(images, 0, size=5000, fixed=True, same_class=same_class)
+            index = first + len(LABELS) * torch.arange(500)
+            second = pairs[index, 0].images[:, 1, 0, 0]
+            allowed = [
+                n for n in range(len(LABELS)) if n != first and (same_class == "also" or LABELS[n] == LABELS[first])
+            ]
+            counts = torch.bincount(second.long(), minlength=len(LABELS))
+            assert counts.nonzero().flatten().tolist() == allowed
+            assert counts[allowed].min() > 0.6 * 500 / len(allowed)
 
 
 def test_every_image_is_first_equally_often() -> None:
@@ -71,38 +73,38 @@ def test_every_image_is_first_equally_often() -> None:
     assert first.tolist() == [n % len(LABELS) for n in range(100)]
 
 
-@pytest.mark.parametrize("first", range(len(LABELS)))
-def test_every_image_of_another_class_is_as_likely(first: int) -> None:
-    draws = 4000
-    index = torch.arange(draws) * len(LABELS) + first
-    partners = Pairs(numbered(), 3, size=draws * len(LABELS), fixed=True)[index, 0].images[:, 1, 0, 0].long()
-    others = [n for n, label in enumerate(LABELS) if label != LABELS[first]]
-    counts = torch.bincount(partners, minlength=len(LABELS))
-    expected = draws / len(others)
-    assert set(partners.tolist()) == set(others)
-    assert (counts[others] - expected).abs().max() < 5 * expected**0.5  # 5 standard deviations
+def test_every_image_of_another_class_is_as_likely() -> None:
+    for first in range(len(LABELS)):
+        draws = 4000
+        index = torch.arange(draws) * len(LABELS) + first
+        partners = Pairs(numbered(), 3, size=draws * len(LABELS), fixed=True)[index, 0].images[:, 1, 0, 0].long()
+        others = [n for n, label in enumerate(LABELS) if label != LABELS[first]]
+        counts = torch.bincount(partners, minlength=len(LABELS))
+        expected = draws / len(others)
+        assert set(partners.tolist()) == set(others)
+        assert (counts[others] - expected).abs().max() < 5 * expected**0.5  # 5 standard deviations
 
 
-@pytest.mark.parametrize(("fixed", "same"), [(True, True), (False, False)])
-def test_an_epoch_has_pairs_of_its_own_unless_they_are_fixed(fixed: bool, same: bool) -> None:
-    pairs = Pairs(numbered(), 0, size=50, fixed=fixed)
-    one, other = (pairs[torch.arange(50), epoch] for epoch in (0, 1))
-    assert one.images.equal(other.images) is one.key.equal(other.key) is same
+def test_an_epoch_has_pairs_of_its_own_unless_they_are_fixed() -> None:
+    for fixed, same in [(True, True), (False, False)]:
+        pairs = Pairs(numbered(), 0, size=50, fixed=fixed)
+        one, other = (pairs[torch.arange(50), epoch] for epoch in (0, 1))
+        assert one.images.equal(other.images) is one.key.equal(other.key) is same
 
 
-@pytest.mark.parametrize("seed", [0, 1])
-def test_pairs_are_those_of_the_seed(seed: int) -> None:
-    one, other = (Pairs(numbered(), s, size=50, fixed=True)[torch.arange(50), 0] for s in (0, seed))
-    assert one.images.equal(other.images) is (seed == 0)
+def test_pairs_are_those_of_the_seed() -> None:
+    for seed in [0, 1]:
+        one, other = (Pairs(numbered(), s, size=50, fixed=True)[torch.arange(50), 0] for s in (0, seed))
+        assert one.images.equal(other.images) is (seed == 0)
 
 
-@pytest.mark.parametrize(("name", "stage"), [("train", "fit"), ("val", "fit"), ("test", "test")])
-def test_pairs_are_of_one_split(name: str, stage: str) -> None:
-    module = data(stage, val_pairs=9, test_pairs=9)
-    module.sets[name] = numbered()  # images of 1 pixel that only this split has
-    batch = module.dataset(name)[torch.arange(len(LABELS)), 0]
-    assert batch.images.max() < len(LABELS)
-    assert batch.images.shape == (len(LABELS), 2, 1, 1)
+def test_pairs_are_of_one_split() -> None:
+    for name, stage in [("train", "fit"), ("val", "fit"), ("test", "test")]:
+        module = data(stage, val_pairs=9, test_pairs=9)
+        module.sets[name] = numbered()  # images of 1 pixel that only this split has
+        batch = module.dataset(name)[torch.arange(len(LABELS)), 0]
+        assert batch.images.max() < len(LABELS)
+        assert batch.images.shape == (len(LABELS), 2, 1, 1)
 
 
 def test_ten_million_test_pairs_are_never_made_at_once() -> None:
@@ -125,61 +127,62 @@ def reference_shift(digit: Tensor, down: int, right: int) -> Tensor:
     return canvas[6:42, 6:42]
 
 
-@pytest.mark.parametrize("shift", [4, 6])
-def test_each_digit_is_moved_by_itself_on_36x36(shift: int) -> None:
-    module = data(shift=shift)
-    index = torch.arange(40)
-    stored, made = module.dataset("train")[index, 0], pairs_of(module, "train", index)
-    found = []
-    for digit, part in zip(stored.images.flatten(0, 1), made.parts.flatten(0, 2), strict=True):
-        places = [(y, x) for y in range(-shift, shift + 1) for x in range(-shift, shift + 1)]
-        (place,) = [place for place in places if reference_shift(digit, *place).equal(part)]
-        found.append(place)
-    moves = torch.tensor(found).reshape(-1, 2, 2)
-    assert moves.amax() == shift
-    assert moves.amin() == -shift
-    assert not moves[:, 0].equal(moves[:, 1])
+def test_each_digit_is_moved_by_itself_on_36x36() -> None:
+    for shift in [4, 6]:
+        module = data(shift=shift)
+        index = torch.arange(40)
+        stored, made = module.dataset("train")[index, 0], pairs_of(module, "train", index)
+        found = []
+        for digit, part in zip(stored.images.flatten(0, 1), made.parts.flatten(0, 2), strict=True):
+            places = [(y, x) for y in range(-shift, shift + 1) for x in range(-shift, shift + 1)]
+            (place,) = [place for place in places if reference_shift(digit, *place).equal(part)]
+            found.append(place)
+        moves = torch.tensor(found).reshape(-1, 2, 2)
+        assert moves.amax() == shift
+        assert moves.amin() == -shift
+        assert not moves[:, 0].equal(moves[:, 1])
 
 
-@pytest.mark.parametrize(("blend", "expected"), [("sum", [1.0, 0.5, 0.75]), ("max", [0.8, 0.5, 0.5])])
-def test_overlay(blend: Any, expected: list[float]) -> None:
-    parts = torch.tensor([[0.8, 0.5, 0.25], [0.6, 0.0, 0.5]]).reshape(1, 2, 1, 1, 3)
-    torch.testing.assert_close(overlay(parts, blend).flatten(), torch.tensor(expected))
+def test_overlay() -> None:
+    for blend, expected in [("sum", [1.0, 0.5, 0.75]), ("max", [0.8, 0.5, 0.5])]:
+        parts = torch.tensor([[0.8, 0.5, 0.25], [0.6, 0.0, 0.5]]).reshape(1, 2, 1, 1, 3)
+        torch.testing.assert_close(overlay(parts, blend).flatten(), torch.tensor(expected))
 
 
-@pytest.mark.parametrize("blend", ["sum", "max"])
-@pytest.mark.parametrize("name", ["train", "val"])
-def test_image_is_the_overlay_of_its_parts(name: str, blend: Any) -> None:
-    batch = pairs_of(data(blend=blend), name, torch.arange(20))
-    assert batch.parts is not None
-    assert batch.parts.shape == (20, 2, 1, 36, 36)
-    assert batch.images.equal(overlay(batch.parts, blend))
-    assert 0 <= batch.images.min() < batch.images.max() <= 1
+def test_image_is_the_overlay_of_its_parts() -> None:
+    for blend in ["sum", "max"]:
+        for name in ["train", "val"]:
+            batch = pairs_of(data(blend=blend), name, torch.arange(20))
+            assert batch.parts is not None
+            assert batch.parts.shape == (20, 2, 1, 36, 36)
+            assert batch.images.equal(overlay(batch.parts, blend))
+            assert 0 <= batch.images.min() < batch.images.max() <= 1
 
 
-@pytest.mark.parametrize(
-    ("shift", "moving", "overlap"), [(4, 2, 72.6), (4, 1, 79.0), (6, 2, 61.6), (3, 2, 78.4)], ids=str
-)
-def test_overlap_of_boxes_of_20_pixels(shift: int, moving: int, overlap: float) -> None:
+def test_overlap_of_boxes_of_20_pixels() -> None:
     """Percent, on average; CapsNet's authors say 80, which is one digit moving."""
-    box = torch.zeros(28, 28, dtype=torch.uint8)
-    box[4:24, 4:24] = 255
-    module = MultiMNISTDataModule(source="standin", shift=shift)
-    batch = Pairs(Images(box.expand(10, 1, 28, 28), torch.arange(10)), 0, size=20_000, fixed=True)
-    parts = module.transform_batch(batch[torch.arange(20_000), 0], "train").parts
-    assert parts is not None
-    other = parts[:, 1] if moving == 2 else reference_shift(box, 0, 0)
-    assert 100 * (parts[:, 0] * other).sum((1, 2, 3)).mean() / 400 == pytest.approx(overlap, abs=0.5)
+    for shift, moving, overlap in [(4, 2, 72.6), (4, 1, 79.0), (6, 2, 61.6), (3, 2, 78.4)]:
+        box = torch.zeros(28, 28, dtype=torch.uint8)
+        box[4:24, 4:24] = 255
+        module = MultiMNISTDataModule(source="standin", shift=shift)
+        batch = Pairs(Images(box.expand(10, 1, 28, 28), torch.arange(10)), 0, size=20_000, fixed=True)
+        parts = module.transform_batch(batch[torch.arange(20_000), 0], "train").parts
+        assert parts is not None
+        other = parts[:, 1] if moving == 2 else reference_shift(box, 0, 0)
+        assert 100 * (parts[:, 0] * other).sum((1, 2, 3)).mean() / 400 == pytest.approx(overlap, abs=0.5)
 
 
-@pytest.mark.parametrize(
-    "options",
-    [{"shift": 6}, {"blend": "max"}, {"placing": "affine"}, {"pad": 0}, {"seed": 1}, {"same_class": "only"}],
-    ids=str,
-)
-def test_every_option_of_the_composition_does_something(options: dict[str, Any]) -> None:
-    one, other = (pairs_of(data(**each), "train", torch.arange(8)).images for each in ({}, options))
-    assert one.shape != other.shape or not one.equal(other)
+def test_every_option_of_the_composition_does_something() -> None:
+    for options in [
+        {"shift": 6},
+        {"blend": "max"},
+        {"placing": "affine"},
+        {"pad": 0},
+        {"seed": 1},
+        {"same_class": "only"},
+    ]:
+        one, other = (pairs_of(data(**each), "train", torch.arange(8)).images for each in ({}, options))
+        assert one.shape != other.shape or not one.equal(other)
 
 
 def test_tutorials_pairs_are_28_pixels_wide_and_smaller_digits() -> None:
@@ -213,15 +216,11 @@ def made(module: MultiMNISTDataModule, *, batch_size: int = 64, workers: int = 0
     return [Batch(*columns)]
 
 
-@pytest.mark.filterwarnings("ignore:This DataLoader will create")  # more workers than cores
-@pytest.mark.parametrize(
-    "how",
-    [{"batch_size": 32}, {"workers": 1}, {"workers": 4}, {"processes": 2}, {"workers": 4, "processes": 2}],
-    ids=str,
-)
-def test_same_pairs_whatever_makes_them(how: dict[str, int]) -> None:
-    module = data(train_images=128)
-    assert fingerprint(made(module)) == fingerprint(made(module, **how))
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")
+def test_same_pairs_whatever_makes_them() -> None:
+    for how in [{"batch_size": 32}, {"workers": 1}, {"workers": 4}, {"processes": 2}, {"workers": 4, "processes": 2}]:
+        module = data(train_images=128)
+        assert fingerprint(made(module)) == fingerprint(made(module, **how))
 
 
 def test_hash_of_pairs_is_what_it_was() -> None:
@@ -266,26 +265,22 @@ def test_twenty_thousand_pairs_a_second() -> None:
 # --- facts and errors ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("options", "name", "size"), [
-    ({}, "train", 1438 - 240),
-    ({"train_images": 100}, "train", 100),
-    ({"val_pairs": 300}, "val", 300),
-    ({"val_pairs": 300, "eval_images": 20}, "val", 20),
-])  # fmt: skip
-def test_number_of_pairs(options: dict[str, Any], name: str, size: int) -> None:
-    assert len(data(**options).dataset(name)) == size
+def test_number_of_pairs() -> None:
+    for options, name, size in [
+        ({}, "train", 1438 - 240),
+        ({"train_images": 100}, "train", 100),
+        ({"val_pairs": 300}, "val", 300),
+        ({"val_pairs": 300, "eval_images": 20}, "val", 20),
+    ]:
+        assert len(data(**options).dataset(name)) == size
 
 
-@pytest.mark.parametrize(
-    ("options", "expected"),
-    [({"test_pairs": 500}, "500 pairs of 359"), ({"eval_images": 30}, "30 pairs of 359")],
-    ids=str,
-)
-def test_provenance_counts_test_pairs(options: dict[str, Any], expected: str) -> None:
-    provenance = data("test", **options).provenance
-    assert provenance["test_images"] == expected
-    assert provenance["source"] == "standin"
-    assert provenance["name"].startswith("pairs of digits of stand-in")
+def test_provenance_counts_test_pairs() -> None:
+    for options, expected in [({"test_pairs": 500}, "500 pairs of 359"), ({"eval_images": 30}, "30 pairs of 359")]:
+        provenance = data("test", **options).provenance
+        assert provenance["test_images"] == expected
+        assert provenance["source"] == "standin"
+        assert provenance["name"].startswith("pairs of digits of stand-in")
 
 
 def test_facts() -> None:
@@ -293,21 +288,18 @@ def test_facts() -> None:
     assert (spec.image_shape, spec.num_classes, spec.labels_per_image) == ((1, 36, 36), 10, 2)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
+@pytest.mark.usefixtures("unchecked_types")
+def test_options_that_are_refused() -> None:
+    for options, message in [
         ({"pad": -1}, "data.pad is -1; expected 0 or more pixels"),
         ({"shift": -1}, r"data.shift is -1; expected 0 \(no shift\) or more pixels"),
         ({"blend": "add"}, "data.blend is 'add'; expected 'sum' or 'max'"),
         ({"placing": "move"}, "data.placing is 'move'; expected 'shift' or 'affine'"),
         ({"same_class": "always"}, "data.same_class is 'always'; expected 'never', 'also' or 'only'"),
         ({"test_pairs": 0}, "data has 10000 validation and 0 test pairs; expected 1 or more"),
-    ],
-)
-@pytest.mark.usefixtures("unchecked_types")
-def test_options_that_are_refused(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        MultiMNISTDataModule(source="standin", **options)
+    ]:
+        with pytest.raises(ValueError, match=message):
+            MultiMNISTDataModule(source="standin", **options)
 
 
 def test_more_pairs_than_there_are() -> None:
@@ -315,13 +307,13 @@ def test_more_pairs_than_there_are() -> None:
         data("test", test_pairs=359_001)
 
 
-@pytest.mark.parametrize(
-    ("labels", "size", "message"),
-    [((1, 1), 2, "all 2 images are of class 1; expected several"), (LABELS, 0, "the number of pairs is 0; expected 1")],
-)
-def test_images_that_cannot_be_paired_are_refused(labels: tuple[int, ...], size: int, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        Pairs(numbered(labels), 0, size=size, fixed=True)
+def test_images_that_cannot_be_paired_are_refused() -> None:
+    for labels, size, message in [
+        ((1, 1), 2, "all 2 images are of class 1; expected several"),
+        (LABELS, 0, "the number of pairs is 0; expected 1"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            Pairs(numbered(labels), 0, size=size, fixed=True)
 
 
 def test_only_image_of_its_class_has_no_partner_of_it() -> None:

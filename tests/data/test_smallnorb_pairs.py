@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -63,18 +62,22 @@ def test_rotations_compose_from_the_left_and_depend_on_the_difference_of_azimuth
     torch.testing.assert_close(camera_rotation(*angles(140, 30, 160, 35))[0], first, atol=1e-6, rtol=0)
 
 
-@pytest.mark.parametrize("azimuth", [0, 20, 140])
-@pytest.mark.parametrize("elevation", [30, 35, 70])
-def test_the_frame_is_that_of_the_camera_that_renders(azimuth: int, elevation: int) -> None:
-    toy = make_toy(CAR, 0)
-    seen = view(toy, elevation, azimuth, 0)
-    rows = np.array([each / np.linalg.norm(each) for each in map(np.array, (seen.right, seen.up, seen.forward))])
-    rows[2] *= -1
-    start = view(toy, 30, 0, 0)
-    first = np.array([each / np.linalg.norm(each) for each in map(np.array, (start.right, start.up, start.forward))])
-    first[2] *= -1
-    found = camera_rotation(*angles(0, 30, azimuth, elevation))[0].double().numpy()
-    np.testing.assert_allclose(found, rows @ first.T, atol=1e-5)
+def test_the_frame_is_that_of_the_camera_that_renders() -> None:
+    for azimuth in [0, 20, 140]:
+        for elevation in [30, 35, 70]:
+            toy = make_toy(CAR, 0)
+            seen = view(toy, elevation, azimuth, 0)
+            rows = np.array(
+                [each / np.linalg.norm(each) for each in map(np.array, (seen.right, seen.up, seen.forward))]
+            )
+            rows[2] *= -1
+            start = view(toy, 30, 0, 0)
+            first = np.array(
+                [each / np.linalg.norm(each) for each in map(np.array, (start.right, start.up, start.forward))]
+            )
+            first[2] *= -1
+            found = camera_rotation(*angles(0, 30, azimuth, elevation))[0].double().numpy()
+            np.testing.assert_allclose(found, rows @ first.T, atol=1e-5)
 
 
 # --- which views -----------------------------------------------------------------------------------------------------
@@ -165,9 +168,8 @@ def test_an_analysis_sees_the_first_view(module: SmallNORBPairsDataModule) -> No
     torch.testing.assert_close(seen, module.transform_batch(stored, "val").images)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
+def test_wrong_options() -> None:
+    for options, message in [
         ({"categories": ["bus"]}, r"data.categories is \['bus'\]; expected some of animal, human"),
         ({"categories": []}, r"data.categories is \[\]; expected some of animal"),
         ({"train_images": 10}, "data.train_images is 10, which would leave images without a neighbouring view"),
@@ -175,8 +177,6 @@ def test_an_analysis_sees_the_first_view(module: SmallNORBPairsDataModule) -> No
         ({"test_crops": 13}, "data.test_crops is 13, and pairs have one crop; expected 1"),
         ({"contrast": 0.5}, "data.contrast is 0.5, and pairs have nothing random; expected null"),
         ({"eval_images": 0}, "data.eval_images is 0; expected 1 or more"),
-    ],
-)
-def test_wrong_options(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        SmallNORBPairsDataModule(source="standin", **options)
+    ]:
+        with pytest.raises(ValueError, match=message):
+            SmallNORBPairsDataModule(source="standin", **options)

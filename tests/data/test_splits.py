@@ -17,22 +17,18 @@ UNEVEN = np.repeat(np.arange(4, dtype=np.int64), [50, 30, 15, 5])
 SIXTH = Fraction(1, 6)
 
 
-@pytest.mark.parametrize(
-    ("validation", "train_hash", "validation_hash"),
-    [
+def test_split_of_60_000_is_the_one_we_publish():
+    for validation, train_hash, validation_hash in [
         ("first", "76c0f2b801e9eb38", "9e1c19b3fdc18541"),
         ("stratified", "8c3a030976d82146", "b4e8d45538aceb35"),
         ("none", "fe4e39bbf5e7508e", "e3b0c44298fc1c14"),
-    ],
-)
-def test_split_of_60_000_is_the_one_we_publish(validation, train_hash, validation_hash):
-    train, held_out = split_validation(MNIST_LABELS, validation, SIXTH, seed=0)
-    assert (index_hash(train), index_hash(held_out)) == (train_hash, validation_hash)
+    ]:
+        train, held_out = split_validation(MNIST_LABELS, validation, SIXTH, seed=0)
+        assert (index_hash(train), index_hash(held_out)) == (train_hash, validation_hash)
 
 
-@pytest.mark.parametrize(
-    ("validation", "share", "size"),
-    [
+def test_sizes_and_nothing_twice_or_lost():
+    for validation, share, size in [
         ("first", SIXTH, 10_000),
         ("stratified", SIXTH, 10_000),
         ("none", SIXTH, 0),
@@ -40,12 +36,10 @@ def test_split_of_60_000_is_the_one_we_publish(validation, train_hash, validatio
         ("stratified", Fraction("0.1"), 6_000),
         ("first", Fraction(1, 60_000), 1),
         ("first", Fraction(59_999, 60_000), 59_999),
-    ],
-)
-def test_sizes_and_nothing_twice_or_lost(validation, share, size):
-    train, held_out = split_validation(MNIST_LABELS, validation, share, seed=0)
-    assert len(held_out) == size
-    assert np.array_equal(np.sort(np.concatenate([train, held_out])), np.arange(60_000))
+    ]:
+        train, held_out = split_validation(MNIST_LABELS, validation, share, seed=0)
+        assert len(held_out) == size
+        assert np.array_equal(np.sort(np.concatenate([train, held_out])), np.arange(60_000))
 
 
 def test_first_takes_the_first():
@@ -60,26 +54,28 @@ def test_none_leaves_all_for_training_whatever_the_share():
     assert held_out.shape == (0,)
 
 
-@pytest.mark.parametrize("seed", [0, 1])
-def test_stratified_takes_the_same_share_of_every_class(seed):
-    train, held_out = split_validation(UNEVEN, "stratified", Fraction(1, 5), seed)
-    assert np.bincount(UNEVEN[held_out]).tolist() == [10, 6, 3, 1]
-    assert np.bincount(UNEVEN[train]).tolist() == [40, 24, 12, 4]
-    assert (np.diff(train) > 0).all()
-    assert (np.diff(held_out) > 0).all()
+def test_stratified_takes_the_same_share_of_every_class():
+    for seed in [0, 1]:
+        train, held_out = split_validation(UNEVEN, "stratified", Fraction(1, 5), seed)
+        assert np.bincount(UNEVEN[held_out]).tolist() == [10, 6, 3, 1]
+        assert np.bincount(UNEVEN[train]).tolist() == [40, 24, 12, 4]
+        assert (np.diff(train) > 0).all()
+        assert (np.diff(held_out) > 0).all()
 
 
-@pytest.mark.parametrize(("validation", "same"), [("first", True), ("stratified", False), ("none", True)])
-def test_seed_is_of_the_stratified_draw_alone(validation, same):
-    one, other = (split_validation(UNEVEN, validation, Fraction(1, 5), seed)[0] for seed in (0, 1))
-    assert np.array_equal(one, other) is same
+def test_seed_is_of_the_stratified_draw_alone():
+    for validation, same in [("first", True), ("stratified", False), ("none", True)]:
+        one, other = (split_validation(UNEVEN, validation, Fraction(1, 5), seed)[0] for seed in (0, 1))
+        assert np.array_equal(one, other) is same
 
 
-@pytest.mark.parametrize("validation", ["first", "stratified"])
-@pytest.mark.parametrize("share", [Fraction(0), Fraction(1, 1000), Fraction(1), Fraction(3, 2), Fraction(-1, 2)])
-def test_share_that_leaves_nothing_on_one_side(validation, share):
-    with pytest.raises(ValueError, match=r"^data\.validation_share is .*of 100 images; expected .*validation=none$"):
-        split_validation(UNEVEN, validation, share, seed=0)
+def test_share_that_leaves_nothing_on_one_side():
+    for validation in ["first", "stratified"]:
+        for share in [Fraction(0), Fraction(1, 1000), Fraction(1), Fraction(3, 2), Fraction(-1, 2)]:
+            with pytest.raises(
+                ValueError, match=r"^data\.validation_share is .*of 100 images; expected .*validation=none$"
+            ):
+                split_validation(UNEVEN, validation, share, seed=0)
 
 
 @pytest.mark.usefixtures("unchecked_types")
@@ -97,29 +93,27 @@ def test_take_stratified_keeps_proportions_and_stays_inside():
     assert np.bincount(UNEVEN[taken]).tolist() == [9, 6, 3, 1]
 
 
-@pytest.mark.parametrize("size", [1, 3, 97, 99, 100])
-def test_take_stratified_of_sizes_that_cannot_be_in_proportion(size):
-    taken = take_stratified(np.arange(100), UNEVEN, size, seed=0)
-    assert len(np.unique(taken)) == size
+def test_take_stratified_of_sizes_that_cannot_be_in_proportion():
+    for size in [1, 3, 97, 99, 100]:
+        taken = take_stratified(np.arange(100), UNEVEN, size, seed=0)
+        assert len(np.unique(taken)) == size
 
 
-@pytest.mark.parametrize("size", [2, 20, 98])
-def test_take_stratified_depends_on_the_seed_alone(size):
-    assert np.array_equal(*(take_stratified(np.arange(100), UNEVEN, size, seed=0) for _ in range(2)))
-    assert not np.array_equal(*(take_stratified(np.arange(100), UNEVEN, size, seed) for seed in (0, 1)))
+def test_take_stratified_depends_on_the_seed_alone():
+    for size in [2, 20, 98]:
+        assert np.array_equal(*(take_stratified(np.arange(100), UNEVEN, size, seed=0) for _ in range(2)))
+        assert not np.array_equal(*(take_stratified(np.arange(100), UNEVEN, size, seed) for seed in (0, 1)))
 
 
-@pytest.mark.parametrize("size", [-1, 0, 101])
-def test_take_stratified_of_too_few_or_too_many(size):
-    with pytest.raises(ValueError, match=rf"data\.train_images is {size}; expected 1 to 100, or null for all"):
-        take_stratified(np.arange(100), UNEVEN, size, seed=0)
+def test_take_stratified_of_too_few_or_too_many():
+    for size in [-1, 0, 101]:
+        with pytest.raises(ValueError, match=rf"data\.train_images is {size}; expected 1 to 100, or null for all"):
+            take_stratified(np.arange(100), UNEVEN, size, seed=0)
 
 
-@pytest.mark.parametrize(
-    ("indices", "same"), [([0, 1, 2], True), ([0, 2, 1], False), ([0, 1], False), ([0, 1, 3], False)]
-)
-def test_index_hash_tells_splits_apart(indices, same):
-    assert (index_hash(np.array(indices)) == index_hash(np.arange(3))) is same
+def test_index_hash_tells_splits_apart():
+    for indices, same in [([0, 1, 2], True), ([0, 2, 1], False), ([0, 1], False), ([0, 1, 3], False)]:
+        assert (index_hash(np.array(indices)) == index_hash(np.arange(3))) is same
 
 
 def test_index_hash_is_of_little_endian_64_bit_numbers():

@@ -39,36 +39,32 @@ def standin(*, training: bool = True, **options: Any) -> SVHNDataModule:
     return data
 
 
-@pytest.mark.parametrize(
-    ("training", "options", "moved"),
-    [
+def test_pixels_are_in_the_unit_interval_and_stay_where_they_are_unless_asked():
+    for training, options, moved in [
         (True, {}, False),
         (True, {"shift": 2}, True),
         (False, {"shift": 2}, False),
         (True, {"shift": 2, "augment": False}, False),
-    ],
-    ids=str,
-)
-def test_pixels_are_in_the_unit_interval_and_stay_where_they_are_unless_asked(training, options, moved):
-    data = standin(training=training, **options)
-    batch = next(iter(data.train_dataloader()))
-    images = data.on_after_batch_transfer(batch, 0).images
-    assert images.dtype == torch.float32
-    assert 0 <= images.min() < 0.1 < 0.9 < images.max() <= 1
-    assert images.shape[1:] == data.spec.image_shape == (3, 32, 32)
-    assert images.equal(batch.images / 255) is not moved
+    ]:
+        data = standin(training=training, **options)
+        batch = next(iter(data.train_dataloader()))
+        images = data.on_after_batch_transfer(batch, 0).images
+        assert images.dtype == torch.float32
+        assert 0 <= images.min() < 0.1 < 0.9 < images.max() <= 1
+        assert images.shape[1:] == data.spec.image_shape == (3, 32, 32)
+        assert images.equal(batch.images / 255) is not moved
 
 
-@pytest.mark.parametrize("largest", [1, 3])
-def test_every_training_image_is_moved_by_at_most_shift(largest):
-    point = torch.zeros(500, 3, 32, 32, dtype=torch.uint8)
-    point[:, :, 16, 16] = 255
-    data = SVHNDataModule(source="standin", shift=largest)
-    moved = data.transform(point, sample_key(0, 0, torch.arange(500)), augment=True)
-    places = {(down, right) for _, _, down, right in moved.nonzero().tolist()}
-    around = range(16 - largest, 16 + largest + 1)
-    assert places == {(down, right) for down in around for right in around}
-    assert moved.sum() == 500 * 3
+def test_every_training_image_is_moved_by_at_most_shift():
+    for largest in [1, 3]:
+        point = torch.zeros(500, 3, 32, 32, dtype=torch.uint8)
+        point[:, :, 16, 16] = 255
+        data = SVHNDataModule(source="standin", shift=largest)
+        moved = data.transform(point, sample_key(0, 0, torch.arange(500)), augment=True)
+        places = {(down, right) for _, _, down, right in moved.nonzero().tolist()}
+        around = range(16 - largest, 16 + largest + 1)
+        assert places == {(down, right) for down in around for right in around}
+        assert moved.sum() == 500 * 3
 
 
 def test_what_is_drawn_depends_on_the_key_alone():
@@ -83,12 +79,12 @@ def test_what_is_drawn_depends_on_the_key_alone():
 CHANGED = {"shift": 2, "validation_share": 0.5}
 
 
-@pytest.mark.parametrize("option", [name for name in inspect.signature(SVHNDataModule).parameters if name != "options"])
-def test_every_option_does_something(option):
-    plain, changed = standin(), standin(**{option: CHANGED[option]})
-    images, key = coloured_digits(train=True).images[:50], sample_key(0, 0, torch.arange(50))
-    seen, other = (data.transform(images, key, augment=True) for data in (plain, changed))
-    assert not seen.equal(other) or len(plain.sets["train"].labels) != len(changed.sets["train"].labels)
+def test_every_option_does_something():
+    for option in [name for name in inspect.signature(SVHNDataModule).parameters if name != "options"]:
+        plain, changed = standin(), standin(**{option: CHANGED[option]})
+        images, key = coloured_digits(train=True).images[:50], sample_key(0, 0, torch.arange(50))
+        seen, other = (data.transform(images, key, augment=True) for data in (plain, changed))
+        assert not seen.equal(other) or len(plain.sets["train"].labels) != len(changed.sets["train"].labels)
 
 
 @pytest.mark.usefixtures("unchecked_types")

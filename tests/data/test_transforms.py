@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 
 import numpy as np
-import pytest
 import scipy.ndimage
 import torch
 from torchvision.transforms import InterpolationMode, v2
@@ -58,16 +57,16 @@ def chi_square(values: torch.Tensor, cells: int) -> float:
     return float(((values.bincount(minlength=cells) - expected) ** 2 / expected).sum())
 
 
-@pytest.mark.parametrize("stream", range(5))
-def test_random_bits_are_the_published_splitmix64(stream):
-    assert splitmix(1234567, stream) == PUBLISHED[stream]
-    assert random_bits(torch.tensor([1234567]), stream).item() == PUBLISHED[stream] >> 1
+def test_random_bits_are_the_published_splitmix64():
+    for stream in range(5):
+        assert splitmix(1234567, stream) == PUBLISHED[stream]
+        assert random_bits(torch.tensor([1234567]), stream).item() == PUBLISHED[stream] >> 1
 
 
-@pytest.mark.parametrize("stream", [0, 1, 2, 1000, 2**32])
-@pytest.mark.parametrize("key", [0, 1, -1, 59_999, 2**63 - 1, -(2**63), 0x1234_5678_9ABC_DEF0])
-def test_random_bits_equal_big_integers(key, stream):
-    assert random_bits(torch.tensor([key]), stream).item() == draw(key % WORD, stream)
+def test_random_bits_equal_big_integers():
+    for stream in [0, 1, 2, 1000, 2**32]:
+        for key in [0, 1, -1, 59_999, 2**63 - 1, -(2**63), 0x1234_5678_9ABC_DEF0]:
+            assert random_bits(torch.tensor([key]), stream).item() == draw(key % WORD, stream)
 
 
 def test_random_bits_keep_the_shape_and_are_not_negative():
@@ -77,18 +76,18 @@ def test_random_bits_keep_the_shape_and_are_not_negative():
     assert (bits >= 0).all()
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2**31])
-@pytest.mark.parametrize("epoch", [0, 1, 500])
-@pytest.mark.parametrize("index", [0, 1, 59_999])
-def test_sample_key_equals_big_integers(seed, epoch, index):
-    assert sample_key(seed, epoch, torch.tensor([index])).item() == draw(draw(seed, 0) ^ index, epoch + 1)
+def test_sample_key_equals_big_integers():
+    for seed in [0, 1, 2**31]:
+        for epoch in [0, 1, 500]:
+            for index in [0, 1, 59_999]:
+                assert sample_key(seed, epoch, torch.tensor([index])).item() == draw(draw(seed, 0) ^ index, epoch + 1)
 
 
-@pytest.mark.parametrize("group", [1, 7, 64, 100])
-def test_keys_do_not_depend_on_grouping(group):
-    index = torch.arange(100)
-    grouped = torch.cat([sample_key(3, 5, part) for part in index.split(group)])
-    assert grouped.equal(sample_key(3, 5, index))
+def test_keys_do_not_depend_on_grouping():
+    for group in [1, 7, 64, 100]:
+        index = torch.arange(100)
+        grouped = torch.cat([sample_key(3, 5, part) for part in index.split(group)])
+        assert grouped.equal(sample_key(3, 5, index))
 
 
 def test_keys_do_not_depend_on_order():
@@ -96,10 +95,10 @@ def test_keys_do_not_depend_on_order():
     assert sample_key(3, 5, order).equal(sample_key(3, 5, torch.arange(100))[order])
 
 
-@pytest.mark.parametrize(("seed", "epoch"), [(4, 5), (3, 6), (5, 3)])
-def test_seed_and_epoch_each_change_every_key(seed, epoch):
-    index = torch.arange(1000)
-    assert not (sample_key(seed, epoch, index) == sample_key(3, 5, index)).any()
+def test_seed_and_epoch_each_change_every_key():
+    for seed, epoch in [(4, 5), (3, 6), (5, 3)]:
+        index = torch.arange(1000)
+        assert not (sample_key(seed, epoch, index) == sample_key(3, 5, index)).any()
 
 
 def test_no_two_samples_share_a_key():
@@ -107,17 +106,17 @@ def test_no_two_samples_share_a_key():
     assert len(keys.unique()) == len(keys)
 
 
-@pytest.mark.parametrize(("low", "high"), [(-2, 2), (0, 1), (3, 3), (-1, 8)])
-def test_random_integers_reach_both_ends_and_no_further(low, high):
-    values = random_integers(torch.arange(2000), 0, low, high)
-    assert values.unique().tolist() == list(range(low, high + 1))
+def test_random_integers_reach_both_ends_and_no_further():
+    for low, high in [(-2, 2), (0, 1), (3, 3), (-1, 8)]:
+        values = random_integers(torch.arange(2000), 0, low, high)
+        assert values.unique().tolist() == list(range(low, high + 1))
 
 
-@pytest.mark.parametrize("stream", [0, 1])
-@pytest.mark.parametrize("epoch", [0, 1, 7])
-def test_moves_are_uniform(epoch, stream):
-    values = random_integers(sample_key(0, epoch, torch.arange(50_000)), stream, -2, 2)
-    assert chi_square(values + 2, 5) < 23.5  # 4 degrees of freedom: exceeded once in 10,000
+def test_moves_are_uniform():
+    for stream in [0, 1]:
+        for epoch in [0, 1, 7]:
+            values = random_integers(sample_key(0, epoch, torch.arange(50_000)), stream, -2, 2)
+            assert chi_square(values + 2, 5) < 23.5  # 4 degrees of freedom: exceeded once in 10,000
 
 
 def test_streams_of_one_key_are_independent():
@@ -141,20 +140,20 @@ def shift_slowly(images: np.ndarray, down: list[int], right: list[int]) -> np.nd
     return moved
 
 
-@pytest.mark.parametrize("down", range(-2, 3))
-@pytest.mark.parametrize("right", range(-2, 3))
-def test_shift_moves_by_whole_pixels_and_zeros_move_in(down, right):
-    images = torch.arange(1.0, 2 * 2 * 5 * 7 + 1).reshape(2, 2, 5, 7)
-    moved = shift(images, torch.tensor([down, down]), torch.tensor([right, right]), 2)
-    np.testing.assert_array_equal(moved.numpy(), shift_slowly(images.numpy(), [down] * 2, [right] * 2))
+def test_shift_moves_by_whole_pixels_and_zeros_move_in():
+    for down in range(-2, 3):
+        for right in range(-2, 3):
+            images = torch.arange(1.0, 2 * 2 * 5 * 7 + 1).reshape(2, 2, 5, 7)
+            moved = shift(images, torch.tensor([down, down]), torch.tensor([right, right]), 2)
+            np.testing.assert_array_equal(moved.numpy(), shift_slowly(images.numpy(), [down] * 2, [right] * 2))
 
 
-@pytest.mark.parametrize("largest", [2, 3, 5])
-def test_each_image_moves_by_its_own_offset(largest):
-    images = torch.arange(1.0, 25 * 4 * 4 + 1).reshape(25, 1, 4, 4)
-    down, right = torch.cartesian_prod(torch.arange(-2, 3), torch.arange(-2, 3)).unbind(1)
-    moved = shift(images, down, right, largest)
-    np.testing.assert_array_equal(moved.numpy(), shift_slowly(images.numpy(), down.tolist(), right.tolist()))
+def test_each_image_moves_by_its_own_offset():
+    for largest in [2, 3, 5]:
+        images = torch.arange(1.0, 25 * 4 * 4 + 1).reshape(25, 1, 4, 4)
+        down, right = torch.cartesian_prod(torch.arange(-2, 3), torch.arange(-2, 3)).unbind(1)
+        moved = shift(images, down, right, largest)
+        np.testing.assert_array_equal(moved.numpy(), shift_slowly(images.numpy(), down.tolist(), right.tolist()))
 
 
 def test_shift_of_one_pixel_goes_down_and_right():
@@ -164,11 +163,11 @@ def test_shift_of_one_pixel_goes_down_and_right():
     assert moved.nonzero().tolist() == [[0, 0, 3, 2]]
 
 
-@pytest.mark.parametrize(("stored", "pixel"), [(0, 0.0), (51, 0.2), (255, 1.0)])
-def test_to_unit_interval(stored, pixel):
-    pixels = to_unit_interval(torch.full((2, 1, 3, 3), stored, dtype=torch.uint8))
-    assert pixels.dtype == torch.float32
-    torch.testing.assert_close(pixels, torch.full((2, 1, 3, 3), pixel))
+def test_to_unit_interval():
+    for stored, pixel in [(0, 0.0), (51, 0.2), (255, 1.0)]:
+        pixels = to_unit_interval(torch.full((2, 1, 3, 3), stored, dtype=torch.uint8))
+        assert pixels.dtype == torch.float32
+        torch.testing.assert_close(pixels, torch.full((2, 1, 3, 3), pixel))
 
 
 def test_to_unit_interval_fills_the_interval_evenly():
@@ -176,22 +175,24 @@ def test_to_unit_interval_fills_the_interval_evenly():
     torch.testing.assert_close(pixels, torch.linspace(0, 1, 256))
 
 
-@pytest.mark.parametrize(("low", "high"), [(0.0, 1.0), (-63.0, 63.0), (0.2, 1.8), (2.0, 2.0)])
-def test_random_uniform_fills_its_range(low, high):
-    values = random_uniform(torch.arange(20_000), 0, low, high)
-    assert values.dtype == torch.float32
-    assert low <= values.min() <= low + 1e-3 * (high - low)
-    assert high - 1e-3 * (high - low) <= values.max() <= high
-    if low < high:
-        cells = ((values.double() - low) / (high - low) * 20).long()
-        assert chi_square(cells, 20) < 54  # 19 degrees of freedom: exceeded about twice in 100,000
+def test_random_uniform_fills_its_range():
+    for low, high in [(0.0, 1.0), (-63.0, 63.0), (0.2, 1.8), (2.0, 2.0)]:
+        values = random_uniform(torch.arange(20_000), 0, low, high)
+        assert values.dtype == torch.float32
+        assert low <= values.min() <= low + 1e-3 * (high - low)
+        assert high - 1e-3 * (high - low) <= values.max() <= high
+        if low < high:
+            cells = ((values.double() - low) / (high - low) * 20).long()
+            assert chi_square(cells, 20) < 54  # 19 degrees of freedom: exceeded about twice in 100,000
 
 
-@pytest.mark.parametrize("key", [0, 1, -1, 2**63 - 1, 0x1234_5678_9ABC_DEF0])
-@pytest.mark.parametrize("stream", [0, 3])
-def test_random_uniform_equals_big_integers(key, stream):
+def test_random_uniform_equals_big_integers():
     """The upper 24 of 63 bits."""
-    assert random_uniform(torch.tensor([key]), stream, 0.0, 1.0).item() == (draw(key % WORD, stream) >> 39) / 2**24
+    for key in [0, 1, -1, 2**63 - 1, 0x1234_5678_9ABC_DEF0]:
+        for stream in [0, 3]:
+            assert (
+                random_uniform(torch.tensor([key]), stream, 0.0, 1.0).item() == (draw(key % WORD, stream) >> 39) / 2**24
+            )
 
 
 def test_crop_takes_each_image_from_its_own_corner():
@@ -209,39 +210,36 @@ def test_mirror_exchanges_left_and_right_where_asked():
     assert mirrored[0, 0, 0].tolist() == [4, 3, 2, 1, 0]
 
 
-@pytest.mark.parametrize("corner", [(0, 0), (8, 8), (7, 9), (16, 16)])
-def test_crop_at_takes_all_images_from_one_corner(corner):
-    images = torch.arange(3 * 2 * 48 * 48, dtype=torch.float32).reshape(3, 2, 48, 48)
-    top, left = (torch.full((3,), place) for place in corner)
-    assert crop_at(images, corner, 32).equal(crop(images, top, left, 32))
+def test_crop_at_takes_all_images_from_one_corner():
+    for corner in [(0, 0), (8, 8), (7, 9), (16, 16)]:
+        images = torch.arange(3 * 2 * 48 * 48, dtype=torch.float32).reshape(3, 2, 48, 48)
+        top, left = (torch.full((3,), place) for place in corner)
+        assert crop_at(images, corner, 32).equal(crop(images, top, left, 32))
 
 
-@pytest.mark.parametrize("epoch", [0, 1])
-def test_crops_of_32_from_48_are_uniform_over_289_positions(epoch):
-    key = sample_key(0, epoch, torch.arange(57_800))
-    top, left = (random_integers(key, stream, 0, 16) for stream in (2, 3))
-    assert chi_square(17 * top + left, 289) < 384  # 288 degrees of freedom: exceeded about once in 10,000
+def test_crops_of_32_from_48_are_uniform_over_289_positions():
+    for epoch in [0, 1]:
+        key = sample_key(0, epoch, torch.arange(57_800))
+        top, left = (random_integers(key, stream, 0, 16) for stream in (2, 3))
+        assert chi_square(17 * top + left, 289) < 384  # 288 degrees of freedom: exceeded about once in 10,000
 
 
-@pytest.mark.parametrize(("image_size", "size", "corner"), [(48, 32, 8), (48, 24, 12), (48, 31, 8), (48, 48, 0)])
-def test_centre(image_size, size, corner):
-    assert centre_corner(image_size, size) == (corner, corner)
+def test_centre():
+    for image_size, size, corner in [(48, 32, 8), (48, 24, 12), (48, 31, 8), (48, 48, 0)]:
+        assert centre_corner(image_size, size) == (corner, corner)
 
 
-@pytest.mark.parametrize(
-    ("size", "places"),
-    [
+def test_thirteen_corners():
+    for size, places in [
         (32, [(8, 7), (9, 7), (9, 6)]),
         (24, [(12, 11), (13, 11), (13, 10)]),
         (31, [(9, 8), (9, 7), (10, 7)]),
         (47, [(1, 0), (1, 0), (1, 0)]),
         (48, [(0, 0), (0, 0), (0, 0)]),
-    ],
-)
-def test_thirteen_corners(size, places):
-    centre, *diagonals = thirteen_corners(48, size)
-    assert centre == centre_corner(48, size)
-    assert diagonals == [(top, left) for far, near in places for top in (far, near) for left in (far, near)]
+    ]:
+        centre, *diagonals = thirteen_corners(48, size)
+        assert centre == centre_corner(48, size)
+        assert diagonals == [(top, left) for far, near in places for top in (far, near) for left in (far, near)]
 
 
 def test_brightness_is_added_to_every_pixel():
@@ -289,54 +287,69 @@ def test_each_element_has_a_key_of_its_own_whatever_the_batch():
     assert chi_square((10 * uniform.flatten()).long(), 10) < 27.9  # 9 degrees of freedom: 1 in 1000
 
 
-@pytest.mark.parametrize("size", [(28, 28), (33, 20), (54, 54)], ids=str)
-@pytest.mark.parametrize(
-    ("angle", "shear", "scale", "right", "down"),
-    [
-        (0, 0, 1, 0, 0), (20, 0, 1, 0, 0), (-35, 0, 1, 0, 0), (0, 11.3, 1, 0, 0), (0, 0, 0.8, 0, 0), (0, 0, 1.2, 0, 0),
-        (0, 0, 1, 3, -5), (10, -11.3, 0.9, 0, 0), (-20, 11.3, 1.2, 2, 1), (90, 0, 1, 0, 0), (170, 30, 0.5, -4, 4),
-    ],
-)  # fmt: skip
-def test_affine_is_that_of_torchvision(size, angle, shear, scale, right, down):
+def test_affine_is_that_of_torchvision():
     """torchvision turns clockwise, in degrees, and shears by an angle."""
-    images = torch.rand(2, 1, *size, generator=torch.Generator().manual_seed(0))
-    expected = torchvision_transforms.affine(
-        images, angle, [right, down], scale, [shear, 0.0], interpolation=InterpolationMode.BILINEAR
-    )
-    each = torch.ones(2)
-    found = affine(
-        images, rotation=-math.radians(angle) * each, shear=math.tan(math.radians(shear)) * each,
-        scale_x=scale * each, scale_y=scale * each, right=right * each, down=down * each,
-    )  # fmt: skip
-    torch.testing.assert_close(found, expected, atol=2e-4, rtol=0)
+    for size in [(28, 28), (33, 20), (54, 54)]:
+        for angle, shear, scale, right, down in [
+            (0, 0, 1, 0, 0),
+            (20, 0, 1, 0, 0),
+            (-35, 0, 1, 0, 0),
+            (0, 11.3, 1, 0, 0),
+            (0, 0, 0.8, 0, 0),
+            (0, 0, 1.2, 0, 0),
+            (0, 0, 1, 3, -5),
+            (10, -11.3, 0.9, 0, 0),
+            (-20, 11.3, 1.2, 2, 1),
+            (90, 0, 1, 0, 0),
+            (170, 30, 0.5, -4, 4),
+        ]:
+            images = torch.rand(2, 1, *size, generator=torch.Generator().manual_seed(0))
+            expected = torchvision_transforms.affine(
+                images, angle, [right, down], scale, [shear, 0.0], interpolation=InterpolationMode.BILINEAR
+            )
+            each = torch.ones(2)
+            found = affine(
+                images, rotation=-math.radians(angle) * each, shear=math.tan(math.radians(shear)) * each,
+                scale_x=scale * each, scale_y=scale * each, right=right * each, down=down * each,
+            )  # fmt: skip
+            torch.testing.assert_close(found, expected, atol=2e-4, rtol=0)
 
 
-@pytest.mark.parametrize("around", ["zeros", "border"])
-def test_around_an_image_are_zeros_or_its_border(around):
-    image = torch.arange(1.0, 7).view(1, 1, 2, 3)
-    still, size = torch.zeros(1), torch.ones(1)
-    found = affine(
-        image, rotation=still, shear=still, scale_x=size, scale_y=size, right=still + 2, down=still, around=around
-    )
-    first = torch.tensor([[1.0, 1, 1], [4, 4, 4]]) if around == "border" else torch.tensor([[0.0, 0, 1], [0, 0, 4]])
-    torch.testing.assert_close(found[0, 0], first)
+def test_around_an_image_are_zeros_or_its_border():
+    for around in ["zeros", "border"]:
+        image = torch.arange(1.0, 7).view(1, 1, 2, 3)
+        still, size = torch.zeros(1), torch.ones(1)
+        found = affine(
+            image, rotation=still, shear=still, scale_x=size, scale_y=size, right=still + 2, down=still, around=around
+        )
+        first = torch.tensor([[1.0, 1, 1], [4, 4, 4]]) if around == "border" else torch.tensor([[0.0, 0, 1], [0, 0, 4]])
+        torch.testing.assert_close(found[0, 0], first)
 
 
-@pytest.mark.parametrize(("scale_x", "scale_y"), [(0.8, 1.2), (1.2, 0.8), (1.0, 1.1)])
-@pytest.mark.parametrize(("rotation", "shear"), [(0.0, 0.0), (0.3, 0.2), (-0.2, 0.1)])
-def test_affine_with_two_scales_is_that_of_scipy(rotation, shear, scale_x, scale_y):
-    image = np.pad(np.random.default_rng(0).random((20, 24)), 10)  # black at the edge, which the two treat apart
-    cos, sin = math.cos(rotation), math.sin(rotation)
-    # of a point x to the right and y above the middle: stretched, then sheared, then turned counter-clockwise
-    forward = np.array([[cos, -sin], [sin, cos]]) @ np.array([[1, shear], [0, 1]]) @ np.diag([scale_x, scale_y])
-    flip = np.array([[0, -1], [1, 0]])  # (right, up) to (down, right)
-    backward = flip @ np.linalg.inv(forward) @ flip.T
-    middle = (np.array(image.shape) - 1) / 2
-    expected = scipy.ndimage.affine_transform(image, backward, middle - backward @ middle, order=1)
-    drawn = {"rotation": rotation, "shear": shear, "scale_x": scale_x, "scale_y": scale_y, "right": 0.0, "down": 0.0}
-    tensors = {name: torch.tensor([value]) for name, value in drawn.items()}
-    found = affine(torch.from_numpy(image).float()[None, None], **tensors)
-    np.testing.assert_allclose(found[0, 0].numpy(), expected, atol=1e-4)
+def test_affine_with_two_scales_is_that_of_scipy():
+    for scale_x, scale_y in [(0.8, 1.2), (1.2, 0.8), (1.0, 1.1)]:
+        for rotation, shear in [(0.0, 0.0), (0.3, 0.2), (-0.2, 0.1)]:
+            image = np.pad(
+                np.random.default_rng(0).random((20, 24)), 10
+            )  # black at the edge, which the two treat apart
+            cos, sin = math.cos(rotation), math.sin(rotation)
+            # of a point x to the right and y above the middle: stretched, then sheared, then turned counter-clockwise
+            forward = np.array([[cos, -sin], [sin, cos]]) @ np.array([[1, shear], [0, 1]]) @ np.diag([scale_x, scale_y])
+            flip = np.array([[0, -1], [1, 0]])  # (right, up) to (down, right)
+            backward = flip @ np.linalg.inv(forward) @ flip.T
+            middle = (np.array(image.shape) - 1) / 2
+            expected = scipy.ndimage.affine_transform(image, backward, middle - backward @ middle, order=1)
+            drawn = {
+                "rotation": rotation,
+                "shear": shear,
+                "scale_x": scale_x,
+                "scale_y": scale_y,
+                "right": 0.0,
+                "down": 0.0,
+            }
+            tensors = {name: torch.tensor([value]) for name, value in drawn.items()}
+            found = affine(torch.from_numpy(image).float()[None, None], **tensors)
+            np.testing.assert_allclose(found[0, 0].numpy(), expected, atol=1e-4)
 
 
 # --- torchvision's transforms
@@ -350,14 +363,16 @@ def stored(count: int = 12) -> torch.Tensor:
     return torch.randint(0, 256, (count, 3, 10, 10), generator=torch.Generator().manual_seed(0)).to(torch.uint8)
 
 
-@pytest.mark.parametrize("size", [1, 5, 12])
-def test_each_image_depends_on_its_key_alone(size):
-    images, key = stored(), sample_key(0, 0, torch.arange(12))
-    together = transform_each(RANDOM_PIPELINE, images, key)
-    parts = [transform_each(RANDOM_PIPELINE, *part) for part in zip(images.split(size), key.split(size), strict=True)]
-    assert together.shape == (12, 3, 8, 8)
-    assert torch.cat(parts).equal(together)
-    assert not transform_each(RANDOM_PIPELINE, images, key + 1).equal(together)
+def test_each_image_depends_on_its_key_alone():
+    for size in [1, 5, 12]:
+        images, key = stored(), sample_key(0, 0, torch.arange(12))
+        together = transform_each(RANDOM_PIPELINE, images, key)
+        parts = [
+            transform_each(RANDOM_PIPELINE, *part) for part in zip(images.split(size), key.split(size), strict=True)
+        ]
+        assert together.shape == (12, 3, 8, 8)
+        assert torch.cat(parts).equal(together)
+        assert not transform_each(RANDOM_PIPELINE, images, key + 1).equal(together)
 
 
 def test_images_of_one_batch_are_transformed_differently():

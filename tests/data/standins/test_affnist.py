@@ -29,14 +29,14 @@ def test_versions_have_affnists_form():
     assert (images.amax((1, 2, 3)) > 128).all()
 
 
-@pytest.mark.parametrize("name", RANGES)
-def test_factors_fill_their_ranges_evenly(name):
-    low, high = RANGES[name]
-    values = (versions(4000)[1][:, FACTORS.index(name)] - low) / (high - low)
-    assert values.min() >= 0
-    assert values.max() <= 1
-    counts = torch.histc(values, 10, 0, 1)
-    assert ((counts - 400) ** 2 / 400).sum() < 30  # 9 degrees of freedom: exceeded once in 2000 draws
+def test_factors_fill_their_ranges_evenly():
+    for name in RANGES:
+        low, high = RANGES[name]
+        values = (versions(4000)[1][:, FACTORS.index(name)] - low) / (high - low)
+        assert values.min() >= 0
+        assert values.max() <= 1
+        counts = torch.histc(values, 10, 0, 1)
+        assert ((counts - 400) ** 2 / 400).sum() < 30  # 9 degrees of freedom: exceeded once in 2000 draws
 
 
 def test_ranges_are_those_documented():
@@ -48,21 +48,21 @@ def test_factors_are_independent():
     assert correlations.abs().max() < 0.06  # 4 standard deviations
 
 
-@pytest.mark.parametrize("index", range(0, 60, 7))
-def test_factors_make_the_image(index):
+def test_factors_make_the_image():
     """What scipy makes of the digit with the factors given is the image."""
-    images, factors = versions(60)
-    rotation, shear, scale_x, scale_y, right, down = factors[index].tolist()
-    rotation = math.radians(rotation)
-    digit = np.pad(standin_digits(train=False).images[index, 0].numpy().astype(float), 6)
-    cos, sin = math.cos(rotation), math.sin(rotation)
-    forward = np.array([[cos, -sin], [sin, cos]]) @ np.array([[1, shear], [0, 1]]) @ np.diag([scale_x, scale_y])
-    flip = np.array([[0, -1], [1, 0]])
-    backward = flip @ np.linalg.inv(forward) @ flip.T
-    middle = np.array([19.5, 19.5])
-    offset = middle - backward @ (middle + np.array([down, right]))
-    expected = scipy.ndimage.affine_transform(digit, backward, offset, order=1)
-    np.testing.assert_allclose(images[index, 0].numpy(), expected, atol=0.6)
+    for index in range(0, 60, 7):
+        images, factors = versions(60)
+        rotation, shear, scale_x, scale_y, right, down = factors[index].tolist()
+        rotation = math.radians(rotation)
+        digit = np.pad(standin_digits(train=False).images[index, 0].numpy().astype(float), 6)
+        cos, sin = math.cos(rotation), math.sin(rotation)
+        forward = np.array([[cos, -sin], [sin, cos]]) @ np.array([[1, shear], [0, 1]]) @ np.diag([scale_x, scale_y])
+        flip = np.array([[0, -1], [1, 0]])
+        backward = flip @ np.linalg.inv(forward) @ flip.T
+        middle = np.array([19.5, 19.5])
+        offset = middle - backward @ (middle + np.array([down, right]))
+        expected = scipy.ndimage.affine_transform(digit, backward, offset, order=1)
+        np.testing.assert_allclose(images[index, 0].numpy(), expected, atol=0.6)
 
 
 def test_nothing_of_a_digit_is_lost():
@@ -72,22 +72,22 @@ def test_nothing_of_a_digit_is_lost():
     assert (images.float().sum((1, 2, 3)) / (digits * area) - 1).abs().max() < 0.05
 
 
-@pytest.mark.parametrize("axis", [0, 1], ids=["down", "right"])
-def test_places_are_uniform_over_all_that_lose_nothing(axis):
+def test_places_are_uniform_over_all_that_lose_nothing():
     """A spot of 3x5 pixels can be put in 38x36 places."""
-    count, spot = 20000, (3, 5)
-    image = torch.zeros(54, 54, dtype=torch.uint8)
-    image[20:23, 30:35] = 1
-    key = sample_key(0, 0, torch.arange(count))
-    placed, *moved = place(image.expand(count, 1, 54, 54), key)
-    assert (placed.sum((1, 2, 3)) == 15).all()
-    first = placed[:, 0].amax(2 - axis).int().argmax(1)
-    assert first.equal(moved[axis] + (20, 30)[axis] - 7)
-    choices = 40 - spot[axis] + 1
-    counts = torch.bincount(first, minlength=choices)
-    assert len(counts) == choices
-    expected = count / choices
-    assert ((counts - expected) ** 2 / expected).sum() < 75  # 37 degrees of freedom: exceeded once in 4000 draws
+    for axis in [0, 1]:
+        count, spot = 20000, (3, 5)
+        image = torch.zeros(54, 54, dtype=torch.uint8)
+        image[20:23, 30:35] = 1
+        key = sample_key(0, 0, torch.arange(count))
+        placed, *moved = place(image.expand(count, 1, 54, 54), key)
+        assert (placed.sum((1, 2, 3)) == 15).all()
+        first = placed[:, 0].amax(2 - axis).int().argmax(1)
+        assert first.equal(moved[axis] + (20, 30)[axis] - 7)
+        choices = 40 - spot[axis] + 1
+        counts = torch.bincount(first, minlength=choices)
+        assert len(counts) == choices
+        expected = count / choices
+        assert ((counts - expected) ** 2 / expected).sum() < 75  # 37 degrees of freedom: exceeded once in 4000 draws
 
 
 def test_rows_and_columns_are_drawn_independently():
@@ -98,15 +98,15 @@ def test_rows_and_columns_are_drawn_independently():
     assert torch.corrcoef(torch.stack([down, right]).float())[0, 1].abs() < 0.06  # 4 standard deviations
 
 
-@pytest.mark.parametrize("side", [40, 41, 46])
-def test_what_fills_the_canvas_is_put_in_the_middle(side):
-    image = torch.zeros(3, 1, 54, 54, dtype=torch.uint8)
-    begin = (54 - side) // 2
-    image[:, :, begin : begin + side, begin : begin + side] = 9
-    placed, down, right = place(image, sample_key(0, 0, torch.arange(3)))
-    assert (placed == 9).all()
-    assert down.equal(right)
-    assert down.abs().max() <= 1
+def test_what_fills_the_canvas_is_put_in_the_middle():
+    for side in [40, 41, 46]:
+        image = torch.zeros(3, 1, 54, 54, dtype=torch.uint8)
+        begin = (54 - side) // 2
+        image[:, :, begin : begin + side, begin : begin + side] = 9
+        placed, down, right = place(image, sample_key(0, 0, torch.arange(3)))
+        assert (placed == 9).all()
+        assert down.equal(right)
+        assert down.abs().max() <= 1
 
 
 def test_black_image_stays_black():
@@ -128,23 +128,22 @@ def test_frame_fits_the_canvas_at_every_corner_of_the_ranges():
     assert affnist._CANVAS == 54
 
 
-@pytest.mark.parametrize("size", [1, 3, 64])
-def test_versions_do_not_depend_on_the_batch(size):
-    dataset = SyntheticAffNIST(standin_digits(train=False), 0)
-    whole, index = dataset[(torch.arange(96), 0)], torch.arange(96)
-    parts = [dataset[(part, 0)] for part in index.split(size)]
-    assert torch.cat([part.images for part in parts]).equal(whole.images)
-    assert torch.cat([part.factors for part in parts]).equal(whole.factors)
+def test_versions_do_not_depend_on_the_batch():
+    for size in [1, 3, 64]:
+        dataset = SyntheticAffNIST(standin_digits(train=False), 0)
+        whole, index = dataset[(torch.arange(96), 0)], torch.arange(96)
+        parts = [dataset[(part, 0)] for part in index.split(size)]
+        assert torch.cat([part.images for part in parts]).equal(whole.images)
+        assert torch.cat([part.factors for part in parts]).equal(whole.factors)
 
 
-@pytest.mark.parametrize(
-    ("change", "same"), [({}, True), ({"seed": 1}, False), ({"epoch": 5}, True), ({"shift": 359}, False)], ids=str
-)
-def test_versions_are_a_function_of_seed_and_index(change, same):
-    def made(*, seed: int = 0, epoch: int = 0, shift: int = 0) -> torch.Tensor:
-        return SyntheticAffNIST(standin_digits(train=False), seed)[(torch.arange(20) + shift, epoch)].images
+def test_versions_are_a_function_of_seed_and_index():
+    for change, same in [({}, True), ({"seed": 1}, False), ({"epoch": 5}, True), ({"shift": 359}, False)]:
 
-    assert made().equal(made(**change)) is same
+        def made(*, seed: int = 0, epoch: int = 0, shift: int = 0) -> torch.Tensor:
+            return SyntheticAffNIST(standin_digits(train=False), seed)[(torch.arange(20) + shift, epoch)].images
+
+        assert made().equal(made(**change)) is same
 
 
 def test_every_digit_is_used_equally_often():
@@ -155,18 +154,18 @@ def test_every_digit_is_used_equally_often():
     assert batch.labels.equal(data.labels.repeat(3))
 
 
-@pytest.mark.parametrize(("size", "length"), [(None, 11488), (100, 100), (20000, 11488)])
-def test_size(size, length):
-    assert len(SyntheticAffNIST(standin_digits(train=False), 0, size=size)) == length
+def test_size():
+    for size, length in [(None, 11488), (100, 100), (20000, 11488)]:
+        assert len(SyntheticAffNIST(standin_digits(train=False), 0, size=size)) == length
 
 
-@pytest.mark.parametrize("size", [1, 500, 501, 718])
-def test_stored_versions_are_those_of_the_batches(size):
-    dataset = SyntheticAffNIST(standin_digits(train=False), 0, versions=2, size=size)
-    batch, stored = dataset[(torch.arange(size), 0)], dataset.stored()
-    assert stored.images.equal(batch.images)
-    assert stored.labels.equal(batch.labels)
-    assert stored.factors.equal(batch.factors)
+def test_stored_versions_are_those_of_the_batches():
+    for size in [1, 500, 501, 718]:
+        dataset = SyntheticAffNIST(standin_digits(train=False), 0, versions=2, size=size)
+        batch, stored = dataset[(torch.arange(size), 0)], dataset.stored()
+        assert stored.images.equal(batch.images)
+        assert stored.labels.equal(batch.labels)
+        assert stored.factors.equal(batch.factors)
 
 
 def test_too_few_versions():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 
 from capsule_lab.data.sources import tensor_hash
@@ -12,30 +11,30 @@ from capsule_lab.data.standins.digits import standin_digits
 HASHES = {True: "03838331dc11a412", False: "5cf89e667b52b42b"}
 
 
-@pytest.mark.parametrize("train", [True, False])
-def test_the_same_bits_every_time(train):
-    assert tensor_hash(coloured_digits.__wrapped__(train=train)) == HASHES[train]
+def test_the_same_bits_every_time():
+    for train in [True, False]:
+        assert tensor_hash(coloured_digits.__wrapped__(train=train)) == HASHES[train]
 
 
-@pytest.mark.parametrize("train", [True, False])
-def test_form_of_the_real_sets(train):
-    images, labels, factors = coloured_digits(train=train)
-    assert images.shape == (1438 if train else 359, 3, 32, 32)
-    assert images.dtype == torch.uint8
-    assert factors is None
-    assert labels.equal(standin_digits(train=train).labels)
+def test_form_of_the_real_sets():
+    for train in [True, False]:
+        images, labels, factors = coloured_digits(train=train)
+        assert images.shape == (1438 if train else 359, 3, 32, 32)
+        assert images.dtype == torch.uint8
+        assert factors is None
+        assert labels.equal(standin_digits(train=train).labels)
 
 
-@pytest.mark.parametrize("train", [True, False])
-def test_every_digit_can_be_seen_in_every_colour(train):
+def test_every_digit_can_be_seen_in_every_colour():
     """Where there is most ink, 246 to 255, it is lighter than all around the digit in all colours, or darker."""
-    ink = torch.nn.functional.pad(standin_digits(train=train).images, (2, 2, 2, 2)).expand(-1, 3, -1, -1).flatten(2)
-    images = coloured_digits(train=train).images.flatten(2).int()
-    digit = images.gather(2, ink.argmax(2, keepdim=True))[..., 0]
-    lightest, darkest = (images.masked_fill(ink > 0, value) for value in (-1, 256))
-    lighter, darker = digit - lightest.amax(2), darkest.amin(2) - digit
-    assert torch.maximum(lighter.amin(1), darker.amin(1)).min() >= 45
-    assert 0.4 < (lighter.amin(1) > 0).float().mean() < 0.6
+    for train in [True, False]:
+        ink = torch.nn.functional.pad(standin_digits(train=train).images, (2, 2, 2, 2)).expand(-1, 3, -1, -1).flatten(2)
+        images = coloured_digits(train=train).images.flatten(2).int()
+        digit = images.gather(2, ink.argmax(2, keepdim=True))[..., 0]
+        lightest, darkest = (images.masked_fill(ink > 0, value) for value in (-1, 256))
+        lighter, darker = digit - lightest.amax(2), darkest.amin(2) - digit
+        assert torch.maximum(lighter.amin(1), darker.amin(1)).min() >= 45
+        assert 0.4 < (lighter.amin(1) > 0).float().mean() < 0.6
 
 
 def test_colours_are_independent_of_the_class():
@@ -49,11 +48,12 @@ def test_every_image_has_colours_of_its_own():
     assert len(corners.unique(dim=0)) > 0.95 * len(corners)
 
 
-@pytest.mark.parametrize("name", ["CIFAR10", "SVHN"])
-def test_provenance(name):
-    assert ColouredDigits(name).provenance() == {
-        "name": f"stand-in for {name}: scikit-learn's 1797 handwritten digits, coloured, on clouds of colour, 32x32",
-        "generator": "capsule_lab.data.standins.coloured_digits",
-        "version": VERSION,
-        "sha256": HASHES[True],
-    }
+def test_provenance():
+    for name in ["CIFAR10", "SVHN"]:
+        digits = "scikit-learn's 1797 handwritten digits"
+        assert ColouredDigits(name).provenance() == {
+            "name": f"stand-in for {name}: {digits}, coloured, on clouds of colour, 32x32",
+            "generator": "capsule_lab.data.standins.coloured_digits",
+            "version": VERSION,
+            "sha256": HASHES[True],
+        }
