@@ -33,7 +33,7 @@ class AffNISTFiles(PublishedFiles):
 
     name = files.NAME
     path = files.NAME
-    file_names = files.FILE_NAMES
+    file_names = f"{files.ARCHIVE} or {files.FILE}"
 
     def __init__(self, directory: Path) -> None:
         super().__init__(directory)
@@ -43,7 +43,7 @@ class AffNISTFiles(PublishedFiles):
         return self.folder.is_dir() and any(self.folder.iterdir())
 
     def is_complete(self) -> bool:
-        self.sha256 = files.check(self.folder) or {}
+        self.sha256 = files.check(self.folder)
         return bool(self.sha256)
 
     def download(self, scratch: Path) -> None:

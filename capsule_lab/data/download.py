@@ -82,10 +82,12 @@ def reading(path: Path, name: str) -> Iterator[None]:
     """Turn any error of this block into one that names the file at ``path``, of the data set ``name``.
 
     Raises:
-        DataError: for any ``Exception``.
+        DataError: for any ``Exception``; one that is a ``DataError`` already stays as it is.
     """
     try:
         yield
+    except DataError:
+        raise
     except Exception as error:  # readers of formats raise errors of many types for damaged files
         reason = getattr(error, "strerror", None) or one_line(error) or type(error).__name__
         raise DataError(

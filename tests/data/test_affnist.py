@@ -194,7 +194,7 @@ def test_provenance_of_real_files(both):
         "md5": MNISTFiles.checksums,
         "affnist": {
             "name": "real affNIST",
-            "sha256": {"test.mat.zip": affnist_format.SHA256["test.mat.zip"]},
+            "sha256": {"test.mat.zip": affnist_format.SHA256},
         },
     }
 
@@ -311,6 +311,7 @@ def test_stand_ins_of_two_kinds_are_distinguished(real, tmp_path):
 TINY = [*TINY_CAPSNET, *TINY_DATA, *NO_PICTURES, "data.eval_batch_size=40", "trainer.max_epochs=1"]
 
 
+@pytest.mark.whole  # a whole fit
 def test_network_trained_on_expanded_mnist_is_tested_on_affnist(tmp_path):
     expanded = train(compose("train", [*TINY, "data=mnist_expanded", "data.eval_images=40"]), tmp_path / "run")
     assert expanded["provenance"]["test_images"] == "40 of 359"
@@ -322,6 +323,7 @@ def test_network_trained_on_expanded_mnist_is_tested_on_affnist(tmp_path):
     assert path.name == "best-test-affnist-standin.json"
 
 
+@pytest.mark.whole  # a whole fit
 def test_training_with_affine_validation_logs_both_errors(tmp_path):
     overrides = [*TINY, "data=affnist", "data.eval_images=40", "data.affine_validation=true"]
     result = train(compose("train", overrides), tmp_path / "run")

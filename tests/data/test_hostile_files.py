@@ -146,6 +146,6 @@ def test_members_of_a_zip_are_read_and_never_unpacked(tmp_path: Path) -> None:
     for name in ("../MARKER", f"{tmp_path}/MARKER", "../test.mat"):
         with zipfile.ZipFile(tmp_path / "test.mat.zip", "w") as packed:
             packed.writestr(name, gzip.compress(b"no MATLAB file"))
-        with pytest.raises(DataError, match=r"test\.mat\.zip(/test\.mat cannot be read| lacks test\.mat)"):
+        with pytest.raises(DataError, match=r"test\.mat\.zip(/test\.mat)? cannot be read"):
             affnist.load(tmp_path)
         assert [path.name for path in tmp_path.iterdir()] == ["test.mat.zip"], name

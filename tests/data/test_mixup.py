@@ -112,6 +112,7 @@ def test_loss_of_whole_shares_is_that_of_classes() -> None:
 MIXUP = ["data.mixup=0.4", "trainer.max_epochs=2", "trainer.precision=32-true", *NO_PICTURES]
 
 
+@pytest.mark.whole  # two whole fits
 @pytest.mark.parametrize("model", [TINY_CNN, [*TINY_CAPSNET, "model.decoder=null"]], ids=["cnn", "capsnet"])
 def test_run_of_mixtures_resumes_exactly(
     tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: list[str]

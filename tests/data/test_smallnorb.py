@@ -159,9 +159,9 @@ def test_a_corrupt_file_is_named_not_replaced(real):
 
 
 def test_a_missing_file_is_named(real):
+    (path,) = (real / "smallNORB").glob("*-testing-info.mat*")
+    path.unlink()
     for source in ["auto", "real"]:
-        (path,) = (real / "smallNORB").glob("*-testing-info.mat*")
-        path.unlink()
         with pytest.raises(DataError, match=r"holds 5 of the 6 files of smallNORB; missing .*-testing-info\.mat"):
             SmallNORBDataModule(directory=str(real), source=source).setup("fit")
 

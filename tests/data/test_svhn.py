@@ -103,6 +103,7 @@ def test_network_of_the_experiment_is_as_large_as_published():
     assert not network.digits.routing.leaky
 
 
+@pytest.mark.whole  # a whole fit
 @pytest.mark.parametrize(
     ("decoder", "terms"), [("null", {"margin"}), ("[8]", {"margin", "reconstruction"})], ids=["without", "with"]
 )

@@ -19,7 +19,6 @@ RANDOM = np.random.default_rng(0)
 IMAGES = RANDOM.integers(0, 256, (CASES, 40, 40), dtype=np.uint8)
 LABELS = RANDOM.permutation(np.arange(CASES) % 10).astype(np.uint8)
 TRANSFORMS = RANDOM.uniform(-1, 1, (CASES, 6))
-ZIPS = ("test.mat.zip", "test_batches.zip")
 
 
 def fields(cases: slice = slice(None)) -> dict[str, Any]:
@@ -44,11 +43,6 @@ def mat(content: dict[str, Any], *, compressed: bool = True) -> bytes:
     return written.getvalue()
 
 
-def batches() -> dict[str, bytes]:
-    """``1.mat`` to ``32.mat``, ten cases each."""
-    return {f"{n + 1}.mat": mat({"affNISTdata": fields(slice(10 * n, 10 * n + 10))}) for n in range(32)}
-
-
 def zipped(contents: dict[str, bytes]) -> bytes:
     written = io.BytesIO()
     with zipfile.ZipFile(written, "w") as archive:
@@ -58,19 +52,15 @@ def zipped(contents: dict[str, bytes]) -> bytes:
 
 
 def write_affnist(folder: Path) -> Path:
-    """The test set in all forms that it may have, beside each other."""
+    """The test set in both forms that it may have, beside each other."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "test.mat").write_bytes(mat({"affNISTdata": fields()}))
     (folder / "test.mat.zip").write_bytes(zipped({"test.mat": (folder / "test.mat").read_bytes()}))
-    (folder / "test_batches").mkdir()
-    for name, content in batches().items():
-        (folder / "test_batches" / name).write_bytes(content)
-    (folder / "test_batches.zip").write_bytes(zipped({f"test_batches/{n}": c for n, c in batches().items()}))
     return folder
 
 
 def count_as_affnist(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Make the files of ``write_affnist`` the published ones."""
     monkeypatch.setattr(affnist, "TEST_DIGITS", (1,) * 10)
-    sums = {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in ZIPS}
-    monkeypatch.setattr(affnist, "SHA256", sums)
+    checksum = hashlib.sha256((folder / "test.mat.zip").read_bytes()).hexdigest()
+    monkeypatch.setattr(affnist, "SHA256", checksum)

@@ -1,8 +1,8 @@
 """affNIST's own files: 32 affine versions of each of MNIST's 10,000 test digits (Tieleman 2013), as MATLAB stores them.
 
-A file holds one struct, ``affNISTdata``, with a column for each image: ``image`` of 1600 pixels, the rows of the 40x40
-one after another; ``label_int``; and ``human_readable_transform``, how the image was made. ``test.mat`` has all images,
-``test_batches/1.mat`` to ``32.mat`` have a 32nd part each; both are read as they are or from their zip.
+The file holds one struct, ``affNISTdata``, with a column for each image: ``image`` of 1600 pixels, the rows of the
+40x40 one after another; ``label_int``; and ``human_readable_transform``, how the image was made. It is ``test.mat``,
+which is read as it is or from the zip that is published.
 """
 
 from __future__ import annotations
@@ -22,60 +22,50 @@ from capsule_lab.errors import DataError
 NAME = "affNIST"
 SIZE = 40  # pixels a side; affNIST's page
 VERSIONS = 32  # of each digit; affNIST's page
-BATCHES = 32  # files in test_batches; affNIST's page
 TEST_DIGITS = (980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009)  # of each class in MNIST's test set, LeCun 1998
 SERVER = "https://www.cs.toronto.edu/~tijmen/affNIST/32x/transformed/"
-SHA256 = {  # tensorflow_datasets, checksums.tsv; none is published for the unpacked files
-    "test.mat.zip": "2cde38ec83ee2ebfd7b901f8be5a09efb17a1bda04771f9b4905751eb945c01a",
-    "test_batches.zip": "83f829c01c021fa731e062e7671b0075a3e8de0a511fb6b5d403458528d0e0d1",
-}
-CHOICES = (*SHA256, "test.mat", "test_batches")  # in this order, as zips have a published checksum
-FILE_NAMES = "test.mat.zip, test_batches.zip, test.mat or the folder test_batches"
+FILE, ARCHIVE = "test.mat", "test.mat.zip"
+# tensorflow_datasets, checksums.tsv; none is published for the unpacked file
+SHA256 = "2cde38ec83ee2ebfd7b901f8be5a09efb17a1bda04771f9b4905751eb945c01a"
 
 _VARIABLE = "affNISTdata"
 _FIELDS = ("image", "label_int", "human_readable_transform")
 
 
-def find(folder: Path) -> Path | None:
-    """The first of ``CHOICES`` that is in ``folder``; ``None`` if none is."""
-    return next((folder / choice for choice in CHOICES if (folder / choice).exists()), None)
+def check(folder: Path) -> dict[str, str]:
+    """Name and SHA-256 of the file that ``load`` would read; empty if there is none.
 
-
-def check(folder: Path) -> dict[str, str] | None:
-    """SHA-256 of the files that ``load`` would read, by name; ``None`` if there are none.
-
-    A zip must be the published one. For unpacked files no checksum is known, so they are read, which takes seconds, and
-    damage is found before training.
+    The archive must be the published one. For the unpacked file no checksum is known, so it is read, which takes
+    seconds, and damage is found before training.
 
     Raises:
-        DataError: if they are not whole, or not affNIST's.
+        DataError: if it is not whole, or not affNIST's.
     """
-    path = find(folder)
-    if path is None:
-        return None
-    if path.name in SHA256:
-        verify(folder, {path.name: SHA256[path.name]}, NAME, algorithm="sha256")
-        return {path.name: SHA256[path.name]}
+    if verify(folder, {ARCHIVE: SHA256}, NAME, algorithm="sha256"):
+        return {ARCHIVE: SHA256}
+    if not (folder / FILE).is_file():
+        return {}
     load(folder)
-    return {str(file.relative_to(folder)): sha256(file) for file in _unpacked(path)}
+    return {FILE: sha256(folder / FILE)}
 
 
 def load(folder: Path) -> Images:
     """The test set: ``(320000, 1, 40, 40)`` uint8, labels, and ``human_readable_transform`` as float factors.
 
     Args:
-        folder: holds at least one of ``CHOICES``.
+        folder: holds ``test.mat.zip``, which is preferred, or ``test.mat``.
 
     Raises:
         DataError: if there is none, it cannot be read, or is not 32 versions of each of MNIST's test digits.
     """
-    path = find(folder)
-    if path is None:
-        raise DataError(f"{folder} holds no test set of {NAME}; expected {FILE_NAMES}: put one of them there")
-    parts = _from_zip(path) if path.suffix == ".zip" else [load_mat(file) for file in _unpacked(path)]
-    if len({None if part.factors is None else part.factors.shape[1] for part in parts}) > 1:
-        raise DataError(f"{path} has files with different numbers of transform parameters: take all of one download")
-    images = parts[0] if len(parts) == 1 else Images(*(torch.cat(arrays) for arrays in zip(*parts, strict=True)))
+    archive, path = folder / ARCHIVE, folder / FILE
+    if archive.is_file():
+        with reading(archive, NAME), zipfile.ZipFile(archive) as packed:
+            (member,) = (name for name in packed.namelist() if Path(name).name == FILE)
+            with packed.open(member) as file:
+                images = load_mat(archive / FILE, file)
+    else:
+        images = load_mat(path)
     found, expected = images.labels.bincount(minlength=10).tolist(), [VERSIONS * digits for digits in TEST_DIGITS]
     if found != expected:
         raise DataError(
@@ -118,37 +108,4 @@ def download(scratch: Path) -> None:
     Raises:
         OSError: if the server does not send it.
     """
-    name = next(iter(SHA256))
-    download_file(name, f"sha256:{SHA256[name]}", (SERVER,), scratch)
-
-
-def _unpacked(path: Path) -> list[Path]:
-    """``path`` itself, or in a folder its batches, in their order."""
-    if not path.is_dir():
-        return [path]
-    files = [path / f"{number}.mat" for number in range(1, BATCHES + 1)]
-    _check_complete(path, [file.name for file in files if not file.is_file()])
-    return files
-
-
-def _from_zip(path: Path) -> list[Images]:
-    wanted = ["test.mat"] if path.name == "test.mat.zip" else [f"{number}.mat" for number in range(1, BATCHES + 1)]
-    with reading(path, NAME):
-        archive = zipfile.ZipFile(path)
-    with archive:
-        members = {Path(member).name: member for member in archive.namelist()}
-        _check_complete(path, [name for name in wanted if name not in members])
-        parts = []
-        for name in wanted:
-            with reading(path, NAME):
-                file = archive.open(members[name])
-            with file:
-                parts.append(load_mat(path / name, file))
-        return parts
-
-
-def _check_complete(path: Path, missing: list[str]) -> None:
-    if missing:
-        raise DataError(
-            f"{path} lacks {', '.join(missing)}; expected all files of {NAME}: remove it and unpack it anew"
-        )
+    download_file(ARCHIVE, f"sha256:{SHA256}", (SERVER,), scratch)

@@ -203,7 +203,7 @@ def _locked(folder: Path) -> Iterator[None]:
 
 def _write_files(folder: Path, plan: _Plan, workers: int) -> None:
     """Render all toys and write the six files and the record of them."""
-    hashes = {}
+    hashes, console = {}, Console(stderr=True)
     for split, instances in _SPLITS.items():
         pair = (len(_EYES), plan.size, plan.size)
         images = np.empty((len(instances), *plan.views, len(CATEGORIES), *pair), np.uint8)
@@ -218,7 +218,8 @@ def _write_files(folder: Path, plan: _Plan, workers: int) -> None:
                 for number, instance in enumerate(instances)
                 for category in range(len(CATEGORIES))
             }  # fmt: skip
-            for toy in track(as_completed(drawn), f"rendering {split} toys", len(drawn), console=Console(stderr=True)):
+            bar = {"console": console, "disable": not console.is_terminal}
+            for toy in track(as_completed(drawn), f"rendering {split} toys", len(drawn), **bar):
                 number, category = drawn[toy]
                 images[number, :, :, :, category] = toy.result()
         finally:
