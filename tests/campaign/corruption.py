@@ -82,11 +82,9 @@ def _mnist(folder: Path) -> None:
 
 
 def _count_as_mnist() -> None:
-    from capsule_lab.data import download
     from capsule_lab.data.mnist import MNISTFiles
 
     MNISTFiles.checksums = {name: md5(idx(array)) for name, array in ARRAYS.items()}
-    download._RETRIES = 0
 
 
 def _kernels(folder: Path) -> None:

@@ -86,7 +86,7 @@ def load_mat(path: Path, opened: Any = None) -> Images:
         DataError: if it is truncated or no MATLAB file, lacks a field, or has one of another shape or type.
     """
     with reading(path, NAME):
-        struct = scipy.io.loadmat(opened or path, variable_names=[_VARIABLE])[_VARIABLE][0, 0]
+        struct = scipy.io.loadmat(opened or str(path), appendmat=False, variable_names=[_VARIABLE])[_VARIABLE][0, 0]
         images, labels, transforms = (struct[name] for name in _FIELDS)
         shapes, count = [images.shape, labels.shape, transforms.shape[1:]], labels.size
         if images.dtype != np.uint8 or shapes != [(SIZE * SIZE, count), (1, count), (count,)]:

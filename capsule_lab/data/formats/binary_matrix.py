@@ -35,7 +35,7 @@ def read_matrix(path: Path) -> np.ndarray:
         DataError: if the file cannot be read, is of another format, or is shorter or longer than its header says.
     """
     try:
-        content = np.memmap(path, np.uint8, "r") if path.suffix == ".mat" else _unpacked(path)
+        content: Any = np.memmap(path, np.uint8, "r") if path.suffix == ".mat" else _unpacked(path)
         magic, dimensions = struct.unpack_from("<Ii", content)
         sizes = struct.unpack_from(f"<{max(dimensions, _FEWEST_SIZES)}i", content, 8)
         shape = np.broadcast_shapes(sizes[: max(dimensions, 1)])  # which refuses negative sizes

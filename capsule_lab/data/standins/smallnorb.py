@@ -10,7 +10,6 @@ from typing import Any, Literal
 from capsule_lab.data.formats.smallnorb import SIZE, Part, load_part
 from capsule_lab.data.loader import Images
 from capsule_lab.data.sources import AbstractSource
-from capsule_lab.data.standins import toynorb
 from capsule_lab.errors import DataError
 
 StandIn = Literal["full", "small"]
@@ -49,6 +48,8 @@ class RenderedToys(AbstractSource):
         Raises:
             DataError: if they cannot be written, or another version of the renderer made them.
         """
+        from capsule_lab.data.standins import toynorb  # here, as it imports numba
+
         path = self.folder / "provenance.json"
         if not path.is_file():
             _render(self.folder, self.standin)
@@ -72,6 +73,8 @@ class RenderedToys(AbstractSource):
         Raises:
             DataError: if the files are not whole, or not those that were rendered.
         """
+        from capsule_lab.data.standins import toynorb
+
         part: Part = "training" if train else "testing"
         images = load_part(self.folder, part, "subsample")
         if not toynorb.is_as_rendered(self.record, part, *(array.numpy() for array in images if array is not None)):
@@ -82,10 +85,14 @@ class RenderedToys(AbstractSource):
         return images
 
     def provenance(self) -> dict[str, Any]:
+        from capsule_lab.data.standins import toynorb
+
         return {"name": toynorb.STANDIN_NAME, "generator": "capsule_lab.data.standins.toynorb", **self.record}
 
 
 def _render(folder: Path, standin: StandIn) -> None:
+    from capsule_lab.data.standins import toynorb
+
     log.info("rendering toys into %s, once, in half a minute or so", folder)
     try:
         toynorb.render_files(folder, size=SIZE, seed=_SEED, **_LEVELS[standin])

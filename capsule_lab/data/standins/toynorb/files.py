@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import logging
@@ -207,7 +208,6 @@ def _write_files(folder: Path, plan: _Plan, workers: int) -> None:
     for split, instances in _SPLITS.items():
         pair = (len(_EYES), plan.size, plan.size)
         images = np.empty((len(instances), *plan.views, len(CATEGORIES), *pair), np.uint8)
-
         pool = ThreadPoolExecutor(workers)  # threads are enough, as compiled code runs outside of Python's lock
         try:
             drawn = {
@@ -218,9 +218,9 @@ def _write_files(folder: Path, plan: _Plan, workers: int) -> None:
                 for number, instance in enumerate(instances)
                 for category in range(len(CATEGORIES))
             }  # fmt: skip
-            bar = {"console": console, "disable": not console.is_terminal}
-            for toy in track(as_completed(drawn), f"rendering {split} toys", len(drawn), **bar):
-                number, category = drawn[toy]
+            bar = functools.partial(track, console=console, disable=not console.is_terminal)
+            for toy in bar(as_completed(drawn), f"rendering {split} toys", len(drawn)):
+                number, category = drawn.pop(toy)
                 images[number, :, :, :, category] = toy.result()
         finally:
             pool.shutdown(cancel_futures=True)
