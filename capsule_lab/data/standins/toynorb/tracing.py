@@ -61,7 +61,7 @@ _ZERO, _HALF, _ONE, _TWO, _THREE = (np.float32(number) for number in (0, 0.5, 1,
 
 def _compiled(function: Callable[..., Any]) -> Any:
     """Compiled when it is first called, and kept in numba's cache; unwrapped, as tests check types of all functions."""
-    options = {"nogil": True, "error_model": "numpy"}
+    options: dict[str, Any] = {"nogil": True, "error_model": "numpy"}
     try:
         return numba.njit(**options, cache=True)(inspect.unwrap(function))
     except RuntimeError:  # no folder to write the cache to
