@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from capsule_lab.errors import DataError, one_line
-from capsule_lab.system.files import expanded, remove_leftovers, temporary_prefix
+from capsule_lab.system.files import expanded
 
 _TIMEOUT = 10.0  # ours: seconds without an answer after which a server counts as unreachable
 _PATIENCE = 30.0  # ours: seconds over which the rate of a download is measured
@@ -192,8 +192,7 @@ def fetch(folder: Path, download: Callable[[Path], Path]) -> str | None:
     """
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        remove_leftovers(folder.parent)
-        with tempfile.TemporaryDirectory(prefix=temporary_prefix("download"), dir=folder.parent) as scratch:
+        with tempfile.TemporaryDirectory(prefix=".download-", dir=folder.parent) as scratch:
             fetched = download(Path(scratch))
             if folder.exists():
                 for file in sorted(fetched.iterdir()):
