@@ -15,7 +15,6 @@ from torch.optim import Optimizer
 from torchmetrics import Metric
 
 from capsule_lab.callbacks.figures import logged_step
-from capsule_lab.callbacks.host_copy import HostCopy
 from capsule_lab.errors import CapsuleLabError, check_number
 from capsule_lab.lit import AbstractModule
 from capsule_lab.metrics import ActivationStatistics, CouplingEntropy, DeadCapsuleRate
@@ -27,6 +26,30 @@ log = logging.getLogger(__name__)
 COUPLING_ENTROPY = "coupling_entropy"
 
 
+class HostCopy:
+    """A copy in the host's memory of what a tensor holds once the device has come to it.
+
+    The copy takes its turn among the device's other work: whoever reads it only when it ``is_complete``, never waits.
+    """
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._copy = tensor.to("cpu", non_blocking=tensor.is_cuda)  # from there into pinned memory
+        self._event = torch.cuda.Event() if tensor.is_cuda else None
+        if self._event is not None:
+            self._event.record(torch.cuda.current_stream(tensor.device))
+
+    def is_complete(self) -> bool:
+        """Whether ``tolist`` would return at once; on a CPU it always does."""
+        return self._event is None or self._event.query()
+
+    def tolist(self) -> list[float]:
+        """The numbers, waiting for them if need be."""
+        if self._event is not None:
+            self._event.synchronize()
+        numbers: list[float] = self._copy.tolist()
+        return numbers
+
+
 class NonFiniteError(CapsuleLabError, ArithmeticError):
     """A term of the loss is not finite."""
 
@@ -34,9 +57,8 @@ class NonFiniteError(CapsuleLabError, ArithmeticError):
 class NonFiniteGuard(Callback):
     """Stops training when a term of the loss is not finite, naming the term and the step.
 
-    The terms are copied to the host and looked at once they are there, so that nothing waits for an accelerator: a run
-    goes on for some steps more than until the one that is named. Every step before a checkpoint is checked before it is
-    written.
+    Terms are copied to the host and checked once they are there, so that nothing waits for an accelerator: a run goes
+    on for some steps after the one that is named. Every step before a checkpoint is checked before that is written.
 
     Args:
         every_n_steps: how often terms are copied; ``None`` is every step on a CPU and every 50 steps elsewhere.
@@ -176,36 +198,29 @@ class RoutingStats(Callback):
     """
 
     def __init__(self, images: int = 64) -> None:  # ours: enough for a mean, few beside a validation set
-        if images < 1:
-            raise ValueError(f"RoutingStats.images is {images}; expected 1 or more")
+        check_number("images", images, 1)
         self.images = images
         self.dead = DeadCapsuleRate()
-        self.told = False
+        self.warned = False
         self.statistics: dict[str, Tensor] = {}
 
     def on_validation_batch_end(
-        self,
-        trainer: L.Trainer,
-        pl_module: L.LightningModule,
-        outputs: Any,
-        batch: Batch,
-        batch_idx: int,
-        dataloader_idx: int = 0,
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Batch, number: int, loader: int = 0
     ) -> None:
-        if dataloader_idx:
+        if loader:
             return
         capsules = getattr(outputs["output"], "capsules", None)  # a network on pairs of images has no classes
         if capsules is not None:
             self.dead.to(pl_module.device).update(capsules.activations)
-        if batch_idx == 0 and isinstance(pl_module.network, AbstractCapsuleNetwork):
+        if number == 0 and isinstance(pl_module.network, AbstractCapsuleNetwork):
             images = batch.images[: max(self.images // trainer.world_size, 1)]  # each process has a share
             self.statistics = layer_statistics(pl_module.network, images)
-            if COUPLING_ENTROPY not in self.statistics and trainer.is_global_zero and not self.told:
+            if COUPLING_ENTROPY not in self.statistics and trainer.is_global_zero and not self.warned:
                 log.warning(
                     "val/%s is not logged: the routing of the class capsules does not call on_iteration",
                     COUPLING_ENTROPY,
                 )
-                self.told = True
+                self.warned = True
 
     def on_validation_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if self.dead.update_called:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from omegaconf import DictConfig
 
@@ -13,53 +13,8 @@ from capsule_lab.errors import RunError, one_line
 from capsule_lab.runs.directories import find_checkpoint
 from capsule_lab.runs.trust import check_record
 
-if TYPE_CHECKING:
-    from capsule_lab.types import DataSpec
-
 FORMAT = 2
-"""Of what ``embed`` returns; raised when an older one can no longer be read."""
-
-
-def embed(
-    config: DictConfig,
-    provenance: dict[str, Any],
-    spec: DataSpec,
-    seconds: float,
-    cpu_seconds: float,
-    val: dict[str, float],
-    val_step: int | None,
-    curves: str,
-) -> dict[str, Any]:
-    """What every checkpoint has under ``"capsule_lab"``, in plain containers.
-
-    Args:
-        config: the whole configuration.
-        provenance: of the data.
-        spec: the ``DataSpec`` that the network was built from.
-        seconds: of training so far.
-        cpu_seconds: the same of the processors, summed over the threads of this process.
-        val: quantities of the last validation.
-        val_step: after how many steps that was.
-        curves: content of ``metrics.csv``.
-    """
-    return {
-        "format": FORMAT,
-        "version": version("capsule-lab"),
-        "config": to_container(config),
-        "provenance": provenance,
-        "spec": {
-            "image_shape": list(spec.image_shape),
-            "num_classes": spec.num_classes,
-            "labels_per_image": spec.labels_per_image,
-            "classes": list(spec.classes),
-            "factors": list(spec.factors),
-        },
-        "seconds": seconds,
-        "cpu_seconds": cpu_seconds,
-        "val": val,
-        "val_step": val_step,
-        "curves": curves,
-    }
+"""Of the record that ``callbacks.EmbedConfig`` puts into checkpoints; raised when an older one cannot be read."""
 
 
 def not_readable(path: Path, error: Exception) -> RunError:
@@ -75,7 +30,7 @@ def not_readable(path: Path, error: Exception) -> RunError:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """A checkpoint on the CPU, whose ``"capsule_lab"`` is what ``embed`` returned; no code in it is run.
+    """A checkpoint on the CPU, with the record of ``EmbedConfig`` under ``"capsule_lab"``; no code in it is run.
 
     Its tensors are read from the file when they are used.
 

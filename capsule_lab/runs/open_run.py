@@ -259,7 +259,8 @@ def _built(file: Path, checkpoint: dict[str, Any], record: dict[str, Any]) -> Ru
 
     config = OmegaConf.create(record["config"])
     config.module.compile = False
-    facts = {name: tuple(value) if isinstance(value, list) else value for name, value in record["spec"].items()}
+    facts: dict[str, Any] = record["spec"]
+    facts = {name: tuple(value) if isinstance(value, list) else value for name, value in facts.items()}
     spec = DataSpec(**facts)
     stored = checkpoint["state_dict"]
     if type(stored) not in (dict, OrderedDict):

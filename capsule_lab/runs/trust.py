@@ -111,21 +111,16 @@ def plain_value(config: DictConfig, key: str) -> Any:
 
 
 def targets(config: Any) -> Iterator[Any]:
-    """Every ``_target_`` in the groups ``BUILT`` of a configuration, in plain containers.
-
-    Of a class derived from these, what the container holds, and not what its own methods return.
-    """
-    left = [dict.get(config, group) for group in BUILT] if isinstance(config, dict) else []
+    """Every ``_target_`` in the groups ``BUILT`` of a configuration in plain containers, see ``check_record``."""
+    left = [config.get(group) for group in BUILT]
     while left:
         node = left.pop()
         if isinstance(node, dict):
-            if dict.__contains__(node, "_target_"):
-                yield dict.__getitem__(node, "_target_")
-            left += dict.values(node)
-        elif isinstance(node, list):
-            left += list.__iter__(node)
-        elif isinstance(node, tuple):
-            left += tuple.__iter__(node)
+            if "_target_" in node:
+                yield node["_target_"]
+            left += node.values()
+        elif isinstance(node, list | tuple):
+            left += node
 
 
 def packages_of(config: Any) -> list[str]:
