@@ -153,7 +153,7 @@ def measure_layers(network: AbstractCapsuleNetwork, images: Tensor) -> dict[str,
 def _observe(name: str, layer: nn.Module, found: dict[str, LayerMeasurement]) -> None:
     """Let a layer, of a copy of a network, measure itself into ``found`` when it is called."""
     iterations: list[dict[str, float]] = []
-    variances: list[float] = []
+    variances: dict[str, Any] = {}
     routing = next((each for each in layer.modules() if isinstance(each, AbstractRouting)), None)
 
     def measure(_: nn.Module, _arguments: Any, output: Capsules) -> None:
@@ -163,8 +163,7 @@ def _observe(name: str, layer: nn.Module, found: dict[str, LayerMeasurement]) ->
             **_mean_and_spread(activations),
             saturated=100 * float((activations * (1 - activations) < _SLOPE).float().mean()),
             iterations=tuple(iterations),
-            votes_variance=variances[0] if variances else None,
-            min_variance=min_variance(routing),
+            **variances,
             normalised=any(isinstance(each, nn.BatchNorm1d) for each in routing.children()) if routing else False,
         )
 
@@ -176,9 +175,10 @@ def _observe(name: str, layer: nn.Module, found: dict[str, LayerMeasurement]) ->
             {"pose_std": float(trace.poses.std()), "coupling_entropy": float(entropy.compute()), **activation}
         )
 
-    def keep_variance(_: nn.Module, arguments: Any) -> None:
+    def keep_variances(_: nn.Module, arguments: Any) -> None:
         votes, *others = arguments
-        variances.append(votes_variance(votes, others[0] if others else None))
+        variances["votes_variance"] = votes_variance(votes, others[0] if others else None)
+        variances["min_variance"] = min_variance(routing)  # before this call changes it
 
     layer.register_forward_hook(measure)
     if "on_iteration" in inspect.signature(layer.forward).parameters:
@@ -186,7 +186,7 @@ def _observe(name: str, layer: nn.Module, found: dict[str, LayerMeasurement]) ->
             lambda _, arguments, options: (arguments, {**options, "on_iteration": keep_iteration}), with_kwargs=True
         )
     if routing is not None:
-        routing.register_forward_pre_hook(keep_variance)
+        routing.register_forward_pre_hook(keep_variances)
 
 
 def _mean_and_spread(activations: Float[Tensor, "batch capsule"]) -> dict[str, float]:

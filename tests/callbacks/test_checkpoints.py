@@ -218,7 +218,7 @@ def test_processes_ask_each_other_once_per_step_unless_there_is_something(tmp_pa
     assert (saver.stopping, saver.pausing, len(questions)) == (received, False, 3 if received else 1)
     saver.on_test_batch_end(trainer, None)
     assert len(questions) == (3 if received else 1), "processes may have different numbers of batches to test"
-    trainer.strategy.reduce_boolean_decision = lambda value, *, all: True
+    trainer.strategy.reduce_boolean_decision = lambda value, **_: True
     with pytest.raises(PauseError):
         saver.on_train_start(trainer, None)
     saver.signals.restore()

@@ -88,9 +88,7 @@ def test_reconstructions_are_drawn_once(tmp_path: Path, figures: list[tuple[str,
         assert figures == []
 
 
-def test_confusion_is_of_the_first_set_and_of_single_labels(
-    tmp_path: Path, figures: list[tuple[str, Figure]]
-) -> None:
+def test_confusion_is_of_the_first_set_and_of_single_labels(tmp_path: Path, figures: list[tuple[str, Figure]]) -> None:
     for output, two, loaders in ((ONE, False, [0]), (ONE, False, [0, 1, 2]), (TWO, True, [0, 0])):
         figures.clear()
         callback, network, run = ConfusionMatrix(), lit(output), trainer(tmp_path)
