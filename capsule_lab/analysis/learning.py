@@ -37,7 +37,7 @@ Network = TypeVar("Network", bound=nn.Module)
 class GradientMeasurement:
     """The loss, the length of its gradient by all parameters, and how much of it a small change of the weights leaves.
 
-    ``cosine`` is that between the gradients before and after the change, the mean over changes; NaN if one of them is 0.
+    ``cosine`` is that between the gradients before and after a change, the mean over changes; NaN if one of them is 0.
     """
 
     loss: float

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import logging
@@ -75,8 +76,14 @@ def read_record(path: Path, schema: TypeAdapter[Any]) -> dict[str, Any] | None:
         reason = one_line(error)
     else:
         return content
-    log.warning("%s is damaged (%s) and counts as missing", path, reason)
+    _warn_once(path, reason)
     return None
+
+
+@functools.cache
+def _warn_once(path: Path, reason: str) -> None:
+    """A report reads the same file several times."""
+    log.warning("%s is damaged (%s) and counts as missing", path, reason)
 
 
 def sha256(path: Path) -> str | None:

@@ -76,9 +76,9 @@ def test_failure_is_recorded_if_there_is_a_log_or_a_directory(
 ) -> None:
     if log:
         monkeypatch.setenv(lock.LOG_VARIABLE, log)
+    if created:
+        runs.directories.create_directory(runs.directories.choose_directory(config, "capsnet-mnist"), config)
     with pytest.raises(RunError, match="no disk"), lock.train_lock(config):
-        if created:
-            runs.directories.create_directory(runs.directories.choose_directory(config, "capsnet-mnist"), config)
         raise RunError("no disk")
     record = lock.read_record(fingerprint)
     assert (record and (record.error, record.log)) == (("no disk", log) if log or created else None)

@@ -26,9 +26,14 @@ def test_file_is_complete_and_nothing_else_is_left(tmp_path: Path) -> None:
 def test_error_leaves_the_old_file(tmp_path: Path, error: type[BaseException]) -> None:
     path = tmp_path / "result.json"
     path.write_text("old")
-    with pytest.raises(error), atomically(path) as temporary:
-        temporary.write_text("half of the n")
-        raise error
+
+    def write() -> None:
+        with atomically(path) as temporary:
+            temporary.write_text("half of the n")
+            raise error
+
+    with pytest.raises(error):
+        write()
     assert path.read_text() == "old"
     with pytest.raises(FileNotFoundError), atomically(path):
         pass  # writes nothing

@@ -30,14 +30,18 @@ def forked(run: Callable[[], None]) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
 
 
+def read_file(signum: int) -> None:
+    try:
+        signal.raise_signal(signum)
+    except Exception as error:
+        raise ValueError("the file is damaged, not the command interrupted") from error
+
+
 @pytest.mark.parametrize("signum", signals.SIGNALS, ids=lambda signum: signum.name)
 def test_signal_raises_where_nothing_is_saved_and_sets_a_flag_in_training(signum: signal.Signals) -> None:
     before = handlers()
     with pytest.raises(InterruptError, match=f"^stopped by {signum.name}$") as caught, signals.interruptible():
-        try:
-            signal.raise_signal(signum)
-        except Exception as error:
-            raise ValueError("no other fault") from error
+        read_file(signum)
     assert (caught.value.signum, handlers()) == (signum, before)
     request = signals.StopRequest()
     request.install()
