@@ -16,7 +16,7 @@ from capsule_lab.config.arguments import own_folders, prepared
 from capsule_lab.config.compose import as_argument, compose, options_of, search_path, searching
 from capsule_lab.errors import ConfigError
 from capsule_lab.train import train
-from tests.helpers.commands import ROOT, Ended, python
+from tests.helpers.commands import ROOT, Ended
 from tests.helpers.messages import one_sentence
 
 MINE = ROOT / "tests" / "templates" / "my_routing" / "conf"
