@@ -20,17 +20,10 @@ from capsule_lab.errors import InterruptError
 from capsule_lab.networks import AbstractCapsuleNetwork, BaselineCNN, CapsNet, EMCaps
 from capsule_lab.train import train
 from capsule_lab.types import Batch, CapsuleOutput, Capsules, OnIteration, RoutingTrace
-from tests.helpers.commands import NO_PICTURES, TINY_CAPSNET, Trained, python
+from tests.helpers.commands import NO_PICTURES, Trained
 from tests.helpers.training import SignalAt, curves, run, trained_module
 
 Tiny = Callable[..., DictConfig]
-TINY_EM_CAPS = [
-    "model=em_caps_paper", "model.channels=4", "model.primary_types=3", "model.conv_types=[3,2]", "routing.iterations=2"
-]  # fmt: skip
-LAYERS = {
-    "capsnet": (TINY_CAPSNET, ["primary", "digits"]),
-    "em_caps": (TINY_EM_CAPS, ["primary", "conv_capsules_1", "conv_capsules_2", "classes"]),
-}
 NETWORKS: dict[str, Callable[[], AbstractCapsuleNetwork]] = {
     "capsnet": lambda: CapsNet((1, 17, 17), 3, channels=4, primary_types=2, class_dim=4, decoder=(5,)),
     "em_caps": lambda: EMCaps((1, 17, 17), 3, channels=4, primary_types=3, conv_types=(3, 2)),
@@ -40,15 +33,15 @@ NETWORKS: dict[str, Callable[[], AbstractCapsuleNetwork]] = {
 # --- RoutingStats in a run -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["capsnet", pytest.param("em_caps", marks=pytest.mark.whole)])
-def test_statistics_of_a_run_are_those_of_its_first_validation_images(tiny: Tiny, tmp_path: Path, name: str) -> None:
-    model, layers = LAYERS[name]
+def test_statistics_of_a_run_are_those_of_its_first_validation_images(tiny: Tiny, tmp_path: Path) -> None:
     few = ["trainer.max_epochs=1", "data.eval_batch_size=20", "+callbacks.routing_stats.images=7", "train.test=none"]
-    config = tiny("trainer.precision=32-true", *few, *NO_PICTURES, model=model)
+    config = tiny("trainer.precision=32-true", *few, *NO_PICTURES)
     train(config, tmp_path / "run")
     (row,) = [row for row in curves(tmp_path / "run") if row["val/error"]]
     logged = {key for key in row if key.startswith("val/") and any(each in key for each in ("activ", "dead", "coupl"))}
-    of_layers = {f"val/{what}_{layer}" for layer in layers for what in ("activation", "activation_std", "dead")}
+    of_layers = {
+        f"val/{what}_{layer}" for layer in ("primary", "digits") for what in ("activation", "activation_std", "dead")
+    }
     assert logged == of_layers | {"val/coupling_entropy", "val/dead_capsules"}
     assert float(row["val/activation_primary"]) > 0
 
@@ -347,37 +340,3 @@ def test_points_are_the_same_when_their_copies_arrive_late_or_the_run_is_resumed
 def test_steps_are_not_logged_where_no_interval_is_set(tiny: Tiny, tmp_path: Path) -> None:
     train(tiny("trainer.log_every_n_steps=0", "trainer.max_epochs=1", *NO_PICTURES), tmp_path / "run")
     assert "train/loss_step" not in curves(tmp_path / "run")[0]
-
-
-# --- torch.compile ---------------------------------------------------------------------------------------------------
-
-COMPILE = """
-import torch
-from capsule_lab.callbacks.monitoring import layer_statistics
-from capsule_lab.networks import CapsNet, EMCaps
-
-sizes = {"channels": 4, "primary_types": 3}
-network, images = {network}((1, 17, 17), 3, **sizes), torch.rand(2, 1, 17, 17)
-graphs = []
-
-def backend(graph, inputs):
-    graphs.append(graph)
-    return graph.forward
-
-network.compile(backend=backend)
-with torch.no_grad():
-    found = []
-    for _ in range(2):
-        network(images)
-        found.append((len(graphs), layer_statistics(network, images)))
-assert found[0][0] == found[1][0] > 0
-torch.testing.assert_close(found[0][1], found[1][1])
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("network", ["CapsNet", "EMCaps"])
-def test_truly_compiled_network_is_compiled_once(network: str, tmp_path: Path) -> None:
-    """In a process without the type checks of the tests, which torch cannot compile."""
-    ended = python("-c", COMPILE.replace("{network}", network), cwd=tmp_path)
-    assert ended.status == 0, ended.err
