@@ -399,7 +399,7 @@ def test_truncated_data_is_refused(cli: Cli, tmp_path: Path, real: Path, source:
 @pytest.mark.usefixtures("no_network")
 def test_missing_data_without_network_is_refused(cli: Cli) -> None:
     assert "MNIST is not in data/MNIST/raw" in one_sentence(cli("train", *TINY, "data.source=real"))
-    assert [path for path in Path().rglob("*") if path.is_file() and path.suffix != ".lock"] == []
+    assert [path for path in Path().rglob("*") if path.is_file()] == []
 
 
 @pytest.mark.parametrize("command", ["train", "evaluate"])
@@ -409,7 +409,7 @@ def test_checkpoint_that_cannot_be_used_is_refused(cli: Cli, a_copy: Path, comma
     path.write_bytes(path.read_bytes()[:-100])
     ended = cli(command, *(TINY if command == "train" else ["trainer.accelerator=cpu"]), f"ckpt={path}")
     assert one_sentence(ended).startswith(f"{path} cannot be read as a checkpoint")
-    assert [*Path("runs").glob("*/config.yaml")] == []
+    assert not Path("runs").exists()
     assert not (a_copy / "evaluations").exists()
 
 
