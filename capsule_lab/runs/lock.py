@@ -1,7 +1,7 @@
 """One process at a time trains a configuration: a lock while it runs, and a record of how it failed.
 
 Both are files in ``cells/`` beside the run directories, named after the configuration's hash. A run that finishes
-removes its record; the empty ``.lock`` file stays. A record without a lock is that of a run that failed or was killed.
+removes both. A record without a lock is that of a run that failed or was killed.
 """
 
 from __future__ import annotations
@@ -75,11 +75,13 @@ def train_lock(config: DictConfig) -> Iterator[None]:
 
 @contextmanager
 def _hold(path: Path, refusal: Callable[[], str]) -> Iterator[None]:
-    """Hold the lock on a file, which the kernel releases also if this process is killed."""
+    """Hold the lock on a file, which the kernel releases also if this process is killed; no empty folder is left."""
+    missing, lock = [folder for folder in path.parents if not folder.exists()], FileLock(path)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(path)
-        lock.acquire(timeout=_TIMEOUT)
+        try:
+            lock.acquire(timeout=_TIMEOUT)  # creates the folder
+        except FileNotFoundError:  # another process has just removed the empty folder
+            lock.acquire(timeout=_TIMEOUT)
     except Timeout as error:
         raise RunError(refusal()) from error
     except OSError as error:
@@ -90,7 +92,11 @@ def _hold(path: Path, refusal: Callable[[], str]) -> Iterator[None]:
     try:
         yield
     finally:
+        path.unlink(missing_ok=True)  # before the release: filelock notices a removed file, and tries again
         lock.release()
+        with suppress(OSError):  # not empty
+            for folder in dict.fromkeys((path.parent, *missing)):
+                folder.rmdir()
 
 
 def _is_held(path: Path) -> bool:
