@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections import deque
+from collections.abc import Iterator
 from typing import Any, cast
 
 import lightning as L
@@ -50,6 +51,23 @@ class HostCopy:
         return numbers
 
 
+class HostCopies:
+    """Copies that are read in turn."""
+
+    def __init__(self) -> None:
+        self._copies: deque[tuple[Any, HostCopy]] = deque()
+
+    def add(self, facts: Any, tensor: Tensor) -> None:
+        """Copy ``tensor``; ``facts`` are what is known of it already."""
+        self._copies.append((facts, HostCopy(tensor)))
+
+    def read(self, *, wait: bool) -> Iterator[tuple[Any, list[float]]]:
+        """Facts and numbers of those that are complete, or of all of them."""
+        while self._copies and (wait or self._copies[0][1].is_complete()):
+            facts, copy = self._copies.popleft()
+            yield facts, copy.tolist()
+
+
 class NonFiniteError(CapsuleLabError, ArithmeticError):
     """A term of the loss is not finite."""
 
@@ -68,49 +86,41 @@ class NonFiniteGuard(Callback):
         check_number("every_n_steps", 1 if every_n_steps is None else every_n_steps, 1)
         self.every_n_steps = every_n_steps
         self.pending: list[tuple[int, dict[str, Tensor]]] = []
-        self.copied: deque[tuple[list[tuple[int, str]], HostCopy]] = deque()
+        self.copies = HostCopies()
 
-    def on_train_batch_end(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Batch, batch_idx: int
-    ) -> None:
+    def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, *_: Any) -> None:
         self.pending.append((trainer.global_step, {name: value.detach() for name, value in outputs.items()}))
         every = self.every_n_steps or (1 if pl_module.device.type == "cpu" else 50)  # ours: as often as Lightning logs
         if len(self.pending) >= every:
             self._copy()
-        while self.copied and self.copied[0][1].is_complete():
-            self._check_oldest()
+        self._check(wait=False)
 
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
-        self._check_all()
+        self._copy()
+        self._check(wait=True)
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._check_all()
+        self._copy()
+        self._check(wait=True)
 
     def _copy(self) -> None:
-        pending, self.pending = self.pending, []
-        names = [(step, name) for step, terms in pending for name in terms]
-        values = torch.stack([value for _, terms in pending for value in terms.values()])
-        self.copied.append((names, HostCopy(values)))
+        names = [(step, name) for step, terms in self.pending for name in terms]
+        if names:
+            self.copies.add(names, torch.stack([value for _, terms in self.pending for value in terms.values()]))
+        self.pending = []
 
-    def _check_all(self) -> None:
-        if self.pending:
-            self._copy()
-        while self.copied:
-            self._check_oldest()
-
-    def _check_oldest(self) -> None:
-        names, copy = self.copied.popleft()
-        wrong = [(*at, value) for at, value in zip(names, copy.tolist(), strict=True) if not math.isfinite(value)]
-        if not wrong:
-            return
-        self.pending, self.copied = [], deque()
-        of_step = [(name, value) for step, name, value in wrong if step == wrong[0][0]]
-        name, value = next((each for each in of_step if each[0] != "loss"), of_step[0])  # their sum says less
-        raise NonFiniteError(
-            f"the {name} term of the loss is {value} at step {wrong[0][0]}; try a smaller learning rate "
-            "(schedule.learning_rate.…) or trainer.precision=32-true; no checkpoint was written since, and "
-            "checkpoints/best.ckpt has the best weights before it, if there was a validation"
-        )
+    def _check(self, *, wait: bool) -> None:
+        for names, values in self.copies.read(wait=wait):
+            wrong = [(*at, value) for at, value in zip(names, values, strict=True) if not math.isfinite(value)]
+            if wrong:
+                self.pending, self.copies = [], HostCopies()
+                of_step = [(name, value) for step, name, value in wrong if step == wrong[0][0]]
+                name, value = next((each for each in of_step if each[0] != "loss"), of_step[0])  # their sum says less
+                raise NonFiniteError(
+                    f"the {name} term of the loss is {value} at step {wrong[0][0]}; try a smaller learning rate "
+                    "(schedule.learning_rate.…) or trainer.precision=32-true; no checkpoint was written since, and "
+                    "checkpoints/best.ckpt has the best weights before it, if there was a validation"
+                )
 
 
 class StepMetrics(Callback):
@@ -126,7 +136,7 @@ class StepMetrics(Callback):
     def __init__(self) -> None:
         self.norm: Tensor | None = None
         self.before: list[float] = []  # the sums of the epoch at the last point
-        self.copied: deque[tuple[int, dict[str, float], HostCopy]] = deque()
+        self.copies = HostCopies()
 
     def on_before_optimizer_step(self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: Optimizer) -> None:
         every = cast(Any, trainer).log_every_n_steps  # set by the Trainer, which its class does not declare
@@ -134,52 +144,44 @@ class StepMetrics(Callback):
             gradients = [each.grad for each in pl_module.parameters() if each.grad is not None]
             self.norm = nn.utils.get_total_norm(gradients)
 
-    def on_train_batch_end(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Batch, batch_idx: int
-    ) -> None:
+    def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *_: Any) -> None:
         if self.norm is not None:
             module = cast(AbstractModule, pl_module)
             schedules = {f"schedule/{name}": value for name, value in module.schedule_values().items()}
             known = {"epoch": float(trainer.current_epoch), **schedules}
             values = torch.cat([self.norm.float().reshape(1), module.metrics.sums("train")])
-            self.copied.append((logged_step(trainer), known, HostCopy(values)))
+            self.copies.add((logged_step(trainer), known), values)
             self.norm = None
-        while self.copied and self.copied[0][-1].is_complete():
-            self._log_oldest(trainer)
+        self._log(trainer, wait=False)
 
-    def _log_oldest(self, trainer: L.Trainer) -> None:
-        step, known, copy = self.copied.popleft()
-        norm, *sums = copy.tolist()
-        loss, images, *errors = self._since_last_point(sums)
-        self.before = sums
-        found = {**known, "train/gradient_norm": norm, "train/loss_step": loss / images}
-        if errors:
-            found["train/error_step"] = 100 * errors[0] / errors[1]
-        for logger in trainer.loggers:
-            logger.log_metrics(found, step)
+    def _log(self, trainer: L.Trainer, *, wait: bool) -> None:
+        for (step, known), (norm, *sums) in self.copies.read(wait=wait):
+            loss, images, *errors = self._since_last_point(sums)
+            self.before = sums
+            found = {**known, "train/gradient_norm": norm, "train/loss_step": loss / images}
+            if errors:
+                found["train/error_step"] = 100 * errors[0] / errors[1]
+            for logger in trainer.loggers:
+                logger.log_metrics(found, step)
 
     def _since_last_point(self, sums: list[float]) -> list[float]:
         return [now - before for now, before in zip(sums, self.before or [0.0] * len(sums), strict=True)]
 
-    def _log_all(self, trainer: L.Trainer) -> None:
-        while self.copied:
-            self._log_oldest(trainer)
-
     def on_validation_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._log_all(trainer)
+        self._log(trainer, wait=True)
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._log_all(trainer)
+        self._log(trainer, wait=True)
         if trainer.is_global_zero:  # the sums begin anew: what is in no point yet counts for the next
-            rest = self._since_last_point(HostCopy(cast(AbstractModule, pl_module).metrics.sums("train")).tolist())
+            rest = self._since_last_point(cast(AbstractModule, pl_module).metrics.sums("train").tolist())
             self.before = [-each for each in rest]
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._log_all(trainer)
+        self._log(trainer, wait=True)
 
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
-        self._log_all(trainer)  # before the curves are put into the checkpoint, see EmbedConfig
-        checkpoint["callbacks"][self.state_key] = {"before": self.before}  # state_dict was asked for earlier
+        self._log(trainer, wait=True)  # before the curves are put into the checkpoint, see EmbedConfig
+        checkpoint["callbacks"][self.state_key] = {"before": self.before}  # state_dict was called earlier
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.before = state_dict["before"]

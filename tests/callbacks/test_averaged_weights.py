@@ -126,6 +126,7 @@ def test_run_with_averaged_weights_resumes_exactly(
     assert torch.equal(found["averaging_state"]["n_averaged"], expected["averaging_state"]["n_averaged"])
 
 
+@pytest.mark.whole
 def test_average_of_a_run_begins_with_the_weights_of_another(tiny: Tiny, tmp_path: Path) -> None:
     train(tiny(*SHORT, model=NORMALISED), tmp_path / "plain")
     config = averaged(tiny, f"ckpt={tmp_path}/plain", "trainer.max_steps=8")

@@ -249,6 +249,7 @@ def test_result_has_times_and_the_test_of_the_weights_that_reached_it(tmp_path: 
     assert lines[2] == "99.9 %      not reached"
 
 
+@pytest.mark.whole
 def test_run_that_is_not_tested(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     options = ["callbacks.time_to_accuracy.thresholds=[1]", "train.test=none"]
     with caplog.at_level(logging.INFO, "capsule_lab"):
