@@ -56,7 +56,7 @@ def write_record(path: Path, content: Mapping[str, Any]) -> None:
     write_text(path, text + "\n")
 
 
-write_json = write_record
+write_json = write_record  # the name in benchmarks
 
 
 def read_record(path: Path, schema: TypeAdapter[Any]) -> dict[str, Any] | None:

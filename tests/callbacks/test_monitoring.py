@@ -227,16 +227,16 @@ def test_guard_names_the_term_and_the_first_step() -> None:
 
 
 class Late(HostCopy):
-    """A copy that is not complete when it is first asked for, as of a GPU that is steps behind."""
+    """A copy that is not complete at the first look, as of a GPU that is steps behind."""
 
-    asked = 0
+    looks = 0
 
     def is_complete(self) -> bool:
-        self.asked += 1
-        return self.asked > 3
+        self.looks += 1
+        return self.looks > 3
 
     def tolist(self) -> list[float]:
-        assert self.asked == 0 or self.asked > 3, "read before it is complete"
+        assert self.looks == 0 or self.looks > 3, "read before it is complete"
         return super().tolist()
 
 
