@@ -13,8 +13,9 @@ from lightning.pytorch.callbacks import Callback
 from omegaconf import DictConfig
 from torch import Tensor, nn
 
-from capsule_lab.callbacks import NonFiniteError, NonFiniteGuard, RoutingStats, monitoring
-from capsule_lab.callbacks.monitoring import HostCopy, layer_statistics
+from capsule_lab.callbacks import NonFiniteError, NonFiniteGuard, RoutingStats, host_copy
+from capsule_lab.callbacks.host_copy import HostCopy
+from capsule_lab.callbacks.monitoring import layer_statistics
 from capsule_lab.config.build import build_data
 from capsule_lab.errors import InterruptError
 from capsule_lab.networks import AbstractCapsuleNetwork, BaselineCNN, CapsNet, EMCaps
@@ -241,7 +242,7 @@ class Late(HostCopy):
 
 
 def test_guard_goes_on_until_the_copy_is_complete(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(monitoring, "HostCopy", Late)
+    monkeypatch.setattr(host_copy, "HostCopy", Late)
     for every_n_steps in (5, 10):
         assert guarded(NonFiniteGuard(every_n_steps), first=7, steps=60) == 13
 
@@ -329,7 +330,7 @@ def test_points_are_the_same_when_their_copies_arrive_late_or_the_run_is_resumed
     trained: Trained, tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert [*points(trained.directory, "train/loss_step")] == [2, 5]
-    monkeypatch.setattr(monitoring, "HostCopy", Unfinished)
+    monkeypatch.setattr(host_copy, "HostCopy", Unfinished)
     with pytest.raises(InterruptError):
         run(tiny(*NO_PICTURES), tmp_path / "run", monkeypatch, SignalAt(5))
     train(tiny("train.resume=true", *NO_PICTURES), tmp_path / "run")

@@ -14,7 +14,7 @@ from omegaconf import DictConfig
 
 from capsule_lab.bench.gpu import synchronisations
 from capsule_lab.bench.gpu.synchronisations import MODELS, SynchronisationCounter, count_synchronisations, watch
-from capsule_lab.callbacks.monitoring import HostCopy
+from capsule_lab.callbacks.host_copy import HostCopy
 from capsule_lab.config import build
 from capsule_lab.train import train
 
