@@ -9,11 +9,6 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from capsule_lab.system import signals
-
-if signals.is_command():
-    signals.exit_at_once()  # before the imports of the command, which take seconds
-
 __version__ = "0.1.0"
 
 __all__ = [  # noqa: RUF022  # by module

@@ -82,7 +82,7 @@ def _attempt(config: DictConfig, began: float) -> dict[str, Any]:
     hydra = HydraConfig.get()
     asked, config.train.resume = config.train.resume, config.train.resume or was_requeued()
     name = "{model}-{data}".format_map(hydra.runtime.choices)
-    superseded = functools.partial(runs.standins.holds_superseded, config=config)
+    superseded = functools.partial(runs.standins.is_outdated, config=config)
     directory = runs.directories.choose_directory(config, name, superseded)
     if asked and hydra.mode == RunMode.RUN and not (directory / "config.yaml").exists():  # sweeps always resume
         log.warning("NOTHING TO RESUME for this configuration, in %s: starting anew", directory)

@@ -91,7 +91,7 @@ def test_result_is_written_beside_the_checkpoint(
     assert set(result) == {
         "val" if "split=val" in overrides else "test",
         "checkpoint", "provenance", "data", "couplings", "hardware", "precision", "command", "commit", "versions",
-        "python", "sha256",
+        "python",
     }  # fmt: skip
     assert result["checkpoint"] == str(a_copy / "checkpoints" / "best.ckpt")
     assert result["provenance"]["sha256"] == trained.result["provenance"]["sha256"]

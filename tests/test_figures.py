@@ -18,7 +18,7 @@ from capsule_lab.figures import draw
 from tests.helpers.commands import NO_PICTURES, TINY, TINY_CNN, Ended, Trained
 from tests.helpers.fakes import captions, row_names, texts
 from tests.helpers.messages import one_sentence
-from tests.helpers.wandb_reader import told
+from tests.helpers.wandb_reader import read_offline
 
 Cli = Callable[..., Ended]
 OF_ONE_DIGIT = ["curves", "layers", "reconstructions", "right_and_wrong", "perturbation", "perturbation_sheet"]
@@ -191,7 +191,7 @@ def test_command_draws_to_wandb_too(cli: Cli, a_copy: Path, monkeypatch: pytest.
     assert folder.name.endswith(a_copy.name)  # the run's own
     pictures = list((folder / "files" / "media" / "images").iterdir())
     assert len(pictures) == len(OF_ONE_DIGIT)
-    assert told(a_copy)["config"]["config"]["model"]["primary_types"] == 2
+    assert read_offline(a_copy)["config"]["config"]["model"]["primary_types"] == 2
 
 
 def test_command_draws_what_applies_to_another_network(cli: Cli, tmp_path: Path) -> None:

@@ -72,7 +72,6 @@ def test_damaged_results_are_listed_as_not_finished(cli: Cli, folders: dict[str,
     ended = cli("list", "contains='seed=3'")
     assert (ended.status, ended.err) == (0, "")
     assert ended.out.splitlines()[2].split()[1:3] == ["not", "finished"]
-    assert (folders["damaged"] / "metrics.json.damaged").is_file()
 
 
 def test_run_that_failed_is_listed_as_such(cli: Cli, folders: dict[str, Path]) -> None:

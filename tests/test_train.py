@@ -78,7 +78,6 @@ def test_configuration_of_a_run_is_resolved_and_complete(trained: Trained) -> No
 
 def test_metrics_json_has_what_is_needed_to_repeat_the_run(trained: Trained) -> None:
     found = json.loads((trained.directory / "metrics.json").read_text())
-    assert len(found.pop("sha256")) == 64
     assert found == trained.result
     assert set(found) == {
         "status", "name", "overrides", "test", "val", "weights_tested", "provenance", "parameters", "steps",

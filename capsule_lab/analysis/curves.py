@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import logging
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,8 @@ from matplotlib.lines import Line2D
 from matplotlib.textpath import TextPath
 
 from capsule_lab.analysis.plotting import label_log_axis
-from capsule_lab.system.files import set_aside
+
+log = logging.getLogger(__name__)
 
 COLOURS = (
     *("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000"),  # Okabe and Ito 2008
@@ -63,7 +65,7 @@ def legend_below(figure: Figure) -> None:
 def read_curves(metrics: Path, sha256: str | None = None) -> pd.DataFrame:
     """The content of a ``metrics.csv``; empty, with a column ``step``, if there is none.
 
-    A damaged file counts as missing, see ``set_aside``.
+    A damaged file counts as missing, which a warning says.
 
     Args:
         metrics: the ``metrics.csv`` of a run.
@@ -74,7 +76,7 @@ def read_curves(metrics: Path, sha256: str | None = None) -> pd.DataFrame:
     except (FileNotFoundError, NotADirectoryError):
         pass
     except ValueError as error:  # also of pandas and of the decoding
-        set_aside(metrics, " ".join(str(error).split()))
+        log.warning("%s is damaged (%s) and counts as missing", metrics, " ".join(str(error).split()))
     return pd.DataFrame({"step": []})
 
 

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import copy
 import inspect
-import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
@@ -26,33 +25,24 @@ from capsule_lab.networks import AbstractCapsuleNetwork
 from capsule_lab.routing import AbstractRouting, EMRouting, NormalisedEMRouting
 from capsule_lab.types import Capsules, RoutingTrace, Votes
 
-_SLOPE = (
-    0.025  # ours: a (1 - a), the slope of the logistic, a tenth of its largest; activations below 0.026, above 0.974
-)
+_SLOPE = 0.025  # ours: a (1 - a), the slope of the logistic, a tenth of its largest; below 0.026 and above 0.974
 _BYTES_OF_VOTES = 2**26  # ours: 64 MiB, of more votes a part is measured
+FAR_BELOW, FAR_ABOVE = 0.01, 100.0  # ours: variance floor over variance of the votes; docs/guides/not_learning.md
+FAR_BELOW_NORMALISED = 0.1  # ours: normalised evidence amplifies, cosine 0.50 at 1/13 with two iterations
 
 Network = TypeVar("Network", bound=nn.Module)
 
 
-# --- the gradient ----------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class GradientMeasurement:
-    """A gradient, and how much of it is left after a small change of the weights.
+    """The loss, the length of its gradient by all parameters, and how much of it a small change of the weights leaves.
 
-    Attributes:
-        loss: the loss.
-        norm: length of the gradient of all parameters.
-        cosine: between the gradient and that after a change, both of all parameters, the mean over changes; NaN if one
-            of them is 0.
-        norms: length of the gradient of each parameter.
+    ``cosine`` is that between the gradients before and after a change, the mean over changes; NaN if one of them is 0.
     """
 
     loss: float
     norm: float
     cosine: float
-    norms: dict[str, float]
 
 
 def measure_gradient(
@@ -75,47 +65,35 @@ def measure_gradient(
         relative_change: standard deviation of the change.
         changes: how many, all of the same weights; their cosines are averaged.
         seed: of the changes and of dropout.
-
-    Raises:
-        ValueError: if ``relative_change`` is not above 0, ``changes`` is not 1 or more, or no parameter is trained.
     """
     check_number("relative_change", relative_change, above=0)
     check_number("changes", changes, 1)
     twin = float32_copy(network)
-    parameters = {name: each for name, each in twin.named_parameters() if each.requires_grad}
+    parameters = [each for each in twin.parameters() if each.requires_grad]
     if not parameters:
         raise ValueError(f"{type(network).__name__} has no parameter that is trained; expected one with requires_grad")
-    value, gradient = _gradient(twin, loss, parameters, seed)
-    weights = {name: each.detach().clone() for name, each in parameters.items()}
+
+    def gradient() -> tuple[float, Tensor]:
+        with _reproducible(twin, seed), torch.enable_grad():
+            value = loss(twin)
+            found = torch.autograd.grad(value, parameters, allow_unused=True, materialize_grads=True)
+        return float(value.detach()), torch.cat([each.flatten() for each in found]).cpu().double()
+
+    value, before = gradient()
+    weights = [each.detach().clone() for each in parameters]
     generator = torch.Generator().manual_seed(seed)
     cosines = []
     for _ in range(changes):
-        for name, parameter in parameters.items():
-            noise = torch.randn(parameter.shape, generator=generator).to(parameter)
-            parameter.data = weights[name] * (1 + relative_change * noise)
-        cosines.append(_cosine(gradient, _gradient(twin, loss, parameters, seed)[1]))
-    norms = {name: float(each.norm()) for name, each in gradient.items()}
-    return GradientMeasurement(value, math.hypot(*norms.values()), sum(cosines) / changes, norms)
-
-
-def _cosine(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> float:
-    """Between all entries; NaN if one of them is 0."""
-    one, other = (torch.cat([each.flatten() for each in tensors.values()]).double() for tensors in (first, second))
-    return float(one @ other / (one.norm() * other.norm()))
-
-
-def _gradient(
-    network: Network, loss: Callable[[Network], Tensor], parameters: Mapping[str, Tensor], seed: int
-) -> tuple[float, dict[str, Tensor]]:
-    """The loss and its gradient, on the CPU, by parameter; nothing is written to ``grad``."""
-    with _reproducible(network, seed), torch.enable_grad():
-        value = loss(network)
-        gradients = torch.autograd.grad(value, [*parameters.values()], allow_unused=True, materialize_grads=True)
-    return float(value.detach()), {name: each.float().cpu() for name, each in zip(parameters, gradients, strict=True)}
+        for parameter, weight in zip(parameters, weights, strict=True):
+            noise = torch.randn(weight.shape, generator=generator).to(weight)
+            parameter.data = weight * (1 + relative_change * noise)
+        _, after = gradient()
+        cosines.append(float(before @ after / (before.norm() * after.norm())))
+    return GradientMeasurement(value, float(before.norm()), sum(cosines) / changes)
 
 
 def float32_copy(network: Network) -> Network:
-    """A network of its own with the same weights, half precision as float32."""
+    """A copy of a network with the same weights, half precision as float32."""
     twin = copy.deepcopy(network)
     return twin.float() if any(each.dtype in HALF for each in twin.parameters()) else twin
 
@@ -130,28 +108,6 @@ def _reproducible(network: nn.Module, seed: int) -> Iterator[None]:
         yield
 
 
-# --- capsules --------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class IterationMeasurement:
-    """The parents of a layer after one routing iteration.
-
-    Attributes:
-        pose_std: standard deviation of all components of their poses.
-        coupling_entropy: how evenly their children are shared, 1 is uniform, see ``metrics.CouplingEntropy``; in a
-            convolutional layer over the types of a position.
-        activation: mean of their activations; ``None`` for a routing that does not say.
-        activation_std: standard deviation of a parent's activation over images, and in a convolutional layer over
-            positions; mean over parents.
-    """
-
-    pose_std: float
-    coupling_entropy: float
-    activation: float | None = None
-    activation_std: float | None = None
-
-
 @dataclass(frozen=True)
 class LayerMeasurement:
     """The capsules of a layer, of a batch of images.
@@ -161,7 +117,8 @@ class LayerMeasurement:
         activation: mean of the activations.
         activation_std: standard deviation of a capsule's activation over images, mean over capsules.
         saturated: percent of the activations on which the logistic is nearly flat, below 0.026 or above 0.974.
-        iterations: after each routing iteration, of a routing that calls ``on_iteration``.
+        iterations: after each routing iteration, for a routing that calls ``on_iteration``: ``pose_std`` and
+            ``coupling_entropy``, 1 is uniform; if the routing reports them, ``activation`` and ``activation_std``.
         votes_variance: see ``votes_variance``; ``None`` for a layer without routing.
         min_variance: what the layer's routing adds to each variance; ``None`` if it adds nothing.
         normalised: whether the layer's routing normalises the evidence for a parent.
@@ -171,7 +128,7 @@ class LayerMeasurement:
     activation: float
     activation_std: float
     saturated: float
-    iterations: tuple[IterationMeasurement, ...] = ()
+    iterations: tuple[dict[str, float], ...] = ()
     votes_variance: float | None = None
     min_variance: float | None = None
     normalised: bool = False
@@ -185,64 +142,55 @@ def measure_layers(network: AbstractCapsuleNetwork, images: Tensor) -> dict[str,
         images: ``(batch, channel, height, width)``, more than one.
     """
     twin = float32_copy(network)
-    observers = {name: _LayerObserver(layer) for name, layer in twin.capsule_layers().items()}
-    full = torch.float32 if images.dtype in HALF else images.dtype
+    found: dict[str, LayerMeasurement] = {}
+    for name, layer in twin.capsule_layers().items():
+        _observe(name, layer, found)
     with torch.no_grad(), _reproducible(twin, seed=0):
-        twin.forward(images.to(full))
-    return {name: observer.measurement() for name, observer in observers.items() if observer.capsules is not None}
+        twin.forward(images.to(torch.float32 if images.dtype in HALF else images.dtype))
+    return {name: found[name] for name in twin.capsule_layers() if name in found}
 
 
-class _LayerObserver:
-    """Listens to a layer, of a network that nobody else uses."""
+def _observe(name: str, layer: nn.Module, found: dict[str, LayerMeasurement]) -> None:
+    """Let a layer, of a copy of a network, measure itself into ``found`` when it is called."""
+    iterations: list[dict[str, float]] = []
+    variances: dict[str, Any] = {}
+    routing = next((each for each in layer.modules() if isinstance(each, AbstractRouting)), None)
 
-    def __init__(self, layer: nn.Module) -> None:
-        self.capsules: Capsules | None = None
-        self.iterations: list[IterationMeasurement] = []
-        self.votes_variance: float | None = None
-        self.min_variance: float | None = None
-        self.routing = next((each for each in layer.modules() if isinstance(each, AbstractRouting)), None)
-        layer.register_forward_hook(self._keep_capsules)
-        if "on_iteration" in inspect.signature(layer.forward).parameters:
-            layer.register_forward_pre_hook(self._listen, with_kwargs=True)
-        if self.routing is not None:
-            self.routing.register_forward_pre_hook(self._keep_variances)
-
-    def _keep_capsules(self, layer: nn.Module, arguments: Any, output: Capsules) -> None:
-        self.capsules = output
-
-    def _listen(self, layer: nn.Module, arguments: Any, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        return arguments, {**options, "on_iteration": self._keep_iteration}
-
-    def _keep_iteration(self, trace: RoutingTrace) -> None:
-        entropy = CouplingEntropy().to(trace.couplings.device)
-        entropy.update(trace.couplings)
-        mean, std = (None, None) if trace.activations is None else mean_and_spread(trace.activations)
-        self.iterations.append(IterationMeasurement(float(trace.poses.std()), float(entropy.compute()), mean, std))
-
-    def _keep_variances(self, routing: AbstractRouting, arguments: Any) -> None:
-        votes, *others = arguments
-        self.votes_variance = votes_variance(votes, others[0] if others else None)
-        self.min_variance = min_variance(routing)
-
-    def measurement(self) -> LayerMeasurement:
-        assert self.capsules is not None, "the layer was not called"
-        activations = self.capsules.activations
-        mean, std = mean_and_spread(activations)
-        return LayerMeasurement(
-            pose_std=float(self.capsules.poses.std()),
-            activation=mean,
-            activation_std=std,
+    def measure(_: nn.Module, _arguments: Any, output: Capsules) -> None:
+        activations = output.activations
+        found[name] = LayerMeasurement(
+            pose_std=float(output.poses.std()),
+            **_mean_and_spread(activations),
             saturated=100 * float((activations * (1 - activations) < _SLOPE).float().mean()),
-            iterations=tuple(self.iterations),
-            votes_variance=self.votes_variance,
-            min_variance=self.min_variance,
-            normalised=normalises_evidence(self.routing),
+            iterations=tuple(iterations),
+            **variances,
+            normalised=any(isinstance(each, nn.BatchNorm1d) for each in routing.children()) if routing else False,
         )
 
+    def keep_iteration(trace: RoutingTrace) -> None:
+        entropy = CouplingEntropy().to(trace.couplings.device)
+        entropy.update(trace.couplings)
+        activation = {} if trace.activations is None else _mean_and_spread(trace.activations)
+        iterations.append(
+            {"pose_std": float(trace.poses.std()), "coupling_entropy": float(entropy.compute()), **activation}
+        )
 
-def mean_and_spread(activations: Float[Tensor, "batch capsule"]) -> tuple[float, float]:
-    """The mean, and the standard deviation of a capsule's activation over the batch, of which the mean is taken."""
-    return float(activations.mean()), float(activations.std(0).mean())
+    def keep_variances(_: nn.Module, arguments: Any) -> None:
+        votes, *others = arguments
+        variances["votes_variance"] = votes_variance(votes, others[0] if others else None)
+        variances["min_variance"] = min_variance(routing)  # before this call changes it
+
+    layer.register_forward_hook(measure)
+    if "on_iteration" in inspect.signature(layer.forward).parameters:
+        layer.register_forward_pre_hook(
+            lambda _, arguments, options: (arguments, {**options, "on_iteration": keep_iteration}), with_kwargs=True
+        )
+    if routing is not None:
+        routing.register_forward_pre_hook(keep_variances)
+
+
+def _mean_and_spread(activations: Float[Tensor, "batch capsule"]) -> dict[str, float]:
+    return {"activation": float(activations.mean()), "activation_std": float(activations.std(0).mean())}
 
 
 def votes_variance(
@@ -263,37 +211,59 @@ def votes_variance(
     0.6667
     """
     given = votes.poses if isinstance(votes, Votes) else votes
-    rows = torch.linspace(0, len(given) - 1, _rows_of_votes(votes)).long().to(given.device)
-    sample = dense_votes(given[rows], votes.weight) if isinstance(votes, Votes) else given[rows]
+
+    def dense(poses: Tensor) -> Tensor:
+        return dense_votes(poses, votes.weight) if isinstance(votes, Votes) else poses
+
+    most = max(1, _BYTES_OF_VOTES // (4 * dense(given[:1]).numel()))
+    rows = torch.linspace(0, len(given) - 1, min(most, len(given))).long().to(given.device)
+    sample = dense(given[rows])
     present = given.new_ones(sample.shape[:2]) if activations is None else activations[rows].to(sample.dtype)
     weights = present / present.sum(1, keepdim=True).clamp_min(torch.finfo(present.dtype).tiny)  # [b i]
     mean = torch.einsum("bi,bijd->bjd", weights, sample)
     return float(torch.einsum("bi,bijd->bjd", weights, (sample - mean.unsqueeze(1)).square()).median())
 
 
-def _rows_of_votes(votes: Tensor | Votes) -> int:
-    """As many rows of the batch as have 64 MiB of votes, one at least."""
-    if isinstance(votes, Votes):
-        (batch, _, child_dim), (children, inner, parents, columns) = votes.poses.shape, votes.weight.shape
-        numbers = children * parents * child_dim // inner * columns
-    else:
-        batch, numbers = len(votes), votes[0].numel()
-    return max(1, min(batch, _BYTES_OF_VOTES // (4 * numbers)))
-
-
 def min_variance(routing: AbstractRouting | None) -> float | None:
-    """What a routing adds to the variances of votes; ``None`` if it is none with such a floor."""
+    """What a routing adds to the variances of votes; ``None`` if it has no such floor."""
     if isinstance(routing, NormalisedEMRouting):
         return routing.min_variance * (float(routing.votes_variance) if routing.relative_floor else 1.0)
     return float(routing.options["min_variance"]) if isinstance(routing, EMRouting) else None
 
 
-def normalises_evidence(routing: AbstractRouting | None) -> bool:
-    """Whether a routing normalises the evidence for its parents over the batch, before the logistic."""
-    return routing is not None and any(isinstance(each, nn.BatchNorm1d) for each in routing.children())
+def floor_warnings(layers: Mapping[str, LayerMeasurement]) -> list[str]:
+    """A message for variance floors far below, and one for those far above, the variance of the votes.
 
+    Far below it, with two or more iterations, the E-step divides squared distances by variances that may be as small as
+    the floor, and each iteration multiplies the gradient by that. Far above it all variances are nearly the floor, so
+    that activations hardly depend on the votes, unless the evidence is normalised.
 
-# --- steps of the optimizer ------------------------------------------------------------------------------------------
+    Args:
+        layers: what was measured of each layer, by name.
+    """
+    below, above = [], []
+    for name, layer in layers.items():
+        if layer.votes_variance and layer.min_variance:
+            ratio = layer.min_variance / layer.votes_variance
+            text = f"{name} ({layer.min_variance:.2g} beside {layer.votes_variance:.2g})"
+            if ratio < (FAR_BELOW_NORMALISED if layer.normalised else FAR_BELOW) and len(layer.iterations) > 1:
+                below.append(text)
+            elif ratio > FAR_ABOVE and not layer.normalised:
+                above.append(text)
+    floor = "routing.min_variance, the variance floor, is far"
+    found = []
+    if below:
+        found.append(
+            f"{floor} below the variance of the votes: {', '.join(below)}; with two or more iterations the gradient is "
+            "then chaotic: raise it to about that variance, or make the initial transformations smaller "
+            "(model.conv_weight_std, model.class_weight_std)"
+        )
+    if above:
+        found.append(
+            f"{floor} above the variance of the votes: {', '.join(above)}; whether votes agree then hardly changes an "
+            "activation: lower it, or normalise the evidence with routing=em_normalised"
+        )
+    return found
 
 
 @torch.no_grad()
@@ -312,33 +282,11 @@ def relative_steps(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) ->
     }
 
 
-@dataclass(frozen=True)
-class Measurement:
-    """Everything that is measured at one training step.
-
-    Attributes:
-        step: how many steps the optimizer has made before.
-        gradient: see ``measure_gradient``.
-        layers: see ``measure_layers``; empty for a network without capsules.
-        relative_steps: of the optimizer's next step, see ``relative_steps``.
-    """
-
-    step: int
-    gradient: GradientMeasurement
-    layers: dict[str, LayerMeasurement] = field(default_factory=dict)
-    relative_steps: dict[str, float] = field(default_factory=dict)
-
-    def quantities(self) -> dict[str, float]:
-        """All numbers by name: ``<quantity>_<layer or parameter>``, of an iteration with ``_iteration_<number>``."""
-        found = {
-            "loss": self.gradient.loss, "gradient_norm": self.gradient.norm, "gradient_cosine": self.gradient.cosine
-        }  # fmt: skip
-        for name, layer in self.layers.items():
-            found |= _numbers(layer, name)
-            for number, iteration in enumerate(layer.iterations, start=1):
-                found |= _numbers(iteration, f"{name}_iteration_{number}")
-        return found | {f"relative_step_{name}": value for name, value in self.relative_steps.items()}
-
-
-def _numbers(measurement: LayerMeasurement | IterationMeasurement, name: str) -> dict[str, float]:
-    return {f"{key}_{name}": value for key, value in vars(measurement).items() if type(value) is float}
+def quantities(gradient: GradientMeasurement, layers: Mapping[str, LayerMeasurement]) -> dict[str, float]:
+    """All numbers by name: ``<quantity>_<layer>``, of an iteration with ``_iteration_<number>``."""
+    found = {"loss": gradient.loss, "gradient_norm": gradient.norm, "gradient_cosine": gradient.cosine}
+    for name, layer in layers.items():
+        found |= {f"{key}_{name}": value for key, value in vars(layer).items() if type(value) is float}
+        for number, iteration in enumerate(layer.iterations, start=1):
+            found |= {f"{key}_{name}_iteration_{number}": value for key, value in iteration.items()}
+    return found

@@ -32,9 +32,6 @@ class AveragedWeights(WeightAveraging):
             TensorFlow: else the initial weights are most of it in a short run. ``None`` is the mean of all weights
             since ``start``.
         start: when the average begins, such as ``"3/4 run"``; ``None`` is the first step.
-
-    Raises:
-        ValueError: for a ``decay`` that is not in [0, 1), or a ``start`` that is no duration.
     """
 
     def __init__(self, decay: float | None = 0.999, start: Duration | None = None) -> None:  # 0.999: torch's default
@@ -60,10 +57,8 @@ class AveragedWeights(WeightAveraging):
     def should_update(self, step_idx: int | None = None, epoch_idx: int | None = None) -> bool:
         return step_idx is not None and step_idx >= self.first_step
 
-    def on_train_batch_end(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
-        super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
+    def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *step: Any) -> None:
+        super().on_train_batch_end(trainer, pl_module, *step)
         self.has_average = self.has_average or self.should_update(trainer.global_step - 1)
 
     def on_validation_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import math
 import signal
 import time
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -16,28 +18,23 @@ from lightning.pytorch.callbacks import Callback, Checkpoint, ModelCheckpoint
 from omegaconf import DictConfig
 
 from capsule_lab.callbacks.csv_logger import MetricsTable
-from capsule_lab.callbacks.stop_signals import StopSignals
+from capsule_lab.config.compose import to_container
 from capsule_lab.errors import ConfigError, InterruptError, PauseError, check_number
 from capsule_lab.lit.lightning_internals import epoch_metrics, next_batch_follows, relocated_state
-from capsule_lab.runs.checkpoints import embed, not_readable, verify
+from capsule_lab.runs.checkpoints import FORMAT
 from capsule_lab.runs.directories import directory_of
 from capsule_lab.runs.files import writing
 from capsule_lab.runs.results import split_metrics
 from capsule_lab.system.environment import command_line
 from capsule_lab.system.files import atomically
+from capsule_lab.system.signals import StopRequest
 from capsule_lab.types import DataSpec
 
 log = logging.getLogger(__name__)
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
-    """Writes a checkpoint whole or not at all, and compares one with its checksums before it is loaded.
-
-    Lightning's own may leave a truncated file, and loads a damaged one.
-
-    Raises:
-        RunError: if a checkpoint cannot be written, or is damaged.
-    """
+    """Writes a checkpoint completely or not at all; Lightning's own may leave a truncated file."""
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None) -> None:
         with writing(Path(path)), atomically(Path(path)) as temporary:
@@ -45,15 +42,6 @@ class AtomicCheckpointIO(TorchCheckpointIO):
                 torch.save(checkpoint, temporary)
             except RuntimeError as error:  # of torch's writer, which does not say why
                 raise OSError("torch's writer failed, as on a full disk or beyond a limit of file sizes") from error
-
-    def load_checkpoint(self, path: Any, *arguments: Any, **options: Any) -> dict[str, Any]:
-        verify(Path(path))
-        try:
-            return super().load_checkpoint(path, *arguments, **options)
-        except (MemoryError, torch.OutOfMemoryError):
-            raise
-        except Exception as error:  # of pickle and of torch's reader
-            raise not_readable(Path(path), type(error).__name__) from error
 
 
 class EmbedConfig(Callback):
@@ -74,26 +62,26 @@ class EmbedConfig(Callback):
         self.val: dict[str, float] = {}
         self.val_step: int | None = None
         self.epoch_ends = False
-        self.started: float | None = None
-        self.cpu_started = 0.0
+        self.start_time: float | None = None
+        self.cpu_start_time = 0.0
         self.threads = torch.get_num_threads()
 
     @property
     def seconds(self) -> float:
         """Training time so far, over all interruptions."""
-        return self.seconds_before + (time.monotonic() - self.started if self.started else 0)
+        return self.seconds_before + (time.monotonic() - self.start_time if self.start_time else 0)
 
     @property
     def cpu_seconds(self) -> float:
         """The same of the processors, summed over threads; other work on the machine adds little to it."""
-        return self.cpu_seconds_before + (time.process_time() - self.cpu_started if self.started else 0)
+        return self.cpu_seconds_before + (time.process_time() - self.cpu_start_time if self.start_time else 0)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self.started, self.cpu_started = time.monotonic(), time.process_time()
+        self.start_time, self.cpu_start_time = time.monotonic(), time.process_time()
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self.seconds_before, self.cpu_seconds_before = self.seconds, self.cpu_seconds
-        self.started, self.epoch_ends = None, False
+        self.start_time, self.epoch_ends = None, False
 
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self.epoch_ends = False
@@ -103,29 +91,37 @@ class EmbedConfig(Callback):
 
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
         following = epoch_metrics(trainer) if self.epoch_ends else None
-        curves = "".join(table.content(following) for table in _tables(trainer))
-        checkpoint["capsule_lab"] = embed(
-            self.config, self.provenance, self.spec, self.seconds, self.cpu_seconds, self.val, self.val_step, curves
-        )
-        checkpoint["capsule_lab"]["precision"] = trainer.precision  # that auto has here
-        checkpoint["capsule_lab"]["threads"] = self.threads  # that training began on
+        checkpoint["capsule_lab"] = {
+            "format": FORMAT,
+            "version": version("capsule-lab"),
+            "config": to_container(self.config),
+            "provenance": self.provenance,
+            "spec": dataclasses.asdict(self.spec),
+            "seconds": self.seconds,
+            "cpu_seconds": self.cpu_seconds,
+            "val": self.val,
+            "val_step": self.val_step,
+            "curves": "".join(table.content(following) for table in _tables(trainer)),
+            "precision": trainer.precision,  # that auto has here
+            "threads": self.threads,  # that training began on
+        }
 
     def on_load_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
         if trainer.state.fn != "fit":
             return  # of a test, whose weights may be older than the end of training
         record = checkpoint["capsule_lab"]
-        self.seconds_before, self.steps_before = record["seconds"], checkpoint["global_step"]
-        self.cpu_seconds_before = record.get("cpu_seconds", 0.0)
-        self.val, self.val_step = record["val"], record.get("val_step")
-        own, self.threads = self.threads, record.get("threads", self.threads)
+        self.seconds_before, self.cpu_seconds_before = record["seconds"], record["cpu_seconds"]
+        self.steps_before = checkpoint["global_step"]
+        self.val, self.val_step = record["val"], record["val_step"]
+        own, self.threads = self.threads, record["threads"]
         if own != self.threads and trainer.strategy.root_device.type == "cpu":
             log.warning(
-                "training began on %s threads and goes on on %s, where sums are rounded otherwise: results differ in "
-                "their last bits; OMP_NUM_THREADS=%s continues as before", self.threads, own, self.threads,
+                "training began on %s threads and continues on %s, where sums are rounded differently: results differ "
+                "in their last bits; OMP_NUM_THREADS=%s continues as before", self.threads, own, self.threads,
             )  # fmt: skip
         for table in _tables(trainer):  # those of a run that continues in another directory begin there
             if directory_of(Path(str(trainer.ckpt_path))) == Path(trainer.default_root_dir).absolute():
-                table.restore(record.get("curves", ""))
+                table.restore(record["curves"])
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self.val, self.val_step = split_metrics(trainer.logged_metrics, "val"), trainer.global_step
@@ -160,26 +156,24 @@ class BestCheckpoint(ModelCheckpoint):
 class LastCheckpoint(Checkpoint):
     """Keeps ``checkpoints/last.ckpt``, and leaves it up to date when a signal stops the run, or its time is over.
 
-    A run that resumes from it continues exactly. A checkpoint is therefore saved between two optimizer steps with
-    nothing else between them, behind an epoch that is not the last, and at the end of the run: not where gradients
-    are accumulated, as they are not in a checkpoint, and neither between a step and its validation nor between the
-    last step and the end of the run, which a resumed run would leave out. A signal waits until then, and so does the
-    end of the time. The error is raised after a step or before the next epoch, not at the end of one, as Lightning
-    logs its metrics after that hook.
+    A run that resumes from it continues exactly. A checkpoint is therefore saved only where nothing is left out on
+    resuming: between two optimizer steps, after an epoch that is not the last, and at the end of the run; not while
+    gradients are accumulated, and neither between a step and its validation nor between the last step and the end of
+    the run. A signal and the end of the time wait until then. The error is raised after a step or before the next
+    epoch, as Lightning logs the metrics of an epoch only after the hook at its end.
 
     Args:
         every_minutes: how old the checkpoint may become.
 
     Raises:
-        ValueError: for a negative ``every_minutes``.
         InterruptError: while training, after a signal.
-        PauseError: while training or testing, at ``deadline``, see ``pause_at``; of a test nothing is kept.
+        PauseError: while training or testing, at ``deadline``, see ``pause_at``; nothing of a test is kept.
     """
 
     def __init__(self, every_minutes: float = 5.0) -> None:
         check_number("every_minutes", every_minutes, 0)
         self.every_minutes = every_minutes
-        self.signals = StopSignals()
+        self.signals = StopRequest()
         self.stopping = self.pausing = False
         self.saved_at = self.save_seconds = 0.0
         self.deadline = math.inf
@@ -187,18 +181,18 @@ class LastCheckpoint(Checkpoint):
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self.saved_at = time.monotonic()
         self.signals.install()
-        if self._is_over(trainer):  # what is saved is as it was
+        if _any_rank(trainer, self._time_is_over()):  # the checkpoint stays as it was
             raise PauseError
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         is_between = (batch_idx + 1) % trainer.accumulate_grad_batches == 0 and next_batch_follows(trainer)
-        in_turn = trainer.world_size == 1 or trainer.global_step % 10 == 0  # ours: processes ask each other seldom
+        in_turn = trainer.world_size == 1 or trainer.global_step % 10 == 0  # ours: processes communicate seldom
         if is_between and in_turn:
             if self._is_due(trainer, 60 * self.every_minutes):
                 self._save(trainer)
-            self._stop_if_noted(trainer)
+            self._stop_if_requested(trainer)
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         # from the last epoch's a run would not resume to its end: `on_train_end` saves
@@ -207,71 +201,52 @@ class LastCheckpoint(Checkpoint):
             self._save(trainer)
 
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._stop_if_noted(trainer)
+        self._stop_if_requested(trainer)
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._is_due(trainer, 0)
         self._save(trainer)
         self.signals.restore()
-        self._stop_if_noted(trainer)
+        self._stop_if_requested(trainer)
 
-    def on_test_batch_end(
-        self,
-        trainer: L.Trainer,
-        pl_module: L.LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int = 0,
-    ) -> None:
-        alone = trainer.world_size == 1  # several processes may have different numbers of batches
-        if alone and self._is_over(trainer):
+    def on_test_batch_end(self, trainer: L.Trainer, *_: Any) -> None:
+        if trainer.world_size == 1 and self._time_is_over():  # several may have different numbers of batches
             raise PauseError
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
         self.signals.restore()
 
     def _is_due(self, trainer: L.Trainer, seconds: float) -> bool:
-        """Whether the run has to end, which is noted, or the last checkpoint is older; the same in all processes.
+        """Whether the run has to end, or the last checkpoint is older; the same in all processes.
 
-        Mostly none of it is so, and processes, which wait for each other in every question, ask but once.
+        Mostly neither is so, and processes, which wait for each other in every reduction, then need one only.
         """
         requested, over = self.signals.received is not None, self._time_is_over()
-        is_due = _of_any_process(trainer, requested or over or time.monotonic() - self.saved_at > seconds)
-        self.stopping = is_due and _of_any_process(trainer, requested)
-        self.pausing = is_due and _of_any_process(trainer, over)
+        is_due = _any_rank(trainer, requested or over or time.monotonic() - self.saved_at > seconds)
+        self.stopping = is_due and _any_rank(trainer, requested)
+        self.pausing = is_due and _any_rank(trainer, over)
         return is_due
-
-    def _is_over(self, trainer: L.Trainer) -> bool:
-        """Whether the time is over; the same in all processes.
-
-        Of a sweep with a budget, only the first process of a run knows the deadline.
-        """
-        return _of_any_process(trainer, self._time_is_over())
 
     def _time_is_over(self) -> bool:
         """Whether there is only time for a save, as far as this process knows."""
         return self.deadline < math.inf and time.monotonic() + self.save_seconds >= self.deadline
 
-    def _stop_if_noted(self, trainer: L.Trainer) -> None:
+    def _stop_if_requested(self, trainer: L.Trainer) -> None:
         if self.stopping:
-            signum = self.signals.received or signal.SIGTERM  # another process may have got it
+            signum = self.signals.received or signal.SIGTERM  # another process may have received it
             raise InterruptError(
                 f"stopped by {signal.Signals(signum).name} at step {trainer.global_step}, saved in "
-                f"{self._path(trainer)}; to continue exactly: {command_line('train.resume=true')}",
+                f"{_path(trainer)}; to continue exactly: {command_line('train.resume=true')}",
                 signum,
             )
         if self.pausing:
             raise PauseError
 
     def _save(self, trainer: L.Trainer) -> None:
-        began = time.monotonic()
-        trainer.save_checkpoint(self._path(trainer))
+        start_time = time.monotonic()
+        trainer.save_checkpoint(_path(trainer))
         self.saved_at = time.monotonic()
-        self.save_seconds = self.saved_at - began
-
-    def _path(self, trainer: L.Trainer) -> Path:
-        return Path(trainer.default_root_dir) / "checkpoints" / "last.ckpt"
+        self.save_seconds = self.saved_at - start_time
 
 
 def pause_at(trainer: L.Trainer, deadline: float) -> None:
@@ -295,6 +270,10 @@ def pause_at(trainer: L.Trainer, deadline: float) -> None:
         saver.deadline = deadline
 
 
-def _of_any_process(trainer: L.Trainer, value: bool) -> bool:
+def _path(trainer: L.Trainer) -> Path:
+    return Path(trainer.default_root_dir) / "checkpoints" / "last.ckpt"
+
+
+def _any_rank(trainer: L.Trainer, value: bool) -> bool:
     """Whether ``value`` is true in one of the processes of the run."""
     return value if trainer.world_size == 1 else trainer.strategy.reduce_boolean_decision(value, all=False)

@@ -55,11 +55,11 @@ class MetricsTable(Logger):
     @rank_zero_only
     def save(self) -> None:
         """Write the file, unless that would take more than a hundredth of the time."""
-        began = time.monotonic()
-        if self.changed and began >= self.save_from:
+        start_time = time.monotonic()
+        if self.changed and start_time >= self.save_from:
             write_text(self.file, _as_text(self.rows))
             self.changed = False
-            self.save_from = began + 100 * (time.monotonic() - began)
+            self.save_from = start_time + 100 * (time.monotonic() - start_time)
 
     @rank_zero_only
     def finalize(self, status: str) -> None:

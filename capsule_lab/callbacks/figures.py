@@ -39,16 +39,10 @@ class Reconstructions(Callback):
         self.images = images
 
     def on_validation_batch_end(
-        self,
-        trainer: L.Trainer,
-        pl_module: L.LightningModule,
-        outputs: Any,
-        batch: Batch,
-        batch_idx: int,
-        dataloader_idx: int = 0,
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Batch, number: int, loader: int = 0
     ) -> None:
         network = pl_module.network
-        if batch_idx or dataloader_idx or trainer.sanity_checking or not trainer.is_global_zero:
+        if number or loader or trainer.sanity_checking or not trainer.is_global_zero:
             return
         names = cast(Any, trainer).datamodule.spec.classes  # set by fit, the class does not declare it
         if reconstructs(network):
@@ -84,16 +78,10 @@ class DrawnPairs(Callback):
         self.images = images
 
     def on_validation_batch_end(
-        self,
-        trainer: L.Trainer,
-        pl_module: L.LightningModule,
-        outputs: Any,
-        batch: Batch,
-        batch_idx: int,
-        dataloader_idx: int = 0,
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Batch, number: int, loader: int = 0
     ) -> None:
         drawn = getattr(outputs["output"], "images", None)
-        if batch_idx or dataloader_idx or trainer.sanity_checking or not trainer.is_global_zero:
+        if number or loader or trainer.sanity_checking or not trainer.is_global_zero:
             return
         if drawn is None or batch.targets is None:  # of other networks
             return
@@ -114,11 +102,9 @@ class ConfusionMatrix(Callback):
 
     def _update(self, pl_module: L.LightningModule, outputs: Any, batch: Batch) -> None:
         ranking = getattr(outputs["output"], "ranking", None)
-        if batch.labels.ndim > 1 or ranking is None:
-            return
-        if self.matrix is None:
-            self.matrix = MulticlassConfusionMatrix(ranking.shape[1], validate_args=False)
-        self.matrix.to(pl_module.device).update(ranking, batch.labels)
+        if batch.labels.ndim == 1 and ranking is not None:
+            self.matrix = self.matrix or MulticlassConfusionMatrix(ranking.shape[1], validate_args=False)
+            self.matrix.to(pl_module.device).update(ranking, batch.labels)
 
     def _draw(self, trainer: L.Trainer, split: str) -> None:
         if self.matrix is None:
@@ -133,20 +119,12 @@ class ConfusionMatrix(Callback):
         self.matrix.reset()
 
     def on_validation_batch_end(
-        self,
-        trainer: L.Trainer,
-        pl_module: L.LightningModule,
-        outputs: Any,
-        batch: Batch,
-        batch_idx: int,
-        dataloader_idx: int = 0,
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Batch, number: int, loader: int = 0
     ) -> None:
-        if not dataloader_idx:
+        if not loader:
             self._update(pl_module, outputs, batch)
 
-    def on_test_batch_end(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Batch, *_: Any
-    ) -> None:
+    def on_test_batch_end(self, _: Any, pl_module: L.LightningModule, outputs: Any, batch: Batch, *more: Any) -> None:
         self._update(pl_module, outputs, batch)
 
     def on_validation_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -157,13 +135,7 @@ class ConfusionMatrix(Callback):
 
 
 def show_figure(trainer: L.Trainer, name: str, figure: Figure) -> None:
-    """Write ``figure`` to ``figures/<name>.png`` of the run and to every logger that shows pictures.
-
-    Args:
-        trainer: of the run.
-        name: ``<split>/<what>``.
-        figure: gets a heading with run, split and data.
-    """
+    """``keep_figure`` while training, with a heading of run, split and data; ``name`` is ``<split>/<what>``."""
     run, data = Path(trainer.default_root_dir).name, short_name(cast(Any, trainer).datamodule.provenance)
     if name.startswith("val/"):
         heading = f"{run}: validation images of {data}, drawn while training, at step {trainer.global_step}"
@@ -179,7 +151,7 @@ def logged_step(trainer: L.Trainer) -> int:
 
 
 def keep_figure(run: Path, loggers: Iterable[Any], name: str, figure: Figure, step: int) -> Path:
-    """``show_figure`` outside of training; returns where the picture lies."""
+    """Write a figure to ``figures/`` of a run and to every logger that shows pictures; returns the file."""
     path = run / "figures" / f"{name.replace('/', '_')}.png"
     save_figure(figure, path)
     for logger in loggers:

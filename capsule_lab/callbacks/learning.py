@@ -6,56 +6,46 @@ import csv
 import io
 import logging
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
 import lightning as L
 import torch
 from lightning.pytorch.callbacks import Callback
-from pydantic import TypeAdapter
 from torch import Tensor
 from torch.optim import Optimizer
 
-from capsule_lab.analysis.diagnosis import diagnosis, floor_warnings, learning_figure
 from capsule_lab.analysis.learning import (
-    Measurement,
+    floor_warnings,
     measure_gradient,
     measure_layers,
     min_variance,
+    quantities,
     relative_steps,
 )
-from capsule_lab.analysis.plotting import add_heading
-from capsule_lab.callbacks.figures import keep_figure, logged_step
+from capsule_lab.callbacks.figures import logged_step
 from capsule_lab.errors import check_number
 from capsule_lab.functional import HALF
 from capsule_lab.networks import AbstractCapsuleNetwork, AbstractNetwork
 from capsule_lab.routing import AbstractRouting
 from capsule_lab.runs.files import write_text
-from capsule_lab.runs.results import short_name
 from capsule_lab.types import Batch
 
 log = logging.getLogger(__name__)
 
-_MEASUREMENTS = TypeAdapter(list[Measurement])
-
 
 class LearningDiagnostics(Callback):
-    """Measures the gradient, the capsules and the steps of the optimizer; at the end, says what is wrong.
+    """Measures the gradient, the capsules and the steps of the optimizer, see ``capsule_lab.analysis.learning``.
 
-    At the first step and every ``every_n_steps`` after it, on the first images of that step's batch: see
-    ``capsule_lab.analysis.learning``. Each measurement is logged as ``learning/<quantity>`` and added to
-    ``learning.csv`` and ``learning.json`` of the run; ``figures/learning.png`` and the verdict come at the end.
-    Training is the same without it: all is measured in float32, on a copy of the network. In a run of several processes
-    each measures its part of the batch, and the first writes.
+    At the first step and every ``every_n_steps`` after it, on the first images of that step's batch. Each measurement
+    is logged as ``learning/<quantity>`` and added to ``learning.csv`` of the run. Training is the same without it: all
+    is measured in float32, on a copy of the network. In a run of several processes each measures its part of the batch,
+    and the first writes.
 
     Args:
         every_n_steps: of the optimizer, from one measurement to the next.
         images: of the batch, at most; fewer cost less.
         relative_change, changes: see ``measure_gradient``.
-
-    Raises:
-        ValueError: for a number out of range.
     """
 
     def __init__(
@@ -73,80 +63,68 @@ class LearningDiagnostics(Callback):
         self.images = images
         self.relative_change = relative_change
         self.changes = changes
-        self.measurements: list[Measurement] = []
-        self.current: Measurement | None = None
+        self.rows: list[dict[str, float]] = []
+        self.step: int | None = None  # under way, when it is measured
+        self.found: dict[str, float] = {}  # before it
         self.before: dict[str, Tensor] = {}
 
     def on_train_batch_start(self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Batch, _: int) -> None:
-        step = trainer.global_step
-        if step % self.every_n_steps or self.current is not None:  # the next batch of the same step
+        if trainer.global_step % self.every_n_steps or self.step is not None:  # the next batch of the same step
             return
         batch = first_images(batch, self.images)
         network, loss = network_of(pl_module), loss_on(pl_module, batch)
         gradient = measure_gradient(network, loss, relative_change=self.relative_change, changes=self.changes)
         layers = measure_layers(network, batch.images) if isinstance(network, AbstractCapsuleNetwork) else {}
-        self.current = Measurement(step, gradient, layers)
+        self.step, self.found = trainer.global_step, quantities(gradient, layers)
 
     def on_before_optimizer_step(self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: Optimizer) -> None:
-        if self.current is not None and trainer.is_global_zero:
+        if self.step is not None and trainer.is_global_zero:
             self.before = {name: each.detach().clone() for name, each in network_of(pl_module).named_parameters()}
 
-    def on_train_batch_end(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Batch, batch_idx: int
-    ) -> None:
-        if self.current is None or trainer.global_step == self.current.step:
+    def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *_: Any) -> None:
+        if self.step is None or trainer.global_step == self.step:
             return
         if trainer.is_global_zero:
             after = {name: each.detach() for name, each in network_of(pl_module).named_parameters()}
-            measurement = replace(self.current, relative_steps=relative_steps(self.before, after))
-            self.measurements.append(measurement)
+            steps = relative_steps(self.before, after)
+            found = {**self.found, **{f"relative_step_{name}": value for name, value in steps.items()}}
+            self.rows.append({"step": self.step, **found})
             self._write(Path(trainer.default_root_dir))
-            named = {f"learning/{name}": value for name, value in measurement.quantities().items()}
             for logger in trainer.loggers:
-                logger.log_metrics(named, logged_step(trainer))
-        self.current, self.before = None, {}
+                logger.log_metrics({f"learning/{name}": value for name, value in found.items()}, logged_step(trainer))
+        self.step, self.before = None, {}
 
     def _write(self, run: Path) -> None:
-        rows = [{"step": each.step, **each.quantities()} for each in self.measurements]
-        columns = {name: None for row in rows for name in row}  # in order
+        columns = {name: None for row in self.rows for name in row}  # in order
         text = io.StringIO(newline="")
         writer = csv.DictWriter(text, [*columns], lineterminator="\n")
         writer.writeheader()
-        writer.writerows(rows)
+        writer.writerows(self.rows)
         write_text(run / "learning.csv", text.getvalue())
-        content = {"measurements": self.measurements, "diagnosis": diagnosis(self.measurements)}
-        write_text(run / "learning.json", TypeAdapter(dict).dump_json(content, indent=2).decode() + "\n")
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        if not self.measurements or not trainer.is_global_zero:
-            return
-        run, data = Path(trainer.default_root_dir), short_name(cast(Any, trainer).datamodule.provenance)
-        figure = learning_figure(self.measurements)
-        add_heading(figure, f"{run.name}: learning on {data}, {self.images} images of a batch at each measurement")
-        keep_figure(run, trainer.loggers, "learning", figure, logged_step(trainer))
-        log.info("diagnosis of %d measurements, see learning.csv and figures/learning.png:", len(self.measurements))
-        for sentence in diagnosis(self.measurements):
-            log.info("- %s", sentence)
+        if self.rows and trainer.is_global_zero:
+            log.info(
+                "%d measurements are in %s; docs/guides/not_learning.md says what they mean",
+                *(len(self.rows), Path(trainer.default_root_dir) / "learning.csv"),
+            )
 
     def state_dict(self) -> dict[str, Any]:
-        return {"measurements": _MEASUREMENTS.dump_python(self.measurements)}
+        return {"rows": self.rows}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.measurements = _MEASUREMENTS.validate_python(state_dict["measurements"])
+        self.rows = state_dict["rows"]
 
 
 class VarianceFloor(Callback):
     """Warns once, before the first step, of layers whose variance floor is far from the variance of their votes.
 
     Far below, EM routing's gradient is chaotic; far above, activations hardly depend on votes: see
-    ``capsule_lab.analysis.diagnosis.floor_warnings``. One pass of a few images through a copy of the network, if it has
+    ``capsule_lab.analysis.learning.floor_warnings``. One pass of a few images through a copy of the network, if it has
     such a floor; training is the same without it.
 
     Args:
         images: how many, of the first batch.
-
-    Raises:
-        ValueError: for fewer than 2.
     """
 
     def __init__(self, images: int = 8) -> None:  # ours: a tenth of a second, and the median is over all capsules

@@ -37,15 +37,10 @@ def run_tags(config: DictConfig, provenance: dict[str, Any]) -> dict[str, str]:
 
 
 def with_names(config: DictConfig, directory: Path, overrides: Iterable[str]) -> DictConfig:
-    """The configuration, in which every logger that gives its run a name of its own has one.
+    """A copy of the configuration in which every logger without a ``name`` gets one.
 
-    It is model and data, as in the name of the directory, and what else differs from the defaults, options of groups
-    first; the seed is a tag.
-
-    Args:
-        config: the whole configuration.
-        directory: of the run.
-        overrides: what ``config`` differs in from the defaults.
+    It is model and data, as in the name of the directory, then ``overrides``, options of groups first; the seed is a
+    tag.
     """
     named = config.copy()
     changes = [each for each in overrides if not each.startswith(("model=", "data=", "seed=", "logger", "callbacks"))]
@@ -74,12 +69,7 @@ def log_run_facts(loggers: Iterable[Any], config: DictConfig, provenance: dict[s
 
 
 def close_loggers(loggers: Iterable[Any], *, failed: bool) -> None:
-    """End the run of every logger; W&B would log the next run of the same process into the same one.
-
-    Args:
-        loggers: of the trainer.
-        failed: whether the run ended with an error, which W&B and MLflow show.
-    """
+    """End the run of every logger, as failed or not; W&B would log the next run of the process into the same one."""
     for logger in loggers:
         logger.finalize("failed" if failed else "success")
     if "wandb" in sys.modules:
@@ -114,9 +104,6 @@ class MLflow(MLFlowLogger):
         experiment: the MLflow experiment, which lists runs together.
         group: the table that the run belongs to, a tag.
         job_type: the row of that table, a tag.
-
-    Raises:
-        ValueError: if mlflow is not installed, or no server answers.
     """
 
     def __init__(

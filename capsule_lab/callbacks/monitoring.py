@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-from collections import deque
 from typing import Any, cast
 
 import lightning as L
@@ -15,7 +14,7 @@ from torch.optim import Optimizer
 from torchmetrics import Metric
 
 from capsule_lab.callbacks.figures import logged_step
-from capsule_lab.callbacks.host_copy import HostCopy
+from capsule_lab.callbacks.host_copy import HostCopies
 from capsule_lab.errors import CapsuleLabError, check_number
 from capsule_lab.lit import AbstractModule
 from capsule_lab.metrics import ActivationStatistics, CouplingEntropy, DeadCapsuleRate
@@ -34,9 +33,8 @@ class NonFiniteError(CapsuleLabError, ArithmeticError):
 class NonFiniteGuard(Callback):
     """Stops training when a term of the loss is not finite, naming the term and the step.
 
-    The terms are copied to the host and looked at once they are there, so that nothing waits for an accelerator: a run
-    goes on for some steps more than until the one that is named. Every step before a checkpoint is checked before it is
-    written.
+    Terms are copied to the host and checked once they are there, so that nothing waits for an accelerator: a run goes
+    on for some steps after the one that is named. Every step before a checkpoint is checked before that is written.
 
     Args:
         every_n_steps: how often terms are copied; ``None`` is every step on a CPU and every 50 steps elsewhere.
@@ -46,49 +44,41 @@ class NonFiniteGuard(Callback):
         check_number("every_n_steps", 1 if every_n_steps is None else every_n_steps, 1)
         self.every_n_steps = every_n_steps
         self.pending: list[tuple[int, dict[str, Tensor]]] = []
-        self.copied: deque[tuple[list[tuple[int, str]], HostCopy]] = deque()
+        self.copies = HostCopies()
 
-    def on_train_batch_end(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Batch, batch_idx: int
-    ) -> None:
+    def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, *_: Any) -> None:
         self.pending.append((trainer.global_step, {name: value.detach() for name, value in outputs.items()}))
         every = self.every_n_steps or (1 if pl_module.device.type == "cpu" else 50)  # ours: as often as Lightning logs
         if len(self.pending) >= every:
             self._copy()
-        while self.copied and self.copied[0][1].is_complete():
-            self._check_oldest()
+        self._check(wait=False)
 
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
-        self._check_all()
+        self._copy()
+        self._check(wait=True)
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._check_all()
+        self._copy()
+        self._check(wait=True)
 
     def _copy(self) -> None:
-        pending, self.pending = self.pending, []
-        names = [(step, name) for step, terms in pending for name in terms]
-        values = torch.stack([value for _, terms in pending for value in terms.values()])
-        self.copied.append((names, HostCopy(values)))
+        names = [(step, name) for step, terms in self.pending for name in terms]
+        if names:
+            self.copies.add(names, torch.stack([value for _, terms in self.pending for value in terms.values()]))
+        self.pending = []
 
-    def _check_all(self) -> None:
-        if self.pending:
-            self._copy()
-        while self.copied:
-            self._check_oldest()
-
-    def _check_oldest(self) -> None:
-        names, copy = self.copied.popleft()
-        wrong = [(*at, value) for at, value in zip(names, copy.tolist(), strict=True) if not math.isfinite(value)]
-        if not wrong:
-            return
-        self.pending, self.copied = [], deque()
-        of_step = [(name, value) for step, name, value in wrong if step == wrong[0][0]]
-        name, value = next((each for each in of_step if each[0] != "loss"), of_step[0])  # their sum says less
-        raise NonFiniteError(
-            f"the {name} term of the loss is {value} at step {wrong[0][0]}; try a smaller learning rate "
-            "(schedule.learning_rate.…) or trainer.precision=32-true; no checkpoint was written since, and "
-            "checkpoints/best.ckpt has the best weights before it, if there was a validation"
-        )
+    def _check(self, *, wait: bool) -> None:
+        for names, values in self.copies.read(wait=wait):
+            wrong = [(*at, value) for at, value in zip(names, values, strict=True) if not math.isfinite(value)]
+            if wrong:
+                self.pending, self.copies = [], HostCopies()
+                of_step = [(name, value) for step, name, value in wrong if step == wrong[0][0]]
+                name, value = next((each for each in of_step if each[0] != "loss"), of_step[0])  # their sum says less
+                raise NonFiniteError(
+                    f"the {name} term of the loss is {value} at step {wrong[0][0]}; try a smaller learning rate "
+                    "(schedule.learning_rate.…) or trainer.precision=32-true; no checkpoint was written since, and "
+                    "checkpoints/best.ckpt has the best weights before it, if there was a validation"
+                )
 
 
 class StepMetrics(Callback):
@@ -104,7 +94,7 @@ class StepMetrics(Callback):
     def __init__(self) -> None:
         self.norm: Tensor | None = None
         self.before: list[float] = []  # the sums of the epoch at the last point
-        self.copied: deque[tuple[int, dict[str, float], HostCopy]] = deque()
+        self.copies = HostCopies()
 
     def on_before_optimizer_step(self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: Optimizer) -> None:
         every = cast(Any, trainer).log_every_n_steps  # set by the Trainer, which its class does not declare
@@ -112,52 +102,44 @@ class StepMetrics(Callback):
             gradients = [each.grad for each in pl_module.parameters() if each.grad is not None]
             self.norm = nn.utils.get_total_norm(gradients)
 
-    def on_train_batch_end(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Batch, batch_idx: int
-    ) -> None:
+    def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *_: Any) -> None:
         if self.norm is not None:
             module = cast(AbstractModule, pl_module)
             schedules = {f"schedule/{name}": value for name, value in module.schedule_values().items()}
             known = {"epoch": float(trainer.current_epoch), **schedules}
             values = torch.cat([self.norm.float().reshape(1), module.metrics.sums("train")])
-            self.copied.append((logged_step(trainer), known, HostCopy(values)))
+            self.copies.add((logged_step(trainer), known), values)
             self.norm = None
-        while self.copied and self.copied[0][-1].is_complete():
-            self._log_oldest(trainer)
+        self._log(trainer, wait=False)
 
-    def _log_oldest(self, trainer: L.Trainer) -> None:
-        step, known, copy = self.copied.popleft()
-        norm, *sums = copy.tolist()
-        loss, images, *errors = self._since_last_point(sums)
-        self.before = sums
-        found = {**known, "train/gradient_norm": norm, "train/loss_step": loss / images}
-        if errors:
-            found["train/error_step"] = 100 * errors[0] / errors[1]
-        for logger in trainer.loggers:
-            logger.log_metrics(found, step)
+    def _log(self, trainer: L.Trainer, *, wait: bool) -> None:
+        for (step, known), (norm, *sums) in self.copies.read(wait=wait):
+            loss, images, *errors = self._since_last_point(sums)
+            self.before = sums
+            found = {**known, "train/gradient_norm": norm, "train/loss_step": loss / images}
+            if errors:
+                found["train/error_step"] = 100 * errors[0] / errors[1]
+            for logger in trainer.loggers:
+                logger.log_metrics(found, step)
 
     def _since_last_point(self, sums: list[float]) -> list[float]:
         return [now - before for now, before in zip(sums, self.before or [0.0] * len(sums), strict=True)]
 
-    def _log_all(self, trainer: L.Trainer) -> None:
-        while self.copied:
-            self._log_oldest(trainer)
-
     def on_validation_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._log_all(trainer)
+        self._log(trainer, wait=True)
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._log_all(trainer)
+        self._log(trainer, wait=True)
         if trainer.is_global_zero:  # the sums begin anew: what is in no point yet counts for the next
-            rest = self._since_last_point(HostCopy(cast(AbstractModule, pl_module).metrics.sums("train")).tolist())
+            rest = self._since_last_point(cast(AbstractModule, pl_module).metrics.sums("train").tolist())
             self.before = [-each for each in rest]
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._log_all(trainer)
+        self._log(trainer, wait=True)
 
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
-        self._log_all(trainer)  # before the curves are put into the checkpoint, see EmbedConfig
-        checkpoint["callbacks"][self.state_key] = {"before": self.before}  # state_dict was asked for earlier
+        self._log(trainer, wait=True)  # before the curves are put into the checkpoint, see EmbedConfig
+        checkpoint["callbacks"][self.state_key] = {"before": self.before}  # state_dict was called earlier
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.before = state_dict["before"]
@@ -176,36 +158,29 @@ class RoutingStats(Callback):
     """
 
     def __init__(self, images: int = 64) -> None:  # ours: enough for a mean, few beside a validation set
-        if images < 1:
-            raise ValueError(f"RoutingStats.images is {images}; expected 1 or more")
+        check_number("images", images, 1)
         self.images = images
         self.dead = DeadCapsuleRate()
-        self.told = False
+        self.warned = False
         self.statistics: dict[str, Tensor] = {}
 
     def on_validation_batch_end(
-        self,
-        trainer: L.Trainer,
-        pl_module: L.LightningModule,
-        outputs: Any,
-        batch: Batch,
-        batch_idx: int,
-        dataloader_idx: int = 0,
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Batch, number: int, loader: int = 0
     ) -> None:
-        if dataloader_idx:
+        if loader:
             return
         capsules = getattr(outputs["output"], "capsules", None)  # a network on pairs of images has no classes
         if capsules is not None:
             self.dead.to(pl_module.device).update(capsules.activations)
-        if batch_idx == 0 and isinstance(pl_module.network, AbstractCapsuleNetwork):
+        if number == 0 and isinstance(pl_module.network, AbstractCapsuleNetwork):
             images = batch.images[: max(self.images // trainer.world_size, 1)]  # each process has a share
             self.statistics = layer_statistics(pl_module.network, images)
-            if COUPLING_ENTROPY not in self.statistics and trainer.is_global_zero and not self.told:
+            if COUPLING_ENTROPY not in self.statistics and trainer.is_global_zero and not self.warned:
                 log.warning(
                     "val/%s is not logged: the routing of the class capsules does not call on_iteration",
                     COUPLING_ENTROPY,
                 )
-                self.told = True
+                self.warned = True
 
     def on_validation_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if self.dead.update_called:

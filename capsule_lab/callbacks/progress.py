@@ -20,34 +20,31 @@ from capsule_lab.lit import AbstractModule
 
 log = logging.getLogger(__name__)
 
-
 _WARM_UP = 2  # ours: steps in which kernels are compiled, and memory and the optimizer's state are allocated
+_SOON, _LONG = 10, 60  # seconds, ours
+_NARROW = 60  # columns, ours: what epoch, steps, metrics and remaining time take
 
 
 class _TimeLeft:
     """Remaining time of the whole run, from the speed after the first steps, or what a ``Timer`` leaves."""
 
     def start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        assert isinstance(pl_module, AbstractModule)
-        self.first, self.total = trainer.global_step, pl_module.total_steps
-        self.began = time.monotonic()
+        self.first, self.total = trainer.global_step, cast(AbstractModule, pl_module).total_steps
+        self.start_time = time.monotonic()
         self.warm: tuple[int, float] | None = None  # step and time
 
-    def count(self, trainer: L.Trainer) -> None:
-        """To be called after each step."""
+    def count(self, trainer: L.Trainer) -> float:
+        """To be called after each step; returns the seconds on which the estimate rests."""
         if self.warm is None and trainer.global_step >= self.first + _WARM_UP:
             self.warm = trainer.global_step, time.monotonic()
-
-    def measured(self) -> float:
-        """Seconds on which the estimate rests."""
         return 0.0 if self.warm is None else time.monotonic() - self.warm[1]
 
     def seconds(self, trainer: L.Trainer) -> float | None:
         """Of the steps that are left; ``None`` while that is not known."""
         if self.warm is None or trainer.global_step == self.warm[0]:
             return None
-        step, began = self.warm
-        seconds = (time.monotonic() - began) / (trainer.global_step - step) * (self.total - trainer.global_step)
+        step, since = self.warm
+        seconds = (time.monotonic() - since) / (trainer.global_step - step) * (self.total - trainer.global_step)
         callbacks = cast(Any, trainer).callbacks  # the Trainer's own attribute, which its class does not declare
         limits = [callback.time_remaining() for callback in callbacks if isinstance(callback, Timer)]
         return max(min([seconds, *(limit for limit in limits if limit is not None)]), 0)
@@ -58,13 +55,10 @@ class _TimeLeft:
         return "" if seconds is None else f"left {timedelta(seconds=round(seconds))}"
 
 
-_SOON, _LONG = 10, 60  # seconds, ours
-
-
 class ProgressLines(Callback):
     """Logs one line per epoch with its metrics and the remaining time; epochs are counted from 1.
 
-    Of a run that takes longer than a minute, a line says once how long, after some seconds of steps.
+    For a run that takes longer than a minute, a line says once how long, after some seconds of steps.
 
     Args:
         seconds: within an epoch that takes longer, a line at this interval, the first one early.
@@ -74,28 +68,25 @@ class ProgressLines(Callback):
         self.seconds = seconds
         self.left = _TimeLeft()
         self.last = 0.0
-        self.due = min(_SOON, seconds)
+        self.interval = min(_SOON, seconds)
         self.announced = False
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self.left.start(trainer, pl_module)
         self.last = time.monotonic()
 
-    def on_train_batch_end(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
-        self._announce(trainer)
-        if time.monotonic() - self.last > self.due:
-            self.due = self.seconds
+    def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, *_: Any) -> None:
+        measured = self.left.count(trainer)
+        if not self.announced and measured >= _SOON:
+            self._announce(trainer)
+        if time.monotonic() - self.last > self.interval:
+            self.interval = self.seconds
             self._line(trainer, trainer.current_epoch + 1, {"train/loss": float(outputs["loss"])})
 
     def _announce(self, trainer: L.Trainer) -> None:
-        self.left.count(trainer)
-        if self.announced or self.left.measured() < _SOON:
-            return
         self.announced, left = True, self.left.seconds(trainer)
         if left and left > _LONG and trainer.is_global_zero:
-            whole = time.monotonic() - self.left.began + left
+            whole = time.monotonic() - self.left.start_time + left
             what = "the rest of this run" if self.left.first else "this run"
             log.info("%s will take about %s on this machine", what, format_duration(whole))
 
@@ -119,17 +110,16 @@ def format_duration(seconds: float) -> str:
     >>> format_duration(100), format_duration(10_000), format_duration(300_000)
     ('2 min', '3 h', '3 days')
     """
-    minutes = round(seconds / 60)
+    minutes, hours = round(seconds / 60), round(seconds / 3600)
     if minutes < 100:
         return f"{minutes} min"
-    hours = round(seconds / 3600)
     return f"{hours} h" if hours < 48 else f"{round(seconds / 86400)} days"
 
 
 def format_metrics(metrics: Mapping[str, Any]) -> str:
     """Loss and error of training, and the validation error: ``loss 0.25  error 12.50 %, val 13.10 %``.
 
-    Of a network that does not classify, the validation loss.
+    For a network that does not classify, the validation loss.
     """
     losses = [f"loss {float(metrics['train/loss']):.4g}"] if "train/loss" in metrics else []
     if losses and "val/loss" in metrics and "val/error" not in metrics:
@@ -143,6 +133,7 @@ class ProgressBar(ProgressLines):
     """The lines of ``ProgressLines``, and below them a bar over the steps of the run, which vanishes at the end.
 
     The bar is one line at any width: below 60 columns it is steps and remaining time only. A test has one of its own.
+    Lightning's bars are over the batches of an epoch, with the time that is left of that.
 
     Args:
         every_seconds: how often it is drawn; reading the loss waits for the device.
@@ -150,56 +141,42 @@ class ProgressBar(ProgressLines):
 
     def __init__(self, every_seconds: float = 0.5) -> None:  # ours
         super().__init__(seconds=math.inf)
+        self.interval = math.inf  # the bar shows what is between epochs
         self.every_seconds = every_seconds
         self.progress: Progress | None = None
         self.streams: list[tuple[logging.StreamHandler[TextIO], TextIO]] = []
-        self.drawn = 0.0
+        self.drawn_at = 0.0
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         super().on_train_start(trainer, pl_module)
-        self._start(trainer, f"epoch {self._epoch(trainer)}")
+        self._start(trainer)
 
     def on_test_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._start(trainer, "test")
+        self._start(trainer)
 
-    def on_train_batch_end(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
-        self._announce(trainer)
-        if self._is_due() or (self.progress is not None and trainer.global_step == self.left.total):
+    def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, *_: Any) -> None:
+        super().on_train_batch_end(trainer, pl_module, outputs)
+        step, total = trainer.global_step, self.left.total
+        if self._is_due() or (self.progress is not None and step == total):
             val, loss = (trainer.logged_metrics.get(name) for name in ("val/error", "val/loss"))
             error = "" if loss is None else f"val loss {float(loss):.4g}"
             error = error if val is None else f"val error {float(val):.2f} %"
-            self._draw(
-                f"epoch {self._epoch(trainer)}", trainer.global_step, self.left.total,
-                metrics=f"loss {float(outputs['loss']):.4g}  {error}".strip(), left=self.left.text(trainer),
-            )  # fmt: skip
+            of = f"/{trainer.max_epochs}" if (trainer.max_epochs or -1) > 0 else ""
+            metrics = f"loss {float(outputs['loss']):.4g}  {error}".strip()
+            self._draw(f"epoch {trainer.current_epoch + 1}{of}", step, total, metrics, self.left.text(trainer))
 
     def on_validation_batch_end(
-        self,
-        trainer: L.Trainer,
-        pl_module: L.LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int = 0,
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, number: int, loader: int = 0
     ) -> None:
         if not trainer.sanity_checking and self._is_due():
-            batches = f"{batch_idx + 1}/{trainer.num_val_batches[dataloader_idx]}"
-            left = self.left.text(trainer)
-            self._draw(f"validation {batches}", trainer.global_step, self.left.total, left=left)
+            batches = f"{number + 1}/{trainer.num_val_batches[loader]}"
+            self._draw(f"validation {batches}", trainer.global_step, self.left.total, "", self.left.text(trainer))
 
     def on_test_batch_end(
-        self,
-        trainer: L.Trainer,
-        pl_module: L.LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int = 0,
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, number: int, loader: int = 0
     ) -> None:
         if self._is_due():
-            self._draw("test", batch_idx + 1, trainer.num_test_batches[dataloader_idx])
+            self._draw("test", number + 1, trainer.num_test_batches[loader])
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         super().on_train_end(trainer, pl_module)
@@ -211,46 +188,37 @@ class ProgressBar(ProgressLines):
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
         self._stop()
 
-    @staticmethod
-    def _epoch(trainer: L.Trainer) -> str:
-        of = f"/{trainer.max_epochs}" if (trainer.max_epochs or -1) > 0 else ""
-        return f"{trainer.current_epoch + 1}{of}"
-
-    def _start(self, trainer: L.Trainer, description: str) -> None:
+    def _start(self, trainer: L.Trainer) -> None:
         if not trainer.is_global_zero:
             return
         console = Console()
         self.progress = Progress(*_columns(console.width), console=console, auto_refresh=False, transient=True)
         self.progress.expand = console.width >= _NARROW
-        self.progress.add_task(description, metrics="", left="", total=None)
+        self.progress.add_task("", metrics="", left="", total=None)
         before = {id(stream): name for name in ("stdout", "stderr") for stream in [getattr(sys, name)]}
         self.progress.start()  # replaces sys.stdout and sys.stderr by what writes above the bar; handlers keep theirs
         for handler in logging.getLogger().handlers:
             if isinstance(handler, logging.StreamHandler) and id(handler.stream) in before:
                 self.streams.append((handler, handler.stream))
                 handler.setStream(getattr(sys, before[id(handler.stream)]))
-        self.drawn = 0.0
+        self.drawn_at = 0.0
 
     def _is_due(self) -> bool:
-        return self.progress is not None and time.monotonic() - self.drawn > self.every_seconds
+        return self.progress is not None and time.monotonic() - self.drawn_at > self.every_seconds
 
-    def _draw(self, description: str, done: int, total: float, *, metrics: str = "", left: str = "") -> None:
+    def _draw(self, description: str, done: int, total: float, metrics: str = "", left: str = "") -> None:
         assert self.progress is not None
         (task,) = self.progress.task_ids
         self.progress.update(task, description=description, completed=done, total=total, metrics=metrics, left=left)
         self.progress.refresh()
-        self.drawn = time.monotonic()
+        self.drawn_at = time.monotonic()
 
     def _stop(self) -> None:
-        if self.progress is None:
-            return
-        self.progress.stop()
+        if self.progress is not None:
+            self.progress.stop()
         for handler, stream in self.streams:
             handler.setStream(stream)
         self.progress, self.streams = None, []
-
-
-_NARROW = 60  # columns, ours: what epoch, steps, metrics and remaining time take
 
 
 def _columns(width: int) -> list[ProgressColumn]:

@@ -41,9 +41,6 @@ class TimeToAccuracy(Checkpoint):
         thresholds: percent of the validation images that are right.
         monitor: the logged error, in percent.
         stop: end the run once all are reached.
-
-    Raises:
-        ValueError: if there is no threshold, or one is not between 0 and 100.
     """
 
     def __init__(
@@ -73,8 +70,10 @@ class TimeToAccuracy(Checkpoint):
     @property
     def seconds(self) -> dict[str, float]:
         """Time so far of each of ``PHASES``, over all interruptions."""
-        now = {self.phase: time.monotonic() - self.since} if self.phase else {}
-        return {phase: before + now.get(phase, 0.0) for phase, before in self.seconds_before.items()}
+        seconds = dict(self.seconds_before)
+        if self.phase:
+            seconds[self.phase] += time.monotonic() - self.since
+        return seconds
 
     @property
     def stopping_reason(self) -> EarlyStoppingReason:
@@ -84,12 +83,8 @@ class TimeToAccuracy(Checkpoint):
 
     def results(self) -> dict[str, float | None]:
         """Plain numbers by name: ``99.5/seconds`` and the like, ``None`` if it was not reached; and of each phase."""
-        quantities = ("seconds", "wall_seconds", "images", "step", "error")
-        found = {
-            f"{threshold}/{name}": self.reached.get(threshold, {}).get(name)
-            for threshold in self.thresholds
-            for name in quantities
-        }
+        names = ("seconds", "wall_seconds", "images", "step", "error")
+        found = {f"{each}/{name}": self.reached.get(each, {}).get(name) for each in self.thresholds for name in names}
         return {**found, **{f"{phase}_seconds": round(value, 2) for phase, value in self.seconds.items()}}
 
     # --- the clock ---------------------------------------------------------------------------------------------------
@@ -99,9 +94,7 @@ class TimeToAccuracy(Checkpoint):
             torch.accelerator.synchronize(device)  # steps that are queued are training, too
         self.seconds_before, self.since, self.phase = self.seconds, time.monotonic(), phase
 
-    def on_train_batch_start(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Batch, batch_idx: int
-    ) -> None:
+    def on_train_batch_start(self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Batch, _: int) -> None:
         self._enter("training", pl_module.device)
         self.images += len(batch.labels) * trainer.world_size  # before other callbacks save at the end of the batch
 

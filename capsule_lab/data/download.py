@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from capsule_lab.errors import DataError, one_line
-from capsule_lab.system.files import expanded, remove_leftovers, temporary_prefix
+from capsule_lab.system.files import expanded
 
 _TIMEOUT = 10.0  # ours: seconds without an answer after which a server counts as unreachable
 
@@ -149,8 +149,7 @@ def filling(folder: Path) -> Iterator[Path]:
     Other files in ``folder`` stay.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
-    remove_leftovers(folder.parent)
-    with tempfile.TemporaryDirectory(prefix=temporary_prefix("filling"), dir=folder.parent) as scratch:
+    with tempfile.TemporaryDirectory(prefix=".filling-", dir=folder.parent) as scratch:
         filled = Path(scratch) / folder.name
         filled.mkdir()
         yield filled

@@ -20,8 +20,6 @@ They lie in ``$CAPSULE_LAB_RUNS`` or ``runs``.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 import re
 import shlex
@@ -30,56 +28,15 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
-from capsule_lab.config.compose import to_container
+from capsule_lab.config.identity import config_hash as config_hash
 from capsule_lab.errors import RunError
-from capsule_lab.system.files import atomically, expanded, remove_leftovers
+from capsule_lab.system.environment import is_first_process as is_first_process
+from capsule_lab.system.files import atomically, expanded
 
 _CONTINUED = "-continued"
 _ENDING = re.compile(rf"-(?P<hash>[0-9a-f]{{8}})(?P<continued>{_CONTINUED})?(-(?P<number>\d+))?$")
 """Of the name of a run directory."""
-
-_NOT_HASHED = (
-    *("name", "ckpt", "train.resume", "train.directory", "logger", "data.directory"),
-    *("callbacks.not_learning", "callbacks.variance_floor"),  # they only warn
-    *("callbacks.step_metrics", "trainer.log_every_n_steps"),  # they only log
-    *("data.on_device", "module.cuda_graphs"),  # the same numbers
-)
-_UNSET = ("trainer.max_time",)  # not hashed either; null, as it was in the hashes of earlier runs
-_ADDED = {  # options that earlier runs had no names for: not hashed at the values that do what those runs did
-    "data.same_class": "never",
-    "model.primary_relu": False,
-    "model.primary_squash": "squash",
-    "model.transformation": "per_pair",
-    "model.masked_decoder": True,
-    "model.hidden": [],
-    **{
-        f"{routing}.{option}": value
-        for routing in ("routing", "model.routing")  # the latter refers to the former
-        for option, value in {"squash": "squash", "learned_prior": False, "update": "add"}.items()
-    },
-}
 _OVERRIDES = "# overrides: "
-
-
-def config_hash(config: DictConfig) -> str:
-    """Hash of everything in the configuration that the result depends on, 8 hexadecimal digits."""
-    copy = OmegaConf.create(to_container(config))
-    at_first_values = [key for key, value in _ADDED.items() if OmegaConf.select(copy, key) == value]
-    for key in (*_NOT_HASHED, *at_first_values):
-        parent, _, name = key.rpartition(".")
-        node = OmegaConf.select(copy, parent) if parent else copy
-        if node is not None:
-            node.pop(name, None)
-    for key in _UNSET:
-        if OmegaConf.select(copy, key) is not None:
-            OmegaConf.update(copy, key, None)
-    text = json.dumps(OmegaConf.to_container(copy), sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:8]
-
-
-def is_first_process() -> bool:
-    """Whether this is the first, or only, process of a run, by the ranks that Lightning, torchrun and SLURM set."""
-    return all(os.environ.get(name, "0") == "0" for name in ("RANK", "LOCAL_RANK", "NODE_RANK", "SLURM_PROCID"))
 
 
 def root() -> Path:
@@ -88,7 +45,7 @@ def root() -> Path:
 
 
 def find_checkpoint(path: str | Path, *names: str) -> Path:
-    """``path`` itself, or the best (else the last) checkpoint of the run in that directory.
+    """``path`` itself, or a checkpoint of the run in that directory.
 
     Args:
         path: a file, or the directory of a run.
@@ -119,7 +76,7 @@ def attempts(fingerprint: str) -> list[Path]:
         fingerprint: a ``config_hash``.
     """
     found = (path for path in root().glob(f"*-{fingerprint}*") if path.is_dir() and is_attempt(path, fingerprint))
-    return sorted(found, key=_attempt, reverse=True)
+    return sorted(found, key=_number, reverse=True)
 
 
 def is_attempt(directory: Path, fingerprint: str) -> bool:
@@ -128,11 +85,7 @@ def is_attempt(directory: Path, fingerprint: str) -> bool:
 
 
 def continues_another(config: DictConfig) -> bool:
-    """Whether ``ckpt=…`` is the checkpoint of another configuration, so that the run is no attempt at its own.
-
-    Raises:
-        RunError: if there is no such checkpoint.
-    """
+    """Whether ``ckpt=…`` is the checkpoint of another configuration, so that the run is no attempt at its own."""
     return bool(config.ckpt) and not _has_hash(directory_of(find_checkpoint(config.ckpt)), config_hash(config))
 
 
@@ -148,7 +101,7 @@ def hash_in(directory: Path) -> str | None:
     return match["hash"] if match else None
 
 
-def _attempt(directory: Path) -> int:
+def _number(directory: Path) -> int:
     """Number of the attempt: 1, or that at the end of the name."""
     match = _ENDING.search(directory.name)
     return int(match["number"] or 1) if match else 1
@@ -174,43 +127,33 @@ def choose_directory(config: DictConfig, name: str, skip: Callable[[Path], bool]
             does not have the directory of the first.
     """
     check_name(config.get("name"))
-    if is_first_process():
-        return _choose(config, name, skip)
-    fingerprint, _, shared = os.environ.get("CAPSULE_LAB_RUN", "").partition(":")
-    if fingerprint == config_hash(config):
+    fingerprint, own = config_hash(config), own_directory(config)
+    known, _, shared = os.environ.get("CAPSULE_LAB_RUN", "").partition(":")
+    if not is_first_process() and known == fingerprint:
         return Path(shared)
-    if own := own_directory(config):
+    if own:
         return own
-    raise RunError(
-        "the directory of the first process is unknown to this one; give train.directory=… when torchrun or srun "
-        "starts the processes, and start the jobs of a sweep one by one when each has several processes"
-    )
-
-
-def _choose(config: DictConfig, name: str, skip: Callable[[Path], bool]) -> Path:
-    if own := own_directory(config):
-        return own
-    fingerprint = config_hash(config)
+    if not is_first_process():
+        raise RunError(
+            "the directory of the first process is unknown to this one; give train.directory=… when torchrun or srun "
+            "starts the processes, and start the jobs of a sweep one by one when each has several processes"
+        )
     if config.ckpt and not config.train.resume:
         before = directory_of(find_checkpoint(config.ckpt))
         if hash_in(before) == fingerprint:
             return before
     ending = f"-{fingerprint}{_CONTINUED if continues_another(config) else ''}"
     existing = sorted(  # whatever their names begin with
-        (path for path in root().glob(f"*{ending}*") if re.search(rf"{ending}(-\d+)?$", path.name)), key=_attempt
+        (path for path in root().glob(f"*{ending}*") if re.search(rf"{ending}(-\d+)?$", path.name)), key=_number
     )
     if config.train.resume and existing and not skip(existing[-1]):
         return existing[-1]
     base = "-".join(str(part) for part in (config.get("name"), name.replace("/", "_")) if part) + ending
-    return root() / (f"{base}-{_attempt(existing[-1]) + 1}" if existing else base)
+    return root() / (f"{base}-{_number(existing[-1]) + 1}" if existing else base)
 
 
 def check_name(name: object) -> None:
-    """Whether a directory can be named so.
-
-    Raises:
-        RunError: if not.
-    """
+    """Check that a directory can be named so."""
     if name is not None and not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}", str(name)):
         raise RunError(
             f"name is {str(name)!r}; expected at most 100 letters, digits, _, - and ., such as name=first_try"
@@ -235,17 +178,16 @@ def create_directory(directory: Path, config: DictConfig, overrides: Sequence[st
     Raises:
         RunError: if it cannot be written to, or holds a run that is not to be continued.
     """
-    first = is_first_process()
     continues = config.train.resume or (config.ckpt and directory_of(find_checkpoint(config.ckpt)) == directory)
-    if first and not continues and (directory / "config.yaml").exists():
+    if is_first_process() and not continues and (directory / "config.yaml").exists():
         raise RunError(
             f"{directory} holds a run already; continue it with train.resume=true, or name another train.directory=…"
         )
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        if first:
-            for folder in (each for each in directory.iterdir() if each.is_dir()):
-                remove_leftovers(folder)  # in the directory itself, `atomically` does
+        if is_first_process():
+            for leftover in directory.glob("checkpoints/.*.ckpt"):  # of a process that was killed while it saved
+                leftover.unlink()
             with atomically(directory / "config.yaml") as temporary:
                 temporary.write_text(f"{_OVERRIDES}{shlex.join(overrides)}\n{OmegaConf.to_yaml(config, resolve=True)}")
             for name in ("metrics.json", "status.json"):  # of the run that this one continues

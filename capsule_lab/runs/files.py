@@ -1,14 +1,14 @@
-"""Files of a run, a report or a benchmark: there whole or not at all, and checked when they are read."""
+"""Files of a run, a report or a benchmark: written completely or not at all, and checked when they are read."""
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import logging
-import re
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,22 +16,17 @@ from pydantic import TypeAdapter, ValidationError
 
 from capsule_lab.config.compose import user_message
 from capsule_lab.errors import RunError, one_line
-from capsule_lab.system.files import atomically, set_aside
+from capsule_lab.system.files import atomically
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_CHECKSUM = "sha256"
-_DIGEST = re.compile("[0-9a-f]{64}")
+log = logging.getLogger(__name__)
 
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Create the folder of ``path``, and turn what fails in this block into a sentence that names ``path``.
-
-    Raises:
-        RunError: for any ``OSError``.
-    """
+    """Create the folder of ``path``, and turn any ``OSError`` of this block into a ``RunError`` that names ``path``."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         yield
@@ -43,16 +38,12 @@ def writing(path: Path) -> Iterator[None]:
 
 
 def write_text(path: Path, text: str) -> None:
-    """A text file, in a folder that is created if need be.
-
-    Raises:
-        RunError: if it cannot be written there.
-    """
+    """A text file, in a folder that is created if need be."""
     with writing(path), atomically(path) as temporary:
         temporary.write_text(text)
 
 
-def write_json(path: Path, content: Mapping[str, Any]) -> None:
+def write_record(path: Path, content: Mapping[str, Any]) -> None:
     """``write_text`` for JSON, indented.
 
     Raises:
@@ -65,45 +56,34 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
     write_text(path, text + "\n")
 
 
-def write_record(path: Path, content: Mapping[str, Any]) -> None:
-    """``write_json`` with a checksum of the content under ``"sha256"``, for ``read_record``."""
-    write_json(path, {**content, _CHECKSUM: _digest(content)})
+write_json = write_record  # the name in benchmarks
 
 
 def read_record(path: Path, schema: TypeAdapter[Any]) -> dict[str, Any] | None:
-    """What ``write_record`` wrote, without the checksum; ``None`` if there is no such file.
+    """What ``write_record`` wrote; ``None`` if there is no such file.
 
-    A damaged file counts as missing: see ``set_aside``. One without a checksum is read if it fits the schema, as
-    earlier versions wrote none.
-
-    Args:
-        path: of the file.
-        schema: that its content must fit.
+    A file that does not fit the schema counts as missing, and a warning names it.
     """
     try:
-        content = _unsealed(json.loads(path.read_bytes(), parse_constant=_refuse))
+        content: dict[str, Any] = json.loads(path.read_bytes())
         schema.validate_python(content)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except ValidationError as error:
         first = error.errors()[0]
-        set_aside(path, f"{'.'.join(map(str, first['loc'])) or 'content'}: {first['msg']}")
-        return None
+        reason = f"{'.'.join(map(str, first['loc'])) or 'content'}: {first['msg']}"
     except (ValueError, RecursionError) as error:
-        set_aside(path, one_line(error))
-        return None
-    return content
+        reason = one_line(error)
+    else:
+        return content
+    _warn_once(path, reason)
+    return None
 
 
-def _unsealed(content: Any) -> dict[str, Any]:
-    """The content of a record without its checksum, which must be right."""
-    if not isinstance(content, dict):
-        raise ValueError("it is no JSON object")  # noqa: TRY004  # a file, not an argument
-    digest = content.pop(_CHECKSUM, None)
-    renamed = any(_DIGEST.fullmatch(str(value)) for value in content.values())  # the damage is in the key
-    if (digest is not None and digest != _digest(content)) or (digest is None and renamed):
-        raise ValueError("its checksum is wrong")
-    return content
+@functools.cache
+def _warn_once(path: Path, reason: str) -> None:
+    """A report reads the same file several times."""
+    log.warning("%s is damaged (%s) and counts as missing", path, reason)
 
 
 def sha256(path: Path) -> str | None:
@@ -111,47 +91,23 @@ def sha256(path: Path) -> str | None:
     return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else None
 
 
-def _digest(content: Mapping[str, Any]) -> str:
-    read = json.loads(json.dumps(content))  # whose keys are text
-    return hashlib.sha256(json.dumps(read, sort_keys=True).encode()).hexdigest()
-
-
-def _refuse(constant: str) -> None:
-    raise ValueError(f"{constant} is no JSON")
-
-
 def check_writable(path: Path) -> None:
-    """Whether ``path`` can be written later on.
-
-    Raises:
-        RunError: if not.
-    """
+    """Check that ``path`` can be written later on."""
     with writing(path):
         tempfile.TemporaryFile(dir=path.parent).close()
 
 
 def save_figure(figure: Figure, path: Path) -> None:
-    """A picture, in a folder that is created if need be.
-
-    Raises:
-        RunError: if it cannot be written there.
-    """
+    """A picture, in a folder that is created if need be."""
     with writing(path), atomically(path) as temporary:
         figure.savefig(temporary, dpi=120)
-
-
-class _LogFile(logging.FileHandler):
-    """Where the disk is full, lines are missing, and training goes on to its next checkpoint, which says so."""
-
-    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802  # the name of the base class
-        """Write no traceback to the terminal."""
 
 
 @contextmanager
 def logging_to(path: Path) -> Iterator[None]:
     """Everything that is logged in this block also goes to ``path``, with the time; an error of the block, too."""
     with writing(path):
-        handler = _LogFile(path)
+        handler = logging.FileHandler(path)
     handler.setFormatter(logging.Formatter("%(asctime)s %(name)s %(levelname)s %(message)s"))
     logging.getLogger().addHandler(handler)
     try:
@@ -166,8 +122,7 @@ def logging_to(path: Path) -> Iterator[None]:
         raise
     finally:
         logging.getLogger().removeHandler(handler)
-        with suppress(OSError):  # what could not be written before
-            handler.close()
+        handler.close()
 
 
 def tail(path: Path, lines: int) -> list[str]:

@@ -6,35 +6,30 @@ removes both. A record without a lock is that of a run that failed or was killed
 
 from __future__ import annotations
 
+import fcntl
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from filelock import FileLock, Timeout
 from omegaconf import DictConfig
-from pydantic import ConfigDict, TypeAdapter
+from pydantic import TypeAdapter
 
 from capsule_lab.errors import InterruptError, RunError
-from capsule_lab.runs import file_lock
-from capsule_lab.runs.directories import (
-    attempts,
-    config_hash,
-    continues_another,
-    is_attempt,
-    is_first_process,
-    own_directory,
-    root,
-)
+from capsule_lab.runs.directories import attempts, config_hash, continues_another, is_attempt, own_directory, root
 from capsule_lab.runs.files import read_record as read_file
 from capsule_lab.runs.files import write_record as write_file
 from capsule_lab.runs.results import describe_error, read_result
 from capsule_lab.system import slurm
-from capsule_lab.system.signals import postponed
+from capsule_lab.system.environment import is_first_process
 
 LOG_VARIABLE = "CAPSULE_LAB_LOG"
 """Environment variable in which a launcher names the file that has the output of this process."""
+
+_TIMEOUT = 1.0  # ours: seconds; `is_locked` in another process holds the lock for a moment
 
 
 @dataclass(frozen=True)
@@ -53,8 +48,6 @@ class LockRecord:
     error: str | None = None
     queued: str | None = None
 
-    __pydantic_config__ = ConfigDict(extra="forbid")
-
 
 _SCHEMA = TypeAdapter(LockRecord)
 
@@ -69,22 +62,53 @@ def train_lock(config: DictConfig) -> Iterator[None]:
     Raises:
         RunError: if another process holds the lock.
     """
-    fingerprint = config_hash(config)
-    own = own_directory(config)
-    if not is_first_process():
-        yield
-    elif _is_attempt(config, fingerprint):
-        try:
-            with file_lock.hold(_lock_file(fingerprint), lambda: _trained_by(fingerprint)), _recorded(fingerprint):
-                yield
-        finally:
-            with suppress(OSError):  # not empty
-                _record_file(fingerprint).parent.rmdir()
-    elif own:
-        with file_lock.hold(own / ".lock", lambda: f"another process trains in {own} already; wait for it or stop it"):
+    fingerprint, own = config_hash(config), own_directory(config)
+    if is_first_process() and _is_attempt(config, fingerprint):
+        with _hold(_lock_file(fingerprint), lambda: _trained_by(fingerprint)), _recorded(fingerprint):
+            yield
+    elif is_first_process() and own:
+        with _hold(own / ".lock", lambda: f"another process trains in {own} already; wait for it or stop it"):
             yield
     else:
         yield
+
+
+@contextmanager
+def _hold(path: Path, refusal: Callable[[], str]) -> Iterator[None]:
+    """Hold the lock on a file, which the kernel releases also if this process is killed; no empty folder is left."""
+    missing, lock = [folder for folder in path.parents if not folder.exists()], FileLock(path)
+    try:
+        try:
+            lock.acquire(timeout=_TIMEOUT)  # creates the folder
+        except FileNotFoundError:  # another process has just removed the empty folder
+            lock.acquire(timeout=_TIMEOUT)
+    except Timeout as error:
+        raise RunError(refusal()) from error
+    except OSError as error:
+        raise RunError(
+            f"cannot write to {path.parent} ({error.strerror}); name a directory you may write to: CAPSULE_LAB_RUNS=… "
+            "for all runs, or train.directory=…"
+        ) from error
+    try:
+        yield
+    finally:
+        path.unlink(missing_ok=True)  # before the release: filelock notices a removed file, and tries again
+        lock.release()
+        with suppress(OSError):  # not empty
+            for folder in dict.fromkeys((path.parent, *missing)):
+                folder.rmdir()
+
+
+def _is_held(path: Path) -> bool:
+    """Whether a process holds the lock on a file, without creating it; several processes may look at once."""
+    try:
+        with path.open() as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # no such file, or a file system without locks
+        pass
+    return False
 
 
 @contextmanager
@@ -95,16 +119,16 @@ def _recorded(fingerprint: str) -> Iterator[None]:
     try:
         _write_record(fingerprint, record)
         yield
-        _remove_record(fingerprint)
+        _record_file(fingerprint).unlink(missing_ok=True)
     except BaseException as error:
-        with postponed():
+        with suppress(RunError, OSError):  # a full disk, which is then the error
             if record.log or attempts(fingerprint):
                 requeued = isinstance(error, InterruptError) and slurm.goes_back(error.signum)
-                failed = replace(record, error=describe_error(error), queued=job if requeued else None)
-                with suppress(RunError):  # a full disk, which is then the error
-                    _write_record(fingerprint, failed)
+                _write_record(
+                    fingerprint, replace(record, error=describe_error(error), queued=job if requeued else None)
+                )
             else:  # refused before anything was written; the terminal shows why
-                _remove_record(fingerprint)
+                _record_file(fingerprint).unlink(missing_ok=True)
         raise
 
 
@@ -126,7 +150,7 @@ def record_queued(config: DictConfig, job: str, log: str) -> None:
 
 def is_locked(fingerprint: str) -> bool:
     """Whether a process trains that configuration, or a job in the queue of SLURM will."""
-    if file_lock.is_held(_lock_file(fingerprint)):
+    if _is_held(_lock_file(fingerprint)):
         return True
     record = read_record(fingerprint)
     return bool(record and record.queued and slurm.in_queue(record.queued))
@@ -135,7 +159,7 @@ def is_locked(fingerprint: str) -> bool:
 def read_record(fingerprint: str) -> LockRecord | None:
     """The record of a run that has not finished; ``None`` if there is none, or it is damaged."""
     content = read_file(_record_file(fingerprint), _SCHEMA)
-    return LockRecord(**content) if content else None
+    return _SCHEMA.validate_python(content) if content else None
 
 
 def _is_attempt(config: DictConfig, fingerprint: str) -> bool:
@@ -164,8 +188,3 @@ def _lock_file(fingerprint: str) -> Path:
 
 def _write_record(fingerprint: str, record: LockRecord) -> None:
     write_file(_record_file(fingerprint), asdict(record))
-
-
-def _remove_record(fingerprint: str) -> None:
-    with suppress(OSError):  # of a directory that has become read-only
-        _record_file(fingerprint).unlink(missing_ok=True)

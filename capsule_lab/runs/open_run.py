@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,11 +24,7 @@ if TYPE_CHECKING:
     from capsule_lab.networks.base import AbstractNetwork
     from capsule_lab.types import Batch, DataSpec
 
-_MOST_PIXELS, _MOST_CLASSES = 2**24, 2**16  # ours: smallNORB has 18,432 and 5
-_MORE_BYTES = 2**28  # ours: of buffers that a file has not; our networks have up to a thousandth of it
-
-Weights = Mapping[str, tuple[tuple[int, ...], "torch.dtype"]]
-"""Shape and type of each weight of a network, by the name that its ``state_dict`` has."""
+_MORE_BYTES = 2**28  # ours: for buffers that are not saved; our networks have up to a thousandth of it
 
 
 @dataclass(frozen=True, repr=False)
@@ -66,11 +61,7 @@ class Run:
         return cast("AbstractNetwork", self.module.network)  # or one for pairs, of the commands that take it
 
     def check_classifies(self, command: str) -> None:
-        """Check that the network classifies images, as most commands need.
-
-        Raises:
-            RunError: for one that is trained on pairs.
-        """
+        """Check that the network classifies images, as most commands need, and is not trained on pairs."""
         from capsule_lab.networks import AbstractPairNetwork  # with torch
 
         if isinstance(self.module.network, AbstractPairNetwork):
@@ -93,8 +84,6 @@ class Run:
                 ``_target_``, the whole configuration of other data instead.
 
         Raises:
-            ConfigError: for an option that does not exist.
-            DataError: if the data is not here.
             RunError: if images or classes are not those of the network, or if, without ``_target_``, only a stand-in
                 is here for the real data of training, or the reverse.
         """
@@ -199,80 +188,13 @@ def open(path: str | Path, *, trust: Sequence[str] | str | None = ()) -> Run:  #
         ) from error
 
 
-def check_weights(config: DictConfig, spec: DataSpec, weights: Weights, file: Path) -> None:
-    """Check that the network of a record has the weights of its file, before memory is taken for any.
-
-    The network is built on torch's meta device, where sizes are worked out and nothing is stored. Parameters and
-    buffers are counted on the way, so that one of endless layers ends.
-
-    Args:
-        config: of the record, whose targets are trusted.
-        spec: the ``DataSpec`` of the record.
-        weights: of the file, whatever its format.
-        file: for messages.
-
-    Raises:
-        RunError: if images or classes are too many, or a weight is missing, not the network's, or of another shape or
-            type.
-        Exception: of any kind, if the network cannot be built, or is larger than these weights.
-    """
-    import torch  # slow to import
-    from torch.nn.modules import module as hooks
-
-    from capsule_lab.config import build
-
-    for what, size, most in (
-        ("pixels", math.prod(spec.image_shape), _MOST_PIXELS),
-        ("classes", spec.num_classes, _MOST_CLASSES),
-        ("labels", spec.labels_per_image, spec.num_classes),
-    ):
-        if not 0 <= size <= most:
-            raise RunError(f"{file} is of images with {size} {what}; expected at most {most}: use another checkpoint")
-    known = sum(math.prod(shape) * dtype.itemsize for shape, dtype in weights.values())
-    registered, held = 0, 0
-
-    def count(_: object, name: str, value: torch.Tensor | None) -> None:
-        nonlocal registered, held
-        size = 0 if value is None else value.nbytes
-        registered, held = registered + 1, held + size
-        takes_memory = value is not None and not value.is_meta
-        if registered > 2 * len(weights) + 100 or (takes_memory and size > known + _MORE_BYTES):  # ours: twice is ample
-            raise RunError(f"its network has more than the {len(weights)} weights of this file, or a larger {name}")
-
-    counting = [
-        hooks.register_module_parameter_registration_hook(count), hooks.register_module_buffer_registration_hook(count)
-    ]  # fmt: skip
-    try:
-        with torch.device("meta"):
-            module = build.build_module(config, spec)
-    finally:
-        for each in counting:
-            each.remove()
-    own = {name: (tuple(value.shape), value.dtype) for name, value in module.network.state_dict().items()}
-    for name in (*own, *weights):
-        if own.get(name) != weights.get(name):
-            has, expected = (_described(each.get(name)) for each in (weights, own))
-            raise RunError(
-                f"{file} has {has} for {name}, and the network of its record has {expected}; its record or its weights "
-                "are not as capsule_lab writes them: use another checkpoint, or the version that wrote it"
-            )
-    if held > 2 * known + _MORE_BYTES:
-        raise RunError(
-            f"{file} has weights of {known} bytes, and its record describes parts of {held}; use another checkpoint"
-        )
-
-
-def _described(weight: tuple[tuple[int, ...], torch.dtype] | None) -> str:
-    return "nothing" if weight is None else f"{str(weight[1]).removeprefix('torch.')} of shape {weight[0]}"
-
-
 def _built(file: Path, checkpoint: dict[str, Any], record: dict[str, Any]) -> Run:
     from capsule_lab.config import build  # torch and Lightning
     from capsule_lab.types import DataSpec
 
     config = OmegaConf.create(record["config"])
     config.module.compile = False
-    facts: dict[str, Any] = record["spec"]  # without names of classes and factors in checkpoints of earlier versions
+    facts: dict[str, Any] = record["spec"]
     facts = {name: tuple(value) if isinstance(value, list) else value for name, value in facts.items()}
     spec = DataSpec(**facts)
     stored = checkpoint["state_dict"]
@@ -283,7 +205,7 @@ def _built(file: Path, checkpoint: dict[str, Any], record: dict[str, Any]) -> Ru
     weights = {name.removeprefix("network."): value for name, value in dict.items(stored)}
     if sum(value.nbytes for value in weights.values()) > file.stat().st_size:  # one number in the place of many
         raise RunError(f"{file} is smaller than the weights in it; it was changed: use another checkpoint")
-    check_weights(config, spec, {name: (tuple(value.shape), value.dtype) for name, value in weights.items()}, file)
+    _check_weights(config, spec, weights, file)
     module = build.build_module(config, spec)
     module.network.load_state_dict(weights)
     return Run(
@@ -296,3 +218,44 @@ def _built(file: Path, checkpoint: dict[str, Any], record: dict[str, Any]) -> Ru
         step=checkpoint["global_step"],
         seconds=record["seconds"],
     )
+
+
+def _check_weights(config: DictConfig, spec: DataSpec, weights: Mapping[str, torch.Tensor], file: Path) -> None:
+    """Check that the network of a record has the weights of its file, before memory is taken for any.
+
+    The network is built on torch's meta device, where sizes are worked out and nothing is stored. Parameters and
+    buffers are counted on the way, so that a network of endless or larger layers is refused at once.
+    """
+    import torch  # slow to import
+    from torch.nn.modules import module as hooks
+
+    from capsule_lab.config import build
+
+    most_bytes = 2 * sum(value.nbytes for value in weights.values()) + _MORE_BYTES  # ours: twice is ample
+    registered, size = 0, 0
+
+    def count(_: object, name: str, value: torch.Tensor | None) -> None:
+        nonlocal registered, size
+        registered, size = registered + 1, size + (0 if value is None else value.nbytes)
+        if registered > 2 * len(weights) + 100 or size > most_bytes:
+            raise RunError(f"its network has more than the {len(weights)} weights of this file, or a larger {name}")
+
+    parameters = hooks.register_module_parameter_registration_hook(count)
+    buffers = hooks.register_module_buffer_registration_hook(count)
+    try:
+        with torch.device("meta"):
+            own = build.build_module(config, spec).network.state_dict()
+    finally:
+        parameters.remove()
+        buffers.remove()
+    for name in (*own, *weights):
+        has, expected = (_described(each.get(name)) for each in (weights, own))
+        if has != expected:
+            raise RunError(
+                f"{file} has {has} for {name}, and the network of its record has {expected}; its record or its weights "
+                "are not as capsule_lab writes them: use another checkpoint, or the version that wrote it"
+            )
+
+
+def _described(weight: torch.Tensor | None) -> str:
+    return "nothing" if weight is None else f"{str(weight.dtype).removeprefix('torch.')} of shape {tuple(weight.shape)}"

@@ -13,8 +13,9 @@ from pydantic import BaseModel, Field, TypeAdapter, model_validator
 
 from capsule_lab.config.compose import user_message
 from capsule_lab.errors import InterruptError, RunError, one_line
-from capsule_lab.runs.directories import config_hash, is_first_process
+from capsule_lab.runs.directories import config_hash
 from capsule_lab.runs.files import read_record, tail, write_record
+from capsule_lab.system.environment import is_first_process
 
 RESULT, STATUS = "metrics.json", "status.json"
 PAUSED = "paused"
@@ -106,10 +107,7 @@ def is_finished(directory: Path, config: DictConfig) -> bool:
 
 
 def read_result(directory: Path, fingerprint: str) -> dict[str, Any] | None:
-    """The ``metrics.json`` of a finished run of the configuration with that hash; ``None`` if there is none.
-
-    A damaged one counts as missing, see ``read_record``.
-    """
+    """The ``metrics.json`` of a finished run of the configuration with that hash; ``None`` if there is none."""
     result = read_metrics(directory)
     complete = result and (result["status"], result["config_hash"]) == ("finished", fingerprint)
     return result if complete else None
@@ -174,14 +172,11 @@ def recording_failure(directory: Path) -> Iterator[None]:
 
 
 def check_finite(metrics: Mapping[str, float], what: str) -> None:
-    """Check that quantities are a result.
+    """Check that all quantities are finite.
 
     Args:
         metrics: loss, errors and the like.
         what: gives them, for the message: ``"the test of last.ckpt"``.
-
-    Raises:
-        RunError: if one of them is not finite.
     """
     wrong = [f"{name} {value}" for name, value in metrics.items() if not math.isfinite(value)]
     if wrong:

@@ -28,7 +28,7 @@ def finished_run(config: DictConfig, *, any_precision: bool = False) -> tuple[Pa
         config: of the run.
         any_precision: for reports: also one that does not count here for its precision, if no other is there.
     """
-    found = [each for each in _finished(config_hash(config)) if not _is_superseded(each[1], config)]
+    found = [each for each in _finished(config_hash(config)) if not real_data_available(each[1], config)]
     if any_precision and len({result.get("precision") for _, result in found}) < 2:
         return next(iter(found), None)
     here = [each for each in found if not _has_other_precision(each[1], config)]
@@ -47,11 +47,11 @@ def _finished(fingerprint: str) -> list[tuple[Path, dict[str, Any]]]:
     return sorted(finished, key=lambda each: each[1]["provenance"]["source"] != "real")
 
 
-def _is_superseded(record: Mapping[str, Any], config: DictConfig) -> bool:
-    """Whether a run was on a stand-in as the real files were not here, which now they are.
+def real_data_available(record: Mapping[str, Any], config: DictConfig) -> bool:
+    """Whether the real data is here now, for a run of ``data.source=auto`` that was trained on a stand-in.
 
-    A report asks this of tables that others wrote: nothing that the configuration names is imported or built. A data
-    set of ``capsule_lab`` is asked by its name and its directory; of any other, what was trained on counts.
+    A report checks this for tables that others wrote: nothing that the configuration names is imported or built. A data
+    set of ``capsule_lab`` is looked up by its name and its directory; for any other, the run counts as it is.
 
     Args:
         record: of the run, with the provenance of its data.
@@ -86,8 +86,8 @@ def _has_other_precision(record: Mapping[str, Any], config: DictConfig) -> bool:
     return bool(record["precision"] != fast_precision(config.trainer.accelerator))
 
 
-def holds_superseded(directory: Path, config: DictConfig) -> bool:
-    """Whether the run in a directory, finished or not, does not count here; ``False`` if nothing is saved there."""
+def is_outdated(directory: Path, config: DictConfig) -> bool:
+    """Whether the run in a directory, finished or not, has to be trained again here; ``False`` if nothing is saved."""
     if "auto" not in (config.data.get("source"), config.trainer.get("precision")):
         return False
     result = read_result(directory, config_hash(config))
@@ -95,4 +95,4 @@ def holds_superseded(directory: Path, config: DictConfig) -> bool:
     if result is None and not last.is_file():
         return False
     record = result or read(last)["capsule_lab"]
-    return _is_superseded(record, config) or _has_other_precision(record, config)
+    return real_data_available(record, config) or _has_other_precision(record, config)

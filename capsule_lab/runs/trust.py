@@ -41,20 +41,15 @@ _RECORD: dict[str, Any] = {
 _NUMBERS = (bool, int, float, type(None))
 _NOBODYS = {*sys.stdlib_module_names, "torch"}
 _MOST_VALUES = 10_000  # ours: a configuration has 300; lists that share their items can stand for billions
-_DEEPEST = 50  # ours: a configuration has 6 levels
 
 
 def check_targets(config: Any, trust: Sequence[str] | str | None, file: Path) -> None:
-    """Check that all that the groups ``BUILT`` of a configuration name may be imported and called.
+    """Check that everything that the groups ``BUILT`` of a configuration name may be imported and called.
 
     Args:
         config: what ``check_record`` has accepted.
         trust: packages that may be named beside ours.
         file: that the configuration is from, for messages.
-
-    Raises:
-        ConfigError: if ``trust`` is no list of packages.
-        RunError: if a target is neither a part of configurations nor of one of these packages, or cannot be imported.
     """
     packages = _packages(trust)
     for package in packages:
@@ -76,26 +71,23 @@ def check_targets(config: Any, trust: Sequence[str] | str | None, file: Path) ->
 
 
 def check_record(record: dict[str, Any], file: Path) -> None:
-    """Check that the record in a file holds text, numbers, lists and mappings only, and nothing that is interpolated.
+    """Check that the record in a file holds text, numbers, lists and mappings only, and no interpolations.
 
-    A configuration is stored resolved: ``${oc.env:HOME}`` in a file would look at the environment of its reader. Types
-    are exact: a pickle can give an ``OrderedDict`` methods of its own, which would show this check something else.
-
-    Raises:
-        RunError: if not.
+    A configuration is stored resolved: ``${oc.env:HOME}`` in a file would read the environment of its user. Types are
+    exact: a pickle can give an ``OrderedDict`` methods of its own, which would show this check something else.
     """
-    left: list[tuple[Any, int]] = [(record, 0)]
+    left: list[Any] = [record]
     values = 0
     while left:
-        value, depth = left.pop()
+        value = left.pop()
         values += 1
-        if values > _MOST_VALUES or depth > _DEEPEST:
-            raise RunError(f"{file} has a configuration that is too large or too deep; expected some hundred values")
+        if values > _MOST_VALUES:
+            raise RunError(f"{file} has a configuration that is too large; expected some hundred values")
         kind = type(value)
         if kind is dict:
-            left += [(each, depth + 1) for item in value.items() for each in item]
+            left += [*value, *value.values()]
         elif kind is list or kind is tuple:
-            left += [(each, depth + 1) for each in value]
+            left += value
         elif kind is str:
             if "${" in value:
                 raise RunError(f"{file} has {value[:80]!r} in its configuration; expected values without interpolation")
@@ -119,21 +111,16 @@ def plain_value(config: DictConfig, key: str) -> Any:
 
 
 def targets(config: Any) -> Iterator[Any]:
-    """Every ``_target_`` in the groups ``BUILT`` of a configuration, in plain containers.
-
-    Of a class derived from these, what the container holds, and not what its own methods return.
-    """
-    left = [dict.get(config, group) for group in BUILT] if isinstance(config, dict) else []
+    """Every ``_target_`` in the groups ``BUILT`` of a configuration in plain containers, see ``check_record``."""
+    left = [config.get(group) for group in BUILT]
     while left:
         node = left.pop()
         if isinstance(node, dict):
-            if dict.__contains__(node, "_target_"):
-                yield dict.__getitem__(node, "_target_")
-            left += dict.values(node)
-        elif isinstance(node, list):
-            left += list.__iter__(node)
-        elif isinstance(node, tuple):
-            left += tuple.__iter__(node)
+            if "_target_" in node:
+                yield node["_target_"]
+            left += node.values()
+        elif isinstance(node, list | tuple):
+            left += node
 
 
 def packages_of(config: Any) -> list[str]:

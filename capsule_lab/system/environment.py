@@ -19,6 +19,11 @@ if TYPE_CHECKING:
     import torch
 
 
+def is_first_process() -> bool:
+    """Whether this is the first, or only, process of a run, by the ranks that Lightning, torchrun and SLURM set."""
+    return all(os.environ.get(name, "0") == "0" for name in ("RANK", "LOCAL_RANK", "NODE_RANK", "SLURM_PROCID"))
+
+
 def hardware(device: torch.device, count: int = 1) -> str:
     """Name of the device, for results; ``count`` of them. Times compare where it is the same.
 

@@ -126,7 +126,7 @@ def _labels(table: Table, row: Row, column: Column, config: DictConfig, fingerpr
         earlier = runs.directories.attempts(fingerprint)
         new = runs.directories.root() / f"{table.name}-{row.name}-{fingerprint}"
         directory = earlier[0] if earlier else new
-        if earlier and runs.standins.holds_superseded(directory, config):
+        if earlier and runs.standins.is_outdated(directory, config):
             directory = new.with_name(f"{new.name}-{len(earlier) + 1}")
         labels.append(f"train.directory={quoted(str(directory))}")
     return labels

@@ -63,7 +63,9 @@ def assert_same(found: Weights, expected: Weights, *, exact: bool = True) -> Non
         torch.testing.assert_close(found[name], expected[name].to(found[name].dtype), msg=name, **tolerance)
 
 
-@pytest.mark.parametrize(("decay", "start", "first"), [(0.5, "null", 0), (None, "null", 0), (None, "1/2 run", 3)])
+@pytest.mark.parametrize(
+    ("decay", "start", "first"), [(0.5, "null", 0), pytest.param(None, "1/2 run", 3, marks=pytest.mark.whole)]
+)
 def test_average_is_validated_saved_and_tested(
     tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, decay: float | None, start: str, first: int
 ) -> None:
@@ -105,7 +107,9 @@ def test_without_an_average_yet_all_is_as_usual(tiny: Tiny, tmp_path: Path, monk
     assert_same(recorder.validated[4], recorder.steps[3])
 
 
-@pytest.mark.parametrize(("start", "stops"), [("null", [1, 4]), ("1/2 run", [2, 5])])
+@pytest.mark.parametrize(
+    ("start", "stops"), [pytest.param("null", [1, 4], marks=pytest.mark.whole), ("1/2 run", [2, 5])]
+)
 def test_run_with_averaged_weights_resumes_exactly(
     tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start: str, stops: list[int]
 ) -> None:
@@ -122,6 +126,7 @@ def test_run_with_averaged_weights_resumes_exactly(
     assert torch.equal(found["averaging_state"]["n_averaged"], expected["averaging_state"]["n_averaged"])
 
 
+@pytest.mark.whole
 def test_average_of_a_run_begins_with_the_weights_of_another(tiny: Tiny, tmp_path: Path) -> None:
     train(tiny(*SHORT, model=NORMALISED), tmp_path / "plain")
     config = averaged(tiny, f"ckpt={tmp_path}/plain", "trainer.max_steps=8")
@@ -129,14 +134,12 @@ def test_average_of_a_run_begins_with_the_weights_of_another(tiny: Tiny, tmp_pat
     assert checkpoint(tmp_path / "run")["averaging_state"]["n_averaged"] == 2
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
+def test_numbers_that_are_refused() -> None:
+    options: Any
+    for options, message in (
         ({"decay": 1.0}, "decay is 1.0; expected"),
         ({"decay": -0.1}, "decay is -0.1; expected"),
         ({"start": "3 hours"}, "duration is '3 hours'; expected such as"),
-    ],
-)
-def test_numbers_that_are_refused(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        AveragedWeights(**options)
+    ):
+        with pytest.raises(ValueError, match=message):
+            AveragedWeights(**options)

@@ -26,23 +26,21 @@ def batch_of(*, two: bool) -> Batch:
     return Batch(torch.zeros(3, 1, 5, 3), labels, torch.arange(3), parts=parts)
 
 
-def trainer(tmp_path: Path, **changes: Any) -> Any:
+def trainer(tmp_path: Path, classes: tuple[str, ...] = (), **changes: Any) -> Any:
     facts = {
-        "default_root_dir": str(tmp_path),
-        "loggers": [],
-        "global_step": 0,
-        "state": SimpleNamespace(fn="fit"),
-        "is_global_zero": True,
-        "sanity_checking": False,
+        "default_root_dir": str(tmp_path), "loggers": [], "global_step": 0, "state": SimpleNamespace(fn="fit"),
+        "is_global_zero": True, "sanity_checking": False,
         "datamodule": SimpleNamespace(
-            spec=DataSpec((1, 5, 3), 5), provenance={"name": "stand-in for MNIST: small digits"}
+            spec=DataSpec((1, 5, 3), 5, classes=classes), provenance={"name": "stand-in for MNIST: small digits"}
         ),
-    }
+    }  # fmt: skip
     return SimpleNamespace(**{**facts, **changes})
 
 
-def lit(output: CapsuleOutput) -> Any:
-    return SimpleNamespace(network=FakeCapsNet(output), device=torch.device("cpu"))
+def lit(output: CapsuleOutput, images: int = 3) -> Any:
+    capsules = output.capsules._replace(poses=output.capsules.poses[:images])
+    network = FakeCapsNet(CapsuleOutput(output.scores[:images], capsules))
+    return SimpleNamespace(network=network, device=torch.device("cpu"))
 
 
 @pytest.fixture
@@ -54,30 +52,24 @@ def figures(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Figure]]:
     return found
 
 
-@pytest.mark.parametrize(
-    ("output", "two", "expected"),
-    [(ONE, False, ["3 → 3", "1 → 1"]), (TWO, True, ["L:(1,3)\nR:(1,3)", "L:(0,1)\nR:(0,1)"])],
-    ids=["one label", "two labels"],
-)
-def test_reconstructions_of_as_many_labels_as_there_are(
-    output: CapsuleOutput, two: bool, expected: list[str], tmp_path: Path, figures: list[tuple[str, Figure]]
-) -> None:
-    network = lit(CapsuleOutput(output.scores[:2], output.capsules._replace(poses=output.capsules.poses[:2])))
-    found, batch = {"output": output}, batch_of(two=two)
-    Reconstructions(images=2).on_validation_batch_end(trainer(tmp_path), network, found, batch, 0)
-    assert [name for name, _ in figures] == ["val/reconstructions", *(["val/predictions"] if two else [])]
-    assert captions(figures[0][1]) == expected
-
-
-@pytest.mark.parametrize(("output", "two", "first"), [(ONE, False, "true 3"), (TWO, True, "true 1, 3")])
-def test_networks_without_a_decoder_leave_their_predictions(
-    output: CapsuleOutput, two: bool, first: str, tmp_path: Path, figures: list[tuple[str, Figure]]
-) -> None:
-    network = SimpleNamespace(network=torch.nn.Identity())
-    Reconstructions().on_validation_batch_end(trainer(tmp_path), network, {"output": output}, batch_of(two=two), 0)
-    ((name, figure),) = figures
-    assert name == "val/predictions"
-    assert texts(figure)[0].startswith(first)
+def test_reconstructions_and_predictions(tmp_path: Path, figures: list[tuple[str, Figure]]) -> None:
+    without: Any = SimpleNamespace(network=torch.nn.Identity())
+    names = ("animal", "human", "plane", "truck", "car")
+    for output, two, classes, expected, first in (
+        (ONE, False, (), ["3 → 3", "1 → 1"], "true 3"),
+        (ONE, False, names, ["truck\n→ truck", "human\n→ human"], "true truck"),
+        (TWO, True, (), ["L:(1,3)\nR:(1,3)", "L:(0,1)\nR:(0,1)"], "true 1, 3"),
+    ):
+        figures.clear()
+        run, found, batch = trainer(tmp_path, classes), {"output": output}, batch_of(two=two)
+        Reconstructions(images=2).on_validation_batch_end(run, lit(output, 2), found, batch, 0)
+        assert [name for name, _ in figures] == ["val/reconstructions", *(["val/predictions"] if two else [])]
+        assert captions(figures[0][1]) == expected
+        figures.clear()
+        Reconstructions().on_validation_batch_end(run, without, found, batch, 0)
+        ((name, figure),) = figures
+        assert name == "val/predictions", "of networks without a decoder"
+        assert texts(figure)[0].startswith(first)
 
 
 def test_two_labels_are_decoded_in_red_and_green() -> None:
@@ -87,38 +79,27 @@ def test_two_labels_are_decoded_in_red_and_green() -> None:
     np.testing.assert_allclose(decoded[..., 1], decoded_picture(TWO, 2, 4), atol=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("batch", "loader", "changes"),
-    [(1, 0, {}), (0, 1, {}), (0, 0, {"sanity_checking": True}), (0, 0, {"is_global_zero": False})],
-    ids=["second batch", "second set", "sanity check", "second process"],
-)
-def test_reconstructions_are_drawn_once(
-    batch: int, loader: int, changes: dict[str, Any], tmp_path: Path, figures: list[tuple[str, Figure]]
-) -> None:
-    callback = Reconstructions(images=3)
-    callback.on_validation_batch_end(trainer(tmp_path, **changes), lit(ONE), {}, batch_of(two=False), batch, loader)
-    assert figures == []
+def test_reconstructions_are_drawn_once(tmp_path: Path, figures: list[tuple[str, Figure]]) -> None:
+    for batch, loader, changes in (
+        (1, 0, {}), (0, 1, {}), (0, 0, {"sanity_checking": True}), (0, 0, {"is_global_zero": False})
+    ):  # fmt: skip
+        run = trainer(tmp_path, **changes)
+        Reconstructions(images=3).on_validation_batch_end(run, lit(ONE), {}, batch_of(two=False), batch, loader)
+        assert figures == []
 
 
-def confusion(tmp_path: Path, output: CapsuleOutput, *, two: bool, loaders: list[int]) -> None:
-    callback, network = ConfusionMatrix(), lit(output)
-    for loader in loaders:
-        callback.on_validation_batch_end(trainer(tmp_path), network, {"output": output}, batch_of(two=two), 0, loader)
-    callback.on_validation_epoch_end(trainer(tmp_path), network)
-
-
-@pytest.mark.parametrize("loaders", [[0], [0, 1, 2]], ids=str)
-def test_confusion_is_of_the_first_set(loaders: list[int], tmp_path: Path, figures: list[tuple[str, Figure]]) -> None:
-    confusion(tmp_path, ONE, two=False, loaders=loaders)
-    ((name, figure),) = figures
-    assert name == "val/confusion"
-    assert sum(int(text.get_text()) for text in figure.axes[0].texts) == 3
-    assert figure.axes[0].get_xlabel() == "Predicted label"
-
-
-def test_two_labels_have_no_confusion(tmp_path: Path, figures: list[tuple[str, Figure]]) -> None:
-    confusion(tmp_path, TWO, two=True, loaders=[0, 0])
-    assert figures == []
+def test_confusion_is_of_the_first_set_and_of_single_labels(tmp_path: Path, figures: list[tuple[str, Figure]]) -> None:
+    for output, two, loaders in ((ONE, False, [0]), (ONE, False, [0, 1, 2]), (TWO, True, [0, 0])):
+        figures.clear()
+        callback, network, run = ConfusionMatrix(), lit(output), trainer(tmp_path)
+        for loader in loaders:
+            callback.on_validation_batch_end(run, network, {"output": output}, batch_of(two=two), 0, loader)
+        callback.on_validation_epoch_end(run, network)
+        assert len(figures) == (not two)
+        for name, figure in figures:
+            assert name == "val/confusion"
+            assert sum(int(text.get_text()) for text in figure.axes[0].texts) == 3
+            assert figure.axes[0].get_xlabel() == "Predicted label"
 
 
 def test_figures_lie_in_the_run(tmp_path: Path) -> None:
@@ -127,13 +108,3 @@ def test_figures_lie_in_the_run(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "figures").iterdir()] == ["val_confusion.png"]
     expected = f"{tmp_path.name}: validation images of stand-in for MNIST, drawn while training, at step 7"
     assert " ".join(figure.get_suptitle().split("\n")) == expected
-
-
-def test_classes_are_called_by_their_names(tmp_path: Path, figures: list[tuple[str, Figure]]) -> None:
-    named = SimpleNamespace(spec=DataSpec((1, 5, 3), 5, classes=("animal", "human", "plane", "truck", "car")))
-    network = lit(CapsuleOutput(ONE.scores[:2], ONE.capsules._replace(poses=ONE.capsules.poses[:2])))
-    batch = batch_of(two=False)._replace(labels=torch.tensor([3, 0, 0]))
-    Reconstructions(images=2).on_validation_batch_end(
-        trainer(tmp_path, datamodule=named), network, {"output": ONE}, batch, 0
-    )  # fmt: skip
-    assert captions(figures[0][1]) == ["truck\n→ truck", "animal\n→ human"]

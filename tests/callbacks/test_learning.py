@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
-import logging
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -52,15 +50,14 @@ def table(run: Path) -> list[dict[str, str]]:
 # --- in runs ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_training_is_the_same_with_and_without(
-    name: str, tiny: Tiny, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+@pytest.mark.parametrize(
+    "name", ["capsnet", *(pytest.param(each, marks=pytest.mark.whole) for each in ("cnn", "em_caps"))]
+)
+def test_training_is_the_same_with_and_without(name: str, tiny: Tiny, tmp_path: Path) -> None:
     """With dropout, batch normalisation and accumulated gradients: weights, statistics, state of Adam, curves."""
     without, with_it = tmp_path / "without", tmp_path / "with"
     train(tiny(*FEW, "callbacks.variance_floor=null", model=MODELS[name]), without)
-    with caplog.at_level(logging.INFO):
-        train(tiny(*FEW, *LEARNING, model=MODELS[name]), with_it)
+    train(tiny(*FEW, *LEARNING, model=MODELS[name]), with_it)
     expected, found = checkpoint(without), checkpoint(with_it)
     for part in ("state_dict", "optimizer_states"):
         torch.testing.assert_close(found[part], expected[part], rtol=0, atol=0)
@@ -72,22 +69,15 @@ def test_training_is_the_same_with_and_without(
     assert shown == known
 
     rows = table(with_it)
-    assert [row["step"] for row in rows] == ["0", "2"]
-    assert [row["step"] for row in measured] == ["0", "2"]
+    assert [row["step"] for row in rows] == [row["step"] for row in measured] == ["0", "2"]
     for row, logged in zip(rows, measured, strict=True):
         numbers = {f"learning/{key}": float(value) for key, value in row.items() if key != "step" and value}
         assert {key: float(value) for key, value in logged.items() if key in numbers} == pytest.approx(numbers)
     assert any(key.startswith("relative_step_") for key in rows[0])
     assert ("pose_std_primary" in rows[0]) is (name != "cnn")
-    content = json.loads((with_it / "learning.json").read_text())
-    assert [each["step"] for each in content["measurements"]] == [0, 2]
-    assert content["measurements"][1]["gradient"]["norm"] == pytest.approx(float(rows[1]["gradient_norm"]))
-    assert (with_it / "figures" / "learning.png").is_file()
-    said = [record.getMessage() for record in caplog.records]
-    start = said.index("diagnosis of 2 measurements, see learning.csv and figures/learning.png:")
-    assert [f"- {sentence}" for sentence in content["diagnosis"]] == said[start + 1 :][: len(content["diagnosis"])]
 
 
+@pytest.mark.whole
 def test_bf16_is_measured_in_float32_and_steps_are_those_of_the_optimizer(tiny: Tiny, tmp_path: Path) -> None:
     """The first measurement, before any step, is that of a run in float32."""
     few = [*FEW, *LEARNING, "trainer.max_steps=1"]
@@ -112,6 +102,7 @@ def test_bf16_is_measured_in_float32_and_steps_are_those_of_the_optimizer(tiny: 
     assert max(found.values()) > 0.001
 
 
+@pytest.mark.whole
 def test_resumed_run_has_the_measurements_of_an_uninterrupted_one(
     tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -124,18 +115,11 @@ def test_resumed_run_has_the_measurements_of_an_uninterrupted_one(
     assert len(table(directory)) == 4
 
 
-@pytest.mark.parametrize("model", ["capsnet", "cnn_small", "em_caps", "em_caps_paper"])
-@pytest.mark.parametrize("data", ["mnist", "smallnorb", "multimnist"])
-def test_debug_learning_goes_with_models_and_data(model: str, data: str) -> None:
-    config = compose("train", ["debug=learning", f"model={model}", f"data={data}"])
-    check(config)
-    assert (config.trainer.max_steps, config.train.test) == (100, "none")
-
-
-def test_debug_learning(tiny: Tiny, tmp_path: Path) -> None:
-    config = tiny("debug=learning", "data.batch_size=8", "trainer.max_steps=1", model=TINY_CNN)
-    train(config, tmp_path / "run")
-    assert [row["step"] for row in table(tmp_path / "run")] == ["0"]
+def test_debug_learning_goes_with_models_and_data() -> None:
+    for model, data in (("capsnet", "mnist"), ("cnn_small", "multimnist"), ("em_caps_paper", "smallnorb")):
+        config = compose("train", ["debug=learning", f"model={model}", f"data={data}"])
+        check(config)
+        assert (config.trainer.max_steps, config.train.test) == (100, "none")
 
 
 # --- on their own ----------------------------------------------------------------------------------------------------
@@ -162,16 +146,11 @@ def em_caps(weight_std: float) -> EMCaps:
     return EMCaps((1, 17, 17), 3, **sizes, conv_weight_std=weight_std, class_weight_std=weight_std)
 
 
-def test_floor_far_from_the_votes_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
-    (message,) = warnings(em_caps(10.0), caplog)
-    assert "far below the variance of the votes: conv_capsules_1 (0.0005 beside " in message
-    (message,) = warnings(em_caps(1e-4), caplog)
-    assert "far above the variance of the votes: conv_capsules_1 (0.0005 beside " in message
-
-
-def test_others_are_left_alone(caplog: pytest.LogCaptureFixture) -> None:
-    network = em_caps(0.1)
-    votes = measure_layers(network, images().images)["conv_capsules_1"].votes_variance
+def test_floor_far_from_the_votes_is_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
+    for weight_std, where in ((10.0, "below"), (1e-4, "above")):
+        (message,) = warnings(em_caps(weight_std), caplog)
+        assert f"far {where} the variance of the votes: conv_capsules_1 (0.0005 beside " in message
+    votes = measure_layers(em_caps(0.1), images().images)["conv_capsules_1"].votes_variance
     assert votes is not None
     assert 0.0005 / 100 < votes < 0.0005 * 100
     assert warnings(em_caps(10.0), caplog, step=5) == [], "a run that is resumed"
@@ -181,15 +160,13 @@ def test_others_are_left_alone(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_other_processes_write_nothing(tmp_path: Path) -> None:
-    callback = LearningDiagnostics()
-    callback.current = object()
+    callback, module = LearningDiagnostics(), SimpleNamespace(network=nn.Linear(1, 1))
+    callback.step = 0
     trainer: Any = SimpleNamespace(is_global_zero=False, global_step=1, default_root_dir=tmp_path)
-    callback.current = SimpleNamespace(step=0)
-    module: Any = SimpleNamespace(network=nn.Linear(1, 1))
     callback.on_before_optimizer_step(trainer, module, None)
     callback.on_train_batch_end(trainer, module, None, images(), 0)
     callback.on_train_end(trainer, module)
-    assert (callback.current, callback.before, callback.measurements) == (None, {}, [])
+    assert (callback.step, callback.before, callback.rows) == (None, {}, [])
     assert [*tmp_path.iterdir()] == []
 
 
@@ -201,20 +178,14 @@ def test_first_images_are_whole_records_in_full_precision() -> None:
     assert (few.factors.dtype, few.factors.tolist(), few.parts) == (torch.int64, [[0, 1], [2, 3], [4, 5]], None)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
+def test_wrong_options_are_refused() -> None:
+    for options, message in (
         ({"every_n_steps": 0}, "every_n_steps is 0; expected 1 or more"),
         ({"images": 1}, "images is 1; expected 2 or more"),
         ({"relative_change": 0.0}, "relative_change is 0.0; expected more than 0"),
         ({"changes": 0}, "changes is 0; expected 1 or more"),
-    ],
-)
-def test_wrong_options_are_refused(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        LearningDiagnostics(**options)
-
-
-def test_floor_needs_two_images() -> None:
+    ):
+        with pytest.raises(ValueError, match=message):
+            LearningDiagnostics(**options)
     with pytest.raises(ValueError, match="images is 1; expected 2 or more"):
         VarianceFloor(images=1)

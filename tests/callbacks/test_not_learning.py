@@ -19,7 +19,6 @@ LABELS = torch.arange(10).repeat_interleave(2)
 
 def warnings(
     caplog: pytest.LogCaptureFixture,
-    *,
     start: float = 0.5,
     end: float = 0.5,
     rate: float = 0.001,

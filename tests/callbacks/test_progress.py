@@ -18,18 +18,11 @@ import pytest
 from lightning.pytorch.callbacks import Timer
 
 from capsule_lab.callbacks import ProgressBar, ProgressLines
+from tests.helpers.clock import Clock
 from tests.helpers.modules import classifier
 
 STEPS = 8
 METRICS = {"train/loss": 0.5, "train/error": 44.0, "val/error": 12.345, "val/dead_capsules": 0.0}
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def monotonic(self) -> float:
-        return self.now
 
 
 @pytest.fixture
@@ -80,50 +73,44 @@ def test_a_long_epoch_has_lines_of_its_own_and_the_first_comes_early(
     assert [line.split()[3][0] for line in found[2:]] == ["3", "4", "6", "8", "8"]
 
 
-@pytest.mark.parametrize("callback", [ProgressLines(), ProgressBar()], ids=["lines", "bar"])
-@pytest.mark.parametrize(
-    ("first", "steps", "seconds", "said"),
-    [
+@pytest.mark.parametrize("bar", [False, True])
+def test_duration_of_a_long_run_is_announced_once_without_the_first_steps(
+    bar: bool, caplog: pytest.LogCaptureFixture, clock: Clock
+) -> None:
+    module: Any = classifier()
+    for first, steps, seconds, expected in (
         (0, 1800, 1, "this run will take about 32 min on this machine"),
         (0, 18000, 1, "this run will take about 5 h on this machine"),
         (600, 1800, 1, "the rest of this run will take about 22 min on this machine"),
         (0, 50, 1, None),
         (0, 1800, 0.01, None),
-    ],
-)
-def test_duration_of_a_long_run_is_said_once_without_the_first_steps(
-    callback: ProgressLines, first: int, steps: int, seconds: float, said: str | None,
-    caplog: pytest.LogCaptureFixture, clock: Clock,
-) -> None:  # fmt: skip
-    callback, module = type(callback)(), classifier()
-    module.total_steps = steps
-    trainer: Any = SimpleNamespace(
-        global_step=first, current_epoch=0, is_global_zero=True, callbacks=[], logged_metrics={}
-    )
-    callback.left.start(trainer, module)
-    with caplog.at_level(logging.INFO, "capsule_lab"):
-        for took in [60, 60, *[seconds] * 18]:  # the first steps compile kernels
-            assert bool(callback.left.text(trainer)) == (trainer.global_step > first + 2)
-            trainer.global_step, clock.now = trainer.global_step + 1, clock.now + took
-            callback.on_train_batch_end(trainer, module, {"loss": 0.25}, None, 0)
-    found = [record.getMessage() for record in caplog.records if "will take" in record.getMessage()]
-    assert found == ([said] if said else [])
+    ):
+        caplog.clear()
+        callback, module.total_steps = (ProgressBar() if bar else ProgressLines()), steps
+        trainer: Any = SimpleNamespace(
+            global_step=first, current_epoch=0, is_global_zero=True, callbacks=[], logged_metrics={}
+        )
+        callback.left.start(trainer, module)
+        with caplog.at_level(logging.INFO, "capsule_lab"):
+            for duration in [60, 60, *[seconds] * 18]:  # the first steps compile kernels
+                assert bool(callback.left.text(trainer)) == (trainer.global_step > first + 2)
+                trainer.global_step, clock.now = trainer.global_step + 1, clock.now + duration
+                callback.on_train_batch_end(trainer, module, {"loss": 0.25}, None, 0)
+        found = [record.getMessage() for record in caplog.records if "will take" in record.getMessage()]
+        assert found == ([expected] if expected else [])
 
 
-@pytest.mark.parametrize(("limit", "left"), [(90, "0:01:30"), (900, "0:02:00")])
-def test_time_left_is_not_more_than_a_timer_leaves(
-    caplog: pytest.LogCaptureFixture, clock: Clock, monkeypatch: pytest.MonkeyPatch, limit: int, left: str
-) -> None:
-    timer = Timer(timedelta(seconds=900))
-    monkeypatch.setattr(timer, "time_remaining", lambda: limit)
-    module, callback = classifier(), ProgressLines()
-    module.total_steps = STEPS
-    trainer: Any = SimpleNamespace(global_step=0, callbacks=[timer])
-    callback.on_train_start(trainer, module)
-    trainer.global_step, clock.now = 2, clock.now + 500
-    callback.left.count(trainer)
-    trainer.global_step, clock.now = 4, clock.now + 60
-    assert callback.left.text(trainer) == f"left {left}"
+def test_time_left_is_not_more_than_a_timer_leaves(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    for limit, left in ((90, "0:01:30"), (900, "0:02:00")):
+        timer, module, callback = Timer(timedelta(seconds=900)), classifier(), ProgressLines()
+        monkeypatch.setattr(timer, "time_remaining", lambda limit=limit: limit)
+        module.total_steps = STEPS
+        trainer: Any = SimpleNamespace(global_step=0, callbacks=[timer])
+        callback.on_train_start(trainer, module)
+        trainer.global_step, clock.now = 2, clock.now + 500
+        callback.left.count(trainer)
+        trainer.global_step, clock.now = 4, clock.now + 60
+        assert callback.left.text(trainer) == f"left {left}"
 
 
 # --- the bar on a terminal -------------------------------------------------------------------------------------------

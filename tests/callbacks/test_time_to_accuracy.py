@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import logging
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -20,27 +19,19 @@ from capsule_lab.config.compose import compose
 from capsule_lab.lit import lightning_internals
 from capsule_lab.metrics import ErrorRate
 from capsule_lab.train import summary, train
+from tests.helpers.clock import Clock
 from tests.helpers.commands import CHOSEN, NO_PICTURES, TINY_CNN, TINY_DATA
 from tests.helpers.modules import batch, loader, trainer
+from tests.helpers.training import curves
 
 STEP, VALIDATION, SAVE, LOADING = 1.0, 10.0, 100.0, 0.25  # seconds
 START_UP = 1000.0
 BATCH = batch()
 
 
-class Clock:
-    """Time that passes where the test lets it."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def monotonic(self) -> float:
-        return self.now
-
-
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    found = Clock()
+    found = Clock(0.0)
     monkeypatch.setattr("capsule_lab.callbacks.time_to_accuracy.time", found)
     return found
 
@@ -135,55 +126,49 @@ ERRORS = [50.0, 1.0, 0.6, 0.5, 0.1]
 
 
 def test_first_validation_at_which_each_is_reached(tmp_path: Path, clock: Clock) -> None:
-    callback, run = fit(tmp_path, clock, [50.0, 1.0, 2.0, 0.5, 0.1])
+    """Of loading, what comes after a validation or before the first step is not counted: one batch of each."""
+    callback, run = fit(tmp_path, clock, ERRORS)
     first, second = callback.reached["99"], callback.reached["99.5"]
     assert (first["step"], first["images"], first["error"]) == (4, 4 * len(BATCH.labels), 1.0)
     assert (second["step"], second["images"], second["error"]) == (8, 8 * len(BATCH.labels), 0.5)
     assert run.global_step == 8, "the run ends there"
     assert lightning_internals.stop_reason(run, 10) == "threshold"
+    saved = torch.load(tmp_path / "checkpoints" / "reached_99.ckpt", weights_only=True)
+    assert (saved["global_step"], saved["state_dict"]["weight"].item()) == (4, pytest.approx(-0.4))
 
-
-def test_clock_of_training_stands_still_in_all_else(tmp_path: Path, clock: Clock) -> None:
-    """Of loading, what comes after a validation or before the first step is not counted: one batch of each."""
-    callback, _ = fit(tmp_path, clock, ERRORS)
-    loaded = 8 * STEP + 4 * LOADING  # four of eight batches follow a step
-    found = callback.reached["99.5"]
-    assert found["seconds"] == pytest.approx(loaded, abs=2 * LOADING)  # Lightning loads a batch ahead
+    training = 8 * STEP + 4 * LOADING  # four of eight batches follow a step; Lightning loads a batch ahead
+    assert second["seconds"] == pytest.approx(training, abs=2 * LOADING)
     assert callback.seconds["validation"] == pytest.approx(4 * VALIDATION, abs=2 * LOADING)
     assert START_UP <= callback.seconds["start_up"] <= START_UP + 2 * LOADING
     assert 2 * SAVE <= callback.seconds["checkpoints"] <= 2 * SAVE + 4 * LOADING
     assert sum(callback.seconds.values()) == clock.now, "all of the time is accounted for"
-    assert found["wall_seconds"] == clock.now - SAVE, "at the last validation, before its checkpoint"
+    assert second["wall_seconds"] == clock.now - SAVE, "at the last validation, before its checkpoint"
+
+    logged = run.logger.logged
+    assert logged["time_to_accuracy/99/images"] == (4 * len(BATCH.labels), 3)
+    assert logged["time_to_accuracy/99/seconds"] == (first["seconds"], 3)
+    assert logged["time_to_accuracy/images"] == (8 * len(BATCH.labels), 7), "with every validation"
+
+    run.save_checkpoint(tmp_path / "last.ckpt")
+    again, run = fit(tmp_path, clock, ERRORS, ckpt_path=tmp_path / "last.ckpt")
+    assert (run.global_step, again.reached) == (8, callback.reached), "a run that has ended is not trained on"
 
 
-def test_two_at_once(tmp_path: Path, clock: Clock) -> None:
-    callback, run = fit(tmp_path, clock, [50.0, 0.4, 0.4, 0.4, 0.4])
+def test_two_at_once_none_and_all_without_an_end(tmp_path: Path, clock: Clock) -> None:
+    callback, run = fit(tmp_path, clock, [50.0, *[0.4] * 4])
     first, second = callback.reached["99"], callback.reached["99.5"]
     assert (first["step"], first["seconds"], first["images"]) == (second["step"], second["seconds"], second["images"])
     assert run.global_step == 4
     assert sorted(file.name for file in tmp_path.glob("checkpoints/*")) == ["reached_99.5.ckpt", "reached_99.ckpt"]
 
-
-def test_weights_are_those_that_reached_it(tmp_path: Path, clock: Clock) -> None:
-    fit(tmp_path, clock, ERRORS)
-    saved = torch.load(tmp_path / "checkpoints" / "reached_99.ckpt", weights_only=True)
-    assert saved["global_step"] == 4
-    assert saved["state_dict"]["weight"].item() == pytest.approx(-0.4)
-
-
-def test_not_reached_is_none(tmp_path: Path, clock: Clock) -> None:
     callback, run = fit(tmp_path, clock, [50.0, 1.0, 0.7, 0.8, 0.6])
     found = callback.results()
     assert found["99/seconds"] == callback.reached["99"]["seconds"]
     assert [found[f"99.5/{name}"] for name in ("seconds", "wall_seconds", "images", "step", "error")] == [None] * 5
-    assert run.global_step == 10
-    assert lightning_internals.stop_reason(run, 10) == "steps"
+    assert (run.global_step, lightning_internals.stop_reason(run, 10)) == (10, "steps")
 
-
-def test_run_goes_on_where_it_is_not_to_stop(tmp_path: Path, clock: Clock) -> None:
     callback, run = fit(tmp_path, clock, [0.1] * 5, stop=False)
-    assert run.global_step == 10
-    assert callback.reached["99"]["step"] == callback.reached["99.5"]["step"] == 2
+    assert (run.global_step, [each["step"] for each in callback.reached.values()]) == (10, [2, 2])
 
 
 @pytest.mark.parametrize("step", [3, 5, 7])
@@ -205,30 +190,14 @@ def test_interrupted_run_records_what_a_whole_one_does(tmp_path: Path, clock: Cl
     assert run.global_step == 8
 
 
-def test_run_that_has_ended_is_not_trained_on(tmp_path: Path, clock: Clock) -> None:
-    first, run = fit(tmp_path, clock, ERRORS)
-    run.save_checkpoint(tmp_path / "last.ckpt")
-    again, run = fit(tmp_path, clock, ERRORS, ckpt_path=tmp_path / "last.ckpt")
-    assert run.global_step == 8
-    assert again.reached == first.reached
-
-
-def test_loggers_get_the_times(tmp_path: Path, clock: Clock) -> None:
-    callback, run = fit(tmp_path, clock, ERRORS)
-    assert run.logger.logged["time_to_accuracy/99/images"] == (4 * len(BATCH.labels), 3)
-    assert run.logger.logged["time_to_accuracy/99/seconds"] == (callback.reached["99"]["seconds"], 3)
-    assert run.logger.logged["time_to_accuracy/images"] == (8 * len(BATCH.labels), 7), "with every validation"
-
-
-@pytest.mark.parametrize(("wrong", "reached"), [(50, True), (51, False)])
-def test_exactly_the_accuracy_is_reached(tmp_path: Path, clock: Clock, wrong: int, reached: bool) -> None:
+def test_exactly_the_accuracy_is_reached(tmp_path: Path, clock: Clock) -> None:
     """0.5 % of 10,000 images, as a metric in float32 has it."""
     labels = torch.zeros(10_000, dtype=torch.long)
-    scores = torch.nn.functional.one_hot((torch.arange(10_000) < wrong).long(), 10).float()
-    error = ErrorRate(10)
-    error.update(scores, labels)
-    callback, _ = fit(tmp_path, clock, [float(error.compute())] * 5)
-    assert ("99.5" in callback.reached) is reached
+    for wrong, reached in ((50, True), (51, False)):
+        error = ErrorRate(10)
+        error.update(torch.nn.functional.one_hot((torch.arange(10_000) < wrong).long(), 10).float(), labels)
+        callback, _ = fit(tmp_path, clock, [float(error.compute())] * 5)
+        assert ("99.5" in callback.reached) is reached
 
 
 def test_accelerator_has_done_its_steps_before_the_clock_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -240,16 +209,15 @@ def test_accelerator_has_done_its_steps_before_the_clock_is_read(monkeypatch: py
     assert waited == ["cuda"], "once, at the validation"
 
 
-@pytest.mark.parametrize(
-    ("thresholds", "message"),
-    [
+def test_wrong_thresholds() -> None:
+    for thresholds, message in (
         ([], "^thresholds is empty; expected percentages of right images"),
         ([99.0, 101.0], "^thresholds is 101.0; expected 0 to 100"),
-    ],
-)
-def test_wrong_thresholds(thresholds: list[float], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        TimeToAccuracy(thresholds)
+    ):
+        with pytest.raises(ValueError, match=message):
+            TimeToAccuracy(thresholds)
+    run: Any = SimpleNamespace(checkpoint_callbacks=[])
+    assert TimeToAccuracy.of(run) is None
 
 
 # --- whole runs ------------------------------------------------------------------------------------------------------
@@ -258,16 +226,9 @@ def test_wrong_thresholds(thresholds: list[float], message: str) -> None:
 RUN = [*TINY_CNN, *TINY_DATA, *NO_PICTURES, "callbacks=time_to_accuracy", "trainer.max_epochs=1", "train.test=last"]
 
 
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+def test_result_has_times_and_the_test_of_the_weights_that_reached_it(tmp_path: Path) -> None:
     """A run that reaches 1 % and not 99.9 %."""
-    directory = tmp_path_factory.mktemp("trained") / "run"
-    return directory, train(compose("train", [*RUN, "callbacks.time_to_accuracy.thresholds=[1, 99.9]"]), directory)
-
-
-@pytest.mark.xdist_group("time_to_accuracy")
-def test_result_has_times_and_the_test_of_the_weights_that_reached_it(trained: tuple[Path, dict[str, Any]]) -> None:
-    _, result = trained
+    result = train(compose("train", [*RUN, "callbacks.time_to_accuracy.thresholds=[1, 99.9]"]), tmp_path / "run")
     found = result["time_to_accuracy"]
     assert (found["1/step"], found["1/images"], found["1/error"]) == (4, 256, result["val"]["error"])
     assert 0 < found["1/seconds"] < found["1/wall_seconds"]
@@ -275,21 +236,12 @@ def test_result_has_times_and_the_test_of_the_weights_that_reached_it(trained: t
     assert found["99.9/seconds"] is found["99.9/test_error"] is None
     assert result["weights_tested"] == "last"
 
-
-@pytest.mark.xdist_group("time_to_accuracy")
-def test_curves_have_one_test(trained: tuple[Path, dict[str, Any]]) -> None:
-    directory, result = trained
-    with (directory / "metrics.csv").open(newline="") as file:
-        rows = list(csv.DictReader(file))
+    rows = curves(tmp_path / "run")
     assert [float(row["test/error"]) for row in rows if row["test/error"]] == [result["test"]["error"]]
     (validation,) = [row for row in rows if row["val/error"]]
     assert float(validation["time_to_accuracy/images"]) == 256
 
-
-@pytest.mark.xdist_group("time_to_accuracy")
-def test_last_lines_say_what_was_reached(trained: tuple[Path, dict[str, Any]]) -> None:
-    lines = summary(trained[1], trained[0], CHOSEN).splitlines()
-    found = trained[1]["time_to_accuracy"]
+    lines = summary(result, tmp_path / "run", CHOSEN).splitlines()
     assert lines[1] == (
         f"1 %         after {found['1/seconds']:.0f} s of training, 256 images, "
         f"test error then {found['1/test_error']:.2f} %"
@@ -297,15 +249,10 @@ def test_last_lines_say_what_was_reached(trained: tuple[Path, dict[str, Any]]) -
     assert lines[2] == "99.9 %      not reached"
 
 
+@pytest.mark.whole
 def test_run_that_is_not_tested(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     options = ["callbacks.time_to_accuracy.thresholds=[1]", "train.test=none"]
     with caplog.at_level(logging.INFO, "capsule_lab"):
         found = train(compose("train", [*RUN, *options]), tmp_path / "run")["time_to_accuracy"]
-    assert found["1/step"] == 4
-    assert found["1/test_error"] is None
+    assert (found["1/step"], found["1/test_error"]) == (4, None)
     assert any(message.startswith("1 % right after ") for message in caplog.messages)
-
-
-def test_run_without_it() -> None:
-    run: Any = SimpleNamespace(checkpoint_callbacks=[])
-    assert TimeToAccuracy.of(run) is None

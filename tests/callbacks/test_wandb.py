@@ -17,7 +17,7 @@ from capsule_lab.config.compose import compose
 from capsule_lab.train import train
 from tests.helpers.commands import NO_PICTURES, ROOT, TINY, Ended, python
 from tests.helpers.tables import write_table
-from tests.helpers.wandb_reader import told
+from tests.helpers.wandb_reader import read_offline
 
 SYNC = "runs/*/wandb/offline-run-*"
 Tiny = Callable[..., DictConfig]
@@ -31,7 +31,7 @@ def _silent(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_run_has_results_configuration_provenance_tags_and_pictures(tiny: Tiny, tmp_path: Path) -> None:
     found = train(tiny("logger=wandb", "trainer.max_epochs=1", "trainer.log_every_n_steps=2"), tmp_path / "run")
-    shown = told(tmp_path / "run")
+    shown = read_offline(tmp_path / "run")
     points = [row for row in shown["history"] if "train/loss_step" in row]
     assert [row["trainer/global_step"] for row in points] == [1, 3]
     quantities = {"train/error_step", "train/gradient_norm", "schedule/learning_rate"}
@@ -48,77 +48,74 @@ def test_run_has_results_configuration_provenance_tags_and_pictures(tiny: Tiny, 
         assert list((tmp_path / "run" / "wandb").glob(f"offline-run-*/files/{picture}"))
 
 
-def test_network_that_does_not_route_has_no_tag_for_it() -> None:
+def test_tags_and_names() -> None:
     config = compose("train", ["model=cnn_baseline", "routing=none", "seed=3"])
     expected = {"model": "BaselineCNN", "data": "MNIST", "source": "standin", "seed": "3"}
-    assert run_tags(config, {"source": "standin"}) == expected
-
-
-@pytest.mark.parametrize("logger", ["wandb", "mlflow"])
-def test_run_is_named_by_what_it_changes(logger: str) -> None:
+    assert run_tags(config, {"source": "standin"}) == expected, "without routing"
     overrides = ["model=capsnet", "model.channels=8", "routing=em", "seed=3"]
-    config = compose("train", [*overrides, f"logger={logger}"])
-    named = with_names(config, Path("runs/wide-capsnet-mnist-01234567-2"), overrides)
-    assert named.logger[logger].name == "wide-capsnet-mnist routing=em model.channels=8"
-    assert config.logger[logger].name is None
+    for logger in ("wandb", "mlflow"):
+        config = compose("train", [*overrides, f"logger={logger}"])
+        named = with_names(config, Path("runs/wide-capsnet-mnist-01234567-2"), overrides)
+        assert named.logger[logger].name == "wide-capsnet-mnist routing=em model.channels=8"
+        assert config.logger[logger].name is None
+    assert f"wandb sync {SYNC} " in (ROOT / "docs" / "guides" / "dashboards.md").read_text()
 
 
+@pytest.mark.whole
 def test_output_is_the_command_that_uploads_the_run(cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("WANDB_SILENT")
     ended = cli("train", *TINY, "trainer.max_epochs=1", "train.directory=run", "logger=wandb", *NO_PICTURES)
-    told_of = [line for line in (ended.out + ended.err).splitlines() if re.search("wandb|W&B", line)]
+    lines = [line for line in (ended.out + ended.err).splitlines() if re.search("wandb|W&B", line)]
     (folder,) = (tmp_path / "run" / "wandb").glob("offline-run-*")
-    told_of = [line for line in told_of if "overrides" not in line and "python -m" not in line]
-    assert told_of == [f"to upload this run to W&B: wandb sync {folder}"]
+    lines = [line for line in lines if "overrides" not in line and "python -m" not in line]
+    assert lines == [f"to upload this run to W&B: wandb sync {folder}"]
 
 
+@pytest.mark.whole
 def test_run_that_fails_is_shown_as_failed(tiny: Tiny, tmp_path: Path) -> None:
     with pytest.raises(NonFiniteError):
         train(tiny("logger=wandb", "schedule.learning_rate.initial=1e30", *NO_PICTURES), tmp_path / "run")
-    assert told(tmp_path / "run")["exit_code"] == 1
+    assert read_offline(tmp_path / "run")["exit_code"] == 1
 
 
+@pytest.mark.whole
 def test_table_is_a_group_with_a_run_for_each_cell(cli: Cli, tmp_path: Path) -> None:
     columns = {"a": {"overrides": []}, "b": {"overrides": ["data.shift=1"]}}
     file = write_table(tmp_path, columns=columns, seeds=[3])
     ended = cli("sweep", f"table={file}", "logger=wandb")
     assert ended.out.splitlines()[-1] == "mine: 2 done", "a dashboard decides nothing about a result"
-    shown = [told(directory) for directory in (tmp_path / "runs").glob("capsnet-*")]
-    assert sorted((run["name"], run["run"]["job_type"]) for run in shown) == [
-        ("one", "one"), ("one/b", "one/b"),
-    ]  # fmt: skip
+    shown = [read_offline(directory) for directory in (tmp_path / "runs").glob("capsnet-*")]
+    assert sorted((run["name"], run["run"]["job_type"]) for run in shown) == [("one", "one"), ("one/b", "one/b")]
     assert {run["run"]["run_group"] for run in shown} == {"mine"}
     synced = python("-m", "wandb", "sync", "--dry-run", *map(str, tmp_path.glob(SYNC)), cwd=tmp_path, WANDB_SILENT="")
     assert "Would sync 2 run(s)" in synced.err
     assert all({"mine", "seed 3"} < {*run["tags"]} and run["state"] == "finished" for run in shown)
 
 
+@pytest.mark.whole
 def test_figures_leave_the_run_its_name_and_group(cli: Cli, tiny: Tiny, tmp_path: Path) -> None:
     named = ["logger.wandb.name=row/0", "logger.wandb.group=table", "logger.wandb.job_type=row"]
     train(tiny("logger=wandb", "trainer.max_epochs=1", *named, *NO_PICTURES), tmp_path / "run")
     shutil.rmtree(tmp_path / "run" / "wandb")
     assert cli("figures", "run=run", "logger=wandb", "images=2").status == 0
-    run = told(tmp_path / "run")["run"]
+    run = read_offline(tmp_path / "run")["run"]
     assert (run["run_id"], run["display_name"], run["run_group"], run["job_type"]) == ("run", "row/0", "table", "row")
 
 
+@pytest.mark.whole
 @pytest.mark.filterwarnings(
     "ignore:Exception ignored in:pytest.PytestUnraisableExceptionWarning"
 )  # wandb leaves it open
-def test_run_that_an_agent_starts_is_the_one_it_asked_for(
+def test_run_that_an_agent_starts_has_the_id_that_it_gave(
     tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "asked.yaml").write_text("wandb_version: 1\nrouting.iterations: {value: 2}\n")
-    agent = {"WANDB_SWEEP_ID": "mine", "WANDB_RUN_ID": "given", "WANDB_SWEEP_PARAM_PATH": str(tmp_path / "asked.yaml")}
+    (tmp_path / "given.yaml").write_text("wandb_version: 1\nrouting.iterations: {value: 2}\n")
+    agent = {"WANDB_SWEEP_ID": "mine", "WANDB_RUN_ID": "given", "WANDB_SWEEP_PARAM_PATH": str(tmp_path / "given.yaml")}
     for name, value in agent.items():
         monkeypatch.setenv(name, value)
     wandb.teardown()  # it reads the environment once in a process
     train(tiny("trainer.max_epochs=1", *NO_PICTURES, "logger=wandb", "routing.iterations=2"), tmp_path / "run")
     wandb.teardown()
-    shown = told(tmp_path / "run")
+    shown = read_offline(tmp_path / "run")
     assert (shown["run_id"], shown["state"], shown["config"]["routing.iterations"]) == ("given", "finished", 2)
     assert shown["config"]["config"]["routing"]["iterations"] == 2
-
-
-def test_documented_upload_is_of_files_that_are_there() -> None:
-    assert f"wandb sync {SYNC} " in (ROOT / "docs" / "guides" / "dashboards.md").read_text()

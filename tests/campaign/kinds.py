@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.campaign import corruption, interruptions, numbers, resources, sweeps
+from tests.campaign import interruptions, numbers, resources, sweeps
 from tests.campaign.runner import Kind
 
 KINDS = {
@@ -18,6 +18,5 @@ KINDS = {
     "ranks": Kind("one of two DDP processes is killed, stopped or signalled", sweeps.ranks, sweeps.try_rank),
     "at_once": Kind("runs, reports and locks at once", sweeps.at_once, sweeps.try_at_once),
     "numbers": Kind("routing x backend x shape x scale up to 1e10, 100 draws each", numbers.cases, numbers.attempt),
-    "corruption": Kind("a damaged file is read", corruption.cases, corruption.attempt),
     "resources": Kind("no disk, files, memory or place to write", resources.cases, resources.attempt),
 }

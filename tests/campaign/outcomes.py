@@ -122,8 +122,7 @@ def only_run(folder: Path) -> Path:
 
 
 def expect_nothing_left(folder: Path) -> None:
-    """No temporary file, no lock and no record of a run that is over."""
-    left = [path for path in (folder / "runs").rglob("*") if path.name.startswith(".") or path.parent.name == "cells"]
-    left = [path for path in left if path.is_file() and ".submitit" not in path.parts]
+    """No temporary checkpoint and no record of a run that is over."""
+    left = [*(folder / "runs").glob("*/checkpoints/.*.ckpt"), *(folder / "runs").glob("cells/[!.]*.json")]
     if left:
         raise Fault("leftover", ", ".join(str(path.relative_to(folder)) for path in left))

@@ -16,11 +16,10 @@ from capsule_lab.config.arguments import own_folders, prepared
 from capsule_lab.config.compose import as_argument, compose, options_of, search_path, searching
 from capsule_lab.errors import ConfigError
 from capsule_lab.train import train
-from tests.helpers.commands import ROOT, Ended, interpreter
+from tests.helpers.commands import ROOT, Ended
 from tests.helpers.messages import one_sentence
 
 MINE = ROOT / "tests" / "templates" / "my_routing" / "conf"
-ON_DISK_FULL = "capsule_lab: standard output cannot be written to (No space left on device)\n"
 
 
 @pytest.mark.parametrize(
@@ -246,11 +245,3 @@ def test_command_by_its_name(
     assert shown.out.replace(" \n", "\n").lstrip().startswith(out.strip()[:8])
     assert shown.err.startswith(err)
     assert shown.err.count("\n") == (1 if err else 0)
-
-
-@pytest.mark.integration
-def test_streams_that_cannot_be_written_to(tmp_path: Path) -> None:
-    """One process: the list of options into a full disk, with the characters of another encoding."""
-    code = "import sys; sys.stdout = open('/dev/full', 'w'); from capsule_lab.__main__ import main; main()"
-    full = interpreter("-c", code, cwd=tmp_path, PYTHONIOENCODING="ascii")
-    assert (full.status, full.err) == (2, ON_DISK_FULL)

@@ -7,20 +7,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 
-def with_a_flipped_bit(path: Path, count: int, *, seed: int, first: int = 0) -> Iterator[int]:
-    """Flips one bit of the file ``count`` times, each time of the whole file; yields where.
-
-    Args:
-        path: of the file.
-        count: how many times.
-        seed: of the positions.
-        first: byte from which on to flip; negative ones count from the end.
-    """
+def with_a_flipped_bit(path: Path, count: int, *, seed: int) -> Iterator[int]:
+    """Flips one bit of the file ``count`` times, each time of the whole file; yields where."""
     content = path.read_bytes()
     places = random.Random(seed)
-    start = first if first >= 0 else len(content) + first
     for _ in range(count):
-        position, bit = places.randrange(start, len(content)), places.randrange(8)
+        position, bit = places.randrange(len(content)), places.randrange(8)
         damaged = bytearray(content)
         damaged[position] ^= 1 << bit
         path.write_bytes(damaged)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 
-def told(directory: Path) -> dict[str, Any]:
+def read_offline(directory: Path) -> dict[str, Any]:
     """State, config, tags and last metrics of the only run logged in ``directory``.
 
     Beside them, its first record as ``run``, and all that was logged, in order, as ``history``.

@@ -1,4 +1,4 @@
-"""A run is opened from its checkpoint alone."""
+"""A run is opened from its checkpoint alone; one that cannot be used is refused in one sentence."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ import torch
 from omegaconf import OmegaConf
 
 from capsule_lab import runs
-from capsule_lab.callbacks import AtomicCheckpointIO
 from capsule_lab.config.compose import to_container
 from capsule_lab.data import MNISTDataModule
 from capsule_lab.errors import ConfigError, RunError
 from capsule_lab.lit import CapsNetModule
 from tests.helpers.commands import ROOT, Trained
+from tests.helpers.damage import damages
 
 
 def test_importing_runs_loads_neither_torch_nor_lightning() -> None:
@@ -29,135 +29,133 @@ def test_importing_runs_loads_neither_torch_nor_lightning() -> None:
     assert {"torch", "lightning", "matplotlib"} & {*json.loads(ended.stdout)} == set()
 
 
-@pytest.mark.parametrize(
-    ("where", "file"),
-    [(".", "best"), ("checkpoints/best.ckpt", "best"), ("checkpoints/last.ckpt", "last")],
-)
-def test_run_has_what_was_trained(trained: Trained, where: str, file: str) -> None:
-    run = runs.open(trained.directory / where)
-    checkpoint = torch.load(trained.directory / "checkpoints" / f"{file}.ckpt", weights_only=True)
-    assert run.checkpoint == trained.directory / "checkpoints" / f"{file}.ckpt"
-    assert run.directory == trained.directory
-    assert run.step == checkpoint["global_step"]
-    assert run.seconds == checkpoint["capsule_lab"]["seconds"]
-    assert run.provenance == checkpoint["capsule_lab"]["provenance"]
-    assert to_container(run.config) == {**to_container(trained.config), "module": run.config.module}
-    assert (run.spec.image_shape, run.spec.num_classes, run.spec.labels_per_image) == ((1, 28, 28), 10, 1)
-    assert not any(part.training for part in run.module.modules())
-    assert run.network is run.module.network
-    for name, weight in run.network.state_dict().items():
-        torch.testing.assert_close(weight, checkpoint["state_dict"][f"network.{name}"], rtol=0, atol=0)
-
-
-def test_bare_checkpoint_file_is_a_run(trained: Trained, tmp_path: Path) -> None:
-    file = Path(shutil.copy(trained.directory / "checkpoints" / "best.ckpt", tmp_path / "mine.ckpt"))
+def test_run_has_what_was_trained(trained: Trained, tmp_path: Path) -> None:
+    for where, file in ((".", "best"), ("checkpoints/best.ckpt", "best"), ("checkpoints/last.ckpt", "last")):
+        run = runs.open(trained.directory / where)
+        checkpoint = torch.load(trained.directory / "checkpoints" / f"{file}.ckpt", weights_only=True)
+        record = checkpoint["capsule_lab"]
+        assert run.checkpoint == trained.directory / "checkpoints" / f"{file}.ckpt"
+        assert run.directory == trained.directory
+        assert (run.step, run.seconds) == (checkpoint["global_step"], record["seconds"])
+        assert run.provenance == record["provenance"]
+        assert to_container(run.config) == {**to_container(trained.config), "module": run.config.module}
+        assert (run.spec.image_shape, run.spec.num_classes, run.spec.labels_per_image) == ((1, 28, 28), 10, 1)
+        assert not any(part.training for part in run.module.modules())
+        assert run.network is run.module.network
+        for name, weight in run.network.state_dict().items():
+            torch.testing.assert_close(weight, checkpoint["state_dict"][f"network.{name}"], rtol=0, atol=0)
+    file = Path(shutil.copy(run.checkpoint, tmp_path / "mine.ckpt"))
     run = runs.open("mine.ckpt")
-    assert (run.checkpoint, run.directory) == (Path("mine.ckpt"), file.parent)
+    assert (run.checkpoint, run.directory) == (Path("mine.ckpt"), file.parent), "a bare file is a run, too"
 
 
-@pytest.mark.parametrize(("split", "images"), [("train", 256), ("val", 240), ("test", 359)])
-def test_batches_are_those_of_the_network(trained: Trained, split: str, images: int) -> None:
+def test_batches_are_those_of_the_network(trained: Trained) -> None:
     run = runs.open(trained.directory)
-    batches = list(run.batches(split))
-    assert sum(len(batch.labels) for batch in batches) == images
-    assert all(batch.images.dtype == torch.float32 for batch in batches)
-    assert run.network(batches[0].images).scores.shape == (len(batches[0].labels), 10)
-    again = next(run.batches(split)).images
-    assert split == "train" or torch.equal(again, batches[0].images)
+    for split, images in (("train", 256), ("val", 240), ("test", 359)):
+        batches = list(run.batches(split))
+        assert sum(len(batch.labels) for batch in batches) == images
+        assert all(batch.images.dtype == torch.float32 for batch in batches)
+        assert run.network(batches[0].images).scores.shape == (len(batches[0].labels), 10)
+        assert split == "train" or torch.equal(next(run.batches(split)).images, batches[0].images)
 
 
-def test_data_is_that_of_training(trained: Trained) -> None:
+def test_data_is_that_of_training_unless_options_differ(trained: Trained, real: Path) -> None:
     run = runs.open(trained.directory)
     assert run.data is run.data
     run.data.setup("fit")
     assert run.data.provenance == run.provenance
-
-
-def test_options_of_the_data_differ(trained: Trained) -> None:
-    run = runs.open(trained.directory)
     assert run.data_with({"eval_images": 7}).eval_images == 7
     assert run.data_with({}).eval_images is None, "the configuration of training stays"
     with pytest.raises(ConfigError, match=r"data\.eval_image does not exist; did you mean data\.eval_images"):
         run.data_with({"eval_image": 7})
-
-
-def test_data_directory_of_another_machine_is_not_made(a_copy: Path, tmp_path: Path) -> None:
-    path = a_copy / "checkpoints" / "best.ckpt"
-    checkpoint = torch.load(path, weights_only=True)
-    for directory, expected in (("elsewhere/data", "data"), (str(tmp_path), str(tmp_path)), (None, "data")):
-        checkpoint["capsule_lab"]["config"]["data"]["directory"] = directory
-        AtomicCheckpointIO().save_checkpoint(checkpoint, path)
-        run = runs.open(path)
-        assert run.data.directory == Path(expected)
-        assert run.data_with({"directory": "asked/for"}).directory == Path("asked/for")
-    assert not Path("elsewhere").exists()
-
-
-def test_data_of_another_source_is_used_on_purpose_only(trained: Trained, real: Path) -> None:
-    run, options = runs.open(trained.directory), {"source": "real", "directory": str(real)}
+    options = {"source": "real", "directory": str(real)}
     with pytest.raises(RunError, match=r"was trained on .*stand-in.*, and now there is only real MNIST"):
         run.data_with(options)
     other = run.data_with({"_target_": "capsule_lab.data.MNISTDataModule", **options})
     assert isinstance(other, MNISTDataModule)
-    assert other.provenance["source"] == "real"
+    assert other.provenance["source"] == "real", "on purpose"
 
 
-def with_target(path: Path, target: str) -> Path:
-    checkpoint = torch.load(path, weights_only=True)
-    checkpoint["capsule_lab"]["config"]["module"]["_target_"] = target
-    AtomicCheckpointIO().save_checkpoint(checkpoint, path)
-    return path
+@pytest.fixture
+def change(a_copy: Path) -> Callable[..., Path]:
+    """Sets a value in the record of ``last.ckpt``: ``change(99, "format")``."""
+    path = a_copy / "checkpoints" / "last.ckpt"
+    original = path.read_bytes()
+
+    def write(value: Any, *keys: str) -> Path:
+        path.write_bytes(original)
+        checkpoint = torch.load(path, weights_only=True)
+        node = checkpoint["capsule_lab"]
+        for key in keys[:-1]:
+            node = node[key]
+        node[keys[-1]] = value
+        torch.save(checkpoint, path)
+        return path
+
+    return write
 
 
-def test_what_is_gone_from_the_package_is_named(a_copy: Path) -> None:
-    path = with_target(a_copy / "checkpoints" / "best.ckpt", "capsule_lab.lit.FormerModule")
-    with pytest.raises(RunError, match=r"trained with capsule_lab\.lit\.FormerModule, which cannot be imported"):
-        runs.open(path)
+def test_data_directory_of_another_machine_is_not_made(change: Callable[..., Path], tmp_path: Path) -> None:
+    for directory, expected in (("elsewhere/data", "data"), (str(tmp_path), str(tmp_path)), (None, "data")):
+        run = runs.open(change(directory, "config", "data", "directory"))
+        assert run.data.directory == Path(expected)
+        assert run.data_with({"directory": "given/here"}).directory == Path("given/here")
+    assert not Path("elsewhere").exists()
 
 
 class OwnModule(CapsNetModule):
     """A wrapper outside of the package."""
 
 
-def test_package_of_ones_own_can_be_trusted(a_copy: Path) -> None:
-    path = with_target(a_copy / "checkpoints" / "best.ckpt", f"{__name__}.OwnModule")
-    with pytest.raises(RunError, match=r"OwnModule; expected .* give trust="):
-        runs.open(path)
+def test_package_of_ones_own_can_be_trusted(change: Callable[..., Path]) -> None:
+    path = change(f"{__name__}.OwnModule", "config", "module", "_target_")
+    for trust in ([], ["test", "tests.run"]):
+        with pytest.raises(RunError, match=r"OwnModule; expected .* give trust="):
+            runs.open(path, trust=trust)
     for trust in (["tests"], "tests", [__name__]):
         assert type(runs.open(path, trust=trust).module).__name__ == "OwnModule"
-    with pytest.raises(RunError, match=r"OwnModule; expected"):
-        runs.open(path, trust=["test", "tests.run"])
+    path = change("capsule_lab.lit.FormerModule", "config", "module", "_target_")
+    with pytest.raises(RunError, match=r"trained with capsule_lab\.lit\.FormerModule, which cannot be imported"):
+        runs.open(path)
 
 
-def another_format(path: Path) -> None:
-    checkpoint = torch.load(path, weights_only=True)
-    checkpoint["capsule_lab"] |= {"format": 99, "version": "9.9"}
-    torch.save(checkpoint, path)
-
-
-DAMAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
-    "missing": (lambda path: path.unlink(), "no checkpoint at "),
-    "truncated": (lambda path: path.write_bytes(path.read_bytes()[:-100]), "it is truncated or another file"),
-    "empty": (lambda path: path.write_bytes(b""), "it is truncated or another file"),
-    "no checkpoint": (lambda path: path.write_text("seed: 0"), "it is truncated or another file"),
-    "code": (lambda path: torch.save({"state_dict": print}, path), "it is truncated or another file"),
-    "foreign": (lambda path: torch.save({"state_dict": {}}, path), "was not written by capsule_lab"),
-    "foreign tensor": (lambda path: torch.save(torch.zeros(1), path), "was not written by capsule_lab"),
-    "another format": (another_format, "was written by capsule_lab 9.9 in checkpoint format 99"),
-}
-
-
-@pytest.mark.parametrize("damage", DAMAGES)
-@pytest.mark.parametrize("use", ["open", "resume"])
-def test_checkpoint_that_cannot_be_used_is_refused(a_copy: Path, trained: Trained, damage: str, use: str) -> None:
-    path = a_copy / "checkpoints" / "last.ckpt"
-    spoil, message = DAMAGES[damage]
-    spoil(path)
+def test_checkpoint_that_cannot_be_used_is_refused(trained: Trained, change: Callable[..., Path]) -> None:
+    path = change(99, "format")
+    another_format = path.read_bytes()
     config = OmegaConf.merge(trained.config, {"ckpt": str(path)})
-    uses = {
-        "open": lambda: runs.open(path),
-        "resume": lambda: runs.checkpoints.checkpoint_to_resume(config, Path("new"), trained.result["provenance"]),
-    }
-    with pytest.raises(RunError, match=message) as caught:
-        uses[use]()
-    assert str(path) in str(caught.value)
+
+    def refused(message: str) -> None:
+        for use in (
+            lambda: runs.open(path),
+            lambda: runs.checkpoints.checkpoint_to_resume(config, Path("new"), trained.result["provenance"]),
+        ):
+            with pytest.raises(RunError, match=message) as caught:
+                use()
+            assert str(caught.value).startswith(f"{path} ")
+            assert "\n" not in str(caught.value)
+
+    refused(r"was written by capsule_lab 0\.1\.0 in checkpoint format 99; .* use the capsule_lab that wrote it")
+    for name, content in damages(another_format):
+        if name not in ("zeros in the middle", "not text", "twice"):  # of a tensor; before an archive, which zip allows
+            path.write_bytes(content)
+            refused(r"it is truncated, damaged or another file: continue from ckpt=\S+/best\.ckpt, or remove it and tr")
+    for foreign, message in (
+        ({"state_dict": print}, "it is truncated, damaged or another file"),  # code
+        ({"state_dict": {}}, "was not written by capsule_lab"),
+        (torch.zeros(1), "was not written by capsule_lab"),
+    ):
+        torch.save(foreign, path)
+        refused(message)
+    path.unlink()
+    with pytest.raises(RunError, match=rf"no checkpoint at {path}"):
+        runs.open(path)
+
+
+def test_tensors_of_a_checkpoint_that_is_read_are_those_of_the_file_at_that_time(change: Callable[..., Path]) -> None:
+    """They are read when they are used, and a checkpoint may have been replaced by then."""
+    path = change(0, "config", "seed")
+    before, read = torch.load(path, weights_only=True), runs.checkpoints.read(path)
+    other = path.with_name("other.ckpt")
+    torch.save({"another": torch.zeros(1)}, other)
+    other.replace(path)
+    torch.testing.assert_close(read["state_dict"], before["state_dict"], rtol=0, atol=0)

@@ -10,42 +10,31 @@ import pytest
 
 from capsule_lab.errors import InterruptError, RunError
 from capsule_lab.runs import results
-from tests.helpers.commands import Trained
-from tests.helpers.damage import damages, with_a_flipped_bit
 from tests.helpers.tables import RESULT
 
 
-@pytest.mark.parametrize(
-    ("error", "status", "message"),
-    [
+def test_failure_is_in_the_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "train.log").write_text("".join(f"line {number}\n" for number in range(50)))
+    for error, status, message in (
         (RunError("no disk"), "failed", "no disk"),
         (ZeroDivisionError("by 0"), "failed", "ZeroDivisionError: by 0"),
         (InterruptError("stopped by SIGTERM", 15), "interrupted", "stopped by SIGTERM"),
         (KeyboardInterrupt(), "interrupted", "KeyboardInterrupt: "),
-    ],
-    ids=str,
-)
-def test_failure_is_in_the_directory(tmp_path: Path, error: BaseException, status: str, message: str) -> None:
-    (tmp_path / "train.log").write_text("".join(f"line {number}\n" for number in range(50)))
-    with pytest.raises(type(error)), results.recording_failure(tmp_path):
-        raise error
-    found = json.loads((tmp_path / "status.json").read_text())
-    assert (found["status"], found["error"]) == (status, message)
-    assert found["log"] == [f"line {number}" for number in range(30, 50)]
-    assert results.read_status(tmp_path)["error"] == message
-
-
-def test_failure_that_cannot_be_recorded_does_not_hide_why(tmp_path: Path) -> None:
+    ):
+        with pytest.raises(type(error)), results.recording_failure(tmp_path):
+            raise error
+        found = results.read_status(tmp_path)
+        assert found is not None
+        assert (found["status"], found["error"]) == (status, message)
+        assert found["log"] == [f"line {number}" for number in range(30, 50)]
     (tmp_path / "file").write_text("")
     with pytest.raises(ZeroDivisionError), results.recording_failure(tmp_path / "file"):
-        raise ZeroDivisionError
-
-
-def test_other_processes_of_a_run_record_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        raise ZeroDivisionError  # not hidden by what cannot be recorded
     monkeypatch.setenv("LOCAL_RANK", "1")
+    (tmp_path / "status.json").unlink()
     with pytest.raises(ZeroDivisionError), results.recording_failure(tmp_path):
         raise ZeroDivisionError
-    assert not (tmp_path / "status.json").exists()
+    assert not (tmp_path / "status.json").exists(), "the first process writes it"
 
 
 def test_metrics_that_are_not_finite_are_no_result() -> None:
@@ -53,13 +42,6 @@ def test_metrics_that_are_not_finite_are_no_result() -> None:
     message = r"^the test of last\.ckpt gives loss nan, error inf; expected finite numbers: .* ckpt=…"
     with pytest.raises(RunError, match=message):
         results.check_finite({"loss": float("nan"), "error": float("inf"), "margin": 0.5}, "the test of last.ckpt")
-
-
-def test_flipped_bit_in_metrics_json_is_noticed_or_harmless(a_copy: Path, trained: Trained) -> None:
-    fingerprint = trained.result["config_hash"]
-    for position in with_a_flipped_bit(a_copy / "metrics.json", 30, seed=0):
-        assert results.read_result(a_copy, fingerprint) in (None, trained.result), position
-    assert results.read_result(a_copy, fingerprint) == trained.result
 
 
 ATTACKED = {
@@ -77,7 +59,7 @@ STRANGE = {
 
 
 @pytest.mark.parametrize("attacked", [{}, ATTACKED], ids=["trained", "attacked"])
-def test_record_that_a_report_cannot_read_is_set_aside(tmp_path: Path, attacked: dict[str, Any]) -> None:
+def test_record_that_a_report_cannot_read_counts_as_missing(tmp_path: Path, attacked: dict[str, Any]) -> None:
     content = {**RESULT, "config_hash": "0123abcd", **attacked}
     path = tmp_path / "metrics.json"
     path.write_text(json.dumps(content))
@@ -94,14 +76,3 @@ def test_record_that_a_report_cannot_read_is_set_aside(tmp_path: Path, attacked:
     for each in strange:
         path.write_text(json.dumps(each))
         assert results.read_metrics(tmp_path) is None, each
-        assert not path.exists()
-
-
-def test_damaged_metrics_json_is_not_finished(tmp_path: Path) -> None:
-    content = {**RESULT, "config_hash": "0123abcd"}
-    changed = [{**content, "test": {"error": None}}, {**content, "provenance": {}}, {**content, "val": 3}]
-    damaged = [damage for _, damage in damages(json.dumps(content).encode())]
-    for damage in [*damaged, *(json.dumps(each).encode() for each in changed), b'{"status": "finished"}']:
-        (tmp_path / "metrics.json").write_bytes(damage)
-        assert results.read_result(tmp_path, "0123abcd") is None, damage
-        assert (tmp_path / "metrics.json.damaged").read_bytes() == damage

@@ -39,7 +39,7 @@ SAVED_AT = {  # by the step of the signal; an epoch has four steps, 256 images i
 pytestmark = pytest.mark.xdist_group("resume")
 
 
-@pytest.fixture(scope="module", params=RUNS)
+@pytest.fixture(scope="module", params=["steps, dropout", pytest.param("epochs, capsules", marks=pytest.mark.whole)])
 def uninterrupted(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Whole:
     """A run from its first to its last step."""
     config = compose("train", [*TINY_DATA, *RUNS[request.param], *NO_PICTURES])
@@ -83,6 +83,7 @@ KINDS = {
 }
 
 
+@pytest.mark.whole
 def test_end_of_a_run_by_steps_can_be_interrupted_anywhere(tmp_path: Path) -> None:
     """The last step ends neither an epoch nor an interval, so that a validation and a row of metrics.csv follow it."""
     config = compose("train", [*SHORT, *TINY_CNN, *KINDS["steps"]])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from omegaconf import DictConfig
@@ -35,24 +36,25 @@ def arrive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], None
     return put
 
 
+def rewrite(metrics: Path, config: DictConfig, **changes: Any) -> None:
+    """Turn ``metrics.json`` into that of another configuration."""
+    changes["config_hash"] = runs.directories.config_hash(config)
+    runs.files.write_record(metrics, {**json.loads(metrics.read_text()), **changes})
+
+
 def test_table_wants_the_real_run_when_the_files_arrive(tmp_path: Path, arrive: Callable[[], None]) -> None:
-    file = write_table(tmp_path, seeds=[0], rows=[{"name": "one", "overrides": ["data.source=auto"]}])
-    (cell,) = expand(read(file))
-    write_run(cell, error=2.0, provenance=STANDIN)
-    assert [cell.status for cell in expand(read(file))] == [DONE]
+    rows = [{"name": source, "overrides": [f"data.source={source}"]} for source in ("auto", "standin")]
+    file = write_table(tmp_path, seeds=[0], rows=rows)
+    for cell in expand(read(file)):
+        write_run(cell, error=2.0, provenance=STANDIN)
+    assert [cell.status for cell in expand(read(file))] == [DONE, DONE]
     arrive()
-    assert [cell.status for cell in expand(read(file))] == [MISSING]
+    assert [cell.status for cell in expand(read(file))] == [MISSING, DONE], "a stand-in by choice counts for ever"
+    cell, _ = expand(read(file))
     write_run(cell, attempt="-2", error=1.0)
     write_run(cell, attempt="-3", error=3.0, provenance=STANDIN)
-    (cell,) = expand(read(file))
+    cell, _ = expand(read(file))
     assert (cell.status, cell.value("test/error")) == (DONE, 1.0)
-
-
-def test_stand_in_that_was_asked_for_counts_for_ever(tmp_path: Path, arrive: Callable[[], None]) -> None:
-    file = write_table(tmp_path, seeds=[0], rows=[{"name": "one", "overrides": ["data.source=standin"]}])
-    write_run(expand(read(file))[0], provenance=STANDIN)
-    arrive()
-    assert [cell.status for cell in expand(read(file))] == [DONE]
 
 
 def test_precision_counts_where_it_is_used_and_is_shown_everywhere(
@@ -76,60 +78,34 @@ def test_precision_counts_where_it_is_used_and_is_shown_everywhere(
     for any_precision in (True, False):
         assert found(True, any_precision=any_precision)[0] == (DONE, 1.0)
         assert found(False, any_precision=any_precision)[0] == (DONE, 2.0)
-
-
-def test_run_on_a_gpu_counts_where_there_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on the node of a cluster from which sweeps are started."""
-    monkeypatch.setattr("capsule_lab.config.build.cpu_computes_bfloat16", lambda: False)
+    write_run(cell, attempt="-3", error=3.0, precision="bf16-mixed", hardware="1 x NVIDIA H100")
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    file = write_table(tmp_path, seeds=[0], rows=[{"name": "one", "overrides": ["trainer.precision=auto"]}])
-    write_run(expand(read(file))[0], precision="bf16-mixed", hardware="1 x NVIDIA H100")
-    assert [cell.status for cell in expand(read(file))] == [DONE]
+    assert found(False)[0] == (DONE, 3.0), "of a GPU, as on the node of a cluster from which sweeps are started"
 
 
 @pytest.mark.parametrize("finished", [True, False], ids=["finished", "interrupted"])
-def test_resuming_in_another_precision_starts_anew(
-    a_copy: Path, monkeypatch: pytest.MonkeyPatch, finished: bool
-) -> None:
-    """By its result, or by the record in its checkpoint."""
-    config = compose("train", [*TINY, "trainer.precision=auto"])
-    result = json.loads((a_copy / "metrics.json").read_text())
-    if finished:
-        del result["sha256"]
-        fingerprint = runs.directories.config_hash(config)
-        runs.files.write_record(a_copy / "metrics.json", {**result, "config_hash": fingerprint})
-    else:
-        (a_copy / "metrics.json").unlink()
-    for native in (False, True):
-        monkeypatch.setattr("capsule_lab.config.build.cpu_computes_bfloat16", lambda native=native: native)
-        assert runs.standins.holds_superseded(a_copy, config) is (native is not (result["precision"] == "bf16-mixed"))
-
-
-@pytest.mark.parametrize("finished", [True, False], ids=["finished", "interrupted"])
-def test_resuming_starts_anew_when_the_files_arrive(
+def test_resuming_starts_anew_in_another_precision_and_when_the_files_arrive(
     a_copy: Path, arrive: Callable[[], None], monkeypatch: pytest.MonkeyPatch, cli: Callable[..., Ended], finished: bool
 ) -> None:
-    config = compose("train", [*TINY, "data.source=auto", "train.resume=true"])
+    """By its result, or by the record in its checkpoint."""
+    metrics = a_copy / "metrics.json"
+    precision = json.loads(metrics.read_text())["precision"]
+    auto = compose("train", [*TINY, "trainer.precision=auto"])
+    rewrite(metrics, auto) if finished else metrics.unlink()
+    for native in (False, True):
+        monkeypatch.setattr("capsule_lab.config.build.cpu_computes_bfloat16", lambda native=native: native)
+        assert runs.standins.is_outdated(a_copy, auto) is (native is not (precision == "bf16-mixed"))
+
+    command = [*TINY, "data.source=auto", "train.resume=true"]
+    config = compose("train", command)
+    if finished:
+        rewrite(metrics, config, provenance=STANDIN)
     earlier = runs.directories.root() / f"capsnet-mnist-{runs.directories.config_hash(config)}"
     earlier.parent.mkdir()
     a_copy.rename(earlier)
-    metrics = earlier / "metrics.json"
-    if finished:
-        result = json.loads(metrics.read_text())
-        del result["sha256"]
-        fingerprint = runs.directories.config_hash(config)
-        runs.files.write_record(metrics, {**result, "config_hash": fingerprint, "provenance": STANDIN})
-    else:
-        metrics.unlink()
     chosen: list[Path] = []
-
-    def train(config: DictConfig, directory: Path, *_: object) -> dict[str, str]:
-        chosen.append(directory)
-        return {}
-
-    monkeypatch.setattr("capsule_lab.train.train", train)
-    command = ("train", *TINY, "data.source=auto", "train.resume=true")
-    assert cli(*command).status == 0
+    monkeypatch.setattr("capsule_lab.train.train", lambda config, directory, *_: chosen.append(directory) or {})
+    assert cli("train", *command).status == 0
     arrive()
-    assert cli(*command).status == 0
+    assert cli("train", *command).status == 0
     assert chosen == [*([] if finished else [earlier]), earlier.with_name(f"{earlier.name}-2")]

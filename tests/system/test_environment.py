@@ -34,15 +34,12 @@ def test_processors_of_one_name_are_told_apart(tmp_path: Path, family: int, mode
     assert environment._processor(tmp_path / "cpuinfo") == text
 
 
-def test_processor_without_such_a_file_has_a_name(tmp_path: Path) -> None:
-    assert environment._processor(tmp_path / "none")
-
-
-def test_hardware_ends_with_cores_and_threads() -> None:
+def test_hardware_ends_with_cores_and_threads(tmp_path: Path) -> None:
     assert environment.hardware(torch.device("cpu"), 2).endswith(f" cores, 2 x {torch.get_num_threads()} threads")
+    assert environment._processor(tmp_path / "none"), "a name also without /proc/cpuinfo"
 
 
 def test_commit_is_that_of_the_first_call(monkeypatch: pytest.MonkeyPatch) -> None:
     first = environment.commit()
-    monkeypatch.setattr("subprocess.run", lambda *_, **__: pytest.fail("asked again"))
+    monkeypatch.setattr("subprocess.run", lambda *_, **__: pytest.fail("called again"))
     assert environment.commit() == environment.of_this_process()["commit"] == first

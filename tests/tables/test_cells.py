@@ -153,15 +153,13 @@ def test_damaged_curves_have_no_value(cells, finish) -> None:
     runs.files.write_record(directory / "metrics.json", {**result, "curves": "0" * 64})
     with pytest.raises(TableError, match=r"has no train/error in its metrics\.csv"):
         cells[0].value("train/error")
-    assert (directory / "metrics.csv.damaged").is_file()
 
 
 def test_damaged_record_of_a_failure_counts_as_missing(cells) -> None:
     lock._write_record(cells[0].fingerprint, lock.LockRecord("1", "x.log", "no disk"))
     file = lock._record_file(cells[0].fingerprint)
-    file.write_text(file.read_text().replace("no disk", "no disc"))
+    file.write_text(file.read_text()[:-5])
     assert [cell.status for cell in cells] == ["missing"] * 4
-    assert file.with_name(f"{file.name}.damaged").is_file()
 
 
 def test_failure_is_read_from_the_directory_where_there_is_no_record(cells, finish) -> None:

@@ -32,7 +32,7 @@ import triton.testing
 
 from capsule_lab.errors import ConfigError
 from capsule_lab.kernels.cache import user_cache
-from capsule_lab.system.files import atomically, set_aside
+from capsule_lab.system.files import atomically
 
 _LOG = logging.getLogger(__name__)
 VARIABLE = "CAPSULE_LAB_BLOCKS"
@@ -207,7 +207,7 @@ def _stored() -> dict[str, dict[str, Blocks]]:
 
 
 def read(file: Path) -> dict[str, dict[str, Blocks]]:
-    """Sections of a file; a damaged one counts as missing, see ``set_aside``."""
+    """Sections of a file; a damaged one counts as missing."""
     try:
         content = json.loads(file.read_bytes())
         return {
@@ -217,7 +217,7 @@ def read(file: Path) -> dict[str, dict[str, Blocks]]:
     except OSError:
         return {}
     except (ValueError, TypeError, AttributeError, RecursionError) as error:
-        set_aside(file, f"{type(error).__name__}: {error}")
+        _LOG.warning("%s is damaged (%s: %s) and counts as missing", file, type(error).__name__, error)
         return {}
 
 

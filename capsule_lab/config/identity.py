@@ -1,0 +1,40 @@
+"""The hash of a configuration, by which runs are named and found."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from omegaconf import DictConfig
+
+from capsule_lab.config.compose import to_container
+
+_NOT_HASHED = (
+    *("name", "ckpt", "train.resume", "train.directory", "trainer.max_time", "logger", "data.directory"),
+    *("callbacks.not_learning", "callbacks.variance_floor"),  # they only warn
+    *("callbacks.step_metrics", "trainer.log_every_n_steps"),  # they only log
+    *("data.on_device", "module.cuda_graphs"),  # the same numbers
+)
+
+
+def config_hash(config: DictConfig | Mapping[str, Any]) -> str:
+    """Hash of everything in a configuration that the result depends on, 8 hexadecimal digits.
+
+    Args:
+        config: the whole configuration, or what ``to_container`` makes of it.
+    """
+    content: Mapping[str, Any] = to_container(config) if isinstance(config, DictConfig) else config
+    for key in _NOT_HASHED:
+        content = _without(content, key.split("."))
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:8]
+
+
+def _without(content: Mapping[str, Any], path: Sequence[str]) -> Mapping[str, Any]:
+    """A copy of nested mappings without the item at ``path``; what is not on the path is shared."""
+    name, *rest = path
+    inner = content.get(name)
+    if not rest:
+        return {key: value for key, value in content.items() if key != name}
+    return {**content, name: _without(inner, rest)} if isinstance(inner, Mapping) else content
