@@ -11,13 +11,11 @@ import triton.language as tl
 from torch import Tensor
 
 from capsule_lab.kernels.em_arguments import FitInputs, FitOutputs, Parents
-from capsule_lab.kernels.gpu.blocks import launch, load, log2_dim, parents_per_program, shape_of, sizes
+from capsule_lab.kernels.gpu.blocks import launch, load, log2_dim, parents_per_program, sizes
 from capsule_lab.kernels.gpu.em import assigned_to, block_votes
-from capsule_lab.kernels.gpu.tuning import Blocks, tuned
 from capsule_lab.kernels.gpu.votes import votes_backward
 
-# ours: the default is one warp, which adds up what it has without waiting for others
-BLOCKS = [Blocks(32, 1), Blocks(64, 1), Blocks(64, 2), Blocks(128, 4)]
+BLOCK = 32  # ours, not tuned: one warp, which adds up what it has without waiting for others
 
 
 def fit_backward(
@@ -58,23 +56,18 @@ def _sums_over_children(
     assigned = parents.new_empty(row, parent)
     errors, squares = parents.new_empty(parents.shape), parents.new_empty(parents.shape)
     group = parents_per_program(row, parent)
-
-    def run(blocks: Blocks) -> None:
-        launch(
-            _sum_children,
-            (row, triton.cdiv(parent, group)),
-            (*inputs[:4], parents, grad_distances),
-            (assigned, errors, squares),
-            parent,
-            PARENTS=group,
-            BLOCK=blocks.children,
-            LEVELS=log2_dim(inputs.poses, inputs.weight, inner),
-            num_warps=blocks.warps,
-            **sizes(inputs.poses, inputs.weight, inner),
-        )
-
-    candidates = BLOCKS if grad_distances is not None else BLOCKS[:1]  # without distances there is little to sum
-    tuned("sum_children", shape_of(inputs.poses, inputs.weight, inner), inputs.poses.device, candidates, run)
+    launch(
+        _sum_children,
+        (row, triton.cdiv(parent, group)),
+        (*inputs[:4], parents, grad_distances),
+        (assigned, errors, squares),
+        parent,
+        PARENTS=group,
+        BLOCK=BLOCK,
+        LEVELS=log2_dim(inputs.poses, inputs.weight, inner),
+        num_warps=1,
+        **sizes(inputs.poses, inputs.weight, inner),
+    )
     return assigned, errors, squares
 
 
