@@ -36,11 +36,6 @@ def number_type(tensor: Tensor) -> Any:
     return tl.float64 if tensor.dtype == torch.float64 else tl.float32
 
 
-def bytes_per_number(tensor: Tensor) -> int:
-    """Size of the numbers that kernels compute with: at least float32."""
-    return max(tensor.element_size(), torch.finfo(torch.float32).bits // 8)
-
-
 def log2_dim(poses: Tensor, weight: Tensor, inner: int) -> int:
     """Binary logarithm of the components of a vote, rounded up."""
     return (poses.shape[1] // inner * (weight.shape[1] // inner) - 1).bit_length()

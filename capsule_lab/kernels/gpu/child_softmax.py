@@ -36,19 +36,9 @@ def _for_each_child(kernel: Any, given: list[Tensor], child: Tensor, children: i
     result = given[0].new_empty(given[0].shape)
     order, starts = _entries(child, 0 if child.is_inference() else child._version, children)
     launch(
-        kernel,
-        (rows // positions, triton.cdiv(children, BLOCK)),
-        (*given, order, starts),
-        [result],
-        positions,
-        parent,
-        CHILDREN=children,
-        PLACES=places,
-        BLOCK=BLOCK,
-        TOGETHER=TOGETHER,
-        NUMBER=number_type(result),
-        num_warps=WARPS,
-    )
+        kernel, (rows // positions, triton.cdiv(children, BLOCK)), (*given, order, starts), [result], positions, parent,
+        CHILDREN=children, PLACES=places, BLOCK=BLOCK, TOGETHER=TOGETHER, NUMBER=number_type(result), num_warps=WARPS,
+    )  # fmt: skip
     return result
 
 

@@ -23,17 +23,10 @@ def weighted_sum(poses: Tensor, weight: Tensor, couplings: Tensor, inner: int) -
     row, parent, _ = couplings.shape
     sums = poses.new_empty(row, parent, poses.shape[1] // inner * (weight.shape[1] // inner))
     launch(
-        _weighted_sum,
-        (triton.cdiv(row, ROWS_PER_PROGRAM), parent),
-        (poses, weight, couplings),
-        [sums],
-        row,
-        GROUP=ROWS_PER_PROGRAM,
-        BLOCK=BLOCK,
-        LEVELS=log2_dim(poses, weight, inner),
-        num_warps=WARPS,
+        _weighted_sum, (triton.cdiv(row, ROWS_PER_PROGRAM), parent), (poses, weight, couplings), [sums], row,
+        GROUP=ROWS_PER_PROGRAM, BLOCK=BLOCK, LEVELS=log2_dim(poses, weight, inner), num_warps=WARPS,
         **sizes(poses, weight, inner),
-    )
+    )  # fmt: skip
     return sums
 
 

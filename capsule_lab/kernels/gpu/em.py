@@ -11,11 +11,11 @@ from torch import Tensor
 
 from capsule_lab.kernels.em_arguments import FitInputs, FitOptions, FitOutputs
 from capsule_lab.kernels.gpu.blocks import (
-    bytes_per_number,
     compute_votes,
     launch,
     load,
     log2_dim,
+    number_type,
     parents_per_program,
     sizes,
     stack,
@@ -38,24 +38,13 @@ def fit(inputs: FitInputs, options: FitOptions) -> FitOutputs:
     )
     group = parents_per_program(row, parent)
     levels = log2_dim(poses, weight, options.inner)
-    block, kept = fit_blocks(child, (1 << levels) * bytes_per_number(poses))
+    block, kept = fit_blocks(child, (1 << levels) * number_type(poses).primitive_bitwidth // 8)
     launch(
-        _fit,
-        (row, triton.cdiv(parent, group)),
-        inputs,
-        outputs,
-        parent,
-        DAMPING=options.damping,
-        MIN_VARIANCE=options.min_variance,
-        MASS_EPS=options.mass_eps,
-        MEASURE=options.measure,
-        PARENTS=group,
-        BLOCK=block,
-        KEPT=kept,
-        LEVELS=levels,
-        num_warps=block // 32,
+        _fit, (row, triton.cdiv(parent, group)), inputs, outputs, parent,
+        DAMPING=options.damping, MIN_VARIANCE=options.min_variance, MASS_EPS=options.mass_eps, MEASURE=options.measure,
+        PARENTS=group, BLOCK=block, KEPT=kept, LEVELS=levels, num_warps=block // 32,
         **sizes(poses, weight, options.inner),
-    )
+    )  # fmt: skip
     return outputs
 
 

@@ -12,11 +12,11 @@ from torch import Tensor
 
 from capsule_lab.kernels.gpu.blocks import (
     PROGRAMS,
-    bytes_per_number,
     compute_votes,
     launch,
     load,
     load_rows,
+    number_type,
     sizes,
     store,
 )
@@ -33,18 +33,11 @@ def sum_components(poses: Tensor, weight: Tensor, parents: Tensor, precision: Te
     row, parent, _ = parents.shape
     result = poses.new_empty(row, parent, poses.shape[2])
     block = _block_size(poses, weight.shape[1] + ROWS_PER_PROGRAM * poses.shape[1] // 2)
+    grid = triton.cdiv(row, ROWS_PER_PROGRAM), triton.cdiv(poses.shape[2], block)
     launch(
-        _sum_components,
-        (triton.cdiv(row, ROWS_PER_PROGRAM), triton.cdiv(poses.shape[2], block)),
-        (poses, weight, parents, precision),
-        [result],
-        row,
-        parent,
-        GROUP=ROWS_PER_PROGRAM,
-        BLOCK=block,
-        num_warps=1,
-        **sizes(poses, weight, inner),
-    )
+        _sum_components, grid, (poses, weight, parents, precision), [result], row, parent,
+        GROUP=ROWS_PER_PROGRAM, BLOCK=block, num_warps=1, **sizes(poses, weight, inner),
+    )  # fmt: skip
     return result
 
 
@@ -81,16 +74,9 @@ def votes_backward(
     given = (poses, weight, by_child, coefficients, activations, grad_distances)
     common: dict[str, Any] = {"FIT": fit, "MEASURED": grad_distances is not None, "TERMS": terms}
     common |= {"BLOCK": block, "num_warps": 1, **sizes(poses, weight, inner)}
-    launch(
-        _grad_poses,
-        (triton.cdiv(row, group), programs),
-        (*given, grad_mass),
-        (grad_poses, grad_activations, grad_couplings),
-        row,
-        parent,
-        GROUP=group,
-        **common,
-    )
+    grads_of_children = grad_poses, grad_activations, grad_couplings
+    grid = triton.cdiv(row, group), programs
+    launch(_grad_poses, grid, (*given, grad_mass), grads_of_children, row, parent, GROUP=group, **common)
     length = max(1, triton.cdiv(row * programs * parent, PROGRAMS))  # rows of a program
     number = torch.float64 if weight.dtype == torch.float64 else torch.float32
     parts = weight.new_empty(triton.cdiv(row, length), *weight.shape, dtype=number)
@@ -101,7 +87,7 @@ def votes_backward(
 
 def _block_size(poses: Tensor, kept: int) -> int:
     """Children of a program that keeps so many numbers for each."""
-    return BLOCK if kept * bytes_per_number(poses) <= MOST_BYTES else BLOCK // 2
+    return BLOCK if kept * (number_type(poses).primitive_bitwidth // 8) <= MOST_BYTES else BLOCK // 2
 
 
 @triton.jit
