@@ -6,7 +6,7 @@ VENV ?= .venv
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
 COMMANDS := $(filter-out _%,$(basename $(notdir $(wildcard conf/*.yaml))))
-.PHONY: help setup $(COMMANDS) test campaign lint clean
+.PHONY: help setup $(COMMANDS) bench gpu test campaign lint clean
 
 RUN := $(VENV)/bin/python
 READY := $(VENV)/.ready
@@ -43,6 +43,12 @@ $(COMMANDS): $(READY)
 train: DEFAULT = $(if $(filter-out train.resume=%,$(OVERRIDES)),,experiment=quickstart)
 sweep: DEFAULT = $(if $(findstring n,$(firstword -$(MAKEFLAGS))),dry_run=true)
 sweep: EVEN_IN_DRY_RUN = +
+
+bench: $(READY) ## time layers and training steps beside textbook forms; models=[] rounds=9
+	@set -f; $(RUN) -m benchmarks $(OVERRIDES)
+
+gpu: $(READY) ## time them on a GPU that is lent for minutes; limit=540 out=gpu.json
+	@set -f; $(RUN) -m benchmarks.gpu $(OVERRIDES)
 
 test: $(READY) ## run the tests; PYTEST="-k resume" is handed to pytest
 	@OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(RUN) -m pytest -n auto --dist worksteal $(PYTEST)

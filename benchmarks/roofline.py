@@ -2,9 +2,9 @@
 
 Counted are the multiply-adds of convolutions, linear layers and routing, two operations each, and each layer's inputs,
 outputs and parameters, moved once wherever they are needed: a form that computes votes twice, or stores them, has the
-same bound. torch counts convolutions and linear layers. Routing has formulas here, since torch sees neither elementwise
-arithmetic nor fused kernels, and its count would depend on the form. Per vote of d components, computed from rows of q,
-and T iterations:
+same bound, the longer of the two times. torch counts convolutions and linear layers. Routing has formulas here, since
+torch sees neither elementwise arithmetic nor fused kernels, and its count would depend on the form. Per vote of d
+components, computed from rows of q, and T iterations:
 
 - EM: ``d q`` for the vote, ``2 d T`` for mean and variance, ``2 d (T - 1)`` for its distance;
 - dynamic: ``d q`` for the vote, ``d T`` for the sum, ``d (T - 1)`` for the agreement.
@@ -12,12 +12,6 @@ and T iterations:
 The backward pass of routing takes twice the multiply-adds of its forward pass, once per factor. A backward pass
 reads the inputs and the outputs' gradients and writes the inputs'. Adam reads four numbers per parameter and writes
 three.
-
-The roofline is the longer of two times, of the operations and of the bytes. The fused form of EM routing has a second
-one: between its kernels lies the softmax over all parents that see a child, so that one number per vote, not d, is
-carried through memory for it. Couplings are written and read in each of T iterations, distances in all but the last;
-the backward pass carries both again, and the gradients of both: ``3 (2 T + 2 (T - 1))`` numbers per vote. What a kernel
-reads for a second or third time, and the votes that it computes again, are not counted.
 """
 
 from __future__ import annotations
@@ -33,9 +27,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from capsule_lab.bench.cases import FULL, Case, training_config
-from capsule_lab.bench.layers import POSE, build_layer
-from capsule_lab.bench.models import as_pairs, build_network, loss_of, random_batch
+from benchmarks.cases import FULL, Case, training_config
+from benchmarks.layers import POSE, build_layer
+from benchmarks.models import as_pairs, build_network, loss_of, random_batch
 from capsule_lab.layers import ClassCapsules, ConvCapsules, DenseCapsules
 from capsule_lab.routing import AbstractRouting, EMRouting
 from capsule_lab.types import Votes
@@ -55,63 +49,34 @@ class Work:
         routing_operations: in float32.
         numbers: moved by convolutions and linear layers.
         full_numbers: moved in float32: by routing, and parameters.
-        carried_numbers: in float32, between the kernels of fused EM routing.
     """
 
     operations: int = 0
     routing_operations: int = 0
     numbers: int = 0
     full_numbers: int = 0
-    carried_numbers: int = 0
-
-    def lower_bounds(self, rates: dict[str, float], precision: str) -> dict[str, float]:
-        """Seconds at these rates, and the operations and bytes behind them."""
-        bfloat16 = precision != FULL
-        full = rates.get("tf32_operations_per_second", rates["float32_operations_per_second"])
-        rate = rates["bfloat16_operations_per_second"] if bfloat16 else full
-        moved = self.numbers * (2 if bfloat16 else 4) + self.full_numbers * 4  # bytes of bfloat16 and of float32
-        routing_seconds = self.routing_operations / rates["float32_operations_per_second"]
-        return {
-            "operations": self.operations + self.routing_operations,
-            "bytes": moved,
-            "floor_arithmetic_seconds": self.operations / rate + routing_seconds,
-            "floor_memory_seconds": moved / rates["bytes_per_second"],
-            "floor_carried_seconds": (moved + 4 * self.carried_numbers) / rates["bytes_per_second"],
-        }
 
 
 def beside_roofline(row: Mapping[str, Any], work: Work, rates: dict[str, float]) -> dict[str, float]:
-    """Lower bounds of a measured case, what it achieved, and its percent of the roofline.
-
-    ``fused_roofline_percent`` counts what the kernels of fused EM routing carry between them as well.
-    """
-    bounds = work.lower_bounds(rates, row["precision"])
-    seconds = row["seconds_median"]
-    roofline = max(bounds["floor_arithmetic_seconds"], bounds["floor_memory_seconds"])
-    found = {
-        **bounds,
-        "operations_per_second": bounds["operations"] / seconds,
-        "bytes_per_second": bounds["bytes"] / seconds,
-        "roofline_percent": 100 * roofline / seconds,
+    """Lower bounds of a measured case, and its percent of the roofline."""
+    bfloat16 = row["precision"] != FULL
+    full = rates.get("tf32_operations_per_second", rates["float32_operations_per_second"])
+    rate = rates["bfloat16_operations_per_second"] if bfloat16 else full
+    moved = work.numbers * (2 if bfloat16 else 4) + work.full_numbers * 4  # bytes of bfloat16 and of float32
+    routing_seconds = work.routing_operations / rates["float32_operations_per_second"]
+    arithmetic, memory = work.operations / rate + routing_seconds, moved / rates["bytes_per_second"]
+    return {
+        "operations": work.operations + work.routing_operations,
+        "bytes": moved,
+        "floor_arithmetic_seconds": arithmetic,
+        "floor_memory_seconds": memory,
+        "roofline_percent": 100 * max(arithmetic, memory) / row["seconds_median"],
     }
-    if row["form"] == "fused":
-        found["fused_roofline_percent"] = 100 * max(roofline, bounds["floor_carried_seconds"]) / seconds
-    return found
 
 
-def per_vote(dim: int, inner: int, iterations: int, *, em: bool) -> int:
-    """Multiply-adds of a vote in a forward pass."""
-    return dim * inner + (2 if em else 1) * dim * (2 * iterations - 1)
-
-
-def carried_per_vote(iterations: int, *, em: bool) -> int:
-    """Numbers that the kernels of fused routing carry between them for each vote, see the top of this file."""
-    return PASSES * (2 * iterations + 2 * (iterations - 1)) if em else 0
-
-
-def count(case: Case) -> Work:
-    """The work of a case, the same for all of its forms."""
-    return _of_layer(case) if case.kind == "layer" else _of_model(case)
+def routing_operations(votes: int, dim: int, inner: int, iterations: int, *, em: bool) -> int:
+    """Of so many votes in a step."""
+    return 2 * PASSES * votes * (dim * inner + (2 if em else 1) * dim * (2 * iterations - 1))
 
 
 def votes_of(case: Case) -> int:
@@ -123,32 +88,28 @@ def votes_of(case: Case) -> int:
     return sizes.get("rows", sizes.get("batch_size")) * sizes["children"] * sizes["parents"]
 
 
+def count(case: Case) -> Work:
+    """The work of a case, the same for all of its forms."""
+    return _of_layer(case) if case.kind == "layer" else _of_model(case)
+
+
 def _of_layer(case: Case) -> Work:
     """Counted while the layer is called once."""
     forward, inputs = build_layer(case)
     em = case.name != "dynamic"
     dim, inner = (POSE * POSE, POSE) if em else (case.sizes["parent_dim"], case.sizes["child_dim"])
-    votes, iterations = votes_of(case), case.sizes["iterations"]
-    return Work(
-        routing_operations=2 * PASSES * votes * per_vote(dim, inner, iterations, em=em),
-        full_numbers=3 * _numbers(inputs) + 2 * _numbers(forward()),
-        carried_numbers=votes * carried_per_vote(iterations, em=em),
-    )
+    operations = routing_operations(votes_of(case), dim, inner, case.sizes["iterations"], em=em)
+    return Work(routing_operations=operations, full_numbers=3 * _numbers(inputs) + 2 * _numbers(forward()))
 
 
 def _of_model(case: Case) -> Work:
     """Counted while one image passes through the network."""
     module = build_network(case, training_config(case.overrides)).to(case.device)
     calls: list[Work] = []
-
-    def record(layer: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
-        calls.append(_of_call(layer, inputs, output))
-
     for layer in module.network.modules():
-        layer.register_forward_hook(record)
+        layer.register_forward_hook(lambda layer, inputs, output: calls.append(_of_call(layer, inputs, output)))
     with FlopCounterMode(display=False) as counter:
-        # compiles kernels, too, and keeps them for the workers
-        loss_of(module, as_pairs(random_batch(case, 1), module)).backward()
+        loss_of(module, as_pairs(random_batch(case, 1), module)).backward()  # compiles kernels for the workers, too
     counted = counter.get_flop_counts()["Global"].items()
     operations = sum(number for operator, number in counted if operator.__name__ not in OF_ROUTING)
     parameters = sum(parameter.numel() for parameter in module.parameters_to_train())
@@ -158,7 +119,6 @@ def _of_model(case: Case) -> Work:
         routing_operations=images * sum(work.routing_operations for work in calls),
         numbers=images * sum(work.numbers for work in calls),
         full_numbers=images * sum(work.full_numbers for work in calls) + (PASSES + ADAM) * parameters,
-        carried_numbers=images * sum(work.carried_numbers for work in calls),
     )
 
 
@@ -173,11 +133,8 @@ def _of_call(layer: nn.Module, inputs: tuple[Any, ...], output: Any) -> Work:
         (rows, children, pose), (_, inner, parents, columns) = (part.shape for part in inputs[0][:2])
         em = isinstance(layer, EMRouting)
         options: dict[str, Any] = layer.options if isinstance(layer, EMRouting) else vars(layer)
-        iterations, votes = options.get("iterations", 1), rows * children * parents
-        return Work(
-            routing_operations=2 * PASSES * votes * per_vote(pose // inner * columns, inner, iterations, em=em),
-            carried_numbers=votes * carried_per_vote(iterations, em=em),
-        )
+        votes, iterations = rows * children * parents, options.get("iterations", 1)
+        return Work(routing_operations=routing_operations(votes, pose // inner * columns, inner, iterations, em=em))
     return Work()
 
 
@@ -201,45 +158,25 @@ def machine_rates(device: torch.device, *, bfloat16: bool) -> dict[str, float]:
     if bfloat16:
         kinds["bfloat16"] = (torch.bfloat16, "highest")
     size, length = (MATRIX, ARRAY) if device.type == "cpu" else (4 * MATRIX, 4 * ARRAY)
-    rates = {}
+    rates, before = {}, torch.get_float32_matmul_precision()
     for name, (dtype, mode) in kinds.items():
         factor = torch.randn(size, size, device=device).to(dtype)
-        product = torch.empty_like(factor)
-        seconds = _fastest(partial(_product, mode, factor, product), device)
-        rates[f"{name}_operations_per_second"] = 2 * size**3 / seconds
+        torch.set_float32_matmul_precision(mode)
+        rates[f"{name}_operations_per_second"] = 2 * size**3 / _fastest(partial(torch.mm, factor, factor), device)
+    torch.set_float32_matmul_precision(before)
     first, second, total = (torch.randn(length, device=device) for _ in range(3))
     seconds = _fastest(partial(torch.add, first, second, out=total), device)
     rates["bytes_per_second"] = 3 * length * first.element_size() / seconds
     return rates
 
 
-def _product(mode: str, factor: Tensor, product: Tensor) -> None:
-    """The square of a matrix, with this precision of float32 inside; ``"high"`` is TF32."""
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision(mode)
-    try:
-        torch.mm(factor, factor, out=product)
-    finally:
-        torch.set_float32_matmul_precision(before)
-
-
 def _fastest(call: Callable[[], object], device: torch.device, times: int = 5) -> float:
+    """Seconds of the fastest call, after one that warms up; the wait for a GPU is nothing beside them."""
     best = math.inf
-    for _ in range(times + 1):  # the first warms up
-        best = min(best, _seconds_on_gpu(call) if device.type == "cuda" else _seconds(call))
+    for _ in range(times + 1):
+        start_time = time.perf_counter()
+        call()
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        best = min(best, time.perf_counter() - start_time)
     return best
-
-
-def _seconds(call: Callable[[], object]) -> float:
-    started = time.perf_counter()
-    call()
-    return time.perf_counter() - started
-
-
-def _seconds_on_gpu(call: Callable[[], object]) -> float:
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    start.record()
-    call()
-    end.record()
-    torch.cuda.synchronize()
-    return start.elapsed_time(end) / 1e3

@@ -4,26 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, cast
 
 import torch
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
-from capsule_lab.bench.textbook_capsnet import TextbookCapsNet
-from capsule_lab.bench.textbook_em_caps import TextbookEMCaps
+from benchmarks.textbook_capsnet import TextbookCapsNet
+from benchmarks.textbook_em_caps import TextbookEMCaps
 from capsule_lab.build import build_data
 from capsule_lab.check import check
 from capsule_lab.config import compose, options_of, user_message
-from capsule_lab.errors import ConfigError
+from capsule_lab.errors import ConfigError, one_line
 from capsule_lab.kernels.backends import fused_kernels
 
-LAYERS = ("em_window", "em_all_parents", "dynamic")
 TEXTBOOK_NETWORKS = {"capsnet": TextbookCapsNet, "em_caps_paper": TextbookEMCaps, "em_caps_small": TextbookEMCaps}
 """The textbook form of the models that have one."""
 SIZES = ("batch_size", "image_shape", "num_classes")
 """Of a model."""
-AXES = ("batch", "children", "parents", "iterations", "image_size")
+AXES = {
+    "batch": "batch_size", "children": "child_types", "parents": "parents", "iterations": "iterations",
+    "image_size": "grid",
+}  # fmt: skip
+"""What ``scaling`` may be, and the size of the layer that it changes."""
 FULL = "32-true"
 
 
@@ -35,7 +40,7 @@ class Case:
         kind: ``"layer"`` or ``"model"``.
         name: which.
         form: ``"textbook"``, a backend of the routing, ``"compiled"``, which is ``matmul`` under ``torch.compile``, or
-            ``"plain"`` for a model that does not route.
+            ``"plain"`` for a model that does not route; for the GPU ``"graphs"``, fused steps as CUDA graphs.
         precision: as of a Trainer.
         device: ``"cpu"`` or ``"cuda"``.
         sizes: of a layer: what ``conf/bench.yaml`` has under its name; of a model: batch, image and classes.
@@ -53,12 +58,34 @@ class Case:
     @property
     def backend(self) -> str:
         """Of the routing."""
-        return "matmul" if self.form == "compiled" else self.form
+        return {"compiled": "matmul", "graphs": "fused"}.get(self.form, self.form)
 
     @property
     def label(self) -> str:
         """Name, form and precision, for messages."""
         return f"{self.name} ({self.form}, {self.precision})"
+
+    @property
+    def row(self) -> dict[str, Any]:
+        """The case in a table."""
+        kind = {"kind": self.kind, "name": self.name, "form": self.form, "precision": self.precision}
+        return {**kind, "device": self.device, **self.sizes}
+
+
+def configuration(name: str, overrides: Sequence[str] = ()) -> DictConfig:
+    """``conf/bench.yaml``, for ``"gpu"`` with what ``conf/gpu.yaml`` changes, and overrides ``key=value``.
+
+    Raises:
+        ConfigError: for an override that is none, or of a key that does not exist.
+    """
+    folder = Path(__file__).parent / "conf"
+    config = OmegaConf.merge(*(OmegaConf.load(folder / f"{file}.yaml") for file in dict.fromkeys(("bench", name))))
+    OmegaConf.set_struct(config, True)
+    OmegaConf.set_struct(config.sizes, False)  # of any model
+    try:
+        return cast(DictConfig, OmegaConf.merge(config, OmegaConf.from_dotlist(list(overrides))))
+    except (OmegaConfBaseException, ValueError) as error:
+        raise ConfigError(f"{one_line(error)}; expected key=value with keys of benchmarks/conf/{name}.yaml") from error
 
 
 def device_named(name: str) -> torch.device:
@@ -72,20 +99,24 @@ def check_bench(config: DictConfig) -> None:
     Raises:
         ConfigError: for what cannot be timed.
     """
-    _check_list("layers", config.layers, LAYERS)
-    _check_list("models", config.models, options_of("model"))
-    _check_list("backends", config.backends, ("reference", "matmul", "compiled", "fused"))
-    _check_list("precisions", config.precisions, ("bf16-mixed", FULL))
-    nothing_to_time = not (config.scaling or config.layers or config.models)
+    choices = {
+        "layers": ("dynamic", "em_all_parents", "em_window"),
+        "models": options_of("model"),
+        "backends": ("compiled", "fused", "matmul", "reference"),
+        "precisions": (FULL, "bf16-mixed"),
+    }
+    for option, names in choices.items():
+        given = config[option]
+        if not OmegaConf.is_list(given) or not set(given) <= set(names):
+            raise ConfigError(f"{option} is {given}; expected a list of some of {', '.join(names)}")
     rules = {
         f"device is {config.device}; expected auto, cpu or cuda": config.device not in ("auto", "cpu", "cuda"),
         f"scaling is {config.scaling}; expected one of {', '.join(AXES)}, all, or null": (
             config.scaling not in (None, "all", *AXES)
         ),
-        f"scaling is {config.scaling} and profile true; expected one of them": config.scaling and config.profile,
+        f"rounds is {config.rounds} and steps {config.steps}; expected 1 or more": min(config.rounds, config.steps) < 1,
         "backends or precisions is empty; expected one or more of each": not (config.backends and config.precisions),
-        "profile is true, but models is empty; expected one or more": config.profile and not config.models,
-        "layers and models are both empty; expected something to time": nothing_to_time,
+        "layers and models are both empty; expected something to time": not (config.layers or config.models),
         "device is cuda, but torch finds none; expected cpu or auto": (
             config.device == "cuda" and not torch.cuda.is_available()
         ),
@@ -96,13 +127,6 @@ def check_bench(config: DictConfig) -> None:
     kernels = fused_kernels(device_named(config.device).type)
     if "fused" in config.backends and isinstance(kernels, str):
         raise ConfigError(f"backends has fused, which does not run here: {kernels}; expected backends=[matmul]")
-
-
-def _check_list(option: str, given: Any, choices: Sequence[str]) -> None:
-    if OmegaConf.is_list(given):
-        given = list(given)
-    if not isinstance(given, list) or not set(given) <= set(choices):
-        raise ConfigError(f"{option} is {given}; expected a list of some of {', '.join(sorted(choices))}")
 
 
 def layer_groups(config: DictConfig) -> list[list[Case]]:
@@ -153,9 +177,8 @@ def sizes_of(config: DictConfig, name: str, chosen: DictConfig | None = None) ->
     if chosen is not None:
         spec = build_data(chosen).spec
         sizes = dict(zip(SIZES, (chosen.data.batch_size, list(spec.image_shape), spec.num_classes), strict=True))
-    if name in config.sizes:
-        sizes |= cast(dict[str, Any], OmegaConf.to_container(config.sizes[name]))
     given = cast(dict[str, Any], OmegaConf.to_container(config))
+    sizes |= given["sizes"].get(name, {})
     sizes |= {option: given[option] for option in SIZES if given[option] is not None and option in sizes}
     for option, value in sizes.items():
         numbers = value if isinstance(value, list) else [value]

@@ -1,29 +1,89 @@
-"""Processes that time one case each, on request; one waits while another works."""
+"""Cases that take turns, round after round, so that changes of the machine's load affect all alike.
+
+Every case has a process of its own, so that its peak memory is its own; one waits while another works.
+"""
 
 from __future__ import annotations
 
 import multiprocessing
 import os
 import re
-import resource
-import sys
+import statistics
 import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, Self
 
 import torch
+from omegaconf import DictConfig
 
-from capsule_lab.bench.cases import Case
-from capsule_lab.bench.layers import build_layer, small
-from capsule_lab.bench.models import build_step
+from benchmarks.cases import FULL, Case, layer_groups, model_groups
+from benchmarks.layers import build_layer, small
+from benchmarks.models import build_step
+from benchmarks.roofline import beside_roofline, measure_roofline
 from capsule_lab.errors import ConfigError, one_line
+
+PAUSE = 0.05  # ours: OpenMP's threads wait for more work in a loop for some milliseconds
 
 Seconds = tuple[float, float]
 """Of the forward pass, and of the whole step."""
+
+
+def measure(config: DictConfig) -> dict[str, Any]:
+    """Rates of the machine, and a row for each case: seconds, memory, lower bounds, ratios to the first of its group.
+
+    Raises:
+        ConfigError: for what cannot be timed.
+    """
+    groups = [group for group in layer_groups(config) + model_groups(config) if group]
+    bfloat16 = any(case.precision != FULL for group in groups for case in group)
+    with Worker("the machine") as worker:
+        rates, works = worker.call(measure_roofline, [group[-1] for group in groups], bfloat16)
+    rows = []
+    for group, work in zip(groups, works, strict=True):
+        measured = time_in_turn(group, rounds=config.rounds, steps=config.steps)
+        first = dict(measured[0])
+        for row in measured:
+            row |= beside_roofline(row, work, rates)
+            row["speedup"] = first["seconds_median"] / row["seconds_median"]
+            for memory in ("peak_memory", "memory_above"):
+                row[f"{memory}_share"] = row[f"{memory}_bytes"] / max(first[f"{memory}_bytes"], 1)
+        rows += measured
+    return {"rates": rates, "rows": rows}
+
+
+def time_in_turn(cases: list[Case], *, rounds: int, steps: int) -> list[dict[str, Any]]:
+    """Seconds per step and memory of every case."""
+    seconds: list[list[Seconds]] = [[] for _ in cases]
+    with ExitStack() as stack:
+        workers = []
+        for case in cases:
+            workers.append(stack.enter_context(Worker(case.label)))
+            workers[-1].call(build_timer, case)
+        for _ in range(rounds):
+            for worker, of_case in zip(workers, seconds, strict=True):
+                time.sleep(PAUSE)
+                of_case += worker.call(time_steps, steps)
+        memory = [worker.call(read_memory) for worker in workers]
+    return [{**row_of(case, times), **peak} for case, times, peak in zip(cases, seconds, memory, strict=True)]
+
+
+def row_of(case: Case, times: list[Seconds]) -> dict[str, Any]:
+    """A case, and the seconds of its steps."""
+    forward, both = zip(*times, strict=True)
+    row = {
+        **case.row,
+        "seconds_median": statistics.median(both),
+        "seconds_fastest": min(both),
+        "seconds_slowest": max(both),
+        "forward_seconds_median": statistics.median(forward),
+    }
+    if case.kind == "model":
+        row["images_per_second"] = case.sizes["batch_size"] / row["seconds_median"]
+    return row
 
 
 class Worker:
@@ -53,11 +113,7 @@ class Worker:
             return self._pool.submit(function, *arguments).result()
         except ValueError as error:  # ours, or of a network that refuses its sizes
             raise ConfigError(f"{self.name}: {one_line(error)}") from error
-        except BrokenProcessPool as error:
-            raise ConfigError(
-                f"{self.name} could not be timed: its process died (out of memory? try batch_size=32)"
-            ) from error
-        except RuntimeError as error:  # torch's own errors
+        except (BrokenProcessPool, RuntimeError) as error:  # the latter are torch's own
             raise ConfigError(
                 f"{self.name} could not be timed: {one_line(error)} (out of memory? try batch_size=32)"
             ) from error
@@ -73,9 +129,9 @@ class CaseTimer:
         self.device = torch.device(case.device)
         self.forward, self.backward = build_passes(case)
         self.memory_before = memory_now(self.device)
-        started = time.perf_counter()
+        start_time = time.perf_counter()
         self.run(1)
-        self.first_seconds = time.perf_counter() - started
+        self.first_seconds = time.perf_counter() - start_time
         self.run(1)  # ours: the first may build kernels and the optimiser's state, the second a gradient's memory
 
     def run(self, steps: int) -> list[Seconds]:
@@ -92,11 +148,11 @@ class CaseTimer:
         return {"peak_memory_bytes": peak, "memory_above_bytes": max(peak - self.memory_before, 0)}
 
     def _step(self) -> Seconds:
-        started = time.perf_counter()
+        start = time.perf_counter()
         result = self.forward()
         between = time.perf_counter()
         self.backward(result)
-        return between - started, time.perf_counter() - started
+        return between - start, time.perf_counter() - start
 
     def _step_on_gpu(self) -> tuple[torch.cuda.Event, ...]:
         start, between, end = (torch.cuda.Event(enable_timing=True) for _ in range(3))
@@ -151,25 +207,23 @@ def build_passes(case: Case) -> tuple[Callable[[], Any], Callable[[Any], None]]:
 
 
 def memory_now(device: torch.device) -> int:
-    """Bytes that are taken; the peak is measured from here."""
+    """Bytes that are taken; the peak is measured from here. Of a CPU on Linux only: 0 elsewhere."""
     if device.type == "cuda":
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
         return torch.cuda.memory_allocated()
     with suppress(OSError):
-        Path("/proc/self/clear_refs").write_text("5")  # Linux: resets VmHWM
+        Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM
     with suppress(OSError):
         return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    return peak_memory(device)
+    return 0
 
 
 def peak_memory(device: torch.device) -> int:
-    """The most bytes that were taken: by tensors on a GPU, by the whole process otherwise."""
+    """The most bytes that were taken: by tensors on a GPU, by the whole process otherwise (on Linux)."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated()
-    with suppress(OSError):  # Linux; ru_maxrss of a forked process starts with its parent's
+    with suppress(OSError):
         found = re.search(r"^VmHWM:\s*(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE)
-        if found:
-            return int(found[1]) * 1024
-    unit = 1 if sys.platform == "darwin" else 1024  # ru_maxrss: bytes on macOS, KiB elsewhere
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+        return int(found[1]) * 1024 if found else 0
+    return 0

@@ -9,9 +9,9 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from capsule_lab.bench.cases import Case
-from capsule_lab.bench.textbook_capsnet import TextbookCapsNet
-from capsule_lab.bench.textbook_em_caps import saturating, textbook_em_layer, window_index
+from benchmarks.cases import Case
+from benchmarks.textbook_capsnet import TextbookCapsNet
+from benchmarks.textbook_em_caps import saturating, textbook_em_layer, window_index
 from capsule_lab.kernels.backends import Backend
 from capsule_lab.layers import ConvCapsules
 from capsule_lab.routing import DynamicRouting, EMRouting

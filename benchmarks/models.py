@@ -10,8 +10,8 @@ import torch
 from omegaconf import DictConfig
 from torch import Tensor, nn
 
-from capsule_lab.bench.cases import TEXTBOOK_NETWORKS, Case, training_config
-from capsule_lab.bench.textbook_capsnet import TextbookCapsNet
+from benchmarks.cases import TEXTBOOK_NETWORKS, Case, training_config
+from benchmarks.textbook_capsnet import TextbookCapsNet
 from capsule_lab.build import build_module
 from capsule_lab.types import Batch, DataSpec
 
