@@ -9,10 +9,10 @@ from omegaconf import DictConfig
 
 from benchmarks import breakdown, scaling, tables, timing
 from benchmarks.cases import check_bench, configuration, device_named
-from capsule_lab import environment
-from capsule_lab.config import to_container
+from capsule_lab.config.compose import to_container
 from capsule_lab.errors import ConfigError
 from capsule_lab.runs import files
+from capsule_lab.system import environment
 
 
 def main(config: DictConfig) -> None:

@@ -22,10 +22,10 @@ from benchmarks.breakdown import profile_case
 from benchmarks.cases import Case, check_bench, configuration, device_named, layer_groups, model_groups
 from benchmarks.roofline import Work, beside_roofline, count, machine_rates
 from benchmarks.timing import CaseTimer, row_of
-from capsule_lab import environment
-from capsule_lab.config import to_container
+from capsule_lab.config.compose import to_container
 from capsule_lab.errors import ConfigError, one_line
 from capsule_lab.runs import files
+from capsule_lab.system import environment
 
 PROFILED = 5  # ours: steps under the profiler
 

@@ -16,7 +16,7 @@ from benchmarks import __main__ as bench
 from benchmarks import breakdown, cases, gpu, layers, models, roofline, scaling, timing
 from benchmarks.cases import Case, configuration
 from benchmarks.roofline import Work
-from capsule_lab.config import options_of
+from capsule_lab.config.compose import options_of
 from capsule_lab.errors import ConfigError
 
 SMALL = [
