@@ -34,7 +34,7 @@ RATES = {"float32_operations_per_second": 1e9, "bfloat16_operations_per_second":
 def small_case(name: str, *overrides: str) -> Case:
     """The last case of a layer or model."""
     config = configuration("bench", [*SMALL, *overrides])
-    config[f"{'layers' if name in LAYERS else 'models'}"] = [name]
+    config.layers = config.models = [name]
     return (cases.layer_groups if name in LAYERS else cases.model_groups)(config)[0][-1]
 
 
@@ -62,6 +62,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
     for name, value in (("MATRIX", 64), ("ARRAY", 1024)):
         monkeypatch.setattr(roofline, name, value)
     monkeypatch.setattr(timing, "PAUSE", 0.0)
+    monkeypatch.setenv("COLUMNS", "300")
     return found
 
 
@@ -130,7 +131,7 @@ def test_forms_of_a_layer_and_a_network_are_of_the_same_size() -> None:
         networks = models.build_textbook(case, config), models.build_network(case, config).network
         theirs, ours = (sum(parameter.numel() for parameter in network.parameters()) for network in networks)
         assert theirs == ours + biases
-    losses = [models.build_step(small_case("cnn_small", f"options=['module.l2={weight}']")).loss() for weight in (0, 1)]
+    losses = [models.build_step(small_case("cnn_small", f"options=['module.l2={weight}']")).loss() for weight in (0.0, 1.0)]
     assert losses[1] > losses[0]
 
 

@@ -9,8 +9,9 @@ import pytest
 if importlib.util.find_spec("triton") is None:
     pytest.skip("Triton, which compiles the kernels of a GPU, is not installed", allow_module_level=True)
 
-from capsule_lab.kernels.gpu.em import fit_blocks
 from capsule_lab.kernels.gpu.tuning import Blocks
+
+from capsule_lab.kernels.gpu.em import fit_blocks
 
 
 @pytest.mark.parametrize(
