@@ -131,7 +131,8 @@ def test_forms_of_a_layer_and_a_network_are_of_the_same_size() -> None:
         networks = models.build_textbook(case, config), models.build_network(case, config).network
         theirs, ours = (sum(parameter.numel() for parameter in network.parameters()) for network in networks)
         assert theirs == ours + biases
-    losses = [models.build_step(small_case("cnn_small", f"options=['module.l2={weight}']")).loss() for weight in (0.0, 1.0)]
+    cnns = (small_case("cnn_small", f"options=['module.l2={weight}']") for weight in (0.0, 1.0))
+    losses = [models.build_step(case).loss() for case in cnns]
     assert losses[1] > losses[0]
 
 

@@ -26,6 +26,7 @@ from capsule_lab.config.compose import compose, options_of
 from capsule_lab.layers import ConvCapsules
 from capsule_lab.networks import EMCaps
 from capsule_lab.routing import AbstractRouting, EMRouting
+from capsule_lab.routing.base import LayerInfo, build_routing
 from capsule_lab.types import Votes
 from tests.helpers import gpu_comparison
 from tests.helpers.kernels import backwards, draw
@@ -56,7 +57,7 @@ class Shape(NamedTuple):
 SHAPES = [
     Shape(5, 72, 5, 4, 4, 4),  # a layer of EMCaps, but for its numbers
     Shape(3, 72, 10, 1, 8, 16),  # of CapsNet
-    Shape(1, 1, 1, 1, 1, 1),
+    Shape(1, 2, 2, 1, 2, 2),
     Shape(2, 40, 5, 2, 3, 1),
     Shape(300, 9, 32, 2, 2, 2),  # more rows and parents than programs
 ]
@@ -87,8 +88,10 @@ def outputs_and_gradients(
         arguments = {"poses": draw(2, 120, 16, seed=0), "activations": draw(2, 120, seed=2).sigmoid()}
     else:
         rows, children, parents, pose_rows, inner, columns = shape
-        module = factory(parents, pose_rows * columns)
-        weight = draw(children, inner, parents, columns, seed=1) / inner**0.5  # votes as large as poses
+        layer = LayerInfo(parents, pose_rows * columns, children, pose_rows * inner, False, children)
+        module = build_routing(factory, layer)
+        weight = draw(children, inner, parents, columns if module.poses else 0, seed=1)
+        weight = weight / inner**0.5  # votes as large as poses
         poses = draw(rows, children, pose_rows * inner, seed=0)
         arguments = {"poses": poses, "weight": weight, "activations": draw(rows, children, seed=2).sigmoid()}
     module = module.to(device, F32 if dtype == BF16 else dtype)
