@@ -62,10 +62,7 @@ def _sum_children(
     PARENTS: tl.constexpr, CHILD: tl.constexpr, ROWS: tl.constexpr, INNER: tl.constexpr, COLUMNS: tl.constexpr,
     BLOCK: tl.constexpr, LEVELS: tl.constexpr, NUMBER: tl.constexpr,
 ):  # fmt: skip
-    """Of what is assigned, and of ``grad_distances`` times the error of a vote, and times its square.
-
-    A program sums for PARENTS of a row, one after the other.
-    """
+    """A program sums for PARENTS of a row what is assigned, and ``grad_distances`` times the error, and its square."""
     D: tl.constexpr = ROWS * COLUMNS
     n = tl.program_id(0).to(tl.int64)
     first = tl.program_id(1).to(tl.int64) * PARENTS
