@@ -6,7 +6,7 @@ VENV ?= .venv
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
 COMMANDS := $(filter-out _%,$(basename $(notdir $(wildcard conf/*.yaml))))
-.PHONY: help setup own-environment $(COMMANDS) test test-all campaign lint clean
+.PHONY: help setup own-environment $(COMMANDS) bench gpu test test-all campaign lint clean
 
 RUN := $(VENV)/bin/python
 READY := $(VENV)/.ready
@@ -51,11 +51,17 @@ train: DEFAULT = $(if $(filter-out train.resume=%,$(OVERRIDES)),,experiment=quic
 sweep: DEFAULT = $(if $(findstring n,$(firstword -$(MAKEFLAGS))),dry_run=true)
 sweep: EVEN_IN_DRY_RUN = +
 
+bench: $(READY) ## time layers and training steps beside textbook forms; models=[] rounds=9
+	@set -f; $(RUN) -m benchmarks $(OVERRIDES)
+
+gpu: $(READY) ## time them on a GPU that is lent for minutes; limit=540 out=gpu.json
+	@set -f; $(RUN) -m benchmarks.gpu $(OVERRIDES)
+
 test test-all: $(READY)
 	@OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(RUN) -m pytest -n auto --dist worksteal $(TIER) $(PYTEST)
 
 test: ## run the tests, in minutes; PYTEST="-k resume" is handed to pytest
-test-all: TIER = -m "not slow and not slurm" --every-shape
+test-all: TIER = -m "not slow and not slurm and not gpu" --every-shape
 test-all: ## whole fits and sweeps as well, with shapes checked in every test
 
 campaign: $(READY) ## kill, corrupt and starve runs, and compare results; minutes=30 seed=0 only=sweeps

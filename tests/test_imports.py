@@ -75,7 +75,7 @@ def test_every_module_has_a_layer() -> None:
     (layers,) = (contract["layers"] for contract in contracts if contract["type"] == "layers")
     named = {name.strip() for layer in layers for name in layer.split("|")}
     modules = {f"capsule_lab.{module.name}" for module in pkgutil.iter_modules(capsule_lab.__path__)}
-    assert named == modules | {"hydra_plugins.capsule_lab_plugins"}
+    assert named == modules | {"benchmarks", "hydra_plugins.capsule_lab_plugins"}
 
 
 # --- public names ----------------------------------------------------------------------------------------------------

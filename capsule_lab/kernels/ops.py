@@ -20,22 +20,28 @@ def _kernels(tensor: Tensor) -> Any:
     return fused_kernels(tensor.device.type)
 
 
+def _like(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """Results without numbers of the same shapes."""
+    return tuple(each.new_empty(each.shape) for each in tensors)
+
+
+def _like_first(tensor: Tensor, *_: Any) -> Tensor:
+    return tensor.new_empty(tensor.shape)
+
+
+def _per_child(poses: Tensor, weight: Tensor, parents: Tensor, *_: Any) -> Tensor:
+    """``[n j i]``."""
+    return poses.new_empty(*parents.shape[:2], poses.shape[2])
+
+
 # ------------------------------------------------------------------------------------------------ EM routing
 
 
 @custom_op("capsule_lab::fit", mutates_args=())
 def fit(
-    poses: Tensor,
-    weight: Tensor,
-    activations: Tensor,
-    couplings: Tensor,
-    previous: Tensor,
-    inner: int,
-    damping: float,
-    min_variance: float,
-    mass_eps: float,
-    measure: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    poses: Tensor, weight: Tensor, activations: Tensor, couplings: Tensor, previous: Tensor,
+    inner: int, damping: float, min_variance: float, mass_eps: float, measure: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """``FitOutputs`` of ``FitInputs`` and ``FitOptions``."""
     inputs = FitInputs(poses, weight, activations, couplings, previous)
     outputs: FitOutputs = _kernels(poses).fit(inputs, FitOptions(inner, damping, min_variance, mass_eps, measure))
@@ -46,32 +52,17 @@ def fit(
 def _(*arguments: Any) -> tuple[Tensor, ...]:
     inputs, options = FitInputs(*arguments[:5]), FitOptions(*arguments[5:])
     row, parent, child = inputs.couplings.shape
-    return (
-        inputs.poses.new_empty(row, parent),
-        inputs.previous.new_empty(inputs.previous.shape),
-        inputs.previous.new_empty(inputs.previous.shape),
-        inputs.poses.new_empty(row, parent, child if options.measure else 0),
-    )
+    distances = inputs.poses.new_empty(row, parent, child if options.measure else 0)
+    return inputs.poses.new_empty(row, parent), *_like(inputs.previous, inputs.previous), distances
 
 
 @custom_op("capsule_lab::fit_backward", mutates_args=())
 def fit_backward(
-    poses: Tensor,
-    weight: Tensor,
-    activations: Tensor,
-    couplings: Tensor,
-    previous: Tensor,
-    mass: Tensor,
-    parents: Tensor,
-    variances: Tensor,
-    grad_mass: Tensor,
-    grad_parents: Tensor,
-    grad_variances: Tensor,
-    grad_distances: Tensor,
-    inner: int,
-    damping: float,
-    min_variance: float,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    poses: Tensor, weight: Tensor, activations: Tensor, couplings: Tensor, previous: Tensor,
+    mass: Tensor, parents: Tensor, variances: Tensor,
+    grad_mass: Tensor, grad_parents: Tensor, grad_variances: Tensor, grad_distances: Tensor,
+    inner: int, damping: float, min_variance: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of ``FitInputs``, from ``Parents`` and the gradients of ``FitOutputs``."""
     inputs = FitInputs(poses, weight, activations, couplings, previous)
     grad_outputs = FitOutputs(grad_mass, grad_parents, grad_variances, grad_distances)
@@ -80,9 +71,7 @@ def fit_backward(
     return grads
 
 
-@fit_backward.register_fake
-def _(*arguments: Any) -> tuple[Tensor, ...]:
-    return tuple(each.new_empty(each.shape) for each in arguments[:5])
+fit_backward.register_fake(lambda *arguments: _like(*arguments[:5]))
 
 
 def _keep_fit(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -105,9 +94,7 @@ def distances(poses: Tensor, weight: Tensor, parents: Tensor, variances: Tensor,
     return _kernels(poses).distances(poses, weight, parents, variances, inner)
 
 
-@distances.register_fake
-def _(poses: Tensor, weight: Tensor, parents: Tensor, variances: Tensor, inner: int) -> Tensor:
-    return poses.new_empty(*parents.shape[:2], poses.shape[2])
+distances.register_fake(_per_child)
 
 
 # ------------------------------------------------------------------------------------------- dynamic routing
@@ -130,9 +117,7 @@ def agreement(poses: Tensor, weight: Tensor, parents: Tensor, inner: int) -> Ten
     return _kernels(poses).agreement(poses, weight, parents, inner)
 
 
-@agreement.register_fake
-def _(poses: Tensor, weight: Tensor, parents: Tensor, inner: int) -> Tensor:
-    return poses.new_empty(*parents.shape[:2], poses.shape[2])
+agreement.register_fake(_per_child)
 
 
 @custom_op("capsule_lab::contraction", mutates_args=())
@@ -143,11 +128,7 @@ def contraction(
     return _kernels(poses).contraction(poses, weight, by_child, by_component, inner)
 
 
-@contraction.register_fake
-def _(
-    poses: Tensor, weight: Tensor, by_child: Sequence[Tensor], by_component: Sequence[Tensor], inner: int
-) -> tuple[Tensor, Tensor]:
-    return poses.new_empty(poses.shape), weight.new_empty(weight.shape)
+contraction.register_fake(lambda poses, weight, *_: _like(poses, weight))
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -180,9 +161,7 @@ def softmax_by_child(log_couplings: Tensor, child: Tensor, children: int) -> Ten
     return _kernels(log_couplings).softmax_by_child(log_couplings, child, children)
 
 
-@softmax_by_child.register_fake
-def _(log_couplings: Tensor, child: Tensor, children: int) -> Tensor:
-    return log_couplings.new_empty(log_couplings.shape)
+softmax_by_child.register_fake(_like_first)
 
 
 @custom_op("capsule_lab::softmax_by_child_backward", mutates_args=())
@@ -191,9 +170,7 @@ def softmax_by_child_backward(couplings: Tensor, grad_couplings: Tensor, child: 
     return _kernels(couplings).softmax_by_child_backward(couplings, grad_couplings, child, children)
 
 
-@softmax_by_child_backward.register_fake
-def _(couplings: Tensor, grad_couplings: Tensor, child: Tensor, children: int) -> Tensor:
-    return couplings.new_empty(couplings.shape)
+softmax_by_child_backward.register_fake(_like_first)
 
 
 def _keep_softmax(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:

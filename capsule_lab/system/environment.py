@@ -69,7 +69,7 @@ def command_line(*more: str) -> str:
 
 def _as_typed(arguments: Iterable[str]) -> str:
     spec = getattr(sys.modules["__main__"], "__spec__", None)
-    start = ["python", "-m", spec.name] if spec else [Path(sys.argv[0]).name]
+    start = ["python", "-m", spec.name.removesuffix(".__main__")] if spec else [Path(sys.argv[0]).name]
     return shlex.join([*start, *arguments])
 
 

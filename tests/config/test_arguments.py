@@ -221,7 +221,7 @@ def test_notebook_trains_nothing_with_a_wrong_value(override: str, tmp_path: Pat
         ),
         (["train", "--version"], 0, "capsule-lab ", ""),
         (["train", "modle=capsnet"], 2, "", "capsule_lab: modle does not exist; did you mean model?"),
-        (["bench", "rounds=0"], 2, "", "capsule_lab: rounds is 0"),
+        (["list", "last=0"], 2, "", "capsule_lab: last is 0"),
     ],
     ids=str,
 )

@@ -17,7 +17,6 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from capsule_lab.kernels.em_arguments import FitInputs, FitOptions, FitOutputs, Parents
-from capsule_lab.kernels.gpu.tuning import Blocks
 
 HOPPER = GPUTarget("cuda", 90, 32)
 POINTERS = {torch.float32: "*fp32", torch.float64: "*fp64", torch.bfloat16: "*bf16", torch.int64: "*i64"}
@@ -59,19 +58,12 @@ class Compiler:
 
     Attributes:
         reports: of every kernel, in order.
-        candidates: how many for each kernel's blocks are compiled.
     """
 
-    def __init__(self, gpu: ModuleType, monkeypatch: pytest.MonkeyPatch, *, candidates: int) -> None:
+    def __init__(self, gpu: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
         self.reports: list[Report] = []
-        self.candidates = candidates
         for module in (gpu.em, gpu.em_backward, gpu.dynamic, gpu.votes, gpu.child_softmax):
             monkeypatch.setattr(module, "launch", self.compile)
-            monkeypatch.setattr(module, "tuned", self.tuned)
-
-    def tuned(self, kernel: str, shape: Any, device: torch.device, candidates: list[Blocks], run: Any) -> Any:
-        results = [run(each) for each in list(dict.fromkeys(candidates))[: self.candidates]]
-        return results[0]
 
     def compile(
         self, kernel: Any, grid: Any, given: Any, out: Any, *numbers: int, num_warps: int, **constants: Any

@@ -1,13 +1,15 @@
-"""Random arguments of the fused kernels, and how close their results must be."""
+"""Random arguments of the fused kernels, the same sums written out, and how close results must be."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
-import pytest
 import torch
 from torch import Tensor
+
+from capsule_lab.kernels.em_arguments import FitInputs, FitOptions, FitOutputs, Parents
 
 assert_exact = partial(torch.testing.assert_close, rtol=1e-10, atol=1e-10)
 
@@ -31,33 +33,90 @@ SIZES = [
     Sizes(4, 3, 7, 3, 6, 1),
     Sizes(2, 2, 9, 5, 7, 6),
     Sizes(2, 2, 300, 1, 8, 16),  # more children than the blocks of dynamic routing hold
-    Sizes(1, 2, 289, 2, 3, 2),
     Sizes(0, 2, 4, 2, 2, 2),
 ]
-every_size = pytest.mark.parametrize("sizes", SIZES, ids=lambda sizes: "x".join(map(str, sizes)))
-both_types = pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["float64", "float32"])
+WINDOWS = torch.tensor([[0, 1, 2, 3], [2, 3, 4, 6], [4, 6, 0, 1]])  # which child is where; no position sees 5
+CHILDREN = 7
 
 
 def draw(*shape: int, seed: int) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-class Case:
-    """Random arguments of the kernels."""
+class Kernel(NamedTuple):
+    """A kernel, the same written out, and arguments of both."""
 
-    def __init__(self, sizes: Sizes) -> None:
-        row, parent, child, rows, inner, columns = sizes
-        self.inner = inner
-        self.poses = draw(row, rows * inner, child, seed=0)
-        self.weight = draw(parent, inner * columns, child, seed=1)
-        self.activations = draw(row, child, seed=2).sigmoid()
-        self.couplings = draw(row, parent, child, seed=3).softmax(1)
-        self.parents = draw(row, parent, rows * columns, seed=4)
-        self.variances = draw(row, parent, rows * columns, seed=5).square() + 0.1
-        self.by_child = draw(row, parent, child, seed=6)
+    call: Callable[..., Any]
+    slow: Callable[..., Any]
+    arguments: tuple[Tensor, ...]
 
-    def votes(self) -> Tensor:
-        return dense_votes(self.poses, self.weight, self.inner)
+
+def kernels_of(
+    kernels: Any, sizes: Sizes, *, damping: float = 0.3, min_variance: float = 0.1, mass_eps: float = 0.5,
+    measure: bool = True, scale: float = 1.0,
+) -> dict[str, Kernel]:  # fmt: skip
+    """Every kernel of a module, in float64; those of a backward pass beside the gradient of what is written out."""
+    row, parent, child, rows, inner, columns = sizes
+    poses, weight = draw(row, rows * inner, child, seed=0), draw(parent, inner * columns, child, seed=1)
+    activations, couplings = draw(row, child, seed=2).sigmoid(), draw(row, parent, child, seed=3).softmax(1)
+    parents = draw(row, parent, rows * columns, seed=4)
+    variances, by_child = parents.square() + 0.1, draw(row, parent, child, seed=6)
+    inputs = poses, weight, activations, couplings, parents
+    options = FitOptions(inner, damping, min_variance, mass_eps, measure)
+    fitted = slow_fit(*inputs, options=options)
+    grad_fitted = tuple(draw(*each.shape, seed=10 + n) for n, each in enumerate(fitted))
+    logs, grad_shares = (scale * draw(row * len(WINDOWS), parent, 4, seed=seed) for seed in (7, 8))
+    products = by_child, couplings, by_child.sin(), parents, variances, parents.cos()
+
+    def fit_backward(*tensors: Tensor) -> Any:
+        records = FitInputs(*tensors[:5]), Parents(*tensors[5:8]), FitOutputs(*tensors[8:])
+        return kernels.fit_backward(*records, inner, damping, min_variance)
+
+    def contraction(poses: Tensor, weight: Tensor, *pairs: Tensor) -> Any:
+        half = len(pairs) // 2
+        return kernels.contraction(poses, weight, list(pairs[:half]), list(pairs[half:]), inner)
+
+    def slow_contraction(poses: Tensor, weight: Tensor, *pairs: Tensor) -> Any:
+        each = zip(pairs[: len(pairs) // 2], pairs[len(pairs) // 2 :], strict=True)
+        grad_votes = sum(torch.einsum("nji,njd->njid", child, component) for child, component in each)
+        return gradients(lambda *tensors: dense_votes(*tensors, inner), (poses, weight), [grad_votes])
+
+    def slow_distances(poses: Tensor, weight: Tensor, parents: Tensor, variances: Tensor) -> Tensor:
+        error = dense_votes(poses, weight, inner) - parents[:, :, None]
+        return (error**2 / (2 * variances[:, :, None])).sum(3)
+
+    def slow_sum(equation: str) -> Callable[..., Tensor]:
+        return lambda poses, weight, given: torch.einsum(equation, given, dense_votes(poses, weight, inner))
+
+    return {
+        "fit": Kernel(
+            lambda *tensors: kernels.fit(FitInputs(*tensors), options), partial(slow_fit, options=options), inputs
+        ),
+        "fit_backward": Kernel(
+            fit_backward,
+            lambda *tensors: gradients(partial(slow_fit, options=options), tensors[:5], tensors[8:]),
+            (*inputs, *fitted[:3], *grad_fitted),
+        ),
+        "distances": Kernel(
+            lambda *tensors: kernels.distances(*tensors, inner), slow_distances, (poses, weight, parents, variances)
+        ),
+        "weighted_sum": Kernel(
+            lambda *tensors: kernels.weighted_sum(*tensors, inner), slow_sum("nji,njid->njd"), (poses, weight, by_child)
+        ),
+        "agreement": Kernel(
+            lambda *tensors: kernels.agreement(*tensors, inner), slow_sum("njd,njid->nji"), (poses, weight, parents)
+        ),
+        "contraction": Kernel(contraction, slow_contraction, (poses, weight, *products)),
+        "contraction, one term": Kernel(contraction, slow_contraction, (poses, weight, by_child, parents)),
+        "softmax_by_child": Kernel(
+            lambda logs: kernels.softmax_by_child(logs, WINDOWS, CHILDREN), slow_softmax, (logs,)
+        ),
+        "softmax_by_child_backward": Kernel(
+            lambda shares, given: kernels.softmax_by_child_backward(shares, given, WINDOWS, CHILDREN),
+            lambda shares, given: gradients(slow_softmax, (shares.log(),), [given])[0],
+            (slow_softmax(logs), grad_shares),
+        ),
+    }  # fmt: skip
 
 
 def dense_votes(poses: Tensor, weight: Tensor, inner: int) -> Tensor:
@@ -66,10 +125,57 @@ def dense_votes(poses: Tensor, weight: Tensor, inner: int) -> Tensor:
     return torch.einsum("nrqi,jqci->njirc", *matrices).flatten(3)
 
 
-def assert_near(found: Any, expected: Any, dtype: torch.dtype) -> None:
+def slow_fit(
+    poses: Tensor, weight: Tensor, activations: Tensor, couplings: Tensor, previous: Tensor, *, options: FitOptions
+) -> tuple[Tensor, ...]:
+    votes = dense_votes(poses, weight, options.inner)
+    assigned = couplings * activations[:, None]
+    mass = assigned.sum(2) + options.mass_eps
+    mean = torch.einsum("nji,njid->njd", assigned, votes) / mass[..., None]
+    parents = (1 - options.damping) * mean + options.damping * previous
+    squared = (votes - parents[:, :, None]) ** 2
+    variances = options.min_variance + torch.einsum("nji,njid->njd", assigned, squared) / mass[..., None]
+    distances = torch.einsum("njid,njd->nji", squared, 0.5 / variances)
+    return mass, parents, variances, distances if options.measure else distances[..., :0]
+
+
+def slow_softmax(log_couplings: Tensor) -> Tensor:
+    """Image by image and child by child."""
+    images = log_couplings.unflatten(0, (-1, len(WINDOWS)))  # [b y j i]
+    shares = torch.zeros_like(images)
+    for number, image in enumerate(images):
+        for child in range(CHILDREN):
+            here = (child == WINDOWS)[:, None].expand_as(image)
+            if here.any():
+                shares[number][here] = image[here].softmax(0)
+    return shares.flatten(0, 1) + 0 * log_couplings
+
+
+def gradients(function: Callable[..., Any], tensors: Any, given: Any) -> tuple[Tensor, ...]:
+    """Of what ``function`` returns, by ``tensors``."""
+    leaves = [tensor.detach().requires_grad_() for tensor in tensors]
+    outputs = function(*leaves)
+    outputs = [outputs] if isinstance(outputs, Tensor) else list(outputs)
+    return torch.autograd.grad(outputs, leaves, list(given), allow_unused=True, materialize_grads=True)
+
+
+def assert_near(found: Any, expected: Any, dtype: torch.dtype, where: str) -> None:
     """In float32 within 1e-5 of the largest number: a sum of several hundred is rounded to 1e-6 of it or so."""
     found, expected = ([each] if isinstance(each, Tensor) else list(each) for each in (found, expected))
-    for one, other in zip(found, expected, strict=True):
+    for n, (one, other) in enumerate(zip(found, expected, strict=True)):
         assert one.dtype == dtype
         scale = 1e-5 * other.abs().amax().item() if dtype == torch.float32 and other.numel() else 1e-10
-        torch.testing.assert_close(one.double(), other, rtol=1e-10, atol=max(scale, 1e-10))
+        torch.testing.assert_close(
+            one.double(), other, rtol=1e-10, atol=max(scale, 1e-10), msg=lambda text, n=n: f"{where}, {n}: {text}"
+        )
+
+
+def with_gaps(tensor: Tensor) -> Tensor:
+    """The same numbers with gaps between them."""
+    return tensor.repeat_interleave(2, -1)[..., ::2]
+
+
+def backwards(tensor: Tensor) -> Tensor:
+    """The same numbers, the last dimension outermost."""
+    order = tuple(range(tensor.ndim))[::-1]
+    return tensor.permute(order).contiguous().permute(order)

@@ -86,3 +86,11 @@ def curves(directory: Path) -> list[dict[str, str]]:
 def results(result: dict[str, Any]) -> dict[str, Any]:
     """What must not depend on where and when a run takes place."""
     return {key: result[key] for key in ("test", "val", "steps", "epochs", "provenance")}
+
+
+SMALL_MODELS = {
+    "capsnet": ["model.channels=4", "model.primary_types=2", "model.decoder=[8]"],
+    "em_caps_small": ["model.channels=4", "model.primary_types=2", "model.conv_types=[2,2]"],
+    "cnn_small": ["model.channels=[4,4,4]"],
+}
+"""One of each kind, with what makes it small."""

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from capsule_lab.bench.textbook_capsnet import TextbookCapsNet
+from benchmarks.textbook_capsnet import TextbookCapsNet
 from capsule_lab.data.standins.digits import standin_digits
 from capsule_lab.functional import dense_votes
 from capsule_lab.losses import logits_cross_entropy_loss, margin_loss, reconstruction_loss

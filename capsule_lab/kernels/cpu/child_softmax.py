@@ -19,26 +19,24 @@ def softmax_by_child(log_couplings: Tensor, child: Tensor, children: int) -> Ten
         child: which child each place of each position is, ``(position, place)``.
         children: how many there are.
     """
-    couplings = log_couplings.new_empty(log_couplings.shape)
-    given, out = arrays(log_couplings, child), couplings.numpy()
-
-    def kernel(_: int, first: int, last: int) -> None:
-        _softmax(first, last, *given, children, out)
-
-    parallel_for(kernel, len(log_couplings) // len(child))
-    return couplings
+    return _for_each_image(_softmax, [log_couplings], child, children)
 
 
 def softmax_by_child_backward(couplings: Tensor, grad_couplings: Tensor, child: Tensor, children: int) -> Tensor:
     """Gradient of the log-couplings."""
-    grad_logs = couplings.new_empty(couplings.shape)
-    given, out = arrays(couplings, grad_couplings, child), grad_logs.numpy()
+    return _for_each_image(_softmax_backward, [couplings, grad_couplings], child, children)
+
+
+def _for_each_image(compute: Any, tensors: list[Tensor], child: Tensor, children: int) -> Tensor:
+    """Run ``compute``, whose result is another such tensor, on parts of the images."""
+    result = tensors[0].new_empty(tensors[0].shape)
+    given, out = arrays(*tensors, child), result.numpy()
 
     def kernel(_: int, first: int, last: int) -> None:
-        _softmax_backward(first, last, *given, children, out)
+        compute(first, last, *given, children, out)
 
-    parallel_for(kernel, len(couplings) // len(child))
-    return grad_logs
+    parallel_for(kernel, len(result) // len(child))
+    return result
 
 
 @jit_reordering

@@ -1,20 +1,20 @@
 """Compilation of the kernels by numba, and where their machine code is cached.
 
-numba compares a cached function with the file that it is defined in only, and misses changes in what it inlines from
-other files. Here the cache is a folder whose name contains a hash of all files of the kernels, so that an edit of one
-of them compiles all of them again. Read from numba 0.68.
+numba compares a cached function with the path and the date of the file that it is defined in, and misses changes in
+what it inlines from other files. Here the cache is a folder whose name contains a hash of all files of the kernels: an
+edit of one of them compiles all of them again, and a new clone, a wheel and a checkout of another branch and back find
+what was compiled before. Read from numba 0.68.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
-import io
 import logging
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -22,27 +22,16 @@ import numba
 from numba.core.caching import IndexDataCacheFile
 
 from capsule_lab.kernels import em_arguments
-from capsule_lab.kernels.cache import user_cache
 from capsule_lab.kernels.cpu.simd import FAST_MATH
 
 _LOG = logging.getLogger(__name__)
 CONFIG: Any = numba.config
 SOURCES = [*sorted(Path(__file__).parent.glob("*.py")), Path(em_arguments.__file__)]
-_DIGEST = hashlib.sha256().digest_size
 KEPT = 8  # ours: folders that stay, as many checkouts or branches as are in use at a time
 
 
 if CONFIG.DISABLE_JIT:
     raise ImportError("NUMBA_DISABLE_JIT is set, so that no kernel can be compiled; unset it")
-
-
-def cache_root() -> Path:
-    """``capsule_lab`` in ``NUMBA_CACHE_DIR`` where it is set, otherwise in the cache directory of the user.
-
-    Raises:
-        RuntimeError: if the user has no home directory.
-    """
-    return Path(CONFIG.CACHE_DIR) / "capsule_lab" if CONFIG.CACHE_DIR else user_cache()
 
 
 def cache_folder(root: Path, sources: Iterable[Path]) -> Path:
@@ -56,14 +45,16 @@ def cache_folder(root: Path, sources: Iterable[Path]) -> Path:
 def make_cache_folder() -> Path | None:
     """The folder of the kernels as they are now, or ``None`` if nothing can be written there.
 
-    Of folders for other versions of the kernels, those used last remain.
+    It is in ``NUMBA_CACHE_DIR`` where that is set, otherwise in the cache directory of the user. Of folders for other
+    versions of the kernels, those used last remain.
     """
     try:
-        folder = cache_folder(cache_root(), SOURCES)
+        root = CONFIG.CACHE_DIR or os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+        folder = cache_folder(Path(root) / "capsule_lab", SOURCES)
         folder.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=folder).close()
         os.utime(folder)
-    except (OSError, RuntimeError) as error:
+    except (OSError, RuntimeError) as error:  # the latter of a user without a home directory
         _LOG.warning("kernels are compiled again in every process: %s; set NUMBA_CACHE_DIR to a writable folder", error)
         return None
     with contextlib.suppress(OSError):  # another process may remove one at the same time
@@ -76,59 +67,38 @@ def make_cache_folder() -> Path | None:
 _FOLDER = make_cache_folder()
 
 
-class CheckedCacheFile(IndexDataCacheFile):
-    """numba's index and machine code of one function, each file with a checksum at its end, behind what numba reads.
+class _CacheFile(IndexDataCacheFile):
+    """Index and machine code of one function; what cannot be read, such as a truncated file, is compiled again.
 
-    numba itself unpickles and runs what it finds. A damaged file counts as missing: the function is compiled again.
+    numba writes its files whole, but does not sync them to the disk, and raises whatever pickle does.
     """
 
-    @contextlib.contextmanager
-    def _open_for_write(self, filepath: str) -> Iterator[Any]:
-        content = io.BytesIO()
-        yield content
-        with super()._open_for_write(filepath) as file:
-            file.write(content.getvalue() + hashlib.sha256(content.getvalue()).digest())
-
     def _load_index(self) -> Any:
-        return super()._load_index() if _is_complete(Path(self._index_path)) else {}
+        try:
+            return super()._load_index()
+        except Exception:
+            return {}
 
     def _load_data(self, name: str) -> Any:
-        if not _is_complete(Path(self._data_path(name))):
-            raise FileNotFoundError(name)  # which numba expects
-        return super()._load_data(name)
-
-
-def _is_complete(path: Path) -> bool:
-    """Whether a file of the cache is there, and ends with its checksum; one that is damaged is removed."""
-    try:
-        content = path.read_bytes()
-    except FileNotFoundError:
-        return False
-    if hashlib.sha256(content[:-_DIGEST]).digest() == content[-_DIGEST:]:
-        return True
-    _LOG.warning("%s is damaged; the kernel is compiled again", path)
-    path.unlink(missing_ok=True)
-    return False
-
-
-def check_cache(dispatcher: Any) -> None:
-    """Make a compiled function use ``CheckedCacheFile``; private attributes of numba, read from 0.68."""
-    file = dispatcher._cache._cache_file
-    file.__class__ = CheckedCacheFile
+        try:
+            return super()._load_data(name)
+        except Exception as error:
+            raise FileNotFoundError(name) from error  # which numba expects
 
 
 def _compiled(**options: Any) -> Callable[[Any], Any]:
     def decorate(function: Any) -> Any:
-        cached = _FOLDER is not None  # otherwise every process compiles for itself
+        if _FOLDER is None:  # every process compiles for itself
+            return numba.njit(nogil=True, error_model="numpy", **options)(function)
         before = CONFIG.CACHE_DIR
-        CONFIG.CACHE_DIR = str(_FOLDER or "")  # numba reads it when a function is decorated
+        CONFIG.CACHE_DIR = str(_FOLDER)  # numba reads it when a function is decorated
         try:
-            dispatcher = numba.njit(nogil=True, error_model="numpy", cache=cached, **options)(function)
-            if cached:
-                check_cache(dispatcher)
-            return dispatcher
+            dispatcher = numba.njit(nogil=True, error_model="numpy", cache=True, **options)(function)
         finally:
             CONFIG.CACHE_DIR = before
+        cache = dispatcher._cache
+        cache._cache_file = _CacheFile(str(_FOLDER), cache._impl.filename_base, source_stamp=None)
+        return dispatcher
 
     return decorate
 

@@ -141,16 +141,9 @@ def _agreement(first: int, last: int, sizes: Any, poses: Any, weight: Any, paren
 
 @jit
 def _contraction(
-    first: int,
-    last: int,
-    sizes: Any,
-    poses: Any,
-    weight: Any,
-    by_child: Any,
-    by_component: Any,
-    grad_poses: Any,
+    first: int, last: int, sizes: Any, poses: Any, weight: Any, by_child: Any, by_component: Any, grad_poses: Any,
     grad_weight: Any,
-) -> None:
+) -> None:  # fmt: skip
     row, parent, child, rows, inner, columns = sizes
     of_pose, of_weight, dim, terms = rows * inner, inner * columns, rows * columns, len(by_child)
     zero = poses.dtype.type(0)

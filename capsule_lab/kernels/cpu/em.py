@@ -120,16 +120,9 @@ def _fit(first: int, last: int, sizes: Any, scratch: Any, inputs: Any, options: 
 
 @jit
 def _distances(
-    first: int,
-    last: int,
-    sizes: Any,
-    scratch: Any,
-    poses: Any,
-    weight: Any,
-    parents: Any,
-    variances: Any,
+    first: int, last: int, sizes: Any, scratch: Any, poses: Any, weight: Any, parents: Any, variances: Any,
     distances: Any,
-) -> None:
+) -> None:  # fmt: skip
     _, parent, child, rows, inner, columns = sizes
     pose_tiles, votes, _, sums = scratch
     shape, dim = (rows, inner, columns), rows * columns

@@ -102,19 +102,9 @@ def fit_backward(
 
 @jit
 def _fit_backward(
-    first: int,
-    last: int,
-    sizes: Any,
-    scratch: Any,
-    coefficients: Any,
-    grad_tiles: Any,
-    inputs: Any,
-    parents: Any,
-    grad_outputs: Any,
-    grad_inputs: Any,
-    damping: float,
-    min_variance: float,
-) -> None:
+    first: int, last: int, sizes: Any, scratch: Any, coefficients: Any, grad_tiles: Any, inputs: Any, parents: Any,
+    grad_outputs: Any, grad_inputs: Any, damping: float, min_variance: float,
+) -> None:  # fmt: skip
     # records are unpacked once: numba counts references, atomically, wherever one is unpacked
     _, parent, child, rows, inner, columns = sizes
     pose_tiles, votes, grad_activation_tiles, sums = scratch

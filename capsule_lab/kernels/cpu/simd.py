@@ -4,7 +4,7 @@ A *lane* is one position in such a vector; here it always belongs to one child. 
 SIMD instructions, and LLVM gives up on most loops over a few children, because arrays might overlap. With this type
 there is nothing to find out. On a processor with narrower registers, LLVM takes several for each vector.
 
-``compiler.check_cache`` apart, the only code that uses internals of numba and llvmlite (IR builder, data models,
+``compiler`` apart, the only code that uses internals of numba and llvmlite (IR builder, data models,
 ``numba.core.cgutils``). Read from numba 0.68 and llvmlite 0.50; held by ``tests/kernels/cpu/test_simd.py``.
 """
 

@@ -3,8 +3,8 @@
 The only file that calls libgomp through ctypes. torch's own kernels run in the threads of libgomp, which wait for work
 in a loop for some milliseconds before they sleep: threads of another pool would share the cores with them. Read from
 torch 2.15, which brings libgomp in ``torch/lib`` or ``torch.libs``, and from GCC's ``libgomp/parallel.c``
-(``GOMP_parallel``, unchanged since GCC 4.9); held by ``tests/kernels/cpu/test_threads.py``. Where torch brings none, or
-with ``CAPSULE_LAB_KERNEL_THREADS=pool`` in the environment, kernels run in a ``ThreadPoolExecutor``.
+(``GOMP_parallel``, unchanged since GCC 4.9); held by ``tests/kernels/cpu/test_threads.py``. Where torch brings none,
+kernels run in a ``ThreadPoolExecutor``.
 """
 
 from __future__ import annotations
@@ -20,13 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from capsule_lab.errors import ConfigError
-
 Kernel = Callable[[int, int, int], None]
-
-_VARIABLE, _POOL = "CAPSULE_LAB_KERNEL_THREADS", "pool"
-if os.environ.get(_VARIABLE, _POOL) not in (_POOL, ""):  # when it is imported: kernels run in threads without a caller
-    raise ConfigError(f"{_VARIABLE} is {os.environ[_VARIABLE]}; expected {_POOL}, or none for the threads of torch")
 
 _LIBGOMP_BODY = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 
@@ -92,8 +86,6 @@ def _run_in_libgomp(calls: Sequence[Callable[[], None]]) -> None:
 @functools.cache
 def libgomp() -> Any:
     """The OpenMP library of GCC as torch has loaded it, or ``None``."""
-    if os.environ.get(_VARIABLE) == _POOL:
-        return None
     folder = Path(torch.__file__).parent
     for found in sorted([*folder.glob("lib/libgomp*"), *folder.parent.glob("torch.libs/libgomp*")]):
         try:

@@ -162,18 +162,9 @@ def compute_votes(pose: Any, p: int, weight: Any, w: int, shape: Any, votes: Any
 
 @jit
 def votes_backward(
-    grad_votes: Any,
-    v: int,
-    pose: Any,
-    p: int,
-    weight: Any,
-    w: int,
-    shape: Any,
-    grad_pose: Any,
-    grad_p: int,
-    grad_weight: Any,
-    grad_w: int,
-) -> None:
+    grad_votes: Any, v: int, pose: Any, p: int, weight: Any, w: int, shape: Any, grad_pose: Any, grad_p: int,
+    grad_weight: Any, grad_w: int,
+) -> None:  # fmt: skip
     """Add to the gradients of pose, ``grad_votes weight^T``, and of weight, ``pose^T grad_votes``."""
     rows, inner, columns = shape
     if rows == 4 and inner == 4 and columns == 4:

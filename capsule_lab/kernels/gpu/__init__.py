@@ -1,7 +1,8 @@
 """Fused routing on a GPU, compiled by Triton: votes are never materialised, but computed in registers where needed.
 
 ``blocks`` has what kernels share, ``votes`` what each vote of a child comes to and the gradient of votes; ``em``,
-``em_backward``, ``dynamic`` and ``child_softmax`` are the operators. ``tuning`` says with which block sizes they run.
+``em_backward``, ``dynamic`` and ``child_softmax`` are the operators. Sizes of blocks are fixed and have not been tuned:
+they are those for which the compiler spills no registers in the layers of the papers.
 
 Arrays are those of ``capsule_lab.kernels.cpu``: poses ``(row, rows * inner, child)``, weights
 ``(parent, inner * columns, child)``, couplings ``(row, parent, child)``. A thread holds all components of its children,

@@ -22,28 +22,18 @@ PROGRAMS = 2048  # ours, not measured yet on a GPU: enough to occupy every multi
 
 def sizes(poses: Tensor, weight: Tensor, inner: int) -> dict[str, Any]:
     """The constants that follow from the arrays."""
-    columns = weight.shape[1] // inner
-    rows = poses.shape[1] // inner
     return {
         "CHILD": poses.shape[2],
-        "ROWS": rows,
+        "ROWS": poses.shape[1] // inner,
         "INNER": inner,
-        "COLUMNS": columns,
-        "NUMBER": tl.float64 if bytes_per_number(poses) == 8 else tl.float32,
+        "COLUMNS": weight.shape[1] // inner,
+        "NUMBER": number_type(poses),
     }
 
 
-def shape_of(poses: Tensor, weight: Tensor, inner: int, **flags: int) -> dict[str, object]:
-    """What machine code depends on, but for blocks: these arrays and what else a kernel is compiled for."""
-    constants = sizes(poses, weight, inner)
-    del constants["NUMBER"]
-    names = {name.lower(): size for name, size in constants.items()}
-    return {**names, "parents": len(weight), "dtype": str(poses.dtype).removeprefix("torch."), **flags}
-
-
-def bytes_per_number(tensor: Tensor) -> int:
-    """Size of the numbers that kernels compute with: at least float32."""
-    return max(tensor.element_size(), torch.finfo(torch.float32).bits // 8)
+def number_type(tensor: Tensor) -> Any:
+    """Type of all sums over such numbers."""
+    return tl.float64 if tensor.dtype == torch.float64 else tl.float32
 
 
 def log2_dim(poses: Tensor, weight: Tensor, inner: int) -> int:

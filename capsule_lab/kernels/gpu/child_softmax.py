@@ -14,48 +14,31 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from capsule_lab.kernels.gpu.blocks import bytes_per_number, launch
-from capsule_lab.kernels.gpu.tuning import Blocks, tuned
+from capsule_lab.kernels.gpu.blocks import launch, number_type
 
-BLOCKS = [Blocks(128, 4), Blocks(64, 2), Blocks(32, 1), Blocks(128, 1)]  # ours: one child for each thread
+BLOCK, WARPS = 128, 4  # ours, not tuned: one child for each thread
 TOGETHER = 8  # ours: loads of a thread that are under way at a time, to hide the latency of memory
 
 
 def softmax_by_child(log_couplings: Tensor, child: Tensor, children: int) -> Tensor:
     """See ``capsule_lab.kernels.cpu.child_softmax``."""
-    return _for_each_child(_softmax, "softmax_by_child", [log_couplings], child, children)
+    return _for_each_child(_softmax, [log_couplings], child, children)
 
 
 def softmax_by_child_backward(couplings: Tensor, grad_couplings: Tensor, child: Tensor, children: int) -> Tensor:
     """Gradient of the log-couplings."""
-    given = [couplings, grad_couplings]
-    return _for_each_child(_softmax_backward, "softmax_by_child_backward", given, child, children)
+    return _for_each_child(_softmax_backward, [couplings, grad_couplings], child, children)
 
 
-def _for_each_child(kernel: Any, name: str, given: list[Tensor], child: Tensor, children: int) -> Tensor:
+def _for_each_child(kernel: Any, given: list[Tensor], child: Tensor, children: int) -> Tensor:
     """Launch ``kernel`` on tensors ``(image * position, parent, place)``, of which its result is another."""
     (positions, places), (rows, parent, _) = child.shape, given[0].shape
     result = given[0].new_empty(given[0].shape)
     order, starts = _entries(child, 0 if child.is_inference() else child._version, children)
-
-    def run(blocks: Blocks) -> None:
-        launch(
-            kernel,
-            (rows // positions, triton.cdiv(children, blocks.children)),
-            (*given, order, starts),
-            [result],
-            positions,
-            parent,
-            CHILDREN=children,
-            PLACES=places,
-            BLOCK=blocks.children,
-            TOGETHER=TOGETHER,
-            NUMBER=tl.float64 if bytes_per_number(result) == 8 else tl.float32,
-            num_warps=blocks.warps,
-        )
-
-    shape = {"children": children, "places": places, "parents": parent, "dtype": str(result.dtype)}
-    tuned(name, shape, result.device, BLOCKS, run)
+    launch(
+        kernel, (rows // positions, triton.cdiv(children, BLOCK)), (*given, order, starts), [result], positions, parent,
+        CHILDREN=children, PLACES=places, BLOCK=BLOCK, TOGETHER=TOGETHER, NUMBER=number_type(result), num_warps=WARPS,
+    )  # fmt: skip
     return result
 
 

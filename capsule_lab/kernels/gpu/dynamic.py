@@ -11,34 +11,22 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from capsule_lab.kernels.gpu.blocks import compute_votes, launch, load, load_rows, log2_dim, shape_of, sizes, stack
-from capsule_lab.kernels.gpu.tuning import Blocks, tuned
+from capsule_lab.kernels.gpu.blocks import compute_votes, launch, load, load_rows, log2_dim, sizes, stack
 from capsule_lab.kernels.gpu.votes import sum_components, votes_backward
 
-# ours: one child for each thread
-BLOCKS = [Blocks(128, 4, rows=4), Blocks(64, 2, rows=4), Blocks(32, 1, rows=4), Blocks(128, 4, rows=2)]
+BLOCK, WARPS = 128, 4  # ours, not tuned: one child for each thread
+ROWS_PER_PROGRAM = 4  # ours, not tuned: for which a program loads a weight once
 
 
 def weighted_sum(poses: Tensor, weight: Tensor, couplings: Tensor, inner: int) -> Tensor:
     """``sum_i couplings V``, ``(row, parent, dim)``."""
     row, parent, _ = couplings.shape
     sums = poses.new_empty(row, parent, poses.shape[1] // inner * (weight.shape[1] // inner))
-
-    def run(blocks: Blocks) -> None:
-        launch(
-            _weighted_sum,
-            (triton.cdiv(row, blocks.rows), parent),
-            (poses, weight, couplings),
-            [sums],
-            row,
-            GROUP=blocks.rows,
-            BLOCK=blocks.children,
-            LEVELS=log2_dim(poses, weight, inner),
-            num_warps=blocks.warps,
-            **sizes(poses, weight, inner),
-        )
-
-    tuned("weighted_sum", shape_of(poses, weight, inner), poses.device, BLOCKS, run)
+    launch(
+        _weighted_sum, (triton.cdiv(row, ROWS_PER_PROGRAM), parent), (poses, weight, couplings), [sums], row,
+        GROUP=ROWS_PER_PROGRAM, BLOCK=BLOCK, LEVELS=log2_dim(poses, weight, inner), num_warps=WARPS,
+        **sizes(poses, weight, inner),
+    )  # fmt: skip
     return sums
 
 

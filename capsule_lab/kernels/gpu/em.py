@@ -11,22 +11,18 @@ from torch import Tensor
 
 from capsule_lab.kernels.em_arguments import FitInputs, FitOptions, FitOutputs
 from capsule_lab.kernels.gpu.blocks import (
-    bytes_per_number,
     compute_votes,
     launch,
     load,
     log2_dim,
+    number_type,
     parents_per_program,
-    shape_of,
     sizes,
     stack,
 )
-from capsule_lab.kernels.gpu.tuning import Blocks, tuned
 from capsule_lab.kernels.gpu.votes import sum_components
 
 VOTES_KEPT = 144  # ours: registers of a thread for votes, of 255; the compiler spills none in the layers of the papers
-
-
 MOST_KEPT = 9  # ours: blocks; each is compiled by itself, and 9 of 32 are a 3x3 window of 32 types
 
 
@@ -42,52 +38,25 @@ def fit(inputs: FitInputs, options: FitOptions) -> FitOutputs:
     )
     group = parents_per_program(row, parent)
     levels = log2_dim(poses, weight, options.inner)
-
-    def run(blocks: Blocks) -> None:
-        launch(
-            _fit,
-            (row, triton.cdiv(parent, group)),
-            inputs,
-            outputs,
-            parent,
-            DAMPING=options.damping,
-            MIN_VARIANCE=options.min_variance,
-            MASS_EPS=options.mass_eps,
-            MEASURE=options.measure,
-            PARENTS=group,
-            BLOCK=blocks.children,
-            KEPT=blocks.kept,
-            LEVELS=levels,
-            num_warps=blocks.warps,
-            **sizes(poses, weight, options.inner),
-        )
-
-    tuned(
-        "fit",
-        shape_of(poses, weight, options.inner),
-        poses.device,
-        fit_blocks(child, (1 << levels) * bytes_per_number(poses)),
-        run,
-    )
+    block, kept = fit_blocks(child, (1 << levels) * number_type(poses).primitive_bitwidth // 8)
+    launch(
+        _fit, (row, triton.cdiv(parent, group)), inputs, outputs, parent,
+        DAMPING=options.damping, MIN_VARIANCE=options.min_variance, MASS_EPS=options.mass_eps, MEASURE=options.measure,
+        PARENTS=group, BLOCK=block, KEPT=kept, LEVELS=levels, num_warps=block // 32,
+        **sizes(poses, weight, options.inner),
+    )  # fmt: skip
     return outputs
 
 
-def fit_blocks(child: int, bytes_per_vote: int) -> list[Blocks]:
-    """Default and other blocks of a fit: a child of a block for each thread, or four.
+def fit_blocks(child: int, bytes_per_vote: int) -> tuple[int, int]:
+    """Children of a block, one for each thread, and how many blocks keep their votes in registers; not tuned.
 
-    The votes of as many blocks stay in registers as find room. Blocks of two warps cover the 9 * 2^n children of a 3x3
-    window almost without idle threads, where one large block leaves nearly half of them idle, and few warps have few
-    sums to exchange.
+    As many as find room. Blocks of two warps cover the 9 * 2^n children of a 3x3 window almost without idle threads,
+    where one large block leaves nearly half of them idle, and few warps have few sums to exchange.
     """
+    block = 64 if child > 32 else 32  # ours
     registers = bytes_per_vote // 4
-    default = 64 if child > 32 else 32  # ours
-    blocks = [Blocks(children, children // 32, kept=1) for children in (default, 32, 128)]
-    kept = [
-        each._replace(kept=min(triton.cdiv(child, each.children), VOTES_KEPT // registers or 1, MOST_KEPT))
-        for each in blocks
-    ]
-    large = min(512, triton.next_power_of_2(child))  # ours: the votes of four children of each thread; less would spill
-    return [*kept, blocks[0], *[Blocks(large, large * registers // 2048)] * (large * registers >= 4096)]
+    return block, min(triton.cdiv(child, block), VOTES_KEPT // registers or 1, MOST_KEPT)
 
 
 def distances(poses: Tensor, weight: Tensor, parents: Tensor, variances: Tensor, inner: int) -> Tensor:

@@ -8,16 +8,13 @@ from typing import no_type_check
 import torch
 import triton
 import triton.language as tl
-from torch import Tensor
 
 from capsule_lab.kernels.em_arguments import FitInputs, FitOutputs, Parents
-from capsule_lab.kernels.gpu.blocks import launch, load, log2_dim, parents_per_program, shape_of, sizes
+from capsule_lab.kernels.gpu.blocks import launch, load, log2_dim, parents_per_program, sizes
 from capsule_lab.kernels.gpu.em import assigned_to, block_votes
-from capsule_lab.kernels.gpu.tuning import Blocks, tuned
 from capsule_lab.kernels.gpu.votes import votes_backward
 
-# ours: the default is one warp, which adds up what it has without waiting for others
-BLOCKS = [Blocks(32, 1), Blocks(64, 1), Blocks(64, 2), Blocks(128, 4)]
+BLOCK = 32  # ours, not tuned: one warp, which adds up what it has without waiting for others
 
 
 def fit_backward(
@@ -32,7 +29,15 @@ def fit_backward(
     grad_distances = grad_outputs.distances if measured else None
     mean = (poses - damping * previous) / (1 - damping)
     precision = 1 / variances
-    assigned, errors, squares = _sums_over_children(inputs, poses, grad_distances, inner)
+    assigned, errors, squares = (each.new_empty(each.shape) for each in (mass, poses, poses))
+    row, parent = mass.shape
+    group = parents_per_program(row, parent)
+    launch(
+        _sum_children, (row, triton.cdiv(parent, group)), (*inputs[:4], poses, grad_distances),
+        (assigned, errors, squares), parent,
+        PARENTS=group, BLOCK=BLOCK, LEVELS=log2_dim(inputs.poses, inputs.weight, inner), num_warps=1,
+        **sizes(inputs.poses, inputs.weight, inner),
+    )  # fmt: skip
     if measured:
         grad_poses = grad_poses - errors * precision
         grad_variances = grad_variances - 0.5 * squares * precision.square()
@@ -50,34 +55,6 @@ def fit_backward(
     return FitInputs._make([*grads, grad_previous.to(dtype).contiguous()])
 
 
-def _sums_over_children(
-    inputs: FitInputs, parents: Tensor, grad_distances: Tensor | None, inner: int
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Of what is assigned, and of ``grad_distances`` times the error of a vote, and times its square."""
-    row, parent, _ = parents.shape
-    assigned = parents.new_empty(row, parent)
-    errors, squares = parents.new_empty(parents.shape), parents.new_empty(parents.shape)
-    group = parents_per_program(row, parent)
-
-    def run(blocks: Blocks) -> None:
-        launch(
-            _sum_children,
-            (row, triton.cdiv(parent, group)),
-            (*inputs[:4], parents, grad_distances),
-            (assigned, errors, squares),
-            parent,
-            PARENTS=group,
-            BLOCK=blocks.children,
-            LEVELS=log2_dim(inputs.poses, inputs.weight, inner),
-            num_warps=blocks.warps,
-            **sizes(inputs.poses, inputs.weight, inner),
-        )
-
-    candidates = BLOCKS if grad_distances is not None else BLOCKS[:1]  # without distances there is little to sum
-    tuned("sum_children", shape_of(inputs.poses, inputs.weight, inner), inputs.poses.device, candidates, run)
-    return assigned, errors, squares
-
-
 @triton.jit
 @no_type_check
 def _sum_children(
@@ -85,7 +62,7 @@ def _sum_children(
     PARENTS: tl.constexpr, CHILD: tl.constexpr, ROWS: tl.constexpr, INNER: tl.constexpr, COLUMNS: tl.constexpr,
     BLOCK: tl.constexpr, LEVELS: tl.constexpr, NUMBER: tl.constexpr,
 ):  # fmt: skip
-    """A program sums for PARENTS of a row, one after the other."""
+    """A program sums for PARENTS of a row what is assigned, and ``grad_distances`` times the error, and its square."""
     D: tl.constexpr = ROWS * COLUMNS
     n = tl.program_id(0).to(tl.int64)
     first = tl.program_id(1).to(tl.int64) * PARENTS

@@ -12,18 +12,16 @@ from torch import Tensor
 
 from capsule_lab.kernels.gpu.blocks import (
     PROGRAMS,
-    bytes_per_number,
     compute_votes,
     launch,
     load,
     load_rows,
-    shape_of,
+    number_type,
     sizes,
     store,
 )
-from capsule_lab.kernels.gpu.tuning import Blocks, tuned
 
-# ours: defaults, chosen so that the compiler spills no registers in the layers of the papers
+# ours, not tuned, but such that the compiler spills no registers in the layers of the papers
 ROWS_PER_PROGRAM = 4  # for which a program loads a weight once
 ROWS_OF_FIT = 1  # the same for a fit, where votes are computed as well
 BLOCK = 64  # children of a program, which is one warp
@@ -34,24 +32,12 @@ def sum_components(poses: Tensor, weight: Tensor, parents: Tensor, precision: Te
     """``sum_d precision (V - parents)^2``, or without ``precision`` ``V . parents``: ``(row, parent, child)``."""
     row, parent, _ = parents.shape
     result = poses.new_empty(row, parent, poses.shape[2])
-
-    def run(blocks: Blocks) -> None:
-        launch(
-            _sum_components,
-            (triton.cdiv(row, blocks.rows), triton.cdiv(poses.shape[2], blocks.children)),
-            (poses, weight, parents, precision),
-            [result],
-            row,
-            parent,
-            GROUP=blocks.rows,
-            BLOCK=blocks.children,
-            num_warps=blocks.warps,
-            **sizes(poses, weight, inner),
-        )
-
-    default = _block_size(poses, weight.shape[1] + ROWS_PER_PROGRAM * poses.shape[1] // 2)
-    shape = shape_of(poses, weight, inner, squared=precision is not None)
-    tuned("sum_components", shape, poses.device, _candidates(default, ROWS_PER_PROGRAM), run)
+    block = _block_size(poses, weight.shape[1] + ROWS_PER_PROGRAM * poses.shape[1] // 2)
+    grid = triton.cdiv(row, ROWS_PER_PROGRAM), triton.cdiv(poses.shape[2], block)
+    launch(
+        _sum_components, grid, (poses, weight, parents, precision), [result], row, parent,
+        GROUP=ROWS_PER_PROGRAM, BLOCK=block, num_warps=1, **sizes(poses, weight, inner),
+    )  # fmt: skip
     return result
 
 
@@ -82,59 +68,26 @@ def votes_backward(
     grad_poses = poses.new_empty(poses.shape)
     grad_activations = None if activations is None else activations.new_empty(activations.shape)
     grad_couplings = by_child.new_empty(row, parent, child) if fit else None
+    group = ROWS_OF_FIT if fit else ROWS_PER_PROGRAM
+    block = _block_size(poses, weight.shape[1] + group * poses.shape[1])
+    programs = triton.cdiv(child, block)
     given = (poses, weight, by_child, coefficients, activations, grad_distances)
     common: dict[str, Any] = {"FIT": fit, "MEASURED": grad_distances is not None, "TERMS": terms}
-    shape = shape_of(poses, weight, inner, fit=fit, terms=terms)
-    common |= sizes(poses, weight, inner)
-
-    def run_poses(blocks: Blocks) -> None:
-        launch(
-            _grad_poses,
-            (triton.cdiv(row, blocks.rows), triton.cdiv(child, blocks.children)),
-            (*given, grad_mass),
-            (grad_poses, grad_activations, grad_couplings),
-            row,
-            parent,
-            GROUP=blocks.rows,
-            BLOCK=blocks.children,
-            num_warps=blocks.warps,
-            **common,
-        )
-
-    def run_weight(blocks: Blocks) -> Tensor:
-        programs = triton.cdiv(child, blocks.children)
-        length = max(1, triton.cdiv(row * programs * parent, PROGRAMS))  # rows of a program
-        number = torch.float64 if weight.dtype == torch.float64 else torch.float32
-        parts = weight.new_empty(triton.cdiv(row, length), *weight.shape, dtype=number)
-        launch(
-            _grad_weight,
-            (programs, parent, len(parts)),
-            given,
-            [parts],
-            row,
-            length,
-            BLOCK=blocks.children,
-            num_warps=blocks.warps,
-            **common,
-        )
-        return parts.sum(0).to(weight.dtype)
-
-    rows = ROWS_OF_FIT if fit else ROWS_PER_PROGRAM
-    default = _block_size(poses, weight.shape[1] + rows * poses.shape[1])
-    tuned("grad_poses", shape, poses.device, _candidates(default, rows), run_poses)
-    grad_weight = tuned("grad_weight", shape, poses.device, _candidates(default, 1), run_weight)
-    return tuple(each for each in (grad_poses, grad_weight, grad_activations, grad_couplings) if each is not None)
-
-
-def _candidates(default: int, rows: int) -> list[Blocks]:
-    """One warp; one child for each thread; half as many rows."""
-    blocks = [Blocks(default, 1, rows), Blocks(32, 1, rows), Blocks(64, 2, rows), Blocks(128, 4, rows)]
-    return [*blocks, Blocks(default, 1, max(1, rows // 2))]
+    common |= {"BLOCK": block, "num_warps": 1, **sizes(poses, weight, inner)}
+    grads_of_children = grad_poses, grad_activations, grad_couplings
+    grid = triton.cdiv(row, group), programs
+    launch(_grad_poses, grid, (*given, grad_mass), grads_of_children, row, parent, GROUP=group, **common)
+    length = max(1, triton.cdiv(row * programs * parent, PROGRAMS))  # rows of a program
+    number = torch.float64 if weight.dtype == torch.float64 else torch.float32
+    parts = weight.new_empty(triton.cdiv(row, length), *weight.shape, dtype=number)
+    launch(_grad_weight, (programs, parent, len(parts)), given, [parts], row, length, **common)
+    grads = grad_poses, parts.sum(0).to(weight.dtype), grad_activations, grad_couplings
+    return tuple(each for each in grads if each is not None)
 
 
 def _block_size(poses: Tensor, kept: int) -> int:
     """Children of a program that keeps so many numbers for each."""
-    return BLOCK if kept * bytes_per_number(poses) <= MOST_BYTES else BLOCK // 2
+    return BLOCK if kept * (number_type(poses).primitive_bitwidth // 8) <= MOST_BYTES else BLOCK // 2
 
 
 @triton.jit

@@ -1,104 +1,91 @@
-"""What all kernels of a CPU have in common: any memory order, any number of threads, any thread that calls them.
+"""The kernels of a CPU against the same sums written out; any memory order, threads and callers.
 
 ``NUMBA_BOUNDSCHECK=1`` checks every index that does not belong to a SIMD vector.
 """
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from capsule_lab.kernels import cpu
-from capsule_lab.kernels.em_arguments import FitInputs, FitOptions, FitOutputs, Parents
-from tests.helpers.kernels import SIZES, Case, Sizes, assert_exact, draw
+from capsule_lab.kernels.em_arguments import FitInputs, FitOptions
+from tests.helpers.kernels import SIZES, Sizes, assert_exact, assert_near, backwards, kernels_of, with_gaps
 
-
-def with_gaps(tensor: Tensor) -> Tensor:
-    """The same numbers with gaps between them."""
-    return tensor.repeat_interleave(2, -1)[..., ::2]
-
-
-def backwards(tensor: Tensor) -> Tensor:
-    """The same numbers, the last dimension outermost."""
-    order = tuple(range(tensor.ndim))[::-1]
-    return tensor.permute(order).contiguous().permute(order)
-
-
-def fit(*arguments: Any) -> Any:
-    return cpu.fit(FitInputs(*arguments[:5]), FitOptions(*arguments[5:]))
-
-
-def fit_backward(*arguments: Any) -> Any:
-    records = FitInputs(*arguments[:5]), Parents(*arguments[5:8]), FitOutputs(*arguments[8:12])
-    return cpu.fit_backward(*records, *arguments[12:])
-
-
-def contraction(poses: Tensor, weight: Tensor, by_child: Tensor, by_component: Tensor, inner: int) -> Any:
-    return cpu.contraction(poses, weight, [by_child], [by_component], inner)
-
-
-def calls(case: Case) -> dict[str, Callable[[Callable[[Tensor], Tensor]], Any]]:
-    """Every kernel as a function of what to do with its tensors."""
-    votes = case.poses, case.weight
-    inputs = *votes, case.activations, case.couplings, case.parents
-    outputs = fit(*inputs, case.inner, 0.1, 0.1, 0.1, True)
-    backward = *inputs, *outputs[:3], *(draw(*each.shape, seed=20 + n) for n, each in enumerate(outputs))
-    logs, child = draw(6, 3, 4, seed=7), torch.tensor([[0, 1, 2, 3], [2, 3, 4, 6], [4, 6, 0, 1]])
-    all_calls: dict[str, tuple[Any, tuple[Tensor, ...], tuple[Any, ...]]] = {
-        "fit": (fit, inputs, (case.inner, 0.1, 0.1, 0.1, True)),
-        "fit_backward": (fit_backward, backward, (case.inner, 0.1, 0.1)),
-        "distances": (cpu.distances, (*votes, case.parents, case.variances), (case.inner,)),
-        "weighted_sum": (cpu.weighted_sum, (*votes, case.by_child), (case.inner,)),
-        "agreement": (cpu.agreement, (*votes, case.parents), (case.inner,)),
-        "contraction": (contraction, (*votes, case.by_child, case.parents), (case.inner,)),
-        "softmax_by_child": (cpu.softmax_by_child, (logs,), (child, 7)),
-        "softmax_by_child_backward": (cpu.softmax_by_child_backward, (logs, logs.sin()), (child, 7)),
-    }
-    return {
-        name: lambda change, kernel=kernel, tensors=tensors, options=options: kernel(*map(change, tensors), *options)
-        for name, (kernel, tensors, options) in all_calls.items()
-    }
-
-
-KERNELS = cpu.__all__
+NAMES = list(kernels_of(cpu, SIZES[1]))
+every_kernel = pytest.mark.parametrize("name", NAMES)
+OPTIONS: list[dict[str, Any]] = [{}, {"damping": 0.0, "min_variance": 0.01, "mass_eps": 1e-7}, {"measure": False}]
 
 
 def test_every_kernel_is_called() -> None:
-    assert set(calls(Case(SIZES[1]))) == set(KERNELS)
+    assert {name.split(",")[0] for name in NAMES} == set(cpu.__all__)
 
 
-@pytest.mark.parametrize("change", [with_gaps, backwards])
-@pytest.mark.parametrize("name", KERNELS)
-def test_memory_order_does_not_matter(name: str, change: Callable[[Tensor], Tensor]) -> None:
-    call = calls(Case(Sizes(3, 2, 17, 2, 3, 2)))[name]
-    assert_exact(call(change), call(torch.clone), rtol=0, atol=1e-12)
+@every_kernel
+def test_kernel_is_the_sums_written_out(name: str) -> None:
+    """In both precisions; those of a fit with every option."""
+    for sizes, options in itertools.product(SIZES, OPTIONS if name.startswith("fit") else OPTIONS[:1]):
+        kernel = kernels_of(cpu, sizes, **options)[name]
+        for dtype in (torch.float64, torch.float32):
+            given = [each.to(dtype) for each in kernel.arguments]
+            assert_near(kernel.call(*given), kernel.slow(*kernel.arguments), dtype, f"{sizes}, {options}")
 
 
-@pytest.mark.parametrize("count", [2, 3, 5])
-@pytest.mark.parametrize("name", KERNELS)
-def test_any_number_of_threads_gives_the_same(name: str, count: int, many_threads: Callable[[int], None]) -> None:
-    """Of images or, in dynamic routing, of 900 children, enough for three parts."""
-    case = Case(Sizes(5, 2, 900, 1, 2, 3))
+def test_every_child_is_in_one_block() -> None:
+    for children in (1, 63, 143, 144, 145, 287, 288, 289, 577):
+        for name in ("weighted_sum", "agreement", "contraction"):
+            kernel = kernels_of(cpu, Sizes(2, 2, children, 1, 3, 2))[name]
+            expected = kernel.slow(*kernel.arguments)
+            assert_near(kernel.call(*kernel.arguments), expected, torch.float64, f"{name}, {children}")
+
+
+def test_distances_are_those_of_the_fit() -> None:
+    """The backward pass computes again what the forward pass had, and must find the same couplings."""
+    inputs = FitInputs(*kernels_of(cpu, Sizes(3, 2, 73, 4, 4, 4))["fit"].arguments)
+    _, parents, variances, distances = cpu.fit(inputs, FitOptions(4, 0.1, 5e-4, 1e-7, True))
+    assert_exact(cpu.distances(inputs.poses, inputs.weight, parents, variances, 4), distances, rtol=1e-13, atol=1e-13)
+
+
+def test_softmax_of_extreme_logs_is_finite() -> None:
+    for scale, dtype in itertools.product((0.0, 30.0, 1e6), (torch.float64, torch.float32)):
+        kernels = kernels_of(cpu, SIZES[1], scale=scale)
+        (logs,) = kernels["softmax_by_child"].arguments
+        shares = kernels["softmax_by_child"].call(logs.to(dtype))
+        assert_near(shares, kernels["softmax_by_child"].slow(logs.to(dtype).double()), dtype, "shares")
+        assert kernels["softmax_by_child_backward"].call(shares, torch.ones_like(shares)).isfinite().all()
+
+
+@every_kernel
+def test_memory_order_and_threads_do_not_matter(name: str, many_threads: Callable[[int], None]) -> None:
+    """Threads share images or, in dynamic routing, 900 children, enough for three parts."""
+    kernel = kernels_of(cpu, Sizes(5, 2, 900, 1, 2, 3))[name]
     many_threads(1)
-    call = calls(case)[name]
-    expected = call(torch.clone)
-    many_threads(count)
-    assert_exact(call(torch.clone), expected, rtol=1e-12, atol=1e-12)
+    expected = kernel.call(*kernel.arguments)
+    for change in (with_gaps, backwards):
+        assert_exact(kernel.call(*map(change, kernel.arguments)), expected, rtol=0, atol=1e-12)
+    for count in (2, 3, 5):
+        many_threads(count)
+        assert_exact(kernel.call(*kernel.arguments), expected, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("name", KERNELS)
-def test_kernels_can_be_called_from_threads_of_their_caller(name: str) -> None:
-    call = calls(Case(SIZES[1]))[name]
-    expected, found = call(torch.clone), []
-    callers = [threading.Thread(target=lambda: found.append(call(torch.clone))) for _ in range(2)]
+def test_kernels_can_be_called_from_threads_of_their_caller() -> None:
+    kernels = kernels_of(cpu, SIZES[1]).values()
+
+    def call_all() -> list[Any]:
+        return [kernel.call(*kernel.arguments) for kernel in kernels]
+
+    expected, found = call_all(), list[Any]()
+    callers = [threading.Thread(target=lambda: found.append(call_all())) for _ in range(2)]
     for caller in callers:
         caller.start()
     for caller in callers:
         caller.join(timeout=60)
     assert len(found) == 2
-    assert_exact(found, [expected, expected], rtol=0, atol=1e-12)
+    for several in found:
+        for one, other in zip(several, expected, strict=True):
+            assert_exact(one, other, rtol=0, atol=1e-12)

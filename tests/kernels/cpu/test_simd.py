@@ -32,8 +32,7 @@ def draw(count: int, dtype: Any, seed: int) -> Any:
     return np.random.default_rng(seed).standard_normal(count).astype(dtype)
 
 
-@pytest.mark.parametrize("at", [0, 3])
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize(("dtype", "at"), [(np.float32, 3), (np.float64, 0)])
 def test_arithmetic_is_elementwise(dtype: Any, at: int) -> None:
     a, b, out = draw(LANES + 5, dtype, 0), draw(LANES + 5, dtype, 1), np.zeros(LANES + 5, dtype)
     _arithmetic(a, b, at, out)
@@ -42,8 +41,7 @@ def test_arithmetic_is_elementwise(dtype: Any, at: int) -> None:
     np.testing.assert_allclose(out, expected, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("lane", [0, 7, LANES - 1])
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize(("dtype", "lane"), [(np.float32, 0), (np.float32, LANES - 1), (np.float64, 7)])
 def test_insert_extract_broadcast_and_sum(dtype: Any, lane: int) -> None:
     a, out = draw(LANES, dtype, 0), np.zeros(2 * LANES, dtype)
     extracted, total = _lanes(a, lane, dtype(3), out)

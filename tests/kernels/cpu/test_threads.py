@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +9,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from capsule_lab.errors import ConfigError
 from capsule_lab.kernels.cpu import threads
 
 
@@ -30,24 +27,9 @@ def test_libgomp_is_the_one_that_torch_has_loaded() -> None:
         torch.set_num_threads(before)
 
 
-def test_environment_chooses_the_pool(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CAPSULE_LAB_KERNEL_THREADS", "pool")
-    threads.libgomp.cache_clear()
-    assert threads.libgomp() is None
-    monkeypatch.undo()
-    threads.libgomp.cache_clear()
-
-
-def test_environment_that_names_other_threads_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CAPSULE_LAB_KERNEL_THREADS", "many")
-    monkeypatch.delitem(sys.modules, threads.__name__)
-    with pytest.raises(ConfigError, match="CAPSULE_LAB_KERNEL_THREADS is many; expected pool, or none"):
-        importlib.import_module(threads.__name__)
-
-
-@pytest.mark.parametrize("grain", [1, 3])
-@pytest.mark.parametrize("number", [1, 2, 3])
-@pytest.mark.parametrize("count", [0, 1, 2, 7, 11])
+@pytest.mark.parametrize(
+    ("count", "number", "grain"), [(0, 3, 1), (1, 2, 1), (2, 3, 1), (7, 3, 1), (7, 2, 3), (11, 3, 3), (11, 1, 1)]
+)
 def test_parts_cover_everything_once(count: int, number: int, grain: int, many_threads: Callable[[int], None]) -> None:
     many_threads(number)
     seen: list[tuple[int, int, int]] = []
@@ -77,8 +59,7 @@ class Broken(BaseException):
     """Not an ``Exception``."""
 
 
-@pytest.mark.parametrize("where", [{0}, {1}, {2}, {0, 1, 2}], ids=str)
-@pytest.mark.parametrize("kind", [ValueError, Broken])
+@pytest.mark.parametrize(("where", "kind"), [({0}, ValueError), ({2}, Broken), ({0, 1, 2}, Broken)], ids=str)
 def test_errors_are_raised_in_the_calling_thread(
     kind: type[BaseException], where: set[int], many_threads: Callable[[int], None]
 ) -> None:

@@ -1,0 +1,187 @@
+"""What is timed: a layer or a model, in one form, at one precision."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from benchmarks.textbook_capsnet import TextbookCapsNet
+from benchmarks.textbook_em_caps import TextbookEMCaps
+from capsule_lab.config.build import build_data
+from capsule_lab.config.check import check
+from capsule_lab.config.compose import compose, options_of, user_message
+from capsule_lab.errors import ConfigError, one_line
+from capsule_lab.kernels.backends import fused_kernels
+
+TEXTBOOK_NETWORKS = {"capsnet": TextbookCapsNet, "em_caps_paper": TextbookEMCaps, "em_caps_small": TextbookEMCaps}
+"""The textbook form of the models that have one."""
+SIZES = ("batch_size", "image_shape", "num_classes")
+"""Of a model."""
+AXES = {
+    "batch": "batch_size", "children": "child_types", "parents": "parents", "iterations": "iterations",
+    "image_size": "grid",
+}  # fmt: skip
+"""What ``scaling`` may be, and the size of the layer that it changes."""
+FULL = "32-true"
+
+
+@dataclass(frozen=True)
+class Case:
+    """Something to time.
+
+    Attributes:
+        kind: ``"layer"`` or ``"model"``.
+        name: which.
+        form: ``"textbook"``, a backend of the routing, ``"compiled"``, which is ``matmul`` under ``torch.compile``, or
+            ``"plain"`` for a model that does not route; for the GPU ``"graphs"``, fused steps as CUDA graphs.
+        precision: as of a Trainer.
+        device: ``"cpu"`` or ``"cuda"``.
+        sizes: of a layer: what ``conf/bench.yaml`` has under its name; of a model: batch, image and classes.
+        overrides: of a model's training configuration.
+    """
+
+    kind: str
+    name: str
+    form: str
+    precision: str
+    device: str
+    sizes: Mapping[str, Any]
+    overrides: tuple[str, ...] = ()
+
+    @property
+    def backend(self) -> str:
+        """Of the routing."""
+        return {"compiled": "matmul", "graphs": "fused"}.get(self.form, self.form)
+
+    @property
+    def label(self) -> str:
+        """Name, form and precision, for messages."""
+        return f"{self.name} ({self.form}, {self.precision})"
+
+    @property
+    def row(self) -> dict[str, Any]:
+        """The case in a table."""
+        kind = {"kind": self.kind, "name": self.name, "form": self.form, "precision": self.precision}
+        return {**kind, "device": self.device, **self.sizes}
+
+
+def configuration(name: str, overrides: Sequence[str] = ()) -> DictConfig:
+    """``conf/bench.yaml``, for ``"gpu"`` with what ``conf/gpu.yaml`` changes, and overrides ``key=value``.
+
+    Raises:
+        ConfigError: for an override that is none, or of a key that does not exist.
+    """
+    folder = Path(__file__).parent / "conf"
+    config = OmegaConf.merge(*(OmegaConf.load(folder / f"{file}.yaml") for file in dict.fromkeys(("bench", name))))
+    OmegaConf.set_struct(config, True)
+    OmegaConf.set_struct(config.sizes, False)  # of any model
+    try:
+        return cast(DictConfig, OmegaConf.merge(config, OmegaConf.from_dotlist(list(overrides))))
+    except (OmegaConfBaseException, ValueError) as error:
+        raise ConfigError(f"{one_line(error)}; expected key=value with keys of benchmarks/conf/{name}.yaml") from error
+
+
+def device_named(name: str) -> torch.device:
+    """``cpu``, ``cuda``, or with ``auto`` a GPU if there is one."""
+    return torch.device(name if name != "auto" else "cuda" if torch.cuda.is_available() else "cpu")
+
+
+def check_bench(config: DictConfig) -> None:
+    """Everything that can be checked before a process starts.
+
+    Raises:
+        ConfigError: for what cannot be timed.
+    """
+    choices = {
+        "layers": ("dynamic", "em_all_parents", "em_window"),
+        "models": options_of("model"),
+        "backends": ("compiled", "fused", "matmul", "reference"),
+        "precisions": (FULL, "bf16-mixed"),
+    }
+    for option, names in choices.items():
+        given = config[option]
+        if not OmegaConf.is_list(given) or not set(given) <= set(names):
+            raise ConfigError(f"{option} is {given}; expected a list of some of {', '.join(names)}")
+    rules = {
+        f"device is {config.device}; expected auto, cpu or cuda": config.device not in ("auto", "cpu", "cuda"),
+        f"scaling is {config.scaling}; expected one of {', '.join(AXES)}, all, or null": (
+            config.scaling not in (None, "all", *AXES)
+        ),
+        f"rounds is {config.rounds} and steps {config.steps}; expected 1 or more": min(config.rounds, config.steps) < 1,
+        "backends or precisions is empty; expected one or more of each": not (config.backends and config.precisions),
+        "layers and models are both empty; expected something to time": not (config.layers or config.models),
+        "device is cuda, but torch finds none; expected cpu or auto": (
+            config.device == "cuda" and not torch.cuda.is_available()
+        ),
+    }
+    for message, broken in rules.items():
+        if broken:
+            raise ConfigError(message)
+    kernels = fused_kernels(device_named(config.device).type)
+    if "fused" in config.backends and isinstance(kernels, str):
+        raise ConfigError(f"backends has fused, which does not run here: {kernels}; expected backends=[matmul]")
+
+
+def layer_groups(config: DictConfig) -> list[list[Case]]:
+    """One list per layer, its textbook form first; layers compute in float32 at every precision."""
+    device = str(device_named(config.device))
+    return [
+        [Case("layer", name, form, FULL, device, sizes_of(config, name)) for form in ["textbook", *config.backends]]
+        for name in config.layers
+    ]
+
+
+def model_groups(config: DictConfig, *, textbook: bool = True) -> list[list[Case]]:
+    """One list per model, its textbook form, if it has one, first."""
+    device = str(device_named(config.device))
+    groups = []
+    for name in config.models:
+        overrides = (f"model={name}", *map(str, config.options))
+        chosen = training_config(overrides)
+        sizes = sizes_of(config, name, chosen)
+        forms = ["plain"] if chosen.routing is None else list(config.backends)
+        variants = [(form, precision) for precision in config.precisions for form in forms]
+        decodes = chosen.model.get("decoder", ()) is not None  # the textbook's always does
+        if textbook and name in TEXTBOOK_NETWORKS and decodes:
+            variants.insert(0, ("textbook", FULL))
+        groups.append([Case("model", name, *variant, device, sizes, overrides) for variant in variants])
+    return groups
+
+
+def training_config(overrides: Sequence[str]) -> DictConfig:
+    """The configuration that ``python -m capsule_lab.train`` would have with these overrides."""
+    try:
+        config = compose("train", overrides)
+        check(config)
+    except (HydraException, ConfigError) as error:
+        raise ConfigError(f"options: {user_message(error)}") from error
+    return config
+
+
+def sizes_of(config: DictConfig, name: str, chosen: DictConfig | None = None) -> dict[str, Any]:
+    """Sizes of a layer, or of a model's training step.
+
+    Args:
+        config: the first that has a size gives it: ``batch_size`` and the like, then ``sizes``.
+        name: which.
+        chosen: of a model, its training configuration, whose data have the remaining sizes.
+    """
+    sizes: dict[str, Any] = {}
+    if chosen is not None:
+        spec = build_data(chosen).spec
+        sizes = dict(zip(SIZES, (chosen.data.batch_size, list(spec.image_shape), spec.num_classes), strict=True))
+    given = cast(dict[str, Any], OmegaConf.to_container(config))
+    sizes |= given["sizes"].get(name, {})
+    sizes |= {option: given[option] for option in SIZES if given[option] is not None and option in sizes}
+    for option, value in sizes.items():
+        numbers = value if isinstance(value, list) else [value]
+        if not all(isinstance(number, int) and number > 0 for number in numbers):
+            raise ConfigError(f"{option} of {name} is {value}; expected 1 or more")
+    return sizes

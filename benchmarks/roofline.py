@@ -1,0 +1,182 @@
+"""Lower bounds on the time of a case: its operations and bytes, and how many of each this machine does in a second.
+
+Counted are the multiply-adds of convolutions, linear layers and routing, two operations each, and each layer's inputs,
+outputs and parameters, moved once wherever they are needed: a form that computes votes twice, or stores them, has the
+same bound, the longer of the two times. torch counts convolutions and linear layers. Routing has formulas here, since
+torch sees neither elementwise arithmetic nor fused kernels, and its count would depend on the form. Per vote of d
+components, computed from rows of q, and T iterations:
+
+- EM: ``d q`` for the vote, ``2 d T`` for mean and variance, ``2 d (T - 1)`` for its distance;
+- dynamic: ``d q`` for the vote, ``d T`` for the sum, ``d (T - 1)`` for the agreement.
+
+The backward pass of routing takes twice the multiply-adds of its forward pass, once per factor. A backward pass
+reads the inputs and the outputs' gradients and writes the inputs'. Adam reads four numbers per parameter and writes
+three.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from benchmarks.cases import FULL, Case, training_config
+from benchmarks.layers import POSE, build_layer
+from benchmarks.models import as_pairs, build_network, loss_of, random_batch
+from capsule_lab.layers import ClassCapsules, ConvCapsules, DenseCapsules
+from capsule_lab.routing import AbstractRouting, EMRouting
+from capsule_lab.types import Votes
+
+MATRIX, ARRAY = 2048, 2**26  # ours: large enough for all cores, and for no cache; four times of each on a GPU
+PASSES = 3  # forward, and backward to each of two factors
+ADAM = 4 + 3  # numbers per parameter, read and written
+OF_ROUTING = ("bmm", "baddbmm")  # votes and their sums are batched products; convolutions and linear layers are not
+
+
+@dataclass(frozen=True)
+class Work:
+    """Of a forward and a backward pass, and for a model of Adam.
+
+    Attributes:
+        operations: of convolutions and linear layers, which may be in bfloat16.
+        routing_operations: in float32.
+        numbers: moved by convolutions and linear layers.
+        full_numbers: moved in float32: by routing, and parameters.
+    """
+
+    operations: int = 0
+    routing_operations: int = 0
+    numbers: int = 0
+    full_numbers: int = 0
+
+
+def beside_roofline(row: Mapping[str, Any], work: Work, rates: dict[str, float]) -> dict[str, float]:
+    """Lower bounds of a measured case, and its percent of the roofline."""
+    bfloat16 = row["precision"] != FULL
+    full = rates.get("tf32_operations_per_second", rates["float32_operations_per_second"])
+    rate = rates["bfloat16_operations_per_second"] if bfloat16 else full
+    moved = work.numbers * (2 if bfloat16 else 4) + work.full_numbers * 4  # bytes of bfloat16 and of float32
+    routing_seconds = work.routing_operations / rates["float32_operations_per_second"]
+    arithmetic, memory = work.operations / rate + routing_seconds, moved / rates["bytes_per_second"]
+    return {
+        "operations": work.operations + work.routing_operations,
+        "bytes": moved,
+        "floor_arithmetic_seconds": arithmetic,
+        "floor_memory_seconds": memory,
+        "roofline_percent": 100 * max(arithmetic, memory) / row["seconds_median"],
+    }
+
+
+def routing_operations(votes: int, dim: int, inner: int, iterations: int, *, em: bool) -> int:
+    """Of so many votes in a step."""
+    return 2 * PASSES * votes * (dim * inner + (2 if em else 1) * dim * (2 * iterations - 1))
+
+
+def votes_of(case: Case) -> int:
+    """How many votes a layer has."""
+    sizes = case.sizes
+    if case.name == "em_all_parents":
+        positions = ((sizes["grid"] - sizes["kernel_size"]) // sizes["stride"] + 1) ** 2
+        return sizes["batch_size"] * positions * sizes["kernel_size"] ** 2 * sizes["child_types"] * sizes["parents"]
+    return sizes.get("rows", sizes.get("batch_size")) * sizes["children"] * sizes["parents"]
+
+
+def count(case: Case) -> Work:
+    """The work of a case, the same for all of its forms."""
+    return _of_layer(case) if case.kind == "layer" else _of_model(case)
+
+
+def _of_layer(case: Case) -> Work:
+    """Counted while the layer is called once."""
+    forward, inputs = build_layer(case)
+    em = case.name != "dynamic"
+    dim, inner = (POSE * POSE, POSE) if em else (case.sizes["parent_dim"], case.sizes["child_dim"])
+    operations = routing_operations(votes_of(case), dim, inner, case.sizes["iterations"], em=em)
+    return Work(routing_operations=operations, full_numbers=3 * _numbers(inputs) + 2 * _numbers(forward()))
+
+
+def _of_model(case: Case) -> Work:
+    """Counted while one image passes through the network."""
+    module = build_network(case, training_config(case.overrides)).to(case.device)
+    calls: list[Work] = []
+    for layer in module.network.modules():
+        layer.register_forward_hook(lambda layer, inputs, output: calls.append(_of_call(layer, inputs, output)))
+    with FlopCounterMode(display=False) as counter:
+        loss_of(module, as_pairs(random_batch(case, 1), module)).backward()  # compiles kernels for the workers, too
+    counted = counter.get_flop_counts()["Global"].items()
+    operations = sum(number for operator, number in counted if operator.__name__ not in OF_ROUTING)
+    parameters = sum(parameter.numel() for parameter in module.parameters_to_train())
+    images = case.sizes["batch_size"]
+    return Work(
+        operations=images * operations,
+        routing_operations=images * sum(work.routing_operations for work in calls),
+        numbers=images * sum(work.numbers for work in calls),
+        full_numbers=images * sum(work.full_numbers for work in calls) + (PASSES + ADAM) * parameters,
+    )
+
+
+def _of_call(layer: nn.Module, inputs: tuple[Any, ...], output: Any) -> Work:
+    if isinstance(layer, nn.Conv2d | nn.Linear):
+        passes = 2 + inputs[0].requires_grad  # forward, gradient of the weight, gradient of the input
+        return Work(numbers=passes * inputs[0].numel() + 2 * output.numel())
+    if isinstance(layer, ConvCapsules | DenseCapsules | ClassCapsules):
+        parents = output[:2]  # logits are computed beside the activations
+        return Work(full_numbers=3 * _numbers(inputs) + 2 * _numbers(parents))
+    if isinstance(layer, AbstractRouting) and isinstance(inputs[0], Votes):
+        (rows, children, pose), (_, inner, parents, columns) = (part.shape for part in inputs[0][:2])
+        em = isinstance(layer, EMRouting)
+        options: dict[str, Any] = layer.options if isinstance(layer, EMRouting) else vars(layer)
+        votes, iterations = rows * children * parents, options.get("iterations", 1)
+        return Work(routing_operations=routing_operations(votes, pose // inner * columns, inner, iterations, em=em))
+    return Work()
+
+
+def _numbers(tensors: Iterable[Any]) -> int:
+    return sum(tensor.numel() for tensor in tensors if isinstance(tensor, Tensor))
+
+
+def measure_roofline(cases: list[Case], bfloat16: bool) -> tuple[dict[str, float], list[Work]]:
+    """In a worker: rates of the machine, with those in bfloat16 if they are wanted, and the work of each case."""
+    return machine_rates(torch.device(cases[0].device), bfloat16=bfloat16), [count(case) for case in cases]
+
+
+def machine_rates(device: torch.device, *, bfloat16: bool) -> dict[str, float]:
+    """Operations per second in square matrix products, bytes per second, read and written, in a sum of two arrays.
+
+    On a GPU whose convolutions may compute in TF32, its rate is there as well.
+    """
+    kinds = {"float32": (torch.float32, "highest")}
+    if device.type == "cuda" and torch.backends.cudnn.allow_tf32:
+        kinds["tf32"] = (torch.float32, "high")
+    if bfloat16:
+        kinds["bfloat16"] = (torch.bfloat16, "highest")
+    size, length = (MATRIX, ARRAY) if device.type == "cpu" else (4 * MATRIX, 4 * ARRAY)
+    rates, before = {}, torch.get_float32_matmul_precision()
+    for name, (dtype, mode) in kinds.items():
+        factor = torch.randn(size, size, device=device).to(dtype)
+        torch.set_float32_matmul_precision(mode)
+        rates[f"{name}_operations_per_second"] = 2 * size**3 / _fastest(partial(torch.mm, factor, factor), device)
+    torch.set_float32_matmul_precision(before)
+    first, second, total = (torch.randn(length, device=device) for _ in range(3))
+    seconds = _fastest(partial(torch.add, first, second, out=total), device)
+    rates["bytes_per_second"] = 3 * length * first.element_size() / seconds
+    return rates
+
+
+def _fastest(call: Callable[[], object], device: torch.device, times: int = 5) -> float:
+    """Seconds of the fastest call, after one that warms up; the wait for a GPU is nothing beside them."""
+    best = math.inf
+    for _ in range(times + 1):
+        start_time = time.perf_counter()
+        call()
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        best = min(best, time.perf_counter() - start_time)
+    return best

@@ -1,0 +1,106 @@
+"""Measurements as tables for the terminal."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from itertools import groupby
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+Row = dict[str, Any]
+WIDTH = 120  # ours: of tables in files and pipes
+
+
+def _ms(seconds: float) -> str:
+    milliseconds = 1000 * seconds
+    return f"{milliseconds:.0f}" if milliseconds >= 10 else f"{milliseconds:.2g}"
+
+
+def _range(row: Row) -> str:
+    low, middle, high = (_ms(row[f"seconds_{name}"]) for name in ("fastest", "median", "slowest"))
+    return f"{middle} ({low}-{high})"
+
+
+def _size(count: int) -> str:
+    return f"{count / 1e9:.2f} GB" if count >= 1e9 else f"{count / 1e6:.1f} MB"
+
+
+Columns = dict[str, Callable[[Row], str]]
+BOUNDS: Columns = {
+    "least ms\narithmetic": lambda row: _ms(row["floor_arithmetic_seconds"]),
+    "least ms\nmemory": lambda row: _ms(row["floor_memory_seconds"]),
+    "of\nroofline": lambda row: f"{row['roofline_percent']:.1f} %",
+}
+RATIO: Columns = {"ratio": lambda row: f"{row['speedup']:.2f}x"}
+CASE: Columns = {name: lambda row, name=name: row[name] for name in ("name", "form", "precision")}  # type: ignore[misc]
+LAYERS: Columns = CASE | {
+    "forward ms": lambda row: _ms(row["forward_seconds_median"]),
+    "and backward ms": _range,
+    **RATIO,
+    "memory": lambda row: _size(row["memory_above_bytes"]),
+    "share": lambda row: f"{row['memory_above_share']:.0%}",
+    **BOUNDS,
+}
+MODELS: Columns = CASE | {
+    "batch": lambda row: str(row["batch_size"]),
+    "images/s": lambda row: f"{row['images_per_second']:.3g}",
+    "ms/step": _range,
+    **RATIO,
+    "peak memory": lambda row: _size(row["peak_memory_bytes"]),
+    "share": lambda row: f"{row['peak_memory_share']:.0%}",
+    **BOUNDS,
+}
+SCALING: Columns = {
+    "size": lambda row: str(row["value"]),
+    "backend": lambda row: row["form"],
+    "votes": lambda row: f"{row['votes']:,}",
+    "ms": _range,
+    "ns per vote and iteration": lambda row: f"{row['seconds_per_vote'] * 1e9:.2f}",
+    "memory": lambda row: _size(row["memory_above_bytes"]),
+    "bytes per vote": lambda row: f"{row['memory_above_bytes'] / row['votes']:.1f}",
+}
+OPERATORS: Columns = {
+    "operator": lambda row: row["name"],
+    "family": lambda row: row["family"],
+    "ms": lambda row: _ms(row["seconds"]),
+    "share": lambda row: f"{row['share']:.1%}",
+}
+
+
+def show(report: dict[str, Any], hardware: str) -> None:
+    """Print the tables of a report: of layers and of models, of each axis, or of each profile."""
+    console = Console(highlight=False)
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        console.width = WIDTH
+    rows = report["rows"]
+    if "rates" in report:
+        rates = {name.split("_")[0]: rate / 1e9 for name, rate in report["rates"].items()}
+        memory = rates.pop("bytes")
+        speeds = ", ".join(f"{rate:.0f} GFLOP/s in {name}" for name, rate in rates.items())
+        caption = f"ratio and share: to the first row of a name; least: at {speeds}, {memory:.1f} GB/s"
+        for kind, of_kind in groupby(rows, key=lambda row: row["kind"]):
+            columns, memory_of = (LAYERS, "above its inputs") if kind == "layer" else (MODELS, "of the whole process")
+            console.print(_table(f"{kind}s, {hardware}; memory: {memory_of}", caption, columns, of_kind))
+    elif "axis" in rows[0]:
+        for axis, of_axis in groupby(rows, key=lambda row: row["axis"]):
+            title = f"a convolutional EM layer against {axis}, float32, {hardware}"
+            console.print(_table(title, "forward and backward; memory: above its inputs", SCALING, of_axis))
+    else:
+        for row in rows:
+            shares = ", ".join(f"{family} {share:.1%}" for family, share in row["shares"].items())
+            title = f"{row['name']} ({row['form']}, {row['precision']}), {_ms(row['seconds'])} ms/step, {hardware}"
+            console.print(_table(title, shares, OPERATORS, row["operators"]))
+
+
+def _table(title: str, caption: str, columns: Columns, rows: Any) -> Table:
+    shown = Table(title=title, caption=caption, box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    for name in columns:
+        text = name in ("name", "form", "precision", "backend", "operator", "family")
+        shown.add_column(name, no_wrap=text, justify="left" if text else "right")
+    for row in rows:
+        shown.add_row(*(cell(row) for cell in columns.values()))
+    return shown

@@ -1,0 +1,229 @@
+"""Cases that take turns, round after round, so that changes of the machine's load affect all alike.
+
+Every case has a process of its own, so that its peak memory is its own; one waits while another works.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import re
+import statistics
+import time
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+from omegaconf import DictConfig
+
+from benchmarks.cases import FULL, Case, layer_groups, model_groups
+from benchmarks.layers import build_layer, small
+from benchmarks.models import build_step
+from benchmarks.roofline import beside_roofline, measure_roofline
+from capsule_lab.errors import ConfigError, one_line
+
+PAUSE = 0.05  # ours: OpenMP's threads wait for more work in a loop for some milliseconds
+
+Seconds = tuple[float, float]
+"""Of the forward pass, and of the whole step."""
+
+
+def measure(config: DictConfig) -> dict[str, Any]:
+    """Rates of the machine, and a row for each case: seconds, memory, lower bounds, ratios to the first of its group.
+
+    Raises:
+        ConfigError: for what cannot be timed.
+    """
+    groups = [group for group in layer_groups(config) + model_groups(config) if group]
+    bfloat16 = any(case.precision != FULL for group in groups for case in group)
+    with Worker("the machine") as worker:
+        rates, works = worker.call(measure_roofline, [group[-1] for group in groups], bfloat16)
+    rows = []
+    for group, work in zip(groups, works, strict=True):
+        measured = time_in_turn(group, rounds=config.rounds, steps=config.steps)
+        first = dict(measured[0])
+        for row in measured:
+            row |= beside_roofline(row, work, rates)
+            row["speedup"] = first["seconds_median"] / row["seconds_median"]
+            for memory in ("peak_memory", "memory_above"):
+                row[f"{memory}_share"] = row[f"{memory}_bytes"] / max(first[f"{memory}_bytes"], 1)
+        rows += measured
+    return {"rates": rates, "rows": rows}
+
+
+def time_in_turn(cases: list[Case], *, rounds: int, steps: int) -> list[dict[str, Any]]:
+    """Seconds per step and memory of every case."""
+    seconds: list[list[Seconds]] = [[] for _ in cases]
+    with ExitStack() as stack:
+        workers = []
+        for case in cases:
+            workers.append(stack.enter_context(Worker(case.label)))
+            workers[-1].call(build_timer, case)
+        for _ in range(rounds):
+            for worker, of_case in zip(workers, seconds, strict=True):
+                time.sleep(PAUSE)
+                of_case += worker.call(time_steps, steps)
+        memory = [worker.call(read_memory) for worker in workers]
+    return [{**row_of(case, times), **peak} for case, times, peak in zip(cases, seconds, memory, strict=True)]
+
+
+def row_of(case: Case, times: list[Seconds]) -> dict[str, Any]:
+    """A case, and the seconds of its steps."""
+    forward, both = zip(*times, strict=True)
+    row = {
+        **case.row,
+        "seconds_median": statistics.median(both),
+        "seconds_fastest": min(both),
+        "seconds_slowest": max(both),
+        "forward_seconds_median": statistics.median(forward),
+    }
+    if case.kind == "model":
+        row["images_per_second"] = case.sizes["batch_size"] / row["seconds_median"]
+    return row
+
+
+class Worker:
+    """One process; what a call leaves there, the next finds.
+
+    Args:
+        name: for messages.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._pool = ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn"))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._pool.shutdown()
+
+    def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """What ``function``, of a module, returns there.
+
+        Raises:
+            ConfigError: if it raises, or if the process dies.
+        """
+        try:
+            return self._pool.submit(function, *arguments).result()
+        except ValueError as error:  # ours, or of a network that refuses its sizes
+            raise ConfigError(f"{self.name}: {one_line(error)}") from error
+        except (BrokenProcessPool, RuntimeError) as error:  # the latter are torch's own
+            raise ConfigError(
+                f"{self.name} could not be timed: {one_line(error)} (out of memory? try batch_size=32)"
+            ) from error
+
+
+class CaseTimer:
+    """A case, built and warmed up in this process.
+
+    On a GPU, times are those between events on the device, with no wait of the processor between steps, as in training.
+    """
+
+    def __init__(self, case: Case) -> None:
+        self.device = torch.device(case.device)
+        self.forward, self.backward = build_passes(case)
+        self.memory_before = memory_now(self.device)
+        start_time = time.perf_counter()
+        self.run(1)
+        self.first_seconds = time.perf_counter() - start_time
+        self.run(1)  # ours: the first may build kernels and the optimiser's state, the second a gradient's memory
+
+    def run(self, steps: int) -> list[Seconds]:
+        """Time so many steps."""
+        if self.device.type != "cuda":
+            return [self._step() for _ in range(steps)]
+        marks = [self._step_on_gpu() for _ in range(steps)]
+        torch.cuda.synchronize()
+        return [(start.elapsed_time(between) / 1e3, start.elapsed_time(end) / 1e3) for start, between, end in marks]
+
+    def memory(self) -> dict[str, int]:
+        """Bytes at the peak, and how many of them are above what was taken before the first step."""
+        peak = peak_memory(self.device)
+        return {"peak_memory_bytes": peak, "memory_above_bytes": max(peak - self.memory_before, 0)}
+
+    def _step(self) -> Seconds:
+        start = time.perf_counter()
+        result = self.forward()
+        between = time.perf_counter()
+        self.backward(result)
+        return between - start, time.perf_counter() - start
+
+    def _step_on_gpu(self) -> tuple[torch.cuda.Event, ...]:
+        start, between, end = (torch.cuda.Event(enable_timing=True) for _ in range(3))
+        start.record()
+        result = self.forward()
+        between.record()
+        self.backward(result)
+        end.record()
+        return start, between, end
+
+
+_timer: CaseTimer  # of a worker's process
+
+
+def build_timer(case: Case) -> None:
+    """In a worker, before all other calls."""
+    global _timer
+    _timer = CaseTimer(case)
+
+
+def time_steps(steps: int) -> list[Seconds]:
+    """In a worker."""
+    return _timer.run(steps)
+
+
+def read_memory() -> dict[str, int]:
+    """In a worker, after all steps."""
+    return _timer.memory()
+
+
+def build_passes(case: Case) -> tuple[Callable[[], Any], Callable[[Any], None]]:
+    """The forward pass of a case, and the rest of its step, to call with the result of it."""
+    if case.kind == "layer":
+        if case.device == "cpu" and case.form != "compiled":  # others compile for each size
+            forward, inputs = build_layer(case, small(case))  # compiles what has to be
+            torch.autograd.grad([output.sum() for output in forward()], inputs)
+        forward, inputs = build_layer(case)
+
+        def backward(outputs: Any) -> None:
+            torch.autograd.grad(outputs, inputs, [torch.ones_like(output) for output in outputs])
+
+        return forward, backward
+
+    step = build_step(case)
+
+    def backward_and_update(loss: Any) -> None:
+        step.optimizer.zero_grad()
+        loss.backward()
+        step.optimizer.step()
+
+    return step.loss, backward_and_update
+
+
+def memory_now(device: torch.device) -> int:
+    """Bytes that are taken; the peak is measured from here. Of a CPU on Linux only: 0 elsewhere."""
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        return torch.cuda.memory_allocated()
+    with suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM
+    with suppress(OSError):
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    return 0
+
+
+def peak_memory(device: torch.device) -> int:
+    """The most bytes that were taken: by tensors on a GPU, by the whole process otherwise (on Linux)."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated()
+    with suppress(OSError):
+        found = re.search(r"^VmHWM:\s*(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE)
+        return int(found[1]) * 1024 if found else 0
+    return 0

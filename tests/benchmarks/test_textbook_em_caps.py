@@ -1,0 +1,128 @@
+"""The textbook form of EM capsules computes what the package computes, layers and network, with all gradients."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from benchmarks.textbook_em_caps import TextbookEMCaps, saturating, textbook_em_layer, window_index
+from capsule_lab.layers import ConvCapsules
+from capsule_lab.losses import spread_loss
+from capsule_lab.networks import EMCaps
+from capsule_lab.routing import EMRouting
+from capsule_lab.types import Votes
+from tests.reference.em_bridge import random
+
+exact = partial(torch.testing.assert_close, rtol=1e-9, atol=1e-9)
+
+
+def em(**options: Any) -> Any:
+    return partial(EMRouting, cost="paper", beta_u=0.1, beta_a=-0.2, inverse_temperature=0.3, **options)
+
+
+def leaves(*tensors: Tensor) -> list[Tensor]:
+    return [tensor.detach().clone().requires_grad_() for tensor in tensors]
+
+
+def gradients(outputs: tuple[Tensor, ...], inputs: list[Tensor]) -> list[Tensor]:
+    """Of a random sum of the outputs."""
+    seeds = [random(*output.shape, seed=9) for output in outputs]
+    return list(torch.autograd.grad(outputs, inputs, seeds))
+
+
+@pytest.mark.parametrize("iterations", [1, 3])
+def test_layer_of_independent_windows_equals_ours(iterations: int) -> None:
+    poses, weight, activations = random(4, 6, 16), random(6, 3, 4, 4, seed=1), random(4, 6, seed=2).sigmoid()
+    routing = em(iterations=iterations, min_variance=1e-3)(parents=3, dim=16).double()
+    ours = leaves(poses, weight, activations)
+    found = routing(Votes(ours[0], ours[1].transpose(1, 2)), ours[2])[:2]
+    theirs = leaves(poses, weight, activations, routing.beta_u, routing.beta_a)
+    expected = textbook_em_layer(*theirs, saturating(0.3, iterations), 1e-3)
+    exact(tuple(found), expected)
+    exact(gradients(tuple(found), [*ours, routing.beta_u, routing.beta_a]), gradients(expected, theirs))
+
+
+@pytest.mark.parametrize(("normalisation", "stride"), [("window", 2), ("all_parents", 1), ("all_parents", 2)])
+def test_convolutional_layer_equals_ours(normalisation: str, stride: int) -> None:
+    layer = ConvCapsules(
+        (6, 5), 2, 16, 3, 16, rows=4, stride=stride, weight_std=0.7, routing=em(normalisation=normalisation)
+    ).double()
+    poses, activations = random(2, 60, 16), random(2, 60, seed=1).sigmoid()
+    ours = leaves(poses, activations)
+    found = tuple(layer(*ours)[:2])
+
+    child = window_index((6, 5), 2, 3, stride)
+    theirs = leaves(poses, activations, layer.weight, layer.routing.beta_u, layer.routing.beta_a)
+    expected = textbook_em_layer(
+        theirs[0][:, child].flatten(0, 1),
+        theirs[2].transpose(1, 2),
+        theirs[1][:, child].flatten(0, 1),
+        *theirs[3:],
+        saturating(0.3, 3),
+        child=child if normalisation == "all_parents" else None,
+    )
+    expected = tuple(value.reshape(own.shape) for value, own in zip(expected, found, strict=True))
+    exact(found, expected)
+    exact(gradients(found, [*ours, *layer.parameters()]), gradients(expected, theirs))
+
+
+def in_textbook_order(values: dict[str, Tensor]) -> list[Tensor]:
+    """Parameters of an EMCaps, or their gradients, as ``TextbookEMCaps`` orders and shapes its own."""
+    layers = [f"conv_capsules.{number}" for number in range(2)]
+    return [
+        values["classes.weight"].transpose(1, 2),
+        values["classes.routing.beta_u"],
+        values["classes.routing.beta_a"],
+        values["conv.weight"],
+        values["conv.bias"],
+        *(values[f"primary.{kind}.{name}"] for kind in ("pose", "activation") for name in ("weight", "bias")),
+        *(values[f"{layer}.weight"].transpose(1, 2) for layer in layers),
+        *(values[f"{layer}.routing.beta_u"] for layer in layers),
+        *(values[f"{layer}.routing.beta_a"] for layer in layers),
+    ]
+
+
+@pytest.mark.parametrize("normalisation", ["window", "all_parents"])
+def test_network_equals_ours(normalisation: str) -> None:
+    torch.manual_seed(0)
+    sizes: dict[str, Any] = {"channels": 4, "primary_types": 3, "conv_types": (2, 3)}
+    class_routing = {"inverse_temperature": 0.005, "beta_u": 2.838, "beta_a": -2500.0, "cost": "paper"}
+    network = EMCaps(
+        (2, 19, 21),
+        4,
+        routing=partial(EMRouting, cost="paper", normalisation=normalisation, min_variance=5e-4, mass_eps=1e-7),
+        class_routing=class_routing,
+        primary_bias=True,
+        primary_offset=0.0,
+        coordinates="grid",
+        coordinate_entries="paper",
+        conv_weight_std=0.5,
+        class_weight_std=0.5,
+        **sizes,
+    ).double()
+    textbook = TextbookEMCaps((2, 19, 21), 4, normalisation=normalisation, **sizes).double()
+    for number, parameter in enumerate(network.parameters()):
+        parameter.data += 0.1 * random(*parameter.shape, seed=number)
+    parameters = dict(network.named_parameters())
+    for theirs, ours in zip(textbook.parameters(), in_textbook_order(parameters), strict=True):
+        theirs.data.copy_(ours)
+
+    images, labels = random(3, 2, 19, 21).sigmoid(), torch.tensor([0, 3, 1])
+    found, expected = spread_loss(network(images).scores, labels, reduction="paper"), textbook(images, labels)
+    exact(found, expected)
+    own = torch.autograd.grad(found, list(parameters.values()))
+    assert all(gradient.any() for gradient in own)
+    exact(
+        in_textbook_order(dict(zip(parameters, own, strict=True))),
+        list(torch.autograd.grad(expected, list(textbook.parameters()))),
+    )
+
+
+def test_textbook_has_the_published_size_but_for_biases() -> None:
+    with torch.device("meta"):
+        found = sum(parameter.numel() for parameter in TextbookEMCaps().parameters())
+    assert found == 316_650 + 32 * 17

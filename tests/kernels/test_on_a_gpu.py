@@ -1,0 +1,176 @@
+"""What only a GPU can tell: ``pytest -m gpu``, before anything is timed or trained there.
+
+The judge of every routing is the backend ``reference`` in float64 on the CPU, the papers' formulas over the whole
+tensor of votes, which other tests compare with slow loops written from the papers.
+"""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from hydra.utils import instantiate
+from torch import Tensor, nn
+
+from capsule_lab.config.compose import compose, options_of
+from capsule_lab.layers import ConvCapsules
+from capsule_lab.networks import EMCaps
+from capsule_lab.routing import AbstractRouting, EMRouting
+from capsule_lab.routing.base import LayerInfo, build_routing
+from capsule_lab.types import Votes
+from tests.helpers import gpu_comparison
+from tests.helpers.kernels import backwards, draw
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")]
+
+DEVICE = torch.device("cuda")
+F64, F32, BF16 = torch.float64, torch.float32, torch.bfloat16
+ROUTINGS = [name for name in options_of("routing") if name != "none"]
+BACKENDS = ("fused", "matmul", "reference")
+TOLERANCE = {F64: 1e-9, F32: 1e-3, BF16: 2e-2}
+"""Of the norm of the difference over the norm; ours. Float32: far above its rounding, and below that of TF32 after
+three iterations; bfloat16: of gradients that are rounded to it."""
+FLOOR = 1e-3  # ours: a gradient that is 0 but for rounding is compared with this share of the largest one's norm
+
+
+class Shape(NamedTuple):
+    """Of votes: rows of the batch, children, parents, and the matrices that a vote is the product of."""
+
+    rows: int
+    children: int
+    parents: int
+    pose_rows: int
+    inner: int
+    columns: int
+
+
+SHAPES = [
+    Shape(5, 72, 5, 4, 4, 4),  # a layer of EMCaps, but for its numbers
+    Shape(3, 72, 10, 1, 8, 16),  # of CapsNet
+    Shape(1, 2, 2, 1, 2, 2),
+    Shape(2, 40, 5, 2, 3, 1),
+    Shape(300, 9, 32, 2, 2, 2),  # more rows and parents than programs
+]
+EDGES = [
+    Shape(rows, block + more, 3, 2, 2, 2)
+    for block in (32, 64, 128, 256, 512, 1024)
+    for rows, more in ((4, -1), (1, 0), (5, 1))
+]
+"""Numbers of children and of rows around the sizes of blocks, which are powers of two."""
+
+
+@functools.cache
+def routing_of(name: str) -> partial[AbstractRouting]:
+    """What ``conf/routing/<name>.yaml`` builds."""
+    model = "em_caps_paper" if name.startswith("em") else "capsnet"
+    made: partial[AbstractRouting] = instantiate(compose("train", [f"model={model}", f"routing={name}"]).routing)
+    return made
+
+
+def outputs_and_gradients(
+    name: str, backend: str, dtype: torch.dtype, shape: Shape | None, device: torch.device, change: Any = None
+) -> dict[str, Tensor]:
+    """Of a routing, without a shape of a convolutional layer; arguments are the same numbers at every precision."""
+    factory = partial(routing_of(name), backend=backend)
+    torch.manual_seed(0)
+    if shape is None:
+        module: nn.Module = ConvCapsules((5, 6), 4, 16, 6, 16, rows=4, stride=2, routing=factory, weight_std=0.5)
+        arguments = {"poses": draw(2, 120, 16, seed=0), "activations": draw(2, 120, seed=2).sigmoid()}
+    else:
+        rows, children, parents, pose_rows, inner, columns = shape
+        layer = LayerInfo(parents, pose_rows * columns, children, pose_rows * inner, False, children)
+        module = build_routing(factory, layer)
+        weight = draw(children, inner, parents, columns if module.poses else 0, seed=1)
+        weight = weight / inner**0.5  # votes as large as poses
+        poses = draw(rows, children, pose_rows * inner, seed=0)
+        arguments = {"poses": poses, "weight": weight, "activations": draw(rows, children, seed=2).sigmoid()}
+    module = module.to(device, F32 if dtype == BF16 else dtype)
+    leaves = {key: (change or torch.clone)(each.bfloat16().to(device, dtype)) for key, each in arguments.items()}
+    leaves = {key: each.detach().requires_grad_() for key, each in leaves.items()}
+    with torch.autocast(device.type, BF16, enabled=dtype == BF16):
+        below = leaves["poses"] if shape is None else Votes(leaves["poses"], leaves["weight"])
+        above = module(below, leaves["activations"])
+    loss = torch.stack([(each * draw(*each.shape, seed=9).to(each)).sum() for each in above]).sum()
+    inputs = leaves | {key: each for key, each in module.named_parameters() if each.requires_grad}
+    gradients = torch.autograd.grad(loss, [*inputs.values()], allow_unused=True, materialize_grads=True)
+    found = dict(above._asdict()) | {f"gradient of {key}": each for key, each in zip(inputs, gradients, strict=True)}
+    return {key: each.detach() for key, each in found.items()}
+
+
+@functools.cache
+def judged(name: str, shape: Shape | None) -> dict[str, Tensor]:
+    return outputs_and_gradients(name, "reference", F64, shape, torch.device("cpu"))
+
+
+@contextmanager
+def poisoned() -> Iterator[None]:
+    """Memory that torch allocates holds NaN, so that what a kernel does not write is seen."""
+    before = torch.get_deterministic_debug_mode()
+    torch.set_deterministic_debug_mode("warn")  # with it, torch.utils.deterministic.fill_uninitialized_memory applies
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of operators without a deterministic form, which is not asked for
+            yield
+    finally:
+        torch.set_deterministic_debug_mode(before)
+
+
+def check(name: str, backend: str, dtype: torch.dtype, shape: Shape | None, change: Any = None) -> None:
+    """Compare every output and gradient; of the fused kernels a second call gives the same bits."""
+    expected = judged(name, shape)
+    compute = partial(outputs_and_gradients, name, backend, dtype, shape, DEVICE, change)
+    with poisoned():
+        found = compute()
+        again = compute() if backend == "fused" else found
+    norms = {key: each.norm().item() for key, each in expected.items()}
+    largest = max(norm for key, norm in norms.items() if key.startswith("gradient"))
+    for key, each in expected.items():
+        scale = max(norms[key], FLOOR * largest) if key.startswith("gradient") else norms[key]
+        error = (found[key].double().cpu() - each).norm().item() / (scale or 1.0)
+        assert error <= TOLERANCE[dtype], f"{key} differs by {error:.2g} of its norm ({dtype}, {shape})"
+        assert torch.equal(again[key], found[key]), f"{key} of a second call differs ({dtype}, {shape})"
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", ROUTINGS)
+def test_routing_is_the_reference(name: str, backend: str) -> None:
+    """Those of Hinton 2018 in a convolutional layer as well, where parents at several positions compete."""
+    for dtype in (F64, F32):
+        for shape in [*SHAPES, *([None] if name.startswith("em") else [])]:
+            check(name, backend, dtype, shape)
+
+
+@pytest.mark.parametrize("name", ["em", "dynamic"])
+def test_routing_at_the_edges_of_blocks_strided_and_in_bfloat16(name: str) -> None:
+    for shape in EDGES:
+        check(name, "fused", F64, shape)
+        check(name, "fused", F32, shape)
+    for backend in BACKENDS:
+        check(name, backend, F32, SHAPES[0], backwards)
+        check(name, backend, BF16, SHAPES[0])
+
+
+@pytest.mark.parametrize("name", gpu_comparison.CASES)
+def test_kernels_are_those_of_a_cpu(name: str) -> None:
+    gpu_comparison.compare(name, "cuda")
+
+
+def test_kernels_in_any_memory_order() -> None:
+    gpu_comparison.compare_order("cuda")
+
+
+def test_memory_does_not_grow_with_iterations() -> None:
+    peaks = []
+    for iterations in (1, 5):
+        routing = partial(EMRouting, iterations=iterations, backend="fused")
+        network = EMCaps((2, 32, 32), 5, routing=routing).to(DEVICE)
+        torch.cuda.reset_peak_memory_stats()
+        network(torch.randn(16, 2, 32, 32, device=DEVICE)).scores.sum().backward()
+        peaks.append(torch.cuda.max_memory_allocated())
+    assert peaks[1] < 1.3 * peaks[0]

@@ -1,0 +1,67 @@
+"""Training on a GPU, ``pytest -m gpu``: no step waits for it, and CUDA graphs come to the same weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import pytest
+import torch
+from lightning.pytorch.callbacks import Callback
+from omegaconf import DictConfig
+from torch import Tensor
+
+from capsule_lab.config import build
+from capsule_lab.train import train
+from tests.helpers.training import SMALL_MODELS
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")]
+
+SHORT = ["data.train_images=48", "data.batch_size=4", "trainer.max_epochs=1", "data.eval_images=4", "train.test=none"]
+SHORT += ["trainer.accelerator=cuda", "trainer.devices=1"]
+
+
+class NeverWaits(Callback):
+    """An operation that waits for the GPU raises between two batches: transformation, step, optimizer, callbacks."""
+
+    def on_train_batch_start(self, trainer: L.Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        torch.cuda.set_sync_debug_mode("error" if 1 <= batch_idx < 11 else "default")
+
+    def on_train_end(self, trainer: L.Trainer, pl_module: Any) -> None:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.fixture
+def fit(tiny: Callable[..., DictConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """Trains a small model with its default callbacks and these; what it comes to."""
+    original = build.build_trainer
+
+    def run(model: str, *overrides: str, callbacks: tuple[Callback, ...] = ()) -> list[Tensor]:
+        modules: list[Any] = []
+
+        class Keep(Callback):
+            def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+                modules.append(pl_module)
+
+        more = (*callbacks, Keep())
+        monkeypatch.setattr(build, "build_trainer", lambda *arguments: original(*arguments, *more))
+        directory = tmp_path / f"run-{len(list(tmp_path.iterdir()))}"
+        train(tiny(*SHORT, *overrides, model=[f"model={model}", *SMALL_MODELS[model]]), directory)
+        return [each.detach().clone() for each in modules[0].parameters()]
+
+    yield run
+    if torch.cuda.is_available():
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize("model", SMALL_MODELS)
+def test_ten_steps_with_all_default_callbacks_never_wait(model: str, fit: Any) -> None:
+    fit(model, callbacks=(NeverWaits(),))
+
+
+@pytest.mark.parametrize("model", SMALL_MODELS)
+def test_cuda_graphs_come_to_the_same_bits(model: str, fit: Any) -> None:
+    plain, graphs = fit(model), fit(model, "module.cuda_graphs=true")
+    assert all(torch.equal(one, other) for one, other in zip(plain, graphs, strict=True))
