@@ -283,9 +283,7 @@ def _rows_of_votes(votes: Tensor | Votes) -> int:
 
 def min_variance(routing: AbstractRouting | None) -> float | None:
     """What a routing adds to the variances of votes; ``None`` if it is none with such a floor."""
-    if isinstance(routing, NormalisedEMRouting):
-        return routing.min_variance * (float(routing.votes_variance) if routing.relative_floor else 1.0)
-    return float(routing.options["min_variance"]) if isinstance(routing, EMRouting) else None
+    return None if routing is None else routing.options.get("min_variance")
 
 
 def normalises_evidence(routing: AbstractRouting | None) -> bool:

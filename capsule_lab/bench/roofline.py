@@ -172,8 +172,7 @@ def _of_call(layer: nn.Module, inputs: tuple[Any, ...], output: Any) -> Work:
     if isinstance(layer, AbstractRouting) and isinstance(inputs[0], Votes):
         (rows, children, pose), (_, inner, parents, columns) = (part.shape for part in inputs[0][:2])
         em = isinstance(layer, EMRouting)
-        options: dict[str, Any] = layer.options if isinstance(layer, EMRouting) else vars(layer)
-        iterations, votes = options.get("iterations", 1), rows * children * parents
+        iterations, votes = layer.options.get("iterations", 1), rows * children * parents
         return Work(
             routing_operations=2 * PASSES * votes * per_vote(pose // inner * columns, inner, iterations, em=em),
             carried_numbers=votes * carried_per_vote(iterations, em=em),

@@ -109,7 +109,7 @@ def _check_bounded(network: AbstractNetwork, loss: Loss) -> None:
     if not getattr(routing, "bounded", True):
         raise ValueError(
             f"{function.__name__}{' with log_odds' if log_odds else ''} expects activations in [0, 1], and with "
-            f"routing.squash={getattr(routing, 'squash', 'none')} lengths have no bound; expected "
+            f"routing.squash={routing.options.get('squash', 'none')} lengths have no bound; expected "
             "loss=cross_entropy_logits, or routing.squash=squash"
         )
 
