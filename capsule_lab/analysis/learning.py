@@ -23,7 +23,7 @@ from capsule_lab.errors import check_number
 from capsule_lab.functional import HALF, dense_votes
 from capsule_lab.metrics import CouplingEntropy
 from capsule_lab.networks import AbstractCapsuleNetwork
-from capsule_lab.routing import AbstractRouting, EMRouting, NormalisedEMRouting
+from capsule_lab.routing import AbstractRouting
 from capsule_lab.types import Capsules, RoutingTrace, Votes
 
 _SLOPE = (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal, Unpack, get_args
+from typing import Any, Literal, Unpack, get_args
 
 import torch
 from jaxtyping import Float
@@ -131,12 +131,13 @@ class DynamicRouting(AbstractRouting):
         backend: Backend = "auto",
     ) -> None:
         _check(iterations, update, gradient, squash)
-        super().__init__(backend=backend, iterations=iterations, update=update, gradient=gradient, squash=squash)
+        options: dict[str, Any] = {"update": update, "leaky": leaky, "gradient": gradient, "squash": squash}
+        super().__init__(backend=backend, iterations=iterations, **options)
         self.leaky = leaky
         self.bounded = SQUASHES[squash].bounded
-        self.bias = nn.Parameter(torch.full((parents, dim), 0.1)) if bias else None  # 0.1: official code
         self.learned_prior = learned_prior
         self.register_parameter("prior", None)
+        self.bias = nn.Parameter(torch.full((parents, dim), 0.1)) if bias else None  # 0.1: official code
 
     def build(self, layer: LayerInfo) -> None:
         if self.learned_prior:
@@ -144,8 +145,7 @@ class DynamicRouting(AbstractRouting):
 
     def forward(self, votes: Tensor | Votes, activations: Tensor | None = None, **call: Unpack[Call]) -> Capsules:
         prior = self.built("prior") if self.learned_prior else None
-        learned = {"bias": self.bias, "prior": prior}
-        return dynamic_routing(votes, **learned, **self.options, leaky=self.leaky, backend=self.backend, **call)
+        return dynamic_routing(votes, bias=self.bias, prior=prior, **self.options, backend=self.backend, **call)
 
 
 def _check(iterations: int, update: str, gradient: str, squash: str) -> None:

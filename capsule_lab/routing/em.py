@@ -63,13 +63,13 @@ def e_step(parents: Gaussians, log_height: Float[Tensor, "batch parent"], normal
     return normalise(log_height.unsqueeze(2) - distances)
 
 
-def em_step_of(votes: AbstractVotes, activations: Tensor, **options: float) -> Any:
+def em_step_of(votes: AbstractVotes, activations: Tensor, **options: Any) -> Any:
     """E-step and M-step as one function of the parents before: ``FusedVotes.em_step``, or its like of dense votes."""
     if isinstance(votes, FusedVotes):
         return partial(votes.em_step, activations, **options)
     dense = votes.dense().transpose(1, 2)  # [b j i d]
 
-    def em_step(before: Any, normalise: Normaliser, *, last: bool) -> tuple[Tensor, Gaussians]:  # noqa: ARG001
+    def em_step(before: tuple[Any, Tensor] | None, normalise: Normaliser, *, last: bool) -> Any:  # noqa: ARG001
         # E-step: children are assigned to the parents whose Gaussians explain their votes
         couplings = normalise(votes.zero_logits()) if before is None else e_step(*before, normalise)
         # M-step: these Gaussians are fitted to the votes of the children assigned to them

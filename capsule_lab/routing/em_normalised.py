@@ -127,11 +127,10 @@ class NormalisedEMRouting(AbstractRouting):
         self.pose_norm = BatchNorm(parents * dim) if pose_norm else None
 
     def forward(self, votes: Tensor | Votes, activations: Tensor | None = None, **call: Unpack[Call]) -> Capsules:
-        on_iteration = call.pop("on_iteration", None)
-        poses, evidence = em_evidence(
-            votes, self.needed(activations), **self.options, backend=self.backend,
-            on_iteration=None if on_iteration is None else self._with_activations(on_iteration), **call,
-        )  # fmt: skip
+        if on_iteration := call.get("on_iteration"):
+            call["on_iteration"] = self._with_activations(on_iteration)
+        given = votes, self.needed(activations)
+        poses, evidence = em_evidence(*given, **self.options, backend=self.backend, **call)
         if self.pose_norm is not None:
             poses = self.pose_norm(poses.flatten(1)).view_as(poses)
         logits = self.evidence_norm(evidence)

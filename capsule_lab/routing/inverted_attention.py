@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Unpack
+from typing import Any, Unpack
 
 import torch
 from jaxtyping import Float
@@ -113,7 +113,7 @@ class InvertedAttention(AbstractRouting):
         self.head = nn.Linear(dim, 1) if head else None
 
     def forward(self, votes: Tensor | Votes, activations: Tensor | None = None, **call: Unpack[Call]) -> Capsules:
-        learned = {"scale": self.scale, "shift": self.shift}
+        learned: dict[str, Any] = {"scale": self.scale, "shift": self.shift}
         parents = inverted_attention(votes, **learned, **self.options, backend=self.backend, **call)
         if self.head is None:
             return parents

@@ -57,5 +57,5 @@ class RandomCouplings(UniformRouting):
         self.register_buffer("log_couplings", logits)
 
     def forward(self, votes: Tensor | Votes, activations: Tensor | None = None, **call: Unpack[Call]) -> Capsules:
-        options = {"bias": self.bias, "leaky": self.leaky, "backend": self.backend}
-        return uniform_routing(votes, log_couplings=self.built("log_couplings"), **options, **call)
+        fixed = {"log_couplings": self.built("log_couplings"), **self.options, "backend": self.backend}
+        return uniform_routing(votes, bias=self.bias, **fixed, **call)

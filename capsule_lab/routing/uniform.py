@@ -96,11 +96,10 @@ class UniformRouting(AbstractRouting):
         backend: Backend = "auto",
     ) -> None:
         check_choice("routing squash", squash, get_args(Squash))
-        super().__init__(backend=backend, squash=squash)
+        super().__init__(backend=backend, leaky=leaky, squash=squash)
         self.leaky = leaky
         self.bounded = SQUASHES[squash].bounded
         self.bias = nn.Parameter(torch.full((parents, dim), 0.1)) if bias else None  # 0.1: official code
 
     def forward(self, votes: Tensor | Votes, activations: Tensor | None = None, **call: Unpack[Call]) -> Capsules:
-        options = {"bias": self.bias, "leaky": self.leaky, "backend": self.backend}
-        return uniform_routing(votes, **self.options, **options, **call)
+        return uniform_routing(votes, bias=self.bias, **self.options, backend=self.backend, **call)
