@@ -27,6 +27,7 @@ def self_attention_routing(
     votes: Float[Tensor, "batch child parent dim"] | Votes,
     *,
     prior: Float[Tensor, "parent child_type"] | None = None,
+    eps: float = 1e-8,  # ours: see exponential_squash
     normalise: Normaliser | None = None,
     on_iteration: OnIteration | None = None,
     backend: Backend = "auto",
@@ -40,6 +41,7 @@ def self_attention_routing(
         votes: prediction of each child for each parent, or poses and weight.
         prior: added to the couplings *after* the softmax ("log prior" in the paper, which it is not): with it they
             need neither be positive nor sum to one. One per kind of child, children are ordered (position, kind).
+        eps: added to the squared length of the total input, under the root.
         normalise, backend: see ``AbstractRouting``.
         on_iteration: called once, with the couplings and the prior.
 
@@ -61,8 +63,8 @@ def self_attention_routing(
         if prior is not None:
             couplings = couplings + prior_of_every_child(prior, votes)
         total = votes.weighted_sum(couplings)  # [b j d]
-        poses = exponential_squash(total)
-        parents = poses, length(poses), exponential_squash_logits(total)
+        poses = exponential_squash(total, eps=eps)
+        parents = poses, length(poses, eps), exponential_squash_logits(total, eps)
         if on_iteration is not None:
             on_iteration(RoutingTrace(0, couplings.transpose(1, 2), *parents))
         return parents

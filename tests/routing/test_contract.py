@@ -32,12 +32,9 @@ from capsule_lab.routing import (
     VariationalBayesRouting,
 )
 from capsule_lab.types import RoutingTrace, Votes
+from tests.helpers import routing_contract as checks
 from tests.helpers.compile import without_shape_checks
-from tests.reference import wrong
-from tests.reference.em_bridge import preset
-from tests.reference.loops import dynamic_routing_loops
-from tests.routing import contract as checks
-from tests.routing.contract import (
+from tests.helpers.routing_contract import (
     BATCH,
     CHILDREN,
     DIM,
@@ -56,6 +53,9 @@ from tests.routing.contract import (
     reference_of,
     route_of,
 )
+from tests.reference import wrong
+from tests.reference.em_bridge import preset
+from tests.reference.loops import dynamic_routing_loops
 
 every_routing = pytest.mark.parametrize("kind", REFERENCES)
 every_backend = pytest.mark.parametrize(

@@ -24,10 +24,7 @@ from capsule_lab.routing import (
 )
 from capsule_lab.types import RoutingTrace, Votes
 from tests.helpers.changes_of_votes import CHANGES, example
-from tests.reference.loops import dynamic_routing_loops, half_squash_vector, length_loops, squash_vector
-from tests.reference.reference import BACKENDS
-from tests.reference.self_attention_loops import exponential_squash_vector
-from tests.routing.contract import (
+from tests.helpers.routing_contract import (
     BATCH,
     CHILDREN,
     DIM,
@@ -40,6 +37,9 @@ from tests.routing.contract import (
     random_votes,
     route_of,
 )
+from tests.reference.loops import dynamic_routing_loops, half_squash_vector, length_loops, squash_vector
+from tests.reference.reference import BACKENDS
+from tests.reference.self_attention_loops import exponential_squash_vector
 
 
 def test_one_iteration_is_no_routing() -> None:
