@@ -10,7 +10,7 @@ import importlib
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from capsule_lab import signals
+from capsule_lab.system import signals
 
 if signals.is_command():
     signals.exit_at_once()  # before the imports of the command, which take seconds
@@ -57,7 +57,8 @@ def __dir__() -> list[str]:
     return sorted({*globals(), *__getattr__("__all__")})
 
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # what `__getattr__` finds
+    # ruff: noqa: F401
     from capsule_lab import runs
     from capsule_lab.data import (
         AffNISTDataModule,

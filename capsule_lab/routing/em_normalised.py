@@ -15,11 +15,11 @@ from typing import Unpack
 from jaxtyping import Float
 from torch import Tensor
 
-from capsule_lab.batch_norm import BatchNorm
 from capsule_lab.errors import check_number
 from capsule_lab.functional import float32_under_autocast
 from capsule_lab.kernels import AbstractVotes, Backend, route
 from capsule_lab.routing.base import AbstractRouting, Call, Normalisation, Normaliser, check_iterations
+from capsule_lab.routing.batch_norm import BatchNorm
 from capsule_lab.routing.em import em_step_of
 from capsule_lab.routing.em_costs import LOG_2PI
 from capsule_lab.types import Capsules, OnIteration, RoutingTrace, Votes
