@@ -24,8 +24,8 @@ if TYPE_CHECKING:  # for editors and type checkers, which cannot look into the f
     from capsule_lab.routing.variational_bayes import *
 else:
     __all__ = []
-    for _file in pkgutil.iter_modules(__path__):
-        _module = importlib.import_module(f"{__name__}.{_file.name}")
+    for _file in ("base", *(file.name for file in pkgutil.iter_modules(__path__) if file.name != "base")):
+        _module = importlib.import_module(f"{__name__}.{_file}")
         for _name in getattr(_module, "__all__", ()):
             globals()[_name] = getattr(_module, _name)
             __all__.append(_name)

@@ -14,7 +14,7 @@ from omegaconf import OmegaConf
 from torch import Tensor, nn
 from torch.autograd.gradcheck import GradcheckError, gradcheck
 
-from capsule_lab.config import conf_dir
+from capsule_lab.config.compose import conf_dir
 from capsule_lab.routing import AbstractRouting, LayerInfo
 from capsule_lab.types import RoutingTrace, Votes
 from tests.helpers.pairwise import pairwise

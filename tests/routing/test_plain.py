@@ -25,11 +25,12 @@ sys.meta_path.insert(0, Missing())
 
 import torch
 import capsule_lab.layers, capsule_lab.losses, capsule_lab.networks, capsule_lab.routing, capsule_lab.schedules
-from capsule_lab import CapsNet, DynamicRouting, EMCaps, EMRouting, margin_loss
+from capsule_lab import ConvCapsules, DenseCapsules, DynamicRouting, EMRouting, margin_loss
 
-for network in (CapsNet, EMCaps):
-    output = network((1, 24, 24), 10, channels=4, primary_types=2, routing=DynamicRouting)(torch.rand(2, 1, 24, 24))
-    margin_loss(output.scores, torch.tensor([1, 2])).backward()
+poses, activations = torch.rand(2, 32, 6), torch.rand(2, 32)
+conv = ConvCapsules((4, 4), 2, 6, 3, 4, rows=2, routing=EMRouting)
+for layer in DenseCapsules(32, 6, 3, 4, routing=DynamicRouting), conv:
+    margin_loss(layer(poses, activations).activations[:, :3], torch.tensor([1, 2])).backward()
 """
 
 
