@@ -276,68 +276,6 @@ def test_convolution_of_vectors() -> None:
     close(record.poses[..., 0, 0], dense(votes, activations.flatten(1), *betas)[-1].poses)
 
 
-# ----------------------------------------------------------------------------------------------- the mistakes
-
-
-def windowed_inputs(stride: int) -> tuple[tuple[Tensor, ...], tuple[Any, ...]]:
-    """The same layer for the loops and for ``windowed``."""
-    poses, activations, weight, *betas = conv_inputs()
-    windows = wrong.grid_windows(types=2, size=(5, 6), kernel=3, stride=stride)
-    seen = poses.permute(0, 1, 3, 4, 2).flatten(1, 3)[:, windows.children]  # (b, p, w, 16)
-    transforms = weight.flatten(0, 2)  # (w, x, c, C)
-    votes = torch.einsum("bpwrx,wxcj->bpwjrc", seen.unflatten(-1, (4, 4)), transforms).flatten(-2)
-    return (poses, activations, weight, *betas), (votes, activations.flatten(1), windows, *betas)
-
-
-def far_apart(kind: type[wrong.Right], *inputs: Tensor, **options: Any) -> float:
-    """Largest difference from the right one in a dense layer."""
-    pairs = zip(kind()(*inputs, **options), wrong.Right()(*inputs, **options), strict=True)
-    return max((one - other).abs().max().item() for one, other in pairs)
-
-
-def test_where_mistakes_show() -> None:
-    """In values of a dense layer or not; ``tests/routing/test_em.py`` catches each of them where it shows."""
-    hidden = [wrong.RootOfVariance, wrong.StoppedGradient, wrong.SoftmaxPerWindow, wrong.StrideIgnored]
-    for kind in [*hidden, *wrong.HARMLESS]:
-        assert far_apart(kind, *dense_inputs()) < 1e-12
-    for kind in [*wrong.WRONG_ANYWHERE, wrong.SoftmaxOverPositions]:
-        assert kind in (*hidden, wrong.LogOfSigmoid) or far_apart(kind, *dense_inputs()) > 1e-3
-    assert far_apart(wrong.LogOfSigmoid, *dense_inputs()) < 1e-6  # until all parents are off
-    votes, *others = dense_inputs()
-    long_votes = random(BATCH, CHILDREN, PARENTS, 16)
-    long_votes[:, :3, 0] *= 0.1  # three children agree on the first parent, far better than the others on any
-    assert far_apart(wrong.MaximumPerType, long_votes, *others) > 1e-3  # where a child underflows
-    assert far_apart(wrong.MaximumPerType, votes, *others) < 1e-5
-
-
-@pytest.mark.parametrize("stride", [1, 2])
-@pytest.mark.parametrize("kind", wrong.WRONG_IN_WINDOWS)
-def test_mistake_shows_in_a_convolution(kind: type[wrong.Right], stride: int) -> None:
-    _, inputs = windowed_inputs(stride)
-    difference = (kind().windowed(*inputs)[0] - wrong.Right().windowed(*inputs)[0]).abs().max().item()
-    right_after_all = kind is wrong.StrideIgnored and stride == 1
-    assert difference < 1e-12 if right_after_all else difference > 1e-3
-
-
-def test_window_softmax_is_the_loops_window() -> None:
-    for_loops, for_windows = windowed_inputs(2)
-    options = {"normalisation": "window", "stride": 2}
-    poses, _ = wrong.SoftmaxPerWindow().windowed(*for_windows)
-    close(poses, conv(*for_loops, **options)[-1].poses.flatten(3).permute(0, 3, 1, 2))
-
-
-def test_cancelled_activations_do_nothing() -> None:
-    votes, activations, *betas = dense_inputs()
-    one, other = (wrong.ChildActivationCancelled()(votes, a, *betas)[0] for a in (activations, activations.flip(1)))
-    torch.testing.assert_close(one, other, rtol=0, atol=1e-5)  # the port's epsilon of 1e-8 remains
-
-
-def test_constant_of_the_density_shows_in_the_density_only() -> None:
-    arguments = random(1, 1, DIM), random(1, DIM, seed=1), random(1, DIM, seed=2).exp()
-    difference = wrong.Right().log_density(*arguments) - wrong.ConstantOfTheDensity().log_density(*arguments)
-    assert difference.abs().min() > 0.1
-
-
 def test_zero_activations_have_finite_gradients() -> None:
     votes, activations, *betas = dense_inputs()
     inputs = [votes.requires_grad_(), torch.zeros_like(activations).requires_grad_(), *betas]

@@ -303,61 +303,7 @@ def test_official_cost_is_the_papers_in_other_units(cost: Any, min_variance: flo
     exact(paper.activations, official.activations)
 
 
-# ---------------------------------------------------------------------------------------- the paper's own form
-
-
-def procedure_1(votes: Tensor, activations: Tensor, beta_u: Tensor, beta_a: Tensor, temperatures: Any) -> Capsules:
-    """With deviations, products and the density's exponential, as it is printed: for a handful of components."""
-    couplings = torch.full(votes.shape[:3], 1 / votes.shape[2], dtype=torch.float64)
-    for inverse_temperature in temperatures:
-        assigned = couplings * activations[:, :, None]
-        mass = assigned.sum(1) + 1e-7
-        mu = torch.einsum("bij,bijh->bjh", assigned, votes) / mass[..., None]
-        sigma = (torch.einsum("bij,bijh->bjh", assigned, (votes - mu[:, None]) ** 2) / mass[..., None] + 5e-4).sqrt()
-        cost = (beta_u[:, None] + sigma.log()) * mass[..., None]
-        present = (inverse_temperature * (beta_a - cost.sum(2))).sigmoid()
-        density = torch.distributions.Normal(mu[:, None], sigma[:, None]).log_prob(votes).exp().prod(3)
-        explained = present[:, None] * density
-        couplings = explained / explained.sum(2, keepdim=True)
-    return Capsules(mu, present)
-
-
-def test_variances_and_deviations_are_the_same_procedure() -> None:
-    votes, activations = dense_inputs(dim=3)
-    betas = random(PARENTS, seed=2), random(PARENTS, seed=3)
-    parents = em_routing(
-        votes, activations, *betas, cost="paper", inverse_temperature=0.3, temperature_schedule="increment"
-    )
-    expected = procedure_1(votes, activations, *betas, [0.3, 0.6, 0.9])
-    exact(parents.poses, expected.poses)
-    exact(parents.activations, expected.activations)
-
-
-def test_one_child_by_hand() -> None:
-    """Activation 1/2, two parents: mass 1/4, mean its vote, variance the floor (ln of its root is ln 0.1)."""
-    votes, beta_u, beta_a = double(3, -1).view(1, 1, 2, 1), double(1, 2), double(5, 6)
-    parents = em_routing(
-        votes,
-        double(0.5)[None],
-        beta_u,
-        beta_a,
-        iterations=1,
-        inverse_temperature=0.1,
-        temperature_schedule="constant",
-        min_variance=0.01,
-        mass_eps=1e-15,
-    )
-    exact(parents.poses, votes[:, 0])
-    exact(logit(parents.activations), 0.1 * (beta_a - 0.25 * (beta_u + double(0.1).log()))[None])
-
-
-def test_mass_eps_is_added_to_masses() -> None:
-    """One child of weight 1 and an epsilon of 1: half its vote, half the squared distance to that, ln sigma of 2."""
-    one, beta = double(1)[None], double(0)
-    options = {"iterations": 1, "temperature_schedule": "constant", "inverse_temperature": 0.1, "min_variance": 1e-15}
-    parents = em_routing(double(4).view(1, 1, 1, 1), one, beta, beta, mass_eps=1.0, **options)
-    exact(parents.poses, double(2).view(1, 1, 1))
-    exact(logit(parents.activations), double(-0.1 * 2 * 0.5 * math.log(2))[None])
+# ------------------------------------------------------------------------------------------------ properties
 
 
 @pytest.mark.parametrize(("iterations", "share"), [(1, 0.9), (2, 0.99), (3, 0.999)])
