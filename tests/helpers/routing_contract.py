@@ -214,6 +214,17 @@ def check_images_are_independent(route: Route) -> None:
     torch.testing.assert_close(alone, route(votes), rtol=0, atol=1e-12)
 
 
+def check_absent_child_changes_nothing(module: nn.Module, backend: str) -> None:
+    """The last one, of those of one kind: beside it there are as many as before without it."""
+    votes, others = random_votes(), random_votes()[:, :-1]
+    if all(CHILDREN not in parameter.shape for parameter in module.parameters()):
+        active = child_activations(votes)
+        active[:, -1] = 0
+        found = concatenate(*module(in_form(votes, backend), active))
+        expected = concatenate(*module(in_form(others, backend), active[:, :-1]))
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+
+
 def check_finite(route: Route, scale: float) -> None:
     votes = (scale * random_votes(dtype=torch.float32)).requires_grad_()
     poses = route(votes)

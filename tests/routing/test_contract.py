@@ -29,6 +29,7 @@ from capsule_lab.routing import (
     NormalisedEMRouting,
     Normaliser,
     ScaledDistanceAgreement,
+    SelfRouting,
     VariationalBayesRouting,
 )
 from capsule_lab.types import RoutingTrace, Votes
@@ -66,6 +67,10 @@ every_backend = pytest.mark.parametrize(
         for backend in reference.backends
     ],
 )
+
+
+WEIGHING = (EMRouting, NormalisedEMRouting, HeinsenRouting, SelfRouting, VariationalBayesRouting)
+"""Routings in which a child counts for as much as it is active."""
 
 
 def test_every_routing_has_a_reference() -> None:
@@ -128,6 +133,8 @@ def test_couplings_and_symmetries(kind: type[AbstractRouting], backend: str) -> 
             checks.check_callback_changes_nothing(route)
             checks.check_repeatable(route)
             checks.check_images_are_independent(route)
+            if kind in WEIGHING:
+                checks.check_absent_child_changes_nothing(module, backend)
             if reference.exchangeable:
                 checks.check_order_of_children_does_not_matter(route)
                 checks.check_parents_are_permuted_as_their_votes(route_of(build(kind, **options), backend=backend))

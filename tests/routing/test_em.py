@@ -226,64 +226,40 @@ def test_inverse_temperatures() -> None:
 # --------------------------------------------------------------------------------------------------- costs
 
 
-@pytest.mark.parametrize(
-    ("cost", "expected"),  # of mass 2, log-variances of sum -3, beta_u 0.5, beta_a 0.25, 4 components, floor 0.1
-    [
-        ("paper", 0.25 - 2 * (4 * 0.5 - 1.5)),
-        ("official_legacy", -2 * (-3 + 4 * 0.5 * (LN_2PI + 1)) - 1250),
-        ("official_fast", -2 * (-3 + 4 * (math.log(0.35) + LN_2PI + 1)) - 50),
-    ],
-)
-def test_activation_logit_by_hand(cost: Any, expected: float) -> None:
-    logits = activation_logit(
-        cost, double(2)[None], double(-3)[None], double(0.5), double(0.25), dim=4, min_variance=0.1
-    )
-    assert logits.item() == pytest.approx(expected, rel=1e-12)
+def test_activation_logits_by_hand() -> None:
+    """Of mass 2, log-variances of sum -3, beta_u 0.5, beta_a 0.25, 4 components, floor 0.1.
 
-
-def test_standardised_activation_logit_by_hand() -> None:
-    """Costs 1 and 3 are one standard deviation from their mean; beta_a is added after that."""
-    mass, log_variance = double(1, 3)[None], double(0, 0)[None]
-    logits = activation_logit(
-        "standardised", mass, log_variance, double(0.5, 0.5), double(0.25, 0.5), dim=2, min_variance=0.1
-    )
+    Standardised, costs 1 and 3 are one standard deviation from their mean; beta_a is added after that.
+    """
+    given = double(2)[None], double(-3)[None], double(0.5), double(0.25)
+    for cost, expected in {
+        "paper": 0.25 - 2 * (4 * 0.5 - 1.5),
+        "official_legacy": -2 * (-3 + 4 * 0.5 * (LN_2PI + 1)) - 1250,
+        "official_fast": -2 * (-3 + 4 * (math.log(0.35) + LN_2PI + 1)) - 50,
+    }.items():
+        assert activation_logit(cost, *given, dim=4, min_variance=0.1).item() == pytest.approx(expected, rel=1e-12)
+    given = double(1, 3)[None], double(0, 0)[None], double(0.5, 0.5), double(0.25, 0.5)
+    logits = activation_logit("standardised", *given, dim=2, min_variance=0.1)
     one = 1 / (1 + 1e-4)  # 1e-4: beside the standard deviation
     torch.testing.assert_close(logits, double(0.25 + one, 0.5 - one)[None], rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize(("parents", "scale"), [(2, 1.0), (5, 1e6), (32, 1.0)])
-def test_standardised_cost_is_bounded_by_the_number_of_parents(parents: int, scale: float) -> None:
+def test_standardised_cost_is_bounded_by_the_number_of_parents() -> None:
     """A z-score of n numbers is at most sqrt(n - 1), however large they are; one parent against equals reaches it."""
-    betas = torch.zeros(parents, dtype=torch.float64)
-    mass = scale * torch.rand(100, parents, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    mass[0], mass[0, 0] = 2.0 * scale, scale
-    logits = activation_logit("standardised", mass, mass, betas, betas, dim=2, min_variance=0.1)
-    bound = math.sqrt(parents - 1)
-    assert logits.abs().max() <= bound * (1 + 1e-12)
-    assert logits[0, 0].item() == pytest.approx(bound, rel=1e-3)
-
-
-@pytest.mark.parametrize("schedule", ["linear", "increment"])
-def test_activations_are_the_more_sensitive_to_votes_the_later_the_iteration(schedule: Any) -> None:
-    """At the same couplings: what one iteration of a later temperature makes of the difference of two parents."""
-    votes, activations = dense_inputs(dim=4)
-    betas = torch.zeros(3, dtype=torch.float64)
-    gaps = []
-    for temperature in inverse_temperatures(3, 0.01, schedule):
-        options = {"iterations": 1, "cost": "paper", "temperature_schedule": "constant"}
-        found = em_routing(votes, activations, betas, betas, inverse_temperature=temperature, **options).activations
-        gaps.append((found.amax(1) - found.amin(1)).mean().item())
-    assert gaps == sorted(gaps)
-    assert gaps[0] < gaps[-1]
-
-
-@pytest.mark.parametrize("parents", [1, 3])
-def test_standardised_activation_logit_of_equal_costs_is_finite(parents: int) -> None:
-    mass = torch.ones(2, parents, requires_grad=True)
-    logits = activation_logit("standardised", mass, -mass, torch.zeros(1), torch.ones(1), dim=2, min_variance=0.1)
-    logits.sum().backward()
-    assert torch.equal(logits, torch.ones(2, parents))
-    assert mass.grad.isfinite().all()
+    for parents, scale in [(2, 1.0), (5, 1e6), (32, 1.0)]:
+        betas = torch.zeros(parents, dtype=torch.float64)
+        mass = scale * torch.rand(100, parents, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+        mass[0], mass[0, 0] = 2.0 * scale, scale
+        logits = activation_logit("standardised", mass, mass, betas, betas, dim=2, min_variance=0.1)
+        bound = math.sqrt(parents - 1)
+        assert logits.abs().max() <= bound * (1 + 1e-12)
+        assert logits[0, 0].item() == pytest.approx(bound, rel=1e-3)
+    for parents in (1, 3):  # equal costs
+        mass = torch.ones(2, parents, requires_grad=True)
+        logits = activation_logit("standardised", mass, -mass, torch.zeros(1), torch.ones(1), dim=2, min_variance=0.1)
+        logits.sum().backward()
+        assert torch.equal(logits, torch.ones(2, parents))
+        assert mass.grad.isfinite().all()
 
 
 @pytest.mark.parametrize(("dim", "min_variance"), [(1, 5e-4), (4, 0.1), (16, 5e-4)])
@@ -306,12 +282,11 @@ def test_official_cost_is_the_papers_in_other_units(cost: Any, min_variance: flo
 # ------------------------------------------------------------------------------------------------ properties
 
 
-@pytest.mark.parametrize(("iterations", "share"), [(1, 0.9), (2, 0.99), (3, 0.999)])
-def test_damped_mean_closes_in_on_the_vote(iterations: int, share: float) -> None:
+def test_damped_mean_closes_in_on_the_vote() -> None:
     votes, beta = torch.ones(1, 4, 1, 5, dtype=torch.float64), double(0)
-    options = {"damping": 0.1, "mass_eps": 1e-15, "iterations": iterations}
-    parents = em_routing(votes, torch.ones(1, 4).double(), beta, beta, **options)
-    exact(parents.poses, share * votes[:, 0])
+    for iterations, share in enumerate((0.9, 0.99, 0.999), 1):
+        options: Any = {"damping": 0.1, "mass_eps": 1e-15, "iterations": iterations}
+        exact(em_routing(votes, torch.ones(1, 4).double(), beta, beta, **options).poses, share * votes[:, 0])
 
 
 def test_mixing_proportions_are_shares_of_the_mass() -> None:
@@ -323,22 +298,6 @@ def test_mixing_proportions_are_shares_of_the_mass() -> None:
     mass = (traces[-1].couplings * activations[..., None]).sum(1)
     exact(parents.activations, mass / activations.sum(1, keepdim=True))
     exact(parents.activations.sum(1), double(1, 1))
-
-
-def test_first_couplings_are_equal_shares() -> None:
-    (votes, activations), traces = dense_inputs(), []
-    beta = double(0)
-    em_routing(votes, activations, beta, beta, on_iteration=traces.append)
-    exact(traces[0].couplings, torch.full((2, 4, PARENTS), 1 / PARENTS, dtype=torch.float64))
-    assert (traces[1].couplings - 1 / PARENTS).abs().max() > 0.1
-
-
-def test_absent_child_changes_nothing() -> None:
-    votes, activations = dense_inputs()
-    activations[:, 1] = 0
-    others = [0, 2, 3]
-    betas = double(0.1, 0.2, 0.3), double(1, 2, 3)
-    exact(em_routing(votes, activations, *betas).poses, em_routing(votes[:, others], activations[:, others], *betas)[0])
 
 
 # -------------------------------------------------------------------------------------------------- options

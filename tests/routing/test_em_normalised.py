@@ -60,15 +60,6 @@ def test_state_restores_the_running_statistics() -> None:
     assert torch.equal(module.train()(*given()).logits, other.train()(*given()).logits)
 
 
-def test_one_image_in_training_is_normalised_by_running_statistics() -> None:
-    module = routing()
-    votes, activations = given(1)
-    before = deepcopy(module.state_dict())
-    expected = module.eval()(votes, activations)
-    assert torch.equal(module.train()(votes, activations).logits, expected.logits)
-    assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
-
-
 def test_high_temperatures_are_equal_couplings() -> None:
     traces: dict[float, list[RoutingTrace]] = {}
     for temperature in (0.1, 1.0, 1e6):

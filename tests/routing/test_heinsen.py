@@ -88,27 +88,6 @@ def test_starts_with_scores_of_zero_and_learns_its_betas_first() -> None:
     assert moved == {"weight": False, "routing.beta_use": True, "routing.beta_ignore": True, "routing.bias": False}
 
 
-def test_children_of_one_type_share_their_parameters() -> None:
-    """Children are ordered (position, type)."""
-    shared = [BETAS[0][:2], BETAS[1][:2]]
-    few = heinsen_routing(VOTES, ACTIVATIONS, *shared, bias=BIAS[:2])
-    many = heinsen_routing(VOTES, ACTIVATIONS, *(beta.repeat(3, 1) for beta in shared), bias=BIAS[:2].repeat(3, 1, 1))
-    torch.testing.assert_close(few[:3], many[:3], rtol=0, atol=1e-14)
-
-
-def test_absent_child_changes_nothing() -> None:
-    kept, present = [0, 1, 3, 4, 5], ACTIVATIONS.clone()
-    present[0, 2] = 0
-    fewer = heinsen_routing(
-        Votes(VOTES.poses[:, kept], VOTES.weight[kept]),
-        present[:, kept],
-        *(beta[kept] for beta in BETAS),
-        bias=BIAS[kept],
-    )
-    found = heinsen_routing(VOTES, present, *BETAS, bias=BIAS)
-    torch.testing.assert_close(found[:3], fewer[:3], rtol=0, atol=1e-12)
-
-
 def test_score_is_the_benefit_of_what_is_used_less_the_cost_of_what_is_not() -> None:
     """Two parents share one child of activation 0.8 equally."""
     use, ignore = torch.tensor([[3.0, 0.5]]), torch.tensor([[1.0, 2.0]])

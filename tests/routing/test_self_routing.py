@@ -92,16 +92,6 @@ def test_activations_of_all_parents_sum_to_one() -> None:
     torch.testing.assert_close(total, torch.ones(1).double(), rtol=0, atol=1e-14)
 
 
-def test_absent_child_changes_nothing() -> None:
-    votes, activations, weight, bias = dense_example()
-    activations[0, 2] = 0
-    kept = [0, 1, 3, 4, 5]
-    fewer = self_routing(
-        Votes(votes.poses[:, kept], votes.weight[kept]), activations[:, kept], weight[kept], bias[kept]
-    )
-    torch.testing.assert_close(self_routing(votes, activations, weight, bias)[:3], fewer[:3], rtol=0, atol=1e-14)
-
-
 def test_without_active_children_all_count_the_same() -> None:
     votes, activations, weight, bias = dense_example()
     none = self_routing(votes, torch.zeros_like(activations), weight, bias)

@@ -80,16 +80,6 @@ def test_golden_numbers() -> None:
             torch.testing.assert_close(values, golden, rtol=0, atol=6e-10)
 
 
-@pytest.mark.parametrize("dim", [1, 16])
-def test_equals_the_loops(dim: int) -> None:
-    for scale in (0.1, 1.0, 10.0):
-        votes, activations = random_votes(2, 5, 3, dim, scale=scale)
-        expected = bayes_loops(votes, activations)[-1]
-        found = variational_bayes_routing(votes, activations)
-        torch.testing.assert_close(found.poses, expected.poses[:, 0], rtol=1e-9, atol=1e-12)
-        torch.testing.assert_close(found.logits, expected.logits[:, 0], rtol=1e-9, atol=1e-12)
-
-
 @pytest.mark.parametrize(
     ("options", "of_the_loops"),
     [
@@ -146,14 +136,6 @@ def test_chunks_of_a_batch_are_normalised_together(monkeypatch: pytest.MonkeyPat
     torch.testing.assert_close(layer(poses, activations), whole)
 
 
-def test_one_image_in_training_is_normalised_by_running_statistics() -> None:
-    routing, one = trained(1)
-    assert one.logits.isfinite().all()
-    votes, activations = torch.ones(1, 6, 3, 4, dtype=torch.float64), torch.ones(1, 6, dtype=torch.float64)
-    found = routing(votes, activations).logits
-    torch.testing.assert_close(found, routing.eval()(votes, activations).logits)
-
-
 @pytest.mark.parametrize("affine", [True, False])
 def test_scale_and_shift_of_the_logits(affine: bool) -> None:
     layer = ClassCapsules(4, 2, 4, 3, 4, routing=lambda **sizes: VariationalBayesRouting(**sizes, affine=affine))
@@ -163,13 +145,6 @@ def test_scale_and_shift_of_the_logits(affine: bool) -> None:
 def test_every_parameter_learns_in_training() -> None:
     routing, parents = trained(20)
     check_gradients(routing, (parents.activations * torch.rand_like(parents.activations)).sum())
-
-
-def test_no_child_is_active() -> None:
-    votes, activations = random_votes(2, 5, 3, 4)
-    found = variational_bayes_routing(votes, torch.zeros_like(activations))
-    assert not found.poses.any()
-    assert found.logits.isfinite().all()
 
 
 # ------------------------------------------------------------------------------------------- wrong versions
