@@ -132,8 +132,7 @@ def _of_call(layer: nn.Module, inputs: tuple[Any, ...], output: Any) -> Work:
     if isinstance(layer, AbstractRouting) and isinstance(inputs[0], Votes):
         (rows, children, pose), (_, inner, parents, columns) = (part.shape for part in inputs[0][:2])
         em = isinstance(layer, EMRouting)
-        options: dict[str, Any] = layer.options if isinstance(layer, EMRouting) else vars(layer)
-        votes, iterations = rows * children * parents, options.get("iterations", 1)
+        votes, iterations = rows * children * parents, layer.options.get("iterations", 1)
         return Work(routing_operations=routing_operations(votes, pose // inner * columns, inner, iterations, em=em))
     return Work()
 

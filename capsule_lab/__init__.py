@@ -7,18 +7,13 @@ The public names, each importable from here as from its module. Modules are impo
 from __future__ import annotations
 
 import importlib
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
-__all__ = [  # noqa: RUF022  # by module
+_NAMES = [  # beside those of routing, which has a name for every file of its folder
     # plain PyTorch
-    "AbstractRouting", "AttentionOverChildren", "DynamicRouting", "EMRouting", "HeinsenRouting", "InvertedAttention",
-    "NormalisedEMRouting", "RandomCouplings", "ScaledDistanceAgreement", "SelfAttentionRouting", "SelfRouting",
-    "UniformRouting", "VariationalBayesRouting",
-    "attention_over_children", "dynamic_routing", "em_evidence", "em_routing", "heinsen_routing", "inverted_attention",
-    "scaled_distance_agreement", "self_attention_routing", "self_routing", "uniform_routing",
-    "variational_bayes_routing",
     "ClassCapsules", "ComposedPrimaryCapsules", "ConvCapsules", "Decoder", "DenseCapsules", "DepthwisePrimaryCapsules",
     "LinearPrimaryCapsules", "PrimaryCapsules", "Stem", "UntransformedCapsules",
     "AveragePoolingNet", "AveragedCNN", "BaselineCNN", "CapsNet", "EMCaps", "EfficientCapsNet", "HeinsenNet",
@@ -35,14 +30,18 @@ __all__ = [  # noqa: RUF022  # by module
     "runs",
 ]  # fmt: skip
 
-_MODULES = ("types", "functional", "losses", "schedules", "routing", "layers", "networks", "data")  # the heaviest last
+_MODULES = ("types", "functional", "losses", "schedules", "layers", "networks", "data")  # the heaviest last
 
 
 def __getattr__(name: str) -> Any:
     if name == "runs":
         return importlib.import_module("capsule_lab.runs")
-    if name in __all__:
-        for module in _MODULES:
+    if name == "__all__":
+        routing = importlib.import_module("capsule_lab.routing")
+        own = (each for each in routing.__all__ if getattr(routing, each).__module__.startswith(routing.__name__))
+        return [*_NAMES, *own]
+    if name in _NAMES or not (name.startswith("_") or find_spec(f"{__name__}.{name}")):
+        for module in _MODULES if name in _NAMES else ("routing",):
             value = vars(importlib.import_module(f"capsule_lab.{module}")).get(name)
             if value is not None:
                 return value
@@ -50,10 +49,11 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *__getattr__("__all__")})
 
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # what `__getattr__` finds
+    # ruff: noqa: F401
     from capsule_lab import runs
     from capsule_lab.data import (
         AffNISTDataModule,
@@ -103,31 +103,6 @@ if TYPE_CHECKING:
         TransformingAutoencoder,
         VBCaps,
     )
-    from capsule_lab.routing import (
-        AbstractRouting,
-        AttentionOverChildren,
-        DynamicRouting,
-        EMRouting,
-        HeinsenRouting,
-        InvertedAttention,
-        NormalisedEMRouting,
-        RandomCouplings,
-        ScaledDistanceAgreement,
-        SelfAttentionRouting,
-        SelfRouting,
-        UniformRouting,
-        VariationalBayesRouting,
-        attention_over_children,
-        dynamic_routing,
-        em_evidence,
-        em_routing,
-        heinsen_routing,
-        inverted_attention,
-        scaled_distance_agreement,
-        self_attention_routing,
-        self_routing,
-        uniform_routing,
-        variational_bayes_routing,
-    )
+    from capsule_lab.routing import *  # noqa: F403
     from capsule_lab.schedules import Constant, Drops, Exponential, Linear, OneCycle, Schedule, SigmoidRamp, Staircase
     from capsule_lab.types import Batch, CapsuleOutput, Capsules, DataSpec, Votes

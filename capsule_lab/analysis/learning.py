@@ -22,7 +22,7 @@ from capsule_lab.errors import check_number
 from capsule_lab.functional import HALF, dense_votes
 from capsule_lab.metrics import CouplingEntropy
 from capsule_lab.networks import AbstractCapsuleNetwork
-from capsule_lab.routing import AbstractRouting, EMRouting, NormalisedEMRouting
+from capsule_lab.routing import AbstractRouting
 from capsule_lab.types import Capsules, RoutingTrace, Votes
 
 _SLOPE = 0.025  # ours: a (1 - a), the slope of the logistic, a tenth of its largest; below 0.026 and above 0.974
@@ -225,10 +225,8 @@ def votes_variance(
 
 
 def min_variance(routing: AbstractRouting | None) -> float | None:
-    """What a routing adds to the variances of votes; ``None`` if it has no such floor."""
-    if isinstance(routing, NormalisedEMRouting):
-        return routing.min_variance * (float(routing.votes_variance) if routing.relative_floor else 1.0)
-    return float(routing.options["min_variance"]) if isinstance(routing, EMRouting) else None
+    """What a routing adds to the variances of votes; ``None`` if it is none with such a floor."""
+    return None if routing is None else routing.options.get("min_variance")
 
 
 def floor_warnings(layers: Mapping[str, LayerMeasurement]) -> list[str]:

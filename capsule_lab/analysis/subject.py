@@ -14,15 +14,12 @@ from torch.optim.swa_utils import update_bn
 
 from capsule_lab.analysis.trace import LayerTrace, concatenate, joined_capsules, trace
 from capsule_lab.networks import AbstractCapsuleNetwork
-from capsule_lab.routing import NormalisedEMRouting
 from capsule_lab.types import Batch, CapsuleOutput
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _MOST_BYTES = 8 * 2**30  # ours: of couplings and votes
-
-_STEPS = 50  # ours: 0.9 to this power is half a percent
 
 Change = Callable[[Tensor, float], Tensor]
 """Images ``(batch, channel, height, width)`` in grey levels and a strength, to images of the same shape."""
@@ -136,14 +133,6 @@ def set_running_statistics(network: nn.Module, images: Sequence[Float[Tensor, "b
     Without them, an untrained network in evaluation mode would not see what one in training does.
     """
     update_bn(images, network)
-    relative = [each for each in network.modules() if isinstance(each, NormalisedEMRouting) and each.relative_floor]
-    if relative:  # whose running variance of the votes moves by a tenth a batch
-        training = network.training
-        with torch.no_grad():
-            network.train()
-            for step in range(_STEPS):
-                network(images[step % len(images)])
-        network.train(training)
 
 
 def error_percent(output: CapsuleOutput, labels: Int64[Tensor, " image"]) -> float:

@@ -1,8 +1,8 @@
 """What routing asks of votes, and the backends: dense votes, batched matrix products, fused kernels."""
 
 from capsule_lab.kernels.backends import Backend, check_backend
-from capsule_lab.kernels.base import AbstractVotes, Gaussians
+from capsule_lab.kernels.base import AbstractVotes
 from capsule_lab.kernels.fused import FusedVotes
 from capsule_lab.kernels.run_routing import child_softmax, route
 
-__all__ = ["AbstractVotes", "Backend", "FusedVotes", "Gaussians", "check_backend", "child_softmax", "route"]
+__all__ = ["AbstractVotes", "Backend", "FusedVotes", "check_backend", "child_softmax", "route"]

@@ -24,10 +24,14 @@ _LOG = logging.getLogger(__name__)
 _FUSED = {"cpu": "capsule_lab.kernels.cpu", "cuda": "capsule_lab.kernels.gpu"}
 
 
-@torch.compiler.assume_constant_result
 def fused_kernels(device_type: str) -> ModuleType | str:
     """The module of fused kernels for such a device, or why there is none."""
     return _imported(device_type)
+
+
+# What torch.compiler.assume_constant_result sets, read from 2.15; the call itself would import torch's compiler, which
+# doubles the time of `import capsule_lab.routing`.
+fused_kernels._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 @functools.cache
@@ -36,7 +40,7 @@ def _imported(device_type: str) -> ModuleType | str:
         return f"there are none for {device_type}"
     try:
         return importlib.import_module(_FUSED[device_type])
-    except (ImportError, RuntimeError) as error:  # numba and Triton raise the latter where they cannot work
+    except Exception as error:  # numba, llvmlite and Triton raise many kinds where they are missing or cannot work
         return " ".join(str(error).split())
 
 
@@ -75,4 +79,5 @@ def chosen(backend: Backend, votes: Tensor | Votes) -> Backend:
 
 @functools.cache
 def _log_once(device: str, backend: str, reason: str) -> None:
-    _LOG.info("routing backend on %s: %s%s", device, backend, reason and f" (no fused kernels: {reason})")
+    level = logging.WARNING if reason and device in _FUSED else logging.INFO
+    _LOG.log(level, "routing backend on %s: %s%s", device, backend, reason and f" (no fused kernels: {reason})")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from jaxtyping import Float
 from torch import Tensor
@@ -19,23 +19,6 @@ class Normalise(Protocol):
 
     def fused(self, log_couplings: Tensor, /) -> Tensor:
         """The same couplings, by a fused kernel where there is one."""
-
-
-class Gaussians(NamedTuple):
-    """Parents of EM routing: Gaussians fitted to the votes of the children assigned to them.
-
-    Attributes:
-        mass: activation assigned to each parent, ``(batch, parent)``.
-        poses: means, ``(batch, parent, dim)``.
-        variances: one per component, ``(batch, parent, dim)``.
-        deviations: of the votes from the mean, for the next E-step. Dense votes: squared, ``(batch, parent, child,
-            dim)``; fused: half their sum in units of the variance, ``(batch, parent, child)``, empty if not asked for.
-    """
-
-    mass: Float[Tensor, "batch parent"]
-    poses: Float[Tensor, "batch parent dim"]
-    variances: Float[Tensor, "batch parent dim"]
-    deviations: Tensor
 
 
 class AbstractVotes(ABC):

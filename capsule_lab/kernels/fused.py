@@ -28,7 +28,8 @@ from torch.autograd.graph import get_gradient_edge
 
 from capsule_lab.functional import dense_votes
 from capsule_lab.kernels import ops
-from capsule_lab.kernels.base import AbstractVotes, Gaussians, Normalise
+from capsule_lab.kernels.base import AbstractVotes, Normalise
+from capsule_lab.kernels.em_arguments import FitOutputs
 from capsule_lab.types import Votes
 
 
@@ -75,26 +76,31 @@ class FusedVotes(AbstractVotes):
             return ops.agreement(self.poses, self.weight, poses, self.inner)
         return _Linear.apply(self.pending, self.inner, True, self.poses, self.weight, poses)
 
+    def e_step(self, before: tuple[FitOutputs, Tensor], normalise: Normalise) -> Tensor:
+        """Couplings alone, with a gradient; those that ``em_step`` returns have none."""
+        parents, log_height = before
+        return normalise.fused(log_height.unsqueeze(2) - parents.distances)
+
     def em_step(
         self,
-        before: tuple[Gaussians, Tensor] | None,
         activations: Tensor,
+        before: tuple[FitOutputs, Tensor] | None,
         normalise: Normalise,
         *,
+        last: bool,
         damping: float,
         min_variance: float,
         mass_eps: float,
-        measure: bool,
-    ) -> tuple[Tensor, Gaussians]:
+    ) -> tuple[Tensor, FitOutputs]:
         """``e_step`` and ``m_step`` of ``capsule_lab.routing.em`` in one: couplings, and parents fitted with them.
 
         Args:
+            activations: of the children, ``(batch, child)``.
             before: parents of the iteration before and their ``log_height``, see ``e_step``; ``None`` in the first
                 iteration: equal log-couplings.
-            activations: of the children, ``(batch, child)``.
             normalise: log-couplings to couplings.
+            last: of the iterations: no E-step follows, so that no distances are measured.
             damping, min_variance, mass_eps: see ``em_routing``.
-            measure: whether to fill ``Gaussians.deviations``; the last iteration does not need them.
 
         Raises:
             ValueError: for activations of another shape.
@@ -104,16 +110,15 @@ class FusedVotes(AbstractVotes):
             raise ValueError(f"activations are {tuple(activations.shape)}; expected one per child, {(batch, child)}")
         parents, log_height = (None, None) if before is None else before
         previous = parents.poses if parents and damping else self.poses.new_zeros(batch, parent, dim)
-        options = (self.inner, damping, min_variance, mass_eps, measure)
+        options = (self.inner, damping, min_variance, mass_eps, not last)
         if torch.compiler.is_compiling():
-            logits = self.zero_logits() if before is None else before[1].unsqueeze(2) - before[0].deviations
-            couplings = normalise.fused(logits)
-            return couplings, Gaussians(*ops.fit(self.poses, self.weight, activations, couplings, previous, *options))
-        known = (parents.poses, parents.variances, parents.deviations) if parents else (None, None, None)
+            couplings = normalise.fused(self.zero_logits()) if before is None else self.e_step(before, normalise)
+            return couplings, FitOutputs(*ops.fit(self.poses, self.weight, activations, couplings, previous, *options))
+        known = (parents.poses, parents.variances, parents.distances) if parents else (None, None, None)
         couplings, *fitted = _EMStep.apply(
             normalise, options, self.poses, self.weight, activations, previous, log_height, *known
         )
-        return couplings, Gaussians(*fitted)
+        return couplings, FitOutputs(*fitted)
 
 
 class _EMStep(torch.autograd.Function):

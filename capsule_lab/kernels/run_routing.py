@@ -11,10 +11,10 @@ from torch import Tensor
 from capsule_lab.functional import dense_votes
 from capsule_lab.kernels import ops
 from capsule_lab.kernels.backends import Backend, chosen, fused_kernels
-from capsule_lab.kernels.base import AbstractVotes
+from capsule_lab.kernels.base import AbstractVotes, Normalise
 from capsule_lab.kernels.dense import MatmulVotes, PlainVotes
 from capsule_lab.kernels.fused import FusedVotes
-from capsule_lab.types import Votes
+from capsule_lab.types import OnIteration, Votes
 
 VOTES_IN_CACHE = 8 * 2**20  # ours: bytes of votes computed at a time on a CPU; fastest of 1 to 1000 MB
 
@@ -26,22 +26,14 @@ def route(
     procedure: Procedure,
     votes: Tensor | Votes,
     activations: Tensor | None,
-    *,
+    normalise: Normalise | None,
+    on_iteration: OnIteration | None,
     backend: Backend,
-    rows_per_image: int = 1,
-    whole_batch: bool = False,
 ) -> tuple[Tensor, ...]:
     """``procedure(votes, activations)``.
 
-    On a CPU ``matmul`` runs the procedure on as many images at a time as keep their votes in cache.
-
-    Args:
-        procedure: the algorithm.
-        votes: the vote tensor, or poses and weight.
-        activations: of the children, if they have any.
-        backend: see ``Backend``.
-        rows_per_image: rows of the batch that depend on each other, see ``Normaliser``.
-        whole_batch: all rows in one call of the procedure, as ``on_iteration`` expects.
+    On a CPU ``matmul`` runs the procedure on as many images at a time as keep their votes in cache; where there is an
+    ``on_iteration``, which expects all of them, at once. The other arguments are those of the routing's function.
 
     Raises:
         ValueError: for votes of another number of dimensions.
@@ -56,13 +48,13 @@ def route(
     if choice == "reference":
         return procedure(PlainVotes(dense_votes(votes.poses, votes.weight)), activations)
     rows = len(votes.poses)
-    if votes.poses.device.type == "cpu" and not whole_batch and not torch.compiler.is_compiling():
-        rows = _rows_in_cache(votes, rows_per_image)
+    if votes.poses.device.type == "cpu" and on_iteration is None and not torch.compiler.is_compiling():
+        rows = _rows_in_cache(votes, normalise.rows_per_image if normalise else 1)
     chunks = votes.poses.split(max(rows, 1))
-    presence = [None] * len(chunks) if activations is None else activations.split(max(rows, 1))
+    of_chunks = [None] * len(chunks) if activations is None else activations.split(max(rows, 1))
     parents = [
-        procedure(MatmulVotes(dense_votes(poses, votes.weight)), present)
-        for poses, present in zip(chunks, presence, strict=True)
+        procedure(MatmulVotes(dense_votes(poses, votes.weight)), of_chunk)
+        for poses, of_chunk in zip(chunks, of_chunks, strict=True)
     ]
     return parents[0] if len(parents) == 1 else tuple(torch.cat(parts) for parts in zip(*parents, strict=True))
 

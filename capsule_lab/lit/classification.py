@@ -106,10 +106,10 @@ def _check_bounded(network: AbstractNetwork, loss: Loss) -> None:
         return
     *_, classes = network.capsule_layers().values()
     routing = getattr(classes, "routing", None)
-    if not getattr(routing, "bounded", True):
+    if routing is not None and not routing.bounded:
         raise ValueError(
             f"{function.__name__}{' with log_odds' if log_odds else ''} expects activations in [0, 1], and with "
-            f"routing.squash={getattr(routing, 'squash', 'none')} lengths have no bound; expected "
+            f"routing.squash={routing.options.get('squash', 'none')} lengths have no bound; expected "
             "loss=cross_entropy_logits, or routing.squash=squash"
         )
 

@@ -1,54 +1,31 @@
-"""Routing algorithms: one file, one algorithm, one paper. Pure function on top, thin module below."""
+"""Routing algorithms: one file, one algorithm, one paper. Pure function on top, thin module below.
 
-from capsule_lab.routing.attention_over_children import AttentionOverChildren, attention_over_children
-from capsule_lab.routing.base import (
-    AbstractRouting,
-    LayerInfo,
-    Normalisation,
-    Normaliser,
-    RoutingFactory,
-    build_routing,
-)
-from capsule_lab.routing.dynamic import DynamicRouting, dynamic_routing
-from capsule_lab.routing.em import EMRouting, em_routing
-from capsule_lab.routing.em_normalised import NormalisedEMRouting, em_evidence
-from capsule_lab.routing.heinsen import HeinsenRouting, heinsen_routing
-from capsule_lab.routing.inverted_attention import InvertedAttention, inverted_attention
-from capsule_lab.routing.random_couplings import RandomCouplings
-from capsule_lab.routing.scaled_distance import ScaledDistanceAgreement, scaled_distance_agreement
-from capsule_lab.routing.self_attention import SelfAttentionRouting, self_attention_routing
-from capsule_lab.routing.self_routing import SelfRouting, self_routing
-from capsule_lab.routing.uniform import UniformRouting, uniform_routing
-from capsule_lab.routing.variational_bayes import VariationalBayesRouting, variational_bayes_routing
+The public names of the package are those of its modules, ``__all__`` of each: a new module needs no entry here.
+"""
+# ruff: noqa: F403, F405
 
-__all__ = [
-    "AbstractRouting",
-    "AttentionOverChildren",
-    "DynamicRouting",
-    "EMRouting",
-    "HeinsenRouting",
-    "InvertedAttention",
-    "LayerInfo",
-    "Normalisation",
-    "NormalisedEMRouting",
-    "Normaliser",
-    "RandomCouplings",
-    "RoutingFactory",
-    "ScaledDistanceAgreement",
-    "SelfAttentionRouting",
-    "SelfRouting",
-    "UniformRouting",
-    "VariationalBayesRouting",
-    "attention_over_children",
-    "build_routing",
-    "dynamic_routing",
-    "em_evidence",
-    "em_routing",
-    "heinsen_routing",
-    "inverted_attention",
-    "scaled_distance_agreement",
-    "self_attention_routing",
-    "self_routing",
-    "uniform_routing",
-    "variational_bayes_routing",
-]
+import importlib
+import pkgutil
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:  # for editors and type checkers, which cannot look into the folder
+    from capsule_lab.routing.attention_over_children import *
+    from capsule_lab.routing.base import *
+    from capsule_lab.routing.dynamic import *
+    from capsule_lab.routing.em import *
+    from capsule_lab.routing.em_normalised import *
+    from capsule_lab.routing.heinsen import *
+    from capsule_lab.routing.inverted_attention import *
+    from capsule_lab.routing.random_couplings import *
+    from capsule_lab.routing.scaled_distance import *
+    from capsule_lab.routing.self_attention import *
+    from capsule_lab.routing.self_routing import *
+    from capsule_lab.routing.uniform import *
+    from capsule_lab.routing.variational_bayes import *
+else:
+    __all__ = []
+    for _file in ("base", *(file.name for file in pkgutil.iter_modules(__path__) if file.name != "base")):
+        _module = importlib.import_module(f"{__name__}.{_file}")
+        for _name in getattr(_module, "__all__", ()):
+            globals()[_name] = getattr(_module, _name)
+            __all__.append(_name)

@@ -10,15 +10,18 @@ attention has as many parameters as there are pairs of children, times the compo
 from __future__ import annotations
 
 import math
+from typing import Unpack
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, einsum, nn
 
 from capsule_lab.functional import float32_under_autocast, length
-from capsule_lab.kernels import AbstractVotes, Backend, check_backend, route
-from capsule_lab.routing.base import AbstractRouting, LayerInfo, Normaliser
+from capsule_lab.kernels import AbstractVotes, Backend, route
+from capsule_lab.routing.base import AbstractRouting, Call, LayerInfo
 from capsule_lab.types import Capsules, OnIteration, RoutingTrace, Votes
+
+__all__ = ["AttentionOverChildren", "attention_over_children"]
 
 EPS = 1e-6  # ours: logits of activations nearer to 0 or 1 than this stay finite in float32
 
@@ -49,7 +52,7 @@ def attention_over_children(
         Capsules: poses ``(batch, parent, dim)`` in (-1, 1), activations in [0, 1), their logits.
 
     Raises:
-        ValueError: for an attention of other sizes than the votes, or an unknown ``backend``.
+        ValueError: for an attention of other sizes than the votes.
     """
 
     def procedure(votes: AbstractVotes, _activations: Tensor | None) -> tuple[Tensor]:
@@ -67,7 +70,7 @@ def attention_over_children(
             on_iteration(RoutingTrace(0, couplings.transpose(1, 2), poses))
         return (poses,)
 
-    (poses,) = route(procedure, votes, None, backend=backend, whole_batch=on_iteration is not None)
+    (poses,) = route(procedure, votes, None, None, on_iteration, backend)
     activations = length(poses) / math.sqrt(poses.shape[2])
     return Capsules(poses, activations, activations.logit(EPS))
 
@@ -80,17 +83,12 @@ class AttentionOverChildren(AbstractRouting):
     Args:
         parents, dim: number of parents (in a convolutional layer of parent types), components of a pose.
         backend: see ``AbstractRouting``.
-
-    Raises:
-        ValueError: for an unknown ``backend``; in ``forward``, before ``build`` or for another number of children.
     """
 
     competing = "children"
-    attention: nn.Parameter
 
     def __init__(self, parents: int, dim: int, *, backend: Backend = "auto") -> None:
-        super().__init__()
-        self.backend = check_backend(backend)
+        super().__init__(backend=backend)
         self.weight = nn.Parameter(_glorot(parents, dim, dim, fan_in=dim, fan_out=dim))
         self.bias = nn.Parameter(torch.zeros(parents, dim))  # Keras' default, as the official code
 
@@ -99,19 +97,10 @@ class AttentionOverChildren(AbstractRouting):
         sizes = (layer.parents, layer.dim, children, children)
         self.attention = nn.Parameter(_glorot(*sizes, fan_in=layer.dim * children, fan_out=children))
 
-    def forward(
-        self,
-        votes: Float[Tensor, "batch child parent dim"] | Votes,
-        activations: Float[Tensor, "batch child"] | None = None,
-        *,
-        normalise: Normaliser | None = None,
-        on_iteration: OnIteration | None = None,
-    ) -> Capsules:
-        if "attention" not in self._parameters:
-            raise ValueError("attention over children has no parameters; expected a call of build, as layers do it")
-        return attention_over_children(
-            votes, self.attention, self.weight, self.bias, on_iteration=on_iteration, backend=self.backend
-        )
+    def forward(self, votes: Tensor | Votes, activations: Tensor | None = None, **call: Unpack[Call]) -> Capsules:
+        on_iteration = call.get("on_iteration")  # no parents compete: there is nothing to normalise
+        learned = self.built("attention"), self.weight, self.bias
+        return attention_over_children(votes, *learned, on_iteration=on_iteration, backend=self.backend)
 
 
 def _glorot(*shape: int, fan_in: int, fan_out: int) -> Tensor:

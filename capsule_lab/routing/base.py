@@ -5,15 +5,25 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, TypedDict, get_args
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from capsule_lab.errors import check_choice
 from capsule_lab.functional import dense_votes, softmax_over_parents
-from capsule_lab.kernels import AbstractVotes, Backend
+from capsule_lab.kernels import AbstractVotes, Backend, check_backend
 from capsule_lab.types import Capsules, OnIteration, Votes
+
+__all__ = [
+    "AbstractRouting",
+    "LayerInfo",
+    "Normalisation",
+    "Normaliser",
+    "RoutingFactory",
+    "build_routing",
+]
 
 Normalisation = Literal["all_parents", "window", "official_legacy", "official_fast"]
 """Which parents compete for a child in a convolutional layer, where several positions see it.
@@ -54,6 +64,17 @@ class Normaliser:
         return mass.sum(1, keepdim=True)
 
 
+def leaky_normaliser(leaky: bool, normalise: Normaliser | None) -> Normaliser:
+    """``normalise``, or by default a softmax over the parents of the call.
+
+    Raises:
+        ValueError: for both.
+    """
+    if leaky and normalise is not None:
+        raise ValueError("routing is leaky and has a normaliser; expected one of them, which decides on the leak")
+    return normalise or Normaliser(leaky=leaky)
+
+
 class EqualOverTypes(Normaliser):
     """Equal couplings over the parents of the call, whatever the log-couplings (official code's first iteration)."""
 
@@ -85,6 +106,13 @@ class LayerInfo:
     child_types: int
 
 
+class Call(TypedDict, total=False):
+    """Options of a call of a routing, see ``AbstractRouting.forward``."""
+
+    normalise: Normaliser | None
+    on_iteration: OnIteration | None
+
+
 class AbstractRouting(nn.Module, ABC):
     """Computes the couplings of children and parents, and the parents, from votes.
 
@@ -92,13 +120,16 @@ class AbstractRouting(nn.Module, ABC):
     between calls. Layers construct it with ``(parents, dim)`` and then call ``build``; every other argument
     is the algorithm's own and comes through a ``functools.partial`` or ``conf/routing/*.yaml``.
 
+    Args:
+        backend: how votes are summed, the same numbers in other time and memory: see ``capsule_lab.kernels.Backend``.
+        normalisation: which parents compete for a child in a convolutional layer, see ``Normalisation``.
+        options: with what ``forward`` calls the routing's function.
+
     Attributes:
         leaky: whether a child's couplings may sum to less than one; the primary capsules of a CapsNet
             follow it, as in the official code.
         competing: of which capsules the couplings sum to one: the ``"parents"`` of a child compete for it, through
             ``normalise``; or the ``"children"`` of a parent, where ``normalise`` is not used.
-        normalisation: which parents compete for a child in a convolutional layer.
-        backend: how votes are summed, the same numbers in other time and memory: see ``capsule_lab.kernels.Backend``.
         bounded: whether activations are in [0, 1]; where they are not, as lengths without a squash, they are logits,
             and no loss of probabilities fits.
         poses: whether parents have poses; where they have none, dense and class capsules have no transformations.
@@ -109,10 +140,17 @@ class AbstractRouting(nn.Module, ABC):
     scheduled: Mapping[str, type[int] | type[float]] = {}
     leaky: bool = False
     competing: ClassVar[Literal["parents", "children"]] = "parents"
-    normalisation: Normalisation = "all_parents"
-    backend: Backend = "auto"
     bounded: bool = True
     poses: bool = True
+
+    def __init__(
+        self, *, backend: Backend = "auto", normalisation: Normalisation = "all_parents", **options: Any
+    ) -> None:
+        super().__init__()
+        check_choice("routing normalisation", normalisation, get_args(Normalisation))
+        self.backend = check_backend(backend)
+        self.normalisation: Normalisation = normalisation
+        self.options = options
 
     def build(self, layer: LayerInfo) -> None:
         """Called once by the layer, while it is constructed: the place for parameters per child.
@@ -122,8 +160,8 @@ class AbstractRouting(nn.Module, ABC):
         """
 
     def scheduled_options(self) -> dict[str, Any]:
-        """Where ``forward`` finds the options ``scheduled``, to be changed there; by default the attributes."""
-        return vars(self)
+        """Where ``forward`` finds the options ``scheduled``, to be changed there: ``options``, else the attributes."""
+        return self.options or vars(self)
 
     def counted_votes(
         self,
@@ -152,6 +190,38 @@ class AbstractRouting(nn.Module, ABC):
             normalise: how log-couplings become couplings; by default a softmax over the parents of this call.
             on_iteration: called with a ``RoutingTrace`` after each iteration, for analysis.
         """
+
+    def needed(self, activations: Tensor | None) -> Tensor:
+        """The activations of the children, for a routing that cannot do without.
+
+        Raises:
+            ValueError: if there are none.
+        """
+        if activations is None:
+            name = type(self).__name__
+            raise ValueError(f"{name} got no activations of the children; expected (batch, child) in [0, 1]")
+        return activations
+
+    def built(self, name: str) -> Tensor:
+        """A parameter or buffer that ``build`` creates.
+
+        Raises:
+            ValueError: before ``build``.
+        """
+        tensor = getattr(self, name, None)
+        if tensor is None:
+            raise ValueError(f"{type(self).__name__} has no {name} yet; call build(LayerInfo(…)), as capsule layers do")
+        return tensor
+
+
+def check_iterations(iterations: int, paper: int = 3) -> None:
+    """At least one.
+
+    Raises:
+        ValueError: for fewer.
+    """
+    if iterations < 1:
+        raise ValueError(f"routing iterations is {iterations}; expected 1 (no routing) or more, the paper uses {paper}")
 
 
 def check_child_types(types: int, children: int) -> int:

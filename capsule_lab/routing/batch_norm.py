@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 from jaxtyping import Float
 from torch import Tensor, distributed, nn
-from torch.distributed.nn.functional import all_reduce
 
 
 class BatchNorm(nn.BatchNorm1d):
@@ -43,6 +42,8 @@ class BatchNorm(nn.BatchNorm1d):
 
 def _sums(rows: Tensor) -> tuple[Tensor, Tensor]:
     """How many rows all processes have, and their sum."""
+    from torch.distributed.nn.functional import all_reduce  # takes half a second, for runs of one process in vain
+
     here = torch.cat([rows.new_full((1,), len(rows)), rows.sum(0)])
     everywhere = all_reduce(here)
     return everywhere[0], everywhere[1:]

@@ -8,10 +8,10 @@ from typing import Any, Literal, get_args
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from capsule_lab.errors import check_choice, check_number
-from capsule_lab.routing.base import Normalisation
+from capsule_lab.routing.base import check_iterations
 
 Cost = Literal["paper", "official_legacy", "official_fast", "standardised"]
 Activation = Literal["description_length", "mixing_proportions"]
@@ -90,6 +90,13 @@ def activation_logit(
     return beta_a + below / (std + STD_EPS)
 
 
+def activate(logit: Tensor, activation: Activation) -> tuple[Tensor, Tensor]:
+    """Logarithm of the activations, and these: the logistic, or for mixing proportions the exponential, of logits."""
+    if activation == "mixing_proportions":
+        return logit, logit.exp()
+    return nn.functional.logsigmoid(logit), logit.sigmoid()
+
+
 def inverse_temperatures(iterations: int, final: float, schedule: Temperature) -> list[float]:
     """lambda of each iteration t = 0, 1, …
 
@@ -138,23 +145,15 @@ def check_options(
     temperature_schedule: str,
     initial: str,
     *,
-    normalisation: str = "all_parents",
     damping: float = 0.0,
     **positive: float,
 ) -> None:
-    """Check options of EM routing.
-
-    Raises:
-        ValueError: for fewer than one iteration, an unknown switch, a damping outside of [0, 1), or another number
-            (variance, mass, temperature) that is not positive and finite.
-    """
-    if iterations < 1:
-        raise ValueError(f"routing iterations is {iterations}; expected 1 (no routing) or more, the paper uses 3")
+    """Options of EM routing; ``positive`` are variance, mass and temperature."""
+    check_iterations(iterations)
     check_choice("routing cost", cost, get_args(Cost))
     check_choice("routing activation", activation, get_args(Activation))
     check_choice("routing temperature_schedule", temperature_schedule, get_args(Temperature))
     check_choice("routing initial", initial, get_args(Initial))
-    check_choice("routing normalisation", normalisation, get_args(Normalisation))
     if not 0 <= damping < 1:
         raise ValueError(f"routing damping is {damping}; expected 0 (none) or more and less than 1")
     for name, value in positive.items():

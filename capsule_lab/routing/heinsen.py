@@ -3,18 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import get_args
+from typing import Unpack
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from capsule_lab.errors import check_choice, check_number
 from capsule_lab.functional import add_to_votes, float32_under_autocast
-from capsule_lab.kernels import AbstractVotes, Backend, FusedVotes, Gaussians, check_backend, route
-from capsule_lab.routing.base import AbstractRouting, LayerInfo, Normalisation, Normaliser, check_child_types
-from capsule_lab.routing.em import e_step, m_step
+from capsule_lab.kernels import AbstractVotes, Backend, FusedVotes, route
+from capsule_lab.routing.base import (
+    AbstractRouting,
+    Call,
+    LayerInfo,
+    Normalisation,
+    Normaliser,
+    check_child_types,
+    check_iterations,
+)
+from capsule_lab.routing.em import em_step_of
 from capsule_lab.types import Capsules, OnIteration, RoutingTrace, Votes
+
+__all__ = ["HeinsenRouting", "heinsen_routing"]
+
+EPS = 1e-5  # official code: added to every variance and every mass
 
 
 @float32_under_autocast
@@ -26,7 +37,6 @@ def heinsen_routing(
     *,
     bias: Float[Tensor, "type parent dim"] | None = None,
     iterations: int = 3,  # Heinsen 2019, section 3
-    eps: float = 1e-5,  # official code
     normalise: Normaliser | None = None,
     on_iteration: OnIteration | None = None,
     backend: Backend = "auto",
@@ -44,47 +54,36 @@ def heinsen_routing(
             (position, type).
         bias: added to the votes of each child type.
         iterations: at least 1; 1 means equal couplings.
-        eps: added to every variance and every mass.
         normalise, on_iteration, backend: see ``AbstractRouting``.
 
     Returns:
         Poses ``mu_j``; activations, the logistic of the scores; logits, the scores.
 
     Raises:
-        ValueError: for fewer than one iteration, or betas of other sizes.
+        ValueError: for betas of other sizes.
 
     >>> votes, activations = torch.ones(1, 5, 2, 16), torch.full((1, 5), 0.5)  # five children that agree
     >>> heinsen_routing(votes, activations, torch.ones(5, 2), torch.zeros(5, 2)).logits  # half of 5 times 0.5
     tensor([[1.2500, 1.2500]])
     """
-    _check_iterations(iterations)
+    check_iterations(iterations)
     normalise = normalise or Normaliser()
-    options = {"damping": 0.0, "min_variance": eps, "mass_eps": eps}
     positions = check_child_types(len(beta_use), activations.shape[1])
     benefit, cost = (beta.t().repeat(1, positions) for beta in (beta_use, beta_ignore))  # [j i]
     votes = votes if bias is None else _biased(votes, bias)
 
     def procedure(votes: AbstractVotes, activations: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        dense = Tensor() if isinstance(votes, FusedVotes) else votes.dense().transpose(1, 2)
-        before: tuple[Gaussians, Tensor] | None = None  # parents of the iteration before, and their log_height
+        em_step = em_step_of(votes, activations, damping=0.0, min_variance=EPS, mass_eps=EPS)
+        before = None
         for iteration in range(iterations):
-            # E-step: children are assigned to the parents whose Gaussians explain their votes
-            if before is None:
-                couplings = normalise(votes.zero_logits())  # R_ij [b j i]
-            elif isinstance(votes, FusedVotes):
-                couplings = normalise.fused(before[1].unsqueeze(2) - before[0].deviations)
-            else:
-                couplings = e_step(*before, normalise)
-            # D-step: what of each child a parent uses, what it ignores
+            # E-step and M-step: as in EM routing
+            couplings, parents = em_step(before, normalise, last=iteration == iterations - 1)  # R_ij [b j i]
+            if isinstance(votes, FusedVotes):  # the same couplings, with a gradient
+                couplings = normalise(votes.zero_logits()) if before is None else votes.e_step(before, normalise)
+            # D-step: what of each child a parent uses, what it ignores; and its score
             use = activations.unsqueeze(1) * couplings  # [b j i]
             ignore = activations.unsqueeze(1) - use
-            # M-step: scores, and Gaussians fitted to the votes of the children assigned to them
             scores = (benefit * use - cost * ignore).sum(2)  # a_j [b j]
-            if isinstance(votes, FusedVotes):  # its E-step, the same again, is within the kernel
-                more = iteration < iterations - 1
-                _, parents = votes.em_step(before, activations, normalise, measure=more, **options)
-            else:
-                parents = m_step(dense, couplings, activations, None, **options)
             if on_iteration is not None:
                 found = parents.poses, scores.sigmoid(), scores, parents.variances
                 on_iteration(RoutingTrace(iteration, couplings.transpose(1, 2), *found))
@@ -92,9 +91,7 @@ def heinsen_routing(
             before = parents, nn.functional.logsigmoid(scores) - 0.5 * parents.variances.log().sum(2)
         return parents.poses, scores.sigmoid(), scores
 
-    rows, watched = normalise.rows_per_image, on_iteration is not None
-    parents = route(procedure, votes, activations, backend=backend, rows_per_image=rows, whole_batch=watched)
-    return Capsules(*parents)
+    return Capsules(*route(procedure, votes, activations, normalise, on_iteration, backend))
 
 
 def _biased(votes: Tensor | Votes, bias: Float[Tensor, "type parent dim"]) -> Tensor | Votes:
@@ -108,13 +105,9 @@ class HeinsenRouting(AbstractRouting):
 
     Args:
         parents, dim: number of parents (in a convolutional layer of parent types), components of a pose.
-        iterations, eps, backend: see ``heinsen_routing``.
+        iterations: see ``heinsen_routing``.
         bias: learn biases of the votes, one per (child type, parent, component).
-        normalisation: which parents compete for a child in a convolutional layer, which the paper has not.
-
-    Raises:
-        ValueError: for a number out of range or an unknown switch; in ``forward``, for children without activations,
-            or a routing that no layer has built.
+        normalisation, backend: see ``AbstractRouting``; the paper has no convolutional layers.
     """
 
     scheduled: Mapping[str, type[int] | type[float]] = {"iterations": int}
@@ -127,18 +120,11 @@ class HeinsenRouting(AbstractRouting):
         iterations: int = 3,  # Heinsen 2019, section 3
         bias: bool = True,
         normalisation: Normalisation = "all_parents",
-        eps: float = 1e-5,  # official code
         backend: Backend = "auto",
     ) -> None:
-        super().__init__()
-        _check_iterations(iterations)
-        check_choice("normalisation", normalisation, get_args(Normalisation))
-        check_number("eps", eps, above=0)
-        self.iterations = iterations
+        check_iterations(iterations)
+        super().__init__(backend=backend, normalisation=normalisation, iterations=iterations)
         self.with_bias = bias
-        self.normalisation = normalisation
-        self.eps = eps
-        self.backend = check_backend(backend)
         for name in ("beta_use", "beta_ignore", "bias"):
             self.register_parameter(name, None)
 
@@ -157,32 +143,6 @@ class HeinsenRouting(AbstractRouting):
     ) -> Float[Tensor, "batch child parent dim"]:
         return super().counted_votes(votes if self.bias is None else _biased(votes, self.bias))
 
-    def forward(
-        self,
-        votes: Float[Tensor, "batch child parent dim"] | Votes,
-        activations: Float[Tensor, "batch child"] | None = None,
-        *,
-        normalise: Normaliser | None = None,
-        on_iteration: OnIteration | None = None,
-    ) -> Capsules:
-        if activations is None:
-            raise ValueError("Heinsen's routing got no activations of the children; expected (batch, child) in [0, 1]")
-        if self.beta_use is None or self.beta_ignore is None:
-            raise ValueError("HeinsenRouting has no betas yet; call build(LayerInfo(…)), as capsule layers do")
-        return heinsen_routing(
-            votes,
-            activations,
-            self.beta_use,
-            self.beta_ignore,
-            bias=self.bias,
-            iterations=self.iterations,
-            eps=self.eps,
-            normalise=normalise,
-            on_iteration=on_iteration,
-            backend=self.backend,
-        )
-
-
-def _check_iterations(iterations: int) -> None:
-    if iterations < 1:
-        raise ValueError(f"routing iterations is {iterations}; expected 1 (no routing) or more, the paper uses 3")
+    def forward(self, votes: Tensor | Votes, activations: Tensor | None = None, **call: Unpack[Call]) -> Capsules:
+        learned = self.needed(activations), self.built("beta_use"), self.built("beta_ignore")
+        return heinsen_routing(votes, *learned, bias=self.bias, **self.options, backend=self.backend, **call)

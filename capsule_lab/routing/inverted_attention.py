@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import get_args
+from typing import Any, Unpack
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from capsule_lab.errors import check_choice
 from capsule_lab.functional import float32_under_autocast
-from capsule_lab.kernels import AbstractVotes, Backend, check_backend, route
-from capsule_lab.routing.base import AbstractRouting, Normalisation, Normaliser, check_parents
+from capsule_lab.kernels import AbstractVotes, Backend, route
+from capsule_lab.routing.base import AbstractRouting, Call, Normalisation, Normaliser, check_iterations, check_parents
 from capsule_lab.types import Capsules, OnIteration, RoutingTrace, Votes
+
+__all__ = ["InvertedAttention", "inverted_attention"]
 
 EPS = 1e-5  # official code: the default of torch.nn.LayerNorm
 
@@ -43,23 +44,18 @@ def inverted_attention(
         votes: prediction of each child for each parent, or poses and weight.
         iterations: at least 1; 1 means equal couplings, that is no routing.
         scale, shift: of the layer normalisation over the components of a pose, the same for all parents.
-        normalise: log-couplings ``(batch, parent, child)`` to couplings; default softmax over parents.
-        on_iteration: called with a ``RoutingTrace`` after each iteration.
-        backend: see ``AbstractRouting``.
+        normalise, on_iteration, backend: see ``AbstractRouting``.
 
     Returns:
         Capsules: poses ``(batch, parent, dim)``; as logits how much the votes that a parent got agree with it, ``sum_i
         r_ij <V_ij, p_j> / sqrt(d)``, and their logistic. These two are ours: the paper has no activations, and poses
         after layer normalisation have all the same size, so that a parent's presence cannot be in their length.
 
-    Raises:
-        ValueError: for fewer than one iteration, or an unknown ``backend``.
-
     >>> votes = torch.tensor([1.0, -1, 1, -1]).expand(1, 5, 2, 4)
     >>> inverted_attention(votes).poses[0, 0].round(decimals=3)
     tensor([ 1., -1.,  1., -1.])
     """
-    _check(iterations)
+    check_iterations(iterations, paper=2)
     normalise = normalise or Normaliser()
 
     def procedure(votes: AbstractVotes, _: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -77,8 +73,7 @@ def inverted_attention(
                 on_iteration(RoutingTrace(iteration, couplings.transpose(1, 2), poses, evidence.sigmoid(), evidence))
         return poses, (total * poses).sum(2) / math.sqrt(dim)
 
-    rows, watched = normalise.rows_per_image, on_iteration is not None
-    poses, logits = route(procedure, votes, None, backend=backend, rows_per_image=rows, whole_batch=watched)
+    poses, logits = route(procedure, votes, None, normalise, on_iteration, backend)
     return Capsules(poses, logits.sigmoid(), logits)
 
 
@@ -94,11 +89,7 @@ class InvertedAttention(AbstractRouting):
         parents, dim: number of parents (in a convolutional layer of parent types), components of a pose.
         iterations: see ``inverted_attention``.
         head: learn the linear function, ``dim + 1`` parameters.
-        normalisation: which parents compete for a child in a convolutional layer, see ``Normalisation``.
-        backend: see ``AbstractRouting``.
-
-    Raises:
-        ValueError: for fewer than one iteration, poses of one component, an unknown ``normalisation`` or ``backend``.
+        normalisation, backend: see ``AbstractRouting``.
     """
 
     scheduled: Mapping[str, type[int] | type[float]] = {"iterations": int}
@@ -113,42 +104,19 @@ class InvertedAttention(AbstractRouting):
         normalisation: Normalisation = "window",  # official code
         backend: Backend = "auto",
     ) -> None:
-        super().__init__()
-        _check(iterations)
+        check_iterations(iterations, paper=2)
         if dim < 2:
             raise ValueError("poses have 1 component, which layer normalisation makes 0; expected 2 or more")
-        check_choice("routing normalisation", normalisation, get_args(Normalisation))
-        self.normalisation = normalisation
-        self.backend = check_backend(backend)
-        self.iterations = iterations
+        super().__init__(backend=backend, normalisation=normalisation, iterations=iterations)
         self.scale = nn.Parameter(torch.ones(dim))
         self.shift = nn.Parameter(torch.zeros(dim))
         self.head = nn.Linear(dim, 1) if head else None
 
-    def forward(
-        self,
-        votes: Float[Tensor, "batch child parent dim"] | Votes,
-        activations: Float[Tensor, "batch child"] | None = None,
-        *,
-        normalise: Normaliser | None = None,
-        on_iteration: OnIteration | None = None,
-    ) -> Capsules:
-        parents = inverted_attention(
-            votes,
-            iterations=self.iterations,
-            scale=self.scale,
-            shift=self.shift,
-            normalise=normalise,
-            on_iteration=on_iteration,
-            backend=self.backend,
-        )
+    def forward(self, votes: Tensor | Votes, activations: Tensor | None = None, **call: Unpack[Call]) -> Capsules:
+        learned: dict[str, Any] = {"scale": self.scale, "shift": self.shift}
+        parents = inverted_attention(votes, **learned, **self.options, backend=self.backend, **call)
         if self.head is None:
             return parents
         # the module is not called: under autocast it would compute in half precision
         logits = (parents.poses * self.head.weight).sum(2) + self.head.bias
         return Capsules(parents.poses, logits.sigmoid(), logits)
-
-
-def _check(iterations: int) -> None:
-    if iterations < 1:
-        raise ValueError(f"routing iterations is {iterations}; expected 1 (no routing) or more, the paper uses 2")

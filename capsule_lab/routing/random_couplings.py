@@ -6,15 +6,18 @@ gain from (as equal ones do in Gu and Tresp 2019, arXiv 1911.07968).
 
 from __future__ import annotations
 
+from typing import Unpack
+
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from capsule_lab.errors import check_number
 from capsule_lab.kernels import Backend
-from capsule_lab.routing.base import LayerInfo, Normaliser
-from capsule_lab.routing.uniform import UniformRouting, fixed_couplings
-from capsule_lab.types import Capsules, OnIteration, Votes
+from capsule_lab.routing.base import Call, LayerInfo
+from capsule_lab.routing.uniform import UniformRouting, uniform_routing
+from capsule_lab.types import Capsules, Votes
+
+__all__ = ["RandomCouplings"]
 
 
 class RandomCouplings(UniformRouting):
@@ -28,13 +31,7 @@ class RandomCouplings(UniformRouting):
         spread: standard deviation of the logits; 0 is uniform routing. With 1, the largest coupling of a child to ten
             parents is about 0.3, with 4 about 0.7.
         seed: of the draw.
-
-    Raises:
-        ValueError: for a negative ``spread``, a ``seed`` that is negative or no whole number, an unknown ``backend``;
-            in ``forward``, before ``build`` or for another number of children.
     """
-
-    log_couplings: Tensor
 
     def __init__(
         self,
@@ -59,22 +56,6 @@ class RandomCouplings(UniformRouting):
         logits = self.spread * torch.randn(layer.parents, layer.children, generator=generator)
         self.register_buffer("log_couplings", logits)
 
-    def forward(
-        self,
-        votes: Float[Tensor, "batch child parent dim"] | Votes,
-        activations: Float[Tensor, "batch child"] | None = None,
-        *,
-        normalise: Normaliser | None = None,
-        on_iteration: OnIteration | None = None,
-    ) -> Capsules:
-        if "log_couplings" not in self._buffers:
-            raise ValueError("random couplings have not been drawn; expected a call of build, as layers do it")
-        return fixed_couplings(
-            votes,
-            self.log_couplings,
-            bias=self.bias,
-            leaky=self.leaky,
-            normalise=normalise,
-            on_iteration=on_iteration,
-            backend=self.backend,
-        )
+    def forward(self, votes: Tensor | Votes, activations: Tensor | None = None, **call: Unpack[Call]) -> Capsules:
+        fixed = {"log_couplings": self.built("log_couplings"), **self.options, "backend": self.backend}
+        return uniform_routing(votes, bias=self.bias, **fixed, **call)

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import get_args
+from typing import Unpack
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from capsule_lab.errors import check_choice, check_number
+from capsule_lab.errors import check_number
 from capsule_lab.functional import float32_under_autocast, length, squash, squash_logits
-from capsule_lab.kernels import AbstractVotes, Backend, check_backend, route
-from capsule_lab.routing.base import AbstractRouting, Normalisation, Normaliser, check_parents
+from capsule_lab.kernels import AbstractVotes, Backend, route
+from capsule_lab.routing.base import AbstractRouting, Call, Normalisation, Normaliser, check_iterations, check_parents
 from capsule_lab.types import Capsules, OnIteration, RoutingTrace, Votes
+
+__all__ = ["ScaledDistanceAgreement", "scaled_distance_agreement"]
 
 
 @float32_under_autocast
@@ -43,15 +45,10 @@ def scaled_distance_agreement(
         iterations: at least 1; 1 means equal couplings, that is no routing.
         share: ``p``, more than that of equal couplings and less than 1.
         bias: added to ``s_j`` in every iteration.
-        normalise: log-couplings ``(batch, parent, child)`` to couplings; default softmax over parents.
-        on_iteration: called with a ``RoutingTrace`` after each iteration.
-        backend: see ``AbstractRouting``.
+        normalise, on_iteration, backend: see ``AbstractRouting``.
 
     Returns:
         Capsules: poses ``(batch, parent, dim)``, their lengths in [0, 1), and ``2 ln |s_j|``, the logits of these.
-
-    Raises:
-        ValueError: for fewer than one iteration, a ``share`` out of range, or an unknown ``backend``.
 
     >>> scaled_distance_agreement(torch.ones(1, 5, 2, 4), torch.ones(1, 5)).poses.shape
     torch.Size([1, 2, 4])
@@ -81,8 +78,7 @@ def scaled_distance_agreement(
                 on_iteration(RoutingTrace(iteration, by_child, poses, length(poses), squash_logits(total)))
         return poses, squash_logits(total)
 
-    rows, watched = normalise.rows_per_image, on_iteration is not None
-    poses, logits = route(procedure, votes, lengths, backend=backend, rows_per_image=rows, whole_batch=watched)
+    poses, logits = route(procedure, votes, lengths, normalise, on_iteration, backend)
     return Capsules(poses, length(poses), logits)
 
 
@@ -101,13 +97,8 @@ class ScaledDistanceAgreement(AbstractRouting):
         parents, dim: number of parents (in a convolutional layer of parent types), components of a pose.
         iterations, share: see ``scaled_distance_agreement``.
         bias: learn a bias per parent and component.
-        normalisation: which parents compete for a child in a convolutional layer, see ``Normalisation``. The paper has
-            none; the scale of the distances is meant for the parents of one position.
-        backend: see ``AbstractRouting``.
-
-    Raises:
-        ValueError: for a number out of range, an unknown ``normalisation`` or ``backend``; in ``forward``, for children
-            without activations.
+        normalisation, backend: see ``AbstractRouting``. The paper has no convolutional layers; the scale of the
+            distances is meant for the parents of one position.
     """
 
     scheduled: Mapping[str, type[int] | type[float]] = {"iterations": int}
@@ -123,13 +114,8 @@ class ScaledDistanceAgreement(AbstractRouting):
         normalisation: Normalisation = "window",
         backend: Backend = "auto",
     ) -> None:
-        super().__init__()
         _check(iterations, share, parents)
-        check_choice("routing normalisation", normalisation, get_args(Normalisation))
-        self.normalisation = normalisation
-        self.backend = check_backend(backend)
-        self.iterations = iterations
-        self.share = share
+        super().__init__(backend=backend, normalisation=normalisation, iterations=iterations, share=share)
         self.bias = nn.Parameter(torch.full((parents, dim), 0.1)) if bias else None  # 0.1: official code
 
     def counted_votes(
@@ -140,29 +126,11 @@ class ScaledDistanceAgreement(AbstractRouting):
         dense = super().counted_votes(votes)
         return dense if activations is None else _shortened(dense, activations)
 
-    def forward(
-        self,
-        votes: Float[Tensor, "batch child parent dim"] | Votes,
-        activations: Float[Tensor, "batch child"] | None = None,
-        *,
-        normalise: Normaliser | None = None,
-        on_iteration: OnIteration | None = None,
-    ) -> Capsules:
-        if activations is None:
-            raise ValueError("scaled-distance agreement got no activations of the children; expected their lengths")
-        return scaled_distance_agreement(
-            votes,
-            activations,
-            iterations=self.iterations,
-            share=self.share,
-            bias=self.bias,
-            normalise=normalise,
-            on_iteration=on_iteration,
-            backend=self.backend,
-        )
+    def forward(self, votes: Tensor | Votes, activations: Tensor | None = None, **call: Unpack[Call]) -> Capsules:
+        given = votes, self.needed(activations)
+        return scaled_distance_agreement(*given, bias=self.bias, **self.options, backend=self.backend, **call)
 
 
 def _check(iterations: int, share: float, parents: int) -> None:
-    if iterations < 1:
-        raise ValueError(f"routing iterations is {iterations}; expected 1 (no routing) or more, the paper uses 3")
+    check_iterations(iterations)
     check_number("routing share", share, above=1 / parents if parents > 1 else 0, below=1)

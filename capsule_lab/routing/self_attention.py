@@ -8,17 +8,18 @@ votes, as in dynamic routing, and the matrix of children by children is never ne
 from __future__ import annotations
 
 import math
-from typing import get_args
+from typing import Unpack
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from capsule_lab.errors import check_choice
 from capsule_lab.functional import exponential_squash, exponential_squash_logits, float32_under_autocast, length
-from capsule_lab.kernels import AbstractVotes, Backend, check_backend, route
-from capsule_lab.routing.base import AbstractRouting, LayerInfo, Normalisation, Normaliser, prior_of_every_child
+from capsule_lab.kernels import AbstractVotes, Backend, route
+from capsule_lab.routing.base import AbstractRouting, Call, LayerInfo, Normalisation, Normaliser, prior_of_every_child
 from capsule_lab.types import Capsules, OnIteration, RoutingTrace, Votes
+
+__all__ = ["SelfAttentionRouting", "self_attention_routing"]
 
 
 @float32_under_autocast
@@ -41,15 +42,14 @@ def self_attention_routing(
         prior: added to the couplings *after* the softmax ("log prior" in the paper, which it is not): with it they
             need neither be positive nor sum to one. One per kind of child, children are ordered (position, kind).
         eps: added to the squared length of the total input, under the root.
-        normalise: log-couplings ``(batch, parent, child)`` to couplings; default softmax over parents.
+        normalise, backend: see ``AbstractRouting``.
         on_iteration: called once, with the couplings and the prior.
-        backend: see ``AbstractRouting``.
 
     Returns:
         poses ``(batch, parent, dim)`` of length ``1 - exp(-|S|)``, these as activations, and their logits.
 
     Raises:
-        ValueError: for a prior of other parents or kinds of child than the votes are of, or an unknown ``backend``.
+        ValueError: for a prior of other parents or kinds of child than the votes are of.
 
     >>> self_attention_routing(torch.ones(1, 5, 2, 4)).poses.shape
     torch.Size([1, 2, 4])
@@ -64,31 +64,23 @@ def self_attention_routing(
             couplings = couplings + prior_of_every_child(prior, votes)
         total = votes.weighted_sum(couplings)  # [b j d]
         poses = exponential_squash(total, eps=eps)
-        present = length(poses, eps), exponential_squash_logits(total, eps)
+        parents = poses, length(poses, eps), exponential_squash_logits(total, eps)
         if on_iteration is not None:
-            on_iteration(RoutingTrace(0, couplings.transpose(1, 2), poses, *present))
-        return poses, *present
+            on_iteration(RoutingTrace(0, couplings.transpose(1, 2), *parents))
+        return parents
 
-    rows, watched = normalise.rows_per_image, on_iteration is not None
-    return Capsules(*route(procedure, votes, None, backend=backend, rows_per_image=rows, whole_batch=watched))
+    return Capsules(*route(procedure, votes, None, normalise, on_iteration, backend))
 
 
 class SelfAttentionRouting(AbstractRouting):
     """``self_attention_routing`` with its learned prior, which starts at zero and which ``build`` creates.
 
     Args:
-        parents: number of parents (in a convolutional layer of parent types).
-        dim: components of a parent's pose.
+        parents, dim: number of parents (in a convolutional layer of parent types), components of a pose.
         prior: learn a number per parent and kind of child that is added to their coupling (160 for ten digits and
             16 children).
-        normalisation: which parents compete for a child in a convolutional layer, see ``Normalisation``.
-        backend: see ``AbstractRouting``.
-
-    Raises:
-        ValueError: for an unknown ``normalisation`` or ``backend``.
+        normalisation, backend: see ``AbstractRouting``.
     """
-
-    prior: nn.Parameter | None
 
     def __init__(
         self,
@@ -99,10 +91,7 @@ class SelfAttentionRouting(AbstractRouting):
         normalisation: Normalisation = "all_parents",
         backend: Backend = "auto",
     ) -> None:
-        super().__init__()
-        check_choice("routing normalisation", normalisation, get_args(Normalisation))
-        self.normalisation = normalisation
-        self.backend = check_backend(backend)
+        super().__init__(backend=backend, normalisation=normalisation)
         self.learns_prior = prior
         self.register_parameter("prior", None)
 
@@ -110,14 +99,6 @@ class SelfAttentionRouting(AbstractRouting):
         if self.learns_prior:
             self.prior = nn.Parameter(torch.zeros(layer.parents, layer.child_types))  # zeros: official code
 
-    def forward(
-        self,
-        votes: Float[Tensor, "batch child parent dim"] | Votes,
-        activations: Float[Tensor, "batch child"] | None = None,
-        *,
-        normalise: Normaliser | None = None,
-        on_iteration: OnIteration | None = None,
-    ) -> Capsules:
-        return self_attention_routing(
-            votes, prior=self.prior, normalise=normalise, on_iteration=on_iteration, backend=self.backend
-        )
+    def forward(self, votes: Tensor | Votes, activations: Tensor | None = None, **call: Unpack[Call]) -> Capsules:
+        prior = self.built("prior") if self.learns_prior else None
+        return self_attention_routing(votes, prior=prior, backend=self.backend, **call)

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from typing import get_args
+from typing import Unpack
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, einsum, nn
 
-from capsule_lab.errors import check_choice, check_number
 from capsule_lab.functional import float32_under_autocast
-from capsule_lab.kernels import Backend, check_backend, route
-from capsule_lab.routing.base import AbstractRouting, LayerInfo, Normalisation, Normaliser, check_child_types
+from capsule_lab.kernels import Backend, route
+from capsule_lab.routing.base import AbstractRouting, Call, LayerInfo, Normalisation, Normaliser, check_child_types
 from capsule_lab.types import Capsules, OnIteration, RoutingTrace, Votes
+
+__all__ = ["SelfRouting", "self_routing"]
 
 EPS = 1e-12  # ours: below it a mean over the children's shares is not theirs any more, and its gradient overflows
 
@@ -48,7 +49,6 @@ def self_routing(
     weight: Float[Tensor, "type parent child_dim"],
     bias: Float[Tensor, "type parent"],
     *,
-    eps: float = EPS,
     normalise: Normaliser | None = None,
     on_iteration: OnIteration | None = None,
     backend: Backend = "auto",
@@ -58,13 +58,13 @@ def self_routing(
     Their symbols: ``u_i`` poses of the children, ``a_i`` their activations, ``W^route`` weight, ``c_ij`` couplings,
     ``W^pose u_i`` votes. ``a_j`` is the mean of ``c_ij`` weighted by ``a_i``, so that the activations of all parents
     sum to one where a child's couplings do; their logarithm is the logit. Children without activation take no part; if
-    none of them has any, all count the same, where the official code divides 0 by 0.
+    none of them has any, all count the same, where the official code divides 0 by 0. Parents that are given less than
+    ``EPS`` in sum shrink towards the pose 0.
 
     Args:
         votes: poses and transformations of the children; transformations without columns for parents without poses.
         activations: ``a_i``, 0 or more.
         weight, bias: ``W^route`` and its bias, of each child type; children are ordered (position, type).
-        eps: least sum of shares that divides a pose: parents that are given less shrink towards the pose 0.
         normalise, on_iteration, backend: see ``AbstractRouting``.
 
     Raises:
@@ -77,23 +77,19 @@ def self_routing(
     normalise = normalise or Normaliser()
     couplings = normalise(self_routing_logits(votes.child_poses, weight, bias))  # c_ij [b j i]
     total = activations.sum(1, keepdim=True)  # [b 1]
-    share = torch.where(total > eps, activations / total.clamp_min(eps), 1 / activations.shape[1])  # [b i]
+    share = torch.where(total > EPS, activations / total.clamp_min(EPS), 1 / activations.shape[1])  # [b i]
     assigned = couplings * share.unsqueeze(1)  # [b j i]
-    present = assigned.sum(2)  # a_j [b j]
+    parent_activations = assigned.sum(2)  # a_j [b j]
     if votes.weight.shape[3] == 0:
-        poses = assigned.new_zeros(*present.shape, 0)
+        poses = assigned.new_zeros(*parent_activations.shape, 0)
     else:
-        poses = route(
-            lambda votes, weights: (votes.weighted_sum(weights),),
-            votes,
-            assigned / present.clamp_min(eps).unsqueeze(2),
-            backend=backend,
-            rows_per_image=normalise.rows_per_image,
-        )[0]  # [b j d]
-    logits = present.clamp_min(torch.finfo(present.dtype).tiny).log()
+        weights = assigned / parent_activations.clamp_min(EPS).unsqueeze(2)
+        mean = lambda votes, weights: (votes.weighted_sum(weights),)  # noqa: E731
+        poses = route(mean, votes, weights, normalise, None, backend)[0]  # [b j d]
+    logits = parent_activations.clamp_min(torch.finfo(poses.dtype).tiny).log()
     if on_iteration is not None:
-        on_iteration(RoutingTrace(0, couplings.transpose(1, 2), poses, present, logits))
-    return Capsules(poses, present, logits)
+        on_iteration(RoutingTrace(0, couplings.transpose(1, 2), poses, parent_activations, logits))
+    return Capsules(poses, parent_activations, logits)
 
 
 class SelfRouting(AbstractRouting):
@@ -103,12 +99,7 @@ class SelfRouting(AbstractRouting):
         parents, dim: number of parents (in a convolutional layer of parent types), components of a pose.
         poses: give parents poses. A layer whose parents have none has no transformations, as the class layer of the
             paper's networks.
-        normalisation: which parents compete for a child in a convolutional layer; ``"window"`` in the paper.
-        eps, backend: see ``self_routing``.
-
-    Raises:
-        ValueError: for an unknown switch or an ``eps`` that is not positive; in ``forward``, for votes without the
-            poses of the children, children without activations, or a routing that no layer has built.
+        normalisation, backend: see ``AbstractRouting``.
     """
 
     def __init__(
@@ -118,16 +109,10 @@ class SelfRouting(AbstractRouting):
         *,
         poses: bool = True,
         normalisation: Normalisation = "window",  # Hahn 2019, official code
-        eps: float = EPS,
         backend: Backend = "auto",
     ) -> None:
-        super().__init__()
-        check_choice("normalisation", normalisation, get_args(Normalisation))
-        check_number("eps", eps, above=0)
+        super().__init__(backend=backend, normalisation=normalisation)
         self.poses = poses
-        self.normalisation = normalisation
-        self.eps = eps
-        self.backend = check_backend(backend)
         self.register_parameter("weight", None)
         self.register_parameter("bias", None)
 
@@ -135,27 +120,8 @@ class SelfRouting(AbstractRouting):
         self.weight = nn.Parameter(torch.zeros(layer.child_types, layer.parents, layer.child_dim))  # 0: official code
         self.bias = nn.Parameter(torch.zeros(layer.child_types, layer.parents))  # 0: official code
 
-    def forward(
-        self,
-        votes: Float[Tensor, "batch child parent dim"] | Votes,
-        activations: Float[Tensor, "batch child"] | None = None,
-        *,
-        normalise: Normaliser | None = None,
-        on_iteration: OnIteration | None = None,
-    ) -> Capsules:
+    def forward(self, votes: Tensor | Votes, activations: Tensor | None = None, **call: Unpack[Call]) -> Capsules:
         if not isinstance(votes, Votes):
             raise ValueError("self-routing got a tensor of votes; expected Votes(poses, weight): poses decide")  # noqa: TRY004
-        if activations is None:
-            raise ValueError("self-routing got no activations of the children; expected (batch, child) in [0, 1]")
-        if self.weight is None or self.bias is None:
-            raise ValueError("SelfRouting has no weights yet; call build(LayerInfo(…)), as capsule layers do")
-        return self_routing(
-            votes,
-            activations,
-            self.weight,
-            self.bias,
-            eps=self.eps,
-            normalise=normalise,
-            on_iteration=on_iteration,
-            backend=self.backend,
-        )
+        learned = self.needed(activations), self.built("weight"), self.built("bias")
+        return self_routing(votes, *learned, backend=self.backend, **call)

@@ -6,7 +6,7 @@ Equals dynamic routing with one iteration, the "1 routing" rows of Sabour 2017, 
 
 from __future__ import annotations
 
-from typing import get_args
+from typing import Unpack, get_args
 
 import torch
 from jaxtyping import Float
@@ -14,15 +14,18 @@ from torch import Tensor, nn
 
 from capsule_lab.errors import check_choice
 from capsule_lab.functional import SQUASHES, Squash, float32_under_autocast, length
-from capsule_lab.kernels import AbstractVotes, Backend, check_backend, route
-from capsule_lab.routing.base import AbstractRouting, Normaliser, check_parents
+from capsule_lab.kernels import AbstractVotes, Backend, route
+from capsule_lab.routing.base import AbstractRouting, Call, Normaliser, check_parents, leaky_normaliser
 from capsule_lab.types import Capsules, OnIteration, RoutingTrace, Votes
+
+__all__ = ["UniformRouting", "uniform_routing"]
 
 
 @float32_under_autocast
 def uniform_routing(
     votes: Float[Tensor, "batch child parent dim"] | Votes,
     *,
+    log_couplings: Float[Tensor, "parent child"] | None = None,
     bias: Float[Tensor, "parent dim"] | None = None,
     leaky: bool = False,
     squash: Squash = "squash",  # Sabour 2017, equation 1
@@ -34,53 +37,21 @@ def uniform_routing(
 
     Args:
         votes: prediction of each child for each parent, or poses and weight.
+        log_couplings: the same for every image; ``None``: equal ones.
         bias: added before squashing.
-        leaky: an extra, silent parent takes an equal share.
+        leaky: an extra, silent parent takes a share.
         squash: see ``dynamic_routing``.
-        normalise: turns equal logits into couplings; default softmax over parents.
-        on_iteration: called once.
-        backend: see ``AbstractRouting``.
+        normalise, on_iteration, backend: see ``AbstractRouting``.
 
     Raises:
-        ValueError: for ``leaky`` beside ``normalise``, or an unknown ``squash`` or ``backend``.
+        ValueError: for ``leaky`` beside ``normalise``, or log-couplings of other numbers of parents or children.
 
     >>> uniform_routing(torch.ones(2, 6, 3, 4)).poses.shape
     torch.Size([2, 3, 4])
     """
-    return fixed_couplings(
-        votes,
-        None,
-        bias=bias,
-        leaky=leaky,
-        squash=squash,
-        normalise=normalise,
-        on_iteration=on_iteration,
-        backend=backend,
-    )
-
-
-@float32_under_autocast
-def fixed_couplings(
-    votes: Float[Tensor, "batch child parent dim"] | Votes,
-    log_couplings: Float[Tensor, "parent child"] | None,
-    *,
-    bias: Float[Tensor, "parent dim"] | None = None,
-    leaky: bool = False,
-    squash: Squash = "squash",  # Sabour 2017, equation 1
-    normalise: Normaliser | None = None,
-    on_iteration: OnIteration | None = None,
-    backend: Backend = "auto",
-) -> Capsules:
-    """``uniform_routing`` with log-couplings that are the same for every image; ``None``: equal ones.
-
-    Raises:
-        ValueError: as ``uniform_routing``, and for log-couplings of other numbers of parents or children.
-    """
-    if leaky and normalise is not None:
-        raise ValueError("routing is leaky and has a normaliser; expected one of them, which decides on the leak")
     check_choice("routing squash", squash, get_args(Squash))
     functions = SQUASHES[squash]
-    normalise = normalise or Normaliser(leaky=leaky)
+    normalise = leaky_normaliser(leaky, normalise)
 
     def procedure(votes: AbstractVotes, _: Tensor | None) -> tuple[Tensor, Tensor]:
         check_parents(votes, "bias", bias)
@@ -100,8 +71,7 @@ def fixed_couplings(
             on_iteration(RoutingTrace(0, couplings.transpose(1, 2), poses, length(poses), functions.logits(total)))
         return poses, functions.logits(total)
 
-    rows, watched = normalise.rows_per_image, on_iteration is not None
-    poses, logits = route(procedure, votes, None, backend=backend, rows_per_image=rows, whole_batch=watched)
+    poses, logits = route(procedure, votes, None, normalise, on_iteration, backend)
     return Capsules(poses, length(poses), logits)
 
 
@@ -109,14 +79,10 @@ class UniformRouting(AbstractRouting):
     """``uniform_routing`` with a learned bias; activations of the parents are the lengths of their poses.
 
     Args:
-        parents: number of parents.
-        dim: components of a parent's pose.
+        parents, dim: number of parents, components of a pose.
         bias: learn a bias per parent and component, so that it differs from ``DynamicRouting`` in the
             routing alone.
         leaky, squash, backend: see ``uniform_routing``.
-
-    Raises:
-        ValueError: for an unknown ``squash`` or ``backend``.
     """
 
     def __init__(
@@ -129,28 +95,11 @@ class UniformRouting(AbstractRouting):
         squash: Squash = "squash",  # Sabour 2017, equation 1
         backend: Backend = "auto",
     ) -> None:
-        super().__init__()
         check_choice("routing squash", squash, get_args(Squash))
-        self.backend = check_backend(backend)
+        super().__init__(backend=backend, leaky=leaky, squash=squash)
         self.leaky = leaky
-        self.squash: Squash = squash
         self.bounded = SQUASHES[squash].bounded
         self.bias = nn.Parameter(torch.full((parents, dim), 0.1)) if bias else None  # 0.1: official code
 
-    def forward(
-        self,
-        votes: Float[Tensor, "batch child parent dim"] | Votes,
-        activations: Float[Tensor, "batch child"] | None = None,
-        *,
-        normalise: Normaliser | None = None,
-        on_iteration: OnIteration | None = None,
-    ) -> Capsules:
-        return uniform_routing(
-            votes,
-            bias=self.bias,
-            leaky=self.leaky,
-            squash=self.squash,
-            normalise=normalise,
-            on_iteration=on_iteration,
-            backend=self.backend,
-        )
+    def forward(self, votes: Tensor | Votes, activations: Tensor | None = None, **call: Unpack[Call]) -> Capsules:
+        return uniform_routing(votes, bias=self.bias, **self.options, backend=self.backend, **call)

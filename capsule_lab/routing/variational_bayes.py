@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import get_args
+from typing import Unpack, get_args
 
 import torch
 from jaxtyping import Float
@@ -16,11 +16,20 @@ from torch import Tensor
 
 from capsule_lab.errors import check_choice
 from capsule_lab.functional import float32_under_autocast
-from capsule_lab.kernels import AbstractVotes, Backend, check_backend, route
-from capsule_lab.routing.base import AbstractRouting, EqualOverTypes, Normalisation, Normaliser
+from capsule_lab.kernels import AbstractVotes, Backend, route
+from capsule_lab.routing.base import (
+    AbstractRouting,
+    Call,
+    EqualOverTypes,
+    Normalisation,
+    Normaliser,
+    check_iterations,
+)
 from capsule_lab.routing.batch_norm import BatchNorm
 from capsule_lab.routing.em_costs import Initial
 from capsule_lab.types import Capsules, OnIteration, RoutingTrace, Votes
+
+__all__ = ["VariationalBayesRouting", "variational_bayes_routing"]
 
 ALPHA = 1.0  # official code: Dirichlet prior of the parents' shares
 KAPPA = 1.0  # official code: how many votes of zero the prior of a mean counts for
@@ -56,9 +65,6 @@ def variational_bayes_routing(
     Returns:
         poses ``m_j`` and, as logit of the activation, the posterior's entropy times minus the parent's share,
         ``-exp(E[ln pi_j]) H_j``. ``VariationalBayesRouting`` normalises both over the batch.
-
-    Raises:
-        ValueError: for fewer than one iteration, or an unknown ``initial`` or ``backend``.
 
     >>> votes, activations = torch.ones(1, 5, 2, 16), torch.full((1, 5), 0.5)  # five children that agree
     >>> variational_bayes_routing(votes, activations).poses[0, :, 0]  # R / (1 + R) with R = 5 / 4
@@ -96,9 +102,8 @@ def variational_bayes_routing(
         logits = -log_share.exp() * entropy
         return poses, logits.sigmoid(), logits
 
-    dense: Backend = "reference" if check_backend(backend) == "reference" else "matmul"  # no kernel sums squared votes
-    rows, watched = normalise.rows_per_image, on_iteration is not None
-    return Capsules(*route(procedure, votes, activations, backend=dense, rows_per_image=rows, whole_batch=watched))
+    dense: Backend = "reference" if backend == "reference" else "matmul"  # no kernel sums squared votes
+    return Capsules(*route(procedure, votes, activations, normalise, on_iteration, dense))
 
 
 class VariationalBayesRouting(AbstractRouting):
@@ -109,13 +114,10 @@ class VariationalBayesRouting(AbstractRouting):
 
     Args:
         parents, dim: number of parents (in a convolutional layer of parent types), components of a pose.
-        normalisation: which parents compete for a child in a convolutional layer, see ``Normalisation``.
         affine: learn a scale and a shift of the logits, one pair per kind of parent. The official code has two betas
             there, which normalisation cancels: half of all capsules are then active in every batch.
-        iterations, initial, backend: see ``variational_bayes_routing``.
-
-    Raises:
-        ValueError: for a number out of range or an unknown switch; in ``forward``, for children without activations.
+        iterations, initial: see ``variational_bayes_routing``.
+        normalisation, backend: see ``AbstractRouting``.
     """
 
     scheduled: Mapping[str, type[int] | type[float]] = {"iterations": int}
@@ -131,33 +133,15 @@ class VariationalBayesRouting(AbstractRouting):
         affine: bool = True,
         backend: Backend = "auto",
     ) -> None:
-        super().__init__()
         _check(iterations, initial)
-        check_choice("routing normalisation", normalisation, get_args(Normalisation))
-        self.iterations = iterations
-        self.normalisation = normalisation
-        self.initial: Initial = initial
-        self.backend = check_backend(backend)
+        super().__init__(backend=backend, normalisation=normalisation, iterations=iterations, initial=initial)
         self.pose_norm = BatchNorm(parents, affine=False)  # official code
         self.logit_norm = BatchNorm(parents, affine=affine)
 
-    def forward(
-        self,
-        votes: Float[Tensor, "batch child parent dim"] | Votes,
-        activations: Float[Tensor, "batch child"] | None = None,
-        *,
-        normalise: Normaliser | None = None,
-        on_iteration: OnIteration | None = None,
-    ) -> Capsules:
+    def forward(self, votes: Tensor | Votes, activations: Tensor | None = None, **call: Unpack[Call]) -> Capsules:
         """See ``AbstractRouting``; ``on_iteration`` gets poses that are not normalised."""
-        if activations is None:
-            raise ValueError(
-                "variational Bayes routing got no activations of the children; expected (batch, child) in [0, 1]"
-            )
-        parents = variational_bayes_routing(
-            votes, activations, iterations=self.iterations, initial=self.initial, normalise=normalise,
-            on_iteration=on_iteration, backend=self.backend,
-        )  # fmt: skip
+        given = votes, self.needed(activations)
+        parents = variational_bayes_routing(*given, **self.options, backend=self.backend, **call)
         assert parents.logits is not None
         by_component = parents.poses.transpose(1, 2)  # [b d j]
         poses = self.pose_norm(by_component.flatten(0, 1)).view_as(by_component).transpose(1, 2)
@@ -166,6 +150,5 @@ class VariationalBayesRouting(AbstractRouting):
 
 
 def _check(iterations: int, initial: str) -> None:
-    if iterations < 1:
-        raise ValueError(f"routing iterations is {iterations}; expected 1 or more, the paper uses 3")
+    check_iterations(iterations)
     check_choice("routing initial", initial, get_args(Initial))

@@ -251,14 +251,11 @@ def test_every_layer_and_iteration_of_em_caps() -> None:
 
 def test_normalised_evidence_is_told_apart() -> None:
     def routing(**sizes: int) -> NormalisedEMRouting:
-        return NormalisedEMRouting(**sizes, min_variance=0.5, relative_floor=True)
+        return NormalisedEMRouting(**sizes, min_variance=0.5)
 
     network = em_caps(routing=routing, class_routing=None)
-    for each in network.modules():
-        if isinstance(each, NormalisedEMRouting):
-            each.votes_variance.fill_(3.0)
     classes = measure_layers(network, images())["classes"]
-    assert (classes.normalised, classes.min_variance) == (True, 1.5)
+    assert (classes.normalised, classes.min_variance) == (True, 0.5)
     assert [each.keys() for each in classes.iterations] == [{"pose_std", "coupling_entropy"}] * 2
     assert not measure_layers(em_caps(), images())["classes"].normalised
     digits = measure_layers(capsnet(), images())["digits"]

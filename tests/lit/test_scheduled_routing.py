@@ -102,10 +102,6 @@ def of_routing(routing: Any) -> Callable[[], AbstractNetwork]:
             "is set, and UniformRouting has no iterations that may change while training; expected null, it has no opt",
         ),
         (em_caps, "cost", Constant(1), "is set, and EMRouting has no cost that .* expected routing_iterations or"),
-        (
-            lambda: normalised(learn_temperature=True), "temperature", Constant(1),
-            "is set, and NormalisedEMRouting has no temperature that may change while training; expected routing_iter",
-        ),
         (of_routing(DynamicRouting), "iterations", Linear(0.0, 3, "1 run"), "is 0.0; expected 1 or more"),
         (of_routing(DynamicRouting), "iterations", Linear(3, -1.0, "1 run"), "is -1.0; expected 1 or more"),
         (em_caps, "inverse_temperature", Linear(1, 0.0, "1 run"), "is 0.0; expected more than 0"),
@@ -163,7 +159,8 @@ def test_schedule_holds_in_training_and_its_validations_only(
 
     def forward(self: CapsNet, *arguments: Any, **options: Any) -> Any:
         if modules and modules[0].trainer.state.stage is not None:
-            seen.append((modules[0].trainer.state.stage.value, modules[0].global_step, self.digits.routing.iterations))
+            iterations = self.digits.routing.options["iterations"]
+            seen.append((modules[0].trainer.state.stage.value, modules[0].global_step, iterations))
         return of_network(self, *arguments, **options)
 
     of_network = CapsNet.forward
@@ -174,7 +171,7 @@ def test_schedule_holds_in_training_and_its_validations_only(
     validations = {one for one in seen if one[0] == "validate"}
     assert validations == {("validate", n, min(1 + n // 2, 3)) for n in (2, 4, 6)}
     assert {iterations for stage, _, iterations in seen if stage == "test"} == {5}
-    assert runs.open(tmp_path / "run").network.digits.routing.iterations == 5  # type: ignore[union-attr]
+    assert runs.open(tmp_path / "run").network.digits.routing.options["iterations"] == 5  # type: ignore[union-attr]
     logged = {int(row["step"]): row["schedule/routing_iterations"] for row in curves(tmp_path / "run")}
     assert {step: float(value) for step, value in logged.items() if value} == {2: 2, 3: 3, 5: 3}  # 3: of the next epoch
 

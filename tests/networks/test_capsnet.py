@@ -102,7 +102,7 @@ def test_initial_values_of_the_official_code() -> None:
         {"primary_squash": "none"},
         {"routing": UniformRouting},
         {"routing": partial(DynamicRouting, gradient="last")},
-        {"routing": partial(DynamicRouting, leaky=True, bias_inside=False)},
+        {"routing": partial(DynamicRouting, leaky=True)},
     ],
 )
 @pytest.mark.parametrize("batch", [1, 3])

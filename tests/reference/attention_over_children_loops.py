@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from tests.reference.loops import softmax_list
+from tests.reference.loops import length_loops, softmax_list
+from tests.reference.reference import Reference
 
 
 def attention_over_children_loops(
@@ -33,3 +35,11 @@ def attention_over_children_loops(
         all_poses.append(poses)
         all_alpha.append(alphas)
     return torch.tensor(all_poses, dtype=torch.float64), torch.tensor(all_alpha, dtype=torch.float64)
+
+
+def parents_by_loops(votes: Tensor, _: Tensor, module: Any) -> tuple[Tensor, Tensor]:
+    poses, _ = attention_over_children_loops(votes, module.attention, module.weight, module.bias)
+    return poses, length_loops(poses) / votes.shape[3] ** 0.5
+
+
+REFERENCE = Reference(parents_by_loops, exchangeable=False)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from capsule_lab.config.compose import compose, conf_dir
 from capsule_lab.routing.em_costs import INITIAL
-from tests.reference.em_loops import inverse_temperatures
+from tests.reference.em_loops import betas_of_the_loops, in_terms_of_the_loops  # noqa: F401
 
 PRESETS = sorted(file.stem for file in (conf_dir() / "routing").glob("em*.yaml") if file.stem != "em_normalised")
 
@@ -40,41 +40,6 @@ def class_options(name: str) -> dict[str, Any]:
     """Those that differ from the convolutional layers'."""
     options: Any = OmegaConf.to_container(compose("train", ["model=em_caps_paper", f"routing={name}"]).class_routing)
     return options
-
-
-def temperatures(iterations: int, inverse_temperature: float, temperature_schedule: str) -> list[float]:
-    """Inverse temperature of each iteration; the tutorial's two are those of notes 3.6, column Hui."""
-    if temperature_schedule == "saturating":
-        return inverse_temperatures(inverse_temperature, iterations)
-    last = {"constant": 1, "increment": iterations, "linear": min(iterations, 3)}[temperature_schedule]
-    if iterations == 1:
-        return [inverse_temperature]
-    return [inverse_temperature * (1 + t * (last - 1) / (iterations - 1)) for t in range(iterations)]
-
-
-def in_terms_of_the_loops(options: dict[str, Any]) -> dict[str, Any]:
-    """Options of ``em_routing_graph`` from arguments of ``EMRouting``; the betas go another way."""
-    known = {
-        name: options[name]
-        for name in ("cost", "normalisation", "initial", "damping", "min_variance", "activation")
-        if name in options
-    }
-    schedule = {name: options[name] for name in ("iterations", "inverse_temperature", "temperature_schedule")}
-    return {**known, "mass_epsilon": options["mass_eps"], "inverse_temperatures": temperatures(**schedule)}
-
-
-def betas_of_the_loops(routing: Any, parents: int, dim: int) -> tuple[Tensor, Tensor]:
-    """One pair per parent; the official code's 800 is 50 times 16 components, and ``em_loops`` has the 800.
-
-    Its 5e-4 stands where the package has ``min_variance``: ``beta_u^2 + min_variance`` is what both are given.
-    """
-    beta_u, beta_a = (beta.detach().double().expand(parents).clone() for beta in (routing.beta_u, routing.beta_a))
-    if routing.options["cost"] == "official_fast":
-        beta_a = beta_a * dim / 16
-        moved = beta_u.square() + routing.options["min_variance"] - 5e-4
-        assert (moved > 0).all(), "em_loops has no option for a variance this small"
-        beta_u = moved.sqrt()
-    return beta_u, beta_a
 
 
 def random(*shape: int, seed: int = 0) -> Tensor:

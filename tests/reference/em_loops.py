@@ -15,10 +15,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+
+from tests.reference.reference import Reference
 
 LN_2PI = math.log(2 * math.pi)
 
@@ -512,3 +514,74 @@ def _records(images: list[tuple[list[Edge], list[Iteration]]], children: int, pa
         }
         records.append(Record(couplings=couplings, **others))
     return records
+
+
+def temperatures(iterations: int, inverse_temperature: float, temperature_schedule: str) -> list[float]:
+    """Inverse temperature of each iteration; the tutorial's two are those of notes 3.6, column Hui."""
+    if temperature_schedule == "saturating":
+        return inverse_temperatures(inverse_temperature, iterations)
+    last = {"constant": 1, "increment": iterations, "linear": min(iterations, 3)}[temperature_schedule]
+    if iterations == 1:
+        return [inverse_temperature]
+    return [inverse_temperature * (1 + t * (last - 1) / (iterations - 1)) for t in range(iterations)]
+
+
+def in_terms_of_the_loops(options: dict[str, Any]) -> dict[str, Any]:
+    """Options of ``em_routing_graph`` from arguments of ``EMRouting``; the betas go another way."""
+    known = {
+        name: options[name]
+        for name in ("cost", "normalisation", "initial", "damping", "min_variance", "activation")
+        if name in options
+    }
+    schedule = {name: options[name] for name in ("iterations", "inverse_temperature", "temperature_schedule")}
+    return {**known, "mass_epsilon": options["mass_eps"], "inverse_temperatures": temperatures(**schedule)}
+
+
+def betas_of_the_loops(routing: Any, parents: int, dim: int) -> tuple[Tensor, Tensor]:
+    """One pair per parent; the official code's 800 is 50 times 16 components, and ``em_loops`` has the 800.
+
+    Its 5e-4 stands where the package has ``min_variance``: ``beta_u^2 + min_variance`` is what both are given.
+    """
+    beta_u, beta_a = (beta.detach().double().expand(parents).clone() for beta in (routing.beta_u, routing.beta_a))
+    if routing.options["cost"] == "official_fast":
+        beta_a = beta_a * dim / 16
+        moved = beta_u.square() + routing.options["min_variance"] - 5e-4
+        assert (moved > 0).all(), "em_loops has no option for a variance this small"
+        beta_u = moved.sqrt()
+    return beta_u, beta_a
+
+
+def parents_by_loops(votes: Tensor, activations: Tensor, module: Any) -> tuple[Tensor, Tensor]:
+    options = {**in_terms_of_the_loops(module.options), "normalisation": "all_parents"}  # in a dense layer
+    betas = betas_of_the_loops(module, votes.shape[2], votes.shape[3])
+    last = dense_em_loops(votes.detach(), activations.detach(), *betas, **options)[-1]
+    return last.poses, last.activations
+
+
+def shipped() -> dict[str, dict[str, Any]]:
+    """``conf/routing/em*.yaml``, but for what the contract varies."""
+    from tests.reference.em_bridge import PRESETS, class_preset, preset
+
+    found = {name: preset(name) for name in PRESETS} | {f"{name}-classes": class_preset(name) for name in PRESETS}
+    others = ("iterations", "backend")
+    return {name: {key: row[key] for key in row if key not in others} for name, row in found.items()}
+
+
+REFERENCE = Reference(
+    parents_by_loops,
+    switches={
+        "iterations": (3, 1, 2, 5),
+        "cost": ("official_fast", "paper", "official_legacy", "standardised"),
+        "normalisation": NORMALISATIONS,
+        "temperature_schedule": ("saturating", "linear", "increment", "constant"),
+        "initial": ("parents", "types"),
+        "activation": ("description_length", "mixing_proportions"),
+        "damping": (0.0, 0.5),
+        "shared_betas": (False, True),
+        "min_variance": (5e-4, 0.1),
+        "mass_eps": (1e-7, 0.1),
+        "inverse_temperature": (None, 0.02),
+    },
+    elsewhere=("beta_u", "beta_a"),
+    given=shipped,
+)

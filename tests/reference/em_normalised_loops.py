@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+
+from tests.reference.reference import Reference, by_statistics
 
 LN_2PI = math.log(2 * math.pi)
 
@@ -67,3 +69,25 @@ def dense_em_evidence_loops(votes: Tensor, activations: Tensor, **options: float
     ]
     poses, evidence = ([getattr(image, name) for image in images] for name in ("poses", "evidence"))
     return torch.tensor(poses, dtype=torch.float64), torch.tensor(evidence, dtype=torch.float64)
+
+
+def parents_by_loops(votes: Tensor, activations: Tensor, module: Any) -> tuple[Tensor, Tensor]:
+    """As in evaluation."""
+    poses, evidence = dense_em_evidence_loops(votes, activations, **module.options)
+    if module.pose_norm is not None:
+        poses = by_statistics(module.pose_norm, poses.flatten(1)).view_as(poses)
+    return poses, by_statistics(module.evidence_norm, evidence).sigmoid()
+
+
+REFERENCE = Reference(
+    parents_by_loops,
+    switches={
+        "iterations": (2, 1, 3, 5),
+        "normalisation": ("all_parents", "window"),
+        "temperature": (1.0, 0.5, 4.0),
+        "min_variance": (1.0, 0.1),
+        "mass_eps": (1e-5, 0.1),
+        "pose_norm": (True, False),
+    },
+    normalised=True,
+)

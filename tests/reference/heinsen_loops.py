@@ -7,10 +7,12 @@ comes from the package, so that a mistake there cannot repeat itself here. Do no
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+
+from tests.reference.reference import Reference
 
 
 class Iteration(NamedTuple):
@@ -92,3 +94,15 @@ def heinsen_loops(
             found[b].append(Iteration(*as_tensors))
     by_iteration = zip(*found, strict=True)
     return [Iteration(*(torch.stack(parts) for parts in zip(*images, strict=True))) for images in by_iteration]
+
+
+def parents_by_loops(votes: Tensor, activations: Tensor, module: Any) -> tuple[Tensor, Tensor]:
+    learned = module.beta_use, module.beta_ignore, module.bias
+    last = heinsen_loops(votes, activations, *learned, **module.options)[-1]
+    return last.poses, last.scores.sigmoid()
+
+
+REFERENCE = Reference(
+    parents_by_loops,
+    switches={"iterations": (3, 1, 2, 5), "bias": (True, False), "normalisation": ("all_parents", "window")},
+)

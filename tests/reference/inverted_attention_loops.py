@@ -7,11 +7,13 @@ it faster.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from tests.reference.loops import softmax_list
+from tests.reference.reference import Reference
 
 EPS = 1e-5  # of torch.nn.LayerNorm, which the official code uses
 
@@ -53,3 +55,16 @@ def inverted_attention_loops(
         agreements.append([sum(total[j][d] * poses[j][d] for d in range(dim)) / math.sqrt(dim) for j in range(parents)])
     doubles = [torch.tensor(each, dtype=torch.float64) for each in (all_poses, agreements, *passes)]
     return doubles[0], doubles[1], doubles[2:]
+
+
+def parents_by_loops(votes: Tensor, _: Tensor, module: Any) -> tuple[Tensor, Tensor]:
+    poses, logits, _ = inverted_attention_loops(votes, **module.options, scale=module.scale, shift=module.shift)
+    if module.head is not None:
+        logits = (poses * module.head.weight[0]).sum(2) + module.head.bias
+    return poses, logits.sigmoid()
+
+
+REFERENCE = Reference(
+    parents_by_loops,
+    switches={"iterations": (2, 1, 3), "head": (False, True), "normalisation": ("window", "all_parents")},
+)

@@ -62,7 +62,6 @@ def dynamic_routing_loops(
     *,
     iterations: int = 3,
     bias: Tensor | None = None,
-    bias_inside: bool = True,
     leaky: bool = False,
     prior: Tensor | None = None,
     replace: bool = False,
@@ -70,8 +69,8 @@ def dynamic_routing_loops(
 ) -> Tensor:
     """Procedure 1, one image at a time: votes ``(b, i, j, d)`` to poses ``(b, j, d)``.
 
-    From the official code: ``bias`` ``(j, d)`` is added to the total input, in each iteration or
-    (not ``bias_inside``) in the last one; ``leaky`` adds a destination whose logit stays 0 and drops its share.
+    From the official code: ``bias`` ``(j, d)`` is added to the total input in each iteration; ``leaky`` adds a
+    destination whose logit stays 0 and drops its share.
     ``prior`` ``(j, type)`` are logits to begin with, children being ordered (position, type); ``replace`` forgets what
     earlier iterations added to them. ``squash`` is another function of the total input.
     """
@@ -85,7 +84,7 @@ def dynamic_routing_loops(
             start = [[prior[j, i % prior.shape[1]].item() for j in range(parents)] for i in range(children)]
         logits = [list(row) for row in start]
         poses: list[list[float]] = []
-        for iteration in range(iterations):  # line 3
+        for _ in range(iterations):  # line 3
             couplings = []
             for i in range(children):  # line 4: c_i <- softmax(b_i)
                 destinations = [*logits[i], 0.0] if leaky else logits[i]
@@ -96,8 +95,7 @@ def dynamic_routing_loops(
                 for d in range(dim):  # line 5: s_j <- sum_i c_ij u_hat_j|i
                     for i in range(children):
                         total[d] += couplings[i][j] * vote[i][j][d]
-                    if bias_inside or iteration == iterations - 1:
-                        total[d] += offset[j][d]
+                    total[d] += offset[j][d]
                 poses.append(squash(total))  # line 6: v_j <- squash(s_j)
             if replace:
                 logits = [list(row) for row in start]

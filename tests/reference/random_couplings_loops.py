@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from tests.reference.loops import softmax_list, squash_vector
+from tests.reference.reference import Reference, with_lengths
 
 
 def fixed_couplings_loops(
@@ -27,3 +28,12 @@ def fixed_couplings_loops(
             poses.append(squash_vector(total))
         results.append(poses)
     return torch.tensor(results, dtype=torch.float64)
+
+
+REFERENCE = Reference(
+    lambda votes, _, module: with_lengths(
+        fixed_couplings_loops(votes, module.log_couplings, bias=module.bias, leaky=module.leaky)
+    ),
+    switches={"spread": (1.0, 0.0, 3.0), "seed": (0, 1), "bias": (True, False), "leaky": (False, True)},
+    exchangeable=False,
+)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from tests.reference.loops import EPS, softmax_list, squash_vector
+from tests.reference.reference import Reference, with_lengths
 
 
 def norm(vector: list[float]) -> float:
@@ -54,3 +55,16 @@ def scaled_distance_loops(
         all_poses.append(poses)
     doubles = [torch.tensor(each, dtype=torch.float64) for each in (all_poses, *passes)]
     return doubles[0], doubles[1:]
+
+
+REFERENCE = Reference(
+    lambda votes, activations, module: with_lengths(
+        scaled_distance_loops(votes, activations, **module.options, bias=module.bias)[0]
+    ),
+    switches={
+        "iterations": (3, 1, 2),
+        "share": (0.9, 0.5),
+        "bias": (True, False),
+        "normalisation": ("window", "all_parents"),
+    },
+)

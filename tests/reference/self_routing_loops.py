@@ -7,9 +7,12 @@ comes from the package, so that a mistake there cannot repeat itself here. Do no
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
+
+from tests.reference.reference import Reference
 
 
 def softmax_list(logits: list[float]) -> list[float]:
@@ -56,3 +59,16 @@ def self_routing_loops(
                     total[d] += couplings[i][j] * active[i] * vote[i][j][d] / given
             results[-1].append(total)
     return torch.tensor(results, dtype=torch.float64), torch.tensor(activities, dtype=torch.float64)
+
+
+def parents_by_loops(votes: Tensor, activations: Tensor, module: Any) -> tuple[Tensor, Tensor]:
+    """The children's poses are their votes, see ``factored`` of the contract."""
+    return self_routing_loops(votes, votes.flatten(2), activations, module.weight, module.bias)
+
+
+REFERENCE = Reference(
+    parents_by_loops,
+    switches={"normalisation": ("window", "all_parents")},
+    elsewhere=("poses",),
+    backends=("reference", "matmul", "fused"),
+)

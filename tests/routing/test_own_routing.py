@@ -16,7 +16,7 @@ from omegaconf import OmegaConf
 
 from capsule_lab.config.check import check
 from capsule_lab.types import RoutingTrace, Votes
-from tests.helpers.commands import NO_PICTURES, ROOT, TINY_CAPSNET, TINY_DATA, Ended
+from tests.helpers.commands import NO_PICTURES, ROOT, TINY_CAPSNET, TINY_DATA, Ended, interpreter
 
 pytestmark = pytest.mark.usefixtures("isolated")
 
@@ -53,40 +53,24 @@ def test_own_routing_trains(own: Path, cli: Callable[..., Ended], model: list[st
 
 def test_target_of_ones_own_beside_a_routing_of_ours(own: Path, cli: Callable[..., Ended]) -> None:
     """Without a configuration folder: the options are those that both take."""
-    arguments = [
-        "routing=uniform",
-        "routing._target_=mine.MyRouting",
-        "~routing.bias",
-        "~routing.leaky",
-        "~routing.squash",
-    ]
-    ended = cli("train", *TINY_CAPSNET, *arguments, "~routing.backend", *TINY_DATA, *STEPS, *NO_PICTURES)
+    others = [f"~routing.{option}" for option in ("bias", "leaky", "squash", "backend")]
+    arguments = ["routing=uniform", "routing._target_=mine.MyRouting", *others]
+    ended = cli("train", *TINY_CAPSNET, *arguments, *TINY_DATA, *STEPS, *NO_PICTURES)
     assert ended.status == 0, ended.err
     (result,) = results()
     assert result["steps"] == 2
 
 
-@pytest.mark.parametrize(
-    ("option", "arguments", "message"),
-    [
+def test_mistakes_with_ones_own_routing_are_explained(own: Path, cli: Callable[..., Ended]) -> None:
+    for option, arguments, message in [
         (CONFIG_DIR, ["routing=mine", "routing.iteration=2"], "did you mean routing.iterations?"),
-        (SEARCH_PATH, ["routing=mine", "routing.iteration=2"], "did you mean routing.iterations?"),
-        (CONFIG_DIR, ["routing=mine", "+routing.iteration=2"], "did you mean routing.iterations?"),
+        (SEARCH_PATH, ["routing=mine", "+routing.iteration=2"], "did you mean routing.iterations?"),
         (CONFIG_DIR, ["routing=mine", "routing._target_=mine.Yours"], "is mine.Yours, which cannot be imported"),
-        (
-            SEARCH_PATH,
-            ["routing=thine"],
-            "routing=thine does not exist; did you mean mine? Options: attention_over_children,",
-        ),
-    ],
-    ids=str,
-)
-def test_mistakes_with_ones_own_routing_are_explained(
-    own: Path, cli: Callable[..., Ended], option: str, arguments: list[str], message: str
-) -> None:
-    ended = cli("train", option.format(own / "conf"), *TINY_CAPSNET, *arguments, *TINY_DATA, *STEPS)
-    assert ended.status == 2
-    assert message in ended.err
+        (SEARCH_PATH, ["routing=thine"], "thine does not exist; did you mean mine? Options: attention_over_children,"),
+    ]:
+        ended = cli("train", option.format(own / "conf"), *TINY_CAPSNET, *arguments, *TINY_DATA, *STEPS)
+        assert ended.status == 2
+        assert message in ended.err
 
 
 @pytest.mark.usefixtures("own")
@@ -103,3 +87,37 @@ def test_template_is_checked_and_routes() -> None:
         torch.testing.assert_close(trace.couplings.sum(2), torch.ones(2, 5).double())
     parents.poses.sum().backward()
     assert routing.sharpness.grad.abs().min() > 0
+
+
+# ------------------------------------------------------------------------------------ a routing of this package
+
+
+@pytest.mark.whole
+def test_two_files_add_a_routing_and_the_contract_asks_for_its_reference(tmp_path: Path) -> None:
+    """In a copy of this repository: a module, a YAML file; the third file is the slow reference."""
+    for folder in ("capsule_lab", "conf", "hydra_plugins", "tests"):
+        if (ROOT / folder).is_dir():
+            shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    module = (TEMPLATE / "mine.py").read_text() + '\n\n__all__ = ["MyRouting"]\n'
+    (tmp_path / "capsule_lab" / "routing" / "mine.py").write_text(module)
+    options = (TEMPLATE / "conf" / "routing" / "mine.yaml").read_text()
+    (tmp_path / "conf" / "routing" / "mine.yaml").write_text(options.replace("mine.My", "capsule_lab.routing.My"))
+
+    arguments = ["routing=mine", *TINY_CAPSNET, *TINY_DATA, *STEPS, *NO_PICTURES]
+    ended = interpreter("-m", "capsule_lab.train", *arguments, cwd=tmp_path, PYTHONPATH=str(tmp_path))
+    assert ended.status == 0, ended.err
+    faces = "import capsule_lab, capsule_lab.routing as own; print(capsule_lab.MyRouting is own.MyRouting)"
+    assert interpreter("-c", faces, cwd=tmp_path, PYTHONPATH=str(tmp_path)).out == "True\n"
+
+    def contract() -> Ended:
+        chosen = "tests/routing/test_contract.py::test_every_routing_has_a_reference"
+        pytest_options = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist", chosen]
+        return interpreter("-m", "pytest", *pytest_options, cwd=tmp_path, PYTHONPATH=str(tmp_path))
+
+    ended = contract()
+    assert ended.status == 1, ended.out + ended.err
+    assert "conf/routing has MyRouting, which nothing slow and simple was compared" in ended.out
+    reference = "from tests.reference.reference import Reference\n\nREFERENCE = Reference(lambda *_: (_, _))\n"
+    (tmp_path / "tests" / "reference" / "mine_loops.py").write_text(reference)
+    assert contract().status == 0

@@ -127,39 +127,6 @@ def test_images_are_independent_in_a_convolutional_layer(normalisation: Any, mon
     torch.testing.assert_close(layer(poses, present).poses, whole, rtol=0, atol=1e-12)
 
 
-# ------------------------------------------------------------------------------------------------------ arguments
-
-
-def test_children_without_activations_are_refused() -> None:
-    with pytest.raises(ValueError, match="got no activations of the children; expected their lengths"):
-        ScaledDistanceAgreement(3, 5)(VOTES)
-
-
-@pytest.mark.usefixtures("unchecked_types")
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"iterations": 0}, "routing iterations is 0; expected 1"),
-        ({"share": 1.0}, "routing share is 1.0; expected more than 0.25, less than 1"),
-        ({"share": 0.25}, "routing share is 0.25; expected more than 0.25"),
-        ({"normalisation": "types"}, "routing normalisation is 'types'; expected"),
-        ({"backend": "numpy"}, "routing backend is 'numpy'; expected"),
-    ],
-    ids=str,
-)
-def test_wrong_argument_is_named(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        ScaledDistanceAgreement(4, 5, **options)
-
-
-@pytest.mark.parametrize(("argument", "other"), [("iterations", 2), ("share", 0.6), ("bias", False)], ids=str)
-def test_every_argument_changes_the_parents(argument: str, other: Any) -> None:
-    before, after = (
-        ScaledDistanceAgreement(3, 5, **options).double()(VOTES, LENGTHS).poses for options in ({}, {argument: other})
-    )
-    assert not torch.allclose(before, after)
-
-
 def test_one_parent_gets_everything() -> None:
     votes = VOTES[:, :, :1]
     once = scaled_distance_agreement(votes, LENGTHS, iterations=1)

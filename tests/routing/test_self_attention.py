@@ -17,7 +17,7 @@ from capsule_lab.layers import ClassCapsules, ConvCapsules, DenseCapsules
 from capsule_lab.routing import SelfAttentionRouting, self_attention_routing
 from capsule_lab.types import RoutingTrace, Votes
 from tests.reference import attention_wrong
-from tests.reference.attention_loops import self_attention_loops
+from tests.reference.self_attention_loops import self_attention_loops
 
 
 def flat_index(*shape: int) -> Tensor:
@@ -60,17 +60,6 @@ def test_golden_numbers(backend: Any) -> None:
         torch.testing.assert_close(found[name], torch.tensor(numbers, dtype=torch.float64), rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("kinds", [6, 2])
-def test_equals_the_loops_with_a_prior_per_kind_of_child(kinds: int) -> None:
-    votes, prior = random_votes(2, 6, 3, 4), random_votes(3, kinds)
-    poses, activations, couplings = self_attention_loops(votes, prior=prior)
-    traces: list[RoutingTrace] = []
-    found = self_attention_routing(votes, prior=prior, on_iteration=traces.append)
-    torch.testing.assert_close(found.poses, poses, rtol=0, atol=1e-12)
-    torch.testing.assert_close(found.activations, activations, rtol=0, atol=1e-12)
-    torch.testing.assert_close(traces[0].couplings, couplings, rtol=0, atol=1e-12)
-
-
 def test_logits_are_those_of_the_lengths() -> None:
     parents = self_attention_routing(random_votes(2, 6, 3, 4))
     torch.testing.assert_close(parents.logits.sigmoid(), parents.activations, rtol=1e-6, atol=0)
@@ -82,19 +71,14 @@ def test_logits_tell_lengths_apart_that_round_to_one() -> None:
     assert parents.logits.tolist() == [[30.0], [40.0]]
 
 
-@pytest.mark.parametrize(
-    ("build", "kinds"),
-    [
-        (lambda: DenseCapsules(6, 4, 3, 8, routing=SelfAttentionRouting), 6),
-        (lambda: ConvCapsules((3, 2), 2, 4, 3, 8, kernel_size=2, routing=SelfAttentionRouting), 8),
-        (lambda: ClassCapsules(3, 2, 4, 3, 8, routing=SelfAttentionRouting), 2),
-    ],
-    ids=["dense", "convolutional", "class"],
-)
-def test_prior_of_a_layer(build: Callable[[], Any], kinds: int) -> None:
-    prior = build().routing.prior
-    assert prior.shape == (3, kinds)
-    assert not prior.any()
+def test_prior_of_a_layer() -> None:
+    for layer, kinds in [
+        (DenseCapsules(6, 4, 3, 8, routing=SelfAttentionRouting), 6),
+        (ConvCapsules((3, 2), 2, 4, 3, 8, kernel_size=2, routing=SelfAttentionRouting), 8),
+        (ClassCapsules(3, 2, 4, 3, 8, routing=SelfAttentionRouting), 2),
+    ]:
+        assert layer.routing.prior.shape == (3, kinds)
+        assert not layer.routing.prior.any()
 
 
 def test_layer_without_a_prior() -> None:
@@ -109,12 +93,6 @@ def test_layer_without_a_prior() -> None:
 def test_prior_of_other_sizes_is_refused(shape: tuple[int, int]) -> None:
     with pytest.raises(ValueError, match=r"prior is of shape .*6 children for 3 parents; expected"):
         self_attention_routing(random_votes(2, 6, 3, 4), prior=torch.zeros(shape, dtype=torch.float64))
-
-
-@pytest.mark.usefixtures("unchecked_types")
-def test_unknown_normalisation_is_refused() -> None:
-    with pytest.raises(ValueError, match="routing normalisation is 'all'; expected"):
-        SelfAttentionRouting(3, 4, normalisation="all")  # type: ignore[arg-type]
 
 
 # ------------------------------------------------------------------------------------------- wrong versions

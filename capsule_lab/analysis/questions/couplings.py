@@ -163,7 +163,7 @@ def of_layer(layer: LayerTrace, subject: Subject) -> dict[str, float]:
             found |= {f"{number}/{key}": float("nan") for key in shared}
         if before is not None:
             found[f"{number}/argmax_changes"] = measures.argmax_changes(before, shares)
-        adds = isinstance(layer.routing, DynamicRouting) and layer.routing.update == "add"
+        adds = isinstance(layer.routing, DynamicRouting) and layer.routing.options["update"] == "add"
         if adds and layer.windows is None:
             found[f"{number}/logit_change"] = measures.logit_change(layer.votes(), layer.iterations[number - 1].poses)
         before = shares

@@ -7,11 +7,13 @@ loops on Python floats; nothing here comes from the package. Do not make it fast
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from scipy.special import digamma, logsumexp
 from torch import Tensor
+
+from tests.reference.reference import Reference, by_statistics
 
 
 class Posterior(NamedTuple):
@@ -114,3 +116,22 @@ def _image(
             logits.append(logit)
         records.append((r, masses, poses, log_precisions, log_shares, logits))
     return records
+
+
+def parents_by_loops(votes: Tensor, activations: Tensor, module: Any) -> tuple[Tensor, Tensor]:
+    """As in evaluation."""
+    last = bayes_loops(votes.detach(), activations.detach(), iterations=module.options["iterations"])[-1]
+    poses = by_statistics(module.pose_norm, last.poses[:, 0].transpose(1, 2)).transpose(1, 2)
+    return poses, by_statistics(module.logit_norm, last.logits[:, 0]).sigmoid()
+
+
+REFERENCE = Reference(
+    parents_by_loops,
+    switches={
+        "iterations": (3, 1, 2, 5),
+        "initial": ("parents", "types"),
+        "normalisation": ("all_parents", "window"),
+        "affine": (True, False),
+    },
+    normalised=True,
+)

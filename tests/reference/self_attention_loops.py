@@ -11,6 +11,8 @@ import math
 import torch
 from torch import Tensor
 
+from tests.reference.reference import Reference
+
 EPS = 1e-8  # under the root of a length; the paper has none
 
 
@@ -61,3 +63,10 @@ def self_attention_loops(
         all_activations.append(activations)
         all_couplings.append(couplings)
     return tuple(torch.tensor(each, dtype=torch.float64) for each in (all_poses, all_activations, all_couplings))
+
+
+REFERENCE = Reference(
+    lambda votes, _, module: self_attention_loops(votes, prior=module.prior)[:2],
+    switches={"normalisation": ("all_parents", "window"), "prior": (True, False)},
+    added=lambda module: 0.0 if module.prior is None else module.prior.sum(),
+)

@@ -1,0 +1,29 @@
+"""Dynamic routing as the contract compares it; the transcription is in ``loops``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from tests.reference.loops import dynamic_routing_loops
+from tests.reference.reference import Reference, with_lengths
+
+
+def loops(votes: Tensor, _: Tensor, module: Any) -> tuple[Tensor, Tensor]:
+    options = {"iterations": module.options["iterations"], "replace": module.options["update"] == "replace"}
+    learned = {"bias": module.bias, "prior": module.prior, "leaky": module.leaky}
+    return with_lengths(dynamic_routing_loops(votes, **options, **learned))
+
+
+REFERENCE = Reference(
+    loops,
+    switches={
+        "iterations": (3, 1, 2, 5),
+        "leaky": (False, True),
+        "bias": (True, False),
+        "learned_prior": (False, True),
+        "update": ("add", "replace"),
+    },
+    elsewhere=("squash", "gradient"),
+)

@@ -1,0 +1,51 @@
+"""What the contract compares a routing with: ``REFERENCE`` in ``tests/reference/<module of the routing>_loops.py``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor, nn
+
+from tests.reference.loops import length_loops
+
+BACKENDS = ("dense", "dense-reference", "reference", "matmul", "fused")
+"""What sums the votes, of poses and weight; of ``dense`` ones, where the routing is given the tensor of votes."""
+
+
+@dataclass(frozen=True)
+class Reference:
+    """What a routing is compared with.
+
+    Attributes:
+        loops: poses and activations of the parents by slow loops, from votes, activations of the children and the
+            module under test.
+        switches: values of its constructor's arguments, the default first; each but ``same`` changes the parents.
+        elsewhere: arguments that the loops do not have, which are tested in a file of their own.
+        given: combinations of arguments that are always among those tested, by name.
+        backends: of ``BACKENDS``: a routing that reads the poses of children cannot be given the tensor of votes.
+        added: what the algorithm adds to the sum of a child's couplings, which is one without.
+        normalised: whether poses are normalised over the batch after the last iteration, which its trace is without.
+        exchangeable: whether no child and, at the start, no parent differs from another but by its votes.
+    """
+
+    loops: Callable[[Tensor, Tensor, Any], tuple[Tensor, Tensor]]
+    switches: dict[str, Sequence[Any]] = field(default_factory=dict)
+    elsewhere: Sequence[str] = ()
+    given: Callable[[], dict[str, dict[str, Any]]] = dict
+    backends: Sequence[str] = BACKENDS
+    added: Callable[[Any], float | Tensor] = lambda _: 0.0
+    normalised: bool = False
+    exchangeable: bool = True
+
+
+def with_lengths(poses: Tensor) -> tuple[Tensor, Tensor]:
+    """Capsules whose activations are the lengths of their poses."""
+    return poses, length_loops(poses)
+
+
+def by_statistics(norm: nn.BatchNorm1d, rows: Tensor) -> Tensor:
+    """Batch normalisation as in evaluation, by the running statistics."""
+    normalised = (rows - norm.running_mean) / (norm.running_var + norm.eps).sqrt()
+    return normalised * norm.weight + norm.bias if norm.affine else normalised
