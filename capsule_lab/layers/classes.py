@@ -30,9 +30,6 @@ class ClassCapsules(nn.Module):
     Shapes:
         poses ``(batch, positions * child_types, child_dim)``, activations without the last one ->
         poses ``(batch, classes, dim)``, activations ``(batch, classes)``.
-
-    Raises:
-        ValueError: if ``rows`` does not divide the poses.
     """
 
     coordinates: Tensor | None

@@ -28,9 +28,6 @@ class Windows(nn.Module):
         child_count: children in the grid.
         child: which child each place of each window is, ``(position, place)``.
         child_at_stride_1: the same if the stride were 1, as the legacy code has it.
-
-    Raises:
-        ValueError: if the window does not fit into the grid.
     """
 
     child: Int64[Tensor, "position place"]

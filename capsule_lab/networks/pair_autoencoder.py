@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from capsule_lab.errors import check_choice
+from capsule_lab.errors import check_choice, check_sizes, check_widths
 from capsule_lab.networks.base import (
     CHANGES,
     AbstractPairNetwork,
@@ -19,8 +19,6 @@ from capsule_lab.networks.base import (
     TransformedImages,
     check_image_shape,
     check_images,
-    check_sizes,
-    check_widths,
 )
 
 
@@ -35,9 +33,6 @@ class PairAutoencoder(AbstractPairNetwork):
         code: numbers that an image is made of: 90, as many as 30 capsules with two coordinates and a presence have.
         hidden: units of the layers between image and code, and, in reverse, between code and image.
         pose: what it is told: ``"translation"`` or ``"matrix"``, see ``TransformingAutoencoder``.
-
-    Raises:
-        ValueError: for sizes that are not positive, or an unknown ``pose``.
 
     >>> sum(p.numel() for p in PairAutoencoder((1, 28, 28)).parameters())
     710434

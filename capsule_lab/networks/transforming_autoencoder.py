@@ -22,15 +22,13 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.functional import fold, pad, unfold
 
-from capsule_lab.errors import check_choice
+from capsule_lab.errors import check_choice, check_sizes, check_widths
 from capsule_lab.networks.base import (
     AbstractPairNetwork,
     Pose,
     TransformedImages,
     check_image_shape,
     check_images,
-    check_sizes,
-    check_widths,
 )
 
 Activation = Literal["sigmoid", "relu"]
@@ -62,9 +60,6 @@ class TransformingAutoencoder(AbstractPairNetwork):
         patch: pixels along the side of what a capsule with a window draws, around its window; what is beyond the
             image is cut off.
         shared: one set of weights for all windows; the paper has one for each.
-
-    Raises:
-        ValueError: for sizes that are not positive, unknown switches, or both or none of ``capsules`` and ``window``.
 
     >>> network = TransformingAutoencoder((1, 28, 28))
     >>> sum(p.numel() for p in network.parameters())
