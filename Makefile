@@ -6,7 +6,7 @@ VENV ?= .venv
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
 COMMANDS := $(filter-out _%,$(basename $(notdir $(wildcard conf/*.yaml))))
-.PHONY: help setup $(COMMANDS) test campaign lint clean
+.PHONY: help setup own-environment $(COMMANDS) test campaign lint clean
 
 RUN := $(VENV)/bin/python
 READY := $(VENV)/.ready
@@ -26,13 +26,20 @@ help: ## this list
 	@echo "make --dry-run sweep table=<name> shows the runs of a table."
 	@echo "VENV=<folder> keeps the environment elsewhere (default .venv), PYTHON=<python> makes it (default python3)."
 
-$(READY): pyproject.toml
-	@test ! -s $(READY) || test "$$(cat $(READY))" = "$(CURDIR)" || { echo "$(VENV) is the environment of $$(cat $(READY)); name another with VENV=<folder>, or remove $(READY) to install this clone in it" >&2; exit 1; }
+$(READY): pyproject.toml tested-versions.txt | own-environment
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed; name one with PYTHON=python3.11" >&2; exit 1; }
 	@echo "Setting up $(VENV): torch is large, the first time takes some minutes."
 	@test -x $(RUN) || $(PYTHON) -m venv $(VENV)
-	@$(RUN) -m pip install --quiet --editable '.[dev]'
+	@if command -v uv >/dev/null; then \
+	    uv pip install --quiet --python $(RUN) --constraint tested-versions.txt --editable '.[dev]'; \
+	else \
+	    $(RUN) -m pip install --quiet --constraint tested-versions.txt --editable '.[dev]'; \
+	fi
 	@echo "$(CURDIR)" > $(READY)
+
+# VENV may be shared between clones by mistake: an environment runs the code of the clone that it was made for
+own-environment:
+	@test ! -s $(READY) || test "$$(cat $(READY))" = "$(CURDIR)" || { echo "$(VENV) is the environment of $$(cat $(READY)); name another with VENV=<folder>, or remove $(READY) to install this clone in it" >&2; exit 1; }
 
 setup: $(READY) ## make the environment; all other targets do so by themselves
 

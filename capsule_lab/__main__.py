@@ -14,10 +14,10 @@ from rich.markup import escape
 from rich.table import Table
 
 from capsule_lab import __version__
-from capsule_lab.arguments import own_folders
-from capsule_lab.config import commands, conf_dir, groups, head, option_files, searching, sweeps_dir
+from capsule_lab.config.arguments import own_folders
+from capsule_lab.config.compose import commands, conf_dir, groups, head, option_files, searching, sweeps_dir
 from capsule_lab.errors import CapsuleLabError, ConfigError, suggest
-from capsule_lab.terminal import usable_streams
+from capsule_lab.system.terminal import usable_streams
 
 
 def main() -> None:
@@ -33,7 +33,7 @@ def main() -> None:
 def _main(arguments: Sequence[str]) -> None:
     first = arguments[0] if arguments else ""
     if first in commands():
-        from capsule_lab.environment import replaced_command_line  # imports torch, which the list does not need
+        from capsule_lab.system.environment import replaced_command_line  # imports torch, which the list does not need
 
         module = f"capsule_lab.{first}"
         found = importlib.import_module(module)

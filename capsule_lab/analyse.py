@@ -17,7 +17,7 @@ from rich.text import Text
 
 from capsule_lab import runs
 from capsule_lab.command import command
-from capsule_lab.config import to_container
+from capsule_lab.config.compose import to_container
 from capsule_lab.errors import RunError, printable
 from capsule_lab.evaluate import check_outputs, open_checked
 from capsule_lab.figures import keep_figures
@@ -87,7 +87,8 @@ def analyse(config: DictConfig) -> Outcome:
     import torch
     from hydra.utils import instantiate
 
-    from capsule_lab import build, environment
+    from capsule_lab.config import build
+    from capsule_lab.system import environment
 
     run = open_checked(config)
     if _name(config) not in _OF_PAIRS:
@@ -151,8 +152,8 @@ def _untrained(run: runs.Run, subject: Subject, seed: int) -> AbstractNetwork:
     """The run's network with new weights, and statistics of batch normalisation as of these images."""
     import torch
 
-    from capsule_lab import build
     from capsule_lab.analysis.subject import set_running_statistics
+    from capsule_lab.config import build
 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

@@ -21,7 +21,7 @@ from rich.text import Text
 
 from capsule_lab import runs
 from capsule_lab.command import command
-from capsule_lab.config import to_container
+from capsule_lab.config.compose import to_container
 from capsule_lab.errors import ConfigError, printable
 from capsule_lab.evaluate import check_outputs, open_checked
 from capsule_lab.figures import keep_figures
@@ -101,8 +101,9 @@ def attack(config: DictConfig) -> Outcome:
     import torch
     from hydra.utils import instantiate
 
-    from capsule_lab import build, environment
     from capsule_lab.attacks import of_runs, records
+    from capsule_lab.config import build
+    from capsule_lab.system import environment
 
     run = open_checked(config)
     run.check_classifies("attack")

@@ -21,8 +21,8 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from capsule_lab import __version__
-from capsule_lab.arguments import own_folders, prepared
-from capsule_lab.config import (
+from capsule_lab.config.arguments import own_folders, prepared
+from capsule_lab.config.compose import (
     check_options,
     conf_dir,
     default_options,
@@ -32,9 +32,9 @@ from capsule_lab.config import (
     user_message,
 )
 from capsule_lab.errors import ConfigError, InterruptError, printable
-from capsule_lab.signals import interruptible
-from capsule_lab.slurm import requeue
-from capsule_lab.terminal import usable_streams
+from capsule_lab.system.signals import interruptible
+from capsule_lab.system.slurm import requeue
+from capsule_lab.system.terminal import usable_streams
 
 _SHOW_TRACEBACK = "CAPSULE_LAB_TRACEBACK"
 

@@ -12,11 +12,11 @@ from capsule_lab import runs, train
 from capsule_lab.analyse import analyse
 from capsule_lab.attack import attack
 from capsule_lab.command import command
-from capsule_lab.config import compose
-from capsule_lab.environment import replaced_command_line
+from capsule_lab.config.compose import compose
 from capsule_lab.evaluate import evaluate_checkpoint
 from capsule_lab.runs import lock
-from capsule_lab.signals import interruptible
+from capsule_lab.system.environment import replaced_command_line
+from capsule_lab.system.signals import interruptible
 from capsule_lab.tables import evaluations
 from capsule_lab.tables.arguments import FOR_SWEEP, for_hydra
 from capsule_lab.tables.schema import EvaluatedBy

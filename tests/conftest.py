@@ -17,7 +17,7 @@ import pytest
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, OmegaConf
 
-from capsule_lab.config import compose, conf_dir
+from capsule_lab.config.compose import compose, conf_dir
 from tests.helpers.commands import ENVIRONMENT_OF_THE_DEVELOPER, ROOT, TINY, TINY_CAPSNET, TINY_DATA, Ended, Trained
 
 WITHOUT_FILES = {"kernels", "layers", "networks", "reference", "routing"}
@@ -107,7 +107,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trained]:
     # imported here: pytest-xdist's main process runs no test and needs no torch
     from lightning.pytorch.callbacks import LambdaCallback
 
-    from capsule_lab import build
+    from capsule_lab.config import build
     from capsule_lab.data import MNISTDataModule
     from capsule_lab.train import train
 

@@ -22,9 +22,18 @@ from hydra._internal.utils import get_args_parser
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from capsule_lab import __main__ as overview
-from capsule_lab import build
-from capsule_lab.check import check
-from capsule_lab.config import commands, compose, conf_dir, default_options, groups, head, options_of, user_message
+from capsule_lab.config import build
+from capsule_lab.config.check import check
+from capsule_lab.config.compose import (
+    commands,
+    compose,
+    conf_dir,
+    default_options,
+    groups,
+    head,
+    options_of,
+    user_message,
+)
 from capsule_lab.tables.arguments import FOR_REPORT, FOR_SWEEP, for_hydra
 from capsule_lab.train import summary
 from tests.helpers.commands import CHOSEN, NO_PICTURES, ROOT, TINY, TINY_CAPSNET, Ended, Trained, python

@@ -32,7 +32,7 @@ WITHOUT_COUNTERPART = {
     "kernels/cpu/test_kernels.py": "properties of all kernels of a CPU",
     "launchers/test_internals.py": "hydra_internals and submitit_internals",
     "launchers/test_plugins.py": "hydra_plugins/",
-    "launchers/test_slurm.py": "slurm_array, and capsule_lab/slurm.py",
+    "launchers/test_slurm.py": "slurm_array, and capsule_lab/system/slurm.py",
     "launchers/test_slurm_cluster.py": "slurm_array on a real cluster",
     "lit/test_two_labels.py": "images of two labels, in all modules",
     "reference/test_em_loops.py": "tests/reference/",

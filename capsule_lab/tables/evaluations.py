@@ -17,8 +17,8 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from capsule_lab import runs
-from capsule_lab.check import check, check_evaluation
-from capsule_lab.config import compose, quoted
+from capsule_lab.config.check import check, check_evaluation
+from capsule_lab.config.compose import compose, quoted
 from capsule_lab.errors import RunError
 from capsule_lab.runs.trust import packages_of
 from capsule_lab.tables.schema import OF_OTHER_ROWS, EvaluatedBy

@@ -13,9 +13,9 @@ import pytest
 import yaml
 from wandb.sdk.launch.sweeps.utils import create_sweep_command, create_sweep_command_args
 
-from capsule_lab.build import build_without_weights
-from capsule_lab.check import check
-from capsule_lab.config import compose, sweeps_dir
+from capsule_lab.config.build import build_without_weights
+from capsule_lab.config.check import check
+from capsule_lab.config.compose import compose, sweeps_dir
 from capsule_lab.runs.directories import config_hash
 from tests.helpers.commands import Trained
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from capsule_lab import runs
-from capsule_lab.config import compose
+from capsule_lab.config.compose import compose
 from capsule_lab.errors import ConfigError, InterruptError
 from capsule_lab.train import summary, train
 from tests.helpers.commands import Ended

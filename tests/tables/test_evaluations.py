@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from capsule_lab import runs, sweep
-from capsule_lab.config import compose
+from capsule_lab.config.compose import compose
 from capsule_lab.errors import RunError, TableError
 from capsule_lab.tables.evaluations import of_job
 from capsule_lab.tables.expand import distinct, expand, verify

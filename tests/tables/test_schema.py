@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from capsule_lab.build import build_without_weights
-from capsule_lab.config import compose, conf_dir, sweeps_dir
+from capsule_lab.config.build import build_without_weights
+from capsule_lab.config.compose import compose, conf_dir, sweeps_dir
 from capsule_lab.errors import TableError
 from capsule_lab.tables.cells import TrainingCell
 from capsule_lab.tables.expand import distinct, expand, verify

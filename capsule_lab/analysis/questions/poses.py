@@ -10,9 +10,9 @@ from jaxtyping import Float
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from capsule_lab import pair_metrics
 from capsule_lab.analysis.pair_figures import generative_fields, image_rows, presence_curve, shift_scatter, strongest
 from capsule_lab.analysis.subject import Answer, Subject
+from capsule_lab.lit import pair_metrics
 from capsule_lab.networks import AbstractPairNetwork, TransformingAutoencoder
 
 _SHOWN = 16  # ours: images of the sheet

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from capsule_lab import signals
 from capsule_lab.errors import InterruptError
+from capsule_lab.system import signals
 from tests.helpers.commands import Ended, python, start
 
 

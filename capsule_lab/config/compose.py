@@ -27,9 +27,9 @@ from hydra.errors import HydraException, InstantiationException, MissingConfigEx
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
+from capsule_lab.config.hints import hint
+from capsule_lab.config.signatures import accepts, expected, refused
 from capsule_lab.errors import CapsuleLabError, ConfigError, InterruptError, one_line, suggest
-from capsule_lab.hints import hint
-from capsule_lab.signatures import accepts, expected, refused
 
 _SEARCH_PATH = "CAPSULE_LAB_SEARCH_PATH"
 
@@ -53,7 +53,7 @@ def sweeps_dir() -> Path:
 
 def _installed_or_source(name: str) -> Path:
     """A folder inside an installed wheel, or beside the package in a source tree."""
-    package = Path(__file__).parent
+    package = Path(__file__).parents[1]
     return next(folder for folder in (package / name, package.parent / name) if folder.is_dir())
 
 

@@ -12,8 +12,8 @@ import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from capsule_lab import __main__ as overview
-from capsule_lab.arguments import own_folders, prepared
-from capsule_lab.config import as_argument, compose, options_of, search_path, searching
+from capsule_lab.config.arguments import own_folders, prepared
+from capsule_lab.config.compose import as_argument, compose, options_of, search_path, searching
 from capsule_lab.errors import ConfigError
 from capsule_lab.train import train
 from tests.helpers.commands import ROOT, Ended, python
