@@ -47,7 +47,7 @@ def floor_warnings(layers: Mapping[str, LayerMeasurement]) -> list[str]:
         found.append(
             f"routing.min_variance, the variance floor, is far below the variance of the votes: {', '.join(below)}; "
             "with two or more iterations the gradient is then chaotic: raise it to about that variance, or make the "
-            "initial transformations smaller (model.conv.weight_std, model.classes.weight_std)"
+            "initial transformations smaller (model.conv_weight_std, model.class_weight_std)"
         )
     if above:
         found.append(
@@ -105,7 +105,7 @@ def _of_layers(measurements: Sequence[Measurement]) -> Iterator[str]:
         if min(shrinks) > SHRINKS:
             yield (
                 f"{name}: poses are 1/{min(shrinks):.1f} or less of those of {below}, by their standard deviation; a "
-                "larger model.conv.weight_std or model.classes.weight_std keeps their scale, routing=em_normalised makes "
+                "larger model.conv_weight_std or model.class_weight_std keeps their scale, routing=em_normalised makes "
                 "it matter less"
             )
     for name in names[:-1]:  # those of the classes differ once something is learned
@@ -119,7 +119,7 @@ def _of_layers(measurements: Sequence[Measurement]) -> Iterator[str]:
         if least > SATURATED:
             yield (
                 f"{name}: {least:.0f} % or more of the activations are nearly 0 or 1, where they have hardly a "
-                "gradient; try model.primary.norm=true or a smaller model.primary.activation_std"
+                "gradient; try model.primary_norm=true or a smaller model.activation_std"
             )
 
 
@@ -136,8 +136,8 @@ def _of_steps(measurements: Sequence[Measurement]) -> Iterator[str]:
         listed = ", ".join(f"{name} ({100 * step:.2g} %)" for name, step in slow.items())
         yield (
             f"nearly stand still, while other weights move by up to {100 * max(fastest.values()):.2g} % per step: "
-            f"{listed}; a step of Adam does not grow with the weight: make the initial ones smaller (model.primary.pose_std, "
-            "model.primary.activation_std, model.conv.weight_std, model.classes.weight_std)"
+            f"{listed}; a step of Adam does not grow with the weight: make the initial ones smaller (model.pose_std, "
+            "model.activation_std, model.conv_weight_std, model.class_weight_std)"
         )
 
 

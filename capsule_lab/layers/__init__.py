@@ -1,6 +1,6 @@
 """Capsule layers that work in any PyTorch project."""
 
-from capsule_lab.layers.classes import ClassCapsules
+from capsule_lab.layers.classes import ClassCapsules, CoordinateClassCapsules
 from capsule_lab.layers.conv import ConvCapsules, ConvStack
 from capsule_lab.layers.decoder import Decoder
 from capsule_lab.layers.dense import DenseCapsules
@@ -20,6 +20,7 @@ __all__ = [
     "ComposedPrimaryCapsules",
     "ConvCapsules",
     "ConvStack",
+    "CoordinateClassCapsules",
     "Decoder",
     "DenseCapsules",
     "DepthwisePrimaryCapsules",

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from capsule_lab.errors import check_choice
+
+Coordinates = Literal["receptive_field", "image_share", "grid", "none"]
 Axes = tuple[Float[Tensor, " height"], Float[Tensor, " width"]]
 """Coordinates of the rows and of the columns of a grid."""
 
@@ -62,6 +65,16 @@ def grid_coordinates(grid: tuple[int, int]) -> Axes:
     """Row and column coordinate of each position: ``(i + 0.5) / n`` (IBM's and the tutorial's code)."""
     rows, columns = ((torch.arange(n) + 0.5) / n for n in grid)  # 0.5: the middle of a cell
     return rows, columns
+
+
+def axes_of(coordinates: Coordinates, grid: tuple[int, int], field: ReceptiveField) -> Axes | None:
+    """Coordinates of one kind, or ``None``."""
+    check_choice("coordinates", coordinates, get_args(Coordinates))
+    if coordinates == "none":
+        return None
+    if coordinates == "grid":
+        return grid_coordinates(grid)
+    return (receptive_field_coordinates if coordinates == "receptive_field" else image_share_coordinates)(grid, field)
 
 
 def coordinate_addition(*, axes: Axes, entries: tuple[int, int], dim: int) -> Float[Tensor, "position dim"]:

@@ -40,7 +40,7 @@ class Windows(nn.Module):
         if min(size) < kernel_size:
             raise ValueError(
                 f"the grid of children is {size[0]}x{size[1]}, smaller than the {kernel_size}x{kernel_size} window of "
-                "the capsules above; take larger images, a smaller kernel or padding='same'"
+                "the capsules above; expected larger images or a smaller kernel"
             )
         self.size = size
         self.types = types

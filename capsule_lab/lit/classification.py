@@ -101,14 +101,13 @@ class AbstractCapsuleModule(AbstractModule):
 def _check_bounded(network: AbstractNetwork, loss: Loss) -> None:
     """Lengths without a bound are no probabilities; what a network of any other kind gives, its class says."""
     function = _function(loss)
-    log_odds = getattr(loss, "keywords", {}).get("log_odds", False)
-    if not isinstance(network, AbstractCapsuleNetwork) or not (log_odds or _expects(function) == "activations"):
+    if not isinstance(network, AbstractCapsuleNetwork) or _expects(function) != "activations":
         return
     *_, classes = network.capsule_layers().values()
     routing = getattr(classes, "routing", None)
     if not getattr(routing, "bounded", True):
         raise ValueError(
-            f"{function.__name__}{' with log_odds' if log_odds else ''} expects activations in [0, 1], and with "
+            f"{function.__name__} expects activations in [0, 1], and with "
             f"routing.squash={getattr(routing, 'squash', 'none')} lengths have no bound; expected "
             "loss=cross_entropy_logits, or routing.squash=squash"
         )

@@ -22,15 +22,8 @@ from typing import Any, Literal, get_args
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from capsule_lab.errors import check_choice, check_number, check_sizes
-from capsule_lab.layers import ClassCapsules, ConvStack, LinearPrimaryCapsules, Stem
-from capsule_lab.layers.coordinates import (
-    ReceptiveField,
-    coordinate_addition,
-    grid_coordinates,
-    image_share_coordinates,
-    receptive_field_coordinates,
-)
+from capsule_lab.errors import check_choice, check_sizes
+from capsule_lab.layers import ClassCapsules, ConvStack, CoordinateClassCapsules, LinearPrimaryCapsules, Stem
 from capsule_lab.layers.stem import IMAGE_KERNEL, PaperConvolution
 from capsule_lab.networks.base import (
     AbstractReconstructingNetwork,
@@ -45,57 +38,6 @@ from capsule_lab.routing.em_costs import CLASS_ROUTING
 from capsule_lab.types import CapsuleOutput, OnIteration
 
 Pose = Literal["matrix", "vector"]
-Coordinates = Literal["receptive_field", "image_share", "grid", "none"]
-Entries = Literal["official", "paper"]
-
-
-def build_classes(
-    grid: tuple[int, int],
-    child_types: int,
-    dim: int,
-    num_classes: int,
-    *,
-    routing: RoutingFactory,
-    rows: int,
-    field: ReceptiveField,
-    coordinates: Coordinates = "receptive_field",
-    entries: Entries = "official",
-    weight_std: float = 0.01,  # official code
-) -> ClassCapsules:
-    """Class capsules that add coordinates to their votes.
-
-    Args:
-        grid: ``(height, width)`` of the children.
-        child_types, dim, routing, rows: see ``ClassCapsules``.
-        num_classes: number of classes.
-        field: what the children see of the image.
-        coordinates: ``"receptive_field"``, distance of a position's receptive field from the image's middle in units of
-            100 pixels (official code), ``"image_share"``, its place as a share of the image (a tutorial's text),
-            ``"grid"``, ``(i + 0.5) / n`` of the i-th of n positions (ports), or ``"none"``.
-        entries: ``"official"`` adds x to the first and y to the second component of a vote, ``"paper"`` row and column
-            to the first two entries of a matrix's right-hand column.
-        weight_std: standard deviation of the transformations' truncated normal; for vectors it is divided by the fourth
-            root of ``dim``, so that votes are as large as those of matrices.
-    """
-    check_choice("coordinates", coordinates, get_args(Coordinates))
-    check_choice("entries", entries, get_args(Entries))
-    check_number("weight_std", weight_std, above=0)
-    side, added = math.isqrt(dim), None
-    if coordinates != "none":
-        if side == 1:
-            raise ValueError("poses have 1 component; expected 4 or more, or coordinates='none'")
-        axes = {
-            "receptive_field": lambda: receptive_field_coordinates(grid, field),
-            "image_share": lambda: image_share_coordinates(grid, field),
-            "grid": lambda: grid_coordinates(grid),
-        }[coordinates]()
-        places = (1, 0) if entries == "official" else (side - 1, 2 * side - 1)
-        added = coordinate_addition(axes=axes, entries=places, dim=dim)
-    return ClassCapsules(
-        grid[0] * grid[1], child_types, dim, num_classes, dim,
-        routing=routing, rows=rows, coordinates=added,
-        weight_std=weight_std if rows > 1 else weight_std * dim**-0.25,
-    )  # fmt: skip
 
 
 class EMCaps(AbstractReconstructingNetwork):
@@ -138,7 +80,7 @@ class EMCaps(AbstractReconstructingNetwork):
         batch_norm: bool = False,
         primary: Callable[[int], LinearPrimaryCapsules] = LinearPrimaryCapsules,
         conv: Callable[..., ConvStack] = ConvStack,
-        classes: Callable[..., ClassCapsules] = build_classes,
+        classes: Callable[..., ClassCapsules] = CoordinateClassCapsules,
         pose: Pose = "matrix",
         decoder: Sequence[int] | None = None,  # Hinton 2018 has none
     ) -> None:

@@ -14,7 +14,7 @@ from tests.helpers.bench import small_case
 
 @pytest.mark.parametrize(("model", "biases"), [("capsnet", 0), ("em_caps_paper", 2 * 17)])
 def test_textbook_has_the_sizes_that_were_asked_for(model: str, biases: int) -> None:
-    case = small_case(model, "options=['model.channels=3','model.primary_types=2','routing.iterations=2']")
+    case = small_case(model, "options=['model.channels=3','model.primary.types=2','routing.iterations=2']")
     config = cases.training_config(case.overrides)
     textbook, ours = models.build_textbook(case, config), models.build_network(case, config).network
     sizes = [sum(parameter.numel() for parameter in network.parameters()) for network in (textbook, ours)]

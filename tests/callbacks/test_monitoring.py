@@ -18,23 +18,24 @@ from capsule_lab.callbacks.host_copy import HostCopy
 from capsule_lab.callbacks.monitoring import layer_statistics
 from capsule_lab.config.build import build_data
 from capsule_lab.errors import InterruptError
-from capsule_lab.networks import AbstractCapsuleNetwork, BaselineCNN, CapsNet, EMCaps
+from capsule_lab.networks import AbstractCapsuleNetwork, BaselineCNN
 from capsule_lab.train import train
 from capsule_lab.types import Batch, CapsuleOutput, Capsules, OnIteration, RoutingTrace
 from tests.helpers.commands import NO_PICTURES, TINY_CAPSNET, Trained, python
+from tests.helpers.networks import small_capsnet, small_em_caps
 from tests.helpers.training import SignalAt, curves, run, trained_module
 
 Tiny = Callable[..., DictConfig]
 TINY_EM_CAPS = [
-    "model=em_caps_paper", "model.channels=4", "model.primary_types=3", "model.conv_types=[3,2]", "routing.iterations=2"
+    "model=em_caps_paper", "model.channels=4", "model.primary.types=3", "model.conv.types=[3,2]", "routing.iterations=2"
 ]  # fmt: skip
 LAYERS = {
     "capsnet": (TINY_CAPSNET, ["primary", "digits"]),
     "em_caps": (TINY_EM_CAPS, ["primary", "conv_capsules_1", "conv_capsules_2", "classes"]),
 }
 NETWORKS: dict[str, Callable[[], AbstractCapsuleNetwork]] = {
-    "capsnet": lambda: CapsNet((1, 17, 17), 3, channels=4, primary_types=2, class_dim=4, decoder=(5,)),
-    "em_caps": lambda: EMCaps((1, 17, 17), 3, channels=4, primary_types=3, conv_types=(3, 2)),
+    "capsnet": lambda: small_capsnet((1, 17, 17), 3, class_dim=4, decoder=(5,)),
+    "em_caps": lambda: small_em_caps((1, 17, 17), 3, types=3),
 }
 
 
@@ -405,8 +406,7 @@ import torch
 from capsule_lab.callbacks.monitoring import layer_statistics
 from capsule_lab.networks import CapsNet, EMCaps
 
-sizes = {"channels": 4, "primary_types": 3}
-network, images = {network}((1, 17, 17), 3, **sizes), torch.rand(2, 1, 17, 17)
+network, images = {network}((1, 17, 17), 3, channels=4), torch.rand(2, 1, 17, 17)
 graphs = []
 
 def backend(graph, inputs):

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from capsule_lab.lit.ddp import TIMEOUT_VARIABLE
+
 from tests.campaign.outcomes import (
     Fault,
     NotHitError,

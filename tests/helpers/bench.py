@@ -15,7 +15,7 @@ from capsule_lab.config.compose import compose
 
 SMALL = [
     "device=cpu", "rounds=2", "steps=1", "precisions=[32-true]", "backends=[matmul]", "batch_size=2",
-    "options=['model.channels=4','model.primary_types=2']", "image_shape=[1,21,21]",
+    "options=['model.channels=4','model.primary.types=2']", "image_shape=[1,21,21]",
     "sizes.em_window={rows: 2, children: 9, parents: 3, iterations: 2}",
     "sizes.em_all_parents={batch_size: 2, grid: 5, child_types: 2, parents: 3, iterations: 2}",
     "sizes.dynamic={batch_size: 2, children: 6, child_dim: 4, parents: 3, parent_dim: 5, iterations: 2}",

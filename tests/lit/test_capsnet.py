@@ -19,7 +19,7 @@ from capsule_lab.types import Batch
 
 SMALL = [
     "model=em_caps_decoder", "data=smallnorb", "data.source=standin", "model.stem=[[4,3,2],[4,3,2]]",
-    "model.primary_types=2", "model.decoder=[8]",
+    "model.primary.types=2", "model.decoder=[8]",
 ]  # fmt: skip
 
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from capsule_lab.analysis.pair_figures import generative_fields, image_rows, presence_curve, shift_scatter, strongest
 from capsule_lab.analysis.subject import Answer, Subject
+from capsule_lab.errors import check_widths
 from capsule_lab.lit import pair_metrics
 from capsule_lab.networks import AbstractPairNetwork, TransformingAutoencoder
 

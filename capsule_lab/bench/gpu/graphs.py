@@ -48,7 +48,7 @@ COMPILED = (
 # and their overrides of a training configuration; cnn_small has dropout and batch normalisation
 MODELS: dict[Size, dict[str, tuple[str, ...]]] = {
     "full": {"capsnet": (), "em_caps_paper": (), "em_caps_small": (), "cnn_small": ()},
-    "small": {"capsnet": ("model.channels=4", "model.primary_types=2", "model.decoder=[8]")},
+    "small": {"capsnet": ("model.channels=4", "model.primary.types=2", "model.decoder=[8]")},
 }
 IMAGES: dict[Size, list[str]] = {"full": [], "small": ["image_shape=[1,17,17]", "num_classes=3"]}
 LEFT_OUT = "left out: the time of this part was over"

@@ -26,9 +26,9 @@ from capsule_lab.errors import CapsuleLabError, one_line
 from capsule_lab.types import Batch
 
 MODELS: dict[str, tuple[str, ...]] = {  # with what makes them small
-    "capsnet": ("model.channels=4", "model.primary_types=2", "model.decoder=[8]", "routing.backend=matmul"),
+    "capsnet": ("model.channels=4", "model.primary.types=2", "model.decoder=[8]", "routing.backend=matmul"),
     "em_caps_small": (
-        *("model.channels=4", "model.primary_types=2", "model.conv_types=[2,2]"),
+        *("model.channels=4", "model.primary.types=2", "model.conv.types=[2,2]"),
         "routing.backend=matmul",  # fused kernels of a CPU are no tensors' business
     ),
     "cnn_small": ("model.channels=[4,4,4]",),

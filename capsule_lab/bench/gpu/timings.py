@@ -30,7 +30,7 @@ OVERRIDES: dict[Size, list[str]] = {
     ],
     "small": [
         "backends=[matmul,fused]", f"precisions=[{FULL}]", "models=[em_caps_paper,capsnet]",  # compiling takes too long
-        "batch_size=2", "image_shape=[1,21,21]", "options=['model.channels=4','model.primary_types=2']",
+        "batch_size=2", "image_shape=[1,21,21]", "options=['model.channels=4','model.primary.types=2']",
         "sizes.em_window={rows: 2, children: 9, parents: 3, iterations: 2}",
         "sizes.em_all_parents={grid: 5, child_types: 2, parents: 3, iterations: 2}",
         "sizes.dynamic={children: 6, child_dim: 4, parents: 3, parent_dim: 5, iterations: 2}",
