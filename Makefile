@@ -6,7 +6,7 @@ VENV ?= .venv
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
 COMMANDS := $(filter-out _%,$(basename $(notdir $(wildcard conf/*.yaml))))
-.PHONY: help setup own-environment $(COMMANDS) test campaign lint clean
+.PHONY: help setup own-environment $(COMMANDS) test test-all campaign lint clean
 
 RUN := $(VENV)/bin/python
 READY := $(VENV)/.ready
@@ -17,7 +17,7 @@ help: ## this list
 	@echo
 	@for name in $(COMMANDS); do printf '  make %-10s %s\n' $$name "$$(sed -n '1s/^# //p' conf/$$name.yaml)"; done
 	@echo
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1|\2/p' $(firstword $(MAKEFILE_LIST)) | awk -F'|' '{printf "%-17s %s\n", $$1, $$2}'
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(firstword $(MAKEFILE_LIST)) | awk -F'|' '{printf "%-17s %s\n", $$1, $$2}'
 	@echo
 	@echo "key=value is handed to the command: groups (model=capsnet), dotted keys (routing.iterations=1), lists"
 	@echo "(model.decoder=[64,128]) and new keys (+trainer.name=value). Deletions (~key) are not: use python -m;"
@@ -51,8 +51,12 @@ train: DEFAULT = $(if $(filter-out train.resume=%,$(OVERRIDES)),,experiment=quic
 sweep: DEFAULT = $(if $(findstring n,$(firstword -$(MAKEFLAGS))),dry_run=true)
 sweep: EVEN_IN_DRY_RUN = +
 
-test: $(READY) ## run the tests; PYTEST="-k resume" is handed to pytest
-	@OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(RUN) -m pytest -n auto --dist worksteal $(PYTEST)
+test test-all: $(READY)
+	@OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(RUN) -m pytest -n auto --dist worksteal $(TIER) $(PYTEST)
+
+test: ## run the tests, in minutes; PYTEST="-k resume" is handed to pytest
+test-all: TIER = -m "not slow and not slurm" --every-shape
+test-all: ## whole fits and sweeps as well, with shapes checked in every test
 
 campaign: $(READY) ## kill, corrupt and starve runs, and compare results; minutes=30 seed=0 only=sweeps
 	@set -f; OMP_NUM_THREADS=1 $(RUN) -m tests.campaign $(OVERRIDES)

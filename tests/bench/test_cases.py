@@ -44,7 +44,6 @@ def test_every_model_has_sizes(model: str) -> None:
         ("cnn_affnist", [], (128, [1, 40, 40], 10)),
         ("capsnet", ["data=smallnorb", "data.batch_size=7"], (7, [2, 32, 32], 5)),
         ("em_caps_paper", [], (16, [2, 32, 32], 5)),
-        ("capsnet_cifar10", [], (128, [3, 24, 24], 10)),
     ],
 )
 def test_sizes_are_those_of_the_data_unless_configured(
