@@ -199,7 +199,7 @@ def build_decoder(
         return None
     if not cast(AbstractRouting, classes.routing).poses:
         raise ValueError("routing.poses is false, and the decoder reads poses; expected true, or model.decoder=null")
-    check_widths("the decoder", decoder=decoder)
+    check_widths("the network", decoder=decoder)
     return Decoder(num_classes, dim, image_shape, hidden=decoder)
 
 
