@@ -628,18 +628,14 @@ def test_wrong_images(name: str) -> None:
         network(torch.zeros(2, *IMAGE, dtype=torch.uint8))
 
 
-@pytest.mark.parametrize(
-    "pixels",
-    [torch.zeros(2, *IMAGE), torch.full((2, *IMAGE), 1e4), torch.full((2, *IMAGE), -1e4)],
-    ids=["black", "very bright", "very dark"],
-)
 @pytest.mark.parametrize("name", CAPSULES)
-def test_extreme_images_give_finite_values_and_gradients(name: str, pixels: Tensor) -> None:
-    network, images = SMALL[name].build(), pixels.clone().requires_grad_()
-    output = network(images)
-    (output.scores.sum() + output.capsules.poses.sum()).backward()
-    assert all(each.isfinite().all() for each in (output.scores, output.capsules.poses))
-    assert all(p.grad.isfinite().all() for p in (images, *network.parameters()) if p.grad is not None)
+def test_extreme_images_give_finite_values_and_gradients(name: str) -> None:
+    for pixels in (0.0, 1e4, -1e4):
+        network, images = SMALL[name].build(), torch.full((2, *IMAGE), pixels, requires_grad=True)
+        output = network(images)
+        (output.scores.sum() + output.capsules.poses.sum()).backward()
+        assert all(each.isfinite().all() for each in (output.scores, output.capsules.poses))
+        assert all(p.grad.isfinite().all() for p in (images, *network.parameters()) if p.grad is not None)
 
 
 @pytest.mark.parametrize("name", [name for name in CAPSULES if "decoder" in SMALL[name].changed])

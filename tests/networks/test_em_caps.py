@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -250,7 +251,7 @@ def test_every_kind_of_coordinates_gives_scores_of_its_own() -> None:
     without = build(classes={"coordinates": "none"})
     assert without.classes.coordinates is None
     scores.append(without.double()(images).scores)
-    assert all(not torch.allclose(one, two, rtol=1e-4) for one, two in zip(scores, scores[1:], strict=False))
+    assert all(not torch.allclose(one, two, rtol=1e-4) for one, two in pairwise(scores))
 
 
 @pytest.mark.parametrize("pose", ["matrix", "vector"])
