@@ -226,13 +226,11 @@ class ComposedPrimaryCapsules(nn.Module):
         pose: features to ``(batch, types * dim, height, width)``, the components of a type one after the other.
         activation: features to ``(batch, types, height, width)``: logits, whose logistic the activations are.
         types: kinds of capsule per position.
-        dim: components of a pose.
     """
 
-    def __init__(self, pose: nn.Module, activation: nn.Module, *, types: int, dim: int) -> None:
+    def __init__(self, pose: nn.Module, activation: nn.Module, *, types: int) -> None:
         super().__init__()
         self.types = types
-        self.dim = dim
         self.pose = pose
         self.activation = activation
 

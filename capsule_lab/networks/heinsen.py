@@ -82,7 +82,6 @@ class HeinsenNet(AbstractCapsuleNetwork):
             nn.Sequential(nn.BatchNorm2d(inputs), nn.Conv2d(inputs, parts * dim, 1)),
             nn.Sequential(nn.BatchNorm2d(inputs), nn.Conv2d(inputs, parts, 1)),
             types=parts,
-            dim=dim,
         )
         self.parts = ClassCapsules(children, 1, dim, parts, dim, routing=routing, rows=pose_size)
         last = with_options(routing, class_routing)

@@ -88,9 +88,7 @@ class SelfRoutingNet(AbstractCapsuleNetwork):
         check_widths("SelfRoutingNet", conv_strides=conv_strides)
         self.image_shape = check_image_shape(image_shape, 1, "SelfRoutingNet")
         self.trunk, channels, grid = build_trunk(trunk, self.image_shape, planes)
-        self.primary = ComposedPrimaryCapsules(
-            conv3x3(channels, types * dim), conv3x3(channels, types), types=types, dim=dim
-        )
+        self.primary = ComposedPrimaryCapsules(conv3x3(channels, types * dim), conv3x3(channels, types), types=types)
         self.conv_capsules, self.norms = nn.ModuleList(), nn.ModuleList()
         for stride in conv_strides:
             layer = ConvCapsules(grid, types, dim, types, dim, routing=routing, stride=stride, padding=1)
