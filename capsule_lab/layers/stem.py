@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from torch import Tensor, nn
-from torchvision.models.resnet import BasicBlock
 
 from capsule_lab.errors import check_choice
 from capsule_lab.functional import same_padding, truncated_normal_
@@ -18,6 +17,13 @@ STEMS: dict[str, list[list[int]]] = {
     "conv3": [[32, 5, 2], [64, 3, 2], [64, 3, 2]],  # ours: all of SmallCNN's
 }
 RESNET = [[32, 5, 2], [64, 3, 2], [64, 3, 2]]  # ours: as conv3, each but the first a residual block of two convolutions
+
+
+def residual_block(inputs: int, outputs: int, stride: int = 1, shortcut: nn.Module | None = None) -> nn.Module:
+    """Two convolutions of three pixels around which the input is added (He 2016, figure 5, left)."""
+    from torchvision.models.resnet import BasicBlock  # here, so that networks without need nothing but torch
+
+    return BasicBlock(inputs, outputs, stride, shortcut)
 
 
 class Stem(nn.Sequential):
@@ -52,7 +58,7 @@ class Stem(nn.Sequential):
         for number, (outputs, kernel, stride) in enumerate(convolutions):
             if stem == "resnet" and number:
                 shortcut = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs))
-                layers.append(BasicBlock(inputs, outputs, stride, shortcut))
+                layers.append(residual_block(inputs, outputs, stride, shortcut))
             else:
                 layers.append(nn.Conv2d(inputs, outputs, kernel, stride, kernel // 2, bias=not batch_norm))
                 layers += [nn.BatchNorm2d(outputs), nn.ReLU()] if batch_norm else [nn.ReLU()]

@@ -1,4 +1,4 @@
-"""What a network that is told a change makes of it: its images, and whether its poses follow (Hinton et al. 2011)."""
+"""Metrics of networks that receive a change: their images, and whether their poses follow (Hinton et al. 2011)."""
 
 from __future__ import annotations
 
@@ -244,7 +244,7 @@ class MatrixMetrics(PairMetric):
 
 
 def pair_metrics(network: Any) -> dict[str, PairMetric]:
-    """The metrics of a network that is told a change, by name.
+    """The metrics of a network that receives a change, by name.
 
     Args:
         network: a ``TransformingAutoencoder``, or one without capsules, whose ``capsules`` are 0.

@@ -21,11 +21,11 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from torchvision.models.resnet import BasicBlock
 
 from capsule_lab.errors import check_sizes, check_widths
 from capsule_lab.functional import HALF
 from capsule_lab.layers import ClassCapsules, ConvStack
+from capsule_lab.layers.stem import residual_block
 from capsule_lab.networks.base import (
     AbstractCapsuleNetwork,
     check_image_shape,
@@ -99,8 +99,8 @@ class InvertedAttentionCaps(AbstractCapsuleNetwork):
             shortcut = None
             if stride > 1:
                 shortcut = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs))
-            features.append(BasicBlock(inputs, outputs, stride, shortcut))  # He 2016, figure 5, left
-            features += [BasicBlock(outputs, outputs) for _ in range(count - 1)]
+            features.append(residual_block(inputs, outputs, stride, shortcut))  # He 2016, figure 5, left
+            features += [residual_block(outputs, outputs) for _ in range(count - 1)]
             height, width = (height - 1) // stride + 1, (width - 1) // stride + 1
         self.features = nn.Sequential(*features)
         self.primary = NormalisedPrimaryCapsules(channels[-1], primary_types, dim)

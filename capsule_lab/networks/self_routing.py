@@ -22,10 +22,10 @@ from typing import Any, Literal, get_args
 
 from jaxtyping import Float
 from torch import Tensor, nn
-from torchvision.models.resnet import BasicBlock
 
 from capsule_lab.errors import check_choice, check_sizes, check_widths
 from capsule_lab.layers import ComposedPrimaryCapsules, ConvCapsules, DenseCapsules, Stem
+from capsule_lab.layers.stem import residual_block
 from capsule_lab.networks.base import (
     AbstractCapsuleNetwork,
     AbstractNetwork,
@@ -179,7 +179,7 @@ def build_trunk(
     for multiple, stride in blocks:
         outputs = multiple * planes
         shortcut = PaddedShortcut(outputs - channels, stride) if outputs != channels else None
-        layers.append(BasicBlock(channels, outputs, stride, shortcut))
+        layers.append(residual_block(channels, outputs, stride, shortcut))
         channels, grid = outputs, ((grid[0] - 1) // stride + 1, (grid[1] - 1) // stride + 1)
     return initialised(layers), channels, grid
 

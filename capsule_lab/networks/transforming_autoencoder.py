@@ -6,7 +6,7 @@
                             --> pose --> changed from outside --> generation --> drawing, faded --> sum: image y
 
 Each capsule reads an image, or a window of it, says how probable its entity is there and where it is, and draws its
-part of a second image, which is the first one after a change that the network is told. The change reaches the output
+part of a second image, which is the first one after a change that the network receives. The change reaches the output
 through poses only, so that these must follow it. There are no classes.
 """
 
@@ -39,7 +39,7 @@ _SIDE = 3  # of a matrix: the plane in homogeneous coordinates, or space
 
 
 class TransformingAutoencoder(AbstractPairNetwork):
-    """Capsules that are told how the second image differs from the first.
+    """Capsules that receive the change between the first and the second image.
 
     With the defaults, the network for translations: 709,474 parameters at 28x28, 732,210 with an output bias of each
     capsule. That for affine changes has ``capsules=25, recognition=(40,), generation=40, pose="matrix"``, 1,608,850
@@ -230,7 +230,7 @@ class _PerCapsule(nn.Module):
 
     def __init__(self, capsules: int, inputs: int, outputs: int, *, bias: bool = True) -> None:
         super().__init__()
-        bound = math.sqrt(6 / (inputs + outputs))  # Glorot and Bengio 2010: capsules begin different from each other
+        bound = math.sqrt(6 / (inputs + outputs))  # Glorot and Bengio 2010: capsules start different from each other
         self.weight = nn.Parameter(torch.empty(capsules, inputs, outputs).uniform_(-bound, bound))
         self.bias = nn.Parameter(torch.zeros(capsules, 1, outputs)) if bias else None
 
