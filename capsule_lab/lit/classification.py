@@ -20,7 +20,7 @@ Loss = Callable[..., Tensor]
 
 
 class AbstractCapsuleModule(AbstractModule):
-    """Trains a network that classifies; a subclass says which terms its loss has, and nothing else.
+    """Trains a network that classifies; a subclass defines the terms of its loss, and nothing else.
 
     Logged beside what ``AbstractModule`` does: ``<split>/error`` in percent. Of images with several labels, ``error``
     counts those as right that have them all, and ``<split>/label_error`` single labels; ``present_error`` and
@@ -37,9 +37,6 @@ class AbstractCapsuleModule(AbstractModule):
         num_classes: number of classes.
         labels_per_image: how many every image has.
         **options: see ``AbstractModule``.
-
-    Raises:
-        ValueError: see ``AbstractModule``; or if the loss is of probabilities and lengths have no bound.
     """
 
     network: AbstractNetwork

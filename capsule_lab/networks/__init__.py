@@ -27,8 +27,7 @@ else:
     __all__ = ["Reconstructs", "reconstructs"]
     for _file in pkgutil.iter_modules(__path__):
         _module = importlib.import_module(f"{__name__}.{_file.name}")
-        for _name, _value in vars(_module).items():
-            if inspect.isclass(_value) and _value.__module__ == _module.__name__ and not _name.startswith("_"):
-                if issubclass(_value, AbstractNetwork | AbstractPairNetwork):
-                    globals()[_name] = _value
-                    __all__.append(_name)
+        for _name, _value in inspect.getmembers(_module, inspect.isclass):
+            if _value.__module__ == _module.__name__ and issubclass(_value, AbstractNetwork | AbstractPairNetwork):
+                globals()[_name] = _value
+                __all__.append(_name)
