@@ -122,6 +122,7 @@ class ConvStack(nn.ModuleList):
     Attributes:
         grid: ``(height, width)`` of the last layer.
         types: kinds of capsule per position there.
+        kernels: kernel and stride of each layer.
     """
 
     def __init__(
@@ -144,6 +145,7 @@ class ConvStack(nn.ModuleList):
         if len(types) != len(strides):
             raise ValueError(f"there are {len(types)} types and {len(strides)} strides; expected as many")
         self.grid, self.types = grid, child_types
+        self.kernels = tuple((kernel_size, stride) for stride in strides)
         for parent_types, stride in zip(types, strides, strict=True):
             layer = ConvCapsules(
                 self.grid, self.types, dim, parent_types, dim,

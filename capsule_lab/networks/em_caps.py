@@ -104,11 +104,10 @@ class EMCaps(AbstractReconstructingNetwork):
             raise ValueError(f"poses have {dim} components; expected a square number, such as 16 for matrices of 4x4")
         rows = math.isqrt(dim) if pose == "matrix" else 1
         self.conv_capsules = conv(self.conv.grid, self.primary.types, dim, routing=routing, rows=rows)
-        seen = tuple((layer.windows.kernel_size, layer.windows.stride) for layer in self.conv_capsules)
         self.classes = classes(
             self.conv_capsules.grid, self.conv_capsules.types, dim, num_classes,
             routing=with_options(routing, class_routing), rows=rows,
-            field=self.conv.field._replace(layers=(*self.conv.field.layers, *seen)),
+            field=self.conv.field._replace(layers=self.conv.field.layers + self.conv_capsules.kernels),
         )  # fmt: skip
         self.decoder = build_decoder(decoder, self.classes, num_classes, dim, self.image_shape)
 

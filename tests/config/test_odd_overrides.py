@@ -28,7 +28,7 @@ from tests.helpers.commands import TINY, TINY_CNN, TINY_DATA
 
 pytestmark = pytest.mark.usefixtures("unchecked_types", "quiet")
 
-TINY_EM = ["model=em_caps_small", *(f"model.{key}" for key in ("channels=4", "primary.types=2", "conv.types=[2,2]"))]
+TINY_EM = ["model=em_caps_small", *(f"model.{key}" for key in ("channels=4", "primary_types=2", "conv_types=[2,2]"))]
 KINDS = {"capsnet": TINY, "em_caps": [*TINY_EM, *TINY_DATA], "cnn": [*TINY_CNN, *TINY_DATA, "schedule=constant"]}
 
 
