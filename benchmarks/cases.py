@@ -148,7 +148,7 @@ def model_groups(config: DictConfig, *, textbook: bool = True) -> list[list[Case
         sizes = sizes_of(config, name, chosen)
         forms = ["plain"] if chosen.routing is None else list(config.backends)
         variants = [(form, precision) for precision in config.precisions for form in forms]
-        decodes = chosen.model.get("decoder", ()) is not None  # the textbook's always does
+        decodes = "masked_decoder" not in chosen.model or chosen.model.decoder is not None  # the textbook CapsNet does
         if textbook and name in TEXTBOOK_NETWORKS and decodes:
             variants.insert(0, ("textbook", FULL))
         groups.append([Case("model", name, *variant, device, sizes, overrides) for variant in variants])

@@ -92,10 +92,11 @@ def build_textbook(case: Case, config: DictConfig) -> Any:
     """The textbook network of the same sizes as the configuration's."""
     network = TEXTBOOK_NETWORKS[case.name]
     model, same = config.model, {"iterations": config.routing.get("iterations", 1)}
+    same |= {"channels": model.channels, "primary_types": model.primary.types}
     if network is TextbookCapsNet:
-        options = ("channels", "kernel_size", "primary_types", "primary_dim", "class_dim")
+        same |= {"kernel_size": model.kernel_size, "primary_dim": model.primary.dim, "class_dim": model.class_dim}
         same["hidden"] = model.decoder
     else:
-        options = ("channels", "primary_types", "conv_types", "conv_strides", "kernel_size")
-    same |= {option: model[option] for option in options}
+        conv = model.conv
+        same |= {"conv_types": conv.types, "conv_strides": conv.strides, "kernel_size": conv.kernel_size}
     return network(tuple(case.sizes["image_shape"]), case.sizes["num_classes"], **same)

@@ -14,8 +14,9 @@ __version__ = "0.1.0"
 
 _NAMES = [  # beside those of routing, which has a name for every file of its folder
     # plain PyTorch
-    "ClassCapsules", "ComposedPrimaryCapsules", "ConvCapsules", "Decoder", "DenseCapsules", "DepthwisePrimaryCapsules",
-    "LinearPrimaryCapsules", "PrimaryCapsules", "Stem", "UntransformedCapsules",
+    "ClassCapsules", "ComposedPrimaryCapsules", "ConvCapsules", "ConvStack", "CoordinateClassCapsules", "Decoder",
+    "DenseCapsules", "DepthwisePrimaryCapsules", "LinearPrimaryCapsules", "PrimaryCapsules", "Stem",
+    "UntransformedCapsules",
     "AveragePoolingNet", "AveragedCNN", "BaselineCNN", "CapsNet", "EMCaps", "EfficientCapsNet", "HeinsenNet",
     "InvertedAttentionCaps", "PairAutoencoder", "SelfRoutingNet", "SmallCNN", "TransformingAutoencoder", "VBCaps",
     "dense_votes", "length", "squash",
@@ -71,6 +72,8 @@ if TYPE_CHECKING:  # what `__getattr__` finds
         ClassCapsules,
         ComposedPrimaryCapsules,
         ConvCapsules,
+        ConvStack,
+        CoordinateClassCapsules,
         Decoder,
         DenseCapsules,
         DepthwisePrimaryCapsules,

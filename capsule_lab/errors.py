@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import SupportsFloat
 
 
@@ -123,3 +123,28 @@ def check_number(
         *([f"less than {below}"] if below < math.inf else []),
     ]
     raise ValueError(f"{option} is {value}; expected {', '.join(bounds) or 'a finite number'}")
+
+
+def check_sizes(owner: str, **sizes: int) -> None:
+    """Check that sizes, such as those of a network's parts, are positive whole numbers.
+
+    Raises:
+        ValueError: if not.
+    """
+    for size, value in sizes.items():
+        if not isinstance(value, int) or value < 1:
+            expected = "1 or more" if isinstance(value, int) else "a whole number"
+            raise ValueError(f"{owner} has {size} {value!r}; expected {expected}")
+
+
+def check_widths(owner: str, **widths: Sequence[int]) -> None:
+    """Check that widths of layers, kernels and the like are lists of positive whole numbers, which may be empty.
+
+    Raises:
+        ValueError: if not.
+    """
+    for option, values in widths.items():
+        if not isinstance(values, Sequence) or isinstance(values, str):
+            raise ValueError(f"{owner} has {option} {values!r}; expected a list of whole numbers, such as [64]")  # noqa: TRY004
+        for value in values:
+            check_sizes(owner, **{option: value})

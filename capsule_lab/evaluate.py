@@ -127,7 +127,6 @@ def evaluate(
     from capsule_lab import callbacks
     from capsule_lab.analysis.equal_couplings import equal_couplings
     from capsule_lab.config import build, check
-    from capsule_lab.lit.ddp import processes_of
     from capsule_lab.system import environment  # torch and Lightning
 
     check_options(OmegaConf.create({"split": split, "couplings": couplings}), "evaluate")
@@ -142,7 +141,7 @@ def evaluate(
     lightning = build.build_trainer(wiring, None, callbacks.progress_callback())
     evaluated = {"test": lightning.test, "val": lightning.validate}[split]
     around = equal_couplings(run.network) if couplings == "equal" else nullcontext()
-    with processes_of(lightning, "the same command evaluates again"), build.constructing("couplings=equal"), around:
+    with build.constructing("couplings=equal"), around:
         evaluated(run.module, datamodule=datamodule, verbose=False)
     logged = runs.results.split_metrics(lightning.logged_metrics, split)
     metrics = run.module.test_results() if split == "test" else logged

@@ -16,9 +16,9 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def expects(scores: Literal["activations", "logits"]) -> Callable[[F], F]:
-    """Declare which scores a loss is for, as its attribute ``expects``; a loss without it takes either.
+    """Declare which scores a loss takes, as its attribute ``expects``; a loss without it takes either.
 
-    Compared with ``AbstractNetwork.scores_are`` before a run starts.
+    A run compares it with ``AbstractNetwork.scores_are`` before it starts.
 
     Args:
         scores: ``"activations"`` in [0, 1], which lengths of capsules are too, or ``"logits"``.
@@ -61,7 +61,7 @@ def margin_loss(
 
     Raises:
         ValueError: for an unknown reduction, margins that are not in [0, 1] or in reverse order, a negative weight; an
-            empty batch; on a CPU, a label that is no class.
+            empty batch; on a CPU, a label that is not a class.
 
     >>> import torch
     >>> margin_loss(torch.tensor([[0.8, 0.2]]), torch.tensor([0])).item()  # 0.1^2 + 0.5 * 0.1^2
@@ -109,7 +109,7 @@ def spread_loss(
 
     Raises:
         ValueError: for an unknown reduction, a margin that is not in (0, 1], and several labels per image or shares of
-            classes; an empty batch; on a CPU, a label that is no class.
+            classes; an empty batch; on a CPU, a label that is not a class.
 
     >>> import torch
     >>> spread_loss(torch.tensor([[0.8, 0.3, 0.1]]), torch.tensor([0])).item()  # 0.4^2 + 0.2^2
@@ -166,33 +166,31 @@ def cross_entropy_loss(
     scores: Float[Tensor, "batch classes"],
     labels: Int64[Tensor, " batch"] | Float[Tensor, "batch classes"],
     *,
-    log_odds: bool = False,
     label_smoothing: float = 0.0,
-    eps: float = 1e-6,  # ours: odds of a million to one are as good as certain, and float32 still tells 1 - 1e-6 from 1
 ) -> Float[Tensor, ""]:
     """Softmax cross-entropy, averaged over the batch.
 
-    The scores go into the softmax as they are. So does the cross-entropy of Hinton 2018's official code, with
-    activations for scores: between 0 and 1 even a perfect answer costs ``log(1 + (classes - 1) / e)``.
-    ``log_odds`` is ours, and not in the paper: ``log(a / (1 - a))`` of an activation can be any number.
+    The scores go into the softmax as they are. The official code of Hinton 2018 does this with activations, where even
+    a perfect answer costs ``log(1 + (classes - 1) / e)``; ``logits_cross_entropy_loss`` takes the logits of capsules.
 
     Args:
         scores: logits; or lengths or activations of capsules.
         labels: classes, or probabilities per class.
-        log_odds: take the scores for probabilities in [0, 1] and turn them into their logits first.
         label_smoothing: share of the truth that is spread evenly over all classes, in [0, 1) (Szegedy 2016, section 7).
-        eps: probabilities nearer than this to 0 or 1 count as this near, and get no gradient.
 
     Raises:
-        ValueError: for several labels per image, ``label_smoothing`` that is not in [0, 1), or ``eps`` that is not in
-            (0, 0.5]; an empty batch; on a CPU, a label that is no class.
+        ValueError: for several labels per image, or ``label_smoothing`` that is not in [0, 1); an empty batch; on a
+            CPU, a label that is not a class.
 
     >>> import torch
-    >>> cross_entropy_loss(torch.tensor([[0.9, 0.5]]), torch.tensor([0]), log_odds=True).item()  # log(1 + 1/9)
-    0.1053...
+    >>> cross_entropy_loss(torch.tensor([[9.0, 0.0]]).log1p(), torch.tensor([0])).item()  # log(1 + 1/10)
+    0.0953...
     """
-    check_number("eps", eps, most=0.5, above=0)
-    return _softmax_cross_entropy(scores.logit(eps) if log_odds else scores, labels, label_smoothing)
+    check_number("label_smoothing", label_smoothing, 0, below=1)
+    if not labels.is_floating_point():
+        _check_one_label(labels, "softmax cross-entropy")
+    _check_labels(labels, scores)
+    return nn.functional.cross_entropy(scores, labels, label_smoothing=label_smoothing)
 
 
 @expects("logits")
@@ -203,33 +201,8 @@ def logits_cross_entropy_loss(
     *,
     label_smoothing: float = 0.0,
 ) -> Float[Tensor, ""]:
-    """Softmax cross-entropy of logits, averaged over the batch: of networks of capsules, those of the class capsules.
-
-    Where activations are the logistic of the logits this is ``cross_entropy_loss`` with ``log_odds``, and a network
-    that is very sure keeps its gradient.
-
-    Args:
-        logits: any real numbers.
-        labels: classes, or probabilities per class.
-        label_smoothing: see ``cross_entropy_loss``.
-
-    Raises:
-        ValueError: for several labels per image, or ``label_smoothing`` that is not in [0, 1); an empty batch; on a
-            CPU, a label that is no class.
-
-    >>> import torch
-    >>> logits_cross_entropy_loss(torch.tensor([[9.0, 0.0]]).log1p(), torch.tensor([0])).item()  # log(1 + 1/10)
-    0.0953...
-    """
-    return _softmax_cross_entropy(logits, labels, label_smoothing)
-
-
-def _softmax_cross_entropy(logits: Tensor, labels: Tensor, label_smoothing: float) -> Tensor:
-    check_number("label_smoothing", label_smoothing, 0, below=1)
-    if not labels.is_floating_point():
-        _check_one_label(labels, "softmax cross-entropy")
-    _check_labels(labels, logits)
-    return nn.functional.cross_entropy(logits, labels, label_smoothing=label_smoothing)
+    """The same of logits, for networks of capsules those of the class capsules: however sure, they keep a gradient."""
+    return cross_entropy_loss(logits, labels, label_smoothing=label_smoothing)
 
 
 @expects("logits")
@@ -248,7 +221,7 @@ def sigmoid_cross_entropy_loss(
         labels: classes, ``(batch,)`` or ``(batch, label)``; or one row of 0 and 1 per image.
 
     Raises:
-        ValueError: for an empty batch; on a CPU, for a label that is no class.
+        ValueError: for an empty batch; on a CPU, for a label that is not a class.
 
     >>> import torch
     >>> sigmoid_cross_entropy_loss(torch.zeros(1, 3), torch.tensor([[0, 2]])).item()  # 3 log 2

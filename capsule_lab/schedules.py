@@ -140,9 +140,6 @@ class SigmoidRamp(Schedule):
     """``start + rise * sigmoid(min(steepest, step / every + offset))``: slow, then fast, then slow.
 
     The margin of the official EM routing code is ``SigmoidRamp(0.2, 0.79, "50000 steps", -4, 10)``.
-
-    Raises:
-        ValueError: for an ``offset`` or ``steepest`` below -700, whose exponential overflows.
     """
 
     start: float
@@ -169,9 +166,6 @@ class Exponential(Schedule):
 
     >>> Exponential(1e-3, 0.96, "2000 steps", 1e-6)(30_000)  # 5.4e-4
     0.000542...
-
-    Raises:
-        ValueError: unless ``initial`` and ``rate`` are more than 0 and ``floor`` is 0 to ``initial``.
     """
 
     initial: float
@@ -217,9 +211,6 @@ class OneCycle(Schedule):
 
     >>> OneCycle(1.0, 100, warmup=0.1, end=0.0)(10), round(OneCycle(1.0, 100, warmup=0.1, end=0.0)(55), 6)
     (1.0, 0.5)
-
-    Raises:
-        ValueError: for a ``warmup`` that is not in [0, 1).
     """
 
     peak: float

@@ -130,7 +130,6 @@ def _train(config: DictConfig, directory: Path, overrides: Sequence[str], began:
 
     from capsule_lab import callbacks, runs
     from capsule_lab.config import build
-    from capsule_lab.lit.ddp import processes_of
     from capsule_lab.system import environment
 
     environment.commit()  # that of the code imported here: the files may change while this trains
@@ -159,11 +158,10 @@ def _train(config: DictConfig, directory: Path, overrides: Sequence[str], began:
         callbacks.log_run_facts(trainer.loggers, config, data.provenance)
         failed = True
         try:
-            with processes_of(trainer, "train.resume=true continues from the last checkpoint"):
-                trainer.fit(module, datamodule=data, ckpt_path=resume, weights_only=True)
-                training = _training(directory, trainer, module, embed)  # a test loads other weights
-                timed = _time_to_accuracy(config, directory, trainer, module, data)
-                tested = _test(config, directory, trainer, module, data)
+            trainer.fit(module, datamodule=data, ckpt_path=resume, weights_only=True)
+            training = _training(directory, trainer, module, embed)  # a test loads other weights
+            timed = _time_to_accuracy(config, directory, trainer, module, data)
+            tested = _test(config, directory, trainer, module, data)
             failed = False
         except PauseError:
             failed = False

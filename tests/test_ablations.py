@@ -20,7 +20,7 @@ from tests.helpers.training import weights
 
 Cli = Callable[..., Ended]
 
-EM_CAPS = ["model=em_caps_paper", "model.channels=8", "model.primary_types=4", "model.conv_types=[4,4]"]
+EM_CAPS = ["model=em_caps_paper", "model.channels=8", "model.primary.types=4", "model.conv.types=[4,4]"]
 CNN = ["model=cnn_smallnorb", "model.channels=[4,4]", "model.hidden=[8]"]
 ON_TOYS = ["data=smallnorb", "data.source=standin", "data.batch_size=16", "trainer.accelerator=cpu", *NO_PICTURES]
 EPOCH = ["trainer.max_epochs=1", "train.test=last"]
@@ -28,7 +28,7 @@ EPOCH = ["trainer.max_epochs=1", "train.test=last"]
 OPTIONS = {
     **{f"{n} iterations": [f"routing.iterations={n}"] for n in (1, 2, 3, 5)},
     **{f"loss {name}": [f"loss={name}"] for name in ("spread", "spread_official", "margin", "cross_entropy")},
-    "loss on log-odds": ["loss=cross_entropy_log_odds"],
+    "loss on logits": ["loss=cross_entropy_logits"],
     **{
         name: [f"routing={name}"]
         for name in (
@@ -38,17 +38,15 @@ OPTIONS = {
         )
     },
     "inverted attention": ["routing=inverted_attention", "loss=cross_entropy_logits"],
-    "legacy as official": [
-        "routing=em_official_legacy", "model.conv_weight_std=0.3", "model.interleaved_primary=true"
-    ],
+    "legacy as official": ["routing=em_official_legacy", "model.conv.weight_std=0.3"],
     "mixing proportions": ["routing.activation=mixing_proportions", "class_routing.cost=paper"],
     "vectors": ["model.pose=vector"],
-    "3x3 poses": ["model.pose_size=3"],
-    "no coordinates": ["model.coordinates=none"],
-    "grid": ["model.coordinates=grid", "model.coordinate_entries=paper"],
+    "3x3 poses": ["model.primary.dim=9"],
+    "no coordinates": ["model.classes.coordinates=none"],
+    "grid": ["model.classes.coordinates=grid", "model.classes.entries=paper"],
     "windows alone": ["routing.normalisation=window"],
     "shared betas": ["routing.shared_betas=true"],
-    "same padding, batch norm, bias": ["model.padding=same", "model.batch_norm=true", "model.primary_bias=true"],
+    "same padding, batch norm, bias": ["model.stem=padded", "model.batch_norm=true", "model.primary.bias=true"],
     "reference backend": ["routing.backend=reference"],
     "linear margin": ["schedule=em_linear_margin"],
     "bfloat16": ["trainer.precision=bf16-mixed"],
@@ -103,7 +101,7 @@ def test_every_weight_moves(toynorb: Path, tmp_path: Path, size: list[str]) -> N
 def test_five_iterations_where_no_or_every_capsule_is_active(
     toynorb: Path, tmp_path: Path, routing: str, offset: float
 ) -> None:
-    extreme = [f"routing={routing}", "routing.iterations=5", f"model.primary_offset={offset}"]
+    extreme = [f"routing={routing}", "routing.iterations=5", f"model.primary.offset={offset}"]
     assert is_finite(train(on_toys(toynorb, *extreme), tmp_path / "run"), tmp_path / "run")
 
 

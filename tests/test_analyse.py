@@ -150,7 +150,7 @@ def test_figures_go_to_the_loggers_of_the_run(cli: Cli, a_copy: Path) -> None:
 def test_a_probe_knows_how_images_were_taken_and_what_classes_are_called(toynorb: Path, tmp_path: Path) -> None:
     """The data says both, and so does the checkpoint, in which earlier versions had neither."""
     overrides = [
-        "model=em_caps", "model.primary_types=2", "data=smallnorb", "data.source=standin", f"data.directory={toynorb}",
+        "model=em_caps", "model.primary.types=2", "data=smallnorb", "data.source=standin", f"data.directory={toynorb}",
         "data.batch_size=16", "trainer.accelerator=cpu", "trainer.max_epochs=1", "train.test=last", *NO_PICTURES,
     ]  # fmt: skip
     train(compose("train", overrides), tmp_path / "run")

@@ -191,7 +191,7 @@ def test_command_draws_to_wandb_too(cli: Cli, a_copy: Path, monkeypatch: pytest.
     assert folder.name.endswith(a_copy.name)  # the run's own
     pictures = list((folder / "files" / "media" / "images").iterdir())
     assert len(pictures) == len(OF_ONE_DIGIT)
-    assert read_offline(a_copy)["config"]["config"]["model"]["primary_types"] == 2
+    assert read_offline(a_copy)["config"]["config"]["model"]["primary"]["types"] == 2
 
 
 def test_command_draws_what_applies_to_another_network(cli: Cli, tmp_path: Path) -> None:

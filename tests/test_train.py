@@ -145,7 +145,7 @@ def test_mistakes_are_found_before_data_is_looked_for(
 ) -> None:
     """It may be downloaded or rendered for minutes."""
     monkeypatch.setattr(MNISTDataModule, "setup", lambda *_: pytest.fail("data was looked for"))
-    for wrong in ("model.primary_types=0", "trainer.max_time=soon", "routing.iterations=0"):
+    for wrong in ("model.primary.types=0", "trainer.max_time=soon", "routing.iterations=0"):
         with pytest.raises(ConfigError):
             train(tiny(wrong), tmp_path / "run")
 
@@ -564,7 +564,7 @@ def test_smoke(cli: Cli, tmp_path: Path) -> None:
 
 
 def test_overfit_reaches_an_error_of_0(tiny: Tiny, tmp_path: Path) -> None:
-    wider = ["model.channels=8", "model.primary_types=4", "model.class_dim=8", "trainer.accelerator=cpu"]
+    wider = ["model.channels=8", "model.primary.types=4", "model.class_dim=8", "trainer.accelerator=cpu"]
     rate = ["schedule=constant", "schedule.learning_rate.value=0.01"]
     config = compose("train", [*wider, *rate, "model.decoder=[8]", "debug=overfit", *NO_PICTURES])
     train(config, tmp_path / "run")

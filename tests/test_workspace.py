@@ -23,7 +23,7 @@ Cli = Callable[..., Ended]
 TABLES = sorted(path.stem for path in sweeps_dir().glob("*.yaml"))
 SHORT = ["trainer.max_epochs=1", "trainer.limit_train_batches=1", "data.batch_size=8", "data.eval_images=8"]
 SHORT += ["trainer.log_every_n_steps=1"]
-EM = ["model=em_caps_paper", "model.channels=4", "model.primary_types=2", "model.conv_types=[2,2]"]
+EM = ["model=em_caps_paper", "model.channels=4", "model.primary.types=2", "model.conv.types=[2,2]"]
 
 
 def spec_of(table: str) -> dict[str, Any]:

@@ -166,7 +166,7 @@ def build_trainer(config: DictConfig, directory: Path | None, *extra_callbacks: 
         arguments["enable_checkpointing"] = False  # else Lightning adds a callback of its own
     _check_machine(config.trainer)
     trainer = instantiate(config.trainer, _partial_=True, _convert_="all")
-    from capsule_lab.lit.lightning_internals import leave_signals_alone  # takes seconds, help needs none
+    from capsule_lab.lit.lightning_internals import leave_signals_alone, limit_waiting  # takes seconds, help needs none
 
     with constructing("trainer"):
         try:
@@ -174,6 +174,7 @@ def build_trainer(config: DictConfig, directory: Path | None, *extra_callbacks: 
         except RuntimeError as error:  # of Lightning, such as for variables of SLURM that it does not support
             raise ValueError(one_line(error)) from error
     leave_signals_alone(built)
+    limit_waiting(built)
     return built
 
 

@@ -154,9 +154,9 @@ def _check_loss(config: DictConfig) -> None:
     if loss is None:
         return
     gives = getattr(network, "scores_are", None)
-    expects = "activations" if loss.get("log_odds") else getattr(get_object(loss["_target_"]), "expects", None)
+    expects = getattr(get_object(loss["_target_"]), "expects", None)
     if gives and expects == "activations" != gives:  # logits every network has
-        name = loss["_target_"].rpartition(".")[2] + (" with log_odds" if loss.get("log_odds") else "")
+        name = loss["_target_"].rpartition(".")[2]
         raise ConfigError(f"{name} expects {expects}; {network.__name__} gives {gives}: loss=cross_entropy")
 
 

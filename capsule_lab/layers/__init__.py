@@ -1,7 +1,7 @@
 """Capsule layers that work in any PyTorch project."""
 
-from capsule_lab.layers.classes import ClassCapsules
-from capsule_lab.layers.conv import ConvCapsules
+from capsule_lab.layers.classes import ClassCapsules, CoordinateClassCapsules
+from capsule_lab.layers.conv import ConvCapsules, ConvStack
 from capsule_lab.layers.decoder import Decoder
 from capsule_lab.layers.dense import DenseCapsules
 from capsule_lab.layers.normalisers import build_normaliser
@@ -19,6 +19,8 @@ __all__ = [
     "ClassCapsules",
     "ComposedPrimaryCapsules",
     "ConvCapsules",
+    "ConvStack",
+    "CoordinateClassCapsules",
     "Decoder",
     "DenseCapsules",
     "DepthwisePrimaryCapsules",

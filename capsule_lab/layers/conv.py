@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from capsule_lab.errors import check_number
+from capsule_lab.errors import check_number, check_widths
 from capsule_lab.functional import truncated_normal_
 from capsule_lab.layers.normalisers import build_normaliser
 from capsule_lab.layers.windows import Windows
@@ -38,10 +40,6 @@ class ConvCapsules(nn.Module):
     Shapes:
         poses ``(batch, h * w * child_types, child_dim)``, activations without the last one ->
         poses ``(batch, h' * w' * parent_types, parent_dim)``, activations.
-
-    Raises:
-        ValueError: if the window does not fit into the grid, ``rows`` does not divide the poses, or the routing is
-            leaky or without poses.
     """
 
     def __init__(
@@ -104,3 +102,63 @@ class ConvCapsules(nn.Module):
         ring = self.padding
         grid = values.unflatten(1, (*self.size, self.windows.types))  # [b h w type dim]
         return nn.functional.pad(grid, (0, 0, 0, 0, ring, ring, ring, ring)).flatten(1, 3)
+
+
+class ConvStack(nn.ModuleList):
+    """Layers of ``ConvCapsules``, one above the other, with poses of one size.
+
+    Args:
+        grid: ``(height, width)`` of the children of the first layer.
+        child_types: kinds of these per position.
+        dim: components of all poses.
+        types: kinds of capsule per position, layer by layer; none for no layer.
+        strides: of the layers' windows.
+        kernel_size: width of all windows.
+        rows, routing: see ``ConvCapsules``.
+        weight_std: see ``ConvCapsules``; for vectors (one row) it is divided by the fourth root of ``dim``, so that
+            votes are as large as those of matrices.
+        initialise: initialises the transformations of each layer in another way.
+
+    Attributes:
+        grid: ``(height, width)`` of the last layer.
+        types: kinds of capsule per position there.
+        kernels: kernel and stride of each layer.
+    """
+
+    def __init__(
+        self,
+        grid: tuple[int, int],
+        child_types: int,
+        dim: int,
+        *,
+        routing: RoutingFactory,
+        rows: int = 1,
+        types: Sequence[int] = (32, 32),  # Hinton 2018, section 4
+        strides: Sequence[int] = (2, 1),  # Hinton 2018, section 4
+        kernel_size: int = 3,  # Hinton 2018, section 4
+        weight_std: float = 0.1,  # official code, fast
+        initialise: Callable[[nn.Parameter], None] | None = None,
+    ) -> None:
+        super().__init__()
+        check_widths("the stack of convolutional capsules", types=types, strides=strides, kernel_size=[kernel_size])
+        check_number("weight_std", weight_std, above=0)
+        if len(types) != len(strides):
+            raise ValueError(f"there are {len(types)} types and {len(strides)} strides; expected as many")
+        self.grid, self.types = grid, child_types
+        self.kernels = tuple((kernel_size, stride) for stride in strides)
+        for parent_types, stride in zip(types, strides, strict=True):
+            layer = ConvCapsules(
+                self.grid, self.types, dim, parent_types, dim,
+                routing=routing, rows=rows, kernel_size=kernel_size, stride=stride,
+                weight_std=weight_std if rows > 1 else weight_std * dim**-0.25,
+            )  # fmt: skip
+            if initialise is not None:
+                initialise(layer.weight)
+            self.append(layer)
+            self.grid, self.types = layer.windows.grid, parent_types
+
+    def forward(self, poses: Float[Tensor, "batch child dim"], activations: Float[Tensor, "batch child"]) -> Capsules:
+        capsules = Capsules(poses, activations)
+        for layer in self:
+            capsules = layer(capsules.poses, capsules.activations)
+        return capsules

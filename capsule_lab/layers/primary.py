@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from typing import Literal, get_args
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from capsule_lab.errors import check_choice
+from capsule_lab.errors import check_choice, check_number, check_sizes
 from capsule_lab.functional import (
     HALF,
     SQUASHES,
@@ -46,12 +47,12 @@ class PrimaryCapsules(nn.Module):
         uniform_coupling: divide by the number of types (plus one if ``leaky``); ``False`` as in most ports.
         leaky: the official code's leaky switch reaches this layer too: 1/33 instead of 1/32. It only
             matters with ``uniform_coupling``.
-        relu: no component is negative before the squash, as in ports after Geron; the paper has ReLU below only.
-        squash: what makes the poses, see ``capsule_lab.functional.SQUASHES``; activations are their lengths.
-        weight_std: standard deviation of the truncated normal that initialises the weights.
-
-    Raises:
-        ValueError: for an unknown ``padding`` or ``squash``.
+        relu: apply ReLU before the squash, as ports after Geron do; the paper has ReLU below only.
+        squash: what makes the poses, see ``capsule_lab.functional.SQUASHES``; activations are their lengths. The squash
+            of the capsules above is an option of their routing.
+        weight_std: standard deviation of the truncated normal that initialises the weights. Without
+            ``uniform_coupling``, 1/32 of it gives the same poses at the start; Adam, whose steps do not depend on the
+            scale of gradients, then changes them 32 times as fast.
     """
 
     def __init__(
@@ -71,6 +72,8 @@ class PrimaryCapsules(nn.Module):
         weight_std: float = 0.1,  # official code
     ) -> None:
         super().__init__()
+        check_sizes("the layer of primary capsules", types=types, dim=dim, kernel_size=kernel_size, stride=stride)
+        check_number("weight_std", weight_std, above=0)
         check_choice("padding", padding, get_args(Padding))
         check_choice("squash", squash, get_args(Squash))
         self.types = types
@@ -88,8 +91,7 @@ class PrimaryCapsules(nn.Module):
             size = (features.shape[2], features.shape[3])
             padding = same_padding(size, self.conv.kernel_size[0], self.conv.stride[0])
             features = nn.functional.pad(features, padding)
-        total = self.conv(features)
-        total = total.float() if total.dtype in HALF else total  # autocast ends here
+        total = _float32_of_half(self.conv(features))
         total = total.unflatten(1, (self.types, self.dim)) * self.scale  # [b type dim h w]
         if self.bias is not None:
             total = total + self.bias
@@ -108,34 +110,45 @@ class DepthwisePrimaryCapsules(nn.Module):
 
     Args:
         channels: of the feature maps.
+        size: ``(height, width)`` of the feature maps.
         dim: components of a pose.
-        kernel_size: of the convolution, or its height and width.
+        kernel_size: of the convolution; ``None`` for that of the feature maps, which leaves one position.
         stride: of the convolution.
 
-    Raises:
-        ValueError: if the channels are not a whole number of capsules.
+    Attributes:
+        count: number of capsules.
     """
 
     def __init__(
         self,
         channels: int,
+        size: tuple[int, int],
         *,
         dim: int = 8,  # Mazzia 2021
-        kernel_size: int | tuple[int, int] = 9,  # Mazzia 2021
+        kernel_size: int | None = None,  # Mazzia 2021
         stride: int = 1,
     ) -> None:
         super().__init__()
+        kernel = size if kernel_size is None else (kernel_size, kernel_size)
+        check_sizes("the layer of primary capsules", dim=dim, kernel_size=kernel[0], stride=stride)
         if channels % dim:
             raise ValueError(f"there are {channels} channels for capsules of {dim} components; expected a multiple")
+        if kernel_size is not None and kernel_size > min(size):
+            raise ValueError(
+                f"feature maps are {size[0]}x{size[1]}, smaller than the {kernel[0]}x{kernel[1]} kernel of the primary "
+                "capsules; expected larger images or a smaller kernel"
+            )
         self.dim = dim
-        self.conv = nn.Conv2d(channels, channels, kernel_size, stride, groups=channels)
+        self.count = (
+            channels // dim * math.prod((n - width) // stride + 1 for n, width in zip(size, kernel, strict=True))
+        )
+        self.conv = nn.Conv2d(channels, channels, kernel, stride, groups=channels)
         nn.init.xavier_uniform_(self.conv.weight)  # official code: Keras's default
         assert self.conv.bias is not None
         nn.init.zeros_(self.conv.bias)
 
     def forward(self, features: Float[Tensor, "batch channel height width"]) -> Capsules:
-        total = self.conv(features)
-        total = total.float() if total.dtype in HALF else total  # autocast ends here
+        total = _float32_of_half(self.conv(features))
         total = total.unflatten(1, (-1, self.dim)).permute(0, 1, 3, 4, 2).flatten(1, 3)  # [b i c]
         poses = exponential_squash(total)
         return Capsules(poses, length(poses), exponential_squash_logits(total))
@@ -161,8 +174,6 @@ class LinearPrimaryCapsules(nn.Module):
         dim: components of a pose.
         bias: learn biases (IBM's and other ports); the official code has none.
         offset: subtracted from the logit of the activation.
-        interleaved: read the channels as the code of 2018 did by mistake: poses and activations one after the
-            other, then cut into groups of ``dim + 1``, so that almost every activation comes from a pose's weights.
         pose_std, activation_std: standard deviations of the truncated normals that initialise the weights.
         norm: batch-normalise pose components and logits, each over batch and positions.
         norm_per_type: normalise all components of a type together, with one scale and one shift (Ribeiro 2020's code).
@@ -176,17 +187,19 @@ class LinearPrimaryCapsules(nn.Module):
         dim: int = 16,  # Hinton 2018, section 2: 4x4
         bias: bool = False,
         offset: float = 1.0,
-        interleaved: bool = False,
         pose_std: float = 0.5,  # official code
         activation_std: float = 3.0,  # official code
         norm: bool = False,
         norm_per_type: bool = False,
     ) -> None:
         super().__init__()
+        check_sizes("the layer of primary capsules", types=types, dim=dim)
+        check_number("offset", offset)
+        check_number("pose_std", pose_std, above=0)
+        check_number("activation_std", activation_std, above=0)
         self.types = types
         self.dim = dim
         self.offset = offset
-        self.interleaved = interleaved
         self.pose = nn.Conv2d(in_channels, types * dim, 1, bias=bias)
         self.activation = nn.Conv2d(in_channels, types, 1, bias=bias)
         pose_norm = TypeNorm(types) if norm_per_type else nn.BatchNorm2d(types * dim)
@@ -199,18 +212,9 @@ class LinearPrimaryCapsules(nn.Module):
                 nn.init.zeros_(bias_of)
 
     def forward(self, features: Float[Tensor, "batch channel height width"]) -> Capsules:
-        poses = self.pose_norm(self.pose(features))  # [b type·dim h w]
-        logits = self.activation_norm(self.activation(features))  # [b type h w]
-        if self.interleaved:
-            poses, logits = (
-                torch.cat([poses, logits], 1).unflatten(1, (self.types, self.dim + 1)).split([self.dim, 1], 2)
-            )
-        else:
-            poses, logits = poses.unflatten(1, (self.types, self.dim)), logits.unsqueeze(2)
-        poses, logits = (part.permute(0, 3, 4, 1, 2).flatten(1, 3) for part in (poses, logits))  # [b i c], [b i 1]
-        full = torch.float32 if poses.dtype in HALF else poses.dtype  # autocast ends here
-        logits = logits.to(full).squeeze(2) - self.offset
-        return Capsules(poses.to(full), logits.sigmoid(), logits)
+        poses = _float32_of_half(self.pose_norm(self.pose(features)))  # [b type·dim h w]
+        logits = _float32_of_half(self.activation_norm(self.activation(features)))  # [b type h w]
+        return _by_position(poses, logits - self.offset, self.types)
 
 
 class ComposedPrimaryCapsules(nn.Module):
@@ -222,19 +226,28 @@ class ComposedPrimaryCapsules(nn.Module):
         pose: features to ``(batch, types * dim, height, width)``, the components of a type one after the other.
         activation: features to ``(batch, types, height, width)``: logits, whose logistic the activations are.
         types: kinds of capsule per position.
-        dim: components of a pose.
     """
 
-    def __init__(self, pose: nn.Module, activation: nn.Module, *, types: int, dim: int) -> None:
+    def __init__(self, pose: nn.Module, activation: nn.Module, *, types: int) -> None:
         super().__init__()
         self.types = types
-        self.dim = dim
         self.pose = pose
         self.activation = activation
 
     def forward(self, features: Float[Tensor, "batch channel height width"]) -> Capsules:
         poses, logits = self.pose(features), self.activation(features)  # [b type·dim h w], [b type h w]
-        full = torch.float32 if poses.dtype in HALF else poses.dtype  # autocast ends here
-        poses = poses.to(full).unflatten(1, (self.types, self.dim)).permute(0, 3, 4, 1, 2).flatten(1, 3)  # [b i c]
-        logits = logits.to(full).permute(0, 2, 3, 1).flatten(1)  # [b i]
-        return Capsules(poses, logits.sigmoid(), logits)
+        return _by_position(_float32_of_half(poses), _float32_of_half(logits), self.types)
+
+
+def _by_position(
+    poses: Float[Tensor, "batch component height width"], logits: Float[Tensor, "batch type height width"], types: int
+) -> Capsules:
+    """Feature maps as capsules, ordered ``(y, x, type)``."""
+    poses = poses.unflatten(1, (types, -1)).permute(0, 3, 4, 1, 2).flatten(1, 3)  # [b i c]
+    logits = logits.permute(0, 2, 3, 1).flatten(1)  # [b i]
+    return Capsules(poses, logits.sigmoid(), logits)
+
+
+def _float32_of_half(features: Tensor) -> Tensor:
+    """Autocast ends here: capsules are float32 at least."""
+    return features.float() if features.dtype in HALF else features

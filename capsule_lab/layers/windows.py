@@ -28,9 +28,6 @@ class Windows(nn.Module):
         child_count: children in the grid.
         child: which child each place of each window is, ``(position, place)``.
         child_at_stride_1: the same if the stride were 1, as the legacy code has it.
-
-    Raises:
-        ValueError: if the window does not fit into the grid.
     """
 
     child: Int64[Tensor, "position place"]
@@ -43,7 +40,7 @@ class Windows(nn.Module):
         if min(size) < kernel_size:
             raise ValueError(
                 f"the grid of children is {size[0]}x{size[1]}, smaller than the {kernel_size}x{kernel_size} window of "
-                "the capsules above; take larger images, a smaller kernel or padding='same'"
+                "the capsules above; expected larger images or a smaller kernel"
             )
         self.size = size
         self.types = types

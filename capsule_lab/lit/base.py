@@ -1,4 +1,4 @@
-"""The only training loop: every Lightning hook of the project is here; what a batch is measured by, a subclass says."""
+"""The only training loop: every Lightning hook of the project is here; a subclass defines the loss and the metrics."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from capsule_lab.types import Batch
 
 
 class AbstractModule(L.LightningModule):
-    """Trains a network on batches; a subclass says which terms its loss has, and what else is measured.
+    """Trains a network on batches; a subclass defines the terms of its loss, and what else is measured.
 
     Logged, per split of ``train``, ``val`` and ``test``: ``<split>/loss`` and ``<split>/<term>`` for every term; and
     ``schedule/<name>`` for every schedule. Where the DataModule's ``test_parts`` names parts of the test set, one
@@ -46,11 +46,6 @@ class AbstractModule(L.LightningModule):
         max_steps: end the run after so many steps, also within an epoch; -1 leaves the end to the Trainer. (With
             the Trainer's own ``max_steps``, Lightning 2.6 loses count when it resumes at the end of an epoch.)
         compile, cuda_graphs: how training steps call the network, see ``TrainingNetwork``; the rest calls it as it is.
-
-    Raises:
-        ValueError: if there is no ``learning_rate`` schedule or it goes below 0, if something is no schedule, if
-            ``l2`` or ``seed`` is negative, if ``compile`` is unknown or makes CUDA graphs beside ``cuda_graphs``; from
-            ``fit``, if the run has no end, or cannot have CUDA graphs.
     """
 
     def __init__(
@@ -96,14 +91,14 @@ class AbstractModule(L.LightningModule):
 
     @abstractmethod
     def measure(self, split: str, batch: Batch, output: Any) -> None:
-        """Add what the network says of a batch to the metrics of a split."""
+        """Add the output for a batch to the metrics of a split."""
 
     @abstractmethod
     def add_split(self, split: str) -> None:
         """Add metrics of another split, such as a part of the test set."""
 
     def inputs_of(self, batch: Batch) -> tuple[Tensor, ...]:
-        """What the network gets of a batch."""
+        """What the network receives of a batch."""
         return (batch.images,)
 
     def penalty(self) -> dict[str, Tensor]:
@@ -138,7 +133,7 @@ class AbstractModule(L.LightningModule):
         return {"output": output}
 
     def _step(self, batch: Batch, split: str) -> tuple[dict[str, Tensor], Any]:
-        """All terms of the loss, their sum under ``loss`` first, and what the network says; both are measured."""
+        """All terms of the loss, their sum under ``loss`` first, and the output; both are measured."""
         terms, output = self.terms(batch)
         terms |= self.penalty()
         terms = {"loss": torch.stack(list(terms.values())).sum(), **terms}
@@ -147,7 +142,7 @@ class AbstractModule(L.LightningModule):
         return terms, output
 
     def terms(self, batch: Batch) -> tuple[dict[str, Tensor], Any]:
-        """Terms of the loss of a batch, and what the network says of it."""
+        """Terms of the loss of a batch, and the output for it."""
         output = self(*self.inputs_of(batch))
         return self.loss_terms(batch, output, self.schedule_values()), output
 

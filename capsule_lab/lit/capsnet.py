@@ -26,9 +26,6 @@ class CapsNetModule(AbstractCapsuleModule):
             ``"label"`` (official code). Of several predictions, those that are labels are compared with their own
             digits, the others, in the order of their scores, with the digits that are left.
         **options: see ``AbstractCapsuleModule``.
-
-    Raises:
-        ValueError: for another ``decode_at_test``, or several labels per image and a decoder that sees all capsules.
     """
 
     network: AbstractReconstructingNetwork

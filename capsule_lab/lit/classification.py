@@ -20,7 +20,7 @@ Loss = Callable[..., Tensor]
 
 
 class AbstractCapsuleModule(AbstractModule):
-    """Trains a network that classifies; a subclass says which terms its loss has, and nothing else.
+    """Trains a network that classifies; a subclass defines the terms of its loss, and nothing else.
 
     Logged beside what ``AbstractModule`` does: ``<split>/error`` in percent. Of images with several labels, ``error``
     counts those as right that have them all, and ``<split>/label_error`` single labels; ``present_error`` and
@@ -37,9 +37,6 @@ class AbstractCapsuleModule(AbstractModule):
         num_classes: number of classes.
         labels_per_image: how many every image has.
         **options: see ``AbstractModule``.
-
-    Raises:
-        ValueError: see ``AbstractModule``; or if the loss is of probabilities and lengths have no bound.
     """
 
     network: AbstractNetwork
@@ -101,14 +98,13 @@ class AbstractCapsuleModule(AbstractModule):
 def _check_bounded(network: AbstractNetwork, loss: Loss) -> None:
     """Lengths without a bound are no probabilities; what a network of any other kind gives, its class says."""
     function = _function(loss)
-    log_odds = getattr(loss, "keywords", {}).get("log_odds", False)
-    if not isinstance(network, AbstractCapsuleNetwork) or not (log_odds or _expects(function) == "activations"):
+    if not isinstance(network, AbstractCapsuleNetwork) or _expects(function) != "activations":
         return
     *_, classes = network.capsule_layers().values()
     routing = getattr(classes, "routing", None)
     if routing is not None and not routing.bounded:
         raise ValueError(
-            f"{function.__name__}{' with log_odds' if log_odds else ''} expects activations in [0, 1], and with "
+            f"{function.__name__} expects activations in [0, 1], and with "
             f"routing.squash={routing.options.get('squash', 'none')} lengths have no bound; expected "
             "loss=cross_entropy_logits, or routing.squash=squash"
         )

@@ -1,11 +1,12 @@
 """Everything that this project uses of Lightning beyond its documentation, one function each; read from 2.6.6.
 
-``tests/test_lightning_internals.py`` names each of them, so that an upgrade that changes one fails there.
+``tests/lit/test_lightning_internals.py`` names each of them, so that an upgrade that changes one fails there.
 """
 
 from __future__ import annotations
 
-import subprocess
+import logging
+import os
 from datetime import timedelta
 from typing import Any, cast
 
@@ -16,6 +17,8 @@ from lightning.pytorch.callbacks import Timer
 from lightning.pytorch.callbacks.early_stopping import EarlyStoppingReason
 from lightning.pytorch.loggers import WandbLogger
 
+from capsule_lab.system.signals import end_with_parent
+
 __all__ = [
     "HARMLESS_WARNINGS",
     "EarlyStoppingReason",
@@ -25,13 +28,14 @@ __all__ = [
     "drop_anonymous",
     "epoch_metrics",
     "leave_signals_alone",
+    "limit_waiting",
     "next_batch_follows",
     "relocated_state",
-    "set_collective_timeout",
     "stop_reason",
     "stopped_at_threshold",
-    "take_processes",
 ]
+
+COLLECTIVE_TIMEOUT = timedelta(seconds=300)  # ours: torch's 1800 would keep a cluster's GPUs idle
 
 HARMLESS_WARNINGS = (
     ".*exists and is not empty.*",  # the directory of a run that is resumed
@@ -86,19 +90,18 @@ def next_batch_follows(trainer: L.Trainer) -> bool:
     return not (trainer.is_last_batch or stops or loop.epoch_loop._should_check_val_fx(loop._data_fetcher))
 
 
-def set_collective_timeout(trainer: L.Trainer, timeout: timedelta) -> None:
-    """How long the processes of a run wait for each other, unless the configuration of the strategy says it."""
+def limit_waiting(trainer: L.Trainer) -> None:
+    """Let the processes of a run wait no longer for each other than for one that may still answer.
+
+    ``COLLECTIVE_TIMEOUT`` holds unless the configuration of the strategy has a timeout. When a process that Lightning
+    has started ends with an error, Lightning kills the others; this lets it log that. One whose starter is gone ends.
+    """
     strategy: Any = trainer.strategy
     if getattr(strategy, "_timeout", None) == default_pg_timeout:
-        strategy._timeout = timeout
-
-
-def take_processes(trainer: L.Trainer) -> list[subprocess.Popen[Any]]:
-    """The processes that Lightning has started for the run, which it then no longer watches; none before it has."""
-    processes: list[subprocess.Popen[Any]] = getattr(trainer.strategy.launcher, "procs", [])
-    taken = [*processes]
-    processes.clear()  # its thread looks at this very list, and ends if there is nothing to watch
-    return taken
+        strategy._timeout = COLLECTIVE_TIMEOUT
+    logging.getLogger("lightning.fabric.strategies.launchers.subprocess_script").setLevel(logging.INFO)
+    if os.environ.get("LOCAL_RANK", "0") != "0":
+        end_with_parent(grace=10.0)  # ours: gloo notices a lost process at once, NCCL does not
 
 
 def epoch_metrics(trainer: L.Trainer) -> tuple[dict[str, Any], int]:

@@ -63,9 +63,6 @@ class Muon(Optimizer):
             steps of the size that AdamW would make, so that one learning rate is right for all (Liu et al. 2025,
             "Muon is scalable for LLM training", section 2.2).
         betas, eps: see ``torch.optim.AdamW``.
-
-    Raises:
-        ValueError: for numbers that torch's optimizers refuse.
     """
 
     def __init__(

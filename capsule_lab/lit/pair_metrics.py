@@ -1,9 +1,9 @@
-"""What a network that is told a change makes of it: its images, and whether its poses follow (Hinton et al. 2011)."""
+"""Metrics of networks that receive a change: their images, and whether their poses follow (Hinton et al. 2011)."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import torch
 from jaxtyping import Float
@@ -20,13 +20,23 @@ _SELDOM = 0.01  # ours: share of the pairs in which a capsule has to be present,
 
 
 class PairMetric(Metric):
-    """A metric of several quantities.
+    """A metric of several quantities, from sums over pairs.
 
     Attributes:
         quantities: their names; of ``ShiftMetrics`` slopes are there only where a capsule has one.
     """
 
     quantities: ClassVar[tuple[str, ...]]
+    full_state_update = False
+
+    def __init__(self, **shapes: tuple[int, ...]) -> None:
+        super().__init__()
+        for name, shape in {"pairs": (), **shapes}.items():
+            self.add_state(name, torch.zeros(shape, dtype=WIDEST), "sum")
+
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any: ...
 
 
 class ImagePairMetrics(PairMetric):
@@ -40,18 +50,9 @@ class ImagePairMetrics(PairMetric):
     """
 
     quantities = ("copying", "mean_image")
-    full_state_update = False
-    pairs: Tensor
-    copied: Tensor
-    total: Tensor
-    squares: Tensor
 
     def __init__(self, image_shape: tuple[int, int, int]) -> None:
-        super().__init__()
-        self.add_state("pairs", torch.zeros((), dtype=WIDEST), "sum")
-        self.add_state("copied", torch.zeros((), dtype=WIDEST), "sum")
-        self.add_state("total", torch.zeros(image_shape, dtype=WIDEST), "sum")
-        self.add_state("squares", torch.zeros((), dtype=WIDEST), "sum")
+        super().__init__(copied=(), total=image_shape, squares=())
 
     def update(
         self,
@@ -83,19 +84,10 @@ class PresenceMetrics(PairMetric):
     """
 
     quantities = ("presence_change", "dead_capsules")
-    full_state_update = False
-    pairs: Tensor
-    changes: Tensor
-    total: Tensor
-    squares: Tensor
     largest: Tensor
-    energy: Tensor
 
     def __init__(self, capsules: int) -> None:
-        super().__init__()
-        for name in ("changes", "total", "squares", "energy"):
-            self.add_state(name, torch.zeros(capsules, dtype=WIDEST), "sum")
-        self.add_state("pairs", torch.zeros((), dtype=WIDEST), "sum")
+        super().__init__(**dict.fromkeys(("changes", "total", "squares", "energy"), (capsules,)))
         self.add_state("largest", torch.zeros(capsules, dtype=WIDEST), "max")
 
     def update(
@@ -143,24 +135,10 @@ class ShiftMetrics(PairMetric):
     """
 
     quantities = ("shift_r2", "slope_capsules", "slope_right", "slope_down", "slope_error")
-    full_state_update = False
-    pairs: Tensor
-    seen: Tensor
-    cross: Tensor
-    moments: Tensor
-    residual: Tensor
-    total: Tensor
-    squares: Tensor
 
     def __init__(self, capsules: int) -> None:
-        super().__init__()
-        self.add_state("pairs", torch.zeros((), dtype=WIDEST), "sum")
-        self.add_state("seen", torch.zeros(capsules, dtype=WIDEST), "sum")
-        for name in ("cross", "moments"):
-            self.add_state(name, torch.zeros(capsules, 2, 2, dtype=WIDEST), "sum")
-        self.add_state("residual", torch.zeros((), dtype=WIDEST), "sum")
-        self.add_state("total", torch.zeros(2, dtype=WIDEST), "sum")
-        self.add_state("squares", torch.zeros((), dtype=WIDEST), "sum")
+        matrices = (capsules, 2, 2)
+        super().__init__(seen=(capsules,), cross=matrices, moments=matrices, residual=(), total=(2,), squares=())
 
     def update(
         self,
@@ -214,15 +192,9 @@ class MatrixMetrics(PairMetric):
     """
 
     quantities = ("matrix_error", "matrix_error_unchanged")
-    full_state_update = False
-    away: Tensor
-    unchanged: Tensor
-    size: Tensor
 
     def __init__(self) -> None:
-        super().__init__()
-        for name in ("away", "unchanged", "size"):
-            self.add_state(name, torch.zeros((), dtype=WIDEST), "sum")
+        super().__init__(away=(), unchanged=(), size=())
 
     def update(
         self,
@@ -244,7 +216,7 @@ class MatrixMetrics(PairMetric):
 
 
 def pair_metrics(network: Any) -> dict[str, PairMetric]:
-    """The metrics of a network that is told a change, by name.
+    """The metrics of a network that receives a change, by name.
 
     Args:
         network: a ``TransformingAutoencoder``, or one without capsules, whose ``capsules`` are 0.

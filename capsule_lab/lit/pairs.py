@@ -24,9 +24,6 @@ class PairsModule(AbstractModule):
         network: a ``TransformingAutoencoder``, or what it is compared with.
         reconstruction: ``(made, targets) -> scalar``.
         **options: see ``AbstractModule``.
-
-    Raises:
-        ValueError: see ``AbstractModule``; or for CUDA graphs, which are of networks that take images only.
     """
 
     network: AbstractPairNetwork

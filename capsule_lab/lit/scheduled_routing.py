@@ -25,10 +25,6 @@ class ScheduledRouting:
 
     Attributes:
         names: of these schedules.
-
-    Raises:
-        ValueError: for a network without routings, an option that one of them does not have, or a schedule that begins
-            or ends with a value that the option cannot have.
     """
 
     def __init__(self, network: nn.Module, schedule: Mapping[str, Schedule]) -> None:

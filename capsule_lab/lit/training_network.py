@@ -39,9 +39,6 @@ class TrainingNetwork:
         compile: see ``Compile``.
         cuda_graphs: capture the network's forward and backward pass in the first call after ``forget``, and replay them
             in every call, with the same numbers. For one GPU and batches of one size.
-
-    Raises:
-        ValueError: for an unknown mode, or CUDA graphs twice.
     """
 
     def __init__(self, network: nn.Module, *, compile: Compile = False, cuda_graphs: bool = False) -> None:
@@ -109,11 +106,7 @@ class TrainingNetwork:
 
 
 def check_device(device: torch.device) -> None:
-    """Whether a device has CUDA graphs.
-
-    Raises:
-        ConfigError: if not.
-    """
+    """Check that a device has CUDA graphs."""
     if device.type != "cuda":
         raise ConfigError(
             f"module.cuda_graphs is true, and training is on {device.type}; expected a GPU with CUDA, or "
@@ -128,9 +121,6 @@ class _Graphs:
         network: whose parameters get gradients.
         call: of the network.
         images: a batch on a GPU; autocast is captured as it is when this is called.
-
-    Raises:
-        ConfigError: on another device, or if the network waits for the GPU in either pass.
     """
 
     def __init__(self, network: nn.Module, call: CallNetwork, images: Tensor) -> None:

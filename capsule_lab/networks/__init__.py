@@ -1,42 +1,33 @@
-"""Architectures as plain ``nn.Module``s, readable top to bottom."""
+"""Architectures as plain ``nn.Module``s, readable top to bottom.
 
-from capsule_lab.networks.base import (
-    AbstractCapsuleNetwork,
-    AbstractNetwork,
-    AbstractPairNetwork,
-    AbstractReconstructingNetwork,
-    Reconstructs,
-    reconstructs,
-)
-from capsule_lab.networks.capsnet import CapsNet
-from capsule_lab.networks.cnn import AveragedCNN, BaselineCNN, SmallCNN
-from capsule_lab.networks.efficient_capsnet import EfficientCapsNet
-from capsule_lab.networks.em_caps import EMCaps
-from capsule_lab.networks.heinsen import HeinsenNet
-from capsule_lab.networks.inverted_attention_caps import InvertedAttentionCaps
-from capsule_lab.networks.pair_autoencoder import PairAutoencoder
-from capsule_lab.networks.self_routing import AveragePoolingNet, SelfRoutingNet
-from capsule_lab.networks.transforming_autoencoder import TransformingAutoencoder
-from capsule_lab.networks.vb_caps import VBCaps
+Every network in a file of this folder is a public name: a new file needs no entry here.
+"""
+# ruff: noqa: F401
 
-__all__ = [
-    "AbstractCapsuleNetwork",
-    "AbstractNetwork",
-    "AbstractPairNetwork",
-    "AbstractReconstructingNetwork",
-    "AveragePoolingNet",
-    "AveragedCNN",
-    "BaselineCNN",
-    "CapsNet",
-    "EMCaps",
-    "EfficientCapsNet",
-    "HeinsenNet",
-    "InvertedAttentionCaps",
-    "PairAutoencoder",
-    "Reconstructs",
-    "SelfRoutingNet",
-    "SmallCNN",
-    "TransformingAutoencoder",
-    "VBCaps",
-    "reconstructs",
-]
+import importlib
+import inspect
+import pkgutil
+from typing import TYPE_CHECKING
+
+from capsule_lab.networks.base import AbstractNetwork, AbstractPairNetwork, Reconstructs, reconstructs
+
+if TYPE_CHECKING:  # for editors and type checkers, which cannot look into the folder
+    from capsule_lab.networks.base import AbstractCapsuleNetwork, AbstractReconstructingNetwork
+    from capsule_lab.networks.capsnet import CapsNet
+    from capsule_lab.networks.cnn import AveragedCNN, BaselineCNN, SmallCNN
+    from capsule_lab.networks.efficient_capsnet import EfficientCapsNet
+    from capsule_lab.networks.em_caps import EMCaps
+    from capsule_lab.networks.heinsen import HeinsenNet
+    from capsule_lab.networks.inverted_attention_caps import InvertedAttentionCaps
+    from capsule_lab.networks.pair_autoencoder import PairAutoencoder
+    from capsule_lab.networks.self_routing import AveragePoolingNet, SelfRoutingNet
+    from capsule_lab.networks.transforming_autoencoder import TransformingAutoencoder
+    from capsule_lab.networks.vb_caps import VBCaps
+else:
+    __all__ = ["Reconstructs", "reconstructs"]
+    for _file in pkgutil.iter_modules(__path__):
+        _module = importlib.import_module(f"{__name__}.{_file.name}")
+        for _name, _value in inspect.getmembers(_module, inspect.isclass):
+            if _value.__module__ == _module.__name__ and issubclass(_value, AbstractNetwork | AbstractPairNetwork):
+                globals()[_name] = _value
+                __all__.append(_name)

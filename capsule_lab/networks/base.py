@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from typing import Literal, NamedTuple, Protocol, TypeGuard, runtime_checkable
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple, Protocol, TypeGuard, cast, runtime_checkable
 
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
-from capsule_lab.routing import AbstractRouting
+from capsule_lab.errors import check_widths
+from capsule_lab.layers import Decoder
+from capsule_lab.routing import AbstractRouting, RoutingFactory
 from capsule_lab.types import CapsuleOutput, OnIteration
 
 
@@ -17,8 +19,8 @@ class AbstractNetwork(nn.Module, ABC):
     """A classifier of images. Built from ``(image_shape, num_classes)`` and options; sizes are derived inside.
 
     Attributes:
-        scores_are: ``"activations"`` in [0, 1], which lengths of capsules are too, or ``"logits"``; decides which
-            losses fit and how the crops of an image are combined. Of a class, or of a network whose options decide it.
+        scores_are: ``"activations"`` in [0, 1], which includes lengths of capsules, or ``"logits"``; decides which
+            losses fit and how the crops of an image are combined. Set by the class, or by the network's options.
     """
 
     scores_are: Literal["logits", "activations"] = "activations"
@@ -30,7 +32,7 @@ class AbstractNetwork(nn.Module, ABC):
 
 @runtime_checkable
 class Reconstructs(Protocol):
-    """A network that decodes images from its class capsules. Ask ``reconstructs(network)`` whether one does.
+    """A network that decodes images from its class capsules; ``reconstructs(network)`` says whether one does.
 
     Attributes:
         decoder: ``None`` if the network was built without one.
@@ -50,7 +52,7 @@ class Reconstructs(Protocol):
 
 
 def reconstructs(network: object) -> TypeGuard[Reconstructs]:
-    """Whether ``network`` has a decoder, of whatever architecture it is."""
+    """Whether ``network``, of any architecture, has a decoder."""
     return isinstance(network, Reconstructs) and network.decoder is not None
 
 
@@ -84,7 +86,7 @@ class AbstractReconstructingNetwork(AbstractCapsuleNetwork):
     ) -> Float[Tensor, "batch channel height width"]:
         """Images decoded from one class capsule each, all others zeroed (Sabour 2017, section 4.1).
 
-        Without ``masked_decoder``, images are decoded from all capsules, whatever the classes.
+        Without ``masked_decoder``, images are decoded from all capsules, and ``classes`` are ignored.
 
         Args:
             output: what ``forward`` returned.
@@ -110,12 +112,12 @@ CHANGES: dict[Pose, tuple[int, ...]] = {"translation": (2,), "matrix": (3, 3)}
 
 
 class TransformedImages(NamedTuple):
-    """What the network makes of images and changes.
+    """The output of a network that receives images and changes.
 
     Attributes:
-        images: what it takes the changed images for, sums of what capsules draw; not bounded.
-        poses: before the change: right and down in pixels, or matrices row by row; of an auto-encoder without
-            capsules, its code.
+        images: its estimate of the changed images, sums of what capsules draw; not bounded.
+        poses: before the change: right and down in pixels, or matrices row by row; the code of an auto-encoder without
+            capsules.
         presences: probability that the entity of each capsule is there, in [0, 1].
     """
 
@@ -131,8 +133,8 @@ class AbstractPairNetwork(nn.Module, ABC):
 
     Attributes:
         image_shape: ``(channel, height, width)``.
-        capsules: how many it has; 0 without.
-        pose: what is changed: ``"translation"`` is told ``(right, down)`` in pixels, ``"matrix"`` a matrix of 3x3.
+        capsules: how many it has; 0 for a network without capsules.
+        pose: what is changed: ``"translation"`` receives ``(right, down)`` in pixels, ``"matrix"`` a matrix of 3x3.
     """
 
     image_shape: tuple[int, int, int]
@@ -145,24 +147,24 @@ class AbstractPairNetwork(nn.Module, ABC):
         images: Float[Tensor, "batch channel height width"],
         change: Float[Tensor, "batch 2"] | Float[Tensor, "batch 3 3"],
     ) -> TransformedImages:
-        """What images look like after a change."""
+        """Images after a change, which the network receives."""
 
     @abstractmethod
     def recognise(
         self, images: Float[Tensor, "batch channel height width"]
     ) -> tuple[Float[Tensor, "batch capsule component"], Float[Tensor, "batch capsule"]]:
-        """Poses and presences; without capsules, one code that is always there."""
+        """Poses and presences; without capsules, one code whose presence is 1."""
 
     @property
     def change_shape(self) -> tuple[int, ...]:
-        """Of the change that it is told, without the batch."""
+        """Shape of the change that the network receives, without the batch."""
         return CHANGES[self.pose]
 
     def check_change(self, change: Tensor) -> None:
-        """Check that a change is of the kind that this network is told.
+        """Check that a change is of the kind that this network receives.
 
         Raises:
-            ValueError: for another one.
+            ValueError: if not.
         """
         if tuple(change.shape[1:]) != self.change_shape:
             raise ValueError(
@@ -180,46 +182,52 @@ def decode_one(
     return images
 
 
-def check_decodable(decoder: Sequence[int] | None, routing: AbstractRouting) -> None:
-    """A decoder has poses to read.
+def build_decoder(
+    decoder: Sequence[int] | None, classes: nn.Module, num_classes: int, dim: int, image_shape: tuple[int, int, int]
+) -> Decoder | None:
+    """The decoder of class capsules, or ``None``.
+
+    Args:
+        decoder: widths of its hidden layers; ``None`` for no decoder.
+        classes: the layer of class capsules, whose routing must give poses.
+        num_classes, dim, image_shape: see ``Decoder``.
 
     Raises:
-        ValueError: if the class capsules have none.
+        ValueError: if the class capsules have no poses.
     """
-    if decoder is not None and not routing.poses:
+    if decoder is None:
+        return None
+    if not cast(AbstractRouting, classes.routing).poses:
         raise ValueError("routing.poses is false, and the decoder reads poses; expected true, or model.decoder=null")
+    check_widths("the network", decoder=decoder)
+    return Decoder(num_classes, dim, image_shape, hidden=decoder)
 
 
-def check_sizes(name: str, **sizes: int) -> None:
-    """Sizes of a network's parts are positive whole numbers.
+def with_options(routing: RoutingFactory, options: Mapping[str, Any] | None) -> RoutingFactory:
+    """``routing`` with these options in place of its own; ``None`` for no difference."""
 
-    Raises:
-        ValueError: for one that is not.
-    """
-    for size, value in sizes.items():
-        if not isinstance(value, int) or value < 1:
-            expected = "1 or more" if isinstance(value, int) else "a whole number"
-            raise ValueError(f"{name} has {size} {value!r}; expected {expected}")
+    def build(**sizes: int) -> AbstractRouting:
+        try:
+            return routing(**sizes, **(options or {}))
+        except TypeError as error:
+            raise ValueError(
+                f"class_routing has {', '.join(map(str, options or {}))}: {error}; expected options of the routing, or "
+                "None"
+            ) from error
+
+    return build
 
 
-def check_widths(name: str, **widths: Sequence[int]) -> None:
-    """Widths of layers, kernels and the like are lists of positive whole numbers; an empty list is one.
-
-    Raises:
-        ValueError: for one that is not.
-    """
-    for option, values in widths.items():
-        if not isinstance(values, Sequence) or isinstance(values, str):
-            raise ValueError(f"{name} has {option} {values!r}; expected a list of whole numbers, such as [64]")  # noqa: TRY004
-        for value in values:
-            check_sizes(name, **{option: value})
+def numbered(name: str, layers: Iterable[nn.Module]) -> dict[str, nn.Module]:
+    """Layers under ``<name>_1``, ``<name>_2`` and so on, for ``capsule_layers``."""
+    return {f"{name}_{number}": layer for number, layer in enumerate(layers, start=1)}
 
 
 def check_image_shape(image_shape: tuple[int, int, int], smallest: int, name: str) -> tuple[int, int, int]:
     """``image_shape`` as a tuple of three positive ints.
 
     Raises:
-        ValueError: if it is no ``(channel, height, width)`` or the image is smaller than the network can take.
+        ValueError: if it is not ``(channel, height, width)`` or the image is smaller than the network can take.
     """
     is_shape = isinstance(image_shape, Sequence) and len(image_shape) == 3
     if not is_shape or not all(isinstance(size, int) and size > 0 for size in image_shape):
@@ -231,16 +239,11 @@ def check_image_shape(image_shape: tuple[int, int, int], smallest: int, name: st
 
 
 def check_images(images: Tensor, image_shape: tuple[int, int, int], name: str) -> None:
-    """A batch of images is one that the network was built for.
-
-    Args:
-        images: what ``forward`` got.
-        image_shape: ``(channel, height, width)`` that the network was built with.
-        name: of the network.
+    """Check that a batch of images is one that the network was built for.
 
     Raises:
-        TypeError: for images that are no floating-point numbers.
-        ValueError: for another shape.
+        TypeError: if images are not floating-point numbers.
+        ValueError: if their shape is another one.
     """
     if not images.is_floating_point():
         raise TypeError(

@@ -11,28 +11,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal, get_args
 
+import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from capsule_lab.errors import check_choice, check_number
-from capsule_lab.functional import Squash, same_padding, truncated_normal_
-from capsule_lab.layers import ClassCapsules, Decoder, DenseCapsules, PrimaryCapsules, UntransformedCapsules
+from capsule_lab.errors import check_choice, check_sizes
+from capsule_lab.functional import same_padding, truncated_normal_
+from capsule_lab.layers import ClassCapsules, DenseCapsules, PrimaryCapsules, UntransformedCapsules
 from capsule_lab.layers.primary import Padding
 from capsule_lab.networks.base import (
     AbstractReconstructingNetwork,
-    check_decodable,
+    build_decoder,
     check_image_shape,
     check_images,
-    check_sizes,
-    check_widths,
+    numbered,
 )
 from capsule_lab.routing import DynamicRouting, RoutingFactory
 from capsule_lab.types import CapsuleOutput, Capsules, OnIteration
 
 Transformation = Literal["per_pair", "shared", "none"]
+
+STRIDE = 2  # Sabour 2017, section 4: of the primary capsules
 
 
 class CapsNet(AbstractReconstructingNetwork):
@@ -47,27 +49,19 @@ class CapsNet(AbstractReconstructingNetwork):
         routing: called with ``(parents=…, dim=…)``; its ``leaky`` also reaches the primary capsules.
         channels: feature maps of the first convolution.
         kernel_size: of both convolutions.
-        padding: ``"valid"``, or ``"same"`` (the official code's CIFAR10 network).
-        primary_types, primary_dim: kinds of primary capsule per position, components of their poses.
-        primary_bias, uniform_coupling: see ``PrimaryCapsules``.
-        primary_weight_std: its ``weight_std``. Without ``uniform_coupling``, 1/32 of it starts with the same poses, and
-            Adam, whose steps do not depend on the scale of gradients, then changes them 32 times as fast.
-        primary_relu, primary_squash: its ``relu`` and ``squash``; the squash of the class capsules is the routing's own
-            option.
+        padding: of both, ``"valid"``, or ``"same"`` (the official code's CIFAR10 network).
+        primary: builds the primary capsules; it is called with the number of feature maps and ``kernel_size``,
+            ``stride``, ``padding``, ``leaky``.
         transformation: matrices between the poses of primary and class capsules: ``"per_pair"``, one for each pair;
             ``"shared"``, one for each type and class, the same at all positions; ``"none"``: primary capsules are as
             many types as classes and have poses as large, each the vote of its position for its class, see
             ``UntransformedCapsules``.
         hidden: capsules and components of each dense capsule layer between primary and class capsules, routed like
-            these (Mitterreiter 2023 makes CapsNets deeper so).
+            these, which make a CapsNet deeper (Mitterreiter 2023).
         class_dim: components of a class capsule's pose.
         decoder: widths of the decoder's hidden layers; ``None`` for no decoder.
-        masked_decoder: the decoder sees the capsule of one class only; ``False``: all of them, without being told the
-            class (Gu 2021).
-
-    Raises:
-        ValueError: if the image is too small for the two convolutions, a size is not positive, or primary capsules
-            cannot be votes without a transformation, or hidden layers are not pairs of whole numbers.
+        masked_decoder: the decoder sees the capsule of one class only; ``False``: all of them, without the class
+            (Gu 2021).
 
     >>> network = CapsNet((1, 28, 28), num_classes=10)
     >>> sum(p.numel() for p in network.parameters())
@@ -83,13 +77,7 @@ class CapsNet(AbstractReconstructingNetwork):
         channels: int = 256,  # Sabour 2017, section 4
         kernel_size: int = 9,  # Sabour 2017, section 4
         padding: Padding = "valid",
-        primary_types: int = 32,  # Sabour 2017, section 4
-        primary_dim: int = 8,  # Sabour 2017, section 4
-        primary_bias: bool = True,
-        uniform_coupling: bool = True,
-        primary_weight_std: float = 0.1,  # official code
-        primary_relu: bool = False,
-        primary_squash: Squash = "squash",  # Sabour 2017, section 4
+        primary: Callable[..., PrimaryCapsules] = PrimaryCapsules,
         transformation: Transformation = "per_pair",  # Sabour 2017, section 4
         hidden: Sequence[Sequence[int]] = (),  # Sabour 2017 has none
         class_dim: int = 16,  # Sabour 2017, section 4
@@ -97,22 +85,10 @@ class CapsNet(AbstractReconstructingNetwork):
         masked_decoder: bool = True,  # Sabour 2017, section 4.1
     ) -> None:
         super().__init__()
-        check_sizes(
-            "CapsNet", num_classes=num_classes, channels=channels, kernel_size=kernel_size,
-            primary_types=primary_types, primary_dim=primary_dim, class_dim=class_dim,
-        )  # fmt: skip
-        check_widths("CapsNet", decoder=() if decoder is None else decoder)
+        check_sizes("CapsNet", num_classes=num_classes, channels=channels, kernel_size=kernel_size, class_dim=class_dim)
         _check_hidden(hidden, transformation)
         check_choice("padding", padding, get_args(Padding))
-        check_number("primary_weight_std", primary_weight_std, above=0)
         check_choice("transformation", transformation, get_args(Transformation))
-        if transformation == "none" and (primary_types, primary_dim) != (num_classes, class_dim):
-            raise ValueError(
-                f"transformation is 'none', and primary capsules are {primary_types} types of {primary_dim} "
-                f"components; expected those of the classes, whose votes they are: primary_types={num_classes}, "
-                f"primary_dim={class_dim}"
-            )
-        stride = 2  # Sabour 2017, section 4, of the primary capsules
         smallest = 2 * kernel_size - 1 if padding == "valid" else 1
         channel, height, width = check_image_shape(image_shape, smallest, "CapsNet")
         self.image_shape = (channel, height, width)
@@ -122,62 +98,51 @@ class CapsNet(AbstractReconstructingNetwork):
         assert self.conv.bias is not None
         nn.init.constant_(self.conv.bias, 0.1)  # official code
 
-        grid = [
-            -(-n // stride) if padding == "same" else (n - 2 * (kernel_size - 1) - 1) // stride + 1
-            for n in (height, width)
-        ]
-        positions = grid[0] * grid[1]
-        digits: DenseCapsules | ClassCapsules | UntransformedCapsules
-        children, child_dim = primary_types * positions, primary_dim
+        options = {"kernel_size": kernel_size, "stride": STRIDE, "padding": padding}
+        with torch.device("meta"):  # no random numbers yet: the weights of the capsules above are drawn first
+            sizes = primary(channels, **options)
+        types, dim = sizes.types, sizes.dim
+        if transformation == "none" and (types, dim) != (num_classes, class_dim):
+            raise ValueError(
+                f"transformation is 'none', and primary capsules are {types} types of {dim} components; expected those "
+                f"of the classes, whose votes they are: primary.types={num_classes} and primary.dim={class_dim}"
+            )
+        lost = 0 if padding == "same" else 2 * (kernel_size - 1)
+        positions = -(-(height - lost) // STRIDE) * -(-(width - lost) // STRIDE)
         self.hidden = nn.ModuleList()
-        for parents, dim in hidden:
-            self.hidden.append(DenseCapsules(children, child_dim, parents, dim, routing=routing))
-            children, child_dim = parents, dim
+        children, child_dim = types * positions, dim
+        for parents, parent_dim in hidden:
+            self.hidden.append(DenseCapsules(children, child_dim, parents, parent_dim, routing=routing))
+            children, child_dim = parents, parent_dim
+        digits: DenseCapsules | ClassCapsules | UntransformedCapsules
         if transformation == "per_pair":
             digits = DenseCapsules(children, child_dim, num_classes, class_dim, routing=routing)
         elif transformation == "shared":
             digits = ClassCapsules(
-                positions, primary_types, primary_dim, num_classes, class_dim, routing=routing,
-                weight_std=0.1,  # official code, of one for each pair
+                positions, types, dim, num_classes, class_dim, routing=routing,
+                weight_std=0.1,  # official code, for one per pair
             )  # fmt: skip
         else:
             digits = UntransformedCapsules(positions, num_classes, class_dim, routing=routing)
-        self.primary = PrimaryCapsules(
-            channels,
-            types=primary_types,
-            dim=primary_dim,
-            kernel_size=kernel_size,
-            stride=stride,
-            padding=padding,
-            bias=primary_bias,
-            uniform_coupling=uniform_coupling,
-            weight_std=primary_weight_std,
-            relu=primary_relu,
-            squash=primary_squash,
-            leaky=digits.routing.leaky,
-        )
-        check_decodable(decoder, digits.routing)
+        self.primary = primary(channels, **options, leaky=digits.routing.leaky)
         self.digits = digits
         self.scores_are = "activations" if digits.routing.bounded else "logits"
         self.masked_decoder = masked_decoder
-        self.decoder = None if decoder is None else Decoder(num_classes, class_dim, self.image_shape, hidden=decoder)
+        self.decoder = build_decoder(decoder, digits, num_classes, class_dim, self.image_shape)
 
     def forward(
         self, images: Float[Tensor, "batch channel height width"], *, on_iteration: OnIteration | None = None
     ) -> CapsuleOutput:
         check_images(images, self.image_shape, "CapsNet")
         if self.padding == "same":
-            padding = same_padding((images.shape[2], images.shape[3]), self.conv.kernel_size[0], 1)
-            features = self.conv(nn.functional.pad(images, padding)).relu()
-        else:
-            features = self.conv(images).relu()  # [b channels h w]
-        primary = self.primary(features)  # [b i c]
+            size = (images.shape[2], images.shape[3])
+            images = nn.functional.pad(images, same_padding(size, self.conv.kernel_size[0], 1))
+        capsules: Capsules = self.primary(self.conv(images).relu())  # [b i c]
         if not isinstance(self.digits, DenseCapsules):
-            primary = self._by_position(primary)
-        below = primary
+            capsules = self._by_position(capsules)
         for layer in self.hidden:
-            below = layer(below.poses, below.activations)  # [b i c]
-        digits = self.digits(below.poses, below.activations, on_iteration=on_iteration)  # [b k d]
+            capsules = layer(capsules.poses, capsules.activations)
+        digits = self.digits(capsules.poses, capsules.activations, on_iteration=on_iteration)  # [b k d]
         return CapsuleOutput(digits.activations, digits, digits.logits)
 
     def _by_position(self, primary: Capsules) -> Capsules:
@@ -186,8 +151,7 @@ class CapsNet(AbstractReconstructingNetwork):
         return Capsules(poses.flatten(1, 2), activations.flatten(1, 2))
 
     def capsule_layers(self) -> dict[str, nn.Module]:
-        hidden = {f"hidden_{number}": layer for number, layer in enumerate(self.hidden, start=1)}
-        return {"primary": self.primary, **hidden, "digits": self.digits}
+        return {"primary": self.primary, **numbered("hidden", self.hidden), "digits": self.digits}
 
 
 def _check_hidden(hidden: Sequence[Sequence[int]], transformation: str) -> None:

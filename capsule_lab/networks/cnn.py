@@ -9,8 +9,8 @@ from typing import Literal, get_args
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from capsule_lab.errors import check_choice
-from capsule_lab.networks.base import AbstractNetwork, check_image_shape, check_images, check_sizes, check_widths
+from capsule_lab.errors import check_choice, check_number, check_sizes, check_widths
+from capsule_lab.networks.base import AbstractNetwork, check_image_shape, check_images
 from capsule_lab.types import CapsuleOutput
 
 
@@ -37,10 +37,6 @@ class BaselineCNN(AbstractNetwork):
         pooling: side of the maximum taken after each convolution, and its stride; 1 for none.
         hidden: widths of the fully connected layers.
         dropout: probability of dropping a unit of the last hidden layer.
-
-    Raises:
-        ValueError: if ``dropout`` is not in [0, 1), a ``kernel_size`` is even, there are not as many as convolutions,
-            ``padding`` is unknown, or nothing is left of the image.
     """
 
     scores_are = "logits"
@@ -58,8 +54,7 @@ class BaselineCNN(AbstractNetwork):
         dropout: float = 0.5,  # ours: the usual rate, the paper gives none
     ) -> None:
         super().__init__()
-        if not 0 <= dropout < 1:
-            raise ValueError(f"dropout is {dropout}; expected a probability in [0, 1)")
+        check_number("dropout", dropout, 0, below=1)
         check_widths("BaselineCNN", channels=channels, hidden=hidden)
         sizes = [kernel_size] * len(channels) if isinstance(kernel_size, int) else list(kernel_size)
         if len(sizes) != len(channels) or any(size % 2 == 0 for size in sizes):
@@ -114,9 +109,6 @@ class SmallCNN(AbstractNetwork):
         pooled: features of a 1x1 convolution with batch normalisation and ReLU, averaged over the image before the
             linear layer: the control of ``EMCaps`` with ``stem="conv3"``, whose primary capsules are as many numbers,
             and which averages over the image too; ``None`` for neither.
-
-    Raises:
-        ValueError: if ``dropout`` is not in [0, 1), or there are not as many odd ``kernel_sizes`` as ``channels``.
     """
 
     scores_are = "logits"
@@ -133,8 +125,7 @@ class SmallCNN(AbstractNetwork):
         pooled: int | None = None,
     ) -> None:
         super().__init__()
-        if not 0 <= dropout < 1:
-            raise ValueError(f"dropout is {dropout}; expected a probability in [0, 1)")
+        check_number("dropout", dropout, 0, below=1)
         check_widths("SmallCNN", channels=channels, kernel_sizes=kernel_sizes)
         if len(kernel_sizes) != len(channels) or any(size % 2 == 0 for size in kernel_sizes):
             raise ValueError(f"kernel_sizes are {list(kernel_sizes)}; expected {len(channels)} odd ones, as channels")
@@ -175,9 +166,6 @@ class AveragedCNN(AbstractNetwork):
         num_classes: number of classes.
         channels: feature maps of the convolutions, the last of which has a stride of 2.
         kernel_size: of all convolutions.
-
-    Raises:
-        ValueError: if a size is not positive, or nothing is left of the image.
     """
 
     scores_are = "logits"

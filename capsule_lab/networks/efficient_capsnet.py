@@ -9,28 +9,22 @@
                     each: ReLU, then batch normalisation        squash over 8        masked by one class --> decoder
 
 Without the decoder 161,824 parameters for 28x28 pixels and ten classes. The authors have other strides and kernels for
-other images: ``conf/model/efficient_capsnet*.yaml``.
+other images: ``conf/experiment/mazzia2021``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Literal, get_args
 
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from capsule_lab.errors import check_choice
+from capsule_lab.errors import check_choice, check_sizes, check_widths
 from capsule_lab.functional import he_std, truncated_normal_
-from capsule_lab.layers import Decoder, DenseCapsules, DepthwisePrimaryCapsules
-from capsule_lab.networks.base import (
-    AbstractReconstructingNetwork,
-    check_image_shape,
-    check_images,
-    check_sizes,
-    check_widths,
-)
+from capsule_lab.layers import DenseCapsules, DepthwisePrimaryCapsules
+from capsule_lab.networks.base import AbstractReconstructingNetwork, build_decoder, check_image_shape, check_images
 from capsule_lab.routing import RoutingFactory, SelfAttentionRouting
 from capsule_lab.types import CapsuleOutput, OnIteration
 
@@ -54,15 +48,9 @@ class EfficientCapsNet(AbstractReconstructingNetwork):
         activation: ``"relu"``, or ``"leaky_relu"`` (smallNORB).
         normalisation: of the feature maps, *after* the activation: ``"batch"``, ``"instance"`` (smallNORB) or
             ``"none"``.
-        primary_dim: components of a primary capsule's pose.
-        primary_kernel: width of its convolution, ``None`` for that of the feature maps, of which one position is left.
-        primary_stride: of that convolution.
+        primary: builds the primary capsules from the number of feature maps and their size.
         class_dim: components of a class capsule's pose.
         decoder: widths of the decoder's hidden layers; ``None`` for no decoder.
-
-    Raises:
-        ValueError: if the image is too small for the convolutions, a size is not positive or does not fit to the
-            others, or a switch is unknown.
 
     >>> network = EfficientCapsNet((1, 28, 28), num_classes=10, decoder=None)
     >>> sum(p.numel() for p in network.parameters())
@@ -80,22 +68,14 @@ class EfficientCapsNet(AbstractReconstructingNetwork):
         strides: Sequence[int] = (1, 1, 1, 2),  # Mazzia 2021
         activation: Activation = "relu",
         normalisation: Normalisation = "batch",
-        primary_dim: int = 8,  # Mazzia 2021
-        primary_kernel: int | None = None,
-        primary_stride: int = 1,
+        primary: Callable[[int, tuple[int, int]], DepthwisePrimaryCapsules] = DepthwisePrimaryCapsules,
         class_dim: int = 16,  # Mazzia 2021
         decoder: Sequence[int] | None = (512, 1024),  # as Sabour 2017
     ) -> None:
         super().__init__()
         name = type(self).__name__
-        check_sizes(
-            name, num_classes=num_classes, primary_dim=primary_dim, primary_stride=primary_stride, class_dim=class_dim,
-            primary_kernel=1 if primary_kernel is None else primary_kernel,
-        )  # fmt: skip
-        check_widths(
-            name, channels=channels, kernel_sizes=kernel_sizes, strides=strides,
-            decoder=() if decoder is None else decoder,
-        )  # fmt: skip
+        check_sizes(name, num_classes=num_classes, class_dim=class_dim)
+        check_widths(name, channels=channels, kernel_sizes=kernel_sizes, strides=strides)
         check_choice("activation", activation, get_args(Activation))
         check_choice("normalisation", normalisation, get_args(Normalisation))
         if not channels or not len(channels) == len(kernel_sizes) == len(strides):
@@ -103,7 +83,7 @@ class EfficientCapsNet(AbstractReconstructingNetwork):
                 f"{name} has {len(channels)} channels, {len(kernel_sizes)} kernel_sizes and {len(strides)} strides; "
                 "expected as many of each, at least one"
             )
-        smallest = primary_kernel or 1  # side of an image of which one position is left
+        smallest = 1  # side of an image of which one pixel is left
         for size, stride in zip(reversed(kernel_sizes), reversed(strides), strict=True):
             smallest = (smallest - 1) * stride + size
         channel, height, width = check_image_shape(image_shape, smallest, name)
@@ -122,17 +102,11 @@ class EfficientCapsNet(AbstractReconstructingNetwork):
             ]
             height, width = ((n - size) // stride + 1 for n in (height, width))
         self.features = nn.Sequential(*features)
-        kernel = (height, width) if primary_kernel is None else (primary_kernel, primary_kernel)
-        self.primary = DepthwisePrimaryCapsules(
-            channels[-1], dim=primary_dim, kernel_size=kernel, stride=primary_stride
-        )
-        positions = [(n - size) // primary_stride + 1 for n, size in zip((height, width), kernel, strict=True)]
-        children = channels[-1] // primary_dim * positions[0] * positions[1]
-        weight_std = he_std(num_classes * children * primary_dim)  # official code: fan-in as Keras reads the shape
-        self.digits = DenseCapsules(
-            children, primary_dim, num_classes, class_dim, routing=routing, weight_std=weight_std
-        )
-        self.decoder = None if decoder is None else Decoder(num_classes, class_dim, self.image_shape, hidden=decoder)
+        self.primary = primary(channels[-1], (height, width))
+        children, dim = self.primary.count, self.primary.dim
+        weight_std = he_std(num_classes * children * dim)  # official code: fan-in as Keras reads the shape
+        self.digits = DenseCapsules(children, dim, num_classes, class_dim, routing=routing, weight_std=weight_std)
+        self.decoder = build_decoder(decoder, self.digits, num_classes, class_dim, self.image_shape)
 
     def forward(
         self, images: Float[Tensor, "batch channel height width"], *, on_iteration: OnIteration | None = None

@@ -20,9 +20,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from capsule_lab.errors import check_sizes, check_widths
 from capsule_lab.layers import ClassCapsules, ComposedPrimaryCapsules
-from capsule_lab.networks.base import AbstractCapsuleNetwork, check_image_shape, check_images, check_sizes, check_widths
-from capsule_lab.networks.em_caps import with_options
+from capsule_lab.networks.base import AbstractCapsuleNetwork, check_image_shape, check_images, with_options
 from capsule_lab.routing import HeinsenRouting, RoutingFactory
 from capsule_lab.types import CapsuleOutput, OnIteration
 
@@ -43,9 +43,6 @@ class HeinsenNet(AbstractCapsuleNetwork):
         strides: one of each convolution.
         parts: kinds of primary capsule per position, and capsules between these and the classes.
         pose_size: rows and columns of a pose.
-
-    Raises:
-        ValueError: if the image is too small, or a size is not positive.
 
     >>> network = HeinsenNet((2, 96, 96), num_classes=5)
     >>> sum(p.numel() for p in network.parameters())
@@ -85,10 +82,9 @@ class HeinsenNet(AbstractCapsuleNetwork):
             nn.Sequential(nn.BatchNorm2d(inputs), nn.Conv2d(inputs, parts * dim, 1)),
             nn.Sequential(nn.BatchNorm2d(inputs), nn.Conv2d(inputs, parts, 1)),
             types=parts,
-            dim=dim,
         )
         self.parts = ClassCapsules(children, 1, dim, parts, dim, routing=routing, rows=pose_size)
-        last = with_options(routing, class_routing or {})
+        last = with_options(routing, class_routing)
         self.classes = ClassCapsules(1, parts, dim, num_classes, dim, routing=last, rows=pose_size)
         for capsules in (self.parts, self.classes):
             nn.init.normal_(capsules.weight, std=1 / pose_size)  # official code

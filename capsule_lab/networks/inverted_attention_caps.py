@@ -22,11 +22,17 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from capsule_lab.errors import check_sizes, check_widths
 from capsule_lab.functional import HALF
-from capsule_lab.layers import ClassCapsules, ConvCapsules
+from capsule_lab.layers import ClassCapsules, ConvStack
 from capsule_lab.layers.stem import residual_block
-from capsule_lab.networks.base import AbstractCapsuleNetwork, check_image_shape, check_images, check_sizes, check_widths
-from capsule_lab.networks.em_caps import with_options
+from capsule_lab.networks.base import (
+    AbstractCapsuleNetwork,
+    check_image_shape,
+    check_images,
+    numbered,
+    with_options,
+)
 from capsule_lab.routing import InvertedAttention, RoutingFactory
 from capsule_lab.types import CapsuleOutput, Capsules, OnIteration
 
@@ -49,9 +55,6 @@ class InvertedAttentionCaps(AbstractCapsuleNetwork):
         dense_types: capsules of fully connected layers between those and the classes (CIFAR100: 20).
         kernel_size: width of the capsules' windows.
         pose_size: rows and columns of a pose.
-
-    Raises:
-        ValueError: if the image is too small, a size not positive, or two lists are not of the same length.
 
     >>> network = InvertedAttentionCaps((3, 32, 32), num_classes=10)
     >>> sum(p.numel() for p in network.parameters())
@@ -76,16 +79,12 @@ class InvertedAttentionCaps(AbstractCapsuleNetwork):
     ) -> None:
         super().__init__()
         name = type(self).__name__
-        check_widths(
-            name, channels=channels, blocks=blocks, conv_types=conv_types, conv_strides=conv_strides,
-            dense_types=dense_types,
-        )  # fmt: skip
+        check_widths(name, channels=channels, blocks=blocks, dense_types=dense_types)
         check_sizes(
-            name, num_classes=num_classes, stages=len(channels), primary_types=primary_types, kernel_size=kernel_size,
-            pose_size=pose_size,
-        )  # fmt: skip
-        _check_as_many(channels=channels, blocks=blocks)
-        _check_as_many(conv_types=conv_types, conv_strides=conv_strides)
+            name, num_classes=num_classes, stages=len(channels), primary_types=primary_types, pose_size=pose_size
+        )
+        if len(channels) != len(blocks):
+            raise ValueError(f"there are {len(channels)} channels and {len(blocks)} blocks; expected as many")
         channel, height, width = check_image_shape(image_shape, 1, name)
         self.image_shape = (channel, height, width)
         dim = pose_size**2
@@ -105,28 +104,15 @@ class InvertedAttentionCaps(AbstractCapsuleNetwork):
             height, width = (height - 1) // stride + 1, (width - 1) // stride + 1
         self.features = nn.Sequential(*features)
         self.primary = NormalisedPrimaryCapsules(channels[-1], primary_types, dim)
-        grid, types = (height, width), primary_types
-        self.conv_capsules = nn.ModuleList()
-        for parent_types, stride in zip(conv_types, conv_strides, strict=True):
-            layer = ConvCapsules(
-                grid,
-                types,
-                dim,
-                parent_types,
-                dim,
-                routing=routing,
-                rows=pose_size,
-                kernel_size=kernel_size,
-                stride=stride,
-            )
-            _initialise(layer.weight)
-            self.conv_capsules.append(layer)
-            grid, types = layer.windows.grid, parent_types
-        children = grid[0] * grid[1] * types
+        self.conv_capsules = ConvStack(
+            (height, width), primary_types, dim, routing=routing, rows=pose_size, types=conv_types,
+            strides=conv_strides, kernel_size=kernel_size, initialise=_initialise,
+        )  # fmt: skip
+        children = math.prod(self.conv_capsules.grid) * self.conv_capsules.types
         dense: list[ClassCapsules] = []
         for below, parents in pairwise((children, *dense_types, num_classes)):
             last = len(dense) == len(dense_types)
-            chosen = with_options(routing, class_routing or {}) if last else routing
+            chosen = with_options(routing, class_routing) if last else routing
             dense.append(ClassCapsules(1, below, dim, parents, dim, rows=pose_size, routing=chosen))
             _initialise(dense[-1].weight)
         self.dense_capsules = nn.ModuleList(dense[:-1])
@@ -136,20 +122,19 @@ class InvertedAttentionCaps(AbstractCapsuleNetwork):
         self, images: Float[Tensor, "batch channel height width"], *, on_iteration: OnIteration | None = None
     ) -> CapsuleOutput:
         check_images(images, self.image_shape, type(self).__name__)
-        capsules = self.primary(self.features(images))  # [b i c]
-        for layer in (*self.conv_capsules, *self.dense_capsules):
+        capsules = self.conv_capsules(*self.primary(self.features(images))[:2])  # [b i c]
+        for layer in self.dense_capsules:
             capsules = layer(capsules.poses, capsules.activations)
         classes = self.classes(capsules.poses, capsules.activations, on_iteration=on_iteration)  # [b k d]
         return CapsuleOutput(classes.activations, classes, classes.logits)
 
     def capsule_layers(self) -> dict[str, nn.Module]:
-        convolutional = {f"conv_capsules_{number}": layer for number, layer in enumerate(self.conv_capsules, start=1)}
-        dense = {f"dense_capsules_{number}": layer for number, layer in enumerate(self.dense_capsules, start=1)}
-        return {"primary": self.primary, **convolutional, **dense, "classes": self.classes}
+        layers = numbered("conv_capsules", self.conv_capsules) | numbered("dense_capsules", self.dense_capsules)
+        return {"primary": self.primary, **layers, "classes": self.classes}
 
 
 class NormalisedPrimaryCapsules(nn.Module):
-    """Poses linear in the features at one position, then layer normalisation; all are there (activations of 1).
+    """Poses linear in the features at one position, then layer normalisation; all activations are 1.
 
     Capsules are ordered ``(y, x, type)``. Components of matrix poses are stored row by row.
     """
@@ -164,12 +149,6 @@ class NormalisedPrimaryCapsules(nn.Module):
         poses = self.pose(features).unflatten(1, (self.types, -1)).permute(0, 3, 4, 1, 2).flatten(1, 3)  # [b i c]
         poses = self.norm(poses.float() if poses.dtype in HALF else poses)  # autocast ends here
         return Capsules(poses, torch.ones_like(poses[..., 0]))
-
-
-def _check_as_many(**widths: Sequence[int]) -> None:
-    (one, first), (other, second) = widths.items()
-    if len(first) != len(second):
-        raise ValueError(f"there are {len(first)} {one} and {len(second)} {other}; expected as many")
 
 
 def _initialise(weight: nn.Parameter) -> None:

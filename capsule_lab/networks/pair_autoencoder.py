@@ -1,4 +1,4 @@
-"""A plain auto-encoder that is told the change: what a transforming auto-encoder is compared with."""
+"""A plain auto-encoder that receives the change: the control of a transforming auto-encoder."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from capsule_lab.errors import check_choice
+from capsule_lab.errors import check_choice, check_sizes, check_widths
 from capsule_lab.networks.base import (
     CHANGES,
     AbstractPairNetwork,
@@ -19,25 +19,20 @@ from capsule_lab.networks.base import (
     TransformedImages,
     check_image_shape,
     check_images,
-    check_sizes,
-    check_widths,
 )
 
 
 class PairAutoencoder(AbstractPairNetwork):
     """An image to a code; the code and the change, one after the other, to the second image.
 
-    The change goes in beside the code, so that nothing makes the code follow it. With the defaults 710,434 parameters
+    The change enters beside the code, so that nothing makes the code follow it. With the defaults 710,434 parameters
     at 28x28, as many as the transforming auto-encoder for translations.
 
     Args:
         image_shape: ``(channel, height, width)``.
         code: numbers that an image is made of: 90, as many as 30 capsules with two coordinates and a presence have.
         hidden: units of the layers between image and code, and, in reverse, between code and image.
-        pose: what it is told: ``"translation"`` or ``"matrix"``, see ``TransformingAutoencoder``.
-
-    Raises:
-        ValueError: for sizes that are not positive, or an unknown ``pose``.
+        pose: what it receives: ``"translation"`` or ``"matrix"``, see ``TransformingAutoencoder``.
 
     >>> sum(p.numel() for p in PairAutoencoder((1, 28, 28)).parameters())
     710434

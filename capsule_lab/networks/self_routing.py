@@ -23,7 +23,7 @@ from typing import Any, Literal, get_args
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from capsule_lab.errors import check_choice
+from capsule_lab.errors import check_choice, check_sizes, check_widths
 from capsule_lab.layers import ComposedPrimaryCapsules, ConvCapsules, DenseCapsules, Stem
 from capsule_lab.layers.stem import residual_block
 from capsule_lab.networks.base import (
@@ -31,10 +31,9 @@ from capsule_lab.networks.base import (
     AbstractNetwork,
     check_image_shape,
     check_images,
-    check_sizes,
-    check_widths,
+    numbered,
+    with_options,
 )
-from capsule_lab.networks.em_caps import with_options
 from capsule_lab.routing import RoutingFactory, SelfRouting
 from capsule_lab.types import CapsuleOutput, OnIteration
 
@@ -65,9 +64,6 @@ class SelfRoutingNet(AbstractCapsuleNetwork):
         conv_strides: one stride for each layer of convolutional capsules; none by default.
         class_dim: components of a class capsule's pose, where ``class_routing`` gives it one.
 
-    Raises:
-        ValueError: for a size that is not positive, or an unknown trunk.
-
     >>> network = SelfRoutingNet((3, 32, 32), num_classes=10)
     >>> sum(p.numel() for p in network.parameters())
     931664
@@ -92,9 +88,7 @@ class SelfRoutingNet(AbstractCapsuleNetwork):
         check_widths("SelfRoutingNet", conv_strides=conv_strides)
         self.image_shape = check_image_shape(image_shape, 1, "SelfRoutingNet")
         self.trunk, channels, grid = build_trunk(trunk, self.image_shape, planes)
-        self.primary = ComposedPrimaryCapsules(
-            conv3x3(channels, types * dim), conv3x3(channels, types), types=types, dim=dim
-        )
+        self.primary = ComposedPrimaryCapsules(conv3x3(channels, types * dim), conv3x3(channels, types), types=types)
         self.conv_capsules, self.norms = nn.ModuleList(), nn.ModuleList()
         for stride in conv_strides:
             layer = ConvCapsules(grid, types, dim, types, dim, routing=routing, stride=stride, padding=1)
@@ -104,7 +98,7 @@ class SelfRoutingNet(AbstractCapsuleNetwork):
             self.norms.append(nn.BatchNorm1d(types * dim))
             grid = layer.windows.grid
         self.classes = DenseCapsules(
-            grid[0] * grid[1] * types, dim, num_classes, class_dim, routing=with_options(routing, class_routing or {})
+            grid[0] * grid[1] * types, dim, num_classes, class_dim, routing=with_options(routing, class_routing)
         )
 
     def forward(
@@ -121,8 +115,7 @@ class SelfRoutingNet(AbstractCapsuleNetwork):
         return CapsuleOutput(classes.activations, classes, classes.logits)
 
     def capsule_layers(self) -> dict[str, nn.Module]:
-        convolutional = {f"conv_capsules_{number}": layer for number, layer in enumerate(self.conv_capsules, start=1)}
-        return {"primary": self.primary, **convolutional, "classes": self.classes}
+        return {"primary": self.primary, **numbered("conv_capsules", self.conv_capsules), "classes": self.classes}
 
 
 class AveragePoolingNet(AbstractNetwork):
@@ -132,9 +125,6 @@ class AveragePoolingNet(AbstractNetwork):
         image_shape: ``(channel, height, width)``.
         num_classes: number of classes.
         trunk, planes: see ``SelfRoutingNet``.
-
-    Raises:
-        ValueError: for a size that is not positive, or an unknown trunk.
     """
 
     scores_are = "logits"
@@ -180,11 +170,7 @@ class PaddedShortcut(nn.Module):
 def build_trunk(
     trunk: Trunk, image_shape: tuple[int, int, int], planes: int
 ) -> tuple[nn.Sequential, int, tuple[int, int]]:
-    """A trunk with the official code's initial weights, its feature maps, and the size of these.
-
-    Raises:
-        ValueError: for an unknown trunk.
-    """
+    """A trunk with the official code's initial weights, its feature maps, and the size of these."""
     check_choice("trunk", trunk, get_args(Trunk))
     channel, height, width = image_shape
     convolutions, blocks = (((1, 1),), RESNET20) if trunk == "resnet20" else (CONVNET, ())

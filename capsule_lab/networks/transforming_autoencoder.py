@@ -6,7 +6,7 @@
                             --> pose --> changed from outside --> generation --> drawing, faded --> sum: image y
 
 Each capsule reads an image, or a window of it, says how probable its entity is there and where it is, and draws its
-part of a second image, which is the first one after a change that the network is told. The change reaches the output
+part of a second image, which is the first one after a change that the network receives. The change reaches the output
 through poses only, so that these must follow it. There are no classes.
 """
 
@@ -22,15 +22,13 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.functional import fold, pad, unfold
 
-from capsule_lab.errors import check_choice
+from capsule_lab.errors import check_choice, check_sizes, check_widths
 from capsule_lab.networks.base import (
     AbstractPairNetwork,
     Pose,
     TransformedImages,
     check_image_shape,
     check_images,
-    check_sizes,
-    check_widths,
 )
 
 Activation = Literal["sigmoid", "relu"]
@@ -41,7 +39,7 @@ _SIDE = 3  # of a matrix: the plane in homogeneous coordinates, or space
 
 
 class TransformingAutoencoder(AbstractPairNetwork):
-    """Capsules that are told how the second image differs from the first.
+    """Capsules that receive the change between the first and the second image.
 
     With the defaults, the network for translations: 709,474 parameters at 28x28, 732,210 with an output bias of each
     capsule. That for affine changes has ``capsules=25, recognition=(40,), generation=40, pose="matrix"``, 1,608,850
@@ -62,9 +60,6 @@ class TransformingAutoencoder(AbstractPairNetwork):
         patch: pixels along the side of what a capsule with a window draws, around its window; what is beyond the
             image is cut off.
         shared: one set of weights for all windows; the paper has one for each.
-
-    Raises:
-        ValueError: for sizes that are not positive, unknown switches, or both or none of ``capsules`` and ``window``.
 
     >>> network = TransformingAutoencoder((1, 28, 28))
     >>> sum(p.numel() for p in network.parameters())
@@ -235,7 +230,7 @@ class _PerCapsule(nn.Module):
 
     def __init__(self, capsules: int, inputs: int, outputs: int, *, bias: bool = True) -> None:
         super().__init__()
-        bound = math.sqrt(6 / (inputs + outputs))  # Glorot and Bengio 2010: capsules begin different from each other
+        bound = math.sqrt(6 / (inputs + outputs))  # Glorot and Bengio 2010: capsules start different from each other
         self.weight = nn.Parameter(torch.empty(capsules, inputs, outputs).uniform_(-bound, bound))
         self.bias = nn.Parameter(torch.zeros(capsules, 1, outputs)) if bias else None
 

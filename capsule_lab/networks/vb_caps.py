@@ -20,9 +20,10 @@ from collections.abc import Sequence
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from capsule_lab.layers import ClassCapsules, ConvCapsules, LinearPrimaryCapsules
+from capsule_lab.errors import check_sizes
+from capsule_lab.layers import ClassCapsules, ConvStack, LinearPrimaryCapsules
 from capsule_lab.layers.coordinates import coordinate_addition, grid_coordinates
-from capsule_lab.networks.base import AbstractCapsuleNetwork, check_image_shape, check_images, check_sizes, check_widths
+from capsule_lab.networks.base import AbstractCapsuleNetwork, check_image_shape, check_images, numbered
 from capsule_lab.routing import RoutingFactory, VariationalBayesRouting
 from capsule_lab.types import CapsuleOutput, OnIteration
 
@@ -43,9 +44,6 @@ class VBCaps(AbstractCapsuleNetwork):
         conv_strides: their strides.
         kernel_size: width of their windows, K.
 
-    Raises:
-        ValueError: if the image is too small, or a size not positive.
-
     >>> network = VBCaps((2, 32, 32), num_classes=5)
     >>> sum(p.numel() for p in network.parameters())
     68714
@@ -64,14 +62,7 @@ class VBCaps(AbstractCapsuleNetwork):
         kernel_size: int = 3,  # official code
     ) -> None:
         super().__init__()
-        check_sizes(
-            "VBCaps", num_classes=num_classes, channels=channels, primary_types=primary_types, kernel_size=kernel_size
-        )
-        check_widths("VBCaps", conv_types=conv_types, conv_strides=conv_strides)
-        if len(conv_types) != len(conv_strides):
-            raise ValueError(
-                f"there are {len(conv_types)} conv_types and {len(conv_strides)} conv_strides; expected as many"
-            )
+        check_sizes("VBCaps", num_classes=num_classes, channels=channels, primary_types=primary_types)
         channel, height, width = check_image_shape(image_shape, IMAGE_KERNEL, "VBCaps")
         self.image_shape = (channel, height, width)
         dim = POSE_SIZE**2
@@ -83,17 +74,13 @@ class VBCaps(AbstractCapsuleNetwork):
         )
         for conv in (self.primary.pose, self.primary.activation):
             nn.init.xavier_uniform_(conv.weight)  # official code
-        types = primary_types
         grid = ((height - IMAGE_KERNEL) // IMAGE_STRIDE + 1, (width - IMAGE_KERNEL) // IMAGE_STRIDE + 1)
-        self.conv_capsules = nn.ModuleList()
-        for parent_types, stride in zip(conv_types, conv_strides, strict=True):
-            layer = ConvCapsules(
-                grid, types, dim, parent_types, dim,
-                routing=routing, rows=POSE_SIZE, kernel_size=kernel_size, stride=stride,
-            )  # fmt: skip
-            _initialise(layer.weight, types * kernel_size**2 * dim, parent_types * kernel_size**2 * dim)
-            self.conv_capsules.append(layer)
-            grid, types = layer.windows.grid, parent_types
+        self.conv_capsules = ConvStack(
+            grid, primary_types, dim, routing=routing, rows=POSE_SIZE, types=conv_types, strides=conv_strides,
+            kernel_size=kernel_size,
+            initialise=lambda one: glorot_uniform_(one, len(one) * dim, one.shape[2] * kernel_size**2 * dim),
+        )  # fmt: skip
+        grid, types = self.conv_capsules.grid, self.conv_capsules.types
         rows, columns = grid_coordinates(grid)
         rows, columns = rows + 0.5 / grid[0], columns + 0.5 / grid[1]  # official code: (i + 1) / n, not the middles
         coordinates = coordinate_addition(
@@ -104,24 +91,21 @@ class VBCaps(AbstractCapsuleNetwork):
         self.classes = ClassCapsules(
             grid[0] * grid[1], types, dim, num_classes, dim, routing=routing, rows=POSE_SIZE, coordinates=coordinates
         )
-        _initialise(self.classes.weight, types * dim, num_classes * dim)
+        glorot_uniform_(self.classes.weight, types * dim, num_classes * dim)
 
     def forward(
         self, images: Float[Tensor, "batch channel height width"], *, on_iteration: OnIteration | None = None
     ) -> CapsuleOutput:
         check_images(images, self.image_shape, "VBCaps")
-        capsules = self.primary(self.norm(self.conv(images)).relu())  # [b i c]
-        for layer in self.conv_capsules:
-            capsules = layer(capsules.poses, capsules.activations)
+        capsules = self.conv_capsules(*self.primary(self.norm(self.conv(images)).relu())[:2])  # [b i c]
         classes = self.classes(capsules.poses, capsules.activations, on_iteration=on_iteration)  # [b k d]
         return CapsuleOutput(classes.activations, classes, classes.logits)
 
     def capsule_layers(self) -> dict[str, nn.Module]:
-        convolutional = {f"conv_capsules_{number}": layer for number, layer in enumerate(self.conv_capsules, start=1)}
-        return {"primary": self.primary, **convolutional, "classes": self.classes}
+        return {"primary": self.primary, **numbered("conv_capsules", self.conv_capsules), "classes": self.classes}
 
 
-def _initialise(weight: nn.Parameter, fan_in: int, fan_out: int) -> None:
+def glorot_uniform_(weight: nn.Parameter, fan_in: int, fan_out: int) -> None:
     """Glorot's uniform distribution, with the official code's counts."""
     bound = (6 / (fan_in + fan_out)) ** 0.5
     nn.init.uniform_(weight, -bound, bound)

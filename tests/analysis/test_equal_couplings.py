@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from capsule_lab.analysis.equal_couplings import equal_couplings
-from capsule_lab.networks import CapsNet, EMCaps, SmallCNN
+from capsule_lab.networks import EMCaps, SmallCNN
 from capsule_lab.routing import (
     AttentionOverChildren,
     DynamicRouting,
@@ -16,14 +16,15 @@ from capsule_lab.routing import (
     UniformRouting,
 )
 from capsule_lab.types import RoutingTrace
+from tests.helpers.networks import small_capsnet, small_em_caps
 
 IMAGES = torch.rand(2, 1, 17, 17, generator=torch.Generator().manual_seed(0))
 
 
 def em_caps(routing: Any) -> EMCaps:
     torch.manual_seed(0)
-    sizes: dict[str, Any] = {"channels": 8, "primary_types": 3, "conv_types": (4,), "conv_strides": (1,)}
-    network = EMCaps((1, 17, 17), 3, routing=routing, class_routing=None, **sizes)
+    sizes: dict[str, Any] = {"channels": 8, "types": 3, "conv_types": (4,), "conv_strides": (1,)}
+    network = small_em_caps((1, 17, 17), 3, routing=routing, class_routing=None, **sizes)
     for layer in (*network.conv_capsules, network.classes):
         layer.weight.data *= 10  # else couplings are nearly equal
     return network.eval()
@@ -60,10 +61,8 @@ def test_of_uniform_routing_is_that() -> None:
 
 def test_of_dynamic_routing_is_its_first_iteration() -> None:
     torch.manual_seed(0)
-    three = CapsNet((1, 17, 17), 3, channels=8, primary_types=2, decoder=None)
-    once = CapsNet(
-        (1, 17, 17), 3, channels=8, primary_types=2, decoder=None, routing=partial(DynamicRouting, iterations=1)
-    )
+    three = small_capsnet((1, 17, 17), 3, channels=8, decoder=None)
+    once = small_capsnet((1, 17, 17), 3, channels=8, decoder=None, routing=partial(DynamicRouting, iterations=1))
     once.load_state_dict(three.state_dict())
     with equal_couplings(three):
         torch.testing.assert_close(three(IMAGES).scores, once(IMAGES).scores)
@@ -79,7 +78,7 @@ def test_network_without_couplings() -> None:
 
 def test_children_that_compete_for_a_parent() -> None:
     """Their couplings do not come from the normaliser: equal ones would silently be the network's own."""
-    network = CapsNet((1, 17, 17), 3, channels=8, primary_types=2, decoder=None, routing=AttentionOverChildren)
+    network = small_capsnet((1, 17, 17), 3, channels=8, decoder=None, routing=AttentionOverChildren)
     with (
         pytest.raises(ValueError, match="AttentionOverChildren sum to one over the children of a parent"),
         equal_couplings(network),

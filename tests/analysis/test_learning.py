@@ -28,6 +28,7 @@ from capsule_lab.losses import spread_loss
 from capsule_lab.networks import AbstractCapsuleNetwork, BaselineCNN, CapsNet, EMCaps
 from capsule_lab.routing import EMRouting, NormalisedEMRouting
 from capsule_lab.types import CapsuleOutput, Capsules, OnIteration, RoutingTrace, Votes
+from tests.helpers.networks import small_capsnet, small_em_caps
 
 LABELS = torch.tensor([0, 1, 2, 0])
 
@@ -38,13 +39,13 @@ def images() -> Tensor:
 
 def em_caps(**options: Any) -> EMCaps:
     torch.manual_seed(0)
-    sizes: dict[str, Any] = {"channels": 4, "primary_types": 3, "conv_types": (3, 2), "batch_norm": True}
-    return EMCaps((1, 17, 17), 3, **sizes, **options)
+    sizes: dict[str, Any] = {"types": 3, "batch_norm": True}
+    return small_em_caps((1, 17, 17), 3, **sizes, **options)
 
 
 def capsnet() -> CapsNet:
     torch.manual_seed(0)
-    return CapsNet((1, 17, 17), 3, channels=4, primary_types=2, class_dim=4, decoder=(5,))
+    return small_capsnet((1, 17, 17), 3, class_dim=4, decoder=(5,))
 
 
 def cnn(dropout: float = 0.5) -> BaselineCNN:

@@ -19,9 +19,9 @@ from capsule_lab.analysis.perturbation import (
     steps_of,
 )
 from capsule_lab.analysis.reconstructions import select_images
-from capsule_lab.networks import CapsNet
 from capsule_lab.types import CapsuleOutput, Capsules
 from tests.helpers.fakes import FakeCapsNet, capsule_output, captions, decoded_picture, grey_at, row_names, texts
+from tests.helpers.networks import small_capsnet
 
 CLASSES = torch.tensor([4, 0])
 OUTPUT = capsule_output([[4], [2]])  # the second is not recognised: it is the label that is perturbed
@@ -64,7 +64,7 @@ def test_sum_is_not_squashed_again() -> None:
 
 def test_middle_is_the_reconstruction_of_a_real_decoder() -> None:
     torch.manual_seed(0)
-    network = CapsNet((1, 17, 17), 3, channels=4, primary_types=2, class_dim=4, decoder=(5,))
+    network = small_capsnet((1, 17, 17), 3, class_dim=4, decoder=(5,))
     with torch.no_grad():
         output = network(torch.rand(2, 1, 17, 17))
         classes = torch.tensor([2, 0])

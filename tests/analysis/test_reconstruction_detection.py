@@ -12,12 +12,13 @@ from capsule_lab.analysis.reconstruction_detection import (
     threshold,
     winning_reconstruction_error,
 )
-from capsule_lab.networks import BaselineCNN, CapsNet
+from capsule_lab.networks import BaselineCNN
 from tests.helpers.fakes import FakeCapsNet, capsule_output, decoded_picture
+from tests.helpers.networks import small_capsnet
 
 OUTPUT = capsule_output([[3], [1], [0]])
 IMAGES = torch.rand(3, 1, 5, 3, generator=torch.Generator().manual_seed(0))
-SIZES = {"channels": 2, "primary_types": 1}
+SIZES = {"channels": 2, "types": 1}
 
 
 def test_threshold_is_a_percentile() -> None:
@@ -83,7 +84,7 @@ def test_the_winning_capsule_is_decoded(image: int) -> None:
 
 def test_a_network_gives_one_error_for_each_image_with_a_gradient() -> None:
     torch.manual_seed(0)
-    network = CapsNet((2, 17, 17), 3, decoder=(4,), **SIZES).eval()
+    network = small_capsnet((2, 17, 17), 3, decoder=(4,), **SIZES).eval()
     images = torch.rand(4, 2, 17, 17, requires_grad=True)
     errors = winning_reconstruction_error(network, images)
     alone = winning_reconstruction_error(network, images[2:3])
@@ -95,7 +96,7 @@ def test_a_network_gives_one_error_for_each_image_with_a_gradient() -> None:
 @pytest.mark.parametrize(
     ("network", "name"),
     [
-        (CapsNet((1, 17, 17), 3, decoder=None, **SIZES), "CapsNet"),
+        (small_capsnet((1, 17, 17), 3, decoder=None, **SIZES), "CapsNet"),
         (BaselineCNN((1, 28, 28), 3), "BaselineCNN"),
     ],
     ids=["built without a decoder", "has none"],

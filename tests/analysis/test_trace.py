@@ -10,11 +10,11 @@ from torch import Tensor, nn
 from capsule_lab import routing as routings
 from capsule_lab.analysis.trace import LayerTrace, concatenate, trace
 from capsule_lab.functional import dense_votes
-from capsule_lab.networks import CapsNet, EfficientCapsNet, EMCaps, HeinsenNet
+from capsule_lab.networks import EfficientCapsNet, EMCaps, HeinsenNet
 from capsule_lab.routing import AbstractRouting, EMRouting, HeinsenRouting, NormalisedEMRouting, ScaledDistanceAgreement
 from capsule_lab.types import RoutingTrace, Votes
+from tests.helpers.networks import small_capsnet, small_em_caps
 
-SMALL = {"channels": 4, "primary_types": 2, "conv_types": (3, 2)}
 ROUTINGS = [
     each
     for name in routings.__all__
@@ -31,7 +31,7 @@ def images() -> Tensor:
 
 def random_network(**options: Any) -> EMCaps:
     torch.manual_seed(1)
-    network = EMCaps((1, 24, 24), 4, **{**SMALL, "class_routing": None, "conv_weight_std": 0.5, **options}).eval()
+    network = small_em_caps((1, 24, 24), 4, **{"class_routing": None, "conv_weight_std": 0.5, **options}).eval()
     with torch.no_grad():
         for parameter in network.parameters():
             parameter += 0.1 * torch.randn(parameter.shape)
@@ -161,7 +161,7 @@ def test_couplings_of_a_layer_make_its_parents(images: Tensor) -> None:
 
 
 def test_capsnet(images: Tensor) -> None:
-    network = CapsNet((1, 24, 24), 4, channels=4, primary_types=2, decoder=None)
+    network = small_capsnet((1, 24, 24), 4, decoder=None)
     (layer,) = by_name(network, images).values()
     assert [each.iteration for each in layer.iterations] == [0, 1, 2]
     torch.testing.assert_close(layer.couplings(0), torch.full_like(layer.couplings(0), 0.25))
@@ -229,7 +229,7 @@ def test_children_of_em_caps_lie_where_their_activations_do(images: Tensor) -> N
 
 def test_children_of_a_capsnet_lie_where_the_image_has_them() -> None:
     """A white corner changes the capsules in that corner."""
-    network = CapsNet((1, 24, 24), 4, channels=4, primary_types=3, decoder=None)
+    network = small_capsnet((1, 24, 24), 4, types=3, decoder=None)
     black = torch.zeros(1, 1, 24, 24)
     corner = black.clone()
     corner[:, :, :4, -4:] = 1
@@ -242,8 +242,8 @@ def test_children_of_a_capsnet_lie_where_the_image_has_them() -> None:
 
 
 def test_children_by_position(images: Tensor) -> None:
-    options = {"primary_types": 3, "channels": 4, "decoder": None, "transformation": "shared"}
-    (layer,) = by_name(CapsNet((1, 24, 24), 4, **options), images).values()
+    network = small_capsnet((1, 24, 24), 4, types=3, decoder=None, transformation="shared")
+    (layer,) = by_name(network, images).values()
     assert layer.child_grid == (4, 4, 3, False)
     values = torch.arange(48.0)
     assert layer.child_grid.at_positions(values)[:, 0, 1].tolist() == [3, 4, 5]

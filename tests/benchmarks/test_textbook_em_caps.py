@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.textbook_em_caps import TextbookEMCaps, saturating, textbook_em_layer, window_index
-from capsule_lab.layers import ConvCapsules
+from capsule_lab.layers import ConvCapsules, ConvStack, CoordinateClassCapsules, LinearPrimaryCapsules
 from capsule_lab.losses import spread_loss
 from capsule_lab.networks import EMCaps
 from capsule_lab.routing import EMRouting
@@ -96,13 +96,10 @@ def test_network_equals_ours(normalisation: str) -> None:
         4,
         routing=partial(EMRouting, cost="paper", normalisation=normalisation, min_variance=5e-4, mass_eps=1e-7),
         class_routing=class_routing,
-        primary_bias=True,
-        primary_offset=0.0,
-        coordinates="grid",
-        coordinate_entries="paper",
-        conv_weight_std=0.5,
-        class_weight_std=0.5,
-        **sizes,
+        channels=4,
+        primary=partial(LinearPrimaryCapsules, types=3, bias=True, offset=0.0),
+        conv=partial(ConvStack, types=(2, 3), weight_std=0.5),
+        classes=partial(CoordinateClassCapsules, coordinates="grid", entries="paper", weight_std=0.5),
     ).double()
     textbook = TextbookEMCaps((2, 19, 21), 4, normalisation=normalisation, **sizes).double()
     for number, parameter in enumerate(network.parameters()):

@@ -20,15 +20,16 @@ from capsule_lab.callbacks.learning import first_images
 from capsule_lab.config.build import build_data, build_module
 from capsule_lab.config.check import check
 from capsule_lab.config.compose import compose
-from capsule_lab.networks import CapsNet, EMCaps
+from capsule_lab.networks import EMCaps
 from capsule_lab.train import train
 from capsule_lab.types import Batch
 from tests.helpers.commands import NO_PICTURES, TINY_CAPSNET, TINY_CNN
+from tests.helpers.networks import small_capsnet, small_em_caps
 from tests.helpers.training import TimeOver, checkpoint, curves, run, weights
 
 Tiny = Callable[..., DictConfig]
 TINY_EM_CAPS = [
-    "model=em_caps_small_normalised", "model.channels=4", "model.primary_types=3", "model.conv_types=[3,2]",
+    "model=em_caps_small_normalised", "model.channels=4", "model.primary.types=3", "model.conv.types=[3,2]",
 ]  # fmt: skip
 MODELS = {"capsnet": TINY_CAPSNET, "cnn": [*TINY_CNN, "model.dropout=0.5"], "em_caps": TINY_EM_CAPS}
 FEW = [
@@ -142,8 +143,8 @@ def warnings(network: nn.Module, caplog: pytest.LogCaptureFixture, *, step: int 
 
 def em_caps(weight_std: float) -> EMCaps:
     torch.manual_seed(0)
-    sizes: dict[str, Any] = {"channels": 4, "primary_types": 3, "conv_types": (3, 2), "coordinates": "none"}
-    return EMCaps((1, 17, 17), 3, **sizes, conv_weight_std=weight_std, class_weight_std=weight_std)
+    sizes: dict[str, Any] = {"types": 3, "coordinates": "none"}
+    return small_em_caps((1, 17, 17), 3, **sizes, conv_weight_std=weight_std, class_weight_std=weight_std)
 
 
 def test_floor_far_from_the_votes_is_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
@@ -155,7 +156,7 @@ def test_floor_far_from_the_votes_is_warned_of_once(caplog: pytest.LogCaptureFix
     assert 0.0005 / 100 < votes < 0.0005 * 100
     assert warnings(em_caps(10.0), caplog, step=5) == [], "a run that is resumed"
     assert warnings(em_caps(10.0), caplog, first=False) == [], "not the first process"
-    assert warnings(CapsNet((1, 17, 17), 3, channels=4, primary_types=2, class_dim=4), caplog) == []
+    assert warnings(small_capsnet((1, 17, 17), 3, class_dim=4), caplog) == []
     assert warnings(nn.Linear(1, 1), caplog) == []
 
 

@@ -115,7 +115,7 @@ def test_run_has_everything_and_a_resumed_one_continues_it(
     assert run.info.status == "FINISHED"
     assert run.info.run_name.startswith("run model.channels=4 ")
     assert run.data.metrics["test/error"] == pytest.approx(result["test"]["error"])
-    assert run.data.params["config/model/primary_types"] == "2"
+    assert run.data.params["config/model/primary/types"] == "2"
     assert run.data.params["provenance/sha256"] == result["provenance"]["sha256"]
     assert [point.step for point in client.get_metric_history(run.info.run_id, "train/loss_step")] == [2]
     expected = {"model": "CapsNet", "data": "MNIST", "routing": "DynamicRouting", "source": "standin"}

@@ -18,16 +18,17 @@ from capsule_lab.callbacks.host_copy import HostCopy
 from capsule_lab.callbacks.monitoring import layer_statistics
 from capsule_lab.config.build import build_data
 from capsule_lab.errors import InterruptError
-from capsule_lab.networks import AbstractCapsuleNetwork, BaselineCNN, CapsNet, EMCaps
+from capsule_lab.networks import AbstractCapsuleNetwork, BaselineCNN
 from capsule_lab.train import train
 from capsule_lab.types import Batch, CapsuleOutput, Capsules, OnIteration, RoutingTrace
 from tests.helpers.commands import NO_PICTURES, Trained
+from tests.helpers.networks import small_capsnet, small_em_caps
 from tests.helpers.training import SignalAt, curves, run, trained_module
 
 Tiny = Callable[..., DictConfig]
 NETWORKS: dict[str, Callable[[], AbstractCapsuleNetwork]] = {
-    "capsnet": lambda: CapsNet((1, 17, 17), 3, channels=4, primary_types=2, class_dim=4, decoder=(5,)),
-    "em_caps": lambda: EMCaps((1, 17, 17), 3, channels=4, primary_types=3, conv_types=(3, 2)),
+    "capsnet": lambda: small_capsnet((1, 17, 17), 3, class_dim=4, decoder=(5,)),
+    "em_caps": lambda: small_em_caps((1, 17, 17), 3, types=3),
 }
 
 

@@ -40,7 +40,7 @@ def test_run_has_results_configuration_provenance_tags_and_pictures(tiny: Tiny, 
     assert shown["name"].startswith("run model.channels=4 ")
     assert shown["summary"]["test/error"] == pytest.approx(found["test"]["error"])
     assert {"train/loss", "val/coupling_entropy", "schedule/learning_rate"} <= set(shown["summary"])
-    assert shown["config"]["config"]["model"]["primary_types"] == 2
+    assert shown["config"]["config"]["model"]["primary"]["types"] == 2
     assert shown["config"]["provenance"]["sha256"] == found["provenance"]["sha256"]
     assert shown["tags"] == ["CapsNet", "MNIST", "DynamicRouting", "standin", "seed 0"]
     for name in ("val/reconstructions", "val/confusion", "test/confusion"):

@@ -38,7 +38,7 @@ CONFIGURATIONS = {
         *NO_PICTURES,
     ],
     "EMCaps": [
-        *("model=em_caps_small", "model.channels=4", "model.primary_types=2", "model.conv_types=[2,2]"),
+        *("model=em_caps_small", "model.channels=4", "model.primary.types=2", "model.conv.types=[2,2]"),
         *("trainer.max_epochs=2", *NO_PICTURES),
     ],
     "two digits": [*TINY_CAPSNET, "data=multimnist", "trainer.max_epochs=2", *NO_PICTURES],

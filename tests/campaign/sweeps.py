@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from capsule_lab.lit.ddp import TIMEOUT_VARIABLE
 from tests.campaign.outcomes import (
     Fault,
     NotHitError,
@@ -132,7 +131,6 @@ def ranks(seed: int) -> Iterator[Case]:
 
 def try_rank(case: Case) -> None:
     signum, overrides = signal.Signals[case["signal"]], [*TINY_DATA, *CONFIGURATIONS["epochs"], *TWO_PROCESSES]
-    os.environ[TIMEOUT_VARIABLE] = "40"  # of the processes that this one starts
     with fresh_folder() as folder:
         whole = reference("epochs", *TWO_PROCESSES)
         process = Process(forked("capsule_lab.train", *overrides), folder)

@@ -191,7 +191,7 @@ def test_network_of_the_experiment_is_as_large_as_published():
 
 @pytest.mark.whole  # a whole fit
 def test_experiment_trains_without_a_decoder(tmp_path):
-    small = ["model.channels=4", "model.primary_types=2", "model.class_dim=4", "trainer.accelerator=cpu"]
+    small = ["model.channels=4", "model.primary.types=2", "model.class_dim=4", "trainer.accelerator=cpu"]
     config = compose("train", ["experiment=sabour2017/cifar10", "debug=smoke", *small, *NO_PICTURES])
     result = train(config, tmp_path / "run")
     assert result["test"].keys() == {"error", "loss", "margin"}

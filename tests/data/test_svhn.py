@@ -108,7 +108,7 @@ def test_network_of_the_experiment_is_as_large_as_published():
     ("decoder", "terms"), [("null", {"margin"}), ("[8]", {"margin", "reconstruction"})], ids=["without", "with"]
 )
 def test_experiment_trains_with_and_without_a_decoder(tmp_path, decoder, terms):
-    small = ["model.channels=4", "model.primary_types=2", f"model.decoder={decoder}", "trainer.accelerator=cpu"]
+    small = ["model.channels=4", "model.primary.types=2", f"model.decoder={decoder}", "trainer.accelerator=cpu"]
     config = compose("train", ["experiment=sabour2017/svhn", "debug=smoke", *small, *NO_PICTURES])
     result = train(config, tmp_path / "run")
     assert result["test"].keys() == {"error", "loss", *terms}

@@ -16,7 +16,7 @@ from tests.helpers.zygote import Zygote
 
 ROOT = Path(__file__).parents[2]
 
-TINY_CAPSNET = ["model.channels=4", "model.primary_types=2", "model.class_dim=4", "model.decoder=[8]"]
+TINY_CAPSNET = ["model.channels=4", "model.primary.types=2", "model.class_dim=4", "model.decoder=[8]"]
 TINY_CNN = ["model=cnn_baseline", "model.channels=[4]", "model.hidden=[8]"]
 TINY_DATA = [
     "data.source=standin",

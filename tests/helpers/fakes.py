@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import torch
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 
+from capsule_lab.layers import PrimaryCapsules
 from capsule_lab.networks import CapsNet
 from capsule_lab.types import CapsuleOutput, Capsules, OnIteration
 
@@ -33,7 +36,8 @@ class FakeCapsNet(CapsNet):
     def __init__(self, output: CapsuleOutput, weight: Tensor | float = 1.0) -> None:
         assert output.capsules is not None
         _, classes, dim = output.capsules.poses.shape
-        super().__init__((1, 17, 17), classes, channels=2, primary_types=1, class_dim=dim, decoder=(2,))
+        primary = partial(PrimaryCapsules, types=1)
+        super().__init__((1, 17, 17), classes, channels=2, primary=primary, class_dim=dim, decoder=(2,))
         self.decoder = PoseDecoder(weight)
         self.output = output
 

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from capsule_lab.lit import CapsNetModule, ClassifierModule
 from capsule_lab.losses import margin_loss, spread_loss
-from capsule_lab.networks import BaselineCNN, CapsNet
-from capsule_lab.routing import DynamicRouting
+from capsule_lab.networks import BaselineCNN
 from capsule_lab.schedules import Constant
 from capsule_lab.types import Batch
+from tests.helpers.networks import small_capsnet
 
 RATE = {"learning_rate": Constant(1e-3)}
 
@@ -31,8 +31,7 @@ def classifier(loss: Callable[..., Tensor] = spread_loss, **options: Any) -> Cla
 def capsnet() -> CapsNetModule:
     """A CapsNet with a decoder on 9x9 pixels and three classes."""
     torch.manual_seed(0)
-    options = {"channels": 2, "kernel_size": 3, "primary_types": 2, "class_dim": 4, "decoder": (5,)}
-    network = CapsNet((1, 9, 9), 3, routing=DynamicRouting, **options)
+    network = small_capsnet((1, 9, 9), 3, channels=2, kernel_size=3, class_dim=4, decoder=(5,))
     reconstruction = functools.partial(lambda decoded, images: (decoded - images).square().mean())
     return CapsNetModule(
         network, loss=margin_loss, reconstruction=reconstruction, optimizer=torch.optim.Adam, schedule=RATE,

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from capsule_lab.analysis.subject import Change, Subject
-from capsule_lab.networks import AbstractNetwork, CapsNet, EMCaps, SmallCNN
+from capsule_lab.networks import AbstractNetwork, SmallCNN
 from capsule_lab.types import Batch
+from tests.helpers.networks import small_capsnet, small_em_caps
 
 CLASSES = 4
 
@@ -65,6 +66,6 @@ def small_network(kind: str = "em_caps", **options: Any) -> AbstractNetwork:
     if kind == "cnn":
         return SmallCNN(shape, CLASSES)
     if kind == "capsnet":
-        return CapsNet(shape, CLASSES, channels=4, primary_types=2, decoder=None, **options)
-    sizes: dict[str, Any] = {"channels": 4, "primary_types": 2, "conv_types": (3, 2), "class_routing": None}
-    return EMCaps(shape, CLASSES, **{**sizes, "conv_weight_std": 0.5, "class_weight_std": 0.5, **options})
+        return small_capsnet(shape, CLASSES, decoder=None, **options)
+    sizes: dict[str, Any] = {"conv_weight_std": 0.5, "class_weight_std": 0.5, "class_routing": None}
+    return small_em_caps(shape, CLASSES, **{**sizes, **options})

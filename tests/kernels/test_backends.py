@@ -62,7 +62,7 @@ ROUTINGS: dict[str, Callable[..., AbstractRouting]] = {
     "em, mixing": partial(EMRouting, activation="mixing_proportions", initial="types"),
     "em, standardised": partial(EMRouting, cost="standardised"),
     "dynamic": DynamicRouting,
-    "dynamic, leaky": partial(DynamicRouting, leaky=True, iterations=5, bias_inside=False),
+    "dynamic, leaky": partial(DynamicRouting, leaky=True, iterations=5),
     "dynamic, last": partial(DynamicRouting, gradient="last"),
     "uniform": UniformRouting,
 }

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import inspect
 from typing import Any
 
 import pytest
@@ -30,13 +29,9 @@ def test_sixteen_of_a_hundred_and_sixty_numbers_reach_the_first_layer() -> None:
     assert torch.equal(seen[0][1, 3 * 16 : 4 * 16], poses[1, 3])
 
 
-def test_other_capsules_do_not_matter() -> None:
+def test_the_chosen_capsule_matters_and_no_other() -> None:
     decoder, (poses, mask) = build(), capsules()
     assert torch.equal(decoder(poses * mask.unsqueeze(2), mask), decoder(poses, mask))
-
-
-def test_the_chosen_capsule_matters() -> None:
-    decoder, (poses, mask) = build(), capsules()
     assert not torch.allclose(decoder(2 * poses, mask), decoder(poses, mask))
 
 
@@ -52,40 +47,3 @@ def test_layers_of_the_paper() -> None:
     assert [tuple(p.shape) for p in decoder.parameters() if p.ndim == 2] == [(512, 160), (1024, 512), (784, 1024)]
     assert [type(layer) for layer in decoder.layers] == [nn.Linear, nn.ReLU, nn.Linear, nn.ReLU, nn.Linear]
     assert sum(p.numel() for p in decoder.parameters()) == 1_411_344
-
-
-@pytest.mark.parametrize("layer", [0, 2, 4])
-def test_initial_values_of_the_official_code(layer: int) -> None:
-    linear = build(hidden=(50, 60)).layers[layer]
-    assert torch.equal(linear.bias, torch.full_like(linear.bias, 0.1))
-    assert linear.weight.abs().max() <= 0.2
-    assert linear.weight.std().item() == pytest.approx(0.088, rel=0.05)  # cut at 2 std of 0.1
-
-
-CHANGED = {"capsules": 9, "dim": 8, "image_shape": (2, 4, 5), "hidden": (6,), "weight_std": 0.2}
-
-
-@pytest.mark.parametrize("argument", list(inspect.signature(Decoder).parameters))
-def test_every_argument_does_something(argument: str) -> None:
-    decoder, other = build(), build(**{argument: CHANGED[argument]})
-    names = {"capsules": "number", "dim": "dim"}
-    sizes = {names[argument]: CHANGED[argument]} if argument in names else {}
-    images, other_images = decoder(*capsules()), other(*capsules(**sizes))
-    shapes, other_shapes = ([p.shape for p in module.parameters()] for module in (decoder, other))
-    assert shapes != other_shapes or not torch.allclose(images, other_images)
-
-
-def test_every_parameter_gets_a_gradient() -> None:
-    decoder = build()
-    decoder(*capsules()).square().sum().backward()
-    assert all(parameter.grad.count_nonzero() > 0 for parameter in decoder.parameters())
-
-
-def test_images_are_float32_under_autocast() -> None:
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert build()(*capsules()).dtype == torch.float32
-
-
-def test_one_capsule_alone_equals_it_in_a_batch() -> None:
-    decoder, (poses, mask) = build(), capsules()
-    torch.testing.assert_close(decoder(poses[1:2], mask[1:2]), decoder(poses, mask)[1:2])

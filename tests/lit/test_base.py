@@ -25,7 +25,7 @@ from capsule_lab.lit import CapsNetModule, ClassifierModule
 from capsule_lab.losses import cross_entropy_loss, l2_loss, logits_cross_entropy_loss, margin_loss, spread_loss
 from capsule_lab.networks import AbstractNetwork, CapsNet, EMCaps
 from capsule_lab.routing import DynamicRouting
-from capsule_lab.schedules import Constant, Exponential, Linear, Schedule
+from capsule_lab.schedules import Constant
 from capsule_lab.train import summary, train
 from capsule_lab.types import Batch, CapsuleOutput, Capsules
 from tests.helpers.commands import CHOSEN, NO_PICTURES, TINY_CNN, TINY_DATA, Ended
@@ -33,6 +33,7 @@ from tests.helpers.modules import RATE, batch, capsnet, classifier, loader, trai
 from tests.helpers.training import SignalAt, checkpoint, curves, results, run, trained_module
 
 Tiny = Callable[..., DictConfig]
+pytestmark = pytest.mark.filterwarnings("ignore:.*does not have many workers")
 
 
 @pytest.mark.parametrize("shown", [True, False])
@@ -91,32 +92,18 @@ def test_predictions_of_a_network_without_logits_are_by_scores() -> None:
 # --- schedules and the loss ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("loss", "schedules", "reach"),
-    [
-        (spread_loss, ["margin"], {"margin"}),
-        (functools.partial(spread_loss, margin=0.9), ["margin"], {"margin"}),
-        (functools.partial(spread_loss, reduction="official"), ["margin"], {"margin"}),
-        (margin_loss, ["margin"], set()),
-        (margin_loss, ["present", "absent", "margin"], {"present", "absent"}),
-        (cross_entropy_loss, ["margin", "temperature"], set()),
-    ],
-)
-def test_schedules_named_like_an_argument_of_the_loss_reach_it(
-    loss: Callable[..., Tensor], schedules: list[str], reach: set[str]
-) -> None:
-    lit = classifier(loss, schedule={**RATE, **dict.fromkeys(schedules, Constant(0.5))})
-    assert lit.scheduled_arguments == reach
+def test_schedules_named_like_an_argument_of_the_loss_reach_it() -> None:
+    every = dict.fromkeys(["margin", "present", "absent", "temperature"], Constant(0.5))
+    losses = [functools.partial(spread_loss, margin=0.9), margin_loss, cross_entropy_loss]
+    found = [classifier(loss, schedule={**RATE, **every}).scheduled_arguments for loss in losses]
+    assert found == [{"margin"}, {"present", "absent"}, set()]
+    assert classifier(schedule={**RATE, "margin": None}).schedule == RATE
 
-
-@pytest.mark.parametrize(
-    ("schedule", "margin"), [({"margin": 0.3, "learning_rate": 1e-3}, 0.3), ({}, 0.7)], ids=["scheduled", "outside fit"]
-)
-def test_scheduled_value_wins_over_the_configured_one(schedule: Mapping[str, float], margin: float) -> None:
     lit = classifier(functools.partial(spread_loss, margin=0.7), schedule={**RATE, "margin": Constant(0.3)})
     output = lit(batch().images)
-    (term,) = lit.classification_term(batch(), output, schedule).items()
-    assert term == ("spread", spread_loss(output.scores, batch().labels, margin=margin))
+    for schedule, margin in (({"margin": 0.3, "learning_rate": 1e-3}, 0.3), ({}, 0.7)):  # within fit, outside
+        (term,) = lit.classification_term(batch(), output, schedule).items()
+        assert term == ("spread", spread_loss(output.scores, batch().labels, margin=margin))
 
 
 def test_schedule_reaches_the_loss_of_a_configured_run(
@@ -151,52 +138,20 @@ def test_schedule_reaches_the_loss_of_a_configured_run(
     assert [float(logged[last]) for last in ("3", "7")] == pytest.approx([0.6, 0.8])  # steps of the two epochs
 
 
-@pytest.mark.parametrize(
-    ("schedule", "message"),
-    [
-        ({}, "the schedule has no entry; expected one named learning_rate"),
-        ({"learning_rate": None}, "the schedule has no entry; expected one named learning_rate"),
-        ({"margin": Constant(0.9)}, "the schedule has margin; expected one named learning_rate"),
-        ({"learning_rate": 0.1}, r"schedule\.learning_rate is 0\.1; expected a schedule, such as Constant"),
-        ({**RATE, "margin": 0.9}, r"schedule\.margin is 0\.9; expected a schedule, such as Constant"),
-        ({"learning_rate": Constant(-0.1)}, r"schedule\.learning_rate is -0\.1 at the start; expected 0 or more"),
-        ({"learning_rate": Linear(0.1, -0.2, "1 run")}, r"schedule\.learning_rate is -0\.2 at the end; expected 0"),
-    ],
-)
-def test_schedule_that_cannot_work_is_named(schedule: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        classifier(schedule=schedule)
-
-
-@pytest.mark.parametrize("rate", [Linear(0.0, 1e-3, "1 run"), Exponential(1e-3, 0.5, "3 steps"), Constant(1e-3)])
-def test_learning_rate_that_starts_or_ends_at_zero_is_accepted(rate: Schedule) -> None:
-    assert classifier(schedule={"learning_rate": rate, "margin": None}).schedule == {"learning_rate": rate}
-
-
 # --- L2 --------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.filterwarnings("ignore:.*does not have many workers")
-@pytest.mark.parametrize("weight", [0.0, 0.5])
-def test_l2_is_a_term_of_its_own(weight: float) -> None:
-    lit = classifier(cross_entropy_loss, l2=weight)
-    (found,) = trainer().test(lit, loader(batch()), verbose=False)
-    assert ("test/l2" in found) is bool(weight)
-    assert found.get("test/l2", 0) == pytest.approx(l2_loss(lit.network.parameters(), weight=weight).item())
-    assert found["test/loss"] == pytest.approx(found["test/cross_entropy"] + found.get("test/l2", 0))
-
-
-@pytest.mark.filterwarnings("ignore:.*does not have many workers")
-def test_l2_shrinks_the_kernels() -> None:
-    def size(weight: float) -> float:
+def test_l2_is_a_term_of_its_own() -> None:
+    sizes = []
+    for weight in (0.0, 10.0):
         lit = classifier(cross_entropy_loss, l2=weight)
+        (found,) = trainer().test(lit, loader(batch()), verbose=False)
+        assert ("test/l2" in found) is bool(weight)
+        assert found.get("test/l2", 0) == pytest.approx(l2_loss(lit.network.parameters(), weight=weight).item())
+        assert found["test/loss"] == pytest.approx(found["test/cross_entropy"] + found.get("test/l2", 0))
         trainer().fit(lit, loader(*[batch()] * 4), loader(batch()))
-        return l2_loss(lit.network.parameters(), weight=1.0).item()
-
-    assert size(10.0) < size(0.0)
-
-
-def test_negative_l2_is_named() -> None:
+        sizes.append(l2_loss(lit.network.parameters(), weight=1.0).item())
+    assert sizes[1] < sizes[0], "it shrinks the kernels"
     with pytest.raises(ValueError, match=r"l2 is -1; expected 0 or more"):
         classifier(l2=-1)
 
@@ -204,7 +159,6 @@ def test_negative_l2_is_named() -> None:
 # --- means -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.filterwarnings("ignore:.*does not have many workers")
 def test_loss_is_a_mean_over_images_of_any_batches() -> None:
     whole = batch(9)
     parts = [Batch(*(value[cut] for value in whole[:3])) for cut in (slice(0, 7), slice(7, 9))]
@@ -229,7 +183,6 @@ def outcome_of(lit: L.LightningModule, *batches: Batch) -> tuple[dict[str, float
     return dict(found), outputs
 
 
-@pytest.mark.filterwarnings("ignore:.*does not have many workers")
 @pytest.mark.parametrize(
     ("build", "size", "logits"), [(classifier, 4, True), (capsnet, 9, False)], ids=["CNN", "CapsNet"]
 )
@@ -246,7 +199,6 @@ def test_crops_of_an_image_are_one_prediction(build: Callable[[], Any], size: in
     assert found["test/error"] == pytest.approx(error.item())
 
 
-@pytest.mark.filterwarnings("ignore:.*does not have many workers")
 def test_loss_of_crops_is_their_mean() -> None:
     images = batch(8, crops=3, size=9)
     found, _ = outcome_of(capsnet(), images)
@@ -255,22 +207,9 @@ def test_loss_of_crops_is_their_mean() -> None:
     assert {n: found[n] for n in terms} == pytest.approx({n: sum(one[n] for one in each) / 3 for n in terms}, rel=1e-5)
 
 
-@pytest.mark.filterwarnings("ignore:.*does not have many workers")
-def test_one_crop_is_the_image_itself() -> None:
-    plain, (whole,) = outcome_of(classifier(), batch())
-    cropped, (output,) = outcome_of(classifier(), batch()._replace(images=batch().images[:, None]))
-    assert cropped == pytest.approx(plain)
-    assert torch.equal(output.scores.argmax(1), whole.scores.argmax(1))
-
-
-@pytest.mark.parametrize("network", [CapsNet, AbstractNetwork])
-def test_scores_are_activations_unless_a_network_says_otherwise(network: type[AbstractNetwork]) -> None:
-    assert network.scores_are == "activations"
-
-
-@pytest.mark.parametrize("loss", [margin_loss, spread_loss, functools.partial(cross_entropy_loss, log_odds=True)])
-@pytest.mark.parametrize("network", [CapsNet, functools.partial(EMCaps, class_routing=None)], ids=["CapsNet", "EMCaps"])
+@pytest.mark.parametrize(("network", "loss"), [(CapsNet, spread_loss), (EMCaps, margin_loss)])
 def test_losses_of_probabilities_refuse_lengths_without_a_bound(network: Any, loss: Any) -> None:
+    network = functools.partial(EMCaps, class_routing=None) if network is EMCaps else network
     options = {"optimizer": torch.optim.Adam, "schedule": RATE, "num_classes": 3}
     with torch.device("meta"):
         unbounded, bounded = (
@@ -336,6 +275,7 @@ def test_parts_of_the_test_set(in_parts: tuple[Path, dict[str, Any]]) -> None:
     assert "familiar" not in summary({**found, "test": whole}, directory, CHOSEN).splitlines()[0]
 
 
+@pytest.mark.whole
 @pytest.mark.xdist_group("in_parts")
 def test_evaluate_prints_the_error_of_every_part(
     cli: Callable[..., Ended], in_parts: tuple[Path, dict[str, Any]], tmp_path: Path
@@ -382,18 +322,21 @@ def test_run_stops_at_the_first_validation_below_the_threshold(stopped: tuple[Pa
     assert_tested_where_it_stopped(directory, found)
 
 
+@pytest.mark.whole
 def test_run_stops_at_a_validation_within_an_epoch(tmp_path: Path) -> None:
     found = train(stopping(101, *WITHIN_EPOCHS), tmp_path)
     assert found["steps"] == 3
     assert_tested_where_it_stopped(tmp_path, found)
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("threshold", [101, 0])
 def test_run_ends_after_its_last_step_if_that_comes_first(tmp_path: Path, threshold: float) -> None:
     found = train(stopping(threshold, *WITHIN_EPOCHS, f"trainer.max_steps={2 if threshold else 6}"), tmp_path)
     assert found["steps"] == found["planned_steps"] == (2 if threshold else 6)
 
 
+@pytest.mark.whole
 @pytest.mark.xdist_group("stopped")
 def test_run_that_is_interrupted_stops_where_it_would_have(
     stopped: tuple[Path, dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import mmap
 import re
 import signal
@@ -14,10 +15,11 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
-from lightning.fabric.plugins.collectives.torch_collective import default_pg_timeout
+from lightning.fabric.strategies.launchers import subprocess_script
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint, Timer
 from lightning.pytorch.loggers import WandbLogger
 from lightning.pytorch.loggers.logger import Logger
+from lightning.pytorch.strategies import DDPStrategy
 
 from capsule_lab.config.build import be_quiet
 from capsule_lab.lit import lightning_internals
@@ -231,24 +233,23 @@ def test_trainer_that_leaves_signals_alone_has_no_handlers(tmp_path: Path) -> No
         assert inside.seen == [expected]
 
 
-def test_processes_that_lightning_has_started_are_taken_and_its_timeout_is_set() -> None:
-    trainer = L.Trainer(accelerator="cpu", devices=2, strategy="ddp", logger=False, enable_checkpointing=False)
-    assert trainer.strategy._timeout == default_pg_timeout
-    lightning_internals.set_collective_timeout(trainer, timedelta(seconds=7))
-    assert trainer.strategy._timeout == timedelta(seconds=7)
-    lightning_internals.set_collective_timeout(trainer, timedelta(seconds=8))
-    assert trainer.strategy._timeout == timedelta(seconds=7), "what was configured stays"
-    assert lightning_internals.take_processes(trainer) == []  # before it has a launcher
-    trainer.strategy._configure_launcher()
-    trainer.strategy.launcher.procs.append("process")
-    assert lightning_internals.take_processes(trainer) == ["process"]
-    assert lightning_internals.take_processes(trainer) == []
+def test_processes_wait_five_minutes_for_each_other_unless_configured(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended = []
+    monkeypatch.setattr(lightning_internals, "end_with_parent", lambda grace: ended.append(grace))
+    for strategy, seconds in (("ddp", 300), (DDPStrategy(timeout=timedelta(seconds=7)), 7)):
+        trainer = L.Trainer(accelerator="cpu", devices=2, strategy=strategy, logger=False, enable_checkpointing=False)
+        lightning_internals.limit_waiting(trainer)
+        assert trainer.strategy._timeout == timedelta(seconds=seconds)
+    assert logging.getLogger(subprocess_script.__name__).isEnabledFor(logging.INFO), "says which process has ended"
+    assert not ended
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    lightning_internals.limit_waiting(trainer)
+    assert ended == [10.0]
 
 
 IN_TORCH = ("Grad strides do not match bucket view strides", "AccumulateGrad node's stream does not match")  # in C++
 
 
-@pytest.fixture(scope="module")
 def source() -> str:
     """Lightning's and torch's source of what may warn, with strings over several lines joined."""
     files = [file for part in ("fabric", "pytorch") for file in (Path(L.__file__).parent / part).rglob("*.py")]
@@ -259,10 +260,10 @@ def source() -> str:
         return text + "".join(warning for warning in IN_TORCH if compiled.find(warning.encode()) >= 0)
 
 
-@pytest.mark.parametrize("pattern", lightning_internals.HARMLESS_WARNINGS)
-def test_every_harmless_warning_still_exists(source: str, pattern: str) -> None:
-    text = pattern.removeprefix(".*").removesuffix(".*")
-    assert re.search(text, source), "no such warning any more: take it out of HARMLESS_WARNINGS"
+def test_every_harmless_warning_still_exists() -> None:
+    texts = [each.removeprefix(".*").removesuffix(".*") for each in lightning_internals.HARMLESS_WARNINGS]
+    found = source()
+    assert [each for each in texts if not re.search(each, found)] == [], "take it out of HARMLESS_WARNINGS"
 
 
 def test_harmless_warnings_are_ignored_and_others_are_not() -> None:

@@ -21,29 +21,15 @@ from tests.helpers.training import SignalAt, run, weights
 Cli = Callable[..., Ended]
 
 SMALL = [
-    "model=transforming_autoencoder",
-    "data=mnist_pairs",
-    "data.source=standin",
-    "model.capsules=4",
+    *("model=transforming_autoencoder", "data=mnist_pairs", "data.source=standin", "model.capsules=4"),
     "trainer.accelerator=cpu",
 ]
-SHORT = [
-    "data.train_images=96",
-    "data.batch_size=32",
-    "data.eval_images=40",
-    "trainer.max_epochs=2",
-    "trainer.limit_test_batches=1",
-]
+SHORT = ["data.train_images=96", "data.batch_size=32", "data.eval_images=40", "trainer.max_epochs=2"]
+SHORT += ["trainer.limit_test_batches=1"]
 AFFINE = ["model=transforming_autoencoder_affine", "data.change=affine", "model.recognition=[5]"]
 OF_SHIFTS = {
-    "loss",
-    "reconstruction",
-    "copying",
-    "mean_image",
-    "presence_change",
-    "dead_capsules",
-    "shift_r2",
-    "slope_capsules",
+    *("loss", "reconstruction", "copying", "mean_image", "presence_change", "dead_capsules"),
+    *("shift_r2", "slope_capsules"),
 }
 
 
@@ -52,8 +38,18 @@ def trained(tmp_path: Path, *overrides: str) -> tuple[dict[str, Any], Path]:
     return train(compose("train", [*SMALL, *SHORT, *overrides]), directory), directory
 
 
-def test_a_run_has_quantities_in_place_of_errors(tmp_path: Path) -> None:
-    result, directory = trained(tmp_path)
+Run = tuple[dict[str, Any], Path]
+
+
+@pytest.fixture(scope="module")
+def of_shifts(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """A run of a transforming auto-encoder, and its result."""
+    return trained(tmp_path_factory.mktemp("pairs"))
+
+
+@pytest.mark.xdist_group("pairs")
+def test_a_run_has_quantities_in_place_of_errors(of_shifts: Run) -> None:
+    result, directory = of_shifts
     for split in ("val", "test"):
         assert {*result[split]} >= OF_SHIFTS
         assert "error" not in result[split]
@@ -94,6 +90,7 @@ def test_stereo_pairs(toynorb: Path, tmp_path: Path) -> None:
     assert "pairs of" in result["provenance"]["test_images"]
 
 
+@pytest.mark.whole
 def test_a_classifier_is_trained_on_the_first_images(tmp_path: Path) -> None:
     overrides = ["model=cnn_small", "data=mnist_pairs", "data.source=standin", *SHORT, "trainer.accelerator=cpu"]
     assert "error" in train(compose("train", overrides), tmp_path / "run")["test"]
@@ -114,12 +111,14 @@ def test_data_without_the_change_is_refused(overrides: list[str], message: str, 
         trained(tmp_path, *overrides)
 
 
-def test_other_data_without_the_change_is_refused_by_evaluate(cli: Cli, tmp_path: Path) -> None:
-    _, directory = trained(tmp_path)
+@pytest.mark.xdist_group("pairs")
+def test_other_data_without_the_change_is_refused_by_evaluate(cli: Cli, of_shifts: Run) -> None:
+    _, directory = of_shifts
     ended = cli("evaluate", f"ckpt={directory}", "data=mnist", "data.source=standin")
     assert "TransformingAutoencoder is told a shift, and the data has none" in ended.err
 
 
+@pytest.mark.whole
 def test_a_monitor_of_poses(tmp_path: Path) -> None:
     result, _ = trained(tmp_path, "callbacks.best.monitor=val/shift_r2", "callbacks.best.mode=max")
     assert result["best"]["val"]["shift_r2"] >= result["val"]["shift_r2"]
@@ -127,16 +126,19 @@ def test_a_monitor_of_poses(tmp_path: Path) -> None:
         trained(tmp_path / "other", "callbacks.best.monitor=val/error")
 
 
+@pytest.mark.whole
 def test_other_callbacks_do_nothing_to_pairs(tmp_path: Path) -> None:
     trained(tmp_path / "pairs", "callbacks=default", "callbacks.best.monitor=val/loss")
 
 
+@pytest.mark.whole
 def test_one_image_and_no_shift_leave_out_what_has_no_value(tmp_path: Path) -> None:
     result, _ = trained(tmp_path, "data.shift=0", "data.eval_images=1")
     assert "shift_r2" not in result["val"]
     assert math.isfinite(result["val"]["presence_change"])
 
 
+@pytest.mark.whole
 def test_a_resumed_run_ends_as_an_uninterrupted_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole, directory = trained(tmp_path / "whole")
     config = compose("train", [*SMALL, *SHORT])
@@ -148,19 +150,22 @@ def test_a_resumed_run_ends_as_an_uninterrupted_one(tmp_path: Path, monkeypatch:
     torch.testing.assert_close(weights(tmp_path / "parts"), weights(directory), rtol=0, atol=0)
 
 
+@pytest.mark.xdist_group("pairs")
 @pytest.mark.parametrize(
     ("command", "options"),
     [("attack", ["attack=fgsm"]), ("analyse", ["what=couplings"])],
 )
-def test_commands_for_classes_refuse(command: str, options: list[str], cli: Cli, tmp_path: Path) -> None:
-    _, directory = trained(tmp_path)
+def test_commands_for_classes_refuse(command: str, options: list[str], cli: Cli, of_shifts: Run) -> None:
+    _, directory = of_shifts
     ended = cli(command, f"ckpt={directory}", *options)
     assert ended.status != 0
     assert "has a TransformingAutoencoder, which draws images and does not classify" in ended.err + ended.out
 
 
-def test_commands_that_do_not(cli: Cli, tmp_path: Path) -> None:
-    _, directory = trained(tmp_path)
+@pytest.mark.whole
+@pytest.mark.xdist_group("pairs")
+def test_commands_that_do_not(cli: Cli, of_shifts: Run) -> None:
+    _, directory = of_shifts
     ended = cli("evaluate", f"ckpt={directory}", "+data.shift=4")
     assert "test loss" in ended.out
     for question, number in (("poses", "shift_3/shift_r2"), ("few_labels", "asked/error")):

@@ -17,12 +17,11 @@ from capsule_lab.errors import ConfigError
 from capsule_lab.functional import predictions_by_label
 from capsule_lab.lit import CapsNetModule
 from capsule_lab.losses import margin_loss, reconstruction_loss
-from capsule_lab.networks import CapsNet
-from capsule_lab.routing import DynamicRouting
 from capsule_lab.schedules import Constant
 from capsule_lab.train import train
 from capsule_lab.types import Batch
 from tests.helpers.commands import NO_PICTURES, TINY_CNN, TINY_DATA
+from tests.helpers.networks import small_capsnet
 from tests.helpers.training import trained_module
 
 Tiny = Callable[..., DictConfig]
@@ -31,10 +30,7 @@ PAIRS = ["data=multimnist", "data.val_pairs=100", "data.test_pairs=60", *NO_PICT
 
 def module(masked_decoder: bool = True, **options: Any) -> CapsNetModule:
     torch.manual_seed(0)
-    network = CapsNet(
-        (1, 20, 20), 5, routing=DynamicRouting, channels=4, primary_types=2, primary_dim=4, class_dim=4, decoder=[8],
-        masked_decoder=masked_decoder,
-    )  # fmt: skip
+    network = small_capsnet((1, 20, 20), 5, class_dim=4, decoder=[8], masked_decoder=masked_decoder)
     return CapsNetModule(
         network, loss=margin_loss, reconstruction=reconstruction_loss, optimizer=torch.optim.Adam,
         schedule={"learning_rate": Constant(1e-3)}, num_classes=5, labels_per_image=2, **options,

@@ -21,7 +21,7 @@ from tests.helpers.commands import NO_PICTURES, ROOT, TINY_CAPSNET, TINY_DATA, E
 pytestmark = pytest.mark.usefixtures("isolated")
 
 TEMPLATE = ROOT / "tests" / "templates" / "my_routing"
-EM_CAPS = ["model=em_caps_small", "model.channels=4", "model.primary_types=2", "model.conv_types=[2,2]"]
+EM_CAPS = ["model=em_caps_small", "model.channels=4", "model.primary.types=2", "model.conv.types=[2,2]"]
 STEPS = ["trainer.max_epochs=-1", "trainer.max_steps=2", "data.train_images=80", "train.test=last"]
 
 

@@ -13,6 +13,7 @@ from capsule_lab.analysis import couplings as measures
 from capsule_lab.analysis.equal_couplings import equal_couplings
 from capsule_lab.analysis.questions.couplings import couplings
 from capsule_lab.analysis.subject import error_percent
+from capsule_lab.layers import PrimaryCapsules
 from capsule_lab.networks import CapsNet, SelfRoutingNet
 from capsule_lab.routing import AttentionOverChildren, EMRouting, UniformRouting
 from tests.helpers.subjects import small_network, subject
@@ -176,7 +177,7 @@ def test_couplings_over_children_have_no_entropy_over_parents() -> None:
 
 
 def test_a_capsnet_without_transformations() -> None:
-    options = {"transformation": "none", "primary_types": 4, "primary_dim": 16}
     torch.manual_seed(0)
-    network = CapsNet((1, 24, 24), 4, channels=4, decoder=None, **options)
+    primary = partial(PrimaryCapsules, types=4, dim=16)
+    network = CapsNet((1, 24, 24), 4, channels=4, decoder=None, transformation="none", primary=primary)
     assert math.isfinite(couplings(subject(network)).numbers["digits/3/weighted_entropy"])

@@ -8,14 +8,15 @@ import torch
 from matplotlib.figure import Figure
 
 from capsule_lab.analysis.questions.crowding import _second_by_image, crowding, mixtures, moved
-from capsule_lab.networks import AbstractCapsuleNetwork, CapsNet
+from capsule_lab.networks import AbstractCapsuleNetwork
 from capsule_lab.types import CapsuleOutput, Capsules
+from tests.helpers.networks import small_capsnet
 from tests.helpers.subjects import CLASSES, small_network, subject
 
 
 def with_decoder() -> Any:
     torch.manual_seed(0)
-    return subject(CapsNet((1, 24, 24), CLASSES, channels=4, primary_types=2, decoder=[8]))
+    return subject(small_capsnet((1, 24, 24), CLASSES, decoder=[8]))
 
 
 def test_pairs_of_one_class() -> None:

@@ -1,0 +1,37 @@
+"""Networks of few weights, by the sizes of their parts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+from capsule_lab.layers import ConvStack, CoordinateClassCapsules, LinearPrimaryCapsules, PrimaryCapsules
+from capsule_lab.networks import CapsNet, EMCaps
+
+
+def small_capsnet(image_shape: tuple[int, int, int], num_classes: int, *, types: int = 2, **options: Any) -> CapsNet:
+    """A CapsNet of 4 feature maps and ``types`` of primary capsule."""
+    primary = partial(PrimaryCapsules, types=types)
+    return CapsNet(image_shape, num_classes, **{"channels": 4, "primary": primary, **options})
+
+
+def small_em_caps(
+    image_shape: tuple[int, int, int],
+    num_classes: int,
+    *,
+    types: int = 2,
+    conv_types: Sequence[int] = (3, 2),
+    conv_strides: Sequence[int] = (2, 1),
+    conv_weight_std: float = 0.1,
+    class_weight_std: float = 0.01,
+    coordinates: str = "receptive_field",
+    **options: Any,
+) -> EMCaps:
+    """An EMCaps of 4 feature maps and few types of capsule."""
+    parts: dict[str, Any] = {
+        "primary": partial(LinearPrimaryCapsules, types=types),
+        "conv": partial(ConvStack, types=conv_types, strides=conv_strides, weight_std=conv_weight_std),
+        "classes": partial(CoordinateClassCapsules, coordinates=coordinates, weight_std=class_weight_std),
+    }
+    return EMCaps(image_shape, num_classes, **{"channels": 4, **parts, **options})
