@@ -18,7 +18,6 @@ WITHOUT_COUNTERPART = {
     "test_doctests.py": "all docstrings",
     "test_imports.py": "the direction of imports",
     "test_layout.py": "tests/ itself",
-    "config/test_odd_overrides.py": "values of all options",
     "test_packaging.py": "pyproject.toml",
     "test_claims.py": "README.md, results/ and docs/",
     "test_records.py": "results/",
