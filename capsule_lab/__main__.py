@@ -48,7 +48,7 @@ def _main(arguments: Sequence[str]) -> None:
 
 def _list() -> None:
     console = Console(highlight=False)
-    listed = [(f"python -m capsule_lab.{name}", _headline(conf_dir() / f"{name}.yaml")) for name in commands()]
+    listed = [(f"python -m {module_of(name)}", _headline(conf_dir() / f"{name}.yaml")) for name in commands()]
     console.print(_table("commands", listed))
     options = [
         (f"[bold]{group}[/]" if not number else "", option, _headline(file))

@@ -21,6 +21,7 @@ WITHOUT_COUNTERPART = {
     "test_packaging.py": "pyproject.toml",
     "test_claims.py": "README.md, results/ and docs/",
     "test_records.py": "results/",
+    "config/test_messages.py": "what all of config/ and the commands say",
     "callbacks/test_mlflow.py": "loggers with MLflow",
     "callbacks/test_wandb.py": "loggers with W&B",
     "callbacks/test_wandb_sweeps.py": "sweeps/wandb/",

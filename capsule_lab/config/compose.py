@@ -57,9 +57,9 @@ def commands() -> list[str]:
 def module_of(command: str) -> str:
     """The module that runs a command: ``capsule_lab.<command>``, or the one of this name in a folder of the package."""
     package = Path(__file__).parents[1]
-    files = (package / f"{command}.py", package / command / "__main__.py", *package.glob(f"*/{command}.py"))
-    file = next(file for file in files if file.is_file())
-    return ".".join(("capsule_lab", *file.relative_to(package).with_suffix("").parts))
+    places = (package / f"{command}.py", package / command, *package.glob(f"*/{command}.py"))
+    place = next(place for place in places if place.exists())
+    return ".".join(("capsule_lab", *place.relative_to(package).with_suffix("").parts))
 
 
 def groups() -> list[str]:

@@ -1,4 +1,4 @@
-"""Building the parts of a run: whose errors are the configuration's, the time limit, and the precision that is chosen."""
+"""Building the parts of a run: whose errors are the configuration's, the time limit, and the precision."""
 
 from __future__ import annotations
 

@@ -105,5 +105,5 @@ vars(hinge_loss)["expects"] = "activations"
 
 
 def test_loss_of_another_package_is_held_to_what_it_expects() -> None:
-    with pytest.raises(ConfigError, match="^hinge_loss expects activations; BaselineCNN gives logits: loss=cross_ent"):
+    with pytest.raises(ConfigError, match=r"^hinge_loss expects activations; BaselineCNN gives logits: loss=cross_ent"):
         check(compose("train", ["model=cnn_smallnorb", f"loss.classification._target_={__name__}.hinge_loss"]))

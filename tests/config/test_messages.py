@@ -183,6 +183,7 @@ def message_for(words: str, folder: Path) -> str | None:
     base = [] if words.startswith("~") else TINY_DATA if "model=" in words else TINY
     given = [*base, *([words] if "{" in words else words.split())]
     overrides: list[str] = []
+    message = None
     try:
         own_folders(given)
         overrides = prepared(given, "train")
@@ -198,10 +199,9 @@ def message_for(words: str, folder: Path) -> str | None:
         build.check_together(build.build_trainer(config, folder), module, data)
     except Exception as error:
         message = user_message(error, "train", overrides)
-        assert message, f"{words}: no sentence for {error!r}"
-        assert "\n" not in message
-        return message
-    return None
+        message = message or f"no sentence for {error!r}"
+    assert "\n" not in (message or "")
+    return message
 
 
 def fits(message: str | None, expected: str | None) -> bool:
