@@ -108,7 +108,7 @@ def _let_hydra_raise(mode: RunMode | None) -> None:
 
     Private functions, read from hydra-core 1.3.8.
     """
-    hydra_utils.run_and_report = lambda run: run()
+    hydra_utils.run_and_report = lambda func: func()
     Hydra.get_mode = lambda *_, **__: mode  # type: ignore[method-assign]
 
 

@@ -109,6 +109,7 @@ def test_commands_are_found_and_understood() -> None:
     assert commands_in("make") == []
 
 
+@pytest.mark.whole  # experiments, tables and commands are composed elsewhere, too
 def test_every_documented_command_composes() -> None:
     wrong = []
     for command in DOCUMENTED:

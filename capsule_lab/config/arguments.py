@@ -13,10 +13,14 @@ from capsule_lab.config.hints import key_meant
 from capsule_lab.errors import ConfigError, closest
 from capsule_lab.system.files import expanded
 
-_FLAGS = ("--help", "-h", "--hydra-help", "--multirun", "-m", "--run", "-r", "--resolve", "--info", "-i", "--version")
-_FLAGS += ("--shell-completion", "-sc")
-_WITH_VALUE = ("--cfg", "-c", "--package", "-p", "--config-dir", "-cd", "--config-name", "-cn", "--config-path", "-cp")
-_WITH_VALUE += ("--experimental-rerun",)
+_FLAGS = (
+    *("--help", "-h", "--hydra-help", "--version", "--multirun", "-m", "--run", "-r", "--info", "-i", "--resolve"),
+    *("--shell-completion", "-sc"),
+)
+_WITH_VALUE = (
+    *("--cfg", "-c", "--package", "-p", "--config-dir", "-cd", "--config-name", "-cn", "--config-path", "-cp"),
+    "--experimental-rerun",
+)
 """Hydra's options, https://hydra.cc/docs/1.3/advanced/hydra-command-line-flags/."""
 
 _FIRST = {"evaluate": "ckpt", "figures": "run", "report": "table", "sweep": "table", "workspace": "table"}

@@ -93,6 +93,7 @@ def holds(model: str, preset: str) -> None:
     assert changed <= own["model"] | ({"routing", "class_routing"} if group == "experiment" else set())
 
 
+@pytest.mark.whole
 def test_every_preset_and_every_model_with_another() -> None:
     for model, preset in PAIRS:
         holds(model, preset)
@@ -123,6 +124,7 @@ def test_every_routing_and_loss_with_a_model_of_every_kind(model: str) -> None:
             check(config)
 
 
+@pytest.mark.whole
 def test_every_routing_is_built_into_em_caps() -> None:
     for routing in options_of("routing"):
         if routing not in ("none", "dynamic_leaky"):
@@ -136,6 +138,7 @@ def test_every_routing_is_built_into_em_caps() -> None:
         built("model=em_caps_paper", "+class_routing.cots=paper")
 
 
+@pytest.mark.whole
 def test_every_schedule_and_loss_is_built_with_em_caps() -> None:
     pairs = [("spread", each) for each in options_of("schedule") if each != "falling_temperature"]
     pairs += [(each, "hinton2018") for each in LOSSES if each not in ("spread", "sigmoid_cross_entropy")]
@@ -191,6 +194,7 @@ def values_of(key: str) -> set[Any]:
     return {value for content in files for value in walk(content)}
 
 
+@pytest.mark.whole
 def test_every_monitor_is_measured() -> None:
     """All of a module's metrics are logged; ``tests/test_train.py`` has the names of a run."""
     data = {"heinsen": "smallnorb"}  # of a size that this refuses in MNIST
