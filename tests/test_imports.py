@@ -83,7 +83,10 @@ for module in sys.argv[1:]:
 def test_help_and_lists_are_shown_without_torch(tmp_path: Path) -> None:
     """One process for all commands."""
     names = sorted({*commands()} - {"bench"})  # of which torch is the subject
-    ended = interpreter("-c", TEXT, "capsule_lab.__main__", "capsule_lab.list", *map(module_of, names), cwd=tmp_path)
+    # -W ignore: runpy warns of modules that an earlier command has imported
+    ended = interpreter(
+        "-W", "ignore", "-c", TEXT, "capsule_lab.__main__", "capsule_lab.list", *map(module_of, names), cwd=tmp_path
+    )
     assert (ended.status, ended.err) == (0, "")
     assert "no such runs in " in ended.out
     assert ended.out.count("== Config ==") == len(names)
