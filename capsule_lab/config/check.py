@@ -168,10 +168,8 @@ def _check_unknown_keys(config: DictConfig) -> None:
         shown = "null" if config.train is None else config.train
         raise ConfigError(f"train is {shown}; expected options such as train.resume=true")
     known = {*own_options("train"), *groups(), "module"}
-    for key in (
-        *(str(each) for each in config if each != "train"),
-        *(f"train.{each}" for each in map(str, config.train)),
-    ):
+    top = [str(key) for key in config if key != "train"]
+    for key in (*top, *(f"train.{key}" for key in map(str, config.train))):
         if key not in known:
             meant = key_meant(key, config)
             guess = f"did you mean {meant}?" if meant else suggest(key, known)
