@@ -45,7 +45,7 @@ setup: $(READY) ## make the environment; all other targets do so by themselves
 
 # one target for each conf/<command>.yaml
 $(COMMANDS): $(READY)
-	$(EVEN_IN_DRY_RUN)@set -f; $(RUN) -m capsule_lab.$@ $(DEFAULT) $(OVERRIDES)
+	$(EVEN_IN_DRY_RUN)@set -f; $(RUN) -m capsule_lab $@ $(DEFAULT) $(OVERRIDES)
 
 train: DEFAULT = $(if $(filter-out train.resume=%,$(OVERRIDES)),,experiment=quickstart)
 sweep: DEFAULT = $(if $(findstring n,$(firstword -$(MAKEFLAGS))),dry_run=true)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
 import re
+import runpy
 import sys
 from collections.abc import Iterable, Sequence
 from itertools import takewhile
@@ -15,7 +15,7 @@ from rich.table import Table
 
 from capsule_lab import __version__
 from capsule_lab.config.arguments import own_folders
-from capsule_lab.config.compose import commands, conf_dir, groups, head, option_files, searching, sweeps_dir
+from capsule_lab.config.compose import commands, conf_dir, groups, head, module_of, option_files, searching, sweeps_dir
 from capsule_lab.errors import CapsuleLabError, ConfigError, suggest
 from capsule_lab.system.terminal import usable_streams
 
@@ -33,12 +33,8 @@ def main() -> None:
 def _main(arguments: Sequence[str]) -> None:
     first = arguments[0] if arguments else ""
     if first in commands():
-        from capsule_lab.system.environment import replaced_command_line  # imports torch, which the list does not need
-
-        module = f"capsule_lab.{first}"
-        found = importlib.import_module(module)
-        with replaced_command_line(module, arguments[1:]):
-            (importlib.import_module(f"{module}.__main__") if hasattr(found, "__path__") else found).main()
+        sys.argv[1:] = arguments[1:]
+        runpy.run_module(module_of(first), run_name="__main__", alter_sys=True)
     elif first == "--version":
         sys.stdout.write(f"capsule-lab {__version__}\n")
     elif first and first not in ("--help", "-h") and not first.startswith(("--config-dir", "-cd", "hydra.searchpath")):
@@ -52,7 +48,7 @@ def _main(arguments: Sequence[str]) -> None:
 
 def _list() -> None:
     console = Console(highlight=False)
-    listed = [(f"python -m capsule_lab.{name}", _headline(conf_dir() / f"{name}.yaml")) for name in commands()]
+    listed = [(f"python -m {module_of(name)}", _headline(conf_dir() / f"{name}.yaml")) for name in commands()]
     console.print(_table("commands", listed))
     options = [
         (f"[bold]{group}[/]" if not number else "", option, _headline(file))

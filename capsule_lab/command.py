@@ -11,11 +11,13 @@ import functools
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
 import hydra
+from hydra._internal import utils as hydra_utils
+from hydra._internal.hydra import Hydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
@@ -35,8 +37,6 @@ from capsule_lab.errors import ConfigError, InterruptError, printable
 from capsule_lab.system.signals import interruptible
 from capsule_lab.system.slurm import requeue
 from capsule_lab.system.terminal import usable_streams
-
-_SHOW_TRACEBACK = "CAPSULE_LAB_TRACEBACK"
 
 
 def command(name: str) -> Callable[[Callable[[DictConfig], None]], Callable[[], None]]:
@@ -67,7 +67,7 @@ def command(name: str) -> Callable[[Callable[[DictConfig], None]], Callable[[], 
         def run() -> None:
             OmegaConf.register_new_resolver("command_help", _help, replace=True)  # of conf/_command.yaml
             logging.getLogger("hydra.utils").setLevel(logging.CRITICAL)  # it logs what it raises
-            with usable_streams(), _hydra_raises(), ExitStack() as stack:
+            with usable_streams(), ExitStack() as stack:
                 try:
                     if "--version" in sys.argv[1:]:
                         sys.stdout.write(f"capsule-lab {__version__}\n")
@@ -76,6 +76,7 @@ def command(name: str) -> Callable[[Callable[[DictConfig], None]], Callable[[], 
                     with interruptible():
                         stack.enter_context(searching(own_folders(sys.argv[1:])))
                         sys.argv[1:] = prepared(sys.argv[1:], name)
+                        _let_hydra_raise(RunMode.MULTIRUN if name == "sweep" else None)
                         hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name=name)(job)()
                 except InterruptError as error:  # while composing, or of a launcher
                     _exit_interrupted(error)
@@ -102,23 +103,13 @@ def _help(name: str) -> str:
     return "\n".join(lines).replace("$", "$$")  # Hydra fills in a template
 
 
-@contextmanager
-def _hydra_raises() -> Iterator[None]:
-    """Make Hydra raise errors, which by default it prints before it exits.
+def _let_hydra_raise(mode: RunMode | None) -> None:
+    """Make Hydra raise errors, which it prints before it exits, and not compose twice to look for ``hydra.mode``.
 
-    Its environment variable for that is also what users set to see a traceback. Processes that this one starts
-    inherit it, so the user's own setting is passed on under another name.
+    Private functions, read from hydra-core 1.3.8.
     """
-    requested = os.environ.get("HYDRA_FULL_ERROR") and "CAPSULE_LAB_RUN" not in os.environ
-    if requested:
-        os.environ[_SHOW_TRACEBACK] = "1"
-    os.environ["HYDRA_FULL_ERROR"] = "1"
-    try:
-        yield
-    finally:
-        os.environ.pop(_SHOW_TRACEBACK, None)
-        if not requested:
-            os.environ.pop("HYDRA_FULL_ERROR", None)
+    hydra_utils.run_and_report = lambda func: func()
+    Hydra.get_mode = lambda *_, **__: mode  # type: ignore[method-assign]
 
 
 def _exit_interrupted(error: InterruptError) -> None:
@@ -127,10 +118,7 @@ def _exit_interrupted(error: InterruptError) -> None:
 
 
 def _exit_if_user_error(error: Exception, name: str) -> None:
-    try:
-        message = None if _SHOW_TRACEBACK in os.environ else user_message(error, name, sys.argv[1:])
-    except MemoryError:  # of the message
-        message = "not enough memory; the limit of this process's memory is lower than capsule_lab itself needs"
+    message = None if os.environ.get("HYDRA_FULL_ERROR") else user_message(error, name, sys.argv[1:])
     if message is not None:
         _exit(message, 2)
 

@@ -1,21 +1,19 @@
-"""A new command is one file and one configuration: it is listed, explained and refused like the others."""
+"""A new command and a new data set are two files each: they are listed, explained and refused like the others."""
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
 
-import hydra
 import pytest
-from hydra.errors import ConfigCompositionException, InstantiationException
 
-from capsule_lab import command
 from capsule_lab.config.build import build_trainer
-from capsule_lab.config.compose import _key_in_text, _node_in_text, compose
+from capsule_lab.config.compose import compose
 from capsule_lab.errors import ConfigError
-from tests.helpers.commands import ROOT, Trained, python
+from tests.helpers.commands import NO_PICTURES, ROOT, TINY_CAPSNET, Ended, Trained, python
 from tests.helpers.messages import one_sentence
 
 MODULE = """
@@ -48,10 +46,9 @@ HEADLINE = "Test a network on brighter images; needs ckpt=."
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("name", ["train", "list"])
-def test_current_directory_that_is_gone_is_one_sentence(tmp_path: Path, name: str) -> None:
+def test_current_directory_that_is_gone_is_one_sentence(tmp_path: Path) -> None:
     """Before torch is imported, whose libraries cannot be loaded there."""
-    run = f"import runpy; runpy.run_module('capsule_lab.{name}', run_name='__main__')"
+    run = "import runpy; runpy.run_module('capsule_lab.train', run_name='__main__')"
     ended = python("-c", f"import os; os.mkdir('x'); os.chdir('x'); os.rmdir('../x'); {run}", cwd=tmp_path)
     assert one_sentence(ended) == "the current directory has been removed; change to one that is there"
 
@@ -64,95 +61,74 @@ def test_variables_of_slurm_that_lightning_refuses_are_one_sentence(monkeypatch:
         build_trainer(compose("train", ["trainer.accelerator=cpu"]), None)
 
 
+DATA = ROOT / "tests" / "templates" / "my_data"
+ADDED = {
+    "a command": {"capsule_lab/brighten.py": MODULE.lstrip(), "conf/brighten.yaml": CONFIGURATION.lstrip()},
+    "a data set": {
+        "capsule_lab/data/stripes.py": (DATA / "stripes.py").read_text(),
+        "conf/data/stripes.yaml": (DATA / "conf" / "data" / "stripes.yaml")
+        .read_text()
+        .replace(" stripes.", " capsule_lab.data.stripes."),
+    },
+}
+"""The files that each of these needs."""
+
+
 @pytest.fixture(scope="module")
 def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of the project with one command more."""
+    """A copy of the project with what is added."""
     copy = tmp_path_factory.mktemp("project")
-    for name in ("capsule_lab", "conf", "hydra_plugins", "sweeps"):
+    for name in ("capsule_lab", "conf", "sweeps"):
         shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copy(ROOT / "Makefile", copy)
-    (copy / "capsule_lab" / "brighten.py").write_text(MODULE.lstrip())
-    (copy / "conf" / "brighten.yaml").write_text(CONFIGURATION.lstrip())
+    for name in ("Makefile", "tested-versions.txt", "pyproject.toml"):
+        shutil.copy(ROOT / name, copy)
+    for files in ADDED.values():
+        for name, text in files.items():
+            (copy / name).write_text(text)
+    (copy / "environment").mkdir()
+    (copy / "environment" / ".ready").touch()
     return copy
 
 
-def test_new_command_is_listed(tree: Path, tmp_path: Path) -> None:
-    ended = python("-m", "capsule_lab", cwd=tmp_path, PYTHONPATH=str(tree), COLUMNS="200")
-    (line,) = [line for line in ended.out.splitlines() if "brighten" in line]
-    assert line.split(maxsplit=3)[:3] == ["python", "-m", "capsule_lab.brighten"]
-    assert line.split(maxsplit=3)[3].strip() == HEADLINE.removesuffix(".")
+def test_documented_counts_of_files_are_those_of_the_toys() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    counts = dict(re.findall(r"^\| (an? [\w ]+) \| (\d+) ", text, re.MULTILINE))
+    assert {kind: counts[kind] for kind in ADDED} == {kind: str(len(files)) for kind, files in ADDED.items()}
 
 
-@pytest.mark.parametrize(
-    ("target", "expected"),
-    [
-        ("help", f"  make brighten   {HEADLINE}"),
-        ("brighten", "set -f; environment/bin/python -m capsule_lab.brighten  by=0.5"),
-    ],
-)
-def test_make_knows_a_new_command(tree: Path, target: str, expected: str) -> None:
-    (tree / "environment").mkdir(exist_ok=True)
-    (tree / "environment" / ".ready").touch()
-    (tree / "pyproject.toml").touch()
-    words = ["make", "--old-file=pyproject.toml", *(["--dry-run"] if target != "help" else [])]
+def test_what_is_added_is_listed_and_found_by_make(tree: Path, tmp_path: Path) -> None:
+    listed = python("-m", "capsule_lab", cwd=tmp_path, PYTHONPATH=str(tree), COLUMNS="200").out
+    assert re.search(rf"python -m capsule_lab\.brighten +{re.escape(HEADLINE.removesuffix('.'))}", listed)
+    assert re.search(r"stripes +Stripes: images of four classes, told apart by direction", listed)
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
-    ended = subprocess.run(
-        [*words, target, "VENV=environment", "by=0.5"],
-        cwd=tree, env=environment, capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    assert expected in ended.stdout.splitlines()
+    for words, expected in {
+        "help": f"  make brighten   {HEADLINE}",
+        "--dry-run brighten by=0.5": "set -f; environment/bin/python -m capsule_lab brighten  by=0.5",
+    }.items():
+        made = subprocess.run(
+            ["make", *words.split(), "VENV=environment"],
+            cwd=tree, env=environment, capture_output=True, text=True, check=True,
+        )  # fmt: skip
+        assert expected in made.stdout.splitlines()
 
 
-def test_new_command_runs(tree: Path, tmp_path: Path, trained: Trained) -> None:
-    ended = python("-m", "capsule_lab.brighten", f"ckpt={trained.directory}", cwd=tmp_path, PYTHONPATH=str(tree))
+def test_added_command_runs_and_explains_itself(tree: Path, tmp_path: Path, trained: Trained) -> None:
+    def brighten(*words: str) -> Ended:
+        return python("-m", "capsule_lab", "brighten", *words, cwd=tmp_path, PYTHONPATH=str(tree))
+
+    ended = brighten(f"ckpt={trained.directory}")
     assert (ended.status, ended.err) == (0, "")
     assert ended.out.endswith(" of 240 wrong\n")
+    shown = brighten("--help").out
+    assert shown.startswith(f"{HEADLINE}\n  python -m capsule_lab.brighten ckpt=")
+    assert "by: 0.1" in shown
+    assert one_sentence(brighten("bye=3")).startswith("bye does not exist; did you mean by? Options: by, ckpt")
     assert list(tmp_path.iterdir()) == []
 
 
-def test_new_command_has_help_and_messages(tree: Path, tmp_path: Path) -> None:
-    shown = python("-m", "capsule_lab.brighten", "--help", cwd=tmp_path, PYTHONPATH=str(tree))
-    assert shown.out.startswith(f"{HEADLINE}\n  python -m capsule_lab.brighten ckpt=")
-    assert "by: 0.1" in shown.out
-    misspelt = python("-m", "capsule_lab.brighten", "bye=3", cwd=tmp_path, PYTHONPATH=str(tree))
-    assert one_sentence(misspelt).startswith("bye does not exist; did you mean by? Options: by, ckpt")
-
-
-# --- what config.py reads out of the texts of Hydra 1.3.8 ------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("override", "key"),
-    [
-        ("trainer.foo=1", "trainer.foo"),
-        ("foo=1", "foo"),
-        ("trainer/foo=1", "trainer/foo"),
-        ("~trainer.foo", "trainer.foo"),
-        ("~foo", "foo"),
-        ("~routing=uniform", "routing"),
-        ("~seed=7", None),
-        ("+seed=7", None),
-    ],
-)
-def test_key_in_the_text_of_hydra(override: str, key: str | None) -> None:
-    with pytest.raises(ConfigError) as caught:
-        compose("train", [override])
-    assert isinstance(caught.value.__cause__, ConfigCompositionException)
-    assert _key_in_text(caught.value.__cause__) == key, hydra.__version__
-
-
-def test_node_in_the_text_of_hydra() -> None:
-    config = compose("train", ["logger.csv._target_=builtins.int"])
-    with pytest.raises(InstantiationException) as caught:
-        build_trainer(config, Path("run"))
-    assert _node_in_text(caught.value) == "logger.csv", hydra.__version__
-
-
-def test_no_memory_for_a_message(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    def user_message(*_: object) -> str:
-        raise MemoryError
-
-    monkeypatch.setattr(command, "user_message", user_message)
-    with pytest.raises(SystemExit, match="2"):
-        command._exit_if_user_error(MemoryError(), "train")
-    assert capsys.readouterr().err.startswith("capsule_lab: not enough memory; ")
+def test_added_data_set_trains(tree: Path, tmp_path: Path) -> None:
+    words = ["data=stripes", "data.source=real", "debug=smoke", *TINY_CAPSNET, *NO_PICTURES, "trainer.accelerator=cpu"]
+    words += ["model.kernel_size=5"]  # of images of 16 pixels
+    ended = python("-m", "capsule_lab", "train", *words, cwd=tmp_path, PYTHONPATH=str(tree))
+    assert (ended.status, ended.err) == (0, "")
+    assert "test error" in ended.out

@@ -11,13 +11,15 @@ import functools
 import pkgutil
 import re
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import pytest
 import yaml
 
 import capsule_lab
+from capsule_lab.config.compose import groups, options_of
+from tests.helpers import switches
 
 ROOT = Path(__file__).parents[1]
 CURRENT = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "results" / "README.md", *(ROOT / "docs").rglob("*.md")]
@@ -43,7 +45,7 @@ def in_backticks(page: Path) -> Iterator[tuple[int, str]]:
             yield number, content
 
 
-def closest(name: str, known: list[str]) -> str:
+def closest(name: str, known: Iterable[str]) -> str:
     found = difflib.get_close_matches(name, known, n=1, cutoff=0.3)
     return f"; closest: {found[0]}" if found else ""
 
@@ -73,109 +75,66 @@ def anchors_of(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-# --- links and files -------------------------------------------------------------------------------------------------
+# --- what is named exists --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("page", PAGES, ids=id_of)
-def test_relative_links_exist(page: Path) -> None:
-    wrong = []
+def wrong_links(page: Path) -> Iterator[tuple[int, str]]:
     for number, line in enumerate(prose(page).splitlines(), start=1):
         for link in re.findall(r"\]\((?!https?:|mailto:)([^)\s]+)\)", line):
             target, _, anchor = link.partition("#")
             file = (page.parent / target).resolve() if target else page
             if not file.exists():
-                wrong.append(f"{id_of(page)}:{number}: no file {link}")
+                yield number, f"no file {link}"
             elif anchor and anchor not in anchors_of(file):
-                wrong.append(
-                    f"{id_of(page)}:{number}: {link} has no such heading{closest(anchor, [*anchors_of(file)])}"
-                )
-    assert not wrong, "\n".join(wrong)
+                yield number, f"{link} has no such heading{closest(anchor, anchors_of(file))}"
 
 
-@pytest.mark.parametrize("page", CURRENT, ids=id_of)
-def test_named_paths_and_functions_exist(page: Path) -> None:
+def wrong_paths(page: Path) -> Iterator[tuple[int, str]]:
     """`folder/file.py`, `folder/*.yaml` and `folder/file.py::name`, from the root of the repository."""
-    wrong = []
     for number, content in in_backticks(page):
         path, *names = content.split("::")
         if "/" not in path or path.split("/")[0] not in TOP or re.search(r"[<>…{} ]", path):
             continue
         found = sorted(ROOT.glob(path.rstrip("/")))
+        folder = (ROOT / path).parent
         if not found:
-            folder = (ROOT / path).parent
-            beside = [id_of(each) for each in (folder.iterdir() if folder.is_dir() else [])]
-            wrong.append(f"{id_of(page)}:{number}: no path {path}{closest(path, beside)}")
-            continue
-        wrong += [
-            f"{id_of(page)}:{number}: no {name} in {path}{closest(name, names_in(found[0]))}"
-            for name in names
-            if name not in names_in(found[0])
-        ]
-    assert not wrong, "\n".join(wrong)
+            yield number, f"no path {path}{closest(path, map(id_of, folder.iterdir() if folder.is_dir() else []))}"
+        for name in names:
+            if found and name not in names_in(found[0]):
+                yield number, f"no {name} in {path}{closest(name, names_in(found[0]))}"
 
 
-@pytest.mark.parametrize("page", CURRENT, ids=id_of)
-def test_named_modules_exist(page: Path) -> None:
+def wrong_modules(page: Path) -> Iterator[tuple[int, str]]:
     """`capsule_lab.x.y` can be imported."""
-    wrong = []
     for number, content in in_backticks(page):
         if re.fullmatch(r"capsule_lab(\.\w+)+", content):
             try:
                 pkgutil.resolve_name(content)
             except (ImportError, AttributeError) as error:
-                wrong.append(f"{id_of(page)}:{number}: {content}: {error}")
-    assert not wrong, "\n".join(wrong)
+                yield number, f"{content}: {error}"
 
 
-# --- options of the configuration ------------------------------------------------------------------------------------
-
-
-def options_of(group: str, folder: Path = ROOT / "conf") -> set[str]:
-    folder /= group
-    return {path.relative_to(folder).with_suffix("").as_posix() for path in folder.rglob("*.yaml")}
-
-
-def keys_of(group: str) -> set[str]:
-    """The keys of all options of a group, those of ``# @package _global_`` below the name of the group."""
-    found = set()
-    for option in options_of(group):
-        content = yaml.safe_load((ROOT / "conf" / group / f"{option}.yaml").read_text()) or {}
-        found |= set(content.get(group) or content)
-    return found
-
-
-GROUPS = sorted(path.name for path in (ROOT / "conf").iterdir() if path.is_dir() and path.name != "hydra")
-
-
-@pytest.mark.parametrize("page", CURRENT, ids=id_of)
-def test_named_options_exist(page: Path) -> None:
-    """`group=option` is a file of `conf/group`, or of a template."""
-    wrong = []
-    folders = [ROOT / "conf", *(ROOT / "tests" / "templates").glob("*/conf")]
+def wrong_options(page: Path) -> Iterator[tuple[int, str]]:
+    """`group=option` is an option of `conf/group`, or of a template."""
+    templates = {path.stem for path in (ROOT / "tests" / "templates").glob("*/conf/*/*.yaml")}
     for number, content in in_backticks(page):
         for group, option in re.findall(r"(?<![\w.+])(\w+)=([\w/]+)(?![\w/.*<…])", content):
-            existing = {name for folder in folders for name in options_of(group, folder)}
-            if group in GROUPS and option not in existing | {"none", "null"}:
-                known = [f"{group}={each}" for each in options_of(group)]
-                wrong.append(f"{id_of(page)}:{number}: {group}={option}{closest(f'{group}={option}', known)}")
-    assert not wrong, "\n".join(wrong)
+            if group in groups() and option not in {*options_of(group), *templates, "none", "null"}:
+                yield number, f"{group}={option}{closest(option, options_of(group))}"
 
 
-SWITCHES = ROOT / "docs" / "switches.md"
+@pytest.mark.parametrize("wrong", [wrong_links, wrong_paths, wrong_modules, wrong_options])
+def test_what_a_page_names_exists(wrong: Callable[[Path], Iterator[tuple[int, str]]]) -> None:
+    pages = PAGES if wrong is wrong_links else CURRENT
+    found = [f"{id_of(page)}:{number}: {text}" for page in pages for number, text in wrong(page)]
+    assert not found, "\n".join(found)
 
 
-@pytest.mark.parametrize("group", ["routing", "loss", "schedule", "optimizer", "data", "model"])
-def test_every_option_is_listed_in_switches(group: str) -> None:
-    listed = {content for _, content in in_backticks(SWITCHES)}
-    known = {f"{group}={option}" for option in options_of(group) if not option.startswith("_")}
-    assert known - listed == set(), f"add these to {id_of(SWITCHES)}"
-
-
-def test_every_key_of_a_routing_is_in_switches() -> None:
-    named = set(re.findall(r"`routing\.(\w+)", SWITCHES.read_text()))
-    known = {key for key in keys_of("routing") if not key.startswith("_")} - {"defaults", "routing"}
-    assert known - named == set(), f"{id_of(SWITCHES)} lacks these keys of conf/routing"
-    assert named - known == set(), f"{id_of(SWITCHES)} names keys that conf/routing does not have"
+def test_tables_of_switches_are_those_of_the_comments() -> None:
+    text = switches.PAGE.read_text()
+    assert text == switches.updated(text), "python -m tests.helpers.switches makes docs/switches.md anew"
+    for group in ("routing", "loss", "schedule", "optimizer", "data", "model"):
+        assert f"<!-- options of {group} -->" in text
 
 
 # --- architecture ----------------------------------------------------------------------------------------------------
@@ -215,17 +174,14 @@ def pitfalls() -> dict[str, str]:
 PITFALLS = pitfalls()
 
 
-def test_pitfalls_are_found() -> None:
+def test_pitfalls_have_an_effect_a_remedy_threads_and_tests() -> None:
     assert len(PITFALLS) >= 20
-
-
-@pytest.mark.parametrize("title", PITFALLS)
-def test_pitfall_has_an_effect_a_remedy_threads_and_tests(title: str) -> None:
-    fields = dict(re.findall(r"^- \*\*(\w+)\*\*: (.*?)(?=^- \*\*|\Z)", PITFALLS[title], re.MULTILINE | re.DOTALL))
-    assert tuple(fields) == PITFALL_FIELDS
-    threads = re.findall(r"\]\(https://github\.com/[\w.-]+/[\w.-]+/(?:issues|pull)/\d+\)", fields["Threads"])
-    assert threads or "no thread found" in fields["Threads"], "link a thread, or say that none was found"
-    assert re.search(r"`tests/[\w/]+\.py::\w+`", fields["Tests"]), "name the test that holds it"
+    for title, section in PITFALLS.items():
+        fields = dict(re.findall(r"^- \*\*(\w+)\*\*: (.*?)(?=^- \*\*|\Z)", section, re.MULTILINE | re.DOTALL))
+        assert tuple(fields) == PITFALL_FIELDS, title
+        threads = re.findall(r"\]\(https://github\.com/[\w.-]+/[\w.-]+/(?:issues|pull)/\d+\)", fields["Threads"])
+        assert threads or "no thread found" in fields["Threads"], f"{title}: link a thread, or say that none was found"
+        assert re.search(r"`tests/[\w/]+\.py::\w+`", fields["Tests"]), f"{title}: name the test that holds it"
 
 
 # --- README, CHANGELOG, citation -------------------------------------------------------------------------------------

@@ -36,23 +36,20 @@ def documented(module: str) -> dict[str, str]:
 EXAMPLES = [(module, name, text) for module in SOURCES for name, text in documented(module).items()]
 
 
-@pytest.mark.parametrize(
-    ("module", "name", "text"), [pytest.param(*each, id=f"{each[0]}.{each[1]}") for each in EXAMPLES]
-)
-def test_example(module: str, name: str, text: str) -> None:
-    names = dict(vars(importlib.import_module(module)))
-    test = doctest.DocTestParser().get_doctest(text, names, name, None, None)
+@pytest.mark.parametrize("module", sorted({module.split(".")[1] for module in SOURCES}))
+def test_examples(module: str) -> None:
+    """Of each module or folder of the package."""
     report: list[str] = []
-    doctest.DocTestRunner(optionflags=doctest.ELLIPSIS).run(test, out=report.append)
-    assert test.examples
+    for file, name, text in EXAMPLES:
+        if file.split(".")[1] == module:
+            names = dict(vars(importlib.import_module(file)))
+            test = doctest.DocTestParser().get_doctest(text, names, f"{file}.{name}", None, None)
+            assert test.examples
+            doctest.DocTestRunner(optionflags=doctest.ELLIPSIS).run(test, out=report.append)
     assert not report, "".join(report)
 
 
-@pytest.mark.parametrize("module", SOURCES)
-def test_every_example_of_a_file_is_found(module: str) -> None:
-    assert SOURCES[module].count(">>> ") == sum(text.count(">>> ") for found, _, text in EXAMPLES if found == module)
-
-
-@pytest.mark.parametrize("module", FORMULAS)
-def test_formulas_have_an_example(module: str) -> None:
-    assert f"capsule_lab.{module}" in {found for found, *_ in EXAMPLES}
+def test_every_example_is_found_and_formulas_have_one() -> None:
+    found = {module: sum(text.count(">>> ") for each, _, text in EXAMPLES if each == module) for module in SOURCES}
+    assert {module: SOURCES[module].count(">>> ") for module in SOURCES} == found
+    assert {f"capsule_lab.{module}" for module in FORMULAS} - {*found} == set()

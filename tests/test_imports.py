@@ -10,10 +10,12 @@ import inspect
 import json
 import pkgutil
 import tomllib
+from pathlib import Path
 
 import pytest
 
 import capsule_lab
+from capsule_lab.config.compose import commands, module_of
 from tests.helpers.commands import ROOT, interpreter
 
 PLAIN = [
@@ -55,18 +57,39 @@ FOR_EXTENSIONS = {
 """What only a new routing, layer, network, loss or data set uses: imported from its own module."""
 
 
-@pytest.fixture(scope="module")
-def heavy_imports() -> dict[str, list[str]]:
-    """For each module, which of the heavy packages are there when it and those before it are imported."""
+@pytest.mark.integration
+def test_plain_modules_import_nothing_heavy() -> None:
+    """For each, which of the heavy packages are there when it and those before it are imported."""
     ended = interpreter("-c", SCRIPT, json.dumps([list(ALLOWED), HEAVY]), cwd=ROOT)
     assert ended.status == 0, ended.err
-    return json.loads(ended.out)
+    heavy = json.loads(ended.out)
+    assert {name: {*heavy[name]} - {*ALLOWED[name]} for name in ALLOWED} == {name: set() for name in ALLOWED}
+
+
+TEXT = """
+import runpy, sys
+for module in sys.argv[1:]:
+    sys.argv[1:] = ["--help"] * (module not in ("capsule_lab.__main__", "capsule_lab.list"))
+    try:
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+    except SystemExit as ended:
+        assert not ended.code, module
+    heavy = [name for name in ("torch", "lightning", "scipy", "pandas", "matplotlib") if name in sys.modules]
+    assert not heavy, f"{module} imports {heavy}"
+"""
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("name", ALLOWED)
-def test_plain_modules_import_nothing_heavy(heavy_imports: dict[str, list[str]], name: str) -> None:
-    assert set(heavy_imports[name]) <= set(ALLOWED[name])
+def test_help_and_lists_are_shown_without_torch(tmp_path: Path) -> None:
+    """One process for all commands."""
+    names = sorted({*commands()} - {"bench", "list"})  # torch is the subject of bench
+    # -W ignore: runpy warns of modules that an earlier command has imported
+    ended = interpreter(
+        "-W", "ignore", "-c", TEXT, "capsule_lab.__main__", "capsule_lab.list", *map(module_of, names), cwd=tmp_path
+    )
+    assert (ended.status, ended.err) == (0, "")
+    assert "no such runs in " in ended.out
+    assert ended.out.count("== Config ==") == len(names)
 
 
 def test_every_module_has_a_layer() -> None:
@@ -81,27 +104,21 @@ def test_every_module_has_a_layer() -> None:
 # --- public names ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", [name for name in capsule_lab.__all__ if name != "runs"])
-def test_name_is_that_of_a_module(name: str) -> None:
-    value = getattr(capsule_lab, name)
-    assert value is getattr(importlib.import_module(value.__module__), name)
-    assert name in dir(capsule_lab)
-
-
-@pytest.mark.parametrize("module", ["routing", "layers", "networks", "data", "losses", "schedules"])
-def test_no_public_name_is_missing(module: str) -> None:
-    names = vars(importlib.import_module(f"capsule_lab.{module}"))
-    own = {
-        name
-        for name in names.get("__all__", names)
-        if inspect.isroutine(names[name]) or inspect.isclass(names[name])
-        if names[name].__module__.startswith(f"capsule_lab.{module}") and not name.startswith(("_", "Abstract"))
-    }
-    assert own - FOR_EXTENSIONS - set(capsule_lab.__all__) == set()
-
-
-def test_runs_is_a_module() -> None:
+def test_public_names_are_those_of_modules_and_none_is_missing() -> None:
     assert capsule_lab.runs is importlib.import_module("capsule_lab.runs")
+    for name in {*capsule_lab.__all__} - {"runs"}:
+        value = getattr(capsule_lab, name)
+        assert value is getattr(importlib.import_module(value.__module__), name)
+        assert name in dir(capsule_lab)
+    for module in ("routing", "layers", "networks", "data", "losses", "schedules"):
+        names = vars(importlib.import_module(f"capsule_lab.{module}"))
+        own = {
+            name
+            for name in names.get("__all__", names)
+            if inspect.isroutine(names[name]) or inspect.isclass(names[name])
+            if names[name].__module__.startswith(f"capsule_lab.{module}") and not name.startswith(("_", "Abstract"))
+        }
+        assert own - FOR_EXTENSIONS - set(capsule_lab.__all__) == set()
 
 
 def test_unknown_name_is_an_attribute_error() -> None:

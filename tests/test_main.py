@@ -2,37 +2,32 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
 
-from capsule_lab.__main__ import _headline, main
+from capsule_lab.__main__ import _headline
 from capsule_lab.config.compose import conf_dir, sweeps_dir
+from tests.helpers.commands import interpreter, python
 
 
-@pytest.mark.parametrize(
-    ("head", "expected"),
-    [
-        ("# A loss.\nweight: 1\n", "A loss"),
-        (
-            "# As default, and stop once the error is\n# below 5 %. For comparing.\n",
-            "As default, and stop once the error is below 5 %",
+def test_headline_is_the_first_sentence(tmp_path: Path) -> None:
+    for comments, expected in {
+        "# A loss.\nweight: 1\n": "A loss",
+        "# As default, and stop once the error is\n# below 5 %. For comparing.\n": (
+            "As default, and stop once the error is below 5 %"
         ),
-        (
-            "# The margin of J. Hui's tutorial: 0.1 more\n# per epoch. It grows.\n",
-            "The margin of J. Hui's tutorial: 0.1 more per epoch",
+        "# The margin of J. Hui's tutorial: 0.1 more\n# per epoch. It grows.\n": (
+            "The margin of J. Hui's tutorial: 0.1 more per epoch"
         ),
-        ("# CapsNet, section 4. 8,215,728 parameters.\n", "CapsNet, section 4. 8,215,728 parameters"),
-        ("# A first look\n#\n# Command: make\n", "A first look"),
-        ("# A first look\n#   make train\n", "A first look"),
-        ("# MLflow, of capsule-lab[mlflow]\n", "MLflow, of capsule-lab\\[mlflow]"),
-        ("seed: 0\n", ""),
-    ],
-)
-def test_headline_is_the_first_sentence(tmp_path: Path, head: str, expected: str) -> None:
-    (tmp_path / "option.yaml").write_text(head)
-    assert _headline(tmp_path / "option.yaml") == expected
+        "# CapsNet, section 4. 8,215,728 parameters.\n": "CapsNet, section 4. 8,215,728 parameters",
+        "# A first look\n#\n# Command: make\n": "A first look",
+        "# A first look\n#   make train\n": "A first look",
+        "# MLflow, of capsule-lab[mlflow]\n": "MLflow, of capsule-lab\\[mlflow]",
+        "seed: 0\n": "",
+    }.items():
+        (tmp_path / "option.yaml").write_text(comments)
+        assert _headline(tmp_path / "option.yaml") == expected
 
 
 def test_every_headline_is_a_whole_sentence() -> None:
@@ -41,8 +36,28 @@ def test_every_headline_is_a_whole_sentence() -> None:
     assert [str(file) for file, text in shown.items() if not text or text.endswith((",", ";", " of", " the"))] == []
 
 
-def test_brackets_are_shown(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "300")
-    monkeypatch.setattr(sys, "argv", ["capsule-lab"])
-    main()
-    assert "capsule-lab[mlflow]" in capsys.readouterr().out
+def test_commands_by_their_names(tmp_path: Path) -> None:
+    """``capsule-lab <command>`` as ``python -m capsule_lab <command>``."""
+    for words, status, out, err in (
+        ("--version", 0, "capsule-lab ", ""),
+        ("--help", 0, "commands", ""),
+        ("trian", 2, "", "capsule_lab: trian is no command; did you mean train? Options: analyse, "),
+        ("model=capsnet", 2, "", "capsule_lab: model=capsnet is no command; expected one before it, such as "),
+        ("train --version", 0, "capsule-lab ", ""),
+        ("train modle=capsnet", 2, "", "capsule_lab: modle does not exist; did you mean model?"),
+    ):
+        ended = python("-m", "capsule_lab", *words.split(), cwd=tmp_path, COLUMNS="200")
+        assert ended.status == status
+        assert ended.out.replace(" \n", "\n").lstrip().startswith(out)
+        assert ended.err.startswith(err)
+        assert ended.err.count("\n") == bool(err)
+        assert words != "--help" or "capsule-lab[mlflow]" in ended.out
+
+
+@pytest.mark.integration
+def test_streams_that_cannot_be_written_to(tmp_path: Path) -> None:
+    """The list of options into a full disk, with the characters of another encoding."""
+    code = "import sys; sys.stdout = open('/dev/full', 'w'); from capsule_lab.__main__ import main; main()"
+    full = interpreter("-c", code, cwd=tmp_path, PYTHONIOENCODING="ascii")
+    message = "capsule_lab: standard output cannot be written to (No space left on device)\n"
+    assert (full.status, full.err) == (2, message)

@@ -14,6 +14,7 @@ from tests.helpers.commands import ROOT, Ended, interpreter
 
 pytestmark = pytest.mark.integration
 
+FOLDERS = [name for name in ("capsule_lab", "conf", "hydra_plugins", "sweeps") if (ROOT / name).is_dir()]
 IN_THE_WHEEL = sorted(
     [
         "capsule_lab/py.typed",
@@ -33,7 +34,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     source = tmp_path_factory.mktemp("source")
     for name in ("pyproject.toml", "README.md", "LICENSE", ".gitignore"):
         shutil.copy(ROOT / name, source)
-    for name in ("capsule_lab", "conf", "hydra_plugins", "sweeps"):
+    for name in FOLDERS:
         shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
     target = tmp_path_factory.mktemp("wheel")
     ended = interpreter("-m", "hatchling", "build", "-t", "wheel", "-d", str(target), cwd=source, PYTHONPATH="")
@@ -59,26 +60,16 @@ def installed(unpacked: Path, cwd: Path, *arguments: str) -> Ended:
 def test_files_of_the_wheel_are_those_of_the_source(unpacked: Path) -> None:
     sources = {file: ROOT / re.sub(r"^capsule_lab/(conf|sweeps)/", r"\1/", file) for file in IN_THE_WHEEL}
     assert [f for f, source in sources.items() if (unpacked / f).read_bytes() != source.read_bytes()] == []
-
-
-def test_nothing_else_is_in_the_wheel(unpacked: Path) -> None:
     files = [path.relative_to(unpacked).as_posix() for path in unpacked.rglob("*") if path.is_file()]
     assert sorted(name for name in files if ".dist-info/" not in name) == IN_THE_WHEEL
 
 
-@pytest.mark.parametrize(
-    ("file", "text"),
-    [
-        ("METADATA", "Name: capsule-lab"),
-        ("METADATA", "Requires-Python: >=3.11"),
-        ("METADATA", "License-Expression: Apache-2.0"),
-        ("entry_points.txt", "capsule-lab = capsule_lab.__main__:main"),
-        ("licenses/LICENSE", "Apache License"),
-    ],
-)
-def test_metadata_of_the_wheel(unpacked: Path, file: str, text: str) -> None:
+def test_metadata_of_the_wheel(unpacked: Path) -> None:
     (info,) = unpacked.glob("*.dist-info")
-    assert text in (info / file).read_text()
+    metadata = (info / "METADATA").read_text().splitlines()
+    assert {"Name: capsule-lab", "Requires-Python: >=3.11", "License-Expression: Apache-2.0"} - {*metadata} == set()
+    assert "capsule-lab = capsule_lab.__main__:main" in (info / "entry_points.txt").read_text()
+    assert "Apache License" in (info / "licenses" / "LICENSE").read_text()
 
 
 def test_overview_of_the_wheel_lists_its_own_options(unpacked: Path, tmp_path: Path) -> None:

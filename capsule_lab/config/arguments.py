@@ -1,19 +1,27 @@
-"""Words of a command line before Hydra reads them: habits of other programs become a sentence, paths become whole."""
+"""Words of a command line before Hydra reads them: options first, paths made whole, what cannot be read refused."""
 
 from __future__ import annotations
 
-import argparse
 import os
 import re
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 
-from hydra._internal.utils import get_args_parser
-
-from capsule_lab.config.compose import choices, commands, default_options, groups, options_of, quoted
-from capsule_lab.config.hints import habit
+from capsule_lab.config.compose import choices, default_options, groups, options_of, quoted
+from capsule_lab.config.hints import key_meant
 from capsule_lab.errors import ConfigError, closest
 from capsule_lab.system.files import expanded
+
+_FLAGS = (
+    *("--help", "-h", "--hydra-help", "--version", "--multirun", "-m", "--run", "-r", "--info", "-i", "--resolve"),
+    *("--shell-completion", "-sc"),
+)
+_WITH_VALUE = (
+    *("--cfg", "-c", "--package", "-p", "--config-dir", "-cd", "--config-name", "-cn", "--config-path", "-cp"),
+    "--experimental-rerun",
+)
+"""Hydra's options, https://hydra.cc/docs/1.3/advanced/hydra-command-line-flags/."""
 
 _FIRST = {"evaluate": "ckpt", "figures": "run", "report": "table", "sweep": "table", "workspace": "table"}
 """The key that a command needs, and that is easily left out before its value."""
@@ -34,14 +42,14 @@ def prepared(arguments: Sequence[str], command: str) -> list[str]:
 
 
 def own_folders(arguments: Sequence[str]) -> list[str]:
-    """The user's own folders of configurations that a command line names, as ``config.search_path`` has them.
+    """The user's own folders of configurations that a command line names, as ``compose.search_path`` has them.
 
     Raises:
         ConfigError: for one that is not there.
     """
     options, overrides = _split(arguments)
-    folder = _parser().parse_args(options).config_dir
-    entries = [str(expanded(folder))] if folder else []
+    words = [part for option in options for part in option.split("=", 1)]
+    entries = [str(expanded(folder)) for name, folder in pairwise(words) if name in ("--config-dir", "-cd")]
     for override in overrides:
         key, _, value = override.partition("=")
         if key == "hydra.searchpath":
@@ -53,53 +61,32 @@ def own_folders(arguments: Sequence[str]) -> list[str]:
     return [entry if "://" in entry else f"file://{Path(entry).absolute()}" for entry in entries]
 
 
-def _parser() -> argparse.ArgumentParser:
-    """Hydra's own parser of options, which is private; read from hydra-core 1.3.8."""
-    parser = get_args_parser()
-    parser.exit_on_error = False
-    return parser
-
-
 def _split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     """Options with their values, and overrides.
 
     Raises:
         ConfigError: for an option that there is not.
     """
-    parser = _parser()
-    flags = parser._option_string_actions
     options: list[str] = []
     overrides: list[str] = []
-    left = list(arguments)
-    while left:
-        word = left.pop(0)
+    words = iter(arguments)
+    for word in words:
+        name, is_pair, value = word.partition("=")
         if not word.startswith("-"):
             overrides.append(word)
-            continue
-        name, is_pair, value = word.partition("=")
-        action = flags.get(name)
-        if action is None:
-            raise ConfigError(_no_option(name, value or next(iter(left), ""), flags))
-        options.append(word)
-        if action.nargs is None and not is_pair and left:
-            options.append(left.pop(0))
-    try:
-        parser.parse_args(options)
-    except argparse.ArgumentError as error:
-        raise ConfigError(f"{error}; --help shows what there is") from None
-    except SystemExit:  # --version, which is answered elsewhere
-        pass
+        elif name in _WITH_VALUE and not is_pair:
+            options += [word, next(words, "")]
+        elif name in (*_FLAGS, *_WITH_VALUE):
+            options.append(word)
+        else:
+            typed = name.lstrip("-").replace("-", "_")
+            key = key_meant(typed)
+            close = closest(name, (*_FLAGS, *_WITH_VALUE)) if name.startswith("--") else None
+            if close and not key and typed not in groups():
+                raise ConfigError(f"{name} is no option; did you mean {close}?")
+            given = value or next(words, "…")
+            raise ConfigError(f"{name} is no option; expected key=value without dashes: {key or typed}={given}")
     return options, overrides
-
-
-def _no_option(name: str, value: str, flags: dict[str, argparse.Action]) -> str:
-    typed = name.lstrip("-").replace("-", "_")
-    key = habit(typed)
-    close = closest(name, [flag for flag in flags if flag.startswith("--")]) if key == typed else None
-    if close and typed not in groups():
-        return f"{name} is no option; did you mean {close}?"
-    given = value if value and not value.startswith("-") else "…"
-    return f"{name} is no option; expected key=value without dashes: {key}={given}"
 
 
 def _override(word: str, command: str) -> str:
@@ -115,16 +102,8 @@ def _override(word: str, command: str) -> str:
         return f"{key}={quoted(str(expanded(value)))}"
     if is_pair or word.startswith("~"):
         return word
-    raise ConfigError(f"{word} is no key=value; {_meant(word, command)}")
-
-
-def _meant(word: str, command: str) -> str:
-    """What a word without a key may have been."""
-    chosen = [f"{group}={word}" for group in default_options(command) if word in options_of(group)]
-    if chosen:
-        return f"did you mean {' or '.join(chosen)}?"
-    if command in _FIRST:
-        return f"did you mean {_FIRST[command]}={word}?"
-    if word in commands():
-        return f"did you mean python -m capsule_lab.{word}?"
-    return f"expected such as {word}=…; --help shows the keys"
+    found = [f"{group}={word}" for group in default_options(command) if word in options_of(group)]
+    if not found and command in _FIRST:
+        found = [f"{_FIRST[command]}={word}"]
+    guess = f"did you mean {' or '.join(found)}?" if found else "--help shows the keys"
+    raise ConfigError(f"{word} is no key=value; {guess}")

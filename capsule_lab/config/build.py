@@ -6,7 +6,7 @@ import logging
 import math
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -41,11 +41,7 @@ def constructing(what: str) -> Iterator[None]:
 
 
 def build_data(config: DictConfig) -> Any:
-    """The DataModule of ``config.data``.
-
-    Raises:
-        ConfigError: if it refuses an argument.
-    """
+    """The DataModule of ``config.data``."""
     return instantiate(config.data, _convert_="all")
 
 
@@ -142,9 +138,7 @@ def build_trainer(config: DictConfig, directory: Path | None, *extra_callbacks: 
     for logger in filter(None, (config.get("logger") or {}).values()):
         named = {key: directory.name for key in ("name", "id") if directory and logger.get(key, "") is None}
         loggers.append(instantiate(logger, save_dir=str(directory), _convert_="all", **named))
-    callbacks = [
-        instantiate(callback, _convert_="all") for callback in (config.get("callbacks") or {}).values() if callback
-    ]
+    callbacks = [instantiate(each, _convert_="all") for each in (config.get("callbacks") or {}).values() if each]
     arguments: dict[str, Any] = {"default_root_dir": directory, "logger": loggers}
     arguments["max_steps"] = -1  # the module counts them, see AbstractModule
     arguments["max_time"] = None  # Lightning would end the run; see `time_limit`
@@ -152,16 +146,7 @@ def build_trainer(config: DictConfig, directory: Path | None, *extra_callbacks: 
         arguments["max_epochs"] = -1
     if "enable_progress_bar" not in config.trainer:
         arguments["enable_progress_bar"] = False  # callbacks.progress shows it
-    precision = config.trainer.get("precision")
-    if precision in ("auto", "bf16-mixed"):
-        fast = fast_precision(config.trainer.accelerator)
-        arguments["precision"] = fast if precision == "auto" else precision
-        if arguments["precision"] != fast:
-            log.warning(
-                "trainer.precision is %s, for which this processor has no instructions: a step takes many times as "
-                "long (CapsNet: 67 s in place of 3.5 s); expected trainer.precision=auto, here %s",
-                *(precision, fast),
-            )
+    arguments["precision"] = _precision(config.trainer)
     if not any(isinstance(callback, Checkpoint) for callback in callbacks):
         arguments["enable_checkpointing"] = False  # else Lightning adds a callback of its own
     _check_machine(config.trainer)
@@ -198,15 +183,22 @@ _KNOW_THE_NODES = ("MASTER_ADDR", "SLURM_JOB_ID", "LSB_JOBID", "OMPI_COMM_WORLD_
 
 
 def _check_machine(trainer: DictConfig) -> None:
-    nodes, devices, cores = trainer.get("num_nodes") or 1, trainer.get("devices"), os.cpu_count() or 1
-    if nodes > 1 and not any(name in os.environ for name in _KNOW_THE_NODES):
+    if (trainer.get("num_nodes") or 1) > 1 and not any(name in os.environ for name in _KNOW_THE_NODES):
         raise ConfigError(
-            f"trainer.num_nodes is {nodes}, and nothing says which these are; start a process on each node with "
-            "torchrun or srun, or set MASTER_ADDR, MASTER_PORT and NODE_RANK"
+            f"trainer.num_nodes is {trainer.num_nodes}, and nothing says which these are; start a process on each node "
+            "with torchrun or srun, or set MASTER_ADDR, MASTER_PORT and NODE_RANK"
         )
-    on_cpu = trainer.get("accelerator") == "cpu" or not torch.cuda.is_available()
-    if on_cpu and isinstance(devices, int) and devices > cores:
-        log.warning("trainer.devices is %d: as many processes on %d cores, slower than one", devices, cores)
+
+
+def _precision(trainer: DictConfig) -> str:
+    fast, precision = fast_precision(trainer.accelerator), trainer.get("precision")
+    if precision == "bf16-mixed" != fast:
+        log.warning(
+            "trainer.precision is bf16-mixed, for which this processor has no instructions: a step takes many times as "
+            "long (CapsNet: 67 s in place of 3.5 s); expected trainer.precision=auto, here %s",
+            fast,
+        )
+    return fast if precision == "auto" else precision
 
 
 def check_together(trainer: Any, module: Any, data: Any) -> None:
@@ -235,20 +227,26 @@ def check_together(trainer: Any, module: Any, data: Any) -> None:
             f"trainer.val_check_interval is {interval}, and an epoch has {batches} batches; expected at most these, or "
             "trainer.check_val_every_n_epoch=null, which counts over epochs"
         )
-    measured = {f"{part}/error" for part in data.further_validations} | {f"schedule/{name}" for name in module.schedule}
+    _check_monitors(trainer.callbacks, module, data)
+
+
+def _check_monitors(callbacks: Sequence[Any], module: Any, data: Any) -> None:
+    """What callbacks monitor is measured, as far as all of them and the module are ours or Lightning's."""
+    if not all(type(each).__module__.startswith(("capsule_lab.", "lightning.")) for each in (module, *callbacks)):
+        return
+    quantities = getattr(module, "quantities", None)  # of pairs, whose metrics have several each
     terms = ["loss", "l2", "reconstruction"]
     if hasattr(module, "loss"):
-        terms.append(_name(module.loss).removesuffix("_loss"))
-    quantities = getattr(module, "quantities", None)  # of pairs, whose metrics have several each
-    of_pairs = [f"{split}/{name}" for split in ("val", "test") for name in quantities or ()]
-    measured |= {*(module.metrics if quantities is None else of_pairs)}
-    measured |= {f"{split}/{term}" for split in ("train", "val") for term in terms}
-    ours = all(
-        type(each).__module__.startswith(("capsule_lab.", "lightning.")) for each in [module, *trainer.callbacks]
-    )
-    for callback in trainer.callbacks:
+        terms.append(getattr(module.loss, "func", module.loss).__name__.removesuffix("_loss"))
+    measured = {
+        *(module.metrics if quantities is None else (f"{split}/{name}" for split in _SPLITS for name in quantities)),
+        *(f"{split}/{term}" for split in ("train", "val") for term in terms),
+        *(f"{part}/error" for part in data.further_validations),
+        *(f"schedule/{name}" for name in module.schedule),
+    }
+    for callback in callbacks:
         monitor = getattr(callback, "monitor", None)
-        if monitor is not None and ours and monitor not in measured and not monitor.startswith(_STATISTICS):
+        if monitor is not None and monitor not in measured and not monitor.startswith(_STATISTICS):
             known = {name for name in measured if not name.startswith(("test/", "train/l2", "val/l2"))}
             raise ConfigError(f"{type(callback).__name__}: monitor is {monitor}; {suggest(monitor, known)}")
 
@@ -264,11 +262,8 @@ def _check_decoder_is_trained(module: Any) -> None:
         )
 
 
+_SPLITS = ("val", "test")
 _STATISTICS = ("val/coupling_entropy", "val/dead_", "val/activation_")  # of callbacks.RoutingStats, by layer
-
-
-def _name(function: Any) -> str:
-    return str(getattr(function, "func", function).__name__)
 
 
 def be_quiet() -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import functools
 import math
-import re
 from collections.abc import Iterator, Mapping
 from inspect import Parameter
 from typing import Any
@@ -12,9 +10,9 @@ from typing import Any
 from hydra.utils import get_object
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
-from capsule_lab.config.compose import check_options, conf_dir, groups, options_of
-from capsule_lab.config.hints import meant
-from capsule_lab.config.signatures import accepts, arguments_of, expected, refused
+from capsule_lab.config.compose import check_options, conf_dir, groups, options_of, own_options
+from capsule_lab.config.hints import key_meant
+from capsule_lab.config.signatures import arguments_of, check_value
 from capsule_lab.errors import ConfigError, check_number, one_line, suggest
 
 
@@ -106,13 +104,8 @@ def _check_arguments(path: str, node: DictConfig, arguments: Mapping[str, Parame
         value, annotation = node[name], arguments[name].annotation
         is_default = value is None and arguments[name].default is None  # of name: str = None, as others write
         is_instantiated = isinstance(value, DictConfig) and "_target_" in value
-        if is_default or is_instantiated or f"{path}.{name}" == "trainer.precision":  # whose "auto" is ours
-            continue
-        if isinstance(value, float) and not math.isfinite(value):
-            raise ConfigError(f"{path}.{name} is {value}; expected a finite number")
-        words = _IN_WORDS.get(f"{path}.{name}") or expected(annotation)
-        if words and not accepts(annotation, value):
-            raise ConfigError(refused(f"{path}.{name}", value, words))
+        if not (is_default or is_instantiated or f"{path}.{name}" == "trainer.precision"):  # whose "auto" is ours
+            check_value(f"{path}.{name}", value, annotation, _IN_WORDS.get(f"{path}.{name}", ""))
 
 
 _IN_WORDS = {"trainer.max_time": "days:hours:minutes:seconds, such as 00:01:30:00, or {minutes: 90}, or null"}
@@ -135,9 +128,7 @@ def _check_complete(config: DictConfig) -> None:
     for path, node in _targets(config):
         for name in map(str, node):
             if OmegaConf.is_missing(node, name):
-                raise ConfigError(
-                    f"{path}.{name} is missing; expected {path}.{name}=<value>, this option has no default"
-                )
+                raise ConfigError(f"{path}.{name} is missing; expected {path}.{name}=<value>, it has no default")
 
 
 def _check_loss(config: DictConfig) -> None:
@@ -169,12 +160,6 @@ def _check_routing(config: DictConfig) -> None:
     if "routing" in config.model and config.model.routing is None:
         options = ", ".join(option for option in options_of("routing") if option != "none")
         raise ConfigError(f"{network} routes, but routing is none; expected routing= one of {options}")
-    iterations = (config.routing or {}).get("iterations") or 0
-    if iterations > _MOST_ITERATIONS:
-        raise ConfigError(f"routing.iterations is {iterations}; expected 1 to {_MOST_ITERATIONS}, papers have 1 to 10")
-
-
-_MOST_ITERATIONS = 999  # ours: numba compiles no longer tuples, and nobody waits for them
 
 
 def _check_unknown_keys(config: DictConfig) -> None:
@@ -182,27 +167,16 @@ def _check_unknown_keys(config: DictConfig) -> None:
     if not isinstance(config.train, DictConfig):
         shown = "null" if config.train is None else config.train
         raise ConfigError(f"train is {shown}; expected options such as train.resume=true")
-    top, of_train = _known_keys()
-    for node, options, path in ((config, top, ""), (config.train, of_train, "train.")):
-        for name in map(str, node):
-            if name not in options:
-                key, listed = f"{path}{name}", [f"{path}{option}" for option in options]
-                elsewhere = " or ".join(each for each in meant(key, config) if each != key)
-                guess = f"did you mean {elsewhere}?" if elsewhere else suggest(key, listed)
-                raise ConfigError(f"{key} does not exist; {guess}")
-
-
-@functools.cache
-def _known_keys() -> tuple[set[str], set[str]]:
-    """Keys of a training configuration, and of its ``train``."""
-    known = OmegaConf.load(conf_dir() / "train.yaml")
-    assert isinstance(known, DictConfig)
-    return ({*map(str, known), *groups()} | {"module"}) - {"defaults"}, set(map(str, known.train))
+    known = {*own_options("train"), *groups(), "module"}
+    top = [str(key) for key in config if key != "train"]
+    for key in (*top, *(f"train.{key}" for key in map(str, config.train))):
+        if key not in known:
+            meant = key_meant(key, config)
+            guess = f"did you mean {meant}?" if meant else suggest(key, known)
+            raise ConfigError(f"{key} does not exist; {guess}")
 
 
 # --- values ----------------------------------------------------------------------------------------------------------
-
-_LARGEST = 2**31 - 1  # of numbers of steps and epochs: ours; torch and datetime cannot compute with any number
 
 _LEAST = {  # of lightning.Trainer; it refuses other values late, with a traceback, or not at all
     "max_epochs": 1, "max_steps": 1, "min_epochs": 0, "min_steps": 0, "accumulate_grad_batches": 1,
@@ -211,6 +185,7 @@ _LEAST = {  # of lightning.Trainer; it refuses other values late, with a traceba
 }  # fmt: skip
 _OR_MINUS_ONE = {"max_epochs": "for none", "max_steps": "for none", "num_sanity_val_steps": "for all"}
 
+_PRECISIONS = ("auto", "32-true", "bf16-mixed", "16-mixed")
 _NOT_OURS = {
     "overfit_batches": "debug=overfit trains on one batch, data.train_images=… on few images",
     "fast_dev_run": "debug=smoke runs two batches of everything",
@@ -220,33 +195,10 @@ _NOT_OURS = {
 """Arguments of ``lightning.Trainer`` that do not work here, and what does."""
 
 
-_UNITS = {"weeks", "days", "hours", "minutes", "seconds", "milliseconds", "microseconds"}
-"""Of ``datetime.timedelta``, which Lightning hands ``max_time`` to."""
-
-
 def _check_run(config: DictConfig) -> None:
     """The run ends, and Lightning does with these values what they say."""
     check_options(config, "train")
     trainer = config.trainer
-    _check_trainer(trainer)
-    if max(trainer.max_epochs or -1, trainer.max_steps or -1) < 1:
-        raise ConfigError("the run has no end: set trainer.max_epochs or trainer.max_steps, schedules scale to it")
-    if "lr" in config.optimizer:
-        rate = " or ".join(f"{key}=…" for key in meant("optimizer.lr", config) if key != "optimizer.lr")
-        raise ConfigError(f"optimizer.lr is {config.optimizer.lr}; the learning rate is that of the schedule: {rate}")
-
-
-def _check_trainer(trainer: DictConfig) -> None:
-    time, strategy = trainer.get("max_time"), str(trainer.get("strategy"))
-    if (isinstance(time, DictConfig) and not _UNITS.issuperset(time)) or (
-        isinstance(time, str) and not re.fullmatch(r"\d+:([01]\d|2[0-3]):[0-5]\d:[0-5]\d", time)
-    ):
-        raise ConfigError(f"trainer.max_time is {time}; expected {_IN_WORDS['trainer.max_time']}")
-    if any(word in strategy for word in ("spawn", "fork", "notebook")):
-        raise ConfigError(
-            f"trainer.strategy is {strategy}, which copies this process; expected auto or ddp, which starts each by "
-            "the command"
-        )
     for name, least in _LEAST.items():
         value, other = trainer.get(name), _OR_MINUS_ONE.get(name)
         if value is not None and not (other and value == -1):
@@ -254,23 +206,23 @@ def _check_trainer(trainer: DictConfig) -> None:
                 check_number(f"trainer.{name}", value, least)
             except ValueError as error:
                 raise ConfigError(f"{error}{f', or -1 {other}' if other else ''}") from None
-            if value > _LARGEST:
-                raise ConfigError(f"trainer.{name} is {value}; expected at most {_LARGEST}")
     for name, instead in _NOT_OURS.items():
         if trainer.get(name):
             raise ConfigError(f"trainer.{name} is {trainer[name]}, which cannot be used here; {instead}")
-    interval, limit = (trainer.get(name) for name in ("val_check_interval", "limit_train_batches"))
+    interval, limit = trainer.get("val_check_interval"), trainer.get("limit_train_batches")
     if isinstance(interval, int | float) and not interval > 0:
         raise ConfigError(
             f"trainer.val_check_interval is {interval}; expected 1 or more batches, or a share such as 0.5; "
             "trainer.limit_val_batches=0 leaves validation out"
         )
     if limit is not None and not limit:
-        raise ConfigError(
-            "trainer.limit_train_batches is 0, which trains nothing; expected 1 or more batches, or a share such as 0.1"
-        )
-    allowed = ("auto", "32-true", "bf16-mixed", "16-mixed")
-    if trainer.precision not in allowed:
-        raise ConfigError(
-            f"trainer.precision is {trainer.precision}; expected one of {', '.join(allowed)}: routing is float32"
-        )
+        raise ConfigError(f"trainer.limit_train_batches is {limit}; expected 1 or more batches, or a share such as 0.1")
+    if trainer.precision not in _PRECISIONS:
+        expected = ", ".join(_PRECISIONS)
+        raise ConfigError(f"trainer.precision is {trainer.precision}; expected one of {expected}: routing is float32")
+    if any(word in str(trainer.get("strategy")) for word in ("spawn", "fork", "notebook")):
+        raise ConfigError(f"trainer.strategy is {trainer.strategy}, which copies this process; expected auto or ddp")
+    if max(trainer.max_epochs or -1, trainer.max_steps or -1) < 1:
+        raise ConfigError("the run has no end: set trainer.max_epochs or trainer.max_steps, schedules scale to it")
+    if "lr" in config.optimizer:
+        raise ConfigError(f"optimizer.lr is {config.optimizer.lr}; expected {key_meant('lr', config)}=…")

@@ -3,18 +3,17 @@
 Folders of the user's own, given by ``--config-dir`` or ``hydra.searchpath``, are known to this process and those that
 it starts by an environment variable, so that tables, listings and hints know their options too.
 
-Launchers and sweepers apart, only this module uses what Hydra 1.3 does not document: ``GlobalHydra.hydra``, attributes
-of its exceptions, and in ``_key_in_text`` and ``_node_in_text`` their texts.
+What Hydra 1.3 does not document is used here and in ``capsule_lab/command.py`` only: ``GlobalHydra.hydra``, and in
+``user_message`` two of its texts.
 """
 
 from __future__ import annotations
 
-import errno
 import functools
-import math
 import os
 import re
 import shlex
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import takewhile
@@ -28,17 +27,10 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from capsule_lab.config.hints import hint
-from capsule_lab.config.signatures import accepts, expected, refused
+from capsule_lab.config.signatures import allowed, check_value, refused
 from capsule_lab.errors import CapsuleLabError, ConfigError, InterruptError, one_line, suggest
 
 _SEARCH_PATH = "CAPSULE_LAB_SEARCH_PATH"
-
-_OF_THE_MACHINE = {
-    *(errno.EACCES, errno.EPERM, errno.EROFS),
-    *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO),
-    *(errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENAMETOOLONG),
-}
-"""Errors of files that are no mistakes of ours: permissions, full disks, limits of the process."""
 
 
 def conf_dir() -> Path:
@@ -60,6 +52,14 @@ def _installed_or_source(name: str) -> Path:
 def commands() -> list[str]:
     """Names of the commands: each has a configuration ``conf/<command>.yaml``."""
     return sorted(file.stem for file in conf_dir().glob("[!_]*.yaml"))
+
+
+def module_of(command: str) -> str:
+    """The module that runs a command: ``capsule_lab.<command>``, or the one of this name in a folder of the package."""
+    package = Path(__file__).parents[1]
+    places = (package / f"{command}.py", package / command, *package.glob(f"*/{command}.py"))
+    place = next(place for place in places if place.exists())
+    return ".".join(("capsule_lab", *place.relative_to(package).with_suffix("").parts))
 
 
 def groups() -> list[str]:
@@ -180,7 +180,6 @@ _TYPES: dict[str, Any] = {  # that defaults do not tell
 }
 """By dotted key, or by command and key."""
 _ABSENT = object()
-_IN_WORDS = dict.fromkeys(("ckpt", "run"), "a .ckpt file or the directory of a run")
 
 
 def check_options(config: DictConfig, command: str) -> None:
@@ -191,24 +190,23 @@ def check_options(config: DictConfig, command: str) -> None:
         command: its name.
 
     Raises:
-        ConfigError: if not, for an empty text, a number that is not finite, or a whole one less than 1, a seed than 0.
+        ConfigError: if not, for an empty text, a number that is not finite, or a whole one out of its range.
     """
-    for key, default in _own_options(command).items():
+    for key, default in own_options(command).items():
         value = OmegaConf.select(config, key, default=_ABSENT)
         annotation = _TYPES.get(f"{command}.{key}", _TYPES.get(key, _type_of(default)))
         if annotation is object or value is _ABSENT:
             continue
-        least, most = (0, 2**32 - 1) if key == "seed" else (1, 2**31 - 1)  # numpy's; ours: torch cannot have any number
-        is_whole = type(value) is int and annotation is not float
-        bound = f"at most {most}" if is_whole and value > most else f"{least} or more"
-        words = expected(annotation).replace("a whole number", f"a whole number, {bound},").rstrip(",")
-        is_odd = value == "" or (is_whole and not least <= value <= most)
-        if is_odd or not accepts(annotation, value) or (type(value) is float and not math.isfinite(value)):
-            raise ConfigError(refused(key, value, _IN_WORDS.get(key, words)))
+        bounds, span = ("0 to 4294967295", range(2**32)) if key == "seed" else ("1 or more", range(1, sys.maxsize))
+        words = " or ".join(allowed(annotation)).replace("a whole number", f"a whole number, {bounds},").rstrip(",")
+        words = "a .ckpt file or the directory of a run" if key in ("ckpt", "run") else words
+        if value == "" or (type(value) is int and annotation is not float and value not in span):  # numpy's seeds
+            raise refused(key, value, words)
+        check_value(key, value, annotation, words)
 
 
 @functools.cache
-def _own_options(command: str) -> dict[str, Any]:
+def own_options(command: str) -> dict[str, Any]:
     """Options of a command that are of no group, by dotted key, with their defaults."""
     left: list[tuple[str, Any]] = [("", OmegaConf.to_container(OmegaConf.load(conf_dir() / f"{command}.yaml")))]
     found: dict[str, Any] = {}
@@ -256,9 +254,7 @@ def choices(overrides: Sequence[str], config_name: str) -> list[str]:
                 options = ", ".join(options_of(group))
                 raise ConfigError(f"{override} leaves out what is needed; expected {group}= one of {options}")
         elif option.startswith("[") and group not in _OF_SEVERAL:
-            raise ConfigError(
-                f"{override} names several; {group}= takes one, -m {group}={option.strip('[]')} runs each"
-            )
+            raise ConfigError(f"{override} names several; {group}= takes one, -m {group}={option[1:-1]} runs each")
         elif re.fullmatch(r"[\d.]+|true|false|\{.*", option, re.IGNORECASE):
             raise ConfigError(f"{override} does not exist; {suggest(option, options_of(group))}")
         else:
@@ -316,19 +312,17 @@ def user_message(error: BaseException, config_name: str = "train", overrides: Se
     if isinstance(error, OverrideParseException):
         return _unreadable(str(error.override))
     if isinstance(error, InstantiationException) and error.__cause__ is not None:
-        node, reason = _node_in_text(error), one_line(error.__cause__)
+        node, reason = str(error).rpartition("full_key: ")[2].strip(), one_line(error.__cause__)
         return reason if not node or node in reason else f"{node}: {reason}"
     if isinstance(error, HydraException):
-        key = _key_in_text(error)
-        return _unknown_key(key, config_name, overrides) if key else _plain(one_line(error))
+        found = re.match("Could not override '([^'=]+)'", str(error))
+        return _unknown_key(found[1], config_name, overrides) if found else one_line(error)
     if isinstance(error, OmegaConfBaseException):
         return one_line(error)
-    if isinstance(error, OSError) and error.errno in _OF_THE_MACHINE:
+    if isinstance(error, OSError) and error.strerror and not isinstance(error, FileNotFoundError | BrokenPipeError):
         return f"{error.filename or 'a file'} cannot be written or read: {error.strerror}"
     if isinstance(error, MemoryError) or "can't allocate memory" in str(error):
-        size = re.search(r"allocate (\d+) bytes", str(error))
-        needed = f"{int(size[1]) / 1e9:.3g} GB more are needed" if size else one_line(error)
-        return f"not enough memory ({needed}); try a smaller network or data.batch_size"
+        return f"not enough memory ({one_line(error)}); try a smaller network or data.batch_size"
     return None
 
 
@@ -341,27 +335,6 @@ def _unreadable(override: str) -> str:
         f"{override} cannot be read as key=value; expected quotes around a text with brackets, commas or the like, and "
         f"others for the shell: {as_argument(key, value)}"
     )
-
-
-def _plain(text: str) -> str:
-    """Texts of hydra 1.3.8 that speak of its grammar, in other words."""
-    several = re.match(r"Ambiguous value for argument '([^=]+)=(.*?)' 1\.", text)
-    if several:
-        key, values = several[1], several[2]
-        return f"{key}={values} are several values; -m trains one run for each, {key}=[{values}] is a list"
-    added = re.match(r"Could not append to config\. An item is already at '([^']+)'", text)
-    return f"{added[1]} exists already; expected {added[1]}=… without the +" if added else text
-
-
-def _key_in_text(error: HydraException) -> str | None:
-    """The key of an override that does not exist, if that is the error; in the texts of hydra 1.3.8."""
-    found = re.search(r"Could not (?:override|delete(?: from config\.)?) '([^'=]+)", str(error))
-    return found[1] if found else None
-
-
-def _node_in_text(error: InstantiationException) -> str:
-    """The node of the configuration that could not be instantiated, or nothing; in the texts of hydra 1.3.8."""
-    return str(error).rpartition("full_key: ")[2].strip()
 
 
 def _unknown_key(key: str, config_name: str, overrides: Sequence[str]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import math
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
@@ -11,16 +12,10 @@ from typing import Any, Literal
 
 from omegaconf import DictConfig, ListConfig
 
-_EXPECTED: dict[Any, str] = {
-    bool: "true or false",
-    int: "a whole number",
-    float: "a number",
-    str: "text",
-    types.NoneType: "null",
-}
-_SEVERAL = {int: "whole numbers", float: "numbers", str: "texts"}
-_LISTS = (list, tuple, Sequence)
-_MAPPINGS = (dict, Mapping)
+from capsule_lab.errors import ConfigError
+
+_WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text", types.NoneType: "null"}
+_SEVERAL = {"a whole number": "whole numbers", "a number": "numbers", "text": "texts"}
 
 
 @functools.cache
@@ -31,7 +26,10 @@ def arguments_of(target: Callable[..., Any]) -> Mapping[str, inspect.Parameter] 
         layers = [vars(c)["__init__"] for c in inspect.getmro(target) if "__init__" in vars(c) and c is not object]
     names: dict[str, inspect.Parameter] = {}
     for layer in layers:
-        parameters = _signature(layer).parameters.values()
+        try:
+            parameters = inspect.signature(layer, eval_str=True).parameters.values()
+        except NameError:  # imported for type checkers only; such annotations stay text and check nothing
+            parameters = inspect.signature(layer).parameters.values()
         own = {p.name: p for p in parameters if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)}
         names = own | names  # the most derived class decides
         if not any(p.kind is p.VAR_KEYWORD for p in parameters):
@@ -39,73 +37,63 @@ def arguments_of(target: Callable[..., Any]) -> Mapping[str, inspect.Parameter] 
     return None if layers else names
 
 
-def _signature(function: Callable[..., Any]) -> inspect.Signature:
-    try:
-        return inspect.signature(function, eval_str=True)
-    except Exception:  # names that are imported for type checkers only; such annotations stay text and check nothing
-        return inspect.signature(function)
+def check_value(key: str, value: Any, annotation: Any, words: str = "") -> None:
+    """Check that a value of a configuration is of an annotated type, where the type is of plain values.
 
+    Args:
+        key: dotted, for the message.
+        value: as OmegaConf has it.
+        annotation: of the argument that gets it.
+        words: what is expected, if the annotation says it badly.
 
-def accepts(annotation: Any, value: Any) -> bool:
-    """Whether a value of a configuration is of an annotated type; true of annotations that say nothing of such values.
-
-    >>> accepts(int | None, 3), accepts(int | None, 1.5), accepts(Sequence[int], ListConfig(["a"]))
-    (True, False, False)
+    Raises:
+        ConfigError: if not, and for a number that is not finite.
     """
-    origin, inside = typing.get_origin(annotation), typing.get_args(annotation)
-    if origin in (types.UnionType, typing.Union):
-        return any(accepts(each, value) for each in inside)
-    if origin is Literal:
-        return any(value == each and type(value) is type(each) for each in inside)
-    if origin in _LISTS or annotation in _LISTS:
-        if not isinstance(value, ListConfig):
-            return False
-        of_each = inside[:1] * len(value) if origin is not tuple or inside[1:] == (...,) else inside
-        return not inside or (len(of_each) == len(value) and all(map(accepts, of_each, value)))
-    if origin in _MAPPINGS or annotation in _MAPPINGS:
-        return isinstance(value, DictConfig)
-    if annotation in _EXPECTED:
-        if isinstance(value, bool):  # an int for Python
-            return annotation is bool
-        return isinstance(value, (float, int) if annotation is float else annotation)
-    if inspect.isclass(annotation) and annotation is not object:
-        return isinstance(value, DictConfig) and "_target_" in value  # from which an object is built
-    return True
+    accepted = allowed(annotation)
+    words = words or " or ".join(accepted)
+    is_accepted = not accepted or any(test(value) for test in accepted.values())
+    if is_accepted and isinstance(value, float) and not math.isfinite(value):
+        words = "a finite number"
+    elif is_accepted:
+        return
+    raise refused(key, value, words)
 
 
-def expected(annotation: Any) -> str:
-    """What ``accepts`` accepts, for a message.
+def refused(key: str, value: Any, words: str) -> ConfigError:
+    """The error for a value that is not what ``words`` say."""
+    shown = "null" if value is None else "an empty text" if value == "" else str(value)
+    shown = repr(value) if isinstance(value, str) and words.startswith("'") else shown
+    return ConfigError(f"{key} is {shown}; expected {words}")
 
-    >>> expected(int | None), expected(Literal["a", "b"]), expected(tuple[float, float])
+
+def allowed(annotation: Any) -> dict[str, Callable[[Any], bool]]:
+    """What plain values an annotation allows, in words and as a test of a value; nothing if any, or none.
+
+    >>> " or ".join(allowed(int | None)), *allowed(Literal["a", "b"]), *allowed(tuple[float, float])
     ('a whole number or null', "'a' or 'b'", 'a list of 2 numbers')
     """
-    origin, inside = typing.get_origin(annotation), typing.get_args(annotation)
+    origin, inside = typing.get_origin(annotation) or annotation, typing.get_args(annotation)
     if origin in (types.UnionType, typing.Union):
-        return " or ".join(dict.fromkeys(filter(None, map(expected, inside))))
+        return {} if Any in inside else {words: test for each in inside for words, test in allowed(each).items()}
     if origin is Literal:
         *others, last = map(repr, inside)
-        return " or ".join([", ".join(others), last] if others else [last])
-    if origin in _LISTS or annotation in _LISTS:
-        number = f"{len(inside)} " if origin is tuple and ... not in inside else ""
-        kinds = [each for one in inside[:1] for each in (typing.get_args(one) or (one,))]
-        if inside and typing.get_origin(inside[0]) in _LISTS:
-            return f"a list of lists of {_SEVERAL.get(kinds[0], 'values')}, such as [[…], […]]"
-        return f"a list of {number}{next((_SEVERAL[kind] for kind in kinds if kind in _SEVERAL), 'values')}"
-    if origin in _MAPPINGS or annotation in _MAPPINGS:
-        return "{key: value}"
-    return _EXPECTED.get(annotation, "")
+        words = " or ".join([", ".join(others), last] if others else [last])
+        return {words: lambda value: any(value == each and type(value) is type(each) for each in inside)}
+    if origin in (list, tuple, Sequence):
+        return _allowed_lists(inside, len(inside) if origin is tuple and ... not in inside else None)
+    if origin in (dict, Mapping):
+        return {"{key: value}": lambda value: isinstance(value, DictConfig)}
+    accepted = {float: (float, int)}.get(annotation, (annotation,))  # type(…): for Python, a bool is an int
+    return {_WORDS[annotation]: lambda value: type(value) in accepted} if annotation in _WORDS else {}
 
 
-def refused(key: str, value: Any, words: str) -> str:
-    """The message for a value that is not ``expected``, whose words these are.
+def _allowed_lists(inside: tuple[Any, ...], size: int | None) -> dict[str, Callable[[Any], bool]]:
+    """Of a list whose items are alike, of any size or of one."""
+    items = allowed(inside[0]) if inside else {}
+    words = " or ".join(_SEVERAL.get(each, each.replace("a list", "lists")) for each in items if each != "null")
 
-    >>> refused("train.resume", "maybe", expected(bool)), refused("split", None, expected(Literal["test", "val"]))
-    ('train.resume is maybe; expected true or false', "split is null; expected 'test' or 'val'")
-    """
-    if not isinstance(value, str):
-        shown = "null" if value is None else str(value)
-    elif not value:
-        shown = "an empty text"
-    else:
-        shown = repr(value) if words.startswith("'") else value
-    return f"{key} is {shown}; expected {words}"
+    def test(value: Any) -> bool:
+        is_list = isinstance(value, ListConfig) and len(value) == (len(value) if size is None else size)
+        return is_list and all(not items or any(test(item) for test in items.values()) for item in value)
+
+    return {f"a list of {f'{size} ' if size else ''}{words or 'values'}": test}

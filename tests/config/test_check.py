@@ -1,157 +1,15 @@
-"""Values that cannot work are refused in one line, before anything is written."""
+"""Keys and values are held to the signatures behind them; sentences for what is typed are in ``test_messages.py``."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any, Literal
 
 import pytest
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, ListConfig, OmegaConf
 
-from capsule_lab.config.build import build_without_weights
 from capsule_lab.config.check import check
 from capsule_lab.config.compose import compose
 from capsule_lab.errors import ConfigError
-from tests.helpers.commands import TINY, Ended
-
-
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        (["data.batch_size=1.5"], "data.batch_size is 1.5; expected a whole number"),
-        (["data.batch_size=many"], "data.batch_size is many; expected a whole number"),
-        (["data.batch_size=true"], "data.batch_size is True; expected a whole number"),
-        (["data.eval_batch_size=null"], "data.eval_batch_size is null; expected a whole number"),
-        (["data.train_images=0.5"], "data.train_images is 0.5; expected a whole number or null"),
-        (["data.augment=3"], "data.augment is 3; expected true or false"),
-        (["data.directory=3"], "data.directory is 3; expected text or null"),
-        (["callbacks.last.every_minutes=abc"], "callbacks.last.every_minutes is abc; expected a number"),
-        (["loss.classification.present=much"], "loss.classification.present is much; expected a number"),
-        (["schedule.learning_rate.initial=high"], "schedule.learning_rate.initial is high; expected a number"),
-        (["trainer.max_epochs=1.5"], "trainer.max_epochs is 1.5; expected a whole number or null"),
-        (["trainer.max_steps=null"], "trainer.max_steps is null; expected a whole number"),
-        (["optimizer.eps=small"], "optimizer.eps is small; expected a number"),
-        (["trainer.max_epochs=-1"], "the run has no end: set trainer.max_epochs or trainer.max_steps"),
-        (["seed=-1"], "seed is -1; expected a whole number, 0 or more"),
-        (["trainer.precision=64-true"], "trainer.precision is 64-true; expected one of auto, 32-true, bf16-mixed"),
-        (["train.test=first"], "train.test is 'first'; expected 'best', 'last' or 'none'"),
-        (["routing.iterations=1000"], "routing.iterations is 1000; expected 1 to 999, papers have 1 to 10"),
-        (["trainer.max_time=99:99:99:99"], "trainer.max_time is 99:99:99:99; expected days:hours:minutes:seconds"),
-        (["trainer.strategy=ddp_spawn"], "trainer.strategy is ddp_spawn, which copies this process; expected auto or"),
-        (["model.hidden=[32,8]"], "model.hidden is [32, 8]; expected a list of lists of whole numbers, such as [[…]"),
-        (["callbacks=pairs"], "callbacks=pairs is of pairs, and CapsNet classifies; expected callbacks=default"),
-        (["trainer.limit_train_batches=0"], "trainer.limit_train_batches is 0, which trains nothing; expected 1 or"),
-        (["trainer.limit_train_batches=0.0"], "trainer.limit_train_batches is 0, which trains nothing; expected 1 or"),
-        (["callbacks=stop_at_error"], "callbacks.stop_at_error.stopping_threshold is missing; expected callbacks.stop"),
-    ],
-    ids=str,
-)
-def test_value_that_cannot_work_is_refused(overrides: list[str], message: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        check(compose("train", [*TINY, *overrides]))
-    assert str(caught.value).startswith(message)
-    assert "\n" not in str(caught.value)
-
-
-@pytest.mark.usefixtures("unchecked_types")
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        (["schedule.learning_rate=null"], "module: the schedule has no entry; expected one named learning_rate"),
-        (["schedule.learning_rate=3"], "module: schedule.learning_rate is 3; expected a schedule, such as Constant"),
-        (
-            ["schedule=hinton2018_scaled", "schedule.learning_rate.start=-0.1"],
-            "module: schedule.learning_rate is -0.1 at the start; expected 0 or more",
-        ),
-        (["schedule=constant", "schedule.learning_rate.value=-1"], "module: schedule.learning_rate is -1 at the start"),
-        (["+module.l2=-1"], "module: l2 is -1; expected 0 or more"),
-    ],
-    ids=str,
-)
-def test_value_that_a_constructor_refuses_is_named(overrides: list[str], message: str) -> None:
-    config = compose("train", [*TINY, *overrides])
-    check(config)
-    with pytest.raises(ConfigError) as caught:
-        build_without_weights(config)
-    assert str(caught.value).startswith(message)
-
-
-def test_refused_configuration_leaves_nothing_behind(cli: Callable[..., Ended], tmp_path: Path) -> None:
-    ended = cli("train", *TINY, "data.batch_size=1.5")
-    assert (ended.status, ended.err) == (2, "capsule_lab: data.batch_size is 1.5; expected a whole number\n")
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize(
-    ("group", "message"),
-    [
-        ("data", "data is missing; expected data= one of affnist, "),
-        ("loss", "loss is missing; expected loss= one of cross_entropy, "),
-        ("schedule", "schedule is missing; expected schedule= one of constant, "),
-        ("optimizer", "optimizer is missing; expected optimizer= one of adam"),
-        ("model", "model is missing; expected model= one of capsnet, "),
-        ("module", "module is missing; expected module= one of capsnet, classifier"),
-        ("trainer", "trainer is missing; expected trainer= one of default"),
-    ],
-)
-def test_group_that_is_not_chosen_is_refused(group: str, message: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        check(compose("train", [f"~{group}"]))
-    assert str(caught.value).startswith(message)
-    assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    "overrides",
-    [
-        ["callbacks.last.every_minutes=1"],
-        ["loss.classification.present=1"],
-        ["data.train_images=null"],
-        ["trainer.limit_train_batches=0.5"],
-        ["trainer.limit_train_batches=1"],
-        ["data.validation_share=0.1"],
-        ["schedule.learning_rate.every=2000"],
-        ["schedule=hinton2018", "loss=spread", "schedule.margin=null"],
-        ["model=capsnet", "loss=sigmoid_cross_entropy"],
-        ["model=em_caps", "loss=cross_entropy_logits"],
-        ["model=cnn_small", "loss=cross_entropy_logits"],
-    ],
-    ids=str,
-)
-def test_value_that_works_is_accepted(overrides: list[str]) -> None:
-    check(compose("train", overrides))
-
-
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        (
-            ["model=cnn_smallnorb", "loss=margin"],
-            "margin_loss expects activations; BaselineCNN gives logits: loss=cross_entropy",
-        ),
-        (
-            ["model=cnn_smallnorb", "loss=cross_entropy_log_odds"],
-            "cross_entropy_loss with log_odds expects activations; BaselineCNN gives logits: loss=cross_entropy",
-        ),
-        (
-            ["model=cnn_smallnorb", f"loss.classification._target_={__name__}.hinge_loss"],
-            "hinge_loss expects activations; BaselineCNN gives logits: loss=cross_entropy",
-        ),
-    ],
-    ids=str,
-)
-def test_loss_that_does_not_fit_the_scores_is_refused(overrides: list[str], message: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        check(compose("train", overrides))
-    assert str(caught.value) == message
-
-
-def hinge_loss(scores: Any, labels: Any, label_smoothing: float = 0.0) -> Any:
-    """A loss of another package, which says what it is for."""
-
-
-vars(hinge_loss)["expects"] = "activations"
 
 
 class Base:
@@ -172,30 +30,80 @@ class Typed(Base):
         super().__init__(**options)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"flag": True, "sizes": [1, 2]}, None),
-        ({"whole": 2, "share": 1, "name": None}, None),
-        ({"share": None, "name": "3"}, None),
-        ({"flag": 1}, "mine.flag is 1; expected true or false"),
-        ({"whole": True}, "mine.whole is True; expected a whole number"),
-        ({"whole": 2.0}, "mine.whole is 2.0; expected a whole number"),
-        ({"share": "half"}, "mine.share is half; expected a number or null"),
-        ({"name": 3}, "mine.name is 3; expected text or null"),
-        ({"sizes": "many"}, "mine.sizes is many; expected a list of whole numbers or a whole number"),
-        ({"sizes": [1, "two"]}, "mine.sizes is [1, 'two']; expected a list of whole numbers or a whole number"),
-        ({"kind": "c"}, "mine.kind is 'c'; expected 'a' or 'b' or null"),
-        ({"pair": [1]}, "mine.pair is [1]; expected a list of 2 numbers"),
-        ({"pair": [1, 0.5], "kind": "a", "sizes": [], "anything": "x"}, None),
-    ],
-    ids=str,
-)
-def test_values_are_held_to_the_annotations(options: dict[str, Any], message: str | None) -> None:
-    config = OmegaConf.create({"mine": {"_target_": f"{__name__}.Typed", **options}})
-    if message is None:
-        check(config)
-        return
-    with pytest.raises(ConfigError) as caught:
-        check(config)
-    assert str(caught.value) == message
+def message_for(**options: Any) -> str | None:
+    """The sentence by which options of ``Typed`` are refused, if they are."""
+    try:
+        check(OmegaConf.create({"mine": {"_target_": f"{__name__}.Typed", **options}}))
+    except ConfigError as error:
+        return str(error)
+    return None
+
+
+def test_values_are_held_to_the_annotations() -> None:
+    assert message_for(flag=True, sizes=[1, 2], kind="a", pair=[1, 0.5], anything="x") is None
+    assert message_for(sizes=[], whole=2, share=1, name=None) is None
+    assert message_for(share=None, name="3") is None
+    wrong: dict[str, list[tuple[Any, str]]] = {
+        "flag": [(1, "1; expected true or false"), ([True], "[True]; expected true or false")],
+        "whole": [(True, "True; expected a whole number"), (2.0, "2.0; expected a whole number")],
+        "share": [("half", "half; expected a number or null"), (float("inf"), "inf; expected a finite number")],
+        "name": [(3, "3; expected text or null")],
+        "sizes": [
+            ("many", "many; expected a list of whole numbers or a whole number"),
+            ([1, "two"], "[1, 'two']; expected a list of whole numbers or a whole number"),
+        ],
+        "kind": [("c", "'c'; expected 'a' or 'b' or null"), (3, "3; expected 'a' or 'b' or null")],
+        "pair": [([1], "[1]; expected a list of 2 numbers"), (3, "3; expected a list of 2 numbers")],
+    }
+    for name, cases in wrong.items():
+        assert [message_for(**{name: value}) for value, _ in cases] == [f"mine.{name} is {text}" for _, text in cases]
+    assert message_for(flags=True) == (
+        "mine.flags does not exist; did you mean mine.flag? Options: "
+        "mine.anything, mine.flag, mine.kind, mine.name, mine.pair, mine.share, mine.sizes, mine.whole"
+    )
+
+
+MODELS = ("capsnet", "em_caps", "cnn_baseline", "pair_autoencoder data=mnist_pairs")
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_every_option_of_every_part_is_checked(model: str) -> None:
+    """A misspelt key, and a mapping for every plain value: what no number, text or list takes."""
+    config = compose("train", [f"model={model.split()[0]}", *model.split()[1:]])
+    parts = {path: node for path, node in targets(config).items() if "plugins" not in path}
+    assert {"model", "data", "optimizer", "trainer", "callbacks.last"} <= parts.keys()
+    for path, node in parts.items():
+        plain = [
+            key for key in node if isinstance(node[key], bool | int | float | str) and not str(key).startswith("_")
+        ]
+        for key in plain:
+            with pytest.raises(ConfigError, match=rf"^mine\.{key}x does not exist; "):
+                check(OmegaConf.create({"mine": {"_target_": node["_target_"], f"{key}x": 1}}))
+            if f"{path}.{key}" not in WITHOUT_TYPE:
+                with pytest.raises(ConfigError, match=rf"^mine\.{key} is \{{'a': 1\}}; expected "):
+                    check(OmegaConf.create({"mine": {"_target_": node["_target_"], key: {"a": 1}}}))
+
+
+WITHOUT_TYPE = {"trainer.max_time", "trainer.precision"}
+
+
+def targets(node: Any, path: str = "") -> dict[str, DictConfig]:
+    """Every node that has a ``_target_``, by its path."""
+    found = {path: node} if isinstance(node, DictConfig) and "_target_" in node else {}
+    keys = node if isinstance(node, DictConfig) else range(len(node)) if isinstance(node, ListConfig) else ()
+    for key in keys:
+        if not OmegaConf.is_missing(node, key):
+            found |= targets(node[key], f"{path}.{key}" if path else str(key))
+    return found
+
+
+def hinge_loss(scores: Any, labels: Any, label_smoothing: float = 0.0) -> Any:
+    """A loss of another package, which says what it is for."""
+
+
+vars(hinge_loss)["expects"] = "activations"
+
+
+def test_loss_of_another_package_is_held_to_what_it_expects() -> None:
+    with pytest.raises(ConfigError, match=r"^hinge_loss expects activations; BaselineCNN gives logits: loss=cross_ent"):
+        check(compose("train", ["model=cnn_smallnorb", f"loss.classification._target_={__name__}.hinge_loss"]))

@@ -1,0 +1,72 @@
+"""The tables of ``docs/switches.md``, made from the comments in ``conf/``: ``python -m tests.helpers.switches``.
+
+A table stands after ``<!-- options of <group> -->`` or ``<!-- keys of <group> -->``, up to the next empty line; all
+other text of the page is written by hand.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from itertools import takewhile
+from pathlib import Path
+
+from capsule_lab.config.compose import head, option_files
+from tests.helpers.commands import ROOT
+
+PAGE = ROOT / "docs" / "switches.md"
+
+
+def updated(text: str) -> str:
+    """The page with its tables made anew."""
+
+    def table(match: re.Match[str]) -> str:
+        rows = _options(match[2]) if match[1] == "options" else _keys(match[2])
+        return f"{match[0].splitlines()[0]}\n{rows}\n"
+
+    return re.sub(r"<!-- (options|keys) of (\w+) -->\n(?:.+\n)*", table, text)
+
+
+def _options(group: str) -> str:
+    files = sorted(option_files(group).items())
+    rows = [f"| `{group}={option}` | {_escaped(_summary(file))} |" for option, file in files]
+    return "\n".join(["", "| option | what |", "|---|---|", *rows]).lstrip("\n")
+
+
+def _summary(file: Path) -> str:
+    """The comments at the head of a file, up to an indented or empty line."""
+    return " ".join(takewhile(lambda line: line and not line.startswith(" "), head(file)))
+
+
+def _keys(group: str) -> str:
+    """Every key of every option, with its first comment; those of nested parts have dots."""
+    found: dict[str, tuple[list[str], list[str]]] = {}
+    for option, file in sorted(option_files(group).items()):
+        for key, value, comment in _lines(file, group):
+            options, comments = found.setdefault(key, ([], []))
+            options.append(option)
+            comments.extend([f"`{value}` {comment}".strip()] * bool(value))
+    rows = [
+        f"| `{key}` | {', '.join(options)} | {_escaped('; '.join(dict.fromkeys(comments)))} |"
+        for key, (options, comments) in sorted(found.items())
+    ]
+    return "\n".join(["| key | of | values in `conf/` |", "|---|---|---|", *rows])
+
+
+def _lines(file: Path, group: str) -> Iterator[tuple[str, str, str]]:
+    """Dotted key, value and comment of every line of a file that sets an option of the group."""
+    text = file.read_text()
+    path: list[str] = []
+    for indent, name, value, comment in re.findall(r"^( *)(\w+):([^#\n]*)(?:# (.*))?$", text, re.MULTILINE):
+        path = [*path[: len(indent) // 2], name]
+        key = ".".join(path if "@package _global_" in text else [group, *path])
+        if key.startswith(f"{group}.") and key != f"{group}.defaults" and not name.startswith("_"):
+            yield key, value.strip(), comment
+
+
+def _escaped(text: str) -> str:
+    return text.replace("|", r"\|")
+
+
+if __name__ == "__main__":
+    PAGE.write_text(updated(PAGE.read_text()))
