@@ -1,6 +1,6 @@
 """What all commands share: configured by Hydra; a user's mistake ends with a message of one line and a status.
 
-A command is a file ``capsule_lab/<name>.py`` with ``main = command("<name>")(…)``, and its configuration
+A command is a file ``capsule_lab/<name>.py``, or in ``capsule_lab/studies``, with ``main = command("<name>")(…)``, and its configuration
 ``conf/<name>.yaml``. The comments at the head of the latter are its help; from their first line it is listed by
 ``python -m capsule_lab`` and ``make help``, and ``make <name>`` runs it.
 """
@@ -32,6 +32,7 @@ from capsule_lab.config import (
     user_message,
 )
 from capsule_lab.errors import ConfigError, InterruptError, printable
+from capsule_lab.function_options import store_function_options
 from capsule_lab.signals import interruptible
 from capsule_lab.slurm import requeue
 from capsule_lab.terminal import usable_streams
@@ -76,6 +77,7 @@ def command(name: str) -> Callable[[Callable[[DictConfig], None]], Callable[[], 
                     with interruptible():
                         stack.enter_context(searching(own_folders(sys.argv[1:])))
                         sys.argv[1:] = prepared(sys.argv[1:], name)
+                        store_function_options(conf_dir())
                         hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name=name)(job)()
                 except InterruptError as error:  # while composing, or of a launcher
                     _exit_interrupted(error)

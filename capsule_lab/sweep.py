@@ -9,8 +9,8 @@ from typing import Any
 from omegaconf import DictConfig
 
 from capsule_lab import runs, train
-from capsule_lab.analyse import analyse
-from capsule_lab.attack import attack
+from capsule_lab.studies.analyse import analyse
+from capsule_lab.studies.attack import attack
 from capsule_lab.command import command
 from capsule_lab.config import compose
 from capsule_lab.environment import replaced_command_line

@@ -92,7 +92,7 @@ def accuracy_under_attack(entries: Sequence[Entry]) -> dict[str, Figure]:
                 curve.published[float(epsilon)] = entry.published.mean
     if not curves:
         return {}
-    from capsule_lab.attacks.figures import accuracy_figure, attack_of  # torch
+    from capsule_lab.studies.attacks.figures import accuracy_figure, attack_of  # torch
 
     known = [curve.network for by_label in curves.values() for curve in by_label.values()]
     figures = {}

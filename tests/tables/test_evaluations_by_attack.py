@@ -166,7 +166,7 @@ def write_attack(directory: Path, fingerprint: str, checks: list[dict[str, Any]]
         "space": "input",
         "couplings": "trained",
         "source": None,
-        "options": {"_target_": "capsule_lab.attacks.fgsm"},
+        "options": {"_target_": "capsule_lab.studies.attacks.fgsm"},
         "split": "test",
     }
     path.write_text(json.dumps(record))

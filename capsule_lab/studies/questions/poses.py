@@ -1,0 +1,128 @@
+"""Do poses move with the image, also further than in training? (Hinton, Krizhevsky and Wang 2011)"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from jaxtyping import Float
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from capsule_lab import pair_metrics
+from capsule_lab.analysis.pair_figures import generative_fields, image_rows, presence_curve, shift_scatter, strongest
+from capsule_lab.studies.subject import Answer, Subject, question
+from capsule_lab.networks import AbstractPairNetwork, TransformingAutoencoder
+from capsule_lab.networks.base import check_widths
+
+_SHOWN = 16  # ours: images of the sheet
+_CAPSULES = 9  # Hinton 2011, figure 2, from memory
+_SCATTERED = 3  # Hinton 2011, figure 2, from memory: pixels
+
+
+@question(of_pairs=True)
+def poses(
+    subject: Subject, *, shifts: Sequence[int] = (1, 2, 3, 4, 5), degrees: Sequence[int] = (10, 20, 40)
+) -> Answer:
+    """What ``pair_metrics`` measures of images and their copies, one strength after another.
+
+    Of a network that is told shifts, ``shift_<pixels>/<quantity>``: copies are moved left, right, up and down. Of one
+    that is told matrices, ``rotation_<degrees>/<quantity>``: copies are turned either way. ``reconstruction`` is the
+    squared error per image of what is drawn of them. Beyond the range of training this is extrapolation.
+
+    Args:
+        subject: a network that is told a change.
+        shifts: in pixels.
+        degrees: of rotations.
+
+    Raises:
+        ValueError: for another network, or strengths that are not positive.
+    """
+    if not isinstance(subject.network, AbstractPairNetwork):
+        raise ValueError(  # noqa: TRY004 - of an option, not of a type
+            f"{type(subject.network).__name__} is told no change of its images; expected model=transforming_autoencoder"
+        )
+    check_widths("what", shifts=shifts, degrees=degrees)
+    network = subject.network
+    numbers: dict[str, float] = {}
+    if network.pose == "translation":
+        for shift in shifts:
+            numbers |= _measured(subject, network, f"shift_{shift}", _shifted(subject, shift))
+    else:
+        for angle in degrees:
+            numbers |= _measured(subject, network, f"rotation_{angle}", _turned(subject, angle))
+
+    def draw() -> Mapping[str, Figure]:
+        return _figures(subject, network) if isinstance(network, TransformingAutoencoder) else {}
+
+    return Answer(numbers, draw=draw)
+
+
+_Copies = list[tuple[Float[Tensor, "image channel height width"], Tensor]]
+"""Copies of all images, and the change that each set has in common."""
+
+
+def _shifted(subject: Subject, shift: int) -> _Copies:
+    right = subject.changes["translation"]
+
+    def down(images: Tensor, strength: float) -> Tensor:
+        return right(images.mT, strength).mT
+
+    ways: list[tuple[Callable[[Tensor, float], Tensor], tuple[int, int]]] = [(right, (1, 0)), (down, (0, 1))]
+    return [
+        (_copy(subject, change, sign * shift), torch.tensor(way) * float(sign * shift))
+        for change, way in ways
+        for sign in (-1, 1)
+    ]
+
+
+def _turned(subject: Subject, degrees: int) -> _Copies:
+    """Images turned either way. The change is one of the image's plane; of views it is the camera's, where y is up."""
+    down = -1 if "azimuth" in subject.factors else 1
+    found = []
+    for angle in (-degrees, degrees):
+        cos, sin = math.cos(math.radians(angle)), math.sin(math.radians(angle))
+        change = torch.tensor([[cos, down * sin, 0.0], [-down * sin, cos, 0.0], [0.0, 0.0, 1.0]])
+        found.append((_copy(subject, subject.changes["rotation"], angle), change))
+    return found
+
+
+def _copy(subject: Subject, change: Callable[[Tensor, float], Tensor], strength: int) -> Tensor:
+    return torch.cat([batch.images for batch in subject.changed(change, float(strength))])
+
+
+@torch.no_grad()
+def _measured(subject: Subject, network: AbstractPairNetwork, name: str, copies: _Copies) -> dict[str, float]:
+    metrics = {each: metric.to(subject.images.device) for each, metric in pair_metrics.pair_metrics(network).items()}
+    squared = pairs = 0.0
+    for images, change in copies:
+        told = change.to(images).expand(len(images), *change.shape)
+        output = network(subject.images, told)
+        pair_metrics.update_pair_metrics(metrics, network, subject.images, told, images, output)
+        squared += float((output.images - images).square().sum())
+        pairs += len(images)
+    found = {"reconstruction": squared / pairs}
+    for metric in metrics.values():
+        found |= {each: float(value) for each, value in metric.compute().items()}
+    return {f"{name}/{each}": value for each, value in found.items()}
+
+
+@torch.no_grad()
+def _figures(subject: Subject, network: TransformingAutoencoder) -> Mapping[str, Figure]:
+    poses, presences = network.recognise(subject.images)
+    capsules = strongest(network.energies(poses, presences), _CAPSULES)
+    figures = {} if network.window is not None else {"generative_fields": generative_fields(network, capsules)}
+    if network.pose != "translation":
+        return figures
+    right = subject.changes["translation"]
+    moved = {shift: _copy(subject, right, shift) for shift in range(-2 * _SCATTERED + 1, 2 * _SCATTERED)}
+    seen = {shift: network.recognise(images) for shift, images in moved.items()}
+    across = {shift: seen[shift][0][:, :, 0].cpu() for shift in (-_SCATTERED, _SCATTERED)}
+    figures["scatter"] = shift_scatter(poses[:, :, 0].cpu(), across, presences.cpu(), capsules)
+    means = torch.stack([each.mean(0) for _, each in seen.values()]).cpu()
+    figures["presence"] = presence_curve([*seen], means, capsules)
+    first, copies = subject.images[:_SHOWN], moved[_SCATTERED][:_SHOWN]
+    told = torch.tensor([float(_SCATTERED), 0.0]).to(first).expand(len(first), 2)
+    figures["images"] = image_rows({"image": first, "drawn": network(first, told).images, "3 to the right": copies})
+    return figures

@@ -1,0 +1,105 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from capsule_lab.studies.questions.poses import poses
+from capsule_lab.studies.subject import Change
+from capsule_lab.networks import PairAutoencoder, TransformingAutoencoder
+from capsule_lab.networks.base import AbstractPairNetwork, TransformedImages
+from tests.helpers.subjects import moved, small_network, subject
+
+
+class KnowsWhere(AbstractPairNetwork):
+    """One capsule: the centre of the light of an image, which stays inside; it draws nothing."""
+
+    capsules = 1
+    pose = "translation"
+    image_shape = (1, 24, 24)
+
+    def recognise(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        light = (images - 0.3).clamp_min(0)
+        places = torch.arange(24.0)
+        total = light.sum((1, 2, 3))
+        x, y = (light.sum((1, axis)) @ places / total for axis in (2, 3))
+        return torch.stack([x, y], 1).unsqueeze(1), torch.ones(len(images), 1)
+
+    def changed(self, poses: Tensor, change: Tensor) -> Tensor:
+        return poses + change.unsqueeze(1)
+
+    def energies(self, poses: Tensor, presences: Tensor) -> Tensor:
+        return torch.ones_like(presences)
+
+    def forward(self, images: Tensor, change: Tensor) -> TransformedImages:
+        return TransformedImages(torch.zeros_like(images), *self.recognise(images))
+
+
+def transposed_turn(images: Tensor, degrees: float) -> Tensor:
+    """A quarter turn counter-clockwise, once or, of a negative angle, three times."""
+    return images.rot90(1 if degrees > 0 else 3, (2, 3))
+
+
+CHANGES: dict[str, Change] = {"translation": moved, "rotation": transposed_turn}
+
+
+@pytest.mark.parametrize("shift", [1, 2])
+def test_a_pose_that_knows_where_moves_as_far_as_the_image(shift: int) -> None:
+    numbers = poses(subject(KnowsWhere(), CHANGES), shifts=(shift,)).numbers
+    assert numbers[f"shift_{shift}/slope_right"] == pytest.approx(1, abs=1e-4)
+    assert numbers[f"shift_{shift}/slope_down"] == pytest.approx(1, abs=1e-4)
+    assert numbers[f"shift_{shift}/shift_r2"] == pytest.approx(1, abs=1e-4)
+    assert numbers[f"shift_{shift}/presence_change"] == 0
+
+
+def test_matrices_are_told_the_turn() -> None:
+    """Of a place, a quarter turn is a matrix of 0 and 1, in the plane whose y points down."""
+
+    class Places(KnowsWhere):
+        pose = "matrix"
+
+        def recognise(self, images: Tensor) -> tuple[Tensor, Tensor]:
+            centre, there = super().recognise(images)
+            matrix = torch.zeros(len(images), 3, 3)
+            matrix[:, :2, 2], matrix[:, 2, 2] = centre[:, 0] - 11.5, 1
+            return matrix.flatten(1).unsqueeze(1), there
+
+        def changed(self, poses: Tensor, change: Tensor) -> Tensor:
+            return (change.unsqueeze(1) @ poses.unflatten(2, (3, 3))).flatten(2)
+
+    numbers = poses(subject(Places(), CHANGES), degrees=(90,)).numbers
+    assert numbers["rotation_90/matrix_error"] == pytest.approx(0, abs=1e-4)
+    assert numbers["rotation_90/matrix_error_unchanged"] > 0.5
+
+
+@pytest.mark.parametrize(
+    ("options", "figures"),
+    [
+        ({"capsules": 10}, {"generative_fields", "scatter", "presence", "images"}),
+        ({"capsules": 4, "pose": "matrix"}, {"generative_fields"}),
+        ({"capsules": None, "window": 12, "stride": 12, "patch": 12}, {"scatter", "presence", "images"}),
+    ],
+)
+def test_figures_of_networks(options: dict[str, Any], figures: set[str]) -> None:
+    torch.manual_seed(0)
+    network = TransformingAutoencoder((1, 24, 24), **options)
+    answer = poses(subject(network, CHANGES), shifts=(1,), degrees=(90,))
+    drawn = answer.draw()
+    assert {*drawn} == figures
+    assert all(isinstance(figure, Figure) for figure in drawn.values())
+
+
+def test_an_autoencoder_without_capsules_has_reconstructions_only() -> None:
+    answer = poses(subject(PairAutoencoder((1, 24, 24)), CHANGES), shifts=(2,))
+    assert {*answer.numbers} == {"shift_2/reconstruction", "shift_2/copying", "shift_2/mean_image"}
+    assert not answer.draw()
+
+
+def test_wrong_networks_and_strengths() -> None:
+    with pytest.raises(ValueError, match="is told no change of its images; expected model=transforming_autoencoder"):
+        poses(subject(small_network()))
+    with pytest.raises(ValueError, match="shifts 0; expected 1 or more"):
+        poses(subject(KnowsWhere(), CHANGES), shifts=(0,))
