@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from capsule_lab import signals
+from capsule_lab.system import signals
 
 if signals.is_command():
     signals.exit_at_once()  # before the imports of the command, which take seconds

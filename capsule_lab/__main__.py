@@ -13,8 +13,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from capsule_lab import __version__
-from capsule_lab.arguments import own_folders
-from capsule_lab.config import (
+from capsule_lab.config.arguments import own_folders
+from capsule_lab.config.compose import (
     commands,
     conf_dir,
     described_options,
@@ -25,7 +25,7 @@ from capsule_lab.config import (
     sweeps_dir,
 )
 from capsule_lab.errors import CapsuleLabError, ConfigError, suggest
-from capsule_lab.terminal import usable_streams
+from capsule_lab.system.terminal import usable_streams
 
 
 def main() -> None:
@@ -41,7 +41,7 @@ def main() -> None:
 def _main(arguments: Sequence[str]) -> None:
     first = arguments[0] if arguments else ""
     if first in commands():
-        from capsule_lab.environment import replaced_command_line  # imports torch, which the list does not need
+        from capsule_lab.system.environment import replaced_command_line  # imports torch, which the list does not need
 
         module = module_of(first)
         found = importlib.import_module(module)
@@ -60,9 +60,7 @@ def _main(arguments: Sequence[str]) -> None:
 
 def _list() -> None:
     console = Console(highlight=False)
-    listed = [
-        (f"python -m {module_of(name)}", _headline(head(conf_dir() / f"{name}.yaml"))) for name in commands()
-    ]
+    listed = [(f"python -m {module_of(name)}", _headline(head(conf_dir() / f"{name}.yaml"))) for name in commands()]
     console.print(_table("commands", listed))
     options = [
         (f"[bold]{group}[/]" if not number else "", option, _headline(comments))

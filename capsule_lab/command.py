@@ -1,7 +1,7 @@
 """What all commands share: configured by Hydra; a user's mistake ends with a message of one line and a status.
 
-A command is a file ``capsule_lab/<name>.py``, or in ``capsule_lab/studies``, with ``main = command("<name>")(…)``, and its configuration
-``conf/<name>.yaml``. The comments at the head of the latter are its help; from their first line it is listed by
+A command is a file ``capsule_lab/<name>.py``, or in ``capsule_lab/studies``, with ``main = command("<name>")(…)``, and
+its configuration ``conf/<name>.yaml``. The comments at the head of the latter are its help; from their first line it is listed by
 ``python -m capsule_lab`` and ``make help``, and ``make <name>`` runs it.
 """
 
@@ -21,8 +21,8 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from capsule_lab import __version__
-from capsule_lab.arguments import own_folders, prepared
-from capsule_lab.config import (
+from capsule_lab.config.arguments import own_folders, prepared
+from capsule_lab.config.compose import (
     check_options,
     conf_dir,
     default_options,
@@ -31,11 +31,11 @@ from capsule_lab.config import (
     searching,
     user_message,
 )
+from capsule_lab.config.functions import store_function_options
 from capsule_lab.errors import ConfigError, InterruptError, printable
-from capsule_lab.function_options import store_function_options
-from capsule_lab.signals import interruptible
-from capsule_lab.slurm import requeue
-from capsule_lab.terminal import usable_streams
+from capsule_lab.system.signals import interruptible
+from capsule_lab.system.slurm import requeue
+from capsule_lab.system.terminal import usable_streams
 
 _SHOW_TRACEBACK = "CAPSULE_LAB_TRACEBACK"
 

@@ -9,9 +9,9 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from capsule_lab.command import command
-from capsule_lab.config import compose, options_of
+from capsule_lab.config.compose import compose, options_of
 from capsule_lab.errors import ConfigError, suggest
-from capsule_lab.signals import interruptible
+from capsule_lab.system.signals import interruptible
 
 _RENDERED = "toynorb"
 
@@ -31,8 +31,8 @@ def main(config: DictConfig) -> None:
 
 def _fetch(config: DictConfig) -> None:
     """Download and check a data set, as training does."""
-    from capsule_lab import build
-    from capsule_lab.check import check
+    from capsule_lab.config import build
+    from capsule_lab.config.check import check
 
     build.be_quiet()
     training = compose("train", [f"data={config.name}"])

@@ -14,9 +14,9 @@ from rich.console import Console
 from rich.markup import escape
 
 from capsule_lab import runs
-from capsule_lab.check import check_evaluation
 from capsule_lab.command import command
-from capsule_lab.config import check_options, compose, to_container
+from capsule_lab.config.check import check_evaluation
+from capsule_lab.config.compose import check_options, compose, to_container
 from capsule_lab.errors import ConfigError, printable
 from capsule_lab.runs.trust import plain_value
 
@@ -72,7 +72,7 @@ def open_checked(config: DictConfig) -> runs.Run:
         ConfigError: if ``ckpt`` is missing, or for an option that cannot be.
         RunError: see ``runs.open``.
     """
-    from capsule_lab import build, check  # torch and Lightning
+    from capsule_lab.config import build, check  # torch and Lightning
 
     if OmegaConf.is_missing(config, "ckpt") or config.ckpt is None:
         raise ConfigError("ckpt is missing; expected ckpt=<a .ckpt file or the directory of a run>")
@@ -124,9 +124,11 @@ def evaluate(
         DataError: if the data is not here.
         RunError: if the data does not fit the network, or the metrics are not finite.
     """
-    from capsule_lab import build, callbacks, check, environment  # torch and Lightning
+    from capsule_lab import callbacks
     from capsule_lab.analysis.equal_couplings import equal_couplings
-    from capsule_lab.ddp import processes_of
+    from capsule_lab.config import build, check
+    from capsule_lab.lit.ddp import processes_of
+    from capsule_lab.system import environment  # torch and Lightning
 
     check_options(OmegaConf.create({"split": split, "couplings": couplings}), "evaluate")
     build.be_quiet()

@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 @command("figures")
 def main(config: DictConfig) -> None:
     """Draw every figure that applies to ``config.run``, into its ``figures/`` and to the loggers of ``config``."""
-    from capsule_lab import build
+    from capsule_lab.config import build
 
     if OmegaConf.is_missing(config, "run"):
         raise ConfigError("run is missing; expected run=<the directory of a run>")
@@ -65,7 +65,8 @@ def keep_figures(
 
 def open_loggers(loggers: Mapping[str, DictConfig], run: runs.Run) -> list[Any]:
     """The loggers of a configuration, continuing those of the run."""
-    from capsule_lab import build, callbacks
+    from capsule_lab import callbacks
+    from capsule_lab.config import build
 
     for name, options in loggers.items():  # a cell of a table keeps its names, where they are not those of folders
         if "group" not in options:

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 
 from omegaconf import DictConfig
 
-from capsule_lab.atomic import expanded
 from capsule_lab.command import command
-from capsule_lab.config import to_container
+from capsule_lab.config.compose import to_container
 from capsule_lab.errors import ConfigError, DeviceError, check_choice, suggest
-from capsule_lab.signals import interruptible
+from capsule_lab.system.files import expanded
+from capsule_lab.system.signals import interruptible
 
 if TYPE_CHECKING:
     import torch

@@ -15,7 +15,7 @@ from capsule_lab import runs
 from capsule_lab.command import command
 from capsule_lab.errors import printable
 from capsule_lab.runs import lock
-from capsule_lab.terminal import aligned, differences
+from capsule_lab.system.terminal import aligned, differences
 
 HEADINGS = ("run", "state", "test error", "val error", "data", "last written", "overrides")
 _LEAST_WANTED = ("last written", "val error")

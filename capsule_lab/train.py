@@ -19,14 +19,14 @@ from omegaconf import DictConfig
 from rich.console import Console
 from rich.markup import escape
 
-from capsule_lab.check import check
 from capsule_lab.command import command
-from capsule_lab.config import as_argument, overrides_of, search_override
-from capsule_lab.environment import command_line, replaced_command_line
+from capsule_lab.config.check import check
+from capsule_lab.config.compose import as_argument, overrides_of, search_override
 from capsule_lab.errors import ConfigError, PauseError, RunError
-from capsule_lab.signals import interruptible
-from capsule_lab.slurm import was_requeued
-from capsule_lab.terminal import as_typed
+from capsule_lab.system.environment import command_line, replaced_command_line
+from capsule_lab.system.signals import interruptible
+from capsule_lab.system.slurm import was_requeued
+from capsule_lab.system.terminal import as_typed
 
 log = logging.getLogger(__name__)
 
@@ -110,7 +110,7 @@ def train(
     ``steps``, the ``planned_steps``, and the ``new_steps`` of this call; with ``train.resume`` the next goes on.
 
     Args:
-        config: the whole configuration, as ``capsule_lab.config.compose`` gives it.
+        config: the whole configuration, as ``capsule_lab.config.compose.compose`` gives it.
         directory: of the run.
         overrides: what the configuration differs in from the defaults, for the records and the log; by default those
             that ``compose`` was given.
@@ -128,8 +128,10 @@ def train(
 def _train(config: DictConfig, directory: Path, overrides: Sequence[str], began: float) -> dict[str, Any]:
     import lightning as L
 
-    from capsule_lab import build, callbacks, environment, runs
-    from capsule_lab.ddp import processes_of
+    from capsule_lab import callbacks, runs
+    from capsule_lab.config import build
+    from capsule_lab.lit.ddp import processes_of
+    from capsule_lab.system import environment
 
     environment.commit()  # that of the code imported here: the files may change while this trains
     build.be_quiet()
@@ -220,7 +222,8 @@ def _training(directory: Path, trainer: Any, module: Any, embed: Any) -> dict[st
     Raises:
         RunError: if the last validation is not finite.
     """
-    from capsule_lab import lightning_internals, runs
+    from capsule_lab import runs
+    from capsule_lab.lit import lightning_internals
 
     runs.results.check_finite(embed.val, f"the last validation, of step {embed.val_step},")
     path = runs.checkpoints.checkpoint_to_test("best", directory)
@@ -293,7 +296,8 @@ def _test_weights(weights: Path, trainer: Any, module: Any, data: Any) -> dict[s
 
 def _facts(config: DictConfig, trainer: Any, module: Any, data: Any) -> dict[str, Any]:
     """What a result needs beside it to be judged and repeated."""
-    from capsule_lab import environment, runs
+    from capsule_lab import runs
+    from capsule_lab.system import environment
 
     return {
         "provenance": data.provenance,
@@ -378,7 +382,7 @@ def _to_try(
         others = [each for each in overrides if not each.startswith(_NOT_WITH_ANOTHER_ROUTING)]
         found.append(f"train {shlex.join([*others, 'routing=uniform'])}")
     search = "".join(f" {shlex.quote(each)}" for each in search_override())
-    return [f"  {_python()} -m capsule_lab.{each}{search}" for each in found]
+    return [f"  {_python()} -m capsule_lab {each}{search}" for each in found]
 
 
 def _python() -> str:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from capsule_lab.config import compose
+from capsule_lab.config.compose import compose
 from capsule_lab.data import SmallNORBDataModule
 from capsule_lab.data.loader import Images
 from capsule_lab.train import train

@@ -12,8 +12,8 @@ import pytest
 from hydra.errors import ConfigCompositionException, InstantiationException
 
 from capsule_lab import command
-from capsule_lab.build import build_trainer
-from capsule_lab.config import _key_in_text, _node_in_text, compose
+from capsule_lab.config.build import build_trainer
+from capsule_lab.config.compose import _key_in_text, _node_in_text, compose
 from capsule_lab.errors import ConfigError
 from tests.helpers.commands import ROOT, Trained, python
 from tests.helpers.messages import one_sentence

@@ -14,7 +14,7 @@ from lightning.fabric.utilities.rank_zero import rank_zero_only
 from omegaconf import DictConfig, OmegaConf
 
 from capsule_lab import runs
-from capsule_lab.config import compose, to_container
+from capsule_lab.config.compose import compose, to_container
 from capsule_lab.data import MNISTDataModule
 from capsule_lab.errors import ConfigError, RunError
 from capsule_lab.evaluate import evaluate, result_file

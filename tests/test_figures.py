@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 
 from capsule_lab import runs
 from capsule_lab.analysis import curves
-from capsule_lab.config import compose
+from capsule_lab.config.compose import compose
 from capsule_lab.data import MNISTDataModule
 from capsule_lab.figures import draw
 from tests.helpers.commands import NO_PICTURES, TINY, TINY_CNN, Ended, Trained

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from capsule_lab.config import compose
+from capsule_lab.config.compose import compose
 from capsule_lab.errors import RunError
 from capsule_lab.runs import directories, lock
 from capsule_lab.runs.results import write_failure

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from capsule_lab.__main__ import _headline, main
-from capsule_lab.config import conf_dir, sweeps_dir
+from capsule_lab.config.compose import conf_dir, sweeps_dir
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
-from capsule_lab.config import compose
+from capsule_lab.config.compose import compose
 from capsule_lab.runs.directories import config_hash
 from tests.helpers.commands import ROOT
 

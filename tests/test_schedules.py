@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from hydra.utils import instantiate
 
-from capsule_lab.config import compose
+from capsule_lab.config.compose import compose
 from capsule_lab.schedules import (
     Constant,
     Drops,

@@ -21,12 +21,14 @@ from omegaconf import DictConfig, OmegaConf
 from rich.text import Text
 from torch import Tensor
 
-from capsule_lab import build, command, runs, signals
+from capsule_lab import command, runs
 from capsule_lab.callbacks import NonFiniteError
-from capsule_lab.config import compose, to_container
+from capsule_lab.config import build
+from capsule_lab.config.compose import compose, to_container
 from capsule_lab.data import MNISTDataModule
 from capsule_lab.errors import ConfigError, InterruptError, RunError
 from capsule_lab.lit import CapsNetModule
+from capsule_lab.system import signals
 from capsule_lab.train import run as run_of_a_command
 from capsule_lab.train import summary, train
 from tests.helpers.commands import CHOSEN, NO_PICTURES, TINY, TINY_CAPSNET, Ended, Trained, python, start
@@ -458,9 +460,9 @@ def test_run_without_a_test(tiny: Tiny, tmp_path: Path) -> None:
     shown = summary(found, tmp_path / "run", CHOSEN, ["seed=1", "routing.iterations=2"])
     assert "not tested" in shown
     assert "network     capsnet, routing dynamic\n" in shown
-    assert "python -m capsule_lab.analyse ckpt=run what=couplings\n" in shown
+    assert "python -m capsule_lab analyse ckpt=run what=couplings\n" in shown
     assert shown.endswith("python -m capsule_lab.train seed=1 routing=uniform")
-    assert "capsule_lab.analyse" not in summary(found, tmp_path / "without checkpoints", CHOSEN, [])
+    assert "capsule_lab analyse" not in summary(found, tmp_path / "without checkpoints", CHOSEN, [])
     assert "try next" not in summary(found, tmp_path / "run", CHOSEN), "of one of several"
 
 

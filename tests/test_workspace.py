@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from capsule_lab.config import compose, sweeps_dir
+from capsule_lab.config.compose import compose, sweeps_dir
 from capsule_lab.tables.reader import read
 from capsule_lab.workspace import as_json, build
 from tests.helpers.commands import NO_PICTURES, TINY_DATA, Ended, Trained, python

@@ -16,7 +16,7 @@ from matplotlib.lines import Line2D
 from matplotlib.textpath import TextPath
 
 from capsule_lab.analysis.plotting import label_log_axis
-from capsule_lab.atomic import set_aside
+from capsule_lab.system.files import set_aside
 
 COLOURS = (
     *("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000"),  # Okabe and Ito 2008

@@ -8,14 +8,15 @@ from typing import Any
 from omegaconf import DictConfig
 
 from capsule_lab.command import command
-from capsule_lab.config import to_container
+from capsule_lab.config.compose import to_container
 
 
 @command("bench")
 def main(config: DictConfig) -> None:
     """Time every case of ``config``, show tables, write ``config.out``."""
-    from capsule_lab import bench, environment, runs
+    from capsule_lab import bench, runs
     from capsule_lab.bench import tables
+    from capsule_lab.system import environment
 
     if config.out:
         runs.files.check_writable(Path(str(config.out)))  # before all the work

@@ -12,9 +12,9 @@ from omegaconf import DictConfig, OmegaConf
 
 from capsule_lab.bench.textbook_capsnet import TextbookCapsNet
 from capsule_lab.bench.textbook_em_caps import TextbookEMCaps
-from capsule_lab.build import build_data
-from capsule_lab.check import check
-from capsule_lab.config import compose, options_of, user_message
+from capsule_lab.config.build import build_data
+from capsule_lab.config.check import check
+from capsule_lab.config.compose import compose, options_of, user_message
 from capsule_lab.errors import ConfigError
 from capsule_lab.kernels.backends import fused_kernels
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from capsule_lab.bench.cases import TEXTBOOK_NETWORKS, Case, training_config
 from capsule_lab.bench.textbook_capsnet import TextbookCapsNet
-from capsule_lab.build import build_module
+from capsule_lab.config.build import build_module
 from capsule_lab.types import Batch, DataSpec
 
 

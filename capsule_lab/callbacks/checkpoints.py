@@ -15,16 +15,16 @@ from lightning.fabric.plugins.io import TorchCheckpointIO
 from lightning.pytorch.callbacks import Callback, Checkpoint, ModelCheckpoint
 from omegaconf import DictConfig
 
-from capsule_lab.atomic import atomically
 from capsule_lab.callbacks.csv_logger import MetricsTable
 from capsule_lab.callbacks.stop_signals import StopSignals
-from capsule_lab.environment import command_line
 from capsule_lab.errors import ConfigError, InterruptError, PauseError, check_number
-from capsule_lab.lightning_internals import epoch_metrics, next_batch_follows, relocated_state
+from capsule_lab.lit.lightning_internals import epoch_metrics, next_batch_follows, relocated_state
 from capsule_lab.runs.checkpoints import embed, not_readable, verify
 from capsule_lab.runs.directories import directory_of
 from capsule_lab.runs.files import writing
 from capsule_lab.runs.results import split_metrics
+from capsule_lab.system.environment import command_line
+from capsule_lab.system.files import atomically
 from capsule_lab.types import DataSpec
 
 log = logging.getLogger(__name__)

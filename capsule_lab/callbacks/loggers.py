@@ -17,10 +17,10 @@ from lightning.pytorch.loggers import MLFlowLogger, WandbLogger
 from lightning.pytorch.loggers.logger import rank_zero_experiment
 from omegaconf import DictConfig
 
-from capsule_lab.atomic import atomically
-from capsule_lab.config import to_container
-from capsule_lab.lightning_internals import drop_anonymous
+from capsule_lab.config.compose import to_container
+from capsule_lab.lit.lightning_internals import drop_anonymous
 from capsule_lab.runs.directories import hash_in
+from capsule_lab.system.files import atomically
 
 log = logging.getLogger(__name__)
 

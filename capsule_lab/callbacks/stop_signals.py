@@ -7,14 +7,14 @@ import signal
 from types import FrameType
 from typing import Any
 
-from capsule_lab import signals
 from capsule_lab.errors import InterruptError
+from capsule_lab.system import signals
 
 log = logging.getLogger(__name__)
 
 
 class StopSignals:
-    """Handlers of ``capsule_lab.signals.SIGNALS``: the first one is kept in ``received``, a second raises at once.
+    """Handlers of ``system.signals.SIGNALS``: the first one is kept in ``received``, a second raises at once.
 
     Raises:
         InterruptError: from within the main thread, at the second signal.

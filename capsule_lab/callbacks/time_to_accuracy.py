@@ -13,7 +13,7 @@ import torch
 from lightning.pytorch.callbacks import Checkpoint
 
 from capsule_lab.errors import check_number
-from capsule_lab.lightning_internals import EarlyStoppingReason
+from capsule_lab.lit.lightning_internals import EarlyStoppingReason
 from capsule_lab.types import Batch
 
 log = logging.getLogger(__name__)

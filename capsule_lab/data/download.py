@@ -18,8 +18,8 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from capsule_lab.atomic import expanded, remove_leftovers, temporary_prefix
 from capsule_lab.errors import DataError, one_line
+from capsule_lab.system.files import expanded, remove_leftovers, temporary_prefix
 
 _TIMEOUT = 10.0  # ours: seconds without an answer after which a server counts as unreachable
 _PATIENCE = 30.0  # ours: seconds over which the rate of a download is measured

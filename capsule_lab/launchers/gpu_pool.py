@@ -27,7 +27,7 @@ from capsule_lab.errors import InterruptError, RunError
 from capsule_lab.launchers.gpu_assignment import visible_gpus
 from capsule_lab.launchers.hydra_internals import JobReturn, Task, error_of, left_out, restore_process, shown
 from capsule_lab.launchers.job_process import Finished, JobProcess
-from capsule_lab.signals import interruptible
+from capsule_lab.system.signals import interruptible
 
 log = logging.getLogger(__name__)
 

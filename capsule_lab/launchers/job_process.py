@@ -18,7 +18,7 @@ from capsule_lab.launchers.gpu_assignment import assign_gpus, gpus_of_a_run
 from capsule_lab.launchers.hydra_internals import JobReturn, Task, failed, process_state, restore_process
 from capsule_lab.launchers.job_results import portable
 from capsule_lab.runs import lock
-from capsule_lab.signals import end_with_parent
+from capsule_lab.system.signals import end_with_parent
 
 
 class Finished(NamedTuple):

@@ -6,7 +6,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 
-from capsule_lab.config import user_message
+from capsule_lab.config.compose import user_message
 from capsule_lab.errors import RunError
 from capsule_lab.launchers.hydra_internals import JobReturn, error_of, failed
 

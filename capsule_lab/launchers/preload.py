@@ -16,7 +16,7 @@ MODULES = (
     "capsule_lab.kernels.cpu",
     "capsule_lab.launchers.job_process",
     "capsule_lab.launchers.hydra_internals",
-    "capsule_lab.config",
+    "capsule_lab.config.compose",
 )
 
 _interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the sweep, the server would show a traceback
@@ -26,7 +26,7 @@ for _name in MODULES:
         os._exit(1)  # the sweep has ended, which the server notices after its imports, many seconds on a busy machine
     importlib.import_module(_name)
 
-from capsule_lab.config import compose  # noqa: E402  # not before the others, see above
+from capsule_lab.config.compose import compose  # noqa: E402  # not before the others, see above
 from capsule_lab.launchers.hydra_internals import find_plugins  # noqa: E402
 
 find_plugins()

@@ -13,7 +13,6 @@ from typing import Any
 
 import submitit
 
-from capsule_lab import slurm
 from capsule_lab.errors import RunError, one_line
 from capsule_lab.launchers import submitit_internals
 from capsule_lab.launchers.hydra_internals import (
@@ -27,6 +26,7 @@ from capsule_lab.launchers.hydra_internals import (
 )
 from capsule_lab.launchers.job_results import portable
 from capsule_lab.runs import lock
+from capsule_lab.system import slurm
 
 log = logging.getLogger(__name__)
 

@@ -13,13 +13,13 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from capsule_lab.errors import check_number
-from capsule_lab.lightning_internals import batch_index, batches_per_epoch, stopped_at_threshold
+from capsule_lab.lit.lightning_internals import batch_index, batches_per_epoch, stopped_at_threshold
 from capsule_lab.lit.metrics import SplitMetrics
+from capsule_lab.lit.optimizers import Muon, parameter_groups
 from capsule_lab.lit.scheduled_routing import ScheduledRouting
 from capsule_lab.lit.training_length import training_length
 from capsule_lab.lit.training_network import Compile, TrainingNetwork
 from capsule_lab.losses import l2_loss
-from capsule_lab.optimizers import Muon, parameter_groups
 from capsule_lab.schedules import Schedule, check_schedules
 from capsule_lab.types import Batch
 

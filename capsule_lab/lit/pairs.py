@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from capsule_lab import pair_metrics
+from capsule_lab.lit import pair_metrics
 from capsule_lab.lit.base import AbstractModule
 from capsule_lab.lit.metrics import SplitMetrics
 from capsule_lab.networks.base import AbstractPairNetwork, TransformedImages

@@ -16,11 +16,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from capsule_lab.batch_norm import BatchNorm
 from capsule_lab.errors import check_choice, check_number
 from capsule_lab.functional import float32_under_autocast
 from capsule_lab.kernels import AbstractVotes, Backend, check_backend, route
 from capsule_lab.routing.base import AbstractRouting, Normalisation, Normaliser
+from capsule_lab.routing.batch_norm import BatchNorm
 from capsule_lab.routing.em import fit_parents
 from capsule_lab.types import Capsules, OnIteration, RoutingTrace, Votes
 

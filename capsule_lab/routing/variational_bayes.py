@@ -14,11 +14,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from capsule_lab.batch_norm import BatchNorm
 from capsule_lab.errors import check_choice
 from capsule_lab.functional import float32_under_autocast
 from capsule_lab.kernels import AbstractVotes, Backend, check_backend, route
 from capsule_lab.routing.base import AbstractRouting, EqualOverTypes, Normalisation, Normaliser
+from capsule_lab.routing.batch_norm import BatchNorm
 from capsule_lab.routing.em_costs import Initial
 from capsule_lab.types import Capsules, OnIteration, RoutingTrace, Votes
 

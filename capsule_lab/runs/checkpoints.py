@@ -8,13 +8,13 @@ import time
 import zipfile
 import zlib
 from concurrent.futures import ThreadPoolExecutor
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig
 
-from capsule_lab import __version__
-from capsule_lab.config import to_container
+from capsule_lab.config.compose import to_container
 from capsule_lab.errors import RunError, one_line
 from capsule_lab.runs.directories import find_checkpoint
 from capsule_lab.runs.trust import check_record
@@ -50,7 +50,7 @@ def embed(
     """
     return {
         "format": FORMAT,
-        "version": __version__,
+        "version": version("capsule-lab"),
         "config": to_container(config),
         "provenance": provenance,
         "spec": {
@@ -158,7 +158,7 @@ def read(path: Path) -> dict[str, Any]:
     if record["format"] != FORMAT:
         raise RunError(
             f"{path} was written by capsule_lab {record.get('version')} in checkpoint format {record['format']}; this "
-            f"is {__version__}, which reads format {FORMAT}: use the capsule_lab that wrote it"
+            f"is {version('capsule-lab')}, which reads format {FORMAT}: use the capsule_lab that wrote it"
         )
     check_record(record, path)
     return checkpoint

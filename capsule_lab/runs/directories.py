@@ -30,9 +30,9 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
-from capsule_lab.atomic import atomically, expanded, remove_leftovers
-from capsule_lab.config import to_container
+from capsule_lab.config.compose import to_container
 from capsule_lab.errors import RunError
+from capsule_lab.system.files import atomically, expanded, remove_leftovers
 
 _CONTINUED = "-continued"
 _ENDING = re.compile(rf"-(?P<hash>[0-9a-f]{{8}})(?P<continued>{_CONTINUED})?(-(?P<number>\d+))?$")

@@ -11,7 +11,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from capsule_lab.errors import RunError
-from capsule_lab.signals import postponed
+from capsule_lab.system.signals import postponed
 
 _TIMEOUT = 1.0  # ours: seconds; `is_held` in another process holds the lock for a moment
 _ATTEMPTS = 100  # ours: so often may other processes remove the empty folder in the meantime

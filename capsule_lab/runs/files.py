@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from capsule_lab.atomic import atomically, set_aside
-from capsule_lab.config import user_message
+from capsule_lab.config.compose import user_message
 from capsule_lab.errors import RunError, one_line
+from capsule_lab.system.files import atomically, set_aside
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -16,7 +16,6 @@ from pathlib import Path
 from omegaconf import DictConfig
 from pydantic import ConfigDict, TypeAdapter
 
-from capsule_lab import slurm
 from capsule_lab.errors import InterruptError, RunError
 from capsule_lab.runs import file_lock
 from capsule_lab.runs.directories import (
@@ -31,7 +30,8 @@ from capsule_lab.runs.directories import (
 from capsule_lab.runs.files import read_record as read_file
 from capsule_lab.runs.files import write_record as write_file
 from capsule_lab.runs.results import describe_error, read_result
-from capsule_lab.signals import postponed
+from capsule_lab.system import slurm
+from capsule_lab.system.signals import postponed
 
 LOG_VARIABLE = "CAPSULE_LAB_LOG"
 """Environment variable in which a launcher names the file that has the output of this process."""

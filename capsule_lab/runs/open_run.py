@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from omegaconf import DictConfig, OmegaConf
 
-from capsule_lab.config import to_container
+from capsule_lab.config.compose import to_container
 from capsule_lab.errors import RunError, one_line
 from capsule_lab.runs import checkpoints, directories
 from capsule_lab.runs.trust import check_targets, plain_value
@@ -98,7 +98,7 @@ class Run:
             RunError: if images or classes are not those of the network, or if, without ``_target_``, only a stand-in
                 is here for the real data of training, or the reverse.
         """
-        from capsule_lab import build, check  # torch and Lightning
+        from capsule_lab.config import build, check  # torch and Lightning
 
         config = OmegaConf.create({"data": self.data_config(options)})
         check.check(config)
@@ -219,7 +219,7 @@ def check_weights(config: DictConfig, spec: DataSpec, weights: Weights, file: Pa
     import torch  # slow to import
     from torch.nn.modules import module as hooks
 
-    from capsule_lab import build
+    from capsule_lab.config import build
 
     for what, size, most in (
         ("pixels", math.prod(spec.image_shape), _MOST_PIXELS),
@@ -267,7 +267,7 @@ def _described(weight: tuple[tuple[int, ...], torch.dtype] | None) -> str:
 
 
 def _built(file: Path, checkpoint: dict[str, Any], record: dict[str, Any]) -> Run:
-    from capsule_lab import build  # torch and Lightning
+    from capsule_lab.config import build  # torch and Lightning
     from capsule_lab.types import DataSpec
 
     config = OmegaConf.create(record["config"])

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, Self
 from omegaconf import DictConfig
 from pydantic import BaseModel, Field, TypeAdapter, model_validator
 
-from capsule_lab.config import user_message
+from capsule_lab.config.compose import user_message
 from capsule_lab.errors import InterruptError, RunError, one_line
 from capsule_lab.runs.directories import config_hash, is_first_process
 from capsule_lab.runs.files import read_record, tail, write_record

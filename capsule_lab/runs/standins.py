@@ -79,7 +79,7 @@ def _has_other_precision(record: Mapping[str, Any], config: DictConfig) -> bool:
         return False
     import torch
 
-    from capsule_lab.build import fast_precision
+    from capsule_lab.config.build import fast_precision
 
     if re.match(r"\d+ x ", str(record.get("hardware"))) and not torch.cuda.is_available():
         return False

@@ -26,7 +26,7 @@ BUILT = ("data", "model", "module", "routing", "class_routing", "loss", "schedul
 """Groups of the configuration in a checkpoint from which objects are built."""
 
 _WITH_CLASSES = (
-    "capsule_lab.data", "capsule_lab.layers", "capsule_lab.lit", "capsule_lab.networks", "capsule_lab.optimizers",
+    "capsule_lab.data", "capsule_lab.layers", "capsule_lab.lit", "capsule_lab.networks",
     "capsule_lab.routing", "capsule_lab.schedules", "torch.nn", "torch.optim",
 )  # fmt: skip
 _WITH_FUNCTIONS = ("capsule_lab.losses", "torch.nn.functional")

@@ -88,7 +88,7 @@ def _untrained(run: runs.Run, images: StudyImages, seed: int) -> AbstractNetwork
     """The run's network with new weights, and statistics of batch normalisation as of these images."""
     import torch
 
-    from capsule_lab import build
+    from capsule_lab.config import build
     from capsule_lab.studies.subject import set_running_statistics
 
     with torch.random.fork_rng(devices=[]):

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from capsule_lab.studies.attacks.evaluation import Measured
     from capsule_lab.studies.attacks.session import AttackedRun
     from capsule_lab.studies.images import StudyImages
+    from capsule_lab.tables.summary import Entry
 
 _COLUMNS = {
     "success_of_right": "success on those right before %",
@@ -56,6 +57,13 @@ def attack(config: DictConfig) -> Outcome:
         config: of ``conf/attack.yaml``.
     """
     return conduct(config, "attack", "attacks", _attacked, cpu_batch=_CPU_BATCH)
+
+
+def table_figures(entries: Sequence[Entry]) -> dict[str, Figure]:
+    """Figures of a table with rows that this command evaluates, by name."""
+    from capsule_lab.studies.attacks.table_figures import accuracy_under_attack
+
+    return accuracy_under_attack(entries)
 
 
 def _attacked(setting: Setting) -> Found:

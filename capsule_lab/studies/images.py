@@ -77,12 +77,13 @@ class StudyImages:
             left = images - sum(len(each.labels) for each in found)
             if left <= 0:
                 break
-            part = Batch(*(each if each is None else each[:left] for each in on_device(batch, self.device)))
-            found.append(self.data.unpaired_batch(part, "val"))
+            found.append(self.data.unpaired_batch(on_device(batch, self.device, left), "val"))
         return found
 
 
-def on_device(batch: Batch, device: torch.device) -> Batch:
-    """Images, labels, keys and factors of a stored batch on a device."""
-    parts = (batch.images, batch.labels, batch.key, batch.factors)
-    return Batch(*(each if each is None else each.to(device) for each in parts))
+def on_device(batch: Batch, device: torch.device, images: int | None = None) -> Batch:
+    """Images, labels, keys and factors of a stored batch on a device, of the first ``images`` or of all."""
+    factors = None if batch.factors is None else batch.factors[:images].to(device)
+    return Batch(
+        batch.images[:images].to(device), batch.labels[:images].to(device), batch.key[:images].to(device), factors
+    )

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from capsule_lab import runs
-from capsule_lab.config import to_container
+from capsule_lab.config.compose import to_container
 from capsule_lab.evaluate import open_checked
 from capsule_lab.figures import keep_figures
 from capsule_lab.studies.attacks.kind import name_of
@@ -109,8 +109,9 @@ def conduct(
     import torch
     from hydra.utils import instantiate
 
-    from capsule_lab import build, environment
+    from capsule_lab.config import build
     from capsule_lab.studies.subject import OF_PAIRS
+    from capsule_lab.system import environment
 
     name = name_of(config[group])
     run = open_checked(config)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -165,15 +165,16 @@ def open_subject(run: Run, network: Any, images: StudyImages) -> Subject:
     """
     images.check_preprocessing("a transformation that takes grey levels of 0 to 255 as either")
     fill = "black" if images.has_black_background else "border"
-    functions = {name: vars(shifts)[name] for name in ("rotation", "translation", "scaling", "shear")}
+
+    def change(shift: Callable[..., Tensor], pixels: Tensor, strength: float) -> Tensor:
+        return shift(None, pixels, strength, box=GREY_LEVELS, fill=fill)
+
+    functions = (shifts.rotation, shifts.translation, shifts.scaling, shifts.shear)
     return Subject(
         network=network.float().eval().to(images.device),
         batches=images.seen,
         changed=lambda change, strength: images.changed(lambda pixels: change(pixels, strength)),
-        changes={
-            name: lambda pixels, strength, shift=shift: shift(None, pixels, strength, box=GREY_LEVELS, fill=fill)
-            for name, shift in functions.items()
-        },
+        changes={shift.__name__: partial(change, shift) for shift in functions},
         training=images.of_training,
         factors=images.data.spec.factors,
         classes=images.data.spec.classes,

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from datetime import timedelta
 
-from capsule_lab.config import quoted
+from capsule_lab.config.compose import quoted
 from capsule_lab.errors import ConfigError
 
 SELECTION = ("rows", "columns", "seeds")

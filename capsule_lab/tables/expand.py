@@ -9,8 +9,8 @@ from typing import TypeAlias
 from omegaconf import DictConfig, OmegaConf
 
 from capsule_lab import runs
-from capsule_lab.check import check
-from capsule_lab.config import compose, quoted, user_message
+from capsule_lab.config.check import check
+from capsule_lab.config.compose import compose, quoted, user_message
 from capsule_lab.errors import TableError
 from capsule_lab.launchers.hydra_internals import override_keys
 from capsule_lab.tables import evaluations

@@ -13,7 +13,7 @@ from omegaconf.errors import OmegaConfBaseException
 from pydantic import TypeAdapter, ValidationError
 from yaml import YAMLError
 
-from capsule_lab.config import sweeps_dir
+from capsule_lab.config.compose import sweeps_dir
 from capsule_lab.errors import TableError, closest, one_line, suggest
 from capsule_lab.tables.schema import Column, Content, Row, Seeds, Table, check_override
 

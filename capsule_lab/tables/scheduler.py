@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import Console
 from rich.markup import escape
 
-from capsule_lab.build import build_without_weights
+from capsule_lab.config.build import build_without_weights
 from capsule_lab.errors import TableError
 from capsule_lab.launchers.hydra_internals import error_of, was_left_out
 from capsule_lab.runs import lock

@@ -15,13 +15,13 @@ from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
 
-from capsule_lab.config import check_options
+from capsule_lab.config.compose import check_options
 from capsule_lab.errors import ConfigError
 from capsule_lab.launchers.gpu_pool import GPUPool
 from capsule_lab.launchers.hydra_internals import BasicSweeper, launcher_of, left_out, without_hydra
 from capsule_lab.launchers.slurm_array import SlurmArray
+from capsule_lab.system.terminal import aligned, as_typed, differences
 from capsule_lab.tables.arguments import FOR_SWEEP, SELECTION, budget_seconds
-from capsule_lab.terminal import aligned, as_typed, differences
 
 
 class CellSweeper(Sweeper):
@@ -100,7 +100,7 @@ class GridSweeper(BasicSweeper):
         Raises:
             ConfigError: see ``check.check``.
         """
-        from capsule_lab.check import check  # as above
+        from capsule_lab.config.check import check  # as above
 
         assert self.hydra_context is not None
         assert self.config is not None
@@ -138,7 +138,7 @@ class GridSweeper(BasicSweeper):
 
 def _run_until(until: float, task: TaskFunction, config: DictConfig) -> Any:
     """Run a job, whose training ends at a time of ``time.time``; nothing if that has come."""
-    from capsule_lab.build import time_limit  # as above
+    from capsule_lab.config.build import time_limit  # as above
 
     left = until - time.time()
     if left <= 0:

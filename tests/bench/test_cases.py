@@ -6,7 +6,7 @@ import pytest
 
 from capsule_lab import bench
 from capsule_lab.bench import cases
-from capsule_lab.config import compose, options_of
+from capsule_lab.config.compose import compose, options_of
 from capsule_lab.errors import ConfigError
 from tests.helpers.bench import small_bench, small_case
 

@@ -7,7 +7,7 @@ import pytest
 from capsule_lab.bench import roofline
 from capsule_lab.bench.cases import Case, model_groups
 from capsule_lab.bench.roofline import Work
-from capsule_lab.config import compose
+from capsule_lab.config.compose import compose
 from tests.helpers.bench import small_case
 
 RATES = {"float32_operations_per_second": 1e9, "bfloat16_operations_per_second": 4e9, "bytes_per_second": 1e8}

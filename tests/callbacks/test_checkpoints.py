@@ -14,9 +14,9 @@ import torch
 
 from capsule_lab.callbacks import AtomicCheckpointIO, EmbedConfig, LastCheckpoint, checkpoints, pause_at
 from capsule_lab.callbacks.stop_signals import StopSignals
-from capsule_lab.config import compose
+from capsule_lab.config.compose import compose
 from capsule_lab.errors import InterruptError, PauseError, RunError
-from capsule_lab.signals import SIGNALS
+from capsule_lab.system.signals import SIGNALS
 from capsule_lab.types import DataSpec
 
 PROVENANCE = {"name": "MNIST", "source": "standin"}

@@ -17,11 +17,11 @@ from omegaconf import DictConfig
 from torch import nn
 
 from capsule_lab.analysis.learning import measure_layers
-from capsule_lab.build import build_data, build_module
 from capsule_lab.callbacks import LearningDiagnostics, VarianceFloor
 from capsule_lab.callbacks.learning import first_images
-from capsule_lab.check import check
-from capsule_lab.config import compose
+from capsule_lab.config.build import build_data, build_module
+from capsule_lab.config.check import check
+from capsule_lab.config.compose import compose
 from capsule_lab.networks import CapsNet, EMCaps
 from capsule_lab.train import train
 from capsule_lab.types import Batch

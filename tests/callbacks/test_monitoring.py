@@ -13,10 +13,10 @@ from lightning.pytorch.callbacks import Callback
 from omegaconf import DictConfig
 from torch import Tensor, nn
 
-from capsule_lab.build import build_data
 from capsule_lab.callbacks import NonFiniteError, NonFiniteGuard, RoutingStats, monitoring
 from capsule_lab.callbacks.host_copy import HostCopy
 from capsule_lab.callbacks.monitoring import layer_statistics
+from capsule_lab.config.build import build_data
 from capsule_lab.errors import InterruptError
 from capsule_lab.networks import AbstractCapsuleNetwork, BaselineCNN, CapsNet, EMCaps
 from capsule_lab.train import train

@@ -13,7 +13,7 @@ from omegaconf import DictConfig
 
 from capsule_lab.callbacks import NonFiniteError
 from capsule_lab.callbacks.loggers import run_tags, with_names
-from capsule_lab.config import compose
+from capsule_lab.config.compose import compose
 from capsule_lab.train import train
 from tests.helpers.commands import NO_PICTURES, ROOT, TINY, Ended, python
 from tests.helpers.tables import write_table

@@ -11,11 +11,10 @@ from typing import Any
 import jsonschema
 import pytest
 import yaml
-from wandb.sdk.launch.sweeps.utils import create_sweep_command, create_sweep_command_args
 
-from capsule_lab.build import build_without_weights
-from capsule_lab.check import check
-from capsule_lab.config import compose, sweeps_dir
+from capsule_lab.config.build import build_without_weights
+from capsule_lab.config.check import check
+from capsule_lab.config.compose import compose, sweeps_dir
 from capsule_lab.runs.directories import config_hash
 from tests.helpers.commands import Trained
 
@@ -36,6 +35,8 @@ def values(parameter: dict[str, Any]) -> list[Any]:
 
 def command_of(sweep: dict[str, Any], chosen: dict[str, Any]) -> list[str]:
     """What W&B's agent starts for these values, put together by its own functions."""
+    from wandb.sdk.launch.sweeps.utils import create_sweep_command, create_sweep_command_args  # a second to import
+
     filled = create_sweep_command_args({"args": {name: {"value": value} for name, value in chosen.items()}})
     macros = {"${env}": ["/usr/bin/env"], "${interpreter}": ["python"], "${program}": [sweep["program"]]}
     macros |= {f"${{{name}}}": given for name, given in filled.items()}

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from capsule_lab.atomic import atomically
+from capsule_lab.system.files import atomically
 from tests.campaign import small_runs
 from tests.campaign.outcomes import Fault, NotHitError
 

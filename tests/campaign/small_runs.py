@@ -118,7 +118,7 @@ def at_hook(number: int, log: Path | None = None, action: Prepare = KILL) -> Pre
     def prepare() -> None:
         from lightning.pytorch.callbacks import Callback
 
-        from capsule_lab import build
+        from capsule_lab.config import build
 
         event = _counter(number, log, action)
         names = [name for name in dir(Callback) if name.startswith("on_") and name != "on_exception"]

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from capsule_lab.ddp import TIMEOUT_VARIABLE
+from capsule_lab.lit.ddp import TIMEOUT_VARIABLE
 from tests.campaign.outcomes import (
     Fault,
     NotHitError,
@@ -213,7 +213,7 @@ def _locks(folder: Path, delays: list[float]) -> None:
 
 def _claim(folder: Path, claims: int) -> None:
     """Hold the lock of one configuration so many times, and look at it whether held or not."""
-    from capsule_lab.config import compose
+    from capsule_lab.config.compose import compose
     from capsule_lab.errors import RunError
     from capsule_lab.runs import directories, lock
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from capsule_lab.config import compose
+from capsule_lab.config.compose import compose
 from capsule_lab.data import AffNISTDataModule
 from capsule_lab.data.formats import affnist as affnist_format
 from capsule_lab.data.mnist import MNISTFiles

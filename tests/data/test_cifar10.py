@@ -9,7 +9,7 @@ import pytest
 import torch
 from torchvision import datasets
 
-from capsule_lab.config import compose
+from capsule_lab.config.compose import compose
 from capsule_lab.data import CIFAR10DataModule, cifar10
 from capsule_lab.data.transforms import sample_key
 from capsule_lab.train import train

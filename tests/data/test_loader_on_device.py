@@ -17,8 +17,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from capsule_lab.build import build_data
-from capsule_lab.config import compose, options_of
+from capsule_lab.config.build import build_data
+from capsule_lab.config.compose import compose, options_of
 from capsule_lab.data import AbstractDataModule, MNISTDataModule
 from capsule_lab.data.loader import Images, InMemory, ResumableLoader, fits
 from capsule_lab.data.standins.affnist import SyntheticAffNIST

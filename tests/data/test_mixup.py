@@ -12,7 +12,7 @@ import torch
 from omegaconf import DictConfig
 from scipy import stats
 
-from capsule_lab.config import compose
+from capsule_lab.config.compose import compose
 from capsule_lab.data import MNISTDataModule
 from capsule_lab.data.loader import EpochBatches, Images, InMemory
 from capsule_lab.data.mixup import WithPartners, mix, shares_of

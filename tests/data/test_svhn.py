@@ -9,7 +9,7 @@ import pytest
 import torch
 from torchvision import datasets
 
-from capsule_lab.config import compose
+from capsule_lab.config.compose import compose
 from capsule_lab.data import SVHNDataModule, svhn
 from capsule_lab.data.standins.coloured_digits import coloured_digits
 from capsule_lab.data.transforms import sample_key

@@ -11,7 +11,7 @@ from omegaconf import DictConfig
 
 from capsule_lab.bench import cases, interleave, roofline, workers
 from capsule_lab.bench.cases import Case
-from capsule_lab.config import compose
+from capsule_lab.config.compose import compose
 
 SMALL = [
     "device=cpu", "rounds=2", "steps=1", "precisions=[32-true]", "backends=[matmul]", "batch_size=2",

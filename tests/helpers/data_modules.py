@@ -11,9 +11,9 @@ import pooch
 import pytest
 import torch
 
-from capsule_lab import build
-from capsule_lab.check import check
-from capsule_lab.config import compose
+from capsule_lab.config import build
+from capsule_lab.config.check import check
+from capsule_lab.config.compose import compose
 from capsule_lab.data import download
 
 Answer = bytes | Exception

@@ -11,7 +11,7 @@ from typing import Any
 from lightning.pytorch.callbacks import Callback
 
 from capsule_lab.callbacks import LastCheckpoint
-from capsule_lab.slurm import this_job
+from capsule_lab.system.slurm import this_job
 
 
 class Hold(Callback):

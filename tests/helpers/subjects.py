@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from capsule_lab.studies.subject import Change, Subject
 from capsule_lab.networks import AbstractNetwork, CapsNet, EMCaps, SmallCNN
+from capsule_lab.studies.subject import Change, Subject
 from capsule_lab.types import Batch
 
 CLASSES = 4

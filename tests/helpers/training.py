@@ -13,8 +13,9 @@ import torch
 from lightning.pytorch.callbacks import Callback
 from omegaconf import DictConfig
 
-from capsule_lab import build, runs
+from capsule_lab import runs
 from capsule_lab.callbacks import pause_at
+from capsule_lab.config import build
 from capsule_lab.train import train
 
 

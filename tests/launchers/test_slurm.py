@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 from submitit.core.utils import JobPaths
 
-from capsule_lab import slurm
 from capsule_lab.errors import ConfigError
 from capsule_lab.launchers import slurm_array, submitit_internals
 from capsule_lab.runs import lock
+from capsule_lab.system import slurm
 from capsule_lab.tables.expand import expand
 from capsule_lab.tables.reader import read
 from tests.helpers.commands import NO_PICTURES, TINY_CAPSNET, Ended

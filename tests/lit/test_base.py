@@ -15,8 +15,8 @@ import torch
 from omegaconf import DictConfig
 from torch import Tensor
 
-from capsule_lab import build
-from capsule_lab.config import compose
+from capsule_lab.config import build
+from capsule_lab.config.compose import compose
 from capsule_lab.data import MNISTDataModule
 from capsule_lab.data.loader import Images
 from capsule_lab.errors import ConfigError, InterruptError

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from capsule_lab import build
-from capsule_lab.config import compose
+from capsule_lab.config import build
+from capsule_lab.config.compose import compose
 from capsule_lab.errors import ConfigError
 from capsule_lab.functional import in_unit_range
 from capsule_lab.lit import CapsNetModule

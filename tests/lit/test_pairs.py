@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from capsule_lab import runs
-from capsule_lab.config import compose
+from capsule_lab.config.compose import compose
 from capsule_lab.errors import ConfigError, InterruptError
 from capsule_lab.train import summary, train
 from tests.helpers.commands import Ended
@@ -65,7 +65,7 @@ def test_a_run_has_quantities_in_place_of_errors(tmp_path: Path) -> None:
     assert f"test loss {result['test']['loss']:.4g}" in lines
     assert "copying" in lines
     assert "test error" not in lines
-    assert "capsule_lab.analyse" in lines, "and not another routing, which it has not"
+    assert "capsule_lab analyse" in lines, "and not another routing, which it has not"
     assert runs.open(directory).network.capsules == 4  # type: ignore[attr-defined]
 
 

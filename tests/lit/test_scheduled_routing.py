@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from omegaconf import DictConfig
 
-from capsule_lab import build, runs
+from capsule_lab import runs
+from capsule_lab.config import build
 from capsule_lab.errors import InterruptError
 from capsule_lab.lit import CapsNetModule
 from capsule_lab.lit.scheduled_routing import ScheduledRouting

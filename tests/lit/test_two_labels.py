@@ -11,8 +11,8 @@ import torch
 from omegaconf import DictConfig
 from torch import Tensor
 
-from capsule_lab import build
-from capsule_lab.config import compose
+from capsule_lab.config import build
+from capsule_lab.config.compose import compose
 from capsule_lab.errors import ConfigError
 from capsule_lab.functional import predictions_by_label
 from capsule_lab.lit import CapsNetModule

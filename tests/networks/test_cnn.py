@@ -9,7 +9,7 @@ import torch
 from hydra.utils import instantiate
 from torch import nn
 
-from capsule_lab.config import compose
+from capsule_lab.config.compose import compose
 from capsule_lab.losses import cross_entropy_loss
 from capsule_lab.networks import AveragedCNN, BaselineCNN, SmallCNN
 

@@ -12,7 +12,7 @@ import torch
 from hydra.utils import instantiate
 from torch import Tensor, nn
 
-from capsule_lab.config import compose, conf_dir
+from capsule_lab.config.compose import compose, conf_dir
 from capsule_lab.functional import dense_votes
 from capsule_lab.kernels import run_routing
 from capsule_lab.layers import LinearPrimaryCapsules

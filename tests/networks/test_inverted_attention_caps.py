@@ -12,7 +12,7 @@ import torch
 from hydra.utils import instantiate
 from torch import Tensor, nn
 
-from capsule_lab.config import compose
+from capsule_lab.config.compose import compose
 from capsule_lab.losses import cross_entropy_loss
 from capsule_lab.networks import InvertedAttentionCaps
 from capsule_lab.networks.inverted_attention_caps import NormalisedPrimaryCapsules

@@ -14,7 +14,7 @@ import torch
 from omegaconf import OmegaConf
 from torch import Tensor
 
-from capsule_lab.config import compose, conf_dir
+from capsule_lab.config.compose import compose, conf_dir
 from capsule_lab.routing.em_costs import INITIAL
 from tests.reference.em_loops import inverse_temperatures
 

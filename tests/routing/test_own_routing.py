@@ -14,7 +14,7 @@ import torch
 from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
-from capsule_lab.check import check
+from capsule_lab.config.check import check
 from capsule_lab.types import RoutingTrace, Votes
 from tests.helpers.commands import NO_PICTURES, ROOT, TINY_CAPSNET, TINY_DATA, Ended
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from omegaconf import DictConfig
 
-from capsule_lab.config import compose
+from capsule_lab.config.compose import compose
 from capsule_lab.errors import RunError
 from capsule_lab.runs import directories
 from tests.helpers.commands import TINY

@@ -15,10 +15,11 @@ from pathlib import Path
 import pytest
 from omegaconf import DictConfig
 
-from capsule_lab import runs, slurm
-from capsule_lab.config import compose
+from capsule_lab import runs
+from capsule_lab.config.compose import compose
 from capsule_lab.errors import InterruptError, RunError
 from capsule_lab.runs import file_lock, lock
+from capsule_lab.system import slurm
 from tests.helpers.commands import Ended, Trained
 from tests.helpers.tables import RESULT, TINY
 

@@ -16,7 +16,7 @@ from omegaconf import OmegaConf
 
 from capsule_lab import runs
 from capsule_lab.callbacks import AtomicCheckpointIO
-from capsule_lab.config import to_container
+from capsule_lab.config.compose import to_container
 from capsule_lab.data import MNISTDataModule
 from capsule_lab.errors import ConfigError, RunError
 from capsule_lab.lit import CapsNetModule

@@ -64,7 +64,7 @@ def test_flipped_bit_in_metrics_json_is_noticed_or_harmless(a_copy: Path, traine
 
 ATTACKED = {
     "attack": {"0.1/accuracy": 50.0}, "targeted": False, "space": "input", "couplings": "trained", "source": None,
-    "options": {"_target_": "capsule_lab.studies.attacks.fgsm"}, "split": "test", "checks": [{"name": "a", "passed": None}],
+    "options": {"_target_": "a.fgsm"}, "split": "test", "checks": [{"name": "a", "passed": None}],
 }  # fmt: skip
 STRANGE = {
     "test": {"error": None}, "provenance": {}, "val": 3, "steps": "x", "parameters": True, "hardware": 5,

@@ -12,9 +12,9 @@ import pytest
 import torch
 from omegaconf import DictConfig
 
-from capsule_lab.config import compose
+from capsule_lab.config.compose import compose
 from capsule_lab.errors import InterruptError
-from capsule_lab.signals import SIGNALS
+from capsule_lab.system.signals import SIGNALS
 from capsule_lab.train import train
 from tests.helpers.commands import NO_PICTURES, TINY_CAPSNET, TINY_CNN, TINY_DATA
 from tests.helpers.interruptions import Counting, differences, killed_at_writes, resumed, stopped_and_resumed

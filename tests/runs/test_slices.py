@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from capsule_lab import build, runs
-from capsule_lab.config import compose
+from capsule_lab import runs
+from capsule_lab.config import build
+from capsule_lab.config.compose import compose
 from capsule_lab.errors import ConfigError
 from capsule_lab.train import train
 from tests.helpers.commands import NO_PICTURES, TINY_CNN, Ended, python

@@ -10,7 +10,7 @@ import pytest
 from omegaconf import DictConfig
 
 from capsule_lab import runs
-from capsule_lab.config import compose
+from capsule_lab.config.compose import compose
 from capsule_lab.data.mnist import MNISTFiles
 from capsule_lab.tables.cells import DONE, MISSING
 from capsule_lab.tables.expand import expand
@@ -62,7 +62,7 @@ def test_precision_counts_where_it_is_used_and_is_shown_everywhere(
     file = write_table(tmp_path, seeds=[0], rows=[auto, {"name": "two", "overrides": []}])
 
     def found(native: bool, *, any_precision: bool = False) -> list[tuple[str, float | None]]:
-        monkeypatch.setattr("capsule_lab.build.cpu_computes_bfloat16", lambda: native)
+        monkeypatch.setattr("capsule_lab.config.build.cpu_computes_bfloat16", lambda: native)
         cells = expand(read(file), any_precision=any_precision)
         return [(cell.status, cell.value("test/error")) for cell in cells]
 
@@ -80,7 +80,7 @@ def test_precision_counts_where_it_is_used_and_is_shown_everywhere(
 
 def test_run_on_a_gpu_counts_where_there_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on the node of a cluster from which sweeps are started."""
-    monkeypatch.setattr("capsule_lab.build.cpu_computes_bfloat16", lambda: False)
+    monkeypatch.setattr("capsule_lab.config.build.cpu_computes_bfloat16", lambda: False)
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     file = write_table(tmp_path, seeds=[0], rows=[{"name": "one", "overrides": ["trainer.precision=auto"]}])
     write_run(expand(read(file))[0], precision="bf16-mixed", hardware="1 x NVIDIA H100")
@@ -101,7 +101,7 @@ def test_resuming_in_another_precision_starts_anew(
     else:
         (a_copy / "metrics.json").unlink()
     for native in (False, True):
-        monkeypatch.setattr("capsule_lab.build.cpu_computes_bfloat16", lambda native=native: native)
+        monkeypatch.setattr("capsule_lab.config.build.cpu_computes_bfloat16", lambda native=native: native)
         assert runs.standins.holds_superseded(a_copy, config) is (native is not (result["precision"] == "bf16-mixed"))
 
 

@@ -21,9 +21,10 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
-from capsule_lab import build, evaluate, figures, runs
+from capsule_lab import evaluate, figures, runs
 from capsule_lab.callbacks import AtomicCheckpointIO
-from capsule_lab.config import compose, conf_dir, to_container
+from capsule_lab.config import build
+from capsule_lab.config.compose import compose, conf_dir, to_container
 from capsule_lab.errors import ConfigError, RunError
 from capsule_lab.runs.trust import check_record, check_targets, is_part, targets
 from tests.helpers.commands import Trained
@@ -57,9 +58,9 @@ NODES: dict[str, dict[str, Any]] = {  # what writes the file MARKER, where only 
     "hydra.utils.get_object": {"path": "imported_marker.Class"},
     "importlib.import_module": {"name": "imported_marker"},
     "imported_marker.Class": {},
-    "capsule_lab.environment.subprocess.run": {"args": ["touch", "MARKER"]},
-    "capsule_lab.atomic.os.mkdir": {"path": "MARKER"},
-    "capsule_lab.atomic.shutil.copy": {"src": "PICKLE", "dst": "MARKER"},
+    "capsule_lab.system.environment.subprocess.run": {"args": ["touch", "MARKER"]},
+    "capsule_lab.system.files.os.mkdir": {"path": "MARKER"},
+    "capsule_lab.system.files.shutil.copy": {"src": "PICKLE", "dst": "MARKER"},
     "capsule_lab.runs.files.write_text": {"path": {"_target_": "pathlib.Path", "_args_": ["MARKER"]}, "text": ""},
     "capsule_lab.runs.open": {"path": "MARKER"},
     "capsule_lab.data.download.os.mkdir": {"path": "MARKER"},
@@ -315,7 +316,7 @@ def test_targets_are_found_wherever_they_stand(record: dict[str, Any], marker: P
 
 
 def test_checkpoint_with_a_hostile_configuration_is_refused(change: Callable[..., Path], marker: Path) -> None:
-    for target in ("torch.utils.collect_env.run", "imported_marker.Class", "capsule_lab.atomic.os.mkdir"):
+    for target in ("torch.utils.collect_env.run", "imported_marker.Class", "capsule_lab.system.files.os.mkdir"):
         path = change(lambda record, target=target: record["config"]["model"].update(routing=node(target)))
         assert f"names {target}; expected" in refused(path, marker, target)
 

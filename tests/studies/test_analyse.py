@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from capsule_lab import runs
+from capsule_lab.config.compose import compose
 from capsule_lab.studies.analyse import analyse, table
-from capsule_lab.config import compose
 from capsule_lab.train import train
 from tests.helpers.commands import NO_PICTURES, Ended
 from tests.helpers.messages import one_sentence

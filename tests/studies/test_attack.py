@@ -12,9 +12,9 @@ from matplotlib.figure import Figure
 from rich.console import Console
 
 from capsule_lab import runs
+from capsule_lab.config.compose import compose
 from capsule_lab.studies.attack import attack, tables
 from capsule_lab.studies.attacks.figures import accuracy_figure
-from capsule_lab.config import compose
 from tests.helpers.commands import Ended
 from tests.helpers.fakes import captions, row_names
 from tests.helpers.messages import one_sentence

@@ -5,9 +5,9 @@ from functools import partial
 import pytest
 import torch
 
-from capsule_lab.studies.subject import error_percent, set_running_statistics
-from capsule_lab.batch_norm import BatchNorm
 from capsule_lab.routing import NormalisedEMRouting
+from capsule_lab.routing.batch_norm import BatchNorm
+from capsule_lab.studies.subject import error_percent, set_running_statistics
 from capsule_lab.types import CapsuleOutput
 from tests.helpers.subjects import small_network, subject
 

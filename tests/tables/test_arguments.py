@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from capsule_lab.config import compose
+from capsule_lab.config.compose import compose
 from capsule_lab.errors import ConfigError
 from capsule_lab.tables.arguments import FOR_SWEEP, budget_seconds, for_hydra, quoted
 

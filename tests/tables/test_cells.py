@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from capsule_lab import runs
-from capsule_lab.config import compose
+from capsule_lab.config.compose import compose
 from capsule_lab.errors import RunError, TableError
 from capsule_lab.runs import lock
 from capsule_lab.tables.expand import distinct, expand, merged

@@ -56,7 +56,7 @@ def test_a_transfer_waits_for_both_runs_and_is_made_against_the_other(file: Path
     *_, transfer = distinct(expand(read(file)))
     assert transfer.status == "missing"
     best = "checkpoints/best.ckpt"
-    assert transfer.command.startswith(f"python -m capsule_lab.attack ckpt={directory / best} trainer.accelerator=cpu ")
+    assert transfer.command.startswith(f"python -m capsule_lab.studies.attack ckpt={directory / best} ")
     assert transfer.command.endswith(f" source={source / best}")
     assert f"source={other.fingerprint}" in transfer.job[-1], "a job finds it wherever runs lie"
     assert transfer.job[-1].startswith("+evaluate_by_attack=[")
@@ -166,7 +166,7 @@ def write_attack(directory: Path, fingerprint: str, checks: list[dict[str, Any]]
         "space": "input",
         "couplings": "trained",
         "source": None,
-        "options": {"_target_": "capsule_lab.studies.attacks.fgsm"},
+        "options": {"_target_": "a.fgsm"},
         "split": "test",
     }
     path.write_text(json.dumps(record))

@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from capsule_lab import build, report, sweep, train
+from capsule_lab import report, sweep, train
+from capsule_lab.config import build
 from capsule_lab.launchers import gpu_pool
 from capsule_lab.runs import lock
 from capsule_lab.tables.expand import expand

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from hydra.core.utils import JobReturn, JobStatus
 
-from capsule_lab.config import compose
+from capsule_lab.config.compose import compose
 from capsule_lab.launchers.gpu_pool import GPUPool
 from capsule_lab.launchers.hydra_internals import was_left_out
 from capsule_lab.tables.sweeper import CellSweeper, _run_until

@@ -11,7 +11,7 @@ import torch
 
 from capsule_lab.bench.gpu.part_process import finite
 from capsule_lab.runs.files import write_json
-from capsule_lab.signals import end_with_parent
+from capsule_lab.system.signals import end_with_parent
 
 
 def main(function: str, device: str, size: str, limit: str, result: str) -> None:

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from capsule_lab.bench.cases import training_config
 from capsule_lab.bench.gpu.parts import Size
-from capsule_lab.config import options_of
+from capsule_lab.config.compose import options_of
 from capsule_lab.errors import one_line
 from capsule_lab.layers import ConvCapsules
 from capsule_lab.routing import AbstractRouting

@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
-from capsule_lab import environment
 from capsule_lab.bench.gpu.parts import Size
 from capsule_lab.kernels.backends import fused_kernels
+from capsule_lab.system import environment
 
 PACKAGES = ("torch", "triton", "lightning", "torchmetrics", "torchvision", "numba", "numpy")
 OF_NVIDIA_SMI = (

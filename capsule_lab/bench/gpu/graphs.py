@@ -19,7 +19,7 @@ from torch import Tensor
 from capsule_lab.bench.cases import FULL, Case, sizes_of, training_config
 from capsule_lab.bench.models import Step, build_step
 from capsule_lab.bench.workers import Worker
-from capsule_lab.config import compose
+from capsule_lab.config.compose import compose
 from capsule_lab.errors import ConfigError, one_line
 
 Size = Literal["full", "small"]

@@ -17,13 +17,13 @@ import torch
 from pydantic import TypeAdapter
 from typing_extensions import TypedDict
 
-from capsule_lab import environment
 from capsule_lab.bench.gpu.page import as_page
 from capsule_lab.bench.gpu.part_process import GRACE, run_part
 from capsule_lab.bench.gpu.parts import PARTS, Part, Size
-from capsule_lab.config import conf_dir
+from capsule_lab.config.compose import conf_dir
 from capsule_lab.errors import RunError
 from capsule_lab.runs import files
+from capsule_lab.system import environment
 
 _LOG = logging.getLogger(__name__)
 
@@ -75,7 +75,7 @@ def current_key(device: torch.device, size: Size) -> dict[str, str]:
 def sources_hash() -> str:
     """Of all code and configurations: a checkout that was copied without its history has no commit."""
     digest = hashlib.sha256()
-    for folder, pattern in ((Path(environment.__file__).parent, "*.py"), (conf_dir(), "*.yaml")):
+    for folder, pattern in ((Path(environment.__file__).parents[1], "*.py"), (conf_dir(), "*.yaml")):
         for file in sorted(folder.rglob(pattern)):
             digest.update(f"{file.relative_to(folder)}\0".encode() + file.read_bytes() + b"\0")
     return digest.hexdigest()[:12]

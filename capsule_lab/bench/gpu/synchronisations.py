@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from capsule_lab.bench.cases import training_config
 from capsule_lab.bench.gpu.random_digits import RandomDigits
-from capsule_lab.build import be_quiet, build_module, build_trainer
+from capsule_lab.config.build import be_quiet, build_module, build_trainer
 from capsule_lab.errors import CapsuleLabError, one_line
 from capsule_lab.types import Batch
 

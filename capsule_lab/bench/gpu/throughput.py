@@ -13,7 +13,7 @@ from capsule_lab.bench.cases import FULL, Case, model_groups
 from capsule_lab.bench.gpu.parts import Size
 from capsule_lab.bench.models import build_step, take_step
 from capsule_lab.bench.workers import memory_now, peak_memory
-from capsule_lab.config import compose, options_of
+from capsule_lab.config.compose import compose, options_of
 from capsule_lab.errors import one_line
 
 BATCHES: dict[Size, tuple[int, ...]] = {"full": (64, 128, 256, 512, 1024), "small": (1, 2)}

@@ -15,7 +15,7 @@ from capsule_lab.bench.cases import FULL, Case, check_bench, layer_groups, model
 from capsule_lab.bench.interleave import row_of
 from capsule_lab.bench.roofline import Work, beside_roofline, count, machine_rates
 from capsule_lab.bench.workers import CaseTimer
-from capsule_lab.config import compose
+from capsule_lab.config.compose import compose
 from capsule_lab.errors import one_line
 
 Size = Literal["full", "small"]

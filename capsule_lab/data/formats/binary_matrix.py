@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from capsule_lab.atomic import atomically
 from capsule_lab.errors import DataError
+from capsule_lab.system.files import atomically
 
 _KINDS: dict[int, np.dtype[Any]] = {  # magics as documented beside the smallNORB files
     0x1E3D4C51: np.dtype("<f4"),

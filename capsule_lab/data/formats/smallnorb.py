@@ -15,11 +15,11 @@ from typing import Literal, NamedTuple
 import numpy as np
 import torch
 
-from capsule_lab.atomic import atomically
 from capsule_lab.data.download import download_file, verify
 from capsule_lab.data.formats.binary_matrix import read_matrix
 from capsule_lab.data.loader import Images
 from capsule_lab.errors import DataError
+from capsule_lab.system.files import atomically
 
 Resize = Literal["subsample", "area"]
 Part = Literal["training", "testing"]

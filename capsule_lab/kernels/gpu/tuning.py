@@ -30,9 +30,9 @@ import torch
 import triton
 import triton.testing
 
-from capsule_lab.atomic import atomically, set_aside
 from capsule_lab.errors import ConfigError
 from capsule_lab.kernels.cache import user_cache
+from capsule_lab.system.files import atomically, set_aside
 
 _LOG = logging.getLogger(__name__)
 VARIABLE = "CAPSULE_LAB_BLOCKS"

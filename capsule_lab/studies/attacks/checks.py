@@ -131,9 +131,8 @@ class Gradients:
         sizes = gradients.abs().flatten(1)
         means = sizes.double().mean(1)
         lowest, median, highest = means.quantile(means.new_tensor([0.01, 0.5, 0.99])).tolist()
-        zero = sizes == 0
-        shares = [100 * each.double().mean().item() for each in (zero, zero.all(1))]
-        return cls(*shares, median, lowest, highest)
+        pixels, images = (100 * each.double().mean().item() for each in (sizes == 0, (sizes == 0).all(1)))
+        return cls(pixels, images, median, lowest, highest)
 
 
 def zero_gradients(found: Gradients, baseline: Gradients | None) -> Check:

@@ -33,8 +33,9 @@ def corruption(
 ) -> Pictures:
     """Corruptions of MNIST-C (Mu and Gilmer 2019); a strength is a severity, 1 to 5.
 
-    Standardised images need an attack in ``space=grey_levels``. Images of three channels are red, green and blue. Other channels are grey images of one scene, as the eyes of
-    smallNORB: noise is drawn for each, geometry, fog and spatter for all.
+    Standardised images need an attack in ``space=grey_levels``. Images of three channels are red, green and blue. Other
+    channels are grey images of one scene, as the eyes of smallNORB: noise is drawn for each, geometry, fog and spatter
+    for all.
 
     Args:
         objective: of no use; all attacks are called alike.

@@ -246,7 +246,9 @@ class Attacked:
         """Of a loss of the labels by the images as they are, on the CPU; of the network's own logits."""
         return torch.cat(
             [
-                gradient_of(NetworkObjective(loss, each.labels, None, self.logits, self.training_loss), each.images).cpu()
+                gradient_of(
+                    NetworkObjective(loss, each.labels, None, self.logits, self.training_loss), each.images
+                ).cpu()
                 for each in self.batches
             ]
         )

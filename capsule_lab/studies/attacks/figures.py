@@ -16,10 +16,10 @@ from torch import Tensor
 
 from capsule_lab.analysis.curves import legend_below, look
 from capsule_lab.analysis.plotting import Column, Group, add_heading, name_of_class, picture_grid
+from capsule_lab.runs.results import short_name
 from capsule_lab.studies.attacks.evaluation import Examples
 from capsule_lab.studies.attacks.kind import kind_of
 from capsule_lab.studies.attacks.summary import by_epsilon
-from capsule_lab.runs.results import short_name
 
 _ACROSS = 3  # ours: panels side by side
 _TITLE = 36  # ours: letters above one of them

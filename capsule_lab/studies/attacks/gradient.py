@@ -131,9 +131,7 @@ def pgd(
 
 
 @attack("random signs")
-def noise(
-    objective: Any, images: Images, epsilon: float, key: Key, box: Box = UNIT, *, norm: Norm = "linf"
-) -> Images:
+def noise(objective: Any, images: Images, epsilon: float, key: Key, box: Box = UNIT, *, norm: Norm = "linf") -> Images:
     """Every pixel up or down by epsilon, by chance: the control of every attack.
 
     Args:

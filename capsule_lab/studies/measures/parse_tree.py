@@ -10,9 +10,9 @@ from matplotlib.axes import Axes
 from torch import Tensor
 
 from capsule_lab.analysis.plotting import sequential_colours
-from capsule_lab.studies.measures.receptive_fields import receptive_centres
 from capsule_lab.analysis.trace import ChildGrid, LayerTrace
 from capsule_lab.networks import AbstractCapsuleNetwork
+from capsule_lab.studies.measures.receptive_fields import receptive_centres
 
 ACTIVE = 0.1  # ours: activation above which a capsule is a node
 _DRAWN = 60  # ours: branches of a node at most, for a drawing that can be read

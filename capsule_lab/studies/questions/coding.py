@@ -17,11 +17,11 @@ from torch import Tensor
 
 from capsule_lab.analysis.curves import COLOURS
 from capsule_lab.analysis.plotting import name_of_class
-from capsule_lab.studies.subject import Answer, Subject, question
 from capsule_lab.analysis.trace import LayerTrace, trace
 from capsule_lab.errors import check_number
 from capsule_lab.networks import AbstractCapsuleNetwork
 from capsule_lab.routing import DynamicRouting, UniformRouting
+from capsule_lab.studies.subject import Answer, Subject, question
 from capsule_lab.types import Batch
 
 _ACTIVE = 0.5  # ours: share of a type's largest activation from which it counts as active

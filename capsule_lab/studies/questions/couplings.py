@@ -15,16 +15,16 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from torch import Tensor, nn
 
-from capsule_lab.studies.measures import couplings as measures
 from capsule_lab.analysis.curves import COLOURS
 from capsule_lab.analysis.equal_couplings import equal_couplings
 from capsule_lab.analysis.plotting import label_log_axis, name_of_class, sequential_colours
 from capsule_lab.analysis.reconstructions import first_of_each_class
-from capsule_lab.studies.subject import Answer, Subject, error_percent, question
 from capsule_lab.analysis.trace import LayerTrace
 from capsule_lab.errors import check_number
 from capsule_lab.networks import AbstractCapsuleNetwork
 from capsule_lab.routing import AbstractRouting, DynamicRouting
+from capsule_lab.studies.measures import couplings as measures
+from capsule_lab.studies.subject import Answer, Subject, error_percent, question
 
 _ENTRIES = 2**26  # ours: 256 MiB of couplings; of more, children at equal distances are measured
 _BINS = 50  # ours

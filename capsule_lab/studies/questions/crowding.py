@@ -17,10 +17,10 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from capsule_lab.analysis.plotting import Column, Group, name_of_class, picture_grid
-from capsule_lab.studies.questions.tree import silent
-from capsule_lab.studies.subject import Answer, Subject, question
 from capsule_lab.errors import check_number
 from capsule_lab.networks import AbstractCapsuleNetwork, reconstructs
+from capsule_lab.studies.questions.tree import silent
+from capsule_lab.studies.subject import Answer, Subject, question
 from capsule_lab.types import CapsuleOutput
 
 _PRESENT = 0.5  # ours: activation above which a class counts as present

@@ -15,16 +15,16 @@ from jaxtyping import Float, Int64
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 
-from capsule_lab.studies.measures.features import of_label
 from capsule_lab.analysis.perturbation import DEVIATIONS, Steps, change_of_rows, offsets_grid, perturbed_reconstructions
 from capsule_lab.analysis.plotting import name_of_class
 from capsule_lab.analysis.reconstructions import first_of_each_class, reconstruction_sheet, select_images
-from capsule_lab.studies.subject import Answer, Subject, question
 from capsule_lab.errors import check_number
 from capsule_lab.functional import in_unit_range
 from capsule_lab.layers import Decoder
 from capsule_lab.losses import reconstruction_loss
 from capsule_lab.networks.base import check_widths, decode_one
+from capsule_lab.studies.measures.features import of_label
+from capsule_lab.studies.subject import Answer, Subject, question
 from capsule_lab.types import CapsuleOutput
 
 _BATCH = 128  # Sabour 2017, official code

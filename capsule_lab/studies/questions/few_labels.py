@@ -12,10 +12,10 @@ from sklearn.decomposition import PCA
 from sklearn.linear_model import LogisticRegression
 from torch import Tensor
 
-from capsule_lab.studies.measures.factor_analysers import FactorAnalysers, fit_factor_analysers, posterior
-from capsule_lab.studies.subject import Answer, Subject, question
 from capsule_lab.errors import check_choice, check_number
 from capsule_lab.networks import AbstractPairNetwork
+from capsule_lab.studies.measures.factor_analysers import FactorAnalysers, fit_factor_analysers, posterior
+from capsule_lab.studies.subject import Answer, Subject, question
 from capsule_lab.types import Batch
 
 Features = Literal["capsules", "presences", "poses", "code", "pixels"]

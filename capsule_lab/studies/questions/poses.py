@@ -10,11 +10,11 @@ from jaxtyping import Float
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from capsule_lab import pair_metrics
 from capsule_lab.analysis.pair_figures import generative_fields, image_rows, presence_curve, shift_scatter, strongest
-from capsule_lab.studies.subject import Answer, Subject, question
+from capsule_lab.lit import pair_metrics
 from capsule_lab.networks import AbstractPairNetwork, TransformingAutoencoder
 from capsule_lab.networks.base import check_widths
+from capsule_lab.studies.subject import Answer, Subject, question
 
 _SHOWN = 16  # ours: images of the sheet
 _CAPSULES = 9  # Hinton 2011, figure 2, from memory

@@ -17,9 +17,9 @@ from sklearn.neural_network import MLPRegressor
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
+from capsule_lab.errors import check_number
 from capsule_lab.studies.measures.features import label_poses, last_features
 from capsule_lab.studies.subject import Answer, Subject, question
-from capsule_lab.errors import check_number
 from capsule_lab.types import Batch
 
 FAMILIAR = (30, 32, 34, 0, 2, 4)  # Hinton 2018, section 5: azimuths, x 10 degrees

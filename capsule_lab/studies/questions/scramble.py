@@ -12,9 +12,9 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from capsule_lab.analysis.plotting import Column, Group, name_of_class, picture_grid
+from capsule_lab.errors import check_number
 from capsule_lab.studies.measures.reconstruction_detection import area_under_roc
 from capsule_lab.studies.subject import Answer, Subject, error_percent, question
-from capsule_lab.errors import check_number
 
 _OF_SEED = 2654435761  # ours: odd, so that images get other draws with each seed
 _LEAST = 0.1  # ours: squared distance that two tiles make, as a share of the image's squared deviations from its mean

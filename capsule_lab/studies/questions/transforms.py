@@ -17,10 +17,10 @@ from scipy.stats import spearmanr
 from torch import Tensor
 
 from capsule_lab.analysis.curves import COLOURS
+from capsule_lab.errors import check_choice, check_number
 from capsule_lab.studies.measures.features import Features, of_label, pose_features
 from capsule_lab.studies.measures.linear_maps import group_law, linear_map, principal_components
 from capsule_lab.studies.subject import Answer, Change, Subject, error_percent, question
-from capsule_lab.errors import check_choice, check_number
 
 
 class Strengths(NamedTuple):

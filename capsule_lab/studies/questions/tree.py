@@ -20,14 +20,14 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from torch import Tensor, nn
 
-from capsule_lab.studies.measures.parse_tree import ACTIVE, draw_graph, draw_on_image, parse
 from capsule_lab.analysis.plotting import name_of_class, sequential_colours
-from capsule_lab.studies.measures.receptive_fields import receptive_centres
-from capsule_lab.studies.subject import Answer, Subject, question
 from capsule_lab.analysis.trace import ChildGrid, LayerTrace, trace
 from capsule_lab.errors import check_number
 from capsule_lab.networks import AbstractCapsuleNetwork
 from capsule_lab.routing import AbstractRouting
+from capsule_lab.studies.measures.parse_tree import ACTIVE, draw_graph, draw_on_image, parse
+from capsule_lab.studies.measures.receptive_fields import receptive_centres
+from capsule_lab.studies.subject import Answer, Subject, question
 from capsule_lab.types import Votes
 
 _PIXELS = 4.0  # ours: how far images are moved

@@ -14,14 +14,14 @@ from matplotlib.patches import Ellipse
 from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
-from capsule_lab.studies.measures import votes as measures
-from capsule_lab.studies.measures.features import of_label
 from capsule_lab.analysis.plotting import name_of_class
-from capsule_lab.studies.subject import Answer, Subject, question
 from capsule_lab.analysis.trace import LayerTrace, trace
 from capsule_lab.errors import check_number
 from capsule_lab.networks import AbstractCapsuleNetwork
 from capsule_lab.routing import EMRouting, HeinsenRouting, NormalisedEMRouting, VariationalBayesRouting
+from capsule_lab.studies.measures import votes as measures
+from capsule_lab.studies.measures.features import of_label
+from capsule_lab.studies.subject import Answer, Subject, question
 from capsule_lab.types import Batch, RoutingTrace
 
 _BINS = 12  # Hinton 2018, figure 2

@@ -29,7 +29,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         return {"rows": [{"name": part.name}]}
 
     monkeypatch.setattr(report, "run_part", run_part)
-    monkeypatch.setattr("capsule_lab.environment.of_this_process", lambda: FACTS)  # asks git
+    monkeypatch.setattr("capsule_lab.system.environment.of_this_process", lambda: FACTS)  # asks git
     return names
 
 

@@ -12,10 +12,10 @@ import torch
 from lightning.pytorch.callbacks import Callback
 from omegaconf import DictConfig
 
-from capsule_lab import build
 from capsule_lab.bench.gpu import synchronisations
 from capsule_lab.bench.gpu.synchronisations import MODELS, SynchronisationCounter, count_synchronisations, watch
 from capsule_lab.callbacks.host_copy import HostCopy
+from capsule_lab.config import build
 from capsule_lab.train import train
 
 CPU = torch.device("cpu")

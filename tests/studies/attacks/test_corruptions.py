@@ -12,9 +12,9 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from capsule_lab.data.transforms import contrast
 from capsule_lab.studies.attacks import Box, corruption
 from capsule_lab.studies.attacks.corruptions import KINDS, _plasma
-from capsule_lab.data.transforms import contrast
 from tests.helpers.commands import ROOT
 
 KEYS = torch.arange(300, 308)

@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from capsule_lab import runs
+from capsule_lab.errors import RunError
 from capsule_lab.studies.attacks import bim, fgsm, pgd
 from capsule_lab.studies.attacks.evaluation import measure
 from capsule_lab.studies.attacks.session import Attacked, check_alike, detection_threshold, first, open_attacked
-from capsule_lab.errors import RunError
 from tests.helpers.commands import Trained
 
 CPU = torch.device("cpu")

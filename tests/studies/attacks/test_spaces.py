@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from capsule_lab.studies.attacks.gradient import UNIT, Box
-from capsule_lab.studies.attacks.pixel_space import GREY_LEVELS, grey_levels_per_unit, logits_of, prepare
 from capsule_lab.data.transforms import crop_at, standardise, to_unit_interval
 from capsule_lab.errors import ConfigError, RunError
+from capsule_lab.studies.attacks.gradient import UNIT, Box
+from capsule_lab.studies.attacks.pixel_space import GREY_LEVELS, grey_levels_per_unit, logits_of, prepare
 from capsule_lab.types import Batch, CapsuleOutput
 
 STORED = torch.randint(0, 256, (3, 2, 8, 8), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from capsule_lab.studies.measures import couplings as measures
 from capsule_lab.routing import dynamic_routing
+from capsule_lab.studies.measures import couplings as measures
 from capsule_lab.types import RoutingTrace
 from tests.helpers.golden_votes import golden_traces, golden_votes
 

@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from capsule_lab.studies.measures.parse_tree import ACTIVE, parse, places
 from capsule_lab.analysis.trace import ChildGrid, trace
+from capsule_lab.studies.measures.parse_tree import ACTIVE, parse, places
 from tests.helpers.subjects import small_network, subject
 
 

@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from capsule_lab.studies.measures.receptive_fields import receptive_centres
 from capsule_lab.networks import EfficientCapsNet
+from capsule_lab.studies.measures.receptive_fields import receptive_centres
 from tests.helpers.subjects import small_network
 
 

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 import torch
 
+from capsule_lab.networks import BaselineCNN, CapsNet
 from capsule_lab.studies.measures.reconstruction_detection import (
     area_under_roc,
     detected,
     threshold,
     winning_reconstruction_error,
 )
-from capsule_lab.networks import BaselineCNN, CapsNet
 from tests.helpers.fakes import FakeCapsNet, capsule_output, decoded_picture
 
 OUTPUT = capsule_output([[3], [1], [0]])

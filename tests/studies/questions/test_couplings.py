@@ -9,12 +9,12 @@ import pytest
 import torch
 from matplotlib.figure import Figure
 
-from capsule_lab.studies.measures import couplings as measures
 from capsule_lab.analysis.equal_couplings import equal_couplings
-from capsule_lab.studies.questions.couplings import couplings
-from capsule_lab.studies.subject import error_percent
 from capsule_lab.networks import CapsNet, SelfRoutingNet
 from capsule_lab.routing import AttentionOverChildren, EMRouting, UniformRouting
+from capsule_lab.studies.measures import couplings as measures
+from capsule_lab.studies.questions.couplings import couplings
+from capsule_lab.studies.subject import error_percent
 from tests.helpers.subjects import small_network, subject
 
 

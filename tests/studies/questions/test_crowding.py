@@ -7,8 +7,8 @@ import pytest
 import torch
 from matplotlib.figure import Figure
 
-from capsule_lab.studies.questions.crowding import _second_by_image, crowding, mixtures, moved
 from capsule_lab.networks import AbstractCapsuleNetwork, CapsNet
+from capsule_lab.studies.questions.crowding import _second_by_image, crowding, mixtures, moved
 from capsule_lab.types import CapsuleOutput, Capsules
 from tests.helpers.subjects import CLASSES, small_network, subject
 

@@ -7,8 +7,8 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from capsule_lab.studies.questions.decoder import _change, decoder
 from capsule_lab.networks import AbstractNetwork
+from capsule_lab.studies.questions.decoder import _change, decoder
 from capsule_lab.types import CapsuleOutput, Capsules
 from tests.helpers.subjects import CLASSES, small_network, subject
 

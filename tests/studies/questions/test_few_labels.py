@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from capsule_lab.networks import PairAutoencoder, TransformingAutoencoder
 from capsule_lab.studies.measures.factor_analysers import FactorAnalysers
 from capsule_lab.studies.questions.few_labels import few_labels
-from capsule_lab.networks import PairAutoencoder, TransformingAutoencoder
 from tests.helpers.subjects import CLASSES, small_network, subject
 
 few = importlib.import_module("capsule_lab.studies.questions.few_labels")

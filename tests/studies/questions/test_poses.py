@@ -7,10 +7,10 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from capsule_lab.studies.questions.poses import poses
-from capsule_lab.studies.subject import Change
 from capsule_lab.networks import PairAutoencoder, TransformingAutoencoder
 from capsule_lab.networks.base import AbstractPairNetwork, TransformedImages
+from capsule_lab.studies.questions.poses import poses
+from capsule_lab.studies.subject import Change
 from tests.helpers.subjects import moved, small_network, subject
 
 

@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from capsule_lab.networks import AbstractNetwork
 from capsule_lab.studies.questions.probe import _median_angle, probe
 from capsule_lab.studies.subject import Subject
-from capsule_lab.networks import AbstractNetwork
 from capsule_lab.types import Batch, CapsuleOutput, Capsules
 
 FACTORS = ("instance", "elevation", "azimuth", "lighting")

@@ -8,6 +8,7 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
+from capsule_lab.networks import AbstractNetwork
 from capsule_lab.studies.questions.scramble import (
     _circle,
     blurred,
@@ -16,7 +17,6 @@ from capsule_lab.studies.questions.scramble import (
     permuted_tiles,
     scramble,
 )
-from capsule_lab.networks import AbstractNetwork
 from capsule_lab.types import Batch, CapsuleOutput
 from tests.helpers.subjects import small_network, subject
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from capsule_lab.studies.questions.sign import sign
 from capsule_lab.networks import AbstractNetwork
+from capsule_lab.studies.questions.sign import sign
 from capsule_lab.types import CapsuleOutput
 from tests.helpers.subjects import small_network, subject
 

@@ -9,9 +9,9 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
+from capsule_lab.networks import AbstractNetwork
 from capsule_lab.studies.questions.transforms import KINDS, _presence_change, transforms
 from capsule_lab.studies.subject import Change
-from capsule_lab.networks import AbstractNetwork
 from capsule_lab.types import CapsuleOutput, Capsules
 from tests.helpers.subjects import small_network, subject
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from capsule_lab.analysis.trace import ChildGrid
 from capsule_lab.studies.questions.tree import (
     _alike,
     _heaviest,
@@ -15,7 +16,6 @@ from capsule_lab.studies.questions.tree import (
     silent,
     tree,
 )
-from capsule_lab.analysis.trace import ChildGrid
 from tests.helpers.subjects import small_network, subject
 
 

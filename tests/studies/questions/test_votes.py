@@ -7,9 +7,9 @@ import pytest
 import torch
 from matplotlib.figure import Figure
 
+from capsule_lab.routing import SelfRouting
 from capsule_lab.studies.measures import votes as measures
 from capsule_lab.studies.questions.votes import votes
-from capsule_lab.routing import SelfRouting
 from tests.helpers.subjects import small_network, subject
 
 

@@ -16,12 +16,12 @@ import numpy as np
 from filelock import FileLock, Timeout
 from jaxtyping import Int32
 
-from capsule_lab.atomic import atomically
 from capsule_lab.data.formats.binary_matrix import write_matrix
 from capsule_lab.data.standins.toynorb import processes
 from capsule_lab.data.standins.toynorb.rendering import check_levels, check_size_and_seed, render
 from capsule_lab.data.standins.toynorb.toys import CATEGORIES, TEST_INSTANCES, TRAIN_INSTANCES
 from capsule_lab.errors import DataError
+from capsule_lab.system.files import atomically
 
 VERSION = 1
 """Raised whenever an image changes."""

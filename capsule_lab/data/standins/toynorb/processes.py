@@ -11,7 +11,7 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from typing import Any, Literal
 
-from capsule_lab.signals import end_with_parent
+from capsule_lab.system.signals import end_with_parent
 
 START: Literal["spawn"] = "spawn"
 """How processes start; forked ones would inherit locks of torch's threads, locked or not."""

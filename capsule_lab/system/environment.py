@@ -15,8 +15,6 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from capsule_lab import __version__
-
 if TYPE_CHECKING:
     import torch
 
@@ -54,7 +52,7 @@ def of_this_process() -> dict[str, Any]:
     return {
         "command": _as_typed(each for each in sys.argv[1:] if not each.startswith("train.resume=")),
         "commit": commit(),
-        "versions": {"capsule-lab": __version__, **{name: version(name) for name in ("torch", "lightning")}},
+        "versions": {name: version(name) for name in ("capsule-lab", "torch", "lightning")},
         "python": platform.python_version(),
     }
 
@@ -93,7 +91,7 @@ def replaced_command_line(module: str, arguments: Iterable[str]) -> Iterator[Non
 @functools.cache
 def commit() -> str | None:
     """That of this code, as it is at the first call; with ``-dirty`` if files differ from it."""
-    tree = Path(__file__).parent.parent
+    tree = Path(__file__).parents[2]
     if not (tree / ".git").exists():
         return None  # installed from a wheel
     try:

@@ -8,8 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from capsule_lab.networks import PairAutoencoder, TransformingAutoencoder
-from capsule_lab.pair_metrics import (
+from capsule_lab.lit.pair_metrics import (
     ImagePairMetrics,
     MatrixMetrics,
     PresenceMetrics,
@@ -17,6 +16,7 @@ from capsule_lab.pair_metrics import (
     pair_metrics,
     update_pair_metrics,
 )
+from capsule_lab.networks import PairAutoencoder, TransformingAutoencoder
 
 GENERATOR = torch.Generator().manual_seed(0)
 PAIRS = 400

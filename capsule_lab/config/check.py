@@ -12,10 +12,10 @@ from typing import Any
 from hydra.utils import get_object
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
-from capsule_lab.config import check_options, conf_dir, groups, options_of
+from capsule_lab.config.compose import check_options, conf_dir, groups, options_of
+from capsule_lab.config.hints import meant
+from capsule_lab.config.signatures import accepts, arguments_of, expected, refused
 from capsule_lab.errors import ConfigError, check_number, one_line, suggest
-from capsule_lab.hints import meant
-from capsule_lab.signatures import accepts, arguments_of, expected, refused
 
 
 def check(config: DictConfig) -> None:

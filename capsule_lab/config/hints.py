@@ -9,8 +9,8 @@ from typing import Any
 from hydra.utils import get_object
 from omegaconf import DictConfig, OmegaConf
 
+from capsule_lab.config.signatures import arguments_of
 from capsule_lab.errors import closest
-from capsule_lab.signatures import arguments_of
 
 _HABITS = {  # of other programs; the keys here, of which those count that the configuration has
     ("lr", "learning_rate", "base_lr", "learningrate"): (

@@ -16,9 +16,9 @@ from hydra.errors import InstantiationException
 from hydra.utils import get_object, instantiate
 from omegaconf import DictConfig
 
-from capsule_lab.config import to_container
+from capsule_lab.config.compose import to_container
+from capsule_lab.config.signatures import arguments_of
 from capsule_lab.errors import ConfigError, one_line, suggest
-from capsule_lab.signatures import arguments_of
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +30,7 @@ def constructing(what: str) -> Iterator[None]:
     Args:
         what: the part of the configuration, with which the message begins.
     """
-    from capsule_lab.lightning_internals import MisconfigurationException  # takes seconds, help needs none
+    from capsule_lab.lit.lightning_internals import MisconfigurationException  # takes seconds, help needs none
 
     try:
         yield
@@ -166,7 +166,7 @@ def build_trainer(config: DictConfig, directory: Path | None, *extra_callbacks: 
         arguments["enable_checkpointing"] = False  # else Lightning adds a callback of its own
     _check_machine(config.trainer)
     trainer = instantiate(config.trainer, _partial_=True, _convert_="all")
-    from capsule_lab.lightning_internals import leave_signals_alone  # takes seconds, help needs none
+    from capsule_lab.lit.lightning_internals import leave_signals_alone  # takes seconds, help needs none
 
     with constructing("trainer"):
         try:
@@ -272,7 +272,7 @@ def _name(function: Any) -> str:
 
 def be_quiet() -> None:
     """Keep Lightning to what a user can act on, and all processes but the first to their warnings."""
-    from capsule_lab.lightning_internals import HARMLESS_WARNINGS  # takes seconds, help needs none
+    from capsule_lab.lit.lightning_internals import HARMLESS_WARNINGS  # takes seconds, help needs none
 
     if os.environ.get("LOCAL_RANK", "0") != "0":
         logging.getLogger().setLevel(logging.WARNING)

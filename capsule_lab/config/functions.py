@@ -54,7 +54,9 @@ def function_options(group: Path) -> dict[str, FunctionOption]:
         for node in ast.parse(file.read_text()).body:
             if isinstance(node, ast.FunctionDef) and given.decorator in map(_name, node.decorator_list):
                 described = (ast.get_docstring(node) or "").partition("\n")[0]
-                found[node.name] = FunctionOption(f"{given.package}.{file.stem}.{node.name}", described, _defaults(node))
+                found[node.name] = FunctionOption(
+                    f"{given.package}.{file.stem}.{node.name}", described, _defaults(node)
+                )
     return dict(sorted(found.items()))
 
 

@@ -10,8 +10,8 @@ from hydra.errors import InstantiationException
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.callbacks import Timer
 
-from capsule_lab import build
-from capsule_lab.config import compose
+from capsule_lab.config import build
+from capsule_lab.config.compose import compose
 from capsule_lab.errors import ConfigError
 
 
@@ -67,7 +67,7 @@ def test_bfloat16_that_the_cpu_emulates_is_said(
     config = compose("train", [f"trainer.precision={precision}", "trainer.accelerator=cpu", "logger=none"])
     built = build.build_trainer(config, None)
     assert built.precision == ("32-true" if precision == "auto" else precision)
-    found = [record.getMessage() for record in caplog.records if record.name == "capsule_lab.build"]
+    found = [record.getMessage() for record in caplog.records if record.name == "capsule_lab.config.build"]
     assert [message.partition(",")[0] for message in found] == ["trainer.precision is bf16-mixed"] * warns
 
 

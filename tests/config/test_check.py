@@ -9,9 +9,9 @@ from typing import Any, Literal
 import pytest
 from omegaconf import OmegaConf
 
-from capsule_lab.build import build_without_weights
-from capsule_lab.check import check
-from capsule_lab.config import compose
+from capsule_lab.config.build import build_without_weights
+from capsule_lab.config.check import check
+from capsule_lab.config.compose import compose
 from capsule_lab.errors import ConfigError
 from tests.helpers.commands import TINY, Ended
 

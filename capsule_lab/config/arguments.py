@@ -10,10 +10,10 @@ from pathlib import Path
 
 from hydra._internal.utils import get_args_parser
 
-from capsule_lab.atomic import expanded
-from capsule_lab.config import choices, commands, default_options, groups, options_of, quoted
+from capsule_lab.config.compose import choices, commands, default_options, groups, options_of, quoted
+from capsule_lab.config.hints import habit
 from capsule_lab.errors import ConfigError, closest
-from capsule_lab.hints import habit
+from capsule_lab.system.files import expanded
 
 _FIRST = {"evaluate": "ckpt", "figures": "run", "report": "table", "sweep": "table", "workspace": "table"}
 """The key that a command needs, and that is easily left out before its value."""

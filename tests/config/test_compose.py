@@ -15,14 +15,15 @@ import torch
 from hydra.utils import get_object
 from omegaconf import DictConfig, OmegaConf
 
-from capsule_lab import build, command
-from capsule_lab.check import check
-from capsule_lab.config import to_container, user_message
+from capsule_lab import command
+from capsule_lab.config import build
+from capsule_lab.config.check import check
+from capsule_lab.config.compose import to_container, user_message
 from capsule_lab.errors import ConfigError, DataError
 from capsule_lab.runs.directories import config_hash
 from capsule_lab.types import DataSpec
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 CONF = command.conf_dir()
 FILES = sorted(CONF.rglob("*.yaml"))
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from capsule_lab import ddp
 from capsule_lab.errors import ConfigError, RunError
+from capsule_lab.lit import ddp
 from tests.helpers.commands import NO_PICTURES, TINY, start
 
 LOST = [

@@ -15,8 +15,8 @@ from datetime import timedelta
 from typing import Any
 
 from capsule_lab.errors import ConfigError, RunError, one_line
-from capsule_lab.lightning_internals import set_collective_timeout, take_processes
-from capsule_lab.signals import end_with_parent
+from capsule_lab.lit.lightning_internals import set_collective_timeout, take_processes
+from capsule_lab.system.signals import end_with_parent
 
 TIMEOUT_VARIABLE = "CAPSULE_LAB_DDP_TIMEOUT"
 """Environment variable: seconds that processes wait for each other; by default ``_TIMEOUT``."""

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from capsule_lab import environment
+from capsule_lab.system import environment
 
 CPUINFO = """processor\t: 0
 vendor_id\t: AuthenticAMD

@@ -12,11 +12,11 @@ import torch
 from omegaconf import DictConfig
 from torch import Tensor, nn
 
-from capsule_lab import build
-from capsule_lab.config import options_of
+from capsule_lab.config import build
+from capsule_lab.config.compose import options_of
 from capsule_lab.errors import InterruptError
+from capsule_lab.lit.optimizers import Muon, parameter_groups
 from capsule_lab.networks import AbstractNetwork, BaselineCNN, CapsNet, EMCaps
-from capsule_lab.optimizers import Muon, parameter_groups
 from capsule_lab.routing import DynamicRouting
 from capsule_lab.train import train
 from tests.helpers.commands import NO_PICTURES

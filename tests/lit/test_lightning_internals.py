@@ -19,8 +19,8 @@ from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint, Timer
 from lightning.pytorch.loggers import WandbLogger
 from lightning.pytorch.loggers.logger import Logger
 
-from capsule_lab import lightning_internals
-from capsule_lab.build import be_quiet
+from capsule_lab.config.build import be_quiet
+from capsule_lab.lit import lightning_internals
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*does not have many workers")
 

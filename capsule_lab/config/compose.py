@@ -28,10 +28,10 @@ from hydra.errors import HydraException, InstantiationException, MissingConfigEx
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
+from capsule_lab.config.functions import function_options, store_function_options
+from capsule_lab.config.hints import hint
+from capsule_lab.config.signatures import accepts, expected, refused
 from capsule_lab.errors import CapsuleLabError, ConfigError, InterruptError, one_line, suggest
-from capsule_lab.function_options import function_options, store_function_options
-from capsule_lab.hints import hint
-from capsule_lab.signatures import accepts, expected, refused
 
 _SEARCH_PATH = "CAPSULE_LAB_SEARCH_PATH"
 
@@ -55,7 +55,7 @@ def sweeps_dir() -> Path:
 
 def _installed_or_source(name: str) -> Path:
     """A folder inside an installed wheel, or beside the package in a source tree."""
-    package = Path(__file__).parent
+    package = Path(__file__).parents[1]
     return next(folder for folder in (package / name, package.parent / name) if folder.is_dir())
 
 
@@ -68,6 +68,12 @@ def module_of(command: str) -> str:
     """The module of a command: ``capsule_lab.<command>``, or ``capsule_lab.studies.<command>``."""
     names = [f"{package}.{command}" for package in ("capsule_lab", "capsule_lab.studies")]
     return next((name for name in names if find_spec(name)), names[0])
+
+
+@functools.cache
+def evaluators() -> list[str]:
+    """Names of the commands that evaluate weights: their configurations have ``ckpt``."""
+    return [name for name in commands() if "ckpt" in OmegaConf.load(conf_dir() / f"{name}.yaml")]
 
 
 def groups() -> list[str]:

@@ -19,11 +19,11 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.utils import get_object
 from omegaconf import DictConfig, OmegaConf
 
-from capsule_lab import build
-from capsule_lab.check import _targets, check
-from capsule_lab.config import compose, groups, user_message
+from capsule_lab.config import build
+from capsule_lab.config.check import _targets, check
+from capsule_lab.config.compose import compose, groups, user_message
+from capsule_lab.config.signatures import arguments_of
 from capsule_lab.errors import CapsuleLabError
-from capsule_lab.signatures import arguments_of
 from tests.helpers.commands import TINY, TINY_CNN, TINY_DATA
 
 pytestmark = pytest.mark.usefixtures("unchecked_types", "quiet")

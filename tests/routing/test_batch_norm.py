@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, distributed, nn
 
-from capsule_lab.batch_norm import BatchNorm
+from capsule_lab.routing.batch_norm import BatchNorm
 
 FEATURES, ROWS = 3, 8
 

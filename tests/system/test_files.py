@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from capsule_lab import atomic
-from capsule_lab.atomic import atomically, set_aside
+from capsule_lab.system import files as atomic
+from capsule_lab.system.files import atomically, set_aside
 
 
 def mode(path: Path) -> int:

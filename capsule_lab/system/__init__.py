@@ -1,0 +1,1 @@
+"""Files, signals, environment and SLURM: what commands need of the operating system."""
