@@ -1,8 +1,8 @@
 """What all commands share: configured by Hydra; a user's mistake ends with a message of one line and a status.
 
 A command is a file ``capsule_lab/<name>.py``, or in ``capsule_lab/studies``, with ``main = command("<name>")(…)``, and
-its configuration ``conf/<name>.yaml``. The comments at the head of the latter are its help; from their first line it is listed by
-``python -m capsule_lab`` and ``make help``, and ``make <name>`` runs it.
+its configuration ``conf/<name>.yaml``. The comments at the head of the latter are its help; from their first line it is
+listed by ``python -m capsule_lab`` and ``make help``, and ``make <name>`` runs it.
 """
 
 from __future__ import annotations

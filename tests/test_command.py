@@ -87,7 +87,7 @@ def test_new_command_is_listed(tree: Path, tmp_path: Path) -> None:
     ("target", "expected"),
     [
         ("help", f"  make brighten   {HEADLINE}"),
-        ("brighten", "set -f; environment/bin/python -m capsule_lab.brighten  by=0.5"),
+        ("brighten", "set -f; environment/bin/python -m capsule_lab brighten  by=0.5"),
     ],
 )
 def test_make_knows_a_new_command(tree: Path, target: str, expected: str) -> None:

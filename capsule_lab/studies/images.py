@@ -27,9 +27,6 @@ class StudyImages:
     Attributes:
         stored: name of the set and batch, before preprocessing.
         seen: as the network sees them.
-
-    Raises:
-        RunError: if there are none, or for images with several labels, or seen through several crops.
     """
 
     def __init__(self, data: Any, split: str, device: torch.device) -> None:

@@ -58,6 +58,11 @@ class Subject:
     classes: Sequence[str]
     num_classes: int
 
+    def check_network(self, kind: type[nn.Module], message: str) -> None:
+        """Check that the network is of a kind; the message says what another has not, and what is expected."""
+        if not isinstance(self.network, kind):
+            raise ValueError(f"{type(self.network).__name__} {message}")  # noqa: TRY004 - of an option, not of a type
+
     @cached_property
     def labels(self) -> Int64[Tensor, " image"]:
         """Of all images."""
@@ -87,14 +92,8 @@ class Subject:
 
     @cached_property
     def traces(self) -> Mapping[str, LayerTrace]:
-        """The routing of all images, by layer.
-
-        Raises:
-            ValueError: for a network without capsules, or more images than memory is allowed for.
-        """
-        if not isinstance(self.network, AbstractCapsuleNetwork):
-            name = type(self.network).__name__
-            raise ValueError(f"{name} has no routing to look at; expected a network of capsules")  # noqa: TRY004
+        """The routing of all images, by layer."""
+        self.check_network(AbstractCapsuleNetwork, "has no routing to look at; expected a network of capsules")
         found = []
         for batch in self.batches:
             found.append(trace(self.network, batch.images)[1])

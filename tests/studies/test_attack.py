@@ -1,4 +1,4 @@
-"""``python -m capsule_lab.attack``: its record, its figures, and what it says of wrong input."""
+"""``python -m capsule_lab attack``: its record, its figures, and what it says of wrong input."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import pytest
 from matplotlib.figure import Figure
 from rich.console import Console
 
-from capsule_lab import runs
 from capsule_lab.config.compose import compose
 from capsule_lab.studies.attack import attack, tables
 from capsule_lab.studies.attacks.figures import accuracy_figure
+from capsule_lab.studies.study import Outcome
 from tests.helpers.commands import Ended
 from tests.helpers.fakes import captions, row_names
 from tests.helpers.messages import one_sentence
@@ -29,13 +29,18 @@ def _short_checks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("capsule_lab.studies.attacks.checks.QUERIES", 5)
 
 
+def attacked(run: Path, *overrides: str) -> Outcome:
+    return attack(compose("attack", [f"ckpt={run}", "checks=false", *SMALL, *overrides]))
+
+
 def test_record_and_figures_lie_beside_the_checkpoint(cli: Cli, a_copy: Path) -> None:
-    ended = cli("attack", f"ckpt={a_copy}", f"baseline={a_copy}", "attack=fgsm", "check_images=4", *SMALL)
+    options = [f"baseline={a_copy}", "attack=fgsm", "check_images=4", "logger=tensorboard"]
+    ended = cli("attack", f"ckpt={a_copy}", *options, *SMALL)
     assert ended.status == 0, ended.err
     (path,) = (a_copy / "attacks").glob("best-test-fgsm-standin-*.json")
     record = json.loads(path.read_text())
     assert record["images"] == 20
-    assert record["options"]["_target_"] == "capsule_lab.studies.attacks.fgsm"
+    assert record["options"]["_target_"] == "capsule_lab.studies.attacks.gradient.fgsm"
     assert record["attack"]["0/accuracy"] == 100 - record["test"]["error"], "nothing is done at epsilon 0"
     assert record["attack"]["0.3/accuracy"] <= record["attack"]["0.1/accuracy"] <= record["attack"]["0/accuracy"]
     assert record["attack"]["0.1/mean_grey_levels"] == pytest.approx(255 * record["attack"]["0.1/mean_change"])
@@ -48,56 +53,42 @@ def test_record_and_figures_lie_beside_the_checkpoint(cli: Cli, a_copy: Path) ->
     assert {"detected", "calibration_error", "brier"} <= record["test"].keys()
     assert 0 <= record["attack"]["0.1/undetected_error"] <= record["attack"]["0.1/error"]
     assert record["attack"]["0/detection_area"] == pytest.approx(50), "the same images"
+    assert list(a_copy.rglob("events.out.tfevents*")), "figures go to the loggers of the run"
+    console = Console(width=80, file=io.StringIO())
+    console.print(tables(record)[0])
+    words = {*console.file.getvalue().split()}
+    assert {"epsilon", "accuracy", "interval", "success", "grey", "calibration", "detected", "stand-in"} <= words
+    assert not any("…" in word for word in words), "heads of the table are whole at 80 columns"
 
 
 def test_figures_name_network_and_data_and_leave_no_epsilon_out(a_copy: Path) -> None:
-    few = ["images=20", "epsilons=[0,0.05,0.1,0.2]", "trainer.accelerator=cpu"]
-    outcome = attack(compose("attack", [f"ckpt={a_copy}", "attack=fgsm", "checks=false", *few]))
-    accuracy, attacked, reliability = outcome.figures().values()
+    outcome = attacked(a_copy, "attack=fgsm", "epsilons=[0,0.05,0.1,0.2]")
+    accuracy, sheet, reliability = (figure for _, figure in outcome.figures())
     (legend,) = (text.get_text() for text in accuracy.legends[0].get_texts())
     assert legend == f"{a_copy.name}, best.ckpt"
     assert accuracy.get_suptitle().startswith("20 test images of stand-in for MNIST. ")
-    for figure in (attacked, reliability):
+    for figure in (sheet, reliability):
         heading = figure.get_suptitle().replace("\n", " ")
         assert heading == f"{a_copy.name}, best.ckpt: FGSM, 20 test images of stand-in for MNIST"
     changed = [f"{what}, {epsilon}" for epsilon in (0.05, 0.1, 0.2) for what in ("change", "attacked")]
-    assert row_names(attacked) == ["as it is", *changed]
-    assert all(caption.startswith("label ") for caption in captions(attacked))
-    assert len([text for text in attacked.axes[0].texts if text.get_text().isdigit()]) == 8 * 4
+    assert row_names(sheet) == ["as it is", *changed]
+    assert all(caption.startswith("label ") for caption in captions(sheet))
+    assert len([text for text in sheet.axes[0].texts if text.get_text().isdigit()]) == 8 * 4
     drawn = [text.get_text().split(",")[0] for text in reliability.axes[0].get_legend().get_texts()]
     assert drawn == ["calibrated", "as it is", "epsilon 0.05", "epsilon 0.1", "epsilon 0.2"]
 
 
-def test_heads_of_the_table_are_whole_at_80_columns(a_copy: Path) -> None:
-    result = attack(compose("attack", [f"ckpt={a_copy}", "attack=fgsm", "checks=false", *SMALL])).result
-    console = Console(width=80, file=io.StringIO())
-    console.print(*tables(result))
-    words = {*console.file.getvalue().split()}
-    assert {"epsilon", "accuracy", "interval", "success", "grey", "calibration", "detected"} <= words
-    assert not any("…" in word for word in words)
-    assert "stand-in" in words
-
-
 def test_the_same_command_finds_the_same(a_copy: Path) -> None:
-    config = compose("attack", [f"ckpt={a_copy}", "attack=pgd", "attack.steps=2", "checks=false", *SMALL])
-    one, other = attack(config), attack(config)
+    one, other = (attacked(a_copy, "attack=pgd", "attack.steps=2") for _ in range(2))
     assert one.path == other.path
     assert one.result["attack"] == other.result["attack"]
     assert one.result["images_sha256"] == other.result["images_sha256"]
 
 
-@pytest.mark.parametrize("name", ["fgsm", "bim", "pgd", "square", "noise"])
-def test_every_attack_of_the_group(a_copy: Path, name: str) -> None:
-    few = {"pgd": ["attack.steps=2"], "square": ["attack.queries=5"]}.get(name, [])
-    config = compose("attack", [f"ckpt={a_copy}", f"attack={name}", "checks=false", *few, *SMALL])
-    result = attack(config).result
-    assert result["attack"]["0.3/mean_change"] > result["attack"]["0.1/mean_change"] > 0
-
-
-@pytest.mark.parametrize("name", ["rotation", "scaling", "shear", "translation", "corruption"])
-def test_every_shift_of_the_group(a_copy: Path, name: str) -> None:
-    config = compose("attack", [f"ckpt={a_copy}", f"attack={name}", "images=20", "trainer.accelerator=cpu"])
-    result = attack(config).result
+@pytest.mark.parametrize("name", ["rotation", "scaling", "shear", "translation", "corruption", "square"])
+def test_strengths_by_default_and_no_checks_of_what_follows_no_gradient(a_copy: Path, name: str) -> None:
+    few = ["attack.queries=5"] if name == "square" else []
+    result = attacked(a_copy, f"attack={name}", "epsilons=null", "checks=true", *few).result
     changes = [value for key, value in result["attack"].items() if key.endswith("mean_change")]
     assert len(changes) >= 5
     assert min(changes) > 0
@@ -105,9 +96,11 @@ def test_every_shift_of_the_group(a_copy: Path, name: str) -> None:
 
 
 def test_as_many_images_as_the_data_of_training_has_at_most(a_copy: Path) -> None:
-    fewer = [f"ckpt={a_copy}", "attack=fgsm", "checks=false", "epsilons=[0.1]", "trainer.accelerator=cpu"]
-    assert attack(compose("attack", [*fewer, "+data.eval_images=30", "images=50"])).result["images"] == 30
-    assert attack(compose("attack", [*fewer, "+data.eval_images=30", "images=20"])).result["images"] == 20
+    for images in (50, 20):
+        options = ["attack=noise", "epsilons=[0.1]", "+data.eval_images=30", f"images={images}"]
+        assert attacked(a_copy, *options).result["images"] == min(images, 30)
+    other = ["data=mnist", "data.source=standin", "attack=noise"]
+    assert attacked(a_copy, *other).result["images"] == 20, "other data needs no seed"
 
 
 def test_targets_are_all_classes_in_turn(cli: Cli, a_copy: Path) -> None:
@@ -122,18 +115,8 @@ def test_targets_are_all_classes_in_turn(cli: Cli, a_copy: Path) -> None:
 
 
 def test_other_options_have_files_of_their_own(a_copy: Path) -> None:
-    paths = set()
-    for more in (
-        [],
-        ["space=grey_levels"],
-        ["couplings=equal"],
-        ["split=val"],
-        [f"source={a_copy}"],
-        ["objective=margin"],
-    ):
-        config = compose("attack", [f"ckpt={a_copy}", "attack=fgsm", "checks=false", *SMALL, *more])
-        paths.add(attack(config).path)
-    assert len(paths) == 6
+    options = ["seed=0", "space=grey_levels", "couplings=equal", "split=val", f"source={a_copy}", "objective=margin"]
+    assert len({attacked(a_copy, "attack=fgsm", "epsilons=[0.1]", each).path for each in options}) == len(options)
 
 
 @pytest.mark.parametrize(
@@ -168,26 +151,3 @@ def test_wrong_input_gets_one_sentence(cli: Cli, a_copy: Path, overrides: list[s
     assert ended.status == 2
     assert message in one_sentence(ended)
     assert not (a_copy / "attacks").exists()
-
-
-def test_other_data_needs_no_seed(a_copy: Path) -> None:
-    other = ["data=mnist", "data.source=standin", "attack=fgsm", "checks=false"]
-    assert attack(compose("attack", [f"ckpt={a_copy}", *other, *SMALL])).result["images"] == 20
-
-
-def test_square_asks_more_than_once(a_copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever the objective, it ends where the margin says that an image is fooled."""
-    few = [f"ckpt={a_copy}", "attack=square", "checks=false", "images=20", "epsilons=[0.1]", "trainer.accelerator=cpu"]
-    one, many = (attack(compose("attack", [*few, f"attack.queries={count}"])).result["attack"] for count in (1, 60))
-    assert one["0.1/brier"] != many["0.1/brier"]
-
-
-def test_a_checkpoint_is_needed(cli: Cli) -> None:
-    assert one_sentence(cli("attack")).startswith("ckpt is missing; expected ckpt=")
-
-
-def test_figures_go_to_the_loggers_of_the_run(cli: Cli, a_copy: Path) -> None:
-    ended = cli("attack", f"ckpt={a_copy}", "attack=noise", "logger=tensorboard", "checks=false", *SMALL)
-    assert ended.status == 0, ended.err
-    assert list(a_copy.rglob("events.out.tfevents*"))
-    assert runs.open(a_copy).directory == a_copy

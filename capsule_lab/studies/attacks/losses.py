@@ -58,9 +58,6 @@ def dlr(
         logits: of three or more classes, of four or more with targets.
         classes: the labels.
         targets: what the network shall say; ``None`` for anything but the label.
-
-    Raises:
-        ValueError: for fewer classes.
     """
     least = 3 if targets is None else 4
     if logits.shape[1] < least:

@@ -7,7 +7,7 @@ untrained network has as well: without its numbers beside them, none of these is
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int64
@@ -26,9 +26,7 @@ def child_entropy(
     Couplings of a child that do not sum to one, as of a leaky routing, are renormalised; below 0, as a prior may make
     them, they count as 0. Of a child that one parent sees: 0; of one that none does: NaN.
 
-    Args:
-        couplings: of children and parents.
-        seen: which parents see a child, in a convolutional layer; ``None`` for all.
+    ``seen`` says which parents see a child, in a convolutional layer; ``None`` for all.
 
     >>> child_entropy(torch.tensor([[[0.5, 0.5], [1.0, 0.0]]]))
     tensor([[1., 0.]])
@@ -125,14 +123,13 @@ def starved_share(mass: Float[Tensor, "image parent"]) -> Float[Tensor, ""]:
     return (mass < STARVED * mass.mean(1, keepdim=True)).all(0).to(mass.dtype).mean()
 
 
-@dataclass(frozen=True)
-class Trees:
-    """Parse trees of images, each a matrix of quantised couplings.
+class Trees(NamedTuple):
+    """Parse trees of images, each a matrix of quantised couplings; means over classes.
 
     Attributes:
-        distinct: different trees of the images of a class, mean over classes.
-        entropy: of their distribution, in bits, mean over classes; 0: one tree for all images of a class.
-        images: images of a class, mean over classes, of which ``distinct`` can be as many.
+        distinct: different trees of the images of a class.
+        entropy: of their distribution, in bits; 0: one tree for all images of a class.
+        images: images of a class, of which ``distinct`` can be as many.
     """
 
     distinct: float
@@ -149,14 +146,12 @@ def count_trees(
     """
     largest = couplings.amax(2, keepdim=True).clamp_min(torch.finfo(couplings.dtype).tiny)
     rounded = ((couplings / largest).clamp_min(0) * (levels - 1)).round().to(torch.uint8).flatten(1)
-    distinct, entropies, images = [], [], []
+    found = []
     for label in labels.unique():
         counts = rounded[labels == label].unique(dim=0, return_counts=True)[1].double()
-        share = counts / counts.sum()
-        distinct.append(len(counts))
-        entropies.append(float(torch.special.entr(share).sum() / math.log(2)))
-        images.append(int(counts.sum()))
-    return Trees(*(sum(each) / len(each) for each in (distinct, entropies, images)))
+        entropy = torch.special.entr(counts / counts.sum()).sum() / math.log(2)
+        found.append((len(counts), float(entropy), int(counts.sum())))
+    return Trees(*(sum(each) / len(each) for each in zip(*found, strict=True)))
 
 
 def logit_change(
@@ -164,32 +159,17 @@ def logit_change(
 ) -> Float[Tensor, ""]:
     """How much the logits of dynamic routing change after an iteration: mean of ``|u_hat_ij . v_j|`` (appendix A).
 
-    Args:
-        votes: of the layer.
-        poses: of its parents after the iteration.
+    Poses are those of the parents after the iteration.
     """
     return torch.einsum("bijd,bjd->bij", votes, poses).abs().mean()
 
 
-@dataclass(frozen=True)
-class Transformations:
-    """Singular values of transformation matrices.
-
-    Attributes:
-        singular_values: of every matrix, the largest first, ``(matrix, value)``.
-        from_orthogonal: distance to the nearest orthogonal matrix of any scale over the matrix's own norm, mean.
-    """
-
-    singular_values: Float[Tensor, "matrix value"]
-    from_orthogonal: float
-
-
-def measure_transformations(weight: Float[Tensor, "child inner parent columns"]) -> Transformations:
-    """Are the transformations rotations? Nothing in training makes them so.
+def distance_from_orthogonal(weight: Float[Tensor, "child inner parent columns"]) -> float:
+    """How far transformations are from rotations: distance to the nearest one of any scale over the own norm, mean.
 
     The nearest orthogonal matrix to ``W = U S V^T`` is ``U V^T``, here times the mean singular value, as a scale common
-    to all components is no matter of shape.
+    to all components is no matter of shape. Nothing in training makes them rotations.
     """
     values = torch.linalg.svdvals(weight.transpose(1, 2).flatten(0, 1))  # [child·parent value]
     spread = (values - values.mean(1, keepdim=True)).norm(dim=1) / values.norm(dim=1)
-    return Transformations(values, float(spread.mean()))
+    return float(spread.mean())

@@ -159,9 +159,6 @@ def fit_factor_analysers(
         restarts: how many, from other centres (k-means++) and loadings.
         floor, shared_noise: see ``em_step``.
         seed: of all restarts.
-
-    Raises:
-        ValueError: for numbers that are not positive, or fewer points than components.
     """
     for name, value in {"components": components, "steps": steps, "restarts": restarts}.items():
         check_number(name, value, 1)

@@ -19,9 +19,6 @@ def receptive_centres(
 
     Found by the gradients of their poses: the middle of what a position is sensitive to, away from the edges, and a
     line through these.
-
-    Raises:
-        ValueError: if the children have no positions.
     """
     layer = [*trace(network, image)[1].values()][-1]
     grid = layer.child_grid

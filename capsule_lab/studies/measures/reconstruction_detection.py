@@ -30,9 +30,6 @@ def winning_reconstruction_error(
         network: with a decoder, in evaluation mode.
         images: as the network sees them.
         output: what the network gives for them, where that is known; ``None`` computes it.
-
-    Raises:
-        ValueError: for a network without a decoder.
     """
     decoding = network if reconstructs(network) else None
     if decoding is None:

@@ -72,14 +72,9 @@ def coding(subject: Subject, *, shift: int = 4) -> Answer:
     Args:
         subject: of capsules, and one that has the change ``translation``.
         shift: pixels.
-
-    Raises:
-        ValueError: for a network without capsules, or a shift that is not positive or as wide as the images.
     """
     check_number("shift", shift, 1, min(subject.images.shape[2:]) - 1)
-    if not isinstance(subject.network, AbstractCapsuleNetwork):
-        name = type(subject.network).__name__
-        raise ValueError(f"{name} has no capsules; expected a network of capsules")  # noqa: TRY004
+    subject.check_network(AbstractCapsuleNetwork, "has no capsules; expected a network of capsules")
     shifts = range(-shift, shift + 1)
     before = _layers(subject, subject.batches)
     places = {name: layer.activations.argmax(2) for name, layer in before.items()}
@@ -107,12 +102,10 @@ def coding(subject: Subject, *, shift: int = 4) -> Answer:
 
 def _layers(subject: Subject, batches: Sequence[Batch]) -> Mapping[str, _Layer]:
     """Every layer whose capsules lie on a grid, and the classes, by name, from the image upwards."""
-    network = subject.network
-    assert isinstance(network, AbstractCapsuleNetwork)
-    names = [*network.capsule_layers()]
+    names = [*subject.network.capsule_layers()]
     found: dict[str, list[_Layer]] = {}
     for batch in batches:  # a trace at a time: couplings are large
-        traces = trace(network, batch.images)[1]
+        traces = trace(subject.network, batch.images)[1]
         for name, layer in traces.items():
             if layer.child_grid is not None and name != names[0]:
                 found.setdefault(names[names.index(name) - 1], []).append(_on_grid(layer))

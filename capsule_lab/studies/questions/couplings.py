@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 
@@ -21,7 +20,6 @@ from capsule_lab.analysis.plotting import label_log_axis, name_of_class, sequent
 from capsule_lab.analysis.reconstructions import first_of_each_class
 from capsule_lab.analysis.trace import LayerTrace
 from capsule_lab.errors import check_number
-from capsule_lab.networks import AbstractCapsuleNetwork
 from capsule_lab.routing import AbstractRouting, DynamicRouting
 from capsule_lab.studies.measures import couplings as measures
 from capsule_lab.studies.subject import Answer, Subject, error_percent, question
@@ -45,9 +43,6 @@ def couplings(subject: Subject, *, iterations: int | None = None, shown: int = 5
         subject: of capsules.
         iterations: of all routings, in place of those of training; Sabour 2017, appendix A, looks at ten.
         shown: images whose couplings are drawn.
-
-    Raises:
-        ValueError: for a network without capsules, fewer than no images, or iterations of a routing that has none.
     """
     check_number("shown", shown, 0)
     with _iterations(subject.network, iterations):
@@ -76,37 +71,29 @@ def _iterations(network: nn.Module, iterations: int | None) -> Iterator[None]:
         yield
         return
     check_number("iterations", iterations, 1)
-    routings = [each for each in network.modules() if isinstance(each, AbstractRouting)]
-    for routing in routings:
-        if "iterations" not in routing.scheduled:
-            name = type(routing).__name__
-            raise ValueError(f"iterations is {iterations}, and {name} has none; expected null, or another network")
-    before = [(each.scheduled_options(), each.scheduled_options()["iterations"]) for each in routings]
-    try:
-        for options, _ in before:
+    with ExitStack() as stack:
+        for routing in (each for each in network.modules() if isinstance(each, AbstractRouting)):
+            if "iterations" not in routing.scheduled:
+                name = type(routing).__name__
+                raise ValueError(f"iterations is {iterations}, and {name} has none; expected null, or another network")
+            options = routing.scheduled_options()
+            stack.callback(options.update, iterations=options["iterations"])
             options["iterations"] = iterations
         yield
-    finally:
-        for options, own in before:
-            options["iterations"] = own
 
 
 def _gradient_norms(subject: Subject) -> dict[str, float]:
     """By layer of capsules, from the image upwards; NaN for a layer without weights."""
     network, batch = subject.network, subject.batches[0]
-    assert isinstance(network, AbstractCapsuleNetwork)
-    weights = {
-        name: [each for each in layer.parameters() if each.requires_grad]
-        for name, layer in network.capsule_layers().items()
-    }
+    found = {}
     with torch.enable_grad():
         loss = torch.nn.functional.cross_entropy(network.forward(batch.images).ranking, batch.labels)
-        every = [each for of_layer in weights.values() for each in of_layer]
-        gradients = iter(torch.autograd.grad(loss, every, allow_unused=True, materialize_grads=True) if every else ())
-    found = {}
-    for name, of_layer in weights.items():
-        squares = [float(next(gradients).double().square().sum()) for _ in of_layer]
-        found[name] = math.sqrt(sum(squares)) if squares else float("nan")
+        for name, layer in network.capsule_layers().items():
+            weights = [each for each in layer.parameters() if each.requires_grad]
+            options = {"retain_graph": True, "allow_unused": True, "materialize_grads": True}
+            gradients = torch.autograd.grad(loss, weights, **options) if weights else ()
+            squares = [float(each.double().square().sum()) for each in gradients]
+            found[name] = math.sqrt(sum(squares)) if squares else math.nan
     return found
 
 
@@ -169,7 +156,9 @@ def of_layer(layer: LayerTrace, subject: Subject) -> dict[str, float]:
         before = shares
     found["d_score"] = measures.d_score(layer.parents.activations)
     found["dead_share"] = (layer.parents.activations.amax(0) < measures.DEAD).double().mean()
-    found["distance_from_orthogonal"] = _distance_from_orthogonal(layer)
+    weight = layer.transformations
+    has_any = weight is not None and weight.numel()
+    found["distance_from_orthogonal"] = measures.distance_from_orthogonal(weight.detach()) if has_any else math.nan
     return {key: float(value) for key, value in found.items()}
 
 
@@ -190,13 +179,6 @@ def _present_in_windows(layer: LayerTrace) -> Float[Tensor, "image child"]:
     return layer.present.unflatten(0, (-1, layer.windows.positions)).flatten(1)
 
 
-def _distance_from_orthogonal(layer: LayerTrace) -> float:
-    weight = layer.transformations
-    if weight is None or not weight.numel():
-        return float("nan")
-    return measures.measure_transformations(weight.detach()).from_orthogonal
-
-
 def _children(layer: LayerTrace) -> Int64[Tensor, " chosen"] | None:
     """Those that are measured: all, where their couplings fit."""
     images, children = layer.children.activations.shape
@@ -208,9 +190,10 @@ def _children(layer: LayerTrace) -> Int64[Tensor, " chosen"] | None:
 
 def _figures(subject: Subject, shown: int, numbers: Mapping[str, float]) -> Mapping[str, Figure]:
     found = {"histograms": _histograms(subject.traces)}
-    changes: dict[str, list[float]] = {key.partition("/")[0]: [] for key in numbers if key.endswith("/logit_change")}
-    for name, values in changes.items():
-        values += [value for key, value in numbers.items() if re.fullmatch(rf"{name}/\d+/logit_change", key)]
+    changes: dict[str, list[float]] = {}
+    for key, value in numbers.items():
+        if key.endswith("/logit_change"):
+            changes.setdefault(key.partition("/")[0], []).append(value)
     if changes:
         found["logit_changes"] = _logit_changes(changes)
     layer = [*subject.traces.values()][-1]

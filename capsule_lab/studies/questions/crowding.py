@@ -61,9 +61,6 @@ def crowding(subject: Subject, *, shift: int = 4, seed: int = 0, shown: int = 6)
         shift: parts are moved by up to so many pixels in each direction.
         seed: of pairs and shifts.
         shown: pairs of equal digits that are drawn with their reconstruction.
-
-    Raises:
-        ValueError: for a network without capsules, or standardised images, which cannot be laid over each other.
     """
     check_number("shift", shift, 0, min(subject.images.shape[2:]) - 1)
     check_number("shown", shown, 0)
@@ -73,9 +70,8 @@ def crowding(subject: Subject, *, shift: int = 4, seed: int = 0, shown: int = 6)
             f"these images are of {present} classes; expected {_MOST} or more, of which threes can be made"
         )
     network = subject.network
-    if not isinstance(network, AbstractCapsuleNetwork):
-        name = type(network).__name__
-        raise ValueError(f"{name} has no capsules that could be crowded; expected a network of capsules")  # noqa: TRY004
+    message = "has no capsules that could be crowded; expected a network of capsules"
+    subject.check_network(AbstractCapsuleNetwork, message)
     if subject.images.min() < 0 or subject.images.max() > 1:
         raise ValueError("pixels are not in [0, 1]; expected images that can be laid over each other, such as MNIST's")
     sets = {

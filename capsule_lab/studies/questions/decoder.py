@@ -38,8 +38,7 @@ class _Decoding:
     decoder: nn.Module | None
 
     def reconstruct(self, output: CapsuleOutput, classes: Int64[Tensor, " batch"]) -> Tensor:
-        assert output.capsules is not None
-        assert self.decoder is not None
+        assert output.capsules is not None and self.decoder is not None  # noqa: PT018
         return decode_one(self.decoder, output.capsules.poses, classes)
 
 
@@ -72,9 +71,6 @@ def decoder(
         learning_rate: of Adam.
         hidden: widths of the decoder's hidden layers.
         seed: of its weights and of the order of images.
-
-    Raises:
-        ValueError: for a network whose classes have no poses, or numbers or widths that are not positive.
     """
     check_number("training_images", training_images, 1)
     check_number("epochs", epochs, 1)
@@ -99,16 +95,14 @@ def decoder(
 
     poses = scaled(of_training)
     assert poses.capsules is not None
-    decoding = _Decoding(
-        _fit(poses.capsules.poses, labels, images, hidden, epochs=epochs, learning_rate=learning_rate, seed=seed)
-    )
+    decoding = _Decoding(_fit(poses.capsules.poses, labels, images, hidden, epochs, learning_rate, seed))
     held_out, seen = in_unit_range(subject.images), scaled(output)
     with torch.no_grad():
         decoded = decoding.reconstruct(seen, subject.labels)
-    means = _class_means(images, labels, subject.num_classes)
+    means = torch.stack([each.mean(0) for each in _of_classes(images, labels, subject.num_classes, 1)])
     error = float((decoded - held_out).square().mean())
     of_means = float((means[subject.labels] - held_out).square().mean())
-    spread = _spread(own / size, labels, subject.num_classes)  # [class dim]
+    spread = torch.stack([each.std(0) for each in _of_classes(own / size, labels, subject.num_classes, 2)])
     examples = first_of_each_class(subject.labels, output.ranking.argmax(1) == subject.labels)
     tweaked = {
         int(subject.labels[number]): _tweak(decoding, seen, subject.labels, number, spread) for number in examples
@@ -126,28 +120,14 @@ def decoder(
     return Answer(numbers, rows, partial(_figures, subject, decoding, seen, tweaked))
 
 
-def _class_means(images: Tensor, labels: Tensor, classes: int) -> Float[Tensor, "class channel height width"]:
-    """Of a class without images, the mean of all."""
-    of_all = images.mean(0)
-    own = [images[labels == label] for label in range(classes)]
-    return torch.stack([each.mean(0) if len(each) else of_all for each in own])
-
-
-def _spread(poses: Tensor, labels: Tensor, classes: int) -> Float[Tensor, "class dim"]:
-    """Standard deviations of the label's pose over the images of each class; of all for classes with fewer than two."""
-    own = [poses[labels == label] for label in range(classes)]
-    return torch.stack([(each if len(each) > 1 else poses).std(0) for each in own])
+def _of_classes(values: Tensor, labels: Tensor, classes: int, least: int) -> list[Tensor]:
+    """The values of each class; those of all for classes with fewer than so many."""
+    own = [values[labels == label] for label in range(classes)]
+    return [each if len(each) >= least else values for each in own]
 
 
 def _fit(
-    poses: Tensor,
-    labels: Tensor,
-    images: Tensor,
-    hidden: Sequence[int],
-    *,
-    epochs: int,
-    learning_rate: float,
-    seed: int,
+    poses: Tensor, labels: Tensor, images: Tensor, hidden: Sequence[int], epochs: int, learning_rate: float, seed: int
 ) -> Decoder:
     """A decoder trained by Adam on squared errors; the same for the same seed."""
     channel, height, width = images.shape[1:]

@@ -69,9 +69,6 @@ def few_labels(
         restarts, steps: see ``fit_factor_analysers``.
         neighbours, probe: whether these are computed.
         seed: of the draws.
-
-    Raises:
-        ValueError: for a network that has no such features, or numbers out of range.
     """
     check_choice("features", features, get_args(Features))
     for name, value in {"training_images": training_images, "draws": draws, "labels": labels}.items():
@@ -134,14 +131,11 @@ def _features(
         pca = PCA(min(principal, *both[0].shape), random_state=0).fit(both[0])
         found = [torch.from_numpy(pca.transform(each)).float().to(subject.images.device) for each in both]
         return found[0], found[1]
-    network = subject.network
-    kind = type(network).__name__
-    if not isinstance(network, AbstractPairNetwork):
-        raise ValueError(  # noqa: TRY004 - of an option, not of a type
-            f"{kind} has no {features} of this kind; expected model=transforming_autoencoder, or what.features=pixels"
-        )
+    network, instead = subject.network, "expected model=transforming_autoencoder, or what.features=pixels"
+    subject.check_network(AbstractPairNetwork, f"has no {features} of this kind; {instead}")
     if (features == "code") == bool(network.capsules):
         expected = "capsules, presences or poses" if network.capsules else "code"
+        kind = type(network).__name__
         raise ValueError(f"features is {features!r}, and this is a {kind}; expected {expected}, or pixels")
     return _of_network(network, features, training), _of_network(network, features, subject.batches)
 

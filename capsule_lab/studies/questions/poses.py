@@ -35,14 +35,10 @@ def poses(
         subject: a network that is told a change.
         shifts: in pixels.
         degrees: of rotations.
-
-    Raises:
-        ValueError: for another network, or strengths that are not positive.
     """
-    if not isinstance(subject.network, AbstractPairNetwork):
-        raise ValueError(  # noqa: TRY004 - of an option, not of a type
-            f"{type(subject.network).__name__} is told no change of its images; expected model=transforming_autoencoder"
-        )
+    subject.check_network(
+        AbstractPairNetwork, "is told no change of its images; expected model=transforming_autoencoder"
+    )
     check_widths("what", shifts=shifts, degrees=degrees)
     network = subject.network
     numbers: dict[str, float] = {}

@@ -68,9 +68,6 @@ def probe(subject: Subject, *, training_images: int = 4000) -> Answer:
     Args:
         subject: any network, of images whose factors are known, as smallNORB's.
         training_images: how many the probe is fitted to.
-
-    Raises:
-        ValueError: if it is not known how images were taken, or a toy is in training and held out.
     """
     check_number("training_images", training_images, 1)
     missing = [name for name in _NEEDED if name not in subject.factors]

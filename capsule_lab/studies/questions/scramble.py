@@ -56,9 +56,6 @@ def scramble(subject: Subject, *, tiles: int = 4, seed: int = 0, shown: int = 5)
         tiles: the image is cut into so many rows and columns.
         seed: of the permutations, of whose halves images get, and of the noise.
         shown: images that are drawn, the first that count in every change.
-
-    Raises:
-        ValueError: for fewer than 2 tiles or more than pixels, or a network without logits.
     """
     check_number("shown", shown, 0)
     check_number("tiles", tiles, 2, min(subject.images.shape[2:]))

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from torch import Tensor
-
 from capsule_lab.studies.subject import Answer, Subject, error_percent, question
-from capsule_lab.types import Batch
 
 
 @question()
@@ -21,14 +18,10 @@ def sign(subject: Subject) -> Answer:
     """
     clean = subject.outputs()
     numbers = {"error": error_percent(clean, subject.labels)}
-    highest = float(subject.images.max())
-    lowest = float(subject.images.min())
-    changed = {
-        "negated": [_with_images(batch, -batch.images) for batch in subject.batches],
-        "photographic_negative": [_with_images(batch, highest + lowest - batch.images) for batch in subject.batches],
-    }
-    for name, batches in changed.items():
-        found = subject.outputs(batches)
+    images = subject.images
+    changed = {"negated": -images, "photographic_negative": float(images.max()) + float(images.min()) - images}
+    for name, negative in changed.items():
+        found = subject.outputs(subject.with_images(negative))
         same = (found.ranking.argmax(1) == clean.ranking.argmax(1)).double().mean()
         numbers |= {
             f"{name}/error": error_percent(found, subject.labels),
@@ -36,7 +29,3 @@ def sign(subject: Subject) -> Answer:
             f"{name}/mean_change_of_scores": float((found.scores - clean.scores).abs().mean()),
         }
     return Answer(numbers)
-
-
-def _with_images(batch: Batch, images: Tensor) -> Batch:
-    return batch._replace(images=images)

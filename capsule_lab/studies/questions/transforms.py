@@ -85,9 +85,6 @@ def transforms(
         subject: any network.
         kinds: which of them.
         ridge: penalty of the linear maps, on unit variance.
-
-    Raises:
-        ValueError: for an unknown kind or none, or a ridge that is not positive.
     """
     if not kinds:
         raise ValueError(f"kinds is empty; expected some of {', '.join(KINDS)}")

@@ -23,7 +23,6 @@ from torch import Tensor, nn
 from capsule_lab.analysis.plotting import name_of_class, sequential_colours
 from capsule_lab.analysis.trace import ChildGrid, LayerTrace, trace
 from capsule_lab.errors import check_number
-from capsule_lab.networks import AbstractCapsuleNetwork
 from capsule_lab.routing import AbstractRouting
 from capsule_lab.studies.measures.parse_tree import ACTIVE, draw_graph, draw_on_image, parse
 from capsule_lab.studies.measures.receptive_fields import receptive_centres
@@ -52,9 +51,6 @@ def tree(subject: Subject, *, silenced: float = 0.1, shown: int = 3) -> Answer:
         subject: of capsules.
         silenced: share of the class's mass.
         shown: images whose trees are drawn.
-
-    Raises:
-        ValueError: for a network without capsules, or a number out of range.
     """
     check_number("silenced", silenced, above=0, below=1)
     check_number("shown", shown, 0)
@@ -132,20 +128,16 @@ def silent(subject: Subject, layer: str, children: Shaped[Tensor, "image child"]
         layer: its name in ``capsule_layers``, one in which every parent sees every child.
         children: of all images; ``True``, or how much of a child is silenced, from 0 to 1.
     """
-    network = subject.network
-    assert isinstance(network, AbstractCapsuleNetwork)
     parts = iter(children.split([len(batch.labels) for batch in subject.batches]))
-    routing = next(each for each in network.capsule_layers()[layer].modules() if isinstance(each, AbstractRouting))
+    modules = subject.network.capsule_layers()[layer].modules()
+    routing = next(each for each in modules if isinstance(each, AbstractRouting))
 
     def hook(_: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         kept_share = 1 - next(parts).to(torch.float32)
         votes, *activations = inputs
         if isinstance(votes, Votes):
-            silenced: Tensor | Votes = Votes(
-                votes.poses * kept_share.unsqueeze(2),
-                votes.weight,
-                None if votes.plain_poses is None else votes.plain_poses * kept_share.unsqueeze(2),
-            )
+            plain = None if votes.plain_poses is None else votes.plain_poses * kept_share.unsqueeze(2)
+            silenced: Tensor | Votes = Votes(votes.poses * kept_share.unsqueeze(2), votes.weight, plain)
         else:
             silenced = votes * kept_share[:, :, None, None]
         return (silenced, *(None if each is None else each * kept_share for each in activations))
@@ -173,7 +165,6 @@ def _follows_shift(
     if "translation" not in subject.changes or grid.width == 1:
         return float("nan")
     network = subject.network
-    assert isinstance(network, AbstractCapsuleNetwork)
     found, start = [], 0
     for batch in subject.changed(subject.changes["translation"], _PIXELS):
         layer = [*trace(network, batch.images)[1].values()][-1]
@@ -196,7 +187,6 @@ def _figures(subject: Subject, shown: int) -> Mapping[str, Figure]:
     network = subject.network
     if not shown:
         return {}
-    assert isinstance(network, AbstractCapsuleNetwork)
     figure = Figure(figsize=(8.4, 3.6 * shown), layout="constrained")  # inches
     axes = figure.subplots(shown, 2, squeeze=False, width_ratios=(1, 1.6))
     types = max(_types(layer) for layer in subject.traces.values())
@@ -210,7 +200,9 @@ def _figures(subject: Subject, shown: int) -> Mapping[str, Figure]:
         names = [name_of_class(subject.classes, each) for each in (int(subject.labels[image]), root)]
         left.set_title(f"image of {names[0]}, taken for {names[1]}", fontsize=9)
     if types > 1:
-        colours = ScalarMappable(BoundaryNorm([each - 0.5 for each in range(types + 1)], types), _colours(types))
+        colours = ScalarMappable(
+            BoundaryNorm([each - 0.5 for each in range(types + 1)], types), ListedColormap(sequential_colours(types))
+        )
         ticks = MaxNLocator(16, integer=True)
         figure.colorbar(colours, ax=axes, label="type of child", ticks=ticks, shrink=0.5)
     figure.suptitle(
@@ -223,7 +215,3 @@ def _figures(subject: Subject, shown: int) -> Mapping[str, Figure]:
 
 def _types(layer: LayerTrace) -> int:
     return layer.children.activations.shape[1] if layer.child_grid is None else layer.child_grid.types
-
-
-def _colours(types: int) -> ListedColormap:
-    return ListedColormap(sequential_colours(types))

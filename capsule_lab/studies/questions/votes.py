@@ -17,7 +17,6 @@ from torch import Tensor
 from capsule_lab.analysis.plotting import name_of_class
 from capsule_lab.analysis.trace import LayerTrace, trace
 from capsule_lab.errors import check_number
-from capsule_lab.networks import AbstractCapsuleNetwork
 from capsule_lab.routing import EMRouting, HeinsenRouting, NormalisedEMRouting, VariationalBayesRouting
 from capsule_lab.studies.measures import votes as measures
 from capsule_lab.studies.measures.features import of_label
@@ -60,9 +59,6 @@ def votes(subject: Subject, *, longest: float | None = None, shown: int = 3, shi
         shown: images whose histograms are drawn: those of the largest, median and smallest tightness first. The votes
             of the first are drawn as points, too, before and after the shift, on their two principal components.
         shift: pixels to the right.
-
-    Raises:
-        ValueError: for a network without capsules or class poses, or a distance or shift that is not positive.
     """
     check_number("shown", shown, 0)
     check_number("shift", shift, 1, subject.images.shape[3] - 1)
@@ -102,9 +98,7 @@ def votes(subject: Subject, *, longest: float | None = None, shown: int = 3, shi
 
 def _votes_for_labels(subject: Subject, batch: Batch, name: str) -> Float[Tensor, "image child dim"]:
     """Of one batch, as votes for all parents are large."""
-    network = subject.network
-    assert isinstance(network, AbstractCapsuleNetwork)
-    return of_label(trace(network, batch.images)[1][name].votes().transpose(1, 2), batch.labels)
+    return of_label(trace(subject.network, batch.images)[1][name].votes().transpose(1, 2), batch.labels)
 
 
 def _distances(votes: Tensor, iteration: RoutingTrace, present: Tensor) -> Tensor:

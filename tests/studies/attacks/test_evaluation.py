@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import re
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from capsule_lab.studies.attacks import UNIT, bim, fgsm, pgd, square
-from capsule_lab.studies.attacks.evaluation import NetworkObjective, Prepared, gradients_of, measure
-from capsule_lab.studies.attacks.summary import as_name, by_epsilon, interval, of_budgets, of_clean
+from capsule_lab.studies.attacks.evaluation import Attacked, Measured, NetworkObjective, Prepared
+from capsule_lab.studies.attacks.gradient import UNIT, bim, fgsm, pgd
+from capsule_lab.studies.attacks.square import square
+from capsule_lab.studies.attacks.summary import by_epsilon, interval, of_budgets, of_clean
+from capsule_lab.studies.study import digest
 
 WEIGHT = torch.tensor([[1.0, 0.0], [0.0, 1.0], [-4.0, -4.0]], dtype=torch.float64)
 LABELS = torch.tensor([0, 0, 1, 2])
@@ -28,8 +31,12 @@ def batch(which: slice = slice(None)) -> Prepared:
     return Prepared(IMAGES[which], LABELS[which], torch.arange(4)[which], UNIT, levels[which])
 
 
+def measure(batches: list[Prepared], *arguments: Any, targets: Any = (None,), **network: Any) -> Measured:
+    return Attacked(batches, **{"logits": logits, **network}).measure(*arguments, targets)
+
+
 def test_every_image_counts_and_those_that_were_wrong_before_are_told_apart() -> None:
-    found = measure([batch(slice(3)), batch(slice(3, 4))], fgsm, "margin", [0.0, 0.1, 0.25], attacked=logits)
+    found = measure([batch(slice(3)), batch(slice(3, 4))], fgsm, "margin", [0.0, 0.1, 0.25])
     clean = of_clean(found)
     assert (clean["error"], "detected" in clean) == (25.0, False)
     probabilities = logits(IMAGES).softmax(1)
@@ -46,7 +53,7 @@ def test_every_image_counts_and_those_that_were_wrong_before_are_told_apart() ->
 
 
 def test_of_targets_the_mean_and_each() -> None:
-    found = measure([batch()], fgsm, "margin", [0.25], attacked=logits, targets=[0, 1, 2])
+    found = measure([batch()], fgsm, "margin", [0.25], targets=[0, 1, 2])
     record = of_budgets(found)
     # towards 0: all but image 2, whose margin of 0.4 turns, too; towards 1 likewise, but for the fourth with 0.8
     assert [record[f"0.25/success_of_class_{target}"] for target in range(3)] == [100, 75, 0]
@@ -57,7 +64,7 @@ def test_of_targets_the_mean_and_each() -> None:
 
 def test_a_transfer_is_made_against_another_network() -> None:
     flipped = lambda images: logits(images.flip(-1))  # noqa: E731
-    found = measure([batch()], fgsm, "margin", [0.25], attacked=logits, crafted_with=flipped)
+    found = measure([batch()], fgsm, "margin", [0.25], crafted_with=flipped)
     assert found.accuracy(0.25) == 75.0, "made against the reverse, they help"
 
 
@@ -72,17 +79,15 @@ def test_objectives_of_some_images_have_their_labels() -> None:
 )
 def test_attacks_that_leave_images_out_ask_for_the_labels_of_the_others(attack: partial[Tensor]) -> None:
     """Images are fooled one after another: those with smaller margins first."""
-    found = measure([batch()], attack, "margin", [0.21], attacked=logits)
-    alone = [measure([batch(slice(n, n + 1))], attack, "margin", [0.21], attacked=logits) for n in range(4)]
+    found = measure([batch()], attack, "margin", [0.21])
+    alone = [measure([batch(slice(n, n + 1))], attack, "margin", [0.21]) for n in range(4)]
     answers = found.attacked[0.21, None]
     assert torch.equal(answers.logits, torch.cat([each.attacked[0.21, None].logits for each in alone]))
     assert (answers.found != LABELS).all()
 
 
 def test_square_raises_the_margin_whatever_the_objective() -> None:
-    found = [
-        measure([batch()], partial(square, queries=60), loss, [0.21], attacked=logits) for loss in ("margin", "dlr")
-    ]
+    found = [measure([batch()], partial(square, queries=60), loss, [0.21]) for loss in ("margin", "dlr")]
     assert torch.equal(*(each.attacked[0.21, None].logits for each in found))
 
 
@@ -93,32 +98,41 @@ def test_restarts_end_for_images_that_are_fooled() -> None:
         sizes.append(len(images))
         return logits(images)
 
-    measure([batch()], partial(pgd, steps=1, restarts=3), "margin", [0.06], attacked=counted)
+    measure([batch()], partial(pgd, steps=1, restarts=3), "margin", [0.06], logits=counted)
     # as they are; a step of all and what came out; two restarts of images 0 and 2, which nothing fools; what is kept
     assert sizes == [4, 4, 4, 2, 2, 2, 2, 4]
 
 
 def test_training_loss_is_a_loss_of_its_own() -> None:
     loss = lambda images, labels: logits(images).gather(1, labels[:, None]).mean()  # noqa: E731
-    found = measure([batch()], fgsm, "training", [0.25], attacked=logits, training_loss=loss)
+    found = measure([batch()], fgsm, "training", [0.25], training_loss=loss)
     assert found.accuracy(0.25) == 75.0, "it raises what the label has"
+    attacked = Attacked([batch()], logits, training_loss=loss)
     away = NetworkObjective("training", LABELS, 0, logits, loss)
-    assert (gradients_of([batch()], "training", logits, loss) * gradients_of([batch()], "margin", logits) <= 0).all()
+    assert (attacked.gradients("training") * attacked.gradients("margin") <= 0).all()
     assert away(IMAGES)[0] == -IMAGES[:, 0, 0, 0].mean()
     with pytest.raises(ValueError, match=re.escape("loss is 'training', and there is no training loss; expected one")):
-        measure([batch()], fgsm, "training", [0.25], attacked=logits)
+        measure([batch()], fgsm, "training", [0.25])
+
+
+def test_the_first_images_are_attacked_as_all_are() -> None:
+    parts = Attacked([batch(), batch()], logits).first(7).batches
+    assert [len(part.labels) for part in parts] == [4, 3]
+    found = Attacked([batch()], logits).examples(fgsm, "margin", [0.1, 0.25], 3)
+    measured = measure([batch(slice(3))], fgsm, "margin", [0.1, 0.25])
+    for epsilon in (0.1, 0.25):
+        assert torch.equal(found.found[epsilon], measured.attacked[epsilon, None].found)
+        assert (found.attacked[epsilon] - found.images).abs().max() <= epsilon + 1e-6
 
 
 def test_steps_are_reported_as_images() -> None:
     seen: list[int] = []
-    measure([batch(), batch()], bim, "margin", [0.1, 0.2], attacked=logits, on_step=seen.append)
+    measure([batch(), batch()], bim, "margin", [0.1, 0.2], on_step=seen.append)
     assert seen == [4] * 4
 
 
 def test_names_and_intervals() -> None:
-    assert [as_name(each) for each in (0.1, 8.0, 0.05)] == ["0.1", "8", "0.05"]
     low, high = interval(50, 1000)
     assert (low, high) == pytest.approx((3.8137, 6.5316), abs=1e-3)  # Wilson 1927, by hand
-    found = measure([batch()], fgsm, "margin", [0.1], attacked=logits)
-    other = measure([batch(slice(3))], fgsm, "margin", [0.1], attacked=logits)
-    assert found.digest != other.digest
+    assert [*by_epsilon(of_budgets(measure([batch()], fgsm, "margin", [0.1, 8.0])))] == [0.1, 8.0]
+    assert digest([batch()]) != digest([batch(slice(3))])

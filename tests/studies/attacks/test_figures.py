@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
 from capsule_lab.studies.attacks.figures import accuracy_figure, attack_of
 
 
@@ -42,16 +40,12 @@ def test_a_panel_for_each_attack_in_which_networks_keep_their_looks() -> None:
     assert figure.axes[0].lines[0].get_xydata().tolist() == [[0, 98], [0.1, 20]]
 
 
-@pytest.mark.parametrize(
-    ("changes", "expected"),
-    [
+def test_attacks_are_called_by_what_was_done() -> None:
+    for changes, expected in [
         ({}, "BIM"),
         ({"couplings": "equal"}, "BIM against equal couplings"),
         ({"source": "runs/other/checkpoints/last.ckpt"}, "BIM against other, last.ckpt"),
         ({"options": {"_target_": "capsule_lab.studies.attacks.pgd", "norm": "l2"}}, "PGD in L2"),
         ({"options": {"_target_": "capsule_lab.studies.attacks.corruption", "kind": "fog"}}, "corruption fog"),
-    ],
-    ids=str,
-)
-def test_attacks_are_called_by_what_was_done(changes: dict[str, Any], expected: str) -> None:
-    assert attack_of(record("bim", "capsnet", 5.0, **changes)) == expected
+    ]:
+        assert attack_of(record("bim", "capsnet", 5.0, **changes)) == expected

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from capsule_lab.studies.attacks import bim, fgsm, pgd
 from capsule_lab.studies.attacks.evaluation import NetworkObjective
+from capsule_lab.studies.attacks.gradient import bim, fgsm, pgd
 
 pytestmark = pytest.mark.slow
 EPSILON = 0.1

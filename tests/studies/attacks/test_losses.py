@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from capsule_lab.studies.attacks import cross_entropy, dlr, margin
+from capsule_lab.studies.attacks.losses import cross_entropy, dlr, margin
 
 LOGITS = torch.tensor([[15.0, -15.0, -3.0, 1.0], [0.5, 2.0, 1.0, -1.0]], dtype=torch.float64)
 LABELS = torch.tensor([0, 0])

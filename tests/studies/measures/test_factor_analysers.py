@@ -170,14 +170,15 @@ def test_equal_points_stay_finite() -> None:
     assert all(each.isfinite().all() for each in fit.mixture)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"components": 0}, "components is 0"), ({"factors": -1}, "factors is -1"), ({"steps": 0}, "steps is 0"),
-        ({"restarts": 0}, "restarts is 0"), ({"floor": 0.0}, "floor is 0"), ({"tolerance": -1.0}, "tolerance is -1"),
+def test_wrong_numbers() -> None:
+    for options, message in [
+        ({"components": 0}, "components is 0"),
+        ({"factors": -1}, "factors is -1"),
+        ({"steps": 0}, "steps is 0"),
+        ({"restarts": 0}, "restarts is 0"),
+        ({"floor": 0.0}, "floor is 0"),
+        ({"tolerance": -1.0}, "tolerance is -1"),
         ({"components": 31}, "there are 30 points; expected 31 or more"),
-    ],
-)  # fmt: skip
-def test_wrong_numbers(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        fit_factor_analysers(drawn(30), **{"components": 2, "factors": 1, **options})
+    ]:
+        with pytest.raises(ValueError, match=message):
+            fit_factor_analysers(drawn(30), **{"components": 2, "factors": 1, **options})

@@ -83,13 +83,3 @@ def test_poses_and_activations_are_those_of_the_layer() -> None:
     first = len(asked.batches[0].labels)
     torch.testing.assert_close(found.poses[:first].flatten(1, 2), capsules.poses)
     torch.testing.assert_close(found.activations[:first].flatten(1), capsules.poses.norm(dim=2))
-
-
-def test_a_cnn_has_no_capsules() -> None:
-    with pytest.raises(ValueError, match="SmallCNN has no capsules; expected a network of capsules"):
-        coding(subject(small_network("cnn")))
-
-
-def test_wrong_shift() -> None:
-    with pytest.raises(ValueError, match="shift is 0"):
-        coding(subject(small_network()), shift=0)

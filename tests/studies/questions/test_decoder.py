@@ -2,9 +2,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 import torch
-from matplotlib.figure import Figure
 from torch import Tensor
 
 from capsule_lab.networks import AbstractNetwork
@@ -37,17 +35,6 @@ class KnowsNothing(KnowsTheImage):
         return output._replace(capsules=output.capsules._replace(poses=torch.ones_like(output.capsules.poses)))
 
 
-@pytest.mark.parametrize("kind", ["em_caps", "capsnet"])
-def test_numbers_rows_and_figures(kind: str) -> None:
-    answer = decoder(subject(small_network(kind)), **FEW)
-    assert {*answer.numbers} == {"squared_error", "class_mean_squared_error", "explained"}
-    numbers = answer.numbers
-    ratio = numbers["squared_error"] / numbers["class_mean_squared_error"]
-    assert numbers["explained"] == pytest.approx(1 - ratio)
-    assert {*answer.rows[0]} == {"class", "component", "change"} if answer.rows else True
-    assert all(isinstance(figure, Figure) for figure in answer.draw().values())
-
-
 def test_poses_that_say_where_explain_more_than_the_class() -> None:
     options = {**FEW, "epochs": 400, "hidden": (64,), "learning_rate": 0.01}
     knows = decoder(subject(KnowsTheImage(), images=48), **options).numbers
@@ -55,17 +42,6 @@ def test_poses_that_say_where_explain_more_than_the_class() -> None:
     assert knows["class_mean_squared_error"] == ignorant["class_mean_squared_error"]
     assert knows["explained"] > 0.5
     assert -0.5 < ignorant["explained"] < 0.1
-
-
-def test_the_network_stays_as_it_is_and_the_answer_too() -> None:
-    network = small_network()
-    before = {name: value.clone() for name, value in network.state_dict().items()}
-    asked = subject(network)
-    state = torch.get_rng_state()
-    first, second = (decoder(asked, **FEW).numbers for _ in range(2))
-    assert torch.get_rng_state().equal(state)
-    assert first == second
-    torch.testing.assert_close(network.state_dict(), before, rtol=0, atol=0)
 
 
 def test_seed_is_of_the_weights() -> None:
@@ -80,22 +56,6 @@ def test_components_of_a_class_that_is_recognised_are_changed_in_its_own_standar
     assert 0 < len(changing) <= 3, "columns where squares of the class are"
     figure = answer.draw()["components"]
     assert figure.axes[0].get_xticklabels()[0].get_text() == "-2.00"
-
-
-def test_a_network_without_poses_is_refused() -> None:
-    with pytest.raises(ValueError, match="SmallCNN has no poses to decode; expected a network of class capsules"):
-        decoder(subject(small_network("cnn")))
-
-
-@pytest.mark.parametrize("option", [{"training_images": 0}, {"epochs": 0}, {"learning_rate": 0.0}])
-def test_wrong_numbers(option: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=f"{next(iter(option))} is 0"):
-        decoder(subject(small_network()), **option)
-
-
-def test_wrong_widths() -> None:
-    with pytest.raises(ValueError, match="what=decoder has hidden 0; expected 1 or more"):
-        decoder(subject(small_network()), hidden=(0,))
 
 
 def test_change_is_that_of_the_largest_offsets() -> None:

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from capsule_lab.networks import PairAutoencoder, TransformingAutoencoder
+from capsule_lab.networks import TransformingAutoencoder
 from capsule_lab.studies.measures.factor_analysers import FactorAnalysers
 from capsule_lab.studies.questions.few_labels import few_labels
 from tests.helpers.subjects import CLASSES, small_network, subject
@@ -33,12 +33,6 @@ def test_numbers_of_every_kind_of_feature(features: Any, dimensions: int, monkey
     assert {*numbers} == expected | {"log_likelihood", "dimensions", "probe/error"}
     assert numbers["dimensions"] == dimensions
     assert all(0 <= numbers[f"{way}/error"] <= 100 for way in WAYS)
-
-
-def test_the_code_of_an_autoencoder() -> None:
-    autoencoder = PairAutoencoder((1, 24, 24), code=6)
-    numbers = few_labels(subject(autoencoder), features="code", **FEW).numbers
-    assert numbers["dimensions"] == 6
 
 
 def test_classes_that_are_apart_are_all_right() -> None:
@@ -82,26 +76,6 @@ def test_standardised_by_training_images() -> None:
     assert second.tolist() == [[3.0]]
     with pytest.raises(ValueError, match="no feature varies over the training images"):
         few._standardised(torch.ones(3, 2), torch.ones(1, 2))
-
-
-@pytest.mark.parametrize(
-    ("build", "features", "message"),
-    [
-        (small_network, "capsules", "EMCaps has no capsules of this kind; expected model=transforming_autoencoder"),
-        (network, "code", "features is 'code', and this is a TransformingAutoencoder; expected capsules"),
-        (lambda: PairAutoencoder((1, 24, 24)), "poses", "features is 'poses', and this is a PairAutoencoder; expected"),
-        (small_network, "hidden", "features is 'hidden'; expected"),
-    ],
-)
-def test_features_that_a_network_does_not_have(build: Any, features: Any, message: str, unchecked_types: None) -> None:
-    with pytest.raises(ValueError, match=message):
-        few_labels(subject(build()), features=features, **FEW)
-
-
-@pytest.mark.parametrize("name", ["training_images", "draws", "labels"])
-def test_numbers_out_of_range(name: str) -> None:
-    with pytest.raises(ValueError, match=f"{name} is 0; expected 1 or more"):
-        few_labels(subject(small_network()), features="pixels", **{**FEW, name: 0})
 
 
 def test_an_image_has_the_class_of_the_largest_sum_of_shares(monkeypatch: pytest.MonkeyPatch) -> None:

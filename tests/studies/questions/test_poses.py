@@ -7,11 +7,11 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from capsule_lab.networks import PairAutoencoder, TransformingAutoencoder
+from capsule_lab.networks import TransformingAutoencoder
 from capsule_lab.networks.base import AbstractPairNetwork, TransformedImages
 from capsule_lab.studies.questions.poses import poses
 from capsule_lab.studies.subject import Change
-from tests.helpers.subjects import moved, small_network, subject
+from tests.helpers.subjects import moved, subject
 
 
 class KnowsWhere(AbstractPairNetwork):
@@ -46,13 +46,13 @@ def transposed_turn(images: Tensor, degrees: float) -> Tensor:
 CHANGES: dict[str, Change] = {"translation": moved, "rotation": transposed_turn}
 
 
-@pytest.mark.parametrize("shift", [1, 2])
-def test_a_pose_that_knows_where_moves_as_far_as_the_image(shift: int) -> None:
-    numbers = poses(subject(KnowsWhere(), CHANGES), shifts=(shift,)).numbers
-    assert numbers[f"shift_{shift}/slope_right"] == pytest.approx(1, abs=1e-4)
-    assert numbers[f"shift_{shift}/slope_down"] == pytest.approx(1, abs=1e-4)
-    assert numbers[f"shift_{shift}/shift_r2"] == pytest.approx(1, abs=1e-4)
-    assert numbers[f"shift_{shift}/presence_change"] == 0
+def test_a_pose_that_knows_where_moves_as_far_as_the_image() -> None:
+    for shift in [1, 2]:
+        numbers = poses(subject(KnowsWhere(), CHANGES), shifts=(shift,)).numbers
+        assert numbers[f"shift_{shift}/slope_right"] == pytest.approx(1, abs=1e-4)
+        assert numbers[f"shift_{shift}/slope_down"] == pytest.approx(1, abs=1e-4)
+        assert numbers[f"shift_{shift}/shift_r2"] == pytest.approx(1, abs=1e-4)
+        assert numbers[f"shift_{shift}/presence_change"] == 0
 
 
 def test_matrices_are_told_the_turn() -> None:
@@ -90,16 +90,3 @@ def test_figures_of_networks(options: dict[str, Any], figures: set[str]) -> None
     drawn = answer.draw()
     assert {*drawn} == figures
     assert all(isinstance(figure, Figure) for figure in drawn.values())
-
-
-def test_an_autoencoder_without_capsules_has_reconstructions_only() -> None:
-    answer = poses(subject(PairAutoencoder((1, 24, 24)), CHANGES), shifts=(2,))
-    assert {*answer.numbers} == {"shift_2/reconstruction", "shift_2/copying", "shift_2/mean_image"}
-    assert not answer.draw()
-
-
-def test_wrong_networks_and_strengths() -> None:
-    with pytest.raises(ValueError, match="is told no change of its images; expected model=transforming_autoencoder"):
-        poses(subject(small_network()))
-    with pytest.raises(ValueError, match="shifts 0; expected 1 or more"):
-        poses(subject(KnowsWhere(), CHANGES), shifts=(0,))

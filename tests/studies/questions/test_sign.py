@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import pytest
 import torch
 from torch import Tensor, nn
 
@@ -29,8 +28,8 @@ def test_a_network_that_cannot_tell() -> None:
     assert numbers["photographic_negative/mean_change_of_scores"] > 0
 
 
-@pytest.mark.parametrize("kind", ["em_caps", "capsnet", "cnn"])
-def test_networks_with_a_relu_can(kind: str) -> None:
-    numbers = sign(subject(small_network(kind))).numbers
-    assert numbers["negated/mean_change_of_scores"] > 0
-    assert 0 <= numbers["negated/error"] <= 100
+def test_networks_with_a_relu_can() -> None:
+    for kind in ["em_caps", "capsnet", "cnn"]:
+        numbers = sign(subject(small_network(kind))).numbers
+        assert numbers["negated/mean_change_of_scores"] > 0
+        assert 0 <= numbers["negated/error"] <= 100

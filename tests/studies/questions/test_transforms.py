@@ -1,16 +1,14 @@
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping
 from typing import Any
 
 import pytest
 import torch
-from matplotlib.figure import Figure
 from torch import Tensor
 
 from capsule_lab.networks import AbstractNetwork
-from capsule_lab.studies.questions.transforms import KINDS, _presence_change, transforms
+from capsule_lab.studies.questions.transforms import _presence_change, transforms
 from capsule_lab.studies.subject import Change
 from capsule_lab.types import CapsuleOutput, Capsules
 from tests.helpers.subjects import small_network, subject
@@ -52,18 +50,6 @@ def test_an_ideal_network_moves_its_pose_with_the_image() -> None:
     assert numbers["translation/monotony"] > 0.6
 
 
-@pytest.mark.parametrize("kind", ["em_caps", "capsnet", "cnn"])
-def test_every_network_has_every_number(kind: str) -> None:
-    answer = transforms(asked(small_network(kind)), kinds=["scaling", "translation"])
-    quantities = {
-        "error", "presence_change", "monotony", "linear_share", "map_error", "identity_error",
-        "equivariance_gain", "pixels_gain", "group_law", "inverse",
-    }  # fmt: skip
-    assert {*answer.numbers} == {"error"} | {f"{name}/{q}" for name in ("scaling", "translation") for q in quantities}
-    assert len(answer.rows) == len(KINDS["scaling"].curve) + len(KINDS["translation"].curve)
-    assert isinstance(answer.draw()["curves"], Figure)
-
-
 class Saturated(AbstractNetwork):
     """The label's presence is all but 1 for every image, and falls by up to ``fall`` as the image moves."""
 
@@ -81,11 +67,11 @@ class Saturated(AbstractNetwork):
         return CapsuleOutput(activations, Capsules(poses, activations), activations)
 
 
-@pytest.mark.parametrize("fall", [0.0, 1e-6, 1e-3, 0.1])
-def test_presences_of_a_good_network_hardly_change(fall: float) -> None:
+def test_presences_of_a_good_network_hardly_change() -> None:
     """However little the label's presence differs between images."""
-    numbers = transforms(asked(Saturated(fall)), kinds=["scaling"]).numbers
-    assert 0 <= numbers["scaling/presence_change"] < 0.01
+    for fall in [0.0, 1e-6, 1e-3, 0.1]:
+        numbers = transforms(asked(Saturated(fall)), kinds=["scaling"]).numbers
+        assert 0 <= numbers["scaling/presence_change"] < 0.01
 
 
 def test_presences_of_other_classes_may_change() -> None:
@@ -121,13 +107,3 @@ def test_telling_classes_apart_is_no_map() -> None:
 
     numbers = transforms(asked(ClassOnly()), kinds=["translation"]).numbers
     assert numbers["translation/map_error"] > 0.5
-
-
-def test_wrong_kind() -> None:
-    with pytest.raises(ValueError, match="kinds is 'bending'; expected 'rotation'"):
-        transforms(asked(small_network("cnn")), kinds=["bending"])
-
-
-def test_wrong_ridge() -> None:
-    with pytest.raises(ValueError, match="ridge is 0"):
-        functools.partial(transforms, ridge=0.0)(asked(small_network("cnn")))

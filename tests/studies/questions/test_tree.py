@@ -3,7 +3,6 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import pytest
 import torch
 from torch import Tensor
 
@@ -25,18 +24,6 @@ def right(images: Tensor, pixels: float) -> Tensor:
 
 def asked(kind: str = "em_caps") -> Any:
     return subject(small_network(kind), {"translation": right})
-
-
-@pytest.mark.parametrize("kind", ["em_caps", "capsnet"])
-def test_numbers(kind: str) -> None:
-    numbers = tree(asked(kind)).numbers
-    layer = {"em_caps": "classes", "capsnet": "digits"}[kind]
-    quantities = {
-        "mass_in_tree", "branches", "silenced_children", "drop_of_tree", "drop_of_votes", "drop_of_random",
-        "alike_within", "alike_between", "follows_shift",
-    }  # fmt: skip
-    assert {*numbers} == {f"{layer}/{quantity}" for quantity in quantities}
-    assert 0 <= numbers[f"{layer}/mass_in_tree"] <= 1
 
 
 def test_heaviest_branches_make_up_what_is_wanted() -> None:
@@ -118,9 +105,3 @@ def test_figure() -> None:
     assert colours.get_ylabel() == "type of child"
     assert colours.get_ylim() == (-0.5, 2.5)  # of the layer with most
     assert tree(asked(), shown=0).draw() == {}
-
-
-@pytest.mark.parametrize("silenced", [0.0, 1.0])
-def test_wrong_share(silenced: float) -> None:
-    with pytest.raises(ValueError, match="silenced is"):
-        tree(asked(), silenced=silenced)

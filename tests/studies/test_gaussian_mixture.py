@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from capsule_lab.analysis.gaussian_mixture import EXAMPLE_POINTS, Mixture, example, fit_mixture, mixture_figure
 from capsule_lab.routing import Normaliser, em_routing
+from capsule_lab.studies.gaussian_mixture import example, fit_mixture, mixture_figure
 from capsule_lab.types import RoutingTrace
 
 GOLDEN = [
@@ -26,21 +26,13 @@ SHARES = [
 ]
 
 
-@pytest.mark.parametrize(("step", "log_likelihood", "mean_0", "mean_1", "variance_0", "variance_1"), GOLDEN)
-def test_golden_gaussians(
-    step: int, log_likelihood: float, mean_0: float, mean_1: float, variance_0: float, variance_1: float
-) -> None:
-    found = fit_mixture(*example(), step)[-1]
-    assert found.log_likelihood == pytest.approx(log_likelihood, abs=1e-11)
-    assert found.mixture.means.tolist() == pytest.approx([mean_0, mean_1], abs=1e-11)
-    assert found.mixture.variances.tolist() == pytest.approx([variance_0, variance_1], abs=1e-11)
-
-
-@pytest.mark.parametrize(("step", "proportion", "share"), SHARES)
-def test_golden_shares(step: int, proportion: float, share: float) -> None:
-    found = fit_mixture(*example(), step)[-1]
-    assert found.mixture.proportions.tolist() == pytest.approx([proportion, 1 - proportion], abs=1e-11)
-    assert float(found.responsibilities[3, 0]) == pytest.approx(share, rel=1e-6, abs=1e-11)
+def test_golden_gaussians_and_shares() -> None:
+    for (step, *expected), (_, proportion, share) in zip(GOLDEN, SHARES, strict=True):
+        log_likelihood, mixture = (found := fit_mixture(*example(), step)[-1]).log_likelihood, found.mixture
+        numbers = [log_likelihood, *mixture.means.tolist(), *mixture.variances.tolist()]
+        assert numbers == pytest.approx(expected, abs=1e-11)
+        assert mixture.proportions.tolist() == pytest.approx([proportion, 1 - proportion], abs=1e-11)
+        assert float(found.responsibilities[3, 0]) == pytest.approx(share, rel=1e-6, abs=1e-11)
 
 
 def test_likelihood_never_falls() -> None:
@@ -53,26 +45,8 @@ def test_floor_keeps_a_component_from_collapsing() -> None:
     assert float(fit_mixture(*example(), 200)[-1].mixture.variances.min()) < 0.07
 
 
-def test_responsibilities_are_couplings_of_em_routing() -> None:
-    """With mixing proportions in place of activations, EM routing of votes of one component is this EM."""
-    points, start = example()
-    first = fit_mixture(points, start, 1)[0]
-    votes = points.view(1, -1, 1, 1).expand(-1, -1, 2, -1)
-    # routing begins with equal couplings, of which nothing would come here: votes for both parents are the same ones
-    traces: list[RoutingTrace] = []
-    em_routing(
-        votes, points.new_ones(1, len(EXAMPLE_POINTS)), points.new_zeros(2), points.new_zeros(2), iterations=2,
-        min_variance=1e-9, mass_eps=0.0, activation="mixing_proportions", on_iteration=traces.append,
-    )  # fmt: skip
-    mean, variance = points.mean(), points.var(correction=0)
-    torch.testing.assert_close(traces[0].poses.flatten(), mean.expand(2))
-    symmetric = Mixture(mean.expand(2), variance.expand(2), start.proportions)
-    torch.testing.assert_close(traces[1].couplings[0], fit_mixture(points, symmetric, 1)[0].responsibilities)
-    assert (first.responsibilities - 0.5).abs().max() > 0.4  # which another start breaks
-
-
 def test_routing_from_another_first_coupling_is_this_mixture() -> None:
-    """Two steps of EM, by routing whose votes are shifted apart as the means of the mixture are."""
+    """With mixing proportions in place of activations, EM routing of votes of one component is this EM."""
     points, start = example()
     shares = fit_mixture(points, start, 1)[0].responsibilities  # [point component]
 

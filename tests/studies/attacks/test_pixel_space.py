@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -12,7 +11,9 @@ from torch import Tensor, nn
 from capsule_lab.data.transforms import crop_at, standardise, to_unit_interval
 from capsule_lab.errors import ConfigError, RunError
 from capsule_lab.studies.attacks.gradient import UNIT, Box
-from capsule_lab.studies.attacks.pixel_space import GREY_LEVELS, grey_levels_per_unit, logits_of, prepare
+from capsule_lab.studies.attacks.pixel_space import GREY_LEVELS, grey_levels_per_unit, prepare
+from capsule_lab.studies.attacks.session import logits_of
+from capsule_lab.studies.images import StudyImages
 from capsule_lab.types import Batch, CapsuleOutput
 
 STORED = torch.randint(0, 256, (3, 2, 8, 8), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
@@ -22,23 +23,35 @@ BATCH = Batch(STORED, torch.tensor([0, 1, 2]), torch.tensor([5, 6, 7]))
 class Data:
     """A data module, as far as attacks need one."""
 
-    def __init__(self, preprocessing: str) -> None:
+    def __init__(self, preprocessing: str, batch: Batch) -> None:
         self.preprocessing = preprocessing
+        self.batch = batch
 
-    def transform_batch(self, batch: Batch, name: str) -> Batch:
+    test_names, val_names = ("test",), ()
+
+    def setup(self, stage: str) -> None:
+        assert stage == "test"
+
+    def test_dataloader(self) -> list[list[Batch]]:
+        return [[self.batch]]
+
+    def unpaired_batch(self, batch: Batch, name: str) -> Batch:
         assert name == "test"
         if self.preprocessing == "unit":
             return batch._replace(images=to_unit_interval(batch.images))
         if self.preprocessing == "mirrored":
             return batch._replace(images=to_unit_interval(batch.images).flip(-1))
+        if self.preprocessing == "rounded":
+            return batch._replace(
+                images=to_unit_interval(batch.images) if batch.images.dtype == torch.uint8 else STORED / 9
+            )
         if self.preprocessing == "crops":
             return batch._replace(images=to_unit_interval(batch.images)[:, None])
         return batch._replace(images=standardise(crop_at(batch.images.float(), (1, 1), 6)))
 
 
 def prepared(preprocessing: str, space: str = "input", batch: Batch = BATCH) -> list:
-    stored: Iterator[tuple[str, Batch]] = iter([("test", batch)])
-    return list(prepare(Data(preprocessing), stored, space, torch.device("cpu")))
+    return prepare(StudyImages(Data(preprocessing, batch), "test", torch.device("cpu")), space)
 
 
 def test_digits_have_255_grey_levels_per_unit_and_a_box() -> None:
@@ -94,17 +107,26 @@ def test_data_that_cannot_be_attacked(preprocessing: str, labels: Tensor, messag
         prepared(preprocessing, batch=BATCH._replace(labels=labels))
 
 
+def test_moved_grey_levels_are_refused() -> None:
+    with pytest.raises(RunError, match=r"images of Data are moved by preprocessing.*; expected space=input"):
+        prepared("rounded", "grey_levels")
+
+
 def test_a_network_without_logits_is_refused() -> None:
     network = Network(logits=False)
     with pytest.raises(ConfigError, match=re.escape("Network gives no logits with this routing; an attack needs them")):
-        logits_of(network)(torch.zeros(1, 2, 6, 6))
+        logits_of(network, unchanged)(torch.zeros(1, 2, 6, 6))
 
 
 def test_half_precision_logits_become_float32() -> None:
     network = Network()
     network.weight = network.weight.bfloat16()
     assert network(torch.zeros(1, 2, 6, 6)).logits.dtype == torch.bfloat16
-    assert logits_of(network)(torch.zeros(1, 2, 6, 6)).dtype == torch.float32
+    assert logits_of(network, unchanged)(torch.zeros(1, 2, 6, 6)).dtype == torch.float32
+
+
+def unchanged(images: Tensor) -> Tensor:
+    return images
 
 
 class Network(nn.Module):
