@@ -47,10 +47,7 @@ def steps_of(output: CapsuleOutput) -> Steps:
 
 @torch.no_grad()
 def perturbed_reconstructions(
-    network: Reconstructs,
-    output: CapsuleOutput,
-    classes: Int64[Tensor, " batch"],
-    steps: Steps = PAPER,
+    network: Reconstructs, output: CapsuleOutput, classes: Int64[Tensor, " batch"], steps: Steps = PAPER
 ) -> Float[Tensor, "batch dim offset channel height width"]:
     """Images decoded from the pose of one class, with each of some offsets added to each component alone.
 
@@ -84,9 +81,7 @@ def perturbed_reconstructions(
     return decoded.unflatten(0, (batch, dim, offsets.shape[1]))
 
 
-def change_of_rows(
-    decoded: Float[Tensor, "batch dim offset channel height width"],
-) -> Float[Tensor, "batch dim"]:
+def change_of_rows(decoded: Float[Tensor, "batch dim offset channel height width"]) -> Float[Tensor, "batch dim"]:
     """Mean squared difference of pixels from the unchanged reconstruction, that in the middle, by component."""
     middle = decoded[:, :, decoded.shape[2] // 2].unsqueeze(2)
     return (decoded - middle).square().flatten(2).mean(2)

@@ -97,8 +97,7 @@ def reconstruction_figure(
     groups = [
         Group("recognised", columns([(number, labels) for number in good], "black")),
         Group(
-            "not recognised",
-            columns([(number, classes) for number in bad for classes in (labels, predictions)], "red"),
+            "not recognised", columns([(number, classes) for number in bad for classes in (labels, predictions)], "red")
         ),
     ]
     failed = int((~right).sum()) or "none"

@@ -85,12 +85,7 @@ class Outcome(NamedTuple):
 
 
 def conduct(
-    config: DictConfig,
-    group: str,
-    folder: str,
-    find: Callable[[Setting], Found],
-    *,
-    cpu_batch: int | None = None,
+    config: DictConfig, group: str, folder: str, find: Callable[[Setting], Found], *, cpu_batch: int | None = None
 ) -> Outcome:
     """What a study finds of ``config.ckpt``. Writes nothing.
 

@@ -8,13 +8,7 @@ import torch
 
 from capsule_lab.analysis.equal_couplings import equal_couplings
 from capsule_lab.networks import CapsNet, EMCaps, SmallCNN
-from capsule_lab.routing import (
-    AttentionOverChildren,
-    DynamicRouting,
-    EMRouting,
-    NormalisedEMRouting,
-    UniformRouting,
-)
+from capsule_lab.routing import AttentionOverChildren, DynamicRouting, EMRouting, NormalisedEMRouting, UniformRouting
 from capsule_lab.types import RoutingTrace
 
 IMAGES = torch.rand(2, 1, 17, 17, generator=torch.Generator().manual_seed(0))

@@ -4,13 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from capsule_lab.analysis.pair_figures import (
-    generative_fields,
-    image_rows,
-    presence_curve,
-    shift_scatter,
-    strongest,
-)
+from capsule_lab.analysis.pair_figures import generative_fields, image_rows, presence_curve, shift_scatter, strongest
 from capsule_lab.networks import TransformingAutoencoder
 
 

@@ -92,11 +92,7 @@ def responsibilities(points: Float[Tensor, "point dim"], mixture: FactorAnalyser
 
 
 def em_step(
-    points: Float[Tensor, "point dim"],
-    mixture: FactorAnalysers,
-    *,
-    floor: float = 1e-3,
-    shared_noise: bool = False,
+    points: Float[Tensor, "point dim"], mixture: FactorAnalysers, *, floor: float = 1e-3, shared_noise: bool = False
 ) -> tuple[FactorAnalysers, float]:
     """One E- and one M-step, and the mean log-likelihood of the points before them; it never falls.
 

@@ -121,12 +121,7 @@ class _Shown(NamedTuple):
 
     @classmethod
     def of(
-        cls,
-        subject: Subject,
-        change: Change,
-        strength: float,
-        features: Features,
-        pixels: Callable[[Tensor], Tensor],
+        cls, subject: Subject, change: Change, strength: float, features: Features, pixels: Callable[[Tensor], Tensor]
     ) -> _Shown:
         batches = subject.changed(change, strength) if strength else subject.batches
         output = subject.outputs(batches)

@@ -13,12 +13,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from torch import Tensor
 from torchmetrics.functional.classification import multiclass_calibration_error
 
-from capsule_lab.studies.measures.calibration import (
-    BINS,
-    brier_score,
-    reliability,
-    reliability_figure,
-)
+from capsule_lab.studies.measures.calibration import BINS, brier_score, reliability, reliability_figure
 
 CONFIDENCES = [0.95, 0.95, 0.9, 0.6, 0.61, 0.4]
 RIGHT = [True, True, False, True, False, False]

@@ -8,14 +8,7 @@ import torch
 from torch import Tensor
 
 from capsule_lab.networks import AbstractNetwork
-from capsule_lab.studies.questions.scramble import (
-    _circle,
-    blurred,
-    blurred_as_far,
-    changes,
-    permuted_tiles,
-    scramble,
-)
+from capsule_lab.studies.questions.scramble import _circle, blurred, blurred_as_far, changes, permuted_tiles, scramble
 from capsule_lab.types import Batch, CapsuleOutput
 from tests.helpers.subjects import small_network, subject
 

@@ -7,14 +7,7 @@ import torch
 from torch import Tensor
 
 from capsule_lab.analysis.trace import ChildGrid
-from capsule_lab.studies.questions.tree import (
-    _alike,
-    _heaviest,
-    _longest,
-    _random_of_same_activation,
-    silent,
-    tree,
-)
+from capsule_lab.studies.questions.tree import _alike, _heaviest, _longest, _random_of_same_activation, silent, tree
 from tests.helpers.subjects import small_network, subject
 
 
