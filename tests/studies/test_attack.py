@@ -85,14 +85,14 @@ def test_the_same_command_finds_the_same(a_copy: Path) -> None:
     assert one.result["images_sha256"] == other.result["images_sha256"]
 
 
-@pytest.mark.parametrize("name", ["rotation", "scaling", "shear", "translation", "corruption", "square"])
-def test_strengths_by_default_and_no_checks_of_what_follows_no_gradient(a_copy: Path, name: str) -> None:
-    few = ["attack.queries=5"] if name == "square" else []
-    result = attacked(a_copy, f"attack={name}", "epsilons=null", "checks=true", *few).result
-    changes = [value for key, value in result["attack"].items() if key.endswith("mean_change")]
-    assert len(changes) >= 5
-    assert min(changes) > 0
-    assert result["checks"] == [], "they are about gradients"
+def test_strengths_by_default_and_no_checks_of_what_follows_no_gradient(a_copy: Path) -> None:
+    for name in ["rotation", "scaling", "shear", "translation", "corruption", "square"]:
+        few = ["attack.queries=5"] if name == "square" else []
+        result = attacked(a_copy, f"attack={name}", "epsilons=null", "checks=true", *few).result
+        changes = [value for key, value in result["attack"].items() if key.endswith("mean_change")]
+        assert len(changes) >= 5
+        assert min(changes) > 0
+        assert result["checks"] == [], "they are about gradients"
 
 
 def test_as_many_images_as_the_data_of_training_has_at_most(a_copy: Path) -> None:
@@ -119,9 +119,8 @@ def test_other_options_have_files_of_their_own(a_copy: Path) -> None:
     assert len({attacked(a_copy, "attack=fgsm", "epsilons=[0.1]", each).path for each in options}) == len(options)
 
 
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
+def test_wrong_input_gets_one_sentence(cli: Cli, a_copy: Path) -> None:
+    for overrides, message in [
         (["epsilons=[-0.1]", "attack=fgsm"], "epsilons has -0.1; expected 0 to 1 for attack=fgsm"),
         (["epsilons=[many]"], "epsilons is ['many']; expected a list of numbers or null"),
         (["epsilons=0.1"], "epsilons is 0.1; expected a list of numbers or null"),
@@ -143,11 +142,8 @@ def test_other_options_have_files_of_their_own(a_copy: Path) -> None:
         (["images=0"], "images is 0; expected a whole number, 1 or more"),
         (["targeted=true", "objective=training"], "objective=training is of labels only"),
         (["+data.source=real"], "MNIST is not in data/MNIST/raw"),
-    ],
-    ids=str,
-)
-def test_wrong_input_gets_one_sentence(cli: Cli, a_copy: Path, overrides: list[str], message: str) -> None:
-    ended = cli("attack", f"ckpt={a_copy}", "images=4", "checks=false", "trainer.accelerator=cpu", *overrides)
-    assert ended.status == 2
-    assert message in one_sentence(ended)
-    assert not (a_copy / "attacks").exists()
+    ]:
+        ended = cli("attack", f"ckpt={a_copy}", "images=4", "checks=false", "trainer.accelerator=cpu", *overrides)
+        assert ended.status == 2
+        assert message in one_sentence(ended)
+        assert not (a_copy / "attacks").exists()

@@ -63,20 +63,19 @@ def test_a_transfer_waits_for_both_runs_and_is_made_against_the_other(file: Path
     assert transfer.job[-1].startswith("+evaluate_by_attack=[")
 
 
-@pytest.mark.parametrize("seeds", [[0, 4, 2], [0]], ids=str)
-def test_a_network_is_attacked_with_images_made_against_its_next_seed(table_file, seeds: list[int]) -> None:
-    twin = {**ROWS[-1], "takes": {"source": ["one", "checkpoint_of_next_seed"]}}
-    cells = distinct(expand(read(table_file(rows=[ROWS[0], twin], columns=COLUMNS, seeds=seeds))))
-    trained = {cell.seed: cell.fingerprint for cell in cells if cell.row.name == "one"}
-    sources = {cell.seed: cell.evaluate[-1] for cell in cells if cell.row.name == "transfer"}
-    following = {0: 4, 4: seeds[2] if len(seeds) > 2 else 0, 2: 0}
-    expected = {seed: f"source={trained[following[seed]]}" for seed in seeds} if len(seeds) > 1 else {}
-    assert sources == expected, "of one seed there is no other"
+def test_a_network_is_attacked_with_images_made_against_its_next_seed(table_file) -> None:
+    for seeds in [[0, 4, 2], [0]]:
+        twin = {**ROWS[-1], "takes": {"source": ["one", "checkpoint_of_next_seed"]}}
+        cells = distinct(expand(read(table_file(rows=[ROWS[0], twin], columns=COLUMNS, seeds=seeds))))
+        trained = {cell.seed: cell.fingerprint for cell in cells if cell.row.name == "one"}
+        sources = {cell.seed: cell.evaluate[-1] for cell in cells if cell.row.name == "transfer"}
+        following = {0: 4, 4: seeds[2] if len(seeds) > 2 else 0, 2: 0}
+        expected = {seed: f"source={trained[following[seed]]}" for seed in seeds} if len(seeds) > 1 else {}
+        assert sources == expected, "of one seed there is no other"
 
 
-@pytest.mark.parametrize(
-    ("row", "message"),
-    [
+def test_wrong_rows_are_refused_before_anything_runs(cli: Cli, table_file) -> None:
+    for row, message in [
         (
             {"takes": {"source": ["other", "val/error"]}},
             "takes has source: [other, val/error]; expected [other, checkpoint]",
@@ -84,14 +83,11 @@ def test_a_network_is_attacked_with_images_made_against_its_next_seed(table_file
         ({"by": "guessing"}, "expected evaluate, attack or analyse"),
         ({"evaluate": ["attack=fgsm", "space=pixels"]}, "space is 'pixels'; expected 'input' or"),
         ({"evaluate": ["attack=fgsm", "attack.steps=3"]}, "attack.steps"),
-    ],
-    ids=str,
-)
-def test_wrong_rows_are_refused_before_anything_runs(cli: Cli, table_file, row: dict[str, Any], message: str) -> None:
-    attacked = {"name": "attacked", "of": "one", "by": "attack", "evaluate": ATTACK, **row}
-    ended = cli("sweep", f"table={table_file(rows=[*ROWS[:2], attacked], columns=COLUMNS, seeds=[0])}")
-    assert ended.status == 2
-    assert message in ended.err
+    ]:
+        attacked = {"name": "attacked", "of": "one", "by": "attack", "evaluate": ATTACK, **row}
+        ended = cli("sweep", f"table={table_file(rows=[*ROWS[:2], attacked], columns=COLUMNS, seeds=[0])}")
+        assert ended.status == 2
+        assert message in ended.err
 
 
 def test_training_takes_no_checkpoint(table_file) -> None:

@@ -17,6 +17,7 @@ from torch import Tensor
 from capsule_lab.errors import check_number
 
 _CHUNK = 4096  # ours: points at a time, so that expectations of all fit into memory
+_FLOOR = 1e-3  # ours: least variance of the noise, of standardised points
 _LOADINGS = 0.1  # ours: standard deviation of the first loadings, of standardised points
 
 
@@ -92,7 +93,7 @@ def responsibilities(points: Float[Tensor, "point dim"], mixture: FactorAnalyser
 
 
 def em_step(
-    points: Float[Tensor, "point dim"], mixture: FactorAnalysers, *, floor: float = 1e-3, shared_noise: bool = False
+    points: Float[Tensor, "point dim"], mixture: FactorAnalysers, *, floor: float = _FLOOR
 ) -> tuple[FactorAnalysers, float]:
     """One E- and one M-step, and the mean log-likelihood of the points before them; it never falls.
 
@@ -100,7 +101,6 @@ def em_step(
         points: what the mixture is fitted to.
         mixture: the one before.
         floor: least variance of the noise.
-        shared_noise: the same noise for all components.
     """
     components, dim, factors = mixture.loadings.shape
     mass = points.new_zeros(components)
@@ -125,10 +125,7 @@ def em_step(
     moments += 1e-10 * enough.view(-1, 1, 1) * torch.eye(factors + 1, dtype=points.dtype, device=points.device)
     joined = torch.linalg.solve(moments, cross, left=False)  # [k d q+1]: loadings and mean
     residual = of_squares - (joined * cross).sum(2)  # [k d]
-    if shared_noise:
-        noise = (residual.sum(0) / len(points)).clamp_min(floor).expand(components, -1)
-    else:
-        noise = (residual / enough.unsqueeze(1)).clamp_min(floor)
+    noise = (residual / enough.unsqueeze(1)).clamp_min(floor)
     loadings, means = joined[..., :factors], joined[..., factors]
     return FactorAnalysers(mass / len(points), means, loadings, noise), log_likelihood / len(points)
 
@@ -141,8 +138,7 @@ def fit_factor_analysers(
     steps: int = 50,
     tolerance: float = 1e-4,
     restarts: int = 10,
-    floor: float = 1e-3,
-    shared_noise: bool = False,
+    floor: float = _FLOOR,
     seed: int = 0,
 ) -> Fit:
     """The mixture of the largest likelihood of several restarts, never chosen by anything else.
@@ -153,7 +149,7 @@ def fit_factor_analysers(
         steps: of EM at most, in each restart.
         tolerance: a restart ends when the mean log-likelihood gains less.
         restarts: how many, from other centres (k-means++) and loadings.
-        floor, shared_noise: see ``em_step``.
+        floor: see ``em_step``.
         seed: of all restarts.
     """
     for name, value in {"components": components, "steps": steps, "restarts": restarts}.items():
@@ -169,7 +165,7 @@ def fit_factor_analysers(
         mixture = _start(points, components, factors, floor, generator)
         found: list[float] = []
         for _ in range(steps):
-            mixture, log_likelihood = em_step(points, mixture, floor=floor, shared_noise=shared_noise)
+            mixture, log_likelihood = em_step(points, mixture, floor=floor)
             found.append(log_likelihood)
             if len(found) > 1 and found[-1] - found[-2] < tolerance:
                 break

@@ -15,20 +15,16 @@ from capsule_lab.types import Batch
 Features = Callable[[Sequence[Batch]], Float[Tensor, "image component"]]
 
 
-def pose_features(subject: Subject, reference: Sequence[Batch] | None = None) -> Features:
+def pose_features(subject: Subject) -> Features:
     """A function from images to one vector each, in float64.
 
     Of a network whose class capsules have poses, the pose of the label's capsule: the label is given, so that telling
     classes apart is no part of it. Of another, the 16 principal components of what its last layer with weights gets.
-
-    Args:
-        subject: the network.
-        reference: the images whose principal components they are; the subject's own by default.
     """
     output = subject.outputs(subject.batches[:1])
     if output.capsules is not None and output.capsules.poses.shape[2]:
         return lambda batches: label_poses(subject, batches)
-    components = principal_components(last_features(subject, subject.batches if reference is None else reference))
+    components = principal_components(last_features(subject, subject.batches))
     return lambda batches: components(last_features(subject, batches))
 
 

@@ -122,17 +122,17 @@ def test_within_its_strength_and_the_box(name: str, network: nn.Module, images: 
             assert change.abs().mean() > 0.002
 
 
-@pytest.mark.parametrize("name", [name for name, row in ROWS.items() if not row.bounded])
-def test_shifts_scale_with_the_box(name: str, images: Tensor) -> None:
-    shift, strength = bound(name), ROWS[name].strength
-    unit = shift(None, images, strength, KEYS, UNIT)
-    for box, scale, start in ((GREY, 255, 0), (Box(-1.0, 1.0), 2, -1)):
-        found = (shift(None, scale * images + start, strength, KEYS, box) - start) / scale
-        off = ((found - unit).abs() > 1e-4).float().mean()
-        assert off < 0.005, "a count of photons or a rounded grey level may fall to the other side"
-    message = r"^(fill is 'black', and )?pixels have no (lower )?bounds?, .* an attack in space=grey_levels$"
-    with pytest.raises(ValueError, match=message):
-        shift(None, images, strength, KEYS, Box())
+def test_shifts_scale_with_the_box(images: Tensor) -> None:
+    for name in [name for name, row in ROWS.items() if not row.bounded]:
+        shift, strength = bound(name), ROWS[name].strength
+        unit = shift(None, images, strength, KEYS, UNIT)
+        for box, scale, start in ((GREY, 255, 0), (Box(-1.0, 1.0), 2, -1)):
+            found = (shift(None, scale * images + start, strength, KEYS, box) - start) / scale
+            off = ((found - unit).abs() > 1e-4).float().mean()
+            assert off < 0.005, "a count of photons or a rounded grey level may fall to the other side"
+        message = r"^(fill is 'black', and )?pixels have no (lower )?bounds?, .* an attack in space=grey_levels$"
+        with pytest.raises(ValueError, match=message):
+            shift(None, images, strength, KEYS, Box())
 
 
 def test_options_of_users_are_the_keyword_arguments() -> None:
@@ -146,9 +146,8 @@ def test_options_of_users_are_the_keyword_arguments() -> None:
 
 
 @pytest.mark.usefixtures("unchecked_types")
-@pytest.mark.parametrize(
-    ("name", "options", "message"),
-    [
+def test_wrong_options(network: nn.Module, images: Tensor) -> None:
+    for name, options, message in [
         ("pgd", {"epsilon": -0.1}, "epsilon is -0.1; expected 0 or more"),
         ("pgd", {"epsilon": float("nan")}, "epsilon is nan; expected 0 or more"),
         ("bim", {"steps": 0}, "steps is 0; expected 1 or more"),
@@ -165,10 +164,7 @@ def test_options_of_users_are_the_keyword_arguments() -> None:
         ("translation", {"direction": "up"}, "direction is 'up'; expected 'right' or 'down'"),
         ("corruption fog", {"kind": "frost"}, "kind is 'frost'; expected 'gaussian_noise', .* or 'elastic'"),
         ("corruption fog", {"epsilon": 2.5}, "epsilon, a severity, is 2.5; expected 0, 1, 2, 3, 4 or 5"),
-    ],
-    ids=str,
-)
-def test_wrong_options(name: str, options: dict[str, Any], message: str, network: nn.Module, images: Tensor) -> None:
-    strength = options.pop("epsilon", ROWS[name].strength)
-    with pytest.raises(ValueError, match=f"^{message}$"):
-        bound(name)(objective(network), images, strength, KEYS, UNIT, **options)
+    ]:
+        strength = options.pop("epsilon", ROWS[name].strength)
+        with pytest.raises(ValueError, match=f"^{message}$"):
+            bound(name)(objective(network), images, strength, KEYS, UNIT, **options)

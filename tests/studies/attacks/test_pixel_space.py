@@ -95,16 +95,13 @@ def test_standardising_is_differentiated_and_blind_to_brightness() -> None:
     assert (gradient[:, :, 0] == 0).all(), "pixels outside of the crop"
 
 
-@pytest.mark.parametrize(
-    ("preprocessing", "labels", "message"),
-    [
+def test_data_that_cannot_be_attacked() -> None:
+    for preprocessing, labels, message in [
         ("unit", torch.zeros(3, 2, dtype=torch.int64), "images of Data have several labels; expected data with one"),
         ("crops", BATCH.labels, "images are seen through several crops; expected data.test_crops=1"),
-    ],
-)
-def test_data_that_cannot_be_attacked(preprocessing: str, labels: Tensor, message: str) -> None:
-    with pytest.raises(RunError, match=re.escape(message)):
-        prepared(preprocessing, batch=BATCH._replace(labels=labels))
+    ]:
+        with pytest.raises(RunError, match=re.escape(message)):
+            prepared(preprocessing, batch=BATCH._replace(labels=labels))
 
 
 def test_moved_grey_levels_are_refused() -> None:

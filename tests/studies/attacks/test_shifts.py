@@ -20,11 +20,11 @@ def close(found: Tensor, expected: Tensor, tolerance: float = 2e-5) -> None:
     torch.testing.assert_close(found, expected, rtol=0, atol=tolerance)
 
 
-@pytest.mark.parametrize("side", [8, 9])
-def test_quarters_of_a_turn_are_rot90(side: int, images: Tensor) -> None:
-    square = images[..., :side, :side]
-    for turns in (1, -1, 2, 3, 4):
-        close(rotation(None, square, 90.0 * turns, fill="border"), torch.rot90(square, turns, (2, 3)))
+def test_quarters_of_a_turn_are_rot90(images: Tensor) -> None:
+    for side in [8, 9]:
+        square = images[..., :side, :side]
+        for turns in (1, -1, 2, 3, 4):
+            close(rotation(None, square, 90.0 * turns, fill="border"), torch.rot90(square, turns, (2, 3)))
 
 
 def test_positive_is_counter_clockwise_and_black_comes_in() -> None:
@@ -37,15 +37,15 @@ def test_positive_is_counter_clockwise_and_black_comes_in() -> None:
     close(white[2:7, 2:7], torch.ones(5, 5))
 
 
-@pytest.mark.parametrize("direction", ["right", "down"])
-def test_whole_pixels_are_slices_and_nothing_wraps_around(direction: str, images: Tensor) -> None:
-    axis = 3 if direction == "right" else 2
-    for pixels in (1, 4, -3, 9, 20):
-        kept = max(9 - abs(pixels), 0)
-        expected = torch.zeros_like(images)
-        first, last = (0, 9 - kept) if pixels < 0 else (9 - kept, 0)
-        expected.narrow(axis, first, kept).copy_(images.narrow(axis, last, kept))
-        close(translation(None, images, float(pixels), direction=direction), expected)
+def test_whole_pixels_are_slices_and_nothing_wraps_around(images: Tensor) -> None:
+    for direction in ["right", "down"]:
+        axis = 3 if direction == "right" else 2
+        for pixels in (1, 4, -3, 9, 20):
+            kept = max(9 - abs(pixels), 0)
+            expected = torch.zeros_like(images)
+            first, last = (0, 9 - kept) if pixels < 0 else (9 - kept, 0)
+            expected.narrow(axis, first, kept).copy_(images.narrow(axis, last, kept))
+            close(translation(None, images, float(pixels), direction=direction), expected)
 
 
 def test_half_a_pixel_is_the_mean_of_neighbours(images: Tensor) -> None:

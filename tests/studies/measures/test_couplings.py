@@ -55,17 +55,11 @@ def test_golden_couplings_of_dynamic(dynamic: list[RoutingTrace]) -> None:
         assert float(measures.child_entropy(found).mean()) == pytest.approx(entropy, abs=1e-11)
 
 
-def test_golden_entropy_of_children(em: list[RoutingTrace]) -> None:
+def test_golden_entropy_and_t_score(em: list[RoutingTrace]) -> None:
     expected = torch.tensor([[0.583413, 0.911878, 0.992487, 0.966747, 0.205296, 0.299890]], dtype=torch.float64)
     torch.testing.assert_close(measures.child_entropy(em[2].couplings), expected, rtol=0, atol=1e-6)
-
-
-def test_golden_weighted_entropy(em: list[RoutingTrace]) -> None:
     found = measures.weighted_entropy(em[2].couplings, golden_votes()[1])
     assert float(found) == pytest.approx(0.808424970215, abs=1e-11)
-
-
-def test_golden_t_score(em: list[RoutingTrace]) -> None:
     assert float(measures.t_score(em[2].couplings)) == pytest.approx(1 - 0.659951777124, abs=1e-11)
 
 

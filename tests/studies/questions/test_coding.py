@@ -59,19 +59,19 @@ def test_a_pose_counts_while_its_capsule_is_the_most_active_one() -> None:
     assert numbers["at_limit"] == 0
 
 
-@pytest.mark.parametrize(("kind", "layers"), [
-    ("capsnet", {"primary", "digits"}),
-    ("em_caps", {"primary", "conv_capsules_1", "conv_capsules_2", "classes"}),
-])  # fmt: skip
-def test_every_layer_with_positions_and_the_classes(kind: str, layers: set[str]) -> None:
-    answer = coding(subject(small_network(kind)), shift=2)
-    assert {key.split("/")[0] for key in answer.numbers} == layers
-    classes = [*layers & {"digits", "classes"}]
-    assert f"{classes[0]}/place_slope" not in answer.numbers
-    assert all(1 <= value <= 5 for key, value in answer.numbers.items() if key.endswith("domain"))
-    figures = answer.draw()
-    assert {*figures} == {"layers", "first_layer"}
-    assert all(isinstance(figure, Figure) for figure in figures.values())
+def test_every_layer_with_positions_and_the_classes() -> None:
+    for kind, layers in [
+        ("capsnet", {"primary", "digits"}),
+        ("em_caps", {"primary", "conv_capsules_1", "conv_capsules_2", "classes"}),
+    ]:
+        answer = coding(subject(small_network(kind)), shift=2)
+        assert {key.split("/")[0] for key in answer.numbers} == layers
+        classes = [*layers & {"digits", "classes"}]
+        assert f"{classes[0]}/place_slope" not in answer.numbers
+        assert all(1 <= value <= 5 for key, value in answer.numbers.items() if key.endswith("domain"))
+        figures = answer.draw()
+        assert {*figures} == {"layers", "first_layer"}
+        assert all(isinstance(figure, Figure) for figure in figures.values())
 
 
 def test_poses_and_activations_are_those_of_the_layer() -> None:

@@ -17,16 +17,18 @@ from capsule_lab.studies.subject import error_percent
 from tests.helpers.subjects import small_network, subject
 
 
-@pytest.mark.parametrize("kind", ["em_caps", "capsnet"])
-def test_numbers_of_every_layer_and_iteration(kind: str) -> None:
-    asked = subject(small_network(kind))
-    numbers = couplings(asked).numbers
-    for name, layer in asked.traces.items():
-        for number in range(1, len(layer.iterations) + 1):
-            shares = layer.couplings(number - 1)
-            assert numbers[f"{name}/{number}/t_score"] == pytest.approx(float(measures.t_score(shares, layer.seen())))
-        assert f"{name}/2/argmax_changes" in numbers
-        assert f"{name}/1/argmax_changes" not in numbers
+def test_numbers_of_every_layer_and_iteration() -> None:
+    for kind in ["em_caps", "capsnet"]:
+        asked = subject(small_network(kind))
+        numbers = couplings(asked).numbers
+        for name, layer in asked.traces.items():
+            for number in range(1, len(layer.iterations) + 1):
+                shares = layer.couplings(number - 1)
+                assert numbers[f"{name}/{number}/t_score"] == pytest.approx(
+                    float(measures.t_score(shares, layer.seen()))
+                )
+            assert f"{name}/2/argmax_changes" in numbers
+            assert f"{name}/1/argmax_changes" not in numbers
 
 
 def test_d_score_is_of_hidden_layers() -> None:
@@ -85,12 +87,12 @@ def test_a_network_without_hidden_layers_has_no_mean_over_them() -> None:
     assert math.isnan(couplings(subject(small_network("capsnet"))).numbers["d_score"])
 
 
-@pytest.mark.parametrize("kind", ["em_caps", "capsnet"])
-def test_more_iterations_than_in_training(kind: str) -> None:
-    asked = subject(small_network(kind))
-    numbers = couplings(asked, iterations=5).numbers
-    assert max(int(key.split("/")[1]) for key in numbers if key.count("/") == 2) == 5
-    assert max(len(layer.iterations) for layer in subject(asked.network).traces.values()) == 3, "as before"
+def test_more_iterations_than_in_training() -> None:
+    for kind in ["em_caps", "capsnet"]:
+        asked = subject(small_network(kind))
+        numbers = couplings(asked, iterations=5).numbers
+        assert max(int(key.split("/")[1]) for key in numbers if key.count("/") == 2) == 5
+        assert max(len(layer.iterations) for layer in subject(asked.network).traces.values()) == 3, "as before"
 
 
 def test_iterations_of_a_routing_without_any() -> None:
@@ -118,14 +120,14 @@ def test_histograms_are_over_the_couplings_that_there_are() -> None:
     assert last.values.sum() == pytest.approx(1)
 
 
-@pytest.mark.parametrize("normalisation", ["all_parents", "window"])
-def test_equal_couplings_of_a_convolutional_layer_are_no_tree(normalisation: str) -> None:
+def test_equal_couplings_of_a_convolutional_layer_are_no_tree() -> None:
     """Of all parents at all positions, a child is seen by few, and at the edge by fewer."""
-    network = small_network(routing=partial(EMRouting, normalisation=normalisation, iterations=1))
-    numbers = couplings(subject(network)).numbers
-    assert numbers["conv_capsules_1/1/t_score"] == pytest.approx(0, abs=1e-5)
-    assert numbers["conv_capsules_1/1/entropy"] == pytest.approx(1, abs=1e-5)
-    assert numbers["conv_capsules_1/1/routing_std"] == pytest.approx(0, abs=1e-6)
+    for normalisation in ["all_parents", "window"]:
+        network = small_network(routing=partial(EMRouting, normalisation=normalisation, iterations=1))
+        numbers = couplings(subject(network)).numbers
+        assert numbers["conv_capsules_1/1/t_score"] == pytest.approx(0, abs=1e-5)
+        assert numbers["conv_capsules_1/1/entropy"] == pytest.approx(1, abs=1e-5)
+        assert numbers["conv_capsules_1/1/routing_std"] == pytest.approx(0, abs=1e-6)
 
 
 def test_children_in_padding_do_not_count() -> None:

@@ -178,18 +178,17 @@ def test_numbers_rows_and_figures_and_nothing_else_changes(name: str) -> None:
     assert all(each.grad is None for each in asked.network.parameters())
 
 
-@pytest.mark.parametrize(
-    "name", [name for name in ROWS if "shown" in ROWS[name].options or name in ("couplings", "crowding", "scramble")]
-)
-def test_no_figures_are_drawn_of_no_images(name: str) -> None:
-    figures = ask(name, ROWS[name].asked(), **{**ROWS[name].options, "shown": 0}).draw()
-    assert {*figures} <= {"histograms"}
+def test_no_figures_are_drawn_of_no_images() -> None:
+    for name in [
+        name for name in ROWS if "shown" in ROWS[name].options or name in ("couplings", "crowding", "scramble")
+    ]:
+        figures = ask(name, ROWS[name].asked(), **{**ROWS[name].options, "shown": 0}).draw()
+        assert {*figures} <= {"histograms"}
 
 
 @pytest.mark.usefixtures("unchecked_types")
-@pytest.mark.parametrize(
-    ("name", "asked", "options", "message"),
-    [
+def test_wrong_networks_and_options() -> None:
+    for name, asked, options, message in [
         ("coding", cnn, {}, "SmallCNN has no capsules; expected a network of capsules"),
         ("coding", em_caps, {"shift": 0}, "shift is 0; expected 1 to 23"),
         ("couplings", cnn, {}, "SmallCNN has no routing to look at; expected a network of capsules"),
@@ -222,13 +221,9 @@ def test_no_figures_are_drawn_of_no_images(name: str) -> None:
         ("votes", cnn, {}, "SmallCNN has no routing to look at"),
         ("votes", em_caps, {"longest": -1.0}, "longest is -1"),
         ("votes", em_caps, {"shift": 24}, "shift is 24"),
-    ],
-)
-def test_wrong_networks_and_options(
-    name: str, asked: Callable[[], Subject], options: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(ValueError, match=message):
-        ask(name, asked(), **options)
+    ]:
+        with pytest.raises(ValueError, match=message):
+            ask(name, asked(), **options)
 
 
 def test_questions_about_pairs_say_so() -> None:

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 from matplotlib.figure import Figure
@@ -75,18 +73,15 @@ def test_matrices_are_told_the_turn() -> None:
     assert numbers["rotation_90/matrix_error_unchanged"] > 0.5
 
 
-@pytest.mark.parametrize(
-    ("options", "figures"),
-    [
+def test_figures_of_networks() -> None:
+    for options, figures in [
         ({"capsules": 10}, {"generative_fields", "scatter", "presence", "images"}),
         ({"capsules": 4, "pose": "matrix"}, {"generative_fields"}),
         ({"capsules": None, "window": 12, "stride": 12, "patch": 12}, {"scatter", "presence", "images"}),
-    ],
-)
-def test_figures_of_networks(options: dict[str, Any], figures: set[str]) -> None:
-    torch.manual_seed(0)
-    network = TransformingAutoencoder((1, 24, 24), **options)
-    answer = poses(subject(network, CHANGES), shifts=(1,), degrees=(90,))
-    drawn = answer.draw()
-    assert {*drawn} == figures
-    assert all(isinstance(figure, Figure) for figure in drawn.values())
+    ]:
+        torch.manual_seed(0)
+        network = TransformingAutoencoder((1, 24, 24), **options)
+        answer = poses(subject(network, CHANGES), shifts=(1,), degrees=(90,))
+        drawn = answer.draw()
+        assert {*drawn} == figures
+        assert all(isinstance(figure, Figure) for figure in drawn.values())
