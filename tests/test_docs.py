@@ -18,6 +18,7 @@ import pytest
 import yaml
 
 import capsule_lab
+from capsule_lab.config.functions import function_options
 
 ROOT = Path(__file__).parents[1]
 CURRENT = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "results" / "README.md", *(ROOT / "docs").rglob("*.md")]
@@ -132,7 +133,8 @@ def test_named_modules_exist(page: Path) -> None:
 
 def options_of(group: str, folder: Path = ROOT / "conf") -> set[str]:
     folder /= group
-    return {path.relative_to(folder).with_suffix("").as_posix() for path in folder.rglob("*.yaml")}
+    files = {path.relative_to(folder).with_suffix("").as_posix() for path in folder.rglob("*.yaml")}
+    return files | {*function_options(folder)}
 
 
 def keys_of(group: str) -> set[str]:

@@ -21,12 +21,7 @@ DEVIATIONS = tuple(0.4 * step for step in range(-5, 6))  # ours: of poses of any
 
 
 class Steps(NamedTuple):
-    """What is added to a component of a pose.
-
-    Attributes:
-        values: numbers, 0 in the middle.
-        units: of each component; ``None`` for 1.
-    """
+    """What is added to a component of a pose: numbers, 0 in the middle, in units of each component, ``None`` for 1."""
 
     values: tuple[float, ...] = OFFSETS
     units: Float[Tensor, " dim"] | None = None
@@ -120,10 +115,8 @@ def perturbation_figure(
     changes most, see ``change_of_rows``; and of those, the ones that change most.
 
     Args:
-        network: with a decoder.
-        output: of ``network`` for the images.
-        labels: their classes; of several digits in an image, the first is decoded.
-        names: of the classes, if they have any.
+        network, output, names: see ``perturbation_sheet``.
+        labels: classes of the images; of several digits in an image, the first is decoded.
         rows: at most, one for each class.
     """
     examples = example_of_each_class(output, labels)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -30,16 +29,7 @@ _NOT_OPTIONS = ("ckpt", "trainer", "trust")
 
 
 class Setting(NamedTuple):
-    """What a study works with.
-
-    Attributes:
-        config: of ``conf/attack.yaml`` or ``conf/analyse.yaml``.
-        run: whose network is studied.
-        data: of the run, or other data that fits the network.
-        options: of the data that differ from those of training.
-        device: for networks and images.
-        function: the attack or the question, with its options.
-    """
+    """What a study works with; ``options`` are those of the data that differ from training."""
 
     config: DictConfig
     run: runs.Run
@@ -49,39 +39,23 @@ class Setting(NamedTuple):
     function: Callable[..., Any]
 
 
-@dataclass(frozen=True)
-class Found:
-    """What a study finds.
-
-    Attributes:
-        result: for the record.
-        batches: the images, as the digest of the record counts them.
-        figures: draws them, given the record and the stem of its file.
-        rows: for a CSV file; often none.
-    """
+class Found(NamedTuple):
+    """What a study finds, for the record; the images; what draws figures of the record, whose file has this stem."""
 
     result: dict[str, Any]
     batches: Sequence[Any]
     figures: Callable[[Mapping[str, Any], str], Iterable[tuple[str, Figure]]]
-    rows: list[dict[str, object]] = field(default_factory=list)
+    rows: Sequence[dict[str, object]] = ()
 
 
 class Outcome(NamedTuple):
-    """A record and where it belongs.
-
-    Attributes:
-        result: for the record.
-        path: of the record.
-        run: whose network was studied.
-        figures: draws them, by name; a table needs none.
-        rows: for a CSV file.
-    """
+    """A record and its file, the run whose network was studied, what draws its figures, and rows for a CSV file."""
 
     result: dict[str, Any]
     path: Path
     run: runs.Run
     figures: Callable[[], Iterable[tuple[str, Figure]]]
-    rows: list[dict[str, object]]
+    rows: Sequence[dict[str, object]]
 
 
 def conduct(

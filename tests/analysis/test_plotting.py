@@ -17,6 +17,7 @@ from capsule_lab.analysis.plotting import (
     Column,
     Group,
     add_heading,
+    image_rows,
     label_log_axis,
     note_on_decoder,
     picture_grid,
@@ -164,3 +165,14 @@ def test_no_text_is_cut_off_or_overlaps(tmp_path: Path) -> None:
         assert [(a, b) for a, box in enumerate(boxes) for b in range(a) if box.overlaps(boxes[b])] == []
         figure.savefig(tmp_path / "grid.png")
         assert matplotlib.image.imread(tmp_path / "grid.png")[..., :3].std() > 0
+
+
+def test_rows_in_the_range_of_the_last() -> None:
+    standardised = torch.tensor([-1.0, 3.0]).view(1, 1, 1, 2).expand(2, 1, 4, 2)
+    figure = image_rows({"first": standardised, "drawn": torch.full((2, 1, 4, 2), 7.0), "second": standardised})
+    (image,) = figure.axes[0].images
+    shown = np.asarray(image.get_array())
+    assert shown[0, 0, 0] == 1  # dark on white: the smallest is white
+    assert shown[0, 1, 0] == 0
+    assert shown[5, 0, 0] == 0  # beyond the range
+    assert [each.get_text() for each in figure.axes[0].get_yticklabels()] == ["first", "drawn", "second"]

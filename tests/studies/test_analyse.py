@@ -100,7 +100,7 @@ def test_wrong_input_gets_one_sentence(cli: Cli, a_copy: Path) -> None:
         (["images=0"], "images is 0; expected a whole number, 1 or more"),
         (["split=train"], "split is 'train'; expected 'test' or 'val'"),
         (["what=scramble", "what.tiles=1"], "tiles is 1; expected 2 to 28"),
-        (["what=votes", "what.longest=far"], "what.longest is 'far'; expected "),
+        (["what=votes", "what.longest=far"], "what.longest is far; expected a number or null"),
         (["what=votes", "what.shortest=0"], "what.shortest does not exist"),
         (["what=poses"], "CapsNet is told no change of its images; expected model=transforming_autoencoder"),
         (["data=multimnist", "data.source=standin"], "labels_per_image"),

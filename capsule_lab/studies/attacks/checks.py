@@ -34,13 +34,7 @@ _SMALL = 1e-300
 
 @dataclass(frozen=True)
 class Check:
-    """One question of an attack.
-
-    Attributes:
-        name: of the check.
-        passed: ``None`` where it says something only beside another network, or could not be made.
-        found: what was measured, in words.
-    """
+    """A check and what was found, in words; ``passed`` is ``None`` where it needs another network to compare with."""
 
     name: str
     passed: bool | None
@@ -195,8 +189,7 @@ def gradient_error(
     unit in it, of which a network has thousands, and none agrees with a gradient whose graph is cut.
 
     Args:
-        objective: in float64.
-        images: a few, in float64.
+        objective, images: in float64.
         directions: how many random lines.
         steps: of the difference, per pixel.
     """

@@ -22,10 +22,7 @@ def cross_entropy(
 ) -> Float[Tensor, " batch"]:
     """Softmax cross-entropy of the label; targeted, less that of the target (Goodfellow et al. 2015).
 
-    Args:
-        logits: of any network.
-        classes: the labels, or the targets.
-        targeted: whether the classes are what the network shall say.
+    ``classes`` are the labels or, if it is targeted, what the network shall say.
     """
     loss = torch.nn.functional.cross_entropy(logits, classes, reduction="none")
     return -loss if targeted else loss
@@ -36,10 +33,7 @@ def margin(
 ) -> Float[Tensor, " batch"]:
     """By how much the best other class is ahead of the label, or the target of all others (Carlini and Wagner 2017).
 
-    It never saturates, and is above 0 just where the attack succeeds.
-
-    Args:
-        logits, classes, targeted: see ``cross_entropy``.
+    It never saturates, and is above 0 just where the attack succeeds. Arguments are those of ``cross_entropy``.
     """
     own = _logit_of(logits, classes)
     others = _without(logits, classes).amax(1)
@@ -54,10 +48,7 @@ def dlr(
 ) -> Float[Tensor, " batch"]:
     """Difference of logits ratio (Croce and Hein 2020, equations 5 and 6): the margin, whatever the logits' scale.
 
-    Args:
-        logits: of three or more classes, of four or more with targets.
-        classes: the labels.
-        targets: what the network shall say; ``None`` for anything but the label.
+    ``classes`` are the labels, and ``targets`` what the network shall say; ``None`` is anything but the label.
     """
     least = 3 if targets is None else 4
     if logits.shape[1] < least:

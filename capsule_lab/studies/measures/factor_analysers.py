@@ -39,13 +39,7 @@ class FactorAnalysers(NamedTuple):
 
 
 class Posterior(NamedTuple):
-    """What points say of the factors of every component.
-
-    Attributes:
-        log_joint: logarithm of proportion and density, ``(point, component)``.
-        factors: their expectation.
-        covariance: of the factors, the same for all points.
-    """
+    """Logarithm of proportion times density; expectation of the factors; and their covariance, alike for all points."""
 
     log_joint: Float[Tensor, "point component"]
     factors: Float[Tensor, "point component factor"]
@@ -53,12 +47,7 @@ class Posterior(NamedTuple):
 
 
 class Fit(NamedTuple):
-    """A mixture and how it came to be.
-
-    Attributes:
-        mixture: that of the restart with the largest likelihood.
-        log_likelihoods: mean over points before each step, of that restart.
-    """
+    """The mixture of the restart with the largest likelihood, and this before each step, a mean over points."""
 
     mixture: FactorAnalysers
     log_likelihoods: list[float]

@@ -28,11 +28,9 @@ class LinearMap:
 
 
 def linear_map(before: Float[Tensor, "image dim"], after: Float[Tensor, "image dim"], ridge: float) -> LinearMap:
-    """Ridge regression on every second image; the penalty draws the map to the identity, not to 0.
+    """Ridge regression, of poses in float64, on every second image; the penalty draws to the identity, not to 0.
 
-    Args:
-        before, after: a pose of each image, in float64.
-        ridge: penalty, in units of the mean variance of ``before``.
+    It is in units of the mean variance of ``before``.
     """
     fitted, judged = slice(0, None, 2), slice(1, None, 2)
     mean = before[fitted].mean(0)

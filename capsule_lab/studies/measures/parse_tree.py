@@ -20,12 +20,7 @@ _KEPT = 0.9  # ours: share of a node's mass that the drawn branches carry
 
 
 class Branch(NamedTuple):
-    """An edge of a tree.
-
-    Attributes:
-        child, parent: numbers of the capsules in their layers.
-        weight: ``a_i R_ij``, what the child gives its parent.
-    """
+    """An edge of a tree, by numbers of the capsules in their layers; the weight is ``a_i R_ij``."""
 
     child: int
     parent: int
@@ -33,12 +28,7 @@ class Branch(NamedTuple):
 
 
 def parse(layers: Mapping[str, LayerTrace], root: int) -> dict[str, list[Branch]]:
-    """The tree of one image below a class capsule: of each layer, the branches that carry nine tenths of its nodes.
-
-    Args:
-        layers: of one image.
-        root: the class.
-    """
+    """The tree of one image below a class capsule: of each layer, the branches that carry nine tenths of its nodes."""
     found: dict[str, list[Branch]] = {}
     parents = {root}
     for name, layer in reversed([*layers.items()]):

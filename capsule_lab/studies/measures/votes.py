@@ -6,7 +6,7 @@ couplings that made ``mu_j``. Functions of votes ``(image, child, parent, dim)``
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float, Int64
@@ -49,21 +49,18 @@ def mean_distances(
     return weighted_means(distances.unsqueeze(3), couplings, activations).squeeze(2)
 
 
-@dataclass(frozen=True)
-class Tightness:
-    """How tight the cluster of votes for the label is, beside those of the other classes.
-
-    Attributes:
-        ratio: smallest mean distance of a wrong class over that of the label; above 1 the label's is the tightest.
-        rank: of the label's mean distance among the classes, 1 is the smallest.
-    """
+class Tightness(NamedTuple):
+    """The cluster of votes for the label beside those of the other classes."""
 
     ratio: Float[Tensor, " image"]
     rank: Int64[Tensor, " image"]
 
 
 def tightness(means: Float[Tensor, "image parent"], labels: Int64[Tensor, " image"]) -> Tightness:
-    """The label's cluster among those of all classes, of ``mean_distances``."""
+    """Of ``mean_distances``: the smallest of a wrong class over that of the label; and the label's rank, from 1.
+
+    Where the ratio is above 1, the label's cluster is the tightest.
+    """
     own = means.gather(1, labels.unsqueeze(1))
     others = means.scatter(1, labels.unsqueeze(1), torch.inf)
     return Tightness((others.amin(1) / own.squeeze(1)), (others < own).sum(1) + 1)

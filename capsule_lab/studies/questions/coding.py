@@ -38,13 +38,9 @@ class _Layer(NamedTuple):
 
 
 class _Moved(NamedTuple):
-    """A layer after a shift: of each type, the capsule that is most active, and the one that was before.
+    """After a shift, of each type: place, column and pose of the capsule that is most active.
 
-    Attributes:
-        place: position of the most active one.
-        column: its column.
-        poses: its pose.
-        kept: activation, after the shift, of the capsule that was the most active before.
+    ``kept`` is the activation, after the shift, of the capsule that was the most active before.
     """
 
     place: Int64[Tensor, "image type"]

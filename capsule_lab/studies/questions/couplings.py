@@ -90,10 +90,12 @@ def _gradient_norms(subject: Subject) -> dict[str, float]:
         loss = torch.nn.functional.cross_entropy(network.forward(batch.images).ranking, batch.labels)
         for name, layer in network.capsule_layers().items():
             weights = [each for each in layer.parameters() if each.requires_grad]
-            options = {"retain_graph": True, "allow_unused": True, "materialize_grads": True}
-            gradients = torch.autograd.grad(loss, weights, **options) if weights else ()
-            squares = [float(each.double().square().sum()) for each in gradients]
-            found[name] = math.sqrt(sum(squares)) if squares else math.nan
+            found[name] = math.nan
+            if weights:
+                gradients = torch.autograd.grad(
+                    loss, weights, retain_graph=True, allow_unused=True, materialize_grads=True
+                )
+                found[name] = math.sqrt(sum(float(each.double().square().sum()) for each in gradients))
     return found
 
 
@@ -157,8 +159,9 @@ def of_layer(layer: LayerTrace, subject: Subject) -> dict[str, float]:
     found["d_score"] = measures.d_score(layer.parents.activations)
     found["dead_share"] = (layer.parents.activations.amax(0) < measures.DEAD).double().mean()
     weight = layer.transformations
-    has_any = weight is not None and weight.numel()
-    found["distance_from_orthogonal"] = measures.distance_from_orthogonal(weight.detach()) if has_any else math.nan
+    found["distance_from_orthogonal"] = math.nan
+    if weight is not None and weight.numel():
+        found["distance_from_orthogonal"] = measures.distance_from_orthogonal(weight.detach())
     return {key: float(value) for key, value in found.items()}
 
 

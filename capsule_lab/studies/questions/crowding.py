@@ -28,13 +28,7 @@ _MOST = 3  # ours: parts of an image
 
 
 class Mixtures(NamedTuple):
-    """Images composed of several.
-
-    Attributes:
-        images: the largest pixel of all parts.
-        parts: each alone in its place, ``(image, part, channel, height, width)``.
-        labels: of the parts, ``(image, part)``.
-    """
+    """Images composed of several, each pixel the largest of all parts; and the parts, each alone in its place."""
 
     images: Float[Tensor, "image channel height width"]
     parts: Float[Tensor, "image part channel height width"]
@@ -90,13 +84,13 @@ def crowding(subject: Subject, *, shift: int = 4, seed: int = 0, shown: int = 6)
     if reconstructs(network):
         passes["by_image"] = _second_by_image
     for name, second_pass in passes.items():
-        ranked_first = second_pass(subject, sets["two_classes"])  # [image 2]
-        found = (ranked_first.sort(1)[0] == sets["two_classes"].labels.sort(1)[0]).all(1)
-        numbers[f"again/two_classes_{name}"] = 100 * float(found.double().mean())
-        twice = (second_pass(subject, sets["same_class"]) == sets["same_class"].labels).all(1)
-        numbers[f"again/same_class_{name}"] = 100 * float(twice.double().mean())
-        second = second_pass(subject, sets["single"])[:, 1] >= 0
-        numbers[f"again/single_{name}"] = 100 * float(second.double().mean())
+        two, same, single = (second_pass(subject, sets[each]) for each in ("two_classes", "same_class", "single"))
+        found = {  # of [image 2], what ranks first in each pass
+            "two_classes": (two.sort(1)[0] == sets["two_classes"].labels.sort(1)[0]).all(1),
+            "same_class": (same == sets["same_class"].labels).all(1),
+            "single": single[:, 1] >= 0,
+        }
+        numbers |= {f"again/{each}_{name}": 100 * float(which.double().mean()) for each, which in found.items()}
     return Answer(numbers, draw=partial(_figures, subject, sets["same_class"], shown))
 
 
@@ -104,13 +98,6 @@ def mixtures(subject: Subject, parts: int, shift: int, seed: int, *, same_class:
     """Each image with others, of its class or each of another one, all moved at random.
 
     An image that has too few others of its class has fewer partners to choose from, itself if there is none.
-
-    Args:
-        subject: of the images.
-        parts: in an image.
-        shift: pixels at most.
-        seed: of all choices.
-        same_class: whether the others are of its class.
     """
     generator = torch.Generator().manual_seed(seed)
     labels = subject.labels.cpu()
@@ -127,12 +114,8 @@ def mixtures(subject: Subject, parts: int, shift: int, seed: int, *, same_class:
         chosen.append(members)
     index = torch.tensor(chosen)  # [image part]
     moves = torch.randint(-shift, shift + 1, (*index.shape, 2), generator=generator)
-    pictures = torch.stack(
-        [
-            torch.stack([moved(subject.images[each], *move) for each, move in zip(row, places, strict=True)])
-            for row, places in zip(index.tolist(), moves.tolist(), strict=True)
-        ]
-    )
+    placed = zip(index.flatten().tolist(), moves.flatten(0, 1).tolist(), strict=True)
+    pictures = torch.stack([moved(subject.images[each], *move) for each, move in placed]).unflatten(0, index.shape)
     return Mixtures(pictures.amax(1), pictures, subject.labels[index.to(subject.labels.device)])
 
 

@@ -5,18 +5,22 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 
+import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int64
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from capsule_lab.analysis.pair_figures import generative_fields, image_rows, presence_curve, shift_scatter, strongest
+from capsule_lab.analysis.plotting import Column, Group, image_rows, picture_grid
 from capsule_lab.lit import pair_metrics
 from capsule_lab.networks import AbstractPairNetwork, TransformingAutoencoder
 from capsule_lab.networks.base import check_widths
 from capsule_lab.studies.subject import Answer, Subject, question
 
 _SHOWN = 16  # ours: images of the sheet
+_ACROSS = 3  # ours: capsules side by side
+_FIELDS = 10  # Hinton 2011, from memory: of 20 generation units
+_SEEN = 0.1  # Hinton 2011, from memory: presence above which a pose is drawn
 _CAPSULES = 9  # Hinton 2011, figure 2, from memory
 _SCATTERED = 3  # Hinton 2011, figure 2, from memory: pixels
 
@@ -122,3 +126,60 @@ def _figures(subject: Subject, network: TransformingAutoencoder) -> Mapping[str,
     told = torch.tensor([float(_SCATTERED), 0.0]).to(first).expand(len(first), 2)
     figures["images"] = image_rows({"image": first, "drawn": network(first, told).images, "3 to the right": copies})
     return figures
+
+
+def shift_scatter(
+    poses: Float[Tensor, "image capsule"],
+    moved: Mapping[int, Float[Tensor, "image capsule"]],
+    presences: Float[Tensor, "image capsule"],
+    capsules: Int64[Tensor, " chosen"],
+) -> Figure:
+    """Where capsules see images and their shifted copies: parallel lines, as far from the diagonal as the shift.
+
+    Images in which a capsule is more probable than 0.1, as in figure 2 of Hinton 2011.
+    """
+    down = -(-len(capsules) // _ACROSS)
+    figure = Figure(figsize=(3 * _ACROSS, 3 * down), layout="constrained")  # inches
+    panels = [*figure.subplots(down, _ACROSS, squeeze=False).flat]
+    for axes, capsule in zip(panels[: len(capsules)], capsules.tolist(), strict=True):
+        seen = presences[:, capsule] > _SEEN
+        x = poses[seen, capsule].numpy()
+        for number, (shift, after) in enumerate(moved.items()):
+            axes.plot(
+                x, after[seen, capsule].numpy(), ".", color=f"C{number}", markersize=3, label=f"{shift:+d} pixels"
+            )
+            ends = np.array([x.min(), x.max()] if len(x) else [])
+            axes.plot(ends, ends + shift, "--", color="black", linewidth=1)
+        axes.set(title=f"capsule {capsule}, in {int(seen.sum())} images", xlabel="x, pixels", ylabel="x of the copy")
+        axes.legend(fontsize="small")
+    for axes in panels[len(capsules) :]:
+        axes.set_visible(False)
+    return figure
+
+
+def generative_fields(network: TransformingAutoencoder, capsules: Int64[Tensor, " chosen"]) -> Figure:
+    """What the first generation units of capsules without windows draw: outgoing weights, grey where they are 0."""
+    weights = network.drawing.weight[capsules, :_FIELDS].detach().unflatten(2, network.image_shape)  # [k g c h w]
+    largest = weights.abs().amax((1, 2, 3, 4), keepdim=True).clamp_min(1e-12)
+    pictures = 0.5 + weights / largest / 2
+    columns = [Column(str(unit), [*pictures[:, unit]]) for unit in range(pictures.shape[1])]
+    return picture_grid([Group("generation unit", columns)], [f"capsule {each}" for each in capsules.tolist()])
+
+
+def presence_curve(
+    shifts: Sequence[int], presences: Float[Tensor, "shift capsule"], capsules: Int64[Tensor, " chosen"]
+) -> Figure:
+    """How probable capsules are in images moved to the right: level lines are invariant."""
+    figure = Figure(figsize=(6, 4), layout="constrained")  # inches
+    axes = figure.subplots()
+    for capsule in capsules.tolist():
+        axes.plot(shifts, presences[:, capsule].numpy(), marker=".", label=str(capsule))
+    axes.plot(shifts, presences.mean(1).numpy(), color="black", linewidth=2, label="mean of all")
+    axes.set(xlabel="shift to the right, pixels", ylabel="presence, mean over images", ylim=(0, 1))
+    axes.legend(title="capsule", fontsize="small", ncols=2)
+    return figure
+
+
+def strongest(energies: Float[Tensor, "image capsule"], count: int) -> Int64[Tensor, " chosen"]:
+    """The capsules that draw most, in this order."""
+    return torch.argsort(energies.mean(0), descending=True)[:count].cpu()

@@ -167,14 +167,9 @@ def _cut(
 def permuted_tiles(
     images: Float[Tensor, "batch channel height width"], tiles: int, order: Int64[Tensor, "batch tile"]
 ) -> Float[Tensor, "batch channel height width"]:
-    """Images whose tiles are in each other's places.
+    """Images whose tiles are in each other's places: ``order`` says which comes to each place, counted row by row.
 
     Pixels that do not fill a whole tile, at the right and at the bottom, stay.
-
-    Args:
-        images: any.
-        tiles: in a row, and in a column.
-        order: of each image, which tile comes to each place; counted row by row.
     """
     cut = _cut(images, tiles)
     rows, columns = cut.shape[3:]

@@ -24,14 +24,7 @@ from capsule_lab.studies.subject import Answer, Change, Subject, error_percent, 
 
 
 class Strengths(NamedTuple):
-    """Of a change of images.
-
-    Attributes:
-        curve: of the curves, 0 among them.
-        step: of the linear map.
-        twice, back: what two steps are, and what undoes one, for the group law.
-        unit: of all of them.
-    """
+    """Of the curves; of the linear map; what two such steps are, and what undoes one; and their unit."""
 
     curve: tuple[float, ...]
     step: float
@@ -60,7 +53,7 @@ def transforms(
     subject: Subject,
     *,
     kinds: Sequence[str] = ("rotation", "translation", "scaling", "shear"),
-    ridge: float = 1e-3,  # ours
+    ridge: float = 0.001,  # ours
 ) -> Answer:
     """Curves of presence and pose over the strength of each change, and one linear map of poses for each.
 
