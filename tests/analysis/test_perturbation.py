@@ -146,13 +146,6 @@ def test_examples_are_recognised_if_any_is() -> None:
         assert list(example_of_each_class(output, labels).values()) == expected
 
 
-def test_first_of_two_labels_is_perturbed() -> None:
-    output = capsule_output([[1, 3]])
-    figure = perturbation_figure(FakeCapsNet(output), output, torch.tensor([[3, 1]]))
-    assert row_names(figure)[0].startswith("class 3")
-    np.testing.assert_allclose(grey_at(figure, 0, 5), decoded_picture(output, 0, 3), atol=1e-6)
-
-
 def test_poses_that_are_no_lengths_are_changed_by_standard_deviations() -> None:
     poses = torch.randn(50, 4, 3, generator=torch.Generator().manual_seed(0)) * torch.tensor([1.0, 10.0, 0.1])
     steps = steps_of(CapsuleOutput(torch.zeros(50, 4), Capsules(poses, torch.full((50, 4), 0.5))))

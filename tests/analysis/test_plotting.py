@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from pathlib import Path
 
 import matplotlib.image
@@ -21,7 +20,6 @@ from capsule_lab.analysis.plotting import (
     label_log_axis,
     note_on_decoder,
     picture_grid,
-    sequential_colours,
 )
 from tests.helpers.fakes import captions, colours, picture_at, row_names, texts
 
@@ -86,11 +84,6 @@ def test_every_picture_has_a_frame(grid: Figure) -> None:
     assert tops == {round(float(y) - (SHAPE[0] - 1) / 2) for y in grid.axes[0].get_yticks()}
 
 
-def test_every_thing_of_an_order_has_a_colour_of_its_own() -> None:
-    for count in [1, 2, 7, 32]:
-        assert len(set(sequential_colours(count))) == count
-
-
 def test_note_on_a_decoder_that_draws_nothing_yet() -> None:
     for decoded, note in [
         (0.5 + 0.05 * torch.rand(4, 1, 8, 8), "nearly one grey"),
@@ -147,7 +140,8 @@ def test_colours_of_pictures(picture: Tensor, expected: tuple[float, float, floa
 
 
 def test_no_text_is_cut_off_or_overlaps(tmp_path: Path) -> None:
-    for columns, caption, width in itertools.product([1, 2, 16], ["4 → 4", "L:(4,5)\nR:(4,5)(P)"], [28, 96]):
+    long = "L:(4,5)\nR:(4,5)(P)"
+    for columns, caption, width in ((1, long, 96), (2, "4 → 4", 28), (16, long, 28), (16, "4 → 4", 96)):
         column = Column(caption, [torch.rand(1, width, width)] * 2)
         groups = [Group("overlapping most", [column] * columns), Group("not recognised", [column])]
         rows = ["class 6, dimension 12", "input"]

@@ -96,19 +96,6 @@ def test_cases_are_as_many_as_asked_for() -> None:
         assert len(chosen(**{name: count})[group]) == count * each
 
 
-def test_wrong_class_is_neither_label_nor_prediction() -> None:
-    for image in [5, 0, 1]:
-        (control,) = choose_cases(
-            OUTPUT.scores[[image]], LABELS[[image]], OVERLAPS[[image]], correct=0, overlapping=0, controls=1, failures=0
-        )["wrong class *"]
-        kept, wrong = control.classes
-        assert kept == LABELS[image, 0]
-        assert wrong not in LABELS[image]
-        rest = OUTPUT.scores[image].clone()
-        rest[LABELS[image]] = 0
-        assert wrong == rest.argmax()  # the third prediction
-
-
 # --- drawn -----------------------------------------------------------------------------------------------------------
 
 
@@ -136,11 +123,6 @@ def test_figure_decodes_what_is_captioned(figure: Figure) -> None:
         np.testing.assert_allclose(decoded[..., 0], decoded_picture(OUTPUT, image, first), atol=1e-6)
         np.testing.assert_allclose(decoded[..., 1], decoded_picture(OUTPUT, image, second), atol=1e-6)
         assert (decoded[..., 2] == 0).all()
-
-
-def test_figure_has_a_default_of_all_kinds() -> None:
-    figure = segmentation_figure(FakeCapsNet(OUTPUT), OUTPUT, IMAGES, LABELS, PARTS)
-    assert len(captions(figure)) == 2 + 3 + 0 + 4  # only five are recognised
 
 
 def test_note_when_all_or_none_is_recognised() -> None:

@@ -69,13 +69,6 @@ def test_no_hook_stays(images: Tensor) -> None:
     assert not any(each._forward_hooks or each._forward_pre_hooks for each in network.modules())
 
 
-def test_no_hook_stays_after_an_error() -> None:
-    network = random_network()
-    with pytest.raises(ValueError, match="expected"):
-        trace(network, torch.rand(2, 1, 25, 24))
-    assert not any(each._forward_hooks or each._forward_pre_hooks for each in network.modules())
-
-
 def test_last_iteration_is_the_output(images: Tensor) -> None:
     for name in ["conv_capsules_1", "conv_capsules_2", "classes"]:
         layer = by_name(random_network(), images)[name]
@@ -193,11 +186,6 @@ def test_a_routing_that_does_not_tell(images: Tensor) -> None:
         trace(random_network(routing=Silent), images)
 
 
-def test_traces_are_told_in_order(images: Tensor) -> None:
-    traces: tuple[RoutingTrace, ...] = by_name(random_network(), images)["classes"].iterations
-    assert [each.iteration for each in traces] == [0, 1, 2]
-
-
 def test_batches_concatenated_are_one(images: Tensor) -> None:
     network = random_network()
     whole = by_name(network, images)
@@ -211,21 +199,10 @@ def test_batches_concatenated_are_one(images: Tensor) -> None:
         torch.testing.assert_close(joined.couplings(), layer.couplings())
 
 
-def test_nothing_to_concatenate() -> None:
-    with pytest.raises(ValueError, match="no traces"):
-        concatenate([])
-
-
 def test_couplings_of_some_children(images: Tensor) -> None:
     layer = by_name(random_network(), images)["conv_capsules_1"]
     chosen = torch.tensor([7, 0, 30])
     torch.testing.assert_close(layer.couplings(0, chosen), layer.couplings(0)[:, chosen])
-
-
-def test_mass_is_that_of_the_couplings(images: Tensor) -> None:
-    layer = by_name(random_network(), images)["conv_capsules_1"]
-    expected = torch.einsum("bip,bi->bp", layer.couplings(), layer.children.activations)
-    torch.testing.assert_close(layer.mass(), expected)
 
 
 def test_children_of_em_caps_lie_where_their_activations_do(images: Tensor) -> None:

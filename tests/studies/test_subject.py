@@ -36,11 +36,6 @@ def test_traces_are_of_all_images() -> None:
     assert asked.traces["classes"].iterations[0].couplings.shape[0] == len(asked.labels)
 
 
-def test_a_cnn_has_none() -> None:
-    with pytest.raises(ValueError, match="SmallCNN has no routing to look at; expected a network of capsules"):
-        _ = subject(small_network("cnn")).traces
-
-
 def test_running_statistics_are_those_of_the_images() -> None:
     network = small_network(batch_norm=True)
     asked = subject(network)

@@ -109,14 +109,6 @@ def of(network: nn.Module, labels: Tensor) -> Callable[[Tensor], Tensor]:
     return lambda images: cross_entropy(network(images), labels)
 
 
-def test_steps_without_projection_are_caught(network: nn.Module, images: Tensor) -> None:
-    """The bound of 0.1 is what ``test_every_attack`` checks; steps that add up go beyond it."""
-    wrong = images
-    for _ in range(10):
-        wrong = fgsm(of(network, LABELS), wrong, 0.05, box=NO_BOX)
-    assert (wrong - images).abs().max() > 0.2
-
-
 def test_one_step_of_bim_is_fgsm_and_more_steps_are_stronger(network: nn.Module, images: Tensor) -> None:
     objective = of(network, LABELS)
     once = fgsm(objective, images, 0.1)

@@ -53,11 +53,6 @@ def test_turning_twice_is_turning_by_twice_as_much() -> None:
     assert group_law(one, one, one) > 0.9
 
 
-def test_there_and_back() -> None:
-    identity = torch.eye(4, dtype=torch.float64)
-    assert group_law(turned(0.2), turned(-0.2), identity, unit=turned(0.2)) < 1e-6
-
-
 def test_principal_components_are_of_the_images_given() -> None:
     features = poses(50, 6) * torch.tensor([10.0, 1, 1, 1, 1, 0.1])
     project = principal_components(features, 2)

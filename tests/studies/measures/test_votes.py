@@ -15,11 +15,6 @@ GOLDEN = [
     (1, [3.333836464076, 3.346620436445, 3.188002098778], [2.648903950870, 2.588590685147, 2.586789198033]),
     (2, [3.607675785987, 3.973219481533, 2.734192952571], [2.684976544771, 2.197038108642, 2.409895844948]),
 ]
-MASSES = [
-    (0, [1.092508165537] * 3),
-    (1, [1.044249495419, 1.079438508008, 1.153836493183]),
-    (2, [0.950751870864, 1.025293548052, 1.301479077694]),
-]
 
 
 @pytest.fixture(scope="module")
@@ -39,21 +34,11 @@ def test_golden_distances(em: list[RoutingTrace]) -> None:
         close(measures.mean_distances(found, em[iteration].couplings, activations)[0], means)
 
 
-def test_golden_mass(em: list[RoutingTrace]) -> None:
-    for iteration, expected in MASSES:
-        close((em[iteration].couplings * golden_votes()[1].unsqueeze(2)).sum(1)[0], expected)
-
-
 def test_couplings_of_the_next_e_step_are_other_numbers(em: list[RoutingTrace]) -> None:
     """A histogram with couplings of the next E-step is a mistake that is easy to make: means would be these."""
     votes, activations = golden_votes()
     found = measures.mean_distances(measures.vote_distances(votes, em[1].poses), em[2].couplings, activations)
     assert ((found[0] - torch.tensor(GOLDEN[1][2], dtype=torch.float64)).abs() > 0.01).any()
-
-
-def test_distances_are_plain_euclidean() -> None:
-    votes = torch.tensor([3.0, 4.0]).view(1, 1, 1, 2)
-    assert float(measures.vote_distances(votes, torch.zeros(1, 1, 2))) == 5
 
 
 def test_cosines_do_not_see_lengths() -> None:
@@ -77,13 +62,6 @@ def test_histogram_has_the_weight_of_its_votes(em: list[RoutingTrace]) -> None:
         distances, weights, torch.linspace(0, float(distances.max()), 13, dtype=torch.float64)
     )
     assert float(found.sum()) == pytest.approx(float(weights.sum()))
-
-
-def test_equal_votes_are_in_the_first_bin() -> None:
-    votes = torch.ones(1, 5, 1, 3)
-    distances = measures.vote_distances(votes, torch.ones(1, 1, 3)).flatten()
-    found = measures.distance_histogram(distances, torch.full((5,), 0.5), torch.linspace(0, 0.05, 13))
-    assert found.tolist() == [2.5] + 11 * [0.0]
 
 
 def test_histogram_leaves_out_what_is_beyond() -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from capsule_lab.analysis.equal_couplings import equal_couplings
-from capsule_lab.networks import CapsNet, SelfRoutingNet
+from capsule_lab.networks import SelfRoutingNet
 from capsule_lab.routing import AttentionOverChildren, EMRouting, UniformRouting
 from capsule_lab.studies.measures import couplings as measures
 from capsule_lab.studies.questions.couplings import couplings
@@ -29,14 +29,6 @@ def test_numbers_of_every_layer_and_iteration() -> None:
                 )
             assert f"{name}/2/argmax_changes" in numbers
             assert f"{name}/1/argmax_changes" not in numbers
-
-
-def test_d_score_is_of_hidden_layers() -> None:
-    numbers = couplings(subject(small_network())).numbers
-    assert {key for key in numbers if key.endswith("/d_score")} == {
-        "conv_capsules_1/d_score",
-        "conv_capsules_2/d_score",
-    }
 
 
 def test_routing_gain() -> None:
@@ -81,10 +73,6 @@ def test_means_over_layers() -> None:
     assert numbers["t_score"] == pytest.approx(sum(scores) / 3)
     hidden = [numbers[f"{name}/d_score"] for name in ("conv_capsules_1", "conv_capsules_2")]
     assert numbers["d_score"] == pytest.approx(sum(hidden) / 2)
-
-
-def test_a_network_without_hidden_layers_has_no_mean_over_them() -> None:
-    assert math.isnan(couplings(subject(small_network("capsnet"))).numbers["d_score"])
 
 
 def test_more_iterations_than_in_training() -> None:
@@ -141,10 +129,3 @@ def test_couplings_over_children_have_no_entropy_over_parents() -> None:
     numbers = couplings(subject(small_network("capsnet", routing=AttentionOverChildren))).numbers
     assert math.isnan(numbers["digits/1/t_score"])
     assert math.isnan(numbers["routing_gain"])
-
-
-def test_a_capsnet_without_transformations() -> None:
-    options = {"transformation": "none", "primary_types": 4, "primary_dim": 16}
-    torch.manual_seed(0)
-    network = CapsNet((1, 24, 24), 4, channels=4, decoder=None, **options)
-    assert math.isfinite(couplings(subject(network)).numbers["digits/3/weighted_entropy"])

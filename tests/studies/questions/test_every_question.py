@@ -138,7 +138,7 @@ ROWS: dict[str, Row] = {
     "transforms of capsules": Row(
         em_caps, {"kinds": ["translation"]}, ("translation/inverse",), ("curves",), rows=True
     ),
-    "tree": Row(em_caps, {"shown": 2}, tuple(f"classes/{each}" for each in TREE), ("trees",)),
+    "tree": Row(em_caps, {"shown": 1}, tuple(f"classes/{each}" for each in TREE), ("trees",)),
     "votes": Row(
         em_caps,
         {"shown": 1},

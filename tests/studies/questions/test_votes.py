@@ -40,12 +40,6 @@ def test_histograms_show_the_image_and_say_what_distances_are_from() -> None:
         assert figure.get_suptitle().endswith(f"distance from the {origin}")
 
 
-def test_range_of_the_papers_figure() -> None:
-    figure = votes(subject(small_network()), longest=0.05, shown=1).draw()["histograms_1"]
-    (patch, *_) = figure.axes[1].patches
-    assert patch.get_data().edges[-1] == pytest.approx(0.05)
-
-
 def test_distances_of_dynamic_routing_are_from_the_mean_of_the_votes() -> None:
     """From the squashed sum of very many votes, the label's would be the farthest."""
     asked = subject(small_network("capsnet"))
