@@ -72,8 +72,8 @@ def module_of(command: str) -> str:
 
 @functools.cache
 def evaluators() -> list[str]:
-    """Names of the commands that evaluate weights: their configurations have ``ckpt``."""
-    return [name for name in commands() if "ckpt" in OmegaConf.load(conf_dir() / f"{name}.yaml")]
+    """Names of the commands that evaluate weights: their configurations need ``ckpt``."""
+    return [name for name in commands() if OmegaConf.is_missing(OmegaConf.load(conf_dir() / f"{name}.yaml"), "ckpt")]
 
 
 def groups() -> list[str]:

@@ -61,7 +61,7 @@ def attack(config: DictConfig) -> Outcome:
 
 def table_figures(entries: Sequence[Entry]) -> dict[str, Figure]:
     """Figures of a table with rows that this command evaluates, by name."""
-    from capsule_lab.studies.attacks.table_figures import accuracy_under_attack
+    from capsule_lab.studies.attack_tables import accuracy_under_attack
 
     return accuracy_under_attack(entries)
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from capsule_lab.errors import TableError
-from capsule_lab.studies.attacks.table_figures import _over_seeds
+from capsule_lab.studies.attack_tables import _over_seeds
 from capsule_lab.tables.expand import distinct, expand
 from capsule_lab.tables.figure import figures_by_command
 from capsule_lab.tables.reader import read
@@ -80,7 +80,7 @@ def test_wrong_rows_are_refused_before_anything_runs(cli: Cli, table_file) -> No
             {"takes": {"source": ["other", "val/error"]}},
             "takes has source: [other, val/error]; expected [other, checkpoint]",
         ),
-        ({"by": "guessing"}, "expected evaluate, attack or analyse"),
+        ({"by": "guessing"}, "by has guessing; Options: analyse, attack, evaluate"),
         ({"evaluate": ["attack=fgsm", "space=pixels"]}, "space is 'pixels'; expected 'input' or"),
         ({"evaluate": ["attack=fgsm", "attack.steps=3"]}, "attack.steps"),
     ]:
