@@ -7,7 +7,6 @@ import runpy
 import sys
 from collections.abc import Iterable, Sequence
 from itertools import takewhile
-from pathlib import Path
 
 from rich.console import Console
 from rich.markup import escape
@@ -15,7 +14,16 @@ from rich.table import Table
 
 from capsule_lab import __version__
 from capsule_lab.config.arguments import own_folders
-from capsule_lab.config.compose import commands, conf_dir, groups, head, module_of, option_files, searching, sweeps_dir
+from capsule_lab.config.compose import (
+    commands,
+    conf_dir,
+    described_options,
+    groups,
+    head,
+    module_of,
+    searching,
+    sweeps_dir,
+)
 from capsule_lab.errors import CapsuleLabError, ConfigError, suggest
 from capsule_lab.system.terminal import usable_streams
 
@@ -48,15 +56,15 @@ def _main(arguments: Sequence[str]) -> None:
 
 def _list() -> None:
     console = Console(highlight=False)
-    listed = [(f"python -m {module_of(name)}", _headline(conf_dir() / f"{name}.yaml")) for name in commands()]
+    listed = [(f"python -m {module_of(name)}", _headline(head(conf_dir() / f"{name}.yaml"))) for name in commands()]
     console.print(_table("commands", listed))
     options = [
-        (f"[bold]{group}[/]" if not number else "", option, _headline(file))
+        (f"[bold]{group}[/]" if not number else "", option, _headline(comments))
         for group in groups()
-        for number, (option, file) in enumerate(sorted(option_files(group).items()))
+        for number, (option, comments) in enumerate(described_options(group).items())
     ]
     console.print(_table("\noptions: python -m capsule_lab.train group=option any.key=value …", options))
-    tables = [(file.stem, _headline(file)) for file in sorted(sweeps_dir().glob("*.yaml"))]
+    tables = [(file.stem, _headline(head(file))) for file in sorted(sweeps_dir().glob("*.yaml"))]
     console.print(_table("\ntables: table=", tables))
     console.print("\nEvery key of a configuration: python -m capsule_lab.train model=capsnet --cfg job")
 
@@ -68,9 +76,9 @@ def _table(title: str, rows: Iterable[tuple[str, ...]]) -> Table:
     return table
 
 
-def _headline(file: Path) -> str:
+def _headline(comments: Iterable[str]) -> str:
     """The first sentence of the comments at the head of a file, up to an indented line."""
-    text = " ".join(takewhile(lambda line: line and not line.startswith(" "), head(file)))
+    text = " ".join(takewhile(lambda line: line and not line.startswith(" "), comments))
     return escape(re.split(r"(?<!\b[A-Z])\.\s+(?=[A-Z])", text)[0].removesuffix("."))  # J. Hui ends no sentence
 
 

@@ -1,8 +1,8 @@
 """What all commands share: configured by Hydra; a user's mistake ends with a message of one line and a status.
 
-A command is a file ``capsule_lab/<name>.py`` with ``main = command("<name>")(…)``, and its configuration
-``conf/<name>.yaml``. The comments at the head of the latter are its help; from their first line it is listed by
-``python -m capsule_lab`` and ``make help``, and ``make <name>`` runs it.
+A command is a file ``capsule_lab/<name>.py``, or in ``capsule_lab/studies``, with ``main = command("<name>")(…)``, and
+its configuration ``conf/<name>.yaml``. The comments at the head of the latter are its help; from their first line it is
+listed by ``python -m capsule_lab`` and ``make help``, and ``make <name>`` runs it.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from capsule_lab.config.compose import (
     searching,
     user_message,
 )
+from capsule_lab.config.functions import store_function_options
 from capsule_lab.errors import ConfigError, InterruptError, printable
 from capsule_lab.system.signals import interruptible
 from capsule_lab.system.slurm import requeue
@@ -77,6 +78,7 @@ def command(name: str) -> Callable[[Callable[[DictConfig], None]], Callable[[], 
                         stack.enter_context(searching(own_folders(sys.argv[1:])))
                         sys.argv[1:] = prepared(sys.argv[1:], name)
                         _let_hydra_raise(RunMode.MULTIRUN if name == "sweep" else None)
+                        store_function_options(conf_dir())
                         hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name=name)(job)()
                 except InterruptError as error:  # while composing, or of a launcher
                     _exit_interrupted(error)

@@ -26,7 +26,7 @@ def report(config: DictConfig, command_line: str) -> None:
     """
     from capsule_lab import runs
     from capsule_lab.tables import formats
-    from capsule_lab.tables.figure import accuracy_under_attack, error_against_time
+    from capsule_lab.tables.figure import error_against_time, figures_by_command
     from capsule_lab.tables.reader import read, select
     from capsule_lab.tables.summary import summarise
 
@@ -41,7 +41,7 @@ def report(config: DictConfig, command_line: str) -> None:
         console.print(printable(line), markup=False, soft_wrap=True)
     folder = Path(str(config.out)) if config.out else runs.directories.root() / "reports"
     costs = error_against_time(entries)
-    figures = accuracy_under_attack(entries)
+    figures = figures_by_command(entries)
     for name, text in {
         f"{table.name}.md": formats.as_markdown(table, entries, command_line),
         f"{table.name}.csv": formats.as_csv(formats.as_frame(entries)),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 import time
 from typing import Any
@@ -9,17 +10,14 @@ from typing import Any
 from omegaconf import DictConfig
 
 from capsule_lab import runs, train
-from capsule_lab.analyse import analyse
-from capsule_lab.attack import attack
 from capsule_lab.command import command
-from capsule_lab.config.compose import compose
+from capsule_lab.config.compose import compose, module_of
 from capsule_lab.evaluate import evaluate_checkpoint
 from capsule_lab.runs import lock
 from capsule_lab.system.environment import replaced_command_line
 from capsule_lab.system.signals import interruptible
 from capsule_lab.tables import evaluations
 from capsule_lab.tables.arguments import FOR_SWEEP, for_hydra
-from capsule_lab.tables.schema import EvaluatedBy
 
 
 def run(config: DictConfig) -> None:
@@ -30,7 +28,7 @@ def run(config: DictConfig) -> None:
         train.attempt(config)
 
 
-def evaluate_weights(config: DictConfig, by: EvaluatedBy) -> None:
+def evaluate_weights(config: DictConfig, by: str) -> None:
     """Evaluate the finished run of a configuration, unless that has been done, and write the result beside it.
 
     Raises:
@@ -44,17 +42,20 @@ def evaluate_weights(config: DictConfig, by: EvaluatedBy) -> None:
         if runs.results.read_evaluation(path) is not None:
             return
         began = time.monotonic()
-        with replaced_command_line(f"capsule_lab.{by}", overrides):
+        with replaced_command_line(module_of(by), overrides):
             result = evaluation(by, overrides)
         if runs.directories.is_first_process():
             runs.files.write_record(path, {**result, "evaluation_seconds": round(time.monotonic() - began, 1)})
 
 
-def evaluation(by: EvaluatedBy, overrides: list[str]) -> dict[str, Any]:
+def evaluation(by: str, overrides: list[str]) -> dict[str, Any]:
     """The result of a command that evaluates for these overrides."""
     config = compose(by, overrides)
-    commands = {"attack": lambda: attack(config).result, "analyse": lambda: analyse(config).result}
-    return commands.get(by, lambda: evaluate_checkpoint(config)[0])()
+    if by == "evaluate":
+        return evaluate_checkpoint(config)[0]
+    study = getattr(importlib.import_module(module_of(by)), by)
+    result: dict[str, Any] = study(config).result
+    return result
 
 
 def main() -> None:

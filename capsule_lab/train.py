@@ -380,7 +380,7 @@ def _to_try(
         others = [each for each in overrides if not each.startswith(_NOT_WITH_ANOTHER_ROUTING)]
         found.append(f"train {shlex.join([*others, 'routing=uniform'])}")
     search = "".join(f" {shlex.quote(each)}" for each in search_override())
-    return [f"  {_python()} -m capsule_lab.{each}{search}" for each in found]
+    return [f"  {_python()} -m capsule_lab {each}{search}" for each in found]
 
 
 def _python() -> str:

@@ -16,7 +16,7 @@ import pytest
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig
 
-from capsule_lab.config.compose import compose
+from capsule_lab.config.compose import compose, module_of
 from tests.helpers.commands import ENVIRONMENT_OF_THE_DEVELOPER, ROOT, TINY, TINY_CAPSNET, TINY_DATA, Ended, Trained
 from tests.helpers.compositions import composed_from_parts
 
@@ -171,7 +171,7 @@ def cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
         capsys.readouterr()
         status = 0
         try:
-            module = importlib.import_module(f"capsule_lab.{command}")
+            module = importlib.import_module(module_of(command))
             if hasattr(module, "__path__"):
                 module = importlib.import_module(f"capsule_lab.{command}.__main__")
             module.main()

@@ -40,6 +40,8 @@ WITHOUT_COUNTERPART = {
     "routing/test_own_routing.py": "tests/templates/my_routing",
     "runs/test_resume.py": "a run that was interrupted, through all files",
     "runs/test_slices.py": "a run in several commands, through all files",
+    "studies/attacks/test_every_attack.py": "every option of attack=",
+    "studies/questions/test_every_question.py": "every option of what=",
     "tables/test_report.py": "the command",
     "tables/test_sweep.py": "the command",
 }

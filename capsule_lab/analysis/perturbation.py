@@ -21,12 +21,7 @@ DEVIATIONS = tuple(0.4 * step for step in range(-5, 6))  # ours: of poses of any
 
 
 class Steps(NamedTuple):
-    """What is added to a component of a pose.
-
-    Attributes:
-        values: numbers, 0 in the middle.
-        units: of each component; ``None`` for 1.
-    """
+    """What is added to a component of a pose: numbers, 0 in the middle, in units of each component, ``None`` for 1."""
 
     values: tuple[float, ...] = OFFSETS
     units: Float[Tensor, " dim"] | None = None
@@ -47,10 +42,7 @@ def steps_of(output: CapsuleOutput) -> Steps:
 
 @torch.no_grad()
 def perturbed_reconstructions(
-    network: Reconstructs,
-    output: CapsuleOutput,
-    classes: Int64[Tensor, " batch"],
-    steps: Steps = PAPER,
+    network: Reconstructs, output: CapsuleOutput, classes: Int64[Tensor, " batch"], steps: Steps = PAPER
 ) -> Float[Tensor, "batch dim offset channel height width"]:
     """Images decoded from the pose of one class, with each of some offsets added to each component alone.
 
@@ -84,9 +76,7 @@ def perturbed_reconstructions(
     return decoded.unflatten(0, (batch, dim, offsets.shape[1]))
 
 
-def change_of_rows(
-    decoded: Float[Tensor, "batch dim offset channel height width"],
-) -> Float[Tensor, "batch dim"]:
+def change_of_rows(decoded: Float[Tensor, "batch dim offset channel height width"]) -> Float[Tensor, "batch dim"]:
     """Mean squared difference of pixels from the unchanged reconstruction, that in the middle, by component."""
     middle = decoded[:, :, decoded.shape[2] // 2].unsqueeze(2)
     return (decoded - middle).square().flatten(2).mean(2)
@@ -125,10 +115,8 @@ def perturbation_figure(
     changes most, see ``change_of_rows``; and of those, the ones that change most.
 
     Args:
-        network: with a decoder.
-        output: of ``network`` for the images.
-        labels: their classes; of several digits in an image, the first is decoded.
-        names: of the classes, if they have any.
+        network, output, names: see ``perturbation_sheet``.
+        labels: classes of the images; of several digits in an image, the first is decoded.
         rows: at most, one for each class.
     """
     examples = example_of_each_class(output, labels)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from textwrap import wrap
 from typing import NamedTuple
 
@@ -107,6 +107,21 @@ def picture_grid(
     axes.text(0.5, -_MARGIN / 2 / down, note, transform=axes.transAxes, ha="center", va="top", size=_SIZE)
     figure.suptitle(title, y=1 - _MARGIN / 2 / size[1], va="top", size=_SIZE + 1)
     return figure
+
+
+def image_rows(rows: Mapping[str, Float[Tensor, "image channel height width"]]) -> Figure:
+    """Images of the same things, one row for each name, all in the range of the last row.
+
+    Args:
+        rows: in [0, 1], where they are drawn as they are; or in any other range.
+    """
+    last = [*rows.values()][-1]
+    low, high = (0.0, 1.0) if last.min() >= 0 and last.max() <= 1 else (float(last.min()), float(last.max()))
+    columns = [
+        Column("", [(picture - low) / max(high - low, 1e-12) for picture in pictures])
+        for pictures in zip(*rows.values(), strict=True)
+    ]
+    return picture_grid([Group("", columns)], [*rows])
 
 
 def add_heading(figure: Figure, heading: str) -> None:

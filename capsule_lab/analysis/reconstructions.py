@@ -70,11 +70,7 @@ def reconstruction_figure(
     its label, and from that of the prediction. All are the first in the batch; a note has the number of failures.
 
     Args:
-        network: with a decoder.
-        output: of ``network`` for ``images``.
-        images: in [0, 1], or standardised and drawn from their darkest to their brightest pixel.
-        labels: their classes.
-        names: of the classes, if they have any.
+        network, output, images, labels, names: see ``reconstruction_sheet``.
         correct: number of recognised images, each of another class.
         failures: number of others.
     """
@@ -97,8 +93,7 @@ def reconstruction_figure(
     groups = [
         Group("recognised", columns([(number, labels) for number in good], "black")),
         Group(
-            "not recognised",
-            columns([(number, classes) for number in bad for classes in (labels, predictions)], "red"),
+            "not recognised", columns([(number, classes) for number in bad for classes in (labels, predictions)], "red")
         ),
     ]
     failed = int((~right).sum()) or "none"
@@ -122,9 +117,7 @@ def prediction_figure(
 
     Args:
         ranking: see ``CapsuleOutput``.
-        images: in [0, 1], or standardised and drawn from their darkest to their brightest pixel.
-        labels: their classes.
-        names: of the classes, if they have any.
+        images, labels, names: see ``reconstruction_sheet``.
         side: images across and down.
     """
     labels = labels.reshape(len(labels), -1)

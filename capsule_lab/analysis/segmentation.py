@@ -94,10 +94,7 @@ def segmentation_figure(
     """Figure 5 of Sabour 2017: composites over what two capsules decode to, captioned ``L:`` labels, ``R:`` decoded.
 
     Args:
-        network: with a decoder.
-        output: of ``network`` for ``images``.
-        images: composites, in [0, 1].
-        labels: the two classes of each.
+        network, output, images, labels: see ``segmentation_sheet``.
         parts: the two digits alone, in their places.
         correct, overlapping, controls, failures: numbers of images, see ``choose_cases``.
     """

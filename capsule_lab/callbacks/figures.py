@@ -13,8 +13,7 @@ from matplotlib.figure import Figure
 from sklearn.metrics import ConfusionMatrixDisplay
 from torchmetrics.classification import MulticlassConfusionMatrix
 
-from capsule_lab.analysis.pair_figures import image_rows
-from capsule_lab.analysis.plotting import add_heading
+from capsule_lab.analysis.plotting import add_heading, image_rows
 from capsule_lab.analysis.reconstructions import prediction_figure, reconstruction_sheet, select_images
 from capsule_lab.analysis.segmentation import segmentation_sheet
 from capsule_lab.errors import check_number

@@ -16,6 +16,7 @@ import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from importlib.util import find_spec
 from itertools import takewhile
 from pathlib import Path
 from typing import Any, Literal
@@ -26,6 +27,7 @@ from hydra.errors import HydraException, InstantiationException, MissingConfigEx
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
+from capsule_lab.config.functions import function_options, store_function_options
 from capsule_lab.config.hints import hint
 from capsule_lab.config.signatures import allowed, check_value, refused
 from capsule_lab.errors import CapsuleLabError, ConfigError, InterruptError, one_line, suggest
@@ -62,6 +64,12 @@ def module_of(command: str) -> str:
     return ".".join(("capsule_lab", *place.relative_to(package).with_suffix("").parts))
 
 
+@functools.cache
+def evaluators() -> list[str]:
+    """Names of the commands that evaluate weights: their configurations need ``ckpt``."""
+    return [name for name in commands() if OmegaConf.is_missing(OmegaConf.load(conf_dir() / f"{name}.yaml"), "ckpt")]
+
+
 def groups() -> list[str]:
     """Names of the configuration groups, Hydra's own left out."""
     return sorted(folder.name for folder in conf_dir().iterdir() if folder.is_dir() and folder.name != "hydra")
@@ -69,7 +77,13 @@ def groups() -> list[str]:
 
 def options_of(group: str) -> list[str]:
     """Names of the options of a configuration group, sorted."""
-    return sorted(option_files(group))
+    return sorted({*option_files(group), *function_options(conf_dir() / group)})
+
+
+def described_options(group: str) -> dict[str, list[str]]:
+    """The comments at the head of each option of a configuration group, or the first line of a function's docstring."""
+    functions = {name: [each.description] for name, each in function_options(conf_dir() / group).items()}
+    return dict(sorted((functions | {name: head(file) for name, file in option_files(group).items()}).items()))
 
 
 def option_files(group: str) -> dict[str, Path]:
@@ -145,6 +159,7 @@ def compose(config_name: str = "train", overrides: Sequence[str] = ()) -> DictCo
     given = choices(overrides, config_name)
     if not any(override.startswith("hydra.searchpath=") for override in given):
         given += search_override()
+    store_function_options(conf_dir())
     current = GlobalHydra.instance().hydra
     GlobalHydra.instance().clear()
     try:

@@ -15,7 +15,7 @@ from omegaconf import DictConfig
 
 from capsule_lab import runs
 from capsule_lab.analysis.curves import read_curves
-from capsule_lab.config.compose import search_override
+from capsule_lab.config.compose import module_of, search_override
 from capsule_lab.errors import TableError
 from capsule_lab.runs import lock
 from capsule_lab.tables.evaluations import job_override, result_file
@@ -200,7 +200,7 @@ class EvaluationCell(Cell):
 
     @property
     def command(self) -> str:
-        return shlex.join(["python", "-m", f"capsule_lab.{self.row.by}", *self.overrides, *search_override()])
+        return shlex.join(["python", "-m", module_of(self.row.by), *self.overrides, *search_override()])
 
     @property
     def job(self) -> tuple[str, ...]:

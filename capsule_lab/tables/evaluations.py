@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,35 +18,36 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from capsule_lab import runs
 from capsule_lab.config.check import check, check_evaluation
-from capsule_lab.config.compose import compose, quoted
+from capsule_lab.config.compose import compose, evaluators, quoted
 from capsule_lab.errors import RunError
 from capsule_lab.runs.trust import packages_of
-from capsule_lab.tables.schema import OF_OTHER_ROWS, EvaluatedBy
+from capsule_lab.tables.schema import OF_OTHER_ROWS
 
-KEYS: Mapping[EvaluatedBy, str] = {
-    "evaluate": "evaluate", "attack": "evaluate_by_attack", "analyse": "evaluate_by_analyse"
-}  # fmt: skip
-"""Keys of a job's configuration by command; ``attack`` is a group of options."""
 UNKNOWN = "???"
 """In place of weights that are not there yet."""
 _DEVICES = ("accelerator", "devices", "num_nodes", "strategy")  # a launcher assigns them by the training run's
 
 
-def command_of(config: DictConfig) -> EvaluatedBy | None:
+def key_of(by: str) -> str:
+    """The key of a job's configuration that has the overrides of a command; ``attack`` is a group of options."""
+    return by if by == "evaluate" else f"evaluate_by_{by}"
+
+
+def command_of(config: DictConfig) -> str | None:
     """By which command a job evaluates; ``None`` if it trains."""
-    return next((command for command, key in KEYS.items() if key in config), None)
+    return next((command for command in evaluators() if key_of(command) in config), None)
 
 
-def job_override(by: EvaluatedBy, evaluate: Sequence[str]) -> str:
+def job_override(by: str, evaluate: Sequence[str]) -> str:
     """The override that makes the job of a training run evaluate its weights instead."""
-    return f"+{KEYS[by]}=[{','.join(map(quoted, evaluate))}]"
+    return f"+{key_of(by)}=[{','.join(map(quoted, evaluate))}]"
 
 
-def fingerprint(training: DictConfig, by: EvaluatedBy, evaluate: Sequence[str]) -> str:
+def fingerprint(training: DictConfig, by: str, evaluate: Sequence[str]) -> str:
     """The hash of such a job's configuration."""
     config = training.copy()
     with open_dict(config):
-        config[KEYS[by]] = [*evaluate]
+        config[key_of(by)] = [*evaluate]
     return runs.directories.config_hash(config)
 
 
@@ -63,7 +64,7 @@ def of_job(config: DictConfig) -> tuple[list[str], Path]:
     by = command_of(config)
     assert by is not None
     with open_dict(training):
-        evaluate = list(training.pop(KEYS[by]))
+        evaluate = list(training.pop(key_of(by)))
     finished = runs.standins.finished_run(training)
     if finished is None:
         raise RunError(
@@ -74,7 +75,7 @@ def of_job(config: DictConfig) -> tuple[list[str], Path]:
     return command_overrides(training, by, evaluate, weights_of(*finished)), path
 
 
-def command_overrides(training: DictConfig, by: EvaluatedBy, evaluate: Sequence[str], weights: str) -> list[str]:
+def command_overrides(training: DictConfig, by: str, evaluate: Sequence[str], weights: str) -> list[str]:
     """Overrides of the command: the checkpoint, devices as in training, then those of the table.
 
     ``data.<option>`` changes the data of training, unless ``data=`` names other data. Packages that the configuration
@@ -105,7 +106,7 @@ def _as_value(path: str) -> str:
     return path if re.fullmatch(r"[\w./?-]+", path) else quoted(path)
 
 
-def verify(training: DictConfig, by: EvaluatedBy, overrides: Sequence[str]) -> None:
+def verify(training: DictConfig, by: str, overrides: Sequence[str]) -> None:
     """Compose the evaluation's configuration, with the data of training, and bind it to the signatures behind it.
 
     Raises:

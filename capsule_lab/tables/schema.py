@@ -22,14 +22,14 @@
         evaluate: [data.test_crops=13]         by these overrides of capsule_lab.evaluate; or a list per column
       - name: attacked
         of: three_iterations
-        by: attack                             by those of capsule_lab.attack; shown in columns of attack/…
+        by: attack                             by those of ``attack``; shown in columns of attack/…
         evaluate: [attack=pgd]
         takes: {source: [cnn, checkpoint]}     a file with the weights of another row, with the same seed; or with the
                                                table's next: checkpoint_of_next_seed, which may be of the row itself
 
       - name: looked_into
         of: three_iterations
-        by: analyse                            by those of capsule_lab.analyse; shown in columns of analyse/…
+        by: analyse                            by those of ``analyse``; shown in columns of analyse/…
         evaluate: [what=couplings]
 
 A column whose metric is ``attack/<epsilon>/<quantity>`` shows rows that are evaluated by ``attack``, one whose metric
@@ -41,14 +41,12 @@ from __future__ import annotations
 import fnmatch
 from collections.abc import Mapping
 from functools import partial
-from typing import Annotated, Any, Literal, Self, get_args
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
+from capsule_lab.config.compose import evaluators
 from capsule_lab.errors import suggest
-
-EvaluatedBy = Literal["evaluate", "attack", "analyse"]
-"""Commands that evaluate the weights of a row."""
 
 _NOT_FOR_TRAINING = {
     "seed": "leave it out, seeds=[…] are those of a table",
@@ -87,6 +85,12 @@ def check_override(text: str, refused: Mapping[str, str] = _NOT_FOR_TRAINING) ->
 def _published(value: Any) -> Any:
     parts = value if isinstance(value, list) else [value]
     return dict(zip(("mean", "std"), parts, strict=True)) if len(parts) == 2 else {"mean": value}
+
+
+def _check_evaluator(by: str) -> str:
+    if by not in evaluators():
+        raise ValueError(suggest(by, evaluators()))
+    return by
 
 
 class _Part(BaseModel):
@@ -134,7 +138,7 @@ class Column(_Part):
     def shows(self, row: Row) -> bool:
         """Whether the row has the quantity: an evaluation of its command, or published values."""
         command = self.metric.partition("/")[0]
-        return not row.has_runs or row.by == (command if command in get_args(EvaluatedBy) else "evaluate")
+        return not row.has_runs or row.by == (command if command in evaluators() else "evaluate")
 
 
 class Row(_Part):
@@ -155,7 +159,7 @@ class Row(_Part):
     note: str = ""
     takes: Mapping[str, tuple[str, str]] = Field({}, description="key: [row, metric]")
     of: str = ""
-    by: EvaluatedBy = Field("evaluate", description="evaluate, attack or analyse")
+    by: Annotated[str, AfterValidator(_check_evaluator)] = Field("evaluate", description="a command")
     evaluate: Mapping[str, EvaluationOverrides] = Field({}, description=_OVERRIDES)
 
     @property

@@ -8,13 +8,7 @@ import torch
 
 from capsule_lab.analysis.equal_couplings import equal_couplings
 from capsule_lab.networks import EMCaps, SmallCNN
-from capsule_lab.routing import (
-    AttentionOverChildren,
-    DynamicRouting,
-    EMRouting,
-    NormalisedEMRouting,
-    UniformRouting,
-)
+from capsule_lab.routing import AttentionOverChildren, DynamicRouting, EMRouting, NormalisedEMRouting, UniformRouting
 from capsule_lab.types import RoutingTrace
 from tests.helpers.networks import small_capsnet, small_em_caps
 
@@ -30,26 +24,23 @@ def em_caps(routing: Any) -> EMCaps:
     return network.eval()
 
 
-@pytest.mark.parametrize(
-    "routing",
-    [
+def test_couplings_of_all_layers_are_those_of_no_routing() -> None:
+    for routing in [
         DynamicRouting,
         EMRouting,
         partial(NormalisedEMRouting, min_variance=1e-3),
         partial(EMRouting, backend="reference"),
         partial(EMRouting, normalisation="window"),
-    ],
-)
-def test_couplings_of_all_layers_are_those_of_no_routing(routing: object) -> None:
-    network = em_caps(routing)
-    traces: list[RoutingTrace] = []
-    own = network(IMAGES).logits
-    with equal_couplings(network):
-        equal = network(IMAGES, on_iteration=traces.append).logits
-    for trace in traces:
-        assert torch.equal(trace.couplings, torch.full_like(trace.couplings, 1 / 3))
-    assert not torch.allclose(own, equal, rtol=1e-3, atol=0)
-    assert torch.equal(network(IMAGES).logits, own)  # afterwards
+    ]:
+        network = em_caps(routing)
+        traces: list[RoutingTrace] = []
+        own = network(IMAGES).logits
+        with equal_couplings(network):
+            equal = network(IMAGES, on_iteration=traces.append).logits
+        for trace in traces:
+            assert torch.equal(trace.couplings, torch.full_like(trace.couplings, 1 / 3))
+        assert not torch.allclose(own, equal, rtol=1e-3, atol=0)
+        assert torch.equal(network(IMAGES).logits, own)  # afterwards
 
 
 def test_of_uniform_routing_is_that() -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 from capsule_lab.analysis.perturbation import (
     OFFSETS,
@@ -33,15 +34,13 @@ def test_offsets_are_those_of_the_paper() -> None:
     assert OFFSETS[5] == 0
 
 
-@pytest.mark.parametrize("image", [0, 1])
-@pytest.mark.parametrize("dim", [0, 1, 2])
-@pytest.mark.parametrize("offset", range(11))
-def test_offset_is_added_to_one_component_of_the_label(image: int, dim: int, offset: int) -> None:
+def test_offset_is_added_to_one_component_of_the_label() -> None:
     decoded = perturbed_reconstructions(FakeCapsNet(OUTPUT), OUTPUT, CLASSES)
     assert decoded.shape == (2, 3, 11, 1, 5, 3)
-    expected = decoded_picture(OUTPUT, image, int(CLASSES[image]))  # all other classes are zeroed
-    expected[CLASSES[image], dim] += OFFSETS[offset]
-    np.testing.assert_allclose(decoded[image, dim, offset, 0], expected, atol=1e-6)
+    for image, dim, offset in itertools.product(range(2), range(3), range(11)):
+        expected = decoded_picture(OUTPUT, image, int(CLASSES[image]))  # all other classes are zeroed
+        expected[CLASSES[image], dim] += OFFSETS[offset]
+        np.testing.assert_allclose(decoded[image, dim, offset, 0], expected, atol=1e-6)
 
 
 def test_offsets_of_each_component() -> None:
@@ -89,18 +88,13 @@ def test_change_is_measured_from_the_middle() -> None:
 # --- the sheet -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dim", [0, 1, 2])
-@pytest.mark.parametrize(("column", "added"), [(0, -0.25), (5, 0.0), (9, 0.2)])
-def test_sheet_has_a_row_for_each_dimension(dim: int, column: int, added: float) -> None:
+def test_sheet_has_a_row_for_each_dimension_and_a_column_for_each_offset() -> None:
     figure = perturbation_sheet(FakeCapsNet(OUTPUT), select_images(OUTPUT, torch.tensor([1])), 0)
     assert row_names(figure) == ["dimension 0", "dimension 1", "dimension 2"]
-    expected = decoded_picture(OUTPUT, 1, 0)
-    expected[0, dim] += added
-    np.testing.assert_allclose(grey_at(figure, dim, column), expected, atol=1e-6)
-
-
-def test_sheet_has_a_column_for_each_offset() -> None:
-    figure = perturbation_sheet(FakeCapsNet(OUTPUT), select_images(OUTPUT, torch.tensor([1])), 0)
+    for dim, (column, added) in itertools.product(range(3), [(0, -0.25), (5, 0.0), (9, 0.2)]):
+        expected = decoded_picture(OUTPUT, 1, 0)
+        expected[0, dim] += added
+        np.testing.assert_allclose(grey_at(figure, dim, column), expected, atol=1e-6)
     assert captions(figure) == [
         "-0.25", "-0.20", "-0.15", "-0.10", "-0.05", "0", "+0.05", "+0.10", "+0.15", "+0.20", "+0.25"
     ]  # fmt: skip
@@ -115,18 +109,15 @@ PREDICTED = capsule_output([[1], [0], [2], [0], [3]])  # of class 3, the first i
 WEIGHT = torch.tensor([[1.0, 3, 2], [9, 9, 9], [4, 1, 1], [1, 1, 2], [9, 9, 9]])  # (class, dimension) in the picture
 
 
-@pytest.mark.parametrize(
-    ("rows", "expected"),
-    [
+def test_figure_has_the_rows_that_change_most() -> None:
+    for rows, expected in (
         (6, ["class 0, dimension 1", "class 2, dimension 0", "class 3, dimension 2"]),
         (2, ["class 0, dimension 1", "class 2, dimension 0"]),
         (1, ["class 2, dimension 0"]),
-    ],
-)
-def test_figure_has_the_rows_that_change_most(rows: int, expected: list[str]) -> None:
-    figure = perturbation_figure(FakeCapsNet(PREDICTED, WEIGHT), PREDICTED, LABELS, rows=rows)
-    assert row_names(figure) == expected
-    assert len(captions(figure)) == 11
+    ):
+        figure = perturbation_figure(FakeCapsNet(PREDICTED, WEIGHT), PREDICTED, LABELS, rows=rows)
+        assert row_names(figure) == expected
+        assert len(captions(figure)) == 11
 
 
 def test_classes_are_called_by_their_names() -> None:
@@ -137,34 +128,22 @@ def test_classes_are_called_by_their_names() -> None:
     assert sheet.get_suptitle().startswith("class cat:")
 
 
-@pytest.mark.parametrize(("row", "image", "label", "dim"), [(0, 1, 0, 1), (1, 2, 2, 0), (2, 4, 3, 2)])
-@pytest.mark.parametrize(("column", "added"), [(2, -0.15), (5, 0.0), (6, 0.05)])
-def test_figure_shows_the_rows_named(row: int, image: int, label: int, dim: int, column: int, added: float) -> None:
-    network = FakeCapsNet(PREDICTED, WEIGHT / 10)  # in [0, 1]
-    expected = decoded_picture(PREDICTED, image, label)
-    expected[label, dim] += added
-    shown = grey_at(perturbation_figure(network, PREDICTED, LABELS), row, column)
-    np.testing.assert_allclose(shown, expected * WEIGHT.numpy() / 10, atol=1e-6)
+def test_figure_shows_the_rows_named() -> None:
+    figure = perturbation_figure(FakeCapsNet(PREDICTED, WEIGHT / 10), PREDICTED, LABELS)  # in [0, 1]
+    places = itertools.product([(0, 1, 0, 1), (1, 2, 2, 0), (2, 4, 3, 2)], [(2, -0.15), (5, 0.0), (6, 0.05)])
+    for (row, image, label, dim), (column, added) in places:
+        expected = decoded_picture(PREDICTED, image, label)
+        expected[label, dim] += added
+        np.testing.assert_allclose(grey_at(figure, row, column), expected * WEIGHT.numpy() / 10, atol=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("output", "labels", "expected"),
-    [
+def test_examples_are_recognised_if_any_is() -> None:
+    for output, labels, expected in [
         (PREDICTED, LABELS, [1, 2, 4]),
         (capsule_output([[1], [1], [1]]), torch.tensor([2, 1, 2]), [1, 0]),
         (capsule_output([[1, 2], [2, 1], [4, 3]]), torch.tensor([[1, 3], [1, 2], [3, 4]]), [1, 2]),
-    ],
-    ids=["recognised", "none recognised", "two labels"],
-)
-def test_examples_are_recognised_if_any_is(output: CapsuleOutput, labels: Tensor, expected: list[int]) -> None:
-    assert list(example_of_each_class(output, labels).values()) == expected
-
-
-def test_first_of_two_labels_is_perturbed() -> None:
-    output = capsule_output([[1, 3]])
-    figure = perturbation_figure(FakeCapsNet(output), output, torch.tensor([[3, 1]]))
-    assert row_names(figure)[0].startswith("class 3")
-    np.testing.assert_allclose(grey_at(figure, 0, 5), decoded_picture(output, 0, 3), atol=1e-6)
+    ]:
+        assert list(example_of_each_class(output, labels).values()) == expected
 
 
 def test_poses_that_are_no_lengths_are_changed_by_standard_deviations() -> None:

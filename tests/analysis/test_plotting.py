@@ -16,10 +16,10 @@ from capsule_lab.analysis.plotting import (
     Column,
     Group,
     add_heading,
+    image_rows,
     label_log_axis,
     note_on_decoder,
     picture_grid,
-    sequential_colours,
 )
 from tests.helpers.fakes import captions, colours, picture_at, row_names, texts
 
@@ -42,10 +42,10 @@ def grid() -> Figure:
     )
 
 
-@pytest.mark.parametrize(("row", "column", "grey"), [(0, 0, 0.1), (1, 0, 0.2), (0, 1, 0.3), (1, 2, 0.6)])
-def test_pictures_are_under_their_captions(grid: Figure, row: int, column: int, grey: float) -> None:
-    assert captions(grid) == ["column 0", "column 1", "column 2"]
-    np.testing.assert_allclose(picture_at(grid, row, column, SHAPE), 1 - grey, rtol=1e-6)
+def test_pictures_are_under_their_captions(grid: Figure) -> None:
+    for row, column, grey in [(0, 0, 0.1), (1, 0, 0.2), (0, 1, 0.3), (1, 2, 0.6)]:
+        assert captions(grid) == ["column 0", "column 1", "column 2"]
+        np.testing.assert_allclose(picture_at(grid, row, column, SHAPE), 1 - grey, rtol=1e-6)
 
 
 def test_texts_are_there(grid: Figure) -> None:
@@ -84,24 +84,15 @@ def test_every_picture_has_a_frame(grid: Figure) -> None:
     assert tops == {round(float(y) - (SHAPE[0] - 1) / 2) for y in grid.axes[0].get_yticks()}
 
 
-@pytest.mark.parametrize("count", [1, 2, 7, 32])
-def test_every_thing_of_an_order_has_a_colour_of_its_own(count: int) -> None:
-    assert len(set(sequential_colours(count))) == count
-
-
-@pytest.mark.parametrize(
-    ("decoded", "note"),
-    [
+def test_note_on_a_decoder_that_draws_nothing_yet() -> None:
+    for decoded, note in [
         (0.5 + 0.05 * torch.rand(4, 1, 8, 8), "nearly one grey"),
         (torch.rand(1, 1, 8, 8).expand(4, -1, -1, -1), "nearly the same"),
         (torch.rand(4, 1, 8, 8), ""),
         (torch.rand(1, 1, 8, 8), ""),
-    ],
-    ids=["grey", "alike", "trained", "one image"],
-)
-def test_note_on_a_decoder_that_draws_nothing_yet(decoded: Tensor, note: str) -> None:
-    assert bool(note_on_decoder(decoded)) == bool(note)
-    assert note in note_on_decoder(decoded)
+    ]:
+        assert bool(note_on_decoder(decoded)) == bool(note)
+        assert note in note_on_decoder(decoded)
 
 
 def test_labels_of_a_logarithmic_axis_are_plain_and_few_over_many_decades() -> None:
@@ -148,24 +139,34 @@ def test_colours_of_pictures(picture: Tensor, expected: tuple[float, float, floa
     np.testing.assert_allclose(picture_at(figure, 0, 0, SHAPE)[3, 4], expected)
 
 
-@pytest.mark.parametrize("columns", [1, 2, 16])
-@pytest.mark.parametrize("caption", ["4 → 4", "L:(4,5)\nR:(4,5)(P)"])
-@pytest.mark.parametrize("width", [28, 96])
-def test_no_text_is_cut_off_or_overlaps(columns: int, caption: str, width: int, tmp_path: Path) -> None:
-    column = Column(caption, [torch.rand(1, width, width)] * 2)
-    groups = [Group("overlapping most", [column] * columns), Group("not recognised", [column])]
-    rows = ["class 6, dimension 12", "input"]
-    figure = picture_grid(
-        groups, rows, title="A title of some length", note="First line.\nA second one, " + "long " * 20
-    )
-    FigureCanvasAgg(figure).draw()
-    axes = figure.axes[0]
-    labels = [*axes.get_xticklabels(), *axes.get_yticklabels()]
-    boxes = [text.get_window_extent() for text in (*labels, *axes.texts, *figure.texts)]
-    assert min(box.x0 for box in boxes) >= 0
-    assert min(box.y0 for box in boxes) >= 0
-    assert max(box.x1 for box in boxes) <= figure.bbox.x1
-    assert max(box.y1 for box in boxes) <= figure.bbox.y1
-    assert [(a, b) for a, box in enumerate(boxes) for b in range(a) if box.overlaps(boxes[b])] == []
-    figure.savefig(tmp_path / "grid.png")
-    assert matplotlib.image.imread(tmp_path / "grid.png")[..., :3].std() > 0
+def test_no_text_is_cut_off_or_overlaps(tmp_path: Path) -> None:
+    long = "L:(4,5)\nR:(4,5)(P)"
+    for columns, caption, width in ((1, long, 96), (2, "4 → 4", 28), (16, long, 28), (16, "4 → 4", 96)):
+        column = Column(caption, [torch.rand(1, width, width)] * 2)
+        groups = [Group("overlapping most", [column] * columns), Group("not recognised", [column])]
+        rows = ["class 6, dimension 12", "input"]
+        figure = picture_grid(
+            groups, rows, title="A title of some length", note="First line.\nA second one, " + "long " * 20
+        )
+        FigureCanvasAgg(figure).draw()
+        axes = figure.axes[0]
+        labels = [*axes.get_xticklabels(), *axes.get_yticklabels()]
+        boxes = [text.get_window_extent() for text in (*labels, *axes.texts, *figure.texts)]
+        assert min(box.x0 for box in boxes) >= 0
+        assert min(box.y0 for box in boxes) >= 0
+        assert max(box.x1 for box in boxes) <= figure.bbox.x1
+        assert max(box.y1 for box in boxes) <= figure.bbox.y1
+        assert [(a, b) for a, box in enumerate(boxes) for b in range(a) if box.overlaps(boxes[b])] == []
+        figure.savefig(tmp_path / "grid.png")
+        assert matplotlib.image.imread(tmp_path / "grid.png")[..., :3].std() > 0
+
+
+def test_rows_in_the_range_of_the_last() -> None:
+    standardised = torch.tensor([-1.0, 3.0]).view(1, 1, 1, 2).expand(2, 1, 4, 2)
+    figure = image_rows({"first": standardised, "drawn": torch.full((2, 1, 4, 2), 7.0), "second": standardised})
+    (image,) = figure.axes[0].images
+    shown = np.asarray(image.get_array())
+    assert shown[0, 0, 0] == 1  # dark on white: the smallest is white
+    assert shown[0, 1, 0] == 0
+    assert shown[5, 0, 0] == 0  # beyond the range
+    assert [each.get_text() for each in figure.axes[0].get_yticklabels()] == ["first", "drawn", "second"]

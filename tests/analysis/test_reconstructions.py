@@ -31,11 +31,11 @@ OUTPUT = capsule_output([[3], [1], [1], [4], [0], [3]])  # images 3 and 4 are no
 IMAGES = torch.rand(6, 1, 5, 3, generator=torch.Generator().manual_seed(0))
 
 
-@pytest.mark.parametrize(("column", "prediction"), list(enumerate([3, 1, 1, 4, 0, 3])))
-def test_sheet_decodes_the_prediction(column: int, prediction: int) -> None:
-    figure = reconstruction_sheet(FakeCapsNet(OUTPUT), OUTPUT, IMAGES, LABELS)
-    np.testing.assert_allclose(grey_at(figure, 0, column), IMAGES[column, 0], atol=1e-6)
-    np.testing.assert_allclose(grey_at(figure, 1, column), decoded_picture(OUTPUT, column, prediction), atol=1e-6)
+def test_sheet_decodes_the_prediction() -> None:
+    for column, prediction in list(enumerate([3, 1, 1, 4, 0, 3])):
+        figure = reconstruction_sheet(FakeCapsNet(OUTPUT), OUTPUT, IMAGES, LABELS)
+        np.testing.assert_allclose(grey_at(figure, 0, column), IMAGES[column, 0], atol=1e-6)
+        np.testing.assert_allclose(grey_at(figure, 1, column), decoded_picture(OUTPUT, column, prediction), atol=1e-6)
 
 
 def test_sheet_is_captioned() -> None:
@@ -65,32 +65,31 @@ def test_figure_shows_classes_once_and_failures_twice(figure: Figure) -> None:
     assert texts(figure)[2].endswith("not recognised: 2 of the 6 images looked at")
 
 
-@pytest.mark.parametrize(
-    ("column", "image", "decoded"), [(0, 1, 1), (1, 0, 3), (2, 3, 0), (3, 3, 4), (4, 4, 2), (5, 4, 0)]
-)
-def test_figure_decodes_what_is_captioned(figure: Figure, column: int, image: int, decoded: int) -> None:
-    np.testing.assert_allclose(grey_at(figure, 0, column), IMAGES[image, 0], atol=1e-6)
-    np.testing.assert_allclose(grey_at(figure, 1, column), decoded_picture(OUTPUT, image, decoded), atol=1e-6)
+def test_figure_decodes_what_is_captioned(figure: Figure) -> None:
+    for column, image, decoded in [(0, 1, 1), (1, 0, 3), (2, 3, 0), (3, 3, 4), (4, 4, 2), (5, 4, 0)]:
+        np.testing.assert_allclose(grey_at(figure, 0, column), IMAGES[image, 0], atol=1e-6)
+        np.testing.assert_allclose(grey_at(figure, 1, column), decoded_picture(OUTPUT, image, decoded), atol=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("correct", "failures", "expected"),
-    [(1, 0, ["(3, 3, 3)"]), (0, 1, ["(0, 4, 0)", "(0, 4, 4)"]), (1, 1, ["(3, 3, 3)", "(0, 4, 0)", "(0, 4, 4)"])],
-)
-def test_figure_has_as_many_as_asked_for(correct: int, failures: int, expected: list[str]) -> None:
-    figure = reconstruction_figure(FakeCapsNet(OUTPUT), OUTPUT, IMAGES, LABELS, correct=correct, failures=failures)
-    assert captions(figure) == expected
+def test_figure_has_as_many_as_asked_for() -> None:
+    for correct, failures, expected in [
+        (1, 0, ["(3, 3, 3)"]),
+        (0, 1, ["(0, 4, 0)", "(0, 4, 4)"]),
+        (1, 1, ["(3, 3, 3)", "(0, 4, 0)", "(0, 4, 4)"]),
+    ]:
+        figure = reconstruction_figure(FakeCapsNet(OUTPUT), OUTPUT, IMAGES, LABELS, correct=correct, failures=failures)
+        assert captions(figure) == expected
 
 
-@pytest.mark.parametrize(
-    ("images", "group", "ends"),
-    [([0, 1, 2, 5], "recognised", "none of the 4"), ([3, 4], "not recognised", "2 of the 2")],
-)
-def test_note_when_all_or_none_is_recognised(images: list[int], group: str, ends: str) -> None:
-    output = select_images(OUTPUT, torch.tensor(images))
-    name, note = texts(reconstruction_figure(FakeCapsNet(output), output, IMAGES[images], LABELS[images]))
-    assert name == group
-    assert note.endswith(f"not recognised: {ends} images looked at")
+def test_note_when_all_or_none_is_recognised() -> None:
+    for images, group, ends in [
+        ([0, 1, 2, 5], "recognised", "none of the 4"),
+        ([3, 4], "not recognised", "2 of the 2"),
+    ]:
+        output = select_images(OUTPUT, torch.tensor(images))
+        name, note = texts(reconstruction_figure(FakeCapsNet(output), output, IMAGES[images], LABELS[images]))
+        assert name == group
+        assert note.endswith(f"not recognised: {ends} images looked at")
 
 
 def test_first_of_each_class() -> None:
@@ -103,23 +102,21 @@ def test_output_without_capsules_is_refused() -> None:
         select_images(CapsuleOutput(torch.rand(2, 3)), torch.tensor([0]))
 
 
-@pytest.mark.parametrize(
-    ("labels", "expected"),
-    [
+def test_predictions_stand_under_their_images() -> None:
+    """Column after column: two images that are recognised, if there are so many, then others."""
+    for labels, expected in [
         ([0, 1, 2, 3], ["0, 0 black", "1, 3 red", "2, 2 black", "3, 1 red", "2"]),
         (
             [[1, 0], [2, 4], [2, 1], [0, 3]],
             ["1, 0, 1, 0 black", "2, 1, 2, 4 red", "2, 4, 2, 3 red", "0, 3, 0, 1 red", "3"],
         ),
-    ],
-    ids=["one label", "two labels"],
-)
-def test_predictions_stand_under_their_images(labels: list[int], expected: list[str]) -> None:
-    """Column after column: two images that are recognised, if there are so many, then others."""
-    ranking = capsule_output([[0, 1], [3, 2], [2, 4], [1, 0]]).scores
-    figure = prediction_figure(ranking, IMAGES[:4], torch.tensor(labels), side=2)
-    *below, _, note = figure.axes[0].texts
-    found = [f"{text.get_text()} {text.get_color()}".replace("true ", "").replace("\npredicted", ",") for text in below]
-    assert found == expected[:-1]
-    assert note.get_text().replace("\n", " ") == f"not recognised: {expected[-1]} of the 4 images looked at"
-    np.testing.assert_allclose(grey_at(figure, 0, 0), IMAGES[0, 0], atol=1e-6)
+    ]:
+        ranking = capsule_output([[0, 1], [3, 2], [2, 4], [1, 0]]).scores
+        figure = prediction_figure(ranking, IMAGES[:4], torch.tensor(labels), side=2)
+        *below, _, note = figure.axes[0].texts
+        found = [
+            f"{text.get_text()} {text.get_color()}".replace("true ", "").replace("\npredicted", ",") for text in below
+        ]
+        assert found == expected[:-1]
+        assert note.get_text().replace("\n", " ") == f"not recognised: {expected[-1]} of the 4 images looked at"
+        np.testing.assert_allclose(grey_at(figure, 0, 0), IMAGES[0, 0], atol=1e-6)

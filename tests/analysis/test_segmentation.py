@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -39,12 +40,12 @@ PARTS[:, 1, :, :, 0] = OVERLAPS.reshape(7, 1, 1)
 PARTS[:, 1, :, :, 1] = 1 - OVERLAPS.reshape(7, 1, 1)
 
 
-@pytest.mark.parametrize("classes", [(1, 4), (4, 1)])
-def test_first_is_red_and_second_is_green(classes: tuple[int, int]) -> None:
-    pictures = overlaid_reconstructions(FakeCapsNet(OUTPUT), OUTPUT, torch.tensor([classes] * 7))
-    assert pictures.shape == (7, 3, 5, 3)
-    red, green = (torch.from_numpy(decoded_picture(OUTPUT, 5, each)) for each in classes)
-    torch.testing.assert_close(pictures[5], torch.stack([red, green, torch.zeros(5, 3)]))
+def test_first_is_red_and_second_is_green() -> None:
+    for classes in [(1, 4), (4, 1)]:
+        pictures = overlaid_reconstructions(FakeCapsNet(OUTPUT), OUTPUT, torch.tensor([classes] * 7))
+        assert pictures.shape == (7, 3, 5, 3)
+        red, green = (torch.from_numpy(decoded_picture(OUTPUT, 5, each)) for each in classes)
+        torch.testing.assert_close(pictures[5], torch.stack([red, green, torch.zeros(5, 3)]))
 
 
 def test_pixels_of_both_are_yellow_and_of_none_black() -> None:
@@ -56,20 +57,17 @@ def test_pixels_of_both_are_yellow_and_of_none_black() -> None:
     assert (picture[:, :3] == 0).all()
 
 
-@pytest.mark.parametrize(
-    ("first", "second", "expected"),
-    [
+def test_overlap_is_the_ink_that_is_shared() -> None:
+    for first, second, expected in [
         ([1.0, 1, 0, 0], [0.0, 0, 1, 1], 0),
         ([1.0, 1, 0, 0], [0.0, 1, 1, 1], 1 / 2),
         ([1.0, 1, 1, 0], [0.0, 1, 0, 0], 1),
         ([1.0, 0.5, 0, 0], [0.5, 1, 0, 0], 2 / 3),
         ([1.0, 0.5, 0, 0], [0.0, 0, 0, 0], 0),
-    ],
-)
-def test_overlap_is_the_ink_that_is_shared(first: list[float], second: list[float], expected: float) -> None:
-    parts = torch.tensor([first, second]).reshape(1, 2, 1, 2, 2)
-    assert overlap(parts).tolist() == pytest.approx([expected])
-    assert overlap(parts.flip(1)).tolist() == pytest.approx([expected])
+    ]:
+        parts = torch.tensor([first, second]).reshape(1, 2, 1, 2, 2)
+        assert overlap(parts).tolist() == pytest.approx([expected])
+        assert overlap(parts.flip(1)).tolist() == pytest.approx([expected])
 
 
 # --- which cases -----------------------------------------------------------------------------------------------------
@@ -81,39 +79,21 @@ def chosen(**counts: int) -> list[list[Case]]:
     return list(choose_cases(OUTPUT.scores, LABELS, OVERLAPS, **{**ALL, **counts}).values())
 
 
-@pytest.mark.parametrize(
-    ("group", "expected"),
-    [
+def test_cases_of_each_group() -> None:
+    for group, expected in [
         (0, [Case(0, (0, 1)), Case(1, (1, 2))]),
         (1, [Case(3, (3, 0)), Case(6, (2, 0))]),
         (2, [Case(5, (1, 4), "*")]),
         (3, [Case(2, (2, 3)), Case(2, (2, 0), "(P)"), Case(4, (4, 1)), Case(4, (0, 2), "(P)")]),
-    ],
-    ids=["recognised", "overlapping most", "wrong class", "not recognised"],
-)
-def test_cases_of_each_group(group: int, expected: list[Case]) -> None:
-    assert chosen()[group] == expected
+    ]:
+        assert chosen()[group] == expected
 
 
-@pytest.mark.parametrize(
-    ("name", "group", "each"), [("correct", 0, 1), ("overlapping", 1, 1), ("controls", 2, 1), ("failures", 3, 2)]
-)
-@pytest.mark.parametrize("count", [0, 1])
-def test_cases_are_as_many_as_asked_for(name: str, group: int, each: int, count: int) -> None:
-    assert len(chosen(**{name: count})[group]) == count * each
-
-
-@pytest.mark.parametrize("image", [5, 0, 1])
-def test_wrong_class_is_neither_label_nor_prediction(image: int) -> None:
-    (control,) = choose_cases(
-        OUTPUT.scores[[image]], LABELS[[image]], OVERLAPS[[image]], correct=0, overlapping=0, controls=1, failures=0
-    )["wrong class *"]
-    kept, wrong = control.classes
-    assert kept == LABELS[image, 0]
-    assert wrong not in LABELS[image]
-    rest = OUTPUT.scores[image].clone()
-    rest[LABELS[image]] = 0
-    assert wrong == rest.argmax()  # the third prediction
+def test_cases_are_as_many_as_asked_for() -> None:
+    for (name, group, each), count in itertools.product(
+        [("correct", 0, 1), ("overlapping", 1, 1), ("controls", 2, 1), ("failures", 3, 2)], [0, 1]
+    ):
+        assert len(chosen(**{name: count})[group]) == count * each
 
 
 # --- drawn -----------------------------------------------------------------------------------------------------------
@@ -136,47 +116,35 @@ def test_figure_is_captioned(figure: Figure) -> None:
     assert texts(figure)[4].endswith("not recognised: 2 of the 7 images looked at")
 
 
-@pytest.mark.parametrize(
-    ("column", "image", "first", "second"), [(0, 0, 0, 1), (1, 3, 3, 0), (2, 1, 1, 4), (3, 2, 2, 3), (4, 2, 2, 0)]
-)
-def test_figure_decodes_what_is_captioned(figure: Figure, column: int, image: int, first: int, second: int) -> None:
-    composite, decoded = picture_at(figure, 0, column), picture_at(figure, 1, column)
-    np.testing.assert_allclose(composite, IMAGES[image, 0, :, :, None].expand(-1, -1, 3), atol=1e-6)  # on black
-    np.testing.assert_allclose(decoded[..., 0], decoded_picture(OUTPUT, image, first), atol=1e-6)
-    np.testing.assert_allclose(decoded[..., 1], decoded_picture(OUTPUT, image, second), atol=1e-6)
-    assert (decoded[..., 2] == 0).all()
+def test_figure_decodes_what_is_captioned(figure: Figure) -> None:
+    for column, image, first, second in [(0, 0, 0, 1), (1, 3, 3, 0), (2, 1, 1, 4), (3, 2, 2, 3), (4, 2, 2, 0)]:
+        composite, decoded = picture_at(figure, 0, column), picture_at(figure, 1, column)
+        np.testing.assert_allclose(composite, IMAGES[image, 0, :, :, None].expand(-1, -1, 3), atol=1e-6)  # on black
+        np.testing.assert_allclose(decoded[..., 0], decoded_picture(OUTPUT, image, first), atol=1e-6)
+        np.testing.assert_allclose(decoded[..., 1], decoded_picture(OUTPUT, image, second), atol=1e-6)
+        assert (decoded[..., 2] == 0).all()
 
 
-def test_figure_has_a_default_of_all_kinds() -> None:
-    figure = segmentation_figure(FakeCapsNet(OUTPUT), OUTPUT, IMAGES, LABELS, PARTS)
-    assert len(captions(figure)) == 2 + 3 + 0 + 4  # only five are recognised
-
-
-@pytest.mark.parametrize(
-    ("images", "groups", "ends"),
-    [
+def test_note_when_all_or_none_is_recognised() -> None:
+    for images, groups, ends in [
         ([0, 1, 3, 5, 6], ["recognised", "overlapping most"], "none of the 5"),
         ([2, 4], ["not recognised"], "2 of the 2"),
-    ],
-)
-def test_note_when_all_or_none_is_recognised(images: list[int], groups: list[str], ends: str) -> None:
-    output = select_images(OUTPUT, torch.tensor(images))
-    drawn = segmentation_figure(FakeCapsNet(output), output, IMAGES[images], LABELS[images], PARTS[images])
-    *names, note = texts(drawn)
-    assert names == groups
-    assert note.endswith(f"not recognised: {ends} images looked at")
+    ]:
+        output = select_images(OUTPUT, torch.tensor(images))
+        drawn = segmentation_figure(FakeCapsNet(output), output, IMAGES[images], LABELS[images], PARTS[images])
+        *names, note = texts(drawn)
+        assert names == groups
+        assert note.endswith(f"not recognised: {ends} images looked at")
 
 
-@pytest.mark.parametrize(
-    ("column", "decoded"), list(enumerate([(0, 1), (1, 2), (2, 0), (3, 0), (0, 2), (1, 3), (2, 0)]))
-)
-def test_sheet_decodes_the_predictions(column: int, decoded: tuple[int, int]) -> None:
-    figure = segmentation_sheet(FakeCapsNet(OUTPUT), OUTPUT, IMAGES, LABELS)
-    wrong = column in (2, 4)
-    first, second = LABELS[column].tolist()
-    assert captions(figure)[column] == f"L:({first},{second})\nR:({decoded[0]},{decoded[1]})"
-    assert colours(figure)[column] == ("tab:blue" if wrong else "black")
-    np.testing.assert_allclose(picture_at(figure, 0, column)[..., 1], IMAGES[column, 0], atol=1e-6)
-    picture = picture_at(figure, 1, column)
-    np.testing.assert_allclose(picture[..., 0], decoded_picture(OUTPUT, column, decoded[0]), atol=1e-6)
-    np.testing.assert_allclose(picture[..., 1], decoded_picture(OUTPUT, column, decoded[1]), atol=1e-6)
+def test_sheet_decodes_the_predictions() -> None:
+    for column, decoded in list(enumerate([(0, 1), (1, 2), (2, 0), (3, 0), (0, 2), (1, 3), (2, 0)])):
+        figure = segmentation_sheet(FakeCapsNet(OUTPUT), OUTPUT, IMAGES, LABELS)
+        wrong = column in (2, 4)
+        first, second = LABELS[column].tolist()
+        assert captions(figure)[column] == f"L:({first},{second})\nR:({decoded[0]},{decoded[1]})"
+        assert colours(figure)[column] == ("tab:blue" if wrong else "black")
+        np.testing.assert_allclose(picture_at(figure, 0, column)[..., 1], IMAGES[column, 0], atol=1e-6)
+        picture = picture_at(figure, 1, column)
+        np.testing.assert_allclose(picture[..., 0], decoded_picture(OUTPUT, column, decoded[0]), atol=1e-6)
+        np.testing.assert_allclose(picture[..., 1], decoded_picture(OUTPUT, column, decoded[1]), atol=1e-6)

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from capsule_lab.analysis.subject import Change, Subject
 from capsule_lab.networks import AbstractNetwork, SmallCNN
+from capsule_lab.studies.subject import Change, Subject
 from capsule_lab.types import Batch
 from tests.helpers.networks import small_capsnet, small_em_caps
 

@@ -61,7 +61,7 @@ def test_a_run_has_quantities_in_place_of_errors(of_shifts: Run) -> None:
     assert f"test loss {result['test']['loss']:.4g}" in lines
     assert "copying" in lines
     assert "test error" not in lines
-    assert "capsule_lab.analyse" in lines, "and not another routing, which it has not"
+    assert "capsule_lab analyse" in lines, "and not another routing, which it has not"
     assert runs.open(directory).network.capsules == 4  # type: ignore[attr-defined]
 
 

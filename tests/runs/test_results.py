@@ -46,7 +46,7 @@ def test_metrics_that_are_not_finite_are_no_result() -> None:
 
 ATTACKED = {
     "attack": {"0.1/accuracy": 50.0}, "targeted": False, "space": "input", "couplings": "trained", "source": None,
-    "options": {"_target_": "capsule_lab.attacks.fgsm"}, "split": "test", "checks": [{"name": "a", "passed": None}],
+    "options": {"_target_": "a.fgsm"}, "split": "test", "checks": [{"name": "a", "passed": None}],
 }  # fmt: skip
 STRANGE = {
     "test": {"error": None}, "provenance": {}, "val": 3, "steps": "x", "parameters": True, "hardware": 5,

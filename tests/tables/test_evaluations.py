@@ -16,7 +16,6 @@ from capsule_lab.errors import RunError, TableError
 from capsule_lab.tables.evaluations import of_job
 from capsule_lab.tables.expand import distinct, expand, verify
 from capsule_lab.tables.reader import read
-from capsule_lab.tables.schema import EvaluatedBy
 from capsule_lab.tables.summary import summarise
 from tests.helpers.commands import Ended
 from tests.helpers.tables import contents, write_evaluation, write_run
@@ -187,7 +186,7 @@ def test_table_with_evaluations_from_its_first_sweep_to_its_report(
 
     real, attempts = sweep.evaluation, iter([0, 1])
 
-    def fail_at_first(by: EvaluatedBy, overrides: list[str]) -> dict[str, Any]:
+    def fail_at_first(by: str, overrides: list[str]) -> dict[str, Any]:
         if next(attempts) == 0:
             raise RunError("no memory")
         return real(by, overrides)

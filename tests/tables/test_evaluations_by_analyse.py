@@ -1,10 +1,12 @@
-"""Rows of tables that ``capsule_lab.analyse`` evaluates."""
+"""Rows of tables that ``analyse`` evaluates."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from capsule_lab.tables.reader import read
 from capsule_lab.tables.summary import summarise
@@ -30,6 +32,7 @@ def test_columns_show_what_rows_have(table_file) -> None:
     assert shown == {"clean": ["one"], "t_score": ["inside"], "untrained": ["inside"], "static": ["inside"]}
 
 
+@pytest.mark.whole
 def test_from_the_sweep_to_the_report(cli: Cli, table_file, tmp_path: Path) -> None:
     file = table_file(rows=ROWS, columns=COLUMNS, seeds=[0])
     ended = cli("sweep", f"table={file}")

@@ -1,4 +1,4 @@
-"""Rows of tables that ``capsule_lab.attack`` evaluates."""
+"""Rows of tables that ``attack`` evaluates."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from capsule_lab.errors import TableError
+from capsule_lab.studies.attack_tables import _over_seeds
 from capsule_lab.tables.expand import distinct, expand
-from capsule_lab.tables.figure import _over_seeds, accuracy_under_attack
+from capsule_lab.tables.figure import figures_by_command
 from capsule_lab.tables.reader import read
 from capsule_lab.tables.summary import best_runs, summarise
 from tests.helpers.commands import Ended
@@ -56,42 +57,37 @@ def test_a_transfer_waits_for_both_runs_and_is_made_against_the_other(file: Path
     *_, transfer = distinct(expand(read(file)))
     assert transfer.status == "missing"
     best = "checkpoints/best.ckpt"
-    assert transfer.command.startswith(f"python -m capsule_lab.attack ckpt={directory / best} trainer.accelerator=cpu ")
+    assert transfer.command.startswith(f"python -m capsule_lab.studies.attack ckpt={directory / best} ")
     assert transfer.command.endswith(f" source={source / best}")
     assert f"source={other.fingerprint}" in transfer.job[-1], "a job finds it wherever runs lie"
     assert transfer.job[-1].startswith("+evaluate_by_attack=[")
 
 
-@pytest.mark.parametrize("seeds", [[0, 4], [0, 4, 2], [0]], ids=str)
-def test_a_network_is_attacked_with_images_made_against_its_next_seed(table_file, seeds: list[int]) -> None:
-    twin = {**ROWS[-1], "takes": {"source": ["one", "checkpoint_of_next_seed"]}}
-    cells = distinct(expand(read(table_file(rows=[ROWS[0], twin], columns=COLUMNS, seeds=seeds))))
-    trained = {cell.seed: cell.fingerprint for cell in cells if cell.row.name == "one"}
-    sources = {cell.seed: cell.evaluate[-1] for cell in cells if cell.row.name == "transfer"}
-    following = {0: 4, 4: seeds[2] if len(seeds) > 2 else 0, 2: 0}
-    expected = {seed: f"source={trained[following[seed]]}" for seed in seeds} if len(seeds) > 1 else {}
-    assert sources == expected, "of one seed there is no other"
+def test_a_network_is_attacked_with_images_made_against_its_next_seed(table_file) -> None:
+    for seeds in [[0, 4, 2], [0]]:
+        twin = {**ROWS[-1], "takes": {"source": ["one", "checkpoint_of_next_seed"]}}
+        cells = distinct(expand(read(table_file(rows=[ROWS[0], twin], columns=COLUMNS, seeds=seeds))))
+        trained = {cell.seed: cell.fingerprint for cell in cells if cell.row.name == "one"}
+        sources = {cell.seed: cell.evaluate[-1] for cell in cells if cell.row.name == "transfer"}
+        following = {0: 4, 4: seeds[2] if len(seeds) > 2 else 0, 2: 0}
+        expected = {seed: f"source={trained[following[seed]]}" for seed in seeds} if len(seeds) > 1 else {}
+        assert sources == expected, "of one seed there is no other"
 
 
-@pytest.mark.parametrize(
-    ("row", "message"),
-    [
-        ({"evaluate": ["source=runs/a"]}, "leave it out, takes: {source: [<row>, checkpoint]} names the row"),
+def test_wrong_rows_are_refused_before_anything_runs(cli: Cli, table_file) -> None:
+    for row, message in [
         (
             {"takes": {"source": ["other", "val/error"]}},
             "takes has source: [other, val/error]; expected [other, checkpoint]",
         ),
-        ({"by": "guessing"}, "expected evaluate, attack or analyse"),
+        ({"by": "guessing"}, "by has guessing; Options: analyse, attack, evaluate"),
         ({"evaluate": ["attack=fgsm", "space=pixels"]}, "space is 'pixels'; expected 'input' or"),
         ({"evaluate": ["attack=fgsm", "attack.steps=3"]}, "attack.steps"),
-    ],
-    ids=str,
-)
-def test_wrong_rows_are_refused_before_anything_runs(cli: Cli, table_file, row: dict[str, Any], message: str) -> None:
-    attacked = {"name": "attacked", "of": "one", "by": "attack", "evaluate": ATTACK, **row}
-    ended = cli("sweep", f"table={table_file(rows=[*ROWS[:2], attacked], columns=COLUMNS, seeds=[0])}")
-    assert ended.status == 2
-    assert message in ended.err
+    ]:
+        attacked = {"name": "attacked", "of": "one", "by": "attack", "evaluate": ATTACK, **row}
+        ended = cli("sweep", f"table={table_file(rows=[*ROWS[:2], attacked], columns=COLUMNS, seeds=[0])}")
+        assert ended.status == 2
+        assert message in ended.err
 
 
 def test_training_takes_no_checkpoint(table_file) -> None:
@@ -117,7 +113,7 @@ def test_from_the_first_sweep_to_the_report(cli: Cli, file: Path, tmp_path: Path
     other = entries["clean", "other"].runs[0].directory
     assert transfer.result["source"] == str(other / "checkpoints" / "best.ckpt")
     assert [each.cell.row.name for each in best_runs(list(entries.values()))] != ["white_box"]
-    assert {*accuracy_under_attack(list(entries.values()))} == {"attacks"}
+    assert {*figures_by_command(list(entries.values()))} == {"attacks"}
 
     ended = cli("report", f"table={file}", "out=.")
     assert ended.status == 0, ended.err
@@ -166,12 +162,13 @@ def write_attack(directory: Path, fingerprint: str, checks: list[dict[str, Any]]
         "space": "input",
         "couplings": "trained",
         "source": None,
-        "options": {"_target_": "capsule_lab.attacks.fgsm"},
+        "options": {"_target_": "a.fgsm"},
         "split": "test",
     }
     path.write_text(json.dumps(record))
 
 
+@pytest.mark.whole
 def test_the_papers_table_on_stand_ins_with_a_tiny_budget(
     cli: Cli, toynorb: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,0 +1,132 @@
+"""Ask a trained network a question: ``python -m capsule_lab analyse ckpt=runs/… what=…``."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from omegaconf import DictConfig
+from rich.table import Table
+from rich.text import Text
+
+from capsule_lab import runs
+from capsule_lab.command import command
+from capsule_lab.errors import printable
+from capsule_lab.evaluate import check_outputs
+from capsule_lab.studies.attacks.kind import name_of
+from capsule_lab.studies.study import Found, Outcome, Setting, conduct, show_and_keep
+
+if TYPE_CHECKING:
+    import torch
+    from matplotlib.figure import Figure
+
+    from capsule_lab.networks import AbstractNetwork
+    from capsule_lab.studies.images import StudyImages
+    from capsule_lab.studies.subject import Answer, Subject
+
+_UNTRAINED = "untrained/"
+_SPLITS = {"val": "validation", "test": "test"}
+
+
+@command("analyse")
+def main(config: DictConfig) -> None:
+    """Ask ``config.ckpt``, print the numbers, and write them beside the checkpoint, with figures."""
+    outcome = analyse(config)
+    show_and_keep(outcome, [table(outcome.result)], config.get("logger"), pdf=True)
+
+
+def analyse(config: DictConfig) -> Outcome:
+    """What a question finds of a run's network, and of the same network before training, see ``study.conduct``.
+
+    Args:
+        config: of ``conf/analyse.yaml``.
+    """
+    return conduct(config, "what", "analyses", _asked)
+
+
+def _asked(setting: Setting) -> Found:
+    from capsule_lab.studies.images import StudyImages
+    from capsule_lab.studies.subject import open_subject
+
+    config, run = setting.config, setting.run
+    images = StudyImages(setting.data, config.split, setting.device)
+    trained = open_subject(run, run.network, images)
+    check_outputs(run, _outputs(trained))
+    answers = {"trained": setting.function(trained)}
+    if config.untrained:
+        answers["untrained"] = setting.function(open_subject(run, _untrained(run, images, config.seed), images))
+
+    def figures(result: Mapping[str, Any], stem: str) -> Iterator[tuple[str, Figure]]:
+        from capsule_lab.analysis.plotting import add_heading
+
+        source = runs.results.short_name(run.provenance)
+        for weights, answer in answers.items():
+            for name, figure in answer.draw().items():
+                of = f"step {run.step}" if weights == "trained" else "untrained"
+                asked = f"asked with {result['images']} {_SPLITS[config.split]} images of {source}"
+                add_heading(figure, f"{run.directory.name}, {of}, {asked}")
+                yield f"{stem}_{name}{'' if weights == 'trained' else '_untrained'}", figure
+
+    rows = [{"weights": weights, **row} for weights, answer in answers.items() for row in answer.rows]
+    return Found({"analyse": _numbers(answers)}, trained.batches, figures, rows)
+
+
+def _outputs(subject: Subject) -> Iterator[torch.Tensor]:
+    """What the network says of all images: ranks of classes, or poses and presences if it does not classify."""
+    from capsule_lab.networks import AbstractPairNetwork
+
+    network: Any = subject.network
+    if isinstance(network, AbstractPairNetwork):
+        for batch in subject.batches:
+            yield from network.recognise(batch.images)
+    else:
+        yield subject.outputs().ranking
+
+
+def _untrained(run: runs.Run, images: StudyImages, seed: int) -> AbstractNetwork:
+    """The run's network with new weights, and statistics of batch normalisation as of these images."""
+    import torch
+
+    from capsule_lab.config import build
+    from capsule_lab.studies.subject import set_running_statistics
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        network: AbstractNetwork = build.build_module(run.config, run.spec).network
+    set_running_statistics(network.to(images.device), [batch.images for batch in images.seen])
+    return network
+
+
+def _numbers(answers: Mapping[str, Answer]) -> dict[str, float | None]:
+    """Of the trained network by name, of the other one with ``untrained/`` before it; ``None`` for no number."""
+    prefixes = {"trained": "", "untrained": _UNTRAINED}
+    return {
+        f"{prefixes[weights]}{name}": value if math.isfinite(value) else None
+        for weights, answer in answers.items()
+        for name, value in answer.numbers.items()
+    }
+
+
+def table(result: Mapping[str, Any]) -> Table:
+    """Numbers of the trained network and, beside it, of the untrained one, for a terminal."""
+    title = f"{name_of(result['options'])} of {result['checkpoint']}: {result['images']} images"
+    shown = Table(title=Text(printable(title)), title_justify="left")
+    shown.add_column("")
+    shown.add_column("trained", justify="right")
+    numbers = result["analyse"]
+    both = any(key.startswith(_UNTRAINED) for key in numbers)
+    if both:
+        shown.add_column("untrained", justify="right")
+    for key, value in numbers.items():
+        if not key.startswith(_UNTRAINED):
+            found = [value, numbers.get(f"{_UNTRAINED}{key}")] if both else [value]
+            shown.add_row(key, *("" if each is None else f"{each:.4g}" for each in found))
+    if None in numbers.values():
+        shown.caption = "empty: not defined for this network or these images (docs/guides/looking_inside.md)"
+        shown.caption_justify = "left"
+    return shown
+
+
+if __name__ == "__main__":
+    main()

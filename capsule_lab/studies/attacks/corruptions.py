@@ -1,0 +1,298 @@
+"""Corruptions of MNIST-C (Mu and Gilmer 2019), which took most from ImageNet-C (Hendrycks and Dietterich 2019).
+
+Called like attacks, of which the budget is a severity. Those kinds are here that torch, torchvision and scipy can
+make; rotation, scaling, shear and translation are in ``affine``. Constants are those of MNIST-C's ``corruptions.py``,
+for images of 28 x 28 pixels in [0, 1]; lengths are pixels whatever the size of an image. All draws derive from the key
+of an image, so that they are not the draws of the published files, but those of an image are the same in any batch, and
+at any severity. Images are not rounded to whole grey levels, as the published ones are, except by JPEG.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import scipy.ndimage
+import scipy.stats
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torchvision.transforms.v2 import functional as torchvision_transforms
+
+from capsule_lab.data.transforms import affine, contrast, element_keys, random_uniform
+from capsule_lab.errors import check_choice
+from capsule_lab.studies.attacks.gradient import UNIT, Box, Key
+from capsule_lab.studies.attacks.kind import attack
+
+Pictures = Float[Tensor, "batch channel height width"]
+
+
+@attack("corruption", strengths=(1.0, 2.0, 3.0, 4.0, 5.0), unit="severity", limits=(0.0, 5.0))  # Mu and Gilmer 2019
+def corruption(
+    objective: object, images: Pictures, epsilon: float, key: Key, box: Box = UNIT, *, kind: str = "gaussian_noise"
+) -> Pictures:
+    """Corruptions of MNIST-C (Mu and Gilmer 2019); a strength is a severity, 1 to 5.
+
+    Standardised images need an attack in ``space=grey_levels``. Images of three channels are red, green and blue. Other
+    channels are grey images of one scene, as the eyes of smallNORB: noise is drawn for each, geometry, fog and spatter
+    for all.
+
+    Args:
+        objective: of no use; all attacks are called alike.
+        images: to corrupt.
+        epsilon: severity, 1 to 5; 0 is the image itself, bit for bit.
+        key: a number for each image, from which its draws derive.
+        box: the pixels that there are, with both bounds, which black and white are.
+        kind: one of ``KINDS``.
+    """
+    check_choice("kind", kind, tuple(KINDS))
+    check_choice("epsilon, a severity,", epsilon, (0, 1, 2, 3, 4, 5))
+    low, high = (torch.as_tensor(bound).to(images) for bound in box)
+    if not (low.isfinite().all() and high.isfinite().all()):
+        raise ValueError(
+            "pixels have no bounds, as those of standardised images, and a corruption needs black and white; "
+            "expected an attack in space=grey_levels"
+        )
+    if epsilon == 0:
+        return images
+    function, constants = KINDS[kind]
+    with torch.no_grad():
+        unit = ((images - low) / (high - low)).clamp(0, 1)
+        corrupted = function(unit, constants[int(epsilon) - 1], key).clamp(0, 1)
+        return torch.clamp(low + (high - low) * corrupted, low, high)
+
+
+# --- noise -----------------------------------------------------------------------------------------------------------
+
+
+def _gaussian_noise(images: Pictures, deviation: float, key: Key) -> Pictures:
+    return images + deviation * _normal(key, 0, tuple(images.shape[1:])).to(images)
+
+
+def _shot_noise(images: Pictures, photons: float, key: Key) -> Pictures:
+    """Of a camera that counts so many photons where an image is white."""
+    uniform = _uniform(key, 0, tuple(images.shape[1:]))
+    counts = scipy.stats.poisson.ppf(uniform.cpu().numpy(), (photons * images).double().cpu().numpy())
+    return torch.from_numpy(counts).to(images).clamp(min=0) / photons  # scipy's quantile of 0 is -1
+
+
+def _impulse_noise(images: Pictures, share: float, key: Key) -> Pictures:
+    """So many of the pixels are black or white, half of them each."""
+    uniform = _uniform(key, 0, tuple(images.shape[1:])).to(images.device)
+    return torch.where(uniform < share, (uniform < share / 2).to(images), images)
+
+
+# --- blur ------------------------------------------------------------------------------------------------------------
+
+
+def _gaussian_blur(images: Pictures, deviation: float, _: Key) -> Pictures:
+    return _smoothed(images, deviation)
+
+
+def _motion_blur(images: Pictures, constants: tuple[int, float], key: Key) -> Pictures:
+    """Of a camera that moves along a line within 45 degrees of horizontal, one-sided as in ImageMagick.
+
+    Between pixels it interpolates, where ImageMagick takes the nearest.
+    """
+    radius, deviation = constants
+    angle = random_uniform(key, 0, -torch.pi / 4, torch.pi / 4).to(images)
+    steps = torch.arange(2 * radius + 1, device=images.device)  # ImageMagick: the width of a kernel of this radius
+    weights = torch.exp(-(steps**2) / (2 * deviation**2)).to(images)
+    still, size = torch.zeros_like(angle), torch.ones_like(angle)
+    blurred = torch.zeros_like(images)
+    for step, weight in zip(steps.tolist(), (weights / weights.sum()).tolist(), strict=True):
+        right, down = step * angle.cos(), step * angle.sin()
+        blurred += weight * affine(
+            images, rotation=still, shear=still, scale_x=size, scale_y=size, right=right, down=down, around="border"
+        )
+    return blurred
+
+
+def _pixelate(images: Pictures, share: float, _: Key) -> Pictures:
+    """As if of so many times the height and width: pixels become the mean of their block, as by Pillow's box filter."""
+    rows, columns = (_block_means(size, max(int(size * share), 1)).to(images) for size in images.shape[2:])
+    return rows @ images @ columns.T
+
+
+def _block_means(pixels: int, blocks: int) -> Float[Tensor, "pixels pixels"]:
+    """The matrix that replaces each of ``pixels`` in a line by the mean of those of its block."""
+    middle = (2 * torch.arange(pixels) + 1) * blocks  # of each pixel, in parts of a block, of which it has 2 * pixels
+    # Pillow: a middle between two blocks counts in the mean of the first, and is drawn as the second
+    same = (middle[:, None] // (2 * pixels) == (middle - 1) // (2 * pixels)).float()
+    return same / same.sum(1, keepdim=True)
+
+
+def _jpeg(images: Pictures, quality: int, _: Key) -> Pictures:
+    """Compressed and decompressed by Pillow; channels that are not three are grey images of their own."""
+    levels = (images * 255).round().to(torch.uint8).cpu()
+    pictures = levels if levels.shape[1] == 3 else levels.flatten(0, 1).unsqueeze(1)
+    # torchvision deprecates what it does with tensors here, not with Pillow's images
+    compressed = (torchvision_transforms.jpeg(torchvision_transforms.to_pil_image(each), quality) for each in pictures)
+    found = torch.stack([torchvision_transforms.pil_to_tensor(each) for each in compressed])
+    return found.view_as(levels).to(images) / 255
+
+
+# --- grey levels -----------------------------------------------------------------------------------------------------
+
+
+def _brightness(images: Pictures, added: float, _: Key) -> Pictures:
+    """Of three channels, the value of HSV is raised, which keeps hue and saturation."""
+    value = images.amax(1, keepdim=True) if images.shape[1] == 3 else images
+    brighter = (value + added).clamp(max=1)
+    return torch.where(value > 0, images / value * brighter, brighter)
+
+
+def _contrast(images: Pictures, factor: float, _: Key) -> Pictures:
+    return contrast(images, images.new_full((len(images),), factor))
+
+
+def _stripe(images: Pictures, share: float, _: Key) -> Pictures:
+    """Black and white exchanged in so much of the width, on the left and on the right."""
+    width = images.shape[3]
+    stripe = round(share * width)
+    column = torch.arange(width, device=images.device)
+    return torch.where((column < stripe) | (column >= width - stripe), 1 - images, images)
+
+
+# --- weather ---------------------------------------------------------------------------------------------------------
+
+
+def _fog(images: Pictures, constants: tuple[float, float], key: Key) -> Pictures:
+    """Clouds added, and everything darkened until the brightest pixel could be as bright as before."""
+    amount, decay = constants
+    height, width = images.shape[2:]
+    side = max(256, 2 ** (max(height, width) - 1).bit_length())  # MNIST-C: 256, of which a corner is used
+    clouds = _plasma(key, side, decay)[:, None, :height, :width].to(images)
+    brightest = images.amax((1, 2, 3), keepdim=True)
+    return (images + amount * clouds) * brightest / (brightest + amount)
+
+
+def _plasma(key: Key, side: int, decay: float) -> Float[Tensor, "batch side side"]:
+    """Random heights in [0, 1] by the diamond-square algorithm, whose edges fit together.
+
+    What is added at random shrinks by the square of ``decay`` from one level to the next, as in ImageNet-C.
+
+    Args:
+        key: of each map.
+        side: a power of 2.
+        decay: 1 is rough, more is smoother.
+    """
+    heights = torch.zeros(len(key), side, side, device=key.device)
+    step, size, stream = side, 1.0, 0
+    while step >= 2:
+        half = step // 2
+        cells = (side // step, side // step)
+        corners = heights[:, ::step, ::step]
+        added = [size * (2 * _uniform(key, stream + number, cells) - 1) for number in range(3)]
+        right_corners = corners.roll(-1, 2)
+        centres = (corners + right_corners + corners.roll(-1, 1) + right_corners.roll(-1, 1)) / 4 + added[0]
+        heights[:, half::step, half::step] = centres
+        heights[:, ::step, half::step] = (corners + right_corners + centres + centres.roll(1, 1)) / 4 + added[1]
+        heights[:, half::step, ::step] = (corners + corners.roll(-1, 1) + centres + centres.roll(1, 2)) / 4 + added[2]
+        step, size, stream = half, size / decay**2, stream + 3
+    heights = heights - heights.amin((1, 2), keepdim=True)
+    return heights / heights.amax((1, 2), keepdim=True)
+
+
+_MUD = (63 / 255, 42 / 255, 20 / 255)
+"""Red, green and blue, of ImageNet-C; grey mud of MNIST-C is as bright as its red."""
+
+
+def _spatter(images: Pictures, constants: tuple[float, float, float, float, float], key: Key) -> Pictures:
+    """Drops of mud, where smoothed noise is above a threshold."""
+    mean, deviation, smoothing, threshold, edge = constants
+    height, width = images.shape[2:]
+    liquid = _smoothed(mean + deviation * _normal(key, 0, (height, width)), smoothing)
+    mud = _smoothed((liquid > threshold).float(), edge)[:, None].to(images)
+    mud = torch.where(mud < 0.8, 0, mud)  # MNIST-C
+    colour = images.new_tensor(_MUD if images.shape[1] == 3 else _MUD[:1]).view(1, -1, 1, 1)
+    return images * (1 - mud) + colour * mud
+
+
+# --- geometry --------------------------------------------------------------------------------------------------------
+
+
+def _elastic(images: Pictures, constants: tuple[float, float, float], key: Key) -> Pictures:
+    """A random affine map of three points, then each pixel moved by smoothed noise; black around the image.
+
+    Interpolated once, where MNIST-C does it after each. Constants are shares of the shorter side.
+    """
+    height, width = images.shape[2:]
+    side = min(height, width)
+    strength, smoothing, jitter = (side * constant for constant in constants)
+    centre = images.new_tensor([width // 2, height // 2]).double()
+    corners = centre + side // 3 * images.new_tensor([[1, 1], [1, -1], [-1, -1]]).double()  # [3 2], x and y
+    moved = corners + jitter * (2 * _uniform(key, 0, (3, 2)).to(corners) - 1)  # [b 3 2]
+    back = torch.linalg.solve(torch.cat([moved, torch.ones_like(moved[..., :1])], 2), corners)  # [b 3 2]
+
+    noise = 2 * _uniform(key, 1, (2, height, width)) - 1  # x and y
+    offset = strength * _smoothed(noise, smoothing, mode="reflect", truncate=3.0).to(images)
+    rows, columns = torch.arange(height, device=images.device), torch.arange(width, device=images.device)
+    x, y = columns + offset[:, 0], rows[:, None] + offset[:, 1]  # [b h w]
+    source = torch.stack([x, y, torch.ones_like(x)], 3) @ back.to(images)[:, None]  # [b h w 2]
+    grid = (2 * source + 1) / images.new_tensor([width, height]) - 1  # grid_sample: -1 and 1 are edges
+    return torch.nn.functional.grid_sample(images, grid, mode="bilinear", padding_mode="zeros", align_corners=False)
+
+
+# --- draws, smoothing ------------------------------------------------------------------------------------------------
+
+
+def _uniform(key: Key, stream: int, shape: tuple[int, ...]) -> Float[Tensor, " batch *shape"]:
+    """In [0, 1), for each image."""
+    return random_uniform(element_keys(key, shape), stream, 0.0, 1.0)
+
+
+def _normal(key: Key, stream: int, shape: tuple[int, ...]) -> Float[Tensor, " batch *shape"]:
+    uniform = _uniform(key, stream, shape).double() + 2**-25  # half of a step of the draws, as 0 and 1 give infinity
+    return torch.special.ndtri(uniform).float()
+
+
+def _smoothed(
+    images: Float[Tensor, "*batch height width"], deviation: float, mode: str = "nearest", truncate: float = 4.0
+) -> Float[Tensor, "*batch height width"]:
+    """By a Gaussian of ``deviation`` pixels, as by skimage, which calls the same function of scipy."""
+    array = images.cpu().numpy()
+    smooth = scipy.ndimage.gaussian_filter(array, deviation, mode=mode, truncate=truncate, axes=(-2, -1))
+    return torch.from_numpy(smooth).to(images)
+
+
+class Kind(NamedTuple):
+    """How images in [0, 1] are corrupted, and the constants of severities 1 to 5."""
+
+    function: Callable[[Pictures, Any, Key], Pictures]
+    constants: tuple[Any, Any, Any, Any, Any]
+
+
+KINDS = {
+    # standard deviation; the first three are ImageNet-C's as well
+    "gaussian_noise": Kind(_gaussian_noise, (0.08, 0.12, 0.18, 0.26, 0.38)),
+    "shot_noise": Kind(_shot_noise, (60.0, 25.0, 12.0, 5.0, 3.0)),  # photons of a white pixel
+    "impulse_noise": Kind(_impulse_noise, (0.03, 0.06, 0.09, 0.17, 0.27)),  # share of pixels
+    "gaussian_blur": Kind(_gaussian_blur, (1.0, 2.0, 3.0, 4.0, 6.0)),  # standard deviation, pixels
+    # radius and deviation, pixels
+    "motion_blur": Kind(_motion_blur, ((10, 3.0), (15, 5.0), (15, 8.0), (15, 12.0), (20, 15.0))),
+    "pixelate": Kind(_pixelate, (0.6, 0.5, 0.4, 0.3, 0.25)),  # share of the height and width
+    "jpeg": Kind(_jpeg, (25, 18, 15, 10, 7)),  # quality
+    "brightness": Kind(_brightness, (0.1, 0.2, 0.3, 0.4, 0.5)),  # added
+    "contrast": Kind(_contrast, (0.4, 0.3, 0.2, 0.1, 0.05)),  # factor
+    # share of the width, on each side; MNIST-C has no severities of it, and 0.25, 7 of 28 pixels
+    "stripe": Kind(_stripe, (0.05, 0.1, 0.15, 0.2, 0.25)),  # ours: 1 to 4
+    # clouds added, and decay of their roughness
+    "fog": Kind(_fog, ((1.5, 2.0), (2.0, 2.0), (2.5, 1.7), (2.5, 1.5), (3.0, 1.4))),
+    "spatter": Kind(  # mean and deviation of noise, its smoothing in pixels, threshold, smoothing of edges in pixels
+        _spatter,
+        (
+            (0.65, 0.3, 4.0, 0.69, 0.6),
+            (0.65, 0.3, 3.0, 0.68, 0.6),
+            (0.65, 0.3, 2.0, 0.68, 0.5),
+            (0.65, 0.3, 1.0, 0.65, 1.5),
+            (0.67, 0.4, 1.0, 0.65, 1.5),
+        ),
+    ),
+    # strength and smoothing of the noise, and jitter of the three points, shares of the shorter side; in MNIST-C as
+    # well 1 and 2 move whole images, and 3 to 5 do not
+    "elastic": Kind(
+        _elastic, ((2.0, 0.7, 0.1), (2.0, 0.08, 0.2), (0.05, 0.01, 0.02), (0.07, 0.01, 0.02), (0.12, 0.01, 0.02))
+    ),
+}
+"""Corruptions by name. Constants are of MNIST-C's code but for those that are marked as ours."""

@@ -1,0 +1,70 @@
+"""What an attack is, beside its function: its name in figures, and the strengths that it is tried with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+PIXEL_STRENGTHS = {
+    "l2": (0.25, 0.5, 1.0, 1.5, 2.0, 3.0),  # ours
+    "grey_levels": (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0),  # ours: of 255
+    "unit": (0.02, 0.05, 0.1, 0.15, 0.2, 0.3),  # ours: of pixels in [0, 1]
+    "standardised": (0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5),  # Hinton 2018, figure 3
+}
+"""Strengths of attacks that change pixels, by norm, space and range of the pixels."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of attack, or of shift.
+
+    Attributes:
+        label: in titles of figures.
+        strengths: that are tried unless others are given; none are those of ``PIXEL_STRENGTHS``.
+        unit: of the strengths.
+        limits: beyond them nothing changes any more, or nothing of an image is left; ``None`` is the side of the image.
+        along_gradients: whether it follows the gradient, which ``checks`` are about.
+    """
+
+    label: str
+    strengths: tuple[float, ...] = ()
+    unit: str = ""
+    limits: tuple[float | None, float | None] = (0.0, None)
+    along_gradients: bool = False
+
+
+KINDS: dict[str, Kind] = {}
+"""By name of the function; those of modules that have been imported."""
+
+
+def attack(label: str, **facts: Any) -> Callable[[Function], Function]:
+    """Make a function an option ``attack=<its name>``.
+
+    It is called as ``attack(objective, images, epsilon, key, box)``, see ``gradient.fgsm``; keyword-only arguments are
+    the options of users.
+
+    Args:
+        label, facts: see ``Kind``.
+    """
+
+    def register(function: Function) -> Function:
+        KINDS[function.__name__] = Kind(label, **facts)
+        return function
+
+    return register
+
+
+def name_of(options: Mapping[str, Any]) -> str:
+    """The name of an attack, or of a question, from its options in a configuration or a record."""
+    return str(options["_target_"]).rpartition(".")[2]
+
+
+def kind_of(options: Mapping[str, Any]) -> Kind:
+    """The kind of an attack from its options; of one that is not known any more, its name."""
+    from capsule_lab.studies.attacks import corruptions, gradient, shifts, square  # noqa: F401 - register themselves
+
+    name = name_of(options)
+    return KINDS.get(name, Kind(name.replace("_", " ")))

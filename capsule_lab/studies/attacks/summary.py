@@ -1,0 +1,117 @@
+"""What is written down of images that were attacked: percentages with intervals, as plain numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from jaxtyping import Bool, Float, Int64
+from torch import Tensor
+
+from capsule_lab.studies.attacks.evaluation import Answers, Measured
+from capsule_lab.studies.measures.calibration import brier_score, reliability
+from capsule_lab.studies.measures.reconstruction_detection import area_under_roc
+
+Record = dict[str, float | None]
+
+
+def of_budgets(measured: Measured, threshold: float | None = None) -> Record:
+    """A flat mapping of ``<epsilon>/<quantity>`` to a number; percentages are of all images, unless said otherwise.
+
+    =================== ==================================================================================
+    accuracy, error     classified right or wrong, also of those that were wrong before
+    lowest, highest     of the accuracy: 95 % interval of Wilson 1927, of one random choice of images
+    success             taken for the target; without targets, for anything but the label
+    success_of_right    the same, of images that were right before and do not have the target as their label
+    success_of_class_3  of target 3; with targets, lowest and highest are of the success
+    mean_change         of a pixel, in units of the space; ``mean_grey_levels`` in grey levels of 255
+    calibration_error   expected (Guo 2017) of the softmax of the logits, in percent; ``brier``: their Brier score
+    detected            above the threshold of reconstruction errors (Frosst 2018)
+    undetected_error    wrong, and below it
+    detection_area      under the curve of detected attacked against detected clean images, in percent
+    =================== ==================================================================================
+
+    With targets, everything is a mean over them.
+
+    Args:
+        measured: by ``Attacked.measure``.
+        threshold: of reconstruction errors, above which an image counts as attacked; ``None`` if there are none.
+    """
+    record: Record = {}
+    for epsilon in dict.fromkeys(epsilon for epsilon, _ in measured.attacked):
+        by_target = {target: each for (other, target), each in measured.attacked.items() if other == epsilon}
+        found = _of_budget(measured, by_target, threshold)
+        record |= {f"{epsilon:g}/{key}": value for key, value in found.items()}
+    return record
+
+
+def by_epsilon(record: Mapping[str, float | None]) -> dict[float, Record]:
+    """``of_budgets`` by epsilon, as it is drawn."""
+    parts: dict[float, Record] = {}
+    for name, value in record.items():
+        epsilon, _, key = name.partition("/")
+        parts.setdefault(float(epsilon), {})[key] = value
+    return parts
+
+
+def of_clean(measured: Measured, threshold: float | None = None) -> dict[str, float]:
+    """Quantities of ``of_budgets`` of the images as they are; ``detected`` are false alarms."""
+    record = {"error": _percent(~measured.was_right), **_calibration(measured.clean.logits, measured.labels)}
+    if threshold is not None:
+        record["detected"] = _percent(measured.clean.reconstruction_errors > threshold)
+    return record
+
+
+def _of_budget(measured: Measured, by_target: Mapping[int | None, Answers], threshold: float | None) -> Record:
+    labels, targets = measured.labels, list(by_target)
+    right = torch.cat([each.found == labels for each in by_target.values()])
+    reached = {
+        target: each.found != labels if target is None else each.found == target for target, each in by_target.items()
+    }
+    success = torch.cat([*reached.values()])
+    other = [torch.ones_like(measured.was_right) if target is None else labels != target for target in targets]
+    of_right = success[torch.cat([measured.was_right & each for each in other])]
+    change = torch.cat([each.change for each in by_target.values()])
+    grey = (change * measured.grey_levels.repeat(len(targets))).double().mean().item()
+    shown = right if targets == [None] else success
+    lowest, highest = interval(int(shown.sum()) // len(targets), len(labels))
+    record: Record = {
+        "accuracy": _percent(right),
+        "error": _percent(~right),
+        "lowest": lowest,
+        "highest": highest,
+        "success": _percent(success),
+        "success_of_right": _percent(of_right) if len(of_right) else None,
+        "mean_change": change.double().mean().item(),
+        "mean_grey_levels": None if grey != grey else grey,  # nan: JSON has none
+        **_calibration(torch.cat([each.logits for each in by_target.values()]), labels.repeat(len(targets))),
+    }
+    if threshold is not None:
+        errors = torch.cat([each.reconstruction_errors for each in by_target.values()])
+        detected = errors > threshold
+        record |= {
+            "detected": _percent(detected),
+            "undetected_error": _percent(~right & ~detected),
+            "detection_area": 100 * area_under_roc(measured.clean.reconstruction_errors, errors),
+        }
+    if targets != [None]:
+        record |= {f"success_of_class_{target}": _percent(reached[target]) for target in targets}
+    return record
+
+
+def _calibration(logits: Float[Tensor, "images class"], labels: Int64[Tensor, " images"]) -> dict[str, float]:
+    probabilities = logits.double().softmax(1)
+    error = 100 * reliability(probabilities, labels).expected_error
+    return {"calibration_error": error, "brier": brier_score(probabilities, labels)}
+
+
+def interval(successes: int, trials: int) -> tuple[float, float]:
+    """Of a share, in percent: the 95 % interval of Wilson 1927."""
+    from scipy.stats import binomtest  # takes a second
+
+    found = binomtest(successes, trials).proportion_ci(method="wilson")
+    return 100 * float(found.low), 100 * float(found.high)
+
+
+def _percent(which: Bool[Tensor, " some"]) -> float:
+    return 100 * which.double().mean().item()

@@ -1,0 +1,86 @@
+"""The images of a study: as stored, and as the network sees them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from capsule_lab.errors import RunError
+from capsule_lab.runs.open_run import stored_batches
+from capsule_lab.types import Batch
+
+_ROUNDING = 1e-4  # ours: of float32
+_BACKGROUND = 16  # ours: of 255 grey levels; outermost pixels above it are no black background
+
+
+class StudyImages:
+    """Images of a split, of one label each, on a device.
+
+    Args:
+        data: a DataModule, of ``Run.data_with``.
+        split: ``"val"`` or ``"test"``.
+        device: where the network is.
+
+    Attributes:
+        stored: name of the set and batch, before preprocessing.
+        seen: as the network sees them.
+    """
+
+    def __init__(self, data: Any, split: str, device: torch.device) -> None:
+        self.data = data
+        self.device = device
+        self.stored = [(name, on_device(batch, device)) for name, batch in stored_batches(data, split)]
+        if not self.stored:
+            raise RunError(f"there are no images in split={split} of this data; expected split=test, or other data")
+        if self.stored[0][1].labels.ndim != 1:
+            raise RunError(f"images of {type(data).__name__} have several labels; expected data with one label each")
+        self.seen = [data.unpaired_batch(batch, name) for name, batch in self.stored]
+        if self.seen[0].images.ndim != 4:
+            raise RunError("images are seen through several crops; expected data.test_crops=1")
+
+    def changed(self, change: Callable[[Tensor], Tensor]) -> list[Batch]:
+        """As the network sees them after a change of their grey levels, which are floating-point numbers."""
+        return [
+            self.data.unpaired_batch(batch._replace(images=change(batch.images.float())), name)
+            for name, batch in self.stored
+        ]
+
+    def check_preprocessing(self, instead: str) -> None:
+        """Check that grey levels are preprocessed in the same way where they are floating-point numbers.
+
+        Args:
+            instead: what is expected if they are not, for the message.
+        """
+        for again, seen in zip(self.changed(lambda images: images), self.seen, strict=True):
+            if not torch.allclose(again.images, seen.images, atol=_ROUNDING):
+                raise RunError(
+                    f"images of {type(self.data).__name__} are moved by preprocessing, or preprocessed otherwise "
+                    f"where they are floating-point numbers; expected {instead}"
+                )
+
+    @property
+    def has_black_background(self) -> bool:
+        """Whether the upper edges of the images are black."""
+        edges = torch.cat([batch.images[:, :, 0].flatten() for _, batch in self.stored]).float()
+        return float(edges.mean()) <= _BACKGROUND
+
+    def of_training(self, images: int) -> list[Batch]:
+        """So many images of training, in the order of its first epoch, as those of validation are seen."""
+        found: list[Batch] = []
+        for _, batch in stored_batches(self.data, "train"):
+            left = images - sum(len(each.labels) for each in found)
+            if left <= 0:
+                break
+            found.append(self.data.unpaired_batch(on_device(batch, self.device, left), "val"))
+        return found
+
+
+def on_device(batch: Batch, device: torch.device, images: int | None = None) -> Batch:
+    """Images, labels, keys and factors of a stored batch on a device, of the first ``images`` or of all."""
+    factors = None if batch.factors is None else batch.factors[:images].to(device)
+    return Batch(
+        batch.images[:images].to(device), batch.labels[:images].to(device), batch.key[:images].to(device), factors
+    )

@@ -1,0 +1,97 @@
+"""Can the confidence of a network be believed? Calibration error, Brier score and a reliability diagram, in float64."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float, Int64
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from capsule_lab.analysis.curves import look
+
+Probabilities = Float[Tensor, "batch class"]
+Labels = Int64[Tensor, " batch"]
+
+BINS = 15
+"""Of Guo et al. 2017, table 1."""
+
+
+class Reliability(NamedTuple):
+    """Images in bins of equal width, by the probability of the class that they are taken for.
+
+    Attributes:
+        images: how many there are in each bin.
+        confidence: mean of that probability, in [0, 1]; ``nan`` in an empty bin.
+        accuracy: share of them that are classified right, in [0, 1]; ``nan`` in an empty bin.
+    """
+
+    images: Int64[Tensor, " bin"]
+    confidence: Float[Tensor, " bin"]
+    accuracy: Float[Tensor, " bin"]
+
+    @property
+    def expected_error(self) -> float:
+        """Distance of accuracy and confidence, a mean over images, in [0, 1] (Guo et al. 2017, section 2)."""
+        return float((self.images * (self.accuracy - self.confidence).abs()).nansum() / self.images.sum())
+
+
+def reliability(probabilities: Probabilities, labels: Labels, *, bins: int = BINS) -> Reliability:
+    """Confidence and accuracy in bins (Guo et al. 2017, section 2).
+
+    Bin ``m`` of ``M`` is ``((m - 1) / M, m / M]``, so that a confidence of 1 is in the last one. ``torchmetrics`` has
+    ``[(m - 1) / M, m / M)`` and another bin for 1, which attacked networks are often sure of: its error is another.
+
+    Args:
+        probabilities: of the classes, such as the softmax of logits; lengths of capsules are none.
+        labels: the true ones.
+        bins: how many.
+    """
+    confidence, found = probabilities.double().max(1)
+    edges = torch.linspace(0, 1, bins + 1, dtype=torch.float64, device=confidence.device)
+    index = torch.bucketize(confidence, edges[1:-1])
+    right = (found == labels).double()
+    count, confidences, rights = (
+        confidence.new_zeros(bins).index_add(0, index, each) for each in (torch.ones_like(right), confidence, right)
+    )
+    return Reliability(count.long(), confidences / count, rights / count)
+
+
+def brier_score(probabilities: Probabilities, labels: Labels) -> float:
+    """Squared distance of probabilities and truth, summed over classes, a mean over images, in [0, 2] (Brier 1950).
+
+    >>> brier_score(torch.tensor([[0.5, 0.5]]), torch.tensor([0]))  # 0.5^2 + 0.5^2
+    0.5
+    """
+    probabilities = probabilities.double()
+    truth = torch.zeros_like(probabilities).scatter(1, labels[:, None], 1.0)
+    return float((probabilities - truth).square().sum(1).mean())
+
+
+def reliability_figure(results: Mapping[str, Reliability]) -> Figure:
+    """Accuracy over confidence, and how many images have it, for one or several networks (Guo et al. 2017, figure 1).
+
+    Bins without images are left out. Readable at a width of 1280 pixels and less.
+
+    Args:
+        results: of ``reliability``, by the names of the curves.
+    """
+    figure = Figure(figsize=(6.4, 6.4), layout="constrained")  # inches
+    upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
+    upper.plot([0, 1], [0, 1], "--", color="0.5", label="calibrated")
+    for number, (name, result) in enumerate(results.items()):
+        style = look(number)
+        count, confidence, accuracy = (each.cpu().numpy() for each in result)
+        there = count > 0
+        label = f"{name}, ECE {100 * result.expected_error:.2f} %"
+        upper.plot(confidence[there], accuracy[there], label=label, **style)
+        edges = torch.linspace(0, 1, len(count) + 1).numpy()
+        lower.stairs(100 * count / count.sum(), edges, color=style["color"], linewidth=1.5)
+    upper.set(ylabel="accuracy", xlim=(-0.02, 1.02), ylim=(-0.02, 1.02))
+    upper.legend()
+    lower.set(xlabel="confidence", ylabel="images, %")
+    for axis in (upper, lower):
+        axis.grid(alpha=0.3)
+    return figure

@@ -1,0 +1,186 @@
+"""A mixture of factor analysers, fitted by EM (Ghahramani and Hinton 1996, "The EM algorithm for mixtures of factor
+analyzers", technical report CRG-TR-96-1).
+
+What poses of one class may be: a change of viewpoint moves all poses of an object linearly, so that a class seen from
+everywhere is near a linear subspace. Shapes are ``(point, dim)``, ``(component, dim, factor)``.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from capsule_lab.errors import check_number
+
+_CHUNK = 4096  # ours: points at a time, so that expectations of all fit into memory
+_FLOOR = 1e-3  # ours: least variance of the noise, of standardised points
+_LOADINGS = 0.1  # ours: standard deviation of the first loadings, of standardised points
+
+
+class FactorAnalysers(NamedTuple):
+    """Components ``y = mean + loadings z + noise`` with ``z ~ N(0, I)`` and independent noise.
+
+    Attributes:
+        proportions: of the components, their sum is 1.
+        means: of each.
+        loadings: directions in which points of a component vary together; of no factors for a Gaussian whose
+            components are independent.
+        noise: variances.
+    """
+
+    proportions: Float[Tensor, " component"]
+    means: Float[Tensor, "component dim"]
+    loadings: Float[Tensor, "component dim factor"]
+    noise: Float[Tensor, "component dim"]
+
+
+class Posterior(NamedTuple):
+    """Logarithm of proportion times density; expectation of the factors; and their covariance, alike for all points."""
+
+    log_joint: Float[Tensor, "point component"]
+    factors: Float[Tensor, "point component factor"]
+    covariance: Float[Tensor, "component factor factor"]
+
+
+class Fit(NamedTuple):
+    """The mixture of the restart with the largest likelihood, and this before each step, a mean over points."""
+
+    mixture: FactorAnalysers
+    log_likelihoods: list[float]
+
+
+def posterior(points: Float[Tensor, "point dim"], mixture: FactorAnalysers) -> Posterior:
+    """The E-step: densities by Woodbury's identity, in matrices of the size of the factors.
+
+    >>> one = FactorAnalysers(torch.ones(1), torch.zeros(1, 2), torch.zeros(1, 2, 1), torch.ones(1, 2))
+    >>> posterior(torch.zeros(1, 2), one).log_joint.item()  # -ln 2 pi
+    -1.8378...
+    """
+    loadings, means, precision = mixture.loadings, mixture.means, 1 / mixture.noise
+    components, dim, factors = loadings.shape
+    scaled = loadings * precision.unsqueeze(2)  # [k d q]
+    identity = torch.eye(factors, dtype=points.dtype, device=points.device)
+    root = torch.linalg.cholesky(identity + loadings.transpose(1, 2) @ scaled)  # [k q q]
+    covariance = torch.cholesky_inverse(root)
+    of_points = (points @ scaled.movedim(0, 1).flatten(1)).view(len(points), components, factors)
+    seen = of_points - torch.einsum("kdq,kd->kq", scaled, means)  # [n k q]
+    expected = torch.einsum("nkq,kqr->nkr", seen, covariance)
+    plain = points.square() @ precision.t() - 2 * points @ (precision * means).t() + (precision * means.square()).sum(1)
+    distances = plain - (seen * expected).sum(2)  # [n k]
+    log_determinant = mixture.noise.log().sum(1) + 2 * root.diagonal(dim1=1, dim2=2).log().sum(1)  # [k]
+    log_density = -0.5 * (distances + log_determinant + dim * math.log(2 * math.pi))
+    return Posterior(mixture.proportions.log() + log_density, expected, covariance)
+
+
+def responsibilities(points: Float[Tensor, "point dim"], mixture: FactorAnalysers) -> Float[Tensor, "point component"]:
+    """How probable each component is for each point."""
+    return torch.cat([posterior(chunk, mixture).log_joint.softmax(1) for chunk in points.split(_CHUNK)])
+
+
+def em_step(
+    points: Float[Tensor, "point dim"], mixture: FactorAnalysers, *, floor: float = _FLOOR
+) -> tuple[FactorAnalysers, float]:
+    """One E- and one M-step, and the mean log-likelihood of the points before them; it never falls.
+
+    Args:
+        points: what the mixture is fitted to.
+        mixture: the one before.
+        floor: least variance of the noise.
+    """
+    components, dim, factors = mixture.loadings.shape
+    mass = points.new_zeros(components)
+    of_squares = points.new_zeros(components, dim)  # sums over points of r y^2
+    cross = points.new_zeros(components, dim, factors + 1)  # of r y z~^T, with z~ = (z, 1)
+    moments = points.new_zeros(components, factors + 1, factors + 1)  # of r E[z~ z~^T]
+    log_likelihood = 0.0
+    for chunk in points.split(_CHUNK):
+        found = posterior(chunk, mixture)
+        log_total = found.log_joint.logsumexp(1, keepdim=True)
+        shares = (found.log_joint - log_total).exp()  # [n k]
+        log_likelihood += float(log_total.sum())
+        extended = torch.cat([found.factors, torch.ones_like(shares).unsqueeze(2)], 2)  # [n k q+1]
+        weighted = extended * shares.unsqueeze(2)
+        of_chunk = shares.sum(0)
+        mass += of_chunk
+        of_squares += shares.t() @ chunk.square()
+        cross += (chunk.t() @ weighted.flatten(1)).view(dim, components, -1).movedim(0, 1)
+        moments += torch.einsum("nkq,nkr->kqr", weighted, extended)
+        moments[:, :factors, :factors] += of_chunk.view(-1, 1, 1) * found.covariance
+    enough = mass.clamp_min(torch.finfo(points.dtype).tiny)
+    moments += 1e-10 * enough.view(-1, 1, 1) * torch.eye(factors + 1, dtype=points.dtype, device=points.device)
+    joined = torch.linalg.solve(moments, cross, left=False)  # [k d q+1]: loadings and mean
+    residual = of_squares - (joined * cross).sum(2)  # [k d]
+    noise = (residual / enough.unsqueeze(1)).clamp_min(floor)
+    loadings, means = joined[..., :factors], joined[..., factors]
+    return FactorAnalysers(mass / len(points), means, loadings, noise), log_likelihood / len(points)
+
+
+def fit_factor_analysers(
+    points: Float[Tensor, "point dim"],
+    components: int,
+    factors: int,
+    *,
+    steps: int = 50,
+    tolerance: float = 1e-4,
+    restarts: int = 10,
+    floor: float = _FLOOR,
+    seed: int = 0,
+) -> Fit:
+    """The mixture of the largest likelihood of several restarts, never chosen by anything else.
+
+    Args:
+        points: standardised.
+        components, factors: how many; 0 factors are a mixture of Gaussians with independent dimensions.
+        steps: of EM at most, in each restart.
+        tolerance: a restart ends when the mean log-likelihood gains less.
+        restarts: how many, from other centres (k-means++) and loadings.
+        floor: see ``em_step``.
+        seed: of all restarts.
+    """
+    for name, value in {"components": components, "steps": steps, "restarts": restarts}.items():
+        check_number(name, value, 1)
+    check_number("factors", factors, 0)
+    check_number("tolerance", tolerance, 0)
+    check_number("floor", floor, above=0)
+    if len(points) < components:
+        raise ValueError(f"there are {len(points)} points; expected {components} or more, one for each component")
+    best: Fit | None = None
+    for restart in range(restarts):
+        generator = torch.Generator().manual_seed(seed * restarts + restart)
+        mixture = _start(points, components, factors, floor, generator)
+        found: list[float] = []
+        for _ in range(steps):
+            mixture, log_likelihood = em_step(points, mixture, floor=floor)
+            found.append(log_likelihood)
+            if len(found) > 1 and found[-1] - found[-2] < tolerance:
+                break
+        if best is None or found[-1] > best.log_likelihoods[-1]:
+            best = Fit(mixture, found)
+    assert best is not None
+    return best
+
+
+def _start(points: Tensor, components: int, factors: int, floor: float, generator: torch.Generator) -> FactorAnalysers:
+    """Centres by k-means++ (Arthur and Vassilvitskii 2007), small random loadings, variances around the centres."""
+    first = int(torch.randint(len(points), (1,), generator=generator))
+    centres = points[first : first + 1]
+    nearest = (points - centres).square().sum(1)
+    for _ in range(components - 1):
+        weights = nearest.cpu().double()
+        weights = weights if weights.sum() > 0 else torch.ones_like(weights)
+        chosen = int(torch.searchsorted(weights.cumsum(0), weights.sum() * torch.rand(1, generator=generator).double()))
+        chosen = min(chosen, len(points) - 1)
+        centres = torch.cat([centres, points[chosen : chosen + 1]])
+        nearest = torch.minimum(nearest, (points - centres[-1]).square().sum(1))
+    variances = points.var(0, correction=0)
+    own = torch.cdist(points, centres).argmin(1)
+    around = (points - centres[own]).square()
+    sums = torch.zeros_like(centres).index_add(0, own, around)
+    counts = torch.bincount(own, minlength=components).to(points).unsqueeze(1)
+    noise = torch.where(counts > 1, sums / counts.clamp_min(1), variances).clamp_min(floor)
+    loadings = _LOADINGS * torch.randn(components, points.shape[1], factors, generator=generator).to(points)
+    return FactorAnalysers(points.new_full((components,), 1 / components), centres, loadings, noise)

@@ -1,0 +1,201 @@
+"""What does a capsule do with two of its kind in one image, and does attending again find the second?
+
+A capsule stands for one instance of its class at most ("crowding"). So of two equal digits one has to be chosen, or
+both blended, while two different ones have a capsule each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float, Int64
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from capsule_lab.analysis.plotting import Column, Group, name_of_class, picture_grid
+from capsule_lab.errors import check_number
+from capsule_lab.networks import AbstractCapsuleNetwork, reconstructs
+from capsule_lab.studies.questions.tree import silent
+from capsule_lab.studies.subject import Answer, Subject, question
+from capsule_lab.types import CapsuleOutput
+
+_PRESENT = 0.5  # ours: activation above which a class counts as present
+_MOST = 3  # ours: parts of an image
+
+
+class Mixtures(NamedTuple):
+    """Images composed of several, each pixel the largest of all parts; and the parts, each alone in its place."""
+
+    images: Float[Tensor, "image channel height width"]
+    parts: Float[Tensor, "image part channel height width"]
+    labels: Int64[Tensor, "image part"]
+
+
+@question()
+def crowding(subject: Subject, *, shift: int = 4, seed: int = 0, shown: int = 6) -> Answer:
+    """How present the labels are, alone, in pairs of one class, of two, and in threes; and what a second pass finds.
+
+    By ``<set>/``, of ``single``, ``same_class``, ``two_classes`` and ``three_classes``: ``presence``, mean activation
+    of the labels' capsules; ``present``, percent of labels above 0.5; ``found``, percent of images whose labels are the
+    classes that rank highest, as many as there are. Of networks with a decoder, ``one_part``: percent of images whose
+    reconstruction from a label's capsule is nearer to a single part than to their mean and their largest pixels.
+
+    A second pass, by ``again/``: ``…_by_image`` subtracts what the highest class decodes to from the image;
+    ``…_by_routing`` silences each child by the share of it that this class has. The class that is highest then, with an
+    activation above 0.5, is found. ``two_classes``: percent of pairs of which both are found, to be compared with
+    ``two_classes/found``; ``same_class``: percent of equal pairs of which the class is found twice; ``single``: percent
+    of single images in which a second object is found, which is not there.
+
+    Args:
+        subject: of capsules, of pixels in [0, 1].
+        shift: parts are moved by up to so many pixels in each direction.
+        seed: of pairs and shifts.
+        shown: pairs of equal digits that are drawn with their reconstruction.
+    """
+    check_number("shift", shift, 0, min(subject.images.shape[2:]) - 1)
+    check_number("shown", shown, 0)
+    present = len(subject.labels.unique())
+    if present < _MOST:
+        raise ValueError(
+            f"these images are of {present} classes; expected {_MOST} or more, of which threes can be made"
+        )
+    network = subject.network
+    message = "has no capsules that could be crowded; expected a network of capsules"
+    subject.check_network(AbstractCapsuleNetwork, message)
+    if subject.images.min() < 0 or subject.images.max() > 1:
+        raise ValueError("pixels are not in [0, 1]; expected images that can be laid over each other, such as MNIST's")
+    sets = {
+        "single": mixtures(subject, 1, shift, seed, same_class=False),
+        "same_class": mixtures(subject, 2, shift, seed, same_class=True),
+        "two_classes": mixtures(subject, 2, shift, seed, same_class=False),
+        "three_classes": mixtures(subject, 3, shift, seed, same_class=False),
+    }
+    numbers: dict[str, float] = {}
+    for name, mixture in sets.items():
+        output = subject.outputs(subject.with_images(mixture.images))
+        numbers |= {f"{name}/{key}": value for key, value in _presence(output, mixture.labels).items()}
+        if name != "single" and reconstructs(network):
+            numbers[f"{name}/one_part"] = _one_part(subject, output, mixture)
+    passes: dict[str, Callable[[Subject, Mixtures], Tensor]] = {"by_routing": _second_by_routing}
+    if reconstructs(network):
+        passes["by_image"] = _second_by_image
+    for name, second_pass in passes.items():
+        two, same, single = (second_pass(subject, sets[each]) for each in ("two_classes", "same_class", "single"))
+        found = {  # of [image 2], what ranks first in each pass
+            "two_classes": (two.sort(1)[0] == sets["two_classes"].labels.sort(1)[0]).all(1),
+            "same_class": (same == sets["same_class"].labels).all(1),
+            "single": single[:, 1] >= 0,
+        }
+        numbers |= {f"again/{each}_{name}": 100 * float(which.double().mean()) for each, which in found.items()}
+    return Answer(numbers, draw=partial(_figures, subject, sets["same_class"], shown))
+
+
+def mixtures(subject: Subject, parts: int, shift: int, seed: int, *, same_class: bool) -> Mixtures:
+    """Each image with others, of its class or each of another one, all moved at random.
+
+    An image that has too few others of its class has fewer partners to choose from, itself if there is none.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    labels = subject.labels.cpu()
+    chosen = []
+    for image, label in enumerate(labels.tolist()):
+        members = [image]
+        for _ in range(parts - 1):
+            taken = labels[torch.tensor(members)]
+            fits = (labels == label) if same_class else ~torch.isin(labels, taken)
+            fits[image] = False
+            others = fits.nonzero().squeeze(1)
+            pick = int(torch.randint(max(len(others), 1), (1,), generator=generator))
+            members.append(int(others[pick]) if len(others) else image)
+        chosen.append(members)
+    index = torch.tensor(chosen)  # [image part]
+    moves = torch.randint(-shift, shift + 1, (*index.shape, 2), generator=generator)
+    placed = zip(index.flatten().tolist(), moves.flatten(0, 1).tolist(), strict=True)
+    pictures = torch.stack([moved(subject.images[each], *move) for each, move in placed]).unflatten(0, index.shape)
+    return Mixtures(pictures.amax(1), pictures, subject.labels[index.to(subject.labels.device)])
+
+
+def moved(image: Float[Tensor, "channel height width"], down: int, right: int) -> Tensor:
+    """An image moved by whole pixels; what comes in is 0."""
+    height, width = image.shape[1:]
+    found = torch.zeros_like(image)
+    rows, columns = height - abs(down), width - abs(right)
+    found[:, max(down, 0) : max(down, 0) + rows, max(right, 0) : max(right, 0) + columns] = image[
+        :, max(-down, 0) : max(-down, 0) + rows, max(-right, 0) : max(-right, 0) + columns
+    ]
+    return found
+
+
+def _presence(output: CapsuleOutput, labels: Int64[Tensor, "image part"]) -> dict[str, float]:
+    assert output.capsules is not None
+    own = output.capsules.activations.gather(1, labels)
+    several = labels[:, :1] if (labels == labels[:, :1]).all() else labels  # of equal ones, there is one capsule
+    best = output.ranking.topk(several.shape[1]).indices
+    found = (best.sort(1)[0] == several.sort(1)[0]).all(1)
+    return {
+        "presence": float(own.mean()),
+        "present": 100 * float((own > _PRESENT).double().mean()),
+        "found": 100 * float(found.double().mean()),
+    }
+
+
+def _decoded(subject: Subject, output: CapsuleOutput, classes: Int64[Tensor, " image"]) -> Tensor:
+    network = subject.network
+    assert reconstructs(network)
+    with torch.no_grad():
+        return network.reconstruct(output, classes)
+
+
+def _one_part(subject: Subject, output: CapsuleOutput, mixture: Mixtures) -> float:
+    """Percent of reconstructions of the first part's capsule that are nearest to a part."""
+    decoded = _decoded(subject, output, mixture.labels[:, 0]).unsqueeze(1)  # [image 1 c h w]
+    blends = torch.stack([mixture.parts.mean(1), mixture.images], 1)
+    to_parts, to_blends = ((decoded - each).square().sum((2, 3, 4)).amin(1) for each in (mixture.parts, blends))
+    return 100 * float((to_parts < to_blends).double().mean())
+
+
+def _second_by_image(subject: Subject, mixture: Mixtures) -> Int64[Tensor, "image 2"]:
+    """The highest class, and that of what is left of the image; -1 for none."""
+    output = subject.outputs(subject.with_images(mixture.images))
+    first = output.ranking.argmax(1)
+    left = (mixture.images - _decoded(subject, output, first)).clamp_min(0)
+    return torch.stack([first, _highest_present(subject.outputs(subject.with_images(left)))], 1)
+
+
+def _highest_present(output: CapsuleOutput) -> Int64[Tensor, " image"]:
+    """The class that ranks highest, if it is there; -1 if it is not."""
+    assert output.capsules is not None
+    best = output.ranking.argmax(1)
+    there = output.capsules.activations.gather(1, best.unsqueeze(1)).squeeze(1) > _PRESENT
+    return torch.where(there, best, -1)
+
+
+def _second_by_routing(subject: Subject, mixture: Mixtures) -> Int64[Tensor, "image 2"]:
+    """The highest class, and that with what children have not given it; -1 for none."""
+    batches = subject.with_images(mixture.images)
+    seen = replace(subject, batches=batches)
+    name, layer = [*seen.traces.items()][-1]
+    first = seen.outputs().ranking.argmax(1)
+    shares = layer.couplings()
+    own = shares.gather(2, first.view(-1, 1, 1).expand(-1, shares.shape[1], 1)).squeeze(2)
+    with silent(subject, name, own.clamp(0, 1)):
+        second = _highest_present(subject.outputs(batches))
+    return torch.stack([first, second], 1)
+
+
+def _figures(subject: Subject, mixture: Mixtures, shown: int) -> Mapping[str, Figure]:
+    if not shown or not reconstructs(subject.network):
+        return {}
+    output = subject.outputs(subject.with_images(mixture.images))
+    decoded = _decoded(subject, output, mixture.labels[:, 0]).clamp(0, 1).cpu()
+    pictures: Sequence[Tensor] = (mixture.parts[:, 0], mixture.parts[:, 1], mixture.images, decoded)
+    columns = [
+        Column(name_of_class(subject.classes, int(mixture.labels[image, 0])), [each[image].cpu() for each in pictures])
+        for image in range(min(shown, len(decoded)))
+    ]
+    title = "two images of a class, both together, and what the capsule of that class is decoded to"
+    return {"pairs": picture_grid([Group("", columns)], ["one", "the other", "both", "decoded"], title=title)}

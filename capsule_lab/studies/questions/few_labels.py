@@ -1,0 +1,193 @@
+"""How well do some 25 labels name clusters of what a network makes of images? (last slide of a talk of Hinton's)"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from typing import Literal, get_args
+
+import torch
+from jaxtyping import Bool, Float, Int64
+from sklearn.decomposition import PCA
+from sklearn.linear_model import LogisticRegression
+from torch import Tensor
+
+from capsule_lab.errors import check_choice, check_number
+from capsule_lab.networks import AbstractPairNetwork
+from capsule_lab.studies.measures.factor_analysers import FactorAnalysers, fit_factor_analysers, posterior
+from capsule_lab.studies.subject import Answer, Subject, question
+from capsule_lab.types import Batch
+
+Features = Literal["capsules", "presences", "poses", "code", "pixels"]
+_LEAST_VARIANCE = 1e-4  # ours: dimensions that vary less say nothing
+_CHUNK = 1000  # ours: images at a time
+_STRATIFIED = (2, 3)  # ours: labels of each class, 20 and 30 of ten
+
+
+@question(of_pairs=True)
+def few_labels(
+    subject: Subject,
+    *,
+    features: Features = "capsules",
+    training_images: int = 50000,
+    principal: int = 90,
+    components: int = 25,
+    factors: int = 5,
+    labels: int = 25,
+    draws: int = 5,
+    restarts: int = 10,
+    steps: int = 50,
+    neighbours: bool = True,
+    probe: bool = True,
+    seed: int = 0,
+) -> Answer:
+    """Percent of held-out images whose class is wrong, where a mixture of factor analysers gets names from few labels.
+
+    The mixture is fitted to training images without their labels, of several restarts the one of the largest
+    likelihood. A component then gets its name, in one of three ways, and an image the name of its components, weighted
+    by their responsibilities:
+
+    - ``asked``: one question per component: the label of the training image that is most probable under it;
+    - ``drawn``: so many labelled training images, drawn at random: each component has the class that its images are
+      most responsible for, one without any that of the nearest component with a name;
+    - ``drawn_<n>_per_class``: the same with as many of each class.
+
+    ``<way>/error`` is the mean over draws, each with a mixture of its own, ``<way>/deviation`` their standard
+    deviation. Beside them, with the same labels as ``drawn``, ``nearest/error``, of the labelled image whose pixels are
+    nearest; and ``probe/error``, of a logistic regression of the features on all labels: what the features allow.
+    ``log_likelihood`` is the mean of training images.
+
+    Args:
+        subject: a network that is told a change of its images; of ``features="pixels"`` any.
+        features: what the mixture is fitted to: ``"capsules"``, presences and poses times presences; ``"presences"`` or
+            ``"poses"`` alone; ``"code"``, of an auto-encoder without capsules; ``"pixels"``, principal components.
+        training_images: at most.
+        principal: components of pixels.
+        components, factors: of the mixture; as many components as labels for ``asked`` to be a question of labels.
+        labels: of ``drawn``.
+        draws: of labels, and of mixtures.
+        restarts, steps: see ``fit_factor_analysers``.
+        neighbours, probe: whether these are computed.
+        seed: of the draws.
+    """
+    check_choice("features", features, get_args(Features))
+    for name, value in {"training_images": training_images, "draws": draws, "labels": labels}.items():
+        check_number(name, value, 1)
+    training = subject.training(training_images)
+    known = torch.cat([batch.labels for batch in training]).cpu()
+    truth = subject.labels.cpu()
+    fitted, held_out = _standardised(*_features(subject, features, training, principal))
+    seen, looked_at = (_pixels(each) for each in (training, subject.batches))
+    errors: dict[str, list[float]] = {}
+    likelihoods = []
+    for draw in range(draws):
+        fit = fit_factor_analysers(
+            fitted, components, factors, restarts=restarts, steps=steps, seed=seed * draws + draw
+        )
+        likelihoods.append(fit.log_likelihoods[-1])
+        of_training, of_images = (_log_joint(points, fit.mixture).cpu() for points in (fitted, held_out))
+        shares = of_images.softmax(1)
+
+        def judge(name: str, named: Tensor, shares: Tensor = shares) -> None:
+            votes = torch.zeros(len(shares), subject.num_classes).index_add(1, named, shares)
+            errors.setdefault(name, []).append(_error(votes.argmax(1), truth))
+
+        judge("asked", known[of_training.argmax(0)])
+        generator = torch.Generator().manual_seed(seed * draws + draw)
+        order = torch.randperm(len(known), generator=generator)
+        judge("drawn", _named(of_training, known, order[:labels], fit.mixture, subject.num_classes))
+        for each in _STRATIFIED:
+            chosen = _of_each_class(known, order, each, subject.num_classes)
+            named = _named(of_training, known, chosen, fit.mixture, subject.num_classes)
+            judge(f"drawn_{each}_per_class", named)
+        if neighbours:
+            nearest = torch.cat([torch.cdist(part, seen[order[:labels]]).argmin(1) for part in looked_at.split(_CHUNK)])
+            errors.setdefault("nearest", []).append(_error(known[order[:labels]][nearest], truth))
+    numbers = {"log_likelihood": statistics.fmean(likelihoods), "dimensions": float(fitted.shape[1])}
+    for name, found in errors.items():
+        numbers[f"{name}/error"] = statistics.fmean(found)
+        if len(found) > 1:
+            numbers[f"{name}/deviation"] = statistics.stdev(found)
+    if probe:
+        regression = LogisticRegression(max_iter=200).fit(fitted.cpu().numpy(), known.numpy())
+        predicted = torch.from_numpy(regression.predict(held_out.cpu().numpy()))
+        numbers["probe/error"] = _error(predicted, truth)
+    return Answer(numbers)
+
+
+def _pixels(batches: Sequence[Batch]) -> Float[Tensor, "image pixel"]:
+    return torch.cat([batch.images for batch in batches]).flatten(1).cpu()
+
+
+def _error(predicted: Int64[Tensor, " image"], truth: Int64[Tensor, " image"]) -> float:
+    return 100 * float((predicted != truth).double().mean())
+
+
+def _features(
+    subject: Subject, features: Features, training: Sequence[Batch], principal: int
+) -> tuple[Float[Tensor, "fitted dim"], Float[Tensor, "image dim"]]:
+    if features == "pixels":
+        both = [_pixels(each).numpy() for each in (training, subject.batches)]
+        pca = PCA(min(principal, *both[0].shape), random_state=0).fit(both[0])
+        found = [torch.from_numpy(pca.transform(each)).float().to(subject.images.device) for each in both]
+        return found[0], found[1]
+    network, instead = subject.network, "expected model=transforming_autoencoder, or what.features=pixels"
+    subject.check_network(AbstractPairNetwork, f"has no {features} of this kind; {instead}")
+    if (features == "code") == bool(network.capsules):
+        expected = "capsules, presences or poses" if network.capsules else "code"
+        kind = type(network).__name__
+        raise ValueError(f"features is {features!r}, and this is a {kind}; expected {expected}, or pixels")
+    return _of_network(network, features, training), _of_network(network, features, subject.batches)
+
+
+@torch.no_grad()
+def _of_network(network: AbstractPairNetwork, features: Features, batches: Sequence[Batch]) -> Tensor:
+    """Poses are multiplied by presences, since the pose of what is not there means nothing."""
+    found = []
+    for batch in batches:
+        poses, presences = network.recognise(batch.images)
+        there = presences.unsqueeze(2)
+        parts = {"capsules": [there, there * poses], "presences": [there], "poses": [poses], "code": [poses]}[features]
+        found.append(torch.cat(parts, 2).flatten(1))
+    return torch.cat(found).float()
+
+
+def _standardised(
+    fitted: Float[Tensor, "fitted dim"], held_out: Float[Tensor, "image dim"]
+) -> tuple[Float[Tensor, "fitted kept"], Float[Tensor, "image kept"]]:
+    """By mean and deviation of the training images; dimensions that hardly vary are left out."""
+    deviation, mean = torch.std_mean(fitted, dim=0, correction=0)
+    kept: Bool[Tensor, " dim"] = deviation.square() >= _LEAST_VARIANCE
+    if not kept.any():
+        raise ValueError("no feature varies over the training images; expected a network that was trained")
+    deviation, mean = deviation[kept], mean[kept]
+    return (fitted[:, kept] - mean) / deviation, (held_out[:, kept] - mean) / deviation
+
+
+def _log_joint(points: Float[Tensor, "point dim"], mixture: FactorAnalysers) -> Float[Tensor, "point component"]:
+    return torch.cat([posterior(chunk, mixture).log_joint for chunk in points.split(4 * _CHUNK)])
+
+
+def _named(
+    log_joint: Float[Tensor, "point component"],
+    known: Int64[Tensor, " point"],
+    chosen: Int64[Tensor, " label"],
+    mixture: FactorAnalysers,
+    classes: int,
+) -> Int64[Tensor, " component"]:
+    """The class of each component: what the labelled images are that it is responsible for."""
+    shares = log_joint[chosen].softmax(1)
+    votes = torch.zeros(classes, shares.shape[1]).index_add(0, known[chosen], shares)  # [class component]
+    own = torch.zeros(shares.shape[1]).index_add(0, shares.argmax(1), torch.ones(len(chosen))) > 0
+    named = votes.argmax(0)
+    means = mixture.means.cpu()
+    nearest = torch.cdist(means, means[own]).argmin(1)
+    return torch.where(own, named, named[own.nonzero()[:, 0][nearest]])
+
+
+def _of_each_class(
+    known: Int64[Tensor, " point"], order: Int64[Tensor, " point"], count: int, classes: int
+) -> Int64[Tensor, " label"]:
+    """The first so many of each class, in an order."""
+    by_class = [order[known[order] == label][:count] for label in range(classes)]
+    return torch.cat(by_class)

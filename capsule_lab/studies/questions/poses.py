@@ -1,0 +1,185 @@
+"""Do poses move with the image, also further than in training? (Hinton, Krizhevsky and Wang 2011)"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int64
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from capsule_lab.analysis.plotting import Column, Group, image_rows, picture_grid
+from capsule_lab.errors import check_widths
+from capsule_lab.lit import pair_metrics
+from capsule_lab.networks import AbstractPairNetwork, TransformingAutoencoder
+from capsule_lab.studies.subject import Answer, Subject, question
+
+_SHOWN = 16  # ours: images of the sheet
+_ACROSS = 3  # ours: capsules side by side
+_FIELDS = 10  # Hinton 2011, from memory: of 20 generation units
+_SEEN = 0.1  # Hinton 2011, from memory: presence above which a pose is drawn
+_CAPSULES = 9  # Hinton 2011, figure 2, from memory
+_SCATTERED = 3  # Hinton 2011, figure 2, from memory: pixels
+
+
+@question(of_pairs=True)
+def poses(
+    subject: Subject, *, shifts: Sequence[int] = (1, 2, 3, 4, 5), degrees: Sequence[int] = (10, 20, 40)
+) -> Answer:
+    """What ``pair_metrics`` measures of images and their copies, one strength after another.
+
+    Of a network that is told shifts, ``shift_<pixels>/<quantity>``: copies are moved left, right, up and down. Of one
+    that is told matrices, ``rotation_<degrees>/<quantity>``: copies are turned either way. ``reconstruction`` is the
+    squared error per image of what is drawn of them. Beyond the range of training this is extrapolation.
+
+    Args:
+        subject: a network that is told a change.
+        shifts: in pixels.
+        degrees: of rotations.
+    """
+    subject.check_network(
+        AbstractPairNetwork, "is told no change of its images; expected model=transforming_autoencoder"
+    )
+    check_widths("what", shifts=shifts, degrees=degrees)
+    network = subject.network
+    numbers: dict[str, float] = {}
+    if network.pose == "translation":
+        for shift in shifts:
+            numbers |= _measured(subject, network, f"shift_{shift}", _shifted(subject, shift))
+    else:
+        for angle in degrees:
+            numbers |= _measured(subject, network, f"rotation_{angle}", _turned(subject, angle))
+
+    def draw() -> Mapping[str, Figure]:
+        return _figures(subject, network) if isinstance(network, TransformingAutoencoder) else {}
+
+    return Answer(numbers, draw=draw)
+
+
+_Copies = list[tuple[Float[Tensor, "image channel height width"], Tensor]]
+"""Copies of all images, and the change that each set has in common."""
+
+
+def _shifted(subject: Subject, shift: int) -> _Copies:
+    right = subject.changes["translation"]
+
+    def down(images: Tensor, strength: float) -> Tensor:
+        return right(images.mT, strength).mT
+
+    ways: list[tuple[Callable[[Tensor, float], Tensor], tuple[int, int]]] = [(right, (1, 0)), (down, (0, 1))]
+    return [
+        (_copy(subject, change, sign * shift), torch.tensor(way) * float(sign * shift))
+        for change, way in ways
+        for sign in (-1, 1)
+    ]
+
+
+def _turned(subject: Subject, degrees: int) -> _Copies:
+    """Images turned either way. The change is one of the image's plane; of views it is the camera's, where y is up."""
+    down = -1 if "azimuth" in subject.factors else 1
+    found = []
+    for angle in (-degrees, degrees):
+        cos, sin = math.cos(math.radians(angle)), math.sin(math.radians(angle))
+        change = torch.tensor([[cos, down * sin, 0.0], [-down * sin, cos, 0.0], [0.0, 0.0, 1.0]])
+        found.append((_copy(subject, subject.changes["rotation"], angle), change))
+    return found
+
+
+def _copy(subject: Subject, change: Callable[[Tensor, float], Tensor], strength: int) -> Tensor:
+    return torch.cat([batch.images for batch in subject.changed(change, float(strength))])
+
+
+@torch.no_grad()
+def _measured(subject: Subject, network: AbstractPairNetwork, name: str, copies: _Copies) -> dict[str, float]:
+    metrics = {each: metric.to(subject.images.device) for each, metric in pair_metrics.pair_metrics(network).items()}
+    squared = pairs = 0.0
+    for images, change in copies:
+        told = change.to(images).expand(len(images), *change.shape)
+        output = network(subject.images, told)
+        pair_metrics.update_pair_metrics(metrics, network, subject.images, told, images, output)
+        squared += float((output.images - images).square().sum())
+        pairs += len(images)
+    found = {"reconstruction": squared / pairs}
+    for metric in metrics.values():
+        found |= {each: float(value) for each, value in metric.compute().items()}
+    return {f"{name}/{each}": value for each, value in found.items()}
+
+
+@torch.no_grad()
+def _figures(subject: Subject, network: TransformingAutoencoder) -> Mapping[str, Figure]:
+    poses, presences = network.recognise(subject.images)
+    capsules = strongest(network.energies(poses, presences), _CAPSULES)
+    figures = {} if network.window is not None else {"generative_fields": generative_fields(network, capsules)}
+    if network.pose != "translation":
+        return figures
+    right = subject.changes["translation"]
+    moved = {shift: _copy(subject, right, shift) for shift in range(-2 * _SCATTERED + 1, 2 * _SCATTERED)}
+    seen = {shift: network.recognise(images) for shift, images in moved.items()}
+    across = {shift: seen[shift][0][:, :, 0].cpu() for shift in (-_SCATTERED, _SCATTERED)}
+    figures["scatter"] = shift_scatter(poses[:, :, 0].cpu(), across, presences.cpu(), capsules)
+    means = torch.stack([each.mean(0) for _, each in seen.values()]).cpu()
+    figures["presence"] = presence_curve([*seen], means, capsules)
+    first, copies = subject.images[:_SHOWN], moved[_SCATTERED][:_SHOWN]
+    told = torch.tensor([float(_SCATTERED), 0.0]).to(first).expand(len(first), 2)
+    figures["images"] = image_rows({"image": first, "drawn": network(first, told).images, "3 to the right": copies})
+    return figures
+
+
+def shift_scatter(
+    poses: Float[Tensor, "image capsule"],
+    moved: Mapping[int, Float[Tensor, "image capsule"]],
+    presences: Float[Tensor, "image capsule"],
+    capsules: Int64[Tensor, " chosen"],
+) -> Figure:
+    """Where capsules see images and their shifted copies: parallel lines, as far from the diagonal as the shift.
+
+    Images in which a capsule is more probable than 0.1, as in figure 2 of Hinton 2011.
+    """
+    down = -(-len(capsules) // _ACROSS)
+    figure = Figure(figsize=(3 * _ACROSS, 3 * down), layout="constrained")  # inches
+    panels = [*figure.subplots(down, _ACROSS, squeeze=False).flat]
+    for axes, capsule in zip(panels[: len(capsules)], capsules.tolist(), strict=True):
+        seen = presences[:, capsule] > _SEEN
+        x = poses[seen, capsule].numpy()
+        for number, (shift, after) in enumerate(moved.items()):
+            axes.plot(
+                x, after[seen, capsule].numpy(), ".", color=f"C{number}", markersize=3, label=f"{shift:+d} pixels"
+            )
+            ends = np.array([x.min(), x.max()] if len(x) else [])
+            axes.plot(ends, ends + shift, "--", color="black", linewidth=1)
+        axes.set(title=f"capsule {capsule}, in {int(seen.sum())} images", xlabel="x, pixels", ylabel="x of the copy")
+        axes.legend(fontsize="small")
+    for axes in panels[len(capsules) :]:
+        axes.set_visible(False)
+    return figure
+
+
+def generative_fields(network: TransformingAutoencoder, capsules: Int64[Tensor, " chosen"]) -> Figure:
+    """What the first generation units of capsules without windows draw: outgoing weights, grey where they are 0."""
+    weights = network.drawing.weight[capsules, :_FIELDS].detach().unflatten(2, network.image_shape)  # [k g c h w]
+    largest = weights.abs().amax((1, 2, 3, 4), keepdim=True).clamp_min(1e-12)
+    pictures = 0.5 + weights / largest / 2
+    columns = [Column(str(unit), [*pictures[:, unit]]) for unit in range(pictures.shape[1])]
+    return picture_grid([Group("generation unit", columns)], [f"capsule {each}" for each in capsules.tolist()])
+
+
+def presence_curve(
+    shifts: Sequence[int], presences: Float[Tensor, "shift capsule"], capsules: Int64[Tensor, " chosen"]
+) -> Figure:
+    """How probable capsules are in images moved to the right: level lines are invariant."""
+    figure = Figure(figsize=(6, 4), layout="constrained")  # inches
+    axes = figure.subplots()
+    for capsule in capsules.tolist():
+        axes.plot(shifts, presences[:, capsule].numpy(), marker=".", label=str(capsule))
+    axes.plot(shifts, presences.mean(1).numpy(), color="black", linewidth=2, label="mean of all")
+    axes.set(xlabel="shift to the right, pixels", ylabel="presence, mean over images", ylim=(0, 1))
+    axes.legend(title="capsule", fontsize="small", ncols=2)
+    return figure
+
+
+def strongest(energies: Float[Tensor, "image capsule"], count: int) -> Int64[Tensor, " chosen"]:
+    """The capsules that draw most, in this order."""
+    return torch.argsort(energies.mean(0), descending=True)[:count].cpu()

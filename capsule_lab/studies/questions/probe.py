@@ -1,0 +1,194 @@
+"""Does the pose of a class capsule know from where a toy is seen, better than pixels do? (Hinton 2018)"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from sklearn.base import BaseEstimator
+from sklearn.decomposition import PCA
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.linear_model import Ridge
+from sklearn.model_selection import GridSearchCV, LeaveOneGroupOut
+from sklearn.neural_network import MLPRegressor
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+
+from capsule_lab.errors import check_number
+from capsule_lab.studies.measures.features import label_poses, last_features
+from capsule_lab.studies.subject import Answer, Subject, question
+from capsule_lab.types import Batch
+
+FAMILIAR = (30, 32, 34, 0, 2, 4)  # Hinton 2018, section 5: azimuths, x 10 degrees
+_DEGREES = 10  # of an azimuth's unit
+_PENALTIES = tuple(10.0**power for power in range(-2, 5))  # ours: of poses of unit variance
+_HIDDEN = (64, 64)  # ours
+_COMPONENTS = 16  # ours: as many as a pose has
+_FEWEST = 10  # ours: training images of a class
+_LAMPS = 6  # smallNORB
+_NEEDED = ("instance", "elevation", "azimuth", "lighting")
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+class _Views(NamedTuple):
+    """Images of one set: vectors that stand for them, and how they were taken."""
+
+    features: Array
+    pixels: Array
+    labels: Array
+    instance: Array
+    azimuth: Array
+    targets: Array
+
+    def of(self, chosen: Array) -> _Views:
+        return _Views(*(each[chosen] for each in self))
+
+
+@question()
+def probe(subject: Subject, *, training_images: int = 4000) -> Answer:
+    """How well azimuth, elevation and lighting can be read from a pose, on toys that the probe has not seen.
+
+    A ridge regression for each class, whose penalty is chosen by leaving out one training toy at a time, fitted to
+    training images and judged on held-out toys. All read 16 principal components of each class.
+    By ``<probe>/``, where ``linear`` reads the label's pose, ``network``
+    is two layers of 64 in place of the regression, and ``pixels`` the regression on the 16 principal components of the
+    pixels:
+
+    - ``azimuth_r2`` (of its sine and cosine), ``elevation_r2``, ``lighting_r2`` (one number per lamp): 0 is what the
+      mean gives; of each class, then the mean;
+    - ``azimuth_degrees``: median error of the angle, 90 by chance; ``azimuth_degrees_aligned``: each view turned by the
+      mean error of the others of its toy, as toys have no common front;
+    - ``novel_azimuth_degrees``, ``novel_azimuth_degrees_aligned``: fitted to familiar azimuths (six, of Hinton 2018),
+      judged on the others: extrapolation is what equivariance promises.
+
+    Args:
+        subject: any network, of images whose factors are known, as smallNORB's.
+        training_images: how many the probe is fitted to.
+    """
+    check_number("training_images", training_images, 1)
+    missing = [name for name in _NEEDED if name not in subject.factors]
+    if missing:
+        raise ValueError(f"this data does not say {missing[0]} of its images; expected smallNORB, or its stand-in")
+    training = subject.training(training_images)
+    fitted, judged = _views(subject, training), _views(subject, subject.batches)
+    shared = {*zip(fitted.labels, fitted.instance, strict=True)} & {*zip(judged.labels, judged.instance, strict=True)}
+    if shared:
+        label, instance = min(shared)
+        raise ValueError(
+            f"toy {instance} of class {label} is in training and among the {len(judged.labels)} held-out images, and "
+            "neighbouring views are near copies; expected split=test, or data.validation of other toys"
+        )
+    for label in np.unique(judged.labels):
+        if (fitted.labels == label).sum() < _FEWEST:
+            raise ValueError(
+                f"{int((fitted.labels == label).sum())} of the {len(fitted.labels)} training images are of class "
+                f"{label}; expected {_FEWEST} or more: what.training_images"
+            )
+    numbers: dict[str, float] = {}
+    for name, inputs, network in (
+        ("linear", "features", False),
+        ("network", "features", True),
+        ("pixels", "pixels", False),
+    ):
+        found = _judge(fitted, judged, inputs, network=network)
+        familiar = fitted.of(np.isin(fitted.azimuth, FAMILIAR))
+        novel = judged.of(~np.isin(judged.azimuth, FAMILIAR))
+        if all((familiar.labels == label).sum() >= _FEWEST for label in np.unique(novel.labels)) and len(novel.labels):
+            extrapolated = _judge(familiar, novel, inputs, network=network)
+            found |= {f"novel_{key}": value for key, value in extrapolated.items() if key.startswith("azimuth_degrees")}
+        numbers |= {f"{name}/{key}": value for key, value in found.items()}
+    return Answer(numbers)
+
+
+def _views(subject: Subject, batches: Sequence[Batch]) -> _Views:
+    factors = torch.cat([batch.factors for batch in batches if batch.factors is not None]).cpu().numpy()
+    column = {name: factors[:, subject.factors.index(name)].astype(int) for name in _NEEDED}
+    angle = np.deg2rad(_DEGREES * column["azimuth"])
+    lamps = np.eye(_LAMPS)[column["lighting"]]
+    output = subject.outputs(batches[:1])
+    has_poses = output.capsules is not None and output.capsules.poses.shape[2]
+    features = (label_poses if has_poses else last_features)(subject, batches)
+    return _Views(
+        features=features.double().cpu().numpy(),
+        pixels=torch.cat([batch.images for batch in batches]).flatten(1).double().cpu().numpy(),
+        labels=torch.cat([batch.labels for batch in batches]).cpu().numpy(),
+        instance=column["instance"],
+        azimuth=column["azimuth"],
+        targets=np.column_stack([np.sin(angle), np.cos(angle), column["elevation"], lamps]),
+    )
+
+
+def _judge(fitted: _Views, judged: _Views, inputs: str, *, network: bool) -> dict[str, float]:
+    """R² and angles, of each class by itself, then the mean."""
+    by_class = [
+        _of_class(predicted, held_out) for predicted, held_out in _predictions(fitted, judged, inputs, network=network)
+    ]
+    return {key: _mean(np.array([each[key] for each in by_class])) for key in by_class[0]}
+
+
+def _mean(values: Array) -> float:
+    """Of those that are numbers; NaN if none is."""
+    known = values[np.isfinite(values)]
+    return float(known.mean()) if len(known) else float("nan")
+
+
+def _predictions(fitted: _Views, judged: _Views, inputs: str, *, network: bool) -> Iterator[tuple[Array, _Views]]:
+    for label in np.unique(judged.labels):
+        training, held_out = fitted.of(fitted.labels == label), judged.of(judged.labels == label)
+        targets = StandardScaler().fit(training.targets)
+        model = _network() if network else _regression(training.instance)
+        components = PCA(min(_COMPONENTS, len(training.labels), getattr(training, inputs).shape[1]), random_state=0)
+        seen = components.fit_transform(getattr(training, inputs))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ConvergenceWarning)  # of the network, whose last steps change little
+            model.fit(seen, targets.transform(training.targets), **_groups(model, training.instance))
+        predicted = model.predict(components.transform(getattr(held_out, inputs)))
+        yield targets.inverse_transform(predicted), held_out
+
+
+def _regression(toys: Array) -> BaseEstimator:
+    pipeline = make_pipeline(StandardScaler(), Ridge())
+    if len(np.unique(toys)) < 2:
+        return pipeline
+    return GridSearchCV(pipeline, {"ridge__alpha": _PENALTIES}, cv=LeaveOneGroupOut(), scoring="neg_mean_squared_error")
+
+
+def _network() -> BaseEstimator:
+    return make_pipeline(
+        StandardScaler(),
+        MLPRegressor(hidden_layer_sizes=_HIDDEN, alpha=1e-3, max_iter=200, random_state=0),  # ours
+    )
+
+
+def _groups(model: BaseEstimator, toys: Array) -> dict[str, Array]:
+    return {"groups": toys} if isinstance(model, GridSearchCV) else {}
+
+
+def _of_class(predicted: Array, judged: _Views) -> dict[str, float]:
+    residual = ((predicted - judged.targets) ** 2).sum(0)
+    total = ((judged.targets - judged.targets.mean(0)) ** 2).sum(0)
+    share = np.where(total > 0, 1 - residual / np.where(total > 0, total, 1), np.nan)
+    error = np.arctan2(predicted[:, 0], predicted[:, 1]) - np.deg2rad(_DEGREES * judged.azimuth)
+    aligned = np.full_like(error, np.nan)
+    for toy in np.unique(judged.instance):
+        of_toy = np.flatnonzero(judged.instance == toy)
+        if len(of_toy) > 1:  # each view by the others of its toy
+            directions = np.exp(1j * error[of_toy])
+            aligned[of_toy] = error[of_toy] - np.angle(directions.sum() - directions)
+    return {
+        "azimuth_r2": _mean(share[:2]),
+        "elevation_r2": float(share[2]),
+        "lighting_r2": _mean(share[3:]),
+        "azimuth_degrees": _median_angle(error),
+        "azimuth_degrees_aligned": _median_angle(aligned),
+    }
+
+
+def _median_angle(error: Array) -> float:
+    """In degrees, from 0 to 180."""
+    known = error[np.isfinite(error)]
+    return float(np.median(np.abs(np.rad2deg(np.angle(np.exp(1j * known)))))) if len(known) else float("nan")

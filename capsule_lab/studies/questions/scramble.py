@@ -1,0 +1,239 @@
+"""Does it matter where the parts of an image are? A claim about capsules: scrambled parts are no object to them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Float, Int64
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from capsule_lab.analysis.plotting import Column, Group, name_of_class, picture_grid
+from capsule_lab.errors import check_number
+from capsule_lab.studies.measures.reconstruction_detection import area_under_roc
+from capsule_lab.studies.subject import Answer, Subject, error_percent, question
+
+_OF_SEED = 2654435761  # ours: odd, so that images get other draws with each seed
+_LEAST = 0.1  # ours: squared distance that two tiles make, as a share of the image's squared deviations from its mean
+
+
+class Changed(NamedTuple):
+    """All images after a change, and those of them that count."""
+
+    images: Float[Tensor, "image channel height width"]
+    counted: Bool[Tensor, " image"]
+
+
+@question()
+def scramble(subject: Subject, *, tiles: int = 4, seed: int = 0, shown: int = 5) -> Answer:
+    """The output for images whose tiles are permuted, whose halves are others', or that are blurred or noisy.
+
+    Of each change: ``images``, how many count, see below; ``kept``, the share of them still taken for their label;
+    ``confidence``, the mean of the largest class probability; ``auc``, how well this tells intact images from changed
+    ones, 0.5 not at all, and 1 what the claim says of capsules; ``distance``, mean Euclidean distance from the image.
+    Class probabilities are a softmax of the logits, so that networks of activations and of logits are compared alike.
+    Changes are of what the network sees:
+
+    - ``two_tiles``: two tiles in each other's places that differ: the squared distance that this makes is a tenth or
+      more of the image's squared deviations from its mean. Images without such a pair do not count;
+    - ``all_tiles``: each in another one's place;
+    - ``swapped_halves``: the lower half above the upper one;
+    - ``halves_of_class``, ``halves_of_classes``: the lower half is that of another image, of the same class, or of
+      another one; images without another one do not count;
+    - ``blur``: the control of ``two_tiles``: no part is anywhere else, and every image is as far from the one that it
+      was. Those that cannot be blurred as far do not count, neither here nor in ``two_tiles``;
+    - ``noise``: the control of ``all_tiles``, which are farther from the image than blurring goes: every pixel brighter
+      or darker, at random, by what makes the same distance. Grey levels may leave their range.
+
+    ``without_pair`` and ``too_far_for_blur`` are numbers of images that do not count in ``two_tiles`` and ``blur``.
+    What is drawn for an image depends on its key and ``seed``; whose half it gets, also on which images there are.
+
+    Args:
+        subject: any network that gives logits.
+        tiles: the image is cut into so many rows and columns.
+        seed: of the permutations, of whose halves images get, and of the noise.
+        shown: images that are drawn, the first that count in every change.
+    """
+    check_number("shown", shown, 0)
+    check_number("tiles", tiles, 2, min(subject.images.shape[2:]))
+    changed, left_out = changes(subject, tiles, seed)
+    clean = subject.outputs()
+    confidence = _confidence(clean.logits)
+    numbers = {"error": error_percent(clean, subject.labels), "confidence": 100 * float(confidence.mean()), **left_out}
+    kept = {"intact": 100 - numbers["error"]}
+    for name, (images, counted) in changed.items():
+        found = subject.outputs(subject.with_images(images))
+        changed_confidence = _confidence(found.logits)[counted]
+        right = (found.ranking.argmax(1) == subject.labels)[counted]
+        kept[name] = 100 * float(right.double().mean())
+        some = bool(counted.any())
+        numbers |= {
+            f"{name}/images": float(counted.sum()),
+            f"{name}/kept": kept[name],
+            f"{name}/confidence": 100 * float(changed_confidence.mean()),
+            f"{name}/auc": area_under_roc(-confidence[counted], -changed_confidence) if some else float("nan"),
+            f"{name}/distance": float(_distances(images, subject.images)[counted].mean()),
+        }
+    return Answer(numbers, draw=partial(_figures, subject, changed, kept, shown))
+
+
+def changes(subject: Subject, tiles: int, seed: int) -> tuple[dict[str, Changed], dict[str, float]]:
+    """All images after each change, by name; and how many do not count in ``two_tiles`` and ``blur``, and why."""
+    images, labels = subject.images, subject.labels.cpu()
+    keys = torch.cat([batch.key for batch in subject.batches]).cpu()
+    generators = [torch.Generator().manual_seed((key + _OF_SEED * seed) % 2**32) for key in keys.tolist()]
+    half = images.shape[2] // 2
+    every = torch.ones(len(images), dtype=torch.bool, device=images.device)
+    order = torch.stack([_exchange(*each) for each in zip(_differences(images, tiles), generators, strict=True)])
+    differ = (order != torch.arange(tiles**2)).any(1).to(every.device)
+    two = permuted_tiles(images, tiles, order)
+    everywhere = permuted_tiles(images, tiles, torch.stack([_circle(tiles**2, each) for each in generators]))
+    blur, reached = blurred_as_far(images, _distances(two, images))
+    found = {
+        "two_tiles": Changed(two, differ & reached),
+        "all_tiles": Changed(everywhere, every),
+        "swapped_halves": Changed(torch.cat([images[:, :, half:], images[:, :, :half]], 2), every),
+    }
+    for name, same in (("halves_of_class", True), ("halves_of_classes", False)):
+        partner = _partners(labels, keys, generators, same_class=same).to(images.device)
+        another = partner != torch.arange(len(partner), device=partner.device)
+        found[name] = Changed(torch.cat([images[:, :, :half], images[partner, :, half:]], 2), another)
+    found["blur"] = Changed(blur, differ & reached)
+    signs = torch.stack([torch.randint(2, images.shape[1:], generator=each) for each in generators]).to(images)
+    noise = (2 * signs - 1) * (_distances(everywhere, images) / images[0].numel() ** 0.5).view(-1, 1, 1, 1)
+    found["noise"] = Changed(images + noise, every)
+    left_out = {"without_pair": float((~differ).sum()), "too_far_for_blur": float((differ & ~reached).sum())}
+    return found, left_out
+
+
+def _distances(images: Tensor, others: Tensor) -> Float[Tensor, " image"]:
+    return (images - others).flatten(1).norm(dim=1)
+
+
+def _differences(images: Tensor, tiles: int) -> Float[Tensor, "image tile tile"]:
+    """Squared distance from the image that exchanging two tiles makes, over its squared deviations from its mean."""
+    cut = _cut(images, tiles).flatten(2).double().cpu()
+    pixels = images.flatten(1).double().cpu()
+    deviations = (pixels - pixels.mean(1, keepdim=True)).square().sum(1).clamp_min(1e-12)
+    return 2 * torch.cdist(cut, cut).square() / deviations.view(-1, 1, 1)
+
+
+def _exchange(differences: Float[Tensor, "tile tile"], generator: torch.Generator) -> Int64[Tensor, " tile"]:
+    """Which tile comes to each place: of pairs that differ as much as they are to, one is exchanged; if any does."""
+    order = torch.arange(len(differences))
+    pairs = (differences.triu(1) >= _LEAST).nonzero()
+    if len(pairs):
+        pair = pairs[int(torch.randint(len(pairs), (1,), generator=generator))]
+        order[pair] = pair.flip(0)
+    return order
+
+
+def _circle(tiles: int, generator: torch.Generator) -> Int64[Tensor, " tile"]:
+    """Which tile comes to each place: each that of another one, as they are passed on in a circle."""
+    places = torch.randperm(tiles, generator=generator)
+    return torch.empty_like(places).scatter(0, places, places.roll(1))
+
+
+def _partners(
+    labels: Int64[Tensor, " image"],
+    keys: Int64[Tensor, " image"],
+    generators: Sequence[torch.Generator],
+    *,
+    same_class: bool,
+) -> Int64[Tensor, " image"]:
+    """For each image another one; itself where there is none."""
+    found = torch.arange(len(labels))
+    in_order = keys.argsort()
+    for image, (label, generator) in enumerate(zip(labels.tolist(), generators, strict=True)):
+        others = in_order[((labels[in_order] == label) == same_class) & (in_order != image)]
+        if len(others):
+            found[image] = others[int(torch.randint(len(others), (1,), generator=generator))]
+    return found
+
+
+def _cut(
+    images: Float[Tensor, "batch channel height width"], tiles: int
+) -> Float[Tensor, "batch tile channel rows columns"]:
+    """Into ``tiles * tiles``, row by row, without the pixels at the right and at the bottom that fill no whole one."""
+    rows, columns = images.shape[2] // tiles, images.shape[3] // tiles
+    inner = images[:, :, : rows * tiles, : columns * tiles]
+    cut = inner.unflatten(2, (tiles, rows)).unflatten(4, (tiles, columns))  # [b c i rows j columns]
+    return cut.permute(0, 2, 4, 1, 3, 5).flatten(1, 2)
+
+
+def permuted_tiles(
+    images: Float[Tensor, "batch channel height width"], tiles: int, order: Int64[Tensor, "batch tile"]
+) -> Float[Tensor, "batch channel height width"]:
+    """Images whose tiles are in each other's places: ``order`` says which comes to each place, counted row by row.
+
+    Pixels that do not fill a whole tile, at the right and at the bottom, stay.
+    """
+    cut = _cut(images, tiles)
+    rows, columns = cut.shape[3:]
+    index = order.to(images.device).view(*order.shape, 1, 1, 1).expand_as(cut)
+    together = cut.gather(1, index).unflatten(1, (tiles, tiles)).permute(0, 3, 1, 4, 2, 5)  # [b c i rows j columns]
+    found = images.clone()
+    found[:, :, : rows * tiles, : columns * tiles] = together.flatten(4, 5).flatten(2, 3)
+    return found
+
+
+def blurred_as_far(
+    images: Float[Tensor, "batch channel height width"], distances: Float[Tensor, " batch"]
+) -> tuple[Float[Tensor, "batch channel height width"], Bool[Tensor, " batch"]]:
+    """Images blurred until they are as far as ``distances`` from what they were, and which of them can be.
+
+    By the narrowest square, of 3, 5, 7, ... pixels, whose mean is as far, mixed with the image. Those that no square
+    takes as far are blurred by the widest, of about the image's width.
+    """
+    found, reached = images, torch.zeros_like(distances, dtype=torch.bool)
+    for width in range(3, max(images.shape[2:]) + 1, 2):
+        step = blurred(images, width) - images
+        possible = step.flatten(1).norm(dim=1)
+        share = (distances / possible.clamp_min(1e-9)).clamp_max(1)
+        mixed = images + share.view(-1, 1, 1, 1) * step
+        found = torch.where(reached.view(-1, 1, 1, 1), found, mixed)
+        reached = reached | (possible >= distances)
+    return found, reached
+
+
+def blurred(images: Float[Tensor, "batch channel height width"], width: int) -> Tensor:
+    """The mean over a square of ``width`` pixels, an odd number; edges are repeated."""
+    reach = width // 2
+    padded = torch.nn.functional.pad(images, (reach, reach, reach, reach), mode="replicate")
+    along = torch.nn.functional.avg_pool2d(padded, (1, width), 1)
+    return torch.nn.functional.avg_pool2d(along, (width, 1), 1)
+
+
+def _confidence(logits: Tensor | None) -> Float[Tensor, " image"]:
+    if logits is None:
+        raise ValueError("the network gives no logits with this routing; expected one that does")
+    return logits.double().softmax(1).amax(1)
+
+
+def _figures(
+    subject: Subject, changed: Mapping[str, Changed], kept: Mapping[str, float], shown: int
+) -> Mapping[str, Figure]:
+    counted = torch.stack([each.counted for each in changed.values()])
+    images = counted.all(0).nonzero().squeeze(1)[:shown].tolist()
+    if not images:
+        return {}
+    low, high = subject.images.min(), subject.images.max()
+    every = [subject.images, *(each.images for each in changed.values())]
+    columns = [
+        Column(
+            name_of_class(subject.classes, int(subject.labels[image])),
+            [((each[image] - low) / (high - low)).clamp(0, 1).cpu() for each in every],
+        )
+        for image in images
+    ]
+    names = [f"{name.replace('_', ' ')}: {share:.0f} %" for name, share in kept.items()]
+    title = "images after each change; left, the share of all images that is still taken for its label"
+    pairs, total = int(changed["two_tiles"].counted.sum()), len(subject.labels)
+    note = (
+        f"blur is as far from an image as its two tiles, noise as all its tiles; {pairs} of {total} images have two "
+        "tiles that differ enough, and can be blurred as far"
+    )
+    return {"images": picture_grid([Group("", columns)], names, title=title, note=note)}

@@ -1,0 +1,31 @@
+"""Can the network tell an image from its negative? (Peer 2021)"""
+
+from __future__ import annotations
+
+from capsule_lab.studies.subject import Answer, Subject, error_percent, question
+
+
+@question()
+def sign(subject: Subject) -> Answer:
+    """The output for ``-x`` in place of ``x``, and of the photographic negative.
+
+    Routing without a bias cannot tell votes from their negatives; whether the whole network can, depends on the layers
+    before, which ReLUs and biases make asymmetric. ``same_predictions`` is the share of images taken for the same
+    class.
+
+    Args:
+        subject: any network; of pixels in [0, 1] or standardised.
+    """
+    clean = subject.outputs()
+    numbers = {"error": error_percent(clean, subject.labels)}
+    images = subject.images
+    changed = {"negated": -images, "photographic_negative": float(images.max()) + float(images.min()) - images}
+    for name, negative in changed.items():
+        found = subject.outputs(subject.with_images(negative))
+        same = (found.ranking.argmax(1) == clean.ranking.argmax(1)).double().mean()
+        numbers |= {
+            f"{name}/error": error_percent(found, subject.labels),
+            f"{name}/same_predictions": 100 * float(same),
+            f"{name}/mean_change_of_scores": float((found.scores - clean.scores).abs().mean()),
+        }
+    return Answer(numbers)

@@ -1,0 +1,237 @@
+"""What do turning, moving, scaling and shearing an image do to the capsule of its class? (Sabour 2017; Hinton 2018)
+
+The claim is that the activation stays (invariance of presence) and the pose changes in the same way for all images
+(equivariance of the pose), by a linear map.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float, Int64
+from matplotlib.figure import Figure
+from scipy.stats import spearmanr
+from torch import Tensor
+
+from capsule_lab.analysis.curves import COLOURS
+from capsule_lab.errors import check_choice, check_number
+from capsule_lab.studies.measures.features import Features, of_label, pose_features
+from capsule_lab.studies.measures.linear_maps import group_law, linear_map, principal_components
+from capsule_lab.studies.subject import Answer, Change, Subject, error_percent, question
+
+
+class Strengths(NamedTuple):
+    """Of the curves; of the linear map; what two such steps are, and what undoes one; and their unit."""
+
+    curve: tuple[float, ...]
+    step: float
+    twice: float
+    back: float
+    unit: str
+
+
+KINDS: Mapping[str, Strengths] = {
+    "rotation": Strengths(
+        (-30.0, -25.0, -20.0, -15.0, -10.0, -5.0, 0.0, 5.0, 10.0, 15.0, 20.0, 25.0, 30.0), 10.0, 20.0, -10.0, "degrees"
+    ),
+    "translation": Strengths((-4.0, -3.0, -2.0, -1.0, 0.0, 1.0, 2.0, 3.0, 4.0), 1.0, 2.0, -1.0, "pixels to the right"),
+    "scaling": Strengths(
+        (-0.2, -0.15, -0.1, -0.05, 0.0, 0.05, 0.1, 0.15, 0.2), 0.1, 1.1**2 - 1, 1 / 1.1 - 1, "the factor less 1"
+    ),
+    "shear": Strengths(
+        (-0.4, -0.3, -0.2, -0.1, 0.0, 0.1, 0.2, 0.3, 0.4), 0.1, 0.2, -0.1, "pixels to the right per pixel up"
+    ),
+}
+"""Ours, about the ranges of affNIST."""
+
+
+@question()
+def transforms(
+    subject: Subject,
+    *,
+    kinds: Sequence[str] = ("rotation", "translation", "scaling", "shear"),
+    ridge: float = 0.001,  # ours
+) -> Answer:
+    """Curves of presence and pose over the strength of each change, and one linear map of poses for each.
+
+    Of a network of capsules, presence is the activation of the label's capsule and the pose its pose; of a CNN, the
+    probability of the label, and the 16 principal components of the features below the last layer. By ``<kind>/``:
+
+    - ``error``: at the largest strength, mean of both signs;
+    - ``presence_change``: variance over strengths of the label's presence, mean over images, over the sum of it and of
+      the variance over images of all classes of the same class's presence. 0: presence says what is shown and does not
+      change; 1: it says nothing of what is shown. It stays in that range where the label's is the same for all images;
+    - ``monotony``: Spearman's rank correlation of ``|strength|`` and the angle of the pose from that at 0;
+    - ``linear_share``: R² of the pose's change regressed on the strength, for each class a direction of its own;
+    - ``map_error``: of the pose of the changed image, predicted by one linear map from that of the image, in units of
+      its variance within classes, on the half of the images that it was not fitted to; ``identity_error``: of no map;
+      ``equivariance_gain``: the difference;
+    - ``group_law``: how far two steps are from one of twice the strength; ``inverse``: a step and its negative from
+      none; in units of the map's own distance from none.
+    - ``pixels_gain``: ``equivariance_gain`` of the 16 principal components of the pixels. What they have as well is
+      no finding.
+
+    Args:
+        subject: any network.
+        kinds: which of them.
+        ridge: penalty of the linear maps, on unit variance.
+    """
+    if not kinds:
+        raise ValueError(f"kinds is empty; expected some of {', '.join(KINDS)}")
+    for kind in kinds:
+        check_choice("kinds", kind, tuple(KINDS))
+    check_number("ridge", ridge, above=0)
+    numbers: dict[str, float] = {"error": error_percent(subject.outputs(), subject.labels)}
+    rows: list[dict[str, object]] = []
+    curves: dict[str, list[dict[str, float]]] = {}
+    pixels = principal_components(subject.images.flatten(1))
+    features = pose_features(subject)
+    for kind in kinds:
+        strengths = KINDS[kind]
+        shown = {each: _Shown.of(subject, subject.changes[kind], each, features, pixels) for each in strengths.curve}
+        curves[kind] = [_point(shown[each], shown[0], each, subject) for each in strengths.curve]
+        rows += [{"change": kind, **point} for point in curves[kind]]
+        numbers |= {f"{kind}/{key}": value for key, value in _numbers(shown, subject).items()}
+        steps = [
+            shown.get(each) or _Shown.of(subject, subject.changes[kind], each, features, pixels)
+            for each in (strengths.step, strengths.twice, strengths.back)
+        ]
+        numbers |= {f"{kind}/{key}": value for key, value in _maps(subject.labels, shown[0], steps, ridge).items()}
+    return Answer(numbers, rows, partial(_figures, curves))
+
+
+class _Shown(NamedTuple):
+    """What is known of all images after a change."""
+
+    presences: Float[Tensor, "image class"]
+    presence: Float[Tensor, " image"]
+    poses: Float[Tensor, "image dim"]
+    pixels: Float[Tensor, "image component"]
+    error: float
+
+    @classmethod
+    def of(
+        cls, subject: Subject, change: Change, strength: float, features: Features, pixels: Callable[[Tensor], Tensor]
+    ) -> _Shown:
+        batches = subject.changed(change, strength) if strength else subject.batches
+        output = subject.outputs(batches)
+        labels = subject.labels.unsqueeze(1)
+        images = torch.cat([batch.images for batch in batches])
+        presence = output.scores.softmax(1) if output.capsules is None else output.capsules.activations
+        error = error_percent(output, subject.labels)
+        own = presence.gather(1, labels).squeeze(1)
+        return cls(presence, own, features(batches), pixels(images.flatten(1)), error)
+
+
+def _angles(poses: Tensor, before: Tensor) -> Float[Tensor, " image"]:
+    """Between poses, in degrees."""
+    cosines = torch.cosine_similarity(poses, before, dim=1).clamp(-1, 1)
+    return cosines.arccos().rad2deg()
+
+
+def _point(shown: _Shown, before: _Shown, strength: float, subject: Subject) -> dict[str, float]:
+    presence, angles = shown.presence.double(), _angles(shown.poses, before.poses)
+    return {
+        "strength": float(strength),
+        "error": shown.error,
+        "images": float(len(subject.labels)),
+        **_quartiles("presence", presence),
+        **_quartiles("angle", angles),
+        "distance": float((shown.poses - before.poses).norm(dim=1).median()),
+    }
+
+
+def _quartiles(name: str, values: Tensor) -> dict[str, float]:
+    low, middle, high = torch.quantile(values, values.new_tensor([0.25, 0.5, 0.75])).tolist()
+    return {f"{name}_quarter": low, name: middle, f"{name}_three_quarters": high}
+
+
+def _numbers(shown: Mapping[float, _Shown], subject: Subject) -> dict[str, float]:
+    strengths, before = list(shown), shown[0]
+    angles = torch.stack([_angles(shown[each].poses, before.poses) for each in strengths])
+    rank = spearmanr(torch.tensor(strengths).abs().repeat_interleave(angles.shape[1]), angles.flatten().cpu())
+    ends = (strengths[0], strengths[-1])
+    return {
+        "error": sum(shown[each].error for each in ends) / 2,
+        "presence_change": _presence_change(torch.stack([shown[each].presences for each in strengths]), subject.labels),
+        "monotony": float(rank.statistic),
+        "linear_share": _linear_share(shown, subject),
+    }
+
+
+def _presence_change(presences: Float[Tensor, "strength image class"], labels: Int64[Tensor, " image"]) -> float:
+    """Variance of the label's over strengths, over that and the variance of its mean over images of all classes."""
+    presences = presences.double()
+    of_strengths = float(of_label(presences.var(0, correction=0), labels).mean())
+    of_images = float(presences.mean(0).var(0, correction=0)[labels].mean())
+    both = of_strengths + of_images
+    return of_strengths / both if both else float("nan")
+
+
+def _linear_share(shown: Mapping[float, _Shown], subject: Subject) -> float:
+    """R² of the pose's change on the strength: one direction for each class, through the origin."""
+    residual, total = 0.0, 0.0
+    for label in subject.labels.unique():
+        chosen = subject.labels == label
+        changes = torch.stack([(each.poses - shown[0].poses)[chosen] for each in shown.values()])  # [s image dim]
+        strengths = changes.new_tensor(list(shown))
+        slope = torch.einsum("s,sid->d", strengths, changes) / (strengths.square().sum() * changes.shape[1])
+        residual += float((changes - strengths[:, None, None] * slope).square().sum())
+        total += float(changes.square().sum())
+    return 1 - residual / total if total else float("nan")
+
+
+def _maps(labels: Tensor, before: _Shown, steps: Sequence[_Shown], ridge: float) -> dict[str, float]:
+    """One map for all images, of what poses differ by from the mean pose of their class, which may move by itself."""
+    start, *ends = (_without_class_means(labels, each.poses) for each in (before, *steps))
+    one, two, back = (linear_map(start, end, ridge) for end in ends)
+    of_pixels = linear_map(
+        _without_class_means(labels, before.pixels), _without_class_means(labels, steps[0].pixels), ridge
+    )
+    return {
+        "map_error": one.error,
+        "identity_error": one.identity_error,
+        "equivariance_gain": one.identity_error - one.error,
+        "pixels_gain": of_pixels.identity_error - of_pixels.error,
+        "group_law": group_law(one.matrix, one.matrix, two.matrix),
+        "inverse": group_law(one.matrix, back.matrix, torch.eye(len(one.matrix)).to(one.matrix), unit=one.matrix),
+    }
+
+
+def _without_class_means(labels: Tensor, poses: Tensor) -> Tensor:
+    """Poses less the mean of their class, of the images that maps are fitted to.
+
+    Without this, telling classes apart would pass for a map.
+    """
+    found = torch.zeros_like(poses)
+    fitted = torch.arange(len(labels), device=labels.device) % 2 == 0  # as in linear_map
+    for label in labels.unique():
+        own = labels == label
+        both = own & fitted
+        found[own] = poses[own] - poses[both if both.any() else own].mean(0)
+    return found
+
+
+def _figures(curves: Mapping[str, Sequence[Mapping[str, float]]]) -> Mapping[str, Figure]:
+    figure = Figure(figsize=(3.4 * len(curves), 6.6), layout="constrained")  # inches
+    axes = figure.subplots(3, len(curves), squeeze=False)
+    for column, (kind, points) in enumerate(curves.items()):
+        strengths = [point["strength"] for point in points]
+        for axis, name, colour in zip(axes[:2, column], ("presence", "angle"), COLOURS, strict=False):
+            axis.plot(strengths, [point[name] for point in points], color=colour, marker="o", markersize=3)
+            lowest, highest = ([point[f"{name}_{end}"] for point in points] for end in ("quarter", "three_quarters"))
+            axis.fill_between(strengths, lowest, highest, color=colour, alpha=0.2, linewidth=0)
+        axes[2, column].plot(
+            strengths, [point["error"] for point in points], color=COLOURS[2], marker="o", markersize=3
+        )
+        axes[0, column].set(title=kind, ylim=(-0.02, 1.02))
+        axes[2, column].set(xlabel=KINDS[kind].unit, ylim=(-2, 102))
+        for axis in axes[:, column]:
+            axis.grid(alpha=0.3)
+    for axis, name in zip(axes[:, 0], ("presence of the label", "angle of the pose, degrees", "error, %"), strict=True):
+        axis.set_ylabel(name)
+    figure.suptitle("medians and quartiles over the images; below, their errors", size=9)
+    return {"curves": figure}

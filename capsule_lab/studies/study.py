@@ -1,0 +1,158 @@
+"""What the commands ``attack`` and ``analyse`` share: a run, its images, a record beside its checkpoint, figures."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from omegaconf import DictConfig, OmegaConf
+from rich.console import Console
+from rich.table import Table
+
+from capsule_lab import runs
+from capsule_lab.config.compose import to_container
+from capsule_lab.evaluate import open_checked
+from capsule_lab.figures import keep_figures
+from capsule_lab.studies.attacks.kind import name_of
+
+if TYPE_CHECKING:
+    import torch
+    from matplotlib.figure import Figure
+
+    from capsule_lab.types import Batch
+
+_NOT_OPTIONS = ("ckpt", "trainer", "trust")
+"""Keys of a configuration that do not change what is found."""
+
+
+class Setting(NamedTuple):
+    """What a study works with; ``options`` are those of the data that differ from training."""
+
+    config: DictConfig
+    run: runs.Run
+    data: Any
+    options: dict[str, Any]
+    device: torch.device
+    function: Callable[..., Any]
+
+
+class Found(NamedTuple):
+    """What a study finds, for the record; the images; what draws figures of the record, whose file has this stem."""
+
+    result: dict[str, Any]
+    batches: Sequence[Any]
+    figures: Callable[[Mapping[str, Any], str], Iterable[tuple[str, Figure]]]
+    rows: Sequence[dict[str, object]] = ()
+
+
+class Outcome(NamedTuple):
+    """A record and its file, the run whose network was studied, what draws its figures, and rows for a CSV file."""
+
+    result: dict[str, Any]
+    path: Path
+    run: runs.Run
+    figures: Callable[[], Iterable[tuple[str, Figure]]]
+    rows: Sequence[dict[str, object]]
+
+
+def conduct(
+    config: DictConfig, group: str, folder: str, find: Callable[[Setting], Found], *, cpu_batch: int | None = None
+) -> Outcome:
+    """What a study finds of ``config.ckpt``. Writes nothing.
+
+    Args:
+        config: of the command.
+        group: of the attack or question, in ``config``.
+        folder: of records, in the directory of the run.
+        find: the study.
+        cpu_batch: images in a batch at most, on a CPU; ``None`` for the run's own number.
+
+    Raises:
+        ConfigError: if ``ckpt`` is missing, for an unknown option, or a network that the study is not for.
+        DataError, RunError: see ``runs.open``, ``Run.data_with`` and ``StudyImages``; also for a network whose output
+            is not finite.
+    """
+    import torch
+    from hydra.utils import instantiate
+
+    from capsule_lab.config import build
+    from capsule_lab.studies.subject import OF_PAIRS
+    from capsule_lab.system import environment
+
+    name = name_of(config[group])
+    run = open_checked(config)
+    device = build.build_trainer(OmegaConf.create({"trainer": config.trainer}), None).strategy.root_device
+    options = to_container(config).get("data") or {}
+    own = run.config.data.get("eval_batch_size")
+    if cpu_batch and device.type == "cpu" and own and "_target_" not in options:
+        options = {"eval_batch_size": min(own, cpu_batch), **options}
+    data = run.data_with({**options, **run.number_of_images(config.images, options)})
+    function = instantiate(config[group])
+    if name not in OF_PAIRS:
+        run.check_classifies(f"{group}={name}")
+    start_time = time.monotonic()
+    with build.constructing(f"{group}={name}"), torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
+        found = find(Setting(config, run, data, options, device, function))
+    result = {
+        "seconds": round(time.monotonic() - start_time, 2),
+        **found.result,
+        "checkpoint": str(run.checkpoint),
+        "options": to_container(config)[group],
+        "split": config.split,
+        "images": sum(len(batch.labels) for batch in found.batches),
+        "images_sha256": digest(found.batches),
+        "provenance": data.provenance,
+        "data": run.data_config(options),
+        "hardware": environment.hardware(device, 1),
+        "precision": "32-true",
+        **environment.of_this_process(),
+    }
+    path = run.directory / folder / f"{_file_stem(config, run, name, data.provenance['source'])}.json"
+    return Outcome(result, path, run, lambda: found.figures(result, path.stem), found.rows)
+
+
+def _file_stem(config: DictConfig, run: runs.Run, name: str, source: str) -> str:
+    """``<checkpoint>-<split>-<attack or question>-<source>-<hash of the options>``."""
+    options = {key: value for key, value in to_container(config).items() if key not in _NOT_OPTIONS}
+    fingerprint = hashlib.sha256(repr(sorted(options.items(), key=str)).encode()).hexdigest()[:8]
+    return "-".join([run.checkpoint.stem, config.split, name, source, fingerprint])
+
+
+def digest(batches: Iterable[Batch]) -> str:
+    """SHA-256 of all images."""
+    found = hashlib.sha256()
+    for batch in batches:
+        found.update(batch.images.cpu().contiguous().numpy().tobytes())
+    return found.hexdigest()
+
+
+def show_and_keep(outcome: Outcome, tables: Iterable[Table], logger: Any, *, pdf: bool = False) -> None:
+    """Print tables, and write record, rows and figures beside the checkpoint.
+
+    Args:
+        outcome: of a study.
+        tables: of its record.
+        logger: options of ``conf/logger``; ``None`` for none.
+        pdf: also save figures as PDF.
+    """
+    console = Console(highlight=False)
+    for table in tables:
+        console.print(table)
+    for message in _kept(outcome, logger, pdf=pdf):
+        console.print(message, soft_wrap=True, markup=False)
+
+
+def _kept(outcome: Outcome, logger: Any, *, pdf: bool) -> Iterator[str]:
+    runs.files.write_record(outcome.path, outcome.result)
+    yield f"written to {outcome.path}"
+    if outcome.rows:
+        import pandas as pd
+
+        rows = outcome.path.with_suffix(".csv")
+        runs.files.write_text(rows, pd.DataFrame(outcome.rows).to_csv(index=False))
+        yield f"written to {rows}"
+    for path in keep_figures(outcome.run, outcome.figures(), logger, pdf=pdf):
+        yield f"drawn in {path}"

@@ -1,0 +1,59 @@
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from capsule_lab.networks import AbstractNetwork
+from capsule_lab.studies.questions.decoder import _change, decoder
+from capsule_lab.types import CapsuleOutput, Capsules
+from tests.helpers.subjects import CLASSES, subject
+
+FEW: dict[str, Any] = {"epochs": 3, "hidden": (16,), "training_images": 24}
+
+
+class KnowsTheImage(AbstractNetwork):
+    """Poses have in which column the square is, which is all that images of one class differ by, but for noise."""
+
+    def forward(self, images: Tensor) -> CapsuleOutput:
+        columns = torch.arange(images.shape[3], dtype=images.dtype)
+        square = (images > 0.3).to(images.dtype)
+        where = (square.sum((1, 2)) * columns).sum(1) / square.sum((1, 2, 3))  # [b]
+        poses = torch.nn.functional.one_hot(where.round().long(), 24).to(images.dtype).unsqueeze(1)
+        poses = poses.expand(-1, CLASSES, -1)
+        activations = torch.ones_like(poses[..., 0])
+        return CapsuleOutput(activations, Capsules(poses, activations), activations)
+
+
+class KnowsNothing(KnowsTheImage):
+    """All images have the same poses."""
+
+    def forward(self, images: Tensor) -> CapsuleOutput:
+        output = super().forward(images)
+        assert output.capsules is not None
+        return output._replace(capsules=output.capsules._replace(poses=torch.ones_like(output.capsules.poses)))
+
+
+def test_poses_that_say_where_explain_more_than_the_class() -> None:
+    options = {**FEW, "epochs": 400, "hidden": (64,), "learning_rate": 0.01}
+    knows = decoder(subject(KnowsTheImage(), images=48), **options).numbers
+    ignorant = decoder(subject(KnowsNothing(), images=48), **options).numbers
+    assert knows["class_mean_squared_error"] == ignorant["class_mean_squared_error"]
+    assert knows["explained"] > 0.5
+    assert -0.5 < ignorant["explained"] < 0.1
+
+
+def test_components_of_a_class_that_is_recognised_are_changed_in_its_own_standard_deviations() -> None:
+    answer = decoder(subject(KnowsTheImage(), images=48), **FEW)
+    assert [(row["class"], row["component"]) for row in answer.rows] == [("class 0", n) for n in range(24)]
+    changing = [row for row in answer.rows if float(str(row["change"])) > 0]
+    assert 0 < len(changing) <= 3, "columns where squares of the class are"
+    figure = answer.draw()["components"]
+    assert figure.axes[0].get_xticklabels()[0].get_text() == "-2.00"
+
+
+def test_change_is_that_of_the_largest_offsets() -> None:
+    pictures = torch.zeros(2, 5, 1, 2, 2)
+    pictures[1, 0], pictures[1, -1], pictures[1, 1] = 1.0, 3.0, 7.0
+    assert _change(pictures).tolist() == [0.0, 5.0]

@@ -1,0 +1,90 @@
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from capsule_lab.networks import TransformingAutoencoder
+from capsule_lab.studies.measures.factor_analysers import FactorAnalysers
+from capsule_lab.studies.questions.few_labels import few_labels
+from tests.helpers.subjects import CLASSES, small_network, subject
+
+few = importlib.import_module("capsule_lab.studies.questions.few_labels")
+FEW: dict[str, Any] = {
+    "training_images": 24, "components": 4, "factors": 1, "labels": 8, "draws": 2, "restarts": 2, "steps": 10,
+    "principal": 4,
+}  # fmt: skip
+WAYS = ("asked", "drawn", "drawn_2_per_class", "drawn_3_per_class", "nearest")
+
+
+def network(**options: Any) -> TransformingAutoencoder:
+    torch.manual_seed(0)
+    return TransformingAutoencoder((1, 24, 24), capsules=5, **options)
+
+
+def test_numbers_of_every_kind_of_feature(monkeypatch: pytest.MonkeyPatch) -> None:
+    for features, dimensions in [("capsules", 15), ("presences", 5), ("poses", 10), ("pixels", 4)]:
+        monkeypatch.setattr(few, "_LEAST_VARIANCE", 0.0)  # untrained capsules hardly vary
+        numbers = few_labels(subject(network()), features=features, **FEW).numbers
+        expected = {f"{way}/{each}" for way in WAYS for each in ("error", "deviation")}
+        assert {*numbers} == expected | {"log_likelihood", "dimensions", "probe/error"}
+        assert numbers["dimensions"] == dimensions
+        assert all(0 <= numbers[f"{way}/error"] <= 100 for way in WAYS)
+
+
+def test_classes_that_are_apart_are_all_right() -> None:
+    """The squares of four classes are in four corners, and move little."""
+    numbers = few_labels(
+        subject(small_network(), images=80), features="pixels", **{**FEW, "training_images": 80}
+    ).numbers
+    assert numbers["probe/error"] == 0
+    assert numbers["nearest/error"] <= 15
+    assert numbers["asked/error"] <= 15
+
+
+def test_the_same_numbers_again_and_others_with_another_seed() -> None:
+    first, second = (few_labels(subject(small_network()), features="pixels", **FEW).numbers for _ in range(2))
+    assert first == second
+    other = few_labels(subject(small_network()), features="pixels", seed=1, **FEW).numbers
+    assert other["log_likelihood"] != first["log_likelihood"]
+
+
+def test_components_are_named_by_the_labels_that_they_are_responsible_for() -> None:
+    """One without a labelled image has the name of the nearest that has."""
+    log_joint = torch.tensor([[0.9, 0.05, 0.05], [0.8, 0.15, 0.05], [0.1, 0.85, 0.05]]).log()
+    known = torch.tensor([2, 2, 1])
+    means = torch.tensor([[0.0], [10.0], [8.0]])
+    mixture = FactorAnalysers(torch.ones(3) / 3, means, torch.zeros(3, 1, 1), torch.ones(3, 1))
+    assert few._named(log_joint, known, torch.arange(3), mixture, 3).tolist() == [2, 1, 1]
+
+
+def test_so_many_of_each_class_in_an_order() -> None:
+    known = torch.arange(40) % CLASSES
+    order = torch.randperm(40, generator=torch.Generator().manual_seed(0))
+    chosen = few._of_each_class(known, order, 3, CLASSES)
+    assert torch.bincount(known[chosen]).tolist() == [3] * CLASSES
+    assert {*chosen[:3].tolist()} == {*order[known[order] == 0][:3].tolist()}
+
+
+def test_standardised_by_training_images() -> None:
+    fitted = torch.tensor([[0.0, 5.0], [2.0, 5.0]])
+    first, second = few._standardised(fitted, torch.tensor([[4.0, 5.0]]))
+    assert first.tolist() == [[-1.0], [1.0]]
+    assert second.tolist() == [[3.0]]
+    with pytest.raises(ValueError, match="no feature varies over the training images"):
+        few._standardised(torch.ones(3, 2), torch.ones(1, 2))
+
+
+def test_an_image_has_the_class_of_the_largest_sum_of_shares(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of three components 0.4 are of class 0, and 0.35 and 0.25 of class 1."""
+    shares = torch.tensor([0.4, 0.35, 0.25, 0.0]).log()
+    monkeypatch.setattr(few, "_log_joint", lambda points, mixture: shares.expand(len(points), 4))
+    monkeypatch.setattr(few, "_named", lambda *_: torch.tensor([0, 1, 1, 2]))
+    seen: list[Tensor] = []
+    error = few._error
+    monkeypatch.setattr(few, "_error", lambda predicted, truth: seen.append(predicted) or error(predicted, truth))
+    few_labels(subject(small_network()), features="pixels", **{**FEW, "draws": 1})
+    assert seen[1].tolist() == [1] * 24  # drawn
