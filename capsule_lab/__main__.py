@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
 import re
+import runpy
 import sys
 from collections.abc import Iterable, Sequence
 from itertools import takewhile
@@ -33,12 +33,8 @@ def main() -> None:
 def _main(arguments: Sequence[str]) -> None:
     first = arguments[0] if arguments else ""
     if first in commands():
-        from capsule_lab.system.environment import replaced_command_line  # imports torch, which the list does not need
-
-        module = f"capsule_lab.{first}"
-        found = importlib.import_module(module)
-        with replaced_command_line(module, arguments[1:]):
-            (importlib.import_module(f"{module}.__main__") if hasattr(found, "__path__") else found).main()
+        sys.argv[1:] = arguments[1:]
+        runpy.run_module(f"capsule_lab.{first}", run_name="__main__", alter_sys=True)
     elif first == "--version":
         sys.stdout.write(f"capsule-lab {__version__}\n")
     elif first and first not in ("--help", "-h") and not first.startswith(("--config-dir", "-cd", "hydra.searchpath")):

@@ -57,7 +57,7 @@ class Outcome(NamedTuple):
 
 
 @command("analyse")
-def main(config: DictConfig) -> None:
+def main(config: DictConfig) -> dict[str, Any]:
     """Ask ``config.ckpt``, print the numbers, and write them beside the checkpoint, with figures."""
     outcome = analyse(config)
     console = Console(highlight=False)
@@ -72,6 +72,7 @@ def main(config: DictConfig) -> None:
         console.print(f"written to {rows}", soft_wrap=True, markup=False)
     for path in keep_figures(outcome.run, outcome.figures(), config.get("logger"), pdf=True):
         console.print(f"drawn in {path}", soft_wrap=True, markup=False)
+    return outcome.result
 
 
 def analyse(config: DictConfig) -> Outcome:

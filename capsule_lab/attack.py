@@ -75,7 +75,7 @@ class Outcome(NamedTuple):
 
 
 @command("attack")
-def main(config: DictConfig) -> None:
+def main(config: DictConfig) -> dict[str, Any]:
     """Attack ``config.ckpt``, print accuracy and checks, and write both beside the checkpoint, with figures."""
     outcome = attack(config)
     console = Console(highlight=False)
@@ -85,6 +85,7 @@ def main(config: DictConfig) -> None:
     console.print(f"written to {outcome.path}", soft_wrap=True, markup=False)
     for path in keep_figures(outcome.run, outcome.figures().items(), config.get("logger")):
         console.print(f"drawn in {path}", soft_wrap=True, markup=False)
+    return outcome.result
 
 
 def attack(config: DictConfig) -> Outcome:

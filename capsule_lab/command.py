@@ -11,9 +11,11 @@ import functools
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
@@ -32,6 +34,10 @@ from capsule_lab.config.compose import (
     user_message,
 )
 from capsule_lab.errors import ConfigError, InterruptError, printable
+from capsule_lab.runs import lock, results
+from capsule_lab.runs.directories import is_first_process
+from capsule_lab.runs.files import write_record
+from capsule_lab.runs.results import RESULT_VARIABLE
 from capsule_lab.system.signals import interruptible
 from capsule_lab.system.slurm import requeue
 from capsule_lab.system.terminal import usable_streams
@@ -39,7 +45,10 @@ from capsule_lab.system.terminal import usable_streams
 _SHOW_TRACEBACK = "CAPSULE_LAB_TRACEBACK"
 
 
-def command(name: str) -> Callable[[Callable[[DictConfig], None]], Callable[[], None]]:
+Main = Callable[[DictConfig], Mapping[str, Any] | None]
+
+
+def command(name: str, for_hydra: Callable[[Sequence[str]], list[str]] = list) -> Callable[[Main], Callable[[], None]]:
     """A Hydra command that prints a user's mistake as one line and exits with status 2.
 
     ``HYDRA_FULL_ERROR=1`` shows the traceback instead. A signal that stops the command exits with 128 more than its
@@ -47,15 +56,16 @@ def command(name: str) -> Callable[[Callable[[DictConfig], None]], Callable[[], 
 
     Args:
         name: of the command, and of its configuration in ``conf/``.
+        for_hydra: makes arguments that Hydra takes of those that were typed.
     """
 
-    def decorate(main: Callable[[DictConfig], None]) -> Callable[[], None]:
+    def decorate(main: Main) -> Callable[[], None]:
         @functools.wraps(main)
         def job(config: DictConfig) -> None:
             try:
                 with interruptible():
                     check_options(config, name)
-                    main(config)
+                    _for_table(main)(config)
             except InterruptError as error:
                 _exit_interrupted(error)
             except Exception as error:
@@ -75,7 +85,7 @@ def command(name: str) -> Callable[[Callable[[DictConfig], None]], Callable[[], 
                     _check_current_directory()
                     with interruptible():
                         stack.enter_context(searching(own_folders(sys.argv[1:])))
-                        sys.argv[1:] = prepared(sys.argv[1:], name)
+                        sys.argv[1:] = prepared(for_hydra(sys.argv[1:]), name)
                         hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name=name)(job)()
                 except InterruptError as error:  # while composing, or of a launcher
                     _exit_interrupted(error)
@@ -86,6 +96,23 @@ def command(name: str) -> Callable[[Callable[[DictConfig], None]], Callable[[], 
         return run
 
     return decorate
+
+
+def _for_table(main: Main) -> Main:
+    """``main``, whose result is written where a table wants it, unless it is there already."""
+    file = os.environ.pop(RESULT_VARIABLE, None)  # not for processes that this one starts
+    if file is None or not is_first_process():
+        return main
+    path = Path(file)
+
+    def recorded(config: DictConfig) -> None:
+        with lock.cell_lock(path.stem):
+            if results.read_evaluation(path) is None:
+                start_time = time.monotonic()
+                result = main(config) or {}
+                write_record(path, {**result, "evaluation_seconds": round(time.monotonic() - start_time, 1)})
+
+    return recorded
 
 
 def _check_current_directory() -> None:

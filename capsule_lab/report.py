@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import sys
+from functools import partial
 from pathlib import Path
 
 from omegaconf import DictConfig
@@ -64,8 +65,7 @@ def main() -> None:
     def run(config: DictConfig) -> None:
         report(config, command_line)
 
-    sys.argv[1:] = for_hydra(sys.argv[1:], FOR_REPORT)
-    command("report")(run)()
+    command("report", partial(for_hydra, own=FOR_REPORT))(run)()
 
 
 if __name__ == "__main__":

@@ -20,13 +20,15 @@ They lie in ``$CAPSULE_LAB_RUNS`` or ``runs``.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import os
 import re
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -61,20 +63,27 @@ _ADDED = {  # options that earlier runs had no names for: not hashed at the valu
 _OVERRIDES = "# overrides: "
 
 
-def config_hash(config: DictConfig) -> str:
-    """Hash of everything in the configuration that the result depends on, 8 hexadecimal digits."""
-    copy = OmegaConf.create(to_container(config))
-    at_first_values = [key for key, value in _ADDED.items() if OmegaConf.select(copy, key) == value]
-    for key in (*_NOT_HASHED, *at_first_values):
+def config_hash(config: DictConfig | Mapping[str, Any]) -> str:
+    """Hash of everything in the configuration that the result depends on, 8 hexadecimal digits.
+
+    Args:
+        config: the configuration, or what ``to_container`` makes of it.
+    """
+    container = json.loads(json.dumps(to_container(config) if isinstance(config, DictConfig) else config))
+    for key in (*_NOT_HASHED, *_ADDED, *_UNSET):
         parent, _, name = key.rpartition(".")
-        node = OmegaConf.select(copy, parent) if parent else copy
-        if node is not None:
-            node.pop(name, None)
-    for key in _UNSET:
-        if OmegaConf.select(copy, key) is not None:
-            OmegaConf.update(copy, key, None)
-    text = json.dumps(OmegaConf.to_container(copy), sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:8]
+        node = functools.reduce(_part, parent.split(".") if parent else [], container)
+        if not isinstance(node, dict) or name not in node:
+            continue
+        if key in _UNSET:
+            node[name] = None
+        elif key in _NOT_HASHED or node[name] == _ADDED[key]:
+            del node[name]
+    return hashlib.sha256(json.dumps(container, sort_keys=True).encode()).hexdigest()[:8]
+
+
+def _part(node: Any, key: str) -> Any:
+    return node.get(key) if isinstance(node, dict) else None
 
 
 def is_first_process() -> bool:

@@ -17,6 +17,8 @@ from capsule_lab.runs.directories import config_hash, is_first_process
 from capsule_lab.runs.files import read_record, tail, write_record
 
 RESULT, STATUS = "metrics.json", "status.json"
+RESULT_VARIABLE = "CAPSULE_LAB_RESULT"
+"""Environment variable with the file in which a table wants the result of an evaluation."""
 PAUSED = "paused"
 """Status of a run whose time was over before its last step or its test."""
 

@@ -117,15 +117,16 @@ def is_command() -> bool:
     return Path(sys.argv[0]).name == "capsule-lab"
 
 
-def end_with_parent(grace: float = 0.0) -> None:
+def end_with_parent(grace: float = 0.0, parent: int | None = None) -> None:
     """Stop this process, which may save, when the one that started it is gone; kill it if it lives 8 seconds longer.
 
     Args:
         grace: seconds in which it may end by itself.
+        parent: the one that started it; by default that of now, which may have adopted it.
     """
     import multiprocessing  # not before `exit_at_once`
 
-    parent = os.getppid()
+    parent = os.getppid() if parent is None else parent
 
     def watch() -> None:
         process = multiprocessing.parent_process()

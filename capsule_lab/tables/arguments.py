@@ -14,8 +14,8 @@ FOR_SWEEP = ("table", *SELECTION, "dry_run", "budget")
 FOR_REPORT = ("table", *SELECTION, "out")
 
 
-def for_hydra(arguments: Sequence[str], own: Sequence[str], prefix: str = "") -> list[str]:
-    """Arguments as Hydra takes them: ``own`` ones with a prefix, overrides of runs together as the list ``overrides``.
+def for_hydra(arguments: Sequence[str], own: Sequence[str]) -> list[str]:
+    """Arguments as Hydra takes them: ``own`` ones, and overrides of runs together as the list ``overrides``.
 
     That list keeps them from Hydra, which would apply them to the configuration of the command. ``launcher=`` and what
     begins with ``hydra`` or a dash stay as they are; ``--dry-run`` is ``dry_run=true``.
@@ -25,14 +25,14 @@ def for_hydra(arguments: Sequence[str], own: Sequence[str], prefix: str = "") ->
         key, is_pair, _ = argument.partition("=")
         key = key.lstrip("+")
         if argument == "--dry-run":
-            kept.append(f"{prefix}dry_run=true")
+            kept.append("dry_run=true")
         elif key in own:
-            kept.append(f"{prefix}{argument}")
+            kept.append(argument)
         elif not (is_pair or argument.startswith("~")) or key == "launcher" or key.startswith(("-", "hydra")):
             kept.append(argument)
         else:
             overrides.append(argument)
-    return [*kept, f"{prefix}overrides=[{','.join(map(quoted, overrides))}]"] if overrides else kept
+    return [*kept, f"overrides=[{','.join(map(quoted, overrides))}]"] if overrides else kept
 
 
 _BUDGET = re.compile(r"(?:(?P<hours>\d+)h)?(?:(?P<minutes>\d+)m)?(?:(?P<seconds>\d+)s)?")
