@@ -6,7 +6,7 @@ VENV ?= .venv
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
 COMMANDS := $(filter-out _%,$(basename $(notdir $(wildcard conf/*.yaml))))
-.PHONY: help setup $(COMMANDS) test campaign lint clean
+.PHONY: help setup own-environment $(COMMANDS) test test-all campaign lint clean
 
 RUN := $(VENV)/bin/python
 READY := $(VENV)/.ready
@@ -17,7 +17,7 @@ help: ## this list
 	@echo
 	@for name in $(COMMANDS); do printf '  make %-10s %s\n' $$name "$$(sed -n '1s/^# //p' conf/$$name.yaml)"; done
 	@echo
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1|\2/p' $(firstword $(MAKEFILE_LIST)) | awk -F'|' '{printf "%-17s %s\n", $$1, $$2}'
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(firstword $(MAKEFILE_LIST)) | awk -F'|' '{printf "%-17s %s\n", $$1, $$2}'
 	@echo
 	@echo "key=value is handed to the command: groups (model=capsnet), dotted keys (routing.iterations=1), lists"
 	@echo "(model.decoder=[64,128]) and new keys (+trainer.name=value). Deletions (~key) are not: use python -m;"
@@ -26,13 +26,20 @@ help: ## this list
 	@echo "make --dry-run sweep table=<name> shows the runs of a table."
 	@echo "VENV=<folder> keeps the environment elsewhere (default .venv), PYTHON=<python> makes it (default python3)."
 
-$(READY): pyproject.toml
-	@test ! -s $(READY) || test "$$(cat $(READY))" = "$(CURDIR)" || { echo "$(VENV) is the environment of $$(cat $(READY)); name another with VENV=<folder>, or remove $(READY) to install this clone in it" >&2; exit 1; }
+$(READY): pyproject.toml tested-versions.txt | own-environment
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed; name one with PYTHON=python3.11" >&2; exit 1; }
 	@echo "Setting up $(VENV): torch is large, the first time takes some minutes."
 	@test -x $(RUN) || $(PYTHON) -m venv $(VENV)
-	@$(RUN) -m pip install --quiet --editable '.[dev]'
+	@if command -v uv >/dev/null; then \
+	    uv pip install --quiet --python $(RUN) --constraint tested-versions.txt --editable '.[dev]'; \
+	else \
+	    $(RUN) -m pip install --quiet --constraint tested-versions.txt --editable '.[dev]'; \
+	fi
 	@echo "$(CURDIR)" > $(READY)
+
+# VENV may be shared between clones by mistake: an environment runs the code of the clone that it was made for
+own-environment:
+	@test ! -s $(READY) || test "$$(cat $(READY))" = "$(CURDIR)" || { echo "$(VENV) is the environment of $$(cat $(READY)); name another with VENV=<folder>, or remove $(READY) to install this clone in it" >&2; exit 1; }
 
 setup: $(READY) ## make the environment; all other targets do so by themselves
 
@@ -44,8 +51,12 @@ train: DEFAULT = $(if $(filter-out train.resume=%,$(OVERRIDES)),,experiment=quic
 sweep: DEFAULT = $(if $(findstring n,$(firstword -$(MAKEFLAGS))),dry_run=true)
 sweep: EVEN_IN_DRY_RUN = +
 
-test: $(READY) ## run the tests; PYTEST="-k resume" is handed to pytest
-	@OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(RUN) -m pytest -n auto --dist worksteal $(PYTEST)
+test test-all: $(READY)
+	@OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(RUN) -m pytest -n auto --dist worksteal $(TIER) $(PYTEST)
+
+test: ## run the tests, in minutes; PYTEST="-k resume" is handed to pytest
+test-all: TIER = -m "not slow and not slurm" --every-shape
+test-all: ## whole fits and sweeps as well, with shapes checked in every test
 
 campaign: $(READY) ## kill, corrupt and starve runs, and compare results; minutes=30 seed=0 only=sweeps
 	@set -f; OMP_NUM_THREADS=1 $(RUN) -m tests.campaign $(OVERRIDES)

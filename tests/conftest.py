@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import importlib
 import logging
-import pickle
 import shutil
 import sys
 from collections.abc import Callable, Iterator
@@ -15,17 +14,24 @@ from typing import Any
 import jaxtyping
 import pytest
 from hydra.core.global_hydra import GlobalHydra
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
-from capsule_lab.config.compose import compose, conf_dir
+from capsule_lab.config.compose import compose
 from tests.helpers.commands import ENVIRONMENT_OF_THE_DEVELOPER, ROOT, TINY, TINY_CAPSNET, TINY_DATA, Ended, Trained
+from tests.helpers.compositions import composed_from_parts
 
 WITHOUT_FILES = {"kernels", "layers", "networks", "reference", "routing"}
 """Folders whose tests neither write files nor run commands."""
 
+SHAPES_ARE_CHECKED = pytest.StashKey[bool]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--every-shape", action="store_true", help="check shapes and types in every test; slower by half")
+
 
 @pytest.hookimpl(trylast=True)  # after pytest has grouped the parameters of fixtures
-def pytest_collection_modifyitems(items: list[pytest.Function]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Function]) -> None:
     """Files with slow tests or the fixture ``trained`` first, the others as collected.
 
     With ``--dist worksteal`` each worker begins with a contiguous part, and an idle one takes from the end of
@@ -33,34 +39,39 @@ def pytest_collection_modifyitems(items: list[pytest.Function]) -> None:
     """
     first = {item.path for item in items if item.get_closest_marker("integration") or "trained" in item.fixturenames}
     items.sort(key=lambda item: item.path not in first)
+    seen = set[tuple[object, ...]]()
+    for item in items:
+        parameters = item.callspec.params.items() if hasattr(item, "callspec") else ()
+        features = {(item.path, item.originalname), *((item.path, name, repr(value)) for name, value in parameters)}
+        item.stash[SHAPES_ARE_CHECKED] = config.option.every_shape or not features <= seen
+        seen |= features
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Check shapes in the first case of a test, and with every value of a parameter once in a file.
+
+    In the thousands of other cases they would be the same, and checking them takes half of the time.
+    """
+    jaxtyping.config.update("jaxtyping_disable", not item.stash.get(SHAPES_ARE_CHECKED, True))
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Compose from parts, as collection composes, too, and collect no garbage while a million objects are made."""
+    gc.disable()
+    parts = composed_from_parts()
+    parts.__enter__()
+    config.add_cleanup(lambda: parts.__exit__(None, None, None))
 
 
 def pytest_collection_finish() -> None:
     """Exclude the tests and their imports, which live to the end, from garbage collection."""
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 def pytest_sessionfinish() -> None:
     gc.unfreeze()
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _each_configuration_is_parsed_once() -> Iterator[None]:
-    """Parsing the same YAML thousands of times would take a quarter of the suite's time."""
-    real, parsed = OmegaConf.load, dict[Path, bytes]()
-
-    def load(file: Any) -> Any:
-        name = Path(getattr(file, "name", file))
-        if not name.is_relative_to(conf_dir()):
-            return real(file)
-        if name not in parsed:
-            parsed[name] = pickle.dumps(real(file))
-        return pickle.loads(parsed[name])  # six times faster than copy.deepcopy
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(OmegaConf, "load", staticmethod(load))
-        yield
 
 
 @pytest.fixture

@@ -36,7 +36,7 @@ from capsule_lab.config.compose import (
 )
 from capsule_lab.tables.arguments import FOR_REPORT, FOR_SWEEP, for_hydra
 from capsule_lab.train import summary
-from tests.helpers.commands import CHOSEN, NO_PICTURES, ROOT, TINY, TINY_CAPSNET, Ended, Trained, python
+from tests.helpers.commands import CHOSEN, NO_PICTURES, ROOT, TINY, TINY_CAPSNET, Ended, Trained, interpreter
 from tests.helpers.messages import one_sentence
 
 Cli = Callable[..., Ended]
@@ -118,21 +118,10 @@ def test_documented_command_composes(name: str, overrides: list[str]) -> None:
     check(compose(name, overrides))
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_links_of_a_page_lead_somewhere(page: Path) -> None:
-    links = re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text())
-    assert [link for link in links if not (page.parent / link).exists()] == []
-
-
-@pytest.mark.parametrize("command", [command for command in DOCUMENTED if command.startswith("make ")])
-def test_documented_target_exists(command: str) -> None:
-    assert command.split()[1] in targets()
-
-
-@pytest.mark.parametrize("command", [command for command in DOCUMENTED if command.startswith("python ")])
-def test_documented_module_exists(command: str) -> None:
-    module = command.split()[2].removeprefix("capsule_lab").removeprefix(".")
-    assert module == "" or module in commands()
+def test_documented_targets_and_modules_exist() -> None:
+    known = {*(f"make {name}" for name in targets()), *(f"python -m capsule_lab.{name}" for name in commands())}
+    starts = [re.match(r"make [\w-]+|python -m [\w.]+", command)[0] for command in DOCUMENTED]  # type: ignore[index]
+    assert {*starts} - known - {"python -m capsule_lab"} == set()
 
 
 def test_what_a_finished_run_proposes_composes(trained: Trained) -> None:
@@ -162,17 +151,13 @@ def shown() -> str:
     return out.getvalue()
 
 
-@pytest.mark.parametrize(("group", "option"), OPTIONS)
-def test_overview_lists_every_option(shown: str, group: str, option: str) -> None:
-    lines = shown.splitlines()
-    listing = lines[next(i for i, line in enumerate(lines) if line.split()[:1] == [group]) :]
-    first = next(line.split() for line in listing if option in line.split()[:2])
-    assert len(first) > 2, "it has no headline"
-
-
-@pytest.mark.parametrize("command", commands())
-def test_overview_lists_every_command(shown: str, command: str) -> None:
-    assert f"python -m capsule_lab.{command} " in shown
+def test_overview_lists_every_command_and_option(shown: str) -> None:
+    """Options with their headlines."""
+    assert [command for command in commands() if f"python -m capsule_lab.{command} " not in shown] == []
+    lines = [line.split() for line in shown.splitlines()]
+    listings = {group: lines[next(i for i, line in enumerate(lines) if line[:1] == [group]) :] for group in groups()}
+    found = {(group, word): len(line) > 2 for group in groups() for line in listings[group][::-1] for word in line[:2]}
+    assert [option for option in OPTIONS if not found.get(option)] == []
 
 
 @pytest.mark.parametrize("command", commands())
@@ -258,7 +243,7 @@ def called(venv: Path, command: str, *arguments: str) -> list[str]:
 @functools.cache
 def targets() -> list[str]:
     """What ``make help`` lists."""
-    return re.findall(r"^  make (\w+) +\S", make("help"), re.MULTILINE)
+    return re.findall(r"^  make ([\w-]+) +\S", make("help"), re.MULTILINE)
 
 
 @pytest.fixture
@@ -326,7 +311,7 @@ def test_make_leaves_the_environment_of_another_clone_alone(venv: Path) -> None:
 
 
 def test_make_help_lists_every_target() -> None:
-    assert targets() == [*commands(), "help", "setup", "test", "campaign", "lint", "clean"]
+    assert targets() == [*commands(), "help", "setup", "test", "test-all", "campaign", "lint", "clean"]
     assert make() == make("help")
 
 
@@ -463,14 +448,14 @@ def test_other_commands_refuse_wrong_overrides(
 
 
 def test_process_refuses_wrong_overrides(tmp_path: Path) -> None:
-    ended = python("-m", "capsule_lab.train", "trainer.max_epoch=3", cwd=tmp_path)
+    ended = interpreter("-m", "capsule_lab.train", "trainer.max_epoch=3", cwd=tmp_path)
     assert one_sentence(ended).startswith("trainer.max_epoch does not exist; did you mean trainer.max_epochs?")
     assert ended.out == ""
     assert list(tmp_path.iterdir()) == []
 
 
 def test_process_shows_the_traceback_if_asked_for(tmp_path: Path) -> None:
-    ended = python("-m", "capsule_lab.train", "trainer.max_epoch=3", cwd=tmp_path, HYDRA_FULL_ERROR="1")
+    ended = interpreter("-m", "capsule_lab.train", "trainer.max_epoch=3", cwd=tmp_path, HYDRA_FULL_ERROR="1")
     assert ended.status != 0
     assert "Traceback" in ended.err
 

@@ -14,7 +14,7 @@ import tomllib
 import pytest
 
 import capsule_lab
-from tests.helpers.commands import ROOT, python
+from tests.helpers.commands import ROOT, interpreter
 
 PLAIN = [
     "",
@@ -58,7 +58,7 @@ FOR_EXTENSIONS = {
 @pytest.fixture(scope="module")
 def heavy_imports() -> dict[str, list[str]]:
     """For each module, which of the heavy packages are there when it and those before it are imported."""
-    ended = python("-c", SCRIPT, json.dumps([list(ALLOWED), HEAVY]), cwd=ROOT)
+    ended = interpreter("-c", SCRIPT, json.dumps([list(ALLOWED), HEAVY]), cwd=ROOT)
     assert ended.status == 0, ended.err
     return json.loads(ended.out)
 

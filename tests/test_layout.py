@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import ast
+import re
 from pathlib import Path
-
-import pytest
 
 from tests.helpers.commands import ROOT
 
@@ -19,7 +18,7 @@ WITHOUT_COUNTERPART = {
     "test_doctests.py": "all docstrings",
     "test_imports.py": "the direction of imports",
     "test_layout.py": "tests/ itself",
-    "test_odd_overrides.py": "values of all options",
+    "config/test_odd_overrides.py": "values of all options",
     "test_packaging.py": "pyproject.toml",
     "test_claims.py": "README.md, results/ and docs/",
     "test_records.py": "results/",
@@ -28,6 +27,7 @@ WITHOUT_COUNTERPART = {
     "callbacks/test_wandb_sweeps.py": "sweeps/wandb/",
     "data/test_hostile_files.py": "readers of the formats of all data sets",
     "data/test_sources.py": "where every data set comes from",
+    "helpers/test_compositions.py": "tests/helpers/compositions.py",
     "kernels/test_memory.py": "peak memory of all backends",
     "kernels/cpu/test_kernels.py": "properties of all kernels of a CPU",
     "launchers/test_internals.py": "hydra_internals and submitit_internals",
@@ -46,13 +46,16 @@ WITHOUT_COUNTERPART = {
 """Tests that no file of the package corresponds to, and what they are about."""
 
 
-@pytest.mark.parametrize("test", [test for test in TESTS if str(test) not in WITHOUT_COUNTERPART], ids=str)
-def test_has_a_counterpart(test: Path) -> None:
+def test_every_test_has_a_counterpart() -> None:
     """``test_x.py`` or ``test_x_<aspect>.py`` tests ``x.py``, ``__x__.py`` or the folder ``x``."""
+    tests = [test for test in TESTS if str(test) not in WITHOUT_COUNTERPART]
+    assert [f"tests/{test}" for test in tests if not has_counterpart(test)] == []
+
+
+def has_counterpart(test: Path) -> bool:
     folder, words = ROOT / "capsule_lab" / test.parent, test.stem.removeprefix("test_").split("_")
     names = ["_".join(words[:count]) for count in range(len(words), 0, -1)]
-    candidates = [folder / form for name in names for form in (f"{name}.py", f"__{name}__.py", name)]
-    assert any(each.exists() for each in candidates), f"tests/{test}: expected a file of capsule_lab/{test.parent}"
+    return any((folder / form).exists() for name in names for form in (f"{name}.py", f"__{name}__.py", name))
 
 
 def imported_modules(file: Path) -> set[str]:
@@ -66,8 +69,8 @@ def imported_modules(file: Path) -> set[str]:
     return found
 
 
-@pytest.mark.parametrize("file", FILES, ids=str)
-def test_imports_nothing_from_a_test_or_a_conftest(file: Path) -> None:
-    parts = {name: name.split(".") for name in imported_modules(file) if name.startswith("tests.")}
-    wrong = [name for name, of in parts.items() if any(part.startswith("test_") or part == "conftest" for part in of)]
-    assert wrong == [], f"{file}: move what it needs to tests/helpers/"
+def test_nothing_is_imported_from_a_test_or_a_conftest() -> None:
+    imported = {(file, name) for file in FILES for name in imported_modules(file) if name.startswith("tests.")}
+    of_tests = re.compile(r"\.(test_\w+|conftest)(\.|$)")
+    wrong = sorted(f"{file}: {name}" for file, name in imported if of_tests.search(name))
+    assert wrong == [], "move what they need to tests/helpers/"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers.commands import ROOT, Ended, python
+from tests.helpers.commands import ROOT, Ended, interpreter
 
 pytestmark = pytest.mark.integration
 
@@ -36,7 +36,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("capsule_lab", "conf", "hydra_plugins", "sweeps"):
         shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
     target = tmp_path_factory.mktemp("wheel")
-    ended = python("-m", "hatchling", "build", "-t", "wheel", "-d", str(target), cwd=source, PYTHONPATH="")
+    ended = interpreter("-m", "hatchling", "build", "-t", "wheel", "-d", str(target), cwd=source, PYTHONPATH="")
     assert ended.status == 0, ended.out + ended.err
     (built,) = target.iterdir()
     return built
@@ -53,7 +53,7 @@ def unpacked(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def installed(unpacked: Path, cwd: Path, *arguments: str) -> Ended:
     """``python *arguments`` that finds the unpacked wheel and not the source tree."""
-    return python("-P", *arguments, cwd=cwd, PYTHONPATH=str(unpacked), COLUMNS="160")
+    return interpreter("-P", *arguments, cwd=cwd, PYTHONPATH=str(unpacked), COLUMNS="160")
 
 
 def test_files_of_the_wheel_are_those_of_the_source(unpacked: Path) -> None:

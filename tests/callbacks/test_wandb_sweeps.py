@@ -11,7 +11,6 @@ from typing import Any
 import jsonschema
 import pytest
 import yaml
-from wandb.sdk.launch.sweeps.utils import create_sweep_command, create_sweep_command_args
 
 from capsule_lab.config.build import build_without_weights
 from capsule_lab.config.check import check
@@ -36,6 +35,8 @@ def values(parameter: dict[str, Any]) -> list[Any]:
 
 def command_of(sweep: dict[str, Any], chosen: dict[str, Any]) -> list[str]:
     """What W&B's agent starts for these values, put together by its own functions."""
+    from wandb.sdk.launch.sweeps.utils import create_sweep_command, create_sweep_command_args  # a second to import
+
     filled = create_sweep_command_args({"args": {name: {"value": value} for name, value in chosen.items()}})
     macros = {"${env}": ["/usr/bin/env"], "${interpreter}": ["python"], "${program}": [sweep["program"]]}
     macros |= {f"${{{name}}}": given for name, given in filled.items()}

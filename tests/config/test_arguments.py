@@ -16,7 +16,7 @@ from capsule_lab.config.arguments import own_folders, prepared
 from capsule_lab.config.compose import as_argument, compose, options_of, search_path, searching
 from capsule_lab.errors import ConfigError
 from capsule_lab.train import train
-from tests.helpers.commands import ROOT, Ended, python
+from tests.helpers.commands import ROOT, Ended, interpreter
 from tests.helpers.messages import one_sentence
 
 MINE = ROOT / "tests" / "templates" / "my_routing" / "conf"
@@ -252,5 +252,5 @@ def test_command_by_its_name(
 def test_streams_that_cannot_be_written_to(tmp_path: Path) -> None:
     """One process: the list of options into a full disk, with the characters of another encoding."""
     code = "import sys; sys.stdout = open('/dev/full', 'w'); from capsule_lab.__main__ import main; main()"
-    full = python("-c", code, cwd=tmp_path, PYTHONIOENCODING="ascii")
+    full = interpreter("-c", code, cwd=tmp_path, PYTHONIOENCODING="ascii")
     assert (full.status, full.err) == (2, ON_DISK_FULL)

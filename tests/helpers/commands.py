@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import subprocess
 import sys
@@ -10,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig
+
+from tests.helpers.zygote import Zygote
 
 ROOT = Path(__file__).parents[2]
 
@@ -55,20 +58,38 @@ class Ended:
     err: str
 
 
-def start(*arguments: str, cwd: Path, **environment: str) -> subprocess.Popen[str]:
-    """``python *arguments`` as a process of its own, on one core, without the developer's environment."""
+def environment_of_a_command(**environment: str) -> dict[str, str]:
+    """One core, without the developer's environment."""
     inherited = {name: value for name, value in os.environ.items() if name not in ENVIRONMENT_OF_THE_DEVELOPER}
+    return {**inherited, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), **environment}
+
+
+def start(*arguments: str, cwd: Path, **environment: str) -> subprocess.Popen[str]:
+    """``python *arguments`` as an interpreter of its own."""
     return subprocess.Popen(
         [sys.executable, *arguments],
         cwd=cwd,
-        env={**inherited, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), **environment},
+        env=environment_of_a_command(**environment),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     )
 
 
+@functools.cache
+def zygote() -> Zygote:
+    return Zygote(ROOT)
+
+
 def python(*arguments: str, cwd: Path, limit: float = 300, **environment: str) -> Ended:
+    """``python -m …`` or ``python -c …`` as a process of its own, to its end, which comes within ``limit`` seconds.
+
+    Its libraries are imported already; ``interpreter`` is for tests of what importing them does.
+    """
+    return Ended(*zygote().run([*arguments], cwd, environment_of_a_command(**environment), limit))
+
+
+def interpreter(*arguments: str, cwd: Path, limit: float = 300, **environment: str) -> Ended:
     """``start``, to its end, which comes within ``limit`` seconds."""
     with start(*arguments, cwd=cwd, **environment) as process:
         try:

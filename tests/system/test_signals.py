@@ -13,7 +13,7 @@ import pytest
 
 from capsule_lab.errors import InterruptError
 from capsule_lab.system import signals
-from tests.helpers.commands import Ended, python, start
+from tests.helpers.commands import Ended, interpreter, start
 
 
 def handlers() -> list[object]:
@@ -167,4 +167,4 @@ import capsule_lab
 library = ctypes.CDLL(None)
 library.__cxa_atexit(library["raise"], signal.SIGHUP, None)
 """
-    assert python("-c", script, cwd=tmp_path) == Ended(0, "", "")
+    assert interpreter("-c", script, cwd=tmp_path) == Ended(0, "", "")
