@@ -84,8 +84,9 @@ def command(name: str, for_hydra: Callable[[Sequence[str]], list[str]] = list) -
                         return
                     _check_current_directory()
                     with interruptible():
-                        stack.enter_context(searching(own_folders(sys.argv[1:])))
-                        sys.argv[1:] = prepared(for_hydra(sys.argv[1:]), name)
+                        arguments = for_hydra(sys.argv[1:])
+                        stack.enter_context(searching(own_folders(arguments)))
+                        sys.argv[1:] = prepared(arguments, name)
                         hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name=name)(job)()
                 except InterruptError as error:  # while composing, or of a launcher
                     _exit_interrupted(error)

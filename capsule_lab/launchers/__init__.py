@@ -24,6 +24,7 @@ class Job(NamedTuple):
         trainer: its part of the configuration, which says how many GPUs the run takes.
         fingerprint: the hash by which its lock, its log and its record of a failure are found.
         environment: variables that it needs.
+        in_tables: whether tables find its result; not that of a directory of its own, or with other initial weights.
     """
 
     name: str
@@ -31,6 +32,7 @@ class Job(NamedTuple):
     trainer: DictConfig
     fingerprint: str
     environment: Mapping[str, str] = {}
+    in_tables: bool = True
 
     @property
     def command(self) -> list[str]:

@@ -48,7 +48,9 @@ class GridSweeper(Sweeper):
         for overrides, config in zip(batch, configs, strict=True):
             arguments = [each for each in overrides if not each.startswith("launcher=")]
             command = ("-m", "capsule_lab.train", *arguments, *search_override())
-            jobs.append(Job(shlex.join(arguments), command, config.trainer, config_hash(config)))
+            in_tables = config.ckpt is None and config.train.directory is None
+            name = shlex.join(arguments)
+            jobs.append(Job(name, command, config.trainer, config_hash(config), in_tables=in_tables))
         try:
             failures = instantiate(self.config.hydra.launcher).launch(jobs)
         finally:

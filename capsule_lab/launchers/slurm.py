@@ -58,7 +58,8 @@ class SlurmLauncher:
         log.info("%d jobs of SLURM, from %s; output in %s", len(jobs), submitted[0].job_id, submitted[0].paths.folder)
         failures: dict[str, str | None] = {}
         for job, of_slurm in zip(jobs, submitted, strict=True):  # other sweeps leave it alone, also if this one ends
-            lock.record_queued(job.fingerprint, of_slurm.job_id, str(of_slurm.task(0).paths.stdout))
+            if job.in_tables:
+                lock.record_queued(job.fingerprint, of_slurm.job_id, str(of_slurm.task(0).paths.stdout))
         for job, of_slurm in zip(jobs, submitted, strict=True):
             while slurm.in_queue(of_slurm.job_id):
                 time.sleep(_POLL_SECONDS)

@@ -225,18 +225,14 @@ def test_run_that_continues_another_configuration_takes_no_lock(config: DictConf
         assert not lock.is_locked(runs.directories.config_hash(config))
 
 
-@pytest.mark.parametrize(("directory", "recorded"), [(None, True), ("elsewhere", False)])
-def test_queued_job_locks_its_configuration(
-    config: DictConfig, monkeypatch: pytest.MonkeyPatch, directory: str | None, recorded: bool
-) -> None:
-    config.train.directory = directory
+def test_queued_job_locks_its_configuration(config: DictConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     queue = ["7_1"]
     monkeypatch.setattr(slurm, "in_queue", lambda job: job in queue)
-    lock.record_queued(config, "7_1", "first.log")
-    assert lock.is_locked(runs.directories.config_hash(config)) is recorded
-    lock.record_queued(config, "8_1", "second.log")
+    lock.record_queued(runs.directories.config_hash(config), "7_1", "first.log")
+    assert lock.is_locked(runs.directories.config_hash(config))
+    lock.record_queued(runs.directories.config_hash(config), "8_1", "second.log")
     record = lock.read_record(runs.directories.config_hash(config))
-    assert (record and (record.process, record.log)) == (("job 7_1 of SLURM", "first.log") if recorded else None)
+    assert (record.process, record.log) == ("job 7_1 of SLURM", "first.log")
     queue.clear()
     assert not lock.is_locked(runs.directories.config_hash(config))
 

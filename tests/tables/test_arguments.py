@@ -12,25 +12,25 @@ from capsule_lab.tables.arguments import FOR_SWEEP, budget_seconds, for_hydra, q
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (["table=smoke"], ["+table=smoke"]),
-        (["table=smoke", "--dry-run"], ["+table=smoke", "+dry_run=true"]),
+        (["table=smoke"], ["table=smoke"]),
+        (["table=smoke", "--dry-run"], ["table=smoke", "dry_run=true"]),
         (
             ["rows=[a,b]", "launcher=gpus", "hydra.launcher.jobs=2"],
-            ["+rows=[a,b]", "launcher=gpus", "hydra.launcher.jobs=2"],
+            ["rows=[a,b]", "launcher=gpus", "hydra.launcher.jobs=2"],
         ),
-        (["budget=9m"], ["+budget=9m"]),
-        (["out=x"], ["+overrides=['out=x']"]),
+        (["budget=9m"], ["budget=9m"]),
+        (["out=x"], ["overrides=['out=x']"]),
         (["--help"], ["--help"]),
         (["tabel"], ["tabel"]),
-        (["~callbacks.best"], ["+overrides=['~callbacks.best']"]),
-        (["model.a=${model.b}"], [r"+overrides=['model.a=\${model.b}']"]),
+        (["~callbacks.best"], ["overrides=['~callbacks.best']"]),
+        (["model.a=${model.b}"], [r"overrides=['model.a=\${model.b}']"]),
         (["--cfg", "job"], ["--cfg", "job"]),
-        (["seed=1", "+a.b='c d'"], [r"+overrides=['seed=1','+a.b=\'c d\'']"]),
+        (["seed=1", "+a.b='c d'"], [r"overrides=['seed=1','+a.b=\'c d\'']"]),
     ],
     ids=str,
 )
 def test_overrides_of_runs_become_one_list(arguments: list[str], expected: list[str]) -> None:
-    assert for_hydra(arguments, FOR_SWEEP, prefix="+") == expected
+    assert for_hydra(arguments, FOR_SWEEP) == expected
 
 
 @pytest.mark.parametrize(
