@@ -235,9 +235,7 @@ class Training:
         from capsule_lab import runs
 
         with interruptible("training is complete; the same command with train.resume=true tests again"):
-            self.trainer.test(
-                self.module, datamodule=self.data, ckpt_path=weights, weights_only=True, verbose=False
-            )
+            self.trainer.test(self.module, datamodule=self.data, ckpt_path=weights, weights_only=True, verbose=False)
         results: dict[str, float] = self.module.test_results()
         runs.results.check_finite(results, f"the test of {weights}")
         return results

@@ -15,7 +15,7 @@ from capsule_lab.config.hints import habit
 from capsule_lab.errors import ConfigError, closest
 from capsule_lab.system.files import expanded
 
-_FIRST = {"evaluate": "ckpt", "figures": "run", "report": "table", "sweep": "table", "workspace": "table"}
+_FIRST = {"evaluate": "ckpt", "figures": "run", "report": "table", "sweep": "table"}
 """The key that a command needs, and that is easily left out before its value."""
 
 

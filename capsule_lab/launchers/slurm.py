@@ -73,4 +73,4 @@ def become(command: list[str], environment: Mapping[str, str]) -> None:
     log_file = str(submitit.JobEnvironment().paths.stdout)
     local_rank = os.environ.get("SLURM_LOCALID", "0")  # under the name that Lightning gives to processes that it starts
     own = {lock.LOG_VARIABLE: log_file, "LOCAL_RANK": local_rank}
-    os.execve(command[0], command, environment_for(environment, **own))
+    os.execve(command[0], command, environment_for(environment, **own))  # noqa: S606  # it needs no shell

@@ -11,7 +11,7 @@ from capsule_lab.errors import ConfigError
 
 SELECTION = ("rows", "columns", "seeds")
 FOR_SWEEP = ("table", *SELECTION, "dry_run", "budget")
-FOR_REPORT = ("table", *SELECTION, "out")
+FOR_REPORT = ("table", *SELECTION, "out", "workspace", "project", "entity")
 
 
 def for_hydra(arguments: Sequence[str], own: Sequence[str]) -> list[str]:
@@ -24,14 +24,13 @@ def for_hydra(arguments: Sequence[str], own: Sequence[str]) -> list[str]:
     for argument in arguments:
         key, is_pair, _ = argument.partition("=")
         key = key.lstrip("+")
+        is_override = is_pair or argument.startswith("~")
         if argument == "--dry-run":
             kept.append("dry_run=true")
-        elif key in own:
-            kept.append(argument)
-        elif not (is_pair or argument.startswith("~")) or key == "launcher" or key.startswith(("-", "hydra")):
-            kept.append(argument)
-        else:
+        elif is_override and key not in (*own, "launcher") and not key.startswith(("-", "hydra")):
             overrides.append(argument)
+        else:
+            kept.append(argument)
     return [*kept, f"overrides=[{','.join(map(quoted, overrides))}]"] if overrides else kept
 
 

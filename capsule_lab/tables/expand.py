@@ -126,9 +126,7 @@ def _training_cells(
         fingerprint = runs.directories.config_hash(config.container(seed))
         labels = tuple(_labels(table, row, column, config, seed, fingerprint))
         own = (*given, f"seed={seed}")
-        found.append(
-            TrainingCell(row, column, seed, own, fingerprint, waits_for, config, labels, any_precision)
-        )
+        found.append(TrainingCell(row, column, seed, own, fingerprint, waits_for, config, labels, any_precision))
     return found
 
 
@@ -167,9 +165,7 @@ def _taken(row: Row, column: Column, seed: int, cells: _Cells) -> tuple[list[str
     return taken, waits_for
 
 
-def _labels(
-    table: Table, row: Row, column: Column, config: SeededConfig, seed: int, fingerprint: str
-) -> list[str]:
+def _labels(table: Table, row: Row, column: Column, config: SeededConfig, seed: int, fingerprint: str) -> list[str]:
     """What loggers call the run, and its directory if it has several processes, each of which has to know it."""
     line = "/".join([row.name, *([column.name] if column.overrides else [])])
     names = {"group": table.name, "job_type": line, "name": line}

@@ -101,7 +101,8 @@ def _targets(process: Process, target: str, seconds: float) -> list[int]:
         raise NotHitError
     while process.wait(0.01) is None:
         members = process.members()
-        jobs = [pid for pid in members if status_of(pid)[1] == process.pid and "-m capsule_lab." in command_line_of(pid)]
+        children = [pid for pid in members if status_of(pid)[1] == process.pid]
+        jobs = [pid for pid in children if "-m capsule_lab." in command_line_of(pid)]
         group = [pid for pid in members if _group(pid) == process.pid]
         chosen = {"sweep": [process.pid], "job": jobs[:1], "group": group, "all": members}[target]
         if chosen:

@@ -63,7 +63,7 @@ def test_gpus_that_a_run_asks_for() -> None:
         ("cpu", "auto", "01", 0),
     ):
         assert gpus_of_a_run(accelerator, devices, list(gpus)) == count, (accelerator, devices, gpus)
-    too_many = r"trainer\.devices is 3, and the sweep sees 2 GPUs \(0, 1\); expected as many or fewer, or launcher=slurm"
+    too_many = r"trainer\.devices is 3, and the sweep sees 2 GPUs \(0, 1\); expected as many or fewer, or launcher="
     wrong: list[tuple[Any, str]] = [(3, too_many), ("3", too_many)]
     wrong += [
         (devices, rf"trainer\.devices is {shown}; expected how many GPUs the run takes, 1 to 2, or auto for all")

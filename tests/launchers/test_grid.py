@@ -24,9 +24,10 @@ LIST = "from hydra.core.plugins import Plugins; print(*(f'{c.__module__}.{c.__na
 def test_hydra_finds_the_sweeper_and_nothing_else_of_ours(tmp_path: Path) -> None:
     """Also outside of the checkout, by the installation alone."""
     found = [kind for kind in Plugins.instance().discover(Plugin) if "capsule_lab" in kind.__module__]
-    assert [(kind.__module__, kind.__name__) for kind in found] == [("hydra_plugins.capsule_lab_plugins", "GridSweeper")]
+    name = "hydra_plugins.capsule_lab_plugins.GridSweeper"
+    assert [f"{kind.__module__}.{kind.__name__}" for kind in found] == [name]
     ended = python("-c", LIST, cwd=tmp_path)
-    assert "hydra_plugins.capsule_lab_plugins.GridSweeper" in ended.out.split(), ended.err
+    assert name in ended.out.split(), ended.err
 
 
 @pytest.mark.parametrize(
