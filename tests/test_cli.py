@@ -6,7 +6,6 @@ import contextlib
 import functools
 import io
 import itertools
-import json
 import os
 import re
 import shlex

@@ -9,7 +9,6 @@ import re
 import shlex
 import shutil
 import signal
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
