@@ -16,27 +16,20 @@ from typing import Any
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 from rich.console import Console
-from rich.markup import escape
 
+from capsule_lab import runs
 from capsule_lab.command import command
 from capsule_lab.config.check import check
-from capsule_lab.config.compose import as_argument, overrides_of, search_override
+from capsule_lab.config.compose import overrides_of
 from capsule_lab.errors import ConfigError, PauseError, RunError
 from capsule_lab.launchers import DEADLINE_VARIABLE
 from capsule_lab.runs.lock import LOG_VARIABLE
+from capsule_lab.runs.summary import summary
 from capsule_lab.system.environment import command_line
 from capsule_lab.system.signals import interruptible
 from capsule_lab.system.slurm import was_requeued
-from capsule_lab.system.terminal import as_typed
 
 log = logging.getLogger(__name__)
-
-_ENDED_BY = {
-    "time limit": "the time limit of a callback",
-    "threshold": "the threshold of a callback",
-    "callback": "a callback",
-}
-_INDENT = 12  # of the last lines of the command
 
 
 @command("train")
@@ -53,8 +46,6 @@ def main(config: DictConfig) -> None:
             "main needs a command of Hydra; in a notebook: train(compose('train', [overrides]), Path('run'))"
         )
     check(config)
-    from capsule_lab import runs
-
     with (
         runs.lock.train_lock(config),
         interruptible("stopped before training went on: checkpoints are as they were"),
@@ -80,8 +71,6 @@ def main(config: DictConfig) -> None:
 
 def _directory(config: DictConfig, name: str) -> tuple[Path, bool]:
     """The directory for the run, and whether the run that is to be resumed has finished there."""
-    from capsule_lab import runs
-
     resume_requested = config.train.resume
     config.train.resume = resume_requested or was_requeued()
 
@@ -126,7 +115,7 @@ class Training:
     def __init__(self, config: DictConfig, directory: Path, overrides: Sequence[str], start_time: float) -> None:
         import lightning as L
 
-        from capsule_lab import callbacks, runs
+        from capsule_lab import callbacks
         from capsule_lab.config import build
         from capsule_lab.system import environment
 
@@ -153,7 +142,7 @@ class Training:
 
     def run(self) -> dict[str, Any]:
         """Train, test, and write ``metrics.json``; see ``train``."""
-        from capsule_lab import callbacks, runs
+        from capsule_lab import callbacks
         from capsule_lab.lit.ddp import processes_of
 
         runs.directories.create_directory(self.directory, self.config, self.overrides)
@@ -180,7 +169,6 @@ class Training:
         Raises:
             RunError: if the last validation is not finite.
         """
-        from capsule_lab import runs
         from capsule_lab.lit import lightning_internals
 
         self.trainer.fit(self.module, datamodule=self.data, ckpt_path=self.checkpoint, weights_only=True)
@@ -218,8 +206,6 @@ class Training:
 
     def test(self) -> dict[str, Any]:
         """Test the weights that ``train.test`` names: the metrics, and which weights they were."""
-        from capsule_lab import runs
-
         weights = runs.checkpoints.checkpoint_to_test(self.config.train.test, self.directory)
         if weights is None:
             return {"test": {}, "weights_tested": None, "tested_step": None}
@@ -232,8 +218,6 @@ class Training:
         Raises:
             RunError: if the metrics are not finite.
         """
-        from capsule_lab import runs
-
         with interruptible("training is complete; the same command with train.resume=true tests again"):
             self.trainer.test(self.module, datamodule=self.data, ckpt_path=weights, weights_only=True, verbose=False)
         results: dict[str, float] = self.module.test_results()
@@ -242,7 +226,6 @@ class Training:
 
     def record(self, result: Mapping[str, Any]) -> dict[str, Any]:
         """Write ``metrics.json``: the result, and what it needs beside it to be judged and repeated."""
-        from capsule_lab import runs
         from capsule_lab.system import environment
 
         trainer = self.trainer
@@ -269,8 +252,6 @@ class Training:
 
     def pause(self) -> dict[str, Any]:
         """How far the run is, which is written to its directory and logged; nothing on processes but the first."""
-        from capsule_lab import runs
-
         if not self.trainer.is_global_zero:
             return {}
         steps, planned = self.trainer.global_step, self.module.total_steps
@@ -303,84 +284,6 @@ def _logging_to_stdout_if_nowhere() -> Iterator[None]:
     finally:
         root.removeHandler(handler)
         own.setLevel(level)
-
-
-def summary(
-    result: dict[str, Any], directory: Path, chosen: Mapping[str, Any], overrides: Sequence[str] | None = None
-) -> str:
-    """The last lines of the command: errors, network, data, duration, directory, and what to try next.
-
-    Args:
-        result: of ``train``.
-        directory: of the run.
-        chosen: options of groups, ``model`` and ``routing`` among them.
-        overrides: of the command, for what to try next; ``None`` leaves it out.
-    """
-    from capsule_lab.runs.results import describe_data, describe_metrics
-
-    run = escape(str(as_typed(directory)))
-    routing = "" if chosen["routing"] in (None, "none") else f", routing {chosen['routing']}"
-    minutes = result["training_seconds"] / 60
-    if result["test"]:
-        first, others = describe_metrics("test", result["test"])
-        outcome = f"[bold]{first}[/]{others}  ({result['weights_tested']} weights)"
-    elif result["val"]:
-        first, _ = describe_metrics("validation", {**result["val"]})
-        outcome = f"[bold]{first}[/]  (not tested)"
-    else:
-        outcome = "neither validated nor tested"
-    following = [] if overrides is None else _to_try(result, directory, chosen, overrides)
-    ended = "" if result["stopped_by"] == "steps" else f", ended by {_ENDED_BY[result['stopped_by']]}"
-    lines = [
-        outcome,
-        *_times(result.get("time_to_accuracy", {})),
-        f"network     {chosen['model']}{routing}",
-        f"data        {escape(describe_data(result['provenance']))}",
-        f"trained     {result['steps']} of {result['planned_steps']} steps in {minutes:.1f} min{ended}; "
-        f"{result['parameters']:,} parameters",
-        f"run         {run}",
-        "            metrics.json, metrics.csv, checkpoints, figures",
-        *(["", "[bold]try next[/]", *map(escape, following)] if following else []),
-    ]
-    return "\n".join(lines)
-
-
-def _times(results: Mapping[str, float | None]) -> list[str]:
-    """A line for each threshold of ``TimeToAccuracy``."""
-    lines = []
-    for threshold in [name.removesuffix("/seconds") for name in results if name.endswith("/seconds")]:
-        seconds, images, error = (results[f"{threshold}/{name}"] for name in ("seconds", "images", "test_error"))
-        outcome = "not reached" if seconds is None else f"after {seconds:.0f} s of training, {images:,} images"
-        tested = "" if error is None else f", test error then {error:.2f} %"
-        lines.append(f"{threshold} %".ljust(_INDENT) + outcome + tested)
-    return lines
-
-
-_NOT_WITH_ANOTHER_ROUTING = ("routing", "class_routing", "name=", "train.directory=")
-
-
-def _to_try(
-    result: Mapping[str, Any], directory: Path, chosen: Mapping[str, Any], overrides: Sequence[str]
-) -> list[str]:
-    """Commands that look into a run, and that train the same network without routing."""
-    metrics, routes = result["test"] or result["val"], chosen["routing"] not in (None, "none")
-    found = []
-    if any((directory / "checkpoints").glob("*.ckpt")):
-        run = as_typed(directory)
-        question = "poses" if metrics and "error" not in metrics else "couplings" if routes else "transforms"
-        look = f"analyse {as_argument('ckpt', run)} what={question}"
-        found.append(f"figures {as_argument('run', run)}" if chosen["data"] == "multimnist" else look)  # several labels
-    if routes and chosen["routing"] != "uniform":
-        others = [each for each in overrides if not each.startswith(_NOT_WITH_ANOTHER_ROUTING)]
-        found.append(f"train {shlex.join([*others, 'routing=uniform'])}")
-    search = "".join(f" {shlex.quote(each)}" for each in search_override())
-    return [f"  {_python()} -m capsule_lab.{each}{search}" for each in found]
-
-
-def _python() -> str:
-    """The interpreter, where it lies in the current directory, as that of ``make``; else it is on the user's path."""
-    path = as_typed(Path(sys.executable))
-    return "python" if path.is_absolute() else shlex.quote(str(path))
 
 
 if __name__ == "__main__":

@@ -13,8 +13,8 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from capsule_lab.analysis.curves import legend_below, look
 from capsule_lab.analysis.axes import add_heading
+from capsule_lab.analysis.curves import legend_below, look
 from capsule_lab.tables.summary import Entry, Run
 
 _PERCENT = ("error", "test_error", "label_error", "present_error", "accuracy", "success", "dead_capsules")

@@ -58,8 +58,8 @@ def test_a_transfer_waits_for_both_runs_and_is_made_against_the_other(file: Path
     best = "checkpoints/best.ckpt"
     assert transfer.command.startswith(f"python -m capsule_lab.attack ckpt={directory / best} trainer.accelerator=cpu ")
     assert transfer.command.endswith(f" source={source / best}")
-    assert f"source={other.fingerprint}" in transfer.job[-1], "a job finds it wherever runs lie"
-    assert transfer.job[-1].startswith("+evaluate_by_attack=[")
+    assert transfer.evaluate[-1] == f"source={other.fingerprint}", "it is hashed wherever runs lie"
+    assert transfer.job.arguments == ("-m", "capsule_lab.attack", *transfer.overrides)
 
 
 @pytest.mark.parametrize("seeds", [[0, 4], [0, 4, 2], [0]], ids=str)

@@ -409,7 +409,7 @@ for name in ("report", "list", "sweep"):
     sys.argv = [name, *([] if name == "list" else sys.argv[-1:])]
     if name != "sweep":
         module.main()
-sys.exit(", ".join({"torch", "lightning"} & {*sys.modules}))
+sys.exit(", ".join({"torch", "lightning"} & {*sys.modules}) or 0)
 """
 
 
