@@ -74,7 +74,7 @@ NODES: dict[str, dict[str, Any]] = {  # what writes the file MARKER, where only 
     "capsule_lab.losses.Callable": {},
     "capsule_lab.routing.em.torch.save": {"_args_": [1, "MARKER"]},
     "capsule_lab.callbacks.MLflow": {"save_dir": "MARKER"},
-    "capsule_lab.launchers.job_process.cloudpickle.loads": {"_args_": ["x"]},
+    "capsule_lab.launchers.slurm.become": {"_args_": [["x"], {}]},
     "capsule_labs.Module": {},
     "capsule_lab": {},
     "capsule_lab.runs": {},
