@@ -24,7 +24,7 @@ class GridSweeper(Sweeper):
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         """Keep what jobs are composed with."""
-        self.config, self.load = config, hydra_context.config_loader.load_sweep_config
+        self.options, self.load = config, hydra_context.config_loader.load_sweep_config
 
     def sweep(self, arguments: list[str]) -> Any:
         """Train every combination.
@@ -52,7 +52,7 @@ class GridSweeper(Sweeper):
             name = shlex.join(arguments)
             jobs.append(Job(name, command, config.trainer, config_hash(config), in_tables=in_tables))
         try:
-            failures = instantiate(self.config.hydra.launcher).launch(jobs)
+            failures = instantiate(self.options.hydra.launcher).launch(jobs)
         finally:
             sys.stdout.write("\n" + "\n".join(_trained(configs, batch)) + "\n")
         failed = [
@@ -64,7 +64,7 @@ class GridSweeper(Sweeper):
             raise RunError(f"{len(failed)} of {len(jobs)} runs failed: {'; '.join(failed)}")
 
     def _compose(self, overrides: list[str]) -> DictConfig:
-        config = self.load(self.config, overrides)
+        config = self.load(self.options, overrides)
         with open_dict(config):
             config.pop("hydra")
         return config

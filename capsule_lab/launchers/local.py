@@ -78,9 +78,11 @@ class LocalLauncher:
                     sys.stdout.write(each.new_output())
                 for each in over:
                     running.remove(each)
-                    ended[each.job.fingerprint] = error = each.error()
+                    ended[each.job.fingerprint] = failure = each.error()
                     minutes = (time.monotonic() - each.start_time) / 60
-                    log.info("%s: %s", each.label, f"failed: {error}" if error else f"ended after {minutes:.1f} min")
+                    log.info(
+                        "%s: %s", each.label, f"failed: {failure}" if failure else f"ended after {minutes:.1f} min"
+                    )
         return ended
 
 

@@ -237,10 +237,10 @@ class TrainingCell(Cell):
         from capsule_lab.analysis.curves import read_curves  # pandas and matplotlib take a second
 
         curves = read_curves(directory / "metrics.csv", result.get("curves"))
-        values = curves[metric].dropna() if metric in curves else ()
-        if not len(values):
+        values = curves[metric].dropna().tolist() if metric in curves else []
+        if not values:
             raise TableError(f"{directory} has no {metric} in its metrics.csv; expected such as train/error")
-        return float(values.iloc[-1])
+        return float(values[-1])
 
 
 @dataclass(frozen=True)

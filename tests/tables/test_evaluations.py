@@ -13,13 +13,12 @@ import pytest
 from capsule_lab import evaluate, runs
 from capsule_lab.config.compose import compose, quoted
 from capsule_lab.errors import RunError, TableError
-from capsule_lab.launchers.local import LocalLauncher
 from capsule_lab.runs.results import RESULT_VARIABLE
 from capsule_lab.tables.expand import distinct, expand, verify
 from capsule_lab.tables.reader import read
 from capsule_lab.tables.summary import summarise
 from tests.helpers.commands import Ended
-from tests.helpers.tables import contents, launch_here, write_evaluation, write_run
+from tests.helpers.tables import contents, write_evaluation, write_run
 
 Cli = Callable[..., Ended]
 TRAINED = {"name": "trained", "overrides": []}
@@ -170,11 +169,11 @@ def test_row_without_runs_in_a_column_has_no_evaluations_there(table_file) -> No
 
 
 @pytest.mark.whole
+@pytest.mark.usefixtures("runs_here")
 def test_table_with_evaluations_from_its_first_sweep_to_its_report(
     cli: Cli, table_file, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two seeds are trained and evaluated; one evaluation fails, and only it is run again by the same command."""
-    monkeypatch.setattr(LocalLauncher, "launch", lambda _, *given: launch_here(*given))
     file = table_file(rows=[TRAINED, EVALUATED, SAME])
     ended = cli("sweep", f"table={file}", "--dry-run")
     assert ended.out.splitlines()[-1] == "mine: 2 missing, 2 waiting"

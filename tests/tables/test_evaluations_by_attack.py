@@ -100,6 +100,7 @@ def test_training_takes_no_checkpoint(table_file) -> None:
         read(table_file(rows=[*ROWS[:2], row]))
 
 
+@pytest.mark.usefixtures("runs_here")
 def test_from_the_first_sweep_to_the_report(cli: Cli, file: Path, tmp_path: Path) -> None:
     ended = cli("sweep", f"table={file}")
     assert (ended.status, ended.out.splitlines()[-1]) == (0, "mine: 4 done"), ended.err

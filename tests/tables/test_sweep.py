@@ -17,13 +17,12 @@ import pytest
 from capsule_lab import report, sweep
 from capsule_lab.config import build
 from capsule_lab.launchers import DEADLINE_VARIABLE, local
-from capsule_lab.launchers.local import LocalLauncher
 from capsule_lab.runs import lock
 from capsule_lab.tables.expand import expand
 from capsule_lab.tables.reader import read
 from tests.helpers import crash_callbacks
 from tests.helpers.commands import NO_PICTURES, ROOT, TINY_CAPSNET, TINY_DATA, Ended, start
-from tests.helpers.tables import TINY, call, contents, launch_here, write_table
+from tests.helpers.tables import TINY, call, contents, write_table
 from tests.helpers.training import TimeOver
 
 Cli = Callable[..., Ended]
@@ -47,13 +46,7 @@ def once(tmp_path: Path, signum: int) -> dict[str, Any]:
     return {"name": "stopped", "overrides": [f"+callbacks.fault={fault}"]}
 
 
-@pytest.fixture
-def _here(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Jobs run in this process; that they are processes of their own is shown by ``swept`` below."""
-    monkeypatch.setattr(LocalLauncher, "launch", lambda _, *given: launch_here(*given))
-
-
-@pytest.mark.usefixtures("_here")
+@pytest.mark.usefixtures("runs_here")
 def test_whole_flow_from_a_table_to_its_report(cli: Cli, table_file, tmp_path: Path) -> None:
     """A failing run does not stop the others; the same command finishes the rest, and runs nothing twice."""
     evaluated = {"name": "evaluated", "of": "good", "evaluate": ["data.eval_images=50"]}
@@ -86,7 +79,7 @@ def test_whole_flow_from_a_table_to_its_report(cli: Cli, table_file, tmp_path: P
 
 
 @pytest.mark.whole
-@pytest.mark.usefixtures("_here")
+@pytest.mark.usefixtures("runs_here")
 def test_dashboard_has_a_run_for_each_cell_in_the_group_of_the_table(
     cli: Cli, table_file, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -143,7 +136,7 @@ def test_wrong_arguments_end_in_one_sentence(cli: Cli, tmp_path: Path) -> None:
     assert list(tmp_path.rglob("metrics.json")) == []
 
 
-@pytest.mark.usefixtures("_here")
+@pytest.mark.usefixtures("runs_here")
 def test_table_in_slices_goes_on_in_another_place(
     cli: Cli, table_file, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -297,7 +290,9 @@ def test_runs_end_with_their_sweep_and_save_before(table_file, tmp_path: Path) -
         wait_for(lambda: len(list(tmp_path.glob("runs/*/metrics.csv"))) == 2)
         started = [lock.read_record(cell.fingerprint).process for cell in expand(read(file))]
         process.kill()
-        wait_for(lambda: not any(Path(f"/proc/{name.split()[0]}").exists() for name in started), 60)  # of a busy machine
+        wait_for(
+            lambda: not any(Path(f"/proc/{name.split()[0]}").exists() for name in started), 60
+        )  # of a busy machine
     finally:
         process.kill()
         process.communicate()
