@@ -6,6 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from capsule_lab.tables.reader import read
 from capsule_lab.tables.summary import summarise
 from tests.helpers.commands import Ended
