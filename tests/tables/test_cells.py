@@ -70,25 +70,22 @@ def test_overrides_of_the_command_win_and_reach_every_cell(table_file) -> None:
     assert len(distinct(found)) == 2
 
 
-@pytest.mark.parametrize(
-    ("lists", "expected"),
-    [
+def test_of_overrides_the_last_counts() -> None:
+    for lists, expected in (
         ((["a=1", "b=2"], ["a=3"]), ["b=2", "a=3"]),
         ((["model=x", "model.a=1"], ["model=y"]), ["model.a=1", "model=y"]),
         ((["+a.b=1"], ["a.b=2"]), ["a.b=2"]),
         ((["a={b: 1}"], ["a.b=2"], ["a={b: 5}"]), ["a.b=2", "a={b: 5}"]),
         ((["a.b=1"], ["~a.b"]), ["~a.b"]),
-    ],
-    ids=str,
-)
-def test_of_overrides_the_last_counts(lists, expected: list[str]) -> None:
-    assert merged(*lists) == expected
+        ((["group@package=x"], ["group@package=y"]), ["group@package=y"]),
+    ):
+        assert merged(*lists) == expected
 
 
-@pytest.mark.parametrize("override", ["seed=5", "ckpt=runs/x", "+train.directory=x", "train.resume=false"])
-def test_override_that_a_table_decides_is_refused(table_file, override: str) -> None:
-    with pytest.raises(TableError, match=r"^every run has \+?[\w.]+=\S+; leave it out, "):
-        expand(read(table_file()), [override])
+def test_override_that_a_table_decides_is_refused(table_file) -> None:
+    for override in ("seed=5", "ckpt=runs/x", "+train.directory=x", "train.resume=false"):
+        with pytest.raises(TableError, match=r"^every run has \+?[\w.]+=\S+; leave it out, "):
+            expand(read(table_file()), [override])
 
 
 def test_deletion_reaches_every_run(table_file) -> None:
