@@ -135,10 +135,10 @@ def test_queued_job_is_recorded_and_has_failed_if_it_leaves_no_result(
     assert ended.status == 2
     assert "2 of 4 runs of mine failed" in ended.err
     assert queued[0] == "7_1"
-    folder = executors[0].folder
     for number, cell in enumerate((first, second), 1):
-        assert cell.error == f"job 7_{number} ended without a result; its log is {folder / f'7_{number}_0_log.err'}"
-        assert cell.log == str(folder / f"7_{number}_0_log.out")
+        paths = JobPaths(executors[0].folder, f"7_{number}")
+        assert cell.error == f"job 7_{number} ended without a result; its log is {paths.stderr}"
+        assert cell.log == str(paths.stdout)
         assert executors[0].submitted[number - 1] == (cell.job.command, cell.job.environment)
     asked = {"mem_gb": 8, "slurm_partition": "gpu", "name": "capsule_lab", "slurm_srun_args": ["--wait=120"]}
     assert asked.items() <= executors[0].options.items()
