@@ -7,8 +7,14 @@ The public names, each importable from here as from its module. Modules are impo
 from __future__ import annotations
 
 import importlib
+import os
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
+
+from capsule_lab.system import signals
+
+if "CAPSULE_LAB_PARENT" in os.environ:  # of a sweep
+    signals.end_with_parent(parent=int(os.environ.pop("CAPSULE_LAB_PARENT")))
 
 __version__ = "0.1.0"
 

@@ -11,9 +11,11 @@ import functools
 import logging
 import os
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import hydra
 from hydra._internal import utils as hydra_utils
@@ -35,12 +37,19 @@ from capsule_lab.config.compose import (
 )
 from capsule_lab.config.functions import store_function_options
 from capsule_lab.errors import ConfigError, InterruptError, printable
+from capsule_lab.runs import lock, results
+from capsule_lab.runs.directories import is_first_process
+from capsule_lab.runs.files import write_record
+from capsule_lab.runs.results import RESULT_VARIABLE
 from capsule_lab.system.signals import interruptible
 from capsule_lab.system.slurm import requeue
 from capsule_lab.system.terminal import usable_streams
 
 
-def command(name: str) -> Callable[[Callable[[DictConfig], None]], Callable[[], None]]:
+Main = Callable[[DictConfig], Mapping[str, Any] | None]
+
+
+def command(name: str, for_hydra: Callable[[Sequence[str]], list[str]] = list) -> Callable[[Main], Callable[[], None]]:
     """A Hydra command that prints a user's mistake as one line and exits with status 2.
 
     ``HYDRA_FULL_ERROR=1`` shows the traceback instead. A signal that stops the command exits with 128 more than its
@@ -48,15 +57,16 @@ def command(name: str) -> Callable[[Callable[[DictConfig], None]], Callable[[], 
 
     Args:
         name: of the command, and of its configuration in ``conf/``.
+        for_hydra: makes arguments that Hydra takes of those that were typed.
     """
 
-    def decorate(main: Callable[[DictConfig], None]) -> Callable[[], None]:
+    def decorate(main: Main) -> Callable[[], None]:
         @functools.wraps(main)
         def job(config: DictConfig) -> None:
             try:
                 with interruptible():
                     check_options(config, name)
-                    main(config)
+                    _for_table(main)(config)
             except InterruptError as error:
                 _exit_interrupted(error)
             except Exception as error:
@@ -75,9 +85,10 @@ def command(name: str) -> Callable[[Callable[[DictConfig], None]], Callable[[], 
                         return
                     _check_current_directory()
                     with interruptible():
-                        stack.enter_context(searching(own_folders(sys.argv[1:])))
-                        sys.argv[1:] = prepared(sys.argv[1:], name)
-                        _let_hydra_raise(RunMode.MULTIRUN if name == "sweep" else None)
+                        arguments = for_hydra(sys.argv[1:])
+                        stack.enter_context(searching(own_folders(arguments)))
+                        sys.argv[1:] = prepared(arguments, name)
+                        _let_hydra_raise()
                         store_function_options(conf_dir())
                         hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name=name)(job)()
                 except InterruptError as error:  # while composing, or of a launcher
@@ -89,6 +100,23 @@ def command(name: str) -> Callable[[Callable[[DictConfig], None]], Callable[[], 
         return run
 
     return decorate
+
+
+def _for_table(main: Main) -> Main:
+    """``main``, whose result is written where a table wants it, unless it is there already."""
+    file = os.environ.pop(RESULT_VARIABLE, None)  # not for processes that this one starts
+    if file is None or not is_first_process():
+        return main
+    path = Path(file)
+
+    def recorded(config: DictConfig) -> None:
+        with lock.cell_lock(path.stem):
+            if results.read_evaluation(path) is None:
+                start_time = time.monotonic()
+                result = main(config) or {}
+                write_record(path, {**result, "evaluation_seconds": round(time.monotonic() - start_time, 1)})
+
+    return recorded
 
 
 def _check_current_directory() -> None:
@@ -105,13 +133,13 @@ def _help(name: str) -> str:
     return "\n".join(lines).replace("$", "$$")  # Hydra fills in a template
 
 
-def _let_hydra_raise(mode: RunMode | None) -> None:
+def _let_hydra_raise() -> None:
     """Make Hydra raise errors, which it prints before it exits, and not compose twice to look for ``hydra.mode``.
 
     Private functions, read from hydra-core 1.3.8.
     """
     hydra_utils.run_and_report = lambda func: func()
-    Hydra.get_mode = lambda *_, **__: mode  # type: ignore[method-assign]
+    Hydra.get_mode = lambda *_, **__: None  # type: ignore[method-assign]
 
 
 def _exit_interrupted(error: InterruptError) -> None:

@@ -29,13 +29,13 @@ _LONGEST_OPTIONS = 120  # ours: characters; names of files have 255 at most
 
 
 @command("evaluate")
-def main(config: DictConfig) -> None:
+def main(config: DictConfig) -> dict[str, Any]:
     """Evaluate ``config.ckpt``, print the result and write it beside the checkpoint."""
     from lightning.fabric.utilities.rank_zero import rank_zero_only  # takes seconds, help needs none
 
     result, path = evaluate_checkpoint(config)
     if getattr(rank_zero_only, "rank", 0):
-        return  # the first of several processes has the same result
+        return {}  # the first of several processes has the same result
     first, others = runs.results.describe_metrics(config.split, result[config.split])
     console = Console(highlight=False)
     data = printable(runs.results.describe_data(result["provenance"]))
@@ -43,6 +43,7 @@ def main(config: DictConfig) -> None:
     console.print(f"data: {data}", soft_wrap=True, markup=False)
     runs.files.write_record(path, result)
     console.print(f"written to {path}", soft_wrap=True, markup=False)
+    return result
 
 
 def evaluate_checkpoint(config: DictConfig) -> tuple[dict[str, Any], Path]:

@@ -2,66 +2,39 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
+import math
 import time
-from typing import Any
+from functools import partial
 
+from hydra.core.hydra_config import HydraConfig
+from hydra.utils import instantiate
 from omegaconf import DictConfig
 
-from capsule_lab import runs, train
 from capsule_lab.command import command
-from capsule_lab.config.compose import compose, module_of
-from capsule_lab.evaluate import evaluate_checkpoint
-from capsule_lab.runs import lock
-from capsule_lab.system.environment import replaced_command_line
-from capsule_lab.system.signals import interruptible
-from capsule_lab.tables import evaluations
-from capsule_lab.tables.arguments import FOR_SWEEP, for_hydra
+from capsule_lab.errors import ConfigError
+from capsule_lab.tables.arguments import FOR_SWEEP, SELECTION, budget_seconds, for_hydra
 
 
-def run(config: DictConfig) -> None:
-    """One job: train as ``config`` says, or evaluate the weights that it gives if a key of ``evaluations`` says so."""
-    if by := evaluations.command_of(config):
-        evaluate_weights(config, by)
-    else:
-        train.attempt(config)
+@command("sweep", partial(for_hydra, own=FOR_SWEEP))
+def main(config: DictConfig) -> None:
+    """Train and evaluate what is left of ``config.table``, or with ``dry_run`` print what that is."""
+    from capsule_lab.launchers.slurm import SlurmLauncher
+    from capsule_lab.tables.reader import read, select
+    from capsule_lab.tables.scheduler import run_table, show_plan
 
-
-def evaluate_weights(config: DictConfig, by: str) -> None:
-    """Evaluate the finished run of a configuration, unless that has been done, and write the result beside it.
-
-    Raises:
-        RunError: if there is no such run, or another process does the same.
-    """
-    with (
-        lock.train_lock(config),
-        interruptible("the evaluation was stopped; the same command starts it again"),
-    ):
-        overrides, path = evaluations.of_job(config)
-        if runs.results.read_evaluation(path) is not None:
-            return
-        began = time.monotonic()
-        with replaced_command_line(module_of(by), overrides):
-            result = evaluation(by, overrides)
-        if runs.directories.is_first_process():
-            runs.files.write_record(path, {**result, "evaluation_seconds": round(time.monotonic() - began, 1)})
-
-
-def evaluation(by: str, overrides: list[str]) -> dict[str, Any]:
-    """The result of a command that evaluates for these overrides."""
-    config = compose(by, overrides)
-    if by == "evaluate":
-        return evaluate_checkpoint(config)[0]
-    study = getattr(importlib.import_module(module_of(by)), by)
-    result: dict[str, Any] = study(config).result
-    return result
-
-
-def main() -> None:
-    """Hydra's multirun of ``run``, whose jobs come from a table; see ``capsule_lab.tables.sweeper``."""
-    sys.argv[1:] = for_hydra(sys.argv[1:], FOR_SWEEP, prefix="+")
-    command("sweep")(run)()
+    deadline = math.inf if config.budget is None else time.time() + budget_seconds(config.budget)
+    overrides = list(config.overrides)
+    table = select(read(config.table, overrides), **{key: config[key] for key in SELECTION})
+    if config.dry_run:
+        show_plan(table, overrides)
+        return
+    launcher = instantiate(HydraConfig.get().launcher)
+    if config.budget is not None and isinstance(launcher, SlurmLauncher):
+        raise ConfigError(
+            f"budget={config.budget} is for launcher=basic and launcher=gpus; the time of SLURM's jobs is "
+            "hydra.launcher.timeout_min, after which they are requeued and go on"
+        )
+    run_table(table, overrides, launcher.launch, deadline)
 
 
 if __name__ == "__main__":

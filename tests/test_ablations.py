@@ -52,7 +52,7 @@ OPTIONS = {
     "bfloat16": ["trainer.precision=bf16-mixed"],
     "eyes apart": ["data.stereo=separate", "data.preprocessing=paper"],
 }  # fmt: skip
-QUICK = ["3 iterations", "em_official_legacy"]  # in the default suite
+QUICK = ["3 iterations", "em_official_legacy"]
 
 
 def on_toys(toynorb: Path, *overrides: str, model: list[str] = EM_CAPS) -> Any:
@@ -65,7 +65,7 @@ def is_finite(result: dict[str, Any], directory: Path) -> bool:
 
 
 @pytest.mark.parametrize(
-    "option", [pytest.param(name, marks=[] if name in QUICK else [pytest.mark.slow]) for name in OPTIONS]
+    "option", [pytest.param(name, marks=pytest.mark.whole if name in QUICK else pytest.mark.slow) for name in OPTIONS]
 )
 def test_option_trains_for_an_epoch(toynorb: Path, tmp_path: Path, option: str) -> None:
     """The guard among the callbacks checks the loss of every step."""
@@ -88,16 +88,14 @@ def test_every_weight_moves(toynorb: Path, tmp_path: Path, size: list[str]) -> N
 
 
 @pytest.mark.parametrize(
-    "routing",
+    ("routing", "offset"),
     [
-        "em",
-        *(
-            pytest.param(name, marks=pytest.mark.slow)
-            for name in ("em_paper", "em_official_fast", "em_official_legacy")
-        ),
+        pytest.param("em", 200.0, marks=pytest.mark.whole),
+        pytest.param("em_paper", -200.0, marks=pytest.mark.slow),
+        pytest.param("em_official_fast", 200.0, marks=pytest.mark.slow),
+        pytest.param("em_official_legacy", -200.0, marks=pytest.mark.slow),
     ],
 )
-@pytest.mark.parametrize("offset", [200.0, pytest.param(-200.0, marks=pytest.mark.slow)], ids=["none", "all"])
 def test_five_iterations_where_no_or_every_capsule_is_active(
     toynorb: Path, tmp_path: Path, routing: str, offset: float
 ) -> None:
@@ -106,8 +104,13 @@ def test_five_iterations_where_no_or_every_capsule_is_active(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("preprocessing", ["official", "paper"])
-@pytest.mark.parametrize("routing", ["em", "em_paper", "em_official_fast", "em_official_legacy", "em_tutorial"])
+@pytest.mark.parametrize(
+    ("routing", "preprocessing"),
+    [
+        *(("em", "official"), ("em_paper", "paper"), ("em_official_fast", "official")),
+        *(("em_official_legacy", "paper"), ("em_tutorial", "official")),
+    ],
+)
 def test_five_iterations_on_black_images(
     toynorb: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, routing: str, preprocessing: str
 ) -> None:
@@ -125,14 +128,9 @@ def test_five_iterations_on_black_images(
 # --- viewpoints (Hinton 2018, section 5) -----------------------------------------------------------------------------
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize(
-    ("model", "split", "threshold", "epochs"),
-    [
-        pytest.param(EM_CAPS, "azimuth", 100.1, 1, id="em_caps-azimuth-met at once"),
-        pytest.param(CNN, "azimuth", 0, 3, id="cnn-azimuth-never met"),
-        pytest.param(EM_CAPS, "elevation", 0, 3, id="em_caps-elevation-never met", marks=pytest.mark.slow),
-        pytest.param(CNN, "elevation", 100.1, 1, id="cnn-elevation-met at once", marks=pytest.mark.slow),
-    ],
+    ("model", "split", "threshold", "epochs"), [(EM_CAPS, "azimuth", 100.1, 1), (CNN, "elevation", 0, 3)]
 )
 def test_viewpoint_protocol(
     cli: Cli, toynorb: Path, tmp_path: Path, model: list[str], split: str, threshold: float, epochs: int

@@ -6,7 +6,6 @@ import contextlib
 import functools
 import io
 import itertools
-import json
 import os
 import re
 import shlex
@@ -66,10 +65,8 @@ def jobs_of(command: str) -> list[tuple[str, list[str]]]:
         name = name.rpartition(".")[2]
     if not (conf_dir() / f"{name}.yaml").is_file():
         return []
-    if name == "sweep":  # what is added with a plus is for the sweeper, and not in the configuration of a run
-        rest = [argument for argument in for_hydra(rest, FOR_SWEEP, "+") if not argument.startswith("+")]
-    if name == "report":
-        rest = for_hydra(rest, FOR_REPORT)
+    if name in ("sweep", "report"):
+        rest = for_hydra(rest, FOR_SWEEP if name == "sweep" else FOR_REPORT)
     given = get_args_parser().parse_args(rest)
     parsed = OverridesParser.create().parse_overrides(given.overrides)
     if not given.multirun:
@@ -183,35 +180,6 @@ def test_configuration_is_shown_without_training(cli: Cli, tmp_path: Path) -> No
     assert (ended.status, ended.err) == (0, "")
     assert "iterations: 7" in ended.out
     assert list(tmp_path.iterdir()) == []
-
-
-def test_several_runs_one_after_another(cli: Cli, tmp_path: Path) -> None:
-    smoke = ["debug=smoke", *TINY_CAPSNET, "trainer.accelerator=cpu", *NO_PICTURES]
-    ended = cli("train", "-m", "seed=0,1", *smoke)
-    assert ended.status == 0, ended.err
-    found = {path: json.loads(path.read_text()) for path in Path("runs").glob("capsnet-mnist-*/metrics.json")}
-    assert sorted(each["seed"] for each in found.values()) == [0, 1]
-    heading, *rows = ended.out.splitlines()[-3:]
-    assert heading.split() == ["test", "error", "minutes", "run"]
-    assert sorted(row.split() for row in rows) == sorted(
-        [f"seed={each['seed']}", f"{each['test']['error']:.2f}", "%", "0.0", str(path.parent)]
-        for path, each in found.items()
-    )
-    assert "try next" not in ended.out
-
-
-def test_values_of_all_runs_are_checked_before_the_first(cli: Cli, tmp_path: Path) -> None:
-    for values in ("routing.iterations=1,two,3", "trainer.max_steps=1,0"):
-        assert values.split("=")[0] in one_sentence(cli("train", "-m", "debug=smoke", *TINY_CAPSNET, values))
-    assert not list(tmp_path.rglob("metrics.csv"))
-
-
-def test_a_run_that_cannot_work_does_not_stop_the_others(cli: Cli, tmp_path: Path) -> None:
-    smoke = ["debug=smoke", *TINY_CAPSNET[1:], "trainer.accelerator=cpu", *NO_PICTURES]
-    ended = cli("train", "-m", "model.channels=0,4", *smoke)
-    assert ended.status != 0
-    assert "capsule_lab: model: CapsNet has channels 0; expected 1 or more\n" in ended.err
-    assert len(list((tmp_path / "runs").glob("capsnet-mnist-*"))) == 1
 
 
 @pytest.fixture

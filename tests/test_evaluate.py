@@ -7,7 +7,6 @@ import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from lightning.fabric.utilities.rank_zero import rank_zero_only
@@ -40,21 +39,22 @@ def trainer() -> DictConfig:
     return compose("evaluate", ["trainer.accelerator=cpu"]).trainer
 
 
-@pytest.mark.parametrize("where", [".", "checkpoints/best.ckpt"], ids=["directory", "file"])
-def test_result_equals_that_at_the_end_of_training(trained: Trained, trainer: DictConfig, where: str) -> None:
+def test_results_equal_those_of_training(trained: Trained, trainer: DictConfig) -> None:
+    """Of a directory and of a file; those of validation are in the checkpoint."""
     before = sorted(trained.directory.rglob("*"))
-    result = evaluate(runs.open(trained.directory / where), trainer=trainer)
-    assert result["test"] == trained.result["test"]
+    for where in (".", "checkpoints/best.ckpt"):
+        result = evaluate(runs.open(trained.directory / where), trainer=trainer)
+        assert result["test"] == trained.result["test"]
+    for name in ("best", "last"):
+        path = trained.directory / "checkpoints" / f"{name}.ckpt"
+        result = evaluate(runs.open(path), "val", trainer=trainer)
+        expected = runs.checkpoints.read(path)["capsule_lab"]["val"]
+        assert {"error", "loss"} <= result["val"].keys() <= expected.keys()
+        assert result["val"] == pytest.approx({key: expected[key] for key in result["val"]})
+    result = evaluate(runs.open(trained.directory), data={"eval_images": 100}, trainer=trainer)
+    assert result["provenance"]["test_images"] == "100 of 359"
+    assert result["data"] == {**to_container(trained.config.data), "eval_images": 100}
     assert sorted(trained.directory.rglob("*")) == before, "nothing is written"
-
-
-@pytest.mark.parametrize("name", ["best", "last"])
-def test_validation_equals_that_in_the_checkpoint(trained: Trained, trainer: DictConfig, name: str) -> None:
-    path = trained.directory / "checkpoints" / f"{name}.ckpt"
-    result = evaluate(runs.open(path), "val", trainer=trainer)
-    expected = runs.checkpoints.read(path)["capsule_lab"]["val"]
-    assert {"error", "loss"} <= result["val"].keys() <= expected.keys()
-    assert result["val"] == pytest.approx({key: expected[key] for key in result["val"]})
 
 
 def test_of_several_processes_the_first_writes(cli: Cli, a_copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,35 +66,30 @@ def test_of_several_processes_the_first_writes(cli: Cli, a_copy: Path, monkeypat
     assert sorted(a_copy.rglob("*")) == before
 
 
-@pytest.mark.parametrize(
-    ("overrides", "name"),
-    [
+def test_results_are_written_beside_the_checkpoint(cli: Cli, trained: Trained, a_copy: Path) -> None:
+    before = {path: path.read_bytes() for path in a_copy.rglob("*") if path.is_file()}
+    for overrides, name in (
         ([], "best-test-mnist-standin"),
         (["split=val"], "best-val-mnist-standin"),
         (["data=mnist", "data.source=standin"], "best-test-mnist-standin"),
         (["+data.eval_images=100"], "best-test-mnist-standin-eval_images=100"),
         (["couplings=equal"], "best-test-mnist-standin-couplings=equal"),
-    ],
-    ids=str,
-)
-def test_result_is_written_beside_the_checkpoint(
-    cli: Cli, trained: Trained, a_copy: Path, overrides: list[str], name: str
-) -> None:
-    before = {path: path.read_bytes() for path in a_copy.rglob("*") if path.is_file()}
-    ended = cli("evaluate", f"ckpt={a_copy}", "trainer.accelerator=cpu", *overrides)
-    assert (ended.status, ended.err) == (0, "")
-    assert {path: path.read_bytes() for path in before} == before
-    (path,) = [path for path in a_copy.rglob("*") if path.is_file() and path not in before]
-    assert path == a_copy / "evaluations" / f"{name}.json"
-    assert f"written to {path}\n" in ended.out
-    result = json.loads(path.read_text())
-    assert set(result) == {
-        "val" if "split=val" in overrides else "test",
-        "checkpoint", "provenance", "data", "couplings", "hardware", "precision", "command", "commit", "versions",
-        "python",
-    }  # fmt: skip
-    assert result["checkpoint"] == str(a_copy / "checkpoints" / "best.ckpt")
-    assert result["provenance"]["sha256"] == trained.result["provenance"]["sha256"]
+    ):
+        ended = cli("evaluate", f"ckpt={a_copy}", "trainer.accelerator=cpu", *overrides)
+        assert (ended.status, ended.err) == (0, "")
+        assert {path: path.read_bytes() for path in before} == before
+        (path,) = [path for path in a_copy.rglob("*") if path.is_file() and path not in before]
+        assert path == a_copy / "evaluations" / f"{name}.json"
+        assert f"written to {path}\n" in ended.out
+        result = json.loads(path.read_text())
+        assert set(result) == {
+            "val" if "split=val" in overrides else "test",
+            "checkpoint", "provenance", "data", "couplings", "hardware", "precision", "command", "commit", "versions",
+            "python",
+        }  # fmt: skip
+        assert result["checkpoint"] == str(a_copy / "checkpoints" / "best.ckpt")
+        assert result["provenance"]["sha256"] == trained.result["provenance"]["sha256"]
+        path.unlink()
 
 
 def test_other_data_than_that_of_training(trained: Trained, trainer: DictConfig, real: Path) -> None:
@@ -105,43 +100,46 @@ def test_other_data_than_that_of_training(trained: Trained, trainer: DictConfig,
     assert result["test"] != trained.result["test"]
 
 
-@pytest.mark.parametrize(("seed", "same"), [("null", True), ("0", True), ("1", False)])
-def test_seed_of_the_validation_split_is_that_of_training(cli: Cli, a_copy: Path, seed: str, same: bool) -> None:
-    data = ["split=val", "data=mnist", "data.source=standin", "data.validation=stratified"]
-    assert cli("evaluate", f"ckpt={a_copy}", "trainer.accelerator=cpu", *data, f"seed={seed}").status == 0
-    result = json.loads((a_copy / "evaluations" / "best-val-mnist-standin.json").read_text())
+def test_seed_of_the_validation_split_is_that_of_training(cli: Cli, a_copy: Path) -> None:
     expected = MNISTDataModule(source="standin", validation="stratified", seed=0)
     expected.setup("validate")
-    assert (result["provenance"]["split"] == expected.provenance["split"]) is same
+    data = ["split=val", "data=mnist", "data.source=standin", "data.validation=stratified"]
+    for seed, same in (("null", True), ("0", True), ("1", False)):
+        assert cli("evaluate", f"ckpt={a_copy}", "trainer.accelerator=cpu", *data, f"seed={seed}").status == 0
+        result = json.loads((a_copy / "evaluations" / "best-val-mnist-standin.json").read_text())
+        assert (result["provenance"]["split"] == expected.provenance["split"]) is same
 
 
-def test_data_of_another_shape_is_refused(trained: Trained) -> None:
+def test_wrong_arguments_are_refused(trained: Trained, trainer: DictConfig) -> None:
+    run = runs.open(trained.directory)
     with pytest.raises(RunError, match=r"image_shape=\(1, 28, 28\).* the data has \(1, 20, 20\)"):
-        evaluate(runs.open(trained.directory), data={**OTHER_DATA, "_target_": "tests.test_evaluate.SmallerImages"})
+        evaluate(run, data={**OTHER_DATA, "_target_": "tests.test_evaluate.SmallerImages"})
+    for split in ("train", "validation", ""):
+        with pytest.raises(ConfigError, match=r"split is .*; expected 'test' or 'val'"):
+            evaluate(run, split)
+    with pytest.raises(ConfigError, match=r"data.eval_image does not exist; did you mean data.eval_images"):
+        evaluate(run, data={"eval_image": 100})
+    with pytest.raises(ConfigError, match=r"trainer.max_epoch does not exist; did you mean trainer.max_epochs"):
+        evaluate(run, trainer=OmegaConf.create({**trainer, "max_epoch": 3}))
 
 
-@pytest.mark.parametrize("split", ["train", "validation", ""])
-def test_unknown_split_is_refused(trained: Trained, split: str) -> None:
-    with pytest.raises(ConfigError, match=r"split is .*; expected 'test' or 'val'"):
-        evaluate(runs.open(trained.directory), split)
-
-
-@pytest.mark.parametrize("absolute", [True, False], ids=["absolute", "relative"])
 def test_command_works_from_anywhere_with_the_run_moved(
-    cli: Cli, trained: Trained, a_copy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, absolute: bool
+    cli: Cli, trained: Trained, a_copy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     moved = Path(shutil.move(a_copy, tmp_path / "elsewhere"))
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
-    ended = cli("evaluate", f"ckpt={moved if absolute else '../elsewhere'}", "trainer.accelerator=cpu")
-    assert (ended.status, ended.err) == (0, "")
-    assert f"test error {trained.result['test']['error']:.2f} %" in ended.out
-    assert "stand-in for MNIST" in " ".join(ended.out.split())
-    assert list((tmp_path / "here").iterdir()) == []
-    found = json.loads((moved / "evaluations" / "best-test-mnist-standin.json").read_text())
-    assert found["test"] == trained.result["test"]
+    for path in (moved, "../elsewhere"):
+        ended = cli("evaluate", f"ckpt={path}", "trainer.accelerator=cpu")
+        assert (ended.status, ended.err) == (0, "")
+        assert f"test error {trained.result['test']['error']:.2f} %" in ended.out
+        assert "stand-in for MNIST" in " ".join(ended.out.split())
+        assert list((tmp_path / "here").iterdir()) == []
+        found = json.loads((moved / "evaluations" / "best-test-mnist-standin.json").read_text())
+        assert found["test"] == trained.result["test"]
 
 
+@pytest.mark.whole
 def test_command_tests_any_network(cli: Cli, tmp_path: Path) -> None:
     options = ["debug=smoke", "trainer.limit_test_batches=null", "trainer.accelerator=cpu", "train.directory=run"]
     assert cli("train", *TINY_CNN, *options, *NO_PICTURES).status == 0
@@ -152,28 +150,15 @@ def test_command_tests_any_network(cli: Cli, tmp_path: Path) -> None:
     assert json.loads(file.read_text())["test"] == pytest.approx(trained["test"])
 
 
-def test_an_option_of_the_data_of_training_can_be_changed(trained: Trained, trainer: DictConfig) -> None:
-    result = evaluate(runs.open(trained.directory), data={"eval_images": 100}, trainer=trainer)
-    assert result["provenance"]["test_images"] == "100 of 359"
-    assert result["data"] == {**to_container(trained.config.data), "eval_images": 100}
-
-
-@pytest.mark.parametrize(
-    ("options", "name"),
-    [
-        (
-            {"validation_share": "1/5", "eval_images": 7},
-            "best-val-mnist-standin-validation_share=1_5-eval_images=7.json",
-        ),
+def test_file_is_named_after_what_decides_the_result(trained: Trained) -> None:
+    run, changed = runs.open(trained.directory), {"validation_share": "1/5", "eval_images": 7}
+    for options, name in (
+        (changed, "best-val-mnist-standin-validation_share=1_5-eval_images=7.json"),
         ({"directory": "/data"}, "best-val-mnist-standin.json"),
         (OTHER_DATA, "best-val-mnist-standin.json"),
-    ],
-    ids=str,
-)
-def test_file_is_named_after_what_decides_the_result(trained: Trained, options: dict[str, Any], name: str) -> None:
-    run = runs.open(trained.directory)
-    file = result_file(run, "val", options, {"provenance": {"source": "standin"}})
-    assert file == trained.directory / "evaluations" / name
+    ):
+        file = result_file(run, "val", options, {"provenance": {"source": "standin"}})
+        assert file == trained.directory / "evaluations" / name
 
 
 def test_name_of_the_file_cannot_leave_its_folder(trained: Trained) -> None:
@@ -186,16 +171,6 @@ def test_name_of_the_file_cannot_leave_its_folder(trained: Trained) -> None:
             assert re.fullmatch(r"[\w.,=+-]{1,200}\.json", file.name, re.ASCII), file.name
             names.add(file.name)
     assert len(names) == 2 * len(values)
-
-
-def test_a_misspelt_option_of_the_data_of_training_is_named(trained: Trained) -> None:
-    with pytest.raises(ConfigError, match=r"data.eval_image does not exist; did you mean data.eval_images"):
-        evaluate(runs.open(trained.directory), data={"eval_image": 100})
-
-
-def test_a_misspelt_option_of_the_trainer_is_named(trained: Trained, trainer: DictConfig) -> None:
-    with pytest.raises(ConfigError, match=r"trainer.max_epoch does not exist; did you mean trainer.max_epochs"):
-        evaluate(runs.open(trained.directory), trainer=OmegaConf.create({**trainer, "max_epoch": 3}))
 
 
 def test_evaluation_that_is_not_finite_is_no_result(cli: Cli, a_copy: Path) -> None:

@@ -68,46 +68,37 @@ def test_test_images_are_not_read(trained: Trained, monkeypatch: pytest.MonkeyPa
     assert loaded == [True]
 
 
-@pytest.mark.parametrize("images", [1, 5])
-def test_reconstructions_are_as_many_as_asked_for(trained: Trained, images: int) -> None:
-    figure = drawn(trained.directory, f"images={images}")["reconstructions"]
-    assert len(captions(figure)) == images
-    assert all("→" in caption for caption in captions(figure))
+def test_options_of_figures(trained: Trained) -> None:
+    """How many reconstructions, among how many images failures are looked for, and of which classes sheets are."""
+    for images, held_out, looked_at, classes in ((1, 7, 7, [3]), (5, 10_000, 240, [0, 7])):
+        options = (f"images={images}", f"held_out={held_out}", f"sheet_classes={classes}".replace(" ", ""))
+        figures = drawn(trained.directory, *options)
+        assert len(captions(figures["reconstructions"])) == images
+        assert all("→" in caption for caption in captions(figures["reconstructions"]))
+        assert texts(figures["right_and_wrong"])[-1].endswith(f"of the {looked_at} images looked at")
+        sheets = {name: figure for name, figure in figures.items() if name.startswith("perturbation_sheet")}
+        assert list(sheets) == [f"perturbation_sheet_{label}" for label in classes]
+        below = [figure.get_suptitle().split("\nclass ")[1] for figure in sheets.values()]
+        assert [title.split(":")[0] for title in below] == [str(label) for label in classes]
+        assert [row_names(figure) for figure in sheets.values()] == [[f"dimension {n}" for n in range(4)]] * len(
+            classes
+        )
 
 
-@pytest.mark.parametrize(("held_out", "looked_at"), [(7, 7), (10_000, 240)])
-def test_failures_are_looked_for_among_so_many(trained: Trained, held_out: int, looked_at: int) -> None:
-    figure = drawn(trained.directory, f"held_out={held_out}")["right_and_wrong"]
-    assert texts(figure)[-1].endswith(f"of the {looked_at} images looked at")
-
-
-@pytest.mark.parametrize("classes", [[3], [0, 7]])
-def test_sheets_are_of_the_classes_asked_for(trained: Trained, classes: list[int]) -> None:
-    figures = drawn(trained.directory, f"sheet_classes={classes}".replace(" ", ""))
-    sheets = {name: figure for name, figure in figures.items() if name.startswith("perturbation_sheet")}
-    assert list(sheets) == [f"perturbation_sheet_{label}" for label in classes]
-    below = [figure.get_suptitle().split("\nclass ")[1] for figure in sheets.values()]
-    assert [title.split(":")[0] for title in below] == [str(label) for label in classes]
-    assert [row_names(figure) for figure in sheets.values()] == [[f"dimension {n}" for n in range(4)]] * len(classes)
-
-
-@pytest.mark.parametrize(
-    ("override", "message"),
-    [
+def test_mistakes_are_refused(cli: Cli, a_copy: Path) -> None:
+    for override, message in (
         ("sheet_classes=[11]", "sheet_classes has 11; expected classes of the held-out images: 0, 1, 2"),
         ("held_out=0", "held_out is 0; expected a whole number, 1 or more"),
         ("sheet_classes=3", "sheet_classes is 3; expected a list of whole numbers or null"),
         ("logger=tensorbord", "did you mean tensorboard?"),
-    ],
-)
-def test_mistakes_are_refused(cli: Cli, a_copy: Path, override: str, message: str) -> None:
-    assert message in one_sentence(cli("figures", f"run={a_copy}", override))
+    ):
+        assert message in one_sentence(cli("figures", f"run={a_copy}", override))
 
 
-@pytest.mark.parametrize("column", ["val/error", "affine/error"])
-def test_other_runs_have_no_transfer(tmp_path: Path, column: str) -> None:
-    (tmp_path / "metrics.csv").write_text(f"step,train/loss,train/error,{column}\n1,1,5,5\n")
-    assert [name for name, _ in curves.figures(tmp_path / "metrics.csv")] == ["curves"]
+def test_other_runs_have_no_transfer(tmp_path: Path) -> None:
+    for column in ("val/error", "affine/error"):
+        (tmp_path / "metrics.csv").write_text(f"step,train/loss,train/error,{column}\n1,1,5,5\n")
+        assert [name for name, _ in curves.figures(tmp_path / "metrics.csv")] == ["curves"]
 
 
 def test_transfer_is_accuracy_against_accuracy(tmp_path: Path) -> None:
@@ -130,21 +121,19 @@ def test_transfer_is_drawn_where_it_applies(a_copy: Path) -> None:
     assert list(drawn(a_copy)) == ["curves", "layers", "transfer", *OF_ONE_DIGIT[2:]]
 
 
-@pytest.mark.parametrize(("axis", "label"), [(0, "loss"), (1, "error in %")])
-def test_curves_of_training_and_validation(trained: Trained, axis: int, label: str) -> None:
-    drawn = curves.training_curves(trained.directory / "metrics.csv").axes[axis]
-    assert drawn.get_ylabel() == label
-    assert [line.get_label() for line in drawn.lines] == ["train, a few steps", "train, epoch", "val"]
-    assert [line.get_xdata().tolist() for line in drawn.lines] == [[3, 6], [4, 8], [4, 8]]
-
-
-@pytest.mark.parametrize("error", [0.0, 12.5])
-def test_curves_of_a_run_without_validation(tmp_path: Path, error: float) -> None:
-    file = tmp_path / "metrics.csv"
-    file.write_text(f"step,train/loss,train/error\n3,0.5,50\n7,0.25,{error}\n")
-    figure = curves.training_curves(file)
-    figure.savefig(tmp_path / "curves.png")
-    assert [line.get_label() for axis in figure.axes for line in axis.lines] == ["train", "train"]
+def test_curves_of_training_and_validation(trained: Trained, tmp_path: Path) -> None:
+    for axis, label in zip(
+        curves.training_curves(trained.directory / "metrics.csv").axes, ("loss", "error in %"), strict=True
+    ):
+        assert axis.get_ylabel() == label
+        assert [line.get_label() for line in axis.lines] == ["train, a few steps", "train, epoch", "val"]
+        assert [line.get_xdata().tolist() for line in axis.lines] == [[3, 6], [4, 8], [4, 8]]
+    for error in (0.0, 12.5):
+        file = tmp_path / "metrics.csv"
+        file.write_text(f"step,train/loss,train/error\n3,0.5,50\n7,0.25,{error}\n")
+        figure = curves.training_curves(file)
+        figure.savefig(tmp_path / "curves.png")
+        assert [line.get_label() for axis in figure.axes for line in axis.lines] == ["train", "train"]
 
 
 def test_layers_are_drawn_from_the_image_upwards(trained: Trained) -> None:

@@ -25,7 +25,7 @@ IN_THE_WHEEL = sorted(
         *(path.relative_to(ROOT).as_posix() for path in (ROOT / "hydra_plugins").rglob("*.py")),
     ]
 )
-PLUGINS = ["GPULauncher", "SlurmLauncher", "TableSweeper"]
+PLUGINS = ["GridSweeper"]
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,6 @@ import re
 import shlex
 import shutil
 import signal
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -29,8 +28,7 @@ from capsule_lab.data import MNISTDataModule
 from capsule_lab.errors import ConfigError, InterruptError, RunError
 from capsule_lab.lit import CapsNetModule
 from capsule_lab.system import signals
-from capsule_lab.train import run as run_of_a_command
-from capsule_lab.train import summary, train
+from capsule_lab.train import Training, main, summary, train
 from tests.helpers.commands import CHOSEN, NO_PICTURES, TINY, TINY_CAPSNET, Ended, Trained, python, start
 from tests.helpers.training import SignalAt, checkpoint, curves, results, run, spoil_weights, trained_module, weights
 
@@ -46,31 +44,15 @@ def contents(directory: Path) -> dict[str, bytes]:
 # --- what a run leaves behind ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "file",
-    [
-        "config.yaml",
-        "metrics.json",
-        "metrics.csv",
-        "train.log",
-        "checkpoints/best.ckpt",
-        "checkpoints/last.ckpt",
-        "figures/val_reconstructions.png",
-        "figures/val_confusion.png",
-        "figures/test_confusion.png",
-    ],
-)
-def test_files_of_a_run(trained: Trained, file: str) -> None:
-    assert (trained.directory / file).stat().st_size > 0
-
-
-def test_nothing_else_is_left_behind(trained: Trained) -> None:
-    files = [path for path in trained.directory.rglob("*") if path.is_file() and path.parent.name != "evaluations"]
-    assert len(files) == 9
+def test_files_of_a_run(trained: Trained) -> None:
+    """Those, and nothing else."""
+    found = {path for path in trained.directory.rglob("*") if path.is_file() and path.parent.name != "evaluations"}
+    assert {str(path.relative_to(trained.directory)) for path in found} == {
+        *("config.yaml", "metrics.json", "metrics.csv", "train.log", "checkpoints/best.ckpt", "checkpoints/last.ckpt"),
+        *(f"figures/{name}.png" for name in ("val_reconstructions", "val_confusion", "test_confusion")),
+    }
+    assert all(path.stat().st_size for path in found)
     assert list(trained.directory.parent.rglob(".*")) == []
-
-
-def test_configuration_of_a_run_is_resolved_and_complete(trained: Trained) -> None:
     text = (trained.directory / "config.yaml").read_text()
     assert "${" not in text
     assert OmegaConf.to_container(OmegaConf.create(text)) == to_container(trained.config)
@@ -89,6 +71,7 @@ def test_metrics_json_has_what_is_needed_to_repeat_the_run(trained: Trained) -> 
     assert found["status"] == "finished"
     assert (found["stopped_by"], found["weights_tested"]) == ("steps", "best")
     best, last = checkpoint(trained.directory, "best"), checkpoint(trained.directory)
+    assert (last["global_step"], last["epoch"]) == (8, 2)
     assert found["best"] == {"step": best["global_step"], "val": best["capsule_lab"]["val"]}
     assert found["tested_step"] == best["global_step"]
     assert (found["val"], found["val_step"]) == (last["capsule_lab"]["val"], last["global_step"])
@@ -97,35 +80,28 @@ def test_metrics_json_has_what_is_needed_to_repeat_the_run(trained: Trained) -> 
     assert found["parameters"] == sum(p.numel() for p in trained.module.network.parameters())
     assert "cores" in found["hardware"]
     assert 0 < found["training_seconds"] < 300
+    seconds = {name: checkpoint(trained.directory, name)["capsule_lab"]["seconds"] for name in NAMES}
+    assert seconds["best"] < seconds["last"] == pytest.approx(found["training_seconds"], abs=0.05 + 1e-9)
+
+    for split in ("test", "val"):
+        metrics = found[split]
+        assert {"error", "loss", "margin", "reconstruction"} <= set(metrics)
+        assert 0 <= metrics["error"] <= 100
+        assert metrics["loss"] == pytest.approx(metrics["margin"] + metrics["reconstruction"], rel=1e-5)
+    assert found["provenance"]["source"] == "standin"
+    assert found["provenance"]["split"]["train_images"] == 256
+    assert len(found["provenance"]["split"]["hash"]) == 32
 
 
-@pytest.mark.parametrize("split", ["test", "val"])
-def test_metrics_of_each_split(trained: Trained, split: str) -> None:
-    found = trained.result[split]
-    assert {"error", "loss", "margin", "reconstruction"} <= set(found)
-    assert 0 <= found["error"] <= 100
-    assert found["loss"] == pytest.approx(found["margin"] + found["reconstruction"], rel=1e-5)
-
-
-def test_provenance_says_stand_in_and_which_images(trained: Trained) -> None:
-    found = trained.result["provenance"]
-    assert found["source"] == "standin"
-    assert found["split"]["train_images"] == 256
-    assert len(found["split"]["hash"]) == 32
-
-
-def test_every_epoch_is_in_the_csv(trained: Trained) -> None:
+def test_every_epoch_is_in_the_csv_with_routing_statistics(trained: Trained) -> None:
     rows = curves(trained.directory)
     assert [row["step"] for row in rows if row["train/loss"]] == ["3", "7"]
-    assert [row["step"] for row in rows if row["val/error"]] == ["3", "7"]
+    validations = [row for row in rows if row["val/error"]]
+    assert [row["step"] for row in validations] == ["3", "7"]
     assert [float(row["test/error"]) for row in rows if row["test/error"]] == [trained.result["test"]["error"]]
-
-
-@pytest.mark.parametrize("epoch", [0, 1])
-def test_routing_statistics_are_logged_with_every_validation(trained: Trained, epoch: int) -> None:
-    row = [row for row in curves(trained.directory) if row["val/error"]][epoch]
-    assert 0 < float(row["val/coupling_entropy"]) <= 1
-    assert 0 <= float(row["val/dead_capsules"]) <= 100
+    for row in validations:
+        assert 0 < float(row["val/coupling_entropy"]) <= 1
+        assert 0 <= float(row["val/dead_capsules"]) <= 100
 
 
 def test_log_of_a_run(trained: Trained) -> None:
@@ -138,6 +114,9 @@ def test_log_of_a_run(trained: Trained) -> None:
     assert len(shown) < 300
     assert "epoch 1  step 4/8" in text
     assert "epoch 2  step 8/8" in text
+    assert trained.events == ["training images", "fit starts", "fit ends", "test images"]
+    logging.getLogger("capsule_lab").error("of another run")
+    assert (trained.directory / "train.log").read_text() == text, "of a run that is over"
 
 
 def test_mistakes_are_found_before_data_is_looked_for(
@@ -150,42 +129,26 @@ def test_mistakes_are_found_before_data_is_looked_for(
             train(tiny(wrong), tmp_path / "run")
 
 
-def test_test_images_are_not_touched_until_training_is_over(trained: Trained) -> None:
-    assert trained.events == ["training images", "fit starts", "fit ends", "test images"]
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_checkpoint_is_plain_and_carries_its_configuration(trained: Trained, name: str) -> None:
-    record = checkpoint(trained.directory, name)["capsule_lab"]
-    expected = "format version config provenance spec seconds cpu_seconds val val_step curves precision threads"
-    assert set(record) == {*expected.split()}
-    assert record["config"] == json.loads(json.dumps(to_container(trained.config)))
-    tested = {"test_images": "359 of 359"}  # known at the end of a run only
-    assert {**record["provenance"], **tested} == trained.result["provenance"]
-    assert record["val"].keys() == trained.result["val"].keys()
-
-
-@pytest.mark.parametrize("where", [".", "checkpoints/best.ckpt"], ids=["directory", "file"])
-def test_loaded_run_equals_the_trained_one(trained: Trained, where: str) -> None:
-    module = trained_module(trained.directory / where)
+def test_checkpoints_are_plain_and_carry_their_configuration(trained: Trained) -> None:
     images = torch.rand(4, 1, 28, 28, generator=torch.Generator().manual_seed(0))
-    with torch.no_grad():
-        found, expected = module(images), trained.module(images)
-    assert not module.training
-    torch.testing.assert_close(found.scores, expected.scores, rtol=0, atol=0)
-    torch.testing.assert_close(found.capsules.poses, expected.capsules.poses, rtol=0, atol=0)
-
-
-def test_last_checkpoint_is_the_end_of_the_run(trained: Trained) -> None:
-    saved = checkpoint(trained.directory)
-    assert (saved["global_step"], saved["epoch"]) == (8, 2)
-
-
-def test_training_seconds_are_those_of_the_whole_run(trained: Trained) -> None:
-    """Not those of the checkpoint that was tested."""
-    seconds = {name: checkpoint(trained.directory, name)["capsule_lab"]["seconds"] for name in NAMES}
-    assert trained.result["weights_tested"] == "best"
-    assert seconds["best"] < seconds["last"] == pytest.approx(trained.result["training_seconds"], abs=0.05 + 1e-9)
+    for name in NAMES:
+        record = checkpoint(trained.directory, name)["capsule_lab"]
+        expected = "format version config provenance spec seconds cpu_seconds val val_step curves precision threads"
+        assert set(record) == {*expected.split()}
+        assert record["config"] == json.loads(json.dumps(to_container(trained.config)))
+        tested = {"test_images": "359 of 359"}  # known at the end of a run only
+        assert {**record["provenance"], **tested} == trained.result["provenance"]
+        assert record["val"].keys() == trained.result["val"].keys()
+    for where in (".", "checkpoints/best.ckpt"):
+        module = trained_module(trained.directory / where)
+        with torch.no_grad():
+            found, expected_output = module(images), trained.module(images)
+        assert not module.training
+        torch.testing.assert_close(found.scores, expected_output.scores, rtol=0, atol=0)
+        torch.testing.assert_close(found.capsules.poses, expected_output.capsules.poses, rtol=0, atol=0)
+    for which, path in (("best", "best.ckpt"), ("last", "last.ckpt"), ("none", None)):
+        chosen = runs.checkpoints.checkpoint_to_test(which, trained.directory)
+        assert chosen == (trained.directory / "checkpoints" / path if path else None)
 
 
 # --- seeds, directories, going on ------------------------------------------------------------------------------------
@@ -218,31 +181,20 @@ def test_seed_decides_the_initial_weights(tiny: Tiny, tmp_path: Path, monkeypatc
     assert not initial(0).equal(initial(1))
 
 
-@pytest.mark.parametrize(("earlier", "suffix"), [(0, ""), (1, "-2"), (2, "-3"), (11, "-12")])
-def test_another_run_of_the_same_configuration_gets_a_number(tiny: Tiny, earlier: int, suffix: str) -> None:
+def test_directories_of_runs_of_one_configuration(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each has a number; ``train.resume`` finds the last of this very configuration."""
     config = tiny()
-    for _ in range(earlier):
-        runs.directories.create_directory(runs.directories.choose_directory(config, "capsnet-mnist"), config)
-    expected = Path.cwd() / "runs" / f"capsnet-mnist-{runs.directories.config_hash(config)}{suffix}"
-    assert runs.directories.choose_directory(config, "capsnet-mnist") == expected
-
-
-@pytest.mark.parametrize(
-    ("overrides", "same"),
-    [(["train.resume=true"], True), (["seed=1"], False), (["trainer.max_epochs=3", "train.resume=true"], False)],
-    ids=str,
-)
-def test_resume_finds_the_last_run_of_this_very_configuration(tiny: Tiny, overrides: list[str], same: bool) -> None:
-    config = tiny()
-    for _ in range(2):
-        runs.directories.create_directory(runs.directories.choose_directory(config, "capsnet-mnist"), config)
-    last = Path.cwd() / "runs" / f"capsnet-mnist-{runs.directories.config_hash(config)}-2"
-    assert (runs.directories.choose_directory(tiny(*overrides), "capsnet-mnist") == last) is same
-
-
-def test_runs_go_where_the_environment_says(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    choose, fingerprint = runs.directories.choose_directory, runs.directories.config_hash(config)
+    for number in range(1, 13):
+        suffix = f"-{number}" if number > 1 else ""
+        directory = choose(config, "capsnet-mnist")
+        assert directory == Path.cwd() / "runs" / f"capsnet-mnist-{fingerprint}{suffix}"
+        runs.directories.create_directory(directory, config)
+    assert choose(tiny("train.resume=true"), "capsnet-mnist") == directory
+    for others in (["seed=1"], ["trainer.max_epochs=3", "train.resume=true"]):
+        assert choose(tiny(*others), "capsnet-mnist") != directory
     monkeypatch.setenv("CAPSULE_LAB_RUNS", str(tmp_path / "elsewhere"))
-    assert runs.directories.choose_directory(tiny(), "a").parent == tmp_path / "elsewhere"
+    assert choose(tiny(), "a").parent == tmp_path / "elsewhere"
 
 
 def test_resume_on_other_data_is_refused(a_copy: Path, tiny: Tiny) -> None:
@@ -303,15 +255,16 @@ def test_ckpt_of_the_same_configuration_continues_in_its_own_directory(
     assert curves(directory) == curves(trained.directory)
 
 
-@pytest.mark.parametrize("path", [".", "checkpoints/last.ckpt"], ids=["directory", "file"])
-def test_ckpt_is_a_run_or_a_file(trained: Trained, tiny: Tiny, tmp_path: Path, path: str) -> None:
-    config = tiny("trainer.max_epochs=3", f"ckpt={trained.directory / path}")
+def test_ckpt_is_a_run_or_a_file(trained: Trained, tiny: Tiny, tmp_path: Path) -> None:
     provenance = checkpoint(trained.directory)["capsule_lab"]["provenance"]
-    found = runs.checkpoints.checkpoint_to_resume(config, tmp_path, provenance)
-    assert found is not None
-    assert found.samefile(trained.directory / "checkpoints" / "last.ckpt")
+    for path in (".", "checkpoints/last.ckpt"):
+        config = tiny("trainer.max_epochs=3", f"ckpt={trained.directory / path}")
+        found = runs.checkpoints.checkpoint_to_resume(config, tmp_path, provenance)
+        assert found is not None
+        assert found.samefile(trained.directory / "checkpoints" / "last.ckpt")
 
 
+@pytest.mark.whole
 def test_ckpt_of_a_shorter_run_continues_in_a_directory_of_its_own(
     a_copy: Path, tiny: Tiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -417,40 +370,17 @@ def test_learning_rate_follows_the_schedule(tiny: Tiny, tmp_path: Path, monkeypa
     assert logged == pytest.approx([0.005, 0.003])
 
 
-@pytest.mark.parametrize("given", [[], ["train.resume=true"]], ids=str)
-def test_job_of_a_sweep_starts_its_other_processes_by_a_command_of_its_own(
-    cli: Cli, monkeypatch: pytest.MonkeyPatch, given: list[str]
-) -> None:
-    """They resume if it does: one that begins at step 0 beside one that does not would wait for ever."""
-    seen: list[list[str]] = []
-    monkeypatch.setattr("capsule_lab.train.train", lambda *_: seen.append(sys.argv[1:]) or {})
-    assert cli("train", "-m", *TINY, "seed=3,4", *given).status == 0
-    assert [each[-1 - len(given) :] for each in seen] == [[f"seed={seed}", *given] for seed in (3, 4)]
-
-
-@pytest.mark.parametrize(
-    ("overrides", "arguments"),
-    [
-        (["trainer.max_epochs=3"], {"max_epochs": 3, "max_steps": -1}),
-        (["trainer.max_epochs=3", "trainer.max_steps=6"], {"max_epochs": -1, "max_steps": -1}),
-        (["trainer.max_epochs=-1", "trainer.max_steps=6"], {"max_epochs": -1, "max_steps": -1}),
-    ],
-    ids=str,
-)
-def test_steps_are_counted_by_the_module(
-    tiny: Tiny, tmp_path: Path, overrides: list[str], arguments: dict[str, int]
-) -> None:
+def test_steps_are_counted_by_the_module(tiny: Tiny, tmp_path: Path) -> None:
     """With the Trainer's own ``max_steps``, Lightning loses count when it resumes at the end of an epoch."""
-    config = tiny(*overrides)
-    trainer = build.build_trainer(config, tmp_path)
-    assert {name: getattr(trainer, name) for name in arguments} == arguments
-    assert build.build_without_weights(config).max_steps == config.trainer.max_steps
-
-
-@pytest.mark.parametrize(("which", "tested"), [("best", "best"), ("last", "last"), ("none", None)])
-def test_weights_that_are_tested(trained: Trained, which: str, tested: str | None) -> None:
-    path = runs.checkpoints.checkpoint_to_test(which, trained.directory)
-    assert path == (trained.directory / "checkpoints" / f"{tested}.ckpt" if tested else None)
+    for overrides, epochs in (
+        (["trainer.max_epochs=3"], 3),
+        (["trainer.max_epochs=3", "trainer.max_steps=6"], -1),
+        (["trainer.max_epochs=-1", "trainer.max_steps=6"], -1),
+    ):
+        config = tiny(*overrides)
+        trainer = build.build_trainer(config, tmp_path)
+        assert (trainer.max_epochs, trainer.max_steps) == (epochs, -1)
+        assert build.build_without_weights(config).max_steps == config.trainer.max_steps
 
 
 def test_run_without_a_test(tiny: Tiny, tmp_path: Path) -> None:
@@ -563,6 +493,7 @@ def test_smoke(cli: Cli, tmp_path: Path) -> None:
     assert contents(tmp_path / "runs") == before
 
 
+@pytest.mark.whole
 def test_overfit_reaches_an_error_of_0(tiny: Tiny, tmp_path: Path) -> None:
     wider = ["model.channels=8", "model.primary.types=4", "model.class_dim=8", "trainer.accelerator=cpu"]
     rate = ["schedule=constant", "schedule.learning_rate.value=0.01"]
@@ -573,6 +504,7 @@ def test_overfit_reaches_an_error_of_0(tiny: Tiny, tmp_path: Path) -> None:
     assert float(last["train/error"]) == 0
 
 
+@pytest.mark.whole
 @pytest.mark.filterwarnings("ignore:The PyTorch Profiler default schedule")
 @pytest.mark.filterwarnings("ignore:Profiler clears events at the end of each cycle")
 def test_profile_leaves_a_table(tmp_path: Path) -> None:
@@ -585,6 +517,7 @@ def test_profile_leaves_a_table(tmp_path: Path) -> None:
 # --- loggers ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.whole
 def test_tensorboard_gets_curves_and_pictures(tiny: Tiny, tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -604,6 +537,7 @@ def test_tensorboard_gets_curves_and_pictures(tiny: Tiny, tmp_path: Path) -> Non
 # --- processes that are stopped, or are several ----------------------------------------------------------------------
 
 
+@pytest.mark.whole
 def test_killed_in_the_middle_of_an_epoch_and_resumed_equals_uninterrupted(
     trained: Trained, tiny: Tiny, tmp_path: Path
 ) -> None:
@@ -658,6 +592,7 @@ def test_ctrl_c_from_outside_stops_as_well(tmp_path: Path) -> None:
     assert_stopped(ended, ENDLESS, tmp_path, signal.SIGINT)
 
 
+@pytest.mark.whole
 def test_two_processes_train_as_one_does(tiny: Tiny, tmp_path: Path) -> None:
     options = ["trainer.precision=32-true", *NO_PICTURES]
     two = ["trainer.devices=2", "trainer.strategy=ddp", "data.batch_size=64", "train.directory=two"]
@@ -674,29 +609,24 @@ def test_two_processes_train_as_one_does(tiny: Tiny, tmp_path: Path) -> None:
     torch.testing.assert_close(weights(tmp_path / "two"), weights(tmp_path / "one"), rtol=0, atol=1e-4)
 
 
-def test_nothing_is_logged_to_a_run_that_is_over(trained: Trained) -> None:
-    before = (trained.directory / "train.log").read_bytes()
-    logging.getLogger("capsule_lab").error("of another run")
-    assert (trained.directory / "train.log").read_bytes() == before
-
-
 # --- in a notebook ---------------------------------------------------------------------------------------------------
 
 
 def test_run_outside_of_a_command_says_what_to_call_instead(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hydra.core.hydra_config.HydraConfig.initialized", staticmethod(lambda: False))
-    with pytest.raises(ConfigError, match=r"^run needs a command of Hydra; in a notebook: train\(compose\("):
-        run_of_a_command(compose("train", TINY))
+    with pytest.raises(ConfigError, match=r"^main needs a command of Hydra; in a notebook: train\(compose\("):
+        main.__wrapped__(compose("train", TINY))
 
 
 def test_log_is_shown_where_nothing_else_shows_it(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     root, own = logging.getLogger(), logging.getLogger("capsule_lab.train")
-    monkeypatch.setattr("capsule_lab.train._train", lambda *_: own.info("shown") or {})
+    monkeypatch.setattr(Training, "__init__", lambda *_: None)
+    monkeypatch.setattr(Training, "run", lambda _: own.info("shown") or {})
     for handlers, expected in (([], "shown\n"), ([logging.NullHandler()], "")):
         monkeypatch.setattr(root, "handlers", [*handlers])
-        train(DictConfig({}), Path("run"))
+        train(compose("train", TINY), Path("run"))
         assert capsys.readouterr().out == expected
         assert root.handlers == handlers
 

@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.textpath import TextPath
 
-from capsule_lab.analysis.plotting import label_log_axis
+from capsule_lab.analysis.axes import label_log_axis
 
 log = logging.getLogger(__name__)
 

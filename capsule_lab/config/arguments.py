@@ -23,7 +23,7 @@ _WITH_VALUE = (
 )
 """Hydra's options, https://hydra.cc/docs/1.3/advanced/hydra-command-line-flags/."""
 
-_FIRST = {"evaluate": "ckpt", "figures": "run", "report": "table", "sweep": "table", "workspace": "table"}
+_FIRST = {"evaluate": "ckpt", "figures": "run", "report": "table", "sweep": "table"}
 """The key that a command needs, and that is easily left out before its value."""
 
 

@@ -184,6 +184,7 @@ _TYPES: dict[str, Any] = {  # that defaults do not tell
     "train.test": Literal["best", "last", "none"],
     "class_routing": dict | None,
     "split": Literal["test", "val"],
+    "workspace": Literal["write", "upload"] | None,
     "couplings": Literal["trained", "equal"],
     "objective": Literal["cross_entropy", "margin", "dlr", "training"],
     "space": Literal["input", "grey_levels"],

@@ -1,1 +1,49 @@
-"""Where the jobs of a sweep run: side by side on this machine's GPUs, or on a SLURM cluster."""
+"""Where the runs of a sweep go: side by side on this machine, or to a SLURM cluster. Each run is a command line."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from omegaconf import DictConfig
+
+PARENT_VARIABLE = "CAPSULE_LAB_PARENT"
+"""Environment variable with the process whose end ends a command."""
+DEADLINE_VARIABLE = "CAPSULE_LAB_DEADLINE"
+"""Environment variable with the time, by ``time.time``, at which a run has to be paused."""
+
+
+class Job(NamedTuple):
+    """A run of a sweep.
+
+    Attributes:
+        name: for messages.
+        arguments: of Python: ``-m capsule_lab.train …``.
+        trainer: its part of the configuration, which says how many GPUs the run takes.
+        fingerprint: the hash by which its lock, its log and its record of a failure are found.
+        environment: variables that it needs.
+        in_tables: whether tables find its result; not that of a directory of its own, or with other initial weights.
+    """
+
+    name: str
+    arguments: tuple[str, ...]
+    trainer: DictConfig
+    fingerprint: str
+    environment: Mapping[str, str] = {}
+    in_tables: bool = True
+
+    @property
+    def command(self) -> list[str]:
+        """What starts it."""
+        return [sys.executable, *self.arguments]
+
+
+def environment_for(job: Mapping[str, str], **more: str) -> dict[str, str]:
+    """The environment of a job: that of this process, without what is for this process only, and the job's own."""
+    inherited = {**os.environ}
+    if "CAPSULE_LAB_TRACEBACK" not in inherited:  # see capsule_lab.command
+        inherited.pop("HYDRA_FULL_ERROR", None)
+    inherited.pop("CAPSULE_LAB_RUN", None)
+    return {**inherited, "PYTHONUNBUFFERED": "1", **job, **more}

@@ -64,12 +64,23 @@ def train_lock(config: DictConfig) -> Iterator[None]:
     """
     fingerprint, own = config_hash(config), own_directory(config)
     if is_first_process() and _is_attempt(config, fingerprint):
-        with _hold(_lock_file(fingerprint), lambda: _trained_by(fingerprint)), _recorded(fingerprint):
+        with cell_lock(fingerprint):
             yield
     elif is_first_process() and own:
         with _hold(own / ".lock", lambda: f"another process trains in {own} already; wait for it or stop it"):
             yield
     else:
+        yield
+
+
+@contextmanager
+def cell_lock(fingerprint: str) -> Iterator[None]:
+    """Hold the lock of a training run or an evaluation that tables find by this hash; if it fails, record why.
+
+    Raises:
+        RunError: if another process holds the lock.
+    """
+    with _hold(_lock_file(fingerprint), lambda: _trained_by(fingerprint)), _recorded(fingerprint):
         yield
 
 
@@ -141,10 +152,9 @@ def record_failure(fingerprint: str, error: str) -> None:
         _write_record(fingerprint, replace(known, error=error, queued=None))
 
 
-def record_queued(config: DictConfig, job: str, log: str) -> None:
-    """Record that a SLURM job will train ``config``, unless it is locked already."""
-    fingerprint = config_hash(config)
-    if _is_attempt(config, fingerprint) and not is_locked(fingerprint):
+def record_queued(fingerprint: str, job: str, log: str) -> None:
+    """Record that a SLURM job will train or evaluate what has that hash, unless it is locked already."""
+    if not is_locked(fingerprint):
         _write_record(fingerprint, LockRecord(f"job {job} of SLURM", log, queued=job))
 
 

@@ -18,6 +18,8 @@ from capsule_lab.runs.files import read_record, tail, write_record
 from capsule_lab.system.environment import is_first_process
 
 RESULT, STATUS = "metrics.json", "status.json"
+RESULT_VARIABLE = "CAPSULE_LAB_RESULT"
+"""Environment variable with the file in which a table wants the result of an evaluation."""
 PAUSED = "paused"
 """Status of a run whose time was over before its last step or its test."""
 

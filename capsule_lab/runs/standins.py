@@ -21,14 +21,19 @@ from capsule_lab.runs.results import read_result
 from capsule_lab.runs.trust import plain_value
 
 
-def finished_run(config: DictConfig, *, any_precision: bool = False) -> tuple[Path, dict[str, Any]] | None:
+def finished_run(
+    config: DictConfig, fingerprint: str = "", *, any_precision: bool = False
+) -> tuple[Path, dict[str, Any]] | None:
     """The run directory and the result that count for a configuration: the latest on real data, else the latest.
 
     Args:
         config: of the run.
+        fingerprint: its hash, where that is known.
         any_precision: for reports: also one that does not count here for its precision, if no other is there.
     """
-    found = [each for each in _finished(config_hash(config)) if not real_data_available(each[1], config)]
+    found = [
+        each for each in _finished(fingerprint or config_hash(config)) if not real_data_available(each[1], config)
+    ]
     if any_precision and len({result.get("precision") for _, result in found}) < 2:
         return next(iter(found), None)
     here = [each for each in found if not _has_other_precision(each[1], config)]

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import functools
-import importlib.util
 import os
 import platform
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -71,26 +69,6 @@ def _as_typed(arguments: Iterable[str]) -> str:
     spec = getattr(sys.modules["__main__"], "__spec__", None)
     start = ["python", "-m", spec.name.removesuffix(".__main__")] if spec else [Path(sys.argv[0]).name]
     return shlex.join([*start, *arguments])
-
-
-@contextmanager
-def replaced_command_line(module: str, arguments: Iterable[str]) -> Iterator[None]:
-    """Make a job of a sweep look as if it had been started by a command of its own.
-
-    Lightning starts the other processes of a distributed run by ``sys.argv`` and ``__main__.__spec__`` of the first,
-    and takes no other command; ``command_line`` reads the same.
-
-    Args:
-        module: what ``python -m`` would run.
-        arguments: of that command.
-    """
-    main, argv = sys.modules["__main__"], sys.argv
-    spec = getattr(main, "__spec__", None)
-    sys.argv, main.__spec__ = [argv[0], *arguments], importlib.util.find_spec(module)
-    try:
-        yield
-    finally:
-        sys.argv, main.__spec__ = argv, spec
 
 
 @functools.cache

@@ -94,13 +94,14 @@ class StopRequest:
         log.warning("%s: stopping after this step; once more to stop at once", signal.Signals(signum).name)
 
 
-def end_with_parent(grace: float = 0.0) -> None:
+def end_with_parent(grace: float = 0.0, parent: int | None = None) -> None:
     """Stop this process, which may save, when the one that started it is gone; kill it if it lives 8 seconds longer.
 
     Args:
         grace: seconds in which it may end by itself.
+        parent: the one that started it; by default that of now, which may have adopted it.
     """
-    parent = os.getppid()
+    parent = os.getppid() if parent is None else parent
 
     def watch() -> None:
         while os.getppid() == parent:

@@ -52,19 +52,14 @@ def in_queue(job: str) -> bool:
     return bool(found.stdout.strip())
 
 
-def cancel() -> None:
-    """Cancel the job of this process, whose other processes would wait for this one for ever."""
-    subprocess.run(["scancel", this_job()], capture_output=True, timeout=_TIMEOUT, check=False)
-
-
 def goes_back(signum: int) -> bool:
     """Whether a batch job is to be requeued after the signal that ended this process.
 
     Pre-emption sends SIGTERM, the end of the time limit what ``--signal`` says, which is SIGUSR1 with
     ``launcher=slurm``. Ctrl-C and interactive jobs do not count; of several processes, the first one requeues.
     """
-    asked = signum in (signal.SIGTERM, signal.SIGUSR1)
-    return asked and is_batch_job() and os.environ.get("SLURM_PROCID", "0") == "0"
+    ends_the_job = signum in (signal.SIGTERM, signal.SIGUSR1)
+    return ends_the_job and is_batch_job() and os.environ.get("SLURM_PROCID", "0") == "0"
 
 
 def requeue(signum: int) -> bool:
@@ -72,9 +67,9 @@ def requeue(signum: int) -> bool:
     if not goes_back(signum):
         return False
     job = this_job()
-    asked = subprocess.run(["scontrol", "requeue", job], capture_output=True, text=True, timeout=_TIMEOUT, check=False)
-    if asked.returncode:
-        log.warning("job %s was not requeued: %s", job, asked.stderr.strip())
+    answer = subprocess.run(["scontrol", "requeue", job], capture_output=True, text=True, timeout=_TIMEOUT, check=False)
+    if answer.returncode:
+        log.warning("job %s was not requeued: %s", job, answer.stderr.strip())
     else:
         log.info("job %s is requeued and will continue from here", job)
-    return not asked.returncode
+    return not answer.returncode

@@ -11,11 +11,11 @@ from capsule_lab.errors import ConfigError
 
 SELECTION = ("rows", "columns", "seeds")
 FOR_SWEEP = ("table", *SELECTION, "dry_run", "budget")
-FOR_REPORT = ("table", *SELECTION, "out")
+FOR_REPORT = ("table", *SELECTION, "out", "workspace", "project", "entity")
 
 
-def for_hydra(arguments: Sequence[str], own: Sequence[str], prefix: str = "") -> list[str]:
-    """Arguments as Hydra takes them: ``own`` ones with a prefix, overrides of runs together as the list ``overrides``.
+def for_hydra(arguments: Sequence[str], own: Sequence[str]) -> list[str]:
+    """Arguments as Hydra takes them: ``own`` ones, and overrides of runs together as the list ``overrides``.
 
     That list keeps them from Hydra, which would apply them to the configuration of the command. ``launcher=`` and what
     begins with ``hydra`` or a dash stay as they are; ``--dry-run`` is ``dry_run=true``.
@@ -24,15 +24,14 @@ def for_hydra(arguments: Sequence[str], own: Sequence[str], prefix: str = "") ->
     for argument in arguments:
         key, is_pair, _ = argument.partition("=")
         key = key.lstrip("+")
+        is_override = is_pair or argument.startswith("~")
         if argument == "--dry-run":
-            kept.append(f"{prefix}dry_run=true")
-        elif key in own:
-            kept.append(f"{prefix}{argument}")
-        elif not (is_pair or argument.startswith("~")) or key == "launcher" or key.startswith(("-", "hydra")):
-            kept.append(argument)
-        else:
+            kept.append("dry_run=true")
+        elif is_override and key not in (*own, "launcher") and not key.startswith(("-", "hydra")):
             overrides.append(argument)
-    return [*kept, f"{prefix}overrides=[{','.join(map(quoted, overrides))}]"] if overrides else kept
+        else:
+            kept.append(argument)
+    return [*kept, f"overrides=[{','.join(map(quoted, overrides))}]"] if overrides else kept
 
 
 _BUDGET = re.compile(r"(?:(?P<hours>\d+)h)?(?:(?P<minutes>\d+)m)?(?:(?P<seconds>\d+)s)?")

@@ -5,23 +5,68 @@ from __future__ import annotations
 import math
 import shlex
 from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from capsule_lab import runs
-from capsule_lab.analysis.curves import read_curves
-from capsule_lab.config.compose import module_of, search_override
+from capsule_lab.config.compose import module_of, search_override, to_container
 from capsule_lab.errors import TableError
+from capsule_lab.launchers import Job
 from capsule_lab.runs import lock
-from capsule_lab.tables.evaluations import job_override, result_file
+from capsule_lab.runs.results import RESULT_VARIABLE
+from capsule_lab.tables.evaluations import result_file
 from capsule_lab.tables.schema import Column, Row
 
 DONE, RUNNING, PAUSED, FAILED, MISSING, WAITING = "done", "running", "paused", "failed", "missing", "waiting"
+
+
+class SeededConfig:
+    """A configuration that was composed once, for any seed.
+
+    Args:
+        config: as ``compose`` gives it.
+    """
+
+    def __init__(self, config: DictConfig) -> None:
+        self.config = config
+        self._first = self._resolved(0)
+        self._keys = list(_differing(self._first, self._resolved(1)))
+
+    def with_seed(self, seed: int) -> DictConfig:
+        """The configuration."""
+        config = self.config.copy()
+        config.seed = seed
+        return config
+
+    def container(self, seed: int) -> dict[str, Any]:
+        """What ``to_container`` makes of the configuration; only what depends on the seed is resolved again."""
+        self.config.seed = seed
+        container: dict[str, Any] = {**self._first}
+        for path in self._keys:
+            *parents, name = path
+            node = container
+            for key in parents:
+                node[key] = {**node[key]}
+                node = node[key]
+            node[name] = OmegaConf.select(self.config, ".".join(path))
+        return container
+
+    def _resolved(self, seed: int) -> dict[str, Any]:
+        self.config.seed = seed
+        return to_container(self.config)
+
+
+def _differing(one: Mapping[str, Any], other: Mapping[str, Any], *parents: str) -> Iterator[tuple[str, ...]]:
+    for key, value in one.items():
+        if isinstance(value, dict):
+            yield from _differing(value, other[key], *parents, key)
+        elif value != other[key]:
+            yield (*parents, key)
 
 
 @dataclass(frozen=True)
@@ -48,8 +93,8 @@ class Cell(ABC):
 
     @property
     @abstractmethod
-    def job(self) -> tuple[str, ...]:
-        """Overrides of the job that gives it, as a launcher takes them."""
+    def job(self) -> Job:
+        """What a launcher runs."""
 
     @property
     @abstractmethod
@@ -152,12 +197,12 @@ class TrainingCell(Cell):
     """One training run.
 
     Attributes:
-        config: its configuration.
+        composed: its configuration, for any seed.
         labels: more overrides, for loggers and for runs of several processes; they do not change the result.
         any_precision: see ``runs.standins.finished_run``.
     """
 
-    config: DictConfig = field(compare=False, repr=False)
+    composed: SeededConfig = field(compare=False, repr=False)
     labels: tuple[str, ...] = ()
     any_precision: bool = False
 
@@ -166,25 +211,36 @@ class TrainingCell(Cell):
         return shlex.join(["python", "-m", "capsule_lab.train", *self.overrides, *search_override()])
 
     @property
-    def job(self) -> tuple[str, ...]:
+    def job(self) -> Job:
         """It continues an earlier attempt, and does nothing if that has finished."""
-        return (*self.overrides, *self.labels, "train.resume=true")
+        arguments = (*self.overrides, *self.labels, *search_override(), "train.resume=true")
+        return Job(self.name, ("-m", "capsule_lab.train", *arguments), self.config.trainer, self.fingerprint)
+
+    @cached_property
+    def config(self) -> DictConfig:
+        """Its configuration."""
+        return self.composed.with_seed(self.seed)
 
     @property
     def directories(self) -> list[Path]:
         return runs.directories.attempts(self.fingerprint)
 
     def _read(self) -> tuple[Path, dict[str, Any]] | None:
-        return runs.standins.finished_run(self.config, any_precision=self.any_precision)
+        if not self.directories:
+            return None
+        return runs.standins.finished_run(self.config, self.fingerprint, any_precision=self.any_precision)
 
     def value(self, metric: str) -> float | None:
         if self.finished is None or not metric.startswith("train/"):
             return super().value(metric)
         directory, result = self.finished
-        values = read_curves(directory / "metrics.csv", result.get("curves")).get(metric, pd.Series()).dropna()
-        if values.empty:
+        from capsule_lab.analysis.curves import read_curves  # pandas and matplotlib take a second
+
+        curves = read_curves(directory / "metrics.csv", result.get("curves"))
+        values = curves[metric].dropna().tolist() if metric in curves else []
+        if not values:
             raise TableError(f"{directory} has no {metric} in its metrics.csv; expected such as train/error")
-        return float(values.iloc[-1])
+        return float(values[-1])
 
 
 @dataclass(frozen=True)
@@ -203,8 +259,13 @@ class EvaluationCell(Cell):
         return shlex.join(["python", "-m", module_of(self.row.by), *self.overrides, *search_override()])
 
     @property
-    def job(self) -> tuple[str, ...]:
-        return (*self.training.overrides, job_override(self.row.by, self.evaluate))
+    def job(self) -> Job:
+        """The command, which writes its result where ``_read`` looks for it."""
+        assert self.training.finished
+        path = result_file(self.training.finished[0], self.fingerprint)
+        arguments = ("-m", module_of(self.row.by), *self.overrides, *search_override())
+        environment = {RESULT_VARIABLE: str(path)}
+        return Job(self.name, arguments, self.training.config.trainer, self.fingerprint, environment)
 
     @property
     def directories(self) -> list[Path]:

@@ -2,46 +2,62 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TypeAlias
 
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
+from rich.console import Console
+from rich.progress import track
 
 from capsule_lab import runs
-from capsule_lab.config.check import check
-from capsule_lab.config.compose import compose, quoted, user_message
+from capsule_lab.config.compose import check_options, compose, groups, quoted, user_message
 from capsule_lab.errors import TableError
-from capsule_lab.launchers.hydra_internals import override_keys
 from capsule_lab.tables import evaluations
-from capsule_lab.tables.cells import Cell, EvaluationCell, TrainingCell
+from capsule_lab.tables.cells import Cell, EvaluationCell, SeededConfig, TrainingCell
 from capsule_lab.tables.reader import check_overrides
 from capsule_lab.tables.schema import NEXT_CHECKPOINT, Column, Row, Table
 
+STANDIN = "data.source=standin"
+"""Override of runs that a report finds beside those that were asked for."""
+
 _Cells: TypeAlias = dict[tuple[str, str, int], Cell]  # by row, column, seed
-_Composed: TypeAlias = dict[tuple[str, ...], DictConfig]  # by overrides: a tenth of a second each
+Composed: TypeAlias = dict[tuple[str, ...], SeededConfig]
+"""By overrides; what two expansions of a table share."""
 
 
-def expand(table: Table, overrides: Sequence[str] = (), *, any_precision: bool = False) -> list[Cell]:
+def expand(
+    table: Table,
+    overrides: Sequence[str] = (),
+    *,
+    any_precision: bool = False,
+    standin: bool = False,
+    composed: Composed | None = None,
+) -> list[Cell]:
     """Every cell of a table, row by row.
 
     Args:
         table: what to train and evaluate.
         overrides: for every training run, over the table's.
         any_precision: see ``runs.standins.finished_run``.
+        standin: whether runs are on stand-in data, whatever the overrides say.
+        composed: what has been composed, which is added to.
 
     Raises:
         TableError: for overrides that do not fit together.
     """
     overrides = check_overrides("every run", overrides)
     cells: _Cells = {}
-    composed: _Composed = {}  # columns and seeds that differ in nothing else share it
-    for row in table.rows:
+    composed = {} if composed is None else composed
+    progress = Console(stderr=True)
+    for row in track(table.rows, "planning", console=progress, transient=True, disable=not progress.is_terminal):
         for column in table.columns:
             new: Sequence[Cell] = []
             with _named_in_errors(row, column):
                 if column.name in row.overrides:
-                    new = _training_cells(table, row, column, overrides, cells, composed, any_precision)
+                    new = _training_cells(table, row, column, overrides, cells, composed, any_precision, standin)
                 elif column.name in row.evaluate:
                     new = _evaluation_cells(table, row, column, cells)
             cells |= {(row.name, column.name, cell.seed): cell for cell in new}
@@ -66,18 +82,27 @@ def verify(cell: Cell) -> None:
         with _named_in_errors(cell.row, cell.column, cell.row.by):
             evaluations.verify(cell.training.config, cell.row.by, cell.overrides)
     elif isinstance(cell, TrainingCell):
+        from capsule_lab.config.check import check
+
         with _named_in_errors(cell.row, cell.column):
             check(cell.config)
 
 
 def merged(*lists: Sequence[str]) -> list[str]:
     """Overrides of which the last one for each key counts, where it stands."""
-    overrides = [override for given in lists for override in given]
     last: dict[str, str] = {}
-    for key, override in zip(override_keys(overrides), overrides, strict=True):
+    for override in (override for given in lists for override in given):
+        key = _key(override)
         last.pop(key, None)  # so that it stands behind what may contradict it
         last[key] = override
     return list(last.values())
+
+
+@functools.cache
+def _key(override: str) -> str:
+    """Of ``+a.b=1`` and ``~a.b`` it is ``a.b``, of ``group@package=option`` all before the ``=``."""
+    (parsed,) = OverridesParser.create().parse_overrides([override])
+    return str(parsed.get_key_element()).lstrip("+~")
 
 
 def _training_cells(
@@ -86,22 +111,46 @@ def _training_cells(
     column: Column,
     overrides: Sequence[str],
     cells: _Cells,
-    composed: _Composed,
+    composed: Composed,
     any_precision: bool,
+    standin: bool,
 ) -> list[TrainingCell]:
     found = []
     for seed in table.seeds:
         taken, waits_for = _taken(row, column, seed, cells)
         given = tuple(merged(table.base, column.overrides, row.overrides[column.name], taken, overrides))
-        if given not in composed:
-            composed[given] = compose("train", given)
-        config = OmegaConf.merge(composed[given], {"seed": seed})
-        assert isinstance(config, DictConfig)
-        fingerprint = runs.directories.config_hash(config)
-        labels = tuple(_labels(table, row, column, config, fingerprint))
+        config = _composed(given, composed)
+        if standin and "source" in config.config.data:
+            given = tuple(merged(given, [STANDIN]))
+            config = _composed(given, composed)
+        fingerprint = runs.directories.config_hash(config.container(seed))
+        labels = tuple(_labels(table, row, column, config, seed, fingerprint))
         own = (*given, f"seed={seed}")
         found.append(TrainingCell(row, column, seed, own, fingerprint, waits_for, config, labels, any_precision))
     return found
+
+
+def _composed(overrides: tuple[str, ...], composed: Composed) -> SeededConfig:
+    """The configuration of these overrides; those that differ only in values of keys share a composition."""
+    if overrides not in composed:
+        composed[overrides] = SeededConfig(_with_values(overrides, composed) or compose("train", overrides))
+    return composed[overrides]
+
+
+def _with_values(overrides: tuple[str, ...], composed: Composed) -> DictConfig | None:
+    """What composing gives, from a composition of the chosen groups; ``None`` where Hydra has to do it."""
+    values = [each for each in overrides if _key(each) not in groups() and not each.startswith(("hydra", "+", "~"))]
+    chosen = tuple(each for each in overrides if each not in values)
+    if not values or any(each.startswith(("+", "~")) for each in chosen):
+        return None
+    try:
+        config = _composed(chosen, composed).config.copy()
+        for override in OverridesParser.create().parse_overrides(values):
+            OmegaConf.update(config, override.key_or_group, override.value())
+        check_options(config, "train")
+    except Exception:  # the composition of all has the message
+        return None
+    return config
 
 
 def _taken(row: Row, column: Column, seed: int, cells: _Cells) -> tuple[list[str], str]:
@@ -116,17 +165,17 @@ def _taken(row: Row, column: Column, seed: int, cells: _Cells) -> tuple[list[str
     return taken, waits_for
 
 
-def _labels(table: Table, row: Row, column: Column, config: DictConfig, fingerprint: str) -> list[str]:
+def _labels(table: Table, row: Row, column: Column, config: SeededConfig, seed: int, fingerprint: str) -> list[str]:
     """What loggers call the run, and its directory if it has several processes, each of which has to know it."""
     line = "/".join([row.name, *([column.name] if column.overrides else [])])
     names = {"group": table.name, "job_type": line, "name": line}
-    loggers = [name for name, options in (config.get("logger") or {}).items() if "group" in (options or {})]
+    loggers = [name for name, options in (config.config.get("logger") or {}).items() if "group" in (options or {})]
     labels = [f"logger.{logger}.{key}={value}" for logger in loggers for key, value in names.items()]
-    if config.trainer.devices != 1 or config.trainer.num_nodes != 1:
+    if (config.config.trainer.devices, config.config.trainer.num_nodes) != (1, 1):
         earlier = runs.directories.attempts(fingerprint)
         new = runs.directories.root() / f"{table.name}-{row.name}-{fingerprint}"
         directory = earlier[0] if earlier else new
-        if earlier and runs.standins.is_outdated(directory, config):
+        if earlier and runs.standins.is_outdated(directory, config.with_seed(seed)):
             directory = new.with_name(f"{new.name}-{len(earlier) + 1}")
         labels.append(f"train.directory={quoted(str(directory))}")
     return labels
@@ -145,8 +194,9 @@ def _evaluation_cells(table: Table, row: Row, column: Column, cells: _Cells) -> 
         taken = [f"{key}={cell.fingerprint}" for key, cell in zip(row.takes, others, strict=True)]
         evaluate = (*row.evaluate[column.name], *taken)
         weights = evaluations.weights_of(*training.finished) if training.finished else evaluations.UNKNOWN
-        overrides = tuple(evaluations.command_overrides(training.config, row.by, evaluate, weights))
-        fingerprint = evaluations.fingerprint(training.config, row.by, evaluate)
+        container = training.composed.container(training.seed)
+        overrides = tuple(evaluations.command_overrides(container, row.by, evaluate, weights))
+        fingerprint = evaluations.fingerprint(container, row.by, evaluate)
         waits_for = next((cell.row.name for cell in trained if not cell.finished), "")
         found.append(EvaluationCell(row, column, seed, overrides, fingerprint, waits_for, training, evaluate))
     return found

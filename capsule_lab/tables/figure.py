@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from capsule_lab.analysis.axes import add_heading
 from capsule_lab.analysis.curves import legend_below, look
-from capsule_lab.analysis.plotting import add_heading
 from capsule_lab.config.compose import module_of
 from capsule_lab.tables.summary import Entry, Run
 

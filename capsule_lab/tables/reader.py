@@ -121,7 +121,10 @@ def _message(error: ValidationError, content: dict[Any, Any]) -> str:
         case "missing":
             return f"{where} has no {field}; expected one".lstrip()
         case "value_error":
-            return f"{place} has {value}; {found['ctx']['error']}" if field else str(found["ctx"]["error"])
+            of_row = found["loc"][:1] == ("rows",) and len(found["loc"]) == 2
+            return (
+                f"{place} has {value}; {found['ctx']['error']}" if field and not of_row else str(found["ctx"]["error"])
+            )
         case _:
             return f"{place} is {value!r}; expected {part.model_fields[field].description or 'text'}"
 

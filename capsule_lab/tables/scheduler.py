@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import logging
+import math
+import time
 from collections import Counter
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
 
 from rich.console import Console
 from rich.markup import escape
 
-from capsule_lab.config.build import build_without_weights
 from capsule_lab.errors import TableError
-from capsule_lab.launchers.hydra_internals import error_of, was_left_out
+from capsule_lab.launchers import Job
 from capsule_lab.runs import lock
 from capsule_lab.tables.cells import DONE, FAILED, MISSING, PAUSED, RUNNING, WAITING, Cell, TrainingCell
 from capsule_lab.tables.expand import distinct, expand, verify
@@ -20,20 +20,14 @@ from capsule_lab.tables.schema import Table
 
 log = logging.getLogger(__name__)
 
-Launch = Callable[[Sequence[Sequence[str]], int], Sequence[Any]]
-"""``launch`` of Hydra's launchers: overrides of every job, and the number of the first."""
+Launch = Callable[[Sequence[Job], float], Mapping[str, str | None]]
+"""``launch`` of a launcher: runs jobs up to a time, and says by fingerprint why those that it started failed."""
 
 _STYLES = {DONE: "green", RUNNING: "cyan", PAUSED: "blue", FAILED: "red", MISSING: "yellow", WAITING: "dim"}
 _TO_LAUNCH = (PAUSED, FAILED, MISSING)
 
 
-def run_table(
-    table: Table,
-    overrides: Sequence[str],
-    launch: Launch,
-    more: Sequence[str] = (),
-    is_over: Callable[[], bool] = lambda: False,
-) -> None:
+def run_table(table: Table, overrides: Sequence[str], launch: Launch, deadline: float = math.inf) -> None:
     """Launch every cell that is not complete, those that wait for another row as soon as it has a result.
 
     Paused ones go on first; the others follow in the table's order.
@@ -41,9 +35,8 @@ def run_table(
     Args:
         table: what to train and evaluate.
         overrides: for every training run, over the table's.
-        launch: runs jobs, and returns when all have ended, or been left out as the time is over.
-        more: overrides of every job that do not change its result.
-        is_over: whether the time is over: what is left is for the next command.
+        launch: returns when all jobs have ended, or have not been started as the time is over.
+        deadline: by ``time.time``; what is left then is for the next command.
 
     Raises:
         TableError: before anything is launched for overrides that cannot work, and at the end if a run failed, or if
@@ -54,19 +47,25 @@ def run_table(
     for cell in _one_of_each([cell for cell in cells if cell.status in (*_TO_LAUNCH, WAITING)]):
         verify(cell)
     tried: set[str] = set()
-    while not is_over() and (left := _to_launch(cells, tried)):
-        ended = launch([[*cell.job, *more] for cell in left], len(tried))
-        for cell, job in zip(left, ended, strict=True):
-            if (error := error_of(job)) is not None:
-                lock.record_failure(cell.fingerprint, str(error))
-        tried |= {cell.fingerprint for cell, job in zip(left, ended, strict=True) if not was_left_out(job)}
+    while time.time() < deadline and (left := _to_launch(cells, tried)):
+        failures = launch([cell.job for cell in left], deadline)
+        tried |= failures.keys()
         cells = distinct(expand(table, overrides))
+        _record_failures(cells, failures)
     log.info("%s: %s", table.name, _counted(cells))
-    stopped = is_over()
+    stopped = time.time() >= deadline
     _raise_if_failed(table, cells, [cell for cell in cells if not stopped or cell.fingerprint in tried])
     if stopped or any(cell.status == PAUSED for cell in cells):
         _raise_if_nothing_done(table, before, cells)
         log.info("%s: %s", table.name, _left(cells))
+
+
+def _record_failures(cells: Sequence[Cell], failures: Mapping[str, str | None]) -> None:
+    """Record why jobs failed that could not do so themselves: they were killed, or refused before their run began."""
+    for cell in cells:
+        if (error := failures.get(cell.fingerprint)) and not cell.finished:
+            lock.record_failure(cell.fingerprint, error)
+            vars(cell).pop("status", None)
 
 
 def _to_launch(cells: Sequence[Cell], tried: set[str]) -> list[Cell]:
@@ -76,6 +75,8 @@ def _to_launch(cells: Sequence[Cell], tried: set[str]) -> list[Cell]:
 
 def show_plan(table: Table, overrides: Sequence[str]) -> None:
     """Print the status and the command of every cell, after building its network as in a run, but without weights."""
+    from capsule_lab.config.build import build_without_weights
+
     cells = distinct(expand(table, overrides))
     console = Console(highlight=False)
     for cell in _one_of_each(cells):

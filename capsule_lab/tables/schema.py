@@ -162,6 +162,28 @@ class Row(_Part):
     by: Annotated[str, AfterValidator(_check_evaluator)] = Field("evaluate", description="a command")
     evaluate: Mapping[str, EvaluationOverrides] = Field({}, description=_OVERRIDES)
 
+    @model_validator(mode="after")
+    def _check_kind(self) -> Self:
+        if bool(self.of) is not bool(self.evaluate) or (self.of and self.overrides):
+            raise ValueError(
+                f"row {self.name} has {', '.join(sorted(self.model_fields_set))}; expected of and evaluate together "
+                "for an evaluation, overrides (and takes) for training, or neither"
+            )
+        if self.by != "evaluate" and not self.of:
+            raise ValueError(f"row {self.name} has by: {self.by}; expected of and evaluate beside it")
+        return self
+
+    @model_validator(mode="after")
+    def _check_taken(self) -> Self:
+        for key, (other, metric) in self.takes.items():
+            if (metric in (CHECKPOINT, NEXT_CHECKPOINT)) is not bool(self.of):
+                expected = f"[{other}, {CHECKPOINT}]" if self.of else f"a metric of {other}, such as val/error"
+                raise ValueError(f"row {self.name}: takes has {key}: [{other}, {metric}]; expected {expected}")
+            if self.of and key not in OF_OTHER_ROWS:
+                expected = f"{' or '.join(OF_OTHER_ROWS)} of an evaluation"
+                raise ValueError(f"row {self.name}: takes has {key}; expected {expected}")
+        return self
+
     @property
     def has_runs(self) -> bool:
         """Whether anything is to be run for it."""
@@ -201,39 +223,45 @@ class Content(_Part):
         return content
 
     @model_validator(mode="after")
-    def _refer_to_each_other(self) -> Self:
-        names, columns = [row.name for row in self.rows], [column.name for column in self.columns]
+    def _check_names(self) -> Self:
+        names, labels = [row.name for row in self.rows], [column.label for column in self.columns]
         if len({*names}) < len(names):
             raise ValueError(f"there are two rows of one name among {', '.join(names)}; expected a name for each")
+        if len({*labels}) < len(labels):
+            raise ValueError(f"there are two columns of one label among {', '.join(labels)}; expected a label for each")
+        if self.against and self.against not in names:
+            raise ValueError(f"against is {self.against}; {suggest(self.against, names)}")
+        return self
+
+    @model_validator(mode="after")
+    def _check_statistics(self) -> Self:
         for column in self.columns:
             if column.metric.startswith("time_to_accuracy/") and column.statistic == "mean":
                 raise ValueError(
                     f"column {column.name}: {column.metric} has no mean, as a run may not reach it; expected "
                     "statistic: median"
                 )
-        labels = [column.label for column in self.columns]
-        if len({*labels}) < len(labels):
-            raise ValueError(f"there are two columns of one label among {', '.join(labels)}; expected a label for each")
-        if self.against and self.against not in names:
-            raise ValueError(f"against is {self.against}; {suggest(self.against, names)}")
-        for number, row in enumerate(self.rows):
+        return self
+
+    @model_validator(mode="after")
+    def _check_columns_of_rows(self) -> Self:
+        columns = [column.name for column in self.columns]
+        for row in self.rows:
             for key in ("overrides", "published", "evaluate"):
-                for column in getattr(row, key):
-                    if column not in columns:
-                        raise ValueError(f"row {row.name}: {key} has {column}; {suggest(column, columns)}")
-            for other in sorted(row.needs - {*names[:number]}):
+                for unknown in (name for name in getattr(row, key) if name not in columns):
+                    raise ValueError(f"row {row.name}: {key} has {unknown}; {suggest(unknown, columns)}")
+        return self
+
+    @model_validator(mode="after")
+    def _check_needed_rows(self) -> Self:
+        above: dict[str, Row] = {}
+        for row in self.rows:
+            for other in sorted(row.needs - above.keys()):
                 key = "of" if other == row.of else "takes"
                 raise ValueError(f"row {row.name}: {key} names {other}; expected a row above it")
-            if bool(row.of) is not bool(row.evaluate) or (row.of and row.overrides):
-                raise ValueError(
-                    f"row {row.name} has {', '.join(sorted(row.model_fields_set))}; expected of and evaluate together "
-                    "for an evaluation, overrides (and takes) for training, or neither"
-                )
-            if row.by != "evaluate" and not row.of:
-                raise ValueError(f"row {row.name} has by: {row.by}; expected of and evaluate beside it")
-            _check_taken(row)
-            if row.of and not self.rows[names.index(row.of)].overrides:
+            if row.of and not above[row.of].overrides:
                 raise ValueError(f"row {row.name}: of is {row.of}, which is not trained; expected a row with overrides")
+            above[row.name] = row
         return self
 
 
@@ -247,15 +275,6 @@ class Table(Content):
 
     name: str
     head: str
-
-
-def _check_taken(row: Row) -> None:
-    for key, (other, metric) in row.takes.items():
-        if (metric in (CHECKPOINT, NEXT_CHECKPOINT)) is not bool(row.of):
-            expected = f"[{other}, {CHECKPOINT}]" if row.of else f"a metric of {other}, such as val/error"
-            raise ValueError(f"row {row.name}: takes has {key}: [{other}, {metric}]; expected {expected}")
-        if row.of and key not in OF_OTHER_ROWS:
-            raise ValueError(f"row {row.name}: takes has {key}; expected {' or '.join(OF_OTHER_ROWS)} of an evaluation")
 
 
 def _by_column(row: Any, columns: list[str]) -> Any:

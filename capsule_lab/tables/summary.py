@@ -11,17 +11,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from scipy.stats import ttest_ind
-
 from capsule_lab.errors import TableError
 from capsule_lab.tables.cells import DONE, Cell, EvaluationCell
-from capsule_lab.tables.expand import expand
+from capsule_lab.tables.expand import Composed, expand
 from capsule_lab.tables.schema import Column, Overrides, Published, Row, Table
 
 log = logging.getLogger(__name__)
-
-STANDIN = "data.source=standin"
-"""Override of runs that a report finds beside those that were asked for."""
 
 
 @dataclass(frozen=True)
@@ -153,6 +148,8 @@ class Entry:
         for real in (True, False):
             samples = [[run.value for run in runs if run.real is real] for runs in (self.runs, self.against)]
             if min(map(len, samples)) > 1 and all(math.isfinite(value) for values in samples for value in values):
+                from scipy.stats import ttest_ind  # takes a second
+
                 same = any(math.isclose(min(values), max(values)) for values in samples)
                 return None if same else float(ttest_ind(*samples, equal_var=False).pvalue)
         return None
@@ -223,9 +220,10 @@ def summarise(table: Table, overrides: Sequence[str] = ()) -> list[Entry]:
     Raises:
         TableError: if runs of a column had different precisions, on real data or on a stand-in.
     """
-    asked = expand(table, overrides, any_precision=True)
+    composed: Composed = {}
+    asked = expand(table, overrides, any_precision=True, composed=composed)
     known = {cell.fingerprint for cell in asked}
-    standins = expand(table, [*overrides, STANDIN], any_precision=True)
+    standins = expand(table, overrides, any_precision=True, standin=True, composed=composed)
     others = [cell for cell in standins if cell.fingerprint not in known]
     entries = []
     for column in table.columns:

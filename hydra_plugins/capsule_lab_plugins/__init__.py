@@ -1,20 +1,7 @@
-"""The classes that Hydra looks for, by their place in this namespace; what they do is in ``capsule_lab``."""
+"""The class that Hydra looks for, by its place in this namespace; what it does is in ``capsule_lab``."""
 
-from capsule_lab.launchers import gpu_pool, slurm_array
-from capsule_lab.tables import sweeper
-
-
-class GPULauncher(gpu_pool.GPUPool):
-    """``launcher=gpus``."""
+from capsule_lab.launchers import grid
 
 
-class SlurmLauncher(slurm_array.SlurmArray):
-    """``launcher=slurm``."""
-
-
-class GridSweeper(sweeper.GridSweeper):
+class GridSweeper(grid.GridSweeper):
     """``hydra/sweeper=grid``."""
-
-
-class TableSweeper(sweeper.CellSweeper):
-    """``hydra/sweeper=table``."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
 from pathlib import Path
@@ -43,13 +42,15 @@ def command_of(sweep: dict[str, Any], chosen: dict[str, Any]) -> list[str]:
     return [argument for part in create_sweep_command([*sweep["command"]]) for argument in macros.get(part, [part])]
 
 
-RUNS = [
-    pytest.param(sweep.values[0], dict(zip(parameters, chosen, strict=True)), id=f"{sweep.id}-{number}")
-    for sweep in SWEEPS
-    for parameters in [sweep.values[0]["parameters"]]
-    for number, chosen in enumerate(itertools.product(*map(values, parameters.values())))
-    if sum(value != values(parameter)[0] for value, parameter in zip(chosen, parameters.values(), strict=True)) < 2
-]
+def first_of(sweep: dict[str, Any]) -> dict[str, Any]:
+    return {name: values(parameter)[0] for name, parameter in sweep["parameters"].items()}
+
+
+def varied(sweep: dict[str, Any]) -> list[dict[str, Any]]:
+    """The first run, then those in which one parameter has another value."""
+    first = first_of(sweep)
+    others = {name: values(parameter)[1:] for name, parameter in sweep["parameters"].items()}
+    return [first, *({**first, name: value} for name, found in others.items() for value in found)]
 
 
 def test_there_are_some() -> None:
@@ -58,55 +59,38 @@ def test_there_are_some() -> None:
 
 
 @pytest.mark.parametrize("sweep", SWEEPS)
-def test_sweep_is_valid_to_wandb(sweep: dict[str, Any]) -> None:
+def test_sweep_is_valid_to_wandb_and_its_network_can_be_built(sweep: dict[str, Any], trained: Trained) -> None:
     jsonschema.Draft7Validator(SCHEMA).validate(sweep)
     assert set(sweep) <= set(SCHEMA["properties"]), "the schema lets pass what it does not know"
+    names = (trained.directory / "metrics.csv").read_text().splitlines()[0].split(",")
+    assert sweep["metric"]["name"] in names
+    assert not sweep["metric"]["name"].startswith("test/"), "nothing is chosen on the test set"
+    config = compose("train", [*command_of(sweep, first_of(sweep))[4:], "data.source=standin"])
+    assert sum(p.numel() for p in build_without_weights(config).parameters()) > 0
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
+def test_schema_refuses() -> None:
+    for wrong in (
         {"method": "gird"},
         {"metric": {"name": "val/error", "goal": "least"}},
         {"parameters": {"seed": {"valus": [0, 1]}}},
         {"parameters": {"seed": {"distribution": "log_uniform_values", "min": 1}}},
         {"run_cap": 0},
-    ],
-    ids=str,
-)
-def test_schema_refuses(wrong: dict[str, Any]) -> None:
-    with pytest.raises(jsonschema.ValidationError):
-        jsonschema.Draft7Validator(SCHEMA).validate({**SWEEPS[0].values[0], **wrong})
+    ):
+        with pytest.raises(jsonschema.ValidationError):
+            jsonschema.Draft7Validator(SCHEMA).validate({**SWEEPS[0].values[0], **wrong})
 
 
-@pytest.mark.parametrize(("sweep", "chosen"), RUNS)
-def test_every_value_makes_a_run(sweep: dict[str, Any], chosen: dict[str, Any]) -> None:
-    env, interpreter, option, program, *overrides = command_of(sweep, chosen)
-    assert [env, interpreter, option, program] == ["/usr/bin/env", "python", "-m", "capsule_lab.train"]
-    config = compose("train", overrides)
-    check(config)
-    assert config.logger.wandb.mode == "online"
-    assert config.data.validation != "none", "there is no val/error without validation"
-
-
+@pytest.mark.whole
 @pytest.mark.parametrize("sweep", SWEEPS)
-def test_every_parameter_changes_the_run(sweep: dict[str, Any]) -> None:
-    every = {name: values(parameter) for name, parameter in sweep["parameters"].items()}
-    first = {name: options[0] for name, options in every.items()}
-    varied = [{**first, name: option} for name, options in every.items() for option in options[1:]]
-    runs = [config_hash(compose("train", command_of(sweep, chosen)[4:])) for chosen in [first, *varied]]
-    assert len({*runs}) == len(runs)
-
-
-@pytest.mark.parametrize("sweep", SWEEPS)
-def test_metric_is_one_that_runs_log(sweep: dict[str, Any], trained: Trained) -> None:
-    names = (trained.directory / "metrics.csv").read_text().splitlines()[0].split(",")
-    assert sweep["metric"]["name"] in names
-    assert not sweep["metric"]["name"].startswith("test/"), "nothing is chosen on the test set"
-
-
-@pytest.mark.parametrize("sweep", SWEEPS)
-def test_network_of_the_first_run_can_be_built(sweep: dict[str, Any]) -> None:
-    first = {name: values(parameter)[0] for name, parameter in sweep["parameters"].items()}
-    config = compose("train", [*command_of(sweep, first)[4:], "data.source=standin"])
-    assert sum(p.numel() for p in build_without_weights(config).parameters()) > 0
+def test_every_value_makes_another_run(sweep: dict[str, Any]) -> None:
+    hashes = []
+    for chosen in varied(sweep):
+        env, interpreter, option, program, *overrides = command_of(sweep, chosen)
+        assert [env, interpreter, option, program] == ["/usr/bin/env", "python", "-m", "capsule_lab.train"]
+        config = compose("train", overrides)
+        check(config)
+        assert config.logger.wandb.mode == "online"
+        assert config.data.validation != "none", "there is no val/error without validation"
+        hashes.append(config_hash(config))
+    assert len({*hashes}) == len(hashes)

@@ -7,6 +7,7 @@ and nothing else is: no other process is ever signalled.
 from __future__ import annotations
 
 import ctypes
+import importlib
 import itertools
 import multiprocessing.util
 import os
@@ -166,8 +167,11 @@ def preload() -> None:
     ctypes.CDLL(None).prctl(_SET_CHILD_SUBREAPER, 1)
     import torch
 
-    import capsule_lab.launchers.preload  # noqa: F401  # starts no thread: this process can be forked
-
+    for name in (
+        *("lightning", "matplotlib.backends.backend_agg", "sklearn.datasets"),
+        *("capsule_lab.callbacks", "capsule_lab.data", "capsule_lab.kernels.cpu", "capsule_lab.config.compose"),
+    ):
+        importlib.import_module(name)  # starts no thread: this process can be forked
     torch.set_num_threads(1)  # nor may OpenMP, when results are compared: its locks would stay locked in a child
 
 

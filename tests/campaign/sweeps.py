@@ -70,7 +70,7 @@ def uninterrupted() -> tuple[dict[str, Any], float]:
 def interrupted_sweeps(seed: int) -> Iterator[Case]:
     draw = random.Random(seed)
     for _ in range(100):
-        target = draw.choice(["sweep", "job", "server", "group", "all"])
+        target = draw.choice(["sweep", "job", "group", "all"])
         name = draw.choice([*STOPPING, signal.SIGKILL]).name
         yield {"target": target, "signal": name, "at": draw.uniform(0, 0.9), "twice": draw.random() < 0.2}
 
@@ -100,10 +100,10 @@ def _targets(process: Process, target: str, seconds: float) -> list[int]:
         raise NotHitError
     while process.wait(0.01) is None:
         members = process.members()
-        server = [pid for pid in members if status_of(pid)[1] == process.pid and "forkserver" in command_line_of(pid)]
-        jobs = [pid for pid in members if server and status_of(pid)[1] == server[0]]
+        children = [pid for pid in members if status_of(pid)[1] == process.pid]
+        jobs = [pid for pid in children if "-m capsule_lab." in command_line_of(pid)]
         group = [pid for pid in members if _group(pid) == process.pid]
-        chosen = {"sweep": [process.pid], "job": jobs[:1], "server": server, "group": group, "all": members}[target]
+        chosen = {"sweep": [process.pid], "job": jobs[:1], "group": group, "all": members}[target]
         if chosen:
             return chosen
     raise NotHitError

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 import io
 import json
+import logging
+import math
 import sys
+from collections.abc import Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from types import ModuleType
@@ -12,8 +16,12 @@ from typing import Any
 
 import pytest
 import yaml
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
 
 from capsule_lab import runs
+from capsule_lab.launchers import DEADLINE_VARIABLE, Job
+from capsule_lab.runs.lock import LOG_VARIABLE
 from capsule_lab.tables.cells import EvaluationCell, TrainingCell
 from capsule_lab.tables.evaluations import result_file
 from tests.helpers.commands import NO_PICTURES, TINY_CAPSNET, Ended
@@ -78,6 +86,27 @@ def call(module: ModuleType, *arguments: str) -> Ended:
         except SystemExit as ended:
             status = ended.code if isinstance(ended.code, int) else 1
     return Ended(status, out.getvalue(), err.getvalue())
+
+
+def launch_here(jobs: Sequence[Job], deadline: float = math.inf) -> dict[str, str | None]:
+    """What a launcher does, but in this process, which has imported everything: ``monkeypatch`` it for a launcher's."""
+    failures = {}
+    for job in jobs:
+        hydra, config = GlobalHydra.instance().hydra, HydraConfig.instance().cfg  # of the sweep
+        handlers = [*logging.getLogger().handlers]
+        GlobalHydra.instance().clear()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.delenv("HYDRA_FULL_ERROR")  # as `environment_for` does
+            for name, value in {**job.environment, LOG_VARIABLE: "a.log"}.items():
+                patch.setenv(name, value)
+            if deadline < math.inf:
+                patch.setenv(DEADLINE_VARIABLE, str(deadline))
+            ended = call(importlib.import_module(job.arguments[1]), *job.arguments[2:])
+        GlobalHydra.instance().hydra, HydraConfig.instance().cfg = hydra, config
+        logging.getLogger().handlers[:] = handlers
+        sys.stdout.write(ended.out)
+        failures[job.fingerprint] = ended.err.removeprefix("capsule_lab: ").strip() if ended.status else None
+    return failures
 
 
 def contents(folder: Path) -> dict[str, dict[str, tuple[int, bytes]]]:

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
 import subprocess
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import submitit
 from submitit.core.utils import JobPaths
 
 from capsule_lab.errors import ConfigError
-from capsule_lab.launchers import slurm_array, submitit_internals
+from capsule_lab.launchers import slurm as launcher
 from capsule_lab.runs import lock
 from capsule_lab.system import slurm
 from capsule_lab.tables.expand import expand
@@ -38,35 +41,23 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     return commands
 
 
-@pytest.mark.parametrize(
-    ("environment", "signum", "job"),
-    [
+def test_requeue(monkeypatch: pytest.MonkeyPatch, asked: list[list[str]]) -> None:
+    for environment, signum, job in (
         (JOB, signal.SIGTERM, "7"),
         (ARRAY, signal.SIGUSR1, "5_2"),
         ({**ARRAY, "SLURM_PROCID": "1"}, signal.SIGTERM, None),
         ({**JOB, "SLURM_JOB_NAME": "interactive"}, signal.SIGTERM, None),
         (JOB, signal.SIGINT, None),
         ({}, signal.SIGTERM, None),
-    ],
-    ids=str,
-)
-def test_requeue(monkeypatch: pytest.MonkeyPatch, asked, environment, signum: int, job: str | None) -> None:
-    for name in ARRAY:
-        monkeypatch.delenv(name, raising=False)
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
-    assert slurm.requeue(signum) is (job is not None)
-    assert asked == ([["scontrol", "requeue", job]] if job else [])
-
-
-@pytest.mark.parametrize(("environment", "job"), [(JOB, "7"), (ARRAY, "5_2")], ids=str)
-def test_cancel(monkeypatch: pytest.MonkeyPatch, asked, environment, job: str) -> None:
-    for name in ARRAY:
-        monkeypatch.delenv(name, raising=False)
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
-    slurm.cancel()
-    assert asked == [["scancel", job]]
+    ):
+        asked.clear()
+        with monkeypatch.context() as patch:
+            for name in (*ARRAY, "SLURM_PROCID"):
+                patch.delenv(name, raising=False)
+            for name, value in environment.items():
+                patch.setenv(name, value)
+            assert slurm.requeue(signum) is (job is not None)
+        assert asked == ([["scontrol", "requeue", job]] if job else [])
 
 
 def test_without_slurm_nothing_is_in_its_queue(monkeypatch: pytest.MonkeyPatch, asked) -> None:
@@ -75,28 +66,23 @@ def test_without_slurm_nothing_is_in_its_queue(monkeypatch: pytest.MonkeyPatch, 
     assert asked == []
 
 
-@pytest.mark.parametrize(
-    ("answer", "there"),
-    [
-        (SimpleNamespace(returncode=0, stdout="RUNNING\n", stderr=""), True),
-        (SimpleNamespace(returncode=0, stdout="", stderr=""), False),
-        (SimpleNamespace(returncode=1, stdout="", stderr="slurm_load_jobs error: Invalid job id specified"), False),
-        (SimpleNamespace(returncode=1, stdout="", stderr="slurm_load_jobs error: Socket timed out"), True),
-        (subprocess.TimeoutExpired("squeue", 30), True),
-    ],
-    ids=str,
-)
-def test_job_counts_as_queued_if_the_controller_does_not_answer(
-    monkeypatch: pytest.MonkeyPatch, answer: Any, there: bool
-) -> None:
-    def run(*_: object, **__: object) -> SimpleNamespace:
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
-
+def test_job_counts_as_queued_if_the_controller_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "which", lambda name: name)
-    monkeypatch.setattr(subprocess, "run", run)
-    assert slurm.in_queue("7") is there
+    for status, out, err, there in (
+        (0, "RUNNING\n", "", True),
+        (0, "", "", False),
+        (1, "", "slurm_load_jobs error: Invalid job id specified", False),
+        (1, "", "slurm_load_jobs error: Socket timed out", True),
+    ):
+        answer = SimpleNamespace(returncode=status, stdout=out, stderr=err)
+        monkeypatch.setattr(subprocess, "run", lambda *_, answer=answer, **__: answer)
+        assert slurm.in_queue("7") is there
+
+    def fail(*_: object, **__: object) -> None:
+        raise subprocess.TimeoutExpired("squeue", 30)
+
+    monkeypatch.setattr(subprocess, "run", fail)
+    assert slurm.in_queue("7")
 
 
 def test_launcher_without_slurm_says_so(cli: Callable[..., Ended], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,16 +93,24 @@ def test_launcher_without_slurm_says_so(cli: Callable[..., Ended], monkeypatch: 
     assert ended.err.count("\n") == 1
 
 
-class Job:
-    """A job of submitit that leaves the queue without a result."""
+class Executor:
+    """Submitit's, whose jobs leave the queue without a result."""
 
-    job_id = "7_0"
+    def __init__(self, cluster: str, folder: str) -> None:
+        self.folder, self.submitted = Path(folder), []
+        assert cluster == "slurm"
 
-    def __init__(self, folder: Path) -> None:
-        self.paths = JobPaths(folder, self.job_id)
+    def update_parameters(self, **options: Any) -> None:
+        self.options = options
 
-    def task(self, _: int) -> Job:
-        return self
+    def batch(self) -> Any:
+        return nullcontext()
+
+    def submit(self, function: Any, *arguments: Any) -> Any:
+        assert function is launcher.become
+        self.submitted.append(arguments)
+        paths = JobPaths(self.folder, f"7_{len(self.submitted)}")
+        return SimpleNamespace(job_id=paths.job_id, paths=paths, task=lambda _: SimpleNamespace(paths=paths))
 
 
 def test_queued_job_is_recorded_and_has_failed_if_it_leaves_no_result(
@@ -127,7 +121,7 @@ def test_queued_job_is_recorded_and_has_failed_if_it_leaves_no_result(
     for cell in expand(read(file))[:2]:
         write_run(cell)
     *_, first, second = expand(read(file))
-    job = Job(tmp_path)
+    executors: list[Executor] = []
     queued: list[str | None] = []
 
     def in_queue(_: str) -> bool:
@@ -135,32 +129,46 @@ def test_queued_job_is_recorded_and_has_failed_if_it_leaves_no_result(
         queued.append(record and record.queued)
         return False
 
-    monkeypatch.setattr(submitit_internals, "submit", lambda *_: [job, job])
-    monkeypatch.setattr(slurm_array, "_POLL_SECONDS", 0)
+    monkeypatch.setattr(submitit, "AutoExecutor", lambda **given: executors.append(Executor(**given)) or executors[0])
     monkeypatch.setattr(slurm, "in_queue", in_queue)
-    ended = cli("sweep", f"table={file}", "launcher=slurm")
+    ended = cli("sweep", f"table={file}", "launcher=slurm", "hydra.launcher.partition=gpu", "hydra.launcher.mem_gb=8")
     assert ended.status == 2
     assert "2 of 4 runs of mine failed" in ended.err
-    assert queued[0] == job.job_id
-    for cell in (first, second):
-        assert cell.error == f"job {job.job_id} ended without a result; its log is {job.paths.stderr}"
-        assert cell.log == str(job.paths.stdout)
+    assert queued[0] == "7_1"
+    for number, cell in enumerate((first, second), 1):
+        paths = JobPaths(executors[0].folder, f"7_{number}")
+        assert cell.error == f"job 7_{number} ended without a result; its log is {paths.stderr}"
+        assert cell.log == str(paths.stdout)
+        assert executors[0].submitted[number - 1] == (cell.job.command, cell.job.environment)
+    asked = {"mem_gb": 8, "slurm_partition": "gpu", "name": "capsule_lab", "slurm_srun_args": ["--wait=120"]}
+    assert asked.items() <= executors[0].options.items()
 
 
-@pytest.mark.parametrize(("count", "requeued"), [(None, False), ("0", False), ("2", True)])
-def test_restarted_job_was_requeued(monkeypatch: pytest.MonkeyPatch, count: str | None, requeued: bool) -> None:
+def test_process_of_a_job_becomes_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    became: list[Any] = []
+    paths = JobPaths(tmp_path, "7_1")
+    monkeypatch.setattr(submitit, "JobEnvironment", lambda: SimpleNamespace(paths=paths))
+    monkeypatch.setattr(os, "execve", lambda *given: became.append(given))
+    monkeypatch.setenv("SLURM_LOCALID", "1")
+    launcher.become(["python", "-m", "x"], {"EXTRA": "y"})
+    ((program, command, environment),) = became
+    assert (program, command) == ("python", ["python", "-m", "x"])
+    own = {"EXTRA": "y", "LOCAL_RANK": "1", lock.LOG_VARIABLE: str(paths.stdout)}
+    assert own.items() <= environment.items()
+
+
+def test_restarted_job_was_requeued(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SLURM_RESTART_COUNT", raising=False)
-    if count is not None:
+    assert not slurm.was_requeued()
+    for count, requeued in (("0", False), ("2", True)):
         monkeypatch.setenv("SLURM_RESTART_COUNT", count)
-    assert slurm.was_requeued() is requeued
-
-
-def test_count_of_restarts_that_is_no_number(monkeypatch: pytest.MonkeyPatch) -> None:
+        assert slurm.was_requeued() is requeued
     monkeypatch.setenv("SLURM_RESTART_COUNT", "abc")
     with pytest.raises(ConfigError, match="SLURM_RESTART_COUNT is abc; expected how often"):
         slurm.was_requeued()
 
 
+@pytest.mark.whole
 def test_requeued_job_continues_without_train_resume(
     cli: Callable[..., Ended], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -191,6 +191,18 @@ def test_runs_that_need_no_record(config: DictConfig, fingerprint: str, trained:
         assert not lock.is_locked(fingerprint), "it continues another configuration"
 
 
+def test_queued_job_locks_its_configuration(config: DictConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    queue = ["7_1"]
+    monkeypatch.setattr(slurm, "in_queue", lambda job: job in queue)
+    lock.record_queued(runs.directories.config_hash(config), "7_1", "first.log")
+    assert lock.is_locked(runs.directories.config_hash(config))
+    lock.record_queued(runs.directories.config_hash(config), "8_1", "second.log")
+    record = lock.read_record(runs.directories.config_hash(config))
+    assert (record.process, record.log) == ("job 7_1 of SLURM", "first.log")
+    queue.clear()
+    assert not lock.is_locked(runs.directories.config_hash(config))
+
+
 def _hold(config: DictConfig, connection: Connection, die: bool) -> None:
     with lock.train_lock(config):
         connection.send("locked")

@@ -55,6 +55,7 @@ NODES: dict[str, dict[str, Any]] = {  # what writes the file MARKER, where only 
     "capsule_lab.lit.CapsNetModule.load_from_checkpoint": {"checkpoint_path": "PICKLE"},
     "capsule_lab.losses.Callable": {},
     "capsule_lab.callbacks.MLflow": {"save_dir": "MARKER"},
+    "capsule_lab.launchers.slurm.become": {"_args_": [["x"], {}]},
     "capsule_labs.Module": {},
     "capsule_lab": {},
     "lightning.Trainer": {"default_root_dir": "MARKER"},

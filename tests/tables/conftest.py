@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers.tables import write_run, write_table
+from capsule_lab.launchers.local import LocalLauncher
+from tests.helpers.tables import launch_here, write_run, write_table
 
 
 @pytest.fixture
@@ -19,3 +20,9 @@ def table_file(tmp_path: Path) -> Callable[..., Path]:
 @pytest.fixture
 def finish() -> Callable[..., Path]:
     return write_run
+
+
+@pytest.fixture
+def runs_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Jobs of a sweep run in this process; that they are processes of their own is shown in ``test_sweep.py``."""
+    monkeypatch.setattr(LocalLauncher, "launch", lambda _, *given: launch_here(*given))

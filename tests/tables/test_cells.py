@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import shlex
 from pathlib import Path
@@ -10,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from capsule_lab import runs
-from capsule_lab.config.compose import compose
+from capsule_lab.config.compose import compose, to_container
 from capsule_lab.errors import RunError, TableError
 from capsule_lab.runs import lock
+from capsule_lab.tables import expand as expand_module
 from capsule_lab.tables.expand import distinct, expand, merged
 from capsule_lab.tables.reader import read, select
 
@@ -36,18 +36,30 @@ def test_fingerprint_is_that_of_the_command(cells, number: int) -> None:
     assert runs.directories.config_hash(compose("train", arguments[2:])) == cells[number].fingerprint
 
 
-def test_columns_and_seeds_without_overrides_of_their_own_share_a_composition(table_file, monkeypatch) -> None:
+def test_configurations_that_differ_in_values_share_a_composition(table_file, monkeypatch) -> None:
     columns = {"a": {}, "b": {"metric": "val/error"}, "c": {"overrides": ["data.batch_size=4"]}}
-    file = table_file(rows=ROWS, columns=columns)
+    rows = [*ROWS, {"name": "three", "overrides": ["routing=uniform"]}]
+    file = table_file(rows=rows, columns=columns)
     composed = []
-    monkeypatch.setattr(
-        importlib.import_module("capsule_lab.tables.expand"),
-        "compose",
-        lambda *given: composed.append(given) or compose(*given),
-    )
-    found = expand(read(file))
-    assert (len(found), len(composed)) == (12, 4)
-    assert [cell.config.seed for cell in found[:2]] == [0, 1], "though each has a configuration of its own"
+    monkeypatch.setattr(expand_module, "compose", lambda *given: composed.append(given) or compose(*given))
+    shared: dict = {}
+    found = expand(read(file), composed=shared) + expand(read(file), composed=shared, standin=True)
+    assert (len(found), len(composed)) == (36, 2)
+    for cell in found:
+        whole = compose("train", cell.overrides)
+        assert runs.directories.config_hash(whole) == cell.fingerprint
+        assert cell.config == whole
+        assert cell.composed.container(cell.seed) == to_container(whole)
+
+
+@pytest.mark.parametrize("more", [[], ["+trainer.name=x"]], ids=str)
+def test_value_may_refer_to_the_seed(table_file, more: list[str]) -> None:
+    """Also beside an addition, with which Hydra composes everything."""
+    cells = expand(read(table_file(seeds=[3, 5])), ["model.class_dim=${seed}", *more])
+    assert [cell.config.model.class_dim for cell in cells] == [3, 5]
+    assert [cell.composed.container(cell.seed)["model"]["class_dim"] for cell in cells] == [3, 5]
+    for cell in cells:
+        assert runs.directories.config_hash(compose("train", cell.overrides)) == cell.fingerprint
 
 
 def test_overrides_of_the_command_win_and_reach_every_cell(table_file) -> None:
@@ -58,25 +70,22 @@ def test_overrides_of_the_command_win_and_reach_every_cell(table_file) -> None:
     assert len(distinct(found)) == 2
 
 
-@pytest.mark.parametrize(
-    ("lists", "expected"),
-    [
+def test_of_overrides_the_last_counts() -> None:
+    for lists, expected in (
         ((["a=1", "b=2"], ["a=3"]), ["b=2", "a=3"]),
         ((["model=x", "model.a=1"], ["model=y"]), ["model.a=1", "model=y"]),
         ((["+a.b=1"], ["a.b=2"]), ["a.b=2"]),
         ((["a={b: 1}"], ["a.b=2"], ["a={b: 5}"]), ["a.b=2", "a={b: 5}"]),
         ((["a.b=1"], ["~a.b"]), ["~a.b"]),
-    ],
-    ids=str,
-)
-def test_of_overrides_the_last_counts(lists, expected: list[str]) -> None:
-    assert merged(*lists) == expected
+        ((["group@package=x"], ["group@package=y"]), ["group@package=y"]),
+    ):
+        assert merged(*lists) == expected
 
 
-@pytest.mark.parametrize("override", ["seed=5", "ckpt=runs/x", "+train.directory=x", "train.resume=false"])
-def test_override_that_a_table_decides_is_refused(table_file, override: str) -> None:
-    with pytest.raises(TableError, match=r"^every run has \+?[\w.]+=\S+; leave it out, "):
-        expand(read(table_file()), [override])
+def test_override_that_a_table_decides_is_refused(table_file) -> None:
+    for override in ("seed=5", "ckpt=runs/x", "+train.directory=x", "train.resume=false"):
+        with pytest.raises(TableError, match=r"^every run has \+?[\w.]+=\S+; leave it out, "):
+            expand(read(table_file()), [override])
 
 
 def test_deletion_reaches_every_run(table_file) -> None:
@@ -113,7 +122,7 @@ def test_wrong_override_names_its_row(table_file) -> None:
 def test_nothing_is_there(cells) -> None:
     assert [cell.status for cell in cells] == ["missing"] * 4
     assert {cell.log for cell in cells} == {None}
-    assert cells[0].job == (*cells[0].overrides, "train.resume=true"), "another sweep may have trained it by then"
+    assert cells[0].job.arguments[2:] == (*cells[0].overrides, "train.resume=true"), "another sweep may have trained it"
 
 
 @pytest.mark.parametrize("attempt", ["", "-2", "-12"])
@@ -135,7 +144,6 @@ def test_result_of_another_configuration_does_not_count(cells, finish, damage) -
     result = json.loads((directory / "metrics.json").read_text())
     (directory / "metrics.json").write_text(json.dumps({**result, **damage}))
     assert cells[0].status == "failed"
-    assert cells[0].job == (*cells[0].overrides, "train.resume=true")
 
 
 def test_damaged_result_does_not_count(cells, finish, caplog: pytest.LogCaptureFixture) -> None:
@@ -181,11 +189,11 @@ def test_failed_run_says_why_and_where(cells, monkeypatch: pytest.MonkeyPatch) -
 
 def test_run_of_several_processes_gets_its_directory(table_file, finish) -> None:
     (cell,) = expand(read(table_file(seeds=[0])), ["trainer.devices=2"])
-    assert cell.job[-2] == f"train.directory='{Path('runs').absolute()}/mine-one-{cell.fingerprint}'"
-    assert runs.directories.config_hash(compose("train", cell.job)) == cell.fingerprint
+    assert cell.job.arguments[-2] == f"train.directory='{Path('runs').absolute()}/mine-one-{cell.fingerprint}'"
+    assert runs.directories.config_hash(compose("train", cell.job.arguments[2:])) == cell.fingerprint
     directory = finish(cell, status="failed")
     (again,) = expand(read(table_file(seeds=[0])), ["trainer.devices=2"])
-    assert again.job[-2:] == (f"train.directory='{directory}'", "train.resume=true")
+    assert again.job.arguments[-2:] == (f"train.directory='{directory}'", "train.resume=true")
 
 
 def test_run_of_any_process_is_running(cells) -> None:

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from capsule_lab import runs, sweep
-from capsule_lab.config.compose import compose
+from capsule_lab import evaluate, runs
+from capsule_lab.config.compose import compose, quoted
 from capsule_lab.errors import RunError, TableError
-from capsule_lab.tables.evaluations import of_job
+from capsule_lab.runs.results import RESULT_VARIABLE
 from capsule_lab.tables.expand import distinct, expand, verify
 from capsule_lab.tables.reader import read
 from capsule_lab.tables.summary import summarise
@@ -73,17 +73,17 @@ def test_packages_of_the_training_are_trusted(table_file) -> None:
 
 
 @pytest.mark.parametrize("evaluate", [["data.eval_images=50"], [], ["data=mnist", "split=val"]])
-def test_fingerprint_is_that_of_the_configuration_of_its_job(table_file, evaluate: list[str]) -> None:
-    training, cell = expand(read(table_file(rows=[TRAINED, {**EVALUATED, "evaluate": evaluate}], seeds=[0])))
-    config = compose("train", cell.job)
-    assert list(config.evaluate) == evaluate
+def test_fingerprint_is_that_of_training_and_the_evaluation(table_file, evaluate: list[str]) -> None:
+    """The job is the command, which is told where its result belongs."""
+    file = table_file(rows=[TRAINED, {**EVALUATED, "evaluate": evaluate}], seeds=[0])
+    training, cell = expand(read(file))
+    config = compose("train", [*training.overrides, f"+evaluate=[{','.join(map(quoted, evaluate))}]"])
     assert runs.directories.config_hash(config) == cell.fingerprint != training.fingerprint
-    write_run(training)
-    _, cell = expand(read(table_file(rows=[TRAINED, {**EVALUATED, "evaluate": evaluate}], seeds=[0])))
+    directory = write_run(training)
+    _, cell = expand(read(file))
     verify(cell)
-    overrides, path = of_job(config)
-    assert tuple(overrides) == cell.overrides
-    assert path == cell.training.finished[0] / "evaluations" / f"{cell.fingerprint}.json"
+    assert cell.job.arguments == ("-m", "capsule_lab.evaluate", *cell.overrides)
+    assert cell.job.environment == {RESULT_VARIABLE: str(directory / "evaluations" / f"{cell.fingerprint}.json")}
 
 
 def test_overrides_and_training_both_decide_which_result_it_is(table_file) -> None:
@@ -98,7 +98,7 @@ def test_overrides_and_training_both_decide_which_result_it_is(table_file) -> No
 def test_evaluation_takes_the_devices_of_training(table_file) -> None:
     _, cell = expand(read(table_file(rows=[TRAINED, EVALUATED], seeds=[0])), ["trainer.devices=2"])
     assert "trainer.devices=2" in cell.overrides
-    assert "trainer.devices=2" in cell.job
+    assert cell.training.job.trainer.devices == 2
 
 
 def test_networks_of_different_precision_are_not_mixed_where_one_precision_evaluates_them(table_file) -> None:
@@ -168,12 +168,8 @@ def test_row_without_runs_in_a_column_has_no_evaluations_there(table_file) -> No
     assert [cell.name for cell in cells] == ["trained a seed 0", "evaluated a seed 0"]
 
 
-def test_job_whose_run_has_not_finished_says_so(file: Path) -> None:
-    cell = expand(read(file))[2]
-    with pytest.raises(RunError, match=f"no finished run of configuration {cell.training.fingerprint}"):
-        of_job(compose("train", cell.job))
-
-
+@pytest.mark.whole
+@pytest.mark.usefixtures("runs_here")
 def test_table_with_evaluations_from_its_first_sweep_to_its_report(
     cli: Cli, table_file, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -184,36 +180,34 @@ def test_table_with_evaluations_from_its_first_sweep_to_its_report(
     assert "waiting for trained  evaluated seed 0" in ended.out
     assert "evaluate 'ckpt=???' trainer.accelerator=cpu +data.eval_images=50" in ended.out
 
-    real, attempts = sweep.evaluation, iter([0, 1])
+    real, attempts = evaluate.evaluate, iter([0, 1])
 
-    def fail_at_first(by: str, overrides: list[str]) -> dict[str, Any]:
+    def fail_at_first(*given: Any, **options: Any) -> dict[str, Any]:
         if next(attempts) == 0:
             raise RunError("no memory")
-        return real(by, overrides)
+        return real(*given, **options)
 
-    monkeypatch.setattr(sweep, "evaluation", fail_at_first)
+    monkeypatch.setattr(evaluate, "evaluate", fail_at_first)
     ended = cli("sweep", f"table={file}")
     assert ended.status == 2
     assert ended.out.splitlines()[-1] == "mine: 3 done, 1 failed"
-    assert ended.err.endswith("the same command tries them again: evaluated seed 0: no memory\n")
+    assert "the same command tries them again: evaluated seed 0: no memory" in ended.err
 
-    monkeypatch.setattr(sweep, "evaluation", real)
+    monkeypatch.setattr(evaluate, "evaluate", real)
     before = contents(tmp_path)
     ended = cli("sweep", f"table={file}")
     assert (ended.status, ended.out.splitlines()[-1]) == (0, "mine: 4 done")
     after = contents(tmp_path)
     added = {name: after[name].keys() - before[name].keys() for name in after}
     cells = expand(read(file))
-    assert sorted(added.values(), key=len) == [set(), {f"{cells[2].fingerprint}.json"}]
+    of_command = "best-test-mnist-standin-eval_images=50.json"  # its own record
+    assert sorted(added.values(), key=len) == [set(), {f"{cells[2].fingerprint}.json", of_command}]
     assert all(before[name].items() <= after[name].items() for name in before)
-    for cell in cells[:2]:
-        assert cell.finished[1]["command"] == cell.command
-
     (path,) = [path for path in tmp_path.glob("runs/*/evaluations/*.json") if path.stem == cells[2].fingerprint]
     result = json.loads(path.read_text())
-    assert result["command"] == cells[2].command
+    assert result["command"].endswith(shlex.join(cells[2].overrides))
     assert result["provenance"]["test_images"] == "50 of 359"
-    again = sweep.evaluation("evaluate", [*cells[2].overrides])
+    again, _ = evaluate.evaluate_checkpoint(compose("evaluate", cells[2].overrides))
     assert again["test"]["error"] == cells[2].value("test/error")
 
     ended = cli("report", f"table={file}", "out=.")

@@ -33,6 +33,7 @@ def test_columns_show_what_rows_have(table_file) -> None:
 
 
 @pytest.mark.whole
+@pytest.mark.usefixtures("runs_here")
 def test_from_the_sweep_to_the_report(cli: Cli, table_file, tmp_path: Path) -> None:
     file = table_file(rows=ROWS, columns=COLUMNS, seeds=[0])
     ended = cli("sweep", f"table={file}")

@@ -59,8 +59,8 @@ def test_a_transfer_waits_for_both_runs_and_is_made_against_the_other(file: Path
     best = "checkpoints/best.ckpt"
     assert transfer.command.startswith(f"python -m capsule_lab.studies.attack ckpt={directory / best} ")
     assert transfer.command.endswith(f" source={source / best}")
-    assert f"source={other.fingerprint}" in transfer.job[-1], "a job finds it wherever runs lie"
-    assert transfer.job[-1].startswith("+evaluate_by_attack=[")
+    assert transfer.evaluate[-1] == f"source={other.fingerprint}", "it is hashed wherever runs lie"
+    assert transfer.job.arguments == ("-m", "capsule_lab.attack", *transfer.overrides)
 
 
 def test_a_network_is_attacked_with_images_made_against_its_next_seed(table_file) -> None:
@@ -96,6 +96,7 @@ def test_training_takes_no_checkpoint(table_file) -> None:
         read(table_file(rows=[*ROWS[:2], row]))
 
 
+@pytest.mark.usefixtures("runs_here")
 def test_from_the_first_sweep_to_the_report(cli: Cli, file: Path, tmp_path: Path) -> None:
     ended = cli("sweep", f"table={file}")
     assert (ended.status, ended.out.splitlines()[-1]) == (0, "mine: 4 done"), ended.err

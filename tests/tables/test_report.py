@@ -21,13 +21,12 @@ import pandas as pd
 import pytest
 from rich.console import Console
 
-from capsule_lab.errors import TableError
 from capsule_lab.tables import formats
-from capsule_lab.tables.expand import expand
+from capsule_lab.tables.expand import STANDIN, expand
 from capsule_lab.tables.reader import read
 from capsule_lab.tables.schema import Published, Table
-from capsule_lab.tables.summary import STANDIN, Entry, Mean, best_runs, summarise
-from tests.helpers.commands import ROOT, Ended, python
+from capsule_lab.tables.summary import Entry, Mean, best_runs, summarise
+from tests.helpers.commands import ROOT, Ended, interpreter, python
 from tests.helpers.tables import RESULT, write_run, write_table
 
 Cli = Callable[..., Ended]
@@ -68,30 +67,24 @@ def entries(made: tuple[Path, list[Entry]], file: Path) -> list[Entry]:
     return made[1]
 
 
-def test_mean_and_deviation_over_seeds_beside_the_published(entries) -> None:
-    ours = entries[0].ours
+def test_rows_beside_the_published_values(entries) -> None:
+    """Mean and deviation over seeds; a stand-in has a column of its own."""
+    ours, standin = entries[0].ours, entries[0].standin
     assert (ours.mean, ours.count) == (1.5, 2)
     assert ours.std == pytest.approx(0.5**0.5)
     assert entries[0].difference == -0.5
-
-
-def test_standin_has_a_column_of_its_own(entries) -> None:
-    found = entries[0].standin
-    assert (found.mean, found.std, found.count) == (9.0, None, 1)
+    assert (standin.mean, standin.std, standin.count) == (9.0, None, 1)
     assert entries[0].data == "real MNIST; bundled digits"
-
-
-@pytest.mark.parametrize(
-    ("row", "line"),
-    [
-        (0, ["Capsules | a", "2 ± 0.5", "1.50 ± 0.707", "2", "-0.50", "9.00", "1", "", "1.5", "1,234", "2 of 2"]),
-        (1, ["<b> & co", "3", "", "", "", "", "", "", "", "", "0 of 2, 1 failed, 1 missing"]),
-        (2, ["their best", "10.5", "", "", "", "", "", "", "", "", "reported"]),
-    ],
-)
-def test_line_of_a_row(entries, row: int, line: list[str]) -> None:
-    assert formats.cells_of(entries[row]) == line
-    assert len(line) == len(formats.HEADINGS)
+    lines = [
+        ["Capsules | a", "2 ± 0.5", "1.50 ± 0.707", "2", "-0.50", "9.00", "1", "", "1.5", "1,234", "2 of 2"],
+        ["<b> & co", "3", "", "", "", "", "", "", "", "", "0 of 2, 1 failed, 1 missing"],
+        ["their best", "10.5", "", "", "", "", "", "", "", "", "reported"],
+    ]
+    assert [formats.cells_of(entry) for entry in entries] == lines
+    assert len(lines[0]) == len(formats.HEADINGS)
+    assert entries[0].minutes == pytest.approx(90 / 60), "of runs on real data"
+    assert replace(entries[0], runs=entries[0].runs[-1:]).minutes == pytest.approx(30 / 60), "there are none"
+    assert [(run.value, run.real) for run in best_runs(entries)] == [(1.0, True)]
 
 
 def test_rows_are_tested_against_one(table_file) -> None:
@@ -169,26 +162,17 @@ def test_uncommitted_code_and_rows_of_the_same_tests_are_named(table_file) -> No
     assert same == "error: the same tests to the last digit, seed by seed: a; b"
 
 
-def test_against_a_row_that_is_not_there(table_file) -> None:
-    with pytest.raises(TableError, match="against is nothing"):
-        read(table_file(against="nothing"))
-
-
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [
+def test_value_as_text() -> None:
+    """What is published is shown as it was printed."""
+    for value, text in (
         (Mean(0.254, 0.0049, 3), "0.25 ± 0.005"),
         (Mean(12.345, None, 1), "12.35"),
         (Published(mean=0.25, std=0.005), "0.25 ± 0.005"),
         (Published(mean=0.34, std=0.032), "0.34 ± 0.032"),
         (Published(mean=5.8), "5.8"),
         (Published(mean=34), "34"),
-    ],
-    ids=str,
-)
-def test_value_as_text(value: Mean | Published, text: str) -> None:
-    """What is published is shown as it was printed."""
-    assert str(value) == text
+    ):
+        assert str(value) == text
 
 
 @pytest.mark.parametrize(
@@ -219,12 +203,6 @@ def test_median_of_what_may_not_be_reached(table_file, seconds: list[float | Non
     assert page.count(">not reached</td>") == seconds.count(None) + (text == "not reached")
 
 
-def test_cost_is_that_of_real_runs_unless_there_are_none(made, entries) -> None:
-    assert entries[0].minutes == pytest.approx(90 / 60)
-    standins = replace(entries[0], runs=entries[0].runs[-1:])
-    assert standins.minutes == pytest.approx(30 / 60)
-
-
 def test_run_that_did_not_measure_it_leaves_the_others_to_be_shown(table_file) -> None:
     file = table_file(metric="test/novel/error")
     one, two = expand(read(file))
@@ -236,10 +214,6 @@ def test_run_that_did_not_measure_it_leaves_the_others_to_be_shown(table_file) -
     assert (str(entry.ours), entry.state) == ("2.00", "1 of 2, 1 without test/novel/error")
 
 
-def test_best_run_is_on_real_data(entries) -> None:
-    assert [(run.value, run.real) for run in best_runs(entries)] == [(1.0, True)]
-
-
 def test_best_run_is_that_of_the_first_quantity(table_file) -> None:
     file = table_file(columns={"first": {"metric": "val/error"}, "beside": {"metric": "test/error"}}, seeds=[0, 1])
     low, high, *_ = expand(read(file))
@@ -248,38 +222,29 @@ def test_best_run_is_that_of_the_first_quantity(table_file) -> None:
     assert [run.cell.seed for run in best_runs(summarise(read(file)))] == [0]
 
 
-def test_terminal_shows_every_row(file: Path, entries) -> None:
+def test_every_form_of_a_report(file: Path, entries) -> None:
     console = Console(file=io.StringIO(), width=200)
     for table in formats.on_terminal(read(file), entries):
         console.print(table)
     text = console.file.getvalue()
     assert all(part in text for part in ("a paper", "1.50 ± 0.707", "1 failed", "reported"))
 
-
-def test_markdown(file: Path, entries) -> None:
     lines = formats.as_markdown(read(file), entries, "make report").splitlines()
     assert "| Capsules \\| a | 2 ± 0.5 | 1.50 ± 0.707 | 2 | -0.50 | 9.00 | 1 |  | 1.5 | 1,234 | 2 of 2 |" in lines
     assert "- Capsules \\| a: as it is" in lines
     assert [line for line in lines if line.startswith("- b seed 0 failed: it ended without an error message")]
 
-
-def test_csv_holds_plain_numbers(entries) -> None:
     frame = formats.as_frame(entries)
     assert frame.shape[0] == 3
     assert frame.loc[0, ["published", "ours", "ours_n", "standin", "minutes", "parameters"]].tolist() == [
         2.0, 1.5, 2, 9.0, pytest.approx(90 / 60), "1234",
     ]  # fmt: skip
-
-
-def test_every_run_has_its_command(entries) -> None:
     frame = formats.runs_frame(entries)
     assert frame["status"].tolist() == ["done", "done", "done", "failed", "missing"]
     assert frame["command"].str.startswith("python -m capsule_lab.train ").all()
     assert frame["source"].tolist()[:3] == ["real", "real", "standin"]
     assert [str(steps) for steps in frame["steps"]] == [str(RESULT["steps"])] * 3 + ["<NA>"] * 2
 
-
-def test_latex_has_booktabs_and_escapes(file: Path, entries) -> None:
     text = formats.as_latex(read(file), entries)
     assert all(part in text for part in ("\\toprule", "\\bottomrule", "<b> \\& co", "1.50 $\\pm$ 0.707"))
     assert "±" not in text
@@ -398,22 +363,18 @@ class Page(HTMLParser):
         self.texts.append(data.strip())
 
 
-@pytest.fixture
-def page(file: Path, entries) -> Page:
-    return Page(formats.as_page(read(file), entries, "make report table=mine"))
-
-
-def test_page_is_whole_and_asks_for_nothing(page: Page) -> None:
+def test_page_is_whole_and_asks_for_nothing(file: Path, entries) -> None:
+    page = Page(formats.as_page(read(file), entries, "make report table=mine"))
     assert page.open == []
     assert len(page.sources) == 2
     assert all(source.startswith("data:image/") for source in page.sources)
     assert not re.search(r"https?://|@import|url\(", " ".join(page.texts))
-
-
-def test_page_shows_curves_and_figures_of_the_best_run(page: Page) -> None:
     curves, figure = (base64.b64decode(source.partition(",")[2]) for source in page.sources)
     assert all(part in curves for part in (b"<svg", b"seed 0", b"seed 1", b"seed 0, stand-in", b"error in %"))
     assert matplotlib.image.imread(io.BytesIO(figure)).shape[:2] == (8, 10), "that of the run with 1 %"
+    said = ["make report table=mine", "<b> & co", "1.50 ± 0.707", "2 of 2", "0 of 2, 1 failed, 1 missing", "9.00"]
+    commands = [cell.command for cell in expand(read(file))]
+    assert [text for text in (*said, *commands) if text not in page.texts] == []
 
 
 def test_damaged_curves_are_not_drawn(entries, tmp_path: Path) -> None:
@@ -422,18 +383,6 @@ def test_damaged_curves_are_not_drawn(entries, tmp_path: Path) -> None:
     damaged = replace(run, result={**run.result, "curves": "0" * 64})
     assert formats._curves([replace(entries[0], runs=(run,))])
     assert formats._curves([replace(entries[0], runs=(damaged,))]) == {}
-
-
-@pytest.mark.parametrize(
-    "text", ["make report table=mine", "<b> & co", "1.50 ± 0.707", "2 of 2", "0 of 2, 1 failed, 1 missing", "9.00"]
-)
-def test_page_says(page: Page, text: str) -> None:
-    assert text in page.texts
-
-
-def test_page_has_the_command_of_every_run(page: Page, file: Path) -> None:
-    for cell in expand(read(file)):
-        assert cell.command in page.texts
 
 
 def test_command_writes_every_form(cli: Cli, file: Path, tmp_path: Path) -> None:
@@ -450,6 +399,25 @@ def test_overrides_of_the_sweep_find_its_runs(cli: Cli, file: Path) -> None:
     ended = cli("report", f"table={file}", "data.batch_size=4")
     assert "7.25" in ended.out
     assert "1.50 ± 0.707" not in ended.out
+
+
+TORCHLESS = """
+import importlib, sys
+for name in ("report", "list", "sweep"):
+    module = importlib.import_module(f"capsule_lab.{name}")
+    sys.argv = [name, *([] if name == "list" else sys.argv[-1:])]
+    if name != "sweep":
+        module.main()
+sys.exit(", ".join({"torch", "lightning"} & {*sys.modules}) or 0)
+"""
+
+
+def test_report_and_list_import_no_torch(file: Path, tmp_path: Path) -> None:
+    """With runs and their curves; nor does a report of nothing."""
+    runs_folder = {"CAPSULE_LAB_RUNS": str(file.parent / "runs")}
+    ended = interpreter("-c", TORCHLESS, f"table={file}", cwd=tmp_path, **runs_folder)
+    assert (ended.status, ended.err) == (0, "")
+    assert "1.50 ± 0.707" in ended.out
 
 
 def test_report_of_nothing(cli: Cli) -> None:
@@ -530,6 +498,7 @@ def browse(page: Path, profile: Path, *more: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
 
 
+@pytest.mark.whole
 @pytest.mark.skipif(BROWSER is None, reason="there is no Chromium to open the page in")
 def test_page_works_in_a_browser_from_a_file(file: Path, entries, tmp_path: Path) -> None:
     page = tmp_path / "mine.html"
@@ -552,6 +521,7 @@ def test_page_works_in_a_browser_from_a_file(file: Path, entries, tmp_path: Path
     assert {host for host in asked if not host.endswith(OF_CHROMIUM)} == set()
 
 
+@pytest.mark.whole
 @pytest.mark.skipif(BROWSER is None, reason="there is no Chromium to open the page in")
 def test_page_can_be_seen(file: Path, entries, tmp_path: Path) -> None:
     page, shot = tmp_path / "mine.html", tmp_path / "page.png"

@@ -6,15 +6,16 @@ import logging
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hydra.core.utils import JobReturn, JobStatus
 
 from capsule_lab import runs
-from capsule_lab.errors import RunError, TableError
-from capsule_lab.launchers.hydra_internals import failed, left_out
+from capsule_lab.errors import TableError
+from capsule_lab.launchers import Job
 from capsule_lab.runs import lock
+from capsule_lab.tables import scheduler
 from capsule_lab.tables.cells import EvaluationCell
 from capsule_lab.tables.expand import expand
 from capsule_lab.tables.reader import read
@@ -33,24 +34,21 @@ class Launcher:
 
     def __init__(self, file: Path, *failing: str) -> None:
         self.file, self.failing = file, failing
-        self.launched: list[tuple[int, list[str]]] = []
-        self.extra: set[str] = set()
+        self.launched: list[list[str]] = []
 
-    def launch(self, jobs: Sequence[Sequence[str]], number: int) -> Sequence[Any]:
-        cells = {cell.job: cell for cell in expand(read(self.file))}
-        own = [next(cell for job, cell in cells.items() if tuple(given[: len(job)]) == job) for given in jobs]
-        self.launched.append((number, [cell.name for cell in own]))
-        self.extra |= {extra for given, cell in zip(jobs, own, strict=True) for extra in given[len(cell.job) :]}
-        return [self._run(cell) for cell in own]
+    def launch(self, jobs: Sequence[Job], deadline: float) -> dict[str, str | None]:
+        cells = {cell.fingerprint: cell for cell in expand(read(self.file))}
+        self.launched.append([job.name for job in jobs])
+        return {job.fingerprint: self._run(cells[job.fingerprint]) for job in jobs}
 
-    def _run(self, cell: Any) -> Any:
+    def _run(self, cell: Any) -> str | None:
         if cell.row.name in self.failing:
-            return failed(cell.job, RunError(f"{cell.name} has no memory"))
+            return f"{cell.name} has no memory"
         if isinstance(cell, EvaluationCell):
             write_evaluation(cell, error=2.5)
         else:
             write_run(cell, val={"error": 0.125})
-        return JobReturn(overrides=cell.job, status=JobStatus.COMPLETED)
+        return None
 
 
 @pytest.fixture
@@ -60,13 +58,12 @@ def file(table_file: Callable[..., Path]) -> Path:
 
 def test_rows_that_need_results_are_launched_when_these_are_there(file: Path) -> None:
     launcher = Launcher(file)
-    run_table(read(file), [], launcher.launch, ["launcher=gpus"])
+    run_table(read(file), [], launcher.launch)
     assert launcher.launched == [
-        (0, ["one seed 0", "one seed 1"]),
-        (2, ["two seed 0", "two seed 1"]),
-        (4, ["evaluated seed 0", "evaluated seed 1"]),
+        ["one seed 0", "one seed 1"],
+        ["two seed 0", "two seed 1"],
+        ["evaluated seed 0", "evaluated seed 1"],
     ]
-    assert launcher.extra == {"launcher=gpus"}
     cells = expand(read(file))
     assert {cell.status for cell in cells} == {"done"}
     assert "optimizer.eps=0.125" in cells[2].overrides
@@ -87,11 +84,11 @@ def test_failed_runs_are_tried_once_and_named_at_the_end(
         run_table(read(file), [], launcher.launch)
     cells = expand(read(file))
     assert [cell.status for cell in cells] == statuses
-    assert sum(names == [f"{failing} seed 0"] for _, names in launcher.launched) == 1
+    assert launcher.launched.count([f"{failing} seed 0"]) == 1
 
     again = Launcher(file)
     run_table(read(file), [], again.launch)
-    assert again.launched[0] == (0, [f"{failing} seed 0"])
+    assert again.launched[0] == [f"{failing} seed 0"]
     assert {cell.status for cell in expand(read(file))} == {"done"}
 
 
@@ -100,7 +97,7 @@ def test_what_another_process_runs_is_left_alone(table_file: Callable[..., Path]
     launcher = Launcher(file)
     with lock.train_lock(expand(read(file))[0].config):
         run_table(read(file), [], launcher.launch)
-    assert launcher.launched == [(0, ["one seed 1"]), (1, ["evaluated seed 1"])]
+    assert launcher.launched == [["one seed 1"], ["evaluated seed 1"]]
 
 
 class Slice(Launcher):
@@ -110,21 +107,21 @@ class Slice(Launcher):
         super().__init__(file, *failing)
         self.left, self.steps = jobs, steps
 
-    def _run(self, cell: Any) -> Any:
-        if self.left == 0:
-            return left_out(cell.job)
+    def launch(self, jobs: Sequence[Job], deadline: float) -> dict[str, str | None]:
+        return super().launch(jobs[: self.left], deadline)
+
+    def _run(self, cell: Any) -> str | None:
         self.left -= 1
         shutil.rmtree(directory := runs.directories.root() / f"capsnet-mnist-{cell.fingerprint}", ignore_errors=True)
         if self.left > 0 or cell.row.name in self.failing:
             return super()._run(cell)
         runs.results.write_pause(directory, self.steps, 80)
-        return JobReturn(overrides=cell.job, status=JobStatus.COMPLETED)
-
-    def is_over(self) -> bool:
-        return self.left <= 0
+        return None
 
     def run(self) -> None:
-        run_table(read(self.file), [], self.launch, is_over=self.is_over)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(scheduler, "time", SimpleNamespace(time=lambda: 100.0 if self.left <= 0 else 0.0))
+            run_table(read(self.file), [], self.launch, 100.0)
 
 
 def test_table_in_slices(table_file: Callable[..., Path], caplog: pytest.LogCaptureFixture) -> None:
@@ -142,7 +139,7 @@ def test_table_in_slices(table_file: Callable[..., Path], caplog: pytest.LogCapt
         launcher.run()
         assert caplog.messages[-1] == f"mine: {said}"
         assert [cell.status for cell in expand(read(file))] == statuses
-    assert launcher.launched[0] == (0, ["last seed 0", "two seed 0"]), "the paused one first"
+    assert launcher.launched[0] == ["last seed 0", "two seed 0"], "the paused one first"
 
 
 @pytest.mark.parametrize("jobs", [0, 1])

@@ -1,39 +1,14 @@
-"""A table in W&B: ``python -m capsule_lab.workspace table=smoke``; ``upload=true`` puts it where its runs are."""
+"""A table in W&B: ``python -m capsule_lab.report table=smoke workspace=write``, or ``upload`` to where its runs are."""
 
 from __future__ import annotations
 
-import logging
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig
-
-from capsule_lab.command import command
 from capsule_lab.errors import RunError, one_line
-
-log = logging.getLogger(__name__)
 
 STEP = "trainer/global_step"  # as Lightning's logger calls it
 IMAGES = ["val/reconstructions", "val/confusion", "test/confusion"]
-
-
-@command("workspace")
-def main(config: DictConfig) -> None:
-    """Build the workspace, write it as JSON, and upload it if that is asked for."""
-    from capsule_lab import runs
-    from capsule_lab.tables.reader import read
-
-    if find_spec("wandb_workspaces") is None:
-        raise RunError("wandb-workspaces is not installed; expected pip install 'capsule-lab[workspace]'")
-    table = read(config.table)
-    workspace = build(table, project=config.project, entity=config.entity or "")
-    folder = Path(str(config.out)) if config.out else runs.directories.root() / "reports"
-    path = folder / f"{table.name}_workspace.json"
-    runs.files.write_text(path, as_json(workspace) + "\n")
-    log.info("written to %s", path)
-    if config.upload:
-        log.info("uploaded: %s", upload(workspace))
 
 
 def build(table: Any, *, project: str, entity: str = "") -> Any:
@@ -43,7 +18,12 @@ def build(table: Any, *, project: str, entity: str = "") -> Any:
         table: as ``tables.reader.read`` gives it; its runs are those of the group of its name.
         project: of W&B.
         entity: a user or team of W&B.
+
+    Raises:
+        RunError: if wandb-workspaces is not installed.
     """
+    if find_spec("wandb_workspaces") is None:
+        raise RunError("wandb-workspaces is not installed; expected pip install 'capsule-lab[workspace]'")
     import wandb_workspaces.reports.v2 as wr
     import wandb_workspaces.workspaces as ws
 
@@ -125,7 +105,3 @@ def upload(workspace: Any) -> str:
             f"W&B did not take the workspace ({one_line(error)}); log in with wandb login, name the "
             "project with project=… and entity=…, and try again"
         ) from error
-
-
-if __name__ == "__main__":
-    main()

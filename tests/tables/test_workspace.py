@@ -14,13 +14,13 @@ import pytest
 
 from capsule_lab.config.compose import compose, sweeps_dir
 from capsule_lab.tables.reader import read
-from capsule_lab.workspace import as_json, build
+from capsule_lab.tables.workspace import as_json, build
+from capsule_lab.train import train
 from tests.helpers.commands import NO_PICTURES, TINY_DATA, Ended, Trained, python
 
 internal = pytest.importorskip("wandb_workspaces.workspaces.internal", reason="wandb-workspaces is not installed")
 
 Cli = Callable[..., Ended]
-TABLES = sorted(path.stem for path in sweeps_dir().glob("*.yaml"))
 SHORT = ["trainer.max_epochs=1", "trainer.limit_train_batches=1", "data.batch_size=8", "data.eval_images=8"]
 SHORT += ["trainer.log_every_n_steps=1"]
 EM = ["model=em_caps_paper", "model.channels=4", "model.primary.types=2", "model.conv.types=[2,2]"]
@@ -43,28 +43,14 @@ def shown(spec: dict[str, Any]) -> dict[str, list[str]]:
     return found
 
 
-@pytest.fixture(scope="module", params=["capsnet", "em_caps"])
-def logged(request: pytest.FixtureRequest, trained: Trained, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """Names that a run logs."""
-    directory = trained.directory
-    if request.param == "em_caps":
-        from capsule_lab.train import train
-
-        directory = tmp_path_factory.mktemp("em") / "run"
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setenv("CAPSULE_LAB_RUN", "")
-            train(compose("train", [*EM, *TINY_DATA, *NO_PICTURES, *SHORT]), directory)
-    return (directory / "metrics.csv").read_text().splitlines()[0].split(",")
+def test_workspace_of_every_table_is_valid() -> None:
+    for table in sorted(path.stem for path in sweeps_dir().glob("*.yaml")):
+        text = as_json(build(read(table), project="p"))
+        again = internal.WorkspaceViewspec.model_validate_json(text)
+        assert json.loads(again.model_dump_json(by_alias=True, exclude_none=True)) == json.loads(text)
 
 
-@pytest.mark.parametrize("table", TABLES)
-def test_workspace_of_every_table_is_valid(table: str) -> None:
-    text = as_json(build(read(table), project="p"))
-    again = internal.WorkspaceViewspec.model_validate_json(text)
-    assert json.loads(again.model_dump_json(by_alias=True, exclude_none=True)) == json.loads(text)
-
-
-def test_rows_are_averaged_over_seeds_in_the_group_of_the_table() -> None:
+def test_rows_are_averaged_over_seeds_in_the_group_of_the_table(trained: Trained) -> None:
     spec = spec_of("smoke")
     (runs,) = spec["runSets"]
     (group,) = runs["filters"]["filters"]
@@ -72,43 +58,54 @@ def test_rows_are_averaged_over_seeds_in_the_group_of_the_table() -> None:
     assert [key["name"] for key in runs["grouping"]] == ["jobType"]
     plots = [panel["config"] for panel in panels(spec) if panel["viewType"] != "Media Browser"]
     assert {(plot["groupBy"], plot["groupAgg"], plot["groupArea"]) for plot in plots} == {("jobType", "mean", "stddev")}
-
-
-def test_every_run_of_the_table_is_shown() -> None:
-    """30 of training; columns that show two quantities of one run count it once."""
+    keys = [key for panel in panels(spec) for key in panel["config"].get("mediaKeys", [])]
+    drawn = {path.stem for path in (trained.directory / "figures").iterdir()}
+    assert {key.replace("/", "_") for key in keys} == drawn
+    # 30 runs of training; columns that show two quantities of one run count it once
     assert as_json(build(read("sabour2017_table1"), project="p")).count('"maxRuns": 30') == 1
-
-
-def test_every_column_has_a_chart_of_its_metric() -> None:
     results = [title for title, names in shown(spec_of("hinton2018_viewpoints")).items() if names == [title]]
     assert results == ["test/familiar/error", "test/novel/error"]
 
 
-def test_everything_shown_is_logged(logged: list[str]) -> None:
-    exact = [name for names in shown(spec_of("smoke")).values() for name in names if "^" not in name]
+def check_all_is_logged(logged: list[str]) -> None:
+    """Everything that is shown is logged, and every statistic of a layer and every schedule is shown once."""
+    names = [name for names in shown(spec_of("smoke")).values() for name in names]
+    exact = [name for name in names if "^" not in name]
     assert len(exact) == 10
     assert set(exact) <= set(logged)
-
-
-def test_every_statistic_of_a_layer_and_schedule_is_shown_once(logged: list[str]) -> None:
-    patterns = [name if "^" in name else f"^{name}$" for names in shown(spec_of("smoke")).values() for name in names]
+    patterns = [name if "^" in name else f"^{name}$" for name in names]
     found = {name: sum(bool(re.search(pattern, name)) for pattern in patterns) for name in logged}
     of_layers = [name for name in logged if re.match("val/(activation|dead)_|schedule/", name)]
     assert len(of_layers) >= 8
     assert {found[name] for name in of_layers} == {1}
 
 
-def test_every_picture_shown_is_drawn(trained: Trained) -> None:
-    keys = [key for panel in panels(spec_of("smoke")) for key in panel["config"].get("mediaKeys", [])]
-    drawn = {path.stem for path in (trained.directory / "figures").iterdir()}
-    assert {key.replace("/", "_") for key in keys} == drawn
+def names_in(directory: Path) -> list[str]:
+    return (directory / "metrics.csv").read_text().splitlines()[0].split(",")
 
 
-def test_command_writes_it(cli: Cli, tmp_path: Path) -> None:
-    ended = cli("workspace", "table=smoke", "out=there")
+def test_what_is_shown_is_logged_by_capsnet(trained: Trained) -> None:
+    check_all_is_logged(names_in(trained.directory))
+
+
+@pytest.mark.whole
+def test_what_is_shown_is_logged_by_em_caps(tmp_path: Path) -> None:
+    train(compose("train", [*EM, *TINY_DATA, *NO_PICTURES, *SHORT]), tmp_path / "run")
+    check_all_is_logged(names_in(tmp_path / "run"))
+
+
+def test_report_writes_it(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ended = cli("report", "table=smoke", "workspace=write", "out=there")
     assert (ended.status, ended.err) == (0, "")
     written = json.loads((tmp_path / "there" / "smoke_workspace.json").read_text())
     assert shown(written["section"]) == shown(spec_of("smoke"))
+    assert "workspace is 'uplod'" in cli("report", "table=smoke", "workspace=uplod").err.replace(
+        "is uplod", "is 'uplod'"
+    )
+    monkeypatch.setattr("capsule_lab.tables.workspace.find_spec", lambda name: None)
+    ended = cli("report", "table=smoke", "workspace=write")
+    assert ended.status == 2
+    assert "pip install 'capsule-lab[workspace]'" in ended.err
 
 
 @pytest.fixture
@@ -138,9 +135,10 @@ def server() -> Iterator[tuple[str, list[dict[str, Any]]]]:
         started.shutdown()
 
 
-UPLOAD = ["-m", "capsule_lab.workspace", "table=smoke", "upload=true", "project=mine"]
+UPLOAD = ["-m", "capsule_lab.report", "table=smoke", "workspace=upload", "project=mine"]
 
 
+@pytest.mark.whole
 def test_one_command_uploads_it(server: tuple[str, list[dict[str, Any]]], tmp_path: Path) -> None:
     address, asked = server
     ended = python(*UPLOAD, cwd=tmp_path, HOME=str(tmp_path), WANDB_BASE_URL=address, WANDB_API_KEY="0" * 40)
@@ -151,6 +149,7 @@ def test_one_command_uploads_it(server: tuple[str, list[dict[str, Any]]], tmp_pa
     assert f"uploaded: {address}/me/mine" in ended.out
 
 
+@pytest.mark.whole
 def test_without_an_account_it_says_so_in_one_sentence(tmp_path: Path) -> None:
     ended = python(*UPLOAD, cwd=tmp_path, HOME=str(tmp_path), NETRC=str(tmp_path / "none"), WANDB_API_KEY="")
     assert ended.status == 2
@@ -158,25 +157,3 @@ def test_without_an_account_it_says_so_in_one_sentence(tmp_path: Path) -> None:
     assert sentence.startswith("capsule_lab: W&B did not take the workspace (No API key configured.")
     assert sentence.endswith("log in with wandb login, name the project with project=… and entity=…, and try again")
     assert (tmp_path / "runs" / "reports" / "smoke_workspace.json").is_file()
-
-
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        ([], "table is missing; expected table=<name>, one of "),
-        (["table=smok"], "table=smok does not exist; did you mean smoke?"),
-        (["table=smoke", "uplod=true"], "uplod does not exist; did you mean upload?"),
-    ],
-    ids=str,
-)
-def test_wrong_arguments_end_in_one_sentence(cli: Cli, arguments: list[str], sentence: str) -> None:
-    ended = cli("workspace", *arguments)
-    assert (ended.status, ended.err.count("\n")) == (2, 1)
-    assert sentence in ended.err
-
-
-def test_without_the_package_it_says_what_to_install(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("capsule_lab.workspace.find_spec", lambda name: None)
-    ended = cli("workspace", "table=smoke")
-    assert ended.status == 2
-    assert "pip install 'capsule-lab[workspace]'" in ended.err

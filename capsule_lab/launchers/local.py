@@ -1,0 +1,168 @@
+"""Runs of a sweep on this machine, each in a process with GPUs of its own."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from capsule_lab.errors import DeviceError, InterruptError
+from capsule_lab.launchers import DEADLINE_VARIABLE, PARENT_VARIABLE, Job, environment_for
+from capsule_lab.launchers.gpus import gpus_of_a_run, lock_gpus, visible_gpus
+from capsule_lab.runs import lock
+from capsule_lab.system.signals import interruptible
+
+log = logging.getLogger(__name__)
+
+_POLL_SECONDS = 0.1  # ours: between two looks at the processes
+
+
+class LocalLauncher:
+    """A process per job, which has ``trainer.devices`` GPUs, locked for as long as it lives, or a share of the cores.
+
+    Args:
+        jobs: at a time; ``None`` for one on each GPU, without any half as many as cores, two at least.
+        logs: the folder for the output of jobs, ``<fingerprint>.log``.
+        show: whether to print this output, too.
+    """
+
+    def __init__(self, jobs: int | None = None, logs: str = "logs", show: bool = False) -> None:
+        if jobs is not None and jobs < 1:
+            raise ValueError(f"hydra.launcher.jobs is {jobs}; expected 1 or more, or null")
+        self.jobs, self.logs, self.show = jobs, Path(logs).absolute(), show
+
+    def launch(self, jobs: Sequence[Job], deadline: float = math.inf) -> dict[str, str | None]:
+        """Run jobs, and start none after ``deadline``; one that fails does not affect the others.
+
+        Returns:
+            Why each failed, ``None`` if it did not, by fingerprint; of those that were started.
+        """
+        self.logs.mkdir(parents=True, exist_ok=True)
+        gpus, cores = visible_gpus(), len(os.sched_getaffinity(0))
+        places = min(self.jobs or len(gpus) or max(2, cores // 2), len(jobs))  # ours: see above
+        more = {PARENT_VARIABLE: str(os.getpid())}
+        if places > 1:
+            more["OMP_NUM_THREADS"] = os.environ.get("OMP_NUM_THREADS") or str(max(1, cores // places))
+        if deadline < math.inf:
+            more[DEADLINE_VARIABLE] = str(deadline)
+        ended: dict[str, str | None] = {}
+        running: list[_Process] = []
+        waiting = list(enumerate(jobs, 1))
+        with _stopping(running):
+            while running or (waiting and time.time() < deadline):
+                while waiting and len(running) < places and time.time() < deadline:
+                    number, job = waiting[0]
+                    label = f"[{number}/{len(jobs)}] {job.name}"
+                    try:
+                        locks = lock_gpus(gpus, gpus_of_a_run(job.trainer.accelerator, job.trainer.devices, gpus))
+                    except DeviceError as error:
+                        ended[job.fingerprint] = str(error)
+                        log.info("%s: failed: %s", label, error)
+                    else:
+                        if locks is None:  # other jobs or sweeps have them
+                            break
+                        running.append(_start(job, label, self.logs / f"{job.fingerprint}.log", locks, more))
+                    waiting.pop(0)
+                time.sleep(_POLL_SECONDS)
+                over = [each for each in running if each.popen.poll() is not None]
+                for each in running if self.show else ():
+                    sys.stdout.write(each.new_output())
+                for each in over:
+                    running.remove(each)
+                    ended[each.job.fingerprint] = failure = each.error()
+                    minutes = (time.monotonic() - each.start_time) / 60
+                    log.info(
+                        "%s: %s", each.label, f"failed: {failure}" if failure else f"ended after {minutes:.1f} min"
+                    )
+        return ended
+
+
+@dataclass
+class _Process:
+    job: Job
+    label: str
+    log_file: Path
+    popen: subprocess.Popen[bytes]
+    start_time: float
+    shown: int
+    first_byte: int
+
+    def new_output(self) -> str:
+        """What was written to the log since the last call."""
+        with self.log_file.open("rb") as file:
+            file.seek(self.shown)
+            text = file.read()
+        self.shown += len(text)
+        return text.decode(errors="replace")
+
+    def error(self) -> str | None:
+        """Why it failed, by the message that commands end with; ``None`` if it did not."""
+        status = self.popen.returncode
+        if status == 0:
+            return None
+        with self.log_file.open("rb") as file:
+            file.seek(self.first_byte)
+            messages = re.findall(r"^capsule_lab: (.+)$", file.read().decode(errors="replace"), re.MULTILINE)
+        if status < 0:
+            return f"a run was ended by {signal.Signals(-status).name}; its log is {self.log_file}"
+        return messages[-1] if messages else f"a run ended with status {status}; its log is {self.log_file}"
+
+
+def _start(job: Job, label: str, log_file: Path, locks: dict[str, int], more: dict[str, str]) -> _Process:
+    environment = environment_for(job.environment, **more, **{lock.LOG_VARIABLE: str(log_file)})
+    environment.pop("SLURM_JOB_ID", None)  # of the sweep, which requeues it when all its runs have saved
+    if locks:
+        environment["CUDA_VISIBLE_DEVICES"] = ",".join(locks)
+    log.info("%s: log %s", label, log_file)
+    with log_file.open("ab") as file:
+        size = file.tell()
+        popen = subprocess.Popen(
+            job.command,
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            env=environment,
+            process_group=0,  # Ctrl-C is for the sweep, which stops its jobs
+            pass_fds=tuple(locks.values()),
+        )
+    for descriptor in locks.values():
+        os.close(descriptor)
+    return _Process(job, label, log_file, popen, time.monotonic(), size, size)
+
+
+@contextmanager
+def _stopping(running: list[_Process]) -> Iterator[None]:
+    """A signal that stops the sweep stops its jobs, which save, and waits for them; a second one, without saving."""
+    try:
+        with interruptible():
+            yield
+    except InterruptError as error:
+        at_once = _stop([each.popen for each in running], error.signum)
+        what = "which go on from their last checkpoints" if at_once else "which saved what they had trained"
+        message = f"{error}, and {len(running)} runs with it, {what}; the same command continues"
+        raise InterruptError(message, error.signum) from error
+
+
+def _stop(processes: Sequence[subprocess.Popen[bytes]], signum: int) -> bool:
+    """Stop jobs, and wait for them; returns whether further signals have come, which stop them at once."""
+    first = signal.SIGUSR1 if signum == signal.SIGUSR1 else signal.SIGTERM
+    for number, each in enumerate((first, signal.SIGTERM, signal.SIGKILL)):
+        try:
+            with interruptible():
+                for process in processes:
+                    process.send_signal(each)
+                for process in processes:
+                    process.wait()
+        except InterruptError:
+            continue
+        return number > 0
+    return True

@@ -1,0 +1,76 @@
+"""Runs of a sweep as a job array of SLURM."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import submitit
+
+from capsule_lab.errors import RunError, one_line
+from capsule_lab.launchers import Job, environment_for
+from capsule_lab.runs import lock
+from capsule_lab.system import slurm
+
+log = logging.getLogger(__name__)
+
+_POLL_SECONDS = 5  # ours: between two polls of SLURM's queue
+_OF_EVERY_CLUSTER = ("timeout_min", "cpus_per_task", "gpus_per_node", "tasks_per_node", "mem_gb", "nodes", "name")
+"""Options of ``submitit.AutoExecutor`` that have no prefix."""
+
+
+class SlurmLauncher:
+    """A job per run, in one array; pre-empted or out of time, it is requeued and continues.
+
+    Args:
+        submitit_folder: for the output of jobs.
+        options: of submitit's executor for SLURM.
+    """
+
+    def __init__(self, submitit_folder: str, **options: Any) -> None:
+        self.folder, self.options = submitit_folder, options
+
+    def launch(self, jobs: Sequence[Job], deadline: float = math.inf) -> dict[str, str | None]:
+        """Submit all, and wait until the last has left the queue.
+
+        Returns:
+            By fingerprint, why a job failed if it left no result; its exit status is known to SLURM alone.
+
+        Raises:
+            RunError: if there is no SLURM, or it does not take them.
+        """
+        logging.getLogger("submitit").setLevel(logging.ERROR)  # it warns where SLURM has no accounting
+        names = {name: name if name in _OF_EVERY_CLUSTER else f"slurm_{name}" for name in self.options}
+        try:
+            executor = submitit.AutoExecutor(cluster="slurm", folder=self.folder)
+            executor.update_parameters(**{names[name]: value for name, value in self.options.items()})
+            with executor.batch():
+                submitted = [executor.submit(become, job.command, job.environment) for job in jobs]
+        except RuntimeError as error:
+            raise RunError(
+                f"SLURM did not take the runs ({one_line(error)}); launcher=slurm needs a machine on which sbatch and "
+                "srun work, and options that your cluster has, see hydra.launcher.partition and the like"
+            ) from error
+        log.info("%d jobs of SLURM, from %s; output in %s", len(jobs), submitted[0].job_id, submitted[0].paths.folder)
+        failures: dict[str, str | None] = {}
+        for job, of_slurm in zip(jobs, submitted, strict=True):  # other sweeps leave it alone, also if this one ends
+            if job.in_tables:
+                lock.record_queued(job.fingerprint, of_slurm.job_id, str(of_slurm.task(0).paths.stdout))
+        for job, of_slurm in zip(jobs, submitted, strict=True):
+            while slurm.in_queue(of_slurm.job_id):
+                time.sleep(_POLL_SECONDS)
+            log_file = of_slurm.task(0).paths.stderr
+            failures[job.fingerprint] = f"job {of_slurm.job_id} ended without a result; its log is {log_file}"
+        return failures
+
+
+def become(command: list[str], environment: Mapping[str, str]) -> None:
+    """Turn a process of a job into the command, which then gets SLURM's signals itself."""
+    log_file = str(submitit.JobEnvironment().paths.stdout)
+    local_rank = os.environ.get("SLURM_LOCALID", "0")  # under the name that Lightning gives to processes that it starts
+    own = {lock.LOG_VARIABLE: log_file, "LOCAL_RANK": local_rank}
+    os.execve(command[0], command, environment_for(environment, **own))  # noqa: S606  # it needs no shell

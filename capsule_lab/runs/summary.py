@@ -1,0 +1,98 @@
+"""The last lines of ``capsule_lab.train``."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.markup import escape
+
+from capsule_lab.config.compose import as_argument, search_override
+from capsule_lab.runs.results import describe_data, describe_metrics
+from capsule_lab.system.terminal import as_typed
+
+_ENDED_BY = {
+    "time limit": "the time limit of a callback",
+    "threshold": "the threshold of a callback",
+    "callback": "a callback",
+}
+_INDENT = 12  # of the last lines of the command
+
+
+def summary(
+    result: dict[str, Any], directory: Path, chosen: Mapping[str, Any], overrides: Sequence[str] | None = None
+) -> str:
+    """The last lines of the command: errors, network, data, duration, directory, and what to try next.
+
+    Args:
+        result: of ``train``.
+        directory: of the run.
+        chosen: options of groups, ``model`` and ``routing`` among them.
+        overrides: of the command, for what to try next; ``None`` leaves it out.
+    """
+    run = escape(str(as_typed(directory)))
+    routing = "" if chosen["routing"] in (None, "none") else f", routing {chosen['routing']}"
+    minutes = result["training_seconds"] / 60
+    if result["test"]:
+        first, others = describe_metrics("test", result["test"])
+        outcome = f"[bold]{first}[/]{others}  ({result['weights_tested']} weights)"
+    elif result["val"]:
+        first, _ = describe_metrics("validation", {**result["val"]})
+        outcome = f"[bold]{first}[/]  (not tested)"
+    else:
+        outcome = "neither validated nor tested"
+    following = [] if overrides is None else _to_try(result, directory, chosen, overrides)
+    ended = "" if result["stopped_by"] == "steps" else f", ended by {_ENDED_BY[result['stopped_by']]}"
+    lines = [
+        outcome,
+        *_times(result.get("time_to_accuracy", {})),
+        f"network     {chosen['model']}{routing}",
+        f"data        {escape(describe_data(result['provenance']))}",
+        f"trained     {result['steps']} of {result['planned_steps']} steps in {minutes:.1f} min{ended}; "
+        f"{result['parameters']:,} parameters",
+        f"run         {run}",
+        "            metrics.json, metrics.csv, checkpoints, figures",
+        *(["", "[bold]try next[/]", *map(escape, following)] if following else []),
+    ]
+    return "\n".join(lines)
+
+
+def _times(results: Mapping[str, float | None]) -> list[str]:
+    """A line for each threshold of ``TimeToAccuracy``."""
+    lines = []
+    for threshold in [name.removesuffix("/seconds") for name in results if name.endswith("/seconds")]:
+        seconds, images, error = (results[f"{threshold}/{name}"] for name in ("seconds", "images", "test_error"))
+        outcome = "not reached" if seconds is None else f"after {seconds:.0f} s of training, {images:,} images"
+        tested = "" if error is None else f", test error then {error:.2f} %"
+        lines.append(f"{threshold} %".ljust(_INDENT) + outcome + tested)
+    return lines
+
+
+_NOT_WITH_ANOTHER_ROUTING = ("routing", "class_routing", "name=", "train.directory=")
+
+
+def _to_try(
+    result: Mapping[str, Any], directory: Path, chosen: Mapping[str, Any], overrides: Sequence[str]
+) -> list[str]:
+    """Commands that look into a run, and that train the same network without routing."""
+    metrics, routes = result["test"] or result["val"], chosen["routing"] not in (None, "none")
+    found = []
+    if any((directory / "checkpoints").glob("*.ckpt")):
+        run = as_typed(directory)
+        question = "poses" if metrics and "error" not in metrics else "couplings" if routes else "transforms"
+        look = f"analyse {as_argument('ckpt', run)} what={question}"
+        found.append(f"figures {as_argument('run', run)}" if chosen["data"] == "multimnist" else look)  # several labels
+    if routes and chosen["routing"] != "uniform":
+        others = [each for each in overrides if not each.startswith(_NOT_WITH_ANOTHER_ROUTING)]
+        found.append(f"train {shlex.join([*others, 'routing=uniform'])}")
+    search = "".join(f" {shlex.quote(each)}" for each in search_override())
+    return [f"  {_python()} -m capsule_lab {each}{search}" for each in found]
+
+
+def _python() -> str:
+    """The interpreter, where it lies in the current directory, as that of ``make``; else it is on the user's path."""
+    path = as_typed(Path(sys.executable))
+    return "python" if path.is_absolute() else shlex.quote(str(path))

@@ -1,0 +1,128 @@
+"""Jobs of a sweep in processes of this machine, with commands that take no time; whole sweeps are in tests/tables."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from omegaconf import DictConfig
+
+from capsule_lab.errors import InterruptError
+from capsule_lab.launchers import DEADLINE_VARIABLE, PARENT_VARIABLE, Job, local
+from capsule_lab.launchers.local import LocalLauncher
+from capsule_lab.runs.lock import LOG_VARIABLE
+from tests.helpers.commands import start
+
+CPU = DictConfig({"accelerator": "cpu", "devices": 1})
+SHOW_ENVIRONMENT = "import json, os; print(json.dumps({**os.environ}))"
+
+
+def job(fingerprint: str, script: str, trainer: DictConfig = CPU, **environment: str) -> Job:
+    return Job(f"the {fingerprint}", ("-c", script), trainer, fingerprint, environment)
+
+
+def environment_of(log_file: Path) -> dict[str, str]:
+    return json.loads(log_file.read_text())
+
+
+def test_what_jobs_get_and_how_they_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "capsule_lab")
+    monkeypatch.setattr(local, "visible_gpus", lambda: ["3", "5"])
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    for name, value in (("HYDRA_FULL_ERROR", "1"), ("SLURM_JOB_ID", "7"), ("TMPDIR", str(tmp_path))):
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    on_gpu, on_three = (DictConfig({"accelerator": "gpu", "devices": devices}) for devices in (2, 3))
+    say = "import sys; sys.exit('a\\ncapsule_lab: no disk')"
+    jobs = [
+        job("good", SHOW_ENVIRONMENT, EXTRA="x"),
+        job("on_gpus", SHOW_ENVIRONMENT, on_gpu),
+        job("too_many", "", on_three),
+        job("refused", say),
+        job("killed", "import os; os.kill(os.getpid(), 9)"),
+        job("broken", "raise SystemExit(3)"),
+    ]
+    deadline = time.time() + 600
+    logs = tmp_path / "logs"
+    assert LocalLauncher(logs=str(logs)).launch(jobs, deadline) == {
+        "good": None,
+        "on_gpus": None,
+        "too_many": "trainer.devices is 3, and the sweep sees 2 GPUs (3, 5); expected as many or fewer, or "
+        "launcher=slurm for a larger machine",
+        "refused": "no disk",
+        "killed": f"a run was ended by SIGKILL; its log is {logs / 'killed.log'}",
+        "broken": f"a run ended with status 3; its log is {logs / 'broken.log'}",
+    }
+    good, on_gpus = (environment_of(logs / f"{name}.log") for name in ("good", "on_gpus"))
+    own = {"EXTRA": "x", LOG_VARIABLE: str(logs / "good.log"), PARENT_VARIABLE: str(os.getpid())}
+    assert own.items() <= good.items()
+    assert good[DEADLINE_VARIABLE] == str(deadline)
+    assert good["OMP_NUM_THREADS"] == str(max(1, len(os.sched_getaffinity(0)) // 2)), "two at a time, one on each GPU"
+    assert not {"HYDRA_FULL_ERROR", "SLURM_JOB_ID"} & good.keys(), "the sweep's own"
+    assert on_gpus["CUDA_VISIBLE_DEVICES"] == "3,5"
+    assert sorted(path.name for path in tmp_path.glob("capsule_lab-*/*")) == ["gpu-3.lock", "gpu-5.lock"]
+    lines = [line for line in caplog.messages if "the refused" in line]
+    assert lines == [f"[4/6] the refused: log {logs / 'refused.log'}", "[4/6] the refused: failed: no disk"]
+
+
+def test_jobs_in_turn_show_their_output_and_those_after_the_deadline_are_left_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    jobs = [job(name, f"print('this is {name}')") for name in ("a", "b")]
+    launcher = LocalLauncher(jobs=1, logs=str(tmp_path), show=True)
+    assert launcher.launch(jobs) == {"a": None, "b": None}
+    assert launcher.launch(jobs[:1]) == {"a": None}
+    assert capsys.readouterr().out == "this is a\nthis is b\nthis is a\n", "nothing twice"
+    assert (tmp_path / "a.log").read_text() == "this is a\n" * 2
+    slow = job("slow", "import time; time.sleep(1)")
+    assert launcher.launch([slow, *jobs], time.time() + 0.5) == {"slow": None}
+    assert launcher.launch(jobs, time.time()) == {}
+    with pytest.raises(ValueError, match=r"hydra\.launcher\.jobs is 0; expected 1 or more, or null"):
+        LocalLauncher(jobs=0)
+
+
+INT, TERM, HUP, USR1, KILL = signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGKILL
+
+
+@pytest.mark.parametrize(
+    ("signum", "further", "passed_on"),
+    [(INT, [], [TERM]), (HUP, [], [TERM]), (USR1, [TERM], [USR1, TERM]), (INT, [INT, INT], [TERM, TERM, KILL])],
+    ids=str,
+)
+def test_signal_is_passed_on_to_the_runs(signum: int, further: list[int], passed_on: list[int]) -> None:
+    """Further signals come to the sweep while it waits for them."""
+    received, left = [], list(further)
+
+    class Popen:
+        send_signal = received.append
+
+        def wait(self) -> None:
+            if left:
+                signal.raise_signal(left.pop(0))
+
+    process = local._Process(job("a", ""), "", Path(), Popen(), 0.0, 0, 0)  # type: ignore[arg-type]
+    with pytest.raises(InterruptError) as caught, local._stopping([process]):
+        signal.raise_signal(signum)
+    assert (caught.value.signum, received) == (signum, passed_on)
+    saved = "which go on from their last checkpoints" if further else "which saved what they had trained"
+    name = signal.Signals(signum).name
+    assert str(caught.value) == f"stopped by {name}, and 1 runs with it, {saved}; the same command continues"
+
+
+def test_command_ends_with_the_sweep_that_started_it(tmp_path: Path) -> None:
+    """Also if that is killed while the command imports."""
+    with subprocess.Popen(["sleep", "60"]) as gone:
+        gone.kill()
+    with start("-m", "capsule_lab.train", cwd=tmp_path, **{PARENT_VARIABLE: str(gone.pid)}) as process:
+        _, err = process.communicate(timeout=60)
+    assert process.returncode == 128 + signal.SIGTERM
+    assert err == "capsule_lab: stopped by SIGTERM\n"
+    assert not list(tmp_path.rglob("metrics.json"))
