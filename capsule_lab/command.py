@@ -45,7 +45,6 @@ from capsule_lab.system.signals import interruptible
 from capsule_lab.system.slurm import requeue
 from capsule_lab.system.terminal import usable_streams
 
-
 Main = Callable[[DictConfig], Mapping[str, Any] | None]
 
 

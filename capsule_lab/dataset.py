@@ -34,7 +34,7 @@ def _fetch(config: DictConfig) -> None:
     from capsule_lab.config import build
     from capsule_lab.config.check import check
 
-    build.be_quiet()
+    build.quiet_lightning_logs()
     training = compose("train", [f"data={config.name}"])
     training.data.directory, training.data.source = config.directory, config.source
     check(training)

@@ -78,7 +78,7 @@ def open_checked(config: DictConfig) -> runs.Run:
     if OmegaConf.is_missing(config, "ckpt") or config.ckpt is None:
         raise ConfigError("ckpt is missing; expected ckpt=<a .ckpt file or the directory of a run>")
     check_evaluation(config)
-    build.be_quiet()
+    build.quiet_lightning_logs()
     check.check(config)
     run = runs.open(config.ckpt, trust=config.trust)
     config.seed = run.config.seed if config.seed is None else config.seed
@@ -131,7 +131,7 @@ def evaluate(
     from capsule_lab.system import environment  # torch and Lightning
 
     check_options(OmegaConf.create({"split": split, "couplings": couplings}), "evaluate")
-    build.be_quiet()
+    build.quiet_lightning_logs()
     trainer = (trainer or compose("evaluate").trainer).copy()
     if trainer.precision == "auto":
         trainer.precision = plain_value(run.config, "trainer.precision")

@@ -30,7 +30,7 @@ def main(config: DictConfig) -> None:
 
     if OmegaConf.is_missing(config, "run"):
         raise ConfigError("run is missing; expected run=<the directory of a run>")
-    build.be_quiet()
+    build.quiet_lightning_logs()
     run = runs.open(config.run, trust=config.trust)
     for path in keep_figures(run, draw(run, config), config.get("logger")):
         log.info("%s", path)

@@ -120,7 +120,7 @@ class Training:
         from capsule_lab.system import environment
 
         environment.commit()  # that of the code imported here: the files may change while this trains
-        build.be_quiet()
+        build.quiet_lightning_logs()
         self.directory, self.overrides = directory, [*overrides]
         self.data = build.build_data(config)
         L.seed_everything(config.seed, workers=True, verbose=False)

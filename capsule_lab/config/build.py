@@ -151,14 +151,17 @@ def build_trainer(config: DictConfig, directory: Path | None, *extra_callbacks: 
         arguments["enable_checkpointing"] = False  # else Lightning adds a callback of its own
     _check_machine(config.trainer)
     trainer = instantiate(config.trainer, _partial_=True, _convert_="all")
-    from capsule_lab.lit.lightning_internals import leave_signals_alone, limit_waiting  # takes seconds, help needs none
+    from capsule_lab.lit.lightning_internals import (  # takes seconds, help needs none
+        disable_signal_handlers,
+        limit_waiting,
+    )
 
     with constructing("trainer"):
         try:
             built = trainer(callbacks=[*callbacks, *extra_callbacks], **arguments)
         except RuntimeError as error:  # of Lightning, such as for variables of SLURM that it does not support
             raise ValueError(one_line(error)) from error
-    leave_signals_alone(built)
+    disable_signal_handlers(built)
     limit_waiting(built)
     return built
 
@@ -266,7 +269,7 @@ _SPLITS = ("val", "test")
 _STATISTICS = ("val/coupling_entropy", "val/dead_", "val/activation_")  # of callbacks.RoutingStats, by layer
 
 
-def be_quiet() -> None:
+def quiet_lightning_logs() -> None:
     """Keep Lightning to what a user can act on, and all processes but the first to their warnings."""
     from capsule_lab.lit.lightning_internals import HARMLESS_WARNINGS  # takes seconds, help needs none
 

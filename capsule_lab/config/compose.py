@@ -16,7 +16,6 @@ import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from importlib.util import find_spec
 from itertools import takewhile
 from pathlib import Path
 from typing import Any, Literal

@@ -43,7 +43,5 @@ class Job(NamedTuple):
 def environment_for(job: Mapping[str, str], **more: str) -> dict[str, str]:
     """The environment of a job: that of this process, without what is for this process only, and the job's own."""
     inherited = {**os.environ}
-    if "CAPSULE_LAB_TRACEBACK" not in inherited:  # see capsule_lab.command
-        inherited.pop("HYDRA_FULL_ERROR", None)
     inherited.pop("CAPSULE_LAB_RUN", None)
     return {**inherited, "PYTHONUNBUFFERED": "1", **job, **more}

@@ -25,9 +25,9 @@ __all__ = [
     "MisconfigurationException",
     "batch_index",
     "batches_per_epoch",
+    "disable_signal_handlers",
     "drop_anonymous",
     "epoch_metrics",
-    "leave_signals_alone",
     "limit_waiting",
     "next_batch_follows",
     "relocated_state",
@@ -70,7 +70,7 @@ def drop_anonymous(logger: WandbLogger) -> None:
     logger._wandb_init.pop("anonymous", None)
 
 
-def leave_signals_alone(trainer: L.Trainer) -> None:
+def disable_signal_handlers(trainer: L.Trainer) -> None:
     """Keep a Trainer from handling SIGTERM and SIGUSR1, which is for ``callbacks.stop_signals``.
 
     Its handlers would requeue SLURM's job, and talk to the other processes of a run in the midst of anything.

@@ -31,9 +31,7 @@ def finished_run(
         fingerprint: its hash, where that is known.
         any_precision: for reports: also one that does not count here for its precision, if no other is there.
     """
-    found = [
-        each for each in _finished(fingerprint or config_hash(config)) if not real_data_available(each[1], config)
-    ]
+    found = [each for each in _finished(fingerprint or config_hash(config)) if not real_data_available(each[1], config)]
     if any_precision and len({result.get("precision") for _, result in found}) < 2:
         return next(iter(found), None)
     here = [each for each in found if not _has_other_precision(each[1], config)]

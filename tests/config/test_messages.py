@@ -216,7 +216,7 @@ def fits(message: str | None, expected: str | None) -> bool:
     "table", [WORDS, OPTIONS, KEYS, VALUES, PARTS], ids=["words", "options", "keys", "values", "parts"]
 )
 def test_a_mistake_gets_a_sentence(tmp_path: Path, table: dict[str, str | None]) -> None:
-    build.be_quiet()
+    build.quiet_lightning_logs()
     found = {words: message_for(words, tmp_path / "run") for words in table}
     assert {words: message for words, message in found.items() if not fits(message, table[words])} == {}
     assert list(tmp_path.iterdir()) == []

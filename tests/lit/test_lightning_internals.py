@@ -21,7 +21,7 @@ from lightning.pytorch.loggers import WandbLogger
 from lightning.pytorch.loggers.logger import Logger
 from lightning.pytorch.strategies import DDPStrategy
 
-from capsule_lab.config.build import be_quiet
+from capsule_lab.config.build import quiet_lightning_logs
 from capsule_lab.lit import lightning_internals
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*does not have many workers")
@@ -226,7 +226,7 @@ def test_argument_that_lightning_refuses_is_a_misconfiguration() -> None:
 def test_trainer_that_leaves_signals_alone_has_no_handlers(tmp_path: Path) -> None:
     """Others have them: this fails when Lightning no longer installs any."""
     before = signal.getsignal(signal.SIGTERM)
-    for leave, expected in ((lightning_internals.leave_signals_alone, True), (lambda _: None, False)):
+    for leave, expected in ((lightning_internals.disable_signal_handlers, True), (lambda _: None, False)):
         setup = At("setup", lambda trainer, *_, leave=leave: leave(trainer))
         inside = At("on_train_epoch_start", lambda _: signal.getsignal(signal.SIGTERM) == before)
         fit(tmp_path, setup, inside, max_epochs=1)
@@ -269,7 +269,7 @@ def test_every_harmless_warning_still_exists() -> None:
 def test_harmless_warnings_are_ignored_and_others_are_not() -> None:
     with warnings.catch_warnings(record=True) as given:
         warnings.simplefilter("always")
-        be_quiet()
+        quiet_lightning_logs()
         warnings.warn("The 'val_dataloader' does not have many workers which may be a bottleneck.", stacklevel=1)
         warnings.warn("something else", stacklevel=1)
     assert [str(each.message) for each in given] == ["something else"]

@@ -165,17 +165,14 @@ def test_requeued_run_is_locked_while_slurm_has_its_job(
     assert lock.is_locked(fingerprint), "SLURM may requeue it"
 
 
-@pytest.mark.parametrize("directory", [None, "elsewhere"])
-def test_queued_job_locks_its_configuration(
-    config: DictConfig, fingerprint: str, queue: list[str], directory: str | None
-) -> None:
-    config.train.directory = directory
+def test_queued_job_locks_its_configuration(fingerprint: str, queue: list[str]) -> None:
     queue.append("7_1")
-    lock.record_queued(config, "7_1", "first.log")
-    assert lock.is_locked(fingerprint) is (directory is None)
-    lock.record_queued(config, "8_1", "second.log")
+    lock.record_queued(fingerprint, "7_1", "first.log")
+    assert lock.is_locked(fingerprint)
+    lock.record_queued(fingerprint, "8_1", "second.log")
     record = lock.read_record(fingerprint)
-    assert (record and (record.process, record.log)) == (None if directory else ("job 7_1 of SLURM", "first.log"))
+    assert record
+    assert (record.process, record.log) == ("job 7_1 of SLURM", "first.log")
     queue.clear()
     assert not lock.is_locked(fingerprint)
 
@@ -189,18 +186,6 @@ def test_runs_that_need_no_record(config: DictConfig, fingerprint: str, trained:
     config.ckpt = str(trained.directory)
     with lock.train_lock(config):
         assert not lock.is_locked(fingerprint), "it continues another configuration"
-
-
-def test_queued_job_locks_its_configuration(config: DictConfig, monkeypatch: pytest.MonkeyPatch) -> None:
-    queue = ["7_1"]
-    monkeypatch.setattr(slurm, "in_queue", lambda job: job in queue)
-    lock.record_queued(runs.directories.config_hash(config), "7_1", "first.log")
-    assert lock.is_locked(runs.directories.config_hash(config))
-    lock.record_queued(runs.directories.config_hash(config), "8_1", "second.log")
-    record = lock.read_record(runs.directories.config_hash(config))
-    assert (record.process, record.log) == ("job 7_1 of SLURM", "first.log")
-    queue.clear()
-    assert not lock.is_locked(runs.directories.config_hash(config))
 
 
 def _hold(config: DictConfig, connection: Connection, die: bool) -> None:

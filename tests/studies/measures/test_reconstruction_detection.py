@@ -8,13 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from capsule_lab.networks import BaselineCNN, CapsNet
+from capsule_lab.networks import BaselineCNN
 from capsule_lab.studies.measures.reconstruction_detection import (
     area_under_roc,
     threshold,
     winning_reconstruction_error,
 )
-from capsule_lab.networks import BaselineCNN
 from tests.helpers.fakes import FakeCapsNet, capsule_output, decoded_picture
 from tests.helpers.networks import small_capsnet
 
