@@ -390,7 +390,7 @@ def test_run_without_a_test(tiny: Tiny, tmp_path: Path) -> None:
     assert "not tested" in shown
     assert "network     capsnet, routing dynamic\n" in shown
     assert "python -m capsule_lab analyse ckpt=run what=couplings\n" in shown
-    assert shown.endswith("python -m capsule_lab.train seed=1 routing=uniform")
+    assert shown.endswith("python -m capsule_lab train seed=1 routing=uniform")
     assert "capsule_lab analyse" not in summary(found, tmp_path / "without checkpoints", CHOSEN, [])
     assert "try next" not in summary(found, tmp_path / "run", CHOSEN), "of one of several"
 

@@ -254,7 +254,7 @@ def floor_warnings(layers: Mapping[str, LayerMeasurement]) -> list[str]:
         found.append(
             f"{floor} below the variance of the votes: {', '.join(below)}; with two or more iterations the gradient is "
             "then chaotic: raise it to about that variance, or make the initial transformations smaller "
-            "(model.conv_weight_std, model.class_weight_std)"
+            "(model.conv.weight_std, model.classes.weight_std)"
         )
     if above:
         found.append(

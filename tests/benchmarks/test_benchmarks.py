@@ -21,7 +21,7 @@ from capsule_lab.errors import ConfigError
 
 SMALL = [
     "device=cpu", "rounds=2", "steps=1", "precisions=[32-true]", "backends=[matmul]", "batch_size=2",
-    "options=['model.channels=4','model.primary_types=2']", "image_shape=[1,21,21]",
+    "options=['model.channels=4','model.primary.types=2']", "image_shape=[1,21,21]",
     "sizes.em_window={rows: 2, children: 9, parents: 3, iterations: 2}",
     "sizes.em_all_parents={batch_size: 2, grid: 5, child_types: 2, parents: 3, iterations: 2}",
     "sizes.dynamic={batch_size: 2, children: 6, child_dim: 4, parents: 3, parent_dim: 5, iterations: 2}",
@@ -126,7 +126,7 @@ def test_forms_of_a_layer_and_a_network_are_of_the_same_size() -> None:
             numbers.add(tuple(sum(each.numel() for each in tensors) for tensors in (outputs, inputs)))
         assert len(numbers) == 1
     for model, biases in (("capsnet", 0), ("em_caps_paper", 2 * 17)):
-        case = small_case(model, "options=['model.channels=3','model.primary_types=2','routing.iterations=2']")
+        case = small_case(model, "options=['model.channels=3','model.primary.types=2','routing.iterations=2']")
         config = cases.training_config(case.overrides)
         networks = models.build_textbook(case, config), models.build_network(case, config).network
         theirs, ours = (sum(parameter.numel() for parameter in network.parameters()) for network in networks)

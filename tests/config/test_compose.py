@@ -151,7 +151,6 @@ def test_every_schedule_and_loss_is_built_with_em_caps() -> None:
 def test_parameters_of_presets_for_smallnorb() -> None:
     counts = {
         "em_caps": 76_458,
-        "em_caps_decoder": 2_742_442,
         "em_caps_small_normalised": 70_042,
         "em_caps_small": 68_618,
         "em_caps_paper": 316_650,

@@ -96,7 +96,6 @@ def launch_here(jobs: Sequence[Job], deadline: float = math.inf) -> dict[str, st
         handlers = [*logging.getLogger().handlers]
         GlobalHydra.instance().clear()
         with pytest.MonkeyPatch.context() as patch:
-            patch.delenv("HYDRA_FULL_ERROR")  # as `environment_for` does
             for name, value in {**job.environment, LOG_VARIABLE: "a.log"}.items():
                 patch.setenv(name, value)
             if deadline < math.inf:

@@ -89,8 +89,8 @@ def results(result: dict[str, Any]) -> dict[str, Any]:
 
 
 SMALL_MODELS = {
-    "capsnet": ["model.channels=4", "model.primary_types=2", "model.decoder=[8]"],
-    "em_caps_small": ["model.channels=4", "model.primary_types=2", "model.conv_types=[2,2]"],
+    "capsnet": ["model.channels=4", "model.primary.types=2", "model.decoder=[8]"],
+    "em_caps_small": ["model.channels=4", "model.primary.types=2", "model.conv.types=[2,2]"],
     "cnn_small": ["model.channels=[4,4,4]"],
 }
 """One of each kind, with what makes it small."""

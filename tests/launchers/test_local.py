@@ -37,7 +37,7 @@ def test_what_jobs_get_and_how_they_ended(
     caplog.set_level(logging.INFO, "capsule_lab")
     monkeypatch.setattr(local, "visible_gpus", lambda: ["3", "5"])
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    for name, value in (("HYDRA_FULL_ERROR", "1"), ("SLURM_JOB_ID", "7"), ("TMPDIR", str(tmp_path))):
+    for name, value in (("SLURM_JOB_ID", "7"), ("TMPDIR", str(tmp_path))):
         monkeypatch.setenv(name, value)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     on_gpu, on_three = (DictConfig({"accelerator": "gpu", "devices": devices}) for devices in (2, 3))
@@ -66,7 +66,7 @@ def test_what_jobs_get_and_how_they_ended(
     assert own.items() <= good.items()
     assert good[DEADLINE_VARIABLE] == str(deadline)
     assert good["OMP_NUM_THREADS"] == str(max(1, len(os.sched_getaffinity(0)) // 2)), "two at a time, one on each GPU"
-    assert not {"HYDRA_FULL_ERROR", "SLURM_JOB_ID"} & good.keys(), "the sweep's own"
+    assert "SLURM_JOB_ID" not in good, "the sweep's own"
     assert on_gpus["CUDA_VISIBLE_DEVICES"] == "3,5"
     assert sorted(path.name for path in tmp_path.glob("capsule_lab-*/*")) == ["gpu-3.lock", "gpu-5.lock"]
     lines = [line for line in caplog.messages if "the refused" in line]
@@ -123,6 +123,5 @@ def test_command_ends_with_the_sweep_that_started_it(tmp_path: Path) -> None:
         gone.kill()
     with start("-m", "capsule_lab.train", cwd=tmp_path, **{PARENT_VARIABLE: str(gone.pid)}) as process:
         _, err = process.communicate(timeout=60)
-    assert process.returncode == 128 + signal.SIGTERM
-    assert err == "capsule_lab: stopped by SIGTERM\n"
+    assert (process.returncode, err) == (-signal.SIGTERM, "")
     assert not list(tmp_path.rglob("metrics.json"))

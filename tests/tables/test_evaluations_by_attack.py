@@ -60,7 +60,7 @@ def test_a_transfer_waits_for_both_runs_and_is_made_against_the_other(file: Path
     assert transfer.command.startswith(f"python -m capsule_lab.studies.attack ckpt={directory / best} ")
     assert transfer.command.endswith(f" source={source / best}")
     assert transfer.evaluate[-1] == f"source={other.fingerprint}", "it is hashed wherever runs lie"
-    assert transfer.job.arguments == ("-m", "capsule_lab.attack", *transfer.overrides)
+    assert transfer.job.arguments == ("-m", "capsule_lab.studies.attack", *transfer.overrides)
 
 
 def test_a_network_is_attacked_with_images_made_against_its_next_seed(table_file) -> None:

@@ -15,8 +15,9 @@ from torch import Tensor
 
 from capsule_lab.config.compose import conf_dir, options_of
 from capsule_lab.config.functions import function_options
-from capsule_lab.networks import AbstractPairNetwork, CapsNet, PairAutoencoder, TransformingAutoencoder
+from capsule_lab.networks import AbstractPairNetwork, PairAutoencoder, TransformingAutoencoder
 from capsule_lab.studies.subject import OF_PAIRS, Answer, Subject
+from tests.helpers.networks import small_capsnet
 from tests.helpers.subjects import CLASSES, moved, small_network, subject
 
 NOTHING: Mapping[str, Any] = MappingProxyType({})
@@ -24,7 +25,7 @@ NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 def with_decoder() -> Subject:
     torch.manual_seed(0)
-    return subject(CapsNet((1, 24, 24), CLASSES, channels=4, primary_types=2, decoder=[8]))
+    return subject(small_capsnet((1, 24, 24), CLASSES, decoder=[8]))
 
 
 def em_caps() -> Subject:
