@@ -229,12 +229,3 @@ def test_version_is_the_same_everywhere() -> None:
     assert citation["version"] == capsule_lab.__version__
     released = re.findall(r"^## \[(\d[^\]]*)\] - (\d{4}-\d\d-\d\d)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
     assert released[0] == (capsule_lab.__version__, str(citation["date-released"]))
-
-
-def test_glossary_of_files_has_only_new_names_that_exist() -> None:
-    text = (ROOT / "CHANGELOG.md").read_text()
-    rows = re.findall(r"^\| `([^`|]+)` \| `([^`|]+)` \|$", text, re.MULTILINE)
-    paths = [(old, new) for old, new in rows if new.split("/")[0] in TOP and "/" in new]
-    assert len(paths) >= 40
-    assert [new for _, new in paths if not (ROOT / new).exists()] == []
-    assert [old for old, new in paths if (ROOT / old).exists() and not (ROOT / old).is_dir()] == []

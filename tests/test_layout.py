@@ -25,9 +25,16 @@ WITHOUT_COUNTERPART = {
     "callbacks/test_mlflow.py": "loggers with MLflow",
     "callbacks/test_wandb.py": "loggers with W&B",
     "callbacks/test_wandb_sweeps.py": "sweeps/wandb/",
+    "benchmarks/test_benchmarks.py": "benchmarks/",
     "data/test_hostile_files.py": "readers of the formats of all data sets",
     "data/test_sources.py": "where every data set comes from",
     "helpers/test_compositions.py": "tests/helpers/compositions.py",
+    "kernels/test_on_a_gpu.py": "every routing on a GPU, with -m gpu",
+    "layers/test_contract.py": "every layer",
+    "lit/test_on_a_gpu.py": "training steps on a GPU, with -m gpu",
+    "lit/test_synchronisations.py": "steps that wait for the device",
+    "networks/test_contract.py": "every network",
+    "routing/test_plain.py": "routing, layers and networks with torch, numpy and jaxtyping alone",
     "kernels/test_memory.py": "peak memory of all backends",
     "kernels/cpu/test_kernels.py": "properties of all kernels of a CPU",
     "lit/test_two_labels.py": "images of two labels, in all modules",
@@ -51,9 +58,9 @@ def test_every_test_has_a_counterpart() -> None:
 
 
 def has_counterpart(test: Path) -> bool:
-    folder, words = ROOT / "capsule_lab" / test.parent, test.stem.removeprefix("test_").split("_")
+    folders, words = [ROOT / "capsule_lab" / test.parent, ROOT / test.parent], test.stem.removeprefix("test_").split("_")
     names = ["_".join(words[:count]) for count in range(len(words), 0, -1)]
-    return any((folder / form).exists() for name in names for form in (f"{name}.py", f"__{name}__.py", name))
+    return any((folder / form).exists() for folder in folders for name in names for form in (f"{name}.py", f"__{name}__.py", name))
 
 
 def imported_modules(file: Path) -> set[str]:

@@ -64,6 +64,7 @@ def em_evidence(
         min_variance, mass_eps: added to every variance, to every mass.
         normalise, on_iteration, backend: see ``AbstractRouting``.
 
+    >>> import torch
     >>> votes, activations = torch.ones(1, 5, 2, 4), torch.full((1, 5), 0.5)  # five children that agree
     >>> em_evidence(votes, activations, min_variance=0.01)[1]  # -1/2 * 4 ln 0.01
     tensor([[9.2103, 9.2103]])

@@ -30,10 +30,11 @@ _SPLITS = {"val": "validation", "test": "test"}
 
 
 @command("analyse")
-def main(config: DictConfig) -> None:
+def main(config: DictConfig) -> dict[str, Any]:
     """Ask ``config.ckpt``, print the numbers, and write them beside the checkpoint, with figures."""
     outcome = analyse(config)
     show_and_keep(outcome, [table(outcome.result)], config.get("logger"), pdf=True)
+    return outcome.result
 
 
 def analyse(config: DictConfig) -> Outcome:

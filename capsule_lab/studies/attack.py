@@ -44,10 +44,11 @@ _FOR_THRESHOLD = 1000  # ours: validation images, of which 50 are above it
 
 
 @command("attack")
-def main(config: DictConfig) -> None:
+def main(config: DictConfig) -> dict[str, Any]:
     """Attack ``config.ckpt``, print accuracy and checks, and write both beside the checkpoint, with figures."""
     outcome = attack(config)
     show_and_keep(outcome, tables(outcome.result), config.get("logger"))
+    return outcome.result
 
 
 def attack(config: DictConfig) -> Outcome:
