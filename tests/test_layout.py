@@ -58,9 +58,10 @@ def test_every_test_has_a_counterpart() -> None:
 
 
 def has_counterpart(test: Path) -> bool:
-    folders, words = [ROOT / "capsule_lab" / test.parent, ROOT / test.parent], test.stem.removeprefix("test_").split("_")
+    words = test.stem.removeprefix("test_").split("_")
     names = ["_".join(words[:count]) for count in range(len(words), 0, -1)]
-    return any((folder / form).exists() for folder in folders for name in names for form in (f"{name}.py", f"__{name}__.py", name))
+    forms = [form for name in names for form in (f"{name}.py", f"__{name}__.py", name)]
+    return any((folder / test.parent / form).exists() for folder in (ROOT / "capsule_lab", ROOT) for form in forms)
 
 
 def imported_modules(file: Path) -> set[str]:

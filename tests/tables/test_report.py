@@ -414,7 +414,7 @@ sys.exit(", ".join({"torch", "lightning"} & {*sys.modules}) or 0)
 
 def test_report_and_list_import_no_torch(file: Path, tmp_path: Path) -> None:
     """With runs and their curves; nor does a report of nothing."""
-    runs_folder = {"CAPSULE_LAB_RUNS": str(file.parent / "runs")}
+    runs_folder = {"CAPSULE_LAB_RUNS": str(file.parent / "runs"), "COLUMNS": "200"}
     ended = interpreter("-c", TORCHLESS, f"table={file}", cwd=tmp_path, **runs_folder)
     assert (ended.status, ended.err) == (0, "")
     assert "1.50 ± 0.707" in ended.out
