@@ -94,7 +94,7 @@ def test_table_completes_though_jobs_are_killed_pre_empted_and_out_of_time(tmp_p
         finally:
             process.kill()
     assert process.returncode == 2
-    assert out.splitlines()[-1] == "smoke: 3 done, 1 failed"
+    assert out.splitlines()[-1] == "smoke: 3 done, 1 failed", out + err
     assert re.search(r"dynamic seed 0: job \d+_0 ended without a result; its log is \S+\.err", err), err
     assert [cell.status for cell in cells(overrides)] == ["failed", "done", "done", "done"]
     assert len(late) == 2
