@@ -35,6 +35,7 @@ def test_every_measured_number_has_a_record_or_a_reason(page: Path) -> None:
     assert not unclaimed(page.read_text())
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("page", PAGES, ids=id_of)
 def test_changed_digit_is_noticed(page: Path) -> None:
     """The last digit of each number with a decimal point, wherever it is shown."""

@@ -164,6 +164,7 @@ def test_overview_lists_every_command_and_option(shown: str) -> None:
     assert [option for option in OPTIONS if not found.get(option)] == []
 
 
+@pytest.mark.whole
 def test_help_is_the_head_of_the_configuration(cli: Cli) -> None:
     for command in commands():
         ended = cli(command, "--help")

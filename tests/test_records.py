@@ -98,6 +98,7 @@ def today() -> dict[tuple[str, str], tuple[str, str]]:
         }
 
 
+@pytest.mark.whole
 def test_recorded_commands_compose_to_the_recorded_configurations() -> None:
     wrong = {}
     for command, recorded in sorted({(record.command, record.recorded_hash) for record in trainings()}):

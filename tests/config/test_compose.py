@@ -114,6 +114,7 @@ def test_every_preset_with_a_model_of_every_kind(model: str) -> None:
         holds(model, preset)
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("model", KINDS)
 def test_every_routing_and_loss_with_a_model_of_every_kind(model: str) -> None:
     routes = "routing" in train(f"model={model}").model

@@ -159,6 +159,7 @@ def test_image_is_the_overlay_of_its_parts() -> None:
             assert 0 <= batch.images.min() < batch.images.max() <= 1
 
 
+@pytest.mark.whole
 def test_overlap_of_boxes_of_20_pixels() -> None:
     """Percent, on average; CapsNet's authors say 80, which is one digit moving."""
     for shift, moving, overlap in [(4, 2, 72.6), (4, 1, 79.0), (6, 2, 61.6), (3, 2, 78.4)]:

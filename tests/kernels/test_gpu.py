@@ -62,10 +62,12 @@ def test_interpreted(name: str, interpreter: ProcessPoolExecutor) -> None:
     interpreter.submit(compare, name, "cpu").result()
 
 
+@pytest.mark.whole
 def test_interpreted_in_any_memory_order(interpreter: ProcessPoolExecutor) -> None:
     interpreter.submit(compare_order, "cpu").result()
 
 
+@pytest.mark.whole
 def test_interpreted_routing(interpreter: ProcessPoolExecutor) -> None:
     for algorithm, options in ROUTINGS:
         interpreter.submit(compare_routing, "cpu", algorithm, options).result()

@@ -96,6 +96,7 @@ def test_training_takes_no_checkpoint(table_file) -> None:
         read(table_file(rows=[*ROWS[:2], row]))
 
 
+@pytest.mark.whole
 @pytest.mark.usefixtures("runs_here")
 def test_from_the_first_sweep_to_the_report(cli: Cli, file: Path, tmp_path: Path) -> None:
     ended = cli("sweep", f"table={file}")

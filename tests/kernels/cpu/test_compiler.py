@@ -65,6 +65,7 @@ print(compiler._FOLDER and compiler._FOLDER.name, sum(em._distances.stats.cache_
 """
 
 
+@pytest.mark.whole
 @pytest.mark.integration
 def test_machine_code_is_found_from_another_place(tmp_path: Path) -> None:
     """A copy of the package with other dates; and where nothing can be cached, kernels run all the same."""
