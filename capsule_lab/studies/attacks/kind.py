@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
+import pkgutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -64,7 +67,8 @@ def name_of(options: Mapping[str, Any]) -> str:
 
 def kind_of(options: Mapping[str, Any]) -> Kind:
     """The kind of an attack from its options; of one that is not known any more, its name."""
-    from capsule_lab.studies.attacks import corruptions, gradient, shifts, square  # noqa: F401 - register themselves
-
     name = name_of(options)
+    if name not in KINDS:
+        for file in pkgutil.iter_modules([str(Path(__file__).parent)]):  # attacks register themselves
+            importlib.import_module(f"{__package__}.{file.name}")
     return KINDS.get(name, Kind(name.replace("_", " ")))
