@@ -59,59 +59,14 @@ def __dir__() -> list[str]:
     return sorted({*globals(), *__getattr__("__all__")})
 
 
-if TYPE_CHECKING:  # what `__getattr__` finds
-    # ruff: noqa: F401
+if TYPE_CHECKING:  # for editors and type checkers, which find more names than there are
+    # ruff: noqa: F401, F403
     from capsule_lab import runs
-    from capsule_lab.data import (
-        AffNISTDataModule,
-        CIFAR10DataModule,
-        ExpandedMNISTDataModule,
-        MNISTDataModule,
-        MNISTPairsDataModule,
-        MultiMNISTDataModule,
-        SmallNORBDataModule,
-        SmallNORBPairsDataModule,
-        SVHNDataModule,
-    )
+    from capsule_lab.data import *
     from capsule_lab.functional import dense_votes, length, squash
-    from capsule_lab.layers import (
-        ClassCapsules,
-        ComposedPrimaryCapsules,
-        ConvCapsules,
-        ConvStack,
-        CoordinateClassCapsules,
-        Decoder,
-        DenseCapsules,
-        DepthwisePrimaryCapsules,
-        LinearPrimaryCapsules,
-        PrimaryCapsules,
-        Stem,
-        UntransformedCapsules,
-    )
-    from capsule_lab.losses import (
-        cross_entropy_loss,
-        l2_loss,
-        logits_cross_entropy_loss,
-        margin_loss,
-        reconstruction_loss,
-        sigmoid_cross_entropy_loss,
-        spread_loss,
-    )
-    from capsule_lab.networks import (
-        AveragedCNN,
-        AveragePoolingNet,
-        BaselineCNN,
-        CapsNet,
-        EfficientCapsNet,
-        EMCaps,
-        HeinsenNet,
-        InvertedAttentionCaps,
-        PairAutoencoder,
-        SelfRoutingNet,
-        SmallCNN,
-        TransformingAutoencoder,
-        VBCaps,
-    )
-    from capsule_lab.routing import *  # noqa: F403
-    from capsule_lab.schedules import Constant, Drops, Exponential, Linear, OneCycle, Schedule, SigmoidRamp, Staircase
+    from capsule_lab.layers import *
+    from capsule_lab.losses import *
+    from capsule_lab.networks import *
+    from capsule_lab.routing import *
+    from capsule_lab.schedules import *
     from capsule_lab.types import Batch, CapsuleOutput, Capsules, DataSpec, Votes

@@ -20,8 +20,6 @@ from typing import Any
 import hydra
 from hydra._internal import utils as hydra_utils
 from hydra._internal.hydra import Hydra
-from hydra.core.hydra_config import HydraConfig
-from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from capsule_lab import __version__
@@ -36,7 +34,7 @@ from capsule_lab.config.compose import (
     user_message,
 )
 from capsule_lab.config.functions import store_function_options
-from capsule_lab.errors import ConfigError, InterruptError, printable
+from capsule_lab.errors import InterruptError, printable
 from capsule_lab.runs import lock, results
 from capsule_lab.runs.directories import is_first_process
 from capsule_lab.runs.files import write_record
@@ -66,11 +64,8 @@ def command(name: str, for_hydra: Callable[[Sequence[str]], list[str]] = list) -
                 with interruptible():
                     check_options(config, name)
                     _for_table(main)(config)
-            except InterruptError as error:
-                _exit_interrupted(error)
-            except Exception as error:
-                if HydraConfig.get().mode == RunMode.RUN:  # of a multirun, the launcher runs the other jobs
-                    _exit_if_user_error(error, name)
+            except Exception as error:  # Hydra would print more
+                _exit_if_user_error(error, name)
                 raise
 
         @functools.wraps(main)
@@ -82,17 +77,20 @@ def command(name: str, for_hydra: Callable[[Sequence[str]], list[str]] = list) -
                     if "--version" in sys.argv[1:]:
                         sys.stdout.write(f"capsule-lab {__version__}\n")
                         return
-                    _check_current_directory()
                     with interruptible():
                         arguments = for_hydra(sys.argv[1:])
                         stack.enter_context(searching(own_folders(arguments)))
                         sys.argv[1:] = prepared(arguments, name)
-                        _let_hydra_raise()
+                        # private functions, read from hydra-core 1.3.8: Hydra raises errors, which it prints before it
+                        # exits, and does not compose twice to look for `hydra.mode`
+                        hydra_utils.run_and_report = lambda func: func()
+                        Hydra.get_mode = lambda *_, **__: None  # type: ignore[method-assign]
                         store_function_options(conf_dir())
                         hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name=name)(job)()
-                except InterruptError as error:  # while composing, or of a launcher
-                    _exit_interrupted(error)
-                except Exception as error:
+                except InterruptError as error:
+                    requeue(error.signum)
+                    _exit(str(error), 128 + error.signum)
+                except Exception as error:  # while composing, or of a launcher
                     _exit_if_user_error(error, name)
                     raise
 
@@ -118,32 +116,11 @@ def _for_table(main: Main) -> Main:
     return recorded
 
 
-def _check_current_directory() -> None:
-    try:
-        Path.cwd()
-    except FileNotFoundError as error:
-        raise ConfigError("the current directory has been removed; change to one that is there") from error
-
-
 def _help(name: str) -> str:
     """The comments at the head of a command's configuration, and the groups that it takes."""
     groups = [f"  {group}: {', '.join(options_of(group))}" for group in sorted(default_options(name))]
     lines = [*head(conf_dir() / f"{name}.yaml"), "", *(["== Groups: group=option ==", *groups, ""] if groups else [])]
     return "\n".join(lines).replace("$", "$$")  # Hydra fills in a template
-
-
-def _let_hydra_raise() -> None:
-    """Make Hydra raise errors, which it prints before it exits, and not compose twice to look for ``hydra.mode``.
-
-    Private functions, read from hydra-core 1.3.8.
-    """
-    hydra_utils.run_and_report = lambda func: func()
-    Hydra.get_mode = lambda *_, **__: None  # type: ignore[method-assign]
-
-
-def _exit_interrupted(error: InterruptError) -> None:
-    requeue(error.signum)
-    _exit(str(error), 128 + error.signum)
 
 
 def _exit_if_user_error(error: Exception, name: str) -> None:
@@ -154,5 +131,4 @@ def _exit_if_user_error(error: Exception, name: str) -> None:
 
 def _exit(message: str, status: int) -> None:
     sys.stderr.write(f"capsule_lab: {printable(message)}\n")
-    sys.stderr.flush()
     sys.exit(status)

@@ -68,7 +68,6 @@ def _render(config: DictConfig) -> None:
 
 
 def _draw(path: Path, size: int) -> None:
-    """The contact sheet, with the pixels of the files."""
     import numpy as np
 
     from capsule_lab import runs

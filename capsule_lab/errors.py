@@ -38,11 +38,7 @@ class TableError(CapsuleLabError, ValueError):
 
 
 class InterruptError(BaseException):
-    """A signal stopped the command; no ``except Exception`` takes it for a fault of what it interrupted.
-
-    Attributes:
-        signum: the signal; the exit status is 128 more.
-    """
+    """The signal ``signum`` stopped the command; no ``except Exception`` takes it for a fault of what it stopped."""
 
     def __init__(self, message: str, signum: int) -> None:
         super().__init__(message)
@@ -89,11 +85,7 @@ def suggest(unknown: str, options: Iterable[str]) -> str:
 
 
 def check_choice(option: str, value: object, choices: tuple[object, ...]) -> None:
-    """Check that ``value`` is one of ``choices``.
-
-    Raises:
-        ValueError: if not, naming them.
-    """
+    """Check that ``value`` is one of ``choices``; the others below raise a ``ValueError``, too."""
     if value not in choices:
         *others, last = (repr(choice) for choice in choices)
         raise ValueError(f"{option} is {value!r}; expected {', '.join(others)} or {last}")
@@ -108,11 +100,7 @@ def check_number(
     above: float = -math.inf,
     below: float = math.inf,
 ) -> None:
-    """Check that ``value`` is a finite number, ``least`` to ``most``, more than ``above`` and less than ``below``.
-
-    Raises:
-        ValueError: if not, naming these bounds.
-    """
+    """Check that ``value`` is a finite number, ``least`` to ``most``, more than ``above`` and less than ``below``."""
     if isinstance(value, SupportsFloat) and math.isfinite(value) and least <= value <= most and above < value < below:
         return
     bounds = [
@@ -126,11 +114,7 @@ def check_number(
 
 
 def check_sizes(owner: str, **sizes: int) -> None:
-    """Check that sizes, such as those of a network's parts, are positive whole numbers.
-
-    Raises:
-        ValueError: if not.
-    """
+    """Check that sizes, such as those of a network's parts, are positive whole numbers."""
     for size, value in sizes.items():
         if not isinstance(value, int) or value < 1:
             expected = "1 or more" if isinstance(value, int) else "a whole number"
@@ -138,11 +122,7 @@ def check_sizes(owner: str, **sizes: int) -> None:
 
 
 def check_widths(owner: str, **widths: Sequence[int]) -> None:
-    """Check that widths of layers, kernels and the like are lists of positive whole numbers, which may be empty.
-
-    Raises:
-        ValueError: if not.
-    """
+    """Check that widths of layers, kernels and the like are lists of positive whole numbers, which may be empty."""
     for option, values in widths.items():
         if not isinstance(values, Sequence) or isinstance(values, str):
             raise ValueError(f"{owner} has {option} {values!r}; expected a list of whole numbers, such as [64]")  # noqa: TRY004

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
 Couplings = Literal["trained", "equal"]
 
-_LONGEST_OPTIONS = 120  # ours: characters; names of files have 255 at most
-
 
 @command("evaluate")
 def main(config: DictConfig) -> dict[str, Any]:
@@ -47,14 +45,7 @@ def main(config: DictConfig) -> dict[str, Any]:
 
 
 def evaluate_checkpoint(config: DictConfig) -> tuple[dict[str, Any], Path]:
-    """``evaluate`` as a configuration says, and the file for its result. Writes nothing.
-
-    Args:
-        config: of ``conf/evaluate.yaml``.
-
-    Raises:
-        ConfigError, DataError, RunError: see ``evaluate`` and ``runs.open``.
-    """
+    """``evaluate`` as a configuration of ``conf/evaluate.yaml`` says, and the file for its result. Writes nothing."""
     run = open_checked(config)
     data = to_container(config).get("data") or {}
     result = evaluate(run, config.split, data, config.trainer, couplings=config.couplings)
@@ -62,16 +53,9 @@ def evaluate_checkpoint(config: DictConfig) -> tuple[dict[str, Any], Path]:
 
 
 def open_checked(config: DictConfig) -> runs.Run:
-    """The run of ``config.ckpt``, once the options of the command that evaluates it are known to be right.
+    """The run of ``config.ckpt``, once the options of ``evaluate``, ``attack`` or ``analyse`` are known to be right.
 
     A ``seed`` that is not given, as other data needs one, becomes that of training.
-
-    Args:
-        config: of ``evaluate``, ``attack`` or ``analyse``.
-
-    Raises:
-        ConfigError: if ``ckpt`` is missing, or for an option that cannot be.
-        RunError: see ``runs.open``.
     """
     from capsule_lab.config import build, check  # torch and Lightning
 
@@ -86,11 +70,7 @@ def open_checked(config: DictConfig) -> runs.Run:
 
 
 def check_outputs(run: runs.Run, outputs: Iterable[Tensor]) -> None:
-    """Check that what a network says of images is finite, before more is computed of it.
-
-    Raises:
-        RunError: if not.
-    """
+    """``RunError`` if what a network says of images is not finite, before more is computed of it."""
     import torch
 
     with torch.no_grad():
@@ -121,9 +101,8 @@ def evaluate(
         ``precision``, and what ``environment.of_this_process`` gives.
 
     Raises:
-        ConfigError: for an unknown split, options that do not exist, or equal couplings of a network without couplings.
-        DataError: if the data is not here.
-        RunError: if the data does not fit the network, or the metrics are not finite.
+        ConfigError, DataError, RunError: for options that do not exist, data that is not here or does not fit the
+            network, and metrics that are not finite.
     """
     from capsule_lab import callbacks
     from capsule_lab.analysis.equal_couplings import equal_couplings
@@ -169,7 +148,7 @@ def result_file(run: runs.Run, split: str, data: Mapping[str, Any], result: Mapp
     other = {} if "_target_" in data else {key: value for key, value in data.items() if key != "directory"}
     other |= {"couplings": "equal"} if result.get("couplings") == "equal" else {}
     options = "".join(f"-{key}={value}" for key, value in other.items()).replace("/", "_")
-    named = re.sub(r"[^\w.,=+-]", "_", options, flags=re.ASCII)[:_LONGEST_OPTIONS]
+    named = re.sub(r"[^\w.,=+-]", "_", options, flags=re.ASCII)[:120]  # ours: names of files have 255 at most
     if named != options:
         named += f"-{hashlib.sha256(options.encode()).hexdigest()[:8]}"
     parts = [run.checkpoint.stem, split, name, result["provenance"]["source"]]

@@ -13,12 +13,12 @@ goes to parent j. The couplings of one child over all its parents sum to one (be
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
+from functools import partial, wraps
 from types import MappingProxyType
-from typing import Literal, NamedTuple, ParamSpec, TypeVar
+from typing import Any, Literal, NamedTuple, ParamSpec, TypeVar
 
 import torch
 from jaxtyping import Bool, Float, Int64
@@ -34,8 +34,8 @@ HALF = (torch.bfloat16, torch.float16)
 def is_transformed() -> bool:
     """Whether this is called within ``torch.func``'s ``vmap``, ``jvp``, ``grad`` or the like.
 
-    There tensors have no values that Python could read, and autograd's functions need rules of their own. Private to
-    torch, read from 2.14; ``False`` while it compiles.
+    There tensors have no values that Python could read, and autograd's functions need rules of their own. ``False``
+    while torch compiles.
     """
     return not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active()
 
@@ -47,22 +47,18 @@ def float32_under_autocast(function: Callable[P, R]) -> Callable[P, R]:
     cannot carry. Half-precision tensor arguments are cast to float32; float32 and float64 stay as they are.
     """
 
-    def full(value: object) -> object:
+    def full(value: Any) -> Any:
         if isinstance(value, Votes):
-            return value.map(lambda each: each.float() if each.dtype in HALF else each)
-        if isinstance(value, Tensor) and value.dtype in HALF:
-            return value.float()
-        return value
+            return value.map(full)
+        return value.float() if isinstance(value, Tensor) and value.dtype in HALF else value
 
-    call: Callable[..., R] = function
-
-    @functools.wraps(function)
-    def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
+    @wraps(function)
+    def wrapper(*args: Any, **kwargs: Any) -> R:
         inputs = (each.poses if isinstance(each, Votes) else each for each in (*args, *kwargs.values()))
         device = next((each.device.type for each in inputs if isinstance(each, Tensor)), "cpu")
         around = torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()
         with around:
-            return call(*map(full, args), **{name: full(value) for name, value in kwargs.items()})
+            return function(*map(full, args), **{name: full(value) for name, value in kwargs.items()})
 
     return wrapper
 
@@ -81,9 +77,7 @@ def squash(
     overflows beyond 1e19.
 
     Args:
-        x: vectors along ``dim``, any shape.
-        dim: the dimension that holds a vector's components.
-        eps: added to the squared length under the root.
+        x, dim: vectors, and the dimension that holds their components.
         added: to the squared length in the denominator; ports have 0.5, up to twice as long for short vectors.
 
     >>> squash(torch.tensor([3.0, 4.0])).norm().item()  # 25 / 26
@@ -94,15 +88,8 @@ def squash(
 
 
 @float32_under_autocast
-def squash_logits(
-    x: Float[Tensor, "*shape dim"],
-    eps: float = 1e-8,  # ours: finite at the zero vector, as in squash
-) -> Float[Tensor, "*shape"]:
-    """``2 ln |s|``: what the length of ``squash(s)`` is the logistic of.
-
-    >>> squash_logits(torch.tensor([3.0, 4.0])).sigmoid().item()  # 25 / 26
-    0.9615...
-    """
+def squash_logits(x: Float[Tensor, "*shape dim"], eps: float = 1e-8) -> Float[Tensor, "*shape"]:
+    """``2 ln |s|``: what the length of ``squash(s)`` is the logistic of; finite at the zero vector."""
     return (x.square().sum(-1) + eps).log()
 
 
@@ -115,42 +102,24 @@ def exponential_squash(
     """Shrink vectors to a length in [0, 1), keeping their direction (Mazzia 2021).
 
     ``v = (1 - exp(-|s|)) s / |s|``: steeper at 0 than ``squash``, where the length is ``|s|`` and not its square. In
-    float32 the length rounds to 1 from 17 on.
-
-    Args:
-        x: vectors along ``dim``, any shape.
-        dim: the dimension that holds a vector's components.
-        eps: added to the squared length under the root.
-
-    >>> exponential_squash(torch.tensor([3.0, 4.0])).norm().item()  # 1 - exp(-5)
-    0.9932...
+    float32 the length rounds to 1 from 17 on. Arguments are those of ``squash``.
     """
     size = (x.square().sum(dim, keepdim=True) + eps).sqrt()
     return x * (-torch.expm1(-size) / size)
 
 
 @float32_under_autocast
-def exponential_squash_logits(
-    x: Float[Tensor, "*shape dim"],
-    eps: float = 1e-8,  # ours: finite at the zero vector, as in exponential_squash
-) -> Float[Tensor, "*shape"]:
-    """``ln(exp(|s|) - 1)``: what the length of ``exponential_squash(s)`` is the logistic of.
-
-    >>> exponential_squash_logits(torch.tensor([3.0, 4.0])).sigmoid().item()  # 1 - exp(-5)
-    0.9932...
-    """
+def exponential_squash_logits(x: Float[Tensor, "*shape dim"], eps: float = 1e-8) -> Float[Tensor, "*shape"]:
+    """``ln(exp(|s|) - 1)``: what the length of ``exponential_squash(s)`` is the logistic of; finite at zero."""
     size = length(x, eps)
     return size + (-torch.expm1(-size)).log()
 
 
 @float32_under_autocast
-def length(
-    poses: Float[Tensor, "*shape dim"],
-    eps: float = 1e-8,  # ours: the plain norm has no gradient at 0
-) -> Float[Tensor, "*shape"]:
+def length(poses: Float[Tensor, "*shape dim"], eps: float = 1e-8) -> Float[Tensor, "*shape"]:
     """Euclidean length of the last dimension: how probable a capsule's entity is (Sabour 2017, section 2).
 
-    The zero vector has length ``sqrt(eps)``.
+    The zero vector has length ``sqrt(eps)`` and, unlike that of the plain norm, a gradient.
     """
     return (poses.square().sum(-1) + eps).sqrt()
 
@@ -160,42 +129,23 @@ Squash = Literal["squash", "exponential", "half", "relu", "none"]
 
 
 class SquashFunctions(NamedTuple):
-    """What makes a pose of a capsule's total input ``s``, ``(…, dim)``, and what its length is computed from.
-
-    Attributes:
-        poses: of ``s``.
-        logits: of ``s``, ``(…,)``: any real numbers of which the lengths of the poses are a rising function.
-        bounded: whether lengths are in [0, 1), and so can be taken for probabilities.
-    """
+    """What makes a pose of a capsule's total input ``s``, ``(…, dim)``, and what its length is computed from."""
 
     poses: Callable[[Tensor], Tensor]
-    logits: Callable[[Tensor], Tensor]
-    bounded: bool
-
-
-def _half_logits(x: Tensor) -> Tensor:
-    """``ln(2 |s|^2)``: what the length is the logistic of."""
-    return squash_logits(x) + math.log(2)
-
-
-def _unchanged(x: Tensor) -> Tensor:
-    return x
-
-
-def _length_of_relu(x: Tensor) -> Tensor:
-    return length(x.relu())
+    logits: Callable[[Tensor], Tensor]  # of s, (…,): any real numbers of which the lengths are a rising function
+    bounded: bool  # whether lengths are in [0, 1), and so can be taken for probabilities
 
 
 SQUASHES: Mapping[str, SquashFunctions] = MappingProxyType(
     {
         "squash": SquashFunctions(squash, squash_logits, bounded=True),  # Sabour 2017, equation 1
         "exponential": SquashFunctions(exponential_squash, exponential_squash_logits, bounded=True),  # Mazzia 2021
-        "half": SquashFunctions(functools.partial(squash, added=0.5), _half_logits, bounded=True),  # ports
-        "relu": SquashFunctions(torch.relu, _length_of_relu, bounded=False),  # ours: of each component
-        "none": SquashFunctions(_unchanged, length, bounded=False),
+        "half": SquashFunctions(partial(squash, added=0.5), lambda x: squash_logits(x) + math.log(2), bounded=True),
+        "relu": SquashFunctions(torch.relu, lambda x: length(x.relu()), bounded=False),  # ours: of each component
+        "none": SquashFunctions(lambda x: x, length, bounded=False),
     }
 )
-"""By name. Without a bound the length itself is the logit, which a softmax cross-entropy of the classes takes."""
+"""By name; ``half`` is that of ports. Without a bound the length itself is the logit, for a softmax cross-entropy."""
 
 
 @float32_under_autocast
@@ -211,9 +161,6 @@ def dense_votes(
 
     One matrix product per child, nothing tiled. The result is a view of memory ordered
     ``(batch, parent, child, dim)``, in which routing then runs without another copy.
-
-    Raises:
-        ValueError: if a pose is not a whole number of rows.
     """
     child, inner, parent, columns = weight.shape
     batch, _, child_dim = poses.shape
@@ -231,11 +178,6 @@ def add_to_votes(votes: Votes, added: Float[Tensor, "child parent dim"]) -> Vote
 
     As in homogeneous coordinates: a pose M and a weight W become [M 1] and W over ``added``, so that their product is
     MW plus that.
-
-    >>> votes = Votes(poses=torch.ones(2, 6, 4), weight=torch.ones(6, 4, 3, 8))
-    >>> longer = add_to_votes(votes, torch.ones(6, 3, 8))
-    >>> dense_votes(longer.poses, longer.weight)[0, 0, 0, 0].item()  # 4 * 1 * 1 + 1
-    5.0
     """
     child, inner, parent, columns = votes.weight.shape
     rows = votes.poses.shape[2] // inner
@@ -250,22 +192,15 @@ def with_dense_votes(function: Callable[P, R]) -> Callable[P, R]:
     """Make ``function``, such as the ``forward`` of a routing, receive the vote tensor in place of a ``Votes`` record.
 
     In full precision, as ``float32_under_autocast``.
-
-    >>> @with_dense_votes
-    ... def shape(votes: Tensor) -> torch.Size:
-    ...     return votes.shape
-    >>> shape(Votes(poses=torch.zeros(2, 6, 4), weight=torch.zeros(6, 4, 3, 8)))
-    torch.Size([2, 6, 3, 8])
     """
 
-    def dense(value: object) -> object:
+    def dense(value: Any) -> Any:
         return dense_votes(value.poses, value.weight) if isinstance(value, Votes) else value
 
-    call: Callable[..., R] = float32_under_autocast(function)
-
-    @functools.wraps(function)
-    def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
-        return call(*map(dense, args), **{name: dense(value) for name, value in kwargs.items()})
+    @wraps(function)
+    @float32_under_autocast
+    def wrapper(*args: Any, **kwargs: Any) -> R:
+        return function(*map(dense, args), **{name: dense(value) for name, value in kwargs.items()})
 
     return wrapper
 
@@ -310,9 +245,6 @@ def in_unit_range(images: Float[Tensor, "batch channel height width"]) -> Float[
 
     Each by itself, its darkest pixel to 0 and its brightest to 1. Standardisation has taken brightness and contrast
     away, so that no capsule can know them; a standardised image always has pixels below 0.
-
-    >>> in_unit_range(torch.tensor([-1.0, 0.0, 0.5]).view(1, 1, 1, 3)).flatten().tolist()
-    [0.0, 0.6666..., 1.0]
     """
     lowest, highest = images.amin((1, 2, 3), keepdim=True), images.amax((1, 2, 3), keepdim=True)
     stretched = (images - lowest) / (highest - lowest).clamp_min(torch.finfo(images.dtype).tiny)
@@ -325,14 +257,8 @@ def combine_crops(
 ) -> Float[Tensor, "batch classes"]:
     """Scores of an image from those of its crops (the test protocol of Hinton 2018, section 5).
 
-    Every crop has one vote, which it divides among the classes in proportion to their scores.
-
-    Args:
-        scores: lengths or activations, not negative; a crop without any votes for nothing.
-        logits: the scores are logits: a crop divides its vote by their softmax.
-
-    >>> combine_crops(torch.tensor([[[0.1, 0.3], [0.4, 0.4]]]))  # 1/4 + 1/2, 3/4 + 1/2
-    tensor([[0.7500, 1.2500]])
+    Every crop has one vote, which it divides among the classes in proportion to their scores, lengths or activations;
+    if these are ``logits``, to their softmax. A crop whose scores are all 0 votes for nothing.
     """
     if logits:
         return scores.softmax(2).sum(1)
@@ -342,11 +268,7 @@ def combine_crops(
 def predicted_labels(
     highest: Int64[Tensor, "batch predicted"], labels: Int64[Tensor, "batch label"]
 ) -> Bool[Tensor, "batch label predicted"]:
-    """Which label each of the highest classes is, of as many of these as there are different labels.
-
-    >>> predicted_labels(torch.tensor([[1, 3]]), torch.tensor([[3, 3]])).any()  # one class, and the highest is another
-    tensor(False)
-    """
+    """Which label each of the highest classes is, of as many of these as there are different labels."""
     ordered = labels.sort(1)[0]
     different = 1 + (ordered[:, 1:] != ordered[:, :-1]).sum(1)  # [b]
     counted = torch.arange(highest.shape[1], device=labels.device) < different[:, None]
@@ -359,9 +281,6 @@ def predictions_by_label(
     """The classes of the highest scores, as many as there are labels, each at the place of the label it stands for.
 
     Those that are labels are at their places; the others fill the places that are left, the highest score first.
-
-    >>> predictions_by_label(torch.tensor([[0.1, 0.9, 0.2, 0.8]]), torch.tensor([[2, 1]]))
-    tensor([[3, 1]])
     """
     highest = scores.topk(labels.shape[1]).indices  # [b l]
     same = predicted_labels(highest, labels)  # [b label predicted]

@@ -1,4 +1,7 @@
-"""Losses as pure functions: a batch in, one scalar out."""
+"""Losses as pure functions: a batch in, one scalar out.
+
+All raise a ``ValueError`` for options out of range, an empty batch and, on a CPU, a label that is not a class.
+"""
 
 from __future__ import annotations
 
@@ -11,17 +14,15 @@ from torch import Tensor, nn
 
 from capsule_lab.errors import check_choice, check_number
 from capsule_lab.functional import float32_under_autocast, is_transformed
+from capsule_lab.types import ImageBatch
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 
 def expects(scores: Literal["activations", "logits"]) -> Callable[[F], F]:
-    """Declare which scores a loss takes, as its attribute ``expects``; a loss without it takes either.
+    """Declare which scores a loss takes, see ``AbstractNetwork.scores_are``, as its attribute ``expects``.
 
-    A run compares it with ``AbstractNetwork.scores_are`` before it starts.
-
-    Args:
-        scores: ``"activations"`` in [0, 1], which lengths of capsules are too, or ``"logits"``.
+    A loss without it takes either. A run compares both before it starts.
 
     >>> margin_loss.expects
     'activations'
@@ -59,17 +60,13 @@ def margin_loss(
             authors' code: half the mean over batch *and* classes, 1/20 of the paper's for ten classes.
             Beside it, the same reconstruction weight of 0.0005 counts 20 times as much.
 
-    Raises:
-        ValueError: for an unknown reduction, margins that are not in [0, 1] or in reverse order, a negative weight; an
-            empty batch; on a CPU, a label that is not a class.
-
-    >>> import torch
     >>> margin_loss(torch.tensor([[0.8, 0.2]]), torch.tensor([0])).item()  # 0.1^2 + 0.5 * 0.1^2
     0.0149...
     """
     check_number("present", present, 0, 1)
     check_number("absent", absent, 0, 1)
     check_number("absent_weight", absent_weight, 0)
+    check_choice("margin loss reduction", reduction, ("paper", "official"))
     if absent >= present:
         raise ValueError(f"absent is {absent} and present is {present}; expected absent to be the smaller")
     _check_labels(labels, scores)
@@ -77,11 +74,7 @@ def margin_loss(
     losses = (
         truth * (present - scores).relu().square() + absent_weight * (1 - truth) * (scores - absent).relu().square()
     )  # [b k]
-    if reduction == "paper":
-        return losses.sum(1).mean()
-    if reduction == "official":
-        return 0.5 * losses.mean()  # 0.5: official code
-    raise ValueError(f"margin loss reduction is {reduction!r}; expected 'paper' or 'official'")
+    return losses.sum(1).mean() if reduction == "paper" else 0.5 * losses.mean()  # 0.5: official code
 
 
 @expects("activations")
@@ -107,32 +100,24 @@ def spread_loss(
             five classes, beside which a penalty on weights counts 5 times as much. ``"sum"`` is a tutorial's: over
             classes and the batch of each process, so that gradients grow with the batch.
 
-    Raises:
-        ValueError: for an unknown reduction, a margin that is not in (0, 1], and several labels per image or shares of
-            classes; an empty batch; on a CPU, a label that is not a class.
-
-    >>> import torch
     >>> spread_loss(torch.tensor([[0.8, 0.3, 0.1]]), torch.tensor([0])).item()  # 0.4^2 + 0.2^2
     0.1999...
     """
     _check_one_label(labels, "the spread loss")
     _check_labels(labels, scores)
+    check_choice("spread loss reduction", reduction, ("paper", "official", "sum"))
     check_number("margin", margin, most=1, above=0)
     true = scores.gather(1, labels[:, None])  # [b 1]
     losses = (margin - (true - scores)).relu().square() * (1 - _truth(labels, scores))  # [b k]
     if reduction == "paper":
         return losses.sum(1).mean()
-    if reduction == "sum":
-        return losses.sum()
-    if reduction == "official":
-        return losses.mean()
-    raise ValueError(f"spread loss reduction is {reduction!r}; expected 'paper', 'official' or 'sum'")
+    return losses.sum() if reduction == "sum" else losses.mean()
 
 
 @float32_under_autocast
 def reconstruction_loss(
-    reconstruction: Float[Tensor, "batch channel height width"],
-    images: Float[Tensor, "batch channel height width"],
+    reconstruction: ImageBatch,
+    images: ImageBatch,
     *,
     weight: float = 0.0005,  # Sabour 2017, section 4.1
     reduction: Literal["sum", "mean"] = "sum",
@@ -147,10 +132,6 @@ def reconstruction_loss(
         weight: 0 turns the term off.
         reduction: of the pixels and channels of an image, ``"sum"``, or ``"mean"`` (Mazzia 2021, weight 0.392).
 
-    Raises:
-        ValueError: for a negative weight, an unknown reduction or an empty batch.
-
-    >>> import torch
     >>> reconstruction_loss(torch.zeros(2, 1, 2, 2), torch.ones(2, 1, 2, 2)).item()  # 4 pixels off by 1
     0.0020...
     """
@@ -178,11 +159,6 @@ def cross_entropy_loss(
         labels: classes, or probabilities per class.
         label_smoothing: share of the truth that is spread evenly over all classes, in [0, 1) (Szegedy 2016, section 7).
 
-    Raises:
-        ValueError: for several labels per image, or ``label_smoothing`` that is not in [0, 1); an empty batch; on a
-            CPU, a label that is not a class.
-
-    >>> import torch
     >>> cross_entropy_loss(torch.tensor([[9.0, 0.0]]).log1p(), torch.tensor([0])).item()  # log(1 + 1/10)
     0.0953...
     """
@@ -220,10 +196,6 @@ def sigmoid_cross_entropy_loss(
         scores: logits.
         labels: classes, ``(batch,)`` or ``(batch, label)``; or one row of 0 and 1 per image.
 
-    Raises:
-        ValueError: for an empty batch; on a CPU, for a label that is not a class.
-
-    >>> import torch
     >>> sigmoid_cross_entropy_loss(torch.zeros(1, 3), torch.tensor([[0, 2]])).item()  # 3 log 2
     2.0794...
     """
@@ -245,10 +217,6 @@ def l2_loss(
         parameters: kernels. Those of one dimension, such as the scales of batch normalisation, cost nothing.
         weight: 0 turns the term off.
 
-    Raises:
-        ValueError: for a negative weight.
-
-    >>> import torch
     >>> l2_loss([torch.full((2, 2), 3.0), torch.full((2,), 3.0)], weight=0.1).item()  # 0.1 * 1/2 * 4 * 9
     1.8...
     """

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from abc import abstractmethod
 from typing import Any, cast
 
 import torch
@@ -19,11 +18,7 @@ WIDEST = torch.float32 if torch.backends.mps.is_available() else torch.float64  
 
 
 class ErrorRate(MulticlassAccuracy):
-    """Share of images whose highest score is not their label, in percent.
-
-    Args:
-        num_classes: number of classes.
-    """
+    """Share of images whose highest score is not their label, in percent."""
 
     higher_is_better = False
 
@@ -39,8 +34,11 @@ class ErrorRate(MulticlassAccuracy):
         return wrong, right + wrong
 
 
-class _LabelsNotFound(Metric):
-    """Share of what ``missed`` marks, in percent."""
+class LabelError(Metric):
+    """Share of labels that are not among the highest scores, as many as there are labels, in percent.
+
+    One of two digits gets half the credit: never to be compared with ``ExactMatchError``.
+    """
 
     full_state_update = False
     higher_is_better = False
@@ -53,7 +51,7 @@ class _LabelsNotFound(Metric):
             self.add_state(state, torch.tensor(0), dist_reduce_fx="sum")
 
     def update(self, scores: Float[Tensor, "batch classes"], labels: Int64[Tensor, "batch label"]) -> None:
-        wrong = self.missed(~_found(scores, labels))
+        wrong = self._wrong(~predicted_labels(scores.topk(labels.shape[1]).indices, labels).any(2))
         self.wrong += wrong.sum()
         self.total += wrong.numel()
 
@@ -64,38 +62,24 @@ class _LabelsNotFound(Metric):
         """How many were wrong, and how many there were, in this process."""
         return self.wrong, self.total
 
-    @abstractmethod
-    def missed(self, labels: Bool[Tensor, "batch label"]) -> Bool[Tensor, ...]:
-        """What counts as wrong if these labels were not found."""
+    def _wrong(self, missed: Bool[Tensor, "batch label"]) -> Tensor:
+        return missed
 
 
-class ExactMatchError(_LabelsNotFound):
+class ExactMatchError(LabelError):
     """Share of images whose labels are not exactly the classes of their highest scores, in percent.
 
     Two digits count as right if both are (Sabour 2017, section 6).
     """
 
-    def missed(self, labels: Bool[Tensor, "batch label"]) -> Bool[Tensor, " batch"]:
-        return labels.any(1)
-
-
-class LabelError(_LabelsNotFound):
-    """Share of labels that are not among the highest scores, as many as there are labels, in percent.
-
-    One of two digits gets half the credit: never to be compared with ``ExactMatchError``.
-    """
-
-    def missed(self, labels: Bool[Tensor, "batch label"]) -> Bool[Tensor, "batch label"]:
-        return labels
+    def _wrong(self, missed: Bool[Tensor, "batch label"]) -> Tensor:
+        return missed.any(1)
 
 
 class PresentError(MultilabelExactMatch):
     """Share of images whose present classes are not exactly their labels, in percent.
 
     A class is present if its score is above ``PRESENT``, so that how many are predicted is not given.
-
-    Args:
-        num_classes: number of classes.
     """
 
     higher_is_better = False
@@ -104,38 +88,26 @@ class PresentError(MultilabelExactMatch):
         super().__init__(num_classes, validate_args=False, **kwargs)
 
     def update(self, scores: Float[Tensor, "batch classes"], labels: Int64[Tensor, "batch label"]) -> None:
-        super().update(_present(scores), _truth(scores, labels))
+        super().update(*_rows(scores, labels))
 
     def compute(self) -> Tensor:
         return 100 * (1 - super().compute())
 
 
 class PresentF1(MultilabelF1Score):
-    """F1 of present classes, see ``PresentError``, over all images and classes together, in [0, 1].
-
-    Args:
-        num_classes: number of classes.
-    """
+    """F1 of present classes, see ``PresentError``, over all images and classes together, in [0, 1]."""
 
     def __init__(self, num_classes: int, **kwargs: Any) -> None:
         super().__init__(num_classes, average="micro", validate_args=False, **kwargs)
 
     def update(self, scores: Float[Tensor, "batch classes"], labels: Int64[Tensor, "batch label"]) -> None:
-        super().update(_present(scores), _truth(scores, labels))
+        super().update(*_rows(scores, labels))
 
 
-def _present(scores: Tensor) -> Int64[Tensor, "batch classes"]:
-    """0 and 1: of a score that rounds to more than 1, torchmetrics would take all for logits."""
-    return (scores > PRESENT).to(torch.int64)
-
-
-def _truth(scores: Tensor, labels: Tensor) -> Int64[Tensor, "batch classes"]:
-    return torch.zeros_like(scores, dtype=torch.int64).scatter(1, labels, 1)
-
-
-def _found(scores: Tensor, labels: Tensor) -> Tensor:
-    """Which labels are among the highest scores, ``(batch, label)``."""
-    return predicted_labels(scores.topk(labels.shape[1]).indices, labels).any(2)
+def _rows(scores: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Present classes and labels as 0 and 1: of a score that rounds to more than 1, torchmetrics would make logits."""
+    present = (scores > PRESENT).to(torch.int64)
+    return present, torch.zeros_like(present).scatter(1, labels, 1)
 
 
 class CouplingEntropy(Metric):
@@ -146,7 +118,6 @@ class CouplingEntropy(Metric):
     """
 
     full_state_update = False
-    higher_is_better = False  # routing decides
     total: Tensor
     count: Tensor
 
@@ -166,11 +137,7 @@ class CouplingEntropy(Metric):
 
 
 class DeadCapsuleRate(Metric):
-    """Share of capsules that no image activates, in percent.
-
-    Args:
-        threshold: activation below which a capsule counts as silent.
-    """
+    """Share of capsules that no image activates by ``threshold`` or more, in percent."""
 
     full_state_update = False
     higher_is_better = False
@@ -192,7 +159,6 @@ class ActivationStatistics(Metric):
     """Mean and standard deviation of activations over images and capsules."""
 
     full_state_update = False
-    higher_is_better = None  # neither all capsules nor none should be active
     total: Tensor
     squares: Tensor
     count: Tensor

@@ -26,7 +26,7 @@ def report(config: DictConfig, command_line: str) -> None:
         command_line: the command, as it was typed.
     """
     from capsule_lab import runs
-    from capsule_lab.tables import formats, workspace
+    from capsule_lab.tables import formats
     from capsule_lab.tables.figure import error_against_time, figures_by_command
     from capsule_lab.tables.reader import read, select
     from capsule_lab.tables.summary import summarise
@@ -56,13 +56,6 @@ def report(config: DictConfig, command_line: str) -> None:
     for name, figure in (pictures | ({table.name: costs} if costs else {})).items():
         runs.files.save_figure(figure, folder / f"{name}.png")
         console.print(f"written to {folder / name}.png", markup=False, soft_wrap=True)
-    if config.workspace is not None:
-        built = workspace.build(table, project=config.project, entity=config.entity or "")
-        file = folder / f"{table.name}_workspace.json"
-        runs.files.write_text(file, workspace.as_json(built) + "\n")
-        console.print(f"written to {file}", markup=False, soft_wrap=True)
-        if config.workspace == "upload":
-            console.print(f"uploaded: {workspace.upload(built)}", markup=False, soft_wrap=True)
 
 
 def main() -> None:

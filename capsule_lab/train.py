@@ -34,12 +34,7 @@ log = logging.getLogger(__name__)
 
 @command("train")
 def main(config: DictConfig) -> None:
-    """Train as ``config`` says, unless another process does; test once at the end, leave ``metrics.json``.
-
-    Raises:
-        ConfigError: outside of a command; ``train`` needs none.
-        RunError: also if ``trainer.max_time`` was over before anything was done, as a loop would not end.
-    """
+    """Train as ``config`` says, unless another process does; test once at the end, leave ``metrics.json``."""
     start_time = time.monotonic()
     if not HydraConfig.initialized():
         raise ConfigError(
@@ -93,20 +88,16 @@ def train(
     ``steps``, the ``planned_steps``, and the ``new_steps`` of this call; with ``train.resume`` the next goes on.
 
     Args:
-        config: the whole configuration, as ``capsule_lab.config.compose.compose`` gives it.
+        config: the whole configuration, as ``capsule_lab.config.compose.compose`` gives it; see ``check.check``.
         directory: of the run.
         overrides: what the configuration differs in from the defaults, for the records and the log; by default those
             that ``compose`` was given.
         start_time: when ``trainer.max_time`` began, by ``time.monotonic``; by default now.
-
-    Raises:
-        ConfigError: see ``check.check``.
     """
     start_time = time.monotonic() if start_time is None else start_time
     check(config)
     with _logging_to_stdout_if_nowhere():
-        training = Training(config, directory, overrides_of(config) if overrides is None else overrides, start_time)
-        return training.run()
+        return Training(config, directory, overrides_of(config) if overrides is None else overrides, start_time).run()
 
 
 class Training:
@@ -133,7 +124,8 @@ class Training:
         self.embed = callbacks.EmbedConfig(self.config, self.data.provenance, self.data.spec)
         self.trainer = build.build_trainer(self.config, directory, self.embed)
         build.check_together(self.trainer, self.module, self.data)
-        deadline = min(start_time + seconds, _deadline_of_the_sweep())
+        of_the_sweep = float(os.environ.get(DEADLINE_VARIABLE, math.inf)) - time.time() + time.monotonic()
+        deadline = min(start_time + seconds, of_the_sweep)
         if deadline < math.inf:
             callbacks.pause_at(self.trainer, deadline)
         self.timer = callbacks.TimeToAccuracy.of(self.trainer)
@@ -162,11 +154,7 @@ class Training:
             return self.record(result) if self.trainer.is_global_zero else {}
 
     def fit(self) -> dict[str, Any]:
-        """Train; how that ended, its last validation, and the best one with the step of its weights.
-
-        Raises:
-            RunError: if the last validation is not finite.
-        """
+        """Train; how that ended, its last validation, which has to be finite, and the best one with its step."""
         from capsule_lab.lit import lightning_internals
 
         self.trainer.fit(self.module, datamodule=self.data, ckpt_path=self.checkpoint, weights_only=True)
@@ -211,11 +199,6 @@ class Training:
         return {"test": self._test_weights(weights), "weights_tested": weights.stem, "tested_step": step}
 
     def _test_weights(self, weights: Path) -> dict[str, float]:
-        """Test the weights in a checkpoint.
-
-        Raises:
-            RunError: if the metrics are not finite.
-        """
         with interruptible("training is complete; the same command with train.resume=true tests again"):
             self.trainer.test(self.module, datamodule=self.data, ckpt_path=weights, weights_only=True, verbose=False)
         results: dict[str, float] = self.module.test_results()
@@ -227,7 +210,6 @@ class Training:
         from capsule_lab.system import environment
 
         trainer = self.trainer
-        devices = trainer.num_devices * trainer.num_nodes
         record = {
             "status": "finished",
             "name": self.config.get("name"),
@@ -240,7 +222,7 @@ class Training:
             "epochs": trainer.current_epoch,
             "seed": self.config.seed,
             "precision": trainer.precision,
-            "hardware": environment.hardware(trainer.strategy.root_device, devices),
+            "hardware": environment.hardware(trainer.strategy.root_device, trainer.num_devices * trainer.num_nodes),
             "config_hash": runs.directories.config_hash(self.config),
             **environment.of_this_process(),
             "curves": runs.files.sha256(self.directory / "metrics.csv"),
@@ -254,17 +236,10 @@ class Training:
             return {}
         steps, planned = self.trainer.global_step, self.module.total_steps
         runs.results.write_pause(self.directory, steps, planned)
-        log.info(
-            "PAUSED at step %d of %d, as the time is over: more is left, to go on: %s",
-            *(steps, planned, command_line("train.resume=true")),
-        )
+        on = command_line("train.resume=true")
+        log.info("PAUSED at step %d of %d, as the time is over: more is left, to go on: %s", steps, planned, on)
         status = {"status": runs.results.PAUSED, "steps": steps, "planned_steps": planned}
         return {**status, "new_steps": steps - self.embed.steps_before}
-
-
-def _deadline_of_the_sweep() -> float:
-    """When the budget of the sweep that started this process is spent, by ``time.monotonic``."""
-    return float(os.environ.get(DEADLINE_VARIABLE, math.inf)) - time.time() + time.monotonic()
 
 
 @contextmanager

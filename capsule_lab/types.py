@@ -9,6 +9,12 @@ from typing import NamedTuple
 from jaxtyping import Float, Int64, UInt8
 from torch import Tensor
 
+ImageBatch = Float[Tensor, "batch channel height width"]
+ChildPoses = Float[Tensor, "batch child dim"]
+ChildActivations = Float[Tensor, "batch child"]
+Change = Float[Tensor, "batch 2"] | Float[Tensor, "batch 3 3"]
+"""Of pairs of images: ``(right, down)`` in pixels, or a matrix."""
+
 
 def _shapes(record: NamedTuple) -> str:
     """A record of tensors by their shapes: a cell of a notebook is not filled by their numbers."""
@@ -147,7 +153,7 @@ class Batch(NamedTuple):
     factors: Int64[Tensor, "batch factor"] | Float[Tensor, "batch factor"] | None = None
     parts: Float[Tensor, "batch label channel height width"] | None = None
     targets: Float[Tensor, "batch channel height width"] | None = None
-    change: Float[Tensor, "batch 2"] | Float[Tensor, "batch 3 3"] | None = None
+    change: Change | None = None
 
     @property
     def classes(self) -> Int64[Tensor, " batch"] | Int64[Tensor, "batch label"]:

@@ -92,11 +92,10 @@ def isolated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for name in ENVIRONMENT_OF_THE_DEVELOPER:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.chdir(tmp_path)
-    levels = {name: logging.getLogger(name).propagate for name in ("lightning.pytorch", "lightning.fabric")}
+    for name in ("lightning.pytorch", "lightning.fabric"):
+        monkeypatch.setattr(logging.getLogger(name), "propagate", logging.getLogger(name).propagate)
     yield
     GlobalHydra.instance().clear()
-    for name, propagate in levels.items():
-        logging.getLogger(name).propagate = propagate
     root = logging.getLogger()
     for handler in [handler for handler in root.handlers if type(handler) is logging.StreamHandler]:
         root.removeHandler(handler)  # of a command that ran in this process

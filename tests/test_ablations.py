@@ -9,11 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from capsule_lab.config.compose import compose
-from capsule_lab.data import SmallNORBDataModule
-from capsule_lab.data.loader import Images
 from capsule_lab.train import train
 from tests.helpers.commands import NO_PICTURES, Ended
 from tests.helpers.training import weights
@@ -33,7 +30,7 @@ OPTIONS = {
         name: [f"routing={name}"]
         for name in (
             "em", "em_paper", "em_official_fast", "em_official_legacy", "em_tutorial", "dynamic", "uniform",
-            "self_attention", "variational_bayes", "variational_bayes_official",
+            "self_attention", "variational_bayes",
             "random_couplings", "scaled_distance", "attention_over_children",
         )
     },
@@ -68,64 +65,10 @@ def is_finite(result: dict[str, Any], directory: Path) -> bool:
     "option", [pytest.param(name, marks=pytest.mark.whole if name in QUICK else pytest.mark.slow) for name in OPTIONS]
 )
 def test_option_trains_for_an_epoch(toynorb: Path, tmp_path: Path, option: str) -> None:
-    """The guard among the callbacks checks the loss of every step."""
     result = train(on_toys(toynorb, *OPTIONS[option]), tmp_path / "run")
     assert result["steps"] == (10 if option == "eyes apart" else 5)
     assert {"error", "loss", "l2"} < result["test"].keys()
     assert is_finite(result, tmp_path / "run")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("size", [[], ["model=em_caps_small"], ["model=em_caps_paper"]], ids=["tiny", "small", "full"])
-def test_every_weight_moves(toynorb: Path, tmp_path: Path, size: list[str]) -> None:
-    """From the initial weights, which a run with a learning rate of almost 0 keeps."""
-    model = size or EM_CAPS
-    few = ["data.train_images=20", "data.batch_size=10"]
-    train(on_toys(toynorb, *few, model=model), tmp_path / "run")
-    train(on_toys(toynorb, *few, "schedule.learning_rate.start=0", model=model), tmp_path / "still")
-    moved, still = weights(tmp_path / "run"), weights(tmp_path / "still")
-    assert [name for name in moved if torch.equal(moved[name], still[name])] == []
-
-
-@pytest.mark.parametrize(
-    ("routing", "offset"),
-    [
-        pytest.param("em", 200.0, marks=pytest.mark.whole),
-        pytest.param("em_paper", -200.0, marks=pytest.mark.slow),
-        pytest.param("em_official_fast", 200.0, marks=pytest.mark.slow),
-        pytest.param("em_official_legacy", -200.0, marks=pytest.mark.slow),
-    ],
-)
-def test_five_iterations_where_no_or_every_capsule_is_active(
-    toynorb: Path, tmp_path: Path, routing: str, offset: float
-) -> None:
-    extreme = [f"routing={routing}", "routing.iterations=5", f"model.primary.offset={offset}"]
-    assert is_finite(train(on_toys(toynorb, *extreme), tmp_path / "run"), tmp_path / "run")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("routing", "preprocessing"),
-    [
-        *(("em", "official"), ("em_paper", "paper"), ("em_official_fast", "official")),
-        *(("em_official_legacy", "paper"), ("em_tutorial", "official")),
-    ],
-)
-def test_five_iterations_on_black_images(
-    toynorb: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, routing: str, preprocessing: str
-) -> None:
-    real = SmallNORBDataModule.load
-
-    def black(self: SmallNORBDataModule, **which: bool) -> Images:
-        found = real(self, **which)
-        return Images(torch.zeros_like(found.images), found.labels, found.factors)
-
-    monkeypatch.setattr(SmallNORBDataModule, "load", black)
-    chosen = [f"routing={routing}", "routing.iterations=5", f"data.preprocessing={preprocessing}"]
-    assert is_finite(train(on_toys(toynorb, *chosen), tmp_path / "run"), tmp_path / "run")
-
-
-# --- viewpoints (Hinton 2018, section 5) -----------------------------------------------------------------------------
 
 
 @pytest.mark.whole
@@ -140,29 +83,9 @@ def test_viewpoint_protocol(
     ended = cli("train", *model, *stop, *ON_TOYS, *run, "train.test=last")
     assert (ended.status, ended.err) == (0, "")
     found = json.loads((tmp_path / "run" / "metrics.json").read_text())
-    assert found["epochs"] == epochs
-    assert found["weights_tested"] == "last"
+    assert (found["epochs"], found["weights_tested"]) == (epochs, "last")
     assert found["planned_steps"] == 3 * found["steps"] / epochs
     errors = {name: value for name, value in found["test"].items() if name.endswith("error")}
     assert errors.keys() == {"error", "familiar/error", "novel/error"}
-    assert min(errors["familiar/error"], errors["novel/error"]) <= errors["error"]
-    assert max(errors["familiar/error"], errors["novel/error"]) >= errors["error"]
+    assert sorted(errors.values())[1] == errors["error"], "between those of the parts"
     assert "familiar" in ended.out
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("experiment", ["viewpoint_azimuth", "viewpoint_elevation"])
-def test_viewpoint_experiment_compares_networks_of_equal_error(
-    cli: Cli, toynorb: Path, tmp_path: Path, experiment: str
-) -> None:
-    """As the head of the experiment says: the CNN's validation error is the threshold of the capsules."""
-    shared = [f"experiment=hinton2018/{experiment}", *ON_TOYS, f"data.directory={toynorb}", "trainer.max_steps=6"]
-    first = cli("train", *shared, *CNN, "schedule=exponential", "train.directory=cnn")
-    assert (first.status, first.err) == (0, "")
-    error = json.loads((tmp_path / "cnn" / "metrics.json").read_text())["val"]["error"]
-    stop = ["callbacks=stop_at_error", f"callbacks.stop_at_error.stopping_threshold={error}"]
-    second = cli("train", *shared, *EM_CAPS, *stop, "train.directory=capsules")
-    assert (second.status, second.err) == (0, "")
-    found = json.loads((tmp_path / "capsules" / "metrics.json").read_text())
-    assert {"error", "familiar/error", "novel/error"} <= found["test"].keys()
-    assert found["steps"] == 6 or found["val"]["error"] < error

@@ -2,74 +2,50 @@
 
 from __future__ import annotations
 
+import itertools
 import os
+import random
 import signal
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.campaign import __main__ as campaign
-from tests.campaign import outcomes, small_runs
+from tests.campaign import faults
 from tests.campaign.outcomes import Fault, NotHitError
-from tests.campaign.processes import Process
-from tests.helpers.commands import ROOT, Ended, interpreter
+from tests.helpers.commands import ROOT, interpreter
 
 
-def cases(seed: int) -> Iterator[dict[str, Any]]:
-    yield from ({"number": 3 * seed + case} for case in range(3))
+def test_faults_are_counted(capsys: pytest.CaptureFixture[str]) -> None:
+    numbers = itertools.count()
 
+    def fault(_: random.Random) -> None:
+        number = next(numbers)
+        if number % 3:
+            raise Fault("differs", "test error") if number % 3 == 1 else NotHitError
 
-def attempt_even(case: dict[str, Any]) -> None:
-    if case["number"] > 3:
-        raise NotHitError
-    if case["number"] % 2:
-        raise Fault("differs", "test error")
-
-
-KINDS = {"even": campaign.Kind("every second differs", cases, attempt_even)}
-
-
-def test_faults_are_counted_and_can_be_tried_again(capsys: pytest.CaptureFixture[str]) -> None:
-    assert campaign.main(["minutes=0.001"], KINDS) == 1
-    out = capsys.readouterr().out
-    assert 'differs: test error: only=even seed=1 case=0 {"number": 3}\n' in out
-    assert "| every second differs | 2 | 2 | " in out
-    for arguments, status, said in (
-        (["only=even", "seed=0", "case=0"], 0, "survived"),
-        (["only=even", "seed=1", "case=0"], 1, "differs: test error"),
-        (["only=even", "seed=1", "case=2"], 0, "not hit"),
-        (["only=odd"], 2, "of: even"),
+    kinds = {"every": ("of every outcome", fault)}
+    for options, status, said in (
+        (["case=0"], 0, "survived\n"),
+        (["case=1"], 1, "differs: test error\n"),
+        (["case=2"], 0, "not hit\n"),
+        (["minutes=0.001"], 1, "differs: test error: only=every seed=0 case=1\n"),
+        (["only=odd"], 2, "of: every"),
         (["hours=2"], 2, "minutes=<number>"),
     ):
-        assert campaign.main(arguments, KINDS) == status
+        assert campaign.main(options, kinds) == status
         assert said in "".join(capsys.readouterr())
 
 
-def test_success_and_one_message_are_survived() -> None:
-    for result in (Ended(0, "", ""), Ended(2, "", "a warning\ncapsule_lab: no.\n")):
-        outcomes.expect_sentence(result)
-    for result, verdict in (
-        (Ended(2, "", "no\n"), "no sentence"),
-        (Ended(2, "", "capsule_lab: no.\ncapsule_lab: no.\n"), "no sentence"),
-        (Ended(1, "", "capsule_lab: no.\n"), "wrong status"),
-        (Ended(0, "", f"{outcomes.TRACEBACK}:\n"), "traceback"),
-    ):
-        with pytest.raises(Fault, match=f"^{verdict}: "):
-            outcomes.expect_sentence(result)
-
-
 def test_only_own_processes_are_signalled_and_none_outlives_its_folder(tmp_path: Path) -> None:
-    small_runs.TEMPORARY[:] = [tmp_path]
-    with small_runs.fresh_folder() as folder:
-        process = Process(lambda: os.execvp("sleep", ["sleep", "600"]), folder)
+    faults.TEMPORARY[:] = [tmp_path]
+    with faults.fresh_folder() as place:
+        process = faults.Case(place, "").do(lambda: os.execvp("sleep", ["sleep", "600"]))
         assert process.members() == [process.pid]
         assert not process.send(os.getpid(), signal.SIGKILL)
         assert process.wait(0) is None
-        assert process.remain(0) == [process.pid]
-    assert process.status == -signal.SIGKILL
-    assert not folder.exists()
+    assert process.child.exitcode == -signal.SIGKILL
+    assert not place[0].exists()
 
 
 @pytest.mark.slow

@@ -5,51 +5,38 @@ Python's own doctest finder passes over decorated functions, which most of ours 
 
 from __future__ import annotations
 
+import ast
 import doctest
 import importlib
+from pathlib import Path
 
 import pytest
 
 from tests.helpers.commands import ROOT
 
-SOURCES = {
-    ".".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): text
-    for file in sorted((ROOT / "capsule_lab").rglob("*.py"))
-    if ">>> " in (text := file.read_text())
-}
+FILES = [file for file in sorted((ROOT / "capsule_lab").rglob("*.py")) if ">>> " in file.read_text()]
 FORMULAS = ["functional", "losses", "schedules", "routing.dynamic", "routing.em", "routing.uniform", "networks.capsnet"]
 """Modules that must have an example."""
+DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
-def documented(module: str) -> dict[str, str]:
-    """Docstrings with examples: of the module, of what it defines, and of the methods of its classes."""
-    found, objects = {}, vars(importlib.import_module(module))
-    own = {name: value for name, value in objects.items() if getattr(value, "__module__", None) == module}
-    methods = {f"{k}.{n}": m for k, c in own.items() if isinstance(c, type) for n, m in vars(c).items()}
-    for name, value in {"": importlib.import_module(module), **own, **methods}.items():
-        docstring = getattr(value, "__doc__", None)
-        if isinstance(docstring, str) and ">>>" in docstring:
-            found[name] = docstring
-    return found
+def module_of(file: Path) -> str:
+    return ".".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
 
 
-EXAMPLES = [(module, name, text) for module in SOURCES for name, text in documented(module).items()]
-
-
-@pytest.mark.parametrize("module", sorted({module.split(".")[1] for module in SOURCES}))
-def test_examples(module: str) -> None:
+@pytest.mark.parametrize("folder", sorted({module_of(file).split(".")[1] for file in FILES}))
+def test_examples(folder: str) -> None:
     """Of each module or folder of the package."""
     report: list[str] = []
-    for file, name, text in EXAMPLES:
-        if file.split(".")[1] == module:
-            names = dict(vars(importlib.import_module(file)))
-            test = doctest.DocTestParser().get_doctest(text, names, f"{file}.{name}", None, None)
-            assert test.examples
-            doctest.DocTestRunner(optionflags=doctest.ELLIPSIS).run(test, out=report.append)
+    for file in FILES:
+        if module_of(file).split(".")[1] == folder:
+            nodes = [node for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, DOCUMENTED)]
+            for text in [ast.get_docstring(node) or "" for node in nodes]:
+                names = dict(vars(importlib.import_module(module_of(file))))
+                test = doctest.DocTestParser().get_doctest(text, names, module_of(file), None, None)
+                doctest.DocTestRunner(optionflags=doctest.ELLIPSIS).run(test, out=report.append)
     assert not report, "".join(report)
 
 
-def test_every_example_is_found_and_formulas_have_one() -> None:
-    found = {module: sum(text.count(">>> ") for each, _, text in EXAMPLES if each == module) for module in SOURCES}
-    assert {module: SOURCES[module].count(">>> ") for module in SOURCES} == found
-    assert {f"capsule_lab.{module}" for module in FORMULAS} - {*found} == set()
+def test_formulas_have_an_example() -> None:
+    assert {f"capsule_lab.{module}" for module in FORMULAS} - set(map(module_of, FILES)) == set()

@@ -7,6 +7,7 @@ import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from lightning.fabric.utilities.rank_zero import rank_zero_only
@@ -18,7 +19,7 @@ from capsule_lab.data import MNISTDataModule
 from capsule_lab.errors import ConfigError, RunError
 from capsule_lab.evaluate import evaluate, result_file
 from capsule_lab.types import DataSpec
-from tests.helpers.commands import NO_PICTURES, TINY_CNN, Ended, Trained
+from tests.helpers.commands import Ended, Trained
 from tests.helpers.messages import one_sentence
 from tests.helpers.training import spoil_weights
 
@@ -110,17 +111,21 @@ def test_seed_of_the_validation_split_is_that_of_training(cli: Cli, a_copy: Path
         assert (result["provenance"]["split"] == expected.provenance["split"]) is same
 
 
-def test_wrong_arguments_are_refused(trained: Trained, trainer: DictConfig) -> None:
-    run = runs.open(trained.directory)
-    with pytest.raises(RunError, match=r"image_shape=\(1, 28, 28\).* the data has \(1, 20, 20\)"):
-        evaluate(run, data={**OTHER_DATA, "_target_": "tests.test_evaluate.SmallerImages"})
-    for split in ("train", "validation", ""):
-        with pytest.raises(ConfigError, match=r"split is .*; expected 'test' or 'val'"):
-            evaluate(run, split)
-    with pytest.raises(ConfigError, match=r"data.eval_image does not exist; did you mean data.eval_images"):
-        evaluate(run, data={"eval_image": 100})
-    with pytest.raises(ConfigError, match=r"trainer.max_epoch does not exist; did you mean trainer.max_epochs"):
-        evaluate(run, trainer=OmegaConf.create({**trainer, "max_epoch": 3}))
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"data": {**OTHER_DATA, "_target_": "tests.test_evaluate.SmallerImages"}}, r"the data has \(1, 20, 20\)"),
+        ({"split": "train"}, r"split is .*; expected 'test' or 'val'"),
+        ({"data": {"eval_image": 100}}, r"data.eval_image does not exist; did you mean data.eval_images"),
+        ({"trainer": {"max_epoch": 3}}, r"trainer.max_epoch does not exist; did you mean trainer.max_epochs"),
+    ],
+)
+def test_wrong_arguments_are_refused(
+    trained: Trained, trainer: DictConfig, options: dict[str, Any], message: str
+) -> None:
+    options = {**options, "trainer": OmegaConf.create({**trainer, **options.get("trainer", {})})}
+    with pytest.raises((ConfigError, RunError), match=message):
+        evaluate(runs.open(trained.directory), **options)
 
 
 def test_command_works_from_anywhere_with_the_run_moved(
@@ -129,45 +134,29 @@ def test_command_works_from_anywhere_with_the_run_moved(
     moved = Path(shutil.move(a_copy, tmp_path / "elsewhere"))
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
-    for path in (moved, "../elsewhere"):
-        ended = cli("evaluate", f"ckpt={path}", "trainer.accelerator=cpu")
-        assert (ended.status, ended.err) == (0, "")
-        assert f"test error {trained.result['test']['error']:.2f} %" in ended.out
-        assert "stand-in for MNIST" in " ".join(ended.out.split())
-        assert list((tmp_path / "here").iterdir()) == []
-        found = json.loads((moved / "evaluations" / "best-test-mnist-standin.json").read_text())
-        assert found["test"] == trained.result["test"]
-
-
-@pytest.mark.whole
-def test_command_tests_any_network(cli: Cli, tmp_path: Path) -> None:
-    options = ["debug=smoke", "trainer.limit_test_batches=null", "trainer.accelerator=cpu", "train.directory=run"]
-    assert cli("train", *TINY_CNN, *options, *NO_PICTURES).status == 0
-    ended = cli("evaluate", "ckpt=run", "trainer.accelerator=cpu")
+    ended = cli("evaluate", "ckpt=../elsewhere", "trainer.accelerator=cpu")
     assert (ended.status, ended.err) == (0, "")
-    (file,) = (tmp_path / "run" / "evaluations").iterdir()
-    trained = json.loads((tmp_path / "run" / "metrics.json").read_text())
-    assert json.loads(file.read_text())["test"] == pytest.approx(trained["test"])
+    assert f"test error {trained.result['test']['error']:.2f} %" in ended.out
+    assert "stand-in for MNIST" in " ".join(ended.out.split())
+    assert list((tmp_path / "here").iterdir()) == []
+    found = json.loads((moved / "evaluations" / "best-test-mnist-standin.json").read_text())
+    assert found["test"] == trained.result["test"]
 
 
-def test_file_is_named_after_what_decides_the_result(trained: Trained) -> None:
-    run, changed = runs.open(trained.directory), {"validation_share": "1/5", "eval_images": 7}
+def test_file_is_named_after_what_decides_the_result_and_cannot_leave_its_folder(trained: Trained) -> None:
+    run, names, folder = runs.open(trained.directory), set(), trained.directory / "evaluations"
     for options, name in (
-        (changed, "best-val-mnist-standin-validation_share=1_5-eval_images=7.json"),
-        ({"directory": "/data"}, "best-val-mnist-standin.json"),
-        (OTHER_DATA, "best-val-mnist-standin.json"),
+        ({"validation_share": "1/5", "eval_images": 7}, "-validation_share=1_5-eval_images=7"),
+        ({"directory": "/data"}, ""),
+        (OTHER_DATA, ""),
     ):
         file = result_file(run, "val", options, {"provenance": {"source": "standin"}})
-        assert file == trained.directory / "evaluations" / name
-
-
-def test_name_of_the_file_cannot_leave_its_folder(trained: Trained) -> None:
-    run, names = runs.open(trained.directory), set()
+        assert file == folder / f"best-val-mnist-standin{name}.json"
     values = ["../../up", "..", "a\0b", "x" * 500, "x" * 501, "a b", "a_b", "[1, 2]", {"a": "../b"}, "日本", "\n"]
     for value in values:
         for options in ({"train_images": value}, {f"../{value}": 1}):
             file = result_file(run, "test", options, {"provenance": {"source": "standin"}})
-            assert file.parent == trained.directory / "evaluations"
+            assert file.parent == folder
             assert re.fullmatch(r"[\w.,=+-]{1,200}\.json", file.name, re.ASCII), file.name
             names.add(file.name)
     assert len(names) == 2 * len(values)

@@ -18,7 +18,6 @@ from capsule_lab.figures import draw
 from tests.helpers.commands import NO_PICTURES, TINY, TINY_CNN, Ended, Trained
 from tests.helpers.fakes import captions, row_names, texts
 from tests.helpers.messages import one_sentence
-from tests.helpers.wandb_reader import read_offline
 
 Cli = Callable[..., Ended]
 OF_ONE_DIGIT = ["curves", "layers", "reconstructions", "right_and_wrong", "perturbation", "perturbation_sheet"]
@@ -40,10 +39,6 @@ def two_digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
         patch.setenv("CAPSULE_LAB_RUN", "")
         train(compose("train", [*TINY, *few]), directory)
     return directory
-
-
-def test_figures_of_a_capsnet(trained: Trained) -> None:
-    assert list(drawn(trained.directory)) == OF_ONE_DIGIT
 
 
 def test_figures_of_a_capsnet_of_two_digits(two_digits: Path) -> None:
@@ -95,12 +90,6 @@ def test_mistakes_are_refused(cli: Cli, a_copy: Path) -> None:
         assert message in one_sentence(cli("figures", f"run={a_copy}", override))
 
 
-def test_other_runs_have_no_transfer(tmp_path: Path) -> None:
-    for column in ("val/error", "affine/error"):
-        (tmp_path / "metrics.csv").write_text(f"step,train/loss,train/error,{column}\n1,1,5,5\n")
-        assert [name for name, _ in curves.figures(tmp_path / "metrics.csv")] == ["curves"]
-
-
 def test_transfer_is_accuracy_against_accuracy(tmp_path: Path) -> None:
     file = tmp_path / "metrics.csv"
     file.write_text(
@@ -112,6 +101,8 @@ def test_transfer_is_accuracy_against_accuracy(tmp_path: Path) -> None:
     assert points.get_array().tolist() == [5, 9]
     assert [line.get_xydata().tolist() for line in axis.lines] == [[[80, 40], [95, 60]]]
     assert colours.get_ylabel() == "step"
+    file.write_text("step,train/loss,train/error,val/error\n1,1,5,5\n")
+    assert [name for name, _ in curves.figures(file)] == ["curves"]
 
 
 def test_transfer_is_drawn_where_it_applies(a_copy: Path) -> None:
@@ -173,16 +164,6 @@ def test_command_draws_to_tensorboard_too(cli: Cli, a_copy: Path) -> None:
     assert (a_copy / "metrics.csv").read_bytes() == before
 
 
-def test_command_draws_to_wandb_too(cli: Cli, a_copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WANDB_SILENT", "true")
-    assert cli("figures", f"run={a_copy}", "logger=wandb", "images=2").status == 0
-    (folder,) = (a_copy / "wandb").glob("offline-run-*")
-    assert folder.name.endswith(a_copy.name)  # the run's own
-    pictures = list((folder / "files" / "media" / "images").iterdir())
-    assert len(pictures) == len(OF_ONE_DIGIT)
-    assert read_offline(a_copy)["config"]["config"]["model"]["primary"]["types"] == 2
-
-
 def test_command_draws_what_applies_to_another_network(cli: Cli, tmp_path: Path) -> None:
     smoke = ["debug=smoke", "trainer.accelerator=cpu", "train.directory=run", *NO_PICTURES]
     assert cli("train", *TINY_CNN, *smoke).status == 0
@@ -194,8 +175,9 @@ def test_command_draws_what_applies_to_another_network(cli: Cli, tmp_path: Path)
 # --- headings, and curves of a single point --------------------------------------------------------------------------
 
 
-def test_headings_say_run_split_data_and_weights(trained: Trained) -> None:
+def test_figures_of_a_capsnet_and_their_headings(trained: Trained) -> None:
     figures = drawn(trained.directory)
+    assert list(figures) == OF_ONE_DIGIT
     headings = {name: " ".join(figure.get_suptitle().split("\n")) for name, figure in figures.items()}
     of_all = f"{trained.directory.name}: stand-in for MNIST"
     assert (headings.pop("curves"), headings.pop("layers")) == (of_all, of_all)

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.autograd import gradcheck
 
 from capsule_lab.losses import (
     cross_entropy_loss,
@@ -33,17 +32,11 @@ def lengths(images: int = 4, classes: int = 10) -> Tensor:
     return torch.rand(images, classes, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
 
 
-# --- margin ----------------------------------------------------------------------------------------------------------
-
-
 def test_authors_unit_test() -> None:
     summed_over_batch = 2 * margin_loss(AUTHORS_LENGTHS, AUTHORS_LABELS)  # ours is the mean of two images
     assert summed_over_batch.item() == pytest.approx(2.14, abs=1e-12)  # 0.02 + 0.16 + 1.96
     sum_of_their_terms = 6 * margin_loss(AUTHORS_LENGTHS, AUTHORS_LABELS, reduction="official")  # 2 images, 3 classes
     assert sum_of_their_terms.item() == pytest.approx(1.07, abs=1e-12)
-    torch.testing.assert_close(
-        20 * margin_loss(lengths(), LABELS, reduction="official"), margin_loss(lengths(), LABELS)
-    )
 
 
 @pytest.mark.parametrize(
@@ -56,18 +49,9 @@ def test_margin_equals_the_loops(options: dict[str, float]) -> None:
         expected = margin_loss_loops(lengths(), truth, **options)
         assert margin_loss(lengths(), truth, **options).item() == pytest.approx(expected, abs=1e-12)
     assert torch.equal(margin_loss(lengths(), LABELS), margin_loss(lengths(), torch.eye(10)[LABELS]))
+    assert torch.equal(margin_loss(lengths(), torch.tensor([[2, 7]] * 4)), margin_loss(lengths(), several))
     assert margin_loss(torch.tensor([[0.95, 0.05, 0.0]]), torch.tensor([0])).item() == 0
     assert not options or margin_loss(lengths(), LABELS, **options) != margin_loss(lengths(), LABELS)
-
-
-def test_margin_loss_of_the_official_em_code_is_half_of_this_one() -> None:
-    scores, labels = lengths(classes=5), torch.tensor([0, 4, 2, 2])
-    x, true = scores - 0.5, torch.eye(5, dtype=torch.float64)[labels]
-    present, absent = 0.5 * (x < 0.4) * (x - 0.4) ** 2, 0.25 * (x > -0.4) * (x + 0.4) ** 2
-    torch.testing.assert_close(0.5 * margin_loss(scores, labels), (true * present + (1 - true) * absent).sum(1).mean())
-
-
-# --- spread ----------------------------------------------------------------------------------------------------------
 
 
 def spread_loops(scores: Tensor, labels: Tensor, margin: float) -> float:
@@ -89,15 +73,6 @@ def test_spread_equals_the_loops(margin: float) -> None:
         torch.testing.assert_close(other, times * loss, **exact)
 
 
-@pytest.mark.parametrize(("lead", "loss"), [(0.9, 0.0), (0.95, 0.0), (0.8, 0.01), (0.0, 0.81), (-0.1, 1.0)])
-def test_spread_of_one_wrong_class(lead: float, loss: float) -> None:
-    scores = torch.tensor([[0.5, 0.5 + lead]], dtype=torch.float64)
-    assert spread_loss(scores, torch.tensor([1])).item() == pytest.approx(loss, abs=1e-12)
-
-
-# --- reconstruction --------------------------------------------------------------------------------------------------
-
-
 def test_reconstruction_is_summed_over_pixels_and_averaged_over_images() -> None:
     loss = reconstruction_loss(torch.zeros(3, 1, 28, 28), torch.full((3, 1, 28, 28), 0.5))
     assert loss.item() == pytest.approx(0.0005 * 784 * 0.25)
@@ -107,9 +82,8 @@ def test_reconstruction_is_summed_over_pixels_and_averaged_over_images() -> None
     loss = reconstruction_loss(torch.zeros(3, 2, 6, 7), torch.full((3, 2, 6, 7), 0.5), weight=0.392, reduction="mean")
     assert loss.item() == pytest.approx(0.392 * 0.25)
     assert reconstruction_loss(images, images + 1, weight=0.0).item() == 0
-
-
-# --- cross-entropy ---------------------------------------------------------------------------------------------------
+    half = torch.rand(4, 2, 3, 3).bfloat16()
+    assert torch.equal(reconstruction_loss(half, images), reconstruction_loss(half.float(), images))
 
 
 @pytest.mark.parametrize("loss", [cross_entropy_loss, logits_cross_entropy_loss])
@@ -141,22 +115,15 @@ def test_sigmoid_cross_entropy_equals_the_loops() -> None:
     assert sigmoid_cross_entropy_loss(scores, one).equal(sigmoid_cross_entropy_loss(scores, one[:, None]))
 
 
-# --- L2 --------------------------------------------------------------------------------------------------------------
-
-
 def test_l2_is_half_the_sum_of_squares_of_kernels() -> None:
     layer = nn.Conv2d(2, 3, 3).double()
     loss = l2_loss(layer.parameters(), weight=0.5)
     assert loss.item() == pytest.approx(0.5 / 2 * layer.weight.square().sum().item()), "a bias costs nothing"
-    (gradient,) = torch.autograd.grad(loss, layer.weight)
-    torch.testing.assert_close(gradient, 0.5 * layer.weight.detach())
     assert l2_loss([torch.ones(10, 10)]).item() == pytest.approx(2e-7 * 50), "by default that of the official EM code"
     assert l2_loss([nn.BatchNorm2d(3).weight, torch.tensor(1.0)]).item() == 0
     kernel = torch.full((40, 40), 3.0)
     assert torch.equal(l2_loss([kernel.bfloat16()]), l2_loss([kernel]))
 
-
-# --- all losses ------------------------------------------------------------------------------------------------------
 
 EXPECTS: dict[Callable[..., Tensor], str | None] = {
     margin_loss: "activations",
@@ -170,18 +137,15 @@ EXPECTS: dict[Callable[..., Tensor], str | None] = {
 @pytest.mark.usefixtures("unchecked_types")
 @pytest.mark.parametrize("loss", EXPECTS)
 def test_every_loss(loss: Any) -> None:
-    """What it expects, float32 from half precision, a mean over images, gradients, and labels that are not read."""
+    """What it expects, float32 from half precision, a mean over images, and labels that are not classes."""
     assert getattr(loss, "expects", None) == EXPECTS[loss]
     half = lengths().bfloat16()
     assert loss(half, LABELS).dtype == torch.float32
     assert torch.equal(loss(half, LABELS), loss(half.float(), LABELS))
     torch.testing.assert_close(loss(lengths().repeat(2, 1), LABELS.repeat(2)), loss(lengths(), LABELS), **exact)
-    scores, labels = lengths(3, 5).requires_grad_(), torch.tensor([0, 4, 2])
-    for reduction in {margin_loss: ("paper", "official"), spread_loss: ("paper", "official", "sum")}.get(loss, [None]):
-        options = {} if reduction is None else {"reduction": reduction}
-        assert gradcheck(lambda scores, options=options: loss(scores, labels, **options), (scores,))
-    each = torch.func.vmap(lambda one, label: loss(one[None], label[None]))(scores.detach(), labels)
-    torch.testing.assert_close(each.mean(), loss(scores.detach(), labels))
+    scores, labels = lengths(3, 5), torch.tensor([0, 4, 2])
+    each = torch.func.vmap(lambda one, label: loss(one[None], label[None]))(scores, labels)
+    torch.testing.assert_close(each.mean(), loss(scores, labels))
     compiled = torch.compile(loss, backend="eager", fullgraph=True)
     torch.testing.assert_close(compiled(scores, labels), loss(scores, labels))
 
@@ -192,40 +156,21 @@ def test_every_loss(loss: Any) -> None:
         loss(scores[:0], labels[:0])
 
 
-@pytest.mark.parametrize("loss", [margin_loss, sigmoid_cross_entropy_loss])
-def test_several_labels_are_rows_of_zeros_and_ones(loss: Callable[..., Tensor]) -> None:
-    labels = torch.tensor([[0, 1], [4, 2], [3, 0], [1, 4]])
-    rows = torch.zeros(4, 5, dtype=torch.float64).scatter(1, labels, 1.0)
-    torch.testing.assert_close(loss(lengths(4, 5), labels), loss(lengths(4, 5), rows))
-
-
-def test_reconstruction_of_half_precision_images() -> None:
-    decoded, images = torch.rand(2, 1, 3, 3).bfloat16(), torch.rand(2, 1, 3, 3)
-    assert torch.equal(reconstruction_loss(decoded, images), reconstruction_loss(decoded.float(), images))
-    exactly = torch.rand(2, 1, 2, 2, dtype=torch.float64, requires_grad=True)
-    assert gradcheck(lambda decoded: reconstruction_loss(decoded, torch.ones_like(decoded)), (exactly,))
-
-
 @pytest.mark.usefixtures("unchecked_types")
 @pytest.mark.parametrize(
     ("call", "message"),
     [
         (lambda: margin_loss(lengths(), LABELS, reduction="mean"), "margin loss reduction is 'mean'; expected 'paper'"),
-        (lambda: margin_loss(lengths(), LABELS, present=2.0), "present is 2.0; expected 0 to 1"),
         (lambda: margin_loss(lengths(), LABELS, present=0.1), "absent is 0.1 and present is 0.1; expected absent to b"),
-        (lambda: spread_loss(lengths(), LABELS, reduction="mean"), "spread loss reduction is 'mean'; expected 'paper'"),
         (lambda: spread_loss(lengths(), LABELS, margin=0.0), "margin is 0.0; expected more than 0, at most 1"),
         (lambda: spread_loss(lengths(), LABELS[:, None].expand(-1, 2)), "the spread loss is for one label per image, "),
-        (lambda: cross_entropy_loss(lengths(), LABELS[:, None].expand(-1, 2)), "softmax cross-entropy is for one labe"),
         (lambda: spread_loss(lengths(), lengths()), "the spread loss is for one label per image, these have shares of"),
         (lambda: cross_entropy_loss(lengths(), LABELS, label_smoothing=1.0), "label_smoothing is 1.0; expected 0 or m"),
         (lambda: reconstruction_loss(lengths(), lengths(), weight=-1), "weight is -1; expected 0 or more"),
         (lambda: reconstruction_loss(torch.zeros(0, 1, 2, 2), torch.zeros(0, 1, 2, 2)), "the batch is empty"),
         (lambda: l2_loss([], weight=-1), "weight is -1; expected 0 or more"),
     ],
-    ids=lambda value: value if isinstance(value, str) else "",
 )  # fmt: skip
 def test_wrong_arguments(call: Callable[[], Tensor], message: str) -> None:
-    with pytest.raises(ValueError, match=r"expected|labels? per image|empty") as caught:
+    with pytest.raises(ValueError, match=f"^{message}"):
         call()
-    assert str(caught.value).startswith(message)

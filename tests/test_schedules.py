@@ -55,29 +55,12 @@ def test_landmarks() -> None:
     found = [CAPSNET_LEARNING_RATE(step) for step in (30_000, 300_000)]
     assert found == pytest.approx([5.42e-4, 2.19e-6], rel=2e-3)
     assert CAPSNET_LEARNING_RATE(338_000) > 1e-6, "its floor comes later"
+    stairs = Staircase(0.0, 1.0, "1/150 run", 1e6).for_run(steps_per_epoch=390, total_steps=300_000)
+    assert [stairs(2000 * step - 1) for step in (1, 49, 98, 150)] == [0, 48, 97, 149], "a whole number of steps"
+    assert [stairs(2000 * step) for step in (1, 49, 98, 150)] == [1, 49, 98, 150]
     assert Staircase(0.2, 0.1, 1, 0.9)(7) == 0.9  # 0.2 + 7 * 0.1 is more in floating point
     check_schedules({"learning_rate": OneCycle(1.0, "1 run")})  # 0 at both ends, and it trains in the middle
 
-
-CHANGED: list[tuple[Schedule, dict[str, Any]]] = [
-    (Constant(0.3), {"value": 0.4}),
-    (Linear(0.2, 0.9, 10), {"start": 0.1, "end": 0.8, "duration": 20}),
-    (Staircase(0.2, 0.1, 2, 0.5), {"start": 0.1, "increment": 0.05, "every": 4, "limit": 0.35}),
-    (SigmoidRamp(0.2, 0.79, 2), {"start": 0.1, "rise": 0.7, "every": 3, "offset": -3.0, "steepest": -2.0}),
-    (Exponential(1.0, 0.5, 2), {"initial": 2.0, "rate": 0.6, "every": 3, "floor": 0.9}),
-    (Drops(1.0, 0.5, 2, 3), {"initial": 2.0, "factor": 0.6, "first": 6, "second": 6}),
-    (OneCycle(1.0, 20, warmup=0.1), {"peak": 2.0, "duration": 10, "warmup": 0.5, "end": 0.1}),
-    (OneCycle(1.0, 20, warmup=0.5), {"start": 0.1}),
-]
-
-
-@pytest.mark.parametrize(("schedule", "changed"), CHANGED, ids=lambda each: type(each).__name__)
-def test_every_argument_does_something(schedule: Schedule, changed: dict[str, Any]) -> None:
-    for argument, value in changed.items():
-        assert dataclasses.replace(schedule, **{argument: value})(5) != schedule(5), argument
-
-
-# --- durations -------------------------------------------------------------------------------------------------------
 
 DURATIONS: dict[str | int | float, float] = {
     2000: 2000,
@@ -87,16 +70,12 @@ DURATIONS: dict[str | int | float, float] = {
     "2e3 steps": 2000,
     "  7steps ": 7,
     "3 epochs": 1170,
-    "1 epoch": 390,
     "1/2 epoch": 195,
     "0.5 epochs": 195,
     "1 run": 300_000,
     "1/150 run": 2000,
 }
-WRONG_DURATIONS = [
-    *("", "steps", "3", "3 hours", "three steps", "0 steps", "-1 epochs", "1/0 run", "--3 steps", "1.2.3 steps"),
-    *(0, -5, math.inf, math.nan),
-]
+WRONG_DURATIONS = ["", "steps", "3", "3 hours", "0 steps", "-1 epochs", "1/0 run", "1.2.3 steps", 0, -5, math.inf]
 
 
 def test_duration_in_steps() -> None:
@@ -106,27 +85,20 @@ def test_duration_in_steps() -> None:
 
 @pytest.mark.parametrize("duration", WRONG_DURATIONS)
 def test_wrong_duration_is_named(duration: Any) -> None:
-    for build in (
-        lambda: duration_in_steps(duration, steps_per_epoch=1, total_steps=1),
-        lambda: Linear(0.0, 1.0, duration),
-        lambda: Staircase(0.0, 0.1, duration, 1.0),
-        lambda: SigmoidRamp(0.0, 1.0, duration),
-        lambda: Exponential(1.0, 0.5, duration),
-        lambda: Drops(1.0, 0.5, duration, 2),
-        lambda: OneCycle(1.0, duration),
-    ):
-        with pytest.raises(ValueError, match="duration is"):
-            build()
+    with pytest.raises(ValueError, match="duration is"):
+        duration_in_steps(duration, steps_per_epoch=1, total_steps=1)
+    for schedule, _ in VALUES:
+        for field in dataclasses.fields(schedule):
+            if field.type == "Duration":
+                with pytest.raises(ValueError, match="duration is"):
+                    dataclasses.replace(schedule, **{field.name: duration})
 
 
 @pytest.mark.parametrize(
     ("schedule", "step", "same"),
     [
         (Exponential(1e-3, 0.96, "1/150 run", 1e-6), 30_000, CAPSNET_LEARNING_RATE),
-        (Exponential(1e-3, 0.96, "5 epochs", 1e-6), 30_000, Exponential(1e-3, 0.96, 1950, 1e-6)),
-        (Linear(0.2, 0.9, "1/2 run"), 75_000, Linear(0.2, 0.9, 150_000)),
         (Staircase(0.2, 0.1, "1 epoch", 0.9), 800, Staircase(0.2, 0.1, 390, 0.9)),
-        (SigmoidRamp(0.2, 0.79, "1/6 run"), 200_000, SigmoidRamp(0.2, 0.79, 50_000)),
         (Constant(0.3), 5, Constant(0.3)),
     ],
 )
@@ -138,35 +110,17 @@ def test_for_run_turns_durations_into_steps(schedule: Schedule, step: int, same:
     assert once.for_run(7, 7) == once
 
 
-def test_a_fraction_of_a_run_that_is_a_whole_number_of_steps_is_exactly_that() -> None:
-    schedule = Staircase(0.0, 1.0, "1/150 run", 1e6).for_run(steps_per_epoch=390, total_steps=300_000)
-    assert schedule.every == 2000
-    for stairs in (1, 2, 49, 98, 149, 150):
-        assert [schedule(2000 * stairs - 1), schedule(2000 * stairs)] == [stairs - 1, stairs]
-
-
-def test_schedules_are_frozen_and_compare_by_value() -> None:
-    assert Exponential(1e-3, 0.96, "2000 steps", 1e-6) == CAPSNET_LEARNING_RATE
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        CAPSNET_LEARNING_RATE.initial = 1.0
-
-
 @pytest.mark.parametrize(
     ("build", "message"),
     [
         (lambda: Constant(math.nan), "value is nan; expected a finite number"),
-        (lambda: Exponential(-0.001, 0.9, "1 run"), "initial is -0.001; expected more than 0"),
         (lambda: Exponential(0.001, -1, "1 run"), "rate is -1; expected more than 0"),
         (lambda: Exponential(0.001, 0.9, "1 run", 0.1), "floor is 0.1; expected 0 to 0.001"),
-        (lambda: SigmoidRamp(0.2, 0.7, 10, offset=-1e9), "offset is -1000000000.0; expected -700 or more"),
         (lambda: OneCycle(1.0, 100, warmup=1.0), "warmup is 1.0; expected 0 or more, less than 1"),
         (lambda: Linear(0.0, 1.0, "3 epochs")(0), "Linear(start=0.0, end=1.0, duration='3 epochs') lasts '3 epochs'; "),
-        (lambda: check_schedules({}), "the schedule has no entry; expected one named learning_rate"),
         (lambda: check_schedules({"learning_rate": None}), "the schedule has no entry; expected one named learning_"),
         (lambda: check_schedules({"margin": Constant(0.9)}), "the schedule has margin; expected one named learning_"),
-        (lambda: check_schedules({"learning_rate": 0.1}), "schedule.learning_rate is 0.1; expected a schedule, such a"),
         (lambda: check_schedules({"learning_rate": Constant(0)}), "schedule.learning_rate is 0 from start to end, "),
-        (lambda: check_schedules({"learning_rate": Constant(-0.1)}), "schedule.learning_rate is -0.1 at the start; "),
         (lambda: check_schedules({"learning_rate": Linear(0.1, -0.2, 1)}), "schedule.learning_rate is -0.2 at the end"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
@@ -175,9 +129,6 @@ def test_wrong_arguments(build: Callable[[], object], message: str) -> None:
     with pytest.raises(ValueError, match=r"expected|for_run") as caught:
         build()
     assert str(caught.value).startswith(message)
-
-
-# --- conf/schedule ---------------------------------------------------------------------------------------------------
 
 
 @functools.cache

@@ -29,7 +29,7 @@ from capsule_lab.errors import ConfigError, InterruptError, RunError
 from capsule_lab.lit import CapsNetModule
 from capsule_lab.system import signals
 from capsule_lab.train import Training, main, summary, train
-from tests.helpers.commands import CHOSEN, NO_PICTURES, TINY, TINY_CAPSNET, Ended, Trained, python, start
+from tests.helpers.commands import CHOSEN, NO_PICTURES, TINY, TINY_CAPSNET, Ended, Trained, python
 from tests.helpers.training import SignalAt, checkpoint, curves, results, run, spoil_weights, trained_module, weights
 
 Tiny = Callable[..., DictConfig]
@@ -41,11 +41,7 @@ def contents(directory: Path) -> dict[str, bytes]:
     return {str(path.relative_to(directory)): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
 
 
-# --- what a run leaves behind ----------------------------------------------------------------------------------------
-
-
 def test_files_of_a_run(trained: Trained) -> None:
-    """Those, and nothing else."""
     found = {path for path in trained.directory.rglob("*") if path.is_file() and path.parent.name != "evaluations"}
     assert {str(path.relative_to(trained.directory)) for path in found} == {
         *("config.yaml", "metrics.json", "metrics.csv", "train.log", "checkpoints/best.ckpt", "checkpoints/last.ckpt"),
@@ -63,13 +59,11 @@ def test_metrics_json_has_what_is_needed_to_repeat_the_run(trained: Trained) -> 
     assert found == trained.result
     assert set(found) == {
         "status", "name", "overrides", "test", "val", "weights_tested", "provenance", "parameters", "steps",
-        "planned_steps",
-        "epochs", "seed", "training_seconds", "training_cpu_seconds",
-        "precision", "hardware", "config_hash", "command", "commit", "versions",
-        "python", "stopped_by", "val_step", "best", "tested_step", "curves",
+        "planned_steps", "epochs", "seed", "training_seconds", "training_cpu_seconds", "precision", "hardware",
+        "config_hash", "command", "commit", "versions", "python", "stopped_by", "val_step", "best", "tested_step",
+        "curves",
     }  # fmt: skip
-    assert found["status"] == "finished"
-    assert (found["stopped_by"], found["weights_tested"]) == ("steps", "best")
+    assert (found["status"], found["stopped_by"], found["weights_tested"]) == ("finished", "steps", "best")
     best, last = checkpoint(trained.directory, "best"), checkpoint(trained.directory)
     assert (last["global_step"], last["epoch"]) == (8, 2)
     assert found["best"] == {"step": best["global_step"], "val": best["capsule_lab"]["val"]}
@@ -88,20 +82,13 @@ def test_metrics_json_has_what_is_needed_to_repeat_the_run(trained: Trained) -> 
         assert {"error", "loss", "margin", "reconstruction"} <= set(metrics)
         assert 0 <= metrics["error"] <= 100
         assert metrics["loss"] == pytest.approx(metrics["margin"] + metrics["reconstruction"], rel=1e-5)
+    rows = curves(trained.directory)
+    for column in ("train/loss", "val/error", "val/coupling_entropy"):
+        assert [row["step"] for row in rows if row[column]] == ["3", "7"]
+    assert [float(row["test/error"]) for row in rows if row["test/error"]] == [found["test"]["error"]]
     assert found["provenance"]["source"] == "standin"
     assert found["provenance"]["split"]["train_images"] == 256
     assert len(found["provenance"]["split"]["hash"]) == 32
-
-
-def test_every_epoch_is_in_the_csv_with_routing_statistics(trained: Trained) -> None:
-    rows = curves(trained.directory)
-    assert [row["step"] for row in rows if row["train/loss"]] == ["3", "7"]
-    validations = [row for row in rows if row["val/error"]]
-    assert [row["step"] for row in validations] == ["3", "7"]
-    assert [float(row["test/error"]) for row in rows if row["test/error"]] == [trained.result["test"]["error"]]
-    for row in validations:
-        assert 0 < float(row["val/coupling_entropy"]) <= 1
-        assert 0 <= float(row["val/dead_capsules"]) <= 100
 
 
 def test_log_of_a_run(trained: Trained) -> None:
@@ -109,9 +96,6 @@ def test_log_of_a_run(trained: Trained) -> None:
     assert "CapsNet on stand-in for MNIST" in text
     assert f"into {trained.directory}" in text
     assert f"overrides of the defaults: {shlex.join(TINY)}\n" in text, "also where a notebook composed them"
-    shown = repr(runs.open(trained.directory))
-    assert shown.startswith("Run(")
-    assert len(shown) < 300
     assert "epoch 1  step 4/8" in text
     assert "epoch 2  step 8/8" in text
     assert trained.events == ["training images", "fit starts", "fit ends", "test images"]
@@ -122,7 +106,6 @@ def test_log_of_a_run(trained: Trained) -> None:
 def test_mistakes_are_found_before_data_is_looked_for(
     tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It may be downloaded or rendered for minutes."""
     monkeypatch.setattr(MNISTDataModule, "setup", lambda *_: pytest.fail("data was looked for"))
     for wrong in ("model.primary.types=0", "trainer.max_time=soon", "routing.iterations=0"):
         with pytest.raises(ConfigError):
@@ -146,12 +129,6 @@ def test_checkpoints_are_plain_and_carry_their_configuration(trained: Trained) -
         assert not module.training
         torch.testing.assert_close(found.scores, expected_output.scores, rtol=0, atol=0)
         torch.testing.assert_close(found.capsules.poses, expected_output.capsules.poses, rtol=0, atol=0)
-    for which, path in (("best", "best.ckpt"), ("last", "last.ckpt"), ("none", None)):
-        chosen = runs.checkpoints.checkpoint_to_test(which, trained.directory)
-        assert chosen == (trained.directory / "checkpoints" / path if path else None)
-
-
-# --- seeds, directories, going on ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("seed", "same"), [(0, True), (1, False)])
@@ -163,105 +140,69 @@ def test_seed_decides_everything(trained: Trained, tiny: Tiny, tmp_path: Path, s
     assert all(weights(tmp_path / "again")[name].equal(weights(trained.directory)[name]) for name in names) is same
 
 
-def test_seed_decides_the_initial_weights(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def initial(seed: int) -> Tensor:
-        def stop(config: DictConfig, directory: Path, *callbacks: Callback) -> None:
-            raise KeyboardInterrupt
-
-        built: list[Any] = []
-        build_module = build.build_module
-        with monkeypatch.context() as patch:
-            patch.setattr(build, "build_module", lambda *args: built.append(build_module(*args)) or built[0])
-            patch.setattr(build, "build_trainer", stop)
-            with pytest.raises(KeyboardInterrupt):
-                train(tiny(f"seed={seed}"), tmp_path)
-        return built[0].network.digits.weight
-
-    assert initial(0).equal(initial(0))
-    assert not initial(0).equal(initial(1))
+def test_seed_decides_the_initial_weights(tiny: Tiny, tmp_path: Path) -> None:
+    first, again, other = (
+        Training(tiny(f"seed={seed}"), tmp_path, [], 0.0).module.network.digits.weight for seed in (0, 0, 1)
+    )
+    assert first.equal(again)
+    assert not first.equal(other)
 
 
-def test_directories_of_runs_of_one_configuration(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each has a number; ``train.resume`` finds the last of this very configuration."""
-    config = tiny()
-    choose, fingerprint = runs.directories.choose_directory, runs.directories.config_hash(config)
-    for number in range(1, 13):
-        suffix = f"-{number}" if number > 1 else ""
+def test_directories_of_runs_of_one_configuration(
+    trained: Trained, tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each has a number; ``train.resume`` finds the last of this very configuration, also the eleventh."""
+    config, choose = tiny(), runs.directories.choose_directory
+    for _ in range(11):
         directory = choose(config, "capsnet-mnist")
-        assert directory == Path.cwd() / "runs" / f"capsnet-mnist-{fingerprint}{suffix}"
         runs.directories.create_directory(directory, config)
-    assert choose(tiny("train.resume=true"), "capsnet-mnist") == directory
-    for others in (["seed=1"], ["trainer.max_epochs=3", "train.resume=true"]):
-        assert choose(tiny(*others), "capsnet-mnist") != directory
+    name = f"capsnet-mnist-{runs.directories.config_hash(config)}-11"
+    assert choose(tiny("train.resume=true"), "capsnet-mnist") == directory == Path.cwd() / "runs" / name
+    assert choose(tiny("trainer.max_epochs=3", "train.resume=true"), "capsnet-mnist") != directory
+    shutil.copytree(trained.directory / "checkpoints", directory / "checkpoints", dirs_exist_ok=True)
+    config.ckpt = str(directory / "checkpoints" / "last.ckpt")
+    assert choose(config, "capsnet-mnist") == directory, "a checkpoint of the same configuration continues there"
     monkeypatch.setenv("CAPSULE_LAB_RUNS", str(tmp_path / "elsewhere"))
     assert choose(tiny(), "a").parent == tmp_path / "elsewhere"
 
 
-def test_resume_on_other_data_is_refused(a_copy: Path, tiny: Tiny) -> None:
+REAL = ["data.source=real", "data.train_images=null"]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["train.resume=true", "data.validation=stratified"], "was trained on another split or version of the data; "),
+        (["train.resume=true", *REAL], "was trained on stand-in for MNIST.*, and now there is only real MNIST"),
+        (["ckpt=DIRECTORY", *REAL], "was trained on stand-in for MNIST.*, and now there is only real MNIST"),
+        (["ckpt=DIRECTORY", "model.channels=8"], r"last\.ckpt holds another network"),
+        ([], r"holds a run already; continue it with train\.resume=true, or name another"),
+    ],
+)
+def test_run_that_cannot_go_on_so_is_refused(
+    a_copy: Path, tiny: Tiny, real: Path, overrides: list[str], message: str
+) -> None:
     before = contents(a_copy)
-    with pytest.raises(RunError, match=r"last\.ckpt was trained on another split or version of the data; restore it"):
-        train(tiny("train.resume=true", "data.validation=stratified"), a_copy)
+    data = [f"data.directory={real}"] if REAL[0] in overrides else []
+    with pytest.raises(RunError, match=message):
+        train(tiny(*data, *(each.replace("DIRECTORY", str(a_copy)) for each in overrides)), a_copy)
     assert contents(a_copy) == before
 
 
-@pytest.mark.parametrize("how", ["train.resume=true", "ckpt=DIRECTORY"])
-def test_real_data_instead_of_the_stand_in_is_refused(a_copy: Path, tiny: Tiny, real: Path, how: str) -> None:
-    data = ["data.source=real", f"data.directory={real}", "data.train_images=null"]
-    with pytest.raises(RunError, match=r"was trained on stand-in for MNIST.*, and now there is only real MNIST"):
-        train(tiny(*data, how.replace("DIRECTORY", str(a_copy))), a_copy)
-
-
-@pytest.mark.parametrize("overrides", [[], ["trainer.max_epochs=3"]], ids=["same configuration", "another"])
-def test_directory_of_another_run_is_not_overwritten(a_copy: Path, tiny: Tiny, overrides: list[str]) -> None:
-    before = contents(a_copy)
-    with pytest.raises(RunError, match=r"holds a run already; continue it with train\.resume=true, or name another"):
-        train(tiny(*overrides), a_copy)
-    assert contents(a_copy) == before
-
-
-@pytest.fixture(scope="module")
-def interrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run like ``trained`` that was stopped in its second epoch; to read only."""
-    directory = tmp_path_factory.mktemp("interrupted") / "run"
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(InterruptError):
-        run(compose("train", [*TINY, *NO_PICTURES]), directory, patch, SignalAt(5))
-    return directory
-
-
-@pytest.mark.xdist_group("interrupted")
 def test_run_that_was_moved_resumes_as_if_it_had_not(
-    trained: Trained, interrupted: Path, tiny: Tiny, tmp_path: Path
+    trained: Trained, tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The best checkpoint stays the best: here the first, as both validations have the same error.
 
     Rows of ``metrics.csv`` that were written after the checkpoint, as before a kill, are written again.
     """
-    directory = Path(shutil.copytree(interrupted, tmp_path / "moved"))
+    with pytest.raises(InterruptError):
+        run(tiny(*NO_PICTURES), tmp_path / "run", monkeypatch, SignalAt(5))
+    directory = (tmp_path / "run").rename(tmp_path / "moved")
     with (directory / "metrics.csv").open("a", newline="") as file:
         csv.DictWriter(file, list(curves(directory)[0])).writerow({"step": 7, "epoch": 1, "val/error": 12.5})
     assert results(train(tiny("train.resume=true", *NO_PICTURES), directory)) == results(trained.result)
     assert curves(directory) == curves(trained.directory)
-
-
-@pytest.mark.xdist_group("interrupted")
-def test_ckpt_of_the_same_configuration_continues_in_its_own_directory(
-    trained: Trained, interrupted: Path, tiny: Tiny
-) -> None:
-    config = tiny(*NO_PICTURES)
-    directory = Path(shutil.copytree(interrupted, runs.directories.choose_directory(config, "capsnet-mnist")))
-    config.ckpt = str(directory / "checkpoints" / "last.ckpt")
-    assert runs.directories.choose_directory(config, "capsnet-mnist") == directory
-    assert results(train(config, directory)) == results(trained.result)
-    assert curves(directory) == curves(trained.directory)
-
-
-def test_ckpt_is_a_run_or_a_file(trained: Trained, tiny: Tiny, tmp_path: Path) -> None:
-    provenance = checkpoint(trained.directory)["capsule_lab"]["provenance"]
-    for path in (".", "checkpoints/last.ckpt"):
-        config = tiny("trainer.max_epochs=3", f"ckpt={trained.directory / path}")
-        found = runs.checkpoints.checkpoint_to_resume(config, tmp_path, provenance)
-        assert found is not None
-        assert found.samefile(trained.directory / "checkpoints" / "last.ckpt")
 
 
 @pytest.mark.whole
@@ -277,49 +218,32 @@ def test_ckpt_of_a_shorter_run_continues_in_a_directory_of_its_own(
         run(config, directory, monkeypatch, SignalAt(10))
     config.train.resume = True
     assert runs.directories.choose_directory(config, "capsnet-mnist") == directory
-    seen = Steps()
-    found = run(config, directory, monkeypatch, seen)
-    assert seen.found == [11, 12]
+    found = run(config, directory, monkeypatch, watch := Watch())
+    assert len(watch.rates) == 2
     assert (found["steps"], found["epochs"]) == (12, 3)
     assert [row["step"] for row in curves(directory) if row["train/loss"]] == ["11"]
     assert runs.directories.attempts(found["config_hash"]) == [], "it is no run of that configuration from its start"
     assert contents(a_copy) == before
 
 
-class Steps(Callback):
-    def __init__(self) -> None:
-        self.found: list[int] = []
-
-    def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
-        self.found.append(trainer.global_step)
-
-
 @pytest.mark.parametrize(
     ("moment", "signum", "message"),
     [
         ("on_sanity_check_start", signal.SIGUSR1, "stopped before training went on: checkpoints are as they were"),
-        ("on_sanity_check_start", signal.SIGINT, "stopped before training went on: checkpoints are as they were"),
         ("on_test_start", signal.SIGTERM, "training is complete; the same command with train.resume=true tests again"),
     ],
 )
 def test_signal_when_there_is_nothing_to_save(
     cli: Cli, a_copy: Path, monkeypatch: pytest.MonkeyPatch, moment: str, signum: signal.Signals, message: str
 ) -> None:
-    """A job of SLURM that is stopped while it does not train has to be requeued, too."""
     sent = type("Sent", (Callback,), {moment: lambda *_: signal.raise_signal(signum)})()
     real = build.build_trainer
     monkeypatch.setattr(build, "build_trainer", lambda c, d, *callbacks: real(c, d, sent, *callbacks))
     asked: list[int] = []
     monkeypatch.setattr(command, "requeue", asked.append)
-    overrides = [
-        *TINY,
-        *NO_PICTURES,
-        "train.resume=true",
-        f"train.directory={a_copy}",
-        "trainer.num_sanity_val_steps=1",
-    ]
+    resumed = ["train.resume=true", f"train.directory={a_copy}", "trainer.num_sanity_val_steps=1"]
     before = {number: signal.getsignal(number) for number in signals.SIGNALS}
-    ended = cli("train", *overrides)
+    ended = cli("train", *TINY, *NO_PICTURES, *resumed)
     assert (ended.status, ended.err) == (128 + signum, f"capsule_lab: {message}\n")
     assert asked == [signum]
     assert {number: signal.getsignal(number) for number in signals.SIGNALS} == before
@@ -336,15 +260,6 @@ def test_resuming_what_is_not_there_is_a_warning(cli: Cli, monkeypatch: pytest.M
     assert directory.startswith("mine-capsnet-mnist-")
     assert overrides == ["debug=smoke", *TINY_CAPSNET]
     assert "NOTHING TO RESUME for this configuration, in " in ended.out
-
-
-def test_ckpt_of_another_network_is_refused(tiny: Tiny, trained: Trained, tmp_path: Path) -> None:
-    with pytest.raises(RunError, match=r"last\.ckpt holds another network"):
-        train(tiny("model.channels=8", f"ckpt={trained.directory}"), tmp_path / "run")
-    assert not (tmp_path / "run").exists()
-
-
-# --- what happens in the loop ----------------------------------------------------------------------------------------
 
 
 class Watch(Callback):
@@ -372,11 +287,7 @@ def test_learning_rate_follows_the_schedule(tiny: Tiny, tmp_path: Path, monkeypa
 
 def test_steps_are_counted_by_the_module(tiny: Tiny, tmp_path: Path) -> None:
     """With the Trainer's own ``max_steps``, Lightning loses count when it resumes at the end of an epoch."""
-    for overrides, epochs in (
-        (["trainer.max_epochs=3"], 3),
-        (["trainer.max_epochs=3", "trainer.max_steps=6"], -1),
-        (["trainer.max_epochs=-1", "trainer.max_steps=6"], -1),
-    ):
+    for overrides, epochs in ((["trainer.max_epochs=3"], 3), (["trainer.max_epochs=3", "trainer.max_steps=6"], -1)):
         config = tiny(*overrides)
         trainer = build.build_trainer(config, tmp_path)
         assert (trainer.max_epochs, trainer.max_steps) == (epochs, -1)
@@ -389,7 +300,6 @@ def test_run_without_a_test(tiny: Tiny, tmp_path: Path) -> None:
     shown = summary(found, tmp_path / "run", CHOSEN, ["seed=1", "routing.iterations=2"])
     assert "not tested" in shown
     assert "network     capsnet, routing dynamic\n" in shown
-    assert "python -m capsule_lab analyse ckpt=run what=couplings\n" in shown
     assert shown.endswith("python -m capsule_lab train seed=1 routing=uniform")
     assert "capsule_lab analyse" not in summary(found, tmp_path / "without checkpoints", CHOSEN, [])
     assert "try next" not in summary(found, tmp_path / "run", CHOSEN), "of one of several"
@@ -418,10 +328,7 @@ def test_loss_that_is_not_finite_stops_the_run_and_leaves_the_checkpoint_before_
     assert max(seen) == 6
     assert not (tmp_path / "run" / "metrics.json").exists()
     failure = json.loads((tmp_path / "run" / "status.json").read_text())
-    assert failure["status"] == "failed"
     assert failure["error"].startswith("the margin term of the loss is nan at step 7")
-    assert (tmp_path / "run" / "train.log").read_text().splitlines() == failure["log"]
-    assert failure["log"][-1].endswith(failure["error"])
     assert checkpoint(tmp_path / "run")["global_step"] == 6
     assert all(value.isfinite().all() for value in weights(tmp_path / "run").values())
 
@@ -432,45 +339,6 @@ def test_test_that_is_not_finite_is_no_result(a_copy: Path, tiny: Tiny) -> None:
         train(tiny("train.resume=true", *NO_PICTURES), a_copy)
     assert not (a_copy / "metrics.json").exists()
     assert "gives" in json.loads((a_copy / "status.json").read_text())["error"]
-
-
-def test_learning_rate_that_is_too_large_ends_in_a_message(cli: Cli) -> None:
-    ended = cli("train", *TINY, *NO_PICTURES, "schedule.learning_rate.initial=1e30")
-    assert ended.status == 2
-    assert re.fullmatch(r"capsule_lab: the \w+ term of the loss is (nan|inf) at step \d; .*\n", ended.err)
-
-
-class Types(Callback):
-    """Notes the dtypes of what the network computes in validation."""
-
-    def __init__(self) -> None:
-        self.found: dict[str, torch.dtype] = {}
-
-    def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
-        pl_module.network.conv.register_forward_hook(self.note)
-
-    def note(self, layer: Any, inputs: Any, output: Tensor) -> None:
-        self.found.setdefault("convolution", output.dtype)  # not of what callbacks do later
-
-    def on_validation_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, *_: Any) -> None:
-        output = outputs["output"]
-        self.found |= {
-            "scores": output.scores.dtype,
-            "poses": output.capsules.poses.dtype,
-            "activations": output.capsules.activations.dtype,
-        }
-
-
-def test_capsules_are_float32_under_bf16(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    types = Types()
-    short = ["trainer.max_epochs=1", "trainer.limit_train_batches=1", "train.test=none", *NO_PICTURES]
-    found = run(tiny("trainer.precision=bf16-mixed", *short), tmp_path / "run", monkeypatch, types)
-    assert found["precision"] == "bf16-mixed"
-    capsules = dict.fromkeys(("scores", "poses", "activations"), torch.float32)
-    assert types.found == {"convolution": torch.bfloat16, **capsules}
-
-
-# --- debug=… ---------------------------------------------------------------------------------------------------------
 
 
 def test_smoke(cli: Cli, tmp_path: Path) -> None:
@@ -494,14 +362,12 @@ def test_smoke(cli: Cli, tmp_path: Path) -> None:
 
 
 @pytest.mark.whole
-def test_overfit_reaches_an_error_of_0(tiny: Tiny, tmp_path: Path) -> None:
-    wider = ["model.channels=8", "model.primary.types=4", "model.class_dim=8", "trainer.accelerator=cpu"]
-    rate = ["schedule=constant", "schedule.learning_rate.value=0.01"]
-    config = compose("train", [*wider, *rate, "model.decoder=[8]", "debug=overfit", *NO_PICTURES])
-    train(config, tmp_path / "run")
+def test_overfit_reaches_an_error_of_0(tmp_path: Path) -> None:
+    wider = ["model.channels=8", "model.primary.types=4", "model.class_dim=8", "model.decoder=[8]"]
+    rate = ["schedule=constant", "schedule.learning_rate.value=0.01", "trainer.accelerator=cpu"]
+    train(compose("train", [*wider, *rate, "debug=overfit", *NO_PICTURES]), tmp_path / "run")
     last = [row for row in curves(tmp_path / "run") if row["train/error"]][-1]
-    assert last["step"] == "59"
-    assert float(last["train/error"]) == 0
+    assert (last["step"], float(last["train/error"])) == ("59", 0)
 
 
 @pytest.mark.whole
@@ -512,9 +378,6 @@ def test_profile_leaves_a_table(tmp_path: Path) -> None:
     assert train(compose("train", overrides), tmp_path / "run")["steps"] == 12
     (table,) = (tmp_path / "run").glob("*profile*.txt")
     assert "Self CPU" in table.read_text()
-
-
-# --- loggers ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.whole
@@ -534,9 +397,6 @@ def test_tensorboard_gets_curves_and_pictures(tiny: Tiny, tmp_path: Path) -> Non
     assert len(curves(tmp_path / "run")) == 4
 
 
-# --- processes that are stopped, or are several ----------------------------------------------------------------------
-
-
 @pytest.mark.whole
 def test_killed_in_the_middle_of_an_epoch_and_resumed_equals_uninterrupted(
     trained: Trained, tiny: Tiny, tmp_path: Path
@@ -554,42 +414,21 @@ def test_killed_in_the_middle_of_an_epoch_and_resumed_equals_uninterrupted(
     assert curves(directory) == curves(trained.directory)
 
 
-ENDLESS = [*TINY, "trainer.max_epochs=100000", "train.directory=run", *NO_PICTURES]
-
-
-def assert_stopped(ended: Ended, overrides: list[str], folder: Path, signum: signal.Signals) -> None:
-    assert ended.status == 128 + signum
-    assert f"{signum.name}: stopping after this step" in ended.out
+def test_ctrl_c_stops_with_a_checkpoint_and_says_how_to_go_on(cli: Cli, tmp_path: Path) -> None:
+    sender = f"+callbacks.sender={{_target_: tests.helpers.training.SignalAt, step: 6, signum: {signal.SIGINT.value}}}"
+    overrides = [*TINY, "trainer.max_epochs=100000", "train.directory=run", *NO_PICTURES, sender]
+    ended = cli("train", *overrides)
+    assert ended.status == 128 + signal.SIGINT
+    assert "SIGINT: stopping after this step" in ended.out
     message = re.fullmatch(
-        rf"capsule_lab: stopped by {signum.name} at step (\d+), saved in (\S+); to continue exactly: "
-        r"(?:python -m )?\S+ (.*)\n",
+        r"capsule_lab: stopped by SIGINT at step 6, saved in (\S+); to continue exactly: (?:python -m )?\S+ (.*)\n",
         ended.err,
     )
     assert message is not None, ended.err
-    assert Path(message[2]) == folder / "run" / "checkpoints" / "last.ckpt"
-    assert checkpoint(folder / "run")["global_step"] == int(message[1])
-    assert shlex.split(message[3]) == [*overrides, "train.resume=true"]
-    assert not (folder / "run" / "metrics.json").exists()
-
-
-def test_signal_stops_with_a_checkpoint_and_says_how_to_go_on(cli: Cli, tmp_path: Path) -> None:
-    signum = signal.SIGINT
-    sender = f"+callbacks.sender={{_target_: tests.helpers.training.SignalAt, step: 6, signum: {signum.value}}}"
-    assert_stopped(cli("train", *ENDLESS, sender), [*ENDLESS, sender], tmp_path, signum)
-
-
-@pytest.mark.slow
-def test_ctrl_c_from_outside_stops_as_well(tmp_path: Path) -> None:
-    with start("-u", "-m", "capsule_lab.train", *ENDLESS, cwd=tmp_path) as process:
-        try:
-            assert process.stdout is not None
-            assert any(line.startswith("epoch 2") for line in process.stdout)
-            process.send_signal(signal.SIGINT)
-            ended = Ended(process.wait(60), process.stdout.read(), process.stderr.read() if process.stderr else "")
-        finally:
-            process.kill()
-    # what was printed before epoch 2 has been read
-    assert_stopped(ended, ENDLESS, tmp_path, signal.SIGINT)
+    assert Path(message[1]) == tmp_path / "run" / "checkpoints" / "last.ckpt"
+    assert checkpoint(tmp_path / "run")["global_step"] == 6
+    assert shlex.split(message[2]) == [*overrides, "train.resume=true"]
+    assert not (tmp_path / "run" / "metrics.json").exists()
 
 
 @pytest.mark.whole
@@ -607,9 +446,6 @@ def test_two_processes_train_as_one_does(tiny: Tiny, tmp_path: Path) -> None:
     assert found["test"]["error"] == one["test"]["error"]
     assert found["val"] == pytest.approx(one["val"], rel=1e-4)
     torch.testing.assert_close(weights(tmp_path / "two"), weights(tmp_path / "one"), rtol=0, atol=1e-4)
-
-
-# --- in a notebook ---------------------------------------------------------------------------------------------------
 
 
 def test_run_outside_of_a_command_says_what_to_call_instead(monkeypatch: pytest.MonkeyPatch) -> None:

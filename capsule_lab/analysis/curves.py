@@ -63,13 +63,9 @@ def legend_below(figure: Figure) -> None:
 
 
 def read_curves(metrics: Path, sha256: str | None = None) -> pd.DataFrame:
-    """The content of a ``metrics.csv``; empty, with a column ``step``, if there is none.
+    """The content of a ``metrics.csv``, of this sha256 if it is known; empty, with a column ``step``, if there is none.
 
     A damaged file counts as missing, which a warning says.
-
-    Args:
-        metrics: the ``metrics.csv`` of a run.
-        sha256: that the file must have, if it is known.
     """
     try:
         return _checked(metrics.read_bytes(), sha256)
@@ -98,7 +94,7 @@ def figures(metrics: Path) -> Iterator[tuple[str, Figure]]:
     yield "curves", training_curves(metrics)
     if layers_in(metrics):
         yield "layers", layer_curves(metrics)
-    if {VAL_ERROR, AFFNIST_ERROR} <= set(_columns(metrics)):
+    if {VAL_ERROR, AFFNIST_ERROR} <= {*read_curves(metrics)}:
         yield "transfer", transfer_curve(metrics)
 
 
@@ -106,9 +102,6 @@ def training_curves(metrics: Path) -> Figure:
     """Loss and error of training and validation against the step; of pairs of images, the quality of poses.
 
     Of training, means over epochs, and pale, those of ``callbacks.StepMetrics`` over a few steps.
-
-    Args:
-        metrics: the ``metrics.csv`` of a run.
     """
     table = read_curves(metrics)
     of_poses = {name: label for name, label in OF_PAIRS.items() if f"val/{name}" in table}
@@ -128,11 +121,7 @@ def training_curves(metrics: Path) -> Figure:
 
 
 def curves_of_runs(metrics: Mapping[str, Path]) -> Figure:
-    """Loss and error of several runs against the step: training dashed, validation solid.
-
-    Args:
-        metrics: name and ``metrics.csv`` of each run.
-    """
+    """Loss and error of several runs, by name, against the step: training dashed, validation solid."""
     figure, axes = _loss_and_error()
     for number, (name, file) in enumerate(metrics.items()):
         table = read_curves(file)
@@ -146,11 +135,7 @@ def curves_of_runs(metrics: Mapping[str, Path]) -> Figure:
 
 
 def layer_curves(metrics: Path) -> Figure:
-    """Mean activation of each layer, within one standard deviation, and its share of dead capsules, against the step.
-
-    Args:
-        metrics: the ``metrics.csv`` of a run with ``RoutingStats``.
-    """
+    """Of a run with ``RoutingStats``, activation of each layer, mean and spread, and its share of dead capsules."""
     table = read_curves(metrics)
     figure = Figure(figsize=(9, 3.2), layout="constrained")  # inches
     activation, dead = figure.subplots(1, 2)
@@ -171,18 +156,13 @@ def layer_curves(metrics: Path) -> Figure:
 
 def layers_in(metrics: Path) -> list[str]:
     """Names of the layers that ``RoutingStats`` logged, from the image upwards."""
-    names = [name.removeprefix(STD) for name in _columns(metrics) if name.startswith(STD)]  # in alphabetical order
+    columns: list[str] = [*read_curves(metrics)]  # in alphabetical order
+    names = [name.removeprefix(STD) for name in columns if name.startswith(STD)]
     return sorted(names, key=lambda name: (name != "primary", not name.startswith("conv")))
 
 
 def transfer_curve(metrics: Path) -> Figure:
-    """Accuracy on synthetic affNIST against that on the data of training, a point for each validation.
-
-    Sabour 2017, section 5.2, compares networks of equal accuracy on the data of training.
-
-    Args:
-        metrics: the ``metrics.csv`` of a run that validated on affNIST too.
-    """
+    """Accuracy on synthetic affNIST against that on the data of training (Sabour 2017, section 5.2)."""
     rows = read_curves(metrics)[["step", VAL_ERROR, AFFNIST_ERROR]].dropna()
     figure = Figure(figsize=(5.5, 4.2), layout="constrained")  # inches
     axis = figure.add_subplot()
@@ -193,10 +173,6 @@ def transfer_curve(metrics: Path) -> Figure:
     axis.set(xlabel="accuracy in % on moved digits, as trained", ylabel="accuracy in % on synthetic affNIST, unseen")
     axis.grid(alpha=0.3)
     return figure
-
-
-def _columns(metrics: Path) -> list[str]:
-    return list(read_curves(metrics).columns)
 
 
 def _loss_and_error() -> tuple[Figure, list[Axes]]:
@@ -210,10 +186,8 @@ def _loss_and_error() -> tuple[Figure, list[Axes]]:
 
 
 def _draw(axis: Axes, table: pd.DataFrame, name: str, style: str, label: str, alpha: float = 1.0) -> None:
-    if name in table:
-        rows = table[["step", name]].dropna()
-        if rows.empty:
-            return
+    rows = table[["step", name]].dropna() if name in table else table[:0]
+    if len(rows):
         (line,) = axis.plot(rows["step"] + 1, rows[name], style, markersize=3, label=label, alpha=alpha)
         if len(rows) == 1:
             line.set_marker("o")  # a line of one point would not be seen

@@ -32,15 +32,9 @@ class EqualCouplings(Normaliser):
 def equal_couplings(network: nn.Module) -> Iterator[None]:
     """In all routings of ``network``, every child goes to all parents that see it in equal shares.
 
-    The *routing gain* of a network is its error with equal couplings less that with its own.
-
-    Args:
-        network: with at least one ``AbstractRouting`` that turns log-couplings into couplings by the normaliser it is
-            given, as all of this project do whose couplings are learned or found by iterations.
-
-    Raises:
-        ValueError: for a network without a routing, or with one whose children compete for a parent; and, when it is
-            called, for a leaky one.
+    The *routing gain* of a network is its error with equal couplings less that with its own. Its routings turn
+    log-couplings into couplings by the normaliser that they are given, as all of this project do whose couplings are
+    learned or found by iterations. A leaky one is a ``ValueError`` when it is called.
     """
     routings = [module for module in network.modules() if isinstance(module, AbstractRouting)]
     for routing in routings:

@@ -35,9 +35,9 @@ Network = TypeVar("Network", bound=nn.Module)
 
 @dataclass(frozen=True)
 class GradientMeasurement:
-    """The loss, the length of its gradient by all parameters, and how much of it a small change of the weights leaves.
+    """The loss, the length of its gradient, and the cosine between the gradients before and after a small change.
 
-    ``cosine`` is that between the gradients before and after a change, the mean over changes; NaN if one of them is 0.
+    Of all parameters, the mean over changes; NaN if a gradient is 0.
     """
 
     loss: float
@@ -63,12 +63,12 @@ def measure_gradient(
         loss: of a network, on one batch: ``lambda network: spread_loss(network(images).scores, labels)``. It must call
             the network that it gets, which is a copy.
         relative_change: standard deviation of the change.
-        changes: how many, all of the same weights; their cosines are averaged.
+        changes: how many, all of the same weights.
         seed: of the changes and of dropout.
     """
     check_number("relative_change", relative_change, above=0)
     check_number("changes", changes, 1)
-    twin = float32_copy(network)
+    twin = _float32_copy(network)
     parameters = [each for each in twin.parameters() if each.requires_grad]
     if not parameters:
         raise ValueError(f"{type(network).__name__} has no parameter that is trained; expected one with requires_grad")
@@ -92,8 +92,7 @@ def measure_gradient(
     return GradientMeasurement(value, float(before.norm()), sum(cosines) / changes)
 
 
-def float32_copy(network: Network) -> Network:
-    """A copy of a network with the same weights, half precision as float32."""
+def _float32_copy(network: Network) -> Network:
     twin = copy.deepcopy(network)
     return twin.float() if any(each.dtype in HALF for each in twin.parameters()) else twin
 
@@ -102,8 +101,7 @@ def float32_copy(network: Network) -> Network:
 def _reproducible(network: nn.Module, seed: int) -> Iterator[None]:
     """Full precision, and random numbers from ``seed``; afterwards the random state is what it was."""
     device = next(network.parameters()).device
-    devices = [device] if device.type == "cuda" else []
-    with torch.random.fork_rng(devices), torch.autocast(device.type, enabled=False):
+    with torch.random.fork_rng([device] if device.type == "cuda" else []), torch.autocast(device.type, enabled=False):
         torch.manual_seed(seed)
         yield
 
@@ -119,9 +117,9 @@ class LayerMeasurement:
         saturated: percent of the activations on which the logistic is nearly flat, below 0.026 or above 0.974.
         iterations: after each routing iteration, for a routing that calls ``on_iteration``: ``pose_std`` and
             ``coupling_entropy``, 1 is uniform; if the routing reports them, ``activation`` and ``activation_std``.
-        votes_variance: see ``votes_variance``; ``None`` for a layer without routing.
-        min_variance: what the layer's routing adds to each variance; ``None`` if it adds nothing.
-        normalised: whether the layer's routing normalises the evidence for a parent.
+        votes_variance: see there; ``None`` for a layer without routing.
+        min_variance: what the routing adds to each variance; ``None`` if it adds nothing.
+        normalised: whether it normalises the evidence for a parent.
     """
 
     pose_std: float
@@ -135,13 +133,8 @@ class LayerMeasurement:
 
 
 def measure_layers(network: AbstractCapsuleNetwork, images: Tensor) -> dict[str, LayerMeasurement]:
-    """The capsules of every layer, from the image upwards, and their routing.
-
-    Args:
-        network: in training or in evaluation mode.
-        images: ``(batch, channel, height, width)``, more than one.
-    """
-    twin = float32_copy(network)
+    """The capsules of every layer, from the image upwards, and their routing, of more than one image."""
+    twin = _float32_copy(network)
     found: dict[str, LayerMeasurement] = {}
     for name, layer in twin.capsule_layers().items():
         _observe(name, layer, found)
@@ -170,10 +163,8 @@ def _observe(name: str, layer: nn.Module, found: dict[str, LayerMeasurement]) ->
     def keep_iteration(trace: RoutingTrace) -> None:
         entropy = CouplingEntropy().to(trace.couplings.device)
         entropy.update(trace.couplings)
-        activation = {} if trace.activations is None else _mean_and_spread(trace.activations)
-        iterations.append(
-            {"pose_std": float(trace.poses.std()), "coupling_entropy": float(entropy.compute()), **activation}
-        )
+        found = {} if trace.activations is None else _mean_and_spread(trace.activations)
+        iterations.append({"pose_std": float(trace.poses.std()), "coupling_entropy": float(entropy.compute()), **found})
 
     def keep_variances(_: nn.Module, arguments: Any) -> None:
         votes, *others = arguments
@@ -200,11 +191,7 @@ def votes_variance(
 
     The variance is that of a component over the children, weighted by their activations. The median over images,
     parents and components, as the coordinates that class capsules add are in two components alone. Of more than 64 MiB
-    of votes, rows of the batch at equal distances.
-
-    Args:
-        votes: the tensor, or poses and weight.
-        activations: of the children; ``None`` weighs them equally.
+    of votes, rows of the batch at equal distances. Without activations, children weigh the same.
 
     >>> votes = torch.tensor([1.0, 2.0, 3.0, 10.0]).reshape(1, 4, 1, 1)
     >>> round(votes_variance(votes, torch.tensor([[1.0, 1.0, 1.0, 0.0]])), 4)
@@ -235,9 +222,6 @@ def floor_warnings(layers: Mapping[str, LayerMeasurement]) -> list[str]:
     Far below it, with two or more iterations, the E-step divides squared distances by variances that may be as small as
     the floor, and each iteration multiplies the gradient by that. Far above it all variances are nearly the floor, so
     that activations hardly depend on the votes, unless the evidence is normalised.
-
-    Args:
-        layers: what was measured of each layer, by name.
     """
     below, above = [], []
     for name, layer in layers.items():
@@ -274,10 +258,8 @@ def relative_steps(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) ->
     >>> relative_steps(before, {"weight": torch.tensor([3.0, 4.5]), "bias": torch.ones(1)})
     {'weight': 0.1}
     """
-    norms = {name: float(each.float().norm()) for name, each in before.items()}
-    return {
-        name: float((after[name].float() - before[name].float()).norm()) / norm for name, norm in norms.items() if norm
-    }
+    steps = {name: float((after[name].float() - each.float()).norm()) for name, each in before.items()}
+    return {name: step / norm for name, step in steps.items() if (norm := float(before[name].float().norm()))}
 
 
 def quantities(gradient: GradientMeasurement, layers: Mapping[str, LayerMeasurement]) -> dict[str, float]:

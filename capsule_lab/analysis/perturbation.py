@@ -28,7 +28,8 @@ class Steps(NamedTuple):
 
 
 PAPER = Steps()
-"""Those of Sabour 2017."""
+Labels = Int64[Tensor, " batch"] | Int64[Tensor, "batch label"]
+Rows = Float[Tensor, "row offset channel height width"]
 
 
 def steps_of(output: CapsuleOutput) -> Steps:
@@ -46,16 +47,8 @@ def perturbed_reconstructions(
 ) -> Float[Tensor, "batch dim offset channel height width"]:
     """Images decoded from the pose of one class, with each of some offsets added to each component alone.
 
-    The sum is decoded as it is, not squashed again. In the middle of ``offset`` nothing is added.
-
-    Args:
-        network: with a decoder.
-        output: of ``network`` for the images.
-        classes: the capsule to perturb, the label of each image; all others are zeroed, as in any reconstruction.
-        steps: the offsets; the paper's are made for poses of length below 1.
-
-    Raises:
-        ValueError: if ``output`` has no capsules.
+    The sum is decoded as it is, not squashed again; in the middle nothing is added. ``classes`` are the capsules to
+    perturb, the label of each image; all others are zeroed. The paper's steps are made for poses of length below 1.
     """
     if output.capsules is None:
         raise ValueError("this output has no capsules to perturb; expected that of a CapsNet")
@@ -65,15 +58,9 @@ def perturbed_reconstructions(
     offsets = units[:, None] * poses.new_tensor(steps.values)  # [d o]
     change = torch.eye(dim).to(poses)[:, None] * offsets[:, :, None]  # [d o d]
     changed = poses[:, None, None] + change[:, :, None]  # [b d o k d]: of every class, all but one of which are zeroed
-    repeats = dim * offsets.shape[1]
-    decoded = network.reconstruct(
-        CapsuleOutput(
-            output.scores.repeat_interleave(repeats, 0),
-            Capsules(changed.flatten(0, 2), output.capsules.activations.repeat_interleave(repeats, 0)),
-        ),
-        classes.repeat_interleave(repeats),
-    )
-    return decoded.unflatten(0, (batch, dim, offsets.shape[1]))
+    index = torch.arange(batch, device=poses.device).repeat_interleave(dim * offsets.shape[1])
+    repeated = CapsuleOutput(output.scores[index], Capsules(changed.flatten(0, 2), output.capsules.activations[index]))
+    return network.reconstruct(repeated, classes[index]).unflatten(0, (batch, dim, offsets.shape[1]))
 
 
 def change_of_rows(decoded: Float[Tensor, "batch dim offset channel height width"]) -> Float[Tensor, "batch dim"]:
@@ -85,14 +72,9 @@ def change_of_rows(decoded: Float[Tensor, "batch dim offset channel height width
 def perturbation_sheet(
     network: Reconstructs, output: CapsuleOutput, label: int, *, names: Sequence[str] = (), steps: Steps = PAPER
 ) -> Figure:
-    """A row for each component of the pose, a column for each offset: figure 4 complete for one image.
+    """A row for each component of the pose, a column for each offset: figure 4 complete for one image of a class.
 
-    Args:
-        network: with a decoder.
-        output: of ``network`` for one image.
-        label: its class.
-        names: of the classes, if they have any.
-        steps: see ``steps_of``.
+    ``output`` is that of the network, which has a decoder, for the image; ``names`` are those of the classes, if any.
     """
     classes = torch.tensor([label], device=output.scores.device)
     (rows,) = perturbed_reconstructions(network, output, classes, steps)
@@ -104,7 +86,7 @@ def perturbation_sheet(
 def perturbation_figure(
     network: Reconstructs,
     output: CapsuleOutput,
-    labels: Int64[Tensor, " batch"] | Int64[Tensor, "batch label"],
+    labels: Labels,
     *,
     names: Sequence[str] = (),
     rows: int = 6,  # Sabour 2017, figure 4
@@ -112,12 +94,8 @@ def perturbation_figure(
     """Figure 4 of Sabour 2017: rows of perturbed reconstructions, captioned with class and dimension.
 
     The paper's rows are picked by hand. Here, of one image of each class, it is the row in which the decoded image
-    changes most, see ``change_of_rows``; and of those, the ones that change most.
-
-    Args:
-        network, output, names: see ``perturbation_sheet``.
-        labels: classes of the images; of several digits in an image, the first is decoded.
-        rows: at most, one for each class.
+    changes most, see ``change_of_rows``; and of those, at most ``rows`` that change most. Of several digits in an
+    image, the first is decoded.
     """
     examples = example_of_each_class(output, labels)
     classes, numbers = (labels.new_tensor(list(each)) for each in (examples, examples.values()))
@@ -128,18 +106,11 @@ def perturbation_figure(
     chosen = strongest[classes[strongest].argsort()]
     shown = [f"class {name_of_class(names, int(classes[number]))}, dimension {dimensions[number]}" for number in chosen]
     pictures = decoded[chosen, dimensions[chosen]]
-    return offsets_grid(
-        pictures,
-        shown,
-        "one dimension of the pose changed before decoding: of each class, the one that changes the image most",
-        steps,
-        note_on_decoder(pictures[:, len(steps.values) // 2]),
-    )
+    title = "one dimension of the pose changed before decoding: of each class, the one that changes the image most"
+    return offsets_grid(pictures, shown, title, steps, note_on_decoder(pictures[:, len(steps.values) // 2]))
 
 
-def example_of_each_class(
-    output: CapsuleOutput, labels: Int64[Tensor, " batch"] | Int64[Tensor, "batch label"]
-) -> dict[int, int]:
+def example_of_each_class(output: CapsuleOutput, labels: Labels) -> dict[int, int]:
     """Index of an image of each class, of the first label where there are several: one that is recognised, if any."""
     labels = labels.reshape(len(labels), -1)  # [b label]
     right = (predictions_by_label(output.ranking, labels) == labels).all(1)
@@ -149,18 +120,10 @@ def example_of_each_class(
     return {int(classes[number]): number for number in (*recognised, *others)}
 
 
-def offsets_grid(
-    pictures: Float[Tensor, "row offset channel height width"],
-    rows: Sequence[str],
-    title: str,
-    steps: Steps = PAPER,
-    note: str = "",
-) -> Figure:
+def offsets_grid(pictures: Rows, rows: Sequence[str], title: str, steps: Steps = PAPER, note: str = "") -> Figure:
     """Rows of decoded images, a column for each offset, in the middle that of none."""
-    columns = [
-        Column(f"{offset:+.2f}" if offset else "0", list(shown))
-        for offset, shown in zip(steps.values, pictures.unbind(1), strict=True)
-    ]
+    captions = [f"{offset:+.2f}" if offset else "0" for offset in steps.values]
+    columns = [Column(caption, [*each]) for caption, each in zip(captions, pictures.unbind(1), strict=True)]
     middle = len(steps.values) // 2
     groups = [
         Group("subtracted" if steps.units is None else "standard deviations subtracted", columns[:middle]),

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from torch import Tensor
@@ -47,19 +49,15 @@ def picture_grid(
     """All pictures in one image, groups of columns apart from each other.
 
     Three channels are red, green and blue. Otherwise the first channel is drawn, dark on white: of a stereo pair, the
-    left image.
-
-    Args:
-        groups: of pictures of one size; groups without columns are left out.
-        rows: names of the rows, at the left.
-        title: above the figure.
-        note: below the figure.
-        cell: inches from one picture to the next.
+    left image. Pictures are of one size, ``cell`` inches from one to the next; groups without columns are left out.
+    Names of the rows are at the left, the title above the figure, the note below it.
     """
     groups = [group for group in groups if group.columns]
     columns = [column._replace(caption=wrapped(column.caption, cell)) for group in groups for column in group.columns]
     height, width = columns[0].pictures[0].shape[1:]
-    lefts = _lefts([len(group.columns) for group in groups], width)
+    group_of = [number for number, group in enumerate(groups) for _ in group.columns]
+    apart, between = width + round(_GAP * width), round((_BETWEEN_GROUPS - _GAP) * width)
+    lefts = [number * apart + group * between for number, group in enumerate(group_of)]
     pixel = cell / (width * (1 + _GAP))  # inches
     under = round(height_of(wrapped(text, cell) for column in columns for text, _ in column.below) / pixel)
     step = height + under + round(_GAP * width)
@@ -67,7 +65,6 @@ def picture_grid(
     for left, column in zip(lefts, columns, strict=True):
         for row, picture in enumerate(column.pictures):
             mosaic[row * step : row * step + height, left : left + width] = _as_rgb(picture)
-    corners = [(left, row * step) for left in lefts for row in range(len(rows))]
 
     across, down = mosaic.shape[1] * pixel, mosaic.shape[0] * pixel
     labels = MARGIN + LETTER * max(map(len, rows))
@@ -79,8 +76,7 @@ def picture_grid(
     figure = Figure(figsize=size)
     axes = figure.add_axes((labels / size[0], below / size[1], across / size[0], down / size[1]))
     axes.imshow(mosaic, vmin=0, vmax=1, aspect="auto")
-    for left, top in corners:
-        corner = (left - 0.5, top - 0.5)
+    for corner in itertools.product([left - 0.5 for left in lefts], [row * step - 0.5 for row in range(len(rows))]):
         frame = Rectangle(corner, width, height, fill=False, clip_on=False, edgecolor=_FRAME, linewidth=0.5)
         axes.add_patch(frame)
     axes.xaxis.tick_top()
@@ -106,11 +102,7 @@ def picture_grid(
 
 
 def image_rows(rows: Mapping[str, Float[Tensor, "image channel height width"]]) -> Figure:
-    """Images of the same things, one row for each name, all in the range of the last row.
-
-    Args:
-        rows: in [0, 1], where they are drawn as they are; or in any other range.
-    """
+    """Images of the same things, one row for each name, all in the range of the last row, or in [0, 1] if that is."""
     last = [*rows.values()][-1]
     low, high = (0.0, 1.0) if last.min() >= 0 and last.max() <= 1 else (float(last.min()), float(last.max()))
     columns = [
@@ -118,6 +110,20 @@ def image_rows(rows: Mapping[str, Float[Tensor, "image channel height width"]]) 
         for pictures in zip(*rows.values(), strict=True)
     ]
     return picture_grid([Group("", columns)], [*rows])
+
+
+def panels(rows: int, columns: int, size: tuple[float, float], title: str, **options: Any) -> tuple[Figure, Any]:
+    """A figure of this size in inches, under a title, and its axes in rows and columns."""
+    figure = Figure(figsize=size, layout="constrained")
+    figure.suptitle(title, size=9)
+    return figure, figure.subplots(rows, columns, squeeze=False, **options)
+
+
+def draw_image(axis: Axes, picture: Picture, title: str = "", **options: Any) -> None:
+    """The first channel on axes of its own, dark on white."""
+    axis.imshow(-picture[0].float().cpu().numpy(), **{"cmap": "gray", **options})
+    axis.set(xticks=[], yticks=[])
+    axis.set_title(title, fontsize=9)
 
 
 def name_of_class(classes: Sequence[str], label: int) -> str:
@@ -135,19 +141,7 @@ def note_on_decoder(decoded: Float[Tensor, "picture channel height width"]) -> s
     return ""
 
 
-def _lefts(groups: Sequence[int], width: int) -> list[int]:
-    """Left edge of each column in pixels; ``groups`` are numbers of columns."""
-    lefts, left = [], 0
-    for columns in groups:
-        for _ in range(columns):
-            lefts.append(left)
-            left += width + round(_GAP * width)
-        left += round((_BETWEEN_GROUPS - _GAP) * width)
-    return lefts
-
-
 def _as_rgb(picture: Picture) -> np.ndarray:
-    """A picture as ``(height, width, 3)``."""
     shown = picture.detach().float().clamp(0, 1).cpu()
     if len(shown) == 3:
         return shown.permute(1, 2, 0).numpy()

@@ -17,15 +17,13 @@ from capsule_lab.types import CapsuleOutput, Capsules
 _ROWS = ("input", "output")
 _WIDE = 1.6  # ours: inches, of a picture with labels and predictions under it
 
+Images = Float[Tensor, "batch channel height width"]
+Labels = Int64[Tensor, " batch"]
+
 
 @torch.no_grad()
 def reconstruction_sheet(
-    network: Reconstructs,
-    output: CapsuleOutput,
-    images: Float[Tensor, "batch channel height width"],
-    labels: Int64[Tensor, " batch"],
-    *,
-    names: Sequence[str] = (),
+    network: Reconstructs, output: CapsuleOutput, images: Images, labels: Labels, *, names: Sequence[str] = ()
 ) -> Figure:
     """Two rows: the images, and the reconstructions from the predicted class's capsule.
 
@@ -35,21 +33,16 @@ def reconstruction_sheet(
         network: with a decoder.
         output: of ``network`` for ``images``.
         images: in [0, 1], or standardised and drawn from their darkest to their brightest pixel.
-        labels: their classes.
-        names: of the classes, if they have any.
+        labels, names: their classes, and the names of all, if they have any.
     """
     predictions = output.ranking.argmax(1)
     decoded = network.reconstruct(output, predictions)
     pairs = zip(labels.tolist(), predictions.tolist(), strict=True)
     between = "\n→ " if names else " → "  # names are long
-    columns = [
-        Column(
-            between.join(name_of_class(names, each) for each in pair),
-            pictures,
-            "black" if pair[0] == pair[1] else "red",
-        )
-        for pair, *pictures in zip(pairs, in_unit_range(images), decoded, strict=True)
-    ]
+    columns = []
+    for pair, *pictures in zip(pairs, in_unit_range(images), decoded, strict=True):
+        caption = between.join(name_of_class(names, each) for each in pair)
+        columns.append(Column(caption, pictures, "black" if pair[0] == pair[1] else "red"))
     return picture_grid([Group("", columns)], _ROWS, note=note_on_decoder(decoded))
 
 
@@ -57,8 +50,8 @@ def reconstruction_sheet(
 def reconstruction_figure(
     network: Reconstructs,
     output: CapsuleOutput,
-    images: Float[Tensor, "batch channel height width"],
-    labels: Int64[Tensor, " batch"],
+    images: Images,
+    labels: Labels,
     *,
     names: Sequence[str] = (),
     correct: int = 4,  # Sabour 2017, figure 3
@@ -66,22 +59,15 @@ def reconstruction_figure(
 ) -> Figure:
     """Figure 3 of Sabour 2017: images over reconstructions, captioned (label, prediction, capsule decoded).
 
-    First images of several classes that are recognised, then failures, each of them twice: decoded from the capsule of
-    its label, and from that of the prediction. All are the first in the batch; a note has the number of failures.
-
-    Args:
-        network, output, images, labels, names: see ``reconstruction_sheet``.
-        correct: number of recognised images, each of another class.
-        failures: number of others.
+    First images that are recognised, each of another class, then failures, each of them twice: decoded from the capsule
+    of its label, and from that of the prediction. All are the first in the batch; a note has the number of failures.
     """
     predictions = output.ranking.argmax(1)
     right = predictions == labels
     good = sorted(first_of_each_class(labels, right)[:correct], key=lambda number: int(labels[number]))
-    bad = (~right).nonzero().flatten()[:failures].tolist()
+    bad = (~right).nonzero().flatten()[:failures]
 
-    def columns(cases: list[tuple[int, Tensor]], colour: str) -> list[Column]:
-        numbers = torch.tensor([number for number, _ in cases], dtype=torch.int64, device=labels.device)
-        targets = torch.tensor([int(classes[number]) for number, classes in cases], dtype=torch.int64).to(labels)
+    def columns(numbers: Tensor, targets: Tensor, colour: str) -> list[Column]:
         decoded = network.reconstruct(select_images(output, numbers), targets)
         between = ",\n" if names else ", "  # names are long
         captions = zip(labels[numbers].tolist(), predictions[numbers].tolist(), targets.tolist(), strict=True)
@@ -90,11 +76,10 @@ def reconstruction_figure(
             for caption, *pictures in zip(captions, in_unit_range(images[numbers]), decoded, strict=True)
         ]
 
+    both = torch.stack([labels[bad], predictions[bad]], 1).flatten()
     groups = [
-        Group("recognised", columns([(number, labels) for number in good], "black")),
-        Group(
-            "not recognised", columns([(number, classes) for number in bad for classes in (labels, predictions)], "red")
-        ),
+        Group("recognised", columns(bad.new_tensor(good), labels[good], "black")),
+        Group("not recognised", columns(bad.repeat_interleave(2), both, "red")),
     ]
     failed = int((~right).sum()) or "none"
     note = f"(label, prediction, capsule decoded)\nnot recognised: {failed} of the {len(labels)} images looked at"
@@ -104,7 +89,7 @@ def reconstruction_figure(
 
 def prediction_figure(
     ranking: Float[Tensor, "batch classes"],
-    images: Float[Tensor, "batch channel height width"],
+    images: Images,
     labels: Int64[Tensor, " batch"] | Int64[Tensor, "batch label"],
     *,
     names: Sequence[str] = (),
@@ -114,11 +99,6 @@ def prediction_figure(
 
     Of several labels, as many classes as there are labels are predicted, those that rank highest. Images that are
     recognised come first, then at least a row of others, if there are so many; a note has their number.
-
-    Args:
-        ranking: see ``CapsuleOutput``.
-        images, labels, names: see ``reconstruction_sheet``.
-        side: images across and down.
     """
     labels = labels.reshape(len(labels), -1)
     predictions = predictions_by_label(ranking, labels)
@@ -133,14 +113,13 @@ def prediction_figure(
         return "\n".join(f"{word} {', '.join(found)}" for word, found in zip(("true", "predicted"), both, strict=True))
 
     below = [(text(number), "red" if wrong[number] else "black") for number in chosen]
-    columns = [
-        Column("", [*pictures[first::side]], below=below[first::side]) for first in range(min(side, len(chosen)))
-    ]
+    starts = range(min(side, len(chosen)))
+    columns = [Column("", [*pictures[first::side]], below=below[first::side]) for first in starts]
     note = f"not recognised: {len(bad) or 'none'} of the {len(labels)} images looked at"
     return picture_grid([Group("", columns)], [""] * -(-len(chosen) // side), note=note, cell=_WIDE)
 
 
-def first_of_each_class(classes: Int64[Tensor, " batch"], wanted: Bool[Tensor, " batch"]) -> list[int]:
+def first_of_each_class(classes: Labels, wanted: Bool[Tensor, " batch"]) -> list[int]:
     """Indices of the first wanted image of each class that has one, in ascending order."""
     first: dict[int, int] = {}
     for number in wanted.nonzero().flatten().tolist():
@@ -149,11 +128,7 @@ def first_of_each_class(classes: Int64[Tensor, " batch"], wanted: Bool[Tensor, "
 
 
 def select_images(output: CapsuleOutput, index: Int64[Tensor, " chosen"]) -> CapsuleOutput:
-    """The part of ``output`` that belongs to some of the images.
-
-    Raises:
-        ValueError: if it has no capsules.
-    """
+    """The part of ``output`` that belongs to some of the images."""
     if output.capsules is None:
         raise ValueError("this output has no capsules to decode; expected that of a CapsNet")
     poses, activations, logits = output.capsules

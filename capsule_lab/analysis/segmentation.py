@@ -19,15 +19,16 @@ _ROWS = ("input", "output")
 _COLOURS = "decoded, the first in red, the second in green; pixels of both are yellow"
 
 Kind = Literal["", "*", "(P)"]
+Images = Float[Tensor, "batch channel height width"]
+Pairs = Int64[Tensor, "batch 2"]
+Scores = Float[Tensor, "batch classes"]
+Overlaps = Float[Tensor, " batch"]
 
 
 class Case(NamedTuple):
-    """A column of the figure.
+    """A column of the figure: the image's index in the batch, the capsules decoded, first in red, then in green.
 
-    Attributes:
-        image: its index in the batch.
-        classes: the capsules decoded, first in red, then in green.
-        kind: ``""`` for the labels, ``"(P)"`` for wrong predictions, ``"*"`` for a wrong class on purpose.
+    ``kind`` is ``""`` for the labels, ``"(P)"`` for wrong predictions, ``"*"`` for a wrong class on purpose.
     """
 
     image: int
@@ -37,53 +38,31 @@ class Case(NamedTuple):
 
 @torch.no_grad()
 def overlaid_reconstructions(
-    network: Reconstructs, output: CapsuleOutput, classes: Int64[Tensor, "batch 2"]
+    network: Reconstructs, output: CapsuleOutput, classes: Pairs
 ) -> Float[Tensor, "batch 3 height width"]:
-    """Two reconstructions of each image on black, the first in red and the second in green; yellow where both are.
-
-    Args:
-        network: with a decoder.
-        output: of ``network`` for the images.
-        classes: the two capsules that are decoded, one after the other.
-    """
+    """Two reconstructions of each image on black, the first in red and the second in green; yellow where both are."""
     red, green = (network.reconstruct(output, each).mean(1) for each in classes.unbind(1))
     return torch.stack([red, green, torch.zeros_like(red)], 1)
 
 
 @torch.no_grad()
-def segmentation_sheet(
-    network: Reconstructs,
-    output: CapsuleOutput,
-    images: Float[Tensor, "batch channel height width"],
-    labels: Int64[Tensor, "batch 2"],
-) -> Figure:
-    """Two rows: the composites, and the reconstructions from the two predicted classes.
+def segmentation_sheet(network: Reconstructs, output: CapsuleOutput, images: Images, labels: Pairs) -> Figure:
+    """Two rows: the composites, in [0, 1], and the reconstructions from the two predicted classes.
 
     Captions are ``L:`` the labels and ``R:`` the classes decoded, blue where these differ.
-
-    Args:
-        network: with a decoder.
-        output: of ``network`` for ``images``.
-        images: composites, in [0, 1].
-        labels: the two classes of each.
     """
-    cases = [
-        Case(number, (first, second))
-        for number, (first, second) in enumerate(predictions_by_label(output.ranking, labels).tolist())
-    ]
-    return picture_grid(
-        [Group("", _columns(network, output, images, labels, cases))],
-        _ROWS,
-        note=f"L: labels; R: predictions, {_COLOURS}; blue: wrong",
-    )
+    predictions = predictions_by_label(output.ranking, labels).tolist()
+    cases = [Case(number, (first, second)) for number, (first, second) in enumerate(predictions)]
+    columns = _columns(network, output, images, labels, cases)
+    return picture_grid([Group("", columns)], _ROWS, note=f"L: labels; R: predictions, {_COLOURS}; blue: wrong")
 
 
 @torch.no_grad()
 def segmentation_figure(
     network: Reconstructs,
     output: CapsuleOutput,
-    images: Float[Tensor, "batch channel height width"],
-    labels: Int64[Tensor, "batch 2"],
+    images: Images,
+    labels: Pairs,
     parts: Float[Tensor, "batch 2 channel height width"],
     *,
     correct: int = 3,  # ours
@@ -93,10 +72,7 @@ def segmentation_figure(
 ) -> Figure:
     """Figure 5 of Sabour 2017: composites over what two capsules decode to, captioned ``L:`` labels, ``R:`` decoded.
 
-    Args:
-        network, output, images, labels: see ``segmentation_sheet``.
-        parts: the two digits alone, in their places.
-        correct, overlapping, controls, failures: numbers of images, see ``choose_cases``.
+    ``parts`` are the two digits alone, in their places; numbers of images see ``choose_cases``.
     """
     chosen = choose_cases(
         output.ranking, labels, overlap(parts),
@@ -113,21 +89,12 @@ def segmentation_figure(
 
 
 def choose_cases(
-    scores: Float[Tensor, "batch classes"],
-    labels: Int64[Tensor, "batch 2"],
-    overlaps: Float[Tensor, " batch"],
-    *,
-    correct: int,
-    overlapping: int,
-    controls: int,
-    failures: int,
+    scores: Scores, labels: Pairs, overlaps: Overlaps, *, correct: int, overlapping: int, controls: int, failures: int
 ) -> dict[str, list[Case]]:
     """The columns of figure 5 in groups; no image is in two of them.
 
     Args:
-        scores: one for each class.
-        labels: the two classes of each image.
-        overlaps: see ``overlap``.
+        scores, labels, overlaps: of the classes; the two of each image; see ``overlap``.
         correct: images of which both classes are predicted, the first in the batch.
         overlapping: others of them, those that overlap most.
         controls: others again, the first in the batch, with the second class replaced by the one with the third score,
@@ -138,18 +105,16 @@ def choose_cases(
     predictions = predictions_by_label(scores, labels)
     right = (predictions == labels).all(1)
     true, predicted = ([(first, second) for first, second in each.tolist()] for each in (labels, predictions))
-
     good = right.nonzero().flatten().tolist()
     hardest = sorted(good, key=lambda number: -float(overlaps[number]))[:overlapping]
     others = [number for number in good if number not in hardest]
+    others, wrong = others[:correct], others[correct : correct + controls]
     third = scores.scatter(1, labels, -torch.inf).argmax(1).tolist()
     bad = (~right).nonzero().flatten()[:failures].tolist()
     return {
-        "recognised": [Case(number, true[number]) for number in others[:correct]],
+        "recognised": [Case(number, true[number]) for number in others],
         "overlapping most": [Case(number, true[number]) for number in hardest],
-        "wrong class *": [
-            Case(number, (true[number][0], third[number]), "*") for number in others[correct : correct + controls]
-        ],
+        "wrong class *": [Case(number, (true[number][0], third[number]), "*") for number in wrong],
         "not recognised": [
             case for number in bad for case in (Case(number, true[number]), Case(number, predicted[number], "(P)"))
         ],
@@ -163,11 +128,7 @@ def overlap(parts: Float[Tensor, "batch 2 channel height width"]) -> Float[Tenso
 
 
 def _columns(
-    network: Reconstructs,
-    output: CapsuleOutput,
-    images: Float[Tensor, "batch channel height width"],
-    labels: Int64[Tensor, "batch 2"],
-    cases: list[Case],
+    network: Reconstructs, output: CapsuleOutput, images: Images, labels: Pairs, cases: list[Case]
 ) -> list[Column]:
     numbers = torch.tensor([case.image for case in cases], dtype=torch.int64, device=labels.device)
     classes = torch.tensor([case.classes for case in cases], dtype=torch.int64).reshape(-1, 2).to(labels)

@@ -9,6 +9,7 @@ import math
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -24,12 +25,9 @@ from capsule_lab.types import CapsuleOutput, Capsules, RoutingTrace, Votes
 
 
 class ChildGrid(NamedTuple):
-    """Where the children of a layer lie.
+    """Where the children of a layer lie: positions, and kinds of capsule for each.
 
-    Attributes:
-        height, width: positions.
-        types: kinds of capsule per position.
-        by_type: capsules are ordered (type, y, x); otherwise (y, x, type).
+    ``by_type``: capsules are ordered (type, y, x); otherwise (y, x, type).
     """
 
     height: int
@@ -94,10 +92,8 @@ class LayerTrace:
             return None
         windows = self.windows
         found = torch.zeros(windows.child_count, windows.positions, dtype=torch.bool, device=windows.child.device)
-        position = torch.arange(windows.positions, device=windows.child.device).unsqueeze(1).expand_as(windows.child)
-        found[windows.child, position] = True
-        types = self.iterations[0].couplings.shape[2]
-        return found[self.inner].repeat_interleave(types, 1)
+        found.scatter_(0, windows.child.t(), True)
+        return found[self.inner].repeat_interleave(self.iterations[0].couplings.shape[2], 1)
 
     @property
     def transformations(self) -> Float[Tensor, "child inner parent columns"] | None:
@@ -121,11 +117,7 @@ class LayerTrace:
     ) -> Float[Tensor, "image chosen parent"]:
         """Share of each child of the layer below that goes to each parent of the layer, of all positions.
 
-        0 for the parents whose window a child is not in.
-
-        Args:
-            iteration: index into ``iterations``.
-            children: which of them, for layers of very many; ``None`` for all.
+        0 for the parents whose window a child is not in. ``children`` are some of them, for layers of very many.
         """
         found = self.iterations[iteration].couplings  # [row place type]
         if self.windows is None:
@@ -135,7 +127,7 @@ class LayerTrace:
         chosen = inner if children is None or inner is None else inner[children]
         child = windows.child.unsqueeze(2).expand(-1, -1, types)  # [position place type]
         images = []
-        for by_window in found.split(windows.positions):  # [position place type]
+        for by_window in found.split(windows.positions):
             every = found.new_zeros(windows.positions, windows.child_count, types)
             by_child = every.scatter_(1, child, by_window).transpose(0, 1).flatten(1)  # [child parent]
             images.append(by_child[chosen])
@@ -148,21 +140,12 @@ class LayerTrace:
 
 
 def concatenate(traces: Sequence[LayerTrace]) -> LayerTrace:
-    """The trace of all images of several batches.
-
-    Raises:
-        ValueError: for no trace.
-    """
-    if not traces:
-        raise ValueError("there are no traces; expected one or more")
+    """The trace of all images of several batches."""
     first = traces[0]
-    given: Tensor | Votes
-    if isinstance(first.given, Votes):
-        votes = [each.given for each in traces if isinstance(each.given, Votes)]
-        plain = [each.plain_poses for each in votes if each.plain_poses is not None]
-        given = Votes(torch.cat([each.poses for each in votes]), votes[0].weight, torch.cat(plain) if plain else None)
-    else:
-        given = torch.cat([each.given for each in traces if isinstance(each.given, Tensor)])
+    votes: list[Any] = [each.given for each in traces]
+    given = (
+        Votes(*_joined(*votes))._replace(weight=votes[0].weight) if isinstance(first.given, Votes) else torch.cat(votes)
+    )
     numbered = zip(*(each.iterations for each in traces), strict=True)
     iterations = (RoutingTrace(same[0].iteration, *_joined(*(each[1:] for each in same))) for same in numbered)
     return replace(
@@ -181,7 +164,6 @@ def joined_capsules(records: Sequence[Capsules]) -> Capsules:
 
 
 def _joined(*records: Sequence[Tensor | None]) -> Any:
-    """Each field over all records."""
     return [None if each[0] is None else torch.cat(each) for each in zip(*records, strict=True)]
 
 
@@ -189,19 +171,16 @@ class _LayerHooks:
     """Keeps what one layer and its routing get and give in one call of the network."""
 
     def __init__(self, layer: nn.Module, routing: AbstractRouting, stack: ExitStack) -> None:
-        self.layer = layer
-        self.routing = routing
+        self.layer, self.routing = layer, routing
         self.windows = next((each for each in layer.children() if isinstance(each, Windows)), None)
         self.iterations: list[RoutingTrace] = []
-        self.inputs: tuple[Any, ...] = ()
-        self.children: tuple[Any, ...] = ()
-        self.parents: Capsules | None = None
+        self.kept: dict[str, Any] = {}
         stack.callback(routing.register_forward_pre_hook(self._keep_inputs, with_kwargs=True).remove)
-        stack.callback(layer.register_forward_pre_hook(self._keep_children).remove)
-        stack.callback(layer.register_forward_hook(self._keep_parents).remove)
+        stack.callback(layer.register_forward_pre_hook(lambda _, inputs: self.kept.update(children=inputs)).remove)
+        stack.callback(layer.register_forward_hook(lambda _, __, output: self.kept.update(parents=output)).remove)
 
     def _keep_inputs(self, _: nn.Module, inputs: tuple[Any, ...], options: dict[str, Any]) -> Any:
-        self.inputs = inputs
+        self.kept["inputs"] = inputs
         asked = options.get("on_iteration")
 
         def on_iteration(trace: RoutingTrace) -> None:
@@ -211,40 +190,33 @@ class _LayerHooks:
 
         return inputs, {**options, "on_iteration": on_iteration}
 
-    def _keep_children(self, _: nn.Module, inputs: tuple[Any, ...]) -> None:
-        self.children = inputs
-
-    def _keep_parents(self, _: nn.Module, __: tuple[Any, ...], output: Capsules) -> None:
-        self.parents = output
-
-    @property
-    def given_children(self) -> int:
-        """How many children there are, as routing counts them where it sees all."""
-        if self.windows is not None:
-            return int(self.children[0].shape[1])
-        votes = self.inputs[0]
-        return int((votes.poses if isinstance(votes, Votes) else votes).shape[1])
-
-    def trace(self, child_grid: ChildGrid | None) -> LayerTrace:
-        assert self.parents is not None
+    def trace(self, below: tuple[tuple[int, int], bool]) -> LayerTrace:
+        """Below are so many positions, and capsules ordered by type or not."""
         if not self.iterations:
             name = type(self.routing).__name__
             raise ValueError(f"{name} does not call on_iteration; expected a routing that does after each iteration")
-        votes, *others = self.inputs
-        poses, *activations = self.children
+        votes, *others = self.kept["inputs"]
+        poses, *activations = self.kept["children"]
+        parents: Capsules = self.kept["parents"]
         given = votes.poses if isinstance(votes, Votes) else votes
+        (height, width), by_type = below
+        children = given.shape[1] if self.windows is None else poses.shape[1]
+        child_grid = None
+        if (height, width) != (1, 1) and children % (height * width) == 0:
+            by_type = by_type and isinstance(self.layer, DenseCapsules)  # others get them by position
+            child_grid = ChildGrid(height, width, children // (height * width), by_type)
         present = others[0] if others and others[0] is not None else given.new_ones(given.shape[:2])
         of_children = activations[0] if activations and activations[0] is not None else present
         if self.windows is None and present.shape[1] != of_children.shape[1]:  # made of several capsules below each
             poses, of_children = votes.child_poses if isinstance(votes, Votes) else votes.flatten(2), present
         *before, last = self.iterations
         rows = last.couplings.shape[0], last.couplings.shape[2]
-        logits = None if self.parents.logits is None else self.parents.logits.reshape(rows)
-        last = last._replace(activations=self.parents.activations.reshape(rows), logits=logits)
+        logits = None if parents.logits is None else parents.logits.reshape(rows)
+        last = last._replace(activations=parents.activations.reshape(rows), logits=logits)
         return LayerTrace(
             iterations=(*before, last),
             children=Capsules(poses, of_children),
-            parents=self.parents,
+            parents=parents,
             routing=self.routing,
             given=votes,
             present=present,
@@ -254,50 +226,29 @@ class _LayerHooks:
         )
 
 
-class _PrimaryHooks:
-    """Keeps how many positions primary capsules have."""
-
-    def __init__(self, layer: nn.Module, stack: ExitStack) -> None:
-        self.by_type = isinstance(layer, PrimaryCapsules | DepthwisePrimaryCapsules)
-        self.positions = (1, 1)
-        for conv in layer.modules():
-            if isinstance(conv, nn.Conv2d):
-                stack.callback(conv.register_forward_hook(self._keep_size).remove)
-
-    def _keep_size(self, _: nn.Module, __: tuple[Any, ...], features: Tensor) -> None:
-        self.positions = features.shape[2], features.shape[3]
-
-
 @torch.no_grad()
 def trace(
     network: AbstractCapsuleNetwork, images: Float[Tensor, "batch channel height width"]
 ) -> tuple[CapsuleOutput, Mapping[str, LayerTrace]]:
     """The output for images, and the routing of every layer that routes, by name, from the image upwards.
 
-    Args:
-        network: in the mode that it is in; analyses are made in evaluation mode.
-        images: as the network expects them.
-
-    Raises:
-        ValueError: for a routing that does not call ``on_iteration``.
+    The network stays in the mode that it is in; analyses are made in evaluation mode.
     """
     hooks: dict[str, _LayerHooks] = {}
-    primary: _PrimaryHooks | None = None
+    sizes, by_type = [(1, 1)], False
     with ExitStack() as stack:
         for name, layer in network.capsule_layers().items():
             routing = next((each for each in layer.modules() if isinstance(each, AbstractRouting)), None)
             if routing is not None:
                 hooks[name] = _LayerHooks(layer, routing, stack)
-            else:
-                primary = _PrimaryHooks(layer, stack)
+                continue
+            sizes, by_type = [(1, 1)], isinstance(layer, PrimaryCapsules | DepthwisePrimaryCapsules)
+            for conv in (each for each in layer.modules() if isinstance(each, nn.Conv2d)):
+                keep = partial(lambda sizes, _, __, features: sizes.append((*features.shape[2:],)), sizes)
+                stack.callback(conv.register_forward_hook(keep).remove)
         output = network.forward(images)  # not the compiled call, which runs no hooks
-    found, below = {}, None if primary is None else (primary.positions, primary.by_type)
+    found, below = {}, (sizes[-1], by_type)
     for name, each in hooks.items():
-        children = each.given_children
-        grid = None
-        if below is not None and below[0] != (1, 1) and children % (below[0][0] * below[0][1]) == 0:
-            by_type = below[1] and isinstance(each.layer, DenseCapsules)  # others get them by position
-            grid = ChildGrid(*below[0], children // (below[0][0] * below[0][1]), by_type)
-        found[name] = each.trace(grid)
-        below = None if each.windows is None else (each.windows.grid, False)
+        found[name] = each.trace(below)
+        below = ((1, 1) if each.windows is None else each.windows.grid, False)
     return output, found

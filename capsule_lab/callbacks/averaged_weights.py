@@ -43,16 +43,11 @@ class AveragedWeights(WeightAveraging):
         self.first_step = 0.0
         self.has_average = False
 
-    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        self.has_average = False
-        super().setup(trainer, pl_module, stage)
-
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         module = cast(AbstractModule, pl_module)
         if self.start is not None:
-            self.first_step = duration_in_steps(
-                self.start, steps_per_epoch=module.steps_per_epoch, total_steps=module.total_steps
-            )
+            lengths = {"steps_per_epoch": module.steps_per_epoch, "total_steps": module.total_steps}
+            self.first_step = duration_in_steps(self.start, **lengths)
 
     def should_update(self, step_idx: int | None = None, epoch_idx: int | None = None) -> bool:
         return step_idx is not None and step_idx >= self.first_step

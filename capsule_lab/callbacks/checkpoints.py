@@ -45,13 +45,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 
 
 class EmbedConfig(Callback):
-    """Puts configuration, provenance of the data, time, precision, last validation and curves into every checkpoint.
-
-    Args:
-        config: the whole configuration.
-        provenance: of the data, as the DataModule holds it.
-        spec: facts of the data that the network was built from.
-    """
+    """Puts configuration, provenance, time, precision, last validation and curves into every checkpoint."""
 
     def __init__(self, config: DictConfig, provenance: dict[str, Any], spec: DataSpec) -> None:
         self.config = config
@@ -132,12 +126,7 @@ def _tables(trainer: L.Trainer) -> list[MetricsTable]:
 
 
 class BestCheckpoint(ModelCheckpoint):
-    """Keeps ``checkpoints/best.ckpt``: lowest ``monitor`` of all validations.
-
-    Args:
-        monitor: a logged quantity.
-        mode: ``"min"`` or ``"max"``.
-    """
+    """Keeps ``checkpoints/best.ckpt``: lowest or highest ``monitor`` of all validations."""
 
     def __init__(self, monitor: str = "val/error", mode: str = "min") -> None:
         super().__init__(filename="best", monitor=monitor, mode=mode, enable_version_counter=False)
@@ -159,15 +148,10 @@ class LastCheckpoint(Checkpoint):
     A run that resumes from it continues exactly. A checkpoint is therefore saved only where nothing is left out on
     resuming: between two optimizer steps, after an epoch that is not the last, and at the end of the run; not while
     gradients are accumulated, and neither between a step and its validation nor between the last step and the end of
-    the run. A signal and the end of the time wait until then. The error is raised after a step or before the next
-    epoch, as Lightning logs the metrics of an epoch only after the hook at its end.
-
-    Args:
-        every_minutes: how old the checkpoint may become.
-
-    Raises:
-        InterruptError: while training, after a signal.
-        PauseError: while training or testing, at ``deadline``, see ``pause_at``; nothing of a test is kept.
+    the run. A signal (``InterruptError``) and the end of the time (``PauseError``, ``pause_at``; nothing of a test
+    is kept) wait until then. The error comes after a step or before the next epoch, as Lightning logs the metrics of
+    an epoch only after the hook at its end.
+    The checkpoint becomes no older than ``every_minutes``.
     """
 
     def __init__(self, every_minutes: float = 5.0) -> None:
@@ -250,16 +234,9 @@ class LastCheckpoint(Checkpoint):
 
 
 def pause_at(trainer: L.Trainer, deadline: float) -> None:
-    """Let the run save and end with ``PauseError`` as close before a time as its steps allow.
+    """Let the run save and end with ``PauseError`` as close before ``deadline``, of ``time.monotonic``, as steps allow.
 
     A step, and a validation that comes before the next one, are completed.
-
-    Args:
-        trainer: before ``fit``.
-        deadline: of ``time.monotonic``.
-
-    Raises:
-        ConfigError: if no callback saves.
     """
     savers = [callback for callback in trainer.checkpoint_callbacks if isinstance(callback, LastCheckpoint)]
     if not savers:

@@ -18,12 +18,11 @@ from capsule_lab.runs.files import write_text
 class MetricsTable(Logger):
     """``metrics.csv``: one row per logging call, written atomically, continued by a resumed run.
 
-    Lightning's ``CSVLogger`` deletes the file of the run that is resumed. Here checkpoints hold its content, see
-    ``EmbedConfig``, so that what is in the file when a run is resumed does not matter.
-
-    Args:
-        save_dir: the run's directory.
+    Lightning's ``CSVLogger`` deletes the file of a run that is resumed. Here checkpoints hold its content, see
+    ``EmbedConfig``: what the file holds by then does not matter.
     """
+
+    name, version = "metrics", ""
 
     def __init__(self, save_dir: str) -> None:
         super().__init__()
@@ -33,22 +32,14 @@ class MetricsTable(Logger):
         self.save_from = 0.0
 
     @property
-    def name(self) -> str:
-        return "metrics"
-
-    @property
     def save_dir(self) -> str:
         return str(self.file.parent)
-
-    @property
-    def version(self) -> str:
-        return ""
 
     def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
         """The run's ``config.yaml`` has them."""
 
     @rank_zero_only
-    def log_metrics(self, metrics: dict[str, Any], step: int | None = None) -> None:
+    def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
         self.rows.append(_row(metrics, step))
         self.changed = True
 
@@ -67,11 +58,7 @@ class MetricsTable(Logger):
         self.save()
 
     def content(self, following: tuple[Mapping[str, Any], int] | None = None) -> str:
-        """What is in the file, or will be when it has been saved.
-
-        Args:
-            following: a row that will be logged, and its step.
-        """
+        """What is in the file, or will be when it has been saved, with a row and its step that will be logged."""
         return _as_text([*self.rows, *([_row(*following)] if following else [])])
 
     def restore(self, content: str) -> None:

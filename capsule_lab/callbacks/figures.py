@@ -24,13 +24,10 @@ from capsule_lab.types import Batch, CapsuleOutput
 
 
 class Reconstructions(Callback):
-    """Draws validation images over their reconstructions, to ``figures/`` and to the loggers.
+    """Draws the first ``images`` of validation over their reconstructions, to ``figures/`` and to the loggers.
 
     Of several validation sets, the first; of two digits in an image, both reconstructions, in red and green. Networks
     without a decoder, and those of several labels, get a sheet of predictions, see ``prediction_figure``.
-
-    Args:
-        images: number of images that are reconstructed.
     """
 
     def __init__(self, images: int = 16) -> None:
@@ -65,24 +62,14 @@ def first_reconstructions(
     return reconstruction_sheet(network, first, batch_images, labels, names=names)
 
 
-class DrawnPairs(Callback):
-    """Draws the first validation pairs: the first image, what the network makes of it, and the second image.
-
-    Args:
-        images: number of pairs.
-    """
-
-    def __init__(self, images: int = 16) -> None:
-        check_number("images", images, 1)
-        self.images = images
+class DrawnPairs(Reconstructions):
+    """Draws the first validation pairs: the first image, what the network makes of it, and the second image."""
 
     def on_validation_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Batch, number: int, loader: int = 0
     ) -> None:
         drawn = getattr(outputs["output"], "images", None)
-        if number or loader or trainer.sanity_checking or not trainer.is_global_zero:
-            return
-        if drawn is None or batch.targets is None:  # of other networks
+        if number or loader or trainer.sanity_checking or not trainer.is_global_zero or drawn is None:
             return
         rows = {"first image": batch.images, "drawn": drawn, "second image": batch.targets}
         figure = image_rows({name: images[: self.images] for name, images in rows.items()})

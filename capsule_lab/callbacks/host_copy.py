@@ -10,42 +10,31 @@ import torch
 from torch import Tensor
 
 
-class HostCopy:
-    """A copy in the host's memory of what a tensor holds once the device has come to it.
+class HostCopies:
+    """Copies in the host's memory of what tensors hold once the device has come to them, which are read in turn.
 
-    The copy takes its turn among the device's other work: whoever reads it only when it ``is_complete``, never waits.
+    A copy takes its turn among the device's other work: whoever reads only those that are complete, never waits.
     """
 
-    def __init__(self, tensor: Tensor) -> None:
-        self._copy = tensor.to("cpu", non_blocking=tensor.is_cuda)  # from there into pinned memory
-        self._event = torch.cuda.Event() if tensor.is_cuda else None
-        if self._event is not None:
-            self._event.record(torch.cuda.current_stream(tensor.device))
-
-    def is_complete(self) -> bool:
-        """Whether ``tolist`` would return at once; on a CPU it always does."""
-        return self._event is None or self._event.query()
-
-    def tolist(self) -> list[float]:
-        """The numbers, waiting for them if need be."""
-        if self._event is not None:
-            self._event.synchronize()
-        numbers: list[float] = self._copy.tolist()
-        return numbers
-
-
-class HostCopies:
-    """Copies that are read in turn."""
-
     def __init__(self) -> None:
-        self._copies: deque[tuple[Any, HostCopy]] = deque()
+        self._copies: deque[tuple[Any, Tensor, torch.cuda.Event | None]] = deque()
 
     def add(self, facts: Any, tensor: Tensor) -> None:
         """Copy ``tensor``; ``facts`` are what is known of it already."""
-        self._copies.append((facts, HostCopy(tensor)))
+        copy = tensor.to("cpu", non_blocking=tensor.is_cuda)  # from there into pinned memory
+        event = torch.cuda.Event() if tensor.is_cuda else None
+        if event is not None:
+            event.record(torch.cuda.current_stream(tensor.device))
+        self._copies.append((facts, copy, event))
 
     def read(self, *, wait: bool) -> Iterator[tuple[Any, list[float]]]:
         """Facts and numbers of those that are complete, or of all of them."""
-        while self._copies and (wait or self._copies[0][1].is_complete()):
-            facts, copy = self._copies.popleft()
+        while self._copies and (wait or _is_complete(self._copies[0][2])):
+            facts, copy, event = self._copies.popleft()
+            if event is not None:
+                event.synchronize()
             yield facts, copy.tolist()
+
+
+def _is_complete(event: torch.cuda.Event | None) -> bool:
+    return event is None or event.query()

@@ -37,15 +37,11 @@ log = logging.getLogger(__name__)
 class LearningDiagnostics(Callback):
     """Measures the gradient, the capsules and the steps of the optimizer, see ``capsule_lab.analysis.learning``.
 
-    At the first step and every ``every_n_steps`` after it, on the first images of that step's batch. Each measurement
+    At the first step and every ``every_n_steps`` after it, on the first ``images`` of the batch. Each measurement
     is logged as ``learning/<quantity>`` and added to ``learning.csv`` of the run. Training is the same without it: all
     is measured in float32, on a copy of the network. In a run of several processes each measures its part of the batch,
     and the first writes.
-
-    Args:
-        every_n_steps: of the optimizer, from one measurement to the next.
-        images: of the batch, at most; fewer cost less.
-        relative_change, changes: see ``measure_gradient``.
+    ``relative_change`` and ``changes`` are those of ``measure_gradient``.
     """
 
     def __init__(
@@ -72,35 +68,33 @@ class LearningDiagnostics(Callback):
         if trainer.global_step % self.every_n_steps or self.step is not None:  # the next batch of the same step
             return
         batch = first_images(batch, self.images)
-        network, loss = network_of(pl_module), loss_on(pl_module, batch)
+        network, loss = cast(Any, pl_module).network, _loss_on(pl_module, batch)
         gradient = measure_gradient(network, loss, relative_change=self.relative_change, changes=self.changes)
         layers = measure_layers(network, batch.images) if isinstance(network, AbstractCapsuleNetwork) else {}
         self.step, self.found = trainer.global_step, quantities(gradient, layers)
 
     def on_before_optimizer_step(self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: Optimizer) -> None:
         if self.step is not None and trainer.is_global_zero:
-            self.before = {name: each.detach().clone() for name, each in network_of(pl_module).named_parameters()}
+            parameters = cast(Any, pl_module).network.named_parameters()
+            self.before = {name: each.detach().clone() for name, each in parameters}
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *_: Any) -> None:
         if self.step is None or trainer.global_step == self.step:
             return
         if trainer.is_global_zero:
-            after = {name: each.detach() for name, each in network_of(pl_module).named_parameters()}
-            steps = relative_steps(self.before, after)
+            parameters = cast(Any, pl_module).network.named_parameters()
+            steps = relative_steps(self.before, {name: each.detach() for name, each in parameters})
             found = {**self.found, **{f"relative_step_{name}": value for name, value in steps.items()}}
             self.rows.append({"step": self.step, **found})
-            self._write(Path(trainer.default_root_dir))
+            text = io.StringIO(newline="")
+            columns = {name: None for row in self.rows for name in row}  # in order
+            writer = csv.DictWriter(text, [*columns], lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(self.rows)
+            write_text(Path(trainer.default_root_dir) / "learning.csv", text.getvalue())
             for logger in trainer.loggers:
                 logger.log_metrics({f"learning/{name}": value for name, value in found.items()}, logged_step(trainer))
         self.step, self.before = None, {}
-
-    def _write(self, run: Path) -> None:
-        columns = {name: None for row in self.rows for name in row}  # in order
-        text = io.StringIO(newline="")
-        writer = csv.DictWriter(text, [*columns], lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(self.rows)
-        write_text(run / "learning.csv", text.getvalue())
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if self.rows and trainer.is_global_zero:
@@ -120,11 +114,8 @@ class VarianceFloor(Callback):
     """Warns once, before the first step, of layers whose variance floor is far from the variance of their votes.
 
     Far below, EM routing's gradient is chaotic; far above, activations hardly depend on votes: see
-    ``capsule_lab.analysis.learning.floor_warnings``. One pass of a few images through a copy of the network, if it has
-    such a floor; training is the same without it.
-
-    Args:
-        images: how many, of the first batch.
+    ``capsule_lab.analysis.learning.floor_warnings``. One pass of the first ``images`` through a copy of the network, if
+    it has such a floor; training is the same without it.
     """
 
     def __init__(self, images: int = 8) -> None:  # ours: a tenth of a second, and the median is over all capsules
@@ -134,7 +125,7 @@ class VarianceFloor(Callback):
 
     def on_train_batch_start(self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Batch, _: int) -> None:
         first, self.checked = not self.checked and trainer.global_step == 0, True
-        network = network_of(pl_module)
+        network = cast(Any, pl_module).network
         if not first or not isinstance(network, AbstractCapsuleNetwork):
             return
         if any(min_variance(each) for each in network.modules() if isinstance(each, AbstractRouting)):
@@ -146,25 +137,12 @@ class VarianceFloor(Callback):
 
 def first_images(batch: Batch, images: int) -> Batch:
     """The first images of a batch, with everything that is known of them; half precision as float32."""
-
-    def cut(each: Any) -> Any:
-        return each if each is None else each[:images].float() if each.dtype in HALF else each[:images]
-
-    return Batch(*map(cut, batch))
+    cut: list[Any] = [each if each is None else each[:images] for each in batch]
+    return Batch(*(each if each is None or each.dtype not in HALF else each.float() for each in cut))
 
 
-def network_of(module: L.LightningModule) -> AbstractNetwork:
-    """The network that a module trains."""
-    return cast(Any, module).network  # of AbstractModule, Lightning's class does not declare it
-
-
-def loss_on(module: Any, batch: Batch) -> Callable[[AbstractNetwork], Tensor]:
-    """The loss with which ``module`` trains, of a network in place of its own, on one batch.
-
-    Args:
-        module: an ``AbstractModule`` that is being trained.
-        batch: as ``training_step`` gets it.
-    """
+def _loss_on(module: Any, batch: Batch) -> Callable[[AbstractNetwork], Tensor]:
+    """The loss with which ``module`` trains, of a network in place of its own, on one batch."""
 
     def loss(network: AbstractNetwork) -> Tensor:
         own, module.network = module.network, network

@@ -25,7 +25,6 @@ from capsule_lab.system.files import atomically
 log = logging.getLogger(__name__)
 
 _LONGEST_TAG, _LONGEST_NAME = 64, 128  # characters, at most, in W&B
-_PORTS = {"http": 80, "https": 443}
 
 
 def run_tags(config: DictConfig, provenance: dict[str, Any]) -> dict[str, str]:
@@ -39,8 +38,7 @@ def run_tags(config: DictConfig, provenance: dict[str, Any]) -> dict[str, str]:
 def with_names(config: DictConfig, directory: Path, overrides: Iterable[str]) -> DictConfig:
     """A copy of the configuration in which every logger without a ``name`` gets one.
 
-    It is model and data, as in the name of the directory, then ``overrides``, options of groups first; the seed is a
-    tag.
+    It is model and data, as in the directory's name, then ``overrides``, options of groups first; the seed is a tag.
     """
     named = config.copy()
     changes = [each for each in overrides if not each.startswith(("model=", "data=", "seed=", "logger", "callbacks"))]
@@ -83,9 +81,7 @@ def close_loggers(loggers: Iterable[Any], *, failed: bool) -> None:
 class WeightsAndBiases(WandbLogger):
     """A run in W&B, which prints its link, or nothing if it is offline: ``close_loggers`` says how to upload it.
 
-    Args:
-        mode: ``"online"``, ``"offline"`` or ``"disabled"``.
-        **options: see ``WandbLogger`` and ``wandb.init``.
+    Options are those of ``WandbLogger`` and ``wandb.init``.
     """
 
     def __init__(self, *, mode: str, **options: Any) -> None:
@@ -102,8 +98,7 @@ class MLflow(MLFlowLogger):
         name: shown for the run.
         tracking_uri: of the server, http://….
         experiment: the MLflow experiment, which lists runs together.
-        group: the table that the run belongs to, a tag.
-        job_type: the row of that table, a tag.
+        group, job_type: the table that the run belongs to, and its row there, which become tags.
     """
 
     def __init__(
@@ -157,10 +152,11 @@ class MLflow(MLFlowLogger):
 def _check_server(uri: str) -> None:
     """Try to connect; MLflow itself would retry for minutes."""
     parts = urlsplit(uri)
-    if parts.scheme not in _PORTS:
+    ports = {"http": 80, "https": 443}
+    if parts.scheme not in ports:
         return
     try:
-        socket.create_connection((str(parts.hostname), parts.port or _PORTS[parts.scheme]), timeout=10).close()
+        socket.create_connection((str(parts.hostname), parts.port or ports[parts.scheme]), timeout=10).close()
     except OSError as error:
         raise ValueError(
             f"no MLflow server answers at {uri} ({error}); start one (mlflow server --backend-store-uri "

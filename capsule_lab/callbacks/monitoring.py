@@ -23,8 +23,6 @@ from capsule_lab.types import Batch, Capsules, RoutingTrace
 
 log = logging.getLogger(__name__)
 
-COUPLING_ENTROPY = "coupling_entropy"
-
 
 class NonFiniteError(CapsuleLabError, ArithmeticError):
     """A term of the loss is not finite."""
@@ -35,9 +33,7 @@ class NonFiniteGuard(Callback):
 
     Terms are copied to the host and checked once they are there, so that nothing waits for an accelerator: a run goes
     on for some steps after the one that is named. Every step before a checkpoint is checked before that is written.
-
-    Args:
-        every_n_steps: how often terms are copied; ``None`` is every step on a CPU and every 50 steps elsewhere.
+    They are copied ``every_n_steps``; ``None`` is every step on a CPU and every 50 steps elsewhere.
     """
 
     def __init__(self, every_n_steps: int | None = None) -> None:
@@ -54,11 +50,9 @@ class NonFiniteGuard(Callback):
         self._check(wait=False)
 
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
-        self._copy()
         self._check(wait=True)
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._copy()
         self._check(wait=True)
 
     def _copy(self) -> None:
@@ -68,6 +62,8 @@ class NonFiniteGuard(Callback):
         self.pending = []
 
     def _check(self, *, wait: bool) -> None:
+        if wait:
+            self._copy()
         for names, values in self.copies.read(wait=wait):
             wrong = [(*at, value) for at, value in zip(names, values, strict=True) if not math.isfinite(value)]
             if wrong:
@@ -128,14 +124,13 @@ class StepMetrics(Callback):
     def on_validation_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._log(trainer, wait=True)
 
+    on_train_end = on_validation_epoch_end
+
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._log(trainer, wait=True)
         if trainer.is_global_zero:  # the sums begin anew: what is in no point yet counts for the next
             rest = self._since_last_point(cast(AbstractModule, pl_module).metrics.sums("train").tolist())
             self.before = [-each for each in rest]
-
-    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._log(trainer, wait=True)
 
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
         self._log(trainer, wait=True)  # before the curves are put into the checkpoint, see EmbedConfig
@@ -148,13 +143,10 @@ class StepMetrics(Callback):
 class RoutingStats(Callback):
     """Logs statistics of the capsules in validation, on the first of several sets.
 
-    Of all images: ``val/dead_capsules``, percent of the class capsules that none activates. Of the first few:
+    Of all images: ``val/dead_capsules``, percent of the class capsules that none activates. Of the first ``images``:
     ``val/coupling_entropy`` of the last routing iteration of the class capsules, and for every layer of capsules
     ``val/activation_<layer>``, the mean, ``val/activation_std_<layer>``, and ``val/dead_<layer>``, percent of the
     layer's capsules that none of them activates.
-
-    Args:
-        images: how many the first few are.
     """
 
     def __init__(self, images: int = 64) -> None:  # ours: enough for a mean, few beside a validation set
@@ -175,10 +167,9 @@ class RoutingStats(Callback):
         if number == 0 and isinstance(pl_module.network, AbstractCapsuleNetwork):
             images = batch.images[: max(self.images // trainer.world_size, 1)]  # each process has a share
             self.statistics = layer_statistics(pl_module.network, images)
-            if COUPLING_ENTROPY not in self.statistics and trainer.is_global_zero and not self.warned:
+            if "coupling_entropy" not in self.statistics and trainer.is_global_zero and not self.warned:
                 log.warning(
-                    "val/%s is not logged: the routing of the class capsules does not call on_iteration",
-                    COUPLING_ENTROPY,
+                    "val/coupling_entropy is not logged: the routing of the class capsules does not call on_iteration"
                 )
                 self.warned = True
 
@@ -198,27 +189,24 @@ def layer_statistics(network: AbstractCapsuleNetwork, images: Tensor) -> dict[st
     """
     traces: list[RoutingTrace] = []
     layers: dict[str, Capsules] = {}
-    names = {layer: name for name, layer in network.capsule_layers().items()}
-
-    def keep(layer: nn.Module, _: Any, output: Capsules) -> None:
-        layers[names[layer]] = output
-
-    hooks = [layer.register_forward_hook(keep) for layer in names]
+    hooks = [
+        layer.register_forward_hook(lambda _, __, output, name=name: layers.update({name: output}))
+        for name, layer in network.capsule_layers().items()
+    ]
     try:
         network.forward(images, on_iteration=traces.append)  # not the compiled call, which runs no hooks
     finally:
         for hook in hooks:
             hook.remove()
-    statistics = {COUPLING_ENTROPY: compute(CouplingEntropy(), traces[-1].couplings)} if traces else {}
-    for name, capsules in layers.items():
-        statistics[f"activation_{name}"], statistics[f"activation_std_{name}"] = compute(
-            ActivationStatistics(), capsules.activations
-        )
-        statistics[f"dead_{name}"] = compute(DeadCapsuleRate(), capsules.activations)
+    statistics = {"coupling_entropy": _compute(CouplingEntropy(), traces[-1].couplings)} if traces else {}
+    for name, (_, activations, *_) in layers.items():
+        mean, spread = _compute(ActivationStatistics(), activations)
+        statistics |= {f"activation_{name}": mean, f"activation_std_{name}": spread}
+        statistics[f"dead_{name}"] = _compute(DeadCapsuleRate(), activations)
     return statistics
 
 
-def compute(metric: Metric, values: Tensor) -> Any:
+def _compute(metric: Metric, values: Tensor) -> Any:
     """The metric of ``values``, those of the other processes included."""
     metric.to(values.device).update(values)
     return metric.compute()

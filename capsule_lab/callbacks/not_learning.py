@@ -15,18 +15,14 @@ from capsule_lab.types import Batch
 
 log = logging.getLogger(__name__)
 
-_ROOM = 1024  # ours: steps; where it is too little, it doubles
-
 
 class NotLearning(Callback):
     """Warns once, after an epoch in which the learning rate was 0, or the network has not learned to classify.
 
     It has not if the errors are those of always predicting the most frequent class, and the classification loss has not
-    fallen. Nothing is read from the device before the epoch has ended, and no process waits for another. Losses are
-    kept in one tensor: the memory of a process on a CPU grows by megabytes per step if each leaves a tensor of its own.
-
-    Args:
-        min_steps: of shorter epochs, several are looked at together.
+    fallen. Of epochs of less than ``min_steps`` several are looked at together. Nothing is read from the device before
+    the epoch has ended. Losses are kept in one tensor: the memory of a process on a CPU grows by megabytes per step if
+    each leaves a tensor of its own.
     """
 
     def __init__(self, min_steps: int = 50) -> None:  # ours: of fewer losses the mean is not exact enough
@@ -37,11 +33,8 @@ class NotLearning(Callback):
     def _reset(self) -> None:
         self.highest_rate = 0.0
         self.steps = 0
-        self.losses: Tensor | None = None  # of the steps so far, then room for more
+        self.losses: Tensor | None = None  # of the steps so far, then room, which doubles
         self.labels: Tensor | None = None  # how many of each class there were
-
-    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._reset()
 
     def on_train_batch_start(self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Batch, _: int) -> None:
         self.highest_rate = max(self.highest_rate, _learning_rate(trainer))
@@ -54,7 +47,7 @@ class NotLearning(Callback):
         term = next((name for name in outputs if name != "loss"), "loss")  # a decoder may learn while classes do not
         loss, labels = outputs[term].detach(), batch.classes.flatten()
         if self.losses is None or self.labels is None:
-            self.losses = loss.new_empty(_ROOM)
+            self.losses = loss.new_empty(1024)
             self.labels = labels.new_zeros(cast(Any, trainer).datamodule.spec.num_classes)
         if self.steps == len(self.losses):
             self.losses = torch.cat([self.losses, torch.empty_like(self.losses)])
@@ -72,7 +65,7 @@ class NotLearning(Callback):
         steps = self.steps
         if steps and self.highest_rate == 0:
             self._warn("not learning: the learning rate of the last %d steps was 0; see schedule.learning_rate", steps)
-        elif steps and steps >= self.min_steps:
+        elif steps >= max(self.min_steps, 1):
             self._check_error(trainer)
             self._reset()
 
@@ -81,10 +74,15 @@ class NotLearning(Callback):
         errors = [float(metrics[name]) for name in ("train/error", "val/error") if name in metrics]
         assert self.losses is not None and self.labels is not None  # noqa: PT018
         several = 1 if getattr(data, "same_class", "never") == "only" else data.spec.labels_per_image
-        chance = error_at_chance(self.labels, several)
+        if several > 1:  # of guessing a set of them
+            chance = 100 * (1 - 1 / math.comb(len(self.labels), several))
+        else:
+            chance = 100 * (1 - self.labels.max().item() / self.labels.sum().item())
         losses, quarter = self.losses[: self.steps].double().cpu(), self.steps // 4
         first, last = losses[:quarter], losses[-quarter:]
-        if errors and min(errors) >= 0.97 * chance > 0 and not has_fallen(first, last):  # ours: 3 % for what is chance
+        standard_error = (first.var() / len(first) + last.var() / len(last)).sqrt()
+        has_fallen = first.mean() - last.mean() > 2 * standard_error  # ours: 2 of 100 times by chance alone
+        if errors and min(errors) >= 0.97 * chance > 0 and not has_fallen:  # ours: 3 % for what is chance
             self._warn(
                 "not learning: after step %d the error is %.1f %% (always predicting the most frequent class: "
                 "%.1f %%), and the classification loss has not fallen (%.4g, now %.4g); likely causes: a learning rate "
@@ -97,24 +95,6 @@ class NotLearning(Callback):
         log.warning(message, *facts)
         self.warned = True
         self._reset()
-
-
-def error_at_chance(labels: Tensor, labels_per_image: int = 1) -> float:
-    """Error in percent of always predicting the most frequent class; of several labels, of guessing a set of them.
-
-    Args:
-        labels: how many of each class there are.
-        labels_per_image: of the data.
-    """
-    if labels_per_image > 1:
-        return 100 * (1 - 1 / math.comb(len(labels), labels_per_image))
-    return 100 * (1 - labels.max().item() / labels.sum().item())
-
-
-def has_fallen(first: Tensor, last: Tensor) -> bool:
-    """Whether the mean of ``last`` is lower than that of ``first`` by more than chance."""
-    standard_error = (first.var() / len(first) + last.var() / len(last)).sqrt()
-    return bool(first.mean() - last.mean() > 2 * standard_error)  # ours: 2 of 100 times by chance alone
 
 
 def _learning_rate(trainer: L.Trainer) -> float:

@@ -21,8 +21,6 @@ from capsule_lab.lit import AbstractModule
 log = logging.getLogger(__name__)
 
 _WARM_UP = 2  # ours: steps in which kernels are compiled, and memory and the optimizer's state are allocated
-_SOON, _LONG = 10, 60  # seconds, ours
-_NARROW = 60  # columns, ours: what epoch, steps, metrics and remaining time take
 
 
 class _TimeLeft:
@@ -30,65 +28,45 @@ class _TimeLeft:
 
     def start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self.first, self.total = trainer.global_step, cast(AbstractModule, pl_module).total_steps
-        self.start_time = time.monotonic()
         self.warm: tuple[int, float] | None = None  # step and time
 
-    def count(self, trainer: L.Trainer) -> float:
-        """To be called after each step; returns the seconds on which the estimate rests."""
+    def count(self, trainer: L.Trainer) -> None:
+        """To be called after each step."""
         if self.warm is None and trainer.global_step >= self.first + _WARM_UP:
             self.warm = trainer.global_step, time.monotonic()
-        return 0.0 if self.warm is None else time.monotonic() - self.warm[1]
 
-    def seconds(self, trainer: L.Trainer) -> float | None:
-        """Of the steps that are left; ``None`` while that is not known."""
+    def text(self, trainer: L.Trainer) -> str:
+        """``left 0:12:30``, or nothing while that is not known."""
         if self.warm is None or trainer.global_step == self.warm[0]:
-            return None
+            return ""
         step, since = self.warm
         seconds = (time.monotonic() - since) / (trainer.global_step - step) * (self.total - trainer.global_step)
         callbacks = cast(Any, trainer).callbacks  # the Trainer's own attribute, which its class does not declare
         limits = [callback.time_remaining() for callback in callbacks if isinstance(callback, Timer)]
-        return max(min([seconds, *(limit for limit in limits if limit is not None)]), 0)
-
-    def text(self, trainer: L.Trainer) -> str:
-        """``left 0:12:30``, or nothing."""
-        seconds = self.seconds(trainer)
-        return "" if seconds is None else f"left {timedelta(seconds=round(seconds))}"
+        left = max(min([seconds, *(limit for limit in limits if limit is not None)]), 0)
+        return f"left {timedelta(seconds=round(left))}"
 
 
 class ProgressLines(Callback):
     """Logs one line per epoch with its metrics and the remaining time; epochs are counted from 1.
-
-    For a run that takes longer than a minute, a line says once how long, after some seconds of steps.
-
-    Args:
-        seconds: within an epoch that takes longer, a line at this interval, the first one early.
+    In an epoch that takes longer than ``seconds``, there is a line at this interval, the first one after ten seconds.
     """
 
     def __init__(self, seconds: float = 60.0) -> None:  # ours: a log without a line for longer looks like a crash
         self.seconds = seconds
         self.left = _TimeLeft()
         self.last = 0.0
-        self.interval = min(_SOON, seconds)
-        self.announced = False
+        self.interval = min(10, seconds)  # ours
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self.left.start(trainer, pl_module)
         self.last = time.monotonic()
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, *_: Any) -> None:
-        measured = self.left.count(trainer)
-        if not self.announced and measured >= _SOON:
-            self._announce(trainer)
+        self.left.count(trainer)
         if time.monotonic() - self.last > self.interval:
             self.interval = self.seconds
             self._line(trainer, trainer.current_epoch + 1, {"train/loss": float(outputs["loss"])})
-
-    def _announce(self, trainer: L.Trainer) -> None:
-        self.announced, left = True, self.left.seconds(trainer)
-        if left and left > _LONG and trainer.is_global_zero:
-            whole = time.monotonic() - self.left.start_time + left
-            what = "the rest of this run" if self.left.first else "this run"
-            log.info("%s will take about %s on this machine", what, format_duration(whole))
 
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._line(trainer, trainer.current_epoch, trainer.logged_metrics)  # of the epoch before, complete only now
@@ -102,18 +80,6 @@ class ProgressLines(Callback):
         if trainer.is_global_zero and trainer.global_step and shown:
             step = f"{trainer.global_step}/{self.left.total}"
             log.info("%s", f"epoch {epoch}  step {step}  {shown}  {self.left.text(trainer)}".rstrip())
-
-
-def format_duration(seconds: float) -> str:
-    """``12 min``, ``3 h`` or ``4 days``.
-
-    >>> format_duration(100), format_duration(10_000), format_duration(300_000)
-    ('2 min', '3 h', '3 days')
-    """
-    minutes, hours = round(seconds / 60), round(seconds / 3600)
-    if minutes < 100:
-        return f"{minutes} min"
-    return f"{hours} h" if hours < 48 else f"{round(seconds / 86400)} days"
 
 
 def format_metrics(metrics: Mapping[str, Any]) -> str:
@@ -134,15 +100,11 @@ class ProgressBar(ProgressLines):
 
     The bar is one line at any width: below 60 columns it is steps and remaining time only. A test has one of its own.
     Lightning's bars are over the batches of an epoch, with the time that is left of that.
-
-    Args:
-        every_seconds: how often it is drawn; reading the loss waits for the device.
     """
 
-    def __init__(self, every_seconds: float = 0.5) -> None:  # ours
+    def __init__(self) -> None:
         super().__init__(seconds=math.inf)
         self.interval = math.inf  # the bar shows what is between epochs
-        self.every_seconds = every_seconds
         self.progress: Progress | None = None
         self.streams: list[tuple[logging.StreamHandler[TextIO], TextIO]] = []
         self.drawn_at = 0.0
@@ -192,8 +154,12 @@ class ProgressBar(ProgressLines):
         if not trainer.is_global_zero:
             return
         console = Console()
-        self.progress = Progress(*_columns(console.width), console=console, auto_refresh=False, transient=True)
-        self.progress.expand = console.width >= _NARROW
+        what, left = TextColumn("{task.description}"), TextColumn("{task.fields[left]}")
+        columns: list[ProgressColumn] = [MofNCompleteColumn(table_column=Column(no_wrap=True)), left]
+        if console.width >= 60:  # ours: what epoch, steps, metrics and remaining time take
+            columns = [what, BarColumn(bar_width=None), columns[0], TextColumn("{task.fields[metrics]}"), left]
+        self.progress = Progress(*columns, console=console, auto_refresh=False, transient=True)
+        self.progress.expand = len(columns) > 2
         self.progress.add_task("", metrics="", left="", total=None)
         before = {id(stream): name for name in ("stdout", "stderr") for stream in [getattr(sys, name)]}
         self.progress.start()  # replaces sys.stdout and sys.stderr by what writes above the bar; handlers keep theirs
@@ -204,7 +170,8 @@ class ProgressBar(ProgressLines):
         self.drawn_at = 0.0
 
     def _is_due(self) -> bool:
-        return self.progress is not None and time.monotonic() - self.drawn_at > self.every_seconds
+        """Twice a second, ours: reading the loss waits for the device."""
+        return self.progress is not None and time.monotonic() - self.drawn_at > 0.5
 
     def _draw(self, description: str, done: int, total: float, metrics: str = "", left: str = "") -> None:
         assert self.progress is not None
@@ -219,14 +186,6 @@ class ProgressBar(ProgressLines):
         for handler, stream in self.streams:
             handler.setStream(stream)
         self.progress, self.streams = None, []
-
-
-def _columns(width: int) -> list[ProgressColumn]:
-    what, left = TextColumn("{task.description}"), TextColumn("{task.fields[left]}")
-    count = MofNCompleteColumn(table_column=Column(no_wrap=True))
-    if width < _NARROW:
-        return [count, left]
-    return [what, BarColumn(bar_width=None), count, TextColumn("{task.fields[metrics]}"), left]
 
 
 def progress_callback() -> Callback:

@@ -12,14 +12,14 @@ import lightning as L
 import torch
 from lightning.pytorch.callbacks import Checkpoint
 
+from capsule_lab.callbacks.figures import logged_step
 from capsule_lab.errors import check_number
 from capsule_lab.lit.lightning_internals import EarlyStoppingReason
 from capsule_lab.types import Batch
 
 log = logging.getLogger(__name__)
 
-PHASES = ("start_up", "training", "validation", "checkpoints")
-"""What the time of a run is spent on; together they are all of it."""
+PHASES = ("start_up", "training", "validation", "checkpoints")  # together they are all the time of a run
 
 _ROUNDING = 1e-4  # ours: percent; above what float32 makes of 100 - 99.5, far below one image of 100,000
 
@@ -36,18 +36,12 @@ class TimeToAccuracy(Checkpoint):
     checkpoints are written, and until the first batch of a command; these seconds are counted apart. An accelerator is
     waited for at each validation. A run that resumes goes on with the times of its checkpoint: what was done after it,
     and is done again, counts once.
-
-    Args:
-        thresholds: percent of the validation images that are right.
-        monitor: the logged error, in percent.
-        stop: end the run once all are reached.
+    Thresholds are percent of the validation images that are right, ``monitor`` names the logged error, in percent;
+    with ``stop`` the run ends once all are reached.
     """
 
-    def __init__(
-        self,
-        thresholds: Sequence[float] = (99.0, 99.5),  # ours: of MNIST; a linear classifier has 92
-        monitor: str = "val/error",
-        stop: bool = True,
+    def __init__(  # the thresholds are ours: of MNIST, where a linear classifier has 92
+        self, thresholds: Sequence[float] = (99.0, 99.5), monitor: str = "val/error", stop: bool = True
     ) -> None:
         if not thresholds:
             raise ValueError("thresholds is empty; expected percentages of right images, such as [99.0, 99.5]")
@@ -87,8 +81,6 @@ class TimeToAccuracy(Checkpoint):
         found = {f"{each}/{name}": self.reached.get(each, {}).get(name) for each in self.thresholds for name in names}
         return {**found, **{f"{phase}_seconds": round(value, 2) for phase, value in self.seconds.items()}}
 
-    # --- the clock ---------------------------------------------------------------------------------------------------
-
     def _enter(self, phase: str | None, device: torch.device) -> None:
         if self.phase == "training" and phase != "training" and device.type != "cpu":
             torch.accelerator.synchronize(device)  # steps that are queued are training, too
@@ -114,8 +106,6 @@ class TimeToAccuracy(Checkpoint):
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._enter(None, pl_module.device)
 
-    # --- the thresholds ----------------------------------------------------------------------------------------------
-
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if trainer.state.fn != "fit" or trainer.sanity_checking:
             return
@@ -137,9 +127,9 @@ class TimeToAccuracy(Checkpoint):
             "error": error,
         }
         self.reached[threshold] = found
+        metrics = {f"time_to_accuracy/{threshold}/{name}": value for name, value in found.items()}
         for logger in trainer.loggers:
-            metrics = {f"time_to_accuracy/{threshold}/{name}": value for name, value in found.items()}
-            logger.log_metrics(metrics, trainer.global_step - 1)  # as Lightning counts what it logs
+            logger.log_metrics(metrics, logged_step(trainer))
         trainer.save_checkpoint(weights_reached(Path(trainer.default_root_dir), threshold))
         log.info(
             "%s %% right after %.0f s of training: step %d, %d images, %s %.2f %%",

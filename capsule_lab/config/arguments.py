@@ -28,25 +28,13 @@ _FIRST = {"evaluate": "ckpt", "figures": "run", "report": "table", "sweep": "tab
 
 
 def prepared(arguments: Sequence[str], command: str) -> list[str]:
-    """Arguments as Hydra takes them: options that begin with a dash first.
-
-    Args:
-        arguments: as typed.
-        command: its name.
-
-    Raises:
-        ConfigError: for an option that there is not, and what is no ``key=value``.
-    """
+    """Arguments of a command, as typed, as Hydra takes them: options that begin with a dash first."""
     options, overrides = _split(arguments)
     return [*options, *choices([_override(each, command) for each in overrides], command)]
 
 
 def own_folders(arguments: Sequence[str]) -> list[str]:
-    """The user's own folders of configurations that a command line names, as ``compose.search_path`` has them.
-
-    Raises:
-        ConfigError: for one that is not there.
-    """
+    """The user's own folders of configurations that a command line names, as ``compose.search_path`` has them."""
     options, overrides = _split(arguments)
     words = [part for option in options for part in option.split("=", 1)]
     entries = [str(expanded(folder)) for name, folder in pairwise(words) if name in ("--config-dir", "-cd")]
@@ -62,11 +50,7 @@ def own_folders(arguments: Sequence[str]) -> list[str]:
 
 
 def _split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Options with their values, and overrides.
-
-    Raises:
-        ConfigError: for an option that there is not.
-    """
+    """Options with their values, and overrides."""
     options: list[str] = []
     overrides: list[str] = []
     words = iter(arguments)
@@ -90,11 +74,7 @@ def _split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def _override(word: str, command: str) -> str:
-    """An override with its path made whole.
-
-    Raises:
-        ConfigError: for a word that is none.
-    """
+    """An override with its path made whole."""
     key, is_pair, value = word.partition("=")
     if key == "hydra.run.dir" and "LOCAL_RANK" not in os.environ:  # Lightning gives it to processes that it starts
         raise ConfigError(f"{word} would only make an empty folder; expected train.directory=…, or CAPSULE_LAB_RUNS")

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from hydra.errors import InstantiationException
 from hydra.utils import get_object, instantiate
 from omegaconf import DictConfig
 
@@ -25,17 +24,11 @@ log = logging.getLogger(__name__)
 
 @contextmanager
 def constructing(what: str) -> Iterator[None]:
-    """Turn what a constructor refuses into a ``ConfigError``.
-
-    Args:
-        what: the part of the configuration, with which the message begins.
-    """
+    """Turn what a constructor refuses into a ``ConfigError`` that begins with the part of the configuration."""
     from capsule_lab.lit.lightning_internals import MisconfigurationException  # takes seconds, help needs none
 
     try:
         yield
-    except InstantiationException:
-        raise
     except (ValueError, TypeError, ImportError, OverflowError, MisconfigurationException) as error:
         raise ConfigError(f"{what}: {one_line(error)}") from error
 
@@ -48,12 +41,7 @@ def build_data(config: DictConfig) -> Any:
 def build_module(config: DictConfig, spec: Any) -> Any:
     """The LightningModule of ``config.module`` around the network of ``config.model``.
 
-    Args:
-        config: the whole configuration.
-        spec: the ``DataSpec``: image size and classes are facts of the data, not options.
-
-    Raises:
-        ConfigError: if one of them refuses its arguments.
+    Image size and classes, of the ``DataSpec``, are facts of the data, not options.
     """
     network = instantiate(config.model, _partial_=True, _convert_="all")
     module = instantiate(config.module, _partial_=True, _convert_="all")
@@ -70,16 +58,15 @@ def build_module(config: DictConfig, spec: Any) -> Any:
 
 
 def _taken(node: DictConfig, **facts: int) -> dict[str, int]:
-    """The facts about classes that a network or a module takes; one for pairs of images takes none."""
+    """The facts about classes that a network or a module takes: one for pairs of images takes none."""
     arguments = arguments_of(get_object(node["_target_"]))
     return {name: value for name, value in facts.items() if arguments is None or name in arguments}
 
 
 def _try_losses(module: Any, spec: Any) -> None:
     """Call the losses, which are functions without constructors, with the first and last values of their schedules."""
-    images = torch.zeros(1, *spec.image_shape)
     if getattr(module, "reconstruction", None) is not None:
-        module.reconstruction(images, images)
+        module.reconstruction(*[torch.zeros(1, *spec.image_shape)] * 2)
     if not hasattr(module, "loss"):
         return
     labels, scores = torch.arange(spec.labels_per_image).reshape(1, -1), torch.zeros(1, spec.num_classes)
@@ -89,11 +76,7 @@ def _try_losses(module: Any, spec: Any) -> None:
 
 
 def check_change(network: Any, spec: Any) -> None:
-    """Check that a network that is told a change gets the kind of change that the data has.
-
-    Raises:
-        ConfigError: if not.
-    """
+    """Check that a network that is told a change gets the kind of change that the data has."""
     told = getattr(network, "change_shape", ())
     if told and spec.change != told:
         kinds = {(): "none", (2,): "a shift", (3, 3): "a matrix"}
@@ -105,20 +88,6 @@ def check_change(network: Any, spec: Any) -> None:
         )
 
 
-def _try_mixtures(module: Any, spec: Any) -> None:
-    """Call the loss with shares of classes; one class of a mixture is nothing to reconstruct it from."""
-    from capsule_lab.networks.base import reconstructs  # takes seconds, help needs none
-
-    if getattr(module, "reconstruction", None) is not None and reconstructs(module.network):
-        raise ValueError(
-            "a decoder reconstructs one class, and images are mixtures of two; expected model.decoder=null"
-        )
-    if not hasattr(module, "loss"):
-        raise ValueError(f"{type(module.network).__name__} does not classify; expected null")
-    shares = torch.full((1, spec.num_classes), 1 / spec.num_classes)
-    module.loss(torch.zeros(1, spec.num_classes), shares)
-
-
 def build_without_weights(config: DictConfig) -> Any:
     """``build_module`` on torch's meta device: every size is worked out, nothing is computed or stored."""
     spec = build_data(config).spec
@@ -127,35 +96,43 @@ def build_without_weights(config: DictConfig) -> Any:
 
 
 def build_trainer(config: DictConfig, directory: Path | None, *extra_callbacks: Any) -> Any:
-    """The Trainer with its callbacks and loggers, all writing below ``directory``.
-
-    Raises:
-        ConfigError: if Lightning refuses an argument.
-    """
+    """The Trainer with its callbacks and loggers, all writing below ``directory``."""
     from lightning.pytorch.callbacks import Checkpoint  # takes seconds, help needs none
+
+    from capsule_lab.lit.lightning_internals import disable_signal_handlers, limit_waiting
 
     loggers = []
     for logger in filter(None, (config.get("logger") or {}).values()):
         named = {key: directory.name for key in ("name", "id") if directory and logger.get(key, "") is None}
         loggers.append(instantiate(logger, save_dir=str(directory), _convert_="all", **named))
     callbacks = [instantiate(each, _convert_="all") for each in (config.get("callbacks") or {}).values() if each]
-    arguments: dict[str, Any] = {"default_root_dir": directory, "logger": loggers}
-    arguments["max_steps"] = -1  # the module counts them, see AbstractModule
-    arguments["max_time"] = None  # Lightning would end the run; see `time_limit`
+    arguments: dict[str, Any] = {
+        "default_root_dir": directory,
+        "logger": loggers,
+        "max_steps": -1,  # the module counts them, see AbstractModule
+        "max_time": None,  # Lightning would end the run; see `time_limit`
+    }
     if (config.trainer.get("max_steps") or -1) > 0:
         arguments["max_epochs"] = -1
     if "enable_progress_bar" not in config.trainer:
         arguments["enable_progress_bar"] = False  # callbacks.progress shows it
-    arguments["precision"] = _precision(config.trainer)
+    fast, arguments["precision"] = fast_precision(config.trainer.accelerator), config.trainer.get("precision")
+    if arguments["precision"] == "bf16-mixed" != fast:
+        log.warning(
+            "trainer.precision is bf16-mixed, for which this processor has no instructions: a step takes many times as "
+            "long (CapsNet: 67 s in place of 3.5 s); expected trainer.precision=auto, here %s",
+            fast,
+        )
+    elif arguments["precision"] == "auto":
+        arguments["precision"] = fast
     if not any(isinstance(callback, Checkpoint) for callback in callbacks):
         arguments["enable_checkpointing"] = False  # else Lightning adds a callback of its own
-    _check_machine(config.trainer)
+    if (config.trainer.get("num_nodes") or 1) > 1 and not any(name in os.environ for name in _KNOW_THE_NODES):
+        raise ConfigError(
+            f"trainer.num_nodes is {config.trainer.num_nodes}, and nothing says which these are; start a process on "
+            "each node with torchrun or srun, or set MASTER_ADDR, MASTER_PORT and NODE_RANK"
+        )
     trainer = instantiate(config.trainer, _partial_=True, _convert_="all")
-    from capsule_lab.lit.lightning_internals import (  # takes seconds, help needs none
-        disable_signal_handlers,
-        limit_waiting,
-    )
-
     with constructing("trainer"):
         try:
             built = trainer(callbacks=[*callbacks, *extra_callbacks], **arguments)
@@ -167,15 +144,10 @@ def build_trainer(config: DictConfig, directory: Path | None, *extra_callbacks: 
 
 
 def time_limit(trainer: DictConfig) -> float:
-    """Seconds of ``trainer.max_time``, the time of one command, after which training goes on another time; or infinity.
-
-    Raises:
-        ConfigError: if Lightning takes it for no time.
-    """
+    """Seconds of ``trainer.max_time``, after which training goes on in another command; or infinity."""
     from lightning.pytorch.callbacks import Timer  # takes seconds, help needs none
 
-    duration = to_container(trainer).get("max_time")
-    if duration is None:
+    if (duration := to_container(trainer).get("max_time")) is None:
         return math.inf
     with constructing("trainer.max_time"):
         return float(Timer(duration).time_remaining() or 0)
@@ -185,44 +157,27 @@ _KNOW_THE_NODES = ("MASTER_ADDR", "SLURM_JOB_ID", "LSB_JOBID", "OMPI_COMM_WORLD_
 """Variables by which SLURM, torchrun and others tell each process its place; without one, Lightning waits for ever."""
 
 
-def _check_machine(trainer: DictConfig) -> None:
-    if (trainer.get("num_nodes") or 1) > 1 and not any(name in os.environ for name in _KNOW_THE_NODES):
-        raise ConfigError(
-            f"trainer.num_nodes is {trainer.num_nodes}, and nothing says which these are; start a process on each node "
-            "with torchrun or srun, or set MASTER_ADDR, MASTER_PORT and NODE_RANK"
-        )
-
-
-def _precision(trainer: DictConfig) -> str:
-    fast, precision = fast_precision(trainer.accelerator), trainer.get("precision")
-    if precision == "bf16-mixed" != fast:
-        log.warning(
-            "trainer.precision is bf16-mixed, for which this processor has no instructions: a step takes many times as "
-            "long (CapsNet: 67 s in place of 3.5 s); expected trainer.precision=auto, here %s",
-            fast,
-        )
-    return fast if precision == "auto" else precision
-
-
 def check_together(trainer: Any, module: Any, data: Any) -> None:
-    """What only trainer, module and data together can tell, and Lightning after the first epoch or never.
+    """What only trainer, module and data, which is set up, together can tell, and Lightning later or never."""
+    from capsule_lab.networks.base import reconstructs  # takes seconds, help needs none
 
-    Args:
-        trainer: as ``build_trainer`` gives it.
-        module: the LightningModule.
-        data: the DataModule, set up.
-
-    Raises:
-        ConfigError: for a validation that never comes, a monitor of something that nothing measures, CUDA graphs that
-            this run cannot have, a decoder that is not trained, or ``data.mixup`` beside a loss of one class or a
-            decoder.
-    """
     module.training_network.check(trainer)
     check_change(module.network, data.spec)
-    _check_decoder_is_trained(module)
+    if reconstructs(module.network) and not hasattr(module, "reconstruction"):
+        raise ConfigError(
+            f"this {type(module.network).__name__} has a decoder, and {type(module).__name__} would not train it; "
+            "expected module=capsnet, or a model without decoder"
+        )
     if data.mixup is not None:
         with constructing("data.mixup"), torch.device("cpu"):
-            _try_mixtures(module, data.spec)
+            if getattr(module, "reconstruction", None) is not None and reconstructs(module.network):
+                raise ValueError(
+                    "a decoder reconstructs one class, and images are mixtures of two; expected model.decoder=null"
+                )
+            if not hasattr(module, "loss"):
+                raise ValueError(f"{type(module.network).__name__} does not classify; expected null")
+            shares = torch.full((1, data.spec.num_classes), 1 / data.spec.num_classes)
+            module.loss(torch.zeros(1, data.spec.num_classes), shares)
     batches = -(-len(data.dataset("train")) // (data.batch_size * trainer.world_size))
     interval = trainer.val_check_interval
     if type(interval) is int and trainer.check_val_every_n_epoch is not None and interval > batches:
@@ -252,17 +207,6 @@ def _check_monitors(callbacks: Sequence[Any], module: Any, data: Any) -> None:
         if monitor is not None and monitor not in measured and not monitor.startswith(_STATISTICS):
             known = {name for name in measured if not name.startswith(("test/", "train/l2", "val/l2"))}
             raise ConfigError(f"{type(callback).__name__}: monitor is {monitor}; {suggest(monitor, known)}")
-
-
-def _check_decoder_is_trained(module: Any) -> None:
-    """A network's decoder has a loss, or would keep its initial weights."""
-    from capsule_lab.networks.base import reconstructs  # takes seconds, help needs none
-
-    if reconstructs(module.network) and not hasattr(module, "reconstruction"):
-        raise ConfigError(
-            f"this {type(module.network).__name__} has a decoder, and {type(module).__name__} would not train it; "
-            "expected module=capsnet, or a model without decoder"
-        )
 
 
 _SPLITS = ("val", "test")

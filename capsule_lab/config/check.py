@@ -12,24 +12,18 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from capsule_lab.config.compose import check_options, conf_dir, groups, options_of, own_options
 from capsule_lab.config.hints import key_meant
-from capsule_lab.config.signatures import arguments_of, check_value
+from capsule_lab.config.signatures import arguments_of, check_value, refused
 from capsule_lab.errors import ConfigError, check_number, one_line, suggest
 
 
 def check(config: DictConfig) -> None:
-    """Bind every ``_target_`` to its signature, and see that a training run of this configuration can work.
-
-    Raises:
-        ConfigError: for a target that does not exist, an argument it does not take, with those it takes, or a value
-            that cannot work.
-    """
+    """Bind every ``_target_`` to its signature, and see that a training run of this configuration can work."""
     for path, node in _targets(config):
+        name = node["_target_"]
         try:
-            target = get_object(node["_target_"])
+            target = get_object(name)
         except Exception as error:  # hydra raises whatever the import raises
-            raise ConfigError(
-                f"{path}._target_ is {node['_target_']}, which cannot be imported: {one_line(error)}"
-            ) from error
+            raise ConfigError(f"{path}._target_ is {name}, which cannot be imported: {one_line(error)}") from error
         _check_arguments(path, node, arguments_of(target))
     if "train" in config:
         _check_complete(config)
@@ -40,32 +34,18 @@ def check(config: DictConfig) -> None:
 
 
 def check_evaluation(config: DictConfig) -> None:
-    """Check options of ``capsule_lab.evaluate``, ``attack`` and ``analyse`` that their types do not tell.
-
-    Args:
-        config: of one of them.
-
-    Raises:
-        ConfigError: for budgets that are no different, finite numbers, options that do not go together, or those of
-            the trainer that only training reads.
-    """
+    """Check options of ``capsule_lab.evaluate``, ``attack`` and ``analyse`` that their types do not tell."""
     epsilons = config.get("epsilons")
-    if epsilons is not None and (
-        not epsilons or len({*epsilons}) < len(epsilons) or not all(map(math.isfinite, epsilons))
-    ):
+    if epsilons is not None and len({each for each in epsilons if math.isfinite(each)}) < max(1, len(epsilons)):
         raise ConfigError(f"epsilons is {epsilons}; expected different numbers, such as [0.1,0.2]")
-    of_others = [name for name in ("source", "couplings") if config.get(name) not in (None, "trained")]
-    if config.get("objective") == "training" and of_others:
+    others = [name for name in ("source", "couplings", "targeted") if config.get(name) not in (None, "trained", False)]
+    if config.get("objective") == "training" and others:
+        what = "labels only" if others[0] == "targeted" else "the network that is attacked"
         raise ConfigError(
-            f"objective=training is of the network that is attacked, {of_others[0]}={config[of_others[0]]} of another; "
-            "expected objective=cross_entropy or margin"
+            f"objective=training is of {what}; expected objective=cross_entropy or margin with "
+            f"{others[0]}={config[others[0]]}"
         )
-    if config.get("targeted") and config.objective == "training":
-        raise ConfigError(
-            "objective=training is of labels only; expected objective=cross_entropy or margin with targeted=true"
-        )
-    default = OmegaConf.load(conf_dir() / "trainer" / "default.yaml")
-    assert isinstance(default, DictConfig)
+    default: Any = OmegaConf.load(conf_dir() / "trainer" / "default.yaml")
     for name in _ONLY_OF_TRAINING:
         if config.trainer.get(name) != default[name]:
             raise ConfigError(f"trainer.{name} is {config.trainer[name]}, which only training reads; leave it out")
@@ -91,7 +71,6 @@ def _targets(node: Any, path: str = "") -> Iterator[tuple[str, DictConfig]]:
 
 
 def _check_arguments(path: str, node: DictConfig, arguments: Mapping[str, Parameter] | None) -> None:
-    """Every key is an argument, and every value has one of its types, where the annotation is of plain ones."""
     if arguments is None:
         return
     for name in (str(key) for key in node if not str(key).startswith("_")):
@@ -116,10 +95,11 @@ _IN_WORDS = {"trainer.max_time": "days:hours:minutes:seconds, such as 00:01:30:0
 
 def _check_complete(config: DictConfig) -> None:
     """Every group is chosen, and every value without a default is given."""
-    for group in ("model", "module", "data", "loss", "schedule", "optimizer", "trainer"):
+    whole = ("model", "module", "data", "optimizer", "trainer")
+    for group in (*whole, "loss", "schedule"):
         if config.get(group) is None:
             raise ConfigError(f"{group} is missing; expected {group}= one of {', '.join(options_of(group))}")
-    parts = {group: config.get(group) for group in ("model", "module", "data", "optimizer", "trainer", "routing")}
+    parts = {group: config.get(group) for group in (*whole, "routing")}
     for group in ("callbacks", "logger", "loss"):
         parts |= {f"{group}.{name}": part for name, part in (config.get(group) or {}).items()}
     for path, part in parts.items():
@@ -142,10 +122,8 @@ def _check_loss(config: DictConfig) -> None:
     callbacks = filter(None, (config.get("callbacks") or {}).values())
     if not draws and any(callback["_target_"].endswith(".DrawnPairs") for callback in callbacks):
         raise ConfigError(f"callbacks=pairs is of pairs, and {network.__name__} classifies; expected callbacks=default")
-    if loss is None:
-        return
     gives = getattr(network, "scores_are", None)
-    expects = getattr(get_object(loss["_target_"]), "expects", None)
+    expects = loss and getattr(get_object(loss["_target_"]), "expects", None)
     if gives and expects == "activations" != gives:  # logits every network has
         name = loss["_target_"].rpartition(".")[2]
         raise ConfigError(f"{name} expects {expects}; {network.__name__} gives {gives}: loss=cross_entropy")
@@ -165,15 +143,12 @@ def _check_routing(config: DictConfig) -> None:
 def _check_unknown_keys(config: DictConfig) -> None:
     """Hydra adds any key of an experiment file; one that no code reads is a mistake."""
     if not isinstance(config.train, DictConfig):
-        shown = "null" if config.train is None else config.train
-        raise ConfigError(f"train is {shown}; expected options such as train.resume=true")
-    known = {*own_options("train"), *groups(), "module"}
-    top = [str(key) for key in config if key != "train"]
-    for key in (*top, *(f"train.{key}" for key in map(str, config.train))):
+        raise refused("train", config.train, "options such as train.resume=true")
+    known = {*own_options("train"), *groups(), "module", "train"}
+    for key in (*map(str, config), *(f"train.{key}" for key in map(str, config.train))):
         if key not in known:
             meant = key_meant(key, config)
-            guess = f"did you mean {meant}?" if meant else suggest(key, known)
-            raise ConfigError(f"{key} does not exist; {guess}")
+            raise ConfigError(f"{key} does not exist; {f'did you mean {meant}?' if meant else suggest(key, known)}")
 
 
 # --- values ----------------------------------------------------------------------------------------------------------

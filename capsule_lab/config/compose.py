@@ -1,8 +1,5 @@
 """Configurations: where they are, how one is composed, and the message for an error of Hydra.
 
-Folders of the user's own, given by ``--config-dir`` or ``hydra.searchpath``, are known to this process and those that
-it starts by an environment variable, so that tables, listings and hints know their options too.
-
 What Hydra 1.3 does not document is used here and in ``capsule_lab/command.py`` only: ``GlobalHydra.hydra``, and in
 ``user_message`` two of its texts.
 """
@@ -32,22 +29,19 @@ from capsule_lab.config.signatures import allowed, check_value, refused
 from capsule_lab.errors import CapsuleLabError, ConfigError, InterruptError, one_line, suggest
 
 _SEARCH_PATH = "CAPSULE_LAB_SEARCH_PATH"
+"""Environment variable with the user's own folders, for this process and those that it starts."""
+
+_PACKAGE = Path(__file__).parents[1]
 
 
 def conf_dir() -> Path:
-    """The folder of configurations."""
-    return _installed_or_source("conf")
+    """The folder of configurations: inside an installed wheel, or beside the package in a source tree."""
+    return next(folder / "conf" for folder in (_PACKAGE, _PACKAGE.parent) if (folder / "conf").is_dir())
 
 
 def sweeps_dir() -> Path:
     """The folder of tables."""
-    return _installed_or_source("sweeps")
-
-
-def _installed_or_source(name: str) -> Path:
-    """A folder inside an installed wheel, or beside the package in a source tree."""
-    package = Path(__file__).parents[1]
-    return next(folder for folder in (package / name, package.parent / name) if folder.is_dir())
+    return conf_dir().with_name("sweeps")
 
 
 def commands() -> list[str]:
@@ -57,16 +51,20 @@ def commands() -> list[str]:
 
 def module_of(command: str) -> str:
     """The module that runs a command: ``capsule_lab.<command>``, or the one of this name in a folder of the package."""
-    package = Path(__file__).parents[1]
-    places = (package / f"{command}.py", package / command, *package.glob(f"*/{command}.py"))
+    places = (_PACKAGE / f"{command}.py", _PACKAGE / command, *_PACKAGE.glob(f"*/{command}.py"))
     place = next(place for place in places if place.exists())
-    return ".".join(("capsule_lab", *place.relative_to(package).with_suffix("").parts))
+    return ".".join(("capsule_lab", *place.relative_to(_PACKAGE).with_suffix("").parts))
+
+
+def _file_of(command: str) -> dict[str, Any]:
+    content: Any = OmegaConf.to_container(OmegaConf.load(conf_dir() / f"{command}.yaml"))
+    return dict(content)
 
 
 @functools.cache
 def evaluators() -> list[str]:
     """Names of the commands that evaluate weights: their configurations need ``ckpt``."""
-    return [name for name in commands() if OmegaConf.is_missing(OmegaConf.load(conf_dir() / f"{name}.yaml"), "ckpt")]
+    return [name for name in commands() if _file_of(name).get("ckpt") == "???"]
 
 
 def groups() -> list[str]:
@@ -87,7 +85,7 @@ def described_options(group: str) -> dict[str, list[str]]:
 
 def option_files(group: str) -> dict[str, Path]:
     """The file of each option of a configuration group; files such as ``_common.yaml`` are parts of options."""
-    own = [Path(entry.removeprefix("file://")) for entry in search_path() if "://" not in entry.removeprefix("file://")]
+    own = [Path(entry.removeprefix("file://")) for entry in search_path() if entry.startswith("file://")]
     return {
         file.relative_to(folder / group).with_suffix("").as_posix(): file
         for folder in (conf_dir(), *own)
@@ -98,42 +96,28 @@ def option_files(group: str) -> dict[str, Path]:
 def default_options(config_name: str) -> dict[str, str | None]:
     """The groups that a command takes, and the option of each that it takes by default."""
     found: dict[str, str | None] = {}
-    file = OmegaConf.load(conf_dir() / f"{config_name}.yaml")
-    assert isinstance(file, DictConfig)
-    for entry in file.get("defaults", []):
-        if isinstance(entry, DictConfig):
-            found |= {str(key): entry[key] for key in entry if not str(key).startswith("override ")}
+    for entry in _file_of(config_name).get("defaults", []):
+        if isinstance(entry, dict):
+            found |= {key: value for key, value in entry.items() if not key.startswith("override ")}
         elif (conf_dir() / f"{entry}.yaml").is_file():
             found |= default_options(entry)
     return found
 
 
 def search_path() -> list[str]:
-    """The user's own folders of configurations, as Hydra's search path has them: ``file:///…`` or ``pkg://…``.
-
-    Raises:
-        ConfigError: if the environment names something else.
-    """
-    entries = [entry for entry in os.environ.get(_SEARCH_PATH, "").split("\n") if entry]
-    for entry in entries:
-        scheme, is_uri, folder = entry.partition("://")
-        if not is_uri or (scheme == "file" and not Path(folder).is_dir()):
-            raise ConfigError(f"{_SEARCH_PATH} has {entry}; expected file:// and a folder that is there, or pkg://")
-    return entries
+    """The user's own folders of configurations, as Hydra's search path has them: ``file:///…`` or ``pkg://…``."""
+    return os.environ.get(_SEARCH_PATH, "").splitlines()
 
 
 @contextmanager
 def searching(entries: Sequence[str]) -> Iterator[None]:
     """Add folders to ``search_path``, of this process and those that it starts."""
-    before = os.environ.get(_SEARCH_PATH)
-    os.environ[_SEARCH_PATH] = "\n".join([*search_path(), *entries])
+    before = search_path()
+    os.environ[_SEARCH_PATH] = "\n".join([*before, *entries])
     try:
         yield
     finally:
-        if before is None:
-            os.environ.pop(_SEARCH_PATH, None)
-        else:
-            os.environ[_SEARCH_PATH] = before
+        os.environ[_SEARCH_PATH] = "\n".join(before)
 
 
 def head(file: Path) -> list[str]:
@@ -149,12 +133,7 @@ def search_override() -> list[str]:
 
 
 def compose(config_name: str = "train", overrides: Sequence[str] = ()) -> DictConfig:
-    """A configuration outside of a command, as in a notebook or a test; inside of one, its own stays as it is.
-
-    Raises:
-        ConfigError: for an override that cannot be read or names what does not exist, or an option of the command of
-            another type. Options of its parts are for ``check.check``.
-    """
+    """A configuration outside of a command, as in a notebook; options of its parts are for ``check.check``."""
     given = choices(overrides, config_name)
     if not any(override.startswith("hydra.searchpath=") for override in given):
         given += search_override()
@@ -165,7 +144,7 @@ def compose(config_name: str = "train", overrides: Sequence[str] = ()) -> DictCo
         with hydra.initialize_config_dir(str(conf_dir()), version_base="1.3"):
             config = hydra.compose(config_name, overrides=given)
     except (HydraException, OmegaConfBaseException) as error:
-        raise ConfigError(user_message(error, config_name, given) or one_line(error)) from error
+        raise ConfigError(user_message(error, config_name, given)) from error
     finally:
         GlobalHydra.instance().hydra = current
     check_options(config, config_name)
@@ -178,12 +157,11 @@ def overrides_of(config: DictConfig) -> tuple[str, ...]:
     return tuple(vars(config).get("_overrides", ()))
 
 
-_TYPES: dict[str, Any] = {  # that defaults do not tell
+_TYPES: dict[str, Any] = {  # that defaults do not tell, by dotted key, or by command and key
     **dict.fromkeys(("name", "contains", "table", "rows", "columns", "seeds"), object),  # checked where they are read
     "train.test": Literal["best", "last", "none"],
     "class_routing": dict | None,
     "split": Literal["test", "val"],
-    "workspace": Literal["write", "upload"] | None,
     "couplings": Literal["trained", "equal"],
     "objective": Literal["cross_entropy", "margin", "dlr", "training"],
     "space": Literal["input", "grey_levels"],
@@ -193,20 +171,11 @@ _TYPES: dict[str, Any] = {  # that defaults do not tell
     **dict.fromkeys(("image_shape", "sheet_classes"), list[int] | None),
     **dict.fromkeys(("figures.images", "train.seed"), int),
 }
-"""By dotted key, or by command and key."""
 _ABSENT = object()
 
 
 def check_options(config: DictConfig, command: str) -> None:
-    """Check that options of a command itself, not of its groups, have the type of their default, or of ``_TYPES``.
-
-    Args:
-        config: of the command, or a part of it.
-        command: its name.
-
-    Raises:
-        ConfigError: if not, for an empty text, a number that is not finite, or a whole one out of its range.
-    """
+    """Check types and ranges of options of a command itself, not of its groups, as far as ``config`` has them."""
     for key, default in own_options(command).items():
         value = OmegaConf.select(config, key, default=_ABSENT)
         annotation = _TYPES.get(f"{command}.{key}", _TYPES.get(key, _type_of(default)))
@@ -223,16 +192,12 @@ def check_options(config: DictConfig, command: str) -> None:
 @functools.cache
 def own_options(command: str) -> dict[str, Any]:
     """Options of a command that are of no group, by dotted key, with their defaults."""
-    left: list[tuple[str, Any]] = [("", OmegaConf.to_container(OmegaConf.load(conf_dir() / f"{command}.yaml")))]
-    found: dict[str, Any] = {}
-    while left:
-        parent, node = left.pop()
+
+    def flat(node: dict[str, Any], parent: str = "") -> Iterator[tuple[str, Any]]:
         for name, value in node.items():
-            key = f"{parent}{name}"
-            if isinstance(value, dict):
-                left.append((f"{key}.", value))
-            elif key not in ("defaults", "hydra.mode"):
-                found[key] = value
+            yield from flat(value, f"{parent}{name}.") if isinstance(value, dict) else [(f"{parent}{name}", value)]
+
+    found = {key: value for key, value in flat(_file_of(command)) if key not in ("defaults", "hydra.mode")}
     return found | ({"dry_run": False} if command == "sweep" else {})  # whose file is that of all its runs
 
 
@@ -240,27 +205,17 @@ def _type_of(default: Any) -> Any:
     """The type of a default; text for one that is missing, also null where that is the default."""
     if default is None or str(default).startswith("${"):
         return str | None
-    if isinstance(default, list):
-        return list[type(default[0]) if default else str]  # type: ignore[misc]  # mypy sees no values
-    return type(default)
-
-
-_OF_SEVERAL = ("logger", "callbacks")
-"""Groups of which a list of options can be chosen; those of others would overwrite each other."""
+    return list[str] if isinstance(default, list) else type(default)
 
 
 def choices(overrides: Sequence[str], config_name: str) -> list[str]:
-    """Overrides with ``group=null`` and ``group=none`` as Hydra takes them: its own null is no option of a group.
-
-    Raises:
-        ConfigError: for a group that cannot be left out, and an option that is no name.
-    """
+    """Overrides with ``group=null`` and ``group=none`` as Hydra takes them: its own null is no option of a group."""
     found = []
     for override in overrides:
-        group, is_pair, option = override.partition("=")
-        if is_pair and not group:
+        group, _, option = override.partition("=")
+        if not group:
             raise ConfigError(f"{override} has no key; expected key=value")
-        if not is_pair or group not in groups():
+        if group not in groups():
             found.append(override)
         elif option in ("null", "none", ""):
             if "none" in options_of(group):
@@ -268,7 +223,7 @@ def choices(overrides: Sequence[str], config_name: str) -> list[str]:
             elif config_name not in commands() or default_options(config_name).get(group, "") is not None:
                 options = ", ".join(options_of(group))
                 raise ConfigError(f"{override} leaves out what is needed; expected {group}= one of {options}")
-        elif option.startswith("[") and group not in _OF_SEVERAL:
+        elif option.startswith("[") and group not in ("logger", "callbacks"):  # those of others overwrite each other
             raise ConfigError(f"{override} names several; {group}= takes one, -m {group}={option[1:-1]} runs each")
         elif re.fullmatch(r"[\d.]+|true|false|\{.*", option, re.IGNORECASE):
             raise ConfigError(f"{override} does not exist; {suggest(option, options_of(group))}")
@@ -285,11 +240,7 @@ def quoted(text: str) -> str:
 
 
 def as_argument(key: str, value: str | Path) -> str:
-    """``key=value`` as a shell and Hydra take it, whatever characters a path has.
-
-    >>> print(as_argument("ckpt", "runs/a-1"), as_argument("ckpt", "a b=c"))
-    ckpt=runs/a-1 "ckpt='a b=c'"
-    """
+    """``key=value`` as a shell and Hydra take it, whatever characters a path has: ``"ckpt='a b=c'"``."""
     if re.fullmatch(r"[\w./:@%+-]+", str(value), re.ASCII):
         return f"{key}={value}"
     text = f"{key}={quoted(str(value))}"
@@ -297,35 +248,27 @@ def as_argument(key: str, value: str | Path) -> str:
 
 
 def to_container(config: DictConfig) -> dict[str, Any]:
-    """The configuration with everything resolved, as plain containers.
-
-    Raises:
-        omegaconf.MissingMandatoryValue: if a value is missing, ``???``.
-    """
-    container = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
-    assert isinstance(container, dict)
-    return {str(key): value for key, value in container.items()}
+    """The configuration with everything resolved, as plain containers; no value may be missing, ``???``."""
+    container: Any = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
+    return dict(container)
 
 
 def user_message(error: BaseException, config_name: str = "train", overrides: Sequence[str] = ()) -> str | None:
-    """The message in one line if the error is a mistake of the user, else ``None``.
-
-    Args:
-        error: anything that was raised.
-        config_name: of the configuration that was composed, for the options that it has.
-        overrides: that it was composed with.
-    """
+    """The message in one line if the error, while this configuration was composed, is a mistake of the user."""
     if isinstance(error, CapsuleLabError | InterruptError):
         return str(error)
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:
-        group, _, option = str(error.missing_cfg_file).partition("/")
-        if group == "hydra":  # its groups lie one level deeper, and plugins add options to them
-            group, _, option = str(error.missing_cfg_file).rpartition("/")
-            return f"{group}={option} does not exist; {suggest(option, error.options or ())}"
+        parts = str(error.missing_cfg_file).split("/")
+        count = 2 if parts[0] == "hydra" else 1
+        group, option = "/".join(parts[:count]), "/".join(parts[count:])
         options = {*options_of(group), *(each for each in error.options or () if not each.startswith("_"))}
         return f"{group}={option} does not exist; {suggest(option, options)}"
     if isinstance(error, OverrideParseException):
-        return _unreadable(str(error.override))
+        key, _, value = str(error.override).partition("=")
+        return (
+            f"{error.override} cannot be read as key=value; expected quotes around a text with brackets, commas or the "
+            f"like, and others for the shell: {as_argument(key, value)}"
+        )
     if isinstance(error, InstantiationException) and error.__cause__ is not None:
         node, reason = str(error).rpartition("full_key: ")[2].strip(), one_line(error.__cause__)
         return reason if not node or node in reason else f"{node}: {reason}"
@@ -341,30 +284,14 @@ def user_message(error: BaseException, config_name: str = "train", overrides: Se
     return None
 
 
-def _unreadable(override: str) -> str:
-    """The message for an override that Hydra's grammar does not have."""
-    key, is_pair, value = override.partition("=")
-    if not is_pair:
-        return f"{override} is no key=value; expected such as seed=1, or ~{override} to leave it out"
-    return (
-        f"{override} cannot be read as key=value; expected quotes around a text with brackets, commas or the like, and "
-        f"others for the shell: {as_argument(key, value)}"
-    )
-
-
 def _unknown_key(key: str, config_name: str, overrides: Sequence[str]) -> str:
-    """The message for a key that does not exist, with those beside which it was looked for."""
     if key.startswith("hydra."):
         return f"{key} is no option of Hydra; python -m capsule_lab.train --cfg hydra lists them"
-    of_groups = {each.partition("=")[0].lstrip("+"): each for each in overrides}
-    of_groups = {group: each for group, each in of_groups.items() if group in groups()}
+    of_groups = {group: each for each in overrides if (group := each.partition("=")[0].lstrip("+")) in groups()}
     default = default_options(config_name)
     if key.startswith("data.") and "data" not in of_groups and default.get("data", "") is None:
         return f"{key} does not exist; did you mean +{key}, which changes the data of training? data=… is other data"
-    try:
-        config = compose(config_name, [*of_groups.values()])
-    except ConfigError:
-        return f"{key} is no option of this configuration"
+    config = compose(config_name, [*of_groups.values()])
     with open_dict(config):
         for group in default:
             config.setdefault(group, None)

@@ -20,43 +20,26 @@ FILE = "_functions.yaml"
 
 
 class FunctionOption(NamedTuple):
-    """An option.
-
-    Attributes:
-        target: the function's full name.
-        description: the first line of its docstring.
-        defaults: of its keyword-only arguments.
-    """
+    """The function's full name, the first line of its docstring, and the defaults of its keyword-only arguments."""
 
     target: str
     description: str
     defaults: dict[str, Any]
 
-    def node(self) -> dict[str, Any]:
-        """The configuration of the option."""
-        return {"_target_": self.target, "_partial_": True, **self.defaults}
-
 
 @functools.cache
 def function_options(group: Path) -> dict[str, FunctionOption]:
-    """The options of a group that are functions, by name; none for a group of YAML files.
-
-    Args:
-        group: its folder in ``conf``.
-    """
+    """The options of a group, a folder in ``conf``, that are functions, by name; none for a group of YAML files."""
     if not (group / FILE).is_file():
         return {}
     given = OmegaConf.load(group / FILE)
     spec = find_spec(given.package)
-    assert spec is not None
     found = {}
-    for file in sorted(Path(next(iter(spec.submodule_search_locations or ()))).glob("*.py")):
+    for file in Path(((spec and spec.submodule_search_locations) or [""])[0]).glob("*.py"):
         for node in ast.parse(file.read_text()).body:
             if isinstance(node, ast.FunctionDef) and given.decorator in map(_name, node.decorator_list):
-                described = (ast.get_docstring(node) or "").partition("\n")[0]
-                found[node.name] = FunctionOption(
-                    f"{given.package}.{file.stem}.{node.name}", described, _defaults(node)
-                )
+                target, described = f"{given.package}.{file.stem}.{node.name}", ast.get_docstring(node) or ""
+                found[node.name] = FunctionOption(target, described.partition("\n")[0], _defaults(node))
     return dict(sorted(found.items()))
 
 
@@ -75,4 +58,5 @@ def store_function_options(conf: Path) -> None:
     """Tell Hydra of the options of all groups that are functions, once in a process."""
     for file in conf.glob(f"*/{FILE}"):
         for name, option in function_options(file.parent).items():
-            ConfigStore.instance().store(group=file.parent.name, name=name, node=option.node())
+            node = {"_target_": option.target, "_partial_": True, **option.defaults}
+            ConfigStore.instance().store(group=file.parent.name, name=name, node=node)

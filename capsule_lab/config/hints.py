@@ -29,31 +29,13 @@ _ALIASES = {  # names of other programs, or of a key in another place
 
 
 def key_meant(name: str, config: DictConfig | None = None) -> str | None:
-    """The key that ``name`` of another program or place stands for, if there is one.
-
-    Args:
-        name: as it was given; the last part of a dotted key counts.
-        config: that has the key.
-    """
+    """The key, of ``config`` if given, that ``name`` or its last part stands for in another program or place."""
     keys = [key for key, names in _ALIASES.items() if name.rpartition(".")[2].lower() in names]
-    return next((key for key in keys if config is None or has(config, key)), None)
-
-
-def has(config: DictConfig, key: str) -> bool:
-    """Whether a configuration has a dotted key, be its value null."""
-    return OmegaConf.select(config, key, default=_MISSING) is not _MISSING
-
-
-_MISSING = object()
+    return next((key for key in keys if config is None or OmegaConf.select(config, key, default=0) != 0), None)
 
 
 def hint(key: str, config: DictConfig) -> str:
-    """What was meant by ``key``, the options beside which it was looked for, and whether it can be added.
-
-    Args:
-        key: dotted, as it was given; it is not in ``config``.
-        config: what the other words of the command compose.
-    """
+    """What was meant by ``key``, which ``config`` lacks, the options beside it, and whether it can be added."""
     parent, _, name = key.rpartition(".")
     while parent and not isinstance(OmegaConf.select(config, parent), DictConfig):
         parent, _, name = parent.rpartition(".")

@@ -20,11 +20,7 @@ _NOT_HASHED = (
 
 
 def config_hash(config: DictConfig | Mapping[str, Any]) -> str:
-    """Hash of everything in a configuration that the result depends on, 8 hexadecimal digits.
-
-    Args:
-        config: the whole configuration, or what ``to_container`` makes of it.
-    """
+    """Hash of everything that the result depends on in a configuration, or in its container: 8 hexadecimal digits."""
     content: Mapping[str, Any] = to_container(config) if isinstance(config, DictConfig) else config
     for key in _NOT_HASHED:
         content = _without(content, key.split("."))

@@ -38,25 +38,12 @@ def arguments_of(target: Callable[..., Any]) -> Mapping[str, inspect.Parameter] 
 
 
 def check_value(key: str, value: Any, annotation: Any, words: str = "") -> None:
-    """Check that a value of a configuration is of an annotated type, where the type is of plain values.
-
-    Args:
-        key: dotted, for the message.
-        value: as OmegaConf has it.
-        annotation: of the argument that gets it.
-        words: what is expected, if the annotation says it badly.
-
-    Raises:
-        ConfigError: if not, and for a number that is not finite.
-    """
+    """Check that a value is finite, and of an annotated type if that is plain; ``words`` say it if the type cannot."""
     accepted = allowed(annotation)
-    words = words or " or ".join(accepted)
-    is_accepted = not accepted or any(test(value) for test in accepted.values())
-    if is_accepted and isinstance(value, float) and not math.isfinite(value):
-        words = "a finite number"
-    elif is_accepted:
-        return
-    raise refused(key, value, words)
+    if accepted and not any(test(value) for test in accepted.values()):
+        raise refused(key, value, words or " or ".join(accepted))
+    if isinstance(value, float) and not math.isfinite(value):
+        raise refused(key, value, "a finite number")
 
 
 def refused(key: str, value: Any, words: str) -> ConfigError:
@@ -79,21 +66,17 @@ def allowed(annotation: Any) -> dict[str, Callable[[Any], bool]]:
         *others, last = map(repr, inside)
         words = " or ".join([", ".join(others), last] if others else [last])
         return {words: lambda value: any(value == each and type(value) is type(each) for each in inside)}
-    if origin in (list, tuple, Sequence):
-        return _allowed_lists(inside, len(inside) if origin is tuple and ... not in inside else None)
+    if origin in (list, tuple, Sequence):  # of items that are alike
+        size = len(inside) if origin is tuple and ... not in inside else None
+        items = allowed(inside[0]) if inside else {}
+        words = " or ".join(_SEVERAL.get(each, each.replace("a list", "lists")) for each in items if each != "null")
+
+        def test(value: Any) -> bool:
+            is_list = isinstance(value, ListConfig) and size in (None, len(value))
+            return is_list and all(not items or any(test(item) for test in items.values()) for item in value)
+
+        return {f"a list of {f'{size} ' if size else ''}{words or 'values'}": test}
     if origin in (dict, Mapping):
         return {"{key: value}": lambda value: isinstance(value, DictConfig)}
     accepted = {float: (float, int)}.get(annotation, (annotation,))  # type(…): for Python, a bool is an int
     return {_WORDS[annotation]: lambda value: type(value) in accepted} if annotation in _WORDS else {}
-
-
-def _allowed_lists(inside: tuple[Any, ...], size: int | None) -> dict[str, Callable[[Any], bool]]:
-    """Of a list whose items are alike, of any size or of one."""
-    items = allowed(inside[0]) if inside else {}
-    words = " or ".join(_SEVERAL.get(each, each.replace("a list", "lists")) for each in items if each != "null")
-
-    def test(value: Any) -> bool:
-        is_list = isinstance(value, ListConfig) and len(value) == (len(value) if size is None else size)
-        return is_list and all(not items or any(test(item) for test in items.values()) for item in value)
-
-    return {f"a list of {f'{size} ' if size else ''}{words or 'values'}": test}

@@ -5,16 +5,14 @@ Tieleman 2013; used as in Sabour, Frosst and Hinton 2017, section 5.2: trained o
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
-from capsule_lab.data.base import AbstractDataModule
 from capsule_lab.data.formats import affnist as files
-from capsule_lab.data.loader import Images, InMemory, SameEveryEpoch
-from capsule_lab.data.mnist import MNISTFiles, check_shift
-from capsule_lab.data.mnist_expanded import PAD, check_canvas, on_canvas, placed
+from capsule_lab.data.loader import Images, InMemory
+from capsule_lab.data.mnist import MNISTFiles
+from capsule_lab.data.mnist_expanded import PAD, ExpandedMNISTDataModule, placed
 from capsule_lab.data.sources import AbstractSource, PublishedFiles
 from capsule_lab.data.standins.affnist import FACTORS, STANDIN_NAME, SyntheticAffNIST, standin_provenance
 from capsule_lab.data.standins.digits import StandinDigits
@@ -22,9 +20,7 @@ from capsule_lab.data.transforms import to_unit_interval
 from capsule_lab.errors import MissingDataError
 from capsule_lab.types import Batch, DataSpec
 
-AFFINE = "affine"
-"""Name of the further validation set."""
-
+AFFINE = "affine"  # name of the further validation set
 _TEST_SEED = 0  # ours: one synthetic test set for all runs, as there is one affNIST
 
 
@@ -34,10 +30,7 @@ class AffNISTFiles(PublishedFiles):
     name = files.NAME
     path = files.NAME
     file_names = f"{files.ARCHIVE} or {files.FILE}"
-
-    def __init__(self, directory: Path) -> None:
-        super().__init__(directory)
-        self.sha256: dict[str, str] = {}
+    sha256: dict[str, str]
 
     def is_here(self) -> bool:
         return self.folder.is_dir() and any(self.folder.iterdir())
@@ -58,19 +51,13 @@ class AffNISTFiles(PublishedFiles):
         return {"name": f"real {self.name}", "sha256": self.sha256}
 
 
+@dataclass
 class _RealSource(AbstractSource):
-    """Real MNIST to train on, real affNIST to test on.
+    """Real MNIST to train on, real affNIST to test on; with ``fallback``, its error says what takes its place."""
 
-    Args:
-        digits: MNIST.
-        affine: affNIST.
-        fallback: whether digits are a stand-in's if affNIST is missing, which the error then says.
-    """
-
-    def __init__(self, digits: MNISTFiles, affine: AffNISTFiles, *, fallback: bool) -> None:
-        self.digits = digits
-        self.affine = affine
-        self.fallback = fallback
+    digits: MNISTFiles
+    affine: AffNISTFiles
+    fallback: bool
 
     def is_here(self) -> bool:
         return self.digits.is_here() and self.affine.is_here()
@@ -94,11 +81,7 @@ class _RealSource(AbstractSource):
 
 
 class _SyntheticSource(AbstractSource):
-    """Digits to train on, and digits of which ``AffNISTDataModule`` tests on affine versions.
-
-    Args:
-        real: the digits if they are there, else the stand-in's; ``None`` for the stand-in's only.
-    """
+    """Digits to train on, and digits of which affine versions are tested on: ``real`` ones if they are there."""
 
     def __init__(self, real: MNISTFiles | None) -> None:
         self.real = real
@@ -121,7 +104,7 @@ def _tested_on(digits: AbstractSource, test: dict[str, Any]) -> dict[str, Any]:
     return facts | {"name": f"{facts['name']}; tested on {test['name']}", "affnist": test}
 
 
-class AffNISTDataModule(AbstractDataModule):
+class AffNISTDataModule(ExpandedMNISTDataModule):
     """Trains and validates on expanded MNIST, tests on affNIST; no digit is turned in training.
 
     affNIST's files are in ``<directory>/affNIST``, see ``formats.affnist``; MNIST's where ``MNISTFiles`` has them.
@@ -138,23 +121,17 @@ class AffNISTDataModule(AbstractDataModule):
             while training goes on, without the test digits.
         pad: 6, which gives affNIST's size.
         shift, **options: see ``ExpandedMNISTDataModule``.
-
-    Raises:
-        ValueError: for another ``pad``, or ``affine_validation`` without validation images.
     """
 
     def __init__(self, *, affine_validation: bool = False, pad: int = PAD, shift: int = PAD, **options: Any) -> None:
         if pad != PAD:
             raise ValueError(f"data.pad is {pad}; expected {PAD}, as affNIST's images are of 40x40 pixels")
-        super().__init__(**options)
-        check_shift(shift)
-        check_canvas(shift, pad)
+        super().__init__(pad=pad, shift=shift, **options)
         if affine_validation and self.validation == "none":
             raise ValueError(
                 "data.affine_validation is true with data.validation=none, which leaves no digits to make it of; "
                 "expected data.validation=first or stratified"
             )
-        self.shift = shift
         if affine_validation:
             self.further_validations = (AFFINE,)
         digits, fallback = MNISTFiles(self.directory), self.source == "auto"
@@ -167,7 +144,7 @@ class AffNISTDataModule(AbstractDataModule):
         return DataSpec(image_shape=(1, files.SIZE, files.SIZE), num_classes=10, factors=factors)
 
     def describe(self) -> dict[str, Any]:
-        facts = super().describe()
+        facts = self.image_source.provenance()
         if self.further_validations:
             name = f"{STANDIN_NAME} made from the validation digits"
             facts[f"{AFFINE}_validation"] = {"name": name, **standin_provenance(self.seed)}
@@ -180,17 +157,12 @@ class AffNISTDataModule(AbstractDataModule):
         if name == AFFINE:
             if AFFINE not in self.sets:
                 self.sets[AFFINE] = SyntheticAffNIST(self.sets["val"], self.seed, versions=1).stored()
-            return SameEveryEpoch(self.sets[AFFINE], self.seed)
+            return InMemory(self.sets[AFFINE], self.seed, fixed=True)
         if name == "test" and self.uses_standin:
             return SyntheticAffNIST(self.sets["test"], _TEST_SEED, size=self.eval_images)
-        moving = name == "test" or (name == "train" and self.augment)
-        return (InMemory if moving else SameEveryEpoch)(self.sets[name], self.seed)
+        return InMemory(self.sets["test"], self.seed) if name == "test" else super().dataset(name)
 
     def transform_batch(self, batch: Batch, name: str) -> Batch:
         if name in ("test", AFFINE):  # affine versions have their place already
             return batch._replace(images=to_unit_interval(batch.images))
         return super().transform_batch(batch, name)
-
-    def transform(self, images: Tensor, key: Tensor, *, augment: bool) -> Tensor:
-        """Each digit in its place, as ``ExpandedMNISTDataModule``."""
-        return on_canvas(images, key, self.shift, PAD)

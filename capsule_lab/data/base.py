@@ -13,16 +13,7 @@ import torch
 from torch import Tensor
 
 from capsule_lab.data.download import data_directory
-from capsule_lab.data.loader import (
-    EpochBatches,
-    Images,
-    InMemory,
-    ResumableLoader,
-    batch_loader,
-    check_images,
-    device_of,
-    fits,
-)
+from capsule_lab.data.loader import EpochBatches, Images, InMemory, ResumableLoader, check_images, fits
 from capsule_lab.data.mixup import WithPartners, mix, shares_of
 from capsule_lab.data.sources import AbstractSource, choose_source
 from capsule_lab.data.splits import Indices, Validation, index_hash, parse_share, split_validation, take_stratified
@@ -41,30 +32,8 @@ class AbstractDataModule(L.LightningDataModule):
 
     A data set says what its images are (``spec``), where they come from (``real_source`` and, if there is one,
     ``standin_source``), and what the network sees of them: either ``transform``, which transforms a batch at once, or
-    pipelines of ``torchvision.transforms.v2``, which transform one image after another. All of it::
-
-        class Icons(AbstractSource):
-            def load(self, *, train):
-                images, labels = read_icons("train" if train else "test")  # uint8 (n, 3, 24, 24), int64 (n,)
-                return Images(images, labels)
-
-            def provenance(self):
-                return {"name": "icons", "version": 1}
-
-
-        class IconsDataModule(AbstractDataModule):
-            spec = DataSpec(image_shape=(3, 24, 24), num_classes=10)
-            train_transform = v2.Compose([v2.RandomHorizontalFlip(), v2.ToDtype(torch.float32, scale=True)])
-            eval_transform = v2.ToDtype(torch.float32, scale=True)
-
-            def __init__(self, **options):
-                super().__init__(**options)
-                self.real_source = Icons()
-
-    with ``conf/data/icons.yaml``: ``defaults: [_common, _self_]`` and ``_target_: my_package.IconsDataModule``. Files
-    that are downloaded and checked are a ``PublishedFiles``. Overridden where needed: ``split_training`` and
-    ``split_test`` (which images are for what), ``dataset`` (what an index stands for), ``transform_batch`` (more than
-    the images changes), ``load``, ``describe`` and ``describe_test`` (provenance).
+    pipelines of ``torchvision.transforms.v2``, which transform one image after another. Files that are downloaded and
+    checked are a ``PublishedFiles``. The other methods are overridden where needed. ``CONTRIBUTING.md`` has an example.
 
     Sets have names: ``"train"``, ``"val"`` and ``"test"``, or instead of the last ``test_parts``, and
     ``further_validations``. Test images are read by ``setup("test")`` only.
@@ -85,13 +54,10 @@ class AbstractDataModule(L.LightningDataModule):
             2018): labels are then shares of the classes. ``None`` for none. For one label per image.
         on_device: whether sets of images are copied to the device that trains, where batches are then made by indexing;
             the batches are the same. ``"auto"``: to a GPU, each set that takes at most a quarter of its free memory.
-            One that turns out not to fit stays where it is, with a warning, and so do all after it.
+            One that does not fit stays where it is, with a warning, and so do all after it.
         seed: of the order, the split and the augmentation.
 
     Raises:
-        ValueError: for an unknown source, another ``on_device``, a batch size below 1, a negative seed, a share that
-            is no number or a ``mixup`` that is not positive; from ``setup``, for ``mixup`` of images with several
-            labels.
         DataError: from ``prepare_data`` and ``setup``, when the data is missing, incomplete or damaged.
     """
 
@@ -130,11 +96,10 @@ class AbstractDataModule(L.LightningDataModule):
         check_choice("data.source", source, ("auto", "real", "standin"))
         check_choice("data.on_device", on_device, ("auto", True, False))
         check_choice("data.validation", validation, self.validations)
-        check_eval_images(eval_images)
+        if eval_images is not None:
+            check_number("data.eval_images", eval_images, 1)
         if mixup is not None:
             check_number("data.mixup", mixup, above=0)
-        if seed < 0:
-            raise ValueError(f"seed is {seed}; expected 0 or more")
         if batch_size < 1 or eval_batch_size < 1:
             raise ValueError(f"batch sizes are {batch_size} and {eval_batch_size}; expected 1 or more")
         self.directory = data_directory(directory)
@@ -168,8 +133,8 @@ class AbstractDataModule(L.LightningDataModule):
 
     def split_training(self, images: Images) -> tuple[Indices, Indices]:
         """Indices of the training and of the validation images; by default those of ``split_validation``."""
-        labels = images.labels.numpy()
-        return split_validation(labels, cast(Validation, self.validation), self.validation_share, self.seed)
+        validation = cast(Validation, self.validation)
+        return split_validation(images.labels.numpy(), validation, self.validation_share, self.seed)
 
     def split_test(self, images: Images) -> tuple[Images, ...]:
         """The test images, one set for each of ``test_parts``; all in one if there are none."""
@@ -243,7 +208,8 @@ class AbstractDataModule(L.LightningDataModule):
             raise ValueError(
                 f"data.mixup is {self.mixup}, and every image has {self.spec.labels_per_image} labels; expected null"
             )
-        images = self._checked(train=True)
+        images = self.load(train=True)
+        check_images(images, self.spec.num_classes, f"the training set of {type(self).__name__}")
         train, val = self.split_training(images)
         if self.train_images is not None:
             train = take_stratified(train, images.labels.numpy(), self.train_images, self.seed)
@@ -259,22 +225,16 @@ class AbstractDataModule(L.LightningDataModule):
         self.sets |= {"train": images.subset(train), "val": images.subset(shuffled)}
 
     def _setup_test(self) -> None:
-        counts = []
-        for name, images in zip(self.test_names, self.split_test(self._checked(train=False)), strict=True):
+        counts: list[str] = []
+        everything = self.load(train=False)
+        check_images(everything, self.spec.num_classes, f"the test set of {type(self).__name__}")
+        for name, images in zip(self.test_names, self.split_test(everything), strict=True):
             limited = self._limit(np.arange(len(images.labels)), images)
             self.sets[name] = images.subset(limited)
             counts.append(f"{len(limited)} of {len(images.labels)} {name}".removesuffix(" test"))
         self.provenance["test_images"] = self.describe_test(", ".join(counts))
 
-    def _checked(self, *, train: bool) -> Images:
-        images = self.load(train=train)
-        check_images(
-            images, self.spec.num_classes, f"the {'training' if train else 'test'} set of {type(self).__name__}"
-        )
-        return images
-
     def _limit(self, indices: Indices, images: Images) -> Indices:
-        """At most ``eval_images`` of ``indices``."""
         if self.eval_images is None or len(indices) <= self.eval_images:
             return indices
         return take_stratified(indices, images.labels.numpy(), self.eval_images, self.seed)
@@ -307,44 +267,33 @@ class AbstractDataModule(L.LightningDataModule):
     def on_after_batch_transfer(self, batch: Batch, dataloader_idx: int) -> Batch:
         trainer = self.trainer
         if trainer is not None and trainer.training:
-            return self._mixed(self.transform_batch(batch, "train"))
+            seen = self.transform_batch(batch, "train")
+            if self._shares is None:
+                return seen
+            self._shares = self._shares.to(seen.key.device)
+            return mix(seen, self._shares, self.spec.num_classes)
         names = self.test_names if trainer is not None and trainer.testing else self.val_names
         return self.transform_batch(batch, names[dataloader_idx])
 
-    def _mixed(self, batch: Batch) -> Batch:
-        if self._shares is None:
-            return batch
-        self._shares = self._shares.to(batch.key.device)
-        return mix(batch, self._shares, self.spec.num_classes)
-
     def _loader(self, name: str, batch_size: int, *, training: bool = False) -> ResumableLoader:
-        dataset = self._placed(self.dataset(name), name)
-        if training and self.mixup is not None and self.trainer is not None:  # without one nothing mixes them
+        dataset, trainer = self.dataset(name), self.trainer
+        rank, world_size = (trainer.global_rank, trainer.world_size) if trainer else (0, 1)
+        device = trainer.strategy.root_device if trainer else torch.device("cpu")
+        if self.on_device and (self.on_device != "auto" or fits(dataset.data, device)):
+            try:
+                dataset = dataset.to(device)
+            except torch.OutOfMemoryError:
+                log.warning(
+                    "the %s set, of %.1f GB, does not fit into the free memory of %s: its batches, and those of the "
+                    "sets after it, are made on the CPU; data.on_device=false does so from the beginning",
+                    *(name, dataset.data.nbytes / 1e9, device),
+                )
+                self.on_device = False
+        if training and self.mixup is not None and trainer is not None:  # without one nothing mixes them
             dataset = WithPartners(dataset)
-        return batch_loader(dataset, batch_size, seed=self.seed, training=training, trainer=self.trainer)
-
-    def _placed(self, dataset: InMemory, name: str) -> InMemory:
-        """The set on the device that trains, if ``on_device`` says so and it fits; it lives as long as its loader."""
-        device = device_of(self.trainer)
-        if not self.on_device or (self.on_device == "auto" and not fits(dataset.data, device)):
-            return dataset
-        try:
-            return dataset.to(device)
-        except torch.OutOfMemoryError:
-            log.warning(
-                "the %s set, of %.1f GB, does not fit into the free memory of %s: its batches, and those of the sets "
-                "after it, are made on the CPU; data.on_device=false does so from the beginning",
-                *(name, dataset.data.nbytes / 1e9, device),
-            )
-            self.on_device = False
-            return dataset
-
-
-def check_eval_images(eval_images: int | None) -> None:
-    """Check the option ``eval_images``.
-
-    Raises:
-        ValueError: if it is below 1.
-    """
-    if eval_images is not None and eval_images < 1:
-        raise ValueError(f"data.eval_images is {eval_images}; expected 1 or more, or null for all")
+        batches = EpochBatches(
+            len(dataset), batch_size, seed=self.seed, shuffle=training, drop_last=training, rank=rank,
+            world_size=world_size, device=dataset.device,
+        )  # fmt: skip
+        pin_memory = dataset.device.type == "cpu" and device.type == "cuda"
+        return ResumableLoader(dataset, batches, pin_memory=pin_memory)

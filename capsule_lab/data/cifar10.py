@@ -18,16 +18,15 @@ from capsule_lab.data.sources import PublishedFiles
 from capsule_lab.data.standins.coloured_digits import ColouredDigits
 from capsule_lab.data.transforms import (
     as_float,
-    brightness,
     centre_corner,
     contrast,
     crop,
     crop_at,
-    mirror,
     random_integers,
     random_uniform,
     standardise,
 )
+from capsule_lab.errors import check_number
 from capsule_lab.types import DataSpec
 
 SERVER = "https://www.cs.toronto.edu/~kriz/"
@@ -78,9 +77,6 @@ class CIFAR10DataModule(AbstractDataModule):
         brightness: largest number added to all pixels, in grey levels of 255.
         contrast: largest change of the factor 1 that contrast is multiplied by: 0.8 is 0.2 to 1.8.
         eval_batch_size, validation_share, **options: see ``AbstractDataModule``.
-
-    Raises:
-        ValueError: for an option that is out of range.
     """
 
     def __init__(
@@ -95,12 +91,9 @@ class CIFAR10DataModule(AbstractDataModule):
         **options: Any,
     ) -> None:
         super().__init__(eval_batch_size=eval_batch_size, validation_share=validation_share, **options)
-        if not 1 <= crop <= SIZE:
-            raise ValueError(f"data.crop is {crop}; expected 1 to {SIZE} pixels")
-        if not brightness >= 0:
-            raise ValueError(f"data.brightness is {brightness}; expected 0 (none) or more")
-        if not 0 <= contrast <= 1:
-            raise ValueError(f"data.contrast is {contrast}; expected 0 (none) to 1")
+        check_number("data.crop", crop, 1, SIZE)
+        check_number("data.brightness", brightness, 0)
+        check_number("data.contrast", contrast, 0, 1)
         self.crop = crop
         self.flip = flip
         self.brightness = brightness
@@ -119,6 +112,8 @@ class CIFAR10DataModule(AbstractDataModule):
         top, left = (random_integers(key, stream, 0, SIZE - self.crop) for stream in (_TOP, _LEFT))
         pixels = crop(images, top, left, self.crop).float()
         if self.flip:
-            pixels = mirror(pixels, random_integers(key, _MIRROR, 0, 1).bool())
-        pixels = brightness(pixels, random_uniform(key, _BRIGHTNESS, -self.brightness, self.brightness))
+            mirrored = random_integers(key, _MIRROR, 0, 1).bool()
+            pixels = torch.where(mirrored[:, None, None, None], pixels.flip(3), pixels)
+        added = random_uniform(key, _BRIGHTNESS, -self.brightness, self.brightness)
+        pixels = pixels + added[:, None, None, None]
         return standardise(contrast(pixels, random_uniform(key, _CONTRAST, 1 - self.contrast, 1 + self.contrast)))

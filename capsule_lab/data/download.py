@@ -14,9 +14,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
-import numpy as np
-import numpy.typing as npt
-
 from capsule_lab.errors import DataError, one_line
 from capsule_lab.system.files import expanded
 
@@ -43,16 +40,13 @@ def sha256(path: Path) -> str:
 
 
 def verify(folder: Path, checksums: dict[str, str], name: str, *, algorithm: Literal["md5", "sha256"] = "md5") -> bool:
-    """Whether ``folder`` holds all files with the right checksums.
+    """Whether ``folder`` holds all files with the right checksums; ``False`` if none of them is there.
 
     Args:
         folder: where they should lie.
         checksums: of each file, by name.
         name: of the data set, for messages.
         algorithm: what the checksums are, see ``md5`` and ``sha256``.
-
-    Returns:
-        ``False`` if none of the files is there.
 
     Raises:
         DataError: if only some are there, or one is truncated or another file.
@@ -79,11 +73,7 @@ def verify(folder: Path, checksums: dict[str, str], name: str, *, algorithm: Lit
 
 @contextmanager
 def reading(path: Path, name: str) -> Iterator[None]:
-    """Turn any error of this block into one that names the file at ``path``, of the data set ``name``.
-
-    Raises:
-        DataError: for any ``Exception``; one that is a ``DataError`` already stays as it is.
-    """
+    """Turn any error of this block into a ``DataError`` that names the file at ``path``, of the data set ``name``."""
     try:
         yield
     except DataError:
@@ -96,20 +86,6 @@ def reading(path: Path, name: str) -> Iterator[None]:
         ) from error
 
 
-def check_labels(path: Path, labels: npt.NDArray[np.int64], known: range) -> None:
-    """Check that the labels in the file at ``path`` are of ``known`` classes.
-
-    Raises:
-        DataError: if one is not.
-    """
-    unknown = np.setdiff1d(labels, known)
-    if len(unknown):
-        raise DataError(
-            f"{path} has label {unknown[0]}; expected {known[0]} to {known[-1]}: remove it and its folder to have them "
-            "downloaded again"
-        )
-
-
 def download_file(name: str, checksum: str, servers: Sequence[str], folder: Path) -> Path:
     """Download a file into ``folder``; for the ``download`` that is given to ``fetch``.
 
@@ -117,10 +93,7 @@ def download_file(name: str, checksum: str, servers: Sequence[str], folder: Path
         name: of the file, on the servers and in the folder.
         checksum: that it must have, such as ``"md5:…"`` or ``"sha256:…"``.
         servers: addresses, each ending in a slash, tried in this order.
-        folder: gets the file once it is complete.
-
-    Returns:
-        The path of the file.
+        folder: gets the file once it is complete, whose path is returned.
 
     Raises:
         OSError: if no server has it, with the reason of the first one.
@@ -161,20 +134,10 @@ def filling(folder: Path) -> Iterator[Path]:
 
 
 def fetch(folder: Path, download: Callable[[Path], None]) -> str | None:
-    """Put what ``download`` writes into a scratch folder into ``folder``, see ``filling``.
-
-    Returns:
-        ``None`` when it worked, else the reason why not, in one line.
-    """
+    """Put what ``download`` writes into a scratch folder into ``folder``, see ``filling``; if it fails, return why."""
     try:
         with filling(folder) as scratch:
             download(scratch)
-    except (
-        OSError,
-        EOFError,
-        KeyError,
-        tarfile.TarError,
-        zlib.error,
-    ) as error:  # archives end early or lack files
+    except (OSError, EOFError, KeyError, tarfile.TarError, zlib.error) as error:  # archives end early or lack files
         return one_line(error) or type(error).__name__
     return None

@@ -11,7 +11,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from capsule_lab.data.base import AbstractDataModule
-from capsule_lab.data.loader import InMemory, SameEveryEpoch
+from capsule_lab.data.loader import InMemory
 from capsule_lab.data.mnist import MNISTDataModule, check_shift
 from capsule_lab.data.transforms import affine, affine_matrix, random_integers, random_uniform, shift
 from capsule_lab.errors import check_choice, check_number
@@ -20,23 +20,18 @@ from capsule_lab.types import Batch, DataSpec
 Change = Literal["shift", "affine"]
 Moved = Literal["both", "target"]
 
-CHANGES: dict[Change, tuple[int, ...]] = {"shift": (2,), "affine": (3, 3)}
-"""The shape of what the network is told, by the kind of change."""
+CHANGES: dict[Change, tuple[int, ...]] = {"shift": (2,), "affine": (3, 3)}  # shapes of what the network is told
 
 _DRAWS = 5  # numbers of random draws of one image of an affine pair; the second's begin after them
 
 
 class Pair(NamedTuple):
-    """Two versions of each image.
-
-    Attributes:
-        first, second: what the network sees, and what it is to draw.
-        change: ``(right, down)`` in pixels, or a matrix, by which the second differs from the first.
-    """
+    """Two versions of each image: what the network sees, and what it is to draw."""
 
     first: Float[Tensor, "batch channel height width"]
     second: Float[Tensor, "batch channel height width"]
     change: Float[Tensor, "batch 2"] | Float[Tensor, "batch 3 3"]
+    """``(right, down)`` in pixels, or a matrix, by which the second differs from the first."""
 
 
 class ImagePairs(AbstractDataModule):
@@ -60,9 +55,6 @@ class ImagePairs(AbstractDataModule):
         shear: largest pixels by which a point moves to the right for each that it is above the centre.
         augment: other pairs in every epoch of training; without, the same.
         **options: of the DataModule.
-
-    Raises:
-        ValueError: for an unknown ``change`` or ``moved``, or a number out of range.
     """
 
     def __init__(
@@ -98,10 +90,7 @@ class ImagePairs(AbstractDataModule):
         return facts | {"name": f"pairs of {facts['name']}"}
 
     def dataset(self, name: str) -> InMemory:
-        return SameEveryEpoch(self.sets[name], self.seed) if self._is_fixed(name) else super().dataset(name)
-
-    def _is_fixed(self, name: str) -> bool:
-        return name != "train" or not self.augment
+        return InMemory(self.sets[name], self.seed, fixed=name != "train" or not self.augment)
 
     def unpaired_batch(self, batch: Batch, name: str) -> Batch:
         return super().transform_batch(batch, "val" if name == "train" else name)  # which is not augmented
@@ -112,18 +101,21 @@ class ImagePairs(AbstractDataModule):
         return seen._replace(images=pair.first, targets=pair.second, change=pair.change)
 
     def pair(self, images: Float[Tensor, "batch channel height width"], key: Int64[Tensor, " batch"]) -> Pair:
-        """Two versions of each image, by its key."""
         if self.change == "shift":
-            return shifted_pair(images, key, self.largest_shift, moved=self.moved)
-        return self._affine_pair(images, key)
-
-    def _affine_pair(self, images: Tensor, key: Tensor) -> Pair:
+            return self._shifted(images, key, self.largest_shift)
         unit = max(images.shape[2:]) / 2
         first, matrix = images, torch.eye(3, device=images.device).expand(len(images), 3, 3)
         if self.moved == "both":
             first, matrix = self._affine(images, key, 0, unit)
         second, other = self._affine(images, key, _DRAWS, unit)
         return Pair(first, second, other @ torch.linalg.inv_ex(matrix).inverse)
+
+    def _shifted(self, images: Tensor, key: Tensor, largest: int) -> Pair:
+        down, right, down_again, right_again = (random_integers(key, stream, -largest, largest) for stream in range(4))
+        if self.moved == "target":
+            down, right = torch.zeros_like(down), torch.zeros_like(right)
+        change = torch.stack([right_again - right, down_again - down], 1).to(images.dtype)
+        return Pair(shift(images, down, right, largest), shift(images, down_again, right_again, largest), change)
 
     def _affine(self, images: Tensor, key: Tensor, stream: int, unit: float) -> tuple[Tensor, Tensor]:
         """Images and the matrices that moved them, homogeneous, with half of the image as the unit."""
@@ -142,25 +134,3 @@ class ImagePairs(AbstractDataModule):
 
 class MNISTPairsDataModule(ImagePairs, MNISTDataModule):
     """Pairs of MNIST digits: see ``ImagePairs`` and ``MNISTDataModule``."""
-
-
-def shifted_pair(
-    images: Float[Tensor, "batch channel height width"],
-    key: Int64[Tensor, " batch"],
-    largest: int,
-    *,
-    moved: Moved = "both",
-) -> Pair:
-    """Images moved by whole pixels, zeros moving in: what leaves the image does not come back on the other side.
-
-    Args:
-        images: as the network sees them.
-        key: of each.
-        largest: in each direction.
-        moved: see ``ImagePairs``.
-    """
-    down, right, down_again, right_again = (random_integers(key, stream, -largest, largest) for stream in range(4))
-    if moved == "target":
-        down, right = torch.zeros_like(down), torch.zeros_like(right)
-    change = torch.stack([right_again - right, down_again - down], 1).to(images.dtype)
-    return Pair(shift(images, down, right, largest), shift(images, down_again, right_again, largest), change)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -37,23 +38,16 @@ class Images(NamedTuple):
         return Images(self.images[chosen], self.labels[chosen], factors)
 
     def to(self, device: torch.device) -> Images:
-        """The same on ``device``."""
         factors = None if self.factors is None else self.factors.to(device)
         return Images(self.images.to(device), self.labels.to(device), factors)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory."""
-        return sum(field.nbytes for field in self if field is not None)
+        return sum(each.nbytes for each in self if each is not None)
 
 
 def check_images(images: Images, classes: int, what: str) -> None:
-    """Check that a set is one: uint8 images, with a label below ``classes`` each.
-
-    Args:
-        images: as read.
-        classes: how many there are.
-        what: the set, for the message.
+    """Check that a set is one: uint8 images, with a label below ``classes`` each; ``what`` names it if not.
 
     Raises:
         DataError: if not.
@@ -70,7 +64,7 @@ def check_images(images: Images, classes: int, what: str) -> None:
     elif not len(labels):
         found, expected = "no images", "one or more"
     elif not 0 <= int(labels.min()) <= int(labels.max()) < classes:
-        wrong = int(labels.min()) if labels.min() < 0 else int(labels.max())
+        wrong = min(int(labels.min()), 0) or int(labels.max())
         found, expected = f"label {wrong}", f"0 to {classes - 1}, as there are {classes} classes"
     else:
         return
@@ -78,19 +72,32 @@ def check_images(images: Images, classes: int, what: str) -> None:
 
 
 class InMemory(Dataset[Batch]):
-    """Indexed by a whole batch at once: ``dataset[indices, epoch] -> Batch``, all on the device of ``data``."""
+    """Indexed by a whole batch at once: ``dataset[indices, epoch] -> Batch``, all on the device of ``data``.
 
-    def __init__(self, images: Images, seed: int) -> None:
+    Args:
+        images: the stored ones.
+        seed: of the keys.
+        size: number of samples in an epoch, by default of images.
+        fixed: every sample has the key of the first epoch in all, so that what is random of it stays as it is.
+    """
+
+    def __init__(self, images: Images, seed: int, *, size: int | None = None, fixed: bool = False) -> None:
         self.data = images
         self.seed = seed
+        self.size = len(images.labels) if size is None else size
+        self.fixed = fixed
 
     def __len__(self) -> int:
-        return len(self.data.labels)
+        return self.size
 
     def __getitem__(self, batch: tuple[Tensor, int]) -> Batch:
-        index, epoch = batch
+        index, _ = batch
         chosen = self.data.subset(index)
-        return Batch(chosen.images, chosen.labels, sample_key(self.seed, epoch, index), chosen.factors)
+        return Batch(chosen.images, chosen.labels, self.key(*batch), chosen.factors)
+
+    def key(self, index: Tensor, epoch: int) -> Tensor:
+        """The keys of samples."""
+        return sample_key(self.seed, 0 if self.fixed else epoch, index)
 
     @property
     def device(self) -> torch.device:
@@ -98,23 +105,13 @@ class InMemory(Dataset[Batch]):
         return self.data.images.device
 
     def to(self, device: torch.device) -> InMemory:
-        """The same set with all its tensors on ``device``, which makes the same batches there.
-
-        Raises:
-            torch.OutOfMemoryError: if it does not fit.
-        """
+        """The same set with all its tensors on ``device``, which makes the same batches there."""
         moved = copy.copy(self)
         vars(moved).update({k: v.to(device) for k, v in vars(self).items() if isinstance(v, Images | Tensor)})
         return moved
 
 
-class SameEveryEpoch(InMemory):
-    """Every image with the key of the first epoch in all, so that what is random of it stays as it is."""
-
-    def __getitem__(self, batch: tuple[Tensor, int]) -> Batch:
-        return super().__getitem__((batch[0], 0))
-
-
+@dataclass(eq=False)
 class EpochBatches(Sampler[tuple[Tensor, int]]):
     """Index batches of one epoch; the order is a function of ``(seed, epoch)`` alone.
 
@@ -129,37 +126,30 @@ class EpochBatches(Sampler[tuple[Tensor, int]]):
         drop_last: leave out the images that do not fill a batch (training, so that all steps weigh the same);
             a set smaller than one batch is always one batch.
         rank, world_size: of this process.
-        device: where the indices shall be; the order of an epoch is moved there at its beginning, in one piece.
+        device: where the indices shall be; the order of an epoch is moved there in one piece.
     """
 
-    def __init__(
-        self,
-        size: int,
-        batch_size: int,
-        *,
-        seed: int = 0,
-        shuffle: bool = False,
-        drop_last: bool = False,
-        rank: int = 0,
-        world_size: int = 1,
-        device: torch.device | None = None,
-    ) -> None:
-        self.size = size
-        self.seed = seed
-        self.shuffle = shuffle
-        self.rank = rank
-        self.world_size = world_size
-        self.device = device
-        self.epoch = 0
-        self.position = 0
-        self.resume_at: dict[str, int] = {}
-        if size < world_size:
-            raise ValueError(f"{size} images for {world_size} processes; expected at least one for each")
-        together = batch_size * world_size
-        self.bounds = [*range(0, size, together), size]
-        ragged = len(self.bounds) > 2 and size % together  # 2 bounds: a single batch
-        if ragged and (drop_last or ragged < world_size):
-            del self.bounds[-1 if drop_last else -2]  # -2: fewer than processes; they join the batch before
+    size: int
+    batch_size: int
+    _: KW_ONLY
+    seed: int = 0
+    shuffle: bool = False
+    drop_last: bool = False
+    rank: int = 0
+    world_size: int = 1
+    device: torch.device | None = None
+    epoch: int = field(default=0, init=False)
+    position: int = field(default=0, init=False)
+    resume_at: dict[str, int] = field(default_factory=dict, init=False)
+
+    def __post_init__(self) -> None:
+        if self.size < self.world_size:
+            raise ValueError(f"{self.size} images for {self.world_size} processes; expected at least one for each")
+        together = self.batch_size * self.world_size
+        self.bounds = [*range(0, self.size, together), self.size]
+        ragged = len(self.bounds) > 2 and self.size % together  # 2 bounds: a single batch
+        if ragged and (self.drop_last or ragged < self.world_size):
+            del self.bounds[-1 if self.drop_last else -2]  # -2: fewer than processes; they join the batch before
 
     def set_epoch(self, epoch: int) -> None:
         """Called by Lightning before each epoch."""
@@ -191,8 +181,6 @@ class EpochBatches(Sampler[tuple[Tensor, int]]):
 class ResumableLoader(DataLoader[Batch]):
     """A ``DataLoader`` that a checkpoint written in the middle of an epoch can put back in its place."""
 
-    batches: EpochBatches
-
     def __init__(self, dataset: InMemory, batches: EpochBatches, *, pin_memory: bool) -> None:
         super().__init__(dataset, sampler=batches, batch_size=None, pin_memory=pin_memory)
         self.batches = batches
@@ -204,36 +192,7 @@ class ResumableLoader(DataLoader[Batch]):
         self.batches.load_state_dict(state_dict)
 
 
-def batch_loader(
-    dataset: InMemory, batch_size: int, *, seed: int, training: bool, trainer: Any | None
-) -> ResumableLoader:
-    """A loader of ``dataset`` for this process, which makes batches where the set is.
-
-    Args:
-        dataset: to load from.
-        batch_size: images per batch and process.
-        seed: of the order.
-        training: shuffled, and without a last batch that is smaller.
-        trainer: Lightning's ``Trainer``, which knows the processes and the device; ``None`` for one process on a CPU.
-    """
-    rank, world_size = (trainer.global_rank, trainer.world_size) if trainer else (0, 1)
-    batches = EpochBatches(
-        len(dataset), batch_size, seed=seed, shuffle=training, drop_last=training, rank=rank, world_size=world_size,
-        device=dataset.device,
-    )  # fmt: skip
-    pin_memory = dataset.device.type == "cpu" and device_of(trainer).type == "cuda"
-    return ResumableLoader(dataset, batches, pin_memory=pin_memory)
-
-
-def device_of(trainer: Any | None) -> torch.device:
-    """Where ``trainer``, or without one a loop of one's own, wants its batches."""
-    device: torch.device = torch.device("cpu") if trainer is None else trainer.strategy.root_device
-    return device
-
-
 def fits(images: Images, device: torch.device) -> bool:
     """Whether ``device`` is a GPU and the images take at most a quarter of its free memory."""
-    if device.type != "cuda":
-        return False
-    free, _ = torch.cuda.mem_get_info(device)
+    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 0
     return images.nbytes <= free / 4  # ours: several sets, and activations, must have room

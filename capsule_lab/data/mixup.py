@@ -20,17 +20,11 @@ class WithPartners(InMemory):
 
     The partner is any image of the set, drawn by the key of the image, so that it depends neither on the rest of the
     batch nor on the number of processes. It has the key, and so the transformations, of its own turn in the epoch.
-
-    Args:
-        images: the set.
     """
 
     def __init__(self, images: InMemory) -> None:
-        super().__init__(images.data, images.seed)
+        super().__init__(images.data, images.seed, size=len(images))
         self.images = images
-
-    def __len__(self) -> int:
-        return len(self.images)
 
     def __getitem__(self, batch: tuple[Tensor, int]) -> Batch:
         index, epoch = batch

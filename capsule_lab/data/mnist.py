@@ -16,6 +16,7 @@ from capsule_lab.data.loader import Images
 from capsule_lab.data.sources import PublishedFiles
 from capsule_lab.data.standins.digits import StandinDigits
 from capsule_lab.data.transforms import random_shift, to_unit_interval
+from capsule_lab.errors import check_number
 from capsule_lab.types import DataSpec
 
 SIZE = 28  # LeCun 1998: pixels a side
@@ -61,9 +62,6 @@ class MNISTDataModule(AbstractDataModule):
     Args:
         shift: largest shift in each direction, in pixels, of training images (Sabour 2017, section 5).
         **options: see ``AbstractDataModule``.
-
-    Raises:
-        ValueError: for a ``shift`` that is negative or not smaller than the images.
     """
 
     def __init__(self, *, shift: int = 2, **options: Any) -> None:
@@ -83,12 +81,7 @@ class MNISTDataModule(AbstractDataModule):
 
 
 def check_shift(shift: int, size: int = SIZE) -> None:
-    """Check the option ``shift`` of a data set whose images have a side of ``size`` pixels.
-
-    Raises:
-        ValueError: if it is negative, or moves images out of the picture.
-    """
-    if shift < 0:
-        raise ValueError(f"data.shift is {shift}; expected 0 (no shift) or more pixels")
+    """Check the option ``shift`` of a data set whose images have a side of ``size`` pixels."""
+    check_number("data.shift", shift, 0)
     if shift >= size:
         raise ValueError(f"data.shift is {shift}; expected fewer than the {size} pixels of the images")

@@ -8,10 +8,11 @@ import torch
 from torch import Tensor
 
 from capsule_lab.data.base import AbstractDataModule
-from capsule_lab.data.loader import InMemory, SameEveryEpoch
+from capsule_lab.data.loader import InMemory
 from capsule_lab.data.mnist import SIZE, MNISTFiles, check_shift
 from capsule_lab.data.standins.digits import StandinDigits
 from capsule_lab.data.transforms import random_shift, to_unit_interval
+from capsule_lab.errors import check_number
 from capsule_lab.types import DataSpec
 
 PAD = 6  # official code of Sabour 2017, README: "shift 6, pad 6"
@@ -29,17 +30,17 @@ class ExpandedMNISTDataModule(AbstractDataModule):
         shift: largest shift from the middle in each direction, in pixels; at most ``pad``.
         augment: other places in every epoch of training; without, the same.
         **options: see ``AbstractDataModule``.
-
-    Raises:
-        ValueError: for a negative ``pad``, or a ``shift`` that is negative or larger than ``pad``.
     """
 
     def __init__(self, *, pad: int = PAD, shift: int = 6, **options: Any) -> None:  # 6: official code, README
         super().__init__(**options)
         check_shift(shift)
-        if pad < 0:
-            raise ValueError(f"data.pad is {pad}; expected 0 or more pixels")
-        check_canvas(shift, pad)
+        check_number("data.pad", pad, 0)
+        if shift > pad:
+            raise ValueError(
+                f"data.shift is {shift} with data.pad {pad}, which would push digits over the edge; expected a shift "
+                "of at most the pad"
+            )
         self.pad = pad
         self.shift = shift
         self.real_source = MNISTFiles(self.directory)
@@ -54,32 +55,15 @@ class ExpandedMNISTDataModule(AbstractDataModule):
         return placed(super().describe(), self.pad)
 
     def dataset(self, name: str) -> InMemory:
-        return (InMemory if name == "train" and self.augment else SameEveryEpoch)(self.sets[name], self.seed)
+        return InMemory(self.sets[name], self.seed, fixed=name != "train" or not self.augment)
 
     def transform(self, images: Tensor, key: Tensor, *, augment: bool) -> Tensor:
         """Each digit in its place. The key decides it, and ``dataset`` has decided on the keys."""
-        return on_canvas(images, key, self.shift, self.pad)
-
-
-def on_canvas(images: Tensor, key: Tensor, shift: int, pad: int) -> Tensor:
-    """Stored digits in [0, 1], each shifted by up to ``shift`` pixels on a canvas of ``28 + 2 pad``."""
-    return random_shift(torch.nn.functional.pad(to_unit_interval(images), (pad,) * 4), key, shift)
+        canvas = torch.nn.functional.pad(to_unit_interval(images), (self.pad,) * 4)
+        return random_shift(canvas, key, self.shift)
 
 
 def placed(provenance: dict[str, Any], pad: int) -> dict[str, Any]:
     """Provenance of digits that are put on a canvas."""
     size = SIZE + 2 * pad
     return provenance | {"name": f"{provenance['name']}, placed on {size}x{size}"}
-
-
-def check_canvas(shift: int, pad: int) -> None:
-    """Check that digits stay on the canvas.
-
-    Raises:
-        ValueError: if not.
-    """
-    if shift > pad:
-        raise ValueError(
-            f"data.shift is {shift} with data.pad {pad}, which would push digits over the edge; expected a shift "
-            "of at most the pad"
-        )

@@ -6,22 +6,22 @@ import math
 from typing import Any, Literal
 
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Int64
 from torch import Tensor
 
-from capsule_lab.data.base import AbstractDataModule, check_eval_images
+from capsule_lab.data.base import AbstractDataModule
 from capsule_lab.data.loader import Images, InMemory
 from capsule_lab.data.mnist import SIZE, MNISTFiles, check_shift
+from capsule_lab.data.splits import Indices
 from capsule_lab.data.standins.digits import StandinDigits
 from capsule_lab.data.transforms import (
     affine,
     random_bits,
     random_shift,
     random_uniform,
-    sample_key,
     to_unit_interval,
 )
-from capsule_lab.errors import check_choice
+from capsule_lab.errors import check_choice, check_number
 from capsule_lab.types import Batch, DataSpec
 
 Blend = Literal["sum", "max"]
@@ -60,10 +60,6 @@ class MultiMNISTDataModule(AbstractDataModule):
         eval_images: validate and test on so many pairs each at most, of all images; ``None`` for all.
         augment: other pairs in every epoch of training; without, the same.
         **options: see ``AbstractDataModule``.
-
-    Raises:
-        ValueError: for a negative ``pad`` or ``shift``, an unknown ``blend``, ``placing`` or ``same_class``, or no
-            pairs at all; from ``setup``, for more pairs than there are.
     """
 
     def __init__(
@@ -76,26 +72,22 @@ class MultiMNISTDataModule(AbstractDataModule):
         same_class: SameClass = "never",
         val_pairs: int = 10_000,  # ours: as many as images
         test_pairs: int = 10_000,  # ours: as many as images; the paper has 10 million
-        eval_images: int | None = None,
         **options: Any,
     ) -> None:
-        super().__init__(**options)  # without eval_images, which here limits pairs and not images
-        check_eval_images(eval_images)
-        if pad < 0:
-            raise ValueError(f"data.pad is {pad}; expected 0 or more pixels")
+        super().__init__(**options)
+        check_number("data.pad", pad, 0)
         check_shift(shift, SIZE + 2 * pad)
         check_choice("data.blend", blend, ("sum", "max"))
         check_choice("data.placing", placing, ("shift", "affine"))
         check_choice("data.same_class", same_class, ("never", "also", "only"))
-        if val_pairs < 1 or test_pairs < 1:
-            raise ValueError(f"data has {val_pairs} validation and {test_pairs} test pairs; expected 1 or more")
+        check_number("data.val_pairs", val_pairs, 1)
+        check_number("data.test_pairs", test_pairs, 1)
         self.pad = pad
         self.shift = shift
         self.blend: Blend = blend
         self.placing: Placing = placing
         self.same_class: SameClass = same_class
         self.pairs = {"val": val_pairs, "test": test_pairs}
-        self.eval_pairs = eval_images
         self.real_source = MNISTFiles(self.directory)
         self.standin_source = StandinDigits()
 
@@ -112,17 +104,15 @@ class MultiMNISTDataModule(AbstractDataModule):
         return f"{len(self.dataset('test'))} pairs of {len(self.sets['test'].labels)}"
 
     def dataset(self, name: str) -> InMemory:
-        images = self.sets[name]
+        images, same_class = self.sets[name], self.same_class
         if name == "train":
-            return Pairs(images, self.seed, size=len(images.labels), fixed=not self.augment, same_class=self.same_class)
-        size, most = self.pairs[name], PAIRS_PER_IMAGE * len(images.labels)
-        if size > most:
-            raise ValueError(
-                f"data.{name}_pairs is {size}; expected {most}, {PAIRS_PER_IMAGE} for each image, or fewer"
-            )
-        if self.eval_pairs is not None:
-            size = min(size, self.eval_pairs)
-        return Pairs(images, self.seed, size=size, fixed=True, same_class=self.same_class)
+            return Pairs(images, self.seed, same_class=same_class, fixed=not self.augment)
+        size = self.pairs[name]
+        check_number(f"data.{name}_pairs", size, 1, PAIRS_PER_IMAGE * len(images.labels))
+        return Pairs(images, self.seed, same_class=same_class, size=min(size, self.eval_images or size), fixed=True)
+
+    def _limit(self, indices: Indices, images: Images) -> Indices:
+        return indices  # eval_images limits pairs
 
     def transform_batch(self, batch: Batch, name: str) -> Batch:
         """The composite of each pair, and its parts."""
@@ -130,21 +120,20 @@ class MultiMNISTDataModule(AbstractDataModule):
         digits = batch.images.reshape(number * labels, 1, *batch.images.shape[2:])
         key = torch.stack([batch.key + n for n in range(labels)], 1).reshape(-1)  # one for each digit of a pair
         parts = self.transform(digits, key, augment=True).reshape(number, labels, *self.spec.image_shape)
-        return batch._replace(images=overlay(parts, self.blend), parts=parts)
+        images = parts.sum(1).clamp(max=1) if self.blend == "sum" else parts.amax(1)
+        return batch._replace(images=images, parts=parts)
 
     def transform(self, images: Tensor, key: Tensor, *, augment: bool) -> Tensor:
         """Each digit in its place on the canvas; always random, as ``dataset`` decides on the keys."""
-        canvas = torch.nn.functional.pad(images, (self.pad,) * 4)
+        canvas = torch.nn.functional.pad(to_unit_interval(images), (self.pad,) * 4)
         if self.placing == "shift":
-            return random_shift(to_unit_interval(canvas), key, self.shift, _FIRST)
+            return random_shift(canvas, key, self.shift, _FIRST)
         most = canvas.shape[3] / 5  # the same tutorial's
         ranges = [(-_TURN, _TURN), _SCALE, (-most, most), (-most, most)]
         drawn = (random_uniform(key, stream, low, high) for stream, (low, high) in enumerate(ranges, _FIRST))
         rotation, scale, right, down = drawn
-        return affine(
-            to_unit_interval(canvas), rotation=rotation, shear=torch.zeros_like(scale),
-            scale_x=scale, scale_y=scale, right=right, down=down,
-        )  # fmt: skip
+        shear = torch.zeros_like(scale)
+        return affine(canvas, rotation=rotation, shear=shear, scale_x=scale, scale_y=scale, right=right, down=down)
 
 
 class Pairs(InMemory):
@@ -155,44 +144,30 @@ class Pairs(InMemory):
     epoch and ``n`` alone.
 
     Args:
-        images: to pair with each other.
-        seed: of the draws.
-        size: number of pairs in an epoch.
-        fixed: the same pairs in every epoch.
+        images, seed, **options: see ``InMemory``.
         same_class: see ``MultiMNISTDataModule``.
-
-    Raises:
-        ValueError: for a size below 1, or an image that has no partner.
     """
 
-    def __init__(self, images: Images, seed: int, *, size: int, fixed: bool, same_class: SameClass = "never") -> None:
-        super().__init__(images, seed)
-        count = len(images.labels)
-        if size < 1:
-            raise ValueError(f"the number of pairs is {size}; expected 1 or more")
-        self.size = size
-        self.fixed = fixed
-        labels = images.labels
+    def __init__(self, images: Images, seed: int, *, same_class: SameClass = "never", **options: Any) -> None:
+        super().__init__(images, seed, **options)
+        labels, count = images.labels, len(images.labels)
         self.by_class = labels.argsort(stable=True)
         self.counts = torch.bincount(labels)  # [class]
         self.starts = self.counts.cumsum(0) - self.counts
         self.place = torch.empty_like(self.by_class)  # of each image in by_class
         self.place[self.by_class] = torch.arange(count)
         self.same_class = same_class
-        if count and same_class == "never" and self.counts.max() == count:
-            raise ValueError(f"all {count} images are of class {int(labels[0])}; expected several, to pair them")
-        if same_class == "only" and (self.counts == 1).any():
-            alone = int((self.counts == 1).nonzero()[0])
-            raise ValueError(f"one image is of class {alone}; expected several of each class, to pair them")
-        if count == 1:
-            raise ValueError("there is one image; expected several, to pair them")
-
-    def __len__(self) -> int:
-        return self.size
+        of_class = {"never": count - self.counts, "also": 0 * self.counts + count - 1, "only": self.counts - 1}
+        self.partners_of_class = of_class[same_class]  # how many each image of a class has
+        alone = labels[self.partners_of_class[labels] == 0]
+        if len(alone):
+            raise ValueError(
+                f"an image of class {alone[0]} has no partner among {count} images with data.same_class={same_class}; "
+                "expected one for each: use more images"
+            )
 
     def __getitem__(self, batch: tuple[Tensor, int]) -> Batch:
-        index, epoch = batch
-        key = sample_key(self.seed, 0 if self.fixed else epoch, index)
+        index, key = batch[0], self.key(*batch)
         first = index % len(self.data.labels)
         chosen = torch.stack([first, self.partners(first, key)], 1)  # [b 2]
         return Batch(self.data.images[chosen].flatten(1, 2), self.data.labels[chosen], key)
@@ -200,19 +175,11 @@ class Pairs(InMemory):
     def partners(self, first: Int64[Tensor, " batch"], key: Int64[Tensor, " batch"]) -> Int64[Tensor, " batch"]:
         """Another image for each of ``first``, by ``same_class``."""
         label = self.data.labels[first]
-        bits, images = random_bits(key, _PARTNER), len(self.data.labels)
-        if self.same_class == "never":  # among all images by class, its own class left out
+        rank = random_bits(key, _PARTNER) % self.partners_of_class[label]  # among images ordered by class
+        if self.same_class == "never":  # its own class is left out
             left_out, width = self.starts[label], self.counts[label]
-            rank = bits % (images - width)
-        else:  # itself left out, among all or among its class
+        else:  # itself is left out, of all or of its class
             left_out, width = self.place[first], torch.ones_like(first)
-            own = self.same_class == "only"
-            rank = self.starts[label] + bits % (self.counts[label] - 1) if own else bits % (images - 1)
+        if self.same_class == "only":
+            rank = rank + self.starts[label]
         return self.by_class[torch.where(rank < left_out, rank, rank + width)]
-
-
-def overlay(
-    parts: Float[Tensor, "batch label channel height width"], blend: Blend
-) -> Float[Tensor, "batch channel height width"]:
-    """One image of several in [0, 1]: their sum, clipped at 1 (Sabour 2017, section 6), or their maximum."""
-    return parts.sum(1).clamp(max=1) if blend == "sum" else parts.amax(1)

@@ -12,11 +12,10 @@ from capsule_lab.data.base import AbstractDataModule
 from capsule_lab.data.formats import smallnorb as files
 from capsule_lab.data.loader import Images
 from capsule_lab.data.sources import PublishedFiles
-from capsule_lab.data.splits import FAMILIAR, Indices, Viewpoints, split_by_instance, split_by_viewpoint
+from capsule_lab.data.splits import Indices, Viewpoints, split_by_instance, split_by_viewpoint
 from capsule_lab.data.standins.smallnorb import RenderedToys, StandIn
 from capsule_lab.data.transforms import (
     as_float,
-    brightness,
     centre_corner,
     contrast,
     crop,
@@ -26,7 +25,7 @@ from capsule_lab.data.transforms import (
     standardise,
     thirteen_corners,
 )
-from capsule_lab.errors import DataError, check_choice
+from capsule_lab.errors import check_choice, check_number
 from capsule_lab.types import Batch, DataSpec
 
 Preprocessing = Literal["official", "paper"]
@@ -40,12 +39,7 @@ _THIRTEEN = 13  # official code of Hinton 2018
 
 
 class SmallNORBFiles(PublishedFiles):
-    """smallNORB's six files in ``<directory>/smallNORB``, as ``.mat`` or ``.mat.gz``.
-
-    Args:
-        directory: of all data sets.
-        resize: ``"subsample"`` or ``"area"``, see ``load_part``.
-    """
+    """smallNORB's six files in ``<directory>/smallNORB``, as ``.mat`` or ``.mat.gz``; ``resize`` as ``load_part``."""
 
     name = files.NAME
     path = files.NAME
@@ -68,10 +62,8 @@ class SmallNORBFiles(PublishedFiles):
         return files.load_part(self.folder, "training" if train else "testing", self.resize)
 
     def provenance(self) -> dict[str, Any]:
-        return {
-            "name": f"real {self.name}",
-            "md5": {name: published.md5 for name, published in files.PUBLISHED.items()},
-        }
+        md5 = {name: published.md5 for name, published in files.PUBLISHED.items()}
+        return {"name": f"real {self.name}", "md5": md5}
 
 
 class SmallNORBDataModule(AbstractDataModule):
@@ -107,9 +99,6 @@ class SmallNORBDataModule(AbstractDataModule):
         validation_fold: which of the disjoint choices of these, from 0, for a cross-validation.
         standin: ``"full"`` is as large as smallNORB; ``"small"``, for quick looks, has 900 + 900 pairs.
         batch_size, eval_batch_size, **options: see ``AbstractDataModule``.
-
-    Raises:
-        ValueError: for an option that is not one of these, or out of range.
     """
 
     validations = ("instance", "none")
@@ -148,14 +137,9 @@ class SmallNORBDataModule(AbstractDataModule):
         own_brightness, own_contrast = _JITTER[preprocessing]
         self.brightness = own_brightness if brightness is None else brightness
         self.contrast = own_contrast if contrast is None else contrast
-        if not 1 <= crop <= files.SIZE:
-            raise ValueError(f"data.crop is {crop}; expected 1 to {files.SIZE} pixels")
-        if not self.brightness >= 0:
-            raise ValueError(
-                f"data.brightness is {brightness}; expected 0 (none) or more, or null for {own_brightness}"
-            )
-        if not 0 <= self.contrast <= 1:
-            raise ValueError(f"data.contrast is {contrast}; expected 0 (none) to 1, or null for {own_contrast}")
+        check_number("data.crop", crop, 1, files.SIZE)
+        check_number("data.brightness", self.brightness, 0)
+        check_number("data.contrast", self.contrast, 0, 1)
         self.crop = crop
         self.preprocessing = preprocessing
         self.stereo = stereo
@@ -170,12 +154,8 @@ class SmallNORBDataModule(AbstractDataModule):
     @property
     def spec(self) -> DataSpec:
         channels, factors = (2, files.FACTORS) if self.stereo == "channels" else (1, (*files.FACTORS, "eye"))
-        return DataSpec(
-            image_shape=(channels, self.crop, self.crop),
-            num_classes=len(files.CLASSES),
-            classes=files.CLASSES,
-            factors=factors,
-        )
+        shape = (channels, self.crop, self.crop)
+        return DataSpec(image_shape=shape, num_classes=len(files.CLASSES), classes=files.CLASSES, factors=factors)
 
     def load(self, *, train: bool) -> Images:
         pairs = super().load(train=train)
@@ -192,19 +172,12 @@ class SmallNORBDataModule(AbstractDataModule):
         return familiar[train], familiar[validation]
 
     def split_test(self, images: Images) -> tuple[Images, ...]:
-        if not self.test_parts:
-            return (images,)
-        return tuple(images.subset(part) for part in self._by_viewpoint(images))
+        parts = self._by_viewpoint(images)
+        return tuple(images.subset(part) for part in parts) if self.test_parts else (images,)
 
     def _by_viewpoint(self, images: Images) -> tuple[Indices, Indices]:
         factor = "azimuth" if self.viewpoints == "full" else self.viewpoints
-        familiar, novel = split_by_viewpoint(_column(images, factor).numpy(), self.viewpoints)
-        if self.viewpoints != "full" and not (len(familiar) and len(novel)):
-            raise DataError(
-                f"data.split is {self.viewpoints}, with {len(familiar)} images from familiar and {len(novel)} from "
-                f"novel viewpoints; expected some of both, {FAMILIAR[factor]} being familiar: use the whole data set"
-            )
-        return familiar, novel
+        return split_by_viewpoint(_column(images, factor).numpy(), self.viewpoints)
 
     def transform_batch(self, batch: Batch, name: str) -> Batch:
         if self.test_crops == 1 or name not in self.test_names:
@@ -222,7 +195,8 @@ class SmallNORBDataModule(AbstractDataModule):
         return self._jitter(crop(standardise(pixels), top, left, self.crop), key)
 
     def _jitter(self, pixels: Tensor, key: Tensor) -> Tensor:
-        brighter = brightness(pixels, random_uniform(key, _BRIGHTNESS, -self.brightness, self.brightness))
+        added = random_uniform(key, _BRIGHTNESS, -self.brightness, self.brightness)
+        brighter = pixels + added[:, None, None, None]
         return contrast(brighter, random_uniform(key, _CONTRAST, 1 - self.contrast, 1 + self.contrast))
 
     def _still(self, images: Tensor, corner: tuple[int, int]) -> Tensor:

@@ -11,11 +11,11 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from capsule_lab.data.base import check_eval_images
 from capsule_lab.data.formats import smallnorb as files
 from capsule_lab.data.loader import Images, InMemory
 from capsule_lab.data.smallnorb import SmallNORBDataModule
-from capsule_lab.data.transforms import random_bits, sample_key
+from capsule_lab.data.splits import Indices
+from capsule_lab.data.transforms import random_bits
 from capsule_lab.types import Batch, DataSpec
 
 _AZIMUTHS, _ELEVATIONS = 18, 9  # LeCun 2004: of each toy and lighting
@@ -35,9 +35,6 @@ class SmallNORBPairsDataModule(SmallNORBDataModule):
         augment: other pairs in every epoch of training; without, the same.
         eval_images: validate and test on so many pairs each at most; their second views are any.
         **options: see ``SmallNORBDataModule``; without ``train_images``, which would leave few neighbours.
-
-    Raises:
-        ValueError: for an unknown category, none, ``train_images``, or an option that pairs do not have.
     """
 
     def __init__(
@@ -45,31 +42,23 @@ class SmallNORBPairsDataModule(SmallNORBDataModule):
         *,
         categories: Sequence[str] = ("car",),  # Hinton 2011, from memory
         crop: int = files.SIZE,
-        eval_images: int | None = None,
-        train_images: int | None = None,
         **options: Any,
     ) -> None:
-        super().__init__(crop=crop, **options)  # without eval_images, which here limits pairs
-        check_eval_images(eval_images)
+        super().__init__(crop=crop, **options)
         ignored = {
-            "stereo": ("channels", "both eyes at once"),
-            "test_crops": (1, "one crop"),
-            "brightness": (None, "nothing random"),
-            "contrast": (None, "nothing random"),
+            "stereo": ("channels", "pairs have both eyes at once"),
+            "test_crops": (1, "pairs have one crop"),
+            "brightness": (None, "pairs have nothing random"),
+            "contrast": (None, "pairs have nothing random"),
+            "train_images": (None, "images would be left without a neighbouring view"),
         }
         for name, (only, why) in ignored.items():
             if options.get(name, only) != only:
-                raise ValueError(f"data.{name} is {options[name]}, and pairs have {why}; expected {only or 'null'}")
+                raise ValueError(f"data.{name} is {options[name]}, and {why}; expected {only or 'null'}")
         unknown = [name for name in categories if name not in files.CLASSES]
         if unknown or not categories:
             raise ValueError(f"data.categories is {[*categories]}; expected some of {', '.join(files.CLASSES)}")
-        if train_images is not None:
-            raise ValueError(
-                f"data.train_images is {train_images}, which would leave images without a neighbouring view; expected "
-                "null, or fewer data.categories"
-            )
         self.categories = tuple(categories)
-        self.eval_pairs = eval_images
 
     @property
     def spec(self) -> DataSpec:
@@ -93,10 +82,12 @@ class SmallNORBPairsDataModule(SmallNORBDataModule):
         return images.subset(torch.isin(images.labels, wanted).nonzero()[:, 0])
 
     def dataset(self, name: str) -> InMemory:
-        images, training = self.sets[name], name == "train"
-        most = len(images.labels)
-        size = most if training or self.eval_pairs is None else min(most, self.eval_pairs)
-        return ViewPairs(images, self.seed, size=size, fixed=not (training and self.augment))
+        images = self.sets[name]
+        size = None if name == "train" or self.eval_images is None else min(len(images.labels), self.eval_images)
+        return ViewPairs(images, self.seed, size=size, fixed=name != "train" or not self.augment)
+
+    def _limit(self, indices: Indices, images: Images) -> Indices:
+        return indices  # eval_images limits pairs
 
     def unpaired_batch(self, batch: Batch, name: str) -> Batch:
         first, _ = batch.images.chunk(2, dim=1)
@@ -114,33 +105,21 @@ class ViewPairs(InMemory):
     """Every image with one of its toy and lighting from a neighbouring viewpoint, drawn by the key of the pair.
 
     ``Batch.images`` has the channels of both. Azimuths go round; the lowest and the highest elevation have no
-    neighbour below and above.
-
-    Args:
-        images: with smallNORB's factors.
-        seed: of the draws.
-        size: number of pairs in an epoch.
-        fixed: the same pairs in every epoch.
+    neighbour below and above. Images need smallNORB's factors.
     """
 
-    def __init__(self, images: Images, seed: int, *, size: int, fixed: bool) -> None:
-        super().__init__(images, seed)
-        self.size = size
-        self.fixed = fixed
+    def __init__(self, images: Images, seed: int, **options: Any) -> None:
+        super().__init__(images, seed, **options)
         self.neighbours, self.counts = neighbouring_views(images)
 
-    def __len__(self) -> int:
-        return self.size
-
     def __getitem__(self, batch: tuple[Tensor, int]) -> Batch:
-        index, epoch = batch
-        key = sample_key(self.seed, 0 if self.fixed else epoch, index)
+        index, key = batch[0], self.key(*batch)
         partner = self.neighbours[index, random_bits(key, 0) % self.counts[index]]
         both = torch.cat([self.data.images[index], self.data.images[partner]], 1)
         assert self.data.factors is not None
-        factors, others = self.data.factors[index], self.data.factors[partner]
-        change = camera_rotation(*_degrees(factors), *_degrees(others))
-        return Batch(both, self.data.labels[index], key, factors, change=change.to(both.device))
+        factors = self.data.factors[index]
+        change = camera_rotation(*_degrees(factors), *_degrees(self.data.factors[partner]))
+        return Batch(both, self.data.labels[index], key, factors, change=change)
 
 
 def neighbouring_views(images: Images) -> tuple[Int64[Tensor, "image nine"], Int64[Tensor, " image"]]:
@@ -149,18 +128,13 @@ def neighbouring_views(images: Images) -> tuple[Int64[Tensor, "image nine"], Int
     The first ``counts`` columns of a row are neighbours, itself among them; the others are -1.
     """
     assert images.factors is not None
-    column = {name: images.factors[:, number].long() for number, name in enumerate(files.FACTORS)}
-    toy = images.labels * (int(column["instance"].max()) + 1) + column["instance"]
-    scene = toy * (int(column["lighting"].max()) + 1) + column["lighting"]
-    azimuth, elevation = column["azimuth"] // 2, column["elevation"]
-
-    def place(azimuth: Tensor, elevation: Tensor) -> Tensor:
-        return (scene * (_ELEVATIONS + 2) + elevation + 1) * _AZIMUTHS + azimuth % _AZIMUTHS
-
-    table = torch.full((int(place(azimuth, elevation).max()) + 2 * _AZIMUTHS * _ELEVATIONS,), -1)
-    table[place(azimuth, elevation)] = torch.arange(len(scene))
+    instance, elevation, azimuth, lighting = images.factors.long().T
+    row, column = elevation + 1, azimuth // 2  # the first and the last row stay empty
+    _, scene = torch.unique(torch.stack([images.labels, instance, lighting], 1), dim=0, return_inverse=True)
+    table = torch.full((int(scene.max()) + 1, _ELEVATIONS + 2, _AZIMUTHS), -1)
+    table[scene, row, column] = torch.arange(len(scene))
     steps = (-1, 0, 1)
-    found = torch.stack([table[place(azimuth + a, elevation + e)] for a in steps for e in steps], 1)
+    found = torch.stack([table[scene, row + e, (column + a) % _AZIMUTHS] for a in steps for e in steps], 1)
     order = (found < 0).long().argsort(dim=1, stable=True)
     return found.gather(1, order), (found >= 0).sum(1)
 
@@ -178,11 +152,7 @@ def camera_rotation(
 ) -> Float[Tensor, "batch 3 3"]:
     """The rotation from the frame of the first camera to that of the second, both of which look at the toy's centre.
 
-    Rows and columns are to the right, up and towards the camera.
-
-    Args:
-        azimuth, elevation: of the first camera, in degrees.
-        other_azimuth, other_elevation: of the second.
+    Rows and columns are to the right, up and towards the camera. Angles are in degrees.
     """
     return _frame(other_azimuth, other_elevation) @ _frame(azimuth, elevation).transpose(1, 2)
 

@@ -60,8 +60,7 @@ class PublishedFiles(AbstractSource):
     def download(self, scratch: Path) -> None:
         """Download the files into ``scratch``, an empty folder of the same name; archives go beside it.
 
-        Raises:
-            OSError: if that fails; see ``download_file``.
+        An ``OSError`` says why that failed: see ``download_file``.
         """
 
     @property
@@ -70,11 +69,7 @@ class PublishedFiles(AbstractSource):
         return ", ".join(self.checksums)
 
     def is_complete(self) -> bool:
-        """Whether all files are there; ``False`` if none is.
-
-        Raises:
-            DataError: if only some are there, or one is not the published one.
-        """
+        """Whether all files are there: see ``verify``."""
         return verify(self.folder, self.checksums, self.name)
 
     def is_here(self) -> bool:

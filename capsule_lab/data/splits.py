@@ -10,6 +10,8 @@ import numpy as np
 import numpy.typing as npt
 from sklearn.model_selection import train_test_split
 
+from capsule_lab.errors import check_number
+
 Validation = Literal["first", "stratified", "none"]
 Viewpoints = Literal["full", "azimuth", "elevation"]
 Indices = npt.NDArray[np.int64]
@@ -21,11 +23,7 @@ FAMILIAR = {  # Hinton 2018, section 5: a third of all views; numbers as in smal
 
 
 def parse_share(share: float | str) -> Fraction:
-    """The option ``validation_share``, a number or a fraction such as ``"1/6"``.
-
-    Raises:
-        ValueError: if it is neither.
-    """
+    """The option ``validation_share``, a number or a fraction such as ``"1/6"``."""
     try:
         return Fraction(share).limit_denominator(10**6)  # ours: floats such as 0.1
     except (ValueError, ZeroDivisionError, OverflowError) as error:
@@ -69,13 +67,8 @@ def split_validation(
 
 
 def take_stratified(indices: Indices, labels: npt.NDArray[np.int64], size: int, seed: int) -> Indices:
-    """``size`` of ``indices`` with the classes in their proportions, for learning from few labels.
-
-    Raises:
-        ValueError: if there are not that many.
-    """
-    if not 0 < size <= len(indices):
-        raise ValueError(f"data.train_images is {size}; expected 1 to {len(indices)}, or null for all")
+    """``size`` of ``indices`` with the classes in their proportions, for learning from few labels."""
+    check_number("data.train_images", size, 1, len(indices))
     if size == len(indices):
         return indices
     counts = np.unique_counts(labels[indices]).counts
@@ -100,23 +93,12 @@ def split_by_instance(
         seed: of the draw.
         fold: which of the draws of one seed, no two of which have an object in common: all of them are a
             cross-validation.
-
-    Raises:
-        ValueError: if that leaves a class without an object on one side, or there are not as many folds.
     """
     validation = np.zeros(len(labels), dtype=bool)
     for label in np.unique(labels):
         objects = np.unique(instances[labels == label])
-        if not 0 < held_out < len(objects):
-            raise ValueError(
-                f"data.validation_instances is {held_out}; expected 1 to {len(objects) - 1} of the {len(objects)} "
-                "training objects of each class, or data.validation=none"
-            )
-        folds = len(objects) // held_out
-        if not 0 <= fold < folds:
-            raise ValueError(
-                f"data.validation_fold is {fold}; expected 0 to {folds - 1}: {held_out} of {len(objects)} objects each"
-            )
+        check_number("data.validation_instances", held_out, 1, len(objects) - 1)
+        check_number("data.validation_fold", fold, 0, len(objects) // held_out - 1)
         order = np.random.default_rng((seed, int(label))).permutation(objects)
         drawn = order[fold * held_out : (fold + 1) * held_out]
         validation |= (labels == label) & np.isin(instances, drawn)
@@ -126,9 +108,7 @@ def split_by_instance(
 def split_by_viewpoint(values: npt.NDArray[np.int64], viewpoints: Viewpoints) -> tuple[Indices, Indices]:
     """Indices of the images taken from familiar and from novel viewpoints (Hinton 2018, section 5).
 
-    Args:
-        values: azimuth or elevation of every image, as in smallNORB's info files; ``"full"`` ignores them.
-        viewpoints: ``"azimuth"`` or ``"elevation"``; with ``"full"`` all are familiar.
+    ``values`` are azimuth or elevation of every image, as in smallNORB's info files; with ``"full"`` all are familiar.
     """
     familiar = np.ones(len(values), dtype=bool) if viewpoints == "full" else np.isin(values, FAMILIAR[viewpoints])
     return np.flatnonzero(familiar), np.flatnonzero(~familiar)

@@ -56,9 +56,6 @@ class SVHNDataModule(AbstractDataModule):
     Args:
         shift: largest shift in each direction, in pixels, of training images.
         validation_share, **options: see ``AbstractDataModule``.
-
-    Raises:
-        ValueError: for a negative ``shift``.
     """
 
     spec = DataSpec(image_shape=(3, SIZE, SIZE), num_classes=10)

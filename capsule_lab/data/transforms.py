@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Literal
 
 import torch
-from jaxtyping import Bool, Float, Int64, Shaped, UInt8
+from jaxtyping import Float, Int64, Shaped, UInt8
 from torch import Tensor
 
 _INCREMENT = 0x9E3779B97F4A7C15  # SplitMix64 (Steele, Lea and Flood 2014)
@@ -38,12 +38,7 @@ def random_uniform(key: Int64[Tensor, "*shape"], stream: int, low: float, high: 
 
 
 def element_keys(key: Int64[Tensor, " batch"], shape: tuple[int, ...]) -> Int64[Tensor, " batch *shape"]:
-    """A key for each element of a tensor of ``shape`` for each sample, so that each gets a draw of its own.
-
-    Args:
-        key: of each sample.
-        shape: of what is drawn for one sample, such as ``images.shape[1:]``.
-    """
+    """A key for each element of a tensor of ``shape`` for each sample, so that each gets a draw of its own."""
     numbers = torch.arange(torch.Size(shape).numel(), device=key.device).view(1, *shape)
     return random_bits(key, 0).view(-1, *[1] * len(shape)) ^ random_bits(numbers, 1)
 
@@ -61,10 +56,8 @@ def transform_each(
 ) -> Tensor:
     """Each image through a pipeline of ``torchvision.transforms.v2``, torch's generators seeded with the image's key.
 
-    Slower than to transform a batch at once. Random numbers of Python or numpy in the pipeline are not seeded.
-
-    Returns:
-        The transformed images, stacked. torch's generators are as they were before.
+    Slower than to transform a batch at once. Random numbers of Python or numpy in the pipeline are not seeded. torch's
+    generators are left as they were.
     """
     with torch.random.fork_rng([images.device] if images.is_cuda else []):
         transformed = []
@@ -92,13 +85,7 @@ def shift(
     right: Int64[Tensor, " batch"],
     largest: int,
 ) -> Float[Tensor, "batch channel height width"]:
-    """Each image moved by whole pixels of its own, zeros moving in (Sabour 2017, section 5).
-
-    Args:
-        images: a batch.
-        down, right: pixels per image, from ``-largest`` to ``largest``.
-        largest: bound of both.
-    """
+    """Each image moved by whole pixels of its own, at most ``largest``, zeros moving in (Sabour 2017, section 5)."""
     height, width = images.shape[2:]
     padded = torch.nn.functional.pad(images, (largest,) * 4)
     return _windows(padded, largest - down, largest - right, height, width)
@@ -153,18 +140,11 @@ def affine_matrix(
     scale_x: Float[Tensor, " batch"],
     scale_y: Float[Tensor, " batch"],
 ) -> Float[Tensor, "batch 2 2"]:
-    """What ``affine`` does to a point (x to the right, y down, about the centre), before it moves it.
-
-    Args:
-        rotation, shear, scale_x, scale_y: see ``affine``.
-    """
+    """What ``affine`` does to a point (x to the right, y down, about the centre), before it moves it."""
     cos, sin = rotation.cos(), rotation.sin()
-    # first (sx x - shear sy y, sy y), then the turn
-    turn = torch.stack([torch.stack([cos, sin], 1), torch.stack([-sin, cos], 1)], 1)  # [b 2 2]
-    stretch = torch.stack(
-        [torch.stack([scale_x, -shear * scale_y], 1), torch.stack([torch.zeros_like(shear), scale_y], 1)], 1
-    )
-    return turn @ stretch
+    turn = torch.stack([cos, sin, -sin, cos], 1).view(-1, 2, 2)
+    stretch = torch.stack([scale_x, -shear * scale_y, torch.zeros_like(shear), scale_y], 1).view(-1, 2, 2)
+    return turn @ stretch  # first (sx x - shear sy y, sy y), then the turn
 
 
 def crop(
@@ -208,20 +188,6 @@ def thirteen_corners(image_size: int, size: int) -> list[tuple[int, int]]:
         starts = [min(max((margin + sign * shift) // 2, 0), margin) for sign in (1, -1)]
         corners += [(top, left) for top in starts for left in starts]
     return corners
-
-
-def mirror(
-    images: Shaped[Tensor, "batch channel height width"], mirrored: Bool[Tensor, " batch"]
-) -> Shaped[Tensor, "batch channel height width"]:
-    """Left and right exchanged in those images that are ``mirrored``."""
-    return torch.where(mirrored[:, None, None, None], images.flip(3), images)
-
-
-def brightness(
-    images: Float[Tensor, "batch channel height width"], added: Float[Tensor, " batch"]
-) -> Float[Tensor, "batch channel height width"]:
-    """The same number added to all pixels of an image, as TensorFlow's ``adjust_brightness``."""
-    return images + added[:, None, None, None]
 
 
 def contrast(

@@ -16,23 +16,14 @@ DEADLINE_VARIABLE = "CAPSULE_LAB_DEADLINE"
 
 
 class Job(NamedTuple):
-    """A run of a sweep.
+    """A run of a sweep."""
 
-    Attributes:
-        name: for messages.
-        arguments: of Python: ``-m capsule_lab.train …``.
-        trainer: its part of the configuration, which says how many GPUs the run takes.
-        fingerprint: the hash by which its lock, its log and its record of a failure are found.
-        environment: variables that it needs.
-        in_tables: whether tables find its result; not that of a directory of its own, or with other initial weights.
-    """
-
-    name: str
-    arguments: tuple[str, ...]
-    trainer: DictConfig
-    fingerprint: str
-    environment: Mapping[str, str] = {}
-    in_tables: bool = True
+    name: str  # for messages
+    arguments: tuple[str, ...]  # of Python: -m capsule_lab.train …
+    trainer: DictConfig  # its part of the configuration, which says how many GPUs the run takes
+    fingerprint: str  # the hash by which its lock, its log and its record of a failure are found
+    environment: Mapping[str, str] = {}  # variables that it needs
+    in_tables: bool = True  # whether tables find its result: not of a directory of its own, or other initial weights
 
     @property
     def command(self) -> list[str]:

@@ -22,16 +22,7 @@ def visible_gpus() -> list[str]:
 
 
 def gpus_of_a_run(accelerator: str, devices: Any, gpus: Sequence[str]) -> int:
-    """How many GPUs a run asks for.
-
-    Args:
-        accelerator: of ``lightning.Trainer``.
-        devices: of ``lightning.Trainer``, too: a number, ``"auto"`` or ``-1`` for all that there are.
-        gpus: names of those of this machine.
-
-    Raises:
-        DeviceError: if there are not so many, or particular ones are asked for.
-    """
+    """How many of this machine's GPUs a run asks for by ``accelerator`` and ``devices`` of ``lightning.Trainer``."""
     if not gpus or accelerator not in ("auto", "gpu", "cuda"):
         return 0
     if str(devices) in ("auto", "-1"):
@@ -50,36 +41,25 @@ def gpus_of_a_run(accelerator: str, devices: Any, gpus: Sequence[str]) -> int:
 
 
 def lock_gpus(gpus: Sequence[str], count: int) -> dict[str, int] | None:
-    """Lock ``count`` free GPUs, also against other sweeps of this user; ``None`` if fewer are free.
+    """Lock ``count`` free GPUs, also against other sweeps of the user: descriptors by name; ``None`` if fewer are free.
 
-    Returns:
-        The file descriptor of each lock by the GPU's name. The kernel keeps a lock until all processes that have its
-        descriptor, such as a run that inherits it, have closed it or ended.
-
-    Raises:
-        DeviceError: if there is no folder for the locks.
+    The kernel keeps a lock until all processes that have its descriptor, such as a run, have closed it or ended.
     """
     if count == 0:
         return {}
     folder = Path(tempfile.gettempdir()) / f"capsule_lab-{os.getuid()}"
+    folder.mkdir(exist_ok=True)
     locks: dict[str, int] = {}
-    try:
-        folder.mkdir(exist_ok=True)
-        for gpu in gpus:
-            descriptor = os.open(folder / f"gpu-{gpu}.lock", os.O_RDWR | os.O_CREAT)
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                os.close(descriptor)
-                continue
-            locks[gpu] = descriptor
-            if len(locks) == count:
-                return locks
-    except OSError as error:
-        raise DeviceError(
-            f"the locks of GPUs cannot be kept in {folder} ({error.strerror}); remove what is in its place, or name "
-            "another directory: TMPDIR=…"
-        ) from error
+    for gpu in gpus:
+        descriptor = os.open(folder / f"gpu-{gpu}.lock", os.O_RDWR | os.O_CREAT)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(descriptor)
+            continue
+        locks[gpu] = descriptor
+        if len(locks) == count:
+            return locks
     for descriptor in locks.values():
         os.close(descriptor)
     return None

@@ -41,11 +41,7 @@ class LocalLauncher:
         self.jobs, self.logs, self.show = jobs, Path(logs).absolute(), show
 
     def launch(self, jobs: Sequence[Job], deadline: float = math.inf) -> dict[str, str | None]:
-        """Run jobs, and start none after ``deadline``; one that fails does not affect the others.
-
-        Returns:
-            Why each failed, ``None`` if it did not, by fingerprint; of those that were started.
-        """
+        """Run jobs, and start none after ``deadline``; by fingerprint, why each that was started failed, if it did."""
         self.logs.mkdir(parents=True, exist_ok=True)
         gpus, cores = visible_gpus(), len(os.sched_getaffinity(0))
         places = min(self.jobs or len(gpus) or max(2, cores // 2), len(jobs))  # ours: see above
@@ -79,10 +75,8 @@ class LocalLauncher:
                 for each in over:
                     running.remove(each)
                     ended[each.job.fingerprint] = failure = each.error()
-                    minutes = (time.monotonic() - each.start_time) / 60
-                    log.info(
-                        "%s: %s", each.label, f"failed: {failure}" if failure else f"ended after {minutes:.1f} min"
-                    )
+                    after = f"ended after {(time.monotonic() - each.start_time) / 60:.1f} min"
+                    log.info("%s: %s", each.label, f"failed: {failure}" if failure else after)
         return ended
 
 

@@ -35,13 +35,9 @@ class SlurmLauncher:
         self.folder, self.options = submitit_folder, options
 
     def launch(self, jobs: Sequence[Job], deadline: float = math.inf) -> dict[str, str | None]:
-        """Submit all, and wait until the last has left the queue.
+        """Submit all, and wait until the last has left the queue; by fingerprint, why each failed if it left no result.
 
-        Returns:
-            By fingerprint, why a job failed if it left no result; its exit status is known to SLURM alone.
-
-        Raises:
-            RunError: if there is no SLURM, or it does not take them.
+        Exit statuses are known to SLURM alone.
         """
         logging.getLogger("submitit").setLevel(logging.ERROR)  # it warns where SLURM has no accounting
         names = {name: name if name in _OF_EVERY_CLUSTER else f"slurm_{name}" for name in self.options}

@@ -3,7 +3,7 @@
 from capsule_lab.layers.classes import ClassCapsules, CoordinateClassCapsules
 from capsule_lab.layers.conv import ConvCapsules, ConvStack
 from capsule_lab.layers.decoder import Decoder
-from capsule_lab.layers.dense import DenseCapsules
+from capsule_lab.layers.dense import DenseCapsules, UntransformedCapsules
 from capsule_lab.layers.normalisers import build_normaliser
 from capsule_lab.layers.primary import (
     ComposedPrimaryCapsules,
@@ -12,22 +12,10 @@ from capsule_lab.layers.primary import (
     PrimaryCapsules,
 )
 from capsule_lab.layers.stem import Stem
-from capsule_lab.layers.untransformed import UntransformedCapsules
 from capsule_lab.layers.windows import Windows
 
 __all__ = [
-    "ClassCapsules",
-    "ComposedPrimaryCapsules",
-    "ConvCapsules",
-    "ConvStack",
-    "CoordinateClassCapsules",
-    "Decoder",
-    "DenseCapsules",
-    "DepthwisePrimaryCapsules",
-    "LinearPrimaryCapsules",
-    "PrimaryCapsules",
-    "Stem",
-    "UntransformedCapsules",
-    "Windows",
-    "build_normaliser",
-]
+    "ClassCapsules", "ComposedPrimaryCapsules", "ConvCapsules", "ConvStack", "CoordinateClassCapsules", "Decoder",
+    "DenseCapsules", "DepthwisePrimaryCapsules", "LinearPrimaryCapsules", "PrimaryCapsules", "Stem",
+    "UntransformedCapsules", "Windows", "build_normaliser",
+]  # fmt: skip

@@ -1,9 +1,12 @@
-"""Class capsules: one transformation per (child type, class) for all positions, and their coordinates."""
+"""Class capsules: one transformation per (child type, class) for all positions, and their coordinates.
+
+Coordinate addition: votes get the position of their child, which shared transformations lose.
+"""
 
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import Literal, NamedTuple, get_args
 
 import torch
 from jaxtyping import Float
@@ -11,22 +14,79 @@ from torch import Tensor, nn
 
 from capsule_lab.errors import check_choice, check_number
 from capsule_lab.functional import add_to_votes, truncated_normal_
-from capsule_lab.layers.coordinates import Coordinates, ReceptiveField, axes_of, coordinate_addition
 from capsule_lab.routing.base import LayerInfo, RoutingFactory, build_routing
-from capsule_lab.types import Capsules, OnIteration, Votes
+from capsule_lab.types import Capsules, ChildActivations, ChildPoses, OnIteration, Votes
+
+Coordinates = Literal["receptive_field", "image_share", "grid", "none"]
+Axes = tuple[Float[Tensor, " height"], Float[Tensor, " width"]]
+"""Coordinates of the rows and of the columns of a grid."""
+
+
+class ReceptiveField(NamedTuple):
+    """What the positions of a layer see of the image.
+
+    Attributes:
+        image: pixels along each axis.
+        layers: kernel and stride of each layer, from the image upwards.
+        outside: left, right, top, bottom: pixels that are seen beyond the edges.
+    """
+
+    image: tuple[int, int]
+    layers: tuple[tuple[int, int], ...]
+    outside: tuple[int, int, int, int] = (0, 0, 0, 0)
+
+    def centres(self, grid: tuple[int, int]) -> list[Float[Tensor, " position"]]:
+        """Rows and columns of the pixels, counted from 0, in the middle of what each position of a grid sees."""
+        step, first = 1, 0.0
+        for kernel, stride in self.layers:
+            first += step * (kernel - 1) / 2  # the middle of a kernel
+            step *= stride
+        return [
+            first - before + step * torch.arange(n, dtype=torch.float32)
+            for n, before in zip(grid, (self.outside[2], self.outside[0]), strict=True)
+        ]
+
+
+def grid_coordinates(grid: tuple[int, int]) -> Axes:
+    """Row and column coordinate of each position: ``(i + 0.5) / n`` (IBM's and the tutorial's code)."""
+    rows, columns = ((torch.arange(n) + 0.5) / n for n in grid)  # 0.5: the middle of a cell
+    return rows, columns
+
+
+def axes_of(coordinates: Coordinates, grid: tuple[int, int], field: ReceptiveField) -> Axes | None:
+    """Coordinates of one kind, see ``CoordinateClassCapsules``, or ``None``."""
+    check_choice("coordinates", coordinates, get_args(Coordinates))
+    if coordinates == "none":
+        return None
+    if coordinates == "grid":
+        return grid_coordinates(grid)
+    (rows, columns), (height, width) = field.centres(grid), field.image
+    if coordinates == "image_share":
+        return (rows + 1) / height, (columns + 1) / width  # 1: pixels are counted from 1
+    # official code: 100, and height / 2 for the middle of pixels numbered from 0, half a pixel too far
+    return (rows - height / 2) / 100, (columns - width / 2) / 100
+
+
+def coordinate_addition(*, axes: Axes, entries: tuple[int, int], dim: int) -> Float[Tensor, "position dim"]:
+    """What is added to the votes of each position, of ``dim`` components (Hinton 2018, section 4).
+
+    ``entries`` are the components that get the row and the column coordinate, which are ``axes``.
+    """
+    rows, columns = torch.meshgrid(*axes, indexing="ij")
+    added = torch.zeros(rows.numel(), dim)
+    added[:, entries[0]] = rows.flatten()
+    added[:, entries[1]] = columns.flatten()
+    return added
 
 
 class ClassCapsules(nn.Module):
     """The last layer of Hinton 2018, section 4: all positions vote with shared transformations.
 
-    Shared transformations lose the position of a child; *coordinate addition* adds it to two components of its votes.
-
     Args:
         positions: how many there are.
         child_types: kinds of child per position.
-        child_dim: components of their poses.
+        child_dim, dim: components of the poses of children and of class capsules.
         classes: number of classes.
-        dim: components of a class capsule's pose.
         rows: rows of a pose, when it is a matrix; 1 for a vector.
         routing: called with ``(parents=…, dim=…)``, gives the routing of this layer.
         coordinates: what each position adds to its votes, ``(positions, dim)``; ``None`` for nothing.
@@ -64,11 +124,7 @@ class ClassCapsules(nn.Module):
         self.register_buffer("coordinates", coordinates, persistent=False)
 
     def forward(
-        self,
-        poses: Float[Tensor, "batch child dim"],
-        activations: Float[Tensor, "batch child"],
-        *,
-        on_iteration: OnIteration | None = None,
+        self, poses: ChildPoses, activations: ChildActivations, *, on_iteration: OnIteration | None = None
     ) -> Capsules:
         votes = Votes(poses, self.weight.repeat(self.positions, 1, 1, 1))  # weight [position·type q k c]
         if self.coordinates is not None and self.routing.poses:
@@ -86,14 +142,13 @@ class CoordinateClassCapsules(ClassCapsules):
         dim: components of all poses.
         classes: number of classes.
         field: what the children see of the image.
-        rows, routing: see ``ClassCapsules``.
+        routing, rows: see ``ClassCapsules``.
         coordinates: ``"receptive_field"``, distance of a position's receptive field from the image's middle in units of
-            100 pixels (official code), ``"image_share"``, its place as a share of the image (a tutorial's text),
-            ``"grid"``, ``(i + 0.5) / n`` of the i-th of n positions (ports), or ``"none"``.
+            100 pixels (official code), ``"image_share"``, its place as a share of the image (a tutorial's text:
+            ``[8, 12, 16, 20] / 28``), ``"grid"``, ``(i + 0.5) / n`` of the i-th of n positions (ports), or ``"none"``.
         entries: ``"official"`` adds x to the first and y to the second component of a vote, ``"paper"`` row and column
             to the first two entries of a matrix's right-hand column.
-        weight_std: see ``ClassCapsules``; for vectors (one row) it is divided by the fourth root of ``dim``, so that
-            votes are as large as those of matrices.
+        weight_std: see ``ClassCapsules``, ``ConvStack``.
     """
 
     def __init__(

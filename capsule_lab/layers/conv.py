@@ -13,7 +13,7 @@ from capsule_lab.functional import truncated_normal_
 from capsule_lab.layers.normalisers import build_normaliser
 from capsule_lab.layers.windows import Windows
 from capsule_lab.routing.base import LayerInfo, RoutingFactory, build_routing
-from capsule_lab.types import Capsules, OnIteration, Votes
+from capsule_lab.types import Capsules, ChildActivations, ChildPoses, OnIteration, Votes
 
 
 class ConvCapsules(nn.Module):
@@ -24,10 +24,8 @@ class ConvCapsules(nn.Module):
 
     Args:
         size: ``(height, width)`` of the grid of children.
-        child_types: kinds of child per position.
-        child_dim: components of their poses.
-        parent_types: kinds of capsule per position of this layer.
-        parent_dim: components of their poses.
+        child_types, parent_types: kinds of capsule per position, below and in this layer.
+        child_dim, parent_dim: components of their poses.
         rows: rows of a pose, when it is a matrix; 1 for a vector.
         kernel_size, stride: of the window.
         padding: rings of children of pose 0 and activation 0 around the grid.
@@ -64,9 +62,9 @@ class ConvCapsules(nn.Module):
         self.size, self.padding = size, padding
         height, width = (n + 2 * padding for n in size)
         self.windows = Windows((height, width), child_types, kernel_size=kernel_size, stride=stride)
-        shape = (self.windows.places, child_dim // rows, parent_types, parent_dim // rows)
-        self.weight = nn.Parameter(truncated_normal_(torch.empty(shape), weight_std))
         places = self.windows.places
+        shape = (places, child_dim // rows, parent_types, parent_dim // rows)
+        self.weight = nn.Parameter(truncated_normal_(torch.empty(shape), weight_std))
         layer = LayerInfo(parent_types, parent_dim, places, child_dim, shared=True, child_types=places)
         self.routing = build_routing(routing, layer)
         if self.routing.leaky:
@@ -78,11 +76,7 @@ class ConvCapsules(nn.Module):
             )
 
     def forward(
-        self,
-        poses: Float[Tensor, "batch child dim"],
-        activations: Float[Tensor, "batch child"],
-        *,
-        on_iteration: OnIteration | None = None,
+        self, poses: ChildPoses, activations: ChildActivations, *, on_iteration: OnIteration | None = None
     ) -> Capsules:
         """Capsules of this layer; ``on_iteration`` sees windows as its batch, ordered (image, position)."""
         if self.padding:
@@ -98,7 +92,7 @@ class ConvCapsules(nn.Module):
         logits = None if parents.logits is None else parents.logits.reshape(by_image)
         return Capsules(poses, parents.activations.reshape(by_image), logits)
 
-    def _padded(self, values: Float[Tensor, "batch child dim"]) -> Float[Tensor, "batch padded dim"]:
+    def _padded(self, values: ChildPoses) -> Float[Tensor, "batch padded dim"]:
         ring = self.padding
         grid = values.unflatten(1, (*self.size, self.windows.types))  # [b h w type dim]
         return nn.functional.pad(grid, (0, 0, 0, 0, ring, ring, ring, ring)).flatten(1, 3)
@@ -115,8 +109,8 @@ class ConvStack(nn.ModuleList):
         strides: of the layers' windows.
         kernel_size: width of all windows.
         rows, routing: see ``ConvCapsules``.
-        weight_std: see ``ConvCapsules``; for vectors (one row) it is divided by the fourth root of ``dim``, so that
-            votes are as large as those of matrices.
+        weight_std: likewise; for vectors (one row) divided by the fourth root of ``dim``, so that votes are as large as
+            those of matrices.
         initialise: initialises the transformations of each layer in another way.
 
     Attributes:
@@ -157,7 +151,7 @@ class ConvStack(nn.ModuleList):
             self.append(layer)
             self.grid, self.types = layer.windows.grid, parent_types
 
-    def forward(self, poses: Float[Tensor, "batch child dim"], activations: Float[Tensor, "batch child"]) -> Capsules:
+    def forward(self, poses: ChildPoses, activations: ChildActivations) -> Capsules:
         capsules = Capsules(poses, activations)
         for layer in self:
             capsules = layer(capsules.poses, capsules.activations)

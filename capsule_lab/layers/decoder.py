@@ -9,6 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from capsule_lab.functional import truncated_normal_
+from capsule_lab.types import ImageBatch
 
 
 class Decoder(nn.Module):
@@ -46,9 +47,7 @@ class Decoder(nn.Module):
             layers += [linear, nn.ReLU()]
         self.layers = nn.Sequential(*layers[:-1])  # the last one ends in the sigmoid of forward
 
-    def forward(
-        self, poses: Float[Tensor, "batch capsule dim"], mask: Float[Tensor, "batch capsule"]
-    ) -> Float[Tensor, "batch channel height width"]:
+    def forward(self, poses: Float[Tensor, "batch capsule dim"], mask: Float[Tensor, "batch capsule"]) -> ImageBatch:
         masked = poses * mask.to(poses.dtype).unsqueeze(2)
         logits = self.layers(masked.flatten(1)).to(poses.dtype)
         return logits.sigmoid().unflatten(1, self.image_shape)

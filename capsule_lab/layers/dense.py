@@ -1,14 +1,13 @@
-"""Fully connected capsules: every child votes for every parent."""
+"""Fully connected capsules: every child votes for every parent, with a transformation or without."""
 
 from __future__ import annotations
 
 import torch
-from jaxtyping import Float
 from torch import Tensor, nn
 
 from capsule_lab.functional import truncated_normal_
 from capsule_lab.routing.base import LayerInfo, RoutingFactory, build_routing
-from capsule_lab.types import Capsules, OnIteration, Votes
+from capsule_lab.types import Capsules, ChildActivations, ChildPoses, OnIteration, Votes
 
 
 class DenseCapsules(nn.Module):
@@ -17,10 +16,8 @@ class DenseCapsules(nn.Module):
     The DigitCaps of Sabour 2017, section 4: 1152 children of 8 components, 10 parents of 16.
 
     Args:
-        children: number of capsules below.
-        child_dim: components of their poses.
-        parents: number of capsules of this layer.
-        parent_dim: components of their poses.
+        children, parents: number of capsules, below and of this layer.
+        child_dim, parent_dim: components of their poses.
         routing: called with ``(parents=…, dim=…)``, gives the routing of this layer.
         weight_std: standard deviation of the truncated normal that initialises the matrices.
 
@@ -47,9 +44,48 @@ class DenseCapsules(nn.Module):
 
     def forward(
         self,
-        poses: Float[Tensor, "batch child dim"],
-        activations: Float[Tensor, "batch child"] | None = None,
+        poses: ChildPoses,
+        activations: ChildActivations | None = None,
         *,
         on_iteration: OnIteration | None = None,
     ) -> Capsules:
         return self.routing(Votes(poses, self.weight), activations, on_iteration=on_iteration)
+
+
+class UntransformedCapsules(nn.Module):
+    """Parents for which each position has a child of their own, whose pose is its vote, unchanged.
+
+    A child of routing is a position: what it says of all parents. Under equal couplings this is the sum over positions
+    of one group of feature maps per parent, as in a CNN that ends in global average pooling; with any other routing,
+    positions share themselves among the parents. Ours: Gu 2021 removes the transformations, how could not be read.
+
+    Args:
+        positions: how many there are.
+        parents: number of capsules of this layer, and of children per position.
+        dim: components of a pose, of children and parents alike.
+        routing: called with ``(parents=…, dim=…)``, gives the routing of this layer.
+
+    Shapes:
+        poses ``(batch, positions * parents, dim)``, those of one position after the other, and their activations, of
+        which a position has the mean -> poses ``(batch, parents, dim)``.
+    """
+
+    identity: Tensor
+
+    def __init__(self, positions: int, parents: int, dim: int, *, routing: RoutingFactory) -> None:
+        super().__init__()
+        self.positions = positions
+        self.parents = parents
+        # positions share their transformation, the identity
+        layer = LayerInfo(parents, dim, positions, parents * dim, shared=True, child_types=1)
+        self.routing = build_routing(routing, layer)
+        identity = torch.eye(parents * dim).view(1, parents * dim, parents, dim)
+        self.register_buffer("identity", identity if self.routing.poses else identity[..., :0], persistent=False)
+
+    def forward(
+        self, poses: ChildPoses, activations: ChildActivations, *, on_iteration: OnIteration | None = None
+    ) -> Capsules:
+        by_position = poses.unflatten(1, (self.positions, self.parents)).flatten(2)  # [b position j·d]
+        present = activations.unflatten(1, (self.positions, self.parents)).mean(2)  # [b position]
+        votes = Votes(by_position, self.identity.expand(self.positions, -1, -1, -1))
+        return self.routing(votes, present, on_iteration=on_iteration)

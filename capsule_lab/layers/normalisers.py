@@ -19,11 +19,7 @@ EPS = 1e-7  # official code, legacy: added to it
 
 
 class WindowNormaliser(Normaliser):
-    """Base of those that know the positions of a layer.
-
-    Args:
-        windows: of the layer.
-    """
+    """Base of those that know the positions of a layer."""
 
     def __init__(self, windows: Windows) -> None:
         super().__init__()
@@ -37,7 +33,11 @@ class WindowNormaliser(Normaliser):
     def _per_child(self, values: Tensor, child: Tensor) -> Tensor:
         """Sums the places of all windows per child: ``(batch, position * place) -> (batch, child)``."""
         sums = values.new_zeros(len(values), self.windows.child_count)
-        return sums.index_add(1, child.flatten(), values)
+        return sums.index_add(1, child, values)
+
+    def _by_type(self, log_couplings: Tensor) -> Float[Tensor, "batch position parent place type"]:
+        windows = self.windows
+        return log_couplings.view(-1, windows.positions, log_couplings.shape[1], windows.kernel_size**2, windows.types)
 
 
 class AllParents(WindowNormaliser):
@@ -74,13 +74,11 @@ class OfficialFast(WindowNormaliser):
     """
 
     def __call__(self, log_couplings: Float[Tensor, "window parent place"]) -> Float[Tensor, "window parent place"]:
-        windows, parents = self.windows, log_couplings.shape[1]
-        child = windows.child.flatten()
-        by_type = log_couplings.view(-1, windows.positions, parents, windows.places // windows.types, windows.types)
+        child, by_type = self.windows.child.flatten(), self._by_type(log_couplings)
         weights = (by_type - by_type.amax((1, 2, 3), keepdim=True)).exp().view_as(log_couplings)
         here = weights.sum(1).view(-1, len(child))
         mass = self._per_child(here, child).index_select(1, child).clamp_min(FLOOR)
-        return weights / mass.view(-1, 1, windows.places)
+        return weights / mass.view(-1, 1, self.windows.places)
 
 
 class OfficialLegacy(WindowNormaliser):
@@ -91,13 +89,12 @@ class OfficialLegacy(WindowNormaliser):
     """
 
     def __call__(self, log_couplings: Float[Tensor, "window parent place"]) -> Float[Tensor, "window parent place"]:
-        windows, parents = self.windows, log_couplings.shape[1]
-        child = windows.child_at_stride_1.flatten()
-        by_type = log_couplings.view(-1, windows.positions, parents, windows.places // windows.types, windows.types)
+        windows, child = self.windows, self.windows.child_at_stride_1.flatten()
+        by_type = self._by_type(log_couplings)
         weights = (by_type - by_type.amax((1, 3), keepdim=True)).exp().flatten(3)  # [b position j place]
         of_parent = weights.transpose(1, 2).flatten(0, 1).flatten(1)  # [b·j position·place]
         mass = self._per_child(of_parent, child).index_select(1, child) + EPS
-        shares = (of_parent / mass).view(-1, parents, windows.positions, windows.places)
+        shares = (of_parent / mass).view(-1, log_couplings.shape[1], windows.positions, windows.places)
         return shares.transpose(1, 2).reshape(log_couplings.shape)
 
 

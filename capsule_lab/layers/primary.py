@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import Literal, get_args
+from typing import Any, Literal, cast, get_args
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.nn.functional import conv2d
+from torch.nn.grad import conv2d_input
 
 from capsule_lab.errors import check_choice, check_number, check_sizes
 from capsule_lab.functional import (
@@ -20,7 +22,6 @@ from capsule_lab.functional import (
     same_padding,
     truncated_normal_,
 )
-from capsule_lab.layers.strided_conv import StridedConv2d
 from capsule_lab.types import Capsules
 
 Padding = Literal["valid", "same"]
@@ -33,9 +34,9 @@ class PrimaryCapsules(nn.Module):
     the components of a capsule come from ``dim`` channels at *one* position. Capsules are ordered
     ``(type, y, x)`` as in the official code.
 
-    The official code treats the feature maps as one capsule and routes it in a single iteration to all
-    types, so the convolution is divided by their number: ``s = conv / types + bias``. With its initial
-    weights (std 0.1) this is what keeps the capsules short at the start, 0.1 instead of 0.97.
+    The official code routes the feature maps, as one capsule, in a single iteration to all types, so the convolution is
+    divided by their number: ``s = conv / types + bias``. With its initial weights (std 0.1) this keeps the capsules
+    short at the start, 0.1 instead of 0.97.
 
     Args:
         in_channels: channels of the feature maps.
@@ -45,8 +46,7 @@ class PrimaryCapsules(nn.Module):
         padding: ``"valid"``, or ``"same"`` (output ``ceil(size / stride)``).
         bias: learn a bias per type and component, starting at 0.1.
         uniform_coupling: divide by the number of types (plus one if ``leaky``); ``False`` as in most ports.
-        leaky: the official code's leaky switch reaches this layer too: 1/33 instead of 1/32. It only
-            matters with ``uniform_coupling``.
+        leaky: the official code's leaky switch: with ``uniform_coupling``, 1/33 instead of 1/32.
         relu: apply ReLU before the squash, as ports after Geron do; the paper has ReLU below only.
         squash: what makes the poses, see ``capsule_lab.functional.SQUASHES``; activations are their lengths. The squash
             of the capsules above is an option of their routing.
@@ -89,8 +89,7 @@ class PrimaryCapsules(nn.Module):
     def forward(self, features: Float[Tensor, "batch channel height width"]) -> Capsules:
         if self.padding == "same":
             size = (features.shape[2], features.shape[3])
-            padding = same_padding(size, self.conv.kernel_size[0], self.conv.stride[0])
-            features = nn.functional.pad(features, padding)
+            features = nn.functional.pad(features, same_padding(size, self.conv.kernel_size[0], self.conv.stride[0]))
         total = _float32_of_half(self.conv(features))
         total = total.unflatten(1, (self.types, self.dim)) * self.scale  # [b type dim h w]
         if self.bias is not None:
@@ -105,8 +104,7 @@ class PrimaryCapsules(nn.Module):
 class DepthwisePrimaryCapsules(nn.Module):
     """A kernel for each channel, and the channels grouped into capsules and squashed (Mazzia 2021).
 
-    Where the kernel is as large as the feature maps, one number is left of each: channel ``type * dim + component`` is
-    component ``component`` of capsule ``type``. Capsules are ordered ``(type, y, x)``, as those of ``PrimaryCapsules``.
+    Channels and capsules are ordered as those of ``PrimaryCapsules``.
 
     Args:
         channels: of the feature maps.
@@ -139,13 +137,11 @@ class DepthwisePrimaryCapsules(nn.Module):
                 "capsules; expected larger images or a smaller kernel"
             )
         self.dim = dim
-        self.count = (
-            channels // dim * math.prod((n - width) // stride + 1 for n, width in zip(size, kernel, strict=True))
-        )
+        positions = math.prod((n - width) // stride + 1 for n, width in zip(size, kernel, strict=True))
+        self.count = channels // dim * positions
         self.conv = nn.Conv2d(channels, channels, kernel, stride, groups=channels)
         nn.init.xavier_uniform_(self.conv.weight)  # official code: Keras's default
-        assert self.conv.bias is not None
-        nn.init.zeros_(self.conv.bias)
+        nn.init.zeros_(cast(Tensor, self.conv.bias))
 
     def forward(self, features: Float[Tensor, "batch channel height width"]) -> Capsules:
         total = _float32_of_half(self.conv(features))
@@ -154,12 +150,10 @@ class DepthwisePrimaryCapsules(nn.Module):
         return Capsules(poses, length(poses), exponential_squash_logits(total))
 
 
-class TypeNorm(nn.BatchNorm3d):
+class _TypeNorm(nn.BatchNorm3d):
     """Batch normalisation of all components of a type together: ``(batch, type * dim, height, width)``."""
 
-    def forward(
-        self, poses: Float[Tensor, "batch channel height width"]
-    ) -> Float[Tensor, "batch channel height width"]:
+    def forward(self, poses: Tensor) -> Tensor:
         return super().forward(poses.unflatten(1, (self.num_features, -1))).flatten(1, 2)
 
 
@@ -202,14 +196,14 @@ class LinearPrimaryCapsules(nn.Module):
         self.offset = offset
         self.pose = nn.Conv2d(in_channels, types * dim, 1, bias=bias)
         self.activation = nn.Conv2d(in_channels, types, 1, bias=bias)
-        pose_norm = TypeNorm(types) if norm_per_type else nn.BatchNorm2d(types * dim)
+        pose_norm = _TypeNorm(types) if norm_per_type else nn.BatchNorm2d(types * dim)
         self.pose_norm = pose_norm if norm else nn.Identity()
         self.activation_norm = nn.BatchNorm2d(types) if norm else nn.Identity()
         truncated_normal_(self.pose.weight, pose_std)
         truncated_normal_(self.activation.weight, activation_std)
-        for bias_of in (self.pose.bias, self.activation.bias):
-            if bias_of is not None:
-                nn.init.zeros_(bias_of)
+        if bias:
+            nn.init.zeros_(cast(Tensor, self.pose.bias))
+            nn.init.zeros_(cast(Tensor, self.activation.bias))
 
     def forward(self, features: Float[Tensor, "batch channel height width"]) -> Capsules:
         poses = _float32_of_half(self.pose_norm(self.pose(features)))  # [b type·dim h w]
@@ -251,3 +245,54 @@ def _by_position(
 def _float32_of_half(features: Tensor) -> Tensor:
     """Autocast ends here: capsules are float32 at least."""
     return features.float() if features.dtype in HALF else features
+
+
+class StridedConv2d(nn.Conv2d):
+    """``torch.nn.Conv2d`` whose weights' gradient is computed as a convolution on a CPU.
+
+    The gradient of a weight is the sum over images and positions of the output's gradient times the input under it:
+    the convolution of the input by the output's gradient, dilated by the stride, with images and channels exchanged.
+    oneDNN does this in half the time of its own backward pass of the CapsNet's primary capsules (9x9, stride 2).
+    Everything else is as in ``torch.nn.Conv2d``, and so are the numbers but for the rounding of sums. Without bias,
+    padding, dilation and groups, which the primary capsules do not have.
+    """
+
+    def __init__(self, in_channels: int, out_channels: int, kernel_size: int, stride: int) -> None:
+        super().__init__(in_channels, out_channels, kernel_size, stride, bias=False)
+
+    def forward(self, features: Tensor) -> Tensor:
+        if features.device.type != "cpu" or not torch.is_grad_enabled():
+            return super().forward(features)
+        weight = self.weight
+        if torch.is_autocast_enabled("cpu"):
+            dtype = torch.get_autocast_dtype("cpu")
+            features, weight = features.to(dtype), weight.to(dtype)
+        with torch.autocast("cpu", enabled=False):
+            output: Tensor = _Conv2d.apply(features, weight, self.stride)
+        return output
+
+
+class _Conv2d(torch.autograd.Function):
+    @staticmethod
+    def forward(features: Tensor, weight: Tensor, stride: tuple[int, int]) -> Tensor:
+        return conv2d(features, weight, stride=stride)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, tuple[int, int]], output: Tensor) -> None:  # noqa: ARG004
+        features, weight, ctx.stride = inputs
+        ctx.save_for_backward(features, weight)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+        features, weight = ctx.saved_tensors
+        of_features = of_weight = None
+        if ctx.needs_input_grad[0]:
+            of_features = conv2d_input(features.shape, weight, grad, ctx.stride)
+        if ctx.needs_input_grad[1]:
+            # rows and columns at the end that no window reaches would make the gradient larger than the kernel
+            height, width = (
+                (n - 1) * s + k for n, s, k in zip(grad.shape[2:], ctx.stride, weight.shape[2:], strict=True)
+            )
+            reached = features[:, :, :height, :width].transpose(0, 1).contiguous()
+            of_weight = conv2d(reached, grad.transpose(0, 1).contiguous(), dilation=ctx.stride).transpose(0, 1)
+        return of_features, of_weight, None

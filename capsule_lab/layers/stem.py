@@ -8,30 +8,22 @@ from torch import Tensor, nn
 
 from capsule_lab.errors import check_choice
 from capsule_lab.functional import same_padding, truncated_normal_
-from capsule_lab.layers.coordinates import ReceptiveField
+from capsule_lab.layers.classes import ReceptiveField
 
 IMAGE_KERNEL, IMAGE_STRIDE = 5, 2  # Hinton 2018, section 4: of the first convolution
 
 STEMS: dict[str, list[list[int]]] = {
     "conv2": [[32, 5, 2], [64, 3, 2]],  # ours: the first two convolutions of SmallCNN
     "conv3": [[32, 5, 2], [64, 3, 2], [64, 3, 2]],  # ours: all of SmallCNN's
+    "resnet": [[32, 5, 2], [64, 3, 2], [64, 3, 2]],  # ours: as conv3, each but the first a residual block
 }
-RESNET = [[32, 5, 2], [64, 3, 2], [64, 3, 2]]  # ours: as conv3, each but the first a residual block of two convolutions
-
-
-def residual_block(inputs: int, outputs: int, stride: int = 1, shortcut: nn.Module | None = None) -> nn.Module:
-    """Two convolutions of three pixels around which the input is added (He 2016, figure 5, left)."""
-    from torchvision.models.resnet import BasicBlock  # here, so that networks without need nothing but torch
-
-    return BasicBlock(inputs, outputs, stride, shortcut)
 
 
 class Stem(nn.Sequential):
     """Convolutions, each with batch normalisation and ReLU; or a small ResNet (He 2016, figure 5, left).
 
     Args:
-        stem: ``(channels, kernel size, stride)`` of each convolution, kernels odd; or a name of ``STEMS``, or
-            ``"resnet"``.
+        stem: ``(channels, kernel size, stride)`` of each convolution, kernels odd; or a name of ``STEMS``.
         in_channels: of the image.
         size: ``(height, width)`` of the image.
         batch_norm: normalise the feature maps before each ReLU; a ResNet always does.
@@ -39,47 +31,57 @@ class Stem(nn.Sequential):
     Attributes:
         channels: of the feature maps.
         grid: ``(height, width)`` of the feature maps.
-        field: what their positions see of the image.
+        field: what their positions see of the image, without blocks that were added later.
     """
 
     def __init__(
         self, stem: str | Sequence[Sequence[int]], in_channels: int, size: tuple[int, int], *, batch_norm: bool = True
     ) -> None:
         if isinstance(stem, str):
-            check_choice("stem", stem, ("paper", "padded", *STEMS, "resnet"))
-        convolutions = RESNET if stem == "resnet" else STEMS[stem] if isinstance(stem, str) else stem
+            check_choice("stem", stem, ("paper", "padded", *STEMS))
+        convolutions = STEMS[stem] if isinstance(stem, str) else stem
         for each in convolutions:
             whole = isinstance(each, Sequence) and len(each) == 3 and all(type(n) is int and n > 0 for n in each)
             if not whole or each[1] % 2 == 0:
                 raise ValueError(f"stem has {each!r}; expected [channels, odd kernel size, stride], such as [64, 3, 2]")
-        layers: list[nn.Module] = []
+        super().__init__()
+        self.channels = in_channels
+        self.grid = size
         seen, step, outside = [], 1, 0
-        inputs, grid = in_channels, size
         for number, (outputs, kernel, stride) in enumerate(convolutions):
             if stem == "resnet" and number:
-                shortcut = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs))
-                layers.append(residual_block(inputs, outputs, stride, shortcut))
+                self.add_block(outputs, stride)
             else:
-                layers.append(nn.Conv2d(inputs, outputs, kernel, stride, kernel // 2, bias=not batch_norm))
-                layers += [nn.BatchNorm2d(outputs), nn.ReLU()] if batch_norm else [nn.ReLU()]
+                conv = nn.Conv2d(self.channels, outputs, kernel, stride, kernel // 2, bias=not batch_norm)
+                self.extend([conv, nn.BatchNorm2d(outputs), nn.ReLU()] if batch_norm else [conv, nn.ReLU()])
+                self._grow(outputs, stride)
             outside += step * (kernel // 2)
             step *= stride
             seen.append((kernel, stride))
-            inputs, grid = outputs, ((grid[0] - 1) // stride + 1, (grid[1] - 1) // stride + 1)
-        super().__init__(*layers)
-        self.channels = inputs
-        self.grid = grid
         self.field = ReceptiveField(size, tuple(seen), (outside,) * 4)
+
+    def add_block(self, outputs: int, stride: int = 1, shortcut: nn.Module | None = None) -> None:
+        """Put two convolutions of three pixels above, around which the input is added (He 2016, figure 5, left).
+
+        With a stride, the input goes through ``shortcut``, by default a convolution of one pixel, normalised.
+        """
+        from torchvision.models.resnet import BasicBlock  # here, so that networks without need nothing but torch
+
+        if stride > 1 and shortcut is None:
+            conv = nn.Conv2d(self.channels, outputs, 1, stride, bias=False)
+            shortcut = nn.Sequential(conv, nn.BatchNorm2d(outputs))
+        self.append(BasicBlock(self.channels, outputs, stride, shortcut))
+        self._grow(outputs, stride)
+
+    def _grow(self, outputs: int, stride: int) -> None:
+        self.channels = outputs
+        self.grid = ((self.grid[0] - 1) // stride + 1, (self.grid[1] - 1) // stride + 1)
 
 
 class PaperConvolution(nn.Conv2d):
     """The first convolution of Hinton 2018, section 4: 5x5 pixels, stride 2. Attributes are those of ``Stem``.
 
-    Args:
-        channels: of the feature maps.
-        in_channels: of the image.
-        size: ``(height, width)`` of the image.
-        padded: surround the image by zeros as TensorFlow's ``"same"`` does.
+    ``padded`` surrounds the image by zeros as TensorFlow's ``"same"`` does.
     """
 
     def __init__(self, channels: int, in_channels: int, size: tuple[int, int], *, padded: bool = False) -> None:

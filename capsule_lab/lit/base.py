@@ -33,7 +33,6 @@ class AbstractModule(L.LightningModule):
     ``<name>/…`` beside ``val/…``.
 
     Args:
-        network: the network, already built.
         optimizer: called with ``(parameters, lr=1.0)``, or groups of them; the learning rate comes from the schedule.
         schedule: schedules by name; ``learning_rate`` is required, ``None`` is no schedule. All of them go to
             ``loss_terms``. One that is named ``routing_<option>`` sets this option of all routings, see
@@ -83,8 +82,6 @@ class AbstractModule(L.LightningModule):
                 "it; expected module.cuda_graphs=false and another module.compile, or no such schedule"
             )
 
-    # --- the loss ----------------------------------------------------------------------------------------------------
-
     @abstractmethod
     def loss_terms(self, batch: Batch, output: Any, schedule: Mapping[str, float]) -> dict[str, Tensor]:
         """Terms whose sum is the loss, by name, each a scalar with its weight in it."""
@@ -107,8 +104,6 @@ class AbstractModule(L.LightningModule):
             return {}
         kernels = (kernel for name, kernel in self.network.named_parameters() if name.endswith("weight"))
         return {"l2": l2_loss(kernels, weight=self.l2)}
-
-    # --- steps -------------------------------------------------------------------------------------------------------
 
     def forward(self, *inputs: Tensor) -> Any:
         return self.training_network(*inputs) if self.training else self.network(*inputs)
@@ -146,20 +141,15 @@ class AbstractModule(L.LightningModule):
         output = self(*self.inputs_of(batch))
         return self.loss_terms(batch, output, self.schedule_values()), output
 
-    # --- sets of data, and what is logged of them --------------------------------------------------------------------
-
     @property
     def test_parts(self) -> tuple[str, ...]:
         """Parts of the test set, of which the DataModule has a loader each; none for most data sets."""
-        return self._sets_of_data("test_parts")
+        return tuple(getattr(getattr(self.trainer, "datamodule", None), "test_parts", ()))
 
     @property
     def further_validations(self) -> tuple[str, ...]:
         """Sets that the DataModule has beside the validation set, a loader each; none for most data sets."""
-        return self._sets_of_data("further_validations")
-
-    def _sets_of_data(self, name: str) -> tuple[str, ...]:
-        return tuple(getattr(getattr(self.trainer, "datamodule", None), name, ()))
+        return tuple(getattr(getattr(self.trainer, "datamodule", None), "further_validations", ()))
 
     def on_validation_start(self) -> None:
         self.scheduled_routing.set(self.schedule_values())
@@ -196,8 +186,6 @@ class AbstractModule(L.LightningModule):
         parts = {name: value for name, value in logged.items() if name.partition("/")[0] in self.test_parts}
         return {name.removeprefix("test/"): logged[name] for name in logged if name.startswith("test/")} | parts
 
-    # --- optimizer, schedules, length of the run ---------------------------------------------------------------------
-
     def schedule_values(self) -> dict[str, float]:
         """Every schedule's value at this step, by name; empty outside of ``fit``."""
         if self.trainer.state.fn != "fit":
@@ -224,10 +212,8 @@ class AbstractModule(L.LightningModule):
     def build_optimizer(self, *, clipped: bool = False) -> Optimizer:
         """The optimizer, with its parameters in groups where it has weight decay, which is not for biases and scales.
 
-        Without weight decay all are one group, whose steps torch computes at once.
-
-        Args:
-            clipped: gradients are clipped, which Lightning does for no fused optimizer: it is then another of torch's.
+        Without weight decay all are one group, whose steps torch computes at once. Where gradients are ``clipped``,
+        which Lightning does for no fused optimizer, it is another of torch's.
         """
         optimizer = self.optimizer(self.parameters_to_train(), lr=1.0)
         options = {"fused": False} if clipped and optimizer.defaults.get("fused") else {}
@@ -261,14 +247,10 @@ class AbstractModule(L.LightningModule):
 
     def on_train_start(self) -> None:
         self._stop_after_last_step()  # a resumed run may be complete
-        if stopped_at_threshold(self.trainer):
-            self.trainer.should_stop = True
+        self.trainer.should_stop |= stopped_at_threshold(self.trainer)
 
     def _stop_after_last_step(self) -> None:
-        if 0 <= self.max_steps <= self.global_step:
-            self.trainer.should_stop = True
-
-    # --- checkpoints -------------------------------------------------------------------------------------------------
+        self.trainer.should_stop |= 0 <= self.max_steps <= self.global_step
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint["metrics"] = self.metrics.state_of("train")

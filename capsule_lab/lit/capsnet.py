@@ -20,7 +20,6 @@ class CapsNetModule(AbstractCapsuleModule):
     An image of several digits is decoded once for each, against that digit alone, and the terms are added (section 6).
 
     Args:
-        network: a ``CapsNet``, ``EfficientCapsNet`` or ``EMCaps``, with or without decoder.
         reconstruction: ``(reconstruction, images) -> scalar``; ``None`` trains without.
         decode_at_test: the capsule that is decoded outside of training, that of the ``"prediction"`` (paper) or of the
             ``"label"`` (official code). Of several predictions, those that are labels are compared with their own

@@ -30,25 +30,17 @@ class AbstractCapsuleModule(AbstractModule):
     over the crops, and the prediction that of ``combine_crops``.
 
     Args:
-        network: the network, already built.
         loss: the classification loss, ``(scores, labels) -> scalar``; of logits, if it ``expects`` them. A schedule
             that is named like one of its arguments, such as ``margin``, sets this argument in training and in the
             validations of it, in place of the configured value.
-        num_classes: number of classes.
-        labels_per_image: how many every image has.
+        num_classes, labels_per_image: of the data.
         **options: see ``AbstractModule``.
     """
 
     network: AbstractNetwork
 
     def __init__(
-        self,
-        network: AbstractNetwork,
-        *,
-        loss: Loss,
-        num_classes: int,
-        labels_per_image: int = 1,
-        **options: Any,
+        self, network: AbstractNetwork, *, loss: Loss, num_classes: int, labels_per_image: int = 1, **options: Any
     ) -> None:
         super().__init__(network, metrics=SplitMetrics(num_classes, labels_per_image), **options)
         _check_bounded(network, loss)
@@ -64,8 +56,7 @@ class AbstractCapsuleModule(AbstractModule):
         return {name: self.loss(self._scores_for_loss(output), batch.labels, **scheduled)}
 
     def _scores_for_loss(self, output: CapsuleOutput) -> Tensor:
-        """Scores, or logits for a loss that expects these."""
-        if _expects(_function(self.loss)) != "logits":
+        if getattr(_function(self.loss), "expects", None) != "logits":  # see losses.expects
             return output.scores
         if output.logits is None:
             raise ConfigError(
@@ -84,11 +75,9 @@ class AbstractCapsuleModule(AbstractModule):
         self.metrics.add_error(split, self.device)
 
     def terms(self, batch: Batch) -> tuple[dict[str, Tensor], CapsuleOutput]:
-        has_crops = batch.images.ndim == 5  # see Batch
-        return self._terms_of_crops(batch) if has_crops else super().terms(batch)
-
-    def _terms_of_crops(self, batch: Batch) -> tuple[dict[str, Tensor], CapsuleOutput]:
-        """One crop of all images after the other, which takes no more memory than a single crop."""
+        if batch.images.ndim < 5:
+            return super().terms(batch)
+        # one crop of all images after the other, which takes no more memory than a single crop
         crops = [AbstractModule.terms(self, batch._replace(images=crop)) for crop in batch.images.unbind(1)]
         terms = {name: torch.stack([terms[name] for terms, _ in crops]).mean() for name in crops[0][0]}
         scores = torch.stack([output.scores for _, output in crops], 1)  # [b crop k]
@@ -96,9 +85,8 @@ class AbstractCapsuleModule(AbstractModule):
 
 
 def _check_bounded(network: AbstractNetwork, loss: Loss) -> None:
-    """Lengths without a bound are no probabilities; what a network of any other kind gives, its class says."""
     function = _function(loss)
-    if not isinstance(network, AbstractCapsuleNetwork) or _expects(function) != "activations":
+    if not isinstance(network, AbstractCapsuleNetwork) or getattr(function, "expects", None) != "activations":
         return
     *_, classes = network.capsule_layers().values()
     routing = getattr(classes, "routing", None)
@@ -110,11 +98,5 @@ def _check_bounded(network: AbstractNetwork, loss: Loss) -> None:
         )
 
 
-def _expects(function: Any) -> str | None:
-    """See ``losses.expects``."""
-    return getattr(function, "expects", None)
-
-
 def _function(loss: Loss) -> Any:
-    """The function behind a partial."""
     return getattr(loss, "func", loss)

@@ -1,6 +1,6 @@
 """Everything that this project uses of Lightning beyond its documentation, one function each; read from 2.6.6.
 
-``tests/lit/test_lightning_internals.py`` names each of them, so that an upgrade that changes one fails there.
+An upgrade that changes one fails in ``tests/lit/test_lightning_internals.py`` or in ``tests/runs/test_resume.py``.
 """
 
 from __future__ import annotations
@@ -12,28 +12,12 @@ from typing import Any, cast
 
 import lightning as L
 from lightning.fabric.plugins.collectives.torch_collective import default_pg_timeout
-from lightning.fabric.utilities.exceptions import MisconfigurationException
+from lightning.fabric.utilities.exceptions import MisconfigurationException as MisconfigurationException
 from lightning.pytorch.callbacks import Timer
-from lightning.pytorch.callbacks.early_stopping import EarlyStoppingReason
+from lightning.pytorch.callbacks.early_stopping import EarlyStoppingReason as EarlyStoppingReason
 from lightning.pytorch.loggers import WandbLogger
 
 from capsule_lab.system.signals import end_with_parent
-
-__all__ = [
-    "HARMLESS_WARNINGS",
-    "EarlyStoppingReason",
-    "MisconfigurationException",
-    "batch_index",
-    "batches_per_epoch",
-    "disable_signal_handlers",
-    "drop_anonymous",
-    "epoch_metrics",
-    "limit_waiting",
-    "next_batch_follows",
-    "relocated_state",
-    "stop_reason",
-    "stopped_at_threshold",
-]
 
 COLLECTIVE_TIMEOUT = timedelta(seconds=300)  # ours: torch's 1800 would keep a cluster's GPUs idle
 
@@ -80,12 +64,9 @@ def disable_signal_handlers(trainer: L.Trainer) -> None:
 
 
 def next_batch_follows(trainer: L.Trainer) -> bool:
-    """Whether nothing comes between this batch and the next of its epoch: no validation, and no end of the run.
-
-    Known in ``on_train_batch_end``.
-    """
+    """Whether neither a validation nor an end comes before the next batch of the epoch; in ``on_train_batch_end``."""
     loop = trainer.fit_loop
-    assert loop._data_fetcher is not None, "no training is under way"
+    assert loop._data_fetcher is not None
     stops = trainer.should_stop and loop._can_stop_early
     return not (trainer.is_last_batch or stops or loop.epoch_loop._should_check_val_fx(loop._data_fetcher))
 
@@ -120,12 +101,7 @@ def stopped_at_threshold(trainer: L.Trainer) -> bool:
 
 
 def stop_reason(trainer: L.Trainer, steps: int) -> str:
-    """Why training ended: ``steps``, all that were planned; ``threshold``; ``time limit``; ``callback`` for any other.
-
-    Args:
-        trainer: after ``fit``.
-        steps: how many were planned.
-    """
+    """Why training ended: ``steps``, all of them; ``threshold``; ``time limit``; ``callback`` for any other."""
     timers = [callback for callback in cast(Any, trainer).callbacks if isinstance(callback, Timer)]
     if trainer.global_step >= steps:
         return "steps"
@@ -135,16 +111,11 @@ def stop_reason(trainer: L.Trainer, steps: int) -> str:
 
 
 def relocated_state(state: dict[str, Any], path: str, directory: str) -> dict[str, Any]:
-    """The state of a ``ModelCheckpoint`` that keeps one file, after that file was moved.
+    """The state of a ``ModelCheckpoint`` that keeps one file, after that was moved to ``path``.
 
-    Args:
-        state: as ``ModelCheckpoint.state_dict`` gave it.
-        path: where the file is now.
-        directory: the callback's ``dirpath`` now; Lightning forgets the best score if it is another.
+    Lightning forgets the best score if the callback's ``dirpath`` is not that of the state: it is ``directory`` now.
     """
-    paths = {name: path if state.get(name) else "" for name in _PATHS}
+    names = ("best_model_path", "kth_best_model_path", "last_model_path")
+    paths = {name: path if state.get(name) else "" for name in names}
     scores = list(state["best_k_models"].values())
     return {**state, **paths, "dirpath": directory, "best_k_models": dict(zip([path], scores, strict=False))}
-
-
-_PATHS = ("best_model_path", "kth_best_model_path", "last_model_path")

@@ -17,12 +17,8 @@ class SplitMetrics(nn.ModuleDict):
     """Metrics by the names under which they are logged, ``<split>/<quantity>``.
 
     ``train``, ``val`` and ``test`` have ``error``, in percent, and ``label_error`` if images have several labels; then,
-    ``val`` and ``test`` have ``present_error`` and ``present_f1``, too. Means of loss terms are added with the first
-    batch.
-
-    Args:
-        num_classes: number of classes; 0 for a network that does not classify, which has no errors.
-        labels_per_image: how many every image has.
+    ``val`` and ``test`` have ``present_error`` and ``present_f1``, too. A network that does not classify, of 0 classes,
+    has none of these. Means of loss terms are added with the first batch.
     """
 
     def __init__(self, num_classes: int = 0, labels_per_image: int = 1) -> None:
@@ -44,22 +40,15 @@ class SplitMetrics(nn.ModuleDict):
 
     def update_errors(self, split: str, scores: Tensor, labels: Tensor) -> None:
         """Count the predictions of one batch."""
-        for name in (f"{split}/error", f"{split}/label_error"):
-            if name in self:
-                self._metric(name).update(scores.detach(), labels)
+        for name in {f"{split}/error", f"{split}/label_error"} & self.keys():
+            self._metric(name).update(scores.detach(), labels)
 
     def counts_present(self, split: str) -> bool:
         """Whether classes above a threshold are counted: of images with several labels, not in training."""
         return f"{split}/present_error" in self
 
     def update_present(self, split: str, scores: Tensor, labels: Tensor) -> None:
-        """Count the classes above a threshold.
-
-        Args:
-            split: of the batch, one that ``counts_present``.
-            scores: in [0, 1].
-            labels: of the batch, ``(batch, label)``.
-        """
+        """Count the classes above a threshold, of scores in [0, 1] and labels ``(batch, label)``."""
         for name in (f"{split}/present_error", f"{split}/present_f1"):
             self._metric(name).update(scores.detach(), labels)
 
@@ -87,9 +76,12 @@ class SplitMetrics(nn.ModuleDict):
         return {name: dict(metric.metric_state) for name, metric in self.of_split(split)}
 
     def load_state(self, states: dict[str, dict[str, Any]], device: torch.device) -> None:
-        """Set the states that ``state_of`` gave."""
+        """Set the states that ``state_of`` gave, which are no part of a ``state_dict``."""
         for name, state in states.items():
-            load_metric_state(self._metric(name) if name in self else self._mean(name, device), state)
+            metric = self._metric(name) if name in self else self._mean(name, device)
+            for quantity, value in state.items():
+                setattr(metric, quantity, value)
+            metric._update_count = 1  # private (torchmetrics 1.9.0); else compute() warns that nothing was counted
 
     def _metric(self, name: str) -> Metric:
         return cast(Metric, self[name])
@@ -98,13 +90,3 @@ class SplitMetrics(nn.ModuleDict):
         if name not in self:
             self[name] = MeanMetric(nan_strategy="disable").to(device)  # NonFiniteGuard stops at NaN
         return self._metric(name)
-
-
-def load_metric_state(metric: Metric, state: dict[str, Any]) -> None:
-    """Set the state of a metric, which is no part of its ``state_dict``.
-
-    Without ``_update_count``, which is private (torchmetrics 1.9.0), ``compute()`` warns that nothing was counted.
-    """
-    for name, value in state.items():
-        setattr(metric, name, value)
-    metric._update_count = 1

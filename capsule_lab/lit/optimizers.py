@@ -16,13 +16,9 @@ def parameter_groups(network: nn.Module, *, decay_all: bool = False) -> list[dic
     """The parameters of a network in groups, as optimizers take them.
 
     Kernels of linear layers and convolutions; transformations of capsules; and the rest: biases, betas, and the scales
-    of normalisations. Kernels and transformations are parameters named ``weight`` of two or more dimensions, those
-    that ``losses.l2_loss`` is for, too.
-
-    Args:
-        network: the network.
-        decay_all: whether the weight decay of an optimizer reaches the rest, too. Shrinking biases and scales limits
-            no complexity, and most recipes leave them out (He et al. 2019, "Bag of tricks", section 3.1).
+    of normalisations, which the weight decay of an optimizer reaches only with ``decay_all``. Shrinking them limits no
+    complexity, and most recipes leave them out (He et al. 2019, "Bag of tricks", section 3.1). Kernels and
+    transformations are parameters named ``weight`` of two or more dimensions, as in ``losses.l2_loss``.
 
     Returns:
         Groups with ``params`` and ``rows``, which is for ``Muon``: how many leading dimensions of a parameter are the
@@ -40,7 +36,6 @@ def parameter_groups(network: nn.Module, *, decay_all: bool = False) -> list[dic
 
 
 def _rows(module: nn.Module, parameter: Tensor) -> int:
-    """How many leading dimensions are the rows of the matrix that a weight is; 0 if it is none."""
     if isinstance(module, nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d):
         return 1
     return 2 if parameter.ndim == 4 else 0
@@ -79,7 +74,7 @@ class Muon(Optimizer):
         eps: float = 1e-8,  # Kingma and Ba 2015
     ) -> None:
         check_number("optimizer.ns_steps", ns_steps, 1)
-        empty: list[dict[str, Any]] = [{"params": []}]  # which arguments there are, torch checks without parameters
+        empty: list[dict[str, Any]] = [{"params": []}]
         self._muon = torch.optim.Muon(
             empty, lr, weight_decay, momentum, nesterov, ns_steps=ns_steps, adjust_lr_fn=adjust_lr_fn
         )
@@ -106,7 +101,6 @@ class Muon(Optimizer):
 
     @staticmethod
     def _step_of(optimizer: Optimizer, group: dict[str, Any], states: dict[Tensor, Any]) -> None:
-        """A step of one of the two, on the keys of ``states``, with the rate and weight decay of ``group``."""
         if states:
             given = {name: group[name] for name in ("lr", "weight_decay")}
             optimizer.param_groups = [{**optimizer.defaults, **given, "params": list(states)}]
@@ -124,6 +118,5 @@ class _Matrix:
         self.matrix.grad = parameter.grad.flatten(rows).flatten(0, rows - 1)
 
     def write(self) -> None:
-        """Put the values of a copy into the parameter."""
         if self.matrix.data_ptr() != self.parameter.data_ptr():
             self.parameter.copy_(self.matrix.view(self.parameter.shape))

@@ -12,11 +12,12 @@ from torchmetrics import Metric
 
 from capsule_lab.metrics import WIDEST
 
+Images = Float[Tensor, "batch channel height width"]
+PerCapsule = Float[Tensor, "batch capsule"]
+Poses = Float[Tensor, "batch capsule component"]
+
 _PRESENT = 0.5  # ours: probability above which a capsule's pose counts
-_DEAD = 0.01  # ours: one that is nowhere more probable is dead
-_UNUSED = 0.01  # ours: and one that draws less than this share of what capsules draw in the mean
 _SMALL = 1e-12  # ours: no number that is divided by is smaller
-_SELDOM = 0.01  # ours: share of the pairs in which a capsule has to be present, to have a slope
 
 
 class PairMetric(Metric):
@@ -40,13 +41,10 @@ class PairMetric(Metric):
 
 
 class ImagePairMetrics(PairMetric):
-    """Squared errors per image that a reconstruction has to beat.
+    """Squared errors per image, of ``(channel, height, width)``, that a reconstruction has to beat.
 
     ``copying``: of the first image for the second. ``mean_image``: of the mean of all second images, the best answer
     that does not look.
-
-    Args:
-        image_shape: ``(channel, height, width)``.
     """
 
     quantities = ("copying", "mean_image")
@@ -54,12 +52,7 @@ class ImagePairMetrics(PairMetric):
     def __init__(self, image_shape: tuple[int, int, int]) -> None:
         super().__init__(copied=(), total=image_shape, squares=())
 
-    def update(
-        self,
-        images: Float[Tensor, "batch channel height width"],
-        targets: Float[Tensor, "batch channel height width"],
-    ) -> None:
-        """Add pairs."""
+    def update(self, images: Images, targets: Images) -> None:
         images, targets = images.to(WIDEST), targets.to(WIDEST)
         self.pairs += len(images)
         self.copied += (images - targets).square().sum()
@@ -67,7 +60,6 @@ class ImagePairMetrics(PairMetric):
         self.squares += targets.square().sum()
 
     def compute(self) -> dict[str, Tensor]:
-        """See the class."""
         of_mean = self.squares - self.total.square().sum() / self.pairs
         return {"copying": self.copied / self.pairs, "mean_image": of_mean / self.pairs}
 
@@ -77,10 +69,7 @@ class PresenceMetrics(PairMetric):
 
     ``presence_change``: mean change of a presence between the two images of a pair, over the standard deviation of
     presences over images. ``dead_capsules``: percent of the capsules that are nowhere more probable than 0.01, or draw
-    less than a hundredth of what capsules draw in the mean.
-
-    Args:
-        capsules: how many.
+    less than a hundredth of what capsules draw in the mean (ours).
     """
 
     quantities = ("presence_change", "dead_capsules")
@@ -90,12 +79,7 @@ class PresenceMetrics(PairMetric):
         super().__init__(**dict.fromkeys(("changes", "total", "squares", "energy"), (capsules,)))
         self.add_state("largest", torch.zeros(capsules, dtype=WIDEST), "max")
 
-    def update(
-        self,
-        presences: Float[Tensor, "batch capsule"],
-        others: Float[Tensor, "batch capsule"],
-        energies: Float[Tensor, "batch capsule"],
-    ) -> None:
+    def update(self, presences: PerCapsule, others: PerCapsule, energies: PerCapsule) -> None:
         """Add pairs: presences in the first and the second image, and squared sums of what capsules draw."""
         presences, others = presences.to(WIDEST), others.to(WIDEST)
         self.pairs += len(presences)
@@ -105,18 +89,13 @@ class PresenceMetrics(PairMetric):
         self.energy += energies.to(WIDEST).sum(0)
         self.largest = torch.maximum(self.largest, presences.amax(0))
 
-    @property
-    def used(self) -> Tensor:
-        """Which capsules are not dead."""
-        return (self.largest >= _DEAD) & (self.energy >= _UNUSED * self.energy.mean())
-
     def compute(self) -> dict[str, Tensor]:
-        """See the class."""
         mean = self.total / self.pairs
         deviation = (self.squares / self.pairs - mean.square()).clamp_min(0).sqrt()
+        used = (self.largest >= 0.01) & (self.energy >= 0.01 * self.energy.mean())
         return {
             "presence_change": (self.changes / self.pairs).sum() / deviation.sum().clamp_min(_SMALL),
-            "dead_capsules": 100 * (~self.used).to(WIDEST).mean(),
+            "dead_capsules": 100 * (~used).to(WIDEST).mean(),
         }
 
 
@@ -125,13 +104,10 @@ class ShiftMetrics(PairMetric):
 
     Of each capsule, the slope is the 2x2 matrix that takes the shift to the change of its pose, by least squares over
     the pairs in both of whose images it is more probable than 0.5; the identity is ideal. Over the capsules that are
-    so in a hundredth of the pairs, weighted by their pairs: ``slope_right`` and ``slope_down``, its diagonal, and
+    so in a hundredth of the pairs (ours), weighted by their pairs: ``slope_right`` and ``slope_down``, its diagonal;
     ``slope_error``, the mean over capsules of the entry that is furthest from the identity's. ``slope_capsules`` is
     how many these are. ``shift_r2``: of the change of poses, a mean over capsules weighted by presences, as an
-    estimate of the shift.
-
-    Args:
-        capsules: how many.
+    estimate of the shift; there is none where all shifts are the same.
     """
 
     quantities = ("shift_r2", "slope_capsules", "slope_right", "slope_down", "slope_error")
@@ -140,13 +116,7 @@ class ShiftMetrics(PairMetric):
         matrices = (capsules, 2, 2)
         super().__init__(seen=(capsules,), cross=matrices, moments=matrices, residual=(), total=(2,), squares=())
 
-    def update(
-        self,
-        moved: Float[Tensor, "batch capsule 2"],
-        shift: Float[Tensor, "batch 2"],
-        presences: Float[Tensor, "batch capsule"],
-        others: Float[Tensor, "batch capsule"],
-    ) -> None:
+    def update(self, moved: Poses, shift: Float[Tensor, "batch 2"], presences: PerCapsule, others: PerCapsule) -> None:
         """Add pairs: changes of poses, the shifts, and presences in the first and the second image."""
         moved, shift = moved.to(WIDEST), shift.to(WIDEST)
         both = ((presences > _PRESENT) & (others > _PRESENT)).to(WIDEST)
@@ -160,26 +130,19 @@ class ShiftMetrics(PairMetric):
         self.total += shift.sum(0)
         self.squares += shift.square().sum()
 
-    def slopes(self) -> tuple[Float[Tensor, "chosen 2 2"], Float[Tensor, " chosen"]]:
-        """Of the capsules that have one, and over how many pairs; none where all shifts are along one line."""
-        solvable = torch.linalg.det(self.moments) > 1e-9 * self.moments.diagonal(dim1=1, dim2=2).prod(1).clamp_min(1)
-        chosen = (self.seen >= _SELDOM * self.pairs) & (self.seen > 0) & solvable
-        return torch.linalg.solve(self.moments[chosen], self.cross[chosen], left=False), self.seen[chosen]
-
     def compute(self) -> dict[str, Tensor]:
-        """See the class; without slopes where no capsule has one, without R2 where all shifts are the same."""
         variance = self.squares - self.total.square().sum() / self.pairs
         found = {"shift_r2": 1 - self.residual / variance} if variance > _SMALL else {}
-        slopes, seen = self.slopes()
+        # none where all shifts are along one line
+        solvable = torch.linalg.det(self.moments) > 1e-9 * self.moments.diagonal(dim1=1, dim2=2).prod(1).clamp_min(1)
+        chosen = (self.seen >= 0.01 * self.pairs) & (self.seen > 0) & solvable
+        slopes, seen = torch.linalg.solve(self.moments[chosen], self.cross[chosen], left=False), self.seen[chosen]
         found["slope_capsules"] = seen.new_tensor(float(len(seen)))
         if len(seen):
             mean = (seen.view(-1, 1, 1) * slopes).sum(0) / seen.sum()
             away = (slopes - torch.eye(2, dtype=slopes.dtype, device=slopes.device)).abs().amax((1, 2))
-            found |= {
-                "slope_right": mean[0, 0],
-                "slope_down": mean[1, 1],
-                "slope_error": (seen * away).sum() / seen.sum(),
-            }
+            found |= {"slope_right": mean[0, 0], "slope_down": mean[1, 1]}
+            found["slope_error"] = (seen * away).sum() / seen.sum()
         return found
 
 
@@ -196,13 +159,7 @@ class MatrixMetrics(PairMetric):
     def __init__(self) -> None:
         super().__init__(away=(), unchanged=(), size=())
 
-    def update(
-        self,
-        poses: Float[Tensor, "batch capsule component"],
-        changed: Float[Tensor, "batch capsule component"],
-        others: Float[Tensor, "batch capsule component"],
-        presences: Float[Tensor, "batch capsule"],
-    ) -> None:
+    def update(self, poses: Poses, changed: Poses, others: Poses, presences: PerCapsule) -> None:
         """Add pairs: poses of the first image, those after the change, those of the second image, and presences."""
         poses, changed, others, presences = (each.to(WIDEST) for each in (poses, changed, others, presences))
         self.away += (presences * torch.linalg.vector_norm(others - changed, dim=2)).sum()
@@ -210,17 +167,12 @@ class MatrixMetrics(PairMetric):
         self.size += (presences * torch.linalg.vector_norm(poses, dim=2)).sum()
 
     def compute(self) -> dict[str, Tensor]:
-        """See the class."""
         size = self.size.clamp_min(_SMALL)
         return {"matrix_error": self.away / size, "matrix_error_unchanged": self.unchanged / size}
 
 
 def pair_metrics(network: Any) -> dict[str, PairMetric]:
-    """The metrics of a network that receives a change, by name.
-
-    Args:
-        network: a ``TransformingAutoencoder``, or one without capsules, whose ``capsules`` are 0.
-    """
+    """The metrics of a network that receives a change, by name; of one without capsules, those of images."""
     found: dict[str, PairMetric] = {"images": ImagePairMetrics(network.image_shape)}
     if network.capsules:
         found["presences"] = PresenceMetrics(network.capsules)
@@ -231,18 +183,14 @@ def pair_metrics(network: Any) -> dict[str, PairMetric]:
 def update_pair_metrics(
     metrics: Mapping[str, Metric],
     network: Any,
-    images: Float[Tensor, "batch channel height width"],
+    images: Images,
     change: Float[Tensor, "batch 2"] | Float[Tensor, "batch 3 3"],
-    targets: Float[Tensor, "batch channel height width"],
+    targets: Images,
     output: Any,
 ) -> None:
-    """Add a batch of pairs to ``pair_metrics``.
+    """Add a batch of pairs, see ``Batch``, to the ``pair_metrics`` of a network in evaluation mode.
 
-    Args:
-        metrics: of the network.
-        network: in evaluation mode.
-        images, change, targets: see ``Batch``.
-        output: what the network gives for images and change, ``TransformedImages``.
+    ``output`` is what the network gives for images and change, ``TransformedImages``.
     """
     cast(ImagePairMetrics, metrics["images"]).update(images, targets)
     if "poses" not in metrics:
@@ -251,8 +199,7 @@ def update_pair_metrics(
     others, later = network.recognise(targets)
     changed = network.changed(poses, change)
     cast(PresenceMetrics, metrics["presences"]).update(presences, later, network.energies(changed, presences))
-    of_poses = metrics["poses"]
-    if isinstance(of_poses, ShiftMetrics):
+    if isinstance(of_poses := metrics["poses"], ShiftMetrics):
         of_poses.update(others - poses, change, presences, later)
     else:
         cast(MatrixMetrics, of_poses).update(poses, changed, others, presences)

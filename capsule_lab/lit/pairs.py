@@ -20,10 +20,7 @@ class PairsModule(AbstractModule):
 
     Logged beside ``<split>/loss``, of validation and test: what ``pair_metrics`` has for the network.
 
-    Args:
-        network: a ``TransformingAutoencoder``, or what it is compared with.
-        reconstruction: ``(made, targets) -> scalar``.
-        **options: see ``AbstractModule``.
+    ``reconstruction`` is ``(made, targets) -> scalar``, other options are those of ``AbstractModule``.
     """
 
     network: AbstractPairNetwork

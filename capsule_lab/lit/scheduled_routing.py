@@ -19,12 +19,8 @@ class ScheduledRouting:
 
     Which options a routing has is in ``AbstractRouting.scheduled``. Values of those that are whole numbers are rounded.
 
-    Args:
-        network: the network.
-        schedule: schedules by name, of which those that begin with ``routing_`` count.
-
     Attributes:
-        names: of these schedules.
+        names: of the schedules that begin with ``routing_``, which count.
     """
 
     def __init__(self, network: nn.Module, schedule: Mapping[str, Schedule]) -> None:

@@ -17,11 +17,10 @@ def training_length(
         max_epochs: end of the run in epochs; -1 for none.
         max_steps: ends of the run in steps, of which the first to come counts; negative ones are none.
 
-    Raises:
-        ValueError: if the run has no end.
-
     >>> training_length(5, accumulate=2, max_epochs=3, max_steps=[8, -1])
     (3, 8)
+    >>> training_length(4, max_epochs=0), training_length(4, max_steps=[-1, 7]), training_length(4, max_epochs=2)
+    ((4, 4), (4, 7), (4, 8))
     """
     per_epoch = math.ceil(batches / accumulate)
     limits = [steps for steps in max_steps if steps >= 0]

@@ -25,8 +25,7 @@ Compile = bool | Mode
 
 CallNetwork = Callable[..., Any]
 
-_WITH_GRAPHS = ("reduce-overhead", "max-autotune")
-"""Modes of ``torch.compile`` that make CUDA graphs of their own."""
+_WITH_GRAPHS = ("reduce-overhead", "max-autotune")  # modes of torch.compile that make CUDA graphs of their own
 
 
 class TrainingNetwork:
@@ -35,7 +34,6 @@ class TrainingNetwork:
     It is no ``nn.Module``, and the network is not changed: weights keep their names and their memory.
 
     Args:
-        network: the network.
         compile: see ``Compile``.
         cuda_graphs: capture the network's forward and backward pass in the first call after ``forget``, and replay them
             in every call, with the same numbers. For one GPU and batches of one size.
@@ -54,11 +52,7 @@ class TrainingNetwork:
         self._graphs: _Graphs | None = None
 
     def __call__(self, *inputs: Tensor) -> Any:
-        """The output of the network, which with CUDA graphs is one that takes images only.
-
-        Raises:
-            ConfigError: with CUDA graphs, for what they cannot do.
-        """
+        """The output of the network, which with CUDA graphs is one that takes images only."""
         if not self.cuda_graphs:
             return self._call(*inputs)
         (images,) = inputs
@@ -85,14 +79,14 @@ class TrainingNetwork:
             gc.collect()  # a cycle in torch may hold them, and with them nodes of autograd that break another capture
 
     def check(self, trainer: L.Trainer) -> None:
-        """Whether this can be used with a Trainer.
-
-        Raises:
-            ConfigError: if not.
-        """
+        """``ConfigError`` if this cannot be used with a Trainer."""
         option = "cuda_graphs=true" if self.cuda_graphs else f"compile={self.compile}"
-        if self.cuda_graphs:
-            check_device(trainer.strategy.root_device)
+        device = trainer.strategy.root_device.type
+        if self.cuda_graphs and device != "cuda":
+            raise ConfigError(
+                f"module.cuda_graphs is true, and training is on {device}; expected a GPU with CUDA, or "
+                "module.cuda_graphs=false"
+            )
         if self.cuda_graphs and trainer.world_size > 1:
             raise ConfigError(
                 f"module.cuda_graphs is true, and the run has {trainer.world_size} processes; expected one, or "
@@ -105,26 +99,13 @@ class TrainingNetwork:
             )
 
 
-def check_device(device: torch.device) -> None:
-    """Check that a device has CUDA graphs."""
-    if device.type != "cuda":
-        raise ConfigError(
-            f"module.cuda_graphs is true, and training is on {device.type}; expected a GPU with CUDA, or "
-            "module.cuda_graphs=false"
-        )
-
-
 class _Graphs:
     """The forward and the backward pass of a network on images of one shape, captured by torch.
 
-    Args:
-        network: whose parameters get gradients.
-        call: of the network.
-        images: a batch on a GPU; autocast is captured as it is when this is called.
+    Autocast is captured as it is when this is made, for ``images``, a batch on a GPU.
     """
 
     def __init__(self, network: nn.Module, call: CallNetwork, images: Tensor) -> None:
-        check_device(images.device)
         kind = images.device.type
         # entered in the forward pass only: under autocast the backward pass would compute routing in half precision
         autocast = torch.autocast(
@@ -166,33 +147,22 @@ class _Graphs:
         tensors = self.passes(images)
         if tensors[0].requires_grad:
             self.awaits_backward = True
-            register_multi_grad_hook(tensors, self._end_wait, mode="any")
+            register_multi_grad_hook(tensors, lambda _: setattr(self, "awaits_backward", False), mode="any")
         given = iter(tensors)
-        scores, logits, *capsules = (next(given) if present else None for present in self.present)
-        assert scores is not None
-        return CapsuleOutput(scores, _capsules(*capsules), logits)
-
-    def _end_wait(self, _: Tensor) -> None:
-        self.awaits_backward = False
-
-
-def _capsules(poses: Tensor | None, activations: Tensor | None, logits: Tensor | None) -> Capsules | None:
-    return None if poses is None or activations is None else Capsules(poses, activations, logits)
+        parts: list[Any] = [next(given) if present else None for present in self.present]
+        scores, logits, *capsules = parts
+        return CapsuleOutput(scores, None if capsules[0] is None else Capsules(*capsules), logits)
 
 
 class _OnTensors(nn.Module):
-    """A network in the form that torch captures: it has the parameters, and returns nothing but tensors.
-
-    Attributes:
-        present: which of scores, logits, and poses, activations and logits of the capsules the network gives.
-    """
+    """A network in the form that torch captures: it has the parameters, and returns nothing but tensors."""
 
     def __init__(self, network: nn.Module, call: CallNetwork, autocast: torch.autocast) -> None:
         super().__init__()
         self.network = network
         self.call = call
         self.autocast = autocast
-        self.present: list[bool] = []
+        self.present: list[bool] = []  # of scores, logits, and poses, activations and logits of the capsules
 
     def forward(self, images: Tensor) -> tuple[Tensor, ...]:
         with self.autocast:

@@ -19,9 +19,8 @@ if TYPE_CHECKING:  # for editors and type checkers, which cannot look into the f
     from capsule_lab.networks.em_caps import EMCaps
     from capsule_lab.networks.heinsen import HeinsenNet
     from capsule_lab.networks.inverted_attention_caps import InvertedAttentionCaps
-    from capsule_lab.networks.pair_autoencoder import PairAutoencoder
     from capsule_lab.networks.self_routing import AveragePoolingNet, SelfRoutingNet
-    from capsule_lab.networks.transforming_autoencoder import TransformingAutoencoder
+    from capsule_lab.networks.transforming_autoencoder import PairAutoencoder, TransformingAutoencoder
     from capsule_lab.networks.vb_caps import VBCaps
 else:
     __all__ = ["Reconstructs", "reconstructs"]

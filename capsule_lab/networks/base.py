@@ -12,11 +12,45 @@ from torch import Tensor, nn
 from capsule_lab.errors import check_widths
 from capsule_lab.layers import Decoder
 from capsule_lab.routing import AbstractRouting, RoutingFactory
-from capsule_lab.types import CapsuleOutput, OnIteration
+from capsule_lab.types import CapsuleOutput, Change, ImageBatch, OnIteration
 
 
-class AbstractNetwork(nn.Module, ABC):
+class AbstractImageNetwork(nn.Module, ABC):
+    """A network of images of one shape, ``(channel, height, width)``."""
+
+    image_shape: tuple[int, int, int]
+
+    def set_image_shape(self, image_shape: tuple[int, int, int], smallest: int = 1) -> tuple[int, int, int]:
+        """Keep and return ``image_shape``; ``smallest`` is the side of the smallest image that the network can take."""
+        is_shape = isinstance(image_shape, Sequence) and len(image_shape) == 3
+        if not is_shape or not all(isinstance(size, int) and size > 0 for size in image_shape):
+            raise ValueError(f"image_shape is {image_shape!r}; expected (channel, height, width), as in (1, 28, 28)")
+        channel, height, width = image_shape
+        if min(height, width) < smallest:
+            name = type(self).__name__
+            raise ValueError(f"images are {height}x{width}; {name} needs at least {smallest}x{smallest}")
+        self.image_shape = (channel, height, width)
+        return self.image_shape
+
+    def check_images(self, images: Tensor) -> None:
+        """Check that a batch of images is one of numbers that the network was built for."""
+        name = type(self).__name__
+        if not images.is_floating_point():
+            raise TypeError(
+                f"{name} got images of {images.dtype}; expected floating-point numbers in [0, 1]: images.float() / 255,"
+                " or batches of runs.open(…).batches()"
+            )
+        if images.shape[1:] != self.image_shape:
+            shape = ", ".join(map(str, self.image_shape))
+            raise ValueError(f"{name} got images of shape {tuple(images.shape)}; expected (batch, {shape})")
+
+
+class AbstractNetwork(AbstractImageNetwork):
     """A classifier of images. Built from ``(image_shape, num_classes)`` and options; sizes are derived inside.
+
+    Args:
+        image_shape: ``(channel, height, width)``; a stereo pair has two channels.
+        num_classes: number of classes.
 
     Attributes:
         scores_are: ``"activations"`` in [0, 1], which includes lengths of capsules, or ``"logits"``; decides which
@@ -26,29 +60,18 @@ class AbstractNetwork(nn.Module, ABC):
     scores_are: Literal["logits", "activations"] = "activations"
 
     @abstractmethod
-    def forward(self, images: Float[Tensor, "batch channel height width"]) -> CapsuleOutput:
+    def forward(self, images: ImageBatch) -> CapsuleOutput:
         """Scores of the classes, and the class capsules where there are any."""
 
 
 @runtime_checkable
 class Reconstructs(Protocol):
-    """A network that decodes images from its class capsules; ``reconstructs(network)`` says whether one does.
-
-    Attributes:
-        decoder: ``None`` if the network was built without one.
-    """
+    """A network that decodes images from its class capsules; ``reconstructs(network)`` says whether one does."""
 
     decoder: nn.Module | None
 
-    def reconstruct(
-        self, output: CapsuleOutput, classes: Int64[Tensor, " batch"]
-    ) -> Float[Tensor, "batch channel height width"]:
-        """Images decoded from one class capsule each.
-
-        Args:
-            output: what ``forward`` returned.
-            classes: the capsule to decode from.
-        """
+    def reconstruct(self, output: CapsuleOutput, classes: Int64[Tensor, " batch"]) -> ImageBatch:
+        """Images decoded from one class capsule each, see ``AbstractReconstructingNetwork``."""
 
 
 def reconstructs(network: object) -> TypeGuard[Reconstructs]:
@@ -57,12 +80,19 @@ def reconstructs(network: object) -> TypeGuard[Reconstructs]:
 
 
 class AbstractCapsuleNetwork(AbstractNetwork):
-    """A network of capsules; its routing can be observed through ``on_iteration``."""
+    """A network of capsules; its routing can be observed through ``on_iteration``.
+
+    Args:
+        image_shape, num_classes: see ``AbstractNetwork``.
+        routing: called with ``(parents=…, dim=…)`` in all layers that route.
+        class_routing: of networks that have it, options of ``routing`` that are different in the class layer; ``None``
+            for no difference.
+        decoder: of networks that have it, widths of the decoder's hidden layers (Sabour 2017, section 4.1); ``None``
+            for no decoder.
+    """
 
     @abstractmethod
-    def forward(
-        self, images: Float[Tensor, "batch channel height width"], *, on_iteration: OnIteration | None = None
-    ) -> CapsuleOutput:
+    def forward(self, images: ImageBatch, *, on_iteration: OnIteration | None = None) -> CapsuleOutput:
         """Scores and class capsules; ``on_iteration`` sees the routing of the class capsules."""
 
     @abstractmethod
@@ -81,19 +111,11 @@ class AbstractReconstructingNetwork(AbstractCapsuleNetwork):
     decoder: nn.Module | None
     masked_decoder: bool = True
 
-    def reconstruct(
-        self, output: CapsuleOutput, classes: Int64[Tensor, " batch"]
-    ) -> Float[Tensor, "batch channel height width"]:
+    def reconstruct(self, output: CapsuleOutput, classes: Int64[Tensor, " batch"]) -> ImageBatch:
         """Images decoded from one class capsule each, all others zeroed (Sabour 2017, section 4.1).
 
-        Without ``masked_decoder``, images are decoded from all capsules, and ``classes`` are ignored.
-
-        Args:
-            output: what ``forward`` returned.
-            classes: the capsule to decode from: the label in training, the prediction or the label at test.
-
-        Raises:
-            ValueError: if the network was built without a decoder.
+        ``output`` is what ``forward`` returned, ``classes`` are the label in training, the prediction or the label at
+        test. Without ``masked_decoder``, images are decoded from all capsules, and ``classes`` are ignored.
         """
         if self.decoder is None or output.capsules is None:
             raise ValueError(
@@ -111,6 +133,10 @@ CHANGES: dict[Pose, tuple[int, ...]] = {"translation": (2,), "matrix": (3, 3)}
 """The shape of a change, by what poses are."""
 
 
+Poses = Float[Tensor, "batch capsule component"]
+Presences = Float[Tensor, "batch capsule"]
+
+
 class TransformedImages(NamedTuple):
     """The output of a network that receives images and changes.
 
@@ -121,38 +147,30 @@ class TransformedImages(NamedTuple):
         presences: probability that the entity of each capsule is there, in [0, 1].
     """
 
-    images: Float[Tensor, "batch channel height width"]
-    poses: Float[Tensor, "batch capsule component"]
-    presences: Float[Tensor, "batch capsule"]
+    images: ImageBatch
+    poses: Poses
+    presences: Presences
 
 
-class AbstractPairNetwork(nn.Module, ABC):
+class AbstractPairNetwork(AbstractImageNetwork):
     """Draws the second image of a pair from the first and the change between them.
 
     One with capsules also has ``changed`` and ``energies``, see ``TransformingAutoencoder``.
 
     Attributes:
-        image_shape: ``(channel, height, width)``.
         capsules: how many it has; 0 for a network without capsules.
         pose: what is changed: ``"translation"`` receives ``(right, down)`` in pixels, ``"matrix"`` a matrix of 3x3.
     """
 
-    image_shape: tuple[int, int, int]
     capsules: int
     pose: Pose
 
     @abstractmethod
-    def forward(
-        self,
-        images: Float[Tensor, "batch channel height width"],
-        change: Float[Tensor, "batch 2"] | Float[Tensor, "batch 3 3"],
-    ) -> TransformedImages:
+    def forward(self, images: ImageBatch, change: Change) -> TransformedImages:
         """Images after a change, which the network receives."""
 
     @abstractmethod
-    def recognise(
-        self, images: Float[Tensor, "batch channel height width"]
-    ) -> tuple[Float[Tensor, "batch capsule component"], Float[Tensor, "batch capsule"]]:
+    def recognise(self, images: ImageBatch) -> tuple[Poses, Presences]:
         """Poses and presences; without capsules, one code whose presence is 1."""
 
     @property
@@ -161,21 +179,17 @@ class AbstractPairNetwork(nn.Module, ABC):
         return CHANGES[self.pose]
 
     def check_change(self, change: Tensor) -> None:
-        """Check that a change is of the kind that this network receives.
-
-        Raises:
-            ValueError: if not.
-        """
+        """Check that a change is of the kind that this network receives."""
         if tuple(change.shape[1:]) != self.change_shape:
             raise ValueError(
-                f"the change is of shape {tuple(change.shape)}; expected {('batch', *self.change_shape)} for a network "
-                f"whose pose is {self.pose!r}".replace("'batch'", "batch")
+                f"the change is of shape {tuple(change.shape)}; expected (batch, "
+                f"{', '.join(map(str, self.change_shape))}) for a network whose pose is {self.pose!r}"
             )
 
 
 def decode_one(
     decoder: nn.Module, poses: Float[Tensor, "batch capsule dim"], classes: Int64[Tensor, " batch"]
-) -> Float[Tensor, "batch channel height width"]:
+) -> ImageBatch:
     """Images decoded from one capsule each, all others zeroed (Sabour 2017, section 4.1)."""
     mask = poses.new_zeros(poses.shape[:2]).scatter(1, classes[:, None], 1.0)
     images: Tensor = decoder(poses, mask)
@@ -185,16 +199,7 @@ def decode_one(
 def build_decoder(
     decoder: Sequence[int] | None, classes: nn.Module, num_classes: int, dim: int, image_shape: tuple[int, int, int]
 ) -> Decoder | None:
-    """The decoder of class capsules, or ``None``.
-
-    Args:
-        decoder: widths of its hidden layers; ``None`` for no decoder.
-        classes: the layer of class capsules, whose routing must give poses.
-        num_classes, dim, image_shape: see ``Decoder``.
-
-    Raises:
-        ValueError: if the class capsules have no poses.
-    """
+    """The decoder of class capsules, whose routing must give poses, with hidden layers of these widths; or ``None``."""
     if decoder is None:
         return None
     if not cast(AbstractRouting, classes.routing).poses:
@@ -221,36 +226,3 @@ def with_options(routing: RoutingFactory, options: Mapping[str, Any] | None) -> 
 def numbered(name: str, layers: Iterable[nn.Module]) -> dict[str, nn.Module]:
     """Layers under ``<name>_1``, ``<name>_2`` and so on, for ``capsule_layers``."""
     return {f"{name}_{number}": layer for number, layer in enumerate(layers, start=1)}
-
-
-def check_image_shape(image_shape: tuple[int, int, int], smallest: int, name: str) -> tuple[int, int, int]:
-    """``image_shape`` as a tuple of three positive ints.
-
-    Raises:
-        ValueError: if it is not ``(channel, height, width)`` or the image is smaller than the network can take.
-    """
-    is_shape = isinstance(image_shape, Sequence) and len(image_shape) == 3
-    if not is_shape or not all(isinstance(size, int) and size > 0 for size in image_shape):
-        raise ValueError(f"image_shape is {image_shape!r}; expected (channel, height, width), as in (1, 28, 28)")
-    channel, height, width = image_shape
-    if min(height, width) < smallest:
-        raise ValueError(f"images are {height}x{width}; {name} needs at least {smallest}x{smallest}")
-    return channel, height, width
-
-
-def check_images(images: Tensor, image_shape: tuple[int, int, int], name: str) -> None:
-    """Check that a batch of images is one that the network was built for.
-
-    Raises:
-        TypeError: if images are not floating-point numbers.
-        ValueError: if their shape is another one.
-    """
-    if not images.is_floating_point():
-        raise TypeError(
-            f"{name} got images of {images.dtype}; expected floating-point numbers in [0, 1]: images.float() / 255, "
-            "or batches of runs.open(…).batches()"
-        )
-    if images.shape[1:] != image_shape:
-        raise ValueError(
-            f"{name} got images of shape {tuple(images.shape)}; expected (batch, {', '.join(map(str, image_shape))})"
-        )

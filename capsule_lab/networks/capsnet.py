@@ -12,25 +12,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Literal, get_args
+from typing import Literal, cast, get_args
 
 import torch
-from jaxtyping import Float
 from torch import Tensor, nn
 
 from capsule_lab.errors import check_choice, check_sizes
 from capsule_lab.functional import same_padding, truncated_normal_
 from capsule_lab.layers import ClassCapsules, DenseCapsules, PrimaryCapsules, UntransformedCapsules
 from capsule_lab.layers.primary import Padding
-from capsule_lab.networks.base import (
-    AbstractReconstructingNetwork,
-    build_decoder,
-    check_image_shape,
-    check_images,
-    numbered,
-)
+from capsule_lab.networks.base import AbstractReconstructingNetwork, build_decoder, numbered
 from capsule_lab.routing import DynamicRouting, RoutingFactory
-from capsule_lab.types import CapsuleOutput, Capsules, OnIteration
+from capsule_lab.types import CapsuleOutput, Capsules, ImageBatch, OnIteration
 
 Transformation = Literal["per_pair", "shared", "none"]
 
@@ -44,9 +37,8 @@ class CapsNet(AbstractReconstructingNetwork):
     of the digit capsules, as in most ports).
 
     Args:
-        image_shape: ``(channel, height, width)``.
-        num_classes: number of classes.
-        routing: called with ``(parents=…, dim=…)``; its ``leaky`` also reaches the primary capsules.
+        image_shape, num_classes, decoder: see ``AbstractCapsuleNetwork``.
+        routing: likewise; its ``leaky`` also reaches the primary capsules.
         channels: feature maps of the first convolution.
         kernel_size: of both convolutions.
         padding: of both, ``"valid"``, or ``"same"`` (the official code's CIFAR10 network).
@@ -59,7 +51,6 @@ class CapsNet(AbstractReconstructingNetwork):
         hidden: capsules and components of each dense capsule layer between primary and class capsules, routed like
             these, which make a CapsNet deeper (Mitterreiter 2023).
         class_dim: components of a class capsule's pose.
-        decoder: widths of the decoder's hidden layers; ``None`` for no decoder.
         masked_decoder: the decoder sees the capsule of one class only; ``False``: all of them, without the class
             (Gu 2021).
 
@@ -90,13 +81,11 @@ class CapsNet(AbstractReconstructingNetwork):
         check_choice("padding", padding, get_args(Padding))
         check_choice("transformation", transformation, get_args(Transformation))
         smallest = 2 * kernel_size - 1 if padding == "valid" else 1
-        channel, height, width = check_image_shape(image_shape, smallest, "CapsNet")
-        self.image_shape = (channel, height, width)
+        channel, height, width = self.set_image_shape(image_shape, smallest)
         self.padding = padding
         self.conv = nn.Conv2d(channel, channels, kernel_size)
         truncated_normal_(self.conv.weight, 0.05)  # official code
-        assert self.conv.bias is not None
-        nn.init.constant_(self.conv.bias, 0.1)  # official code
+        nn.init.constant_(cast(Tensor, self.conv.bias), 0.1)  # official code
 
         options = {"kernel_size": kernel_size, "stride": STRIDE, "padding": padding}
         with torch.device("meta"):  # no random numbers yet: the weights of the capsules above are drawn first
@@ -130,13 +119,10 @@ class CapsNet(AbstractReconstructingNetwork):
         self.masked_decoder = masked_decoder
         self.decoder = build_decoder(decoder, digits, num_classes, class_dim, self.image_shape)
 
-    def forward(
-        self, images: Float[Tensor, "batch channel height width"], *, on_iteration: OnIteration | None = None
-    ) -> CapsuleOutput:
-        check_images(images, self.image_shape, "CapsNet")
+    def forward(self, images: ImageBatch, *, on_iteration: OnIteration | None = None) -> CapsuleOutput:
+        self.check_images(images)
         if self.padding == "same":
-            size = (images.shape[2], images.shape[3])
-            images = nn.functional.pad(images, same_padding(size, self.conv.kernel_size[0], 1))
+            images = nn.functional.pad(images, same_padding(self.image_shape[1:], self.conv.kernel_size[0], 1))
         capsules: Capsules = self.primary(self.conv(images).relu())  # [b i c]
         if not isinstance(self.digits, DenseCapsules):
             capsules = self._by_position(capsules)
@@ -155,9 +141,7 @@ class CapsNet(AbstractReconstructingNetwork):
 
 
 def _check_hidden(hidden: Sequence[Sequence[int]], transformation: str) -> None:
-    if not isinstance(hidden, Sequence):
-        raise ValueError(f"hidden is {hidden!r}; expected a list of [capsules, components], such as [[32, 8]]")  # noqa: TRY004
-    pairs = [each if isinstance(each, Sequence) and not isinstance(each, str) else () for each in hidden]
+    pairs = [each if isinstance(each, Sequence) else () for each in hidden] if isinstance(hidden, Sequence) else [()]
     if not all(len(each) == 2 and all(type(n) is int and n > 0 for n in each) for each in pairs):
         raise ValueError(f"hidden is {hidden!r}; expected [capsules, components] of each layer, such as [[32, 8]]")
     if hidden and transformation != "per_pair":

@@ -4,17 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Literal, get_args
+from typing import get_args
 
-from jaxtyping import Float
-from torch import Tensor, nn
+from torch import nn
 
 from capsule_lab.errors import check_choice, check_number, check_sizes, check_widths
-from capsule_lab.networks.base import AbstractNetwork, check_image_shape, check_images
-from capsule_lab.types import CapsuleOutput
+from capsule_lab.layers.primary import Padding
+from capsule_lab.networks.base import AbstractNetwork
+from capsule_lab.types import CapsuleOutput, ImageBatch
 
 
-class BaselineCNN(AbstractNetwork):
+class AbstractCNN(AbstractNetwork):
+    """Convolutions and a classifier of their feature maps, or of the mean of these over all positions."""
+
+    scores_are = "logits"
+    averaged = False
+    features: nn.Module
+    classifier: nn.Module
+
+    def forward(self, images: ImageBatch) -> CapsuleOutput:
+        self.check_images(images)
+        maps = self.features(images)
+        features = maps.mean((2, 3)) if self.averaged else maps.flatten(1)
+        scores = self.classifier(features).to(images.dtype)  # autocast ends here
+        return CapsuleOutput(scores, logits=scores)
+
+
+class BaselineCNN(AbstractCNN):
     """Convolutions, each with ReLU and max pooling, then hidden layers and dropout.
 
     ::
@@ -29,8 +45,7 @@ class BaselineCNN(AbstractNetwork):
         1 x 36 x 36 -> 512 (9x9, ReLU, 2x2 pooling) -> 256 (5x5, ReLU, 2x2 pooling) -> 1024 -> 10
 
     Args:
-        image_shape: ``(channel, height, width)``.
-        num_classes: number of classes.
+        image_shape, num_classes: see ``AbstractNetwork``.
         channels: feature maps of the convolutions.
         kernel_size: of the convolutions, one for all or one for each; odd.
         padding: ``"same"`` keeps the size of the image, ``"valid"`` loses ``kernel_size - 1`` pixels.
@@ -39,8 +54,6 @@ class BaselineCNN(AbstractNetwork):
         dropout: probability of dropping a unit of the last hidden layer.
     """
 
-    scores_are = "logits"
-
     def __init__(
         self,
         image_shape: tuple[int, int, int],
@@ -48,7 +61,7 @@ class BaselineCNN(AbstractNetwork):
         *,
         channels: Sequence[int] = (256, 256, 128),  # Sabour 2017, section 5
         kernel_size: int | Sequence[int] = 5,  # Sabour 2017, section 5
-        padding: Literal["same", "valid"] = "same",
+        padding: Padding = "same",
         pooling: int = 1,
         hidden: Sequence[int] = (328, 192),  # Sabour 2017, section 5
         dropout: float = 0.5,  # ours: the usual rate, the paper gives none
@@ -63,18 +76,17 @@ class BaselineCNN(AbstractNetwork):
                 f"convolutions or one for each of the {len(channels)}"
             )
         check_widths("BaselineCNN", kernel_size=sizes)
-        check_choice("padding", padding, get_args(Literal["same", "valid"]))
+        check_choice("padding", padding, get_args(Padding))
         check_sizes("BaselineCNN", num_classes=num_classes, layers=min(len(channels), len(hidden)), pooling=pooling)
         smallest = 1  # side of an image of which one pixel is left
-        for size in reversed(sizes):
-            smallest = smallest * pooling + (size - 1 if padding == "valid" else 0)
-        channel, height, width = check_image_shape(image_shape, smallest, "BaselineCNN")
-        self.image_shape = (channel, height, width)
+        lost = [size - 1 if padding == "valid" else 0 for size in sizes]
+        for pixels in reversed(lost):
+            smallest = smallest * pooling + pixels
+        channel, height, width = self.set_image_shape(image_shape, smallest)
         features: list[nn.Module] = []
-        for (inputs, outputs), size in zip(pairwise((channel, *channels)), sizes, strict=True):
+        for (inputs, outputs), size, pixels in zip(pairwise((channel, *channels)), sizes, lost, strict=True):
             features += [nn.Conv2d(inputs, outputs, size, padding=padding), nn.ReLU()]
-            lost = size - 1 if padding == "valid" else 0
-            height, width = (height - lost) // pooling, (width - lost) // pooling
+            height, width = (height - pixels) // pooling, (width - pixels) // pooling
             if pooling > 1:
                 features.append(nn.MaxPool2d(pooling))
         classifier: list[nn.Module] = []
@@ -83,13 +95,8 @@ class BaselineCNN(AbstractNetwork):
         self.features = nn.Sequential(*features)
         self.classifier = nn.Sequential(*classifier, nn.Dropout(dropout), nn.Linear(hidden[-1], num_classes))
 
-    def forward(self, images: Float[Tensor, "batch channel height width"]) -> CapsuleOutput:
-        check_images(images, self.image_shape, type(self).__name__)
-        scores = self.classifier(self.features(images).flatten(1)).to(images.dtype)  # autocast ends here
-        return CapsuleOutput(scores, logits=scores)
 
-
-class SmallCNN(AbstractNetwork):
+class SmallCNN(AbstractCNN):
     """Strided convolutions with batch normalisation and ReLU, dropout, and one linear layer.
 
     Ours: not a baseline of any paper but the first choice without capsules, so that a comparison does not
@@ -100,8 +107,7 @@ class SmallCNN(AbstractNetwork):
         2 x 32 x 32 -> 32 x 16 x 16 (5x5) -> 64 x 8 x 8 (3x3) -> 64 x 4 x 4 (3x3) -> dropout -> 5
 
     Args:
-        image_shape: ``(channel, height, width)``.
-        num_classes: number of classes.
+        image_shape, num_classes: see ``AbstractNetwork``.
         channels: feature maps of the convolutions, each of stride 2.
         kernel_sizes: of the convolutions; odd.
         dropout: probability of dropping a feature.
@@ -110,8 +116,6 @@ class SmallCNN(AbstractNetwork):
             linear layer: the control of ``EMCaps`` with ``stem="conv3"``, whose primary capsules are as many numbers,
             and which averages over the image too; ``None`` for neither.
     """
-
-    scores_are = "logits"
 
     def __init__(
         self,
@@ -130,8 +134,7 @@ class SmallCNN(AbstractNetwork):
         if len(kernel_sizes) != len(channels) or any(size % 2 == 0 for size in kernel_sizes):
             raise ValueError(f"kernel_sizes are {list(kernel_sizes)}; expected {len(channels)} odd ones, as channels")
         check_sizes("SmallCNN", num_classes=num_classes, layers=len(channels), pooled=1 if pooled is None else pooled)
-        channel, height, width = check_image_shape(image_shape, 1, "SmallCNN")
-        self.image_shape = (channel, height, width)
+        channel, height, width = self.set_image_shape(image_shape)
         features: list[nn.Module] = []
         for inputs, outputs, size in zip((channel, *channels), channels, kernel_sizes, strict=False):
             features.append(nn.Conv2d(inputs, outputs, size, 2, size // 2, bias=not batch_norm))
@@ -145,13 +148,8 @@ class SmallCNN(AbstractNetwork):
         self.features = nn.Sequential(*features)
         self.classifier = nn.Sequential(nn.Dropout(dropout), nn.Linear(inputs, num_classes))
 
-    def forward(self, images: Float[Tensor, "batch channel height width"]) -> CapsuleOutput:
-        check_images(images, self.image_shape, type(self).__name__)
-        scores = self.classifier(self.features(images).flatten(1)).to(images.dtype)  # autocast ends here
-        return CapsuleOutput(scores, logits=scores)
 
-
-class AveragedCNN(AbstractNetwork):
+class AveragedCNN(AbstractCNN):
     """Convolutions with ReLU, the mean of their feature maps over all positions, and one linear layer.
 
     As it stands here, the convolutions are those of a ``CapsNet``, and there are 5,332,234 parameters::
@@ -162,13 +160,12 @@ class AveragedCNN(AbstractNetwork):
     number, the paper could not be read.
 
     Args:
-        image_shape: ``(channel, height, width)``.
-        num_classes: number of classes.
+        image_shape, num_classes: see ``AbstractNetwork``.
         channels: feature maps of the convolutions, the last of which has a stride of 2.
         kernel_size: of all convolutions.
     """
 
-    scores_are = "logits"
+    averaged = True
 
     def __init__(
         self,
@@ -182,15 +179,10 @@ class AveragedCNN(AbstractNetwork):
         check_widths("AveragedCNN", channels=channels)
         check_sizes("AveragedCNN", num_classes=num_classes, layers=len(channels), kernel_size=kernel_size)
         smallest = len(channels) * (kernel_size - 1) + 1
-        self.image_shape = check_image_shape(image_shape, smallest, "AveragedCNN")
+        self.set_image_shape(image_shape, smallest)
         strides = [1] * (len(channels) - 1) + [2]
         features: list[nn.Module] = []
         for inputs, outputs, stride in zip((image_shape[0], *channels), channels, strides, strict=False):
             features += [nn.Conv2d(inputs, outputs, kernel_size, stride), nn.ReLU()]
         self.features = nn.Sequential(*features)
         self.classifier = nn.Linear(channels[-1], num_classes)
-
-    def forward(self, images: Float[Tensor, "batch channel height width"]) -> CapsuleOutput:
-        check_images(images, self.image_shape, "AveragedCNN")
-        scores = self.classifier(self.features(images).mean((2, 3))).to(images.dtype)  # autocast ends here
-        return CapsuleOutput(scores, logits=scores)

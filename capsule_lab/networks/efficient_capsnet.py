@@ -16,17 +16,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import Literal, get_args
+from typing import Literal, cast, get_args
 
-from jaxtyping import Float
 from torch import Tensor, nn
 
 from capsule_lab.errors import check_choice, check_sizes, check_widths
 from capsule_lab.functional import he_std, truncated_normal_
 from capsule_lab.layers import DenseCapsules, DepthwisePrimaryCapsules
-from capsule_lab.networks.base import AbstractReconstructingNetwork, build_decoder, check_image_shape, check_images
+from capsule_lab.networks.base import AbstractReconstructingNetwork, build_decoder
 from capsule_lab.routing import RoutingFactory, SelfAttentionRouting
-from capsule_lab.types import CapsuleOutput, OnIteration
+from capsule_lab.types import CapsuleOutput, ImageBatch, OnIteration
 
 Normalisation = Literal["batch", "instance", "none"]
 Activation = Literal["relu", "leaky_relu"]
@@ -40,9 +39,7 @@ class EfficientCapsNet(AbstractReconstructingNetwork):
     """The networks of Mazzia 2021; defaults are those for MNIST.
 
     Args:
-        image_shape: ``(channel, height, width)``.
-        num_classes: number of classes.
-        routing: called with ``(parents=…, dim=…)``.
+        image_shape, num_classes, routing, decoder: see ``AbstractCapsuleNetwork``.
         channels: feature maps of the convolutions; the last one divides into primary capsules.
         kernel_sizes, strides: of the convolutions, none of which is padded.
         activation: ``"relu"``, or ``"leaky_relu"`` (smallNORB).
@@ -50,7 +47,6 @@ class EfficientCapsNet(AbstractReconstructingNetwork):
             ``"none"``.
         primary: builds the primary capsules from the number of feature maps and their size.
         class_dim: components of a class capsule's pose.
-        decoder: widths of the decoder's hidden layers; ``None`` for no decoder.
 
     >>> network = EfficientCapsNet((1, 28, 28), num_classes=10, decoder=None)
     >>> sum(p.numel() for p in network.parameters())
@@ -86,20 +82,15 @@ class EfficientCapsNet(AbstractReconstructingNetwork):
         smallest = 1  # side of an image of which one pixel is left
         for size, stride in zip(reversed(kernel_sizes), reversed(strides), strict=True):
             smallest = (smallest - 1) * stride + size
-        channel, height, width = check_image_shape(image_shape, smallest, name)
-        self.image_shape = (channel, height, width)
+        channel, height, width = self.set_image_shape(image_shape, smallest)
 
         features: list[nn.Module] = []
         for (inputs, outputs), size, stride in zip(pairwise((channel, *channels)), kernel_sizes, strides, strict=True):
             conv = nn.Conv2d(inputs, outputs, size, stride)
             truncated_normal_(conv.weight, he_std(inputs * size * size))  # official code
-            assert conv.bias is not None
-            nn.init.zeros_(conv.bias)  # official code
-            features += [
-                conv,
-                nn.ReLU() if activation == "relu" else nn.LeakyReLU(LEAK),
-                _normalisation(normalisation, outputs),
-            ]
+            nn.init.zeros_(cast(Tensor, conv.bias))  # official code
+            rectifier = nn.ReLU() if activation == "relu" else nn.LeakyReLU(LEAK)
+            features += [conv, rectifier, _normalisation(normalisation, outputs)]
             height, width = ((n - size) // stride + 1 for n in (height, width))
         self.features = nn.Sequential(*features)
         self.primary = primary(channels[-1], (height, width))
@@ -108,10 +99,8 @@ class EfficientCapsNet(AbstractReconstructingNetwork):
         self.digits = DenseCapsules(children, dim, num_classes, class_dim, routing=routing, weight_std=weight_std)
         self.decoder = build_decoder(decoder, self.digits, num_classes, class_dim, self.image_shape)
 
-    def forward(
-        self, images: Float[Tensor, "batch channel height width"], *, on_iteration: OnIteration | None = None
-    ) -> CapsuleOutput:
-        check_images(images, self.image_shape, type(self).__name__)
+    def forward(self, images: ImageBatch, *, on_iteration: OnIteration | None = None) -> CapsuleOutput:
+        self.check_images(images)
         primary = self.primary(self.features(images))  # [b i c]
         digits = self.digits(primary.poses, primary.activations, on_iteration=on_iteration)  # [b k d]
         return CapsuleOutput(digits.activations, digits, digits.logits)

@@ -19,23 +19,15 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, get_args
 
-from jaxtyping import Float
-from torch import Tensor, nn
+from torch import nn
 
 from capsule_lab.errors import check_choice, check_sizes
 from capsule_lab.layers import ClassCapsules, ConvStack, CoordinateClassCapsules, LinearPrimaryCapsules, Stem
 from capsule_lab.layers.stem import IMAGE_KERNEL, PaperConvolution
-from capsule_lab.networks.base import (
-    AbstractReconstructingNetwork,
-    build_decoder,
-    check_image_shape,
-    check_images,
-    numbered,
-    with_options,
-)
+from capsule_lab.networks.base import AbstractReconstructingNetwork, build_decoder, numbered, with_options
 from capsule_lab.routing import EMRouting, RoutingFactory
 from capsule_lab.routing.em_costs import CLASS_ROUTING
-from capsule_lab.types import CapsuleOutput, OnIteration
+from capsule_lab.types import CapsuleOutput, ImageBatch, OnIteration
 
 Pose = Literal["matrix", "vector"]
 
@@ -46,11 +38,8 @@ class EMCaps(AbstractReconstructingNetwork):
     Scores are the activations of the class capsules.
 
     Args:
-        image_shape: ``(channel, height, width)``; a stereo pair has two channels.
-        num_classes: number of classes, E.
-        routing: called with ``(parents=…, dim=…)`` in all capsule layers.
-        class_routing: options of ``routing`` that are different in the class layer; by default those of the official
-            code's EM routing, ``None`` for no difference.
+        image_shape, num_classes, routing, decoder: see ``AbstractCapsuleNetwork``.
+        class_routing: likewise, by default what is different in the official code's EM routing.
         stem: ``"paper"``, one convolution without padding (official code); ``"padded"``, the same with zeros around the
             image (IBM's and other ports); or what takes its place, see ``Stem``.
         channels: feature maps of that convolution, A.
@@ -60,8 +49,6 @@ class EMCaps(AbstractReconstructingNetwork):
         classes: builds the class capsules.
         pose: ``"matrix"``: a vote is the child's 4x4 pose times a 4x4 transformation; ``"vector"``: 16 components
             times a 16x16 transformation, the paper's ablation.
-        decoder: widths of the hidden layers of a decoder as in Sabour 2017, section 4.1; ``None`` (the paper) for no
-            decoder.
 
     >>> network = EMCaps((2, 32, 32), num_classes=5)
     >>> sum(p.numel() for p in network.parameters())
@@ -87,8 +74,8 @@ class EMCaps(AbstractReconstructingNetwork):
         super().__init__()
         check_choice("pose", pose, get_args(Pose))
         check_sizes("EMCaps", num_classes=num_classes, channels=channels)
-        channel, height, width = check_image_shape(image_shape, IMAGE_KERNEL if stem == "paper" else 1, "EMCaps")
-        self.image_shape = (channel, height, width)
+        smallest = IMAGE_KERNEL if stem == "paper" else 1
+        channel, height, width = self.set_image_shape(image_shape, smallest)
         self.norm: nn.Module = nn.Identity()
         if stem in ("paper", "padded"):
             self.conv: PaperConvolution | Stem = PaperConvolution(
@@ -111,10 +98,8 @@ class EMCaps(AbstractReconstructingNetwork):
         )  # fmt: skip
         self.decoder = build_decoder(decoder, self.classes, num_classes, dim, self.image_shape)
 
-    def forward(
-        self, images: Float[Tensor, "batch channel height width"], *, on_iteration: OnIteration | None = None
-    ) -> CapsuleOutput:
-        check_images(images, self.image_shape, "EMCaps")
+    def forward(self, images: ImageBatch, *, on_iteration: OnIteration | None = None) -> CapsuleOutput:
+        self.check_images(images)
         features = self.norm(self.conv(images)).relu()  # [b channels h w]
         capsules = self.conv_capsules(*self.primary(features)[:2])  # [b i c]
         classes = self.classes(capsules.poses, capsules.activations, on_iteration=on_iteration)  # [b k d]

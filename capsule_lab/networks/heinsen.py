@@ -17,14 +17,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from jaxtyping import Float
 from torch import Tensor, nn
 
 from capsule_lab.errors import check_sizes, check_widths
 from capsule_lab.layers import ClassCapsules, ComposedPrimaryCapsules
-from capsule_lab.networks.base import AbstractCapsuleNetwork, check_image_shape, check_images, with_options
+from capsule_lab.networks.base import AbstractCapsuleNetwork, with_options
 from capsule_lab.routing import HeinsenRouting, RoutingFactory
-from capsule_lab.types import CapsuleOutput, OnIteration
+from capsule_lab.types import CapsuleOutput, ImageBatch, OnIteration
 
 KERNEL = 3  # Heinsen 2019, section 4: of all convolutions
 
@@ -35,10 +34,7 @@ class HeinsenNet(AbstractCapsuleNetwork):
     Scores are the activations of the class capsules, the logistic of the scores of Heinsen 2019; these are the logits.
 
     Args:
-        image_shape: ``(channel, height, width)``; a stereo pair has two channels.
-        num_classes: number of classes.
-        routing: called with ``(parents=…, dim=…)`` in both capsule layers.
-        class_routing: options of ``routing`` that are different in the class layer, ``None`` for no difference.
+        image_shape, num_classes, routing, class_routing: see ``AbstractCapsuleNetwork``.
         channels: feature maps of the convolutions.
         strides: one of each convolution.
         parts: kinds of primary capsule per position, and capsules between these and the classes.
@@ -69,8 +65,7 @@ class HeinsenNet(AbstractCapsuleNetwork):
         smallest = 1  # side of an image of which one pixel is left
         for stride in reversed(strides):
             smallest = (smallest - 1) * stride + KERNEL
-        channel, height, width = check_image_shape(image_shape, smallest, "HeinsenNet")
-        self.image_shape = (channel, height, width)
+        channel, height, width = self.set_image_shape(image_shape, smallest)
         features: list[nn.Module] = []
         inputs = channel + 2  # 2: row and column
         for stride in strides:
@@ -91,10 +86,8 @@ class HeinsenNet(AbstractCapsuleNetwork):
         axes = (torch.linspace(-1, 1, side) for side in self.image_shape[1:])  # Heinsen 2019, section 4
         self.register_buffer("coordinates", torch.stack(torch.meshgrid(*axes, indexing="ij")), persistent=False)
 
-    def forward(
-        self, images: Float[Tensor, "batch channel height width"], *, on_iteration: OnIteration | None = None
-    ) -> CapsuleOutput:
-        check_images(images, self.image_shape, "HeinsenNet")
+    def forward(self, images: ImageBatch, *, on_iteration: OnIteration | None = None) -> CapsuleOutput:
+        self.check_images(images)
         coordinates = self.coordinates.to(images.dtype).expand(len(images), -1, -1, -1)
         capsules = self.primary(self.features(torch.cat([images, coordinates], 1)))  # [b i c]
         parts = self.parts(*capsules[:2])

@@ -24,17 +24,10 @@ from torch import Tensor, nn
 
 from capsule_lab.errors import check_sizes, check_widths
 from capsule_lab.functional import HALF
-from capsule_lab.layers import ClassCapsules, ConvStack
-from capsule_lab.layers.stem import residual_block
-from capsule_lab.networks.base import (
-    AbstractCapsuleNetwork,
-    check_image_shape,
-    check_images,
-    numbered,
-    with_options,
-)
+from capsule_lab.layers import ClassCapsules, ConvStack, Stem
+from capsule_lab.networks.base import AbstractCapsuleNetwork, numbered, with_options
 from capsule_lab.routing import InvertedAttention, RoutingFactory
-from capsule_lab.types import CapsuleOutput, Capsules, OnIteration
+from capsule_lab.types import CapsuleOutput, Capsules, ImageBatch, OnIteration
 
 
 class InvertedAttentionCaps(AbstractCapsuleNetwork):
@@ -43,10 +36,7 @@ class InvertedAttentionCaps(AbstractCapsuleNetwork):
     Scores are the activations of the class capsules, whose logits are the paper's scores.
 
     Args:
-        image_shape: ``(channel, height, width)``.
-        num_classes: number of classes.
-        routing: called with ``(parents=…, dim=…)`` in all capsule layers.
-        class_routing: options of ``routing`` that are different in the class layer; ``None`` for no difference.
+        image_shape, num_classes, routing, class_routing: see ``AbstractCapsuleNetwork``.
         channels: feature maps of the residual network's stages; each but the first halves the image.
         blocks: how many blocks of two convolutions each stage has.
         primary_types: kinds of primary capsule per position.
@@ -80,32 +70,19 @@ class InvertedAttentionCaps(AbstractCapsuleNetwork):
         super().__init__()
         name = type(self).__name__
         check_widths(name, channels=channels, blocks=blocks, dense_types=dense_types)
-        check_sizes(
-            name, num_classes=num_classes, stages=len(channels), primary_types=primary_types, pose_size=pose_size
-        )
+        sizes = {"num_classes": num_classes, "stages": len(channels)}
+        check_sizes(name, **sizes, primary_types=primary_types, pose_size=pose_size)
         if len(channels) != len(blocks):
             raise ValueError(f"there are {len(channels)} channels and {len(blocks)} blocks; expected as many")
-        channel, height, width = check_image_shape(image_shape, 1, name)
-        self.image_shape = (channel, height, width)
+        channel, height, width = self.set_image_shape(image_shape)
         dim = pose_size**2
-
-        features: list[nn.Module] = [
-            nn.Conv2d(channel, channels[0], 3, padding=1, bias=False),
-            nn.BatchNorm2d(channels[0]),
-            nn.ReLU(),
-        ]
-        for stage, (inputs, outputs, count) in enumerate(zip((channels[0], *channels), channels, blocks, strict=False)):
-            stride = 2 if stage else 1
-            shortcut = None
-            if stride > 1:
-                shortcut = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs))
-            features.append(residual_block(inputs, outputs, stride, shortcut))  # He 2016, figure 5, left
-            features += [residual_block(outputs, outputs) for _ in range(count - 1)]
-            height, width = (height - 1) // stride + 1, (width - 1) // stride + 1
-        self.features = nn.Sequential(*features)
+        self.features = Stem([[channels[0], 3, 1]], channel, (height, width))
+        for stage, (outputs, count) in enumerate(zip(channels, blocks, strict=True)):
+            for block in range(count):
+                self.features.add_block(outputs, 2 if stage and not block else 1)
         self.primary = NormalisedPrimaryCapsules(channels[-1], primary_types, dim)
         self.conv_capsules = ConvStack(
-            (height, width), primary_types, dim, routing=routing, rows=pose_size, types=conv_types,
+            self.features.grid, primary_types, dim, routing=routing, rows=pose_size, types=conv_types,
             strides=conv_strides, kernel_size=kernel_size, initialise=_initialise,
         )  # fmt: skip
         children = math.prod(self.conv_capsules.grid) * self.conv_capsules.types
@@ -118,10 +95,8 @@ class InvertedAttentionCaps(AbstractCapsuleNetwork):
         self.dense_capsules = nn.ModuleList(dense[:-1])
         self.classes = dense[-1]
 
-    def forward(
-        self, images: Float[Tensor, "batch channel height width"], *, on_iteration: OnIteration | None = None
-    ) -> CapsuleOutput:
-        check_images(images, self.image_shape, type(self).__name__)
+    def forward(self, images: ImageBatch, *, on_iteration: OnIteration | None = None) -> CapsuleOutput:
+        self.check_images(images)
         capsules = self.conv_capsules(*self.primary(self.features(images))[:2])  # [b i c]
         for layer in self.dense_capsules:
             capsules = layer(capsules.poses, capsules.activations)

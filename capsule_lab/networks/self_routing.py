@@ -25,17 +25,9 @@ from torch import Tensor, nn
 
 from capsule_lab.errors import check_choice, check_sizes, check_widths
 from capsule_lab.layers import ComposedPrimaryCapsules, ConvCapsules, DenseCapsules, Stem
-from capsule_lab.layers.stem import residual_block
-from capsule_lab.networks.base import (
-    AbstractCapsuleNetwork,
-    AbstractNetwork,
-    check_image_shape,
-    check_images,
-    numbered,
-    with_options,
-)
+from capsule_lab.networks.base import AbstractCapsuleNetwork, AbstractNetwork, numbered, with_options
 from capsule_lab.routing import RoutingFactory, SelfRouting
-from capsule_lab.types import CapsuleOutput, OnIteration
+from capsule_lab.types import CapsuleOutput, ImageBatch, OnIteration
 
 Trunk = Literal["resnet20", "convnet"]
 
@@ -54,10 +46,7 @@ class SelfRoutingNet(AbstractCapsuleNetwork):
     Scores are the activations of the class capsules, which under self-routing sum to one.
 
     Args:
-        image_shape: ``(channel, height, width)``.
-        num_classes: number of classes.
-        routing: called with ``(parents=…, dim=…)`` in all capsule layers.
-        class_routing: options of ``routing`` that are different in the class layer; ``None`` for no difference.
+        image_shape, num_classes, routing, class_routing: see ``AbstractCapsuleNetwork``.
         trunk: ``"resnet20"``, or ``"convnet"``, six convolutions.
         planes: feature maps of the trunk's first convolution.
         types, dim: kinds of capsule per position and components of their poses, in all layers but the last.
@@ -86,8 +75,9 @@ class SelfRoutingNet(AbstractCapsuleNetwork):
         super().__init__()
         check_sizes("SelfRoutingNet", num_classes=num_classes, planes=planes, types=types, dim=dim, class_dim=class_dim)
         check_widths("SelfRoutingNet", conv_strides=conv_strides)
-        self.image_shape = check_image_shape(image_shape, 1, "SelfRoutingNet")
-        self.trunk, channels, grid = build_trunk(trunk, self.image_shape, planes)
+        self.set_image_shape(image_shape)
+        self.trunk = build_trunk(trunk, self.image_shape, planes)
+        channels, grid = self.trunk.channels, self.trunk.grid
         self.primary = ComposedPrimaryCapsules(conv3x3(channels, types * dim), conv3x3(channels, types), types=types)
         self.conv_capsules, self.norms = nn.ModuleList(), nn.ModuleList()
         for stride in conv_strides:
@@ -101,10 +91,8 @@ class SelfRoutingNet(AbstractCapsuleNetwork):
             grid[0] * grid[1] * types, dim, num_classes, class_dim, routing=with_options(routing, class_routing)
         )
 
-    def forward(
-        self, images: Float[Tensor, "batch channel height width"], *, on_iteration: OnIteration | None = None
-    ) -> CapsuleOutput:
-        check_images(images, self.image_shape, "SelfRoutingNet")
+    def forward(self, images: ImageBatch, *, on_iteration: OnIteration | None = None) -> CapsuleOutput:
+        self.check_images(images)
         capsules = self.primary(self.trunk(images))  # [b i c]
         for layer, norm in zip(self.conv_capsules, self.norms, strict=True):
             capsules = layer(*capsules[:2])
@@ -122,9 +110,7 @@ class AveragePoolingNet(AbstractNetwork):
     """The trunk of a ``SelfRoutingNet``, the mean of its features over all positions, and a linear layer.
 
     Args:
-        image_shape: ``(channel, height, width)``.
-        num_classes: number of classes.
-        trunk, planes: see ``SelfRoutingNet``.
+        image_shape, num_classes, trunk, planes: see ``SelfRoutingNet``.
     """
 
     scores_are = "logits"
@@ -139,13 +125,13 @@ class AveragePoolingNet(AbstractNetwork):
     ) -> None:
         super().__init__()
         check_sizes("AveragePoolingNet", num_classes=num_classes, planes=planes)
-        self.image_shape = check_image_shape(image_shape, 1, "AveragePoolingNet")
-        self.trunk, channels, _ = build_trunk(trunk, self.image_shape, planes)
-        self.classifier = nn.Linear(channels, num_classes)
+        self.set_image_shape(image_shape)
+        self.trunk = build_trunk(trunk, self.image_shape, planes)
+        self.classifier = nn.Linear(self.trunk.channels, num_classes)
         nn.init.kaiming_uniform_(self.classifier.weight)  # official code
 
-    def forward(self, images: Float[Tensor, "batch channel height width"]) -> CapsuleOutput:
-        check_images(images, self.image_shape, "AveragePoolingNet")
+    def forward(self, images: ImageBatch) -> CapsuleOutput:
+        self.check_images(images)
         scores = self.classifier(self.trunk(images).mean((2, 3))).to(images.dtype)  # autocast ends here
         return CapsuleOutput(scores, logits=scores)
 
@@ -167,31 +153,25 @@ class PaddedShortcut(nn.Module):
         return nn.functional.pad(kept, (0, 0, 0, 0, before, self.added - before))
 
 
-def build_trunk(
-    trunk: Trunk, image_shape: tuple[int, int, int], planes: int
-) -> tuple[nn.Sequential, int, tuple[int, int]]:
-    """A trunk with the official code's initial weights, its feature maps, and the size of these."""
+def build_trunk(trunk: Trunk, image_shape: tuple[int, int, int], planes: int) -> Stem:
+    """A trunk with the official code's initial weights."""
     check_choice("trunk", trunk, get_args(Trunk))
     channel, height, width = image_shape
     convolutions, blocks = (((1, 1),), RESNET20) if trunk == "resnet20" else (CONVNET, ())
     layers = Stem([[multiple * planes, 3, stride] for multiple, stride in convolutions], channel, (height, width))
-    channels, grid = layers.channels, layers.grid
     for multiple, stride in blocks:
-        outputs = multiple * planes
-        shortcut = PaddedShortcut(outputs - channels, stride) if outputs != channels else None
-        layers.append(residual_block(channels, outputs, stride, shortcut))
-        channels, grid = outputs, ((grid[0] - 1) // stride + 1, (grid[1] - 1) // stride + 1)
-    return initialised(layers), channels, grid
+        added = multiple * planes - layers.channels
+        layers.add_block(multiple * planes, stride, PaddedShortcut(added, stride) if added else None)
+    return layers.apply(initialise)
 
 
-def initialised(module: nn.Sequential) -> nn.Sequential:
-    """``module`` with the official code's initial weights."""
-    for each in module.modules():
-        if isinstance(each, nn.Conv2d | nn.Linear):
-            nn.init.kaiming_uniform_(each.weight)
-    return module
+def initialise(module: nn.Module) -> None:
+    """The official code's initial weights."""
+    if isinstance(module, nn.Conv2d):
+        nn.init.kaiming_uniform_(module.weight)
 
 
 def conv3x3(inputs: int, outputs: int) -> nn.Sequential:
     """A normalised convolution."""
-    return initialised(nn.Sequential(nn.Conv2d(inputs, outputs, 3, padding=1, bias=False), nn.BatchNorm2d(outputs)))
+    conv = nn.Conv2d(inputs, outputs, 3, padding=1, bias=False)
+    return nn.Sequential(conv, nn.BatchNorm2d(outputs)).apply(initialise)

@@ -1,33 +1,24 @@
 """VBCaps: matrix capsules with variational Bayes routing (Ribeiro, Leontidis and Kollias, AAAI 2020).
 
-::
-
-    image          conv           primary capsules      conv capsules 1      conv capsules 2      class capsules
-    2 x 32 x 32 -> A x 14 x 14 -> B types x 14 x 14 --> C types x 6 x 6 ---> D types x 4 x 4 ---> classes
-                   5x5 stride 2   1x1                   K=3 stride 2         K=3 stride 1         one transform per
-                   normalised     pose 4x4, activation: variational Bayes routing                 (type, class), plus
-                   ReLU           logistic; normalised  in all layers                             where each position is
-
-The geometry of ``EMCaps`` in its small size, with batch normalisation everywhere. A, B, C, D = 64, 8, 16, 16 has 68,714
-parameters with 5 classes on stereo pairs, of which 74 are scales and shifts in the place of the authors' betas, whose
-gradient is 0.
+The geometry of ``EMCaps`` in its small size, see there, with variational Bayes routing in all layers and batch
+normalisation of the convolution, of poses and logits. A, B, C, D = 64, 8, 16, 16 has 68,714 parameters with 5 classes
+on stereo pairs, of which 74 are scales and shifts in the place of the authors' betas, whose gradient is 0.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from jaxtyping import Float
-from torch import Tensor, nn
+from torch import nn
 
 from capsule_lab.errors import check_sizes
 from capsule_lab.layers import ClassCapsules, ConvStack, LinearPrimaryCapsules
-from capsule_lab.layers.coordinates import coordinate_addition, grid_coordinates
-from capsule_lab.networks.base import AbstractCapsuleNetwork, check_image_shape, check_images, numbered
+from capsule_lab.layers.classes import coordinate_addition, grid_coordinates
+from capsule_lab.layers.stem import IMAGE_KERNEL, IMAGE_STRIDE
+from capsule_lab.networks.base import AbstractCapsuleNetwork, numbered
 from capsule_lab.routing import RoutingFactory, VariationalBayesRouting
-from capsule_lab.types import CapsuleOutput, OnIteration
+from capsule_lab.types import CapsuleOutput, ImageBatch, OnIteration
 
-IMAGE_KERNEL, IMAGE_STRIDE = 5, 2  # official code: of the first convolution
 POSE_SIZE = 4  # official code: rows and columns of a pose
 
 
@@ -35,9 +26,7 @@ class VBCaps(AbstractCapsuleNetwork):
     """The network of Ribeiro 2020 with three layers of routing. Scores are the activations of the class capsules.
 
     Args:
-        image_shape: ``(channel, height, width)``; a stereo pair has two channels.
-        num_classes: number of classes.
-        routing: called with ``(parents=…, dim=…)`` in all capsule layers.
+        image_shape, num_classes, routing: see ``AbstractCapsuleNetwork``.
         channels: feature maps of the convolution, A.
         primary_types: kinds of primary capsule per position, B.
         conv_types: kinds of capsule in each convolutional capsule layer, C and D.
@@ -63,10 +52,9 @@ class VBCaps(AbstractCapsuleNetwork):
     ) -> None:
         super().__init__()
         check_sizes("VBCaps", num_classes=num_classes, channels=channels, primary_types=primary_types)
-        channel, height, width = check_image_shape(image_shape, IMAGE_KERNEL, "VBCaps")
-        self.image_shape = (channel, height, width)
+        channel, height, width = self.set_image_shape(image_shape, IMAGE_KERNEL)
         dim = POSE_SIZE**2
-        self.conv = nn.Conv2d(channel, channels, IMAGE_KERNEL, IMAGE_STRIDE, bias=False)
+        self.conv = nn.Conv2d(channel, channels, IMAGE_KERNEL, IMAGE_STRIDE, bias=False)  # official code
         nn.init.kaiming_uniform_(self.conv.weight)  # official code
         self.norm = nn.BatchNorm2d(channels)
         self.primary = LinearPrimaryCapsules(
@@ -93,10 +81,8 @@ class VBCaps(AbstractCapsuleNetwork):
         )
         glorot_uniform_(self.classes.weight, types * dim, num_classes * dim)
 
-    def forward(
-        self, images: Float[Tensor, "batch channel height width"], *, on_iteration: OnIteration | None = None
-    ) -> CapsuleOutput:
-        check_images(images, self.image_shape, "VBCaps")
+    def forward(self, images: ImageBatch, *, on_iteration: OnIteration | None = None) -> CapsuleOutput:
+        self.check_images(images)
         capsules = self.conv_capsules(*self.primary(self.norm(self.conv(images)).relu())[:2])  # [b i c]
         classes = self.classes(capsules.poses, capsules.activations, on_iteration=on_iteration)  # [b k d]
         return CapsuleOutput(classes.activations, classes, classes.logits)

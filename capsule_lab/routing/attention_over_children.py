@@ -1,10 +1,9 @@
 """Attention routing: Choi, Seo, Im and Kang, ICCV workshop 2019 (arXiv 1907.01750), AR-CapsNet. The routing alone.
 
-Here attention is not turned round: the children compete for a parent, and no parent with another. What is not here is
-the rest of the paper's layer, a transformation that is a 3x3 convolution over the poses of one type of child, so that
-the children of a position are its types. In the layers of this project each place of a window is a child, and the
-attention has as many parameters as there are pairs of children, times the components of all parents: 1.3 million where
-72 children see 16 parents of 16.
+The children compete for a parent, and no parent with another. The rest of the paper's layer is not here: its
+transformation is a 3x3 convolution over the poses of one type of child, so that the children of a position are its
+types. Here each place of a window is a child, and the attention has as many parameters as there are pairs of children,
+times the components of all parents: 1.3 million where 72 children see 16 parents of 16.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from torch import Tensor, einsum, nn
 
 from capsule_lab.functional import float32_under_autocast, length
 from capsule_lab.kernels import AbstractVotes, Backend, route
-from capsule_lab.routing.base import AbstractRouting, Call, LayerInfo
+from capsule_lab.routing.base import AbstractRouting, Call, LayerInfo, refuse
 from capsule_lab.types import Capsules, OnIteration, RoutingTrace, Votes
 
 __all__ = ["AttentionOverChildren", "attention_over_children"]
@@ -48,20 +47,13 @@ def attention_over_children(
         on_iteration: called once; the couplings of a parent sum to one, not those of a child.
         backend: see ``AbstractRouting``.
 
-    Returns:
-        Capsules: poses ``(batch, parent, dim)`` in (-1, 1), activations in [0, 1), their logits.
-
-    Raises:
-        ValueError: for an attention of other sizes than the votes.
+    Returns poses ``(batch, parent, dim)`` in (-1, 1), activations in [0, 1), their logits.
     """
 
     def procedure(votes: AbstractVotes, _activations: Tensor | None) -> tuple[Tensor]:
         _, child, parent, dim = votes.shape
         if attention.shape != (parent, dim, child, child):
-            raise ValueError(
-                f"the routing's attention is of shape {tuple(attention.shape)}, and votes are of {child} children for "
-                f"{parent} parents of {dim} components; expected a routing that was built with these numbers"
-            )
+            refuse(votes, "attention", attention)
         logits = einsum("bkjd,jdki->bji", votes.dense(), attention)
         couplings = logits.softmax(2)  # [b j i], over the children
         total = votes.weighted_sum(couplings)  # [b j d]
@@ -81,8 +73,7 @@ class AttentionOverChildren(AbstractRouting):
     Nothing in ``normalise`` is used: no parents compete. Activations of the children are not read.
 
     Args:
-        parents, dim: number of parents (in a convolutional layer of parent types), components of a pose.
-        backend: see ``AbstractRouting``.
+        parents, dim, backend: see ``AbstractRouting``.
     """
 
     competing = "children"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, TypedDict, get_args
+from typing import Any, ClassVar, Literal, NoReturn, TypedDict, get_args
 
 import torch
 from jaxtyping import Float
@@ -37,16 +37,12 @@ each position among themselves, so that a child seen by nine positions counts ni
 class Normaliser:
     """Turns log-couplings into couplings. The layer knows which parents compete for a child, routing does not.
 
-    Here the parents of the call compete: right for a layer in which every parent sees every child.
-
-    Args:
-        leaky: see ``softmax_over_parents``.
-
-    Attributes:
-        rows_per_image: rows of the batch that depend on each other: 1, in a convolutional layer the positions.
+    Here the parents of the call compete, as is right where every parent sees every child; ``leaky`` as in
+    ``softmax_over_parents``.
     """
 
     rows_per_image: int = 1
+    """Rows of the batch that depend on each other: in a convolutional layer the positions."""
 
     def __init__(self, *, leaky: bool = False) -> None:
         self.leaky = leaky
@@ -65,11 +61,7 @@ class Normaliser:
 
 
 def leaky_normaliser(leaky: bool, normalise: Normaliser | None) -> Normaliser:
-    """``normalise``, or by default a softmax over the parents of the call.
-
-    Raises:
-        ValueError: for both.
-    """
+    """``normalise``, or by default a softmax over the parents of the call."""
     if leaky and normalise is not None:
         raise ValueError("routing is leaky and has a normaliser; expected one of them, which decides on the leak")
     return normalise or Normaliser(leaky=leaky)
@@ -78,32 +70,22 @@ def leaky_normaliser(leaky: bool, normalise: Normaliser | None) -> Normaliser:
 class EqualOverTypes(Normaliser):
     """Equal couplings over the parents of the call, whatever the log-couplings (official code's first iteration)."""
 
-    def __call__(self, log_couplings: Float[Tensor, "batch parent child"]) -> Float[Tensor, "batch parent child"]:
+    def __call__(self, log_couplings: Tensor) -> Tensor:
         return torch.full_like(log_couplings, 1 / log_couplings.shape[1])
 
 
 @dataclass(frozen=True)
 class LayerInfo:
-    """What a capsule layer tells its routing before the first call, see ``AbstractRouting.build``.
+    """What a capsule layer tells its routing before the first call, see ``AbstractRouting.build``."""
 
-    Attributes:
-        parents: capsules of a call: of the layer, in a convolutional layer of one position.
-        dim: components of their poses.
-        children: capsules that each parent sees: all of the layer below, in a convolutional layer one window, ordered
-            (row, column, type).
-        child_dim: components of their poses.
-        shared: whether the transformations are shared by positions, those of the parents (convolution) or those of
-            the children (class capsules).
-        child_types: kinds of child with transformations of their own: as many as children, except where the positions
-            of the children share them; children are then ordered (position, type).
-    """
-
-    parents: int
-    dim: int
-    children: int
-    child_dim: int
-    shared: bool
+    parents: int  # capsules of a call: of the layer, in a convolutional layer of one position
+    dim: int  # components of their poses
+    children: int  # that each parent sees: all, in a convolutional layer one window, ordered (row, column, type)
+    child_dim: int  # components of their poses
+    shared: bool  # whether positions of the parents (convolution) or of the children (classes) share transformations
     child_types: int
+    """Kinds of child with transformations of their own: as many as children, except where the positions of the children
+    share them; children are then ordered (position, type)."""
 
 
 class Call(TypedDict, total=False):
@@ -116,22 +98,21 @@ class Call(TypedDict, total=False):
 class AbstractRouting(nn.Module, ABC):
     """Computes the couplings of children and parents, and the parents, from votes.
 
-    A routing holds its learned parameters (biases, betas) and nothing else: no step counter, no couplings
-    between calls. Layers construct it with ``(parents, dim)`` and then call ``build``; every other argument
-    is the algorithm's own and comes through a ``functools.partial`` or ``conf/routing/*.yaml``.
+    A routing holds its learned parameters (biases, betas) and no couplings between calls. Layers construct it with
+    ``(parents, dim)`` and then call ``build``; every other argument is the algorithm's own and comes through a
+    ``functools.partial`` or ``conf/routing/*.yaml``.
 
     Args:
+        parents, dim: number of parents (in a convolutional layer of parent types), components of a pose.
         backend: how votes are summed, the same numbers in other time and memory: see ``capsule_lab.kernels.Backend``.
         normalisation: which parents compete for a child in a convolutional layer, see ``Normalisation``.
         options: with what ``forward`` calls the routing's function.
 
     Attributes:
-        leaky: whether a child's couplings may sum to less than one; the primary capsules of a CapsNet
-            follow it, as in the official code.
+        leaky: whether a child's couplings may sum to less than one; the primary capsules of a CapsNet follow it.
         competing: of which capsules the couplings sum to one: the ``"parents"`` of a child compete for it, through
             ``normalise``; or the ``"children"`` of a parent, where ``normalise`` is not used.
-        bounded: whether activations are in [0, 1]; where they are not, as lengths without a squash, they are logits,
-            and no loss of probabilities fits.
+        bounded: whether activations are in [0, 1]; where not, they are logits, and no loss of probabilities fits.
         poses: whether parents have poses; where they have none, dense and class capsules have no transformations.
         scheduled: options that a schedule may change while training, and whether they are an ``int`` or a ``float``: a
             schedule named ``routing_<option>`` sets them, see ``capsule_lab.lit.scheduled_routing``.
@@ -148,26 +129,19 @@ class AbstractRouting(nn.Module, ABC):
     ) -> None:
         super().__init__()
         check_choice("routing normalisation", normalisation, get_args(Normalisation))
+        check_iterations(options.get("iterations", 1))
         self.backend = check_backend(backend)
         self.normalisation: Normalisation = normalisation
         self.options = options
 
     def build(self, layer: LayerInfo) -> None:
-        """Called once by the layer, while it is constructed: the place for parameters per child.
-
-        Args:
-            layer: sizes of the layer that the routing belongs to.
-        """
+        """Called once by the layer, while it is constructed: the place for parameters per child."""
 
     def scheduled_options(self) -> dict[str, Any]:
-        """Where ``forward`` finds the options ``scheduled``, to be changed there: ``options``, else the attributes."""
+        """Where ``forward`` finds the options ``scheduled``, to be changed there."""
         return self.options or vars(self)
 
-    def counted_votes(
-        self,
-        votes: Float[Tensor, "batch child parent dim"] | Votes,
-        activations: Float[Tensor, "batch child"] | None = None,
-    ) -> Float[Tensor, "batch child parent dim"]:
+    def counted_votes(self, votes: Tensor | Votes, activations: Tensor | None = None) -> Tensor:
         """The votes of which poses of parents are means: those given, unless the routing changes them first."""
         return dense_votes(votes.poses, votes.weight) if isinstance(votes, Votes) else votes
 
@@ -192,80 +166,55 @@ class AbstractRouting(nn.Module, ABC):
         """
 
     def needed(self, activations: Tensor | None) -> Tensor:
-        """The activations of the children, for a routing that cannot do without.
-
-        Raises:
-            ValueError: if there are none.
-        """
+        """The activations of the children, for a routing that cannot do without."""
         if activations is None:
-            name = type(self).__name__
-            raise ValueError(f"{name} got no activations of the children; expected (batch, child) in [0, 1]")
+            raise ValueError(f"{type(self).__name__} got no activations of children; expected (batch, child) in [0, 1]")
         return activations
 
     def built(self, name: str) -> Tensor:
-        """A parameter or buffer that ``build`` creates.
-
-        Raises:
-            ValueError: before ``build``.
-        """
+        """A parameter or buffer that ``build`` creates."""
         tensor = getattr(self, name, None)
         if tensor is None:
             raise ValueError(f"{type(self).__name__} has no {name} yet; call build(LayerInfo(…)), as capsule layers do")
         return tensor
 
 
-def check_iterations(iterations: int, paper: int = 3) -> None:
-    """At least one.
-
-    Raises:
-        ValueError: for fewer.
-    """
+def check_iterations(iterations: int) -> None:
     if iterations < 1:
-        raise ValueError(f"routing iterations is {iterations}; expected 1 (no routing) or more, the paper uses {paper}")
+        raise ValueError(f"routing iterations is {iterations}; expected 1 (no routing) or more")
 
 
 def check_child_types(types: int, children: int) -> int:
-    """How many positions the children have, of parameters per child type.
-
-    Raises:
-        ValueError: if children are not a whole number of positions.
-    """
-    positions, rest = divmod(children, types)
-    if rest:
+    """How many positions the children have, of parameters per child type."""
+    if children % types:
         raise ValueError(
-            f"the routing's parameters are of {types} types of children, and there are {children} children; expected "
-            "a multiple, ordered (position, type)"
+            f"parameters are of {types} types of children, and there are {children} children; expected a multiple"
         )
-    return positions
+    return children // types
+
+
+def refuse(votes: AbstractVotes, name: str, parameter: Tensor) -> NoReturn:
+    """A parameter of a routing is of other numbers than the votes that it is given."""
+    _, children, parents, dim = votes.shape
+    raise ValueError(
+        f"the routing's {name} is of shape {tuple(parameter.shape)}, and votes are of {children} children for "
+        f"{parents} parents of {dim} components; expected a routing that was built with these numbers"
+    )
 
 
 def prior_of_every_child(prior: Float[Tensor, "parent type"], votes: AbstractVotes) -> Float[Tensor, "parent child"]:
-    """A learned number of each parent and kind of child, for children that are ordered (position, type).
-
-    Raises:
-        ValueError: for other numbers of parents or children.
-    """
-    _, children, parents, _ = votes.shape
-    if prior.shape[0] != parents or children % prior.shape[1]:
-        raise ValueError(
-            f"the routing's prior is of shape {tuple(prior.shape)}, and votes are of {children} children for {parents} "
-            "parents; expected a routing that was built with these numbers: (parents, kinds of child)"
-        )
-    return prior.repeat(1, children // prior.shape[1])
+    """A learned number of each parent and kind of child, for children that are ordered (position, type)."""
+    if prior.shape[0] != votes.shape[2] or votes.shape[1] % prior.shape[1]:
+        refuse(votes, "prior", prior)
+    return prior.repeat(1, votes.shape[1] // prior.shape[1])
 
 
 def check_parents(votes: AbstractVotes, name: str, parameter: Tensor | None) -> None:
-    """A parameter of a routing, such as its bias, is of the parents that votes are for, or one for all.
-
-    Raises:
-        ValueError: if it is not.
-    """
-    parents = votes.shape[2:] if parameter is None else votes.shape[2 : 2 + parameter.ndim]
-    if parameter is not None and parameter.numel() > 1 and tuple(parameter.shape) != tuple(parents):
-        raise ValueError(
-            f"the routing's {name} is of shape {tuple(parameter.shape)}, and votes are for {votes.shape[2]} parents of "
-            f"{votes.shape[3]} components; expected a routing that was built with these numbers"
-        )
+    """A parameter of a routing, such as its bias, is of the parents that votes are for, or one for all."""
+    if parameter is None or parameter.numel() == 1:
+        return
+    if tuple(parameter.shape) != tuple(votes.shape[2 : 2 + parameter.ndim]):
+        refuse(votes, name, parameter)
 
 
 RoutingFactory = Callable[..., AbstractRouting]
@@ -273,17 +222,10 @@ RoutingFactory = Callable[..., AbstractRouting]
 
 
 def build_routing(routing: RoutingFactory, layer: LayerInfo) -> AbstractRouting:
-    """The routing of a layer.
-
-    Raises:
-        TypeError: for a routing that is built already.
-    """
+    """The routing of a layer, from what builds one: a routing that is built already would be shared by layers."""
     if isinstance(routing, nn.Module):
         name = type(routing).__name__
-        raise TypeError(
-            f"routing is a {name} that is built already; expected what builds one for each layer, {name} or "
-            f"functools.partial({name}, …)"
-        )
+        raise TypeError(f"routing is a {name} that is built already; expected what builds one: {name} or a partial")
     built = routing(parents=layer.parents, dim=layer.dim)
     built.build(layer)
     return built

@@ -29,13 +29,12 @@ class BatchNorm(nn.BatchNorm1d):
         count, total = _sums(rows)
         mean = total / count
         _, squares = _sums((rows - mean).square())
-        variance = squares / count
         with torch.no_grad():
             assert self.num_batches_tracked is not None
             self.num_batches_tracked += 1
             self.running_mean.lerp_(mean, self.momentum)
             self.running_var.lerp_(squares / (count - 1), self.momentum)
-        scale = (variance + self.eps).rsqrt()
+        scale = (squares / count + self.eps).rsqrt()
         normalised = (rows - mean) * scale
         return normalised if self.weight is None else normalised * self.weight + self.bias
 
@@ -44,6 +43,5 @@ def _sums(rows: Tensor) -> tuple[Tensor, Tensor]:
     """How many rows all processes have, and their sum."""
     from torch.distributed.nn.functional import all_reduce  # takes half a second, for runs of one process in vain
 
-    here = torch.cat([rows.new_full((1,), len(rows)), rows.sum(0)])
-    everywhere = all_reduce(here)
+    everywhere = all_reduce(torch.cat([rows.new_full((1,), len(rows)), rows.sum(0)]))
     return everywhere[0], everywhere[1:]

@@ -53,8 +53,7 @@ def dynamic_routing(
     Args:
         votes: prediction of each child for each parent, or poses and weight.
         iterations: at least 1; 1 means uniform couplings, that is no routing.
-        bias: added to ``s_j`` in every iteration, so that it takes part in the agreement. Not in the paper's
-            pseudo-code; in the official code, one per parent and component.
+        bias: added to ``s_j`` in every iteration; official code, not in the paper's pseudo-code.
         prior: log-couplings to begin with, of each parent and kind of child, children being ordered (position, type);
             "log prior probabilities" that "can be learned discriminatively" (section 2). ``None``: zero.
         update: ``"add"`` the agreement to the logits (paper), or ``"replace"`` by it what earlier iterations added, as
@@ -62,15 +61,10 @@ def dynamic_routing(
         leaky: see ``softmax_over_parents``; not together with ``normalise``.
         gradient: ``"full"`` differentiates through all iterations (official code); ``"last"`` treats the
             agreement as constant, as many ports do. Values are the same.
-        squash: what makes a pose of ``s_j``, see ``capsule_lab.functional.SQUASHES``. Without a bound on the lengths,
-            which are then the logits too, no loss of probabilities fits.
+        squash: what makes a pose of ``s_j``, see ``capsule_lab.functional.SQUASHES``.
         normalise, on_iteration, backend: see ``AbstractRouting``.
 
-    Returns:
-        Capsules: poses ``(batch, parent, dim)``, their lengths in [0, 1), and ``2 ln |s_j|``, the logits of these.
-
-    Raises:
-        ValueError: for ``leaky`` beside ``normalise``, or a bias or a prior of other parents or children.
+    Returns poses ``(batch, parent, dim)``, their lengths in [0, 1), and ``2 ln |s_j|``, the logits of these.
 
     >>> votes = torch.ones(1, 5, 2, 4)  # five children that agree
     >>> dynamic_routing(votes).poses.shape
@@ -80,7 +74,7 @@ def dynamic_routing(
     functions = SQUASHES[squash]
     normalise = leaky_normaliser(leaky, normalise)
 
-    def procedure(votes: AbstractVotes, _: Tensor | None) -> tuple[Tensor, Tensor]:
+    def procedure(votes: AbstractVotes, _: Tensor | None) -> tuple[Tensor, ...]:
         check_parents(votes, "bias", bias)
         start = votes.zero_logits()  # [b j i]
         start = start if prior is None else start + prior_of_every_child(prior, votes)
@@ -91,27 +85,25 @@ def dynamic_routing(
             total = total if bias is None else total + bias
             poses = functions.poses(total)  # v_j [b j d]
             if on_iteration is not None:
-                by_child, logit = couplings.transpose(1, 2), functions.logits(total)
-                on_iteration(RoutingTrace(iteration, by_child, poses, length(poses), logit))
+                parents = poses, length(poses), functions.logits(total)
+                on_iteration(RoutingTrace(iteration, couplings.transpose(1, 2), *parents))
             if iteration < iterations - 1:
                 agreement = votes.agreement(poses)  # u_hat . v_j [b j i]
                 agreement = agreement if gradient == "full" else agreement.detach()
                 logits = (logits if update == "add" else start) + agreement
-        return poses, functions.logits(total)
+        return poses, length(poses), functions.logits(total)
 
-    poses, logits = route(procedure, votes, None, normalise, on_iteration, backend)
-    return Capsules(poses, length(poses), logits)
+    return Capsules(*route(procedure, votes, None, normalise, on_iteration, backend))
 
 
 class DynamicRouting(AbstractRouting):
     """``dynamic_routing`` with its learned bias; activations of the parents are the lengths of their poses.
 
     Args:
-        parents, dim: number of parents, components of a pose.
         bias: learn a bias per parent and component (160 parameters for ten digits of 16).
         learned_prior: learn its ``prior``, which starts at zero and which ``build`` creates: a log-coupling for each
             parent and child; where transformations are shared, for each parent and kind of child.
-        iterations, update, leaky, gradient, squash, backend: see ``dynamic_routing``.
+        parents, dim, backend: see ``AbstractRouting``; the others: see ``dynamic_routing``.
     """
 
     scheduled: Mapping[str, type[int] | type[float]] = {"iterations": int}

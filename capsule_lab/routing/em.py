@@ -121,7 +121,9 @@ def em_routing(
     >>> em_routing(votes, activations, torch.zeros(2), torch.zeros(2)).activations
     tensor([[0.5271, 0.5271]])
     """
-    em_costs.check_options(iterations, cost, activation, temperature_schedule, initial)
+    em_costs.check_options(
+        iterations, cost=cost, activation=activation, temperature_schedule=temperature_schedule, initial=initial
+    )
     normalise = normalise or Normaliser()
     lambdas = em_costs.inverse_temperatures(iterations, inverse_temperature, temperature_schedule)
 

@@ -17,6 +17,7 @@ Cost = Literal["paper", "official_legacy", "official_fast", "standardised"]
 Activation = Literal["description_length", "mixing_proportions"]
 Temperature = Literal["saturating", "linear", "increment", "constant"]
 Initial = Literal["parents", "types"]
+CHOICES = {"cost": Cost, "activation": Activation, "temperature_schedule": Temperature, "initial": Initial}
 
 LOG_2PI = math.log(2 * math.pi)
 INITIAL: dict[Cost, dict[str, float]] = {
@@ -26,10 +27,7 @@ INITIAL: dict[Cost, dict[str, float]] = {
     "paper": {"inverse_temperature": 0.08, "beta_u": 0.727, "beta_a": -80.0},
     "standardised": {"inverse_temperature": 1.0, "beta_u": 0.0, "beta_a": 0.0},  # tutorial; betas: ours, its middle
 }
-"""What belongs to each cost: the betas have units of their own, and a layer that starts with others may be dead.
-
-With the paper's normalisation, those of official_legacy leave activations of 0.03.
-"""
+"""What belongs to each cost: the betas have units of their own, and a layer that starts with others may be dead."""
 
 CLASS_ROUTING: Mapping[str, Any] = {
     "cost": "official_legacy",  # official code: both of its algorithms have this class layer
@@ -63,18 +61,8 @@ def activation_logit(
     - ``"standardised"``: as the paper's, but the cost is first standardised over the parents of a row,
       ``beta_a + (mean - cost) / std`` (J. Hui's tutorial, 2017).
 
-    Args:
-        cost: one of these, ``EMRouting`` checks which.
-        mass: activation assigned to each parent.
-        log_variance: summed over the components of a pose.
-        beta_u: per parent, or one for all: what a unit of mass costs.
-        beta_a: per parent, or one for all: what being active costs, with the first and the last its negative.
-        dim: components of a pose.
-        min_variance: what was added to each variance.
-
-    >>> mass, log_variance = torch.tensor([[2.0]]), torch.tensor([[-3.0]])
-    >>> activation_logit("paper", mass, log_variance, torch.zeros(1), torch.zeros(1), dim=16, min_variance=5e-4)
-    tensor([[3.]])
+    ``beta_u`` is what a unit of mass costs, ``beta_a`` what being active costs (with the first and the last its
+    negative), each per parent or one for all; ``min_variance`` is what was added to each variance.
     """
     if cost == "official_legacy":
         per_mass = log_variance + dim * beta_u * (LOG_2PI + 1)
@@ -104,11 +92,6 @@ def inverse_temperatures(iterations: int, final: float, schedule: Temperature) -
     - ``"linear"``: ``final`` times 1 to ``min(iterations, 3)`` in equal steps, the tutorial's code;
     - ``"increment"``: ``final`` times 1, 2, 3 …, the tutorial's text;
     - ``"constant"``: ``final``.
-
-    >>> [round(each, 8) for each in inverse_temperatures(3, 0.01, "saturating")]
-    [0.0005, 0.000975, 0.00142625]
-    >>> inverse_temperatures(5, 1.0, "linear")
-    [1.0, 1.5, 2.0, 2.5, 3.0]
     """
     steps = range(iterations)
     if schedule == "saturating":
@@ -122,14 +105,7 @@ def inverse_temperatures(iterations: int, final: float, schedule: Temperature) -
 def initial_values(
     cost: Cost, beta_u: float | None, beta_a: float | None, inverse_temperature: float | None
 ) -> tuple[float, float, float]:
-    """The three with ``None`` replaced by the values of ``INITIAL``.
-
-    >>> initial_values("official_fast", None, 0.1, None)
-    (0.5, 0.1, 0.04)
-
-    Raises:
-        ValueError: for an unknown cost, or a beta that is not finite.
-    """
+    """The three with ``None`` replaced by the values of ``INITIAL``."""
     check_choice("routing cost", cost, get_args(Cost))
     for name, value in (("beta_u", beta_u), ("beta_a", beta_a)):
         check_number(f"routing {name}", 0.0 if value is None else value)
@@ -138,24 +114,13 @@ def initial_values(
     return values[0], values[1], values[2]
 
 
-def check_options(
-    iterations: int,
-    cost: str,
-    activation: str,
-    temperature_schedule: str,
-    initial: str,
-    *,
-    damping: float = 0.0,
-    **positive: float,
-) -> None:
-    """Options of EM routing; ``positive`` are variance, mass and temperature."""
+def check_options(iterations: int, *, damping: float = 0.0, **others: Any) -> None:
+    """Options of EM routing: the choices by name, and numbers that are positive: variance, mass and temperature."""
     check_iterations(iterations)
-    check_choice("routing cost", cost, get_args(Cost))
-    check_choice("routing activation", activation, get_args(Activation))
-    check_choice("routing temperature_schedule", temperature_schedule, get_args(Temperature))
-    check_choice("routing initial", initial, get_args(Initial))
+    for name, choice in CHOICES.items():
+        check_choice(f"routing {name}", others.pop(name), get_args(choice))
     if not 0 <= damping < 1:
         raise ValueError(f"routing damping is {damping}; expected 0 (none) or more and less than 1")
-    for name, value in positive.items():
+    for name, value in others.items():
         if not 0 < value < math.inf:
             raise ValueError(f"routing {name} is {value}; expected more than 0")

@@ -1,10 +1,9 @@
 """EM routing whose activations are the logistic of a *batch-normalised* evidence: a network of it learns.
 
 Ours. Differences from ``em_routing`` (Hinton 2018, procedure 1): a parent is active if its children's votes agree more
-than is usual for it, ``a_j = logistic(BN(-1/2 sum_d ln sigma_jd^2))``: the unit of the evidence, there a fixed inverse
-temperature and two betas, is learned. Ribeiro, Leontidis and Kollias, AAAI 2020, normalise theirs so. The E-step weighs
-a parent by its mass, as mixtures of Gaussians do. With the evidence normalised, the floor under the variances may be as
-large as the votes ask for: with a small one the gradient is chaotic after two iterations (docs/guides/not_learning.md).
+than is usual for it, ``a_j = logistic(BN(-1/2 sum_d ln sigma_jd^2))`` (Ribeiro 2020 normalises so), in place of a fixed
+inverse temperature and two betas. The E-step weighs a parent by its mass, as mixtures of Gaussians do. The floor under
+the variances may now be large: with a small one the gradient is chaotic after two iterations.
 """
 
 from __future__ import annotations
@@ -35,10 +34,10 @@ class Tempered(Normaliser):
         self.normalise, self.temperature = normalise, temperature
         self.rows_per_image = normalise.rows_per_image
 
-    def __call__(self, log_couplings: Float[Tensor, "batch parent child"]) -> Float[Tensor, "batch parent child"]:
+    def __call__(self, log_couplings: Tensor) -> Tensor:
         return self.normalise(log_couplings / self.temperature)
 
-    def fused(self, log_couplings: Float[Tensor, "batch parent child"]) -> Float[Tensor, "batch parent child"]:
+    def fused(self, log_couplings: Tensor) -> Tensor:
         return self.normalise.fused(log_couplings / self.temperature)
 
 
@@ -57,17 +56,8 @@ def em_evidence(
 ) -> tuple[Float[Tensor, "batch parent dim"], Float[Tensor, "batch parent"]]:
     """Poses of parents, and the evidence for them, ``-1/2 sum_d ln sigma_jd^2``.
 
-    Args:
-        votes, activations: ``V_ij``, the tensor or poses and weight; ``a_i`` in [0, 1].
-        iterations: at least 1; 1 means equal couplings, that is no routing.
-        temperature: log-couplings are divided by it before they are normalised: above 1 couplings are more equal.
-        min_variance, mass_eps: added to every variance, to every mass.
-        normalise, on_iteration, backend: see ``AbstractRouting``.
-
-    >>> import torch
-    >>> votes, activations = torch.ones(1, 5, 2, 4), torch.full((1, 5), 0.5)  # five children that agree
-    >>> em_evidence(votes, activations, min_variance=0.01)[1]  # -1/2 * 4 ln 0.01
-    tensor([[9.2103, 9.2103]])
+    Log-couplings are divided by ``temperature`` before they are normalised: above 1 couplings are more equal. All other
+    arguments are those of ``em_routing``.
     """
     check_iterations(iterations)
     normalise = normalise or Normaliser()
@@ -94,14 +84,12 @@ def em_evidence(
 class NormalisedEMRouting(AbstractRouting):
     """``em_evidence``, batch-normalised; see the top of this file.
 
-    Running statistics are kept over the batches of all processes, see ``BatchNorm``. One type of capsule has one pair
-    of statistics, whatever its position.
+    Running statistics are those of all processes, see ``BatchNorm``, one pair for each type of capsule.
 
     Args:
-        parents, dim: number of parents (in a convolutional layer of parent types), components of a pose.
         pose_norm: also normalise each component of the parents' poses, which are children of the next layer: means of
             votes are several times smaller than votes. For class capsules there is no next layer.
-        normalisation, backend: see ``AbstractRouting``; the others: see ``em_evidence``.
+        parents, dim, normalisation, backend: see ``AbstractRouting``; the others: see ``em_evidence``.
     """
 
     scheduled: Mapping[str, type[int] | type[float]] = {"iterations": int, "temperature": float}
@@ -119,7 +107,6 @@ class NormalisedEMRouting(AbstractRouting):
         pose_norm: bool = True,
         backend: Backend = "auto",
     ) -> None:
-        check_iterations(iterations)
         numbers = {"temperature": temperature, "min_variance": min_variance, "mass_eps": mass_eps}
         for name, number in numbers.items():
             check_number(f"routing {name}", number, above=0)

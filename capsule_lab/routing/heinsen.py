@@ -50,21 +50,11 @@ def heinsen_routing(
 
     Args:
         votes, activations: ``V_ij`` without their bias, the tensor or poses and weight; ``f(a_i)`` in [0, 1].
-        beta_use, beta_ignore: benefit and cost of a unit of data, of each child type; children are ordered
-            (position, type).
-        bias: added to the votes of each child type.
-        iterations: at least 1; 1 means equal couplings.
-        normalise, on_iteration, backend: see ``AbstractRouting``.
+        beta_use, beta_ignore, bias: benefit and cost of a unit of data, and what is added to the votes, of each child
+            type; children are ordered (position, type).
+        iterations, normalise, on_iteration, backend: see ``dynamic_routing``.
 
-    Returns:
-        Poses ``mu_j``; activations, the logistic of the scores; logits, the scores.
-
-    Raises:
-        ValueError: for betas of other sizes.
-
-    >>> votes, activations = torch.ones(1, 5, 2, 16), torch.full((1, 5), 0.5)  # five children that agree
-    >>> heinsen_routing(votes, activations, torch.ones(5, 2), torch.zeros(5, 2)).logits  # half of 5 times 0.5
-    tensor([[1.2500, 1.2500]])
+    Returns poses ``mu_j``; activations, the logistic of the scores; logits, the scores.
     """
     check_iterations(iterations)
     normalise = normalise or Normaliser()
@@ -104,10 +94,8 @@ class HeinsenRouting(AbstractRouting):
     """``heinsen_routing`` with its learned betas and biases, which start at zero.
 
     Args:
-        parents, dim: number of parents (in a convolutional layer of parent types), components of a pose.
-        iterations: see ``heinsen_routing``.
         bias: learn biases of the votes, one per (child type, parent, component).
-        normalisation, backend: see ``AbstractRouting``; the paper has no convolutional layers.
+        parents, dim, normalisation, backend: see ``AbstractRouting``; the others: see ``heinsen_routing``.
     """
 
     scheduled: Mapping[str, type[int] | type[float]] = {"iterations": int}
@@ -122,25 +110,18 @@ class HeinsenRouting(AbstractRouting):
         normalisation: Normalisation = "all_parents",
         backend: Backend = "auto",
     ) -> None:
-        check_iterations(iterations)
         super().__init__(backend=backend, normalisation=normalisation, iterations=iterations)
         self.with_bias = bias
-        for name in ("beta_use", "beta_ignore", "bias"):
+        for name in ("beta_use", "beta_ignore", "bias"):  # the order in which an optimiser's state is saved
             self.register_parameter(name, None)
 
     def build(self, layer: LayerInfo) -> None:
-        self.beta_use, self.beta_ignore = (
-            nn.Parameter(torch.zeros(layer.child_types, layer.parents))  # 0: official code
-            for _ in range(2)
-        )
+        self.beta_use = nn.Parameter(torch.zeros(layer.child_types, layer.parents))  # 0: official code
+        self.beta_ignore = nn.Parameter(torch.zeros(layer.child_types, layer.parents))
         if self.with_bias:
-            self.bias = nn.Parameter(torch.zeros(layer.child_types, layer.parents, layer.dim))  # 0: official code
+            self.bias = nn.Parameter(torch.zeros(layer.child_types, layer.parents, layer.dim))
 
-    def counted_votes(
-        self,
-        votes: Float[Tensor, "batch child parent dim"] | Votes,
-        activations: Float[Tensor, "batch child"] | None = None,
-    ) -> Float[Tensor, "batch child parent dim"]:
+    def counted_votes(self, votes: Tensor | Votes, activations: Tensor | None = None) -> Tensor:
         return super().counted_votes(votes if self.bias is None else _biased(votes, self.bias))
 
     def forward(self, votes: Tensor | Votes, activations: Tensor | None = None, **call: Unpack[Call]) -> Capsules:

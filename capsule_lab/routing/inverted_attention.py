@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, Unpack
+from typing import Unpack
 
 import torch
 from jaxtyping import Float
@@ -41,21 +41,14 @@ def inverted_attention(
     and ``p_j = LN(sum_i r_ij V_ij)``. Logits are replaced, not added to.
 
     Args:
-        votes: prediction of each child for each parent, or poses and weight.
-        iterations: at least 1; 1 means equal couplings, that is no routing.
         scale, shift: of the layer normalisation over the components of a pose, the same for all parents.
-        normalise, on_iteration, backend: see ``AbstractRouting``.
+        votes, iterations, normalise, on_iteration, backend: see ``dynamic_routing``.
 
     Returns:
         Capsules: poses ``(batch, parent, dim)``; as logits how much the votes that a parent got agree with it, ``sum_i
-        r_ij <V_ij, p_j> / sqrt(d)``, and their logistic. These two are ours: the paper has no activations, and poses
-        after layer normalisation have all the same size, so that a parent's presence cannot be in their length.
-
-    >>> votes = torch.tensor([1.0, -1, 1, -1]).expand(1, 5, 2, 4)
-    >>> inverted_attention(votes).poses[0, 0].round(decimals=3)
-    tensor([ 1., -1.,  1., -1.])
+        r_ij <V_ij, p_j> / sqrt(d)``, and their logistic. These two are ours: the paper has no activations.
     """
-    check_iterations(iterations, paper=2)
+    check_iterations(iterations)
     normalise = normalise or Normaliser()
 
     def procedure(votes: AbstractVotes, _: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -80,16 +73,13 @@ def inverted_attention(
 class InvertedAttention(AbstractRouting):
     """``inverted_attention`` with its learned layer normalisation, and the paper's head for a layer of classes.
 
-    The paper's capsules have no activations, and no layer asks for them; its scores are a linear function of the class
-    capsules' poses, the same for all classes. With ``head`` this function is learned here and gives the logits. Without
-    it, in all layers below, the logits are the agreement that ``inverted_attention`` returns, without parameters: for
-    figures and for layers of other routings above. Activations are their logistic in both cases.
+    The paper's scores are a linear function of the class capsules' poses, the same for all classes. With ``head`` this
+    function is learned here and gives the logits. Without it, in all layers below, the logits are the agreement that
+    ``inverted_attention`` returns. Activations are their logistic in both cases.
 
     Args:
-        parents, dim: number of parents (in a convolutional layer of parent types), components of a pose.
-        iterations: see ``inverted_attention``.
         head: learn the linear function, ``dim + 1`` parameters.
-        normalisation, backend: see ``AbstractRouting``.
+        parents, dim, normalisation, backend: see ``AbstractRouting``; the others: see ``inverted_attention``.
     """
 
     scheduled: Mapping[str, type[int] | type[float]] = {"iterations": int}
@@ -104,7 +94,6 @@ class InvertedAttention(AbstractRouting):
         normalisation: Normalisation = "window",  # official code
         backend: Backend = "auto",
     ) -> None:
-        check_iterations(iterations, paper=2)
         if dim < 2:
             raise ValueError("poses have 1 component, which layer normalisation makes 0; expected 2 or more")
         super().__init__(backend=backend, normalisation=normalisation, iterations=iterations)
@@ -113,8 +102,8 @@ class InvertedAttention(AbstractRouting):
         self.head = nn.Linear(dim, 1) if head else None
 
     def forward(self, votes: Tensor | Votes, activations: Tensor | None = None, **call: Unpack[Call]) -> Capsules:
-        learned: dict[str, Any] = {"scale": self.scale, "shift": self.shift}
-        parents = inverted_attention(votes, **learned, **self.options, backend=self.backend, **call)
+        options = {**self.options, "scale": self.scale, "shift": self.shift}
+        parents = inverted_attention(votes, **options, backend=self.backend, **call)
         if self.head is None:
             return parents
         # the module is not called: under autocast it would compute in half precision

@@ -28,9 +28,8 @@ class RandomCouplings(UniformRouting):
 
     Args:
         parents, dim, bias, leaky, backend: see ``UniformRouting``.
-        spread: standard deviation of the logits; 0 is uniform routing. With 1, the largest coupling of a child to ten
-            parents is about 0.3, with 4 about 0.7.
-        seed: of the draw.
+        spread, seed: standard deviation of the logits, and of their draw. With 1, the largest coupling of a child to
+            ten parents is about 0.3, with 4 about 0.7; 0 is uniform routing.
     """
 
     def __init__(

@@ -40,22 +40,14 @@ def scaled_distance_agreement(
     official code takes the mean over the batch, so that images change each other.
 
     Args:
-        votes: prediction of each child for each parent, or poses and weight. The vote tensor is computed.
         lengths: of the children: their activations, where these are lengths.
-        iterations: at least 1; 1 means equal couplings, that is no routing.
         share: ``p``, more than that of equal couplings and less than 1.
-        bias: added to ``s_j`` in every iteration.
-        normalise, on_iteration, backend: see ``AbstractRouting``.
-
-    Returns:
-        Capsules: poses ``(batch, parent, dim)``, their lengths in [0, 1), and ``2 ln |s_j|``, the logits of these.
-
-    >>> scaled_distance_agreement(torch.ones(1, 5, 2, 4), torch.ones(1, 5)).poses.shape
-    torch.Size([1, 2, 4])
+        votes, iterations, bias, normalise, on_iteration, backend: see ``dynamic_routing``, as for what is returned; but
+            the vote tensor is computed.
     """
     normalise = normalise or Normaliser()
 
-    def procedure(votes: AbstractVotes, lengths: Tensor) -> tuple[Tensor, Tensor]:
+    def procedure(votes: AbstractVotes, lengths: Tensor) -> tuple[Tensor, ...]:
         check_parents(votes, "bias", bias)
         _, child, parent, _ = votes.shape
         _check(iterations, share, parent)
@@ -74,12 +66,11 @@ def scaled_distance_agreement(
                 mean = normalise.total(distances.sum(2)).unsqueeze(2) / entries  # d_o of the image [b 1 1]
                 logits = -2 * log_ratio * distances / mean  # 2: d_o - d_p is half of d_o
             if on_iteration is not None:
-                by_child = couplings.transpose(1, 2)
-                on_iteration(RoutingTrace(iteration, by_child, poses, length(poses), squash_logits(total)))
-        return poses, squash_logits(total)
+                parents = poses, length(poses), squash_logits(total)
+                on_iteration(RoutingTrace(iteration, couplings.transpose(1, 2), *parents))
+        return poses, length(poses), squash_logits(total)
 
-    poses, logits = route(procedure, votes, lengths, normalise, on_iteration, backend)
-    return Capsules(poses, length(poses), logits)
+    return Capsules(*route(procedure, votes, lengths, normalise, on_iteration, backend))
 
 
 def _shortened(votes: Float[Tensor, "batch child parent dim"], lengths: Float[Tensor, "batch child"]) -> Tensor:
@@ -90,15 +81,10 @@ def _shortened(votes: Float[Tensor, "batch child parent dim"], lengths: Float[Te
 class ScaledDistanceAgreement(AbstractRouting):
     """``scaled_distance_agreement`` with a learned bias; activations of the parents are the lengths of their poses.
 
-    Lengths of the children are their activations, which in a network of vectors they are. For matrix capsules, whose
-    poses have any length, a vote is then no longer than its child is active.
+    Lengths of the children are their activations: a vote is no longer than its child is active.
 
     Args:
-        parents, dim: number of parents (in a convolutional layer of parent types), components of a pose.
-        iterations, share: see ``scaled_distance_agreement``.
-        bias: learn a bias per parent and component.
-        normalisation, backend: see ``AbstractRouting``. The paper has no convolutional layers; the scale of the
-            distances is meant for the parents of one position.
+        parents, dim, normalisation, backend: see ``AbstractRouting``; the others: see ``scaled_distance_agreement``.
     """
 
     scheduled: Mapping[str, type[int] | type[float]] = {"iterations": int}
@@ -118,11 +104,7 @@ class ScaledDistanceAgreement(AbstractRouting):
         super().__init__(backend=backend, normalisation=normalisation, iterations=iterations, share=share)
         self.bias = nn.Parameter(torch.full((parents, dim), 0.1)) if bias else None  # 0.1: official code
 
-    def counted_votes(
-        self,
-        votes: Float[Tensor, "batch child parent dim"] | Votes,
-        activations: Float[Tensor, "batch child"] | None = None,
-    ) -> Float[Tensor, "batch child parent dim"]:
+    def counted_votes(self, votes: Tensor | Votes, activations: Tensor | None = None) -> Tensor:
         dense = super().counted_votes(votes)
         return dense if activations is None else _shortened(dense, activations)
 

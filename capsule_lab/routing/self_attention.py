@@ -38,21 +38,11 @@ def self_attention_routing(
     ``S`` total input. The couplings are ``softmax over parents of (sum_k A_j[i, k]) + B``; there are no iterations.
 
     Args:
-        votes: prediction of each child for each parent, or poses and weight.
         prior: added to the couplings *after* the softmax ("log prior" in the paper, which it is not): with it they
             need neither be positive nor sum to one. One per kind of child, children are ordered (position, kind).
-        eps: added to the squared length of the total input, under the root.
-        normalise, backend: see ``AbstractRouting``.
-        on_iteration: called once, with the couplings and the prior.
+        votes, normalise, on_iteration, backend: see ``dynamic_routing``; traces have the couplings with the prior.
 
-    Returns:
-        poses ``(batch, parent, dim)`` of length ``1 - exp(-|S|)``, these as activations, and their logits.
-
-    Raises:
-        ValueError: for a prior of other parents or kinds of child than the votes are of.
-
-    >>> self_attention_routing(torch.ones(1, 5, 2, 4)).poses.shape
-    torch.Size([1, 2, 4])
+    Returns poses ``(batch, parent, dim)`` of length ``1 - exp(-|S|)``, these as activations, and their logits.
     """
     normalise = normalise or Normaliser()
 
@@ -76,10 +66,9 @@ class SelfAttentionRouting(AbstractRouting):
     """``self_attention_routing`` with its learned prior, which starts at zero and which ``build`` creates.
 
     Args:
-        parents, dim: number of parents (in a convolutional layer of parent types), components of a pose.
         prior: learn a number per parent and kind of child that is added to their coupling (160 for ten digits and
             16 children).
-        normalisation, backend: see ``AbstractRouting``.
+        parents, dim, normalisation, backend: see ``AbstractRouting``.
     """
 
     def __init__(

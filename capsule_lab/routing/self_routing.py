@@ -18,30 +18,6 @@ __all__ = ["SelfRouting", "self_routing"]
 EPS = 1e-12  # ours: below it a mean over the children's shares is not theirs any more, and its gradient overflows
 
 
-def self_routing_logits(
-    poses: Float[Tensor, "batch child child_dim"],
-    weight: Float[Tensor, "type parent child_dim"],
-    bias: Float[Tensor, "type parent"],
-) -> Float[Tensor, "batch parent child"]:
-    """What each child's own small network makes of its pose: ``W2_ij . u_i + b2_ij``.
-
-    Args:
-        poses: of the children, ordered (position, type).
-        weight, bias: of each child type.
-
-    Raises:
-        ValueError: for poses or weights of other sizes.
-    """
-    types, _, child_dim = weight.shape
-    check_child_types(types, poses.shape[1])
-    if poses.shape[2] != child_dim:
-        raise ValueError(
-            f"the children's poses have {poses.shape[2]} components, the routing's weight {child_dim}; expected as many"
-        )
-    by_type = einsum("bptc,tjc->bjpt", poses.unflatten(1, (-1, types)), weight)
-    return (by_type + bias.t().unsqueeze(1)).flatten(2)
-
-
 @float32_under_autocast
 def self_routing(
     votes: Votes,
@@ -66,16 +42,16 @@ def self_routing(
         activations: ``a_i``, 0 or more.
         weight, bias: ``W^route`` and its bias, of each child type; children are ordered (position, type).
         normalise, on_iteration, backend: see ``AbstractRouting``.
-
-    Raises:
-        ValueError: for poses or weights of other sizes.
-
-    >>> votes = Votes(torch.ones(1, 5, 8), torch.ones(5, 8, 2, 4))
-    >>> self_routing(votes, torch.full((1, 5), 0.5), torch.zeros(5, 2, 8), torch.zeros(5, 2)).activations
-    tensor([[0.5000, 0.5000]])
     """
     normalise = normalise or Normaliser()
-    couplings = normalise(self_routing_logits(votes.child_poses, weight, bias))  # c_ij [b j i]
+    children, (types, _, child_dim) = votes.child_poses, weight.shape
+    check_child_types(types, children.shape[1])
+    if children.shape[2] != child_dim:
+        raise ValueError(
+            f"poses have {children.shape[2]} components, the routing's weight {child_dim}; expected as many"
+        )
+    by_type = einsum("bptc,tjc->bjpt", children.unflatten(1, (-1, types)), weight)
+    couplings = normalise((by_type + bias.t().unsqueeze(1)).flatten(2))  # c_ij [b j i]
     total = activations.sum(1, keepdim=True)  # [b 1]
     share = torch.where(total > EPS, activations / total.clamp_min(EPS), 1 / activations.shape[1])  # [b i]
     assigned = couplings * share.unsqueeze(1)  # [b j i]
@@ -84,8 +60,9 @@ def self_routing(
         poses = assigned.new_zeros(*parent_activations.shape, 0)
     else:
         weights = assigned / parent_activations.clamp_min(EPS).unsqueeze(2)
-        mean = lambda votes, weights: (votes.weighted_sum(weights),)  # noqa: E731
-        poses = route(mean, votes, weights, normalise, None, backend)[0]  # [b j d]
+        poses = route(lambda votes, weights: (votes.weighted_sum(weights),), votes, weights, normalise, None, backend)[
+            0
+        ]
     logits = parent_activations.clamp_min(torch.finfo(poses.dtype).tiny).log()
     if on_iteration is not None:
         on_iteration(RoutingTrace(0, couplings.transpose(1, 2), poses, parent_activations, logits))
@@ -96,10 +73,9 @@ class SelfRouting(AbstractRouting):
     """``self_routing`` with its learned weights, which start at zero: equal couplings.
 
     Args:
-        parents, dim: number of parents (in a convolutional layer of parent types), components of a pose.
         poses: give parents poses. A layer whose parents have none has no transformations, as the class layer of the
             paper's networks.
-        normalisation, backend: see ``AbstractRouting``.
+        parents, dim, normalisation, backend: see ``AbstractRouting``.
     """
 
     def __init__(
@@ -113,8 +89,6 @@ class SelfRouting(AbstractRouting):
     ) -> None:
         super().__init__(backend=backend, normalisation=normalisation)
         self.poses = poses
-        self.register_parameter("weight", None)
-        self.register_parameter("bias", None)
 
     def build(self, layer: LayerInfo) -> None:
         self.weight = nn.Parameter(torch.zeros(layer.child_types, layer.parents, layer.child_dim))  # 0: official code

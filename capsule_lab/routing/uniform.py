@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from capsule_lab.errors import check_choice
 from capsule_lab.functional import SQUASHES, Squash, float32_under_autocast, length
 from capsule_lab.kernels import AbstractVotes, Backend, route
-from capsule_lab.routing.base import AbstractRouting, Call, Normaliser, check_parents, leaky_normaliser
+from capsule_lab.routing.base import AbstractRouting, Call, Normaliser, check_parents, leaky_normaliser, refuse
 from capsule_lab.types import Capsules, OnIteration, RoutingTrace, Votes
 
 __all__ = ["UniformRouting", "uniform_routing"]
@@ -36,15 +36,8 @@ def uniform_routing(
     """Squashed mean of the votes, scaled by children over parents, its length, and the length's logit.
 
     Args:
-        votes: prediction of each child for each parent, or poses and weight.
         log_couplings: the same for every image; ``None``: equal ones.
-        bias: added before squashing.
-        leaky: an extra, silent parent takes a share.
-        squash: see ``dynamic_routing``.
-        normalise, on_iteration, backend: see ``AbstractRouting``.
-
-    Raises:
-        ValueError: for ``leaky`` beside ``normalise``, or log-couplings of other numbers of parents or children.
+        votes, bias, leaky, squash, normalise, on_iteration, backend: see ``dynamic_routing``.
 
     >>> uniform_routing(torch.ones(2, 6, 3, 4)).poses.shape
     torch.Size([2, 3, 4])
@@ -53,36 +46,31 @@ def uniform_routing(
     functions = SQUASHES[squash]
     normalise = leaky_normaliser(leaky, normalise)
 
-    def procedure(votes: AbstractVotes, _: Tensor | None) -> tuple[Tensor, Tensor]:
+    def procedure(votes: AbstractVotes, _: Tensor | None) -> tuple[Tensor, ...]:
         check_parents(votes, "bias", bias)
         logits = votes.zero_logits()  # [b j i]
         if log_couplings is not None:
             if log_couplings.shape != logits.shape[1:]:
-                raise ValueError(
-                    f"log-couplings are of shape {tuple(log_couplings.shape)}, and votes are of {logits.shape[2]} "
-                    f"children for {logits.shape[1]} parents; expected a routing that was built with these numbers"
-                )
+                refuse(votes, "matrix of log-couplings", log_couplings)
             logits = logits + log_couplings
         couplings = normalise(logits)  # [b j i]
         total = votes.weighted_sum(couplings)  # [b j d]
         total = total if bias is None else total + bias
         poses = functions.poses(total)
+        parents = poses, length(poses), functions.logits(total)
         if on_iteration is not None:
-            on_iteration(RoutingTrace(0, couplings.transpose(1, 2), poses, length(poses), functions.logits(total)))
-        return poses, functions.logits(total)
+            on_iteration(RoutingTrace(0, couplings.transpose(1, 2), *parents))
+        return parents
 
-    poses, logits = route(procedure, votes, None, normalise, on_iteration, backend)
-    return Capsules(poses, length(poses), logits)
+    return Capsules(*route(procedure, votes, None, normalise, on_iteration, backend))
 
 
 class UniformRouting(AbstractRouting):
     """``uniform_routing`` with a learned bias; activations of the parents are the lengths of their poses.
 
     Args:
-        parents, dim: number of parents, components of a pose.
-        bias: learn a bias per parent and component, so that it differs from ``DynamicRouting`` in the
-            routing alone.
-        leaky, squash, backend: see ``uniform_routing``.
+        bias: learn a bias per parent and component, as ``DynamicRouting``.
+        parents, dim, backend: see ``AbstractRouting``; the others: see ``uniform_routing``.
     """
 
     def __init__(

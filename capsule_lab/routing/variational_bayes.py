@@ -1,7 +1,7 @@
 """Variational Bayes routing: Ribeiro, Leontidis and Kollias, AAAI 2020, algorithm 1.
 
-EM routing fits one Gaussian to the votes for a parent; here mean, precision and share of each parent have priors and
-posteriors, so that a parent with one child, or none, has no variance of 0 and needs no floor under it.
+Mean, precision and share of each parent have priors and posteriors, so that a parent with one child, or none, has no
+variance of 0 and, unlike in EM routing, needs no floor under it.
 """
 
 from __future__ import annotations
@@ -17,14 +17,7 @@ from torch import Tensor
 from capsule_lab.errors import check_choice
 from capsule_lab.functional import float32_under_autocast
 from capsule_lab.kernels import AbstractVotes, Backend, route
-from capsule_lab.routing.base import (
-    AbstractRouting,
-    Call,
-    EqualOverTypes,
-    Normalisation,
-    Normaliser,
-    check_iterations,
-)
+from capsule_lab.routing.base import AbstractRouting, Call, EqualOverTypes, Normalisation, Normaliser, check_iterations
 from capsule_lab.routing.batch_norm import BatchNorm
 from capsule_lab.routing.em_costs import Initial
 from capsule_lab.types import Capsules, OnIteration, RoutingTrace, Votes
@@ -57,20 +50,14 @@ def variational_bayes_routing(
 
     Args:
         votes, activations: ``V_j|i``, the tensor or poses and weight; ``a_i`` in [0, 1].
-        iterations: at least 1.
-        initial: equal couplings to start with: over all ``"parents"`` that compete for the child, or over the
-            ``"types"`` of each position (official code): nine times its mass for a child that nine positions see.
-        normalise, on_iteration, backend: see ``AbstractRouting``.
+        iterations, initial, normalise, on_iteration, backend: see ``em_routing``; the official code has ``"types"``.
 
     Returns:
         poses ``m_j`` and, as logit of the activation, the posterior's entropy times minus the parent's share,
         ``-exp(E[ln pi_j]) H_j``. ``VariationalBayesRouting`` normalises both over the batch.
-
-    >>> votes, activations = torch.ones(1, 5, 2, 16), torch.full((1, 5), 0.5)  # five children that agree
-    >>> variational_bayes_routing(votes, activations).poses[0, :, 0]  # R / (1 + R) with R = 5 / 4
-    tensor([0.5556, 0.5556])
     """
-    _check(iterations, initial)
+    check_iterations(iterations)
+    check_choice("routing initial", initial, get_args(Initial))
     normalise = normalise or Normaliser()
     first = EqualOverTypes() if initial == "types" else normalise
 
@@ -109,15 +96,12 @@ def variational_bayes_routing(
 class VariationalBayesRouting(AbstractRouting):
     """``variational_bayes_routing``, then batch normalisation of poses and of the activations' logits.
 
-    Each kind of parent is normalised over the batch and the positions, poses over their components, too: an image
-    depends on those of its batch while training.
+    Each kind of parent is normalised over the batch and the positions, poses over their components, too.
 
     Args:
-        parents, dim: number of parents (in a convolutional layer of parent types), components of a pose.
         affine: learn a scale and a shift of the logits, one pair per kind of parent. The official code has two betas
-            there, which normalisation cancels: half of all capsules are then active in every batch.
-        iterations, initial: see ``variational_bayes_routing``.
-        normalisation, backend: see ``AbstractRouting``.
+            there, which normalisation cancels.
+        parents, dim, normalisation, backend: see ``AbstractRouting``; the others: see ``variational_bayes_routing``.
     """
 
     scheduled: Mapping[str, type[int] | type[float]] = {"iterations": int}
@@ -133,7 +117,7 @@ class VariationalBayesRouting(AbstractRouting):
         affine: bool = True,
         backend: Backend = "auto",
     ) -> None:
-        _check(iterations, initial)
+        check_choice("routing initial", initial, get_args(Initial))
         super().__init__(backend=backend, normalisation=normalisation, iterations=iterations, initial=initial)
         self.pose_norm = BatchNorm(parents, affine=False)  # official code
         self.logit_norm = BatchNorm(parents, affine=affine)
@@ -147,8 +131,3 @@ class VariationalBayesRouting(AbstractRouting):
         poses = self.pose_norm(by_component.flatten(0, 1)).view_as(by_component).transpose(1, 2)
         logits = self.logit_norm(parents.logits)
         return Capsules(poses, logits.sigmoid(), logits)
-
-
-def _check(iterations: int, initial: str) -> None:
-    check_iterations(iterations)
-    check_choice("routing initial", initial, get_args(Initial))

@@ -17,32 +17,23 @@ FORMAT = 2
 """Of the record that ``callbacks.EmbedConfig`` puts into checkpoints; raised when an older one cannot be read."""
 
 
-def not_readable(path: Path, error: Exception) -> RunError:
-    """The error for a damaged checkpoint, with what to do instead."""
-    reason = one_line(error).partition(". ")[0] or type(error).__name__
-    others = [path.with_name(name) for name in ("best.ckpt", "last.ckpt")]
-    other = next((str(each) for each in others if each.is_file() and each.name != path.name), None)
-    instead = f"continue from ckpt={other}, or " if other else ""
-    return RunError(
-        f"{path} cannot be read as a checkpoint ({reason[:200]}); it is truncated, damaged or another file: "
-        f"{instead}remove it and train again"
-    )
-
-
 def read(path: Path) -> dict[str, Any]:
     """A checkpoint on the CPU, with the record of ``EmbedConfig`` under ``"capsule_lab"``; no code in it is run.
 
     Its tensors are read from the file when they are used.
-
-    Raises:
-        RunError: if it is damaged, another version of capsule_lab wrote it, or its record is none.
     """
     import torch  # slow to import
 
     try:
         checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except Exception as error:  # those of pickle and of torch's reader, depending on the damage
-        raise not_readable(path, error) from error
+        reason = one_line(error).partition(". ")[0] or type(error).__name__
+        others = [path.with_name(name) for name in ("best.ckpt", "last.ckpt") if name != path.name]
+        instead = next((f"continue from ckpt={each}, or " for each in others if each.is_file()), "")
+        raise RunError(
+            f"{path} cannot be read as a checkpoint ({reason[:200]}); it is truncated, damaged or another file: "
+            f"{instead}remove it and train again"
+        ) from error
     record = checkpoint.get("capsule_lab") if type(checkpoint) is dict else None  # exact types: see check_record
     if type(record) is not dict or type(record.get("format")) is not int:
         raise RunError(f"{path} was not written by capsule_lab; expected a checkpoint of `python -m capsule_lab.train`")
@@ -56,11 +47,7 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def checkpoint_to_resume(config: DictConfig, directory: Path, provenance: dict[str, Any]) -> Path | None:
-    """Where training goes on: the run's last checkpoint when resuming, else ``ckpt=``, else nowhere.
-
-    Raises:
-        RunError: if it cannot be read, or was trained on other data than is here now.
-    """
+    """Where training goes on: the run's last checkpoint when resuming, else ``ckpt=``, else nowhere."""
     path = _last(directory) if config.train.resume else None
     if path is None and config.ckpt:
         path = find_checkpoint(config.ckpt, "last.ckpt", "best.ckpt")
@@ -71,8 +58,8 @@ def checkpoint_to_resume(config: DictConfig, directory: Path, provenance: dict[s
     if record["provenance"] != provenance:
         raise RunError(f"{path} was trained on another split or version of the data; restore it, or start anew")
     before, now = record["config"]["model"], to_container(config.model)
-    if before != now:
-        differ = [key for key in dict.fromkeys((*before, *now)) if before.get(key) != now.get(key)]
+    differ = [key for key in dict.fromkeys((*before, *now)) if before.get(key) != now.get(key)]
+    if differ:
         keys = ["_target_"] if "_target_" in differ else differ  # of another class all options differ
         there, here = (", ".join(f"{key}={of.get(key)}" for key in keys) for of in (before, now))
         raise RunError(f"{path} holds another network, {there}; this configuration builds {here}: set model=… as there")
@@ -93,16 +80,7 @@ def _last(directory: Path) -> Path | None:
 
 
 def check_same_source(path: Path, before: dict[str, Any], now: dict[str, Any]) -> None:
-    """A network trained on real data is neither continued nor tested on a stand-in by accident, nor the reverse.
-
-    Args:
-        path: of the checkpoint.
-        before: provenance of the data of training.
-        now: provenance of the data that is here.
-
-    Raises:
-        RunError: if they differ in source or name.
-    """
+    """A network trained on real data, ``before``, is neither continued nor tested on a stand-in, nor the reverse."""
     if (before["source"], before["name"]) != (now["source"], now["name"]):
         raise RunError(
             f"{path} was trained on {before['name']}, and now there is only {now['name']}; put the data where "

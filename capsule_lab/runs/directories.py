@@ -45,15 +45,7 @@ def root() -> Path:
 
 
 def find_checkpoint(path: str | Path, *names: str) -> Path:
-    """``path`` itself, or a checkpoint of the run in that directory.
-
-    Args:
-        path: a file, or the directory of a run.
-        names: in a directory, files to look for in this order; by default the best, then the last.
-
-    Raises:
-        RunError: if there is none.
-    """
+    """``path`` itself, or the first of these checkpoints of the run in that directory; by default best, then last."""
     path = expanded(path)
     names = names or ("best.ckpt", "last.ckpt")
     choices = [path / "checkpoints" / name for name in names] if path.is_dir() else [path]
@@ -70,11 +62,7 @@ def directory_of(checkpoint: Path) -> Path:
 
 
 def attempts(fingerprint: str) -> list[Path]:
-    """The directories of all runs of one configuration, the latest first.
-
-    Args:
-        fingerprint: a ``config_hash``.
-    """
+    """The directories of all runs of the configuration with that ``config_hash``, the latest first."""
     found = (path for path in root().glob(f"*-{fingerprint}*") if path.is_dir() and is_attempt(path, fingerprint))
     return sorted(found, key=_number, reverse=True)
 
@@ -98,13 +86,13 @@ def _has_hash(directory: Path, fingerprint: str) -> bool:
 def hash_in(directory: Path) -> str | None:
     """The ``config_hash`` in the name of a run directory; ``None`` if its name is the user's own."""
     match = _ENDING.search(directory.name)
-    return match["hash"] if match else None
+    return match and match["hash"]
 
 
 def _number(directory: Path) -> int:
     """Number of the attempt: 1, or that at the end of the name."""
     match = _ENDING.search(directory.name)
-    return int(match["number"] or 1) if match else 1
+    return int((match and match["number"]) or 1)
 
 
 def own_directory(config: DictConfig) -> Path | None:
@@ -119,14 +107,14 @@ def choose_directory(config: DictConfig, name: str, skip: Callable[[Path], bool]
 
     Args:
         config: the whole configuration.
-        name: of the directory, before the hash; ``config.name`` comes before it.
+        name: of the directory, between ``config.name`` and the hash.
         skip: whether the run in a directory is not to be resumed, so that there is a new one.
-
-    Raises:
-        RunError: for a name that no directory should have, or if this is not the first process, and the environment
-            does not have the directory of the first.
     """
-    check_name(config.get("name"))
+    own_name = config.get("name")
+    if own_name is not None and not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}", str(own_name)):
+        raise RunError(
+            f"name is {str(own_name)!r}; expected at most 100 letters, digits, _, - and ., such as name=first_try"
+        )
     fingerprint, own = config_hash(config), own_directory(config)
     known, _, shared = os.environ.get("CAPSULE_LAB_RUN", "").partition(":")
     if not is_first_process() and known == fingerprint:
@@ -148,16 +136,8 @@ def choose_directory(config: DictConfig, name: str, skip: Callable[[Path], bool]
     )
     if config.train.resume and existing and not skip(existing[-1]):
         return existing[-1]
-    base = "-".join(str(part) for part in (config.get("name"), name.replace("/", "_")) if part) + ending
+    base = "-".join(str(part) for part in (own_name, name.replace("/", "_")) if part) + ending
     return root() / (f"{base}-{_number(existing[-1]) + 1}" if existing else base)
-
-
-def check_name(name: object) -> None:
-    """Check that a directory can be named so."""
-    if name is not None and not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}", str(name)):
-        raise RunError(
-            f"name is {str(name)!r}; expected at most 100 letters, digits, _, - and ., such as name=first_try"
-        )
 
 
 def read_overrides(directory: Path) -> str:
@@ -168,16 +148,7 @@ def read_overrides(directory: Path) -> str:
 
 
 def create_directory(directory: Path, config: DictConfig, overrides: Sequence[str] = ()) -> None:
-    """Create the run's directory, or continue in it; the first process writes the configuration there.
-
-    Args:
-        directory: of the run.
-        config: the whole configuration.
-        overrides: what it differs in from the defaults, for ``read_overrides``.
-
-    Raises:
-        RunError: if it cannot be written to, or holds a run that is not to be continued.
-    """
+    """Create the run's directory, or continue in it; the first process writes the configuration and overrides there."""
     continues = config.train.resume or (config.ckpt and directory_of(find_checkpoint(config.ckpt)) == directory)
     if is_first_process() and not continues and (directory / "config.yaml").exists():
         raise RunError(

@@ -44,11 +44,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_record(path: Path, content: Mapping[str, Any]) -> None:
-    """``write_text`` for JSON, indented.
-
-    Raises:
-        RunError: also if a number is not finite, for which JSON has no notation.
-    """
+    """``write_text`` for JSON, indented, which has no notation for a number that is not finite."""
     try:
         text = json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False)
     except ValueError as error:
@@ -60,10 +56,7 @@ write_json = write_record  # the name in benchmarks
 
 
 def read_record(path: Path, schema: TypeAdapter[Any]) -> dict[str, Any] | None:
-    """What ``write_record`` wrote; ``None`` if there is no such file.
-
-    A file that does not fit the schema counts as missing, and a warning names it.
-    """
+    """What ``write_record`` wrote; ``None`` if it is missing or, which a warning says, does not fit the schema."""
     try:
         content: dict[str, Any] = json.loads(path.read_bytes())
         schema.validate_python(content)
@@ -115,10 +108,8 @@ def logging_to(path: Path) -> Iterator[None]:
     except BaseException as error:  # logged to this file alone: the terminal shows it when the command ends
         message = user_message(error)
         details = None if message else (type(error), error, error.__traceback__)
-        handler.handle(logging.makeLogRecord({
-            "name": __name__, "levelname": "ERROR", "msg": "%s", "args": (message or "stopped by an error",),
-            "exc_info": details,
-        }))  # fmt: skip
+        text = message or "stopped by an error"
+        handler.handle(logging.LogRecord(__name__, logging.ERROR, "", 0, text, None, details))
         raise
     finally:
         logging.getLogger().removeHandler(handler)

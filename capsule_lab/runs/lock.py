@@ -10,7 +10,7 @@ import fcntl
 import os
 import socket
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -34,19 +34,12 @@ _TIMEOUT = 1.0  # ours: seconds; `is_locked` in another process holds the lock f
 
 @dataclass(frozen=True)
 class LockRecord:
-    """The record of a run that has not finished.
+    """The record of a run that has not finished."""
 
-    Attributes:
-        process: its number and its machine.
-        log: the file with its output, if a launcher named one.
-        error: why it failed; ``None`` while it runs, and if it was killed.
-        queued: its SLURM job, if that may start or be requeued.
-    """
-
-    process: str
-    log: str | None
-    error: str | None = None
-    queued: str | None = None
+    process: str  # its number and its machine
+    log: str | None  # the file with its output, if a launcher named one
+    error: str | None = None  # why it failed; none while it runs, and if it was killed
+    queued: str | None = None  # its SLURM job, if that may start or be requeued
 
 
 _SCHEMA = TypeAdapter(LockRecord)
@@ -58,28 +51,21 @@ def train_lock(config: DictConfig) -> Iterator[None]:
 
     Only the first process of a run locks. What tables would not find has no record: of a run with a directory of its
     own that directory is locked; one that continues another configuration's checkpoint takes no lock.
-
-    Raises:
-        RunError: if another process holds the lock.
     """
     fingerprint, own = config_hash(config), own_directory(config)
-    if is_first_process() and _is_attempt(config, fingerprint):
-        with cell_lock(fingerprint):
-            yield
-    elif is_first_process() and own:
-        with _hold(own / ".lock", lambda: f"another process trains in {own} already; wait for it or stop it"):
-            yield
-    else:
+    held: AbstractContextManager[None] = nullcontext()
+    if is_first_process():
+        if is_attempt(own, fingerprint) if own else not continues_another(config):
+            held = cell_lock(fingerprint)
+        elif own:
+            held = _hold(own / ".lock", lambda: f"another process trains in {own} already; wait for it or stop it")
+    with held:
         yield
 
 
 @contextmanager
 def cell_lock(fingerprint: str) -> Iterator[None]:
-    """Hold the lock of a training run or an evaluation that tables find by this hash; if it fails, record why.
-
-    Raises:
-        RunError: if another process holds the lock.
-    """
+    """Hold the lock of a training run or an evaluation that tables find by this hash; if it fails, record why."""
     with _hold(_lock_file(fingerprint), lambda: _trained_by(fingerprint)), _recorded(fingerprint):
         yield
 
@@ -115,10 +101,8 @@ def _is_held(path: Path) -> bool:
     try:
         with path.open() as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:  # no such file, or a file system without locks
-        pass
+    except OSError as error:  # of others, that there is no such file
+        return isinstance(error, BlockingIOError)
     return False
 
 
@@ -134,10 +118,8 @@ def _recorded(fingerprint: str) -> Iterator[None]:
     except BaseException as error:
         with suppress(RunError, OSError):  # a full disk, which is then the error
             if record.log or attempts(fingerprint):
-                requeued = isinstance(error, InterruptError) and slurm.goes_back(error.signum)
-                _write_record(
-                    fingerprint, replace(record, error=describe_error(error), queued=job if requeued else None)
-                )
+                again = job if isinstance(error, InterruptError) and slurm.goes_back(error.signum) else None
+                _write_record(fingerprint, replace(record, error=describe_error(error), queued=again))
             else:  # refused before anything was written; the terminal shows why
                 _record_file(fingerprint).unlink(missing_ok=True)
         raise
@@ -148,8 +130,7 @@ def record_failure(fingerprint: str, error: str) -> None:
     record = read_record(fingerprint)
     finished = any(read_result(directory, fingerprint) for directory in attempts(fingerprint))  # by another process
     if (record is None or record.error is None) and not finished and not is_locked(fingerprint):
-        known = record or LockRecord("unknown", None)
-        _write_record(fingerprint, replace(known, error=error, queued=None))
+        _write_record(fingerprint, replace(record or LockRecord("unknown", None), error=error, queued=None))
 
 
 def record_queued(fingerprint: str, job: str, log: str) -> None:
@@ -172,16 +153,9 @@ def read_record(fingerprint: str) -> LockRecord | None:
     return _SCHEMA.validate_python(content) if content else None
 
 
-def _is_attempt(config: DictConfig, fingerprint: str) -> bool:
-    """Whether ``directories.attempts`` will find the run."""
-    own = own_directory(config)
-    return is_attempt(own, fingerprint) if own else not continues_another(config)
-
-
 def _trained_by(fingerprint: str) -> str:
-    other = read_record(fingerprint)
-    process = f"process {other.process}" if other else "another process"
-    log = f" (log: {other.log})" if other and other.log else ""
+    other = read_record(fingerprint) or LockRecord("of another command", None)
+    process, log = f"process {other.process}", f" (log: {other.log})" if other.log else ""
     return (
         f"{process} trains this configuration already{log}; wait for it or stop it, or train beside it in a "
         "directory of its own: train.directory=…"

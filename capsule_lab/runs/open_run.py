@@ -81,11 +81,7 @@ class Run:
 
         Args:
             options: of ``config.data`` that differ from training, such as ``{"test_crops": 13}``; with a
-                ``_target_``, the whole configuration of other data instead.
-
-        Raises:
-            RunError: if images or classes are not those of the network, or if, without ``_target_``, only a stand-in
-                is here for the real data of training, or the reverse.
+                ``_target_``, the whole configuration of other data, which need not be of the same source.
         """
         from capsule_lab.config import build, check  # torch and Lightning
 
@@ -120,12 +116,7 @@ class Run:
         return dict(to_container(config)["data"])
 
     def number_of_images(self, images: int | None, options: Mapping[str, Any]) -> dict[str, int]:
-        """Options of the data for so many images of a split, or as many as the data has by its own options, if fewer.
-
-        Args:
-            images: ``None`` for no limit of ours.
-            options: see ``data_with``.
-        """
+        """Options of the data for so many images of a split, if ``options`` of ``data_with`` do not leave fewer."""
         own = None if "_target_" in options else plain_value(self.config, "data.eval_images")
         fewer = options.get("eval_images", own)
         return {} if images is None else {"eval_images": images if fewer is None else min(images, fewer)}
@@ -142,16 +133,10 @@ class Run:
 
 
 def stored_batches(data: AbstractDataModule, split: str) -> Iterator[tuple[str, Batch]]:
-    """Every ``Batch`` of a split, as stored, on the CPU; and the name of its set, by which it is transformed.
-
-    Args:
-        data: prepared.
-        split: see ``Run.batches``.
-    """
+    """Every ``Batch`` of a split of prepared data, as stored; and the name of its set, by which it is transformed."""
     data.setup({"train": "fit", "val": "validate", "test": "test"}[split])
-    loaders = getattr(data, f"{split}_dataloader")()
-    if not isinstance(loaders, list):
-        loaders = [loaders]
+    found = getattr(data, f"{split}_dataloader")()
+    loaders = found if isinstance(found, list) else [found]
     names = {"train": ("train",), "val": data.val_names, "test": data.test_names}[split]
     for name, loader in list(zip(names, loaders, strict=False))[: 1 if split == "val" else None]:
         for stored in loader:
@@ -167,10 +152,6 @@ def open(path: str | Path, *, trust: Sequence[str] | str | None = ()) -> Run:  #
         path: ``runs/…``, or a ``.ckpt`` file.
         trust: packages whose classes and functions the configuration in the checkpoint may name, beside ours:
             those of networks, routings or data of one's own.
-
-    Raises:
-        RunError: if there is none, it cannot be read, another version of capsule_lab wrote it, it names anything
-            that is not trusted, or the network that it describes does not fit its weights.
     """
     file = directories.find_checkpoint(path)
     checkpoint = checkpoints.read(file)
@@ -198,10 +179,8 @@ def _built(file: Path, checkpoint: dict[str, Any], record: dict[str, Any]) -> Ru
     facts = {name: tuple(value) if isinstance(value, list) else value for name, value in facts.items()}
     spec = DataSpec(**facts)
     stored = checkpoint["state_dict"]
-    if type(stored) not in (dict, OrderedDict):
-        raise RunError(
-            f"{file} has {type(stored).__name__} for its weights; expected a mapping: use another checkpoint"
-        )
+    if (kind := type(stored)) not in (dict, OrderedDict):
+        raise RunError(f"{file} has {kind.__name__} for its weights; expected a mapping: use another checkpoint")
     weights = {name.removeprefix("network."): value for name, value in dict.items(stored)}
     if sum(value.nbytes for value in weights.values()) > file.stat().st_size:  # one number in the place of many
         raise RunError(f"{file} is smaller than the weights in it; it was changed: use another checkpoint")
@@ -223,8 +202,8 @@ def _built(file: Path, checkpoint: dict[str, Any], record: dict[str, Any]) -> Ru
 def _check_weights(config: DictConfig, spec: DataSpec, weights: Mapping[str, torch.Tensor], file: Path) -> None:
     """Check that the network of a record has the weights of its file, before memory is taken for any.
 
-    The network is built on torch's meta device, where sizes are worked out and nothing is stored. Parameters and
-    buffers are counted on the way, so that a network of endless or larger layers is refused at once.
+    On torch's meta device sizes are worked out and nothing is stored. Parameters and buffers are counted on the way, so
+    that a network of endless or larger layers is refused at once.
     """
     import torch  # slow to import
     from torch.nn.modules import module as hooks

@@ -126,7 +126,7 @@ def read_evaluation(path: Path) -> dict[str, Any] | None:
 
 
 def read_status(directory: Path) -> dict[str, Any] | None:
-    """The ``status.json`` of a run that ended before it was finished: ``status``, and what was written beside it."""
+    """The ``status.json`` of a run that ended before it was finished."""
     return read_record(directory / STATUS, _SCHEMA[_Status])
 
 
@@ -146,19 +146,16 @@ def write_pause(directory: Path, steps: int, planned_steps: int) -> None:
     write_record(directory / STATUS, {"status": PAUSED, "steps": steps, "planned_steps": planned_steps})
 
 
-def write_failure(directory: Path, error: BaseException) -> None:
-    """``status.json``: whether the run failed or was interrupted, why, and the end of its log."""
-    content = {
-        "status": "interrupted" if isinstance(error, InterruptError | KeyboardInterrupt) else "failed",
-        "error": describe_error(error),
-        "log": tail(directory / "train.log", _LOG_LINES),
-    }
-    write_record(directory / STATUS, content)
-
-
 def describe_error(error: BaseException) -> str:
     """The message for a user in one line, with the type of the error if it is not one of a user's mistakes."""
     return user_message(error) or f"{type(error).__name__}: {one_line(error)}"
+
+
+def write_failure(directory: Path, error: BaseException) -> None:
+    """``status.json``: whether the run failed or was interrupted, why, and the end of its log."""
+    status = "interrupted" if isinstance(error, InterruptError | KeyboardInterrupt) else "failed"
+    log = tail(directory / "train.log", _LOG_LINES)
+    write_record(directory / STATUS, {"status": status, "error": describe_error(error), "log": log})
 
 
 @contextmanager
@@ -174,12 +171,7 @@ def recording_failure(directory: Path) -> Iterator[None]:
 
 
 def check_finite(metrics: Mapping[str, float], what: str) -> None:
-    """Check that all quantities are finite.
-
-    Args:
-        metrics: loss, errors and the like.
-        what: gives them, for the message: ``"the test of last.ckpt"``.
-    """
+    """Check that all quantities are finite that ``what`` gives, as ``"the test of last.ckpt"``."""
     wrong = [f"{name} {value}" for name, value in metrics.items() if not math.isfinite(value)]
     if wrong:
         raise RunError(
@@ -199,21 +191,16 @@ def split_metrics(metrics: Mapping[str, Any], split: str) -> dict[str, float]:
 def describe_metrics(split: str, metrics: Mapping[str, float]) -> tuple[str, str]:
     """What a split gave, for the last lines of a command: the error, then those of its parts; or all quantities.
 
-    >>> describe_metrics("test", {"error": 3.62, "loss": 0.1})
-    ('test error 3.62 %', '')
-    >>> describe_metrics("test", {"loss": 40.5, "copying": 79.4})
+    >>> describe_metrics("test", {"copying": 79.4, "loss": 40.5})
     ('test loss 40.5', '  copying 79.4')
     """
     if "error" not in metrics:
-        first, *quantities = [f"{name} {value:.4g}" for name, value in sorted(metrics.items(), key=_is_no_loss)]
+        losses_first = sorted(metrics.items(), key=lambda item: item[0] != "loss")
+        first, *quantities = [f"{name} {value:.4g}" for name, value in losses_first]
         return f"{split} {first}", "".join(f"  {each}" for each in quantities)
     parts = {name.removesuffix("/error"): value for name, value in metrics.items() if name.endswith("/error")}
     others = "".join(f"  {part} {value:.2f} %" for part, value in parts.items())
     return f"{split} error {metrics['error']:.2f} %", others
-
-
-def _is_no_loss(item: tuple[str, float]) -> bool:
-    return item[0] != "loss"
 
 
 def describe_data(provenance: Mapping[str, Any]) -> str:

@@ -26,10 +26,7 @@ def finished_run(
 ) -> tuple[Path, dict[str, Any]] | None:
     """The run directory and the result that count for a configuration: the latest on real data, else the latest.
 
-    Args:
-        config: of the run.
-        fingerprint: its hash, where that is known.
-        any_precision: for reports: also one that does not count here for its precision, if no other is there.
+    With ``any_precision``, for reports, also one that does not count here for its precision, if no other is there.
     """
     found = [each for each in _finished(fingerprint or config_hash(config)) if not real_data_available(each[1], config)]
     if any_precision and len({result.get("precision") for _, result in found}) < 2:
@@ -55,10 +52,6 @@ def real_data_available(record: Mapping[str, Any], config: DictConfig) -> bool:
 
     A report checks this for tables that others wrote: nothing that the configuration names is imported or built. A data
     set of ``capsule_lab`` is looked up by its name and its directory; for any other, the run counts as it is.
-
-    Args:
-        record: of the run, with the provenance of its data.
-        config: of the run.
     """
     if config.data.get("source") != "auto" or record["provenance"]["source"] == "real":
         return False
@@ -73,11 +66,7 @@ def real_data_available(record: Mapping[str, Any], config: DictConfig) -> bool:
 
 
 def _has_other_precision(record: Mapping[str, Any], config: DictConfig) -> bool:
-    """Whether a run of ``trainer.precision=auto`` had another precision than it would have on this machine.
-
-    ``False`` if that is not known: of checkpoints without a record of it, and of a run on a GPU where there is none, as
-    on the login node of a cluster.
-    """
+    """Whether a run of ``trainer.precision=auto`` had another precision than here; not of a GPU where there is none."""
     if config.trainer.get("precision") != "auto" or not record.get("precision"):
         return False
     import torch

@@ -14,11 +14,6 @@ from capsule_lab.config.compose import as_argument, search_override
 from capsule_lab.runs.results import describe_data, describe_metrics
 from capsule_lab.system.terminal import as_typed
 
-_ENDED_BY = {
-    "time limit": "the time limit of a callback",
-    "threshold": "the threshold of a callback",
-    "callback": "a callback",
-}
 _INDENT = 12  # of the last lines of the command
 
 
@@ -28,10 +23,9 @@ def summary(
     """The last lines of the command: errors, network, data, duration, directory, and what to try next.
 
     Args:
-        result: of ``train``.
-        directory: of the run.
+        result: of ``train`` in ``directory``.
         chosen: options of groups, ``model`` and ``routing`` among them.
-        overrides: of the command, for what to try next; ``None`` leaves it out.
+        overrides: of the command, for what to try next, which is left out without.
     """
     run = escape(str(as_typed(directory)))
     routing = "" if chosen["routing"] in (None, "none") else f", routing {chosen['routing']}"
@@ -45,7 +39,8 @@ def summary(
     else:
         outcome = "neither validated nor tested"
     following = [] if overrides is None else _to_try(result, directory, chosen, overrides)
-    ended = "" if result["stopped_by"] == "steps" else f", ended by {_ENDED_BY[result['stopped_by']]}"
+    by = {"callback": "a callback"}.get(result["stopped_by"], f"the {result['stopped_by']} of a callback")
+    ended = "" if result["stopped_by"] == "steps" else f", ended by {by}"
     lines = [
         outcome,
         *_times(result.get("time_to_accuracy", {})),
@@ -89,10 +84,6 @@ def _to_try(
         others = [each for each in overrides if not each.startswith(_NOT_WITH_ANOTHER_ROUTING)]
         found.append(f"train {shlex.join([*others, 'routing=uniform'])}")
     search = "".join(f" {shlex.quote(each)}" for each in search_override())
-    return [f"  {_python()} -m capsule_lab {each}{search}" for each in found]
-
-
-def _python() -> str:
-    """The interpreter, where it lies in the current directory, as that of ``make``; else it is on the user's path."""
-    path = as_typed(Path(sys.executable))
-    return "python" if path.is_absolute() else shlex.quote(str(path))
+    path = as_typed(Path(sys.executable))  # that of `make` lies in the current directory, another on the user's path
+    python = "python" if path.is_absolute() else shlex.quote(str(path))
+    return [f"  {python} -m capsule_lab {each}{search}" for each in found]

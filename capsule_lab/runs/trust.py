@@ -8,7 +8,6 @@ package that the user trusts.
 from __future__ import annotations
 
 import inspect
-import logging
 import re
 import sys
 from collections.abc import Iterator, Sequence
@@ -19,8 +18,6 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from capsule_lab.errors import ConfigError, RunError, one_line
-
-log = logging.getLogger(__name__)
 
 BUILT = ("data", "model", "module", "routing", "class_routing", "loss", "schedule", "optimizer")
 """Groups of the configuration in a checkpoint from which objects are built."""
@@ -38,7 +35,7 @@ _RECORD: dict[str, Any] = {
     "provenance": dict, "provenance.source": str, "provenance.name": str,
     "spec": dict, "seconds": (int, float), "val": dict,
 }  # fmt: skip
-_NUMBERS = (bool, int, float, type(None))
+_PLAIN = (str, bool, int, float, type(None))
 _NOBODYS = {*sys.stdlib_module_names, "torch"}
 _MOST_VALUES = 10_000  # ours: a configuration has 300; lists that share their items can stand for billions
 
@@ -46,15 +43,12 @@ _MOST_VALUES = 10_000  # ours: a configuration has 300; lists that share their i
 def check_targets(config: Any, trust: Sequence[str] | str | None, file: Path) -> None:
     """Check that everything that the groups ``BUILT`` of a configuration name may be imported and called.
 
-    Args:
-        config: what ``check_record`` has accepted.
-        trust: packages that may be named beside ours.
-        file: that the configuration is from, for messages.
+    It is that of ``file``, which ``check_record`` has accepted. Packages of ``trust`` may be named beside ours.
     """
-    packages = _packages(trust)
-    for package in packages:
-        if not any(_is_in(str(target), [package]) for target in targets(config)):
-            log.warning("trust has %s, and nothing in %s is of it: leave it out", package, file)
+    packages = [trust] if isinstance(trust, str) else list(trust or ())
+    for name in packages:
+        if not isinstance(name, str) or not _NAME.fullmatch(name) or name.partition(".")[0] in _NOBODYS:
+            raise ConfigError(f"trust has {name!r}; expected names of packages of your own, such as trust=[mine]")
     for target in targets(config):
         if not isinstance(target, str) or not _NAME.fullmatch(target):
             raise RunError(f"{file} has _target_: {str(target)[:80]!r}; expected the name of {_EXPECTED}")
@@ -86,15 +80,12 @@ def check_record(record: dict[str, Any], file: Path) -> None:
         kind = type(value)
         if kind is dict:
             left += [*value, *value.values()]
-        elif kind is list or kind is tuple:
+        elif kind in (list, tuple):
             left += value
-        elif kind is str:
-            if "${" in value:
-                raise RunError(f"{file} has {value[:80]!r} in its configuration; expected values without interpolation")
-        elif kind not in _NUMBERS:
-            raise RunError(
-                f"{file} has {kind.__name__} in its configuration; expected text, numbers, lists and mappings"
-            )
+        elif kind is str and "${" in value:
+            raise RunError(f"{file} has {value[:80]!r} in its configuration; expected values without interpolation")
+        elif kind not in _PLAIN:
+            raise RunError(f"{file} has {kind.__name__} in its configuration; expected text, numbers and lists of them")
     for name, expected in _RECORD.items():
         part, _, key = name.partition(".")
         if not isinstance(record[part].get(key) if key else record.get(part), expected):
@@ -125,17 +116,7 @@ def targets(config: Any) -> Iterator[Any]:
 
 def packages_of(config: Any) -> list[str]:
     """Packages other than ours and torch that a configuration names, which opening its run has to trust."""
-    names = {str(target).partition(".")[0] for target in targets(config)}
-    return sorted(names - {"capsule_lab", "torch"})
-
-
-def _packages(trust: Any) -> list[str]:
-    listed = trust is None or (isinstance(trust, Sequence) and not isinstance(trust, str))
-    names = list(trust or ()) if listed else [trust]
-    for name in names:
-        if not isinstance(name, str) or not _NAME.fullmatch(name) or name.partition(".")[0] in _NOBODYS:
-            raise ConfigError(f"trust has {name!r}; expected names of packages of your own, such as trust=[mine]")
-    return names
+    return sorted({str(target).partition(".")[0] for target in targets(config)} - {"capsule_lab", "torch"})
 
 
 def is_part(target: str) -> bool:
@@ -145,22 +126,18 @@ def is_part(target: str) -> bool:
         return False
     if module != "capsule_lab" and not _is_in(module, (*_WITH_CLASSES, *_WITH_FUNCTIONS)):
         return False
-    found = _imported(module, name)
-    if inspect.isfunction(found):
-        return _is_in(found.__module__, _WITH_FUNCTIONS)
-    if not inspect.isclass(found) or _is_in(found.__module__, _COPYING):
-        return False
-    return issubclass(found, _kinds()) and _is_in(found.__module__, _WITH_CLASSES)
-
-
-def _kinds() -> tuple[type, ...]:
-    """Base classes of what a run is built of; constructing one writes nothing and starts nothing."""
     from lightning import LightningDataModule  # as torch: slow to import, and help needs none
     from torch import nn, optim
 
     from capsule_lab.schedules import Schedule
 
-    return nn.Module, optim.Optimizer, Schedule, LightningDataModule
+    found = _imported(module, name)
+    if inspect.isfunction(found):
+        return _is_in(found.__module__, _WITH_FUNCTIONS)
+    if not inspect.isclass(found) or _is_in(found.__module__, _COPYING):
+        return False
+    kinds = (nn.Module, optim.Optimizer, Schedule, LightningDataModule)  # made without writing or starting anything
+    return issubclass(found, kinds) and _is_in(found.__module__, _WITH_CLASSES)
 
 
 def _is_of(target: str, package: str) -> bool:

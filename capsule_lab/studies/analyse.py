@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
     from capsule_lab.networks import AbstractNetwork
     from capsule_lab.studies.images import StudyImages
-    from capsule_lab.studies.subject import Answer, Subject
+    from capsule_lab.studies.subject import Subject
 
-_UNTRAINED = "untrained/"
+_PREFIXES = {"trained": "", "untrained": "untrained/"}
 _SPLITS = {"val": "validation", "test": "test"}
 
 
@@ -38,11 +38,7 @@ def main(config: DictConfig) -> dict[str, Any]:
 
 
 def analyse(config: DictConfig) -> Outcome:
-    """What a question finds of a run's network, and of the same network before training, see ``study.conduct``.
-
-    Args:
-        config: of ``conf/analyse.yaml``.
-    """
+    """What a question finds of a run's network, and of the same network before training, see ``study.conduct``."""
     return conduct(config, "what", "analyses", _asked)
 
 
@@ -62,15 +58,21 @@ def _asked(setting: Setting) -> Found:
         from capsule_lab.analysis.plotting import add_heading
 
         source = runs.results.short_name(run.provenance)
+        asked = f"asked with {result['images']} {_SPLITS[config.split]} images of {source}"
+        endings = {"trained": (f"step {run.step}", ""), "untrained": ("untrained", "_untrained")}
         for weights, answer in answers.items():
+            of, ending = endings[weights]
             for name, figure in answer.draw().items():
-                of = f"step {run.step}" if weights == "trained" else "untrained"
-                asked = f"asked with {result['images']} {_SPLITS[config.split]} images of {source}"
                 add_heading(figure, f"{run.directory.name}, {of}, {asked}")
-                yield f"{stem}_{name}{'' if weights == 'trained' else '_untrained'}", figure
+                yield f"{stem}_{name}{ending}", figure
 
     rows = [{"weights": weights, **row} for weights, answer in answers.items() for row in answer.rows]
-    return Found({"analyse": _numbers(answers)}, trained.batches, figures, rows)
+    numbers = {
+        f"{_PREFIXES[weights]}{name}": value if math.isfinite(value) else None
+        for weights, answer in answers.items()
+        for name, value in answer.numbers.items()
+    }
+    return Found({"analyse": numbers}, trained.batches, figures, rows)
 
 
 def _outputs(subject: Subject) -> Iterator[torch.Tensor]:
@@ -99,30 +101,18 @@ def _untrained(run: runs.Run, images: StudyImages, seed: int) -> AbstractNetwork
     return network
 
 
-def _numbers(answers: Mapping[str, Answer]) -> dict[str, float | None]:
-    """Of the trained network by name, of the other one with ``untrained/`` before it; ``None`` for no number."""
-    prefixes = {"trained": "", "untrained": _UNTRAINED}
-    return {
-        f"{prefixes[weights]}{name}": value if math.isfinite(value) else None
-        for weights, answer in answers.items()
-        for name, value in answer.numbers.items()
-    }
-
-
 def table(result: Mapping[str, Any]) -> Table:
     """Numbers of the trained network and, beside it, of the untrained one, for a terminal."""
     title = f"{name_of(result['options'])} of {result['checkpoint']}: {result['images']} images"
     shown = Table(title=Text(printable(title)), title_justify="left")
     shown.add_column("")
-    shown.add_column("trained", justify="right")
     numbers = result["analyse"]
-    both = any(key.startswith(_UNTRAINED) for key in numbers)
-    if both:
-        shown.add_column("untrained", justify="right")
-    for key, value in numbers.items():
-        if not key.startswith(_UNTRAINED):
-            found = [value, numbers.get(f"{_UNTRAINED}{key}")] if both else [value]
-            shown.add_row(key, *("" if each is None else f"{each:.4g}" for each in found))
+    columns = {name: prefix for name, prefix in _PREFIXES.items() if any(key.startswith(prefix) for key in numbers)}
+    for name in columns:
+        shown.add_column(name, justify="right")
+    for key in (key for key in numbers if not key.startswith(_PREFIXES["untrained"])):
+        found = [numbers.get(f"{prefix}{key}") for prefix in columns.values()]
+        shown.add_row(key, *("" if each is None else f"{each:.4g}" for each in found))
     if None in numbers.values():
         shown.caption = "empty: not defined for this network or these images (docs/guides/looking_inside.md)"
         shown.caption_justify = "left"

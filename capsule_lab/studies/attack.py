@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig
@@ -20,7 +20,7 @@ from capsule_lab import runs
 from capsule_lab.command import command
 from capsule_lab.errors import ConfigError, printable
 from capsule_lab.evaluate import check_outputs
-from capsule_lab.studies.attacks.kind import PIXEL_STRENGTHS, Kind, kind_of, name_of
+from capsule_lab.studies.attacks.kind import PIXEL_STRENGTHS, kind_of, name_of
 from capsule_lab.studies.study import Found, Outcome, Setting, conduct, show_and_keep
 
 if TYPE_CHECKING:
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
     from capsule_lab.studies.attacks.evaluation import Measured
     from capsule_lab.studies.attacks.session import AttackedRun
-    from capsule_lab.studies.images import StudyImages
     from capsule_lab.tables.summary import Entry
 
 _COLUMNS = {
@@ -38,7 +37,6 @@ _COLUMNS = {
     "detected": "detected %",
 }
 """Of what is printed; ``summary.of_budgets`` says what they are."""
-_PICTURES = 8  # ours: what fits a page
 _CPU_BATCH = 128  # ours: a gradient by so many images stays in the caches, and takes 0.7 of the time of 500
 _FOR_THRESHOLD = 1000  # ours: validation images, of which 50 are above it
 
@@ -52,11 +50,7 @@ def main(config: DictConfig) -> dict[str, Any]:
 
 
 def attack(config: DictConfig) -> Outcome:
-    """What an attack finds, see ``study.conduct``.
-
-    Args:
-        config: of ``conf/attack.yaml``.
-    """
+    """What an attack finds by a configuration of ``conf/attack.yaml``, see ``study.conduct``."""
     return conduct(config, "attack", "attacks", _attacked, cpu_batch=_CPU_BATCH)
 
 
@@ -68,115 +62,90 @@ def table_figures(entries: Sequence[Entry]) -> dict[str, Figure]:
 
 
 def _attacked(setting: Setting) -> Found:
-    from capsule_lab.studies.attacks import session, summary
+    from capsule_lab.studies.attacks import checks, session, summary
     from capsule_lab.studies.images import StudyImages
 
     config, run, function = setting.config, setting.run, setting.function
-    source, baseline = (
-        runs.open(config[name], trust=config.trust) if config[name] else None for name in ("source", "baseline")
-    )
+    others = {name: runs.open(config[name], trust=config.trust) for name in ("source", "baseline") if config[name]}
+    for other in others.values():
+        session.check_same_data(run, other)
     images = StudyImages(setting.data, config.split, setting.device)
+    source = others.get("source")
     attacked = session.AttackedRun(run, images, config.space, source=source, couplings=config.couplings)
     check_outputs(run, (attacked.logits(batch.images) for batch in attacked.batches))
     threshold = None
     if config.split == "test":
         few = run.data_with({**setting.options, **run.number_of_images(_FOR_THRESHOLD, setting.options)})
         threshold = session.detection_threshold(run, few)
-    if threshold is not None:
-        attacked.keep_errors()
-    kind = kind_of(config.attack)
-    epsilons = _epsilons(config, kind, attacked)
+    attacked.keeps_errors = threshold is not None
+    kind, epsilons = kind_of(config.attack), _epsilons(config, attacked)
     targets = [*range(run.spec.num_classes)] if config.targeted else [None]
     start_time = time.monotonic()
     with _progress(attacked, "attacking", len(epsilons) * len(targets)):
         measured = attacked.measure(function, config.objective, epsilons, targets)
     seconds = time.monotonic() - start_time
-    own = config.couplings == "trained" and not source
-    to_check = config.checks and own and not config.targeted and kind.along_gradients
+    verdicts = []
+    if config.checks and kind.along_gradients and not (config.targeted or source or config.couplings == "equal"):
+        baseline = others.get("baseline")
+        judge = None if baseline is None else session.AttackedRun(baseline, images, config.space)
+        options = {"images": config.check_images, "baseline": judge}
+        with _progress(attacked, "checking", None):
+            found = checks.checks(attacked, function, config.objective, epsilons, **options)
+            verdicts = [check._asdict() for check in found]
     result = {
         config.split: summary.of_clean(measured, threshold),
         "attack": summary.of_budgets(measured, threshold),
         "seconds": round(seconds, 2),
-        "checks": _checked(setting, attacked, epsilons, baseline, images) if to_check else [],
-        **{name: str(each.checkpoint) if each else None for name, each in (("source", source), ("baseline", baseline))},
+        "checks": verdicts,
+        **{name: str(others[name].checkpoint) if name in others else None for name in ("source", "baseline")},
         **{name: config[name] for name in ("objective", "space", "couplings", "targeted")},
     }
-
-    def figures(record: Mapping[str, Any], stem: str) -> Iterator[tuple[str, Figure]]:
-        return _figures(setting, attacked, measured, record, stem)
-
-    return Found(result, attacked.batches, figures)
-
-
-def _checked(
-    setting: Setting, attacked: AttackedRun, epsilons: list[float], baseline: runs.Run | None, images: StudyImages
-) -> list[dict[str, Any]]:
-    from capsule_lab.studies.attacks.checks import checks
-    from capsule_lab.studies.attacks.session import AttackedRun, check_same_data
-
-    config, other = setting.config, None
-    if baseline is not None:
-        check_same_data(setting.run, baseline)
-        other = AttackedRun(baseline, images, config.space)
-    with _progress(attacked, "checking", None):
-        found = checks(
-            attacked, setting.function, config.objective, epsilons, images=config.check_images, baseline=other
-        )
-        return [asdict(check) for check in found]
+    return Found(result, attacked.batches, functools.partial(_figures, run, attacked, measured))
 
 
 def _figures(
-    setting: Setting, attacked: AttackedRun, measured: Measured, record: Mapping[str, Any], stem: str
+    run: runs.Run, attacked: AttackedRun, measured: Measured, record: Mapping[str, Any], stem: str
 ) -> Iterator[tuple[str, Figure]]:
     from capsule_lab.analysis.plotting import add_heading
     from capsule_lab.studies.attacks.figures import accuracy_figure, attack_of, images_of, sheet, weights_of
     from capsule_lab.studies.measures.calibration import reliability, reliability_figure
 
     yield f"attack_{stem}", accuracy_figure([record])
-    config = setting.config
-    target = 0 if config.targeted else None
-    epsilons = [epsilon for epsilon, other in measured.attacked if epsilon and other == target]
-    answers = {"as it is": measured.clean} | {f"epsilon {each:g}": measured.attacked[each, target] for each in epsilons}
+    target = 0 if record["targeted"] else None
+    answers = {"as it is": measured.clean}
+    answers |= {f"epsilon {each:g}": found for (each, to), found in measured.attacked.items() if each and to == target}
     bins = {key: reliability(each.logits.double().softmax(1), measured.labels) for key, each in answers.items()}
-    examples = attacked.examples(setting.function, config.objective, epsilons, _PICTURES, target)
     aim = "" if target is None else f" towards class {target}"
     for name, figure in (
-        ("attacked", sheet(examples, measured.clean.found, record, setting.run.spec.classes)),
+        ("attacked", sheet(measured, target, attacked.batches[0].box, record, run.spec.classes)),
         ("reliability", reliability_figure(bins)),
     ):
         add_heading(figure, f"{weights_of(record)}: {attack_of(record)}{aim}, {images_of(record)}")
         yield f"{name}_{stem}", figure
 
 
-def _epsilons(config: DictConfig, kind: Kind, attacked: AttackedRun) -> list[float]:
-    """The strengths that are given, or those of the kind of attack; none is beyond what changes anything."""
-    is_length = config.attack.get("norm") == "l2"
-    box = attacked.batches[0].box
+def _epsilons(config: DictConfig, attacked: AttackedRun) -> list[float]:
+    """The strengths that are given, or those of the kind of attack; of pixels none is beyond what changes anything."""
+    strengths = kind_of(config.attack).strengths
+    is_length, in_grey_levels = config.attack.get("norm") == "l2", config.space == "grey_levels"
+    box, shape = attacked.batches[0].box, attacked.batches[0].images.shape[1:]
     if config.epsilons is not None:
         epsilons = [float(epsilon) for epsilon in config.epsilons]
-    elif kind.strengths:
-        epsilons = [*kind.strengths]
     elif is_length:
-        unit = 255 if config.space == "grey_levels" else 1
-        epsilons = [unit * epsilon for epsilon in PIXEL_STRENGTHS["l2"]]
+        epsilons = [(255 if in_grey_levels else 1) * epsilon for epsilon in PIXEL_STRENGTHS["l2"]]
     else:
-        of_input = "unit" if box.high == 1 else "standardised"
-        epsilons = [*PIXEL_STRENGTHS["grey_levels" if config.space == "grey_levels" else of_input]]
-    _, channels, height, width = attacked.batches[0].images.shape
+        pixels = "grey_levels" if in_grey_levels else "unit" if box.high == 1 else "standardised"
+        epsilons = [*(strengths or PIXEL_STRENGTHS[pixels])]
     span = box.high - box.low
     if not math.isfinite(span):
         span = max((each.images.max() - each.images.min()).item() for each in attacked.batches)
-    side = max(height, width)
-    if kind.strengths:
-        low, high = (own if own is not None else end for own, end in zip(kind.limits, (-side, side), strict=True))
-    else:
-        low, high = 0.0, span * (channels * height * width) ** 0.5 if is_length else span
-    for epsilon in epsilons:
-        if not low <= epsilon <= high:
-            raise ConfigError(
-                f"epsilons has {epsilon:g}; expected {low:g} to {high:g} for attack={name_of(config.attack)}, images "
-                f"of {height}x{width} and a range of pixels of {span:g}"
-            )
+    most = span * shape.numel() ** 0.5 if is_length else span
+    wrong = [] if strengths else [epsilon for epsilon in epsilons if not 0 <= epsilon <= most]
+    if wrong:
+        raise ConfigError(
+            f"epsilons has {wrong[0]:g}; expected 0 to {most:g} for attack={name_of(config.attack)}, images of "
+            f"{shape[1]}x{shape[2]} and a range of pixels of {span:g}"
+        )
     return epsilons
 
 
@@ -191,11 +160,10 @@ def tables(result: Mapping[str, Any]) -> list[Table]:
     first = "success" if result["targeted"] else "accuracy"
     known = {key for each in budgets.values() for key, value in each.items() if value is not None}
     columns = {key: heading for key, heading in _COLUMNS.items() if key in known}
-    note = "mean change: of a pixel, of 255, after what leaves the pixels' range is cut off"
-    shown = Table(
-        title=Text(printable(title)), title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0),
-        caption=note if "mean_grey_levels" in columns else None, caption_justify="left",
-    )  # fmt: skip
+    shown = Table(title=Text(printable(title)), title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    if "mean_grey_levels" in columns:
+        shown.caption = "mean change: of a pixel, of 255, after what leaves the pixels' range is cut off"
+        shown.caption_justify = "left"
     for heading in ("epsilon", f"{first} %", "95 % interval", *columns.values()):
         longest = "99.6 to 100.0" if "interval" in heading else max(heading.split(), key=len)
         shown.add_column(heading, justify="right", width=len(longest))  # rich would cut words off
@@ -205,9 +173,7 @@ def tables(result: Mapping[str, Any]) -> list[Table]:
         shown.add_row(f"{epsilon:g}", f"{each[first]:.1f}", bounds, *numbers)
     if not result["checks"]:
         return [shown]
-    verdicts = Table(title="can it be believed?", title_justify="left")
-    for heading in ("check", "", "found"):
-        verdicts.add_column(heading)
+    verdicts = Table("check", "", "found", title="can it be believed?", title_justify="left")
     for each in result["checks"]:
         verdict = {True: "passed", False: "FAILED", None: ""}[each["passed"]]
         verdicts.add_row(each["name"], verdict, each["found"], style="red" if each["passed"] is False else None)
@@ -217,16 +183,13 @@ def tables(result: Mapping[str, Any]) -> list[Table]:
 @contextmanager
 def _progress(attacked: AttackedRun, task: str, passes: int | None) -> Iterator[None]:
     """A bar, on a terminal, with the time left if it is known how often all images are attacked."""
-    columns = (TextColumn(task), BarColumn(), TimeRemainingColumn())
     total = None if passes is None else passes * sum(len(batch.labels) for batch in attacked.batches)
     console = Console(stderr=True)
+    columns = (TextColumn(task), BarColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         step = bar.add_task("", total=total)
         attacked.on_step = lambda images: bar.advance(step, images)
-        try:
-            yield
-        finally:
-            attacked.on_step = None
+        yield
 
 
 if __name__ == "__main__":

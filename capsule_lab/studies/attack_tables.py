@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas as pd
 from matplotlib.figure import Figure
@@ -14,19 +13,26 @@ from capsule_lab.studies.attacks.figures import accuracy_figure, attack_of
 from capsule_lab.tables.summary import Entry, Run
 
 
+class _Curve(NamedTuple):
+    """A row under attack, and the labels of the rows that are attacked and, for a transfer, attacked with."""
+
+    label: str
+    network: str
+    source: str
+    runs: list[Run]
+    published: dict[float, float]
+
+
 def accuracy_under_attack(entries: Sequence[Entry]) -> dict[str, Figure]:
     """Curves of the rows that ``attack`` evaluates, by name: ``attacks``, ``targeted_attacks``.
 
     Of several seeds, the mean, and in place of an interval the smallest and the largest. Published values of the
     accuracy, or of the success, are pale points, beside results on real data only.
-
-    Args:
-        entries: of ``summarise``.
     """
     attacked = [entry for entry in entries if entry.row.by == "attack"]
     several = len({entry.column.overrides for entry in attacked}) > 1
     rows = {entry.row.name: entry.row.label for entry in entries}
-    curves: dict[str, dict[str, _Curve]] = {}
+    figures: dict[str, dict[str, _Curve]] = {}
     for entry in attacked:
         epsilon, _, quantity = entry.column.metric.removeprefix("attack/").rpartition("/")
         source = entry.row.takes.get("source", ("",))[0]
@@ -37,45 +43,26 @@ def accuracy_under_attack(entries: Sequence[Entry]) -> dict[str, Figure]:
             name += "" if run.result["space"] == "input" else f"_in_{run.result['space']}"
             name += "_l2" if run.result["options"].get("norm") == "l2" else ""
             name += f"_{entry.column.name}" if several else ""
-            network = rows.get(entry.row.of, entry.row.of) + standin
-            new = _Curve(entry.row.label + standin, network, rows.get(source, source))
-            curve = curves.setdefault(name, {}).setdefault(new.label, new)
+            label, network = (each + standin for each in (entry.row.label, rows.get(entry.row.of, entry.row.of)))
+            new = _Curve(label, network, rows.get(source, source), [], {})
+            curve = figures.setdefault(name, {}).setdefault(label, new)
             if run.cell.fingerprint not in {each.cell.fingerprint for each in curve.runs}:
                 curve.runs.append(run)
             if entry.published and run.real and quantity == drawn:
                 curve.published[float(epsilon)] = entry.published.mean
-    if not curves:
-        return {}
-    known = [curve.network for by_label in curves.values() for curve in by_label.values()]
-    figures = {}
-    for name, by_label in curves.items():
-        drawn_curves = [*by_label.values()]
-        attacks = [attack_of(curve.runs[0].result, curve.source) for curve in drawn_curves]
-        places = [(attack, curve.network) for attack, curve in zip(attacks, drawn_curves, strict=True)]
-        networks = [
-            curve.network if places.count(place) == 1 else curve.label  # two such attacks that differ in an option
-            for place, curve in zip(places, drawn_curves, strict=True)
-        ]
-        results = [_over_seeds(curve.runs) for curve in drawn_curves]
-        published = [curve.published for curve in drawn_curves]
-        figures[name] = accuracy_figure(results, networks, attacks, published, known)
-    return figures
+    known = [curve.network for by_label in figures.values() for curve in by_label.values()]
+    return {name: _figure([*by_label.values()], known) for name, by_label in figures.items()}
 
 
-@dataclass(frozen=True)
-class _Curve:
-    """A row under attack.
-
-    Attributes:
-        network: the label of the row whose weights are attacked.
-        source: that of the row whose network images are made against, if it is another.
-    """
-
-    label: str
-    network: str
-    source: str
-    runs: list[Run] = field(default_factory=list)
-    published: dict[float, float] = field(default_factory=dict)
+def _figure(curves: Sequence[_Curve], known: Sequence[str]) -> Figure:
+    attacks = [attack_of(curve.runs[0].result, curve.source) for curve in curves]
+    places = [(attack, curve.network) for attack, curve in zip(attacks, curves, strict=True)]
+    networks = [
+        curve.network if places.count(place) == 1 else curve.label  # two such attacks that differ in an option
+        for place, curve in zip(places, curves, strict=True)
+    ]
+    results = [_over_seeds(curve.runs) for curve in curves]
+    return accuracy_figure(results, networks, attacks, [curve.published for curve in curves], known)
 
 
 def _over_seeds(runs: Sequence[Run]) -> dict[str, Any]:
@@ -85,11 +72,11 @@ def _over_seeds(runs: Sequence[Run]) -> dict[str, Any]:
         return results[0]
     numbers = pd.DataFrame([result["attack"] for result in results], dtype=float)
     merged = numbers.mean().to_dict()
-    for name in numbers:
+    drawn = "success" if results[0].get("targeted") else "accuracy"
+    for name, values in numbers.items():
         epsilon, _, key = str(name).partition("/")
-        if key in ("lowest", "highest") and numbers[f"{epsilon}/accuracy"].count() > 1:  # cells may share no epsilon
-            accuracies = numbers[f"{epsilon}/accuracy"]
-            merged[name] = accuracies.min() if key == "lowest" else accuracies.max()
+        if key == drawn and values.count() > 1:  # cells may share no epsilon
+            merged |= {f"{epsilon}/lowest": values.min(), f"{epsilon}/highest": values.max()}
     split = results[0]["split"]
     clean = statistics.fmean(result[split]["error"] for result in results)
     return {**results[0], "attack": merged, split: {"error": clean}}

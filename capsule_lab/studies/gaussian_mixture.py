@@ -21,7 +21,7 @@ from capsule_lab.analysis.curves import COLOURS
 
 
 class Mixture(NamedTuple):
-    """Means, variances and proportions of Gaussians in one dimension, ``(component,)``."""
+    """Gaussians in one dimension."""
 
     means: Float[Tensor, " component"]
     variances: Float[Tensor, " component"]
@@ -51,12 +51,7 @@ def example() -> tuple[Float[Tensor, " point"], Mixture]:
 def fit_mixture(
     points: Float[Tensor, " point"], start: Mixture, steps: int, *, min_variance: float = 0.0
 ) -> list[MixtureStep]:
-    """E- and M-steps in turn; ``min_variance`` is added to each variance, as EM routing does.
-
-    >>> steps = fit_mixture(*example(), 2)
-    >>> round(steps[0].log_likelihood, 4), round(steps[1].log_likelihood, 4)
-    (-16.1717, -14.7377)
-    """
+    """E- and M-steps in turn; ``min_variance`` is added to each variance, as EM routing does."""
     mixture, found = start, []
     for _ in range(steps):
         log_joint = mixture.proportions.log() + mixture.log_densities(points)  # [point component]

@@ -12,21 +12,13 @@ from capsule_lab.errors import RunError
 from capsule_lab.runs.open_run import stored_batches
 from capsule_lab.types import Batch
 
-_ROUNDING = 1e-4  # ours: of float32
 _BACKGROUND = 16  # ours: of 255 grey levels; outermost pixels above it are no black background
 
 
 class StudyImages:
-    """Images of a split, of one label each, on a device.
+    """Images of a split, ``"val"`` or ``"test"``, of one label each, on the device of the network.
 
-    Args:
-        data: a DataModule, of ``Run.data_with``.
-        split: ``"val"`` or ``"test"``.
-        device: where the network is.
-
-    Attributes:
-        stored: name of the set and batch, before preprocessing.
-        seen: as the network sees them.
+    ``stored`` are name of the set and batch before preprocessing, ``seen`` batches as the network sees them.
     """
 
     def __init__(self, data: Any, split: str, device: torch.device) -> None:
@@ -48,14 +40,16 @@ class StudyImages:
             for name, batch in self.stored
         ]
 
-    def check_preprocessing(self, instead: str) -> None:
-        """Check that grey levels are preprocessed in the same way where they are floating-point numbers.
+    def preprocessed(self, grey_levels: Tensor) -> Tensor:
+        """Any grey levels as the network sees them, differentiable."""
+        nothing = torch.zeros(len(grey_levels), dtype=torch.int64, device=grey_levels.device)
+        seen: Tensor = self.data.unpaired_batch(Batch(grey_levels, nothing, nothing), self.stored[0][0]).images
+        return seen
 
-        Args:
-            instead: what is expected if they are not, for the message.
-        """
+    def check_preprocessing(self, instead: str) -> None:
+        """Check that grey levels are preprocessed alike where they are floating-point numbers; else use ``instead``."""
         for again, seen in zip(self.changed(lambda images: images), self.seen, strict=True):
-            if not torch.allclose(again.images, seen.images, atol=_ROUNDING):
+            if not torch.allclose(again.images, seen.images, atol=1e-4):  # ours: rounding of float32
                 raise RunError(
                     f"images of {type(self.data).__name__} are moved by preprocessing, or preprocessed otherwise "
                     f"where they are floating-point numbers; expected {instead}"
@@ -81,6 +75,5 @@ class StudyImages:
 def on_device(batch: Batch, device: torch.device, images: int | None = None) -> Batch:
     """Images, labels, keys and factors of a stored batch on a device, of the first ``images`` or of all."""
     factors = None if batch.factors is None else batch.factors[:images].to(device)
-    return Batch(
-        batch.images[:images].to(device), batch.labels[:images].to(device), batch.key[:images].to(device), factors
-    )
+    pixels, labels, key = (each[:images].to(device) for each in batch[:3])
+    return Batch(pixels, labels, key, factors)

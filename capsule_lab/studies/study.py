@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -21,11 +22,6 @@ from capsule_lab.studies.attacks.kind import name_of
 if TYPE_CHECKING:
     import torch
     from matplotlib.figure import Figure
-
-    from capsule_lab.types import Batch
-
-_NOT_OPTIONS = ("ckpt", "trainer", "trust")
-"""Keys of a configuration that do not change what is found."""
 
 
 class Setting(NamedTuple):
@@ -61,19 +57,11 @@ class Outcome(NamedTuple):
 def conduct(
     config: DictConfig, group: str, folder: str, find: Callable[[Setting], Found], *, cpu_batch: int | None = None
 ) -> Outcome:
-    """What a study finds of ``config.ckpt``. Writes nothing.
+    """What a study finds of ``config.ckpt``, for records in a folder of the run. Writes nothing.
 
     Args:
-        config: of the command.
         group: of the attack or question, in ``config``.
-        folder: of records, in the directory of the run.
-        find: the study.
         cpu_batch: images in a batch at most, on a CPU; ``None`` for the run's own number.
-
-    Raises:
-        ConfigError: if ``ckpt`` is missing, for an unknown option, or a network that the study is not for.
-        DataError, RunError: see ``runs.open``, ``Run.data_with`` and ``StudyImages``; also for a network whose output
-            is not finite.
     """
     import torch
     from hydra.utils import instantiate
@@ -96,6 +84,9 @@ def conduct(
     start_time = time.monotonic()
     with build.constructing(f"{group}={name}"), torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
         found = find(Setting(config, run, data, options, device, function))
+    pixels = hashlib.sha256()
+    for batch in found.batches:
+        pixels.update(batch.images.cpu().contiguous().numpy().tobytes())
     result = {
         "seconds": round(time.monotonic() - start_time, 2),
         **found.result,
@@ -103,56 +94,33 @@ def conduct(
         "options": to_container(config)[group],
         "split": config.split,
         "images": sum(len(batch.labels) for batch in found.batches),
-        "images_sha256": digest(found.batches),
+        "images_sha256": pixels.hexdigest(),
         "provenance": data.provenance,
         "data": run.data_config(options),
         "hardware": environment.hardware(device, 1),
         "precision": "32-true",
         **environment.of_this_process(),
     }
-    path = run.directory / folder / f"{_file_stem(config, run, name, data.provenance['source'])}.json"
-    return Outcome(result, path, run, lambda: found.figures(result, path.stem), found.rows)
-
-
-def _file_stem(config: DictConfig, run: runs.Run, name: str, source: str) -> str:
-    """``<checkpoint>-<split>-<attack or question>-<source>-<hash of the options>``."""
-    options = {key: value for key, value in to_container(config).items() if key not in _NOT_OPTIONS}
-    fingerprint = hashlib.sha256(repr(sorted(options.items(), key=str)).encode()).hexdigest()[:8]
-    return "-".join([run.checkpoint.stem, config.split, name, source, fingerprint])
-
-
-def digest(batches: Iterable[Batch]) -> str:
-    """SHA-256 of all images."""
-    found = hashlib.sha256()
-    for batch in batches:
-        found.update(batch.images.cpu().contiguous().numpy().tobytes())
-    return found.hexdigest()
+    decisive = {key: each for key, each in to_container(config).items() if key not in ("ckpt", "trainer", "trust")}
+    fingerprint = hashlib.sha256(repr(sorted(decisive.items(), key=str)).encode()).hexdigest()[:8]
+    stem = "-".join([run.checkpoint.stem, config.split, name, data.provenance["source"], fingerprint])
+    path = run.directory / folder / f"{stem}.json"
+    return Outcome(result, path, run, lambda: found.figures(result, stem), found.rows)
 
 
 def show_and_keep(outcome: Outcome, tables: Iterable[Table], logger: Any, *, pdf: bool = False) -> None:
-    """Print tables, and write record, rows and figures beside the checkpoint.
-
-    Args:
-        outcome: of a study.
-        tables: of its record.
-        logger: options of ``conf/logger``; ``None`` for none.
-        pdf: also save figures as PDF.
-    """
+    """Print tables, and write record, rows and figures beside the checkpoint; ``logger`` is of ``conf/logger``."""
     console = Console(highlight=False)
+    say = functools.partial(console.print, soft_wrap=True, markup=False)
     for table in tables:
         console.print(table)
-    for message in _kept(outcome, logger, pdf=pdf):
-        console.print(message, soft_wrap=True, markup=False)
-
-
-def _kept(outcome: Outcome, logger: Any, *, pdf: bool) -> Iterator[str]:
     runs.files.write_record(outcome.path, outcome.result)
-    yield f"written to {outcome.path}"
+    say(f"written to {outcome.path}")
     if outcome.rows:
         import pandas as pd
 
         rows = outcome.path.with_suffix(".csv")
         runs.files.write_text(rows, pd.DataFrame(outcome.rows).to_csv(index=False))
-        yield f"written to {rows}"
+        say(f"written to {rows}")
     for path in keep_figures(outcome.run, outcome.figures(), logger, pdf=pdf):
-        yield f"drawn in {path}"
+        say(f"drawn in {path}")

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from jaxtyping import Float, Int64
@@ -16,7 +16,7 @@ from capsule_lab.analysis.trace import LayerTrace, concatenate, joined_capsules,
 from capsule_lab.networks import AbstractCapsuleNetwork
 from capsule_lab.runs.open_run import Run
 from capsule_lab.studies.attacks import shifts
-from capsule_lab.studies.attacks.pixel_space import GREY_LEVELS
+from capsule_lab.studies.attacks.gradient import GREY_LEVELS
 from capsule_lab.studies.images import StudyImages
 from capsule_lab.types import Batch, CapsuleOutput
 
@@ -31,19 +31,14 @@ Change = Callable[[Tensor, float], Tensor]
 
 @dataclass(frozen=True)
 class Subject:
-    """A network and held-out images.
+    """A network in evaluation mode and float32, and held-out images of one label each as it sees them, on its device.
 
     Attributes:
-        network: in evaluation mode and float32: an ``AbstractNetwork``, or for questions about pairs of images an
-            ``AbstractPairNetwork``.
-        batches: as the network sees them, on its device; of one label per image.
-        changed: the same images after a change that is made before preprocessing, so that what comes in at the edges
-            is background.
-        training: so many of the images of training, not augmented, as the network sees them.
-        factors: names of the columns of ``Batch.factors``; empty for data that does not say how images were taken.
+        network: an ``AbstractNetwork``, or for questions about pairs of images an ``AbstractPairNetwork``.
+        changed: the images after a change before preprocessing, so that what comes in at the edges is background.
         changes: what can be done to images, by name: rotation, translation, scaling and shear.
-        classes: their names; empty where they have numbers only.
-        num_classes: how many there are.
+        training: so many of the images of training, not augmented.
+        factors, classes: names of the columns of ``Batch.factors`` and of the classes; empty where there are none.
     """
 
     network: Any
@@ -74,12 +69,11 @@ class Subject:
     def outputs(self, batches: Sequence[Batch] | None = None) -> CapsuleOutput:
         """The network's output for all images, or for other ``batches``."""
         found = [self.network.forward(batch.images) for batch in (self.batches if batches is None else batches)]
-        capsules = [output.capsules for output in found if output.capsules is not None]
-        logits = [output.logits for output in found if output.logits is not None]
+        scores, capsules, logits = zip(*found, strict=True)
         return CapsuleOutput(
-            torch.cat([output.scores for output in found]),
-            joined_capsules(capsules) if capsules else None,
-            torch.cat(logits) if logits else None,
+            torch.cat(scores),
+            None if capsules[0] is None else joined_capsules(capsules),
+            None if logits[0] is None else torch.cat(logits),
         )
 
     def with_images(self, images: Float[Tensor, "image channel height width"]) -> list[Batch]:
@@ -96,39 +90,32 @@ class Subject:
             found.append(trace(self.network, batch.images)[1])
             per_image = sum(_bytes(each) for each in found[-1].values()) / len(batch.labels)
             if per_image * len(self.labels) > _MOST_BYTES:
+                size, most = (each / 2**30 for each in (per_image * len(self.labels), _MOST_BYTES))
                 raise ValueError(
-                    f"the couplings of {len(self.labels)} images take {per_image * len(self.labels) / 2**30:.0f} GiB, "
-                    f"and {_MOST_BYTES / 2**30:.0f} are allowed; expected images={int(_MOST_BYTES / per_image)} or "
-                    "fewer"
+                    f"the couplings of {len(self.labels)} images take {size:.0f} GiB, and {most:.0f} are allowed; "
+                    f"expected images={int(_MOST_BYTES / per_image)} or fewer"
                 )
         return {name: concatenate([each[name] for each in found]) for name in found[0]}
 
 
 def _bytes(layer: LayerTrace) -> int:
-    """Of a layer's couplings and of the votes that are computed from it."""
     couplings = sum(each.couplings.numel() for each in layer.iterations)
     votes = layer.iterations[0].couplings.numel() * layer.parents.poses.shape[2] if layer.windows is None else 0
     return 4 * (couplings + 3 * votes)  # 3: distances and weights beside them
 
 
-@dataclass(frozen=True)
-class Answer:
-    """What a question finds.
+class Answer(NamedTuple):
+    """What a question finds: numbers by name, rows of a CSV file for what does not fit them, and what draws figures.
 
-    Attributes:
-        numbers: by name; of a layer ``<layer>/<quantity>``, of an iteration ``<layer>/<iteration>/<quantity>``,
-            iterations counted from 1.
-        rows: of a CSV file, where there is more than fits numbers.
-        draw: figures by name.
+    Names are ``<layer>/<quantity>`` of a layer, ``<layer>/<iteration>/<quantity>`` of an iteration, counted from 1.
     """
 
     numbers: Mapping[str, float]
     rows: Sequence[Mapping[str, object]] = ()
-    draw: Callable[[], Mapping[str, Figure]] = field(default=dict)
+    draw: Callable[[], Mapping[str, Figure]] = dict
 
 
 Question = Callable[..., Answer]
-
 
 OF_PAIRS: set[str] = set()
 """Questions to networks that do not classify, by name."""
@@ -137,10 +124,8 @@ OF_PAIRS: set[str] = set()
 def question(*, of_pairs: bool = False) -> Callable[[Question], Question]:
     """Make a function an option ``what=<its name>``: it gets a ``Subject`` and gives an ``Answer``.
 
-    Keyword-only arguments are the options of users.
-
-    Args:
-        of_pairs: also of networks that are trained on pairs of images and do not classify.
+    Keyword-only arguments are the options of users. ``of_pairs`` is also of networks that are trained on pairs of
+    images and do not classify.
     """
 
     def register(function: Question) -> Question:
@@ -152,13 +137,7 @@ def question(*, of_pairs: bool = False) -> Callable[[Question], Question]:
 
 
 def open_subject(run: Run, network: Any, images: StudyImages) -> Subject:
-    """A network on the device of images, in evaluation mode and float32, and what can be asked about these.
-
-    Args:
-        run: of the network, or of one with the same data.
-        network: the run's own, or another.
-        images: held-out images.
-    """
+    """A network, that of a run or another, in evaluation mode and float32, and what can be asked about images."""
     images.check_preprocessing("a transformation that takes grey levels of 0 to 255 as either")
     fill = "black" if images.has_black_background else "border"
 
@@ -179,10 +158,7 @@ def open_subject(run: Run, network: Any, images: StudyImages) -> Subject:
 
 
 def set_running_statistics(network: nn.Module, images: Sequence[Float[Tensor, "batch channel height width"]]) -> None:
-    """Give the batch normalisation of a network that was never trained the statistics of these images.
-
-    Without them, an untrained network in evaluation mode would not see what one in training does.
-    """
+    """Give the batch normalisation of a network that was never trained the statistics of these images."""
     update_bn(images, network)
 
 

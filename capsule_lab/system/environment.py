@@ -25,10 +25,9 @@ def is_first_process() -> bool:
 def hardware(device: torch.device, count: int = 1) -> str:
     """Name of the device, for results; ``count`` of them. Times compare where it is the same.
 
-    Of a processor with what decides its speed and its precision, as machines of one name differ in that:
-    ``AMD EPYC (family 26 model 2, AVX-512, bfloat16), 2 cores, 1 x 1 threads``.
+    Of a processor with what decides its speed and its precision: ``AMD EPYC (family 26 model 2, AVX-512, bfloat16)``.
     """
-    import torch  # slow to import, and of no use where the current directory has been removed
+    import torch  # slow to import
 
     if device.type == "cuda":
         return f"{count} x {torch.cuda.get_device_name(device)}"
@@ -40,14 +39,10 @@ def _processor(info: Path = Path("/proc/cpuinfo")) -> str:
     facts = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in text.splitlines())}
     flags = {*facts.get("flags", "").split()}
     simd = "AVX-512" if "avx512f" in flags else "AVX2" if "avx2" in flags else ""
-    details = [
-        f"family {facts['cpu family']} model {facts['model']}" if {"cpu family", "model"} <= facts.keys() else "",
-        simd,
-        "bfloat16" if flags & {"avx512_bf16", "amx_bf16"} else "",
-    ]
+    family = f"family {facts['cpu family']} model {facts['model']}" if {"cpu family", "model"} <= facts.keys() else ""
+    details = filter(None, (family, simd, "bfloat16" if flags & {"avx512_bf16", "amx_bf16"} else ""))
     name = facts.get("model name") or platform.processor() or platform.machine()
-    described = ", ".join(filter(None, details))
-    return f"{name} ({described})" if described else name
+    return f"{name} ({described})" if (described := ", ".join(details)) else name
 
 
 def of_this_process() -> dict[str, Any]:
@@ -78,14 +73,8 @@ def commit() -> str | None:
     if not (tree / ".git").exists():
         return None  # installed from a wheel
     try:
-        found = subprocess.run(
-            ["git", "describe", "--always", "--dirty", "--abbrev=12"],
-            cwd=tree,
-            capture_output=True,
-            text=True,
-            timeout=10,
-            check=False,
-        )
+        command = ["git", "describe", "--always", "--dirty", "--abbrev=12"]
+        found = subprocess.run(command, cwd=tree, capture_output=True, text=True, timeout=10, check=False)
     except OSError:
         return None  # no git on this machine
     return found.stdout.strip() or None

@@ -20,14 +20,6 @@ def atomically(path: Path) -> Iterator[Path]:
 
     If the block raises, the temporary file is removed and ``path`` stays as it was. The temporary name is hidden and
     has the suffix of ``path``, from which ``savefig`` and others take the format.
-
-    Example:
-        >>> import tempfile
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     with atomically(Path(folder) / "result.txt") as temporary:
-        ...         _ = temporary.write_text("3.62")
-        ...     (Path(folder) / "result.txt").read_text()
-        '3.62'
     """
     temporary = path.with_name(f".{path.stem}-{secrets.token_hex(4)}{path.suffix}")
     try:

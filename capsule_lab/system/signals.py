@@ -44,20 +44,16 @@ def restore(handlers: dict[int, Any]) -> None:
 def interruptible(message: str = "") -> Iterator[None]:
     """Signals that stop a run raise ``InterruptError`` in this block, where there is nothing to save.
 
+    It is raised at the end of the block if it was dropped before, as by destructors.
+
     Args:
         message: of the error; by default it names the signal.
-
-    Raises:
-        InterruptError: also at the end of the block if the first one was dropped, as by destructors.
     """
-    received: list[int] = []
-
-    def error(signum: int) -> InterruptError:
-        return InterruptError(message or f"stopped by {signal.Signals(signum).name}", signum)
+    received: list[InterruptError] = []
 
     def interrupt(signum: int, _: object) -> None:
-        received.append(signum)
-        raise error(signum)
+        received.append(InterruptError(message or f"stopped by {signal.Signals(signum).name}", signum))
+        raise received[-1]
 
     before = install(interrupt)
     try:
@@ -65,15 +61,11 @@ def interruptible(message: str = "") -> Iterator[None]:
     finally:
         restore(before)
     if received:
-        raise error(received[0])
+        raise received[0]
 
 
 class StopRequest:
-    """Keeps the first of ``SIGNALS`` in ``received``, so that training stops between two steps; a second raises.
-
-    Raises:
-        InterruptError: from within the main thread, at the second signal.
-    """
+    """Keeps the first of ``SIGNALS`` in ``received``, so that training stops between two steps; a second raises."""
 
     def __init__(self) -> None:
         self.received: int | None = None

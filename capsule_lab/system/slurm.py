@@ -8,23 +8,14 @@ import shutil
 import signal
 import subprocess
 
-from capsule_lab.errors import ConfigError
-
 log = logging.getLogger(__name__)
 
 _TIMEOUT = 30  # ours: seconds; a busy controller may take so long
 
 
 def was_requeued() -> bool:
-    """Whether this job has run before, so that it has to continue.
-
-    Raises:
-        ConfigError: if the environment does not say so in a number.
-    """
-    count = os.environ.get("SLURM_RESTART_COUNT") or "0"
-    if not count.isdecimal():
-        raise ConfigError(f"SLURM_RESTART_COUNT is {count}; expected how often SLURM has restarted this job")
-    return int(count) > 0
+    """Whether this job has run before, so that it has to continue."""
+    return int(os.environ.get("SLURM_RESTART_COUNT") or 0) > 0
 
 
 def is_batch_job() -> bool:
@@ -62,14 +53,13 @@ def goes_back(signum: int) -> bool:
     return ends_the_job and is_batch_job() and os.environ.get("SLURM_PROCID", "0") == "0"
 
 
-def requeue(signum: int) -> bool:
-    """Requeue this job if it ``goes_back`` after a signal; returns whether it was."""
+def requeue(signum: int) -> None:
+    """Requeue this job if it ``goes_back`` after a signal."""
     if not goes_back(signum):
-        return False
-    job = this_job()
-    answer = subprocess.run(["scontrol", "requeue", job], capture_output=True, text=True, timeout=_TIMEOUT, check=False)
+        return
+    command = ["scontrol", "requeue", job := this_job()]
+    answer = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT, check=False)
     if answer.returncode:
         log.warning("job %s was not requeued: %s", job, answer.stderr.strip())
     else:
         log.info("job %s is requeued and will continue from here", job)
-    return not answer.returncode

@@ -11,7 +11,7 @@ from capsule_lab.errors import ConfigError
 
 SELECTION = ("rows", "columns", "seeds")
 FOR_SWEEP = ("table", *SELECTION, "dry_run", "budget")
-FOR_REPORT = ("table", *SELECTION, "out", "workspace", "project", "entity")
+FOR_REPORT = ("table", *SELECTION, "out")
 
 
 def for_hydra(arguments: Sequence[str], own: Sequence[str]) -> list[str]:

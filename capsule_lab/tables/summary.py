@@ -188,7 +188,7 @@ class Entry:
 
     @property
     def failed_checks(self) -> list[str]:
-        """Names of the checks of ``capsule_lab.studies.attacks.masking`` that any of the runs fails."""
+        """Names of the checks of ``capsule_lab.studies.attacks.checks`` that any of the runs fails."""
         found = [check for run in self.runs for check in run.result.get("checks", ()) if check["passed"] is False]
         return list(dict.fromkeys(check["name"] for check in found))
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -20,14 +23,13 @@ from capsule_lab.analysis.learning import (
     measure_gradient,
     measure_layers,
     quantities,
-    relative_steps,
     votes_variance,
 )
 from capsule_lab.functional import dense_votes
 from capsule_lab.losses import spread_loss
 from capsule_lab.networks import AbstractCapsuleNetwork, BaselineCNN, CapsNet, EMCaps
 from capsule_lab.routing import EMRouting, NormalisedEMRouting
-from capsule_lab.types import CapsuleOutput, Capsules, OnIteration, RoutingTrace, Votes
+from capsule_lab.types import Votes
 from tests.helpers.networks import small_capsnet, small_em_caps
 
 LABELS = torch.tensor([0, 1, 2, 0])
@@ -57,21 +59,15 @@ def loss(network: Any) -> Tensor:
     return spread_loss(network(images().to(next(network.parameters()).dtype)).scores, LABELS)
 
 
-# --- the gradient ----------------------------------------------------------------------------------------------------
-
-
 def loops(network: nn.Module, seed: int, changes: int) -> tuple[float, float]:
-    """Norm and mean cosine in float64, a parameter at a time, with ``backward``."""
+    """Norm and mean cosine, a parameter at a time, with ``backward``."""
     network = copy.deepcopy(network)
 
-    def gradient() -> list[float]:
+    def gradient() -> Tensor:
         network.zero_grad()
         loss(network).backward()
-        return [
-            value
-            for each in network.parameters()
-            for value in (each.new_zeros(each.shape) if each.grad is None else each.grad).flatten().tolist()
-        ]
+        found = [torch.zeros_like(each) if each.grad is None else each.grad for each in network.parameters()]
+        return torch.cat([each.flatten() for each in found]).double()
 
     before, generator, cosines = gradient(), torch.Generator().manual_seed(seed), []
     weights = copy.deepcopy([*network.parameters()])
@@ -79,10 +75,8 @@ def loops(network: nn.Module, seed: int, changes: int) -> tuple[float, float]:
         for each, weight in zip(network.parameters(), weights, strict=True):
             noise = torch.randn(each.shape, generator=generator)
             each.data = weight.detach() + 0.01 * weight.detach() * noise
-        after = gradient()
-        product = math.fsum(a * b for a, b in zip(before, after, strict=True))
-        cosines.append(product / math.hypot(*before) / math.hypot(*after))
-    return math.hypot(*before), sum(cosines) / changes
+        cosines.append(float(torch.cosine_similarity(before, gradient(), dim=0)))
+    return float(before.norm()), sum(cosines) / changes
 
 
 @pytest.mark.parametrize("build", [em_caps, capsnet, lambda: cnn(0.0)], ids=["em_caps", "capsnet", "cnn"])
@@ -113,32 +107,20 @@ def test_smooth_and_chaotic_gradients_are_told_apart() -> None:
     assert abs(cosine(1000.0)) < 0.1
     assert cosine(10.0, 0.001) > cosine(10.0, 0.003) > cosine(10.0, 0.1) > cosine(10.0, 0.3)
     assert math.isnan(measure_gradient(Wave(0.0), lambda network: 0 * network()).cosine), "without a gradient"
+    dropout = measure_gradient(Wave(0.1), lambda network: nn.functional.dropout(network.weight, training=True).sum())
+    assert dropout.cosine == pytest.approx(1), "dropout is the same before and after"
 
 
-def test_floor_far_below_the_votes_makes_the_gradient_chaotic() -> None:
-    """The first table of docs/guides/not_learning.md in small."""
-
-    def cosine(floor: float, iterations: int) -> float:
-        def routing(**sizes: int) -> EMRouting:
-            return EMRouting(**sizes, min_variance=floor, iterations=iterations, inverse_temperature=0.16, beta_a=0.05)
-
-        network = em_caps(routing=routing, class_routing=None, conv_weight_std=0.4, class_weight_std=0.4)
-        return measure_gradient(network, loss).cosine
-
-    assert cosine(1e-6, 3) < 0.7 < 0.95 < cosine(0.1, 3)
-    assert cosine(1e-6, 1) > 0.95
-
-
-def test_dropout_is_the_same_before_and_after() -> None:
-    class Linear(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.weight = nn.Parameter(torch.ones(200))
-
-        def forward(self) -> Tensor:
-            return nn.functional.dropout(self.weight, training=True).sum()
-
-    assert measure_gradient(Linear(), lambda network: network()).cosine == pytest.approx(1)
+@pytest.mark.usefixtures("unchecked_types")
+def test_wrong_arguments_are_refused() -> None:
+    frozen = cnn().requires_grad_(requires_grad=False)
+    for network, options, message in [
+        (cnn(), {"relative_change": 0}, "relative_change is 0; expected more than 0"),
+        (cnn(), {"changes": 0}, "changes is 0; expected 1 or more"),
+        (frozen, {}, "BaselineCNN has no parameter that is trained; expected one with requires_grad"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            measure_gradient(network, loss, **options)
 
 
 def test_half_precision_is_measured_in_float32() -> None:
@@ -153,131 +135,61 @@ def test_half_precision_is_measured_in_float32() -> None:
         assert measure_gradient(network, loss) == expected
 
 
-def test_wrong_arguments_are_refused(unchecked_types: None) -> None:
-    with pytest.raises(ValueError, match=r"relative_change is 0; expected more than 0"):
-        measure_gradient(cnn(), loss, relative_change=0)
-    with pytest.raises(ValueError, match=r"changes is 0; expected 1 or more"):
-        measure_gradient(cnn(), loss, changes=0)
-    with pytest.raises(ValueError, match=r"BaselineCNN has no parameter that is trained; expected one with requires"):
-        measure_gradient(cnn().requires_grad_(requires_grad=False), loss)
-
-
-# --- what stays as it is ---------------------------------------------------------------------------------------------
-
-
-def state(network: nn.Module) -> list[Any]:
-    """Everything that training depends on."""
-    tensors = [*network.state_dict().values(), *(each.grad for each in network.parameters()), torch.get_rng_state()]
-    return [*(each.clone() for each in tensors if each is not None), network.training, hooks(network)]
-
-
-def hooks(network: nn.Module) -> int:
-    return sum(len(each._forward_hooks) + len(each._forward_pre_hooks) for each in network.modules())
-
-
 @pytest.mark.parametrize("build", [em_caps, capsnet, cnn])
 def test_measuring_changes_nothing(build: Callable[[], nn.Module]) -> None:
     for training in (True, False):
         network: Any = build().train(training)
         loss(network).backward()
-        before = state(network)
+        before, random = copy.deepcopy(network.state_dict()), torch.get_rng_state()
+        gradients = [each.grad.clone() for each in network.parameters() if each.grad is not None]
         measure_gradient(network, loss)
         if isinstance(network, AbstractCapsuleNetwork):
             measure_layers(network, images())
-        torch.testing.assert_close(state(network), before, rtol=0, atol=0)
+        assert torch.equal(torch.get_rng_state(), random)
+        assert network.training is training
+        torch.testing.assert_close(network.state_dict(), before, rtol=0, atol=0)
+        after = [each.grad for each in network.parameters() if each.grad is not None]
+        torch.testing.assert_close(after, gradients, rtol=0, atol=0)
+        assert not any(each._forward_hooks or each._forward_pre_hooks for each in network.modules())
 
 
-# --- capsules --------------------------------------------------------------------------------------------------------
-
-
-class Layer(nn.Module):
-    """A layer of capsules with given activations, that reports one iteration."""
-
-    def __init__(self, activations: Tensor) -> None:
-        super().__init__()
-        self.activations = nn.Parameter(activations, requires_grad=False)
-
-    def forward(self, images: Tensor, on_iteration: OnIteration | None = None) -> Capsules:
-        poses = torch.stack([self.activations, -self.activations], 2)
-        if on_iteration is not None:
-            on_iteration(RoutingTrace(0, torch.full((len(images), 3, 2), 0.5), 2 * poses))
-        return Capsules(poses, self.activations)
-
-
-class Fake(AbstractCapsuleNetwork):
-    def __init__(self) -> None:
-        super().__init__()
-        self.low = Layer(torch.tensor([[0.0, 0.5], [1.0, 0.5], [0.01, 0.5]]))
-        self.high = Layer(torch.tensor([[0.2, 0.4], [0.4, 0.4], [0.6, 0.4]]))
-        self.unused = Layer(torch.zeros(1, 1))
-
-    def capsule_layers(self) -> dict[str, nn.Module]:
-        return {"low": self.low, "unused": self.unused, "high": self.high}
-
-    def forward(self, images: Tensor, *, on_iteration: OnIteration | None = None) -> CapsuleOutput:
-        self.low(images)
-        classes = self.high(images, on_iteration=on_iteration)
-        return CapsuleOutput(classes.activations, classes)
-
-
-def test_known_activations() -> None:
-    found = measure_layers(Fake(), torch.zeros(3, 1, 1, 1))
-    assert [*found] == ["low", "high"]
-    low = torch.tensor([0.0, 1.0, 0.01]).std().item()
-    assert [found["low"].activation, found["low"].activation_std, found["low"].saturated] == pytest.approx(
-        [2.51 / 6, low / 2, 50.0]
-    )
-    assert (found["low"].votes_variance, found["low"].min_variance, found["low"].normalised) == (None, None, False)
-    assert found["high"].activation_std == pytest.approx(0.1)
-    deviations = math.sqrt(2 * (0.04 + 0.16 + 0.36 + 3 * 0.16) / 11)
-    assert found["high"].pose_std == pytest.approx(deviations)
-    (iteration,) = found["high"].iterations
-    assert iteration == pytest.approx({"pose_std": 2 * deviations, "coupling_entropy": 1.0})
-
-
-def test_every_layer_and_iteration_of_em_caps() -> None:
-    network = em_caps(routing=lambda **sizes: EMRouting(**sizes, iterations=2, min_variance=0.25))
-    found = measure_layers(network, images())
+def test_every_layer_and_iteration_and_whether_evidence_is_normalised() -> None:
+    found = measure_layers(em_caps(routing=partial(EMRouting, iterations=2, min_variance=0.25)), images())
     assert [*found] == ["primary", "conv_capsules_1", "conv_capsules_2", "classes"]
     assert [len(each.iterations) for each in found.values()] == [0, 2, 2, 2]
     assert [each.min_variance for each in found.values()] == [None, 0.25, 0.25, 0.25]
     assert found["primary"].votes_variance is None
-    classes = found["classes"]
-    last = classes.iterations[-1]
-    assert [last[name] for name in ("pose_std", "activation", "activation_std")] == pytest.approx(
-        [classes.pose_std, classes.activation, classes.activation_std], abs=1e-6
-    )
-    assert classes.iterations[0]["coupling_entropy"] == pytest.approx(1)
-
-
-def test_normalised_evidence_is_told_apart() -> None:
-    def routing(**sizes: int) -> NormalisedEMRouting:
-        return NormalisedEMRouting(**sizes, min_variance=0.5)
-
-    network = em_caps(routing=routing, class_routing=None)
+    assert not found["classes"].normalised
+    assert found["classes"].iterations[0]["coupling_entropy"] == pytest.approx(1)
+    for name in ("pose_std", "activation", "activation_std"):
+        last = found["classes"].iterations[-1][name]
+        assert last == pytest.approx(getattr(found["classes"], name), abs=1e-6)
+    network = em_caps(routing=partial(NormalisedEMRouting, min_variance=0.5), class_routing=None)
     classes = measure_layers(network, images())["classes"]
     assert (classes.normalised, classes.min_variance) == (True, 0.5)
     assert [each.keys() for each in classes.iterations] == [{"pose_std", "coupling_entropy"}] * 2
-    assert not measure_layers(em_caps(), images())["classes"].normalised
     digits = measure_layers(capsnet(), images())["digits"]
     assert (digits.min_variance, digits.normalised) == (None, False), "there is no floor"
     assert digits.votes_variance is not None
-    assert digits.iterations[-1]["activation"] == pytest.approx(digits.activation)
+    with torch.no_grad():
+        poses, activations, _ = capsnet()(images()).capsules
+    saturated = 100 * ((activations < 0.0257) | (activations > 0.9743)).float().mean()
+    expected = [poses.std(), activations.mean(), activations.std(0).mean(), saturated]
+    assert [digits.pose_std, digits.activation, digits.activation_std, digits.saturated] == pytest.approx(
+        [float(each) for each in expected]
+    )
 
 
 def variance_by_loops(votes: Tensor, activations: Tensor) -> float:
-    found = []
-    batch, children, parents, dim = votes.shape
-    for b, j, d in ((b, j, d) for b in range(batch) for j in range(parents) for d in range(dim)):
-        mass = sum(activations[b, i].item() for i in range(children))
-        mean = sum(activations[b, i].item() * votes[b, i, j, d].item() for i in range(children)) / mass
-        found.append(
-            sum(activations[b, i].item() * (votes[b, i, j, d].item() - mean) ** 2 for i in range(children)) / mass
-        )
+    batch, _, parents, dim = votes.shape
+    found = [
+        np.cov(votes[b, :, j, d], aweights=activations[b], ddof=0).item()
+        for b, j, d in itertools.product(range(batch), range(parents), range(dim))
+    ]
     return sorted(found)[(len(found) - 1) // 2]  # as torch.median
 
 
-def test_variance_of_votes_is_that_of_loops() -> None:
+def test_variance_of_votes_is_that_of_loops(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     votes = Votes(torch.randn(2, 5, 8).double(), torch.randn(5, 2, 3, 4).double())
     activations = torch.rand(2, 5).double()
@@ -286,27 +198,9 @@ def test_variance_of_votes_is_that_of_loops() -> None:
     assert votes_variance(votes, activations) == pytest.approx(expected)
     assert votes_variance(dense, activations) == pytest.approx(expected)
     assert votes_variance(dense) == pytest.approx(variance_by_loops(dense, torch.ones(2, 5)))
-
-
-def test_of_many_votes_a_part_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(learning, "_BYTES_OF_VOTES", 2 * 4 * 5 * 3 * 16)
-    votes = torch.randn(7, 5, 3, 16, generator=torch.Generator().manual_seed(0))
-    assert votes_variance(votes) == pytest.approx(variance_by_loops(votes[[0, 6]], torch.ones(2, 5)), rel=1e-4)
-
-
-# --- steps, and all numbers by name ----------------------------------------------------------------------------------
-
-
-def test_relative_steps_are_those_of_the_optimizer() -> None:
-    """Adam's first step moves every weight by the learning rate."""
-    network = cnn(0.0)
-    optimizer = torch.optim.Adam(network.parameters(), lr=0.01, eps=0)
-    loss(network).backward()
-    before = {name: each.detach().clone() for name, each in network.named_parameters()}
-    optimizer.step()
-    found = relative_steps(before, dict(network.named_parameters()))
-    name, weight = next(iter(before.items()))
-    assert found[name] == pytest.approx(0.01 * math.sqrt(weight.numel()) / weight.norm().item(), rel=1e-4)
+    many = torch.randn(7, 5, 3, 16)  # of which two rows are measured
+    assert votes_variance(many) == pytest.approx(variance_by_loops(many[[0, 6]], torch.ones(2, 5)), rel=1e-4)
 
 
 def test_quantities_have_names() -> None:
@@ -316,9 +210,6 @@ def test_quantities_have_names() -> None:
         "pose_std_low": 1.0, "activation_low": 0.5, "activation_std_low": 0.1, "saturated_low": 2.0,
         "votes_variance_low": 0.7, "pose_std_low_iteration_1": 0.3, "coupling_entropy_low_iteration_1": 0.9,
     }  # fmt: skip
-
-
-# --- the variance floor ----------------------------------------------------------------------------------------------
 
 
 def test_floor_is_warned_of_where_it_does_harm() -> None:

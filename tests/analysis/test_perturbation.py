@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from capsule_lab.analysis.perturbation import (
-    OFFSETS,
     PAPER,
     Steps,
     change_of_rows,
@@ -22,60 +21,21 @@ from capsule_lab.analysis.perturbation import (
 from capsule_lab.analysis.reconstructions import select_images
 from capsule_lab.types import CapsuleOutput, Capsules
 from tests.helpers.fakes import FakeCapsNet, capsule_output, captions, decoded_picture, grey_at, row_names, texts
-from tests.helpers.networks import small_capsnet
 
 CLASSES = torch.tensor([4, 0])
 OUTPUT = capsule_output([[4], [2]])  # the second is not recognised: it is the label that is perturbed
 
 
-def test_offsets_are_those_of_the_paper() -> None:
-    expected = [-0.25, -0.2, -0.15, -0.1, -0.05, 0, 0.05, 0.1, 0.15, 0.2, 0.25]
-    assert list(OFFSETS) == pytest.approx(expected)
-    assert OFFSETS[5] == 0
-
-
-def test_offset_is_added_to_one_component_of_the_label() -> None:
-    decoded = perturbed_reconstructions(FakeCapsNet(OUTPUT), OUTPUT, CLASSES)
-    assert decoded.shape == (2, 3, 11, 1, 5, 3)
-    for image, dim, offset in itertools.product(range(2), range(3), range(11)):
-        expected = decoded_picture(OUTPUT, image, int(CLASSES[image]))  # all other classes are zeroed
-        expected[CLASSES[image], dim] += OFFSETS[offset]
-        np.testing.assert_allclose(decoded[image, dim, offset, 0], expected, atol=1e-6)
-
-
-def test_offsets_of_each_component() -> None:
-    steps = Steps((-1.0, 0.0, 1.0), torch.tensor([1.0, 2.0, 3.0]))
+@pytest.mark.parametrize("steps", [PAPER, Steps((-1.0, 0.0, 1.0), torch.tensor([1.0, 2.0, 3.0]))])
+def test_offset_is_added_to_one_component_of_the_label(steps: Steps) -> None:
+    """The sum is not squashed again; all other classes are zeroed."""
+    units = torch.ones(3) if steps.units is None else steps.units
     decoded = perturbed_reconstructions(FakeCapsNet(OUTPUT), OUTPUT, CLASSES, steps)
-    assert decoded.shape == (2, 3, 3, 1, 5, 3)
-    for dim in range(3):
-        expected = decoded_picture(OUTPUT, 0, 4)
-        expected[4, dim] += dim + 1
-        np.testing.assert_allclose(decoded[0, dim, 2, 0], expected, atol=1e-6)
-
-
-def test_sum_is_not_squashed_again() -> None:
-    output = capsule_output([[0]])
-    assert output.capsules is not None
-    output.capsules.poses.fill_(0.9)  # longer than 1 already
-    decoded = perturbed_reconstructions(FakeCapsNet(output), output, torch.tensor([0]))
-    assert decoded.max().item() == pytest.approx(1.15)
-
-
-def test_middle_is_the_reconstruction_of_a_real_decoder() -> None:
-    torch.manual_seed(0)
-    network = small_capsnet((1, 17, 17), 3, class_dim=4, decoder=(5,))
-    with torch.no_grad():
-        output = network(torch.rand(2, 1, 17, 17))
-        classes = torch.tensor([2, 0])
-        expected = network.reconstruct(output, classes)
-    decoded = perturbed_reconstructions(network, output, classes)
-    torch.testing.assert_close(decoded[:, :, 5], expected.unsqueeze(1).expand(-1, 4, -1, -1, -1))
-    assert (change_of_rows(decoded) > 0).all()
-
-
-def test_output_without_capsules_is_refused() -> None:
-    with pytest.raises(ValueError, match="no capsules"):
-        perturbed_reconstructions(FakeCapsNet(OUTPUT), CapsuleOutput(OUTPUT.scores), CLASSES)
+    assert decoded.shape == (2, 3, len(steps.values), 1, 5, 3)
+    for image, dim, (offset, added) in itertools.product(range(2), range(3), enumerate(steps.values)):
+        expected = decoded_picture(OUTPUT, image, int(CLASSES[image]))
+        expected[CLASSES[image], dim] += added * float(units[dim])
+        np.testing.assert_allclose(decoded[image, dim, offset, 0], expected, atol=1e-6)
 
 
 def test_change_is_measured_from_the_middle() -> None:
@@ -85,7 +45,13 @@ def test_change_is_measured_from_the_middle() -> None:
     torch.testing.assert_close(change_of_rows(decoded), torch.tensor([[0.0, 9.0 / 22]]))
 
 
-# --- the sheet -------------------------------------------------------------------------------------------------------
+def test_steps_of_poses_that_are_lengths_and_of_others() -> None:
+    poses = torch.randn(50, 4, 3, generator=torch.Generator().manual_seed(0)) * torch.tensor([1.0, 10.0, 0.1])
+    assert steps_of(CapsuleOutput(torch.zeros(50, 4), Capsules(poses, poses.norm(dim=2)))) == PAPER
+    steps = steps_of(CapsuleOutput(torch.zeros(50, 4), Capsules(poses, torch.full((50, 4), 0.5))))
+    assert (steps.values[5], steps.values[-1]) == pytest.approx((0, 2))
+    assert steps.units is not None
+    torch.testing.assert_close(steps.units, poses.flatten(0, 1).std(0))
 
 
 def test_sheet_has_a_row_for_each_dimension_and_a_column_for_each_offset() -> None:
@@ -102,8 +68,6 @@ def test_sheet_has_a_row_for_each_dimension_and_a_column_for_each_offset() -> No
     assert figure.get_suptitle().startswith("class 0")
 
 
-# --- the figure ------------------------------------------------------------------------------------------------------
-
 LABELS = torch.tensor([3, 0, 2, 0, 3])
 PREDICTED = capsule_output([[1], [0], [2], [0], [3]])  # of class 3, the first image is not recognised
 WEIGHT = torch.tensor([[1.0, 3, 2], [9, 9, 9], [4, 1, 1], [1, 1, 2], [9, 9, 9]])  # (class, dimension) in the picture
@@ -118,14 +82,9 @@ def test_figure_has_the_rows_that_change_most() -> None:
         figure = perturbation_figure(FakeCapsNet(PREDICTED, WEIGHT), PREDICTED, LABELS, rows=rows)
         assert row_names(figure) == expected
         assert len(captions(figure)) == 11
-
-
-def test_classes_are_called_by_their_names() -> None:
     names = ("cat", "dog", "ship", "car", "bird")
-    figure = perturbation_figure(FakeCapsNet(PREDICTED, WEIGHT), PREDICTED, LABELS, rows=1, names=names)
-    assert row_names(figure) == ["class ship, dimension 0"]
-    sheet = perturbation_sheet(FakeCapsNet(OUTPUT), select_images(OUTPUT, torch.tensor([1])), 0, names=names)
-    assert sheet.get_suptitle().startswith("class cat:")
+    named = perturbation_figure(FakeCapsNet(PREDICTED, WEIGHT), PREDICTED, LABELS, rows=1, names=names)
+    assert row_names(named) == ["class ship, dimension 0"]
 
 
 def test_figure_shows_the_rows_named() -> None:
@@ -144,17 +103,3 @@ def test_examples_are_recognised_if_any_is() -> None:
         (capsule_output([[1, 2], [2, 1], [4, 3]]), torch.tensor([[1, 3], [1, 2], [3, 4]]), [1, 2]),
     ]:
         assert list(example_of_each_class(output, labels).values()) == expected
-
-
-def test_poses_that_are_no_lengths_are_changed_by_standard_deviations() -> None:
-    poses = torch.randn(50, 4, 3, generator=torch.Generator().manual_seed(0)) * torch.tensor([1.0, 10.0, 0.1])
-    steps = steps_of(CapsuleOutput(torch.zeros(50, 4), Capsules(poses, torch.full((50, 4), 0.5))))
-    assert steps.values[5] == 0
-    assert steps.values[-1] == pytest.approx(2)
-    assert steps.units is not None
-    torch.testing.assert_close(steps.units, poses.flatten(0, 1).std(0))
-
-
-def test_poses_whose_lengths_are_activations_are_changed_as_in_the_paper() -> None:
-    poses = torch.rand(5, 4, 3)
-    assert steps_of(CapsuleOutput(torch.zeros(5, 4), Capsules(poses, poses.norm(dim=2)))) == PAPER

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 import torch
-from matplotlib.figure import Figure
 
 from capsule_lab.analysis.reconstructions import (
-    first_of_each_class,
     prediction_figure,
     reconstruction_figure,
     reconstruction_sheet,
     select_images,
 )
-from capsule_lab.types import CapsuleOutput
 from tests.helpers.fakes import (
     FakeCapsNet,
     capsule_output,
@@ -32,17 +28,13 @@ IMAGES = torch.rand(6, 1, 5, 3, generator=torch.Generator().manual_seed(0))
 
 
 def test_sheet_decodes_the_prediction() -> None:
-    for column, prediction in list(enumerate([3, 1, 1, 4, 0, 3])):
-        figure = reconstruction_sheet(FakeCapsNet(OUTPUT), OUTPUT, IMAGES, LABELS)
-        np.testing.assert_allclose(grey_at(figure, 0, column), IMAGES[column, 0], atol=1e-6)
-        np.testing.assert_allclose(grey_at(figure, 1, column), decoded_picture(OUTPUT, column, prediction), atol=1e-6)
-
-
-def test_sheet_is_captioned() -> None:
     figure = reconstruction_sheet(FakeCapsNet(OUTPUT), OUTPUT, IMAGES, LABELS)
     assert captions(figure) == ["3 → 3", "1 → 1", "1 → 1", "0 → 4", "2 → 0", "3 → 3"]
     assert colours(figure) == ["black"] * 3 + ["red"] * 2 + ["black"]
     assert row_names(figure) == ["input", "output"]
+    for column, prediction in enumerate([3, 1, 1, 4, 0, 3]):
+        np.testing.assert_allclose(grey_at(figure, 0, column), IMAGES[column, 0], atol=1e-6)
+        np.testing.assert_allclose(grey_at(figure, 1, column), decoded_picture(OUTPUT, column, prediction), atol=1e-6)
 
 
 def test_classes_are_called_by_their_names() -> None:
@@ -53,19 +45,12 @@ def test_classes_are_called_by_their_names() -> None:
     assert captions(figure)[2:4] == ["(none,\nfour and\nmore,\nnone)", "(none,\nfour and\nmore,\nfour and\nmore)"]
 
 
-@pytest.fixture
-def figure() -> Figure:
-    return reconstruction_figure(FakeCapsNet(OUTPUT), OUTPUT, IMAGES, LABELS)
-
-
-def test_figure_shows_classes_once_and_failures_twice(figure: Figure) -> None:
+def test_figure_shows_classes_once_and_failures_twice() -> None:
+    figure = reconstruction_figure(FakeCapsNet(OUTPUT), OUTPUT, IMAGES, LABELS)
     assert captions(figure) == ["(1, 1, 1)", "(3, 3, 3)", "(0, 4, 0)", "(0, 4, 4)", "(2, 0, 2)", "(2, 0, 0)"]
     assert colours(figure) == ["black"] * 2 + ["red"] * 4
     assert texts(figure)[:2] == ["recognised", "not recognised"]
     assert texts(figure)[2].endswith("not recognised: 2 of the 6 images looked at")
-
-
-def test_figure_decodes_what_is_captioned(figure: Figure) -> None:
     for column, image, decoded in [(0, 1, 1), (1, 0, 3), (2, 3, 0), (3, 3, 4), (4, 4, 2), (5, 4, 0)]:
         np.testing.assert_allclose(grey_at(figure, 0, column), IMAGES[image, 0], atol=1e-6)
         np.testing.assert_allclose(grey_at(figure, 1, column), decoded_picture(OUTPUT, image, decoded), atol=1e-6)
@@ -90,16 +75,6 @@ def test_note_when_all_or_none_is_recognised() -> None:
         name, note = texts(reconstruction_figure(FakeCapsNet(output), output, IMAGES[images], LABELS[images]))
         assert name == group
         assert note.endswith(f"not recognised: {ends} images looked at")
-
-
-def test_first_of_each_class() -> None:
-    wanted = torch.tensor([False, True, True, True, False, True])
-    assert first_of_each_class(LABELS, wanted) == [1, 3, 5]
-
-
-def test_output_without_capsules_is_refused() -> None:
-    with pytest.raises(ValueError, match="no capsules"):
-        select_images(CapsuleOutput(torch.rand(2, 3)), torch.tensor([0]))
 
 
 def test_predictions_stand_under_their_images() -> None:

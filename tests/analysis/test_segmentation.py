@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from matplotlib.figure import Figure
 
 from capsule_lab.analysis.reconstructions import select_images
 from capsule_lab.analysis.segmentation import (
@@ -48,15 +47,6 @@ def test_first_is_red_and_second_is_green() -> None:
         torch.testing.assert_close(pictures[5], torch.stack([red, green, torch.zeros(5, 3)]))
 
 
-def test_pixels_of_both_are_yellow_and_of_none_black() -> None:
-    (picture,) = overlaid_reconstructions(FakeCapsNet(OUTPUT), OUTPUT, torch.full((7, 2), 3))[:1]
-    red, green, blue = picture
-    assert (red[3] == green[3]).all()
-    assert (red[3] > 0).all()
-    assert (blue == 0).all()
-    assert (picture[:, :3] == 0).all()
-
-
 def test_overlap_is_the_ink_that_is_shared() -> None:
     for first, second, expected in [
         ([1.0, 1, 0, 0], [0.0, 0, 1, 1], 0),
@@ -70,43 +60,25 @@ def test_overlap_is_the_ink_that_is_shared() -> None:
         assert overlap(parts.flip(1)).tolist() == pytest.approx([expected])
 
 
-# --- which cases -----------------------------------------------------------------------------------------------------
-
 ALL: dict[str, Any] = {"correct": 2, "overlapping": 2, "controls": 1, "failures": 2}
 
 
-def chosen(**counts: int) -> list[list[Case]]:
-    return list(choose_cases(OUTPUT.scores, LABELS, OVERLAPS, **{**ALL, **counts}).values())
+def test_cases_of_each_group_are_as_many_as_asked_for() -> None:
+    groups = {
+        "correct": [Case(0, (0, 1)), Case(1, (1, 2))],
+        "overlapping": [Case(3, (3, 0)), Case(6, (2, 0))],
+        "controls": [Case(5, (1, 4), "*")],
+        "failures": [Case(2, (2, 3)), Case(2, (2, 0), "(P)"), Case(4, (4, 1)), Case(4, (0, 2), "(P)")],
+    }
+    assert [*choose_cases(OUTPUT.scores, LABELS, OVERLAPS, **ALL).values()] == [*groups.values()]
+    for (group, name), count in itertools.product(enumerate(groups), [0, 1]):
+        found = [*choose_cases(OUTPUT.scores, LABELS, OVERLAPS, **{**ALL, name: count}).values()][group]
+        assert len(found) == count * (2 if name == "failures" else 1)
 
 
-def test_cases_of_each_group() -> None:
-    for group, expected in [
-        (0, [Case(0, (0, 1)), Case(1, (1, 2))]),
-        (1, [Case(3, (3, 0)), Case(6, (2, 0))]),
-        (2, [Case(5, (1, 4), "*")]),
-        (3, [Case(2, (2, 3)), Case(2, (2, 0), "(P)"), Case(4, (4, 1)), Case(4, (0, 2), "(P)")]),
-    ]:
-        assert chosen()[group] == expected
-
-
-def test_cases_are_as_many_as_asked_for() -> None:
-    for (name, group, each), count in itertools.product(
-        [("correct", 0, 1), ("overlapping", 1, 1), ("controls", 2, 1), ("failures", 3, 2)], [0, 1]
-    ):
-        assert len(chosen(**{name: count})[group]) == count * each
-
-
-# --- drawn -----------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def figure() -> Figure:
-    return segmentation_figure(
-        FakeCapsNet(OUTPUT), OUTPUT, IMAGES, LABELS, PARTS, correct=1, overlapping=1, controls=1, failures=1
-    )
-
-
-def test_figure_is_captioned(figure: Figure) -> None:
+def test_figure_decodes_what_is_captioned() -> None:
+    counts = {"correct": 1, "overlapping": 1, "controls": 1, "failures": 1}
+    figure = segmentation_figure(FakeCapsNet(OUTPUT), OUTPUT, IMAGES, LABELS, PARTS, **counts)
     assert captions(figure) == [
         "L:(0,1)\nR:(0,1)", "L:(3,0)\nR:(3,0)", "L:(1,2)\nR:(1,4)*", "L:(2,3)\nR:(2,3)", "L:(2,3)\nR:(2,0)(P)"
     ]  # fmt: skip
@@ -114,9 +86,6 @@ def test_figure_is_captioned(figure: Figure) -> None:
     assert row_names(figure) == ["input", "output"]
     assert texts(figure)[:4] == ["recognised", "overlapping most", "wrong class *", "not recognised"]
     assert texts(figure)[4].endswith("not recognised: 2 of the 7 images looked at")
-
-
-def test_figure_decodes_what_is_captioned(figure: Figure) -> None:
     for column, image, first, second in [(0, 0, 0, 1), (1, 3, 3, 0), (2, 1, 1, 4), (3, 2, 2, 3), (4, 2, 2, 0)]:
         composite, decoded = picture_at(figure, 0, column), picture_at(figure, 1, column)
         np.testing.assert_allclose(composite, IMAGES[image, 0, :, :, None].expand(-1, -1, 3), atol=1e-6)  # on black
@@ -138,8 +107,8 @@ def test_note_when_all_or_none_is_recognised() -> None:
 
 
 def test_sheet_decodes_the_predictions() -> None:
-    for column, decoded in list(enumerate([(0, 1), (1, 2), (2, 0), (3, 0), (0, 2), (1, 3), (2, 0)])):
-        figure = segmentation_sheet(FakeCapsNet(OUTPUT), OUTPUT, IMAGES, LABELS)
+    figure = segmentation_sheet(FakeCapsNet(OUTPUT), OUTPUT, IMAGES, LABELS)
+    for column, decoded in enumerate([(0, 1), (1, 2), (2, 0), (3, 0), (0, 2), (1, 3), (2, 0)]):
         wrong = column in (2, 4)
         first, second = LABELS[column].tolist()
         assert captions(figure)[column] == f"L:({first},{second})\nR:({decoded[0]},{decoded[1]})"

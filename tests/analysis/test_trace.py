@@ -13,7 +13,7 @@ from capsule_lab.analysis.trace import LayerTrace, concatenate, trace
 from capsule_lab.functional import dense_votes
 from capsule_lab.networks import EfficientCapsNet, EMCaps, HeinsenNet
 from capsule_lab.routing import AbstractRouting, EMRouting, HeinsenRouting, NormalisedEMRouting, ScaledDistanceAgreement
-from capsule_lab.types import RoutingTrace, Votes
+from capsule_lab.types import Votes
 from tests.helpers.networks import small_capsnet, small_em_caps
 
 ROUTINGS = [
@@ -43,90 +43,60 @@ def by_name(network: nn.Module, images: Tensor) -> dict[str, LayerTrace]:
     return dict(trace(network, images)[1])
 
 
-def test_every_layer_that_routes(images: Tensor) -> None:
-    layers = by_name(random_network(), images)
-    assert list(layers) == ["conv_capsules_1", "conv_capsules_2", "classes"]
-
-
-def test_output_is_that_of_the_network(images: Tensor) -> None:
-    network = random_network()
-    torch.testing.assert_close(trace(network, images)[0], network(images))
-
-
-def test_the_networks_own_listener_hears_too(images: Tensor) -> None:
+def test_every_layer_that_routes_and_nothing_of_the_network_changes(images: Tensor) -> None:
     network, heard = random_network(), []
+    expected = network(images)
     layer = network.classes
-    layer.register_forward_pre_hook(
+    hook = layer.register_forward_pre_hook(
         lambda _, inputs, options: (inputs, {**options, "on_iteration": heard.append}), with_kwargs=True
     )
-    layers = by_name(network, images)
+    output, layers = trace(network, images)
+    hook.remove()
     torch.testing.assert_close(tuple(heard), layers["classes"].iterations)
-
-
-def test_no_hook_stays(images: Tensor) -> None:
-    network = random_network()
-    trace(network, images)
+    torch.testing.assert_close(output, expected)
     assert not any(each._forward_hooks or each._forward_pre_hooks for each in network.modules())
+    assert [*layers] == ["conv_capsules_1", "conv_capsules_2", "classes"]
+    assert [layer.child_grid for layer in layers.values()] == [(10, 10, 2, False), (4, 4, 3, False), (2, 2, 2, False)]
 
 
-def test_last_iteration_is_the_output(images: Tensor) -> None:
-    for name in ["conv_capsules_1", "conv_capsules_2", "classes"]:
-        layer = by_name(random_network(), images)[name]
-        last = layer.iterations[-1]
-        torch.testing.assert_close(last.poses.reshape(layer.parents.poses.shape), layer.parents.poses)
-        torch.testing.assert_close(last.activations.reshape(layer.parents.activations.shape), layer.parents.activations)
-        torch.testing.assert_close(last.logits.reshape(layer.parents.logits.shape), layer.parents.logits)
-
-
-def test_last_iteration_of_every_routing_has_activations(images: Tensor) -> None:
+def test_last_iteration_of_every_routing_is_the_output(images: Tensor) -> None:
     for kind in ROUTINGS:
         options = {"conv_types": (), "conv_strides": ()} if kind.competing == "children" else {}
         layers = by_name(random_network(routing=kind, **options), images)
         for layer in layers.values():
             last = layer.iterations[-1]
-            torch.testing.assert_close(
-                last.activations.reshape(layer.parents.activations.shape), layer.parents.activations
-            )
+            if kind is EMRouting:
+                torch.testing.assert_close(last.poses.reshape(layer.parents.poses.shape), layer.parents.poses)
+            activations = last.activations.reshape(layer.parents.activations.shape)
+            torch.testing.assert_close(activations, layer.parents.activations)
 
 
-def moments(layer: LayerTrace, iteration: RoutingTrace) -> tuple[Tensor, Tensor, Tensor]:
-    """Mean and variance of the votes for each parent, and their mass."""
-    votes, weights = layer.votes(), iteration.couplings * layer.present.unsqueeze(2)
-    mass = weights.sum(1)
-    means = torch.einsum("bij,bijd->bjd", weights, votes) / mass.unsqueeze(2)
-    squared = (votes - iteration.poses.unsqueeze(1)).square()
-    return means, torch.einsum("bij,bijd->bjd", weights, squared) / mass.unsqueeze(2), mass
-
-
-MEANS = [EMRouting, functools.partial(NormalisedEMRouting, pose_norm=False), HeinsenRouting]
-
-
-def test_poses_are_means_of_the_votes(images: Tensor) -> None:
-    for routing, name in itertools.product(MEANS, ["conv_capsules_1", "classes"]):
-        network = random_network(routing=routing)
-        layer = by_name(network, images)[name]
-        for iteration in layer.iterations:
-            means, _, mass = moments(layer, iteration)
+def test_poses_and_variances_are_those_of_the_votes(images: Tensor) -> None:
+    for routing in [EMRouting, functools.partial(NormalisedEMRouting, pose_norm=False), HeinsenRouting]:
+        layers = by_name(random_network(routing=routing), images)
+        for name, iteration in itertools.product(["conv_capsules_1", "classes"], range(2)):
+            layer, found = layers[name], layers[name].iterations[iteration]
+            votes, weights = layer.votes(), found.couplings * layer.present.unsqueeze(2)
+            mass = weights.sum(1)
             seen = mass > 0.1  # to a smaller mass, mass_eps adds too much
             assert seen.any()
-            torch.testing.assert_close(means[seen], iteration.poses[seen], rtol=1e-3, atol=1e-4)
+            means = torch.einsum("bij,bijd->bjd", weights, votes) / mass.unsqueeze(2)
+            torch.testing.assert_close(means[seen], found.poses[seen], rtol=1e-3, atol=1e-4)
+            squared = (votes - found.poses.unsqueeze(1)).square()
+            variances = torch.einsum("bij,bijd->bjd", weights, squared) / mass.unsqueeze(2)
+            floor = (found.variances - variances)[seen]
+            assert (floor > 0).all()
+            if name == "classes":
+                torch.testing.assert_close(floor, floor.mean().expand_as(floor), rtol=1e-2, atol=1e-5)
 
 
-def test_variances_are_those_of_the_votes(images: Tensor) -> None:
-    for routing in MEANS:
-        layer = by_name(random_network(routing=routing), images)["classes"]
-        last = layer.iterations[-1]
-        _, variances, mass = moments(layer, last)
-        floor = (last.variances - variances)[mass > 0.1]
-        assert len(floor)
-        torch.testing.assert_close(floor, floor.mean().expand_as(floor), rtol=1e-2, atol=1e-5)
-        assert (floor > 0).all()
-
-
-def test_votes_have_the_coordinates(images: Tensor) -> None:
+def test_votes_have_the_coordinates_and_transformations_have_not(images: Tensor) -> None:
     network = random_network()
-    layer = by_name(network, images)["classes"]
-    plain = dense_votes(layer.given.child_poses, network.classes.weight.repeat(network.classes.positions, 1, 1, 1))
+    layers = by_name(network, images)
+    layer, weight = layers["classes"], network.classes.weight.repeat(network.classes.positions, 1, 1, 1)
+    torch.testing.assert_close(layer.transformations, weight)
+    torch.testing.assert_close(layers["conv_capsules_1"].transformations, network.conv_capsules[0].weight)
+    plain = dense_votes(layer.given.child_poses, weight)
     added = (layer.votes() - plain)[0].unflatten(0, (network.classes.positions, -1))
     expected = network.classes.coordinates[:, None, None].expand_as(added)
     torch.testing.assert_close(added, expected, rtol=0, atol=1e-5)
@@ -139,29 +109,18 @@ def test_votes_of_scaled_distances_are_shortened(images: Tensor) -> None:
     assert (dense_votes(layer.given.poses, layer.given.weight).norm(dim=3) > longest).any()
 
 
-def test_couplings_of_a_layer_sum_to_one_per_child(images: Tensor) -> None:
+def test_couplings_of_a_layer_sum_to_one_per_child_and_make_its_parents(images: Tensor) -> None:
     layer = by_name(random_network(), images)["conv_capsules_1"]
     couplings = layer.couplings()
     assert couplings.shape == (2, layer.children.poses.shape[1], layer.parents.poses.shape[1])
     seen = layer.windows.child.unique()
     torch.testing.assert_close(couplings[:, seen].sum(2), torch.ones(2, len(seen)))
-
-
-def test_couplings_of_a_layer_make_its_parents(images: Tensor) -> None:
-    """Mass by child and parent, summed over all children, is that of each window."""
-    layer = by_name(random_network(), images)["conv_capsules_1"]
-    mass = torch.einsum("bip,bi->bp", layer.couplings(0), layer.children.activations)
-    of_windows = (layer.iterations[0].couplings * layer.present.unsqueeze(2)).sum(1)
+    chosen = torch.tensor([7, 0, 30])
+    torch.testing.assert_close(layer.couplings(-1, chosen), couplings[:, chosen])
+    mass = torch.einsum("bip,bi->bp", couplings, layer.children.activations)
+    torch.testing.assert_close(layer.mass(), mass)
+    of_windows = (layer.iterations[-1].couplings * layer.present.unsqueeze(2)).sum(1)
     torch.testing.assert_close(mass, of_windows.reshape(mass.shape))
-
-
-def test_capsnet(images: Tensor) -> None:
-    network = small_capsnet((1, 24, 24), 4, decoder=None)
-    (layer,) = by_name(network, images).values()
-    assert [each.iteration for each in layer.iterations] == [0, 1, 2]
-    torch.testing.assert_close(layer.couplings(0), torch.full_like(layer.couplings(0), 0.25))
-    torch.testing.assert_close(layer.children.activations, network.primary(network.conv(images).relu()).activations)
-    assert layer.votes().shape == (2, layer.children.poses.shape[1], 4, 16)
 
 
 def test_other_networks() -> None:
@@ -195,17 +154,6 @@ def test_batches_concatenated_are_one(images: Tensor) -> None:
         torch.testing.assert_close(joined.couplings(), layer.couplings())
 
 
-def test_couplings_of_some_children(images: Tensor) -> None:
-    layer = by_name(random_network(), images)["conv_capsules_1"]
-    chosen = torch.tensor([7, 0, 30])
-    torch.testing.assert_close(layer.couplings(0, chosen), layer.couplings(0)[:, chosen])
-
-
-def test_children_of_em_caps_lie_where_their_activations_do(images: Tensor) -> None:
-    layers = by_name(random_network(), images)
-    assert [layer.child_grid for layer in layers.values()] == [(10, 10, 2, False), (4, 4, 3, False), (2, 2, 2, False)]
-
-
 def test_children_of_a_capsnet_lie_where_the_image_has_them() -> None:
     """A white corner changes the capsules in that corner."""
     network = small_capsnet((1, 24, 24), 4, types=3, decoder=None)
@@ -218,20 +166,9 @@ def test_children_of_a_capsnet_lie_where_the_image_has_them() -> None:
     assert changed.shape == (1, 3, 4, 4)
     assert changed[0, :, 0, -1].max() > 0
     assert changed[0, :, -1, 0].max() == 0
-
-
-def test_children_by_position(images: Tensor) -> None:
-    network = small_capsnet((1, 24, 24), 4, types=3, decoder=None, transformation="shared")
-    (layer,) = by_name(network, images).values()
+    assert [each.iteration for each in before.iterations] == [0, 1, 2]
+    torch.testing.assert_close(before.couplings(0), torch.full_like(before.couplings(0), 0.25))
+    by_position = small_capsnet((1, 24, 24), 4, types=3, decoder=None, transformation="shared")
+    (layer,) = by_name(by_position, black).values()
     assert layer.child_grid == (4, 4, 3, False)
-    values = torch.arange(48.0)
-    assert layer.child_grid.at_positions(values)[:, 0, 1].tolist() == [3, 4, 5]
-
-
-def test_transformations_are_the_layers_own(images: Tensor) -> None:
-    """Without the rows that add coordinates to the votes of class capsules."""
-    network = random_network()
-    layers = by_name(network, images)
-    expected = network.classes.weight.repeat(network.classes.positions, 1, 1, 1)
-    torch.testing.assert_close(layers["classes"].transformations, expected)
-    torch.testing.assert_close(layers["conv_capsules_1"].transformations, network.conv_capsules[0].weight)
+    assert layer.child_grid.at_positions(torch.arange(48.0))[:, 0, 1].tolist() == [3, 4, 5]

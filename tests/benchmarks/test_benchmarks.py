@@ -99,9 +99,9 @@ def test_sizes_and_forms_of_models(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [case.form for case in cases.model_groups(configuration("bench", [
         "models=[capsnet]", "backends=[matmul]", "precisions=[32-true]", "options=['model.decoder=null']"
     ]))[0]] == ["matmul"]  # fmt: skip
-    for model, *options in (["cnn_affnist"], ["capsnet", "data=smallnorb"]):
+    for model, *options in (["cnn_multimnist"], ["capsnet", "data=smallnorb"]):
         sizes = cases.sizes_of(configuration("bench"), model, cases.training_config([f"model={model}", *options]))
-        shapes = {"cnn_affnist": [1, 40, 40], "capsnet": [2, 32, 32]}
+        shapes = {"cnn_multimnist": [1, 36, 36], "capsnet": [2, 32, 32]}
         assert sizes["image_shape"] == shapes[model]
     monkeypatch.setattr(cases, "fused_kernels", lambda _: "no numba")
     with pytest.raises(ConfigError, match=r"fused, which does not run here: no numba; expected backends=\[matmul\]$"):

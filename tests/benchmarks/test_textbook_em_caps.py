@@ -9,65 +9,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks.textbook_em_caps import TextbookEMCaps, saturating, textbook_em_layer, window_index
-from capsule_lab.layers import ConvCapsules, ConvStack, CoordinateClassCapsules, LinearPrimaryCapsules
+from benchmarks.textbook_em_caps import TextbookEMCaps
+from capsule_lab.layers import ConvStack, CoordinateClassCapsules, LinearPrimaryCapsules
 from capsule_lab.losses import spread_loss
 from capsule_lab.networks import EMCaps
 from capsule_lab.routing import EMRouting
-from capsule_lab.types import Votes
 from tests.reference.em_bridge import random
 
 exact = partial(torch.testing.assert_close, rtol=1e-9, atol=1e-9)
-
-
-def em(**options: Any) -> Any:
-    return partial(EMRouting, cost="paper", beta_u=0.1, beta_a=-0.2, inverse_temperature=0.3, **options)
-
-
-def leaves(*tensors: Tensor) -> list[Tensor]:
-    return [tensor.detach().clone().requires_grad_() for tensor in tensors]
-
-
-def gradients(outputs: tuple[Tensor, ...], inputs: list[Tensor]) -> list[Tensor]:
-    """Of a random sum of the outputs."""
-    seeds = [random(*output.shape, seed=9) for output in outputs]
-    return list(torch.autograd.grad(outputs, inputs, seeds))
-
-
-@pytest.mark.parametrize("iterations", [1, 3])
-def test_layer_of_independent_windows_equals_ours(iterations: int) -> None:
-    poses, weight, activations = random(4, 6, 16), random(6, 3, 4, 4, seed=1), random(4, 6, seed=2).sigmoid()
-    routing = em(iterations=iterations, min_variance=1e-3)(parents=3, dim=16).double()
-    ours = leaves(poses, weight, activations)
-    found = routing(Votes(ours[0], ours[1].transpose(1, 2)), ours[2])[:2]
-    theirs = leaves(poses, weight, activations, routing.beta_u, routing.beta_a)
-    expected = textbook_em_layer(*theirs, saturating(0.3, iterations), 1e-3)
-    exact(tuple(found), expected)
-    exact(gradients(tuple(found), [*ours, routing.beta_u, routing.beta_a]), gradients(expected, theirs))
-
-
-@pytest.mark.parametrize(("normalisation", "stride"), [("window", 2), ("all_parents", 1), ("all_parents", 2)])
-def test_convolutional_layer_equals_ours(normalisation: str, stride: int) -> None:
-    layer = ConvCapsules(
-        (6, 5), 2, 16, 3, 16, rows=4, stride=stride, weight_std=0.7, routing=em(normalisation=normalisation)
-    ).double()
-    poses, activations = random(2, 60, 16), random(2, 60, seed=1).sigmoid()
-    ours = leaves(poses, activations)
-    found = tuple(layer(*ours)[:2])
-
-    child = window_index((6, 5), 2, 3, stride)
-    theirs = leaves(poses, activations, layer.weight, layer.routing.beta_u, layer.routing.beta_a)
-    expected = textbook_em_layer(
-        theirs[0][:, child].flatten(0, 1),
-        theirs[2].transpose(1, 2),
-        theirs[1][:, child].flatten(0, 1),
-        *theirs[3:],
-        saturating(0.3, 3),
-        child=child if normalisation == "all_parents" else None,
-    )
-    expected = tuple(value.reshape(own.shape) for value, own in zip(expected, found, strict=True))
-    exact(found, expected)
-    exact(gradients(found, [*ours, *layer.parameters()]), gradients(expected, theirs))
 
 
 def in_textbook_order(values: dict[str, Tensor]) -> list[Tensor]:

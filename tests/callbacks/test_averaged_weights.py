@@ -13,10 +13,10 @@ from omegaconf import DictConfig
 
 from capsule_lab import runs
 from capsule_lab.callbacks import AveragedWeights
-from capsule_lab.errors import InterruptError
+from capsule_lab.evaluate import evaluate
 from capsule_lab.train import train
 from tests.helpers.commands import NO_PICTURES
-from tests.helpers.training import SignalAt, checkpoint, results, run, weights
+from tests.helpers.training import checkpoint, interrupted_and_resumed, results, run, weights
 
 Tiny = Callable[..., DictConfig]
 Weights = dict[str, torch.Tensor]
@@ -69,8 +69,8 @@ def assert_same(found: Weights, expected: Weights, *, exact: bool = True) -> Non
 def test_average_is_validated_saved_and_tested(
     tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, decay: float | None, start: str, first: int
 ) -> None:
-    options = [f"callbacks.averaged_weights.{key}={value}" for key, value in (("start", start), ("decay", decay))]
-    config = averaged(tiny, *(each.replace("None", "null") for each in options), "train.test=last")
+    options = [f"callbacks.averaged_weights.start={start}", f"callbacks.averaged_weights.decay={decay or 'null'}"]
+    config = averaged(tiny, *options, "train.test=last")
     recorder = Recorder()
     result = run(config, tmp_path / "run", monkeypatch, recorder)
     expected = average(recorder.steps[first:], decay)
@@ -82,19 +82,8 @@ def test_average_is_validated_saved_and_tested(
     at_4 = average(recorder.steps[first:4], decay)
     assert_same(recorder.validated[4], at_4, exact=False)
     assert_same(state_of(runs.open(tmp_path / "run" / "checkpoints" / "last.ckpt").module), saved["state_dict"])
-    assert result["test"]["loss"] == pytest.approx(loss_of(tiny, tmp_path, saved["state_dict"]))
-
-
-def loss_of(tiny: Tiny, folder: Path, state: Weights) -> float:
-    """Test loss of these weights, by an evaluation without the callback."""
-    opened = runs.open(folder / "run" / "checkpoints" / "last.ckpt")
-    opened.network.load_state_dict({name.removeprefix("network."): value for name, value in state.items()})
-    terms = []
-    with torch.no_grad():
-        for batch in opened.batches("test"):
-            output = opened.network(batch.images)
-            terms.append((opened.module.loss(output.scores, batch.labels).item(), len(batch.labels)))
-    return sum(loss * images for loss, images in terms) / sum(images for _, images in terms)
+    tested = evaluate(runs.open(tmp_path / "run" / "checkpoints" / "last.ckpt"), trainer=config.trainer)
+    assert result["test"] == tested["test"]
 
 
 def test_without_an_average_yet_all_is_as_usual(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,11 +104,7 @@ def test_run_with_averaged_weights_resumes_exactly(
 ) -> None:
     config = averaged(tiny, f"callbacks.averaged_weights.start={start}", "callbacks.averaged_weights.decay=0.9")
     whole = train(config, tmp_path / "whole")
-    for step in stops:
-        with pytest.raises(InterruptError):
-            run(config, tmp_path / "run", monkeypatch, SignalAt(step))
-        config.train.resume = True
-    assert results(train(config, tmp_path / "run")) == results(whole)
+    assert results(interrupted_and_resumed(config, tmp_path / "run", monkeypatch, *stops)) == results(whole)
     assert_same(weights(tmp_path / "run"), weights(tmp_path / "whole"))
     found, expected = (checkpoint(tmp_path / name) for name in ("run", "whole"))
     assert_same(found["current_model_state"], expected["current_model_state"])
@@ -134,12 +119,10 @@ def test_average_of_a_run_begins_with_the_weights_of_another(tiny: Tiny, tmp_pat
     assert checkpoint(tmp_path / "run")["averaging_state"]["n_averaged"] == 2
 
 
-def test_numbers_that_are_refused() -> None:
-    options: Any
-    for options, message in (
-        ({"decay": 1.0}, "decay is 1.0; expected"),
-        ({"decay": -0.1}, "decay is -0.1; expected"),
-        ({"start": "3 hours"}, "duration is '3 hours'; expected such as"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            AveragedWeights(**options)
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [({"decay": 1.0}, "decay is 1.0; expected"), ({"start": "3 hours"}, "duration is '3 hours'")],
+)
+def test_options_that_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        AveragedWeights(**options)

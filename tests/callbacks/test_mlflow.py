@@ -24,8 +24,6 @@ from tests.helpers.tables import write_table
 Tiny = Callable[..., DictConfig]
 Cli = Callable[..., Ended]
 
-# --- without a server ------------------------------------------------------------------------------------------------
-
 
 def free_port() -> int:
     with socket.socket() as free:
@@ -51,9 +49,6 @@ def test_server_that_does_not_answer_is_named(cli: Cli, monkeypatch: pytest.Monk
     assert f"no MLflow server answers at {uri} (" in ended.err
     assert ended.err.rstrip().endswith("or name another: MLFLOW_TRACKING_URI=http://…")
     assert time.monotonic() - start_time < 60, "MLflow itself asks for minutes"
-
-
-# --- with one --------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")

@@ -11,36 +11,38 @@ import pytest
 import torch
 
 from capsule_lab.callbacks import NotLearning
-from capsule_lab.callbacks.not_learning import error_at_chance
 from capsule_lab.types import Batch, DataSpec
 
 LABELS = torch.arange(10).repeat_interleave(2)
+MODULE: Any = object()
+
+
+def trainer_of(rate: float = 0.001, first: bool = True, several: int = 1) -> Any:
+    return SimpleNamespace(
+        is_global_zero=first, global_step=0, callback_metrics={},
+        optimizers=[SimpleNamespace(param_groups=[{"lr": rate}])],
+        datamodule=SimpleNamespace(spec=DataSpec((1, 4, 4), 10, labels_per_image=several)),
+    )  # fmt: skip
+
+
+def batch_of(labels: torch.Tensor = LABELS) -> Batch:
+    return Batch(torch.zeros(len(labels), 1, 4, 4), labels, torch.arange(len(labels)))
 
 
 def warnings(
     caplog: pytest.LogCaptureFixture,
     start: float = 0.5,
     end: float = 0.5,
-    rate: float = 0.001,
     steps: int = 60,
     epochs: int = 2,
-    first: bool = True,
     labels: torch.Tensor = LABELS,
+    of_trainer: dict[str, Any] | None = None,
     **errors: float,
 ) -> list[str]:
     """What is said in a run whose loss goes from ``start`` to ``end`` with some noise, in every epoch."""
     caplog.clear()
     noise = 0.02 * torch.randn(steps, generator=torch.Generator().manual_seed(0))
-    trainer: Any = SimpleNamespace(
-        is_global_zero=first,
-        global_step=0,
-        callback_metrics={},
-        optimizers=[SimpleNamespace(param_groups=[{"lr": rate}])],
-        datamodule=SimpleNamespace(spec=DataSpec((1, 4, 4), 10)),
-    )
-    batch = Batch(torch.zeros(len(labels), 1, 4, 4), labels, torch.arange(len(labels)))
-    callback = NotLearning()
-    module: Any = object()
+    trainer, batch, callback, module = trainer_of(**(of_trainer or {})), batch_of(labels), NotLearning(), MODULE
     with caplog.at_level(logging.INFO):
         callback.on_train_start(trainer, module)
         for _ in range(epochs):
@@ -64,11 +66,14 @@ def test_error_at_chance_and_a_flat_loss_are_said_once(caplog: pytest.LogCapture
     assert "(schedule.learning_rate, now 0.001)" in message
     assert len(warnings(caplog, end=0.7, val=90.0)) == 1, "a loss that rises, as a spread loss with its margin"
     assert len(warnings(caplog, steps=20, epochs=3, val=90.0)) == 1, "three short epochs"
+    pairs = LABELS.roll(1).view(-1, 2)
+    (message,) = warnings(caplog, labels=pairs, of_trainer={"several": 2}, val=98.0)
+    assert "most frequent class: 97.8 %" in message, "44 of 45 pairs of digits"
 
 
 def test_learning_rate_of_zero_is_said_once_at_any_error(caplog: pytest.LogCaptureFixture) -> None:
     expected = ["not learning: the learning rate of the last 3 steps was 0; see schedule.learning_rate"]
-    assert warnings(caplog, rate=0.0, steps=3, val=5.0) == expected
+    assert warnings(caplog, of_trainer={"rate": 0.0}, steps=3, val=5.0) == expected
 
 
 def test_networks_that_learn_are_left_alone(caplog: pytest.LogCaptureFixture) -> None:
@@ -77,29 +82,17 @@ def test_networks_that_learn_are_left_alone(caplog: pytest.LogCaptureFixture) ->
     assert warnings(caplog, end=0.45, train=90.0) == [], "the loss falls"
     assert warnings(caplog, steps=20, train=90.0) == [], "too few steps"
     assert warnings(caplog) == [], "nothing is known of the error"
-    assert warnings(caplog, first=False, train=90.0) == [], "not the first process"
+    assert warnings(caplog, of_trainer={"first": False}, train=90.0) == [], "not the first process"
     assert warnings(caplog, labels=torch.zeros(20, dtype=torch.int64), train=0.0) == [], "a single class"
-
-
-def test_error_at_chance() -> None:
-    assert error_at_chance(torch.tensor([1, 3, 1, 0])) == pytest.approx(40)
-    assert error_at_chance(torch.tensor([1, 1, 1, 1, 0, 0, 0, 0, 0, 0]), 2) == pytest.approx(100 * 44 / 45)
 
 
 def test_no_step_leaves_a_tensor_behind() -> None:
     """750 steps with tensors between them made a CapsNet's training grow to 12.9 GB on a CPU, from 1.3."""
-    callback = NotLearning()
-    module: Any = object()
-    trainer: Any = SimpleNamespace(
-        is_global_zero=True,
-        optimizers=[SimpleNamespace(param_groups=[{"lr": 0.1}])],
-        datamodule=SimpleNamespace(spec=DataSpec((1, 4, 4), 10)),
-    )
-    batch = Batch(torch.zeros(len(LABELS), 1, 4, 4), LABELS, torch.arange(len(LABELS)))
+    callback, trainer, batch = NotLearning(), trainer_of(), batch_of()
     losses = torch.rand(3000, generator=torch.Generator().manual_seed(0))
     for step, loss in enumerate(losses):
         terms = {"loss": loss.clone()}
-        callback.on_train_batch_end(trainer, module, terms, batch, step)
+        callback.on_train_batch_end(trainer, MODULE, terms, batch, step)
         alive = [weakref.ref(terms["loss"]), weakref.ref(terms["loss"].untyped_storage())]
         del terms
         assert [reference() for reference in alive] == [None, None]

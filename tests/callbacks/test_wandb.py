@@ -67,8 +67,8 @@ def test_output_is_the_command_that_uploads_the_run(cli: Cli, monkeypatch: pytes
     ended = cli("train", *TINY, "trainer.max_epochs=1", "train.directory=run", "logger=wandb", *NO_PICTURES)
     lines = [line for line in (ended.out + ended.err).splitlines() if re.search("wandb|W&B", line)]
     (folder,) = (tmp_path / "run" / "wandb").glob("offline-run-*")
-    lines = [line for line in lines if "overrides" not in line and "python -m" not in line]
-    assert lines == [f"to upload this run to W&B: wandb sync {folder}"]
+    assert f"to upload this run to W&B: wandb sync {folder}" in lines
+    assert not any(line.startswith("wandb") for line in lines)
 
 
 @pytest.mark.whole

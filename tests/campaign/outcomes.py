@@ -3,30 +3,22 @@
 from __future__ import annotations
 
 import json
-import math
 import re
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
-
+from tests.campaign.processes import LIMIT, Process
 from tests.helpers.commands import Ended
-from tests.helpers.training import checkpoint, curves, results
+from tests.helpers.interruptions import differences
 
 TRACEBACK = "Traceback (most recent call last)"
 
 
 class Fault(Exception):
-    """A fault that was not survived.
-
-    Args:
-        verdict: the kind of failure: differs, traceback, no sentence, hangs, alive, leftover.
-        detail: what was seen.
-    """
+    """A fault that was not survived: the kind of failure, as differs, traceback or hangs, and what was seen."""
 
     def __init__(self, verdict: str, detail: str = "") -> None:
-        words = " ".join(re.sub(r"[~^]{2,}", "", detail).split())  # without the markers of tracebacks
+        words = " ".join(detail.split())
         super().__init__(f"{verdict}: {words if len(words) < 600 else f'{words[:200]} … {words[-400:]}'}")
 
 
@@ -34,13 +26,9 @@ class NotHitError(Exception):
     """The fault did not take place: the process had ended before."""
 
 
-def ended(process: Any, seconds: float | None = None) -> Ended:
-    """How a process ended.
-
-    Raises:
-        Fault: if it does not.
-    """
-    result = process.wait() if seconds is None else process.wait(seconds)
+def ended(process: Process, seconds: float = LIMIT) -> Ended:
+    """How a process ended, if it does."""
+    result = process.wait(seconds)
     if result is None:
         raise Fault("hangs", "".join(file.read_text(errors="replace") for file in process.files))
     return result
@@ -72,57 +60,35 @@ def expect_success(result: Ended) -> None:
 def stopped_by(result: Ended, signum: int) -> None:
     """A command that a signal came to: as that signal says, or it had ended."""
     if result.status == -signum and (signum == 9 or not result.out):
-        return  # SIGKILL, or any other before the command did anything: the real one has its own campaign
+        return  # SIGKILL, or any other before the command did anything, as while it imports
     expect_sentence(result, 128 + signum)
 
 
-def outcome(directory: Path) -> dict[str, Any]:
-    """All of a finished run that must not depend on what happened to it."""
-    last, best = checkpoint(directory), checkpoint(directory, "best")
-    result = json.loads((directory / "metrics.json").read_text())
-    return {
-        **results(result),
-        "weights tested": result["weights_tested"],
-        "rows of metrics.csv": curves(directory) if (directory / "metrics.csv").is_file() else None,
-        **{f"last.ckpt {key}": last[key] for key in ("global_step", "epoch", "state_dict", "optimizer_states")},
-        **{f"best.ckpt {key}": best[key] for key in ("global_step", "epoch", "state_dict")},
-    }
-
-
-def expect_equal(found: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
-    """Equal bit for bit; the names of what differs are in the message."""
-    wrong = [name for name in {**expected, **found} if not same(found.get(name), expected.get(name))]
-    if wrong:
-        seen = (f"{name} is {_shown(found.get(name))}, not {_shown(expected.get(name))}" for name in wrong)
-        raise Fault("differs", "; ".join(seen))
-
-
-def _shown(value: Any) -> str:
-    """The beginning of a value; of rows, how many and the last."""
-    return f"{len(value)} rows to {str(value[-1])[:80]}" if isinstance(value, list) and value else str(value)[:80]
-
-
-def same(one: Any, other: Any) -> bool:
-    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
-        return one.dtype == other.dtype and one.equal(other)
-    if isinstance(one, Mapping) and isinstance(other, Mapping):
-        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
-    if isinstance(one, list | tuple) and isinstance(other, list | tuple):
-        return len(one) == len(other) and all(map(same, one, other))
-    both_nan = isinstance(one, float) and isinstance(other, float) and math.isnan(one) and math.isnan(other)
-    return bool(one == other) or both_nan
-
-
-def only_run(folder: Path) -> Path:
-    """The one run directory in ``folder/runs``."""
-    found = [file.parent for file in folder.glob("runs/*/config.yaml")]
-    if len(found) != 1:
-        raise Fault("differs", f"{len(found)} run directories: {sorted(path.name for path in found)}")
-    return found[0]
-
-
-def expect_nothing_left(folder: Path) -> None:
-    """No temporary checkpoint and no record of a run that is over."""
-    left = [*(folder / "runs").glob("*/checkpoints/.*.ckpt"), *(folder / "runs").glob("cells/[!.]*.json")]
+def expect_equal(folder: Path, whole: Path) -> None:
+    """All runs in a folder are bit for bit those that nothing happened to, and nothing else is left."""
+    found, expected = ({_first(file.parent): file.parent for file in each.glob("runs/*/config.yaml")} for each in (
+        folder, whole,
+    ))  # fmt: skip
+    if found.keys() != expected.keys():
+        raise Fault("differs", f"runs are {sorted(found)}, not {sorted(expected)}")
+    for directory in sorted(file.parent for file in folder.glob("runs/*/config.yaml")):
+        other = expected[_first(directory)]
+        wrong = differences(_read(directory / "metrics.json"), directory, _read(other / "metrics.json"), other)
+        for file in other.glob("evaluations/*.json"):
+            if _read(file)["test"] != _read(directory / "evaluations" / file.name)["test"]:
+                wrong.append(file.name)
+        if wrong:
+            raise Fault("differs", f"{directory.name}: {', '.join(wrong)}")
+    left = [*folder.glob("runs/*/checkpoints/.*.ckpt"), *folder.glob("runs/cells/[!.]*.json")]
     if left:
         raise Fault("leftover", ", ".join(str(path.relative_to(folder)) for path in left))
+
+
+def _first(directory: Path) -> str:
+    """The name of a run, or of the first of its configuration."""
+    return re.sub(r"(-[0-9a-f]{8})-\d+$", r"\1", directory.name)
+
+
+def _read(file: Path) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads(file.read_text())
+    return content

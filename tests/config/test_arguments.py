@@ -13,7 +13,6 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from capsule_lab import __main__ as overview
 from capsule_lab.config.arguments import own_folders, prepared
 from capsule_lab.config.compose import as_argument, compose, options_of, search_path, searching
-from capsule_lab.errors import ConfigError
 from tests.helpers.commands import ROOT, Ended
 from tests.helpers.messages import one_sentence
 
@@ -43,19 +42,11 @@ def test_a_path_can_be_pasted() -> None:
         assert OverridesParser.create().parse_override(word).value() == path
 
 
-def test_own_folders_of_a_command_line() -> None:
-    uri = MINE.as_uri()
-    assert own_folders([f"--config-dir={MINE}"]) == own_folders(["seed=1", "-cd", str(MINE)]) == [uri]
-    assert own_folders([f"hydra.searchpath=[file://{MINE},'pkg://torch']"]) == [uri, "pkg://torch"]
-    assert own_folders(["--cfg", "job"]) == []
-
-
 def test_own_folder_reaches_what_is_composed(tmp_path: Path) -> None:
     named = Path(shutil.copytree(MINE, tmp_path / "my own ünd"))
-    with searching(own_folders([f"--config-dir={named}"])):
-        assert compose("train", ["routing=mine"]).routing.sharpness == 1.0
-    with pytest.raises(ConfigError, match="mine"):
-        compose("train", ["routing=mine"])
+    for words in ([f"--config-dir={named}"], ["-cd", str(named)], [f"hydra.searchpath=[file://{named},'pkg://torch']"]):
+        with searching(own_folders(words)):
+            assert compose("train", ["routing=mine"]).routing.sharpness == 1.0
 
 
 def test_own_folder_reaches_tables_hints_and_the_list(
@@ -77,11 +68,3 @@ def test_own_folder_reaches_tables_hints_and_the_list(
     capsys.readouterr()
     overview.main()
     assert "Routing by the cosines of votes and poses" in " ".join(capsys.readouterr().out.split())
-
-
-def test_search_path_of_the_environment_is_checked(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    for entry in ("nonsense", "file:///nowhere/at/all", "/tmp"):
-        monkeypatch.setenv("CAPSULE_LAB_SEARCH_PATH", entry)
-        for command, *options in (("train", "model=capsnet"), ("sweep", "table=smoke", "dry_run=true")):
-            message = one_sentence(cli(command, *options))
-            assert message.startswith(f"CAPSULE_LAB_SEARCH_PATH has {entry}; expected file:// and a folder that is ")

@@ -55,11 +55,7 @@ def test_precision_is_what_the_cpu_computes_in(
         assert [each.partition(",")[0] for each in messages] == ["trainer.precision is bf16-mixed"] * emulated
 
 
-def test_private_functions_of_torch_exist(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On x86; one alone is enough."""
+def test_private_functions_of_torch_exist() -> None:
+    """On x86."""
     names = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
-    assert all(isinstance(getattr(torch.cpu, each)(), bool) for each in names)
-    for name in names:
-        for each in names:
-            monkeypatch.setattr(torch.cpu, each, lambda each=each, name=name: each == name)
-        assert build.cpu_computes_bfloat16()
+    assert any(getattr(torch.cpu, each)() for each in names) is build.cpu_computes_bfloat16()

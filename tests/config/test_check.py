@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any, Literal
 
 import pytest
-from omegaconf import DictConfig, ListConfig, OmegaConf
+from omegaconf import OmegaConf
 
-from capsule_lab.config.check import check
+from capsule_lab.config.check import _targets, check
 from capsule_lab.config.compose import compose
 from capsule_lab.errors import ConfigError
 
@@ -70,7 +70,7 @@ MODELS = ("capsnet", "em_caps", "cnn_baseline", "pair_autoencoder data=mnist_pai
 def test_every_option_of_every_part_is_checked(model: str) -> None:
     """A misspelt key, and a mapping for every plain value: what no number, text or list takes."""
     config = compose("train", [f"model={model.split()[0]}", *model.split()[1:]])
-    parts = {path: node for path, node in targets(config).items() if "plugins" not in path}
+    parts = {path: node for path, node in _targets(config) if "plugins" not in path}
     assert {"model", "data", "optimizer", "trainer", "callbacks.last"} <= parts.keys()
     for path, node in parts.items():
         plain = [
@@ -85,25 +85,3 @@ def test_every_option_of_every_part_is_checked(model: str) -> None:
 
 
 WITHOUT_TYPE = {"trainer.max_time", "trainer.precision"}
-
-
-def targets(node: Any, path: str = "") -> dict[str, DictConfig]:
-    """Every node that has a ``_target_``, by its path."""
-    found = {path: node} if isinstance(node, DictConfig) and "_target_" in node else {}
-    keys = node if isinstance(node, DictConfig) else range(len(node)) if isinstance(node, ListConfig) else ()
-    for key in keys:
-        if not OmegaConf.is_missing(node, key):
-            found |= targets(node[key], f"{path}.{key}" if path else str(key))
-    return found
-
-
-def hinge_loss(scores: Any, labels: Any, label_smoothing: float = 0.0) -> Any:
-    """A loss of another package, which says what it is for."""
-
-
-vars(hinge_loss)["expects"] = "activations"
-
-
-def test_loss_of_another_package_is_held_to_what_it_expects() -> None:
-    with pytest.raises(ConfigError, match=r"^hinge_loss expects activations; BaselineCNN gives logits: loss=cross_ent"):
-        check(compose("train", ["model=cnn_smallnorb", f"loss.classification._target_={__name__}.hinge_loss"]))

@@ -20,23 +20,10 @@ from capsule_lab.errors import DataError, RunError
 from capsule_lab.evaluate import evaluate_checkpoint
 from capsule_lab.runs.checkpoints import check_same_source
 from capsule_lab.train import train
-from tests.helpers.affnist_files import (
-    IMAGES,
-    LABELS,
-    TRANSFORMS,
-    count_as_affnist,
-    fields,
-    mat,
-    write_affnist,
-)
+from tests.helpers.affnist_files import IMAGES, LABELS, TRANSFORMS, count_as_affnist, write_affnist
 from tests.helpers.commands import NO_PICTURES, TINY_CAPSNET, TINY_DATA
-from tests.helpers.data_modules import trainer, without_network
+from tests.helpers.data_modules import without_network
 from tests.helpers.mnist_files import ARRAYS
-
-
-@pytest.fixture(autouse=True)
-def no_network(monkeypatch) -> None:
-    without_network(monkeypatch)
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +32,8 @@ def written(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def counts_as_real(written, monkeypatch) -> None:
+def no_network_and_small_real_files(written, monkeypatch) -> None:
+    without_network(monkeypatch)
     count_as_affnist(written, monkeypatch)
 
 
@@ -57,45 +45,28 @@ def both(real: Path, written: Path) -> Path:
     return real
 
 
-def of(*stages: str, rank: int = 0, world_size: int = 1, source="standin", **options) -> AffNISTDataModule:
+def of(*stages: str, source="standin", **options) -> AffNISTDataModule:
     data = AffNISTDataModule(source=source, **options)
-    data.trainer = trainer(training=False, rank=rank, world_size=world_size)
     for stage in stages:
         data.setup(stage)
     return data
 
 
-def seen(loader, data: AffNISTDataModule, name: str = "test", epoch: int = 0) -> list[tuple[list[float], int]]:
-    """Every image of a loader as the network gets it, with its label, in a fixed order."""
-    loader.batches.set_epoch(epoch)
-    batches = [data.transform_batch(batch, name) for batch in loader]
-    return sorted(
-        (image.tolist(), int(k)) for b in batches for image, k in zip(b.images.flatten(1), b.labels, strict=True)
-    )
-
-
 # --- the DataModule on stand-ins
 
 
-def test_test_images_are_32_versions_of_each_test_digit():
-    data = of("test", eval_batch_size=400)
+@pytest.mark.parametrize(("eval_images", "expected"), [(None, (11_488, 359)), (100, (100, 100)), (500, (500, 359))])
+def test_test_images_are_32_versions_of_each_test_digit_or_fewer(eval_images, expected):
+    data = of("test", eval_images=eval_images, eval_batch_size=100)
+    data.setup("test")
     loader = data.test_dataloader()
-    assert len(loader.dataset) == 32 * 359
     batch = data.transform_batch(next(iter(loader)), "test")
-    assert batch.images.shape == (400, 1, 40, 40)
+    assert len(loader.dataset) == expected[0]
+    assert data.provenance["test_images"] == f"{expected[0]} versions of {expected[1]} of 359"
+    assert batch.images.shape == (100, 1, 40, 40)
     assert batch.images.dtype == torch.float32
     assert 0.9 < batch.images.max() <= 1
-    assert batch.factors.shape == (400, len(data.spec.factors))
-    assert data.provenance["test_images"] == "11488 versions of 359 of 359"
-
-
-def test_fewer_test_images_are_of_as_many_digits_as_can_be():
-    for eval_images, expected in [(100, "100 versions of 100 of 359"), (500, "500 versions of 359 of 359")]:
-        data = of("fit", "test", eval_images=eval_images)
-        data.setup("test")
-        assert data.provenance["test_images"] == expected
-        assert len(data.test_dataloader().dataset) == eval_images
-        assert len(data.val_dataloader().dataset) == min(eval_images, 240)
+    assert batch.factors.shape == (100, len(data.spec.factors))
 
 
 def test_training_and_validation_images_are_never_turned():
@@ -108,29 +79,10 @@ def test_training_and_validation_images_are_never_turned():
 
 
 def test_synthetic_test_set_is_one_for_all_runs():
-    for change, same in [({}, True), ({"seed": 1}, True), ({"eval_batch_size": 9}, True)]:
-        first, second = (of("test", eval_images=60, **options) for options in ({}, change))
-        # which 60 digits are looked at is drawn by the run's seed
-        second.sets["test"] = first.sets["test"]
-        assert (seen(first.test_dataloader(), first) == seen(second.test_dataloader(), second)) is same
-
-
-def test_several_processes_test_together_on_what_one_does():
-    for world_size in [2, 3]:
-        one = of("test", eval_images=61)
-        every = [
-            of("test", eval_images=61, rank=rank, world_size=world_size, eval_batch_size=8)
-            for rank in range(world_size)
-        ]
-        parts = [image for data in every for image in seen(data.test_dataloader(), data)]
-        assert sorted(parts) == seen(one.test_dataloader(), one)
-
-
-def test_affine_validation_is_off_by_default():
-    data = of("fit")
-    assert data.further_validations == ()
-    assert not isinstance(data.val_dataloader(), list)
-    assert "affine_validation" not in data.provenance
+    first, second = (of("test", eval_images=60, seed=seed) for seed in (0, 1))
+    second.sets["test"] = first.sets["test"]  # which 60 digits are looked at is drawn by the run's seed
+    one, other = (data.dataset("test")[torch.arange(60), 0].images for data in (first, second))
+    assert one.equal(other)
 
 
 def test_affine_validation_is_of_the_validation_digits():
@@ -144,67 +96,61 @@ def test_affine_validation_is_of_the_validation_digits():
     assert second.factors.shape == (240, 6)
     assert "test" not in data.sets
     assert data.provenance["affine_validation"]["name"] == "synthetic affNIST made from the validation digits"
+    without = of("fit")
+    assert not isinstance(without.val_dataloader(), list)
+    assert "affine_validation" not in without.provenance
 
 
-def test_affine_validation_is_fixed_by_the_seed():
-    for change, same in [({}, True), ({"seed": 1}, False), ({"eval_batch_size": 7}, True)]:
-        runs = [of("fit", affine_validation=True, **options) for options in ({}, change)]
-        runs[1].sets["val"] = runs[0].sets["val"]  # their order is drawn by the seed as well
-        looks = [
-            seen(data.val_dataloader()[1], data, "affine", epoch) for data, epoch in zip(runs, (0, 4), strict=True)
-        ]
-        assert (looks[0] == looks[1]) is same
+def test_affine_validation_is_drawn_by_the_seed():
+    first, second = (of("fit", affine_validation=True, seed=seed) for seed in (0, 1))
+    second.sets["val"] = first.sets["val"]  # their order is drawn by the seed as well
+    one, other = (data.dataset("affine")[torch.arange(60), 0].images for data in (first, second))
+    assert not one.equal(other)
 
 
-def test_wrong_options():
-    for options, message in [
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
         ({"pad": 4, "shift": 4}, r"data\.pad is 4; expected 6, as affNIST's images are of 40x40 pixels"),
         ({"shift": 7}, r"data\.shift is 7 with data\.pad 6, .*"),
         (
             {"affine_validation": True, "validation": "none"},
             r"data\.affine_validation is true with data\.validation=none, .* expected data\.validation=first or .*",
         ),
-    ]:
-        with pytest.raises(ValueError, match=f"^{message}$"):
-            AffNISTDataModule(source="standin", **options)
+    ],
+    ids=str,
+)
+def test_wrong_options(options, message):
+    with pytest.raises(ValueError, match=f"^{message}$"):
+        AffNISTDataModule(source="standin", **options)
 
 
 # --- real files, and what provenance says
 
 
-def test_real_files_are_tested_on_exactly(both):
-    for source in ["auto", "real"]:
-        data = of("test", source=source, directory=str(both), eval_batch_size=320)
-        (stored,) = data.test_dataloader()
-        batch = data.transform_batch(stored, "test")
-        np.testing.assert_array_equal(stored.images[:, 0].numpy(), IMAGES)
-        torch.testing.assert_close(batch.images, stored.images / 255)
-        np.testing.assert_array_equal(batch.labels.numpy(), LABELS)
-        np.testing.assert_array_equal(batch.factors.numpy(), TRANSFORMS.astype(np.float32))
-        assert data.provenance["source"] == "real"
-        assert data.provenance["test_images"] == "320 of 320"
-
-
-def test_provenance_of_real_files(both):
-    data = of(source="real", directory=str(both))
-    data.prepare_data()
+@pytest.mark.parametrize("source", ["auto", "real"])
+def test_real_files_are_tested_on_exactly(both, source):
+    data = of("test", source=source, directory=str(both), eval_batch_size=320)
+    (stored,) = data.test_dataloader()
+    batch = data.transform_batch(stored, "test")
+    np.testing.assert_array_equal(stored.images[:, 0].numpy(), IMAGES)
+    torch.testing.assert_close(batch.images, stored.images / 255)
+    np.testing.assert_array_equal(batch.labels.numpy(), LABELS)
+    np.testing.assert_array_equal(batch.factors.numpy(), TRANSFORMS.astype(np.float32))
     assert data.provenance == {
         "source": "real",
         "name": "real MNIST, placed on 40x40; tested on real affNIST",
         "md5": MNISTFiles.checksums,
-        "affnist": {
-            "name": "real affNIST",
-            "sha256": {"test.mat.zip": affnist_format.SHA256},
-        },
+        "affnist": {"name": "real affNIST", "sha256": {"test.mat.zip": affnist_format.SHA256}},
+        "test_images": "320 of 320",
     }
 
 
 def test_real_digits_without_affnist_are_a_stand_in_with_one_warning(real, caplog):
-    with caplog.at_level(logging.DEBUG, "capsule_lab"):
+    with caplog.at_level(logging.WARNING, "capsule_lab"):
         data = of("fit", "test", source="auto", directory=str(real))
-    warnings = [record for record in caplog.records if record.levelno >= logging.WARNING]
-    assert len(warnings) == 1
-    message = warnings[0].getMessage()
+    (record,) = caplog.records
+    message = record.getMessage()
     assert message.startswith(f"STAND-IN DATA, not the real set: affNIST is not in {real / 'affNIST'} and the download")
     assert "no network in tests" in message
     assert "trains on real MNIST and tests on synthetic affNIST made from its test digits" in message
@@ -219,50 +165,33 @@ def test_real_digits_without_affnist_are_a_stand_in_with_one_warning(real, caplo
         "version": 1,
         "seed": 0,
     }
+    training = ARRAYS["train-images-idx3-ubyte"]
+    np.testing.assert_array_equal(data.sets["train"].images[:, 0].numpy(), training[len(training) // 6 :])
     np.testing.assert_array_equal(data.sets["test"].images[:, 0].numpy(), ARRAYS["t10k-images-idx3-ubyte"])
-    np.testing.assert_array_equal(
-        data.sets["train"].images[:, 0].numpy(),
-        ARRAYS["train-images-idx3-ubyte"][len(ARRAYS["train-images-idx3-ubyte"]) // 6 :],
-    )
     assert sorted(path.name for path in real.iterdir()) == ["MNIST"]
 
 
-@pytest.mark.parametrize("source", ["auto", "standin"])
-def test_without_real_files_all_images_are_of_stand_in_digits(tmp_path, both, source, caplog):
-    directory = tmp_path / "nothing" if source == "auto" else both
-    data = of("fit", "test", source=source, directory=str(directory))
+@pytest.mark.parametrize(("source", "mnist"), [("auto", False), ("standin", True)])
+def test_without_real_digits_all_images_are_of_stand_in_digits(both, source, mnist, caplog):
+    if not mnist:
+        shutil.rmtree(both / "MNIST")
+    data = of("fit", "test", source=source, directory=str(both), affine_validation=True)
     assert len([record for record in caplog.records if record.levelno >= logging.WARNING]) == 1
     assert data.provenance["source"] == "standin"
     assert data.provenance["name"] == (
         f"{STANDIN_NAME}, placed on 40x40; tested on synthetic affNIST made from the stand-in's test digits"
     )
     assert data.sets["test"].images.equal(standin_digits(train=False).images)
+    assert json.loads(json.dumps(data.provenance)) == data.provenance
 
 
-def test_affnist_without_mnist_is_not_real(tmp_path, both):
-    shutil.rmtree(both / "MNIST")
-    data = of(source="auto", directory=str(both))
-    data.prepare_data()
-    assert data.provenance["source"] == "standin"
-    assert data.provenance["affnist"]["name"] == "synthetic affNIST made from the stand-in's test digits"
-
-
-@pytest.mark.parametrize(
-    ("there", "missing"), [("MNIST", "affNIST"), ("affNIST", "MNIST")], ids=["without affNIST", "without MNIST"]
-)
-def test_real_needs_both_and_names_the_missing_files(both, there, missing):
+@pytest.mark.parametrize("missing", ["affNIST", "MNIST"])
+def test_real_needs_both_and_names_the_missing_files(both, missing):
     shutil.rmtree(both / missing)
     with pytest.raises(
         DataError, match=rf"^{missing} is not in {both}/{missing}.* put .* there, or .*CAPSULE_LAB_DATA=…$"
     ):
         of("test", source="real", directory=str(both))
-
-
-def test_only_a_name_with_real_affnist_lacks_the_word_synthetic(both, real):
-    names = [of(source="real", directory=str(both)), of(source="standin", directory=str(both))]
-    for data in names:
-        data.prepare_data()
-    assert ["synthetic" in data.provenance["name"] for data in names] == [False, True]
 
 
 @pytest.mark.parametrize("source", ["auto", "real"])
@@ -274,13 +203,6 @@ def test_damaged_files_are_named_before_training_not_replaced(real, source, name
         of("fit", source=source, directory=str(real))
 
 
-def test_provenance_of_unpacked_files_has_their_hash(real):
-    (real / "affNIST").mkdir()
-    (real / "affNIST" / "test.mat").write_bytes(mat({"affNISTdata": fields()}))
-    data = of("test", source="real", directory=str(real))
-    assert list(data.provenance["affnist"]["sha256"]) == ["test.mat"]
-
-
 @pytest.mark.parametrize("stage", ["fit", "validate"])
 def test_training_reads_no_test_digits(real, stage):
     data = of(source="auto", directory=str(real), affine_validation=True)
@@ -288,12 +210,6 @@ def test_training_reads_no_test_digits(real, stage):
     (real / "MNIST" / "raw" / "t10k-images-idx3-ubyte").write_bytes(b"poison")
     data.setup(stage)
     assert all(len(batch.labels) for loader in data.val_dataloader() for batch in loader)
-
-
-def test_provenance_is_plain(both):
-    for source in ["real", "standin"]:
-        data = of("fit", "test", source=source, directory=str(both), affine_validation=True)
-        assert json.loads(json.dumps(data.provenance)) == data.provenance
 
 
 def test_stand_ins_of_two_kinds_are_distinguished(real, tmp_path):

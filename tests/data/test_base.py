@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import sys
 from collections.abc import Callable, Iterator
@@ -31,11 +32,9 @@ def my_data(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Any]:
     del sys.modules["stripes"]
 
 
-def seen(data: AbstractDataModule, epoch: int = 0) -> dict[int, torch.Tensor]:
+def seen(data: AbstractDataModule) -> dict[int, torch.Tensor]:
     """Every training image of an epoch as the network gets it, by its key."""
-    loader = data.train_dataloader()
-    loader.batches.set_epoch(epoch)
-    batches = [data.on_after_batch_transfer(batch, 0) for batch in loader]
+    batches = [data.on_after_batch_transfer(batch, 0) for batch in data.train_dataloader()]
     return {key: image for batch in batches for key, image in zip(batch.key.tolist(), batch.images, strict=True)}
 
 
@@ -44,10 +43,6 @@ def of(module: Any, *, rank: int = 0, world_size: int = 1, **options: Any) -> Ab
     data.trainer = trainer(rank=rank, world_size=world_size)
     data.setup("fit")
     return data
-
-
-def equal(one: dict[int, torch.Tensor], other: dict[int, torch.Tensor]) -> bool:
-    return one.keys() == other.keys() and all(image.equal(other[key]) for key, image in one.items())
 
 
 # --- the template -----------------------------------------------------------------------------------------------------
@@ -67,43 +62,24 @@ def test_template_trains_for_a_step(cli: Callable[..., Ended], tmp_path: Path) -
     assert (tmp_path / "run" / "metrics.json").is_file()
 
 
-def test_transforms_of_torchvision_depend_on_the_image_alone(my_data: Any) -> None:
-    for batch_size, parts in [(7, 1), (66, 1), (33, 2)]:
-        options = {"validation": "none", "train_images": 66}
-        whole = seen(of(my_data, **options, batch_size=66))
-        found: dict[int, torch.Tensor] = {}
-        for rank in range(parts):
-            found |= seen(of(my_data, **options, batch_size=batch_size, rank=rank, world_size=parts))
-        assert equal({key: whole[key] for key in found}, found)
-        assert len(found) >= 63  # the last batch of seven is dropped
+@pytest.mark.parametrize(("batch_size", "parts"), [(7, 1), (33, 2)])
+def test_transforms_of_torchvision_depend_on_the_image_alone(my_data: Any, batch_size: int, parts: int) -> None:
+    options = {"validation": "none", "train_images": 66}
+    whole = seen(of(my_data, **options, batch_size=66))
+    found: dict[int, torch.Tensor] = {}
+    for rank in range(parts):
+        found |= seen(of(my_data, **options, batch_size=batch_size, rank=rank, world_size=parts))
+    assert all(image.equal(whole[key]) for key, image in found.items())
+    assert len(found) >= 63  # the last batch of seven is dropped
 
 
-def test_transforms_of_torchvision_go_on_where_a_run_was_stopped(my_data: Any) -> None:
-    whole = seen(of(my_data, batch_size=50), epoch=3)
-    stopped, resumed = (of(my_data, batch_size=50) for _ in range(2))
-    loader = stopped.train_dataloader()
-    loader.batches.set_epoch(3)
-    batches = iter(loader)
-    before = torch.cat([next(batches).key for _ in range(2)]).tolist()
-    torch.manual_seed(5)
-    resumed.load_state_dict(stopped.state_dict())
-    after = seen(resumed, epoch=3)
-    assert not set(before) & set(after)
-    assert equal({key: whole[key] for key in after}, after)
-    assert len(before) + len(after) == len(whole)
-
-
-def test_transforms_of_torchvision_are_new_in_every_epoch(my_data: Any) -> None:
-    one, other = (torch.stack(list(seen(of(my_data), epoch).values())) for epoch in (0, 1))
-    assert not one.sort(0).values.equal(other.sort(0).values)
-
-
-def test_images_are_not_augmented_without_augmentation_or_training(my_data: Any) -> None:
-    for training, augment in [(True, False), (False, True)]:
-        data = of(my_data, augment=augment)
-        data.trainer.training = training
-        batch = next(iter(data.train_dataloader()))
-        assert data.on_after_batch_transfer(batch, 0).images.equal(batch.images[:, :, 2:18, 2:18] / 255)
+@pytest.mark.parametrize(("training", "augment"), [(True, False), (False, True), (True, True)])
+def test_training_images_alone_are_augmented(my_data: Any, training: bool, augment: bool) -> None:
+    data = of(my_data, augment=augment)
+    data.trainer.training = training
+    batch = next(iter(data.train_dataloader()))
+    still = batch.images[:, :, 2:18, 2:18] / 255
+    assert data.on_after_batch_transfer(batch, 0).images.equal(still) is not (training and augment)
 
 
 # --- where images come from -------------------------------------------------------------------------------------------
@@ -137,34 +113,34 @@ class MissingDataModule(AbstractDataModule):
         self.standin_source = standin
 
 
-def test_without_images_and_stand_in_is_an_error() -> None:
-    for source, error, message in [
+@pytest.mark.parametrize(
+    ("source", "error", "message"),
+    [
         (
             "auto",
             MissingDataError,
-            r"^the images are not in data/images; put them there\. MissingDataModule has no stand-in$",
+            "the images are not in data/images; put them there. MissingDataModule has no stand-in",
         ),
-        ("real", MissingDataError, r"^the images are not in data/images; put them there$"),
-        ("standin", DataError, r"^data\.source is standin, and MissingDataModule has no stand-in: set data\.source=r"),
-    ]:
-        data = MissingDataModule(source=source)
-        with pytest.raises(error, match=message):
-            data.setup("fit")
-        assert (data.provenance, data.sets) == ({}, {})
+        ("real", MissingDataError, "the images are not in data/images; put them there"),
+        ("standin", DataError, "data.source is standin, and MissingDataModule has no stand-in: set data.source=real"),
+    ],
+)
+def test_without_images_and_stand_in_is_an_error(source: Any, error: type[Exception], message: str) -> None:
+    data = MissingDataModule(source=source)
+    with pytest.raises(error, match=f"^{re.escape(message)}$"):
+        data.setup("fit")
+    assert (data.provenance, data.sets) == ({}, {})
 
 
 @pytest.mark.parametrize("source", ["auto", "standin"])
-def test_a_stand_in_is_optional_and_is_used_if_there_is_one(source: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_stand_in_is_used_if_there_is_one_and_a_transform_is_needed(
+    source: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     data = MissingDataModule(source=source, standin=Zeros(), validation="none")
     data.setup("fit")
     assert data.uses_standin
     assert data.provenance["name"] == "zeros"
     assert [record.getMessage().partition(":")[0] for record in caplog.records] == ["STAND-IN DATA, not the real set"]
-
-
-def test_without_any_transform_is_an_error() -> None:
-    data = MissingDataModule(source="standin", standin=Zeros(), validation="none")
-    data.setup("fit")
     with pytest.raises(NotImplementedError, match=r"^MissingDataModule has no eval_transform; expected one"):
         data.on_after_batch_transfer(next(iter(data.train_dataloader())), 0)
 

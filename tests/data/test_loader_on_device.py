@@ -1,4 +1,4 @@
-"""Sets of images on the device that trains: the same batches, wherever they are made, and none that needs the host."""
+"""Sets of images on the device that trains: the same samples wherever they are made, and none that needs the host."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_leaves
 
 from capsule_lab.config.build import build_data
 from capsule_lab.config.compose import compose, options_of
-from capsule_lab.data import AbstractDataModule, MNISTDataModule
+from capsule_lab.data import AbstractDataModule, MNISTDataModule, SmallNORBPairsDataModule, SVHNDataModule
 from capsule_lab.data.loader import Images, InMemory, ResumableLoader, fits
 from capsule_lab.data.standins.affnist import SyntheticAffNIST
 from capsule_lab.types import Batch
@@ -85,6 +85,34 @@ def test_a_run_goes_on_with_the_same_batches_wherever_they_are_made(data: Abstra
     assert equal([*before, *resumed], list(whole))
 
 
+def test_samples_depend_neither_on_their_batch_nor_on_those_beside_them(data: AbstractDataModule) -> None:
+    for name in ("train", *data.val_names, *data.test_names):
+        dataset = data.dataset(name)
+        order = torch.randperm(min(len(dataset), 20), generator=torch.Generator().manual_seed(0))
+        whole = data.transform_batch(dataset[order, 3], name)
+        parts = [data.transform_batch(dataset[part, 3], name) for part in order.split(7)]
+        for one, columns in zip(whole, zip(*parts, strict=True), strict=True):
+            assert one is None or torch.allclose(one, torch.cat(columns), rtol=0, atol=1e-6)
+        assert whole.images.shape[-3:] == data.spec.image_shape
+        assert whole.images.dtype == torch.float32
+
+
+def test_training_images_alone_are_new_in_every_epoch_and_only_with_augmentation(
+    data: AbstractDataModule, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def changes(name: str) -> bool:
+        one, other = (data.transform_batch(data.dataset(name)[torch.arange(8), n], name) for n in (0, 3))
+        return any(
+            a is not None and not a.equal(b) for a, b in zip(one[:2] + one[3:], other[:2] + other[3:], strict=True)
+        )
+
+    nothing_random = isinstance(data, SVHNDataModule | SmallNORBPairsDataModule)  # the toys have no neighbouring views
+    assert [name for name in (*data.val_names, *data.test_names) if changes(name)] == []
+    assert changes("train") is not nothing_random
+    monkeypatch.setattr(data, "augment", False)
+    assert not changes("train")
+
+
 class OneDevice(TorchDispatchMode):
     """Fails where a tensor of the host meets one of the device, is copied there, or an error is looked for there."""
 
@@ -126,7 +154,7 @@ def on(device: torch.device) -> Any:
     return SimpleNamespace(**{**vars(trainer()), "strategy": SimpleNamespace(root_device=device)})
 
 
-def test_indices_and_batches_are_where_the_set_is() -> None:
+def test_indices_and_batches_are_where_the_set_is_as_long_as_its_loader_lives() -> None:
     data = mnist(on_device=True)
     data.trainer = on(META)
     loader = data.train_dataloader()
@@ -134,28 +162,26 @@ def test_indices_and_batches_are_where_the_set_is() -> None:
     assert {field.device for field in batch if field is not None} == {META}
     assert loader.dataset.device == META
     assert not loader.pin_memory
+    copied = weakref.ref(loader.dataset)
+    del loader
+    gc.collect()
+    assert copied() is None
 
 
-@pytest.mark.parametrize(("device", "pinned"), [(GPU, True), (torch.device("cpu"), False)])
-def test_batches_of_the_host_are_pinned_for_a_gpu(device: torch.device, pinned: bool) -> None:
+def test_batches_of_the_host_are_pinned_for_a_gpu_alone() -> None:
     data = mnist(on_device=False)
-    data.trainer = on(device)
-    assert data.train_dataloader().pin_memory is pinned
+    for device, pinned in [(GPU, True), (torch.device("cpu"), False)]:
+        data.trainer = on(device)
+        assert data.train_dataloader().pin_memory is pinned
+    assert mnist(on_device=True).train_dataloader().dataset.device == torch.device("cpu")  # without a trainer
 
 
-def test_without_a_trainer_everything_stays_where_it_is() -> None:
-    assert mnist(on_device=True).train_dataloader().dataset.device == torch.device("cpu")
-
-
-def test_a_set_fits_in_a_quarter_of_the_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_moves_what_fits_in_a_quarter_of_the_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    images = Images(torch.zeros(1000, 1, 2, 2, dtype=torch.uint8), torch.zeros(1000).long())
     for free, expected in [(47_999, False), (48_000, True)]:
         monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device, free=free: (free, 10**9))
-        images = Images(torch.zeros(1000, 1, 2, 2, dtype=torch.uint8), torch.zeros(1000).long())
         assert fits(images, GPU) is expected
         assert not fits(images, torch.device("cpu"))
-
-
-def test_auto_moves_what_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     for fitting, device in [(True, META), (False, torch.device("cpu"))]:
         monkeypatch.setattr("capsule_lab.data.base.fits", lambda images, device, fitting=fitting: fitting)
         data = mnist()
@@ -177,20 +203,3 @@ def test_what_turns_out_not_to_fit_stays_with_one_warning(
     assert equal(list(batches), list(mnist(on_device=False).train_dataloader()))
     (record,) = [record for record in caplog.records if "does not fit" in record.getMessage()]
     assert record.getMessage().startswith("the train set, of 0.0 GB, does not fit into the free memory of cpu: its")
-
-
-def test_a_copy_on_the_device_lives_as_long_as_its_loader() -> None:
-    data = mnist(on_device=True)
-    data.trainer = on(META)
-    loader = data.train_dataloader()
-    copied = weakref.ref(loader.dataset)
-    del loader
-    gc.collect()
-    assert copied() is None
-
-
-@pytest.mark.usefixtures("unchecked_types")
-def test_another_on_device_is_refused() -> None:
-    for on_device in ["gpu", None, 2]:
-        with pytest.raises(ValueError, match=r"^data\.on_device is .*; expected 'auto', True or False$"):
-            MNISTDataModule(on_device=on_device)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from omegaconf import DictConfig
@@ -16,8 +16,8 @@ from capsule_lab.config.compose import compose
 from capsule_lab.data import MNISTDataModule
 from capsule_lab.data.loader import EpochBatches, Images, InMemory
 from capsule_lab.data.mixup import WithPartners, mix, shares_of
-from capsule_lab.errors import ConfigError, InterruptError
-from capsule_lab.losses import cross_entropy_loss, margin_loss, sigmoid_cross_entropy_loss, spread_loss
+from capsule_lab.errors import InterruptError
+from capsule_lab.losses import cross_entropy_loss, margin_loss, sigmoid_cross_entropy_loss
 from capsule_lab.train import train
 from capsule_lab.types import Batch
 from tests.helpers.commands import NO_PICTURES, TINY_CAPSNET, TINY_CNN
@@ -42,12 +42,12 @@ def mixed(index: torch.Tensor, epoch: int = 0, alpha: float = 0.4) -> Batch:
 # --- shares ----------------------------------------------------------------------------------------------------------
 
 
-def test_shares_are_distributed_as_beta() -> None:
-    for alpha in [0.2, 1.0, 3.0]:
-        shares = shares_of(alpha).double().numpy()
-        beta = stats.beta(alpha, alpha)
-        assert stats.kstest(shares, beta.cdf).statistic < 0.02  # float32 rounds what is next to 1
-        assert [shares.mean(), shares.var()] == pytest.approx([beta.mean(), beta.var()], rel=1e-3)
+@pytest.mark.parametrize("alpha", [0.2, 1.0, 3.0])
+def test_shares_are_distributed_as_beta(alpha: float) -> None:
+    shares = shares_of(alpha).double().numpy()
+    beta = stats.beta(alpha, alpha)
+    assert stats.kstest(shares, beta.cdf).statistic < 0.02  # float32 rounds what is next to 1
+    assert [shares.mean(), shares.var()] == pytest.approx([beta.mean(), beta.var()], rel=1e-3)
 
 
 # --- batches ---------------------------------------------------------------------------------------------------------
@@ -68,12 +68,8 @@ def test_image_and_labels_are_of_two_images_in_the_same_shares() -> None:
     assert found.factors is not None
     assert torch.equal(found.factors, index[:, None])
     assert torch.equal(found.key, InMemory(images(), seed=5)[index, 0].key)
-
-
-def test_every_image_has_a_share_of_its_own_that_changes_with_the_epoch() -> None:
-    first, second = (mixed(torch.arange(COUNT), epoch).labels for epoch in (0, 1))
-    assert len(first.amax(1).unique()) > COUNT / 3
-    assert not torch.equal(first, second)
+    assert len(found.labels.amax(1).unique()) > COUNT / 3
+    assert not torch.equal(found.labels, mixed(index, epoch=1).labels)
 
 
 def test_mixtures_depend_neither_on_the_batch_nor_on_the_processes() -> None:
@@ -99,12 +95,12 @@ def test_classes_are_those_of_the_larger_share() -> None:
     assert one._replace(labels=torch.tensor([1, 2])).classes.tolist() == [1, 2]
 
 
-def test_loss_of_whole_shares_is_that_of_classes() -> None:
-    for loss in [cross_entropy_loss, margin_loss, sigmoid_cross_entropy_loss]:
-        scores, labels = torch.tensor([[0.7, 0.2, 0.1], [0.3, 0.1, 0.9]]), torch.tensor([0, 1])
-        whole = torch.nn.functional.one_hot(labels, 3).float()
-        torch.testing.assert_close(loss(scores, whole), loss(scores, labels))
-        assert not torch.allclose(loss(scores, 0.8 * whole + 0.1), loss(scores, labels))
+@pytest.mark.parametrize("loss", [cross_entropy_loss, margin_loss, sigmoid_cross_entropy_loss])
+def test_loss_of_whole_shares_is_that_of_classes(loss: Any) -> None:
+    scores, labels = torch.tensor([[0.7, 0.2, 0.1], [0.3, 0.1, 0.9]]), torch.tensor([0, 1])
+    whole = torch.nn.functional.one_hot(labels, 3).float()
+    torch.testing.assert_close(loss(scores, whole), loss(scores, labels))
+    assert not torch.allclose(loss(scores, 0.8 * whole + 0.1), loss(scores, labels))
 
 
 # --- runs ------------------------------------------------------------------------------------------------------------
@@ -113,13 +109,11 @@ MIXUP = ["data.mixup=0.4", "trainer.max_epochs=2", "trainer.precision=32-true", 
 
 
 @pytest.mark.whole  # two whole fits
-@pytest.mark.parametrize("model", [TINY_CNN, [*TINY_CAPSNET, "model.decoder=null"]], ids=["cnn", "capsnet"])
+@pytest.mark.parametrize("model", [TINY_CNN, [*TINY_CAPSNET[:-1], "model.decoder=null"]], ids=["cnn", "capsnet"])
 def test_run_of_mixtures_resumes_exactly(
     tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: list[str]
 ) -> None:
-    config = tiny(
-        *MIXUP, "callbacks.not_learning.min_steps=8", model=[each for each in model if each != "model.decoder=[8]"]
-    )
+    config = tiny(*MIXUP, "callbacks.not_learning.min_steps=8", model=model)
     whole = train(config, tmp_path / "whole")
     with pytest.raises(InterruptError):
         run(config, tmp_path / "run", monkeypatch, SignalAt(3))
@@ -140,7 +134,7 @@ def test_loader_outside_of_training_mixes_nothing() -> None:
     data.setup("fit")
     batch = next(iter(data.train_dataloader()))
     assert (len(batch.images), batch.labels.dtype) == (10, torch.int64)
-    assert np.isfinite(data.on_after_batch_transfer(batch, 0).images.numpy()).all()
+    assert data.on_after_batch_transfer(batch, 0).images.isfinite().all()
 
 
 @pytest.mark.usefixtures("unchecked_types")
@@ -156,20 +150,10 @@ def test_loader_outside_of_training_mixes_nothing() -> None:
             "data.mixup: the spread loss is for one label per image, these have shares of classes, as of data.mixup: ",
         ),
         (["data=multimnist"], "data: data.mixup is 0.4, and every image has 2 labels; expected null"),
-        (["data.mixup=0"], "data.mixup is 0; expected more than 0"),
     ],
     ids=str,
 )
 def test_what_cannot_be_mixed_is_refused(tmp_path: Path, overrides: list[str], message: str) -> None:
-    config = compose(
-        "train", ["data.source=standin", "data.train_images=256", "trainer.accelerator=cpu", *MIXUP, *overrides]
-    )
-    with pytest.raises((ConfigError, Exception)) as caught:
-        train(config, tmp_path / "run")
-    assert message in str(caught.value)
-
-
-def test_spread_loss_refuses_shares(unchecked_types: None) -> None:
-    shares: Any = torch.full((2, 3), 1 / 3)
-    with pytest.raises(ValueError, match="the spread loss is for one label per image, these have shares of classes"):
-        spread_loss(torch.zeros(2, 3), shares)
+    few = ["data.source=standin", "data.train_images=256", "trainer.accelerator=cpu"]
+    with pytest.raises(ValueError, match=re.escape(message)):
+        train(compose("train", [*few, *MIXUP, *overrides]), tmp_path / "run")

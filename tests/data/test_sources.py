@@ -7,10 +7,9 @@ import json
 import logging
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
-from itertools import product
 from pathlib import Path
 from types import ModuleType
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -26,26 +25,13 @@ from tests.helpers import cifar10_files, mnist_files, svhn_files
 from tests.helpers.data_modules import forbid_downloads, serve, without_network
 
 
-@dataclass(frozen=True)
-class DataSet:
+class DataSet(NamedTuple):
     """A data set, and small files that count as its real ones."""
 
     source: type[PublishedFiles]
     module: type[AbstractDataModule]
     files: ModuleType  # a helper, which has CONTENTS, TRAINING, TEST, BROKEN and downloads()
     classes: tuple[str, ...] = ()
-
-    @property
-    def name(self) -> str:
-        return self.source.name
-
-    @property
-    def folder(self) -> str:
-        return self.source.path
-
-    @property
-    def test_file(self) -> str:
-        return list(self.files.CONTENTS)[-1]  # all others are for training
 
 
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")  # of batches.meta
@@ -56,7 +42,7 @@ DATA_SETS = (
 )
 
 
-@pytest.fixture(params=DATA_SETS, ids=lambda data_set: data_set.name)
+@pytest.fixture(params=DATA_SETS, ids=lambda data_set: data_set.source.name)
 def data_set(request) -> DataSet:
     return request.param
 
@@ -67,7 +53,7 @@ def source(request) -> str:
 
 
 def files_below(folder: Path) -> list[Path]:
-    return [path for path in folder.rglob("*") if path.is_file()]
+    return sorted(path for path in folder.rglob("*") if path.is_file())
 
 
 def checksum(content: bytes) -> str:
@@ -76,32 +62,22 @@ def checksum(content: bytes) -> str:
 
 @pytest.fixture
 def real(tmp_path, monkeypatch, data_set) -> Path:
-    """A data directory with the small files."""
-    (tmp_path / data_set.folder).mkdir(parents=True)
+    """A data directory with the small files, which nothing is downloaded into."""
+    (tmp_path / data_set.source.path).mkdir(parents=True)
     for file, content in data_set.files.CONTENTS.items():
-        (tmp_path / data_set.folder / file).write_bytes(content)
+        (tmp_path / data_set.source.path / file).write_bytes(content)
     checksums = {file: checksum(content) for file, content in data_set.files.CONTENTS.items()}
     monkeypatch.setattr(data_set.source, "checksums", checksums)
+    forbid_downloads(monkeypatch)
     return tmp_path
 
 
 @pytest.fixture
-def offline(monkeypatch) -> str:
-    without_network(monkeypatch)
-    return "no network in tests"
+def downloads(real, monkeypatch, data_set) -> Callable[..., list[str]]:
+    """Gives the server the small files but for some changes; returns the addresses asked for."""
 
-
-@pytest.fixture
-def no_download(monkeypatch) -> None:
-    forbid_downloads(monkeypatch)
-
-
-@pytest.fixture
-def downloads(monkeypatch, data_set) -> Callable[[dict[str, bytes]], list[str]]:
-    """Gives the server these files; returns the addresses asked for."""
-
-    def make(contents: dict[str, bytes]) -> list[str]:
-        served = data_set.files.downloads(contents)
+    def make(**changes: bytes) -> list[str]:
+        served = data_set.files.downloads(data_set.files.CONTENTS | changes)
         if data_set.source is CIFAR10Files:  # SVHN's files are what is checked
             monkeypatch.setattr(cifar10, "ARCHIVE_MD5", checksum(served[cifar10.ARCHIVE]))
         sums = {name.removesuffix(".gz"): checksum(content) for name, content in served.items()}
@@ -114,7 +90,6 @@ def downloads(monkeypatch, data_set) -> Callable[[dict[str, bytes]], list[str]]:
 # --- the files --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.usefixtures("no_download")
 def test_training_files_are_read_back_exactly(data_set, real, source):
     data = data_set.module(directory=str(real), source=source, validation="none")
     data.setup("fit")
@@ -124,9 +99,15 @@ def test_training_files_are_read_back_exactly(data_set, real, source):
     assert images.is_contiguous()
     assert images.equal(data_set.files.TRAINING.images)
     assert labels.equal(data_set.files.TRAINING.labels)
+    assert data.spec.classes == data_set.classes
+    assert data.provenance == {
+        "source": "real",
+        "name": f"real {data_set.source.name}",
+        "md5": data_set.source.checksums,
+        "split": data.provenance["split"],
+    }
 
 
-@pytest.mark.usefixtures("no_download")
 def test_test_file_is_read_back_exactly(data_set, real, source):
     data = data_set.module(directory=str(real), source=source)
     data.setup("test")
@@ -135,10 +116,9 @@ def test_test_file_is_read_back_exactly(data_set, real, source):
     assert data.sets["test"].labels.equal(data_set.files.TEST.labels)
 
 
-@pytest.mark.usefixtures("no_download")
-def test_validation_is_on_the_first_images(data_set, real, source):
+def test_validation_is_on_the_first_images(data_set, real):
     """Which for SVHN are of other houses."""
-    data = data_set.module(directory=str(real), source=source, validation_share="1/10")
+    data = data_set.module(directory=str(real), source="real", validation_share="1/10")
     data.setup("fit")
     split, found = data.provenance["split"], data.sets["val"].images
     assert (split["validation"], split["train_images"], split["val_images"]) == ("first", 54, 6)
@@ -149,37 +129,29 @@ def test_validation_is_on_the_first_images(data_set, real, source):
 def test_training_never_reads_the_test_file(data_set, real):
     data = data_set.module(directory=str(real), source="real")
     data.prepare_data()
-    (real / data_set.folder / data_set.test_file).write_bytes(b"poison")
+    (data.real_source.folder / list(data_set.files.CONTENTS)[-1]).write_bytes(b"poison")  # all others are for training
     data.setup("fit")
     assert set(data.sets) == {"train", "val"}
 
 
-@pytest.mark.usefixtures("no_download")
-def test_a_file_with_another_checksum_is_named_not_replaced(data_set, real, source):
-    changes = (lambda c: c[:-100], lambda c: c[:-1] + bytes([c[-1] ^ 1]), lambda c: b"")
-    for file, change in product(data_set.files.CONTENTS, changes):
-        path = real / data_set.folder / file
-        whole = path.read_bytes()
-        path.write_bytes(change(whole))
-        with pytest.raises(DataError, match=rf"^{re.escape(str(path))} \({len(change(whole))} bytes[^\n]*$"):
+def test_a_missing_file_or_one_with_another_checksum_is_named_not_replaced(data_set, real, source):
+    number, folder = len(data_set.files.CONTENTS), real / data_set.source.path
+    for file, whole in data_set.files.CONTENTS.items():
+        path = folder / file
+        for content in (whole[:-100], whole[:-1] + bytes([whole[-1] ^ 1]), b""):
+            path.write_bytes(content)
+            with pytest.raises(DataError, match=rf"^{re.escape(str(path))} \({len(content)} bytes[^\n]*$"):
+                data_set.module(directory=str(real), source=source).setup("fit")
+            assert path.read_bytes() == content
+        path.unlink()
+        message = f"holds {number - 1} of the {number} files of {data_set.source.name}; missing {file}: add them"
+        with pytest.raises(DataError, match=re.escape(message)):
             data_set.module(directory=str(real), source=source).setup("fit")
-        assert path.read_bytes() == change(whole)
         path.write_bytes(whole)
 
 
-@pytest.mark.usefixtures("no_download")
-def test_a_missing_file_is_named(data_set, real, source):
-    number = len(data_set.files.CONTENTS)
-    for file, content in data_set.files.CONTENTS.items():
-        (real / data_set.folder / file).unlink()
-        message = f"holds {number - 1} of the {number} files of {data_set.name}; missing {file}: add them"
-        with pytest.raises(DataError, match=re.escape(message)):
-            data_set.module(directory=str(real), source=source).setup("fit")
-        (real / data_set.folder / file).write_bytes(content)
-
-
 def test_a_file_of_another_kind_is_refused_whatever_its_checksum(data_set, real, monkeypatch):
-    path = real / data_set.folder / data_set.test_file
+    path = real / data_set.source.path / list(data_set.files.CONTENTS)[-1]
     for kind, (content, message) in data_set.files.BROKEN.items():
         path.write_bytes(content)
         monkeypatch.setitem(data_set.source.checksums, path.name, checksum(content))
@@ -194,92 +166,59 @@ def test_a_file_of_another_kind_is_refused_whatever_its_checksum(data_set, real,
 # --- the network ------------------------------------------------------------------------------------------------------
 
 
-def test_auto_without_network_falls_back_with_one_warning(data_set, tmp_path, caplog, offline):
-    data = data_set.module(directory=str(tmp_path), source="auto")
-    with caplog.at_level(logging.DEBUG, "capsule_lab"):
-        data.setup("fit")
-        data.setup("test")
-    (record,) = [record for record in caplog.records if record.levelno >= logging.WARNING]
-    assert [word for word in ("STAND-IN", str(tmp_path / data_set.folder)) if word not in record.getMessage()] == []
-    assert "\n" not in record.getMessage()
-    assert data.provenance["source"] == "standin"
-    assert files_below(tmp_path) == []
-
-
 @pytest.mark.parametrize("stage", ["fit", "test"])
-def test_real_without_network_names_the_missing_files(data_set, tmp_path, offline, stage):
+def test_real_without_network_names_the_missing_files(data_set, tmp_path, monkeypatch, stage):
+    without_network(monkeypatch)
     data = data_set.module(directory=str(tmp_path), source="real")
     with pytest.raises(DataError) as caught:
         data.setup(stage)
-    parts = [str(tmp_path / data_set.folder), *data_set.files.CONTENTS, "CAPSULE_LAB_DATA", offline]
+    folder = str(tmp_path / data_set.source.path)
+    parts = [folder, *data_set.files.CONTENTS, "CAPSULE_LAB_DATA", "no network in tests"]
     assert [part for part in parts if part not in str(caught.value)] == []
     assert "\n" not in str(caught.value)
     assert data.sets == {}
 
 
-def test_download_goes_into_place_and_is_verified(data_set, tmp_path, real, downloads, capfd, source):
-    asked = downloads(data_set.files.CONTENTS)
+def test_download_goes_into_place_and_is_verified(data_set, tmp_path, downloads, capfd, source):
+    asked = downloads()
     data = data_set.module(directory=str(tmp_path / "elsewhere"), source=source)
     data.setup("test")
     assert data.provenance["source"] == "real"
     assert len(asked) == len(data_set.files.downloads(data_set.files.CONTENTS))
-    folder = data.real_source.folder
-    assert sorted(path.name for path in folder.iterdir()) == sorted(data_set.files.CONTENTS)
-    assert sorted(files_below(data.directory)) == sorted(folder.iterdir())
+    assert files_below(data.directory) == sorted(data.real_source.folder / name for name in data_set.files.CONTENTS)
     assert data.sets["test"].images.equal(data_set.files.TEST.images)
-    assert data.sets["test"].labels.equal(data_set.files.TEST.labels)
     assert capfd.readouterr() == ("", "")
 
 
-@pytest.mark.usefixtures("real")
 def test_a_download_that_brings_another_file_is_named(data_set, tmp_path, downloads):
     for number, file in enumerate(data_set.files.CONTENTS):
-        downloads(data_set.files.CONTENTS | {file: b"a login page"})
+        downloads(**{file: b"a login page"})
         found = re.escape(file) + (": .*known hash" if data_set.source is SVHNFiles else r" \(12 bytes")
         with pytest.raises(DataError, match=found):
             data_set.module(directory=str(tmp_path / str(number)), source="real").setup("fit")
 
 
-def test_a_download_that_breaks_off_leaves_nothing(data_set, tmp_path, monkeypatch, real):
-    served = data_set.files.downloads(data_set.files.CONTENTS)
-    serve(monkeypatch, served | {list(served)[-1]: TimeoutError("timed out")})
-    monkeypatch.setattr(mnist, "ARCHIVES", {name.removesuffix(".gz"): checksum(c) for name, c in served.items()})
-    with pytest.raises(DataError, match="timed out"):
-        data_set.module(directory=str(tmp_path / "elsewhere"), source="real").setup("fit")
-    assert files_below(tmp_path / "elsewhere") == []
+# --- the stand-in -----------------------------------------------------------------------------------------------------
 
 
-# --- provenance and the stand-in --------------------------------------------------------------------------------------
-
-
-def test_provenance_of_the_real_files(data_set, real):
-    data = data_set.module(directory=str(real), source="auto")
-    data.prepare_data()
-    expected = {"source": "real", "name": f"real {data_set.name}", "md5": data_set.source.checksums}
-    assert data.provenance == expected
-    data.setup("fit")
-    assert data.provenance == expected | {"split": data.provenance["split"]}
-    assert data.spec.classes == data_set.classes
-
-
-@pytest.mark.usefixtures("no_download")
-def test_provenance_of_the_standin(data_set, tmp_path, caplog):
-    data = data_set.module(directory=str(tmp_path / "nowhere"), source="standin")
-    data.setup("fit")
-    data.setup("test")
+@pytest.mark.parametrize("option", ["auto", "standin"])
+def test_standin_is_announced_by_one_warning_and_told_by_its_provenance(
+    data_set, tmp_path, monkeypatch, caplog, option
+):
+    (without_network if option == "auto" else forbid_downloads)(monkeypatch)
+    data = data_set.module(directory=str(tmp_path), source=option)
+    with caplog.at_level(logging.DEBUG, "capsule_lab"):
+        data.setup("fit")
+        data.setup("test")
+    (message,) = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    reason = "data.source is standin" if option == "standin" else f"{data_set.source.name} is not in {tmp_path}"
+    assert message.startswith(f"STAND-IN DATA, not the real set: {reason}")
+    assert "\n" not in message
+    name = f"stand-in for {data_set.source.name}: scikit-learn's 1797 handwritten digits"
     assert data.provenance["source"] == "standin"
-    name = f"stand-in for {data_set.name}: scikit-learn's 1797 handwritten digits"
     assert data.provenance["name"].startswith(name)
     assert json.loads(json.dumps(data.provenance)) == data.provenance
     assert data.spec.classes == (), "a digit is no airplane"
     assert data.spec.num_classes == 10
     assert data.sets["test"].images.equal(data.standin_source.load(train=False).images)
-    (record,) = caplog.records
-    assert record.getMessage() == "STAND-IN DATA, not the real set: data.source is standin"
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.usefixtures("unchecked_types")
-def test_an_unknown_source_is_refused(data_set):
-    with pytest.raises(ValueError, match=r"data\.source is 'reel'"):
-        data_set.module(source="reel")
+    assert files_below(tmp_path) == []

@@ -20,28 +20,16 @@ def _orthogonal(size: int) -> Tensor:
     return torch.linalg.qr(noise)[0]
 
 
-def _rotated(poses: Tensor) -> Tensor:
-    return poses @ _orthogonal(16)
-
-
-def _turned(poses: Tensor) -> Tensor:
-    return (_orthogonal(4) @ poses.unflatten(-1, (4, 4))).flatten(-2)
-
-
 def _permuted(poses: Tensor) -> Tensor:
     generator = torch.Generator().manual_seed(0)
     order, sign = torch.randperm(16, generator=generator), 2 * torch.randint(2, (16,), generator=generator) - 1
     return poses[..., order] * sign
 
 
-def _shifted(poses: Tensor) -> Tensor:
-    return poses + torch.linspace(-1, 1, 16, dtype=torch.float64)
-
-
 CHANGES: dict[str, Callable[[Tensor], Tensor]] = {
-    "rotation of 16 components": _rotated,
-    "turned frame of 4x4 poses": _turned,  # Q M: another viewer
+    "rotation of 16 components": lambda poses: poses @ _orthogonal(16),
+    "turned frame of 4x4 poses": lambda poses: (_orthogonal(4) @ poses.unflatten(-1, (4, 4))).flatten(-2),  # Q M
     "signed permutation": _permuted,
-    "shift": _shifted,
+    "shift": lambda poses: poses + torch.linspace(-1, 1, 16, dtype=torch.float64),
 }
 """The same function changes votes and, where routing is equivariant, the poses of the parents."""

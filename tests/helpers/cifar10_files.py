@@ -23,12 +23,12 @@ def text(written: bytes) -> bytes:
     return b"U" + bytes([len(written)]) + written
 
 
-def array(values: np.ndarray, kind: bytes = b"u1") -> bytes:
+def array(values: np.ndarray) -> bytes:
     """As Python 2 pickles an array: its making, then its state."""
     sizes = b"".join(b"M" + size.to_bytes(2, "little") for size in values.shape)
     return (
         b"cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\x00\x85" + text(b"b") + b"\x87R(K\x01("
-        + sizes + b"tcnumpy\ndtype\n" + text(kind) + b"K\x00K\x01\x87R(K\x03" + text(b"|")
+        + sizes + b"tcnumpy\ndtype\n" + text(b"u1") + b"K\x00K\x01\x87R(K\x03" + text(b"|")
         + b"NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb\x89T"
         + values.nbytes.to_bytes(4, "little") + values.tobytes() + b"tb"
     )  # fmt: skip
@@ -71,7 +71,6 @@ BROKEN = {
         pickled(WHOLE, BATCHES["test_batch"][1])[:-200],
         r"cannot be read \(.+\); expected a file of CIFAR10",
     ),
-    "empty": (b"", r"cannot be read \(Ran out of input\)"),
     "another file": (b"<html>a login page</html>", r"cannot be read \(.+\)"),
     "no labels": (
         pickled(WHOLE, [0] * IMAGES, key=b"etikett"),
@@ -80,6 +79,4 @@ BROKEN = {
     "label of CIFAR100": (pickled(WHOLE, [*range(10), 0, 10]), "has label 10; expected 0 to 9: remove it"),
     "too few labels": (pickled(WHOLE, [0] * 11), r"of shape \(12, 3072\) and labels of shape \(11,\); expected uint8"),
     "grey": (pickled(array(BATCHES["test_batch"][0][:, :1024]), [0] * IMAGES), r"uint8 of shape \(12, 1024\)"),
-    "flat": (pickled(array(BATCHES["test_batch"][0][0]), [0] * IMAGES), r"uint8 of shape \(3072,\)"),
-    "signed": (pickled(array(BATCHES["test_batch"][0], b"i1"), [0] * IMAGES), r"int8 of shape \(12, 3072\)"),
 }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import subprocess
 import sys
@@ -12,20 +11,14 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from tests.helpers.zygote import Zygote
+from tests.helpers import zygote
 
 ROOT = Path(__file__).parents[2]
 
 TINY_CAPSNET = ["model.channels=4", "model.primary.types=2", "model.class_dim=4", "model.decoder=[8]"]
 TINY_CNN = ["model=cnn_baseline", "model.channels=[4]", "model.hidden=[8]"]
-TINY_DATA = [
-    "data.source=standin",
-    "data.batch_size=64",
-    "data.train_images=256",
-    "trainer.limit_val_batches=1",
-    "trainer.log_every_n_steps=3",
-    "trainer.accelerator=cpu",
-]
+TINY_DATA = ["data.source=standin", "data.batch_size=64", "data.train_images=256", "trainer.limit_val_batches=1"]
+TINY_DATA += ["trainer.log_every_n_steps=3", "trainer.accelerator=cpu"]
 TINY = [*TINY_CAPSNET, *TINY_DATA, "trainer.max_epochs=2"]
 CHOSEN = {"model": "capsnet", "routing": "dynamic", "data": "mnist"}
 """Options of groups behind ``TINY``."""
@@ -66,19 +59,8 @@ def environment_of_a_command(**environment: str) -> dict[str, str]:
 
 def start(*arguments: str, cwd: Path, **environment: str) -> subprocess.Popen[str]:
     """``python *arguments`` as an interpreter of its own."""
-    return subprocess.Popen(
-        [sys.executable, *arguments],
-        cwd=cwd,
-        env=environment_of_a_command(**environment),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-
-
-@functools.cache
-def zygote() -> Zygote:
-    return Zygote(ROOT)
+    command, env = [sys.executable, *arguments], environment_of_a_command(**environment)
+    return subprocess.Popen(command, cwd=cwd, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 def python(*arguments: str, cwd: Path, limit: float = 300, **environment: str) -> Ended:
@@ -86,7 +68,7 @@ def python(*arguments: str, cwd: Path, limit: float = 300, **environment: str) -
 
     Its libraries are imported already; ``interpreter`` is for tests of what importing them does.
     """
-    return Ended(*zygote().run([*arguments], cwd, environment_of_a_command(**environment), limit))
+    return Ended(*zygote.run([*arguments], cwd, environment_of_a_command(**environment), limit))
 
 
 def interpreter(*arguments: str, cwd: Path, limit: float = 300, **environment: str) -> Ended:
@@ -94,7 +76,6 @@ def interpreter(*arguments: str, cwd: Path, limit: float = 300, **environment: s
     with start(*arguments, cwd=cwd, **environment) as process:
         try:
             out, err = process.communicate(timeout=limit)
-        except BaseException:
+        finally:
             process.kill()
-            raise
     return Ended(process.returncode, out, err)

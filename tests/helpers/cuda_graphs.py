@@ -8,22 +8,17 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from capsule_lab.lit import training_network
+from capsule_lab.lit.training_network import TrainingNetwork
 
 
 class FakeGraphs:
-    """Stands in for ``torch.cuda.make_graphed_callables``, and overwrites what that would overwrite.
-
-    Attributes:
-        captures: shape of the images of every capture.
-        replays: how many forward passes were replayed.
-    """
+    """Stands in for ``torch.cuda.make_graphed_callables``, and overwrites what that would overwrite."""
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
-        self.captures: list[tuple[int, ...]] = []
-        self.replays = 0
+        self.captures: list[tuple[int, ...]] = []  # shapes of images
+        self.replays = 0  # of forward passes
         patch.setattr(torch.cuda, "make_graphed_callables", self.capture)
-        patch.setattr(training_network, "check_device", lambda device: None)
+        patch.setattr(TrainingNetwork, "check", lambda self, trainer: None)  # that there is a GPU
 
     def capture(self, module: nn.Module, sample: tuple[Tensor], *, allow_unused_input: bool = False) -> nn.Module:
         assert torch.is_grad_enabled()

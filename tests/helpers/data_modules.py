@@ -1,19 +1,14 @@
-"""What tests of data modules share: a Trainer's state, downloads without a network, the network of an experiment."""
+"""What tests of data modules share: a Trainer's state, downloads without a network."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pooch
 import pytest
 import torch
-
-from capsule_lab.config import build
-from capsule_lab.config.check import check
-from capsule_lab.config.compose import compose
 
 Answer = bytes | Exception
 """The content of a file, or why it cannot be downloaded."""
@@ -56,10 +51,3 @@ def without_network(monkeypatch: pytest.MonkeyPatch, reason: str = "no network i
 def forbid_downloads(monkeypatch: pytest.MonkeyPatch) -> None:
     """A download fails the test."""
     answer_downloads(monkeypatch, lambda url: pytest.fail(f"{url} was downloaded"))
-
-
-def network_of_experiment(experiment: str) -> Any:
-    """The network of an experiment that passes the check, its sizes without its weights."""
-    config = compose("train", [f"experiment={experiment}"])
-    check(config)
-    return build.build_without_weights(config).network

@@ -26,12 +26,7 @@ class PoseDecoder(nn.Module):
 
 
 class FakeCapsNet(CapsNet):
-    """Returns the same output for any images.
-
-    Args:
-        output: of all images.
-        weight: of the poses' components in the decoded image, ``(capsule, dim)``.
-    """
+    """Returns the same output for any images; ``weight`` is of the poses' components in the decoded image."""
 
     def __init__(self, output: CapsuleOutput, weight: Tensor | float = 1.0) -> None:
         assert output.capsules is not None

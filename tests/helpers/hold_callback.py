@@ -17,9 +17,8 @@ from capsule_lab.system.slurm import this_job
 class Hold(Callback):
     """Each process of a job comes to a step and waits there for a signal, if it has not done so before.
 
-    Until then, ``held-<rank>.json`` in the run's directory says which job and process it is. It changes nothing about
-    the run, and outside of SLURM nothing at all.
-    """
+    Until then, ``held-<rank>.json`` in the run's directory says which job and process it is.
+    Outside of SLURM it does nothing."""
 
     def __init__(self, step: int) -> None:
         self.step = step

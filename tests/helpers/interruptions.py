@@ -20,29 +20,15 @@ from capsule_lab.train import train
 from tests.helpers.training import checkpoint, curves, results, run
 
 HOOKS = (
-    "on_train_batch_start",
-    "on_before_optimizer_step",
-    "on_train_batch_end",
-    "on_validation_start",
-    "on_validation_batch_end",
-    "on_validation_end",
-    "on_train_epoch_end",
-    "on_train_epoch_start",
-    "on_save_checkpoint",
-    "on_train_end",
-    "on_test_start",
-    "on_test_batch_end",
+    *("on_train_batch_start", "on_before_optimizer_step", "on_train_batch_end", "on_validation_start"),
+    *("on_validation_batch_end", "on_validation_end", "on_train_epoch_end", "on_train_epoch_start"),
+    *("on_save_checkpoint", "on_train_end", "on_test_start", "on_test_batch_end"),
 )
 """Of a callback; where a signal may come."""
 
 
 class Counting(Callback):
-    """Counts the calls of ``HOOKS``; sends a signal at one of them.
-
-    Args:
-        at: its number; ``None`` for no signal.
-        signum: which signal.
-    """
+    """Counts the calls of ``HOOKS``; sends a signal at the one of number ``at``."""
 
     def __init__(self, at: int | None = None, signum: int = signal.SIGTERM) -> None:
         self.seen: list[str] = []
@@ -59,36 +45,23 @@ class Counting(Callback):
         return hook
 
 
-def killed_at_writes(config: DictConfig, directory: Path, folder: Path, *names: str) -> Iterator[Path]:
-    """Copies of a run's directory as kill -9 would leave it before each file that is put in place.
-
-    Args:
-        config: of the run.
-        directory: in which it runs, to its end.
-        folder: for the copies; each is deleted when the next is asked for.
-        names: of the files; by default all.
-    """
+def killed_at_writes(config: DictConfig, directory: Path, folder: Path, every: int) -> Iterator[Path]:
+    """Copies of a run's directory as kill -9 would leave it before files are put in place, from the last backwards."""
     copies: list[Path] = []
     real = os.replace
 
     def replace(source: Any, target: Any) -> None:
-        if not names or Path(target).name in names:
-            copies.append(Path(shutil.copytree(directory, folder / str(len(copies)))))
+        copies.append(Path(shutil.copytree(directory, folder / str(len(copies)))))
         real(source, target)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "replace", replace)
         train(config, directory)
-    for copy in copies:
-        yield copy
-        shutil.rmtree(copy)
+    yield from copies[::-every]
 
 
 def stopped_and_resumed(config: DictConfig, directory: Path, at: int, signum: int) -> dict[str, Any]:
-    """The result of a run that a signal stopped at the call ``at`` of ``HOOKS``, and that was resumed.
-
-    It is that of the first run if the signal came too late to stop anything.
-    """
+    """The result of a run that a signal stopped at the call ``at`` of ``HOOKS``, if it could, and that was resumed."""
     try:
         with pytest.MonkeyPatch.context() as patch, interruptible():
             return run(config, directory, patch, Counting(at, signum))
@@ -112,6 +85,7 @@ def differences(found: dict[str, Any], directory: Path, expected: dict[str, Any]
         "weights": [_plain(each["state_dict"]) for each in (ours, theirs)],
         "optimizer": [_plain(each["optimizer_states"]) for each in (ours, theirs)],
         "metrics.csv": (curves(directory), curves(whole)),
+        "best.ckpt": [_plain(checkpoint(each, "best")["state_dict"]) for each in (directory, whole)],
     }
     return [name for name, (first, second) in pairs.items() if first != second]
 

@@ -45,7 +45,6 @@ BROKEN = {
         CONTENTS["t10k-labels-idx1-ubyte"][:-1],
         r"cannot be read \(.+\); expected a file of MNIST: remove it",
     ),
-    "empty": (b"", r"cannot be read \(.+\)"),
     "another file": (b"<html>a login page</html>", r"cannot be read \(.+\)"),
     "label 10": (idx(ARRAYS["t10k-labels-idx1-ubyte"] + np.uint8(1)), "has label 10; expected 0 to 9"),
     "too few labels": (idx(ARRAYS["t10k-labels-idx1-ubyte"][:19]), "has labels of torch.int64"),
@@ -61,7 +60,7 @@ def write_mnist(directory: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Write the files to where they belong in a data directory, and make their checksums the published ones."""
     folder = directory / "MNIST" / "raw"
     folder.mkdir(parents=True)
-    for name, array in ARRAYS.items():
-        (folder / name).write_bytes(idx(array))
-    monkeypatch.setattr(MNISTFiles, "checksums", {name: md5(idx(array)) for name, array in ARRAYS.items()})
+    for name, content in CONTENTS.items():
+        (folder / name).write_bytes(content)
+    monkeypatch.setattr(MNISTFiles, "checksums", {name: md5(content) for name, content in CONTENTS.items()})
     return directory

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import combinations
+from itertools import combinations, product
 from typing import Any
 
 
@@ -23,36 +23,27 @@ def pairwise(switches: Mapping[str, Sequence[Any]], given: Iterable[Mapping[str,
     {'a': 2, 'b': 1, 'c': 2}
     {'a': 2, 'b': 2, 'c': 1}
     """
-    missing = dict.fromkeys(pair for pair in _all_pairs(switches))
-    rows = []
+    missing = dict.fromkeys(
+        ((one, first), (other, second))
+        for one, other in combinations(switches, 2)
+        for first, second in product(switches[one], switches[other])
+    )
+
+    def pairs(row: Mapping[str, Any]) -> Iterable[Any]:
+        return combinations([(name, row[name]) for name in switches if name in row], 2)
 
     def add(row: dict[str, Any]) -> None:
         for name in sorted(switches.keys() - row.keys(), key=lambda name: (-len(switches[name]), name)):
             row[name] = max(
-                switches[name], key=lambda value: sum(pair in missing for pair in _pairs(row, name, value, switches))
+                switches[name], key=lambda value: sum(pair in missing for pair in pairs({**row, name: value}))
             )
-        for one, other in combinations([name for name in switches if name in row], 2):
-            missing.pop(((one, row[one]), (other, row[other])), None)
+        for pair in pairs(row):
+            missing.pop(pair, None)
         rows.append(row)
 
+    rows: list[dict[str, Any]] = []
     for row in given:
         add(dict(row))
     while missing:
         add(dict(next(iter(missing))))
     return rows
-
-
-def _all_pairs(switches: Mapping[str, Sequence[Any]]) -> Iterable[Any]:
-    for one, other in combinations(switches, 2):
-        for value in switches[one]:
-            for second in switches[other]:
-                yield (one, value), (other, second)
-
-
-def _pairs(row: Mapping[str, Any], name: str, value: Any, switches: Mapping[str, Sequence[Any]]) -> Iterable[Any]:
-    """Pairs of ``name=value`` with what is in the row, in the order of the switches."""
-    order = list(switches)
-    for other in row:
-        if other in switches:
-            pair = (name, value), (other, row[other])
-            yield pair if order.index(name) < order.index(other) else pair[::-1]

@@ -5,14 +5,15 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Iterable
 from contextlib import contextmanager
-from functools import cache
-from pathlib import Path
+from functools import cache, partial
+from itertools import zip_longest
 from typing import Any
 
 import torch
+from hydra.utils import get_class
 from omegaconf import OmegaConf
 from torch import Tensor, nn
-from torch.autograd.gradcheck import GradcheckError, gradcheck
+from torch.autograd import gradcheck
 
 from capsule_lab.config.compose import conf_dir
 from capsule_lab.routing import AbstractRouting, LayerInfo
@@ -22,42 +23,29 @@ from tests.reference.reference import Reference
 
 BATCH, CHILDREN, PARENTS, DIM = 3, 5, 4, 3
 
+close = partial(torch.testing.assert_close, rtol=0, atol=1e-12)
+
 Route = Callable[..., Tensor]
 """``route(votes, **options) -> poses``, each followed by its activation if it has one; knows ``on_iteration``."""
 
 
-def shipped_routings(folder: Path) -> list[type[AbstractRouting]]:
-    """The classes that the files of ``conf/routing`` name."""
-    found = set()
-    for file in sorted(folder.glob("*.yaml")):
-        config = OmegaConf.load(file)
-        config = config.get("routing", config)
-        if config is not None and "_target_" in config:
-            module, _, name = config["_target_"].rpartition(".")
-            found.add(getattr(importlib.import_module(module), name))
-    return sorted(found, key=lambda kind: kind.__name__)
+CONFIGS = [OmegaConf.load(file) for file in (conf_dir() / "routing").glob("*.yaml")]
+TARGETS = {(each.get("routing", each) or {}).get("_target_") for each in CONFIGS} - {None}
+DISCOVERED: list[type[AbstractRouting]] = sorted(map(get_class, TARGETS), key=lambda kind: kind.__name__)
+"""The classes that the files of ``conf/routing`` name."""
 
-
-def reference_for(kind: type[AbstractRouting]) -> Reference | None:
-    """``REFERENCE`` of ``tests/reference/<module>_loops.py``; ``None`` without one."""
-    name = f"tests.reference.{kind.__module__.rpartition('.')[2]}_loops"
-    if importlib.util.find_spec(name) is None:
-        return None
-    return importlib.import_module(name).REFERENCE
-
-
-DISCOVERED = shipped_routings(conf_dir() / "routing")
-REFERENCES = {kind: reference for kind in DISCOVERED if (reference := reference_for(kind)) is not None}
+LOOPS = {kind: f"tests.reference.{kind.__module__.rpartition('.')[2]}_loops" for kind in DISCOVERED}
+REFERENCES: dict[type[AbstractRouting], Reference] = {
+    kind: importlib.import_module(name).REFERENCE for kind, name in LOOPS.items() if importlib.util.find_spec(name)
+}
 
 
 @cache
-def combinations(kind: type[AbstractRouting]) -> list[tuple[str, str, dict[str, Any]]]:
-    """Name, backend and arguments of a routing, so that every two values of different switches occur together."""
-    reference = REFERENCES[kind]
-    given = reference.given()
+def combinations(kind: type[AbstractRouting], backend: str) -> list[tuple[str, dict[str, Any]]]:
+    """Names and arguments of routings with this backend; with all, every two values of switches occur together."""
+    reference, given = REFERENCES[kind], REFERENCES[kind].given()
     rows = pairwise({"backend": reference.backends, "types": (1, CHILDREN), **reference.switches}, given.values())
-    names = [*given, *([""] * (len(rows) - len(given)))]
-    return [(name, row.pop("backend"), row) for name, row in zip(names, rows, strict=True)]
+    return [(name, row) for name, row in zip_longest(given, rows, fillvalue="") if row.pop("backend") == backend]
 
 
 @contextmanager
@@ -79,6 +67,7 @@ def random_votes(*shape: int, dtype: torch.dtype = torch.float64, seed: int = 0)
 def build(
     kind: type[AbstractRouting],
     *,
+    backend: str = "auto",
     parameters: str = "initial",
     types: int | None = None,
     children: int = CHILDREN,
@@ -86,29 +75,21 @@ def build(
 ) -> AbstractRouting:
     """A float64 routing; with ``parameters="random"`` no two parents have the same ones.
 
-    Args:
-        kind: what to build.
-        parameters: ``"initial"`` or ``"random"``.
-        types: kinds of children, which have parameters of their own in some routings; those of one kind have no order.
-            By default one, where children are exchangeable.
-        children: how many there are.
-        options: of the routing; a backend that begins with ``dense`` is one of dense votes.
+    ``types`` are kinds of children, which have parameters of their own in some routings; one where children are
+    exchangeable. To a backend that begins with ``dense``, ``route_of`` gives dense votes.
     """
     torch.manual_seed(0)  # of initial parameters that are drawn
     exchangeable = kind not in REFERENCES or REFERENCES[kind].exchangeable
     types = (1 if exchangeable else children) if types is None else min(types, children)
-    if "backend" in options:
-        options["backend"] = {"dense": "auto", "dense-reference": "reference"}.get(
-            options["backend"], options["backend"]
-        )
-    module = kind(parents=PARENTS, dim=DIM, **options)
-    child_dim = PARENTS * DIM  # see ``factored``
-    module.build(LayerInfo(PARENTS, DIM, children, child_dim, shared=types != children, child_types=types))
+    own = {"dense": "auto", "dense-reference": "reference"}.get(backend, backend)
+    module = kind(parents=PARENTS, dim=DIM, backend=own, **options)
+    sizes = PARENTS, DIM, children, PARENTS * DIM  # poses of children as in ``factored``
+    module.build(LayerInfo(*sizes, shared=types != children, child_types=types))
     module.double().eval()  # images of a batch apart from each other
-    if parameters == "random":
-        generator = torch.Generator().manual_seed(1)
-        for parameter in module.parameters():
-            nn.init.normal_(parameter, std=0.5, generator=generator)
+    module.form = backend
+    generator = torch.Generator().manual_seed(1)
+    for parameter in module.parameters() if parameters == "random" else ():
+        nn.init.normal_(parameter, std=0.5, generator=generator)
     return module
 
 
@@ -120,12 +101,10 @@ def factored(votes: Tensor) -> Votes:
 
 
 def in_form(votes: Tensor, backend: str) -> Tensor | Votes:
-    """As a tensor for the backends of dense votes."""
     return votes if backend.startswith("dense") else factored(votes)
 
 
 def child_activations(votes: Tensor) -> Tensor:
-    """Activations of the children, larger for larger mean votes, for the algorithms that use them."""
     return votes.mean((2, 3)).sigmoid()
 
 
@@ -133,11 +112,14 @@ def concatenate(poses: Tensor, activations: Tensor, _: Tensor | None = None) -> 
     return torch.cat([poses, activations.unsqueeze(2)], 2)
 
 
-def route_of(module: nn.Module, activations: Tensor | None = None, *, backend: str = "dense") -> Route:
+def route_of(module: nn.Module, activations: Tensor | None = None) -> Route:
     """Poses and activations of the parents; those of the children are ``child_activations`` unless they are given."""
-    return lambda votes, **options: concatenate(
-        *module(in_form(votes, backend), child_activations(votes) if activations is None else activations, **options)
-    )
+
+    def route(votes: Tensor, **options: Any) -> Tensor:
+        active = child_activations(votes) if activations is None else activations
+        return concatenate(*module(in_form(votes, module.form), active, **options))
+
+    return route
 
 
 def reference_of(module: AbstractRouting) -> Callable[[Tensor], Tensor]:
@@ -154,21 +136,13 @@ def check_equals(route: Route, reference: Callable[[Tensor], Tensor], *shape: in
 
 
 def check_gradient(route: Route, parameters: Iterable[Tensor] = ()) -> None:
-    """``parameters`` are other tensors that the route depends on."""
     votes = random_votes(1, 3, PARENTS, DIM).requires_grad_()
-    try:
-        gradcheck(lambda votes, *_: route(votes), (votes, *parameters), fast_mode=True)
-    except GradcheckError as error:
-        raise AssertionError(str(error)) from error
+    options = {"fast_mode": True, "raise_exception": False}
+    assert gradcheck(lambda votes, *_: route(votes), (votes, *parameters), **options)
 
 
 def check_couplings(
-    route: Route,
-    *,
-    leaky: bool = False,
-    added: float | Tensor = 0.0,
-    normalised: bool = False,
-    competing: str = "parents",
+    route: Route, *, leaky: bool = False, added: Any = 0.0, normalised: bool = False, competing: str = "parents"
 ) -> None:
     traces: list[RoutingTrace] = []
     poses = route(random_votes(), on_iteration=traces.append)
@@ -180,56 +154,45 @@ def check_couplings(
     if leaky:
         assert (mass < 1).all()
     else:
-        torch.testing.assert_close(mass, torch.ones_like(mass) + added, rtol=0, atol=1e-12)
+        close(mass, torch.ones_like(mass) + added)
     if not normalised:
         torch.testing.assert_close(traces[-1].poses, poses[..., :DIM])
 
 
 def check_callback_changes_nothing(route: Route) -> None:
-    votes = random_votes()
-    torch.testing.assert_close(route(votes, on_iteration=lambda _: None), route(votes), rtol=0, atol=1e-12)
+    close(route(random_votes(), on_iteration=lambda _: None), route(random_votes()))
 
 
 def check_repeatable(route: Route) -> None:
-    votes = random_votes()
-    assert torch.equal(route(votes), route(votes))
+    assert torch.equal(route(random_votes()), route(random_votes()))
 
 
 def check_order_of_children_does_not_matter(route: Route) -> None:
-    votes = random_votes()
-    order = torch.tensor([3, 0, 4, 1, 2])
-    torch.testing.assert_close(route(votes[:, order]), route(votes), rtol=0, atol=1e-12)
+    close(route(random_votes()[:, [3, 0, 4, 1, 2]]), route(random_votes()))
 
 
 def check_parents_are_permuted_as_their_votes(route: Route) -> None:
     """Only for parents with the same parameters, as at the start."""
-    votes = random_votes()
-    order = torch.tensor([2, 0, 3, 1])
-    torch.testing.assert_close(route(votes[:, :, order]), route(votes)[:, order], rtol=0, atol=1e-12)
+    close(route(random_votes()[:, :, [2, 0, 3, 1]]), route(random_votes())[:, [2, 0, 3, 1]])
 
 
 def check_images_are_independent(route: Route) -> None:
-    votes = random_votes()
-    alone = torch.cat([route(image) for image in votes.split(1)])
-    torch.testing.assert_close(alone, route(votes), rtol=0, atol=1e-12)
+    close(torch.cat([route(image) for image in random_votes().split(1)]), route(random_votes()))
 
 
-def check_absent_child_changes_nothing(module: nn.Module, backend: str) -> None:
+def check_absent_child_changes_nothing(module: nn.Module) -> None:
     """The last one, of those of one kind: beside it there are as many as before without it."""
-    votes, others = random_votes(), random_votes()[:, :-1]
     if all(CHILDREN not in parameter.shape for parameter in module.parameters()):
-        active = child_activations(votes)
+        active = child_activations(random_votes())
         active[:, -1] = 0
-        found = concatenate(*module(in_form(votes, backend), active))
-        expected = concatenate(*module(in_form(others, backend), active[:, :-1]))
-        torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+        found = route_of(module, active)(random_votes())
+        close(found, route_of(module, active[:, :-1])(random_votes()[:, :-1]))
 
 
 def check_finite(route: Route, scale: float) -> None:
     votes = (scale * random_votes(dtype=torch.float32)).requires_grad_()
     poses = route(votes)
     poses.square().sum().backward()
-    assert votes.grad is not None
     assert poses.isfinite().all()
     assert votes.grad.isfinite().all()
 

@@ -34,6 +34,11 @@ def moved(images: Tensor, pixels: float) -> Tensor:
     return images.roll(round(pixels), 3)
 
 
+def quarter_turn(images: Tensor, degrees: float) -> Tensor:
+    """Counter-clockwise, once or, of a negative angle, three times."""
+    return images.rot90(1 if degrees > 0 else 3, (2, 3))
+
+
 def subject(network: Any, changes: Mapping[str, Change] | None = None, images: int = 24) -> Subject:
     """Digits of four classes, in two batches."""
     stored, labels = digits(images), torch.arange(images) % CLASSES

@@ -50,11 +50,9 @@ WHOLE = ARRAYS["test_32x32.mat"]
 BROKEN = {
     "truncated": (matlab(WHOLE)[:-500], r"cannot be read \(.+\); expected a file of SVHN: remove it"),
     "corrupt": (matlab(WHOLE)[:5000] + bytes(20) + matlab(WHOLE)[5020:], r"cannot be read \(.+\)"),
-    "empty": (b"", r"cannot be read \(.+\)"),
     "another file": (b"<html>a login page</html>" * 20, r"cannot be read \(.+\)"),
     "of MATLAB 7.3": (b"MATLAB 7.3 MAT-file".ljust(124) + b"\x00\x02IM" + bytes(100), r"cannot be read \(.+\)"),
     "no labels": (matlab({"X": WHOLE["X"]}), r"cannot be read \('y'\)"),
-    "no images": (matlab({"y": WHOLE["y"]}), r"cannot be read \('X'\)"),
     "too few labels": (matlab(WHOLE | {"y": WHOLE["y"][:19]}), r"has labels of torch.int64 and shape \(19,\) for 20"),
     "scaled": (matlab(WHOLE | {"X": WHOLE["X"] / 255}), "has images of torch.float64"),
 }

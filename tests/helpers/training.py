@@ -16,6 +16,7 @@ from omegaconf import DictConfig
 from capsule_lab import runs
 from capsule_lab.callbacks import pause_at
 from capsule_lab.config import build
+from capsule_lab.errors import InterruptError
 from capsule_lab.train import train
 
 
@@ -52,6 +53,19 @@ def run(config: DictConfig, directory: Path, monkeypatch: pytest.MonkeyPatch, *e
         return train(config, directory)
 
 
+def interrupted_and_resumed(
+    config: DictConfig, directory: Path, patch: pytest.MonkeyPatch, *steps: int
+) -> dict[str, Any]:
+    """The result of a run that a signal stops after each of these steps."""
+    for step in steps:
+        with pytest.raises(InterruptError):
+            run(config, directory, patch, SignalAt(step))
+        assert checkpoint(directory)["global_step"] == step
+        config = config.copy()
+        config.train.resume = True
+    return train(config, directory)
+
+
 def checkpoint(directory: Path, name: str = "last") -> dict[str, Any]:
     """A checkpoint of a run as it was saved."""
     return torch.load(directory / "checkpoints" / f"{name}.ckpt", map_location="cpu", weights_only=True)
@@ -65,10 +79,9 @@ def weights(directory: Path) -> dict[str, torch.Tensor]:
 def spoil_weights(path: Path) -> None:
     """Replace the weights in a checkpoint by what is not a number; its checksums are right."""
     content = torch.load(path, weights_only=True)
-    content["state_dict"] = {
-        name: value * float("nan") if name.startswith("network.") else value
-        for name, value in content["state_dict"].items()
-    }
+    for name, value in content["state_dict"].items():
+        if name.startswith("network."):
+            value.mul_(float("nan"))
     torch.save(content, path)
 
 

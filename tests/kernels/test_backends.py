@@ -13,10 +13,10 @@ from torch import Tensor
 
 from capsule_lab.errors import ConfigError
 from capsule_lab.functional import dense_votes, is_transformed
-from capsule_lab.kernels import backends, check_backend, run_routing
+from capsule_lab.kernels import backends, run_routing
 from capsule_lab.kernels.base import AbstractVotes
 from capsule_lab.kernels.dense import MatmulVotes, PlainVotes
-from capsule_lab.kernels.fused import FusedVotes, backward_pass_number
+from capsule_lab.kernels.fused import FusedVotes
 from capsule_lab.routing import (
     AbstractRouting,
     DynamicRouting,
@@ -255,20 +255,6 @@ def test_fused_kernels_have_no_second_derivative(routing: str) -> None:
         torch.autograd.grad(sum(each.square().sum() for each in first), inputs[:2])
 
 
-def test_number_of_a_backward_pass() -> None:
-    """``torch._C._current_graph_task_id``: one number per pass, another one in the next, -1 outside."""
-    numbers = []
-    x = torch.ones(2, requires_grad=True)
-    for _ in range(2):
-        y = x * 2
-        for node in (y, y + 1):
-            node.register_hook(lambda _: numbers.append(backward_pass_number()))
-        (y.sum() + (y * 3).sum()).backward()
-    one, other = sorted(set(numbers))
-    assert numbers == [one, other]
-    assert backward_pass_number() == -1 < one
-
-
 # ------------------------------------------------------------------------------------- what routing asks of votes
 
 
@@ -397,23 +383,13 @@ def test_votes_that_cannot_be_fused() -> None:
         uniform_routing(dense_votes(*given()[0][:2]), backend="fused")
 
 
-CALLS: dict[str, Callable[[Any], Any]] = {
-    "check": check_backend,
-    "EMRouting": lambda backend: EMRouting(3, 16, backend=backend),
-    "DynamicRouting": lambda backend: DynamicRouting(3, 16, backend=backend),
-    "UniformRouting": lambda backend: UniformRouting(3, 16, backend=backend),
-    "em_routing": lambda backend: em_routing(*given(), *2 * [torch.zeros(3).double()], backend=backend),
-    "dynamic_routing": lambda backend: dynamic_routing(given()[0], backend=backend).poses,
-    "uniform_routing": lambda backend: uniform_routing(given()[0], backend=backend).poses,
-}
-
-
 @pytest.mark.usefixtures("unchecked_types")  # in training nothing else checks
-def test_unknown_backend_is_named_with_those_that_are() -> None:
-    for call in CALLS.values():
-        with pytest.raises(ValueError, match="backend") as caught:
-            call("triton")
-        assert str(caught.value) == "routing backend is 'triton'; expected 'auto', 'reference', 'matmul' or 'fused'"
+@three_routings
+def test_unknown_backend_is_named_with_those_that_are(routing: str) -> None:
+    with pytest.raises(ValueError, match=r"is 'triton'; expected 'auto', 'reference', 'matmul' or 'fused'$"):
+        build(routing, "triton")
+    with pytest.raises(ValueError, match="routing backend is 'triton'"):
+        routed_by(routing, "triton", given()[0].weight, given()[0].poses, given()[1])
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

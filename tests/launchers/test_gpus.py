@@ -42,46 +42,26 @@ def test_a_gpu_is_locked_until_the_process_that_has_it_is_killed() -> None:
         os.close(descriptor)
 
 
-def test_file_in_the_place_of_the_folder_of_locks(tmp_path: Path) -> None:
-    folder = tmp_path / f"capsule_lab-{os.getuid()}"
-    folder.touch()
-    assert lock_gpus(["0"], 0) == {}, "without GPUs there is nothing to lock"
-    with pytest.raises(DeviceError, match=rf"cannot be kept in {folder} \(File exists\); remove .*TMPDIR=…"):
-        lock_gpus(["0"], 1)
-
-
 def test_gpus_that_a_run_asks_for() -> None:
     for accelerator, devices, gpus, count in (
-        ("auto", 1, "01", 1),
         ("gpu", 2, "01", 2),
         ("cuda", "2", "01", 2),
         ("auto", "auto", "01", 2),
         ("auto", -1, "012", 3),
-        ("auto", "-1", "0", 1),
         ("cpu", 2, "0", 0),
         ("auto", 2, "", 0),
-        ("cpu", "auto", "01", 0),
     ):
         assert gpus_of_a_run(accelerator, devices, list(gpus)) == count, (accelerator, devices, gpus)
+    wrong = r"trainer\.devices is .*; expected how many GPUs the run takes, 1 to 2, or auto for all"
     too_many = r"trainer\.devices is 3, and the sweep sees 2 GPUs \(0, 1\); expected as many or fewer, or launcher="
-    wrong: list[tuple[Any, str]] = [(3, too_many), ("3", too_many)]
-    wrong += [
-        (devices, rf"trainer\.devices is {shown}; expected how many GPUs the run takes, 1 to 2, or auto for all")
-        for devices, shown in (([0], r"\[0\]"), ("0,1", "0,1"), (0, "0"), (True, "True"), (None, "None"))
-    ]
-    for devices, message in wrong:
+    refused: list[tuple[Any, str]] = [("3", too_many), *((each, wrong) for each in ([0], "0,1", 0, True, None))]
+    for devices, message in refused:
         with pytest.raises(DeviceError, match=message):
             gpus_of_a_run("auto", devices, ["0", "1"])
 
 
 def test_gpus_that_a_process_would_see(monkeypatch: pytest.MonkeyPatch) -> None:
-    for count, environment, names in (
-        (0, "", []),
-        (2, "", ["0", "1"]),
-        (2, "3, 5", ["3", "5"]),
-        (1, "GPU-abc", ["GPU-abc"]),
-        (0, "-1", []),
-    ):
+    for count, environment, names in ((2, "", ["0", "1"]), (2, "3, 5", ["3", "5"]), (0, "-1", [])):
         monkeypatch.setattr(torch.cuda, "device_count", lambda count=count: count)
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", environment)
         assert visible_gpus() == names

@@ -15,13 +15,12 @@ from typing import Any
 
 import pytest
 
-from capsule_lab.runs import lock
 from capsule_lab.tables.cells import Cell
 from capsule_lab.tables.expand import expand
 from capsule_lab.tables.reader import read, select
 from tests.helpers.commands import NO_PICTURES, Ended, python, start
+from tests.helpers.interruptions import differences
 from tests.helpers.tables import contents
-from tests.helpers.training import curves, weights
 
 MISSING = [name for name in ("slurmctld", "slurmd", "munged", "sbatch") if shutil.which(name) is None]
 pytestmark = [
@@ -60,16 +59,8 @@ def overrides_for(step: int, *more: str) -> list[str]:
 
 
 def sweep(*more: str) -> list[str]:
-    signals = f"hydra.launcher.additional_parameters.signal=USR1@{WARNING}"
-    return [
-        "-m",
-        "capsule_lab.sweep",
-        "table=smoke",
-        "launcher=slurm",
-        "hydra.launcher.cpus_per_task=1",
-        signals,
-        *more,
-    ]
+    options = ["hydra.launcher.cpus_per_task=1", f"hydra.launcher.additional_parameters.signal=USR1@{WARNING}"]
+    return ["-m", "capsule_lab.sweep", "table=smoke", "launcher=slurm", *options, *more]
 
 
 @pytest.mark.usefixtures("cluster")
@@ -111,18 +102,13 @@ def test_table_completes_though_jobs_are_killed_pre_empted_and_out_of_time(tmp_p
     ended = python(*command, cwd=tmp_path)
     assert (ended.status, ended.out.splitlines()[0]) == (0, "smoke: 3 done, 1 failed")
     assert ended.out.splitlines()[-1] == "smoke: 4 done"
-    after = contents(tmp_path)
-    assert {name for name in after if after[name] != before.get(name)} == {killed_in.name}
+    assert {name for name, content in contents(tmp_path).items() if content != before.get(name)} == {killed_in.name}
 
     assert uninterrupted.status == 0, uninterrupted.err
     (whole,) = (tmp_path / "direct").glob("capsnet-mnist-*")
     found, expected = (json.loads((path / "metrics.json").read_text()) for path in (directory, whole))
-    assert {key: found[key] for key in ("test", "val", "steps")} == {
-        key: expected[key] for key in ("test", "val", "steps")
-    }
+    assert differences(found, directory, expected, whole) == []
     assert HELD_AT % (found["steps"] / found["epochs"]) != 0, "it was stopped within an epoch"
-    assert curves(directory) == curves(whole)
-    assert all(weight.equal(weights(whole)[name]) for name, weight in weights(directory).items())
 
 
 @pytest.mark.usefixtures("cluster")
@@ -146,24 +132,6 @@ def test_run_of_two_processes_leaves_and_goes_on(tmp_path: Path) -> None:
     assert text.count(f"stopped by SIGTERM at step {HELD_AT // 2}, saved in") == 2, "each process says so"
     assert text.count("is requeued") == 1
     assert "Traceback" not in text
-
-
-@pytest.mark.usefixtures("cluster")
-def test_jobs_that_wait_are_not_submitted_again(tmp_path: Path) -> None:
-    """And they train also if the sweep is killed."""
-    overrides = ["trainer.accelerator=cpu", "debug=smoke", "trainer.max_epochs=1", *NO_PICTURES]
-    chosen_run = {"rows": ["uniform"], "seeds": [7]}
-    command = sweep("rows=[uniform]", "seeds=[7]", *overrides)
-    (cell,) = cells(overrides, **chosen_run)
-    in_the_way = pre_empt(cpus=8, seconds=600)
-    with start(*command, cwd=tmp_path) as process:
-        wait_for(lambda: lock.read_record(cell.fingerprint), process)
-        process.kill()
-    ended = python(*command, cwd=tmp_path)
-    assert (ended.status, ended.out) == (0, "smoke: 1 running\nsmoke: 1 running\n"), ended.err
-    slurm("scancel", in_the_way)
-    wait_for(lambda: not lock.is_locked(cell.fingerprint))
-    assert [again.status for again in cells(overrides, **chosen_run)] == ["done"]
 
 
 def cells(overrides: list[str], **selection: Any) -> list[Cell]:

@@ -1,82 +1,64 @@
-"""Dense capsules: equal to loops, and what their routing gets. See test_contract for the rest."""
+"""Capsules that see all children: equal to loops. See test_contract for the rest."""
 
 from __future__ import annotations
 
 from functools import partial
+from itertools import product
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from capsule_lab.layers import DenseCapsules
-from capsule_lab.routing import DynamicRouting, UniformRouting
-from capsule_lab.types import Capsules, Votes
+from capsule_lab.layers import DenseCapsules, UntransformedCapsules
+from capsule_lab.routing import DynamicRouting, EMRouting, UniformRouting
+from tests.reference.em_bridge import random
 from tests.reference.loops import dynamic_routing_loops
 
-CHILDREN, CHILD_DIM, PARENTS, PARENT_DIM = 5, 3, 4, 2
+POSITIONS, PARENTS, DIM = 3, 2, 4
+every_backend = pytest.mark.parametrize("backend", ["reference", "matmul", "fused"])
 
 
-def build(**options: Any) -> DenseCapsules:
-    torch.manual_seed(0)
-    return DenseCapsules(
-        **{
-            "children": CHILDREN,
-            "child_dim": CHILD_DIM,
-            "parents": PARENTS,
-            "parent_dim": PARENT_DIM,
-            "routing": DynamicRouting,
-            **options,
-        }
-    )
-
-
-def children(batch: int, dtype: torch.dtype = torch.float32, **sizes: int) -> Tensor:
-    shape = (batch, sizes.get("children", CHILDREN), sizes.get("child_dim", CHILD_DIM))
-    return torch.randn(shape, dtype=dtype, generator=torch.Generator().manual_seed(1))
-
-
-class Spy(UniformRouting):
-    """Remembers what it was asked to route."""
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
-        self.seen: list[tuple[Any, Tensor | None]] = []
-
-    def forward(self, votes: Any, activations: Tensor | None = None, **options: Any) -> Capsules:
-        self.seen.append((votes, activations))
-        return super().forward(votes, activations, **options)
-
-
-@pytest.mark.parametrize("backend", ["reference", "matmul", "fused"])
+@every_backend
 def test_votes_and_routing_equal_the_loops(backend: Any) -> None:
-    layer, poses = build(routing=partial(DynamicRouting, backend=backend)).double(), children(2, torch.float64)
-    votes = torch.tensor(
-        [
-            [
-                [
-                    [
-                        sum(poses[b, i, c].item() * layer.weight[i, c, j, d].item() for c in range(CHILD_DIM))
-                        for d in range(PARENT_DIM)
-                    ]
-                    for j in range(PARENTS)
-                ]
-                for i in range(CHILDREN)
-            ]
-            for b in range(2)
-        ],
-        dtype=torch.float64,
-    )
+    torch.manual_seed(0)
+    layer, poses = DenseCapsules(5, 3, 4, 2, routing=partial(DynamicRouting, backend=backend)).double(), random(2, 5, 3)
+    votes = torch.zeros(2, 5, 4, 2, dtype=torch.float64)
+    for b, i, j, d in product(*map(range, votes.shape)):
+        votes[b, i, j, d] = sum(poses[b, i, c].item() * layer.weight[i, c, j, d].item() for c in range(3))
     expected = dynamic_routing_loops(votes, bias=layer.routing.bias)
     torch.testing.assert_close(layer(poses).poses, expected, rtol=0, atol=1e-12)
 
 
-def test_routing_gets_poses_and_weight() -> None:
-    layer, poses, activations = build(routing=Spy), children(3), torch.rand(3, CHILDREN)
-    layer(poses, activations)
-    (votes, presence), *others = layer.routing.seen
-    assert others == []
-    assert isinstance(votes, Votes)
-    assert votes.poses is poses
-    assert votes.weight is layer.weight
-    assert presence is activations
+def build(routing: Any) -> UntransformedCapsules:
+    torch.manual_seed(0)
+    return UntransformedCapsules(POSITIONS, PARENTS, DIM, routing=routing).double()
+
+
+def children() -> tuple[Tensor, Tensor]:
+    poses = random(2, POSITIONS * PARENTS, DIM)
+    return poses, poses.norm(dim=2).tanh()
+
+
+@every_backend
+def test_poses_are_votes(backend: str) -> None:
+    """The child of position p for parent j is the (p, j)-th; positions are the children of routing."""
+    layer, (poses, activations) = build(partial(DynamicRouting, backend=backend)), children()
+    expected = dynamic_routing_loops(poses.view(2, POSITIONS, PARENTS, DIM), bias=layer.routing.bias)
+    torch.testing.assert_close(layer(poses, activations).poses, expected, rtol=0, atol=1e-8)
+    assert list(layer.state_dict()) == ["routing.bias"]
+
+
+def test_equal_couplings_are_a_sum_over_positions() -> None:
+    layer = build(partial(UniformRouting, bias=False, squash="none"))
+    poses = torch.arange(24.0, dtype=torch.float64).view(1, 6, 4)
+    expected = torch.tensor([[[24.0, 27, 30, 33], [36, 39, 42, 45]]], dtype=torch.float64) / 2
+    torch.testing.assert_close(layer(poses, poses[..., 0]).poses, expected, rtol=0, atol=1e-10)
+
+
+def test_activation_of_a_position_is_the_mean_of_its_capsules() -> None:
+    layer, (poses, activations) = build(EMRouting), children()
+    shifted = activations + torch.tensor([0.1, -0.1], dtype=torch.float64).repeat(POSITIONS)
+    before = layer(poses, activations)
+    torch.testing.assert_close(layer(poses, shifted).activations, before.activations, rtol=0, atol=1e-9)
+    assert not torch.allclose(layer(poses, activations / 2).activations, before.activations)

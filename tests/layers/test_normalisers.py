@@ -3,7 +3,6 @@ from __future__ import annotations
 import math
 from itertools import product
 
-import jaxtyping
 import pytest
 import torch
 from torch import Tensor
@@ -17,15 +16,11 @@ Geometry = tuple[tuple[int, int], int, int, int]
 
 GEOMETRIES: list[Geometry] = [
     ((3, 3), 1, 3, 1),
-    ((4, 4), 2, 1, 1),
-    ((5, 5), 2, 3, 1),
-    ((5, 5), 2, 3, 2),
     ((5, 7), 3, 3, 2),
     ((7, 5), 1, 2, 1),
     ((4, 6), 2, 3, 2),  # the last row and column have no parent
     ((6, 5), 2, 2, 3),  # nor have those between two windows
     ((7, 9), 1, 5, 2),
-    ((6, 6), 2, 3, 4),
 ]
 every_geometry = pytest.mark.parametrize("geometry", GEOMETRIES, ids=str)
 NORMALISATIONS = ["all_parents", "window", "official_legacy", "official_fast"]
@@ -57,15 +52,10 @@ def log_couplings(geometry: Geometry, scale: float = 1.0) -> Tensor:
 
 
 def total_couplings(couplings: Tensor, geometry: Geometry) -> Tensor:
-    """Sum of the couplings of each child over all positions, ``(batch, child)``; NaN for a child without parents."""
-    (height, width), types, _, _ = geometry
-    total = torch.full((BATCH, height * width * types), math.nan, dtype=couplings.dtype)
-    of_image = fields(geometry)
-    for image, position, place in product(range(BATCH), range(len(of_image)), range(len(of_image[0]))):
-        child = of_image[position][place]
-        share = couplings[image * len(of_image) + position, :, place].sum()
-        total[image, child] = share if total[image, child].isnan() else total[image, child] + share
-    return total
+    """Sum of the couplings of each child that has parents, over all positions, ``(batch, child)``."""
+    child = torch.tensor(fields(geometry)).flatten()
+    total = torch.zeros(BATCH, math.prod(geometry[0]) * geometry[1], dtype=couplings.dtype)
+    return total.index_add_(1, child, couplings.sum(1).view(BATCH, -1))[:, child.unique()]
 
 
 def by_loops(log_weights: Tensor, geometry: Geometry, normalisation: str) -> Tensor:
@@ -84,9 +74,6 @@ def by_loops(log_weights: Tensor, geometry: Geometry, normalisation: str) -> Ten
     return torch.tensor(couplings, dtype=torch.float64).view_as(log_weights)
 
 
-# -------------------------------------------------------------------------------------------- receptive fields
-
-
 @every_geometry
 def test_windows_hold_their_children(geometry: Geometry) -> None:
     """Child by child; the number of a pose encodes image, index and component."""
@@ -101,13 +88,6 @@ def test_windows_hold_their_children(geometry: Geometry) -> None:
     conv = torch.nn.functional.conv2d(torch.zeros(1, 1, *sizes[0]), sizes[1], stride=stride)
     assert windows.grid == tuple(conv.shape[2:])
     assert (windows.positions, windows.places) == (len(of_image), len(of_image[0]))
-
-
-def test_geometry_is_not_saved() -> None:
-    assert not build(GEOMETRIES[0]).state_dict()
-
-
-# ----------------------------------------------------------------------------------------------- normalisation
 
 
 @every_normalisation
@@ -128,37 +108,29 @@ def test_all_parents_of_a_child_share_it(geometry: Geometry) -> None:
         couplings = build_normaliser("all_parents", build(geometry))(log_couplings(geometry, scale))
         assert (couplings >= 0).all()
         total = total_couplings(couplings, geometry)
-        seen = ~total.isnan()
-        assert seen.any()
-        bound = 1e-10 if scale > 1e3 else 1e-12
-        torch.testing.assert_close(total[seen], torch.ones_like(total[seen]), rtol=0, atol=bound)
+        torch.testing.assert_close(total, torch.ones_like(total), rtol=0, atol=1e-10 if scale > 1e3 else 1e-12)
 
 
 def test_each_window_takes_a_whole_child() -> None:
     """From corner to centre of 5x5 at stride 1 the couplings of a child sum to 1 to 9."""
     geometry = (5, 5), 1, 3, 1
-    total = total_couplings(build_normaliser("window", build(geometry))(log_couplings(geometry)), geometry).view(
-        BATCH, 5, 5
-    )
+    total = total_couplings(build_normaliser("window", build(geometry))(log_couplings(geometry)), geometry)
     along = torch.tensor([1, 2, 3, 2, 1], dtype=torch.float64)
-    torch.testing.assert_close(total, (along[:, None] * along).expand(BATCH, 5, 5), rtol=0, atol=1e-12)
+    torch.testing.assert_close(total, torch.outer(along, along).flatten().expand(BATCH, 25), rtol=0, atol=1e-12)
 
 
 def test_legacy_couplings_sum_to_one_per_type() -> None:
     """Up to one unit per parent type at stride 1: three of them for a child that no better one silences."""
     geometry = (5, 5), 2, 3, 1
-    couplings = build_normaliser("official_legacy", build(geometry))(log_couplings(geometry))
-    torch.testing.assert_close(
-        total_couplings(couplings, geometry), torch.full((BATCH, 50), 1.0 * PARENTS).double(), rtol=0, atol=1e-4
-    )
+    total = total_couplings(build_normaliser("official_legacy", build(geometry))(log_couplings(geometry)), geometry)
+    torch.testing.assert_close(total, torch.full_like(total, PARENTS), rtol=0, atol=1e-4)
 
 
 def test_legacy_pools_the_wrong_children_at_stride_2() -> None:
     geometry = (5, 7), 2, 3, 2
     total = total_couplings(build_normaliser("official_legacy", build(geometry))(log_couplings(geometry)), geometry)
-    seen = total[~total.isnan()]
-    assert seen.max() > PARENTS + 0.1
-    assert seen.min() < PARENTS - 0.1
+    assert total.max() > PARENTS + 0.1
+    assert total.min() < PARENTS - 0.1
 
 
 def test_fast_silences_a_child_far_below_the_best_of_its_type() -> None:
@@ -166,14 +138,6 @@ def test_fast_silences_a_child_far_below_the_best_of_its_type() -> None:
     normaliser = build_normaliser("official_fast", Windows((1, 3), 2, kernel_size=1))
     weights = torch.tensor([[0.0, 5.0], [-10.0, 5.0], [-20.0, 5.0]], dtype=torch.float64).unsqueeze(1)
     expected = torch.tensor([[1.0, 1.0], [1.0, 1.0], [math.exp(-20) / 1e-6, 1.0]], dtype=torch.float64).unsqueeze(1)
-    torch.testing.assert_close(normaliser(weights), expected, rtol=0, atol=1e-12)
-
-
-def test_legacy_silences_by_its_epsilon() -> None:
-    normaliser = build_normaliser("official_legacy", Windows((1, 2), 1, kernel_size=1))
-    weights = torch.tensor([0.0, -20.0], dtype=torch.float64).view(2, 1, 1)
-    share = math.exp(-20)
-    expected = torch.tensor([1 / (1 + 1e-7), share / (share + 1e-7)], dtype=torch.float64).view(2, 1, 1)
     torch.testing.assert_close(normaliser(weights), expected, rtol=0, atol=1e-12)
 
 
@@ -185,25 +149,8 @@ def test_couplings_have_their_gradient(normalisation: str) -> None:
 
 
 @every_normalisation
-def test_float32_couplings_and_gradients_are_finite(normalisation: str) -> None:
-    geometry = (4, 6), 2, 3, 2  # with children outside of every window
-    for scale in (0.0, 1e4, 1e8):
-        weights = log_couplings(geometry, scale).float().requires_grad_()
-        couplings = build_normaliser(normalisation, build(geometry))(weights)
-        couplings.square().sum().backward()
-        assert couplings.isfinite().all()
-        assert weights.grad.isfinite().all()
-
-
-@every_normalisation
 def test_total_is_the_images(normalisation: str) -> None:
     windows = Windows((4, 4), 1)
     mass = torch.rand(BATCH * 4, PARENTS, dtype=torch.float64)
     expected = torch.stack([image.sum() for image in mass.chunk(BATCH)]).repeat_interleave(4)[:, None]
     torch.testing.assert_close(build_normaliser(normalisation, windows).total(mass), expected, rtol=0, atol=1e-12)
-
-
-def test_unknown_normalisation_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
-    with pytest.raises(KeyError, match="nonsense"):
-        build_normaliser("nonsense", Windows((3, 3), 1))

@@ -1,14 +1,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import product
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import conv2d
 
 from capsule_lab.functional import SQUASHES, exponential_squash, squash
 from capsule_lab.layers import DepthwisePrimaryCapsules, LinearPrimaryCapsules, PrimaryCapsules
+from capsule_lab.layers.primary import StridedConv2d
 from tests.reference.loops import length_loops
 from tests.reference.wrong import pixelwise_grouping
 
@@ -26,13 +30,8 @@ def index_features() -> Tensor:
 def check_grouping(capsules_of: Callable[[Tensor], Tensor], squash: Callable[[Tensor], Tensor] = squash) -> None:
     """The components of a capsule are ``DIM`` channels in a row at one position; capsules go by (type, y, x)."""
     features = index_features()
-    expected = [
-        [[image[kind * DIM + c, y, x].item() for c in range(DIM)]]
-        for image in features
-        for kind in range(TYPES)
-        for y in range(HEIGHT)
-        for x in range(WIDTH)
-    ]
+    places = product(features, range(TYPES), range(HEIGHT), range(WIDTH))
+    expected = [[image[kind * DIM + c, y, x].item() for c in range(DIM)] for image, kind, y, x in places]
     grouped = torch.tensor(expected, dtype=torch.float64).view(len(features), -1, DIM)
     torch.testing.assert_close(capsules_of(features), squash(grouped), rtol=1e-12, atol=0)
 
@@ -45,33 +44,15 @@ def identity_layer(**options: Any) -> PrimaryCapsules:
 
 
 def test_components_come_from_channels_at_one_position() -> None:
-    layer = identity_layer(bias=False, uniform_coupling=False)
+    layer, rectified = (identity_layer(bias=False, uniform_coupling=False, relu=relu) for relu in (False, True))
     check_grouping(lambda features: layer(features).poses)
-
-
-def test_relu_before_the_squash_leaves_no_negative_component() -> None:
-    features = index_features()
-    plain, rectified = (identity_layer(relu=relu, bias=False)(features).poses for relu in (False, True))
-    assert (plain < 0).any()
-    assert (rectified >= 0).all()
-    positive = (plain >= 0).all(2)
-    torch.testing.assert_close(rectified[positive], plain[positive])
+    check_grouping(lambda features: rectified(features).poses, lambda grouped: squash(grouped.relu()))
 
 
 def test_components_of_depthwise_capsules_come_from_channels_at_one_position() -> None:
     layer = DepthwisePrimaryCapsules(TYPES * DIM, (HEIGHT, WIDTH), dim=DIM, kernel_size=1).double()
     nn.init.ones_(layer.conv.weight)
     check_grouping(lambda features: layer(features).poses, exponential_squash)
-
-
-def test_depthwise_capsules_see_one_channel_each() -> None:
-    layer = DepthwisePrimaryCapsules(TYPES * DIM, (HEIGHT, WIDTH), dim=DIM).double()
-    features = index_features().requires_grad_()
-    capsules = layer(features)
-    assert capsules.poses.shape == (2, TYPES, DIM)
-    torch.testing.assert_close(capsules.activations, length_loops(capsules.poses), rtol=1e-12, atol=0)
-    (gradient,) = torch.autograd.grad(layer.conv(features)[:, 5].sum(), features)
-    assert gradient.flatten(2).any(2).nonzero()[:, 1].tolist() == [5, 5]
 
 
 @pytest.mark.parametrize("name", SQUASHES)
@@ -111,47 +92,10 @@ def test_convolution_is_divided_by_the_types(options: dict[str, Any], share: flo
     torch.testing.assert_close(layer(features).poses, expected, rtol=0, atol=1e-12)
 
 
-def test_bias_belongs_to_type_and_component_and_is_not_divided() -> None:
-    layer = identity_layer()
-    nn.init.zeros_(layer.conv.weight)
-    with torch.no_grad():
-        layer.bias.copy_(torch.arange(TYPES * DIM).view_as(layer.bias))
-    expected = squash(torch.arange(TYPES * DIM).double().view(TYPES, 1, DIM).expand(-1, HEIGHT * WIDTH, -1))
-    poses = layer(index_features()).poses[0].view(TYPES, HEIGHT * WIDTH, DIM)
-    torch.testing.assert_close(poses, expected, rtol=0, atol=1e-12)
-
-
-@pytest.mark.parametrize(
-    ("padding", "size", "grid"),
-    [
-        ("valid", (20, 20), 36),
-        ("valid", (9, 10), 1),
-        ("same", (24, 24), 144),
-        ("same", (5, 8), 12),
-        ("same", (2, 2), 1),
-    ],
-)
-def test_grid(padding: Any, size: tuple[int, int], grid: int) -> None:
-    layer = PrimaryCapsules(1, types=2, dim=3, padding=padding)
-    assert layer(torch.zeros(1, 1, *size)).poses.shape == (1, 2 * grid, 3)
-
-
-def test_same_padding_is_zeros_around_the_image() -> None:
-    torch.manual_seed(0)
-    same, valid = (PrimaryCapsules(1, types=2, dim=3, kernel_size=3, padding=padding) for padding in ("same", "valid"))
-    valid.load_state_dict(same.state_dict())
-    features = torch.randn(2, 1, 6, 6)
-    padded = nn.functional.pad(features, (0, 1, 0, 1))
-    torch.testing.assert_close(same(features).poses, valid(padded).poses)
-
-
-# --- poses linear in the features ------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("types", "dim"), [(32, 16), (5, 9)])
 def test_linear_capsules_come_from_their_own_channels_at_one_position(types: int, dim: int) -> None:
     """Channels encode their number in thousands, features their position."""
-    primary = LinearPrimaryCapsules(1, types=types, dim=dim, bias=True, offset=0.0).double()
+    primary = LinearPrimaryCapsules(1, types=types, dim=dim, bias=True, offset=2.0).double()
     channels = 1000.0 * torch.arange(types * (dim + 1))
     for layer, own in ((primary.pose, channels[: types * dim]), (primary.activation, channels[types * dim :])):
         nn.init.ones_(layer.weight)
@@ -160,13 +104,58 @@ def test_linear_capsules_come_from_their_own_channels_at_one_position(types: int
     places = torch.arange(6)[:, None]
     expected = 1000 * torch.arange(types * dim).view(1, types, dim) + places[..., None]
     assert torch.equal(capsules.poses.unflatten(1, (6, types))[0], expected.double())
-    expected = 1000 * torch.arange(types * dim, types * (dim + 1)) + places
+    expected = 1000 * torch.arange(types * dim, types * (dim + 1)) + places - 2  # the offset
     assert torch.equal(capsules.logits.unflatten(1, (6, types))[0], expected.double())
 
 
-def test_offset_is_subtracted_from_the_logit() -> None:
-    plain, shifted = (LinearPrimaryCapsules(2, types=3, offset=value).double() for value in (0.0, -2.5))
-    shifted.load_state_dict(plain.state_dict())
-    features = torch.rand(2, 2, 3, 3, dtype=torch.float64)
-    difference = shifted(features).activations.logit() - plain(features).activations.logit()
-    torch.testing.assert_close(difference, torch.full_like(difference, 2.5), rtol=0, atol=1e-9)
+SIZES = [(9, 3, 2), (10, 3, 2), (11, 4, 3), (8, 3, 1), (20, 9, 2)]
+"""Sizes of the input, the kernel and the stride; in some, the last row and column are in no window."""
+
+
+@pytest.mark.parametrize(("size", "kernel_size", "stride"), SIZES)
+def test_gradients_are_those_of_torch(size: int, kernel_size: int, stride: int) -> None:
+    ours = StridedConv2d(3, 4, kernel_size, stride).double()
+    torchs = nn.Conv2d(3, 4, kernel_size, stride, bias=False).double()
+    torchs.load_state_dict(ours.state_dict())
+    features = torch.randn(2, 3, size, size + 1, dtype=torch.float64, requires_grad=True)
+    output = ours(features)
+    grad = torch.randn_like(output)
+    torch.testing.assert_close(output, torchs(features), rtol=0, atol=0)
+    found = torch.autograd.grad(output, (features, ours.weight), grad)
+    expected = torch.autograd.grad(torchs(features), (features, torchs.weight), grad)
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+    (alone,) = torch.autograd.grad(ours(features.detach()), ours.weight, grad)  # as in a first layer
+    torch.testing.assert_close(alone, expected[1])
+    ours.requires_grad_(False)
+    torch.testing.assert_close(torch.autograd.grad(ours(features), features, grad)[0], expected[0])
+
+
+def test_second_derivatives() -> None:
+    conv = StridedConv2d(2, 3, 3, 2).double()
+    features = torch.randn(2, 2, 6, 6, dtype=torch.float64, requires_grad=True)
+
+    def function(features: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return torch.func.functional_call(conv, {"weight": weight}, (features,))
+
+    torch.autograd.gradcheck(function, (features, conv.weight))
+    torch.autograd.gradgradcheck(function, (features, conv.weight))
+
+
+def test_the_weights_gradient_is_a_convolution(monkeypatch: pytest.MonkeyPatch) -> None:
+    recorded = Mock(wraps=conv2d)
+    monkeypatch.setattr("capsule_lab.layers.primary.conv2d", recorded)
+    StridedConv2d(3, 4, 3, 2)(torch.randn(2, 3, 9, 9)).sum().backward()
+    assert [call.kwargs.get("dilation") for call in recorded.call_args_list] == [None, (2, 2)]
+
+
+def test_autocast_computes_in_bfloat16_and_gives_float32_gradients() -> None:
+    conv = StridedConv2d(3, 4, 3, 2)
+    features = torch.randn(2, 3, 9, 9)
+    with torch.autocast("cpu", torch.bfloat16):
+        output = conv(features)
+    assert output.dtype == torch.bfloat16
+    output.float().sum().backward()
+    expected = torch.autograd.grad(conv2d(features, conv.weight, stride=2).sum(), conv.weight)[0]
+    assert conv.weight.grad is not None
+    assert conv.weight.grad.dtype == torch.float32
+    torch.testing.assert_close(conv.weight.grad, expected, rtol=0.02, atol=0.05)

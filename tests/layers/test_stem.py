@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from capsule_lab.layers.coordinates import receptive_field_coordinates
-from capsule_lab.layers.stem import STEMS, Stem
+from capsule_lab.layers.classes import axes_of
+from capsule_lab.layers.stem import Stem
 
 LISTED: list[Any] = ["conv2", "conv3", "resnet", [[8, 3, 1]], [[8, 7, 3], [4, 1, 1], [6, 3, 2]]]
 
@@ -33,23 +33,7 @@ def test_what_a_position_sees(stem: Any) -> None:
     built(images)[0, 0, row, column].backward()
     assert images.grad is not None
     seen = images.grad[0, 0].nonzero().double()
-    rows, columns = receptive_field_coordinates(built.grid, built.field)
-    expected = [rows[row].item() * 100 + 32, columns[column].item() * 100 + 32]
+    axes = axes_of("receptive_field", built.grid, built.field)
+    assert axes is not None
+    expected = [axes[0][row].item() * 100 + 32, axes[1][column].item() * 100 + 32]
     assert seen.mean(0).tolist() == pytest.approx(expected, abs=1e-4)
-
-
-def test_named_stems_are_lists_and_batch_norm_is_a_switch() -> None:
-    torch.manual_seed(0)
-    named = Stem("conv3", 1, (16, 16)).state_dict()
-    torch.manual_seed(0)
-    listed = Stem(STEMS["conv3"], 1, (16, 16)).state_dict()
-    assert all(torch.equal(value, listed[name]) for name, value in named.items())
-    for batch_norm in (False, True):
-        kinds = {type(layer) for layer in Stem("conv2", 1, (8, 8), batch_norm=batch_norm)}
-        assert (nn.BatchNorm2d in kinds) is batch_norm
-
-
-def test_every_parameter_of_a_resnet_gets_a_gradient() -> None:
-    stem = Stem("resnet", 1, (16, 16))
-    stem(torch.rand(4, 1, 16, 16)).square().sum().backward()
-    assert [name for name, parameter in stem.named_parameters() if parameter.grad is None] == []

@@ -15,43 +15,27 @@ import torch
 from omegaconf import DictConfig
 from torch import Tensor
 
+from capsule_lab import runs
 from capsule_lab.config import build
 from capsule_lab.config.compose import compose
 from capsule_lab.data import MNISTDataModule
 from capsule_lab.data.loader import Images
-from capsule_lab.errors import ConfigError, InterruptError
+from capsule_lab.evaluate import evaluate
 from capsule_lab.functional import combine_crops
 from capsule_lab.lit import CapsNetModule, ClassifierModule
+from capsule_lab.lit.metrics import SplitMetrics
 from capsule_lab.losses import cross_entropy_loss, l2_loss, logits_cross_entropy_loss, margin_loss, spread_loss
 from capsule_lab.networks import AbstractNetwork, CapsNet, EMCaps
 from capsule_lab.routing import DynamicRouting
 from capsule_lab.schedules import Constant
 from capsule_lab.train import summary, train
 from capsule_lab.types import Batch, CapsuleOutput, Capsules
-from tests.helpers.commands import CHOSEN, NO_PICTURES, TINY_CNN, TINY_DATA, Ended
+from tests.helpers.commands import CHOSEN, NO_PICTURES, TINY_CNN, TINY_DATA
 from tests.helpers.modules import RATE, batch, capsnet, classifier, loader, trainer
-from tests.helpers.training import SignalAt, checkpoint, curves, results, run, trained_module
+from tests.helpers.training import checkpoint, curves, interrupted_and_resumed, results, trained_module
 
 Tiny = Callable[..., DictConfig]
 pytestmark = pytest.mark.filterwarnings("ignore:.*does not have many workers")
-
-
-@pytest.mark.parametrize("shown", [True, False])
-def test_loss_is_read_for_a_progress_bar_of_lightning_only(shown: bool) -> None:
-    fitted = trainer(enable_progress_bar=shown, callbacks=[NoBar()] if shown else [], num_sanity_val_steps=0)
-    fitted.fit(classifier(cross_entropy_loss), *(loader(batch(), batch()) for _ in range(2)))
-    assert ("loss" in fitted.progress_bar_metrics) is shown
-
-
-class NoBar(L.pytorch.callbacks.ProgressBar):
-    """A progress bar that shows nothing."""
-
-    def disable(self) -> None: ...
-
-    def enable(self) -> None: ...
-
-
-# --- predictions -----------------------------------------------------------------------------------------------------
 
 
 class Saturated(AbstractNetwork):
@@ -80,16 +64,11 @@ def test_predictions_are_by_logits_where_scores_round_to_one() -> None:
     assert found["test/error"] == 0
 
 
-def test_predictions_of_a_network_without_logits_are_by_scores() -> None:
+def test_output_is_shown_by_its_shapes() -> None:
     scores = torch.tensor([[0.1, 0.9]])
-    assert CapsuleOutput(scores).ranking is scores
-    shown = (
-        "CapsuleOutput(scores=(1, 2), capsules=Capsules(poses=(1, 2, 1), activations=(1, 2), logits=None), logits=None)"
-    )
+    capsules = "Capsules(poses=(1, 2, 1), activations=(1, 2), logits=None)"
+    shown = f"CapsuleOutput(scores=(1, 2), capsules={capsules}, logits=None)"
     assert repr(CapsuleOutput(scores, Capsules(scores[..., None], scores))) == shown
-
-
-# --- schedules and the loss ------------------------------------------------------------------------------------------
 
 
 def test_schedules_named_like_an_argument_of_the_loss_reach_it() -> None:
@@ -115,15 +94,12 @@ def test_schedule_reaches_the_loss_of_a_configured_run(
 
     def terms(self: CapsNetModule, batch: Batch, output: CapsuleOutput, schedule: Mapping[str, float]) -> Any:
         found = real(self, batch, output, schedule)
-        margins = [m for m in (0.1, 0.4, 0.6, 0.8, 1.0) if close(found, spread_loss(*of(output, batch), margin=m))]
+        losses = {
+            margin: spread_loss(output.scores, batch.labels, margin=margin) for margin in (0.1, 0.4, 0.6, 0.8, 1.0)
+        }
+        margins = [margin for margin, loss in losses.items() if torch.allclose(found["spread"], loss)]
         seen.append((self.trainer.state.stage.value, self.global_step, margins[0] if len(margins) == 1 else -1))
         return found
-
-    def of(output: CapsuleOutput, batch: Batch) -> tuple[Tensor, Tensor]:
-        return output.scores, batch.labels
-
-    def close(found: dict[str, Tensor], expected: Tensor) -> bool:
-        return torch.allclose(found["spread"], expected)
 
     monkeypatch.setattr(CapsNetModule, "loss_terms", terms)
     staircase = "_target_: capsule_lab.schedules.Staircase, start: 0.4, increment: 0.2, every: 1 epoch, limit: 1"
@@ -136,9 +112,6 @@ def test_schedule_reaches_the_loss_of_a_configured_run(
     assert {margin for stage, _, margin in seen if stage == "test"} == {0.1}
     logged = {row["step"]: row["schedule/margin"] for row in curves(tmp_path / "run") if row["schedule/margin"]}
     assert [float(logged[last]) for last in ("3", "7")] == pytest.approx([0.6, 0.8])  # steps of the two epochs
-
-
-# --- L2 --------------------------------------------------------------------------------------------------------------
 
 
 def test_l2_is_a_term_of_its_own() -> None:
@@ -156,9 +129,6 @@ def test_l2_is_a_term_of_its_own() -> None:
         classifier(l2=-1)
 
 
-# --- means -----------------------------------------------------------------------------------------------------------
-
-
 def test_loss_is_a_mean_over_images_of_any_batches() -> None:
     whole = batch(9)
     parts = [Batch(*(value[cut] for value in whole[:3])) for cut in (slice(0, 7), slice(7, 9))]
@@ -168,7 +138,12 @@ def test_loss_is_a_mean_over_images_of_any_batches() -> None:
     assert found != pytest.approx(outcome_of(classifier(cross_entropy_loss), parts[0])[0])
 
 
-# --- several crops per image -----------------------------------------------------------------------------------------
+def test_metric_whose_state_was_loaded_counts_as_updated() -> None:
+    """Else ``compute`` warns."""
+    metrics = SplitMetrics()
+    metrics.load_state({"train/loss": {"mean_value": torch.tensor(6.0)}}, torch.device("cpu"))
+    ((_, metric),) = metrics.of_split("train")
+    assert metric.update_called
 
 
 def outcome_of(lit: L.LightningModule, *batches: Batch) -> tuple[dict[str, float], list[CapsuleOutput]]:
@@ -183,52 +158,38 @@ def outcome_of(lit: L.LightningModule, *batches: Batch) -> tuple[dict[str, float
     return dict(found), outputs
 
 
-@pytest.mark.parametrize(
-    ("build", "size", "logits"), [(classifier, 4, True), (capsnet, 9, False)], ids=["CNN", "CapsNet"]
-)
-def test_crops_of_an_image_are_one_prediction(build: Callable[[], Any], size: int, logits: bool) -> None:
+@pytest.mark.parametrize(("build", "size", "logits"), [(classifier, 4, True), (capsnet, 9, False)])
+def test_crops_of_an_image_are_one_prediction_and_their_losses_a_mean(
+    build: Callable[[], Any], size: int, logits: bool
+) -> None:
     lit, images = build().eval(), batch(8, crops=3, size=size)
     assert (lit.network.scores_are == "logits") is logits
     found, (output,) = outcome_of(lit, images)
+    crops = [images._replace(images=crop) for crop in images.images.unbind(1)]
     with torch.no_grad():
-        scores = torch.stack([lit(crop).scores for crop in images.images.unbind(1)], 1)
-    expected = combine_crops(scores, logits=logits)
+        expected = combine_crops(torch.stack([lit(crop.images).scores for crop in crops], 1), logits=logits)
     torch.testing.assert_close(output.scores, expected)
     assert output.capsules is None
     error = 100 * (expected.argmax(1) != images.labels).float().mean()
-    assert found["test/error"] == pytest.approx(error.item())
+    assert found.pop("test/error") == pytest.approx(error.item())
+    each = [outcome_of(build(), crop)[0] for crop in crops]
+    assert found == pytest.approx({name: sum(one[name] for one in each) / 3 for name in found}, rel=1e-5)
 
 
-def test_loss_of_crops_is_their_mean() -> None:
-    images = batch(8, crops=3, size=9)
-    found, _ = outcome_of(capsnet(), images)
-    each = [outcome_of(capsnet(), images._replace(images=crop))[0] for crop in images.images.unbind(1)]
-    terms = ["test/loss", "test/margin", "test/reconstruction"]
-    assert {n: found[n] for n in terms} == pytest.approx({n: sum(one[n] for one in each) / 3 for n in terms}, rel=1e-5)
-
-
-@pytest.mark.parametrize(("network", "loss"), [(CapsNet, spread_loss), (EMCaps, margin_loss)])
+@pytest.mark.parametrize(
+    ("network", "loss"), [(CapsNet, spread_loss), (functools.partial(EMCaps, class_routing=None), margin_loss)]
+)
 def test_losses_of_probabilities_refuse_lengths_without_a_bound(network: Any, loss: Any) -> None:
-    network = functools.partial(EMCaps, class_routing=None) if network is EMCaps else network
-    options = {"optimizer": torch.optim.Adam, "schedule": RATE, "num_classes": 3}
+    build = functools.partial(ClassifierModule, optimizer=torch.optim.Adam, schedule=RATE, num_classes=3)
     with torch.device("meta"):
         unbounded, bounded = (
             network((1, 28, 28), 3, routing=functools.partial(DynamicRouting, squash=squash))
             for squash in ("none", "exponential")
         )
     with pytest.raises(ValueError, match=r"routing.squash=none lengths have no bound; expected loss=cross_entropy_lo"):
-        ClassifierModule(unbounded, loss=loss, **options)
-    assert ClassifierModule(unbounded, loss=logits_cross_entropy_loss, **options).loss is logits_cross_entropy_loss
-    assert ClassifierModule(bounded, loss=loss, **options).loss is loss
-
-
-def test_unbounded_lengths_are_refused_before_a_run() -> None:
-    config = compose("train", ["routing.squash=none"])
-    with pytest.raises(ConfigError, match=r"module: margin_loss expects activations in .*, or routing.squash=squash$"):
-        build.build_without_weights(config)
-
-
-# --- parts of the test set -------------------------------------------------------------------------------------------
+        build(unbounded, loss=loss)
+    build(unbounded, loss=logits_cross_entropy_loss)
+    build(bounded, loss=loss)
 
 
 class InParts(MNISTDataModule):
@@ -244,17 +205,10 @@ class InParts(MNISTDataModule):
 PARTS = "data._target_=tests.lit.test_base.InParts"
 
 
-@pytest.fixture(scope="module")
-def in_parts(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
-    """A run whose test set has parts, and its result."""
+def test_parts_of_the_test_set(tmp_path: Path) -> None:
     full = ["trainer.max_epochs=1", "trainer.precision=32-true", "callbacks.reconstructions=null"]
-    directory = tmp_path_factory.mktemp("parts") / "run"
-    return directory, train(compose("train", [*TINY_CNN, *TINY_DATA, PARTS, *full]), directory)
-
-
-@pytest.mark.xdist_group("in_parts")
-def test_parts_of_the_test_set(in_parts: tuple[Path, dict[str, Any]]) -> None:
-    directory, found = in_parts
+    directory = tmp_path / "run"
+    found = train(compose("train", [*TINY_CNN, *TINY_DATA, PARTS, *full]), directory)
     module = trained_module(directory)
     data = build.build_data(compose("train", [*TINY_CNN, *TINY_DATA]))
     trainer().test(module, datamodule=data, verbose=False)
@@ -270,70 +224,41 @@ def test_parts_of_the_test_set(in_parts: tuple[Path, dict[str, Any]]) -> None:
     (row,) = [row for row in curves(directory) if row["test/error"]]
     assert [name for name in row if "dataloader" in name] == []
     assert float(row["novel/error"]) == test["novel/error"]
+    on_cpu = compose("evaluate", ["trainer.accelerator=cpu"]).trainer
+    evaluated = evaluate(runs.open(directory, trust=["tests"]), trainer=on_cpu)
+    assert evaluated["test"] == pytest.approx(test)
     line = summary(found, directory, CHOSEN).splitlines()[0]
     assert f"  familiar {test['familiar/error']:.2f} %  novel {test['novel/error']:.2f} %" in line
-    assert "familiar" not in summary({**found, "test": whole}, directory, CHOSEN).splitlines()[0]
 
 
-@pytest.mark.whole
-@pytest.mark.xdist_group("in_parts")
-def test_evaluate_prints_the_error_of_every_part(
-    cli: Callable[..., Ended], in_parts: tuple[Path, dict[str, Any]], tmp_path: Path
-) -> None:
-    directory, found = in_parts
-    directory = Path(shutil.copytree(directory, tmp_path / "run"))
-    ended = cli("evaluate", f"ckpt={directory}", "trust=[tests]", "trainer.accelerator=cpu")
-    assert (ended.status, ended.err) == (0, "")
-    errors = (found["test"][name] for name in ("error", "familiar/error", "novel/error"))
-    assert "test error {:.2f} %  familiar {:.2f} %  novel {:.2f} %  of ".format(*errors) in ended.out
-    (file,) = (directory / "evaluations").iterdir()
-    assert json.loads(file.read_text())["test"] == pytest.approx(found["test"])
-
-
-# --- callbacks=stop_at_error -----------------------------------------------------------------------------------------
-
-
-def stopping(threshold: float, *overrides: str) -> DictConfig:
-    options = ["callbacks=stop_at_error", f"callbacks.stop_at_error.stopping_threshold={threshold}", "train.test=last"]
+def stopping(*overrides: str) -> DictConfig:
+    options = ["callbacks=stop_at_error", "callbacks.stop_at_error.stopping_threshold=101", "train.test=last"]
     return compose("train", [*TINY_CNN, *TINY_DATA, *options, "trainer.max_epochs=3", *overrides, *NO_PICTURES])
-
-
-WITHIN_EPOCHS = ["trainer.check_val_every_n_epoch=null", "trainer.val_check_interval=3"]
 
 
 @pytest.fixture(scope="module")
 def stopped(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
     """A run that stopped at its first validation, and its result."""
     directory = tmp_path_factory.mktemp("stopped") / "run"
-    return directory, train(stopping(101), directory)
+    return directory, train(stopping(), directory)
 
 
-def assert_tested_where_it_stopped(directory: Path, found: dict[str, Any]) -> None:
+def assert_tested_where_it_stopped(directory: Path, found: dict[str, Any], steps: int) -> None:
     last, best = checkpoint(directory), checkpoint(directory, "best")
-    assert found["weights_tested"] == "last"
-    assert last["global_step"] == best["global_step"] == found["steps"] < found["planned_steps"] == 12
+    assert (found["weights_tested"], found["steps"], found["planned_steps"]) == ("last", steps, 12)
+    assert last["global_step"] == best["global_step"] == steps
     assert last["capsule_lab"]["val"] == found["val"]
 
 
 @pytest.mark.xdist_group("stopped")
 def test_run_stops_at_the_first_validation_below_the_threshold(stopped: tuple[Path, dict[str, Any]]) -> None:
-    directory, found = stopped
-    assert found["steps"] == 4
-    assert_tested_where_it_stopped(directory, found)
+    assert_tested_where_it_stopped(*stopped, steps=4)
 
 
 @pytest.mark.whole
 def test_run_stops_at_a_validation_within_an_epoch(tmp_path: Path) -> None:
-    found = train(stopping(101, *WITHIN_EPOCHS), tmp_path)
-    assert found["steps"] == 3
-    assert_tested_where_it_stopped(tmp_path, found)
-
-
-@pytest.mark.whole
-@pytest.mark.parametrize("threshold", [101, 0])
-def test_run_ends_after_its_last_step_if_that_comes_first(tmp_path: Path, threshold: float) -> None:
-    found = train(stopping(threshold, *WITHIN_EPOCHS, f"trainer.max_steps={2 if threshold else 6}"), tmp_path)
-    assert found["steps"] == found["planned_steps"] == (2 if threshold else 6)
+    within = ["trainer.check_val_every_n_epoch=null", "trainer.val_check_interval=3"]
+    assert_tested_where_it_stopped(tmp_path, train(stopping(*within), tmp_path), steps=3)
 
 
 @pytest.mark.whole
@@ -341,11 +266,7 @@ def test_run_ends_after_its_last_step_if_that_comes_first(tmp_path: Path, thresh
 def test_run_that_is_interrupted_stops_where_it_would_have(
     stopped: tuple[Path, dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = stopping(101)
-    with pytest.raises(InterruptError):
-        run(config, tmp_path, monkeypatch, SignalAt(2))
-    config.train.resume = True
-    assert results(train(config, tmp_path)) == results(stopped[1])
+    assert results(interrupted_and_resumed(stopping(), tmp_path, monkeypatch, 2)) == results(stopped[1])
 
 
 @pytest.mark.xdist_group("stopped")
@@ -354,4 +275,4 @@ def test_run_that_had_stopped_is_tested_again_and_not_trained_on(
 ) -> None:
     directory = Path(shutil.copytree(stopped[0], tmp_path / "run"))
     (directory / "metrics.json").unlink()  # as if it had been killed while testing
-    assert results(train(stopping(101, "train.resume=true"), directory)) == results(stopped[1])
+    assert results(train(stopping("train.resume=true"), directory)) == results(stopped[1])

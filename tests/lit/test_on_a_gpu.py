@@ -52,8 +52,7 @@ def fit(tiny: Callable[..., DictConfig], tmp_path: Path, monkeypatch: pytest.Mon
         return [each.detach().clone() for each in modules[0].parameters()]
 
     yield run
-    if torch.cuda.is_available():
-        torch.cuda.set_sync_debug_mode("default")
+    torch.cuda.set_sync_debug_mode("default")
 
 
 @pytest.mark.parametrize("model", SMALL_MODELS)

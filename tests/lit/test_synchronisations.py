@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from capsule_lab.callbacks.host_copy import HostCopy
+from capsule_lab.callbacks.host_copy import HostCopies
 from capsule_lab.config import build
 from capsule_lab.train import train
 from tests.helpers.training import SMALL_MODELS
@@ -102,34 +102,26 @@ def test_ten_steps_with_all_default_callbacks_never_wait(
     assert (ten.watched, ten.watch.found) == (10, [])
 
 
+def copied() -> None:
+    copies = HostCopies()
+    copies.add("numbers", NUMBERS)
+    assert [*copies.read(wait=False)] == [("numbers", [0.0, 1.0, 2.0, 3.0])]
+
+
 NUMBERS, ONE = torch.arange(4.0), torch.tensor(1.0)
-WAITING: dict[str, Callable[[], Any]] = {
-    "item": ONE.item,
-    "float": lambda: float(ONE),
-    "if": lambda: 1 if (NUMBERS > 2).any() else 0,
-    "tolist": NUMBERS.tolist,
-    "numpy": NUMBERS.numpy,
-    "to": lambda: NUMBERS.to("cpu"),
-    "nonzero": NUMBERS.nonzero,
-    "mask": lambda: NUMBERS[NUMBERS > 2],
-    "equal": lambda: NUMBERS.equal(NUMBERS),
-    "unique": NUMBERS.unique,
-    "inv": lambda: torch.linalg.inv(torch.eye(2)),
-    "tensor": lambda: torch.tensor([1.0, 2.0], device="cpu"),
-    "new_tensor": lambda: NUMBERS.new_tensor([1.0]),
-}
-FREE: dict[str, Callable[[], Any]] = {
-    "index": lambda: NUMBERS[torch.arange(2)],
-    "where": lambda: torch.where(NUMBERS > 2, NUMBERS, 0.0),
-    "inv_ex": lambda: torch.linalg.inv_ex(torch.eye(2)),
-    "as_tensor": lambda: torch.as_tensor(NUMBERS, device="cpu"),
-    "host copy": lambda: HostCopy(NUMBERS).tolist(),
-}
+WAITING: list[Callable[[], Any]] = [
+    *(ONE.item, lambda: 1 if ONE > 2 else 0, NUMBERS.tolist, NUMBERS.numpy, lambda: NUMBERS.to("cpu"), NUMBERS.nonzero),
+    *(lambda: NUMBERS[NUMBERS > 2], NUMBERS.unique, lambda: torch.linalg.inv(torch.eye(2))),
+    *(lambda: torch.tensor([1.0, 2.0], device="cpu"), lambda: NUMBERS.new_tensor([1.0])),
+]
+FREE: list[Callable[[], Any]] = [
+    *(lambda: NUMBERS[torch.arange(2)], lambda: torch.where(NUMBERS > 2, NUMBERS, 0.0)),
+    *(lambda: torch.as_tensor(NUMBERS, device="cpu"), copied),
+]
 
 
-def test_what_waits_is_noticed_and_nothing_else() -> None:
-    for calls, expected in ((WAITING, True), (FREE, False)):
-        for name, call in calls.items():
-            with Watch() as watch:
-                call()
-            assert bool(watch.found) == expected, name
+@pytest.mark.parametrize(("call", "waits"), [*((call, True) for call in WAITING), *((call, False) for call in FREE)])
+def test_what_waits_is_noticed_and_nothing_else(call: Callable[[], Any], waits: bool) -> None:
+    with Watch() as watch:
+        call()
+    assert bool(watch.found) == waits

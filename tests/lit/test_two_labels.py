@@ -20,7 +20,7 @@ from capsule_lab.losses import margin_loss, reconstruction_loss
 from capsule_lab.schedules import Constant
 from capsule_lab.train import train
 from capsule_lab.types import Batch
-from tests.helpers.commands import NO_PICTURES, TINY_CNN, TINY_DATA
+from tests.helpers.commands import NO_PICTURES, TINY_CAPSNET, TINY_CNN
 from tests.helpers.networks import small_capsnet
 from tests.helpers.training import trained_module
 
@@ -68,24 +68,9 @@ def test_each_digit_is_decoded_and_compared_with_itself(training: bool, decode_a
     torch.testing.assert_close(terms["margin"], margin_loss(output.scores, given.labels))
 
 
-def test_order_of_the_digits_does_not_matter() -> None:
-    lit, given = module(), batch()
-    assert given.parts is not None
-    other = given._replace(labels=given.labels.flip(1), parts=given.parts.flip(1))
-    one, two = (lit.loss_terms(each, lit.network(each.images), {}) for each in (given, other))
-    torch.testing.assert_close(one, two)
-
-
-@pytest.mark.parametrize(
-    "network", [[], [*TINY_CNN, "model=cnn_multimnist", "model.kernel_size=3"]], ids=["caps", "cnn"]
-)
-def test_a_run_reports_pairs_and_single_labels(tmp_path: Path, network: list[str], tiny: Tiny) -> None:
-    config = (
-        tiny(*PAIRS, *network)
-        if not network
-        else compose("train", [*network, *TINY_DATA, *PAIRS, "trainer.max_epochs=2"])
-    )
-    result = train(config, tmp_path / "run")
+@pytest.mark.parametrize("model", [TINY_CAPSNET, [*TINY_CNN, "model=cnn_multimnist", "model.kernel_size=3"]])
+def test_a_run_reports_pairs_and_single_labels(tmp_path: Path, model: list[str], tiny: Tiny) -> None:
+    result = train(tiny(*PAIRS, model=model), tmp_path / "run")
     for split in ("val", "test"):
         assert 0 <= result[split]["label_error"] <= result[split]["error"] <= 100
         assert 0 <= result[split]["present_f1"] <= 1
@@ -104,7 +89,5 @@ def test_losses_for_one_label_are_refused_before_training(loss: str) -> None:
 
 
 def test_decoder_that_sees_all_capsules_is_refused() -> None:
-    with pytest.raises(
-        ValueError, match=r"masked_decoder is false, and images show several digits, .*; expected model"
-    ):
+    with pytest.raises(ValueError, match="masked_decoder is false, and images show several digits, "):
         module(masked_decoder=False)

@@ -8,11 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from capsule_lab.networks import AveragedCNN, BaselineCNN, SmallCNN
-
-
-def images(batch: int, *image_shape: int) -> torch.Tensor:
-    return torch.rand(batch, *(image_shape or (1, 6, 7)), generator=torch.Generator().manual_seed(1))
+from capsule_lab.networks import AveragedCNN, BaselineCNN
+from tests.helpers.networks import pictures
 
 
 def build(image_shape: tuple[int, int, int] = (1, 6, 7), **options: Any) -> BaselineCNN:
@@ -23,10 +20,10 @@ def build(image_shape: tuple[int, int, int] = (1, 6, 7), **options: Any) -> Base
 @pytest.mark.parametrize(("pooling", "size"), [(1, (9, 14)), (2, (2, 3)), (3, (1, 1))])
 def test_pooling_after_every_convolution(pooling: int, size: tuple[int, int]) -> None:
     network = build((1, 9, 14), pooling=pooling)
-    assert network.features(images(2, 1, 9, 14)).shape == (2, 4, *size)
+    assert network.features(pictures(2, (1, 9, 14))).shape == (2, 4, *size)
     plain, pooled = build(channels=(3,)), build(channels=(3,), pooling=pooling)
-    expected = nn.functional.max_pool2d(plain.features(images(2)), pooling)
-    torch.testing.assert_close(pooled.features(images(2)), expected)
+    images = pictures(2, (1, 6, 7))
+    torch.testing.assert_close(pooled.features(images), nn.functional.max_pool2d(plain.features(images), pooling))
     assert [name for name, _ in build().features.named_parameters()] == ["0.weight", "0.bias", "2.weight", "2.bias"]
 
 
@@ -34,24 +31,16 @@ def test_pooling_after_every_convolution(pooling: int, size: tuple[int, int]) ->
 def test_kernels_of_different_size_without_padding(sizes: list[int], smallest: int) -> None:
     options = {"kernel_size": sizes, "channels": (2,) * len(sizes), "padding": "valid"}
     network = build((1, smallest, smallest), **options)
-    assert network.features(images(2, 1, smallest, smallest)).shape == (2, 2, 1, 1)
+    assert network.features(pictures(2, (1, smallest, smallest))).shape == (2, 2, 1, 1)
     assert [layer.kernel_size[0] for layer in network.features if isinstance(layer, nn.Conv2d)] == sizes
     with pytest.raises(ValueError, match=f"needs at least {smallest}x{smallest}"):
         build((1, smallest, smallest - 1), **options)
 
 
-def test_without_batch_norm_an_image_is_seen_by_itself() -> None:
-    network = SmallCNN((1, 6, 7), 4, channels=(3, 4), kernel_sizes=(5, 3), batch_norm=False, dropout=0.0)
-    torch.testing.assert_close(network(images(8)).scores[:1], network(images(8)[:1]).scores)
-    assert not any(isinstance(module, nn.BatchNorm2d) for module in network.modules())
-
-
 def test_averaged_cnn_takes_the_mean_over_positions() -> None:
-    network, pixels = AveragedCNN((1, 7, 8), 4, channels=(3, 5), kernel_size=3).double(), images(8, 1, 7, 8).double()
-    first, last = (network.features[number] for number in (0, 2))
-    features = last(first(pixels).relu()).relu()
+    network = AveragedCNN((1, 7, 8), 4, channels=(3, 5), kernel_size=3).double()
+    images = pictures(8, (1, 7, 8)).double()
+    features = network.features[2](network.features[0](images).relu()).relu()
     assert features.shape == (8, 5, 2, 2)
     expected = features.flatten(2).mean(2) @ network.classifier.weight.T + network.classifier.bias
-    output = network(pixels)
-    torch.testing.assert_close(output.scores, expected, rtol=0, atol=1e-12)
-    assert torch.equal(output.scores, output.logits)
+    torch.testing.assert_close(network(images).scores, expected, rtol=0, atol=1e-12)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -12,7 +13,7 @@ import torch
 from hydra.utils import instantiate
 from torch import Tensor, nn
 
-from capsule_lab import layers, networks
+from capsule_lab import layers, networks, routing
 from capsule_lab.config.compose import compose, conf_dir
 from capsule_lab.layers import (
     ConvStack,
@@ -22,18 +23,9 @@ from capsule_lab.layers import (
     PrimaryCapsules,
 )
 from capsule_lab.losses import cross_entropy_loss, reconstruction_loss
-from capsule_lab.networks import AbstractCapsuleNetwork, AbstractPairNetwork, reconstructs
-from capsule_lab.routing import (
-    DynamicRouting,
-    EMRouting,
-    InvertedAttention,
-    SelfRouting,
-    UniformRouting,
-    VariationalBayesRouting,
-)
+from capsule_lab.networks import AbstractPairNetwork, reconstructs
 from capsule_lab.types import Capsules, RoutingTrace
-
-# --- presets ---------------------------------------------------------------------------------------------------------
+from tests.helpers.networks import IMAGE, count, pictures
 
 PRESETS = sorted(path.stem for path in (conf_dir() / "model").glob("*.yaml"))
 SHAPES = {  # images and classes that the heads of presets speak of
@@ -44,6 +36,7 @@ SHAPES = {  # images and classes that the heads of presets speak of
     "smallNORB, 48 pixels": ((2, 48, 48), 5),
     "CIFAR10": ((3, 32, 32), 10),
 }
+OTHERS = {"24 pixels": ((3, 24, 24), 10), "CIFAR100": ((3, 32, 32), 100), "one eye": ((1, 32, 32), 5)}
 
 
 def preset(name: str, image_shape: tuple[int, int, int], num_classes: int, *overrides: str) -> Any:
@@ -53,10 +46,6 @@ def preset(name: str, image_shape: tuple[int, int, int], num_classes: int, *over
     taken = inspect.signature(instantiate(model, _partial_=True).func).parameters
     build = instantiate(model, _partial_=True, _convert_="all")
     return build(**{key: value for key, value in facts.items() if key in taken})
-
-
-def count(network: nn.Module) -> int:
-    return sum(parameter.numel() for parameter in network.parameters())
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -98,7 +87,11 @@ def without_gradient(network: nn.Module) -> set[str]:
     return {name for name, gradient in learned.items() if gradient is None or not gradient.any()}
 
 
-LARGE = {"cnn_baseline", "cnn_multimnist", "cnn_affnist", "transforming_autoencoder_stereo", "inverted_attention_caps"}
+MULTIMNIST = (
+    *("experiment=mazzia2021/mnist", "data=multimnist", "model.strides=[1,1,2,2]"),
+    *("model.primary.kernel_size=5", "model.primary.stride=2"),
+)
+LARGE = {"cnn_baseline", "cnn_multimnist", "inverted_attention_caps"}
 
 
 @pytest.mark.parametrize(
@@ -114,7 +107,6 @@ def test_every_parameter_of_a_preset_gets_a_gradient(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "overrides", "data", "parameters"),
     [  # what the heads of presets and experiments do not say, or say of several
-        ("capsnet", [], "MNIST", 8_215_728),
         ("capsnet", ["model.decoder=null"], "MNIST", 6_804_384),
         ("capsnet", ["routing.bias=false"], "MNIST", 8_215_568),
         ("capsnet", ["routing=uniform"], "MNIST", 8_215_728),
@@ -125,9 +117,13 @@ def test_every_parameter_of_a_preset_gets_a_gradient(name: str) -> None:
         ("capsnet", ["experiment=sabour2017/svhn"], "CIFAR10", 1_004_976),
         ("efficient_capsnet", ["model.decoder=null"], "MNIST", 161_824),
         ("efficient_capsnet", ["model.decoder=null", "model.normalisation=none"], "MNIST", 161_248),
-        ("efficient_capsnet", ["experiment=mazzia2021/multimnist", "model.decoder=null"], "MultiMNIST", 154_656),
+        (
+            "efficient_capsnet",
+            [*MULTIMNIST, "model.decoder=null"],
+            "MultiMNIST",
+            154_656,
+        ),
         ("efficient_capsnet", ["experiment=mazzia2021/smallnorb"], "smallNORB, 48 pixels", 151_664),
-        ("em_caps_paper", [], "smallNORB", 316_650),
         ("em_caps_paper", [], "MNIST", 318_420),
         ("em_caps_paper", ["model.stem=padded", "model.primary.bias=true"], "MNIST", 318_964),
         ("em_caps_paper", ["model.channels=256"], "CIFAR10", 458_900),
@@ -142,31 +138,17 @@ def test_every_parameter_of_a_preset_gets_a_gradient(name: str) -> None:
         ("vb_caps", ["experiment=ribeiro2020/smallnorb"], "smallNORB", 68_640),
         ("cnn_smallnorb", [], "smallNORB", 4_253_349),
         ("transforming_autoencoder", ["model.output_bias=per_capsule"], "MNIST", 732_210),
+        ("capsnet", ["model.padding=same", "model.primary.types=64", "model.decoder=null"], "24 pixels", 22_476_448),
+        ("inverted_attention_caps", ["model.pose_size=6", "model.dense_types=[20]"], "CIFAR100", 2_799_629),
+        ("self_routing", ["model.trunk=convnet"], "one eye", 814_960),
+        ("self_routing", ["model.trunk=convnet", "model.conv_strides=[1]"], "one eye", 3_331_952),
+        ("cnn_resnet20", ["model.trunk=convnet"], "one eye", 144_309),
+        ("cnn_baseline", [], "MNIST", 35_445_522),
     ],
 )
 def test_published_parameter_counts(name: str, overrides: list[str], data: str, parameters: int) -> None:
     with torch.device("meta"):
-        assert count(preset(name, *SHAPES[data], *overrides)) == parameters
-
-
-@pytest.mark.parametrize(
-    ("network", "shape", "classes", "options", "parameters"),
-    [
-        (networks.CapsNet, (3, 24, 24), 10, {"padding": "same", "primary": partial(PrimaryCapsules, types=64),
-                                             "decoder": None}, 22_476_448),
-        (networks.InvertedAttentionCaps, (3, 32, 32), 100, {"pose_size": 6, "dense_types": (20,)}, 2_799_629),
-        (networks.SelfRoutingNet, (1, 32, 32), 5, {"trunk": "convnet"}, 814_960),
-        (networks.SelfRoutingNet, (1, 32, 32), 5, {"trunk": "convnet", "conv_strides": (1,)}, 3_331_952),
-        (networks.AveragePoolingNet, (1, 32, 32), 5, {"trunk": "convnet"}, 144_309),
-        (networks.HeinsenNet, (2, 96, 96), 5, {}, 271_688),
-        (networks.BaselineCNN, (1, 28, 28), 10, {}, 35_445_522),
-    ],
-)  # fmt: skip
-def test_published_parameter_counts_of_other_images(
-    network: Any, shape: Any, classes: int, options: dict[str, Any], parameters: int
-) -> None:
-    with torch.device("meta"):
-        assert count(network(shape, classes, **options)) == parameters
+        assert count(preset(name, *(SHAPES | OTHERS)[data], *overrides)) == parameters
 
 
 def test_no_constructor_has_more_than_twelve_arguments() -> None:
@@ -175,33 +157,23 @@ def test_no_constructor_has_more_than_twelve_arguments() -> None:
     assert {name: number for name, number in counts.items() if number > 12} == {}
 
 
-# --- small networks --------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Small:
     """A network of few weights.
 
-    Attributes:
-        network: its class.
-        options: of its constructor.
-        changed: another value of every argument, with further ones where it does nothing alone.
-        layers: names of the capsule layers.
-        wrong: arguments that are refused, and how the message begins.
-        learning: further options, with which all parameters but the named ones get a gradient.
+    With the options of ``learning`` all parameters but those that ``idle`` names get a gradient.
     """
 
     network: Any
     options: dict[str, Any]
-    changed: dict[str, Any]
-    layers: list[str] = field(default_factory=list)
-    wrong: list[tuple[dict[str, Any], str]] = field(default_factory=list)
-    learning: dict[str, tuple[dict[str, Any], set[str]]] = field(default_factory=dict)
+    changed: dict[str, Any]  # another value of every argument, with further ones where it does nothing alone
+    layers: list[str] = field(default_factory=list)  # names of the capsule layers
+    wrong: list[tuple[dict[str, Any], str]] = field(default_factory=list)  # what is refused, and how the message begins
+    learning: list[dict[str, Any]] = field(default_factory=list)
 
     def build(self, **options: Any) -> Any:
         torch.manual_seed(0)
-        given = {"image_shape": IMAGE, "num_classes": CLASSES, **self.options, **options}
-        network = self.network(**given)
+        network = self.network(**{"image_shape": IMAGE, "num_classes": CLASSES, **self.options, **options})
         for layer in network.modules():  # so that capsules above depend on those below
             weight = getattr(layer, "weight", None)
             if isinstance(weight, nn.Parameter) and weight.ndim == 4 and not isinstance(layer, nn.Conv2d):
@@ -210,29 +182,19 @@ class Small:
         return network
 
 
-IMAGE, CLASSES = (2, 21, 25), 4
+CLASSES = 4
 FROM_POSES = {"primary.activation.weight"}  # of routings that read a child's activation from its pose
 PRIMARY = partial(PrimaryCapsules, types=2, dim=3)
 LINEAR = partial(LinearPrimaryCapsules, types=3)
 STACK = partial(ConvStack, types=(4, 2))
 CONV = ["primary", "conv_capsules_1", "conv_capsules_2"]
-SMALL = {
-    "CapsNet": Small(
-        networks.CapsNet,
+PARTS: dict[str, Any] = {
+    "CapsNet": (
         {"channels": 4, "kernel_size": 3, "primary": PRIMARY, "class_dim": 5, "decoder": (6, 7)},
         {
-            "image_shape": (1, 21, 25),
-            "num_classes": 5,
-            "routing": partial(DynamicRouting, iterations=1),
-            "channels": 5,
-            "kernel_size": 4,
-            "padding": "same",
-            "primary": partial(PRIMARY, types=3),
-            "transformation": "shared",
-            "hidden": [(3, 4)],
-            "class_dim": 6,
-            "decoder": None,
-            "masked_decoder": False,
+            "routing": partial(routing.DynamicRouting, iterations=1), "channels": 5, "kernel_size": 4,
+            "primary": partial(PRIMARY, types=3), "transformation": "shared", "hidden": [(3, 4)], "class_dim": 6,
+            "decoder": None, "masked_decoder": False, "padding": "same",
         },
         ["primary", "digits"],
         [
@@ -240,283 +202,168 @@ SMALL = {
             ({"image_shape": (0, 28, 28)}, "image_shape is (0, 28, 28); expected (channel, height, width)"),
             ({"image_shape": (1, 4, 9)}, "images are 4x9; CapsNet needs at least 5x5"),
             ({"num_classes": "10"}, "CapsNet has num_classes '10'; expected a whole number"),
-            ({"padding": "full"}, "padding is 'full'; expected 'valid' or 'same'"),
-            ({"decoder": 512}, "the network has decoder 512; expected a list of whole numbers"),
             ({"decoder": [0]}, "the network has decoder 0; expected 1 or more"),
-            ({"routing": DynamicRouting(10, 4)}, "routing is a DynamicRouting that is built already; expected what"),
-            ({"transformation": "mine"}, "transformation is 'mine'; expected 'per_pair', 'shared' or 'none'"),
+            ({"routing": routing.DynamicRouting(10, 4)}, "routing is a DynamicRouting that is built already; exp"),
             ({"transformation": "none"}, "transformation is 'none', and primary capsules are 2 types of 3 comp"),
             *(({"hidden": each}, f"hidden is {each}; expected [cap") for each in ([3], [[3]], [[3, 0]], [["3", 4]])),
             ({"hidden": [(3, 4)], "transformation": "shared"}, "transformation is 'shared', and there are hidden caps"),
-            ({"primary": partial(PrimaryCapsules, types=0)}, "the layer of primary capsules has types 0; expected"),
         ],
-        {
-            "same": ({"padding": "same"}, set()),
-            "undivided": ({"primary": partial(PRIMARY, uniform_coupling=False)}, set()),
-            "shared": ({"transformation": "shared"}, set()),
-            "none": ({"transformation": "none", "primary": partial(PrimaryCapsules, types=4, dim=5)}, set()),
-            "exponential": (
-                {"primary": partial(PRIMARY, squash="exponential"),
-                 "routing": partial(DynamicRouting, squash="exponential")}, set(),
-            ),
-            "uniform": ({"routing": UniformRouting}, set()),
-            "hidden": ({"hidden": [(6, 4), (5, 8)]}, set()),
-            "last gradient": ({"routing": partial(DynamicRouting, gradient="last")}, set()),
-        },
+        [
+            {"padding": "same"},
+            {"primary": partial(PRIMARY, uniform_coupling=False)},
+            {"transformation": "shared"},
+            {"transformation": "none", "primary": partial(PrimaryCapsules, types=4, dim=5)},
+            {
+                "routing": partial(routing.DynamicRouting, squash="exponential"),
+                "primary": partial(PRIMARY, squash="exponential"),
+            },
+            {"routing": routing.UniformRouting},
+            {"hidden": [(6, 4), (5, 8)]},
+            {"routing": partial(routing.DynamicRouting, gradient="last")},
+        ],
     ),
-    "EfficientCapsNet": Small(
-        networks.EfficientCapsNet,
+    "EfficientCapsNet": (
         {
             "channels": (4, 6), "kernel_sizes": (3, 2), "strides": (1, 2), "class_dim": 5, "decoder": (6, 7),
             "primary": partial(DepthwisePrimaryCapsules, dim=3),
         },
         {
-            "image_shape": (2, 19, 25),
-            "num_classes": 5,
-            "routing": DynamicRouting,
-            "channels": (5, 6),
-            "kernel_sizes": (2, 2),
-            "strides": (1, 1),
-            "activation": "leaky_relu",
-            "normalisation": "instance",
+            "routing": routing.DynamicRouting, "channels": (5, 6), "kernel_sizes": (2, 2), "strides": (1, 1),
+            "activation": "leaky_relu", "normalisation": "instance", "class_dim": 6, "decoder": None,
             "primary": partial(DepthwisePrimaryCapsules, dim=2),
-            "class_dim": 6,
-            "decoder": None,
         },
         ["primary", "digits"],
         [
-            ({"activation": "swish"}, "activation is 'swish'; expected"),
-            ({"normalisation": "layer"}, "normalisation is 'layer'; expected"),
             ({"strides": (1,)}, "EfficientCapsNet has 2 channels, 2 kernel_sizes and 1 strides; expected as many"),
             ({"image_shape": (1, 3, 9)}, "images are 3x9; EfficientCapsNet needs at least 4x4"),
             ({"primary": partial(DepthwisePrimaryCapsules, dim=3, kernel_size=10)}, "feature maps are 9x11, smaller"),
         ],
-        {
-            "instance": ({"normalisation": "instance", "activation": "leaky_relu"}, set()),
-            "several positions": ({"primary": partial(DepthwisePrimaryCapsules, dim=2, kernel_size=3)}, set()),
-        },
+        [
+            {"normalisation": "instance", "activation": "leaky_relu"},
+            {"primary": partial(DepthwisePrimaryCapsules, dim=2, kernel_size=3)},
+        ],
     ),
-    "EMCaps": Small(
-        networks.EMCaps,
+    "EMCaps": (
         {"channels": 5, "primary": LINEAR, "conv": STACK},
         {
-            "image_shape": (1, 21, 25),
-            "num_classes": 5,
-            "routing": partial(EMRouting, iterations=2),
-            "class_routing": None,
-            "stem": "padded",
-            "channels": 6,
-            "batch_norm": True,
-            "primary": partial(LINEAR, types=4),
-            "conv": partial(ConvStack, types=(4, 3)),
-            "classes": partial(CoordinateClassCapsules, coordinates="none"),
-            "pose": "vector",
-            "decoder": (8,),
+            "routing": partial(routing.EMRouting, iterations=2), "class_routing": None, "stem": "padded", "channels": 6,
+            "batch_norm": True, "primary": partial(LINEAR, types=4), "conv": partial(ConvStack, types=(4, 3)),
+            "classes": partial(CoordinateClassCapsules, coordinates="none"), "pose": "vector", "decoder": (8,),
         },
         [*CONV, "classes"],
         [
-            ({"image_shape": (1, 4, 25)}, "images are 4x25; EMCaps needs at least 5x5"),
-            ({"image_shape": (1, 8, 25)}, "the grid of children is 2x11, smaller than the 3x3 window of the capsules"),
             ({"image_shape": (1, 12, 25), "stem": "padded"}, "the grid of children is 2x6, smaller than the 3x3"),
-            ({"pose": "tensor"}, "pose is 'tensor'; expected 'matrix' or 'vector'"),
             ({"stem": "small"}, "stem is 'small'; expected 'paper', 'padded', 'conv2', 'conv3' or 'resnet'"),
-            ({"channels": 0}, "EMCaps has channels 0; expected 1 or more"),
             ({"primary": partial(LINEAR, dim=8)}, "poses have 8 components; expected a square number, such as 16 for"),
-            ({"primary": partial(LINEAR, dim=1)}, "poses have 1 component; expected 4 or more, or coordinates='none'"),
-            ({"routing": UniformRouting}, "class_routing has cost, "),
-            ({"routing": partial(DynamicRouting, leaky=True), "class_routing": None}, "routing.leaky is true; "),
+            ({"routing": routing.UniformRouting}, "class_routing has cost, "),
             (
-                {"decoder": (8,), "class_routing": {"poses": False}, "routing": SelfRouting},
+                {"decoder": (8,), "class_routing": {"poses": False}, "routing": routing.SelfRouting},
                 "routing.poses is false, and the decoder reads poses; expected true, or model.decoder=null",
             ),
         ],
-        {
-            "vector": ({"pose": "vector", "batch_norm": True, "primary": partial(LINEAR, bias=True)}, set()),
-            "3x3 poses": ({"primary": partial(LINEAR, dim=9)}, set()),
-            "three layers": ({"conv": partial(ConvStack, types=(4, 3, 2), strides=(1, 2, 1))}, set()),
-            "no layer": ({"conv": partial(ConvStack, types=(), strides=())}, set()),
-            "normalised": ({"primary": partial(LINEAR, norm=True), "stem": [[6, 5, 2]]}, set()),
-            "shared betas": ({"routing": partial(EMRouting, shared_betas=True)}, set()),
-            "decoder": ({"decoder": (4,)}, set()),
-            "mixing proportions": ({"routing": partial(EMRouting, activation="mixing_proportions")}, set()),
-            "dynamic": ({"routing": DynamicRouting, "class_routing": None}, FROM_POSES),
-            "matmul": ({"routing": partial(EMRouting, backend="matmul")}, set()),
-            "fused": ({"routing": partial(EMRouting, backend="fused")}, set()),
-        },
+        [
+            {"pose": "vector", "batch_norm": True, "primary": partial(LINEAR, bias=True)},
+            {"primary": partial(LINEAR, dim=9)},
+            {"conv": partial(ConvStack, types=(4, 3, 2), strides=(1, 2, 1))},
+            {"conv": partial(ConvStack, types=(), strides=())},
+            {"primary": partial(LINEAR, norm=True), "stem": [[6, 5, 2]]},
+            {"routing": partial(routing.EMRouting, shared_betas=True)},
+            {"decoder": (4,)},
+            {"stem": "resnet", "conv": partial(ConvStack, types=(), strides=())},
+            {"primary": partial(LINEAR, dim=1), "classes": partial(CoordinateClassCapsules, coordinates="none")},
+            {"routing": partial(routing.EMRouting, activation="mixing_proportions")},
+            {"routing": routing.DynamicRouting, "class_routing": None, "idle": FROM_POSES},
+            {"routing": partial(routing.EMRouting, backend="matmul")},
+            {"routing": partial(routing.EMRouting, backend="fused")},
+        ],
     ),
-    "VBCaps": Small(
-        networks.VBCaps,
+    "VBCaps": (
         {"channels": 6, "primary_types": 2, "conv_types": (3, 2)},
         {
-            "image_shape": (1, 21, 25),
-            "num_classes": 5,
-            "routing": EMRouting,
-            "channels": 7,
-            "primary_types": 3,
-            "conv_types": (3, 3),
+            "routing": routing.EMRouting, "channels": 7, "primary_types": 3, "conv_types": (3, 3), "kernel_size": 2,
             "conv_strides": (1, 1),
-            "kernel_size": 2,
         },
         [*CONV, "classes"],
-        [
-            ({"conv_strides": (1,)}, "there are 2 types and 1 strides; expected as many"),
-            ({"conv_types": 8}, "the stack of convolutional capsules has types 8; expected a list of"),
-            ({"kernel_size": 0}, "the stack of convolutional capsules has kernel_size 0; expected 1 or more"),
-            ({"channels": 0}, "VBCaps has channels 0; expected 1 or more"),
-            ({"image_shape": (1, 4, 9)}, "images are 4x9; VBCaps needs at least 5x5"),
-        ],
-        {"without betas": ({"routing": partial(VariationalBayesRouting, affine=False)}, set())},
+        [({"image_shape": (1, 4, 9)}, "images are 4x9; VBCaps needs at least 5x5")],
+        [{"routing": partial(routing.VariationalBayesRouting, affine=False)}],
     ),
-    "InvertedAttentionCaps": Small(
-        networks.InvertedAttentionCaps,
+    "InvertedAttentionCaps": (
         {"channels": (4, 6), "blocks": (1, 2), "primary_types": 3, "conv_types": (4, 2), "dense_types": (3,)},
         {
-            "image_shape": (1, 21, 25),
-            "num_classes": 5,
-            "routing": partial(InvertedAttention, iterations=3),
-            "class_routing": None,
-            "channels": (4, 5),
-            "blocks": (2, 2),
-            "primary_types": 2,
-            "conv_types": (4, 3),
-            "conv_strides": (2, 2),
-            "dense_types": (),
-            "kernel_size": 2,
-            "pose_size": 3,
+            "routing": partial(routing.InvertedAttention, iterations=3), "class_routing": None, "channels": (4, 5),
+            "blocks": (2, 2), "primary_types": 2, "conv_types": (4, 3), "conv_strides": (2, 2), "dense_types": (),
+            "kernel_size": 2, "pose_size": 3,
         },
         [*CONV, "dense_capsules_1", "classes"],
         [
             ({"blocks": (1,)}, "there are 2 channels and 1 blocks; expected as many"),
             ({"channels": (), "blocks": ()}, "InvertedAttentionCaps has stages 0; expected 1 or more"),
-            ({"dense_types": 20}, "InvertedAttentionCaps has dense_types 20; expected a list of whole numbers"),
-            ({"image_shape": (1, 4, 4)}, "the grid of children is 2x2, smaller than the 3x3 window"),
         ],
-        {
-            "dynamic": ({"routing": DynamicRouting, "class_routing": None}, set()),
-            "em": ({"routing": EMRouting, "class_routing": None}, set()),
-        },
+        [{"routing": each, "class_routing": None} for each in (routing.DynamicRouting, routing.EMRouting)],
     ),
-    "HeinsenNet": Small(
-        networks.HeinsenNet,
+    "HeinsenNet": (
         {"channels": 4, "strides": (1, 2, 2), "parts": 3, "pose_size": 2},
         {
-            "image_shape": (1, 21, 25),
-            "num_classes": 5,
-            "routing": EMRouting,
-            "class_routing": {"iterations": 1},
-            "channels": 5,
-            "strides": (2, 2, 2),
-            "parts": 2,
-            "pose_size": 3,
+            "routing": routing.EMRouting, "class_routing": {"iterations": 1}, "channels": 5, "strides": (2, 2, 2),
+            "parts": 2, "pose_size": 3,
         },
         ["primary", "parts", "classes"],
         [({"image_shape": (2, 8, 28)}, "images are 8x28; HeinsenNet needs at least 9x9")],
     ),
-    "SelfRoutingNet": Small(
-        networks.SelfRoutingNet,
+    "SelfRoutingNet": (
         {"planes": 4, "types": 3, "dim": 4, "conv_strides": (2,)},
         {
-            "image_shape": (1, 21, 25),
-            "num_classes": 5,
-            "routing": {"routing": EMRouting, "class_routing": None},
-            "class_routing": {"poses": True},
-            "trunk": "convnet",
-            "planes": 5,
-            "types": 2,
-            "dim": 5,
-            "conv_strides": (1,),
+            "routing": {"routing": routing.EMRouting, "class_routing": None}, "class_routing": {"poses": True},
+            "trunk": "convnet", "planes": 5, "types": 2, "dim": 5, "conv_strides": (1,),
             "class_dim": {"class_routing": {"poses": True}, "class_dim": 6},
         },
         ["primary", "conv_capsules_1", "classes"],
+        [({"trunk": "vgg"}, "trunk is 'vgg'; expected 'resnet20' or 'convnet'")],
         [
-            ({"trunk": "vgg"}, "trunk is 'vgg'; expected 'resnet20' or 'convnet'"),
-            ({"planes": 0}, "SelfRoutingNet has planes 0; expected 1 or more"),
-            ({"conv_strides": 2}, "SelfRoutingNet has conv_strides 2; expected a list"),
+            {"routing": routing.EMRouting, "class_routing": None, "trunk": "convnet"},
+            {
+                "routing": routing.DynamicRouting, "class_routing": {"iterations": 1}, "conv_strides": (1, 2),
+                "idle": {f"primary.activation.{each}" for each in ("0.weight", "1.weight", "1.bias")},
+            },
         ],
-        {
-            "em": ({"routing": EMRouting, "class_routing": None, "trunk": "convnet"}, set()),
-            "dynamic": (
-                {"routing": DynamicRouting, "class_routing": {"iterations": 1}, "conv_strides": (1, 2)},
-                {f"primary.activation.{each}" for each in ("0.weight", "1.weight", "1.bias")},
-            ),
-        },
     ),
-    "BaselineCNN": Small(
-        networks.BaselineCNN,
+    "BaselineCNN": (
         {"channels": (3, 4), "kernel_size": 3, "hidden": (6, 5), "dropout": 0.5},
         {
-            "image_shape": (1, 21, 23),
-            "num_classes": 5,
-            "channels": (3, 5),
-            "kernel_size": 5,
-            "padding": "valid",
-            "pooling": 2,
-            "hidden": (6, 6),
-            "dropout": 0.1,
+            "channels": (3, 5), "kernel_size": 5, "padding": "valid", "pooling": 2, "hidden": (6, 6), "dropout": 0.1,
         },
         [],
         [
-            ({"channels": 8}, "BaselineCNN has channels 8; expected a list of"),
-            ({"hidden": [-1]}, "BaselineCNN has hidden -1; expected 1 or more"),
-            ({"pooling": 0}, "BaselineCNN has pooling 0; expected 1 or more"),
             ({"dropout": 1.0}, "dropout is 1.0; expected 0 or more, less than 1"),
             ({"image_shape": (1, 6, 3), "pooling": 2}, "images are 6x3; BaselineCNN needs at least 4x4"),
             ({"image_shape": (1, 7, 6), "kernel_size": [5, 3], "padding": "valid"}, "images are 7x6; Base"),
-            *(
-                ({"kernel_size": each}, f"kernel_size is {each}; expected an odd number")
-                for each in (2, [3, 4], [3], [3, 3, 3])
-            ),
+            *(({"kernel_size": each}, f"kernel_size is {each}; expected an odd number") for each in (2, [3, 4], [3])),
         ],
-        {"pooling": ({"pooling": 2, "dropout": 0.0}, set())},
+        [{"pooling": 2, "dropout": 0.0}],
     ),
-    "SmallCNN": Small(
-        networks.SmallCNN,
+    "SmallCNN": (
         {"channels": (3, 4), "kernel_sizes": (5, 3), "dropout": 0.5},
-        {
-            "image_shape": (1, 21, 23),
-            "num_classes": 5,
-            "channels": (3, 5),
-            "kernel_sizes": (3, 3),
-            "dropout": 0.1,
-            "batch_norm": False,
-            "pooled": 7,
-        },
+        {"channels": (3, 5), "kernel_sizes": (3, 3), "dropout": 0.1, "batch_norm": False, "pooled": 7},
         [],
         [
-            ({"dropout": -0.1}, "dropout is -0.1; expected 0 or more, less than 1"),
             ({"kernel_sizes": (4, 3)}, "kernel_sizes are [4, 3]; expected 2 odd ones, as channels"),
-            ({"kernel_sizes": (3,)}, "kernel_sizes are [3]; expected 2 odd ones, as channels"),
             ({"channels": (), "kernel_sizes": ()}, "SmallCNN has layers 0; expected 1 or more"),
         ],
-        {"pooled": ({"pooled": 7, "dropout": 0.0}, set())},
+        [{"pooled": 7, "dropout": 0.0}],
     ),
-    "AveragedCNN": Small(
-        networks.AveragedCNN,
+    "AveragedCNN": (
         {"channels": (3, 5), "kernel_size": 3},
-        {"image_shape": (1, 9, 9), "num_classes": 5, "channels": (3, 4), "kernel_size": 2},
+        {"channels": (3, 4), "kernel_size": 2},
         [],
-        [
-            ({"image_shape": (1, 4, 5)}, "images are 4x5; AveragedCNN needs at least 5x5"),
-            ({"channels": ()}, "AveragedCNN has layers 0; expected 1 or more"),
-            ({"kernel_size": 0}, "AveragedCNN has kernel_size 0; expected 1 or more"),
-        ],
+        [({"image_shape": (1, 4, 5)}, "images are 4x5; AveragedCNN needs at least 5x5")],
     ),
-    "AveragePoolingNet": Small(
-        networks.AveragePoolingNet,
+    "AveragePoolingNet": (
         {"planes": 4},
-        {"image_shape": (1, 9, 9), "num_classes": 5, "trunk": "convnet", "planes": 3},
-        [],
-        [
-            ({"trunk": "vgg"}, "trunk is 'vgg'; expected 'resnet20' or 'convnet'"),
-            ({"planes": 0}, "AveragePoolingNet has planes 0; expected 1 or more"),
-        ],
+        {"trunk": "convnet", "planes": 3},
     ),
 }  # fmt: skip
+SMALL = {name: Small(getattr(networks, name), *parts) for name, parts in PARTS.items()}
 CAPSULES = [name for name, each in SMALL.items() if each.layers]
-
-
-def pictures(batch: int = 3, image_shape: tuple[int, int, int] = IMAGE) -> Tensor:
-    return torch.rand(batch, *image_shape, generator=torch.Generator().manual_seed(1))
 
 
 def outputs(network: Any, images: Tensor) -> list[Tensor]:
@@ -580,22 +427,22 @@ def test_capsules_and_what_on_iteration_sees(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "options"), [(name, each) for name, small in SMALL.items() for each in ("default", *small.learning)]
+    ("name", "options"), [(name, each) for name, small in SMALL.items() for each in ({}, *small.learning)]
 )
-def test_every_parameter_gets_a_gradient(name: str, options: str) -> None:
-    further, idle = SMALL[name].learning.get(options, ({}, set()))
-    network = SMALL[name].build(**further)
-    learn(network, pictures(4, network.image_shape))
-    assert without_gradient(network) == idle
+def test_every_parameter_gets_a_gradient(name: str, options: dict[str, Any]) -> None:
+    network = SMALL[name].build(**{key: value for key, value in options.items() if key != "idle"})
+    learn(network, pictures(4))
+    assert without_gradient(network) == options.get("idle", set())
 
 
 @pytest.mark.parametrize("name", SMALL)
 def test_every_argument_does_something(name: str) -> None:
     small = SMALL[name]
-    assert small.changed.keys() == inspect.signature(small.network).parameters.keys()
+    changed = {"image_shape": (1, 21, 25), "num_classes": 5, **small.changed}
+    assert changed.keys() == inspect.signature(small.network).parameters.keys()
     network, idle = small.build(), []
     shapes = {key: p.shape for key, p in network.named_parameters()}
-    for argument, value in small.changed.items():
+    for argument, value in changed.items():
         other = small.build(**(value if isinstance(value, dict) and argument in value else {argument: value}))
         if shapes == {key: p.shape for key, p in other.named_parameters()} and network.image_shape == other.image_shape:
             pairs = zip(outputs(network, pictures()), outputs(other, pictures()), strict=True)
@@ -610,10 +457,8 @@ def test_every_argument_does_something(name: str) -> None:
 )
 @pytest.mark.usefixtures("unchecked_types")
 def test_wrong_arguments(name: str, options: dict[str, Any], message: str) -> None:
-    with pytest.raises((ValueError, TypeError)) as caught:
+    with pytest.raises((ValueError, TypeError), match=f"^{re.escape(message)}.*$"):
         SMALL[name].build(**options)
-    assert str(caught.value).startswith(message)
-    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("name", SMALL)
@@ -621,9 +466,9 @@ def test_wrong_arguments(name: str, options: dict[str, Any], message: str) -> No
 def test_wrong_images(name: str) -> None:
     network = SMALL[name].build()
     for shape in [IMAGE, (2, 2, 32, 32), (2, 3, 21, 25)]:
-        with pytest.raises(ValueError, match=name) as caught:
+        message = f"{name} got images of shape {shape}; expected (batch, 2, 21, 25)"
+        with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
             network(torch.zeros(shape))
-        assert str(caught.value) == f"{name} got images of shape {shape}; expected (batch, 2, 21, 25)"
     with pytest.raises(TypeError, match=rf"^{name} got images of torch.uint8; expected floating-point numbers in"):
         network(torch.zeros(2, *IMAGE, dtype=torch.uint8))
 
@@ -644,16 +489,8 @@ def test_a_decoder_sees_one_class_capsule(name: str) -> None:
     output = network(pictures(2))
     output.capsules.poses.retain_grad()
     network.reconstruct(output, torch.tensor([1, 3])).sum().backward()
-    assert output.capsules.poses.grad.abs().sum(2).bool().tolist() == [
-        [False, True, False, False],
-        [False, False, False, True],
-    ]
+    assert output.capsules.poses.grad.abs().sum(2).nonzero().tolist() == [[0, 1], [1, 3]]
     plain = SMALL[name].build(decoder=None)
     assert (reconstructs(network), reconstructs(plain)) == (True, False)
     with pytest.raises(ValueError, match=f"this {name} has no decoder; build it with decoder="):
         plain.reconstruct(plain(pictures(2)), torch.tensor([0, 1]))
-
-
-def test_networks_without_capsules_do_not_reconstruct() -> None:
-    assert not reconstructs(SMALL["SmallCNN"].build())
-    assert not isinstance(SMALL["SmallCNN"].build(), AbstractCapsuleNetwork)

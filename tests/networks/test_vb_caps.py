@@ -1,20 +1,10 @@
 from __future__ import annotations
 
-from typing import Any
-
 import torch
-from torch import Tensor
 
 from capsule_lab.functional import dense_votes
 from capsule_lab.networks import VBCaps
 from capsule_lab.types import Votes
-
-SMALL: dict[str, Any] = {"channels": 6, "primary_types": 2, "conv_types": (3, 2), "conv_strides": (2, 1)}
-IMAGE = (2, 24, 22)  # grids of 10x9, 4x4, 2x2
-
-
-def images(batch: int = 3, *image_shape: int) -> Tensor:
-    return torch.rand(batch, *(image_shape or IMAGE), generator=torch.Generator().manual_seed(1))
 
 
 def test_initial_weights_of_the_official_code() -> None:
@@ -31,7 +21,7 @@ def test_initial_weights_of_the_official_code() -> None:
 
 
 def test_components_of_a_type_are_normalised_together() -> None:
-    network = VBCaps((1, 24, 24), 4, **SMALL)
+    network = VBCaps((1, 24, 24), 4, channels=6, primary_types=2, conv_types=(3, 2))
     poses = network.primary(torch.rand(8, 6, 10, 10)).poses.view(8, 100, 2, 16)
     of_type = poses.transpose(0, 2).flatten(1)
     torch.testing.assert_close(of_type.mean(1), torch.zeros(2), rtol=0, atol=1e-5)
@@ -44,7 +34,7 @@ def test_coordinates_of_the_official_code() -> None:
     seen: list[Votes] = []
     torch.nn.init.zeros_(network.classes.weight)
     network.classes.routing.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
-    network(images(1, 2, 32, 32))
+    network(torch.rand(1, 2, 32, 32))
     votes = dense_votes(*seen[0][:2])[0].unflatten(0, (4, 4, 16))[:, :, 0, 0]  # [row column d]
     steps = torch.tensor([0.025, 0.05, 0.075, 0.1])
     torch.testing.assert_close(votes[..., 3], steps[:, None].expand(4, 4))

@@ -35,19 +35,14 @@ def class_preset(name: str) -> dict[str, Any]:
     return {**preset(name), **class_options(name)}
 
 
-@cache
-def class_options(name: str) -> dict[str, Any]:
+def class_options(name: str) -> Any:
     """Those that differ from the convolutional layers'."""
-    options: Any = OmegaConf.to_container(compose("train", ["model=em_caps_paper", f"routing={name}"]).class_routing)
-    return options
+    return OmegaConf.to_container(compose("train", ["model=em_caps_paper", f"routing={name}"]).class_routing)
 
 
 def random(*shape: int, seed: int = 0) -> Tensor:
     """Float64 from a normal."""
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-
-
-# ---------------------------------------------------------------------------------------------------- layouts
 
 
 def as_children(grid: Tensor) -> Tensor:

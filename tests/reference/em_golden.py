@@ -8,18 +8,15 @@ n is the flat index.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from tests.helpers.waves import cosine, sine
+from tests.reference.em_loops import inverse_temperatures
+
 TOLERANCE = 5.1e-9  # half a unit of the eighth decimal, and a little for our own rounding
-
-
-def ramp(final: float) -> tuple[float, ...]:
-    """Inverse temperatures of the three iterations, ``final (1 - 0.95^(t + 1))``."""
-    return tuple(final * (1 - 0.95 ** (t + 1)) for t in range(3))
 
 
 def betas(row: ConvGolden | ClassGolden, types: int) -> tuple[Tensor, Tensor]:
@@ -35,35 +32,31 @@ def in_paper_form(cost: str, b_s: float, b_a: float, final: float) -> tuple[floa
     constant = math.log(2 * math.pi) + 1
     if cost == "official_legacy":
         return b_s * constant / 2, -2500 * b_a, 2 * final
-    if cost == "official_fast":
-        return (math.log(b_s**2 + 5e-4) + constant) / 2, -400 * b_a, 2 * final
-    raise ValueError(cost)
+    return (math.log(b_s**2 + 5e-4) + constant) / 2, -400 * b_a, 2 * final
 
 
-def flat_index(*shape: int) -> Tensor:
-    return torch.arange(math.prod(shape), dtype=torch.float64).reshape(shape)
-
-
-# ----------------------------------------------------------------------------------------------- convolution
+def check(row: ConvGolden | ClassGolden, **found: Tensor) -> None:
+    for quantity, values in found.items():
+        if (expected := getattr(row, quantity)) != ():
+            torch.testing.assert_close(values, torch.tensor(expected, dtype=torch.float64), rtol=0, atol=TOLERANCE)
 
 
 def conv_poses() -> Tensor:
     """``(b 1, B 2, atom 16, h 7, w 7)``, atom = 4 row + column."""
-    return torch.sin(0.37 * flat_index(1, 2, 16, 7, 7) + 0.1)
+    return sine(1, 2, 16, 7, 7, frequency=0.37, phase=0.1)
 
 
 def conv_activations() -> Tensor:
     """``(b 1, B 2, h 7, w 7)``"""
-    return 0.5 + 0.4 * torch.sin(0.91 * flat_index(1, 2, 7, 7))
+    return 0.5 + sine(1, 2, 7, 7, scale=0.4, frequency=0.91)
 
 
 def conv_weight() -> Tensor:
     """``(B 2, kh 3, kw 3, x 4, c 4, C 3)``; vote[r, c] = sum over x of pose[r, x] weight[x, c]."""
-    return 0.3 * torch.cos(0.53 * flat_index(2, 3, 3, 4, 4, 3) + 0.2)
+    return cosine(2, 3, 3, 4, 4, 3, scale=0.3, frequency=0.53, phase=0.2)
 
 
-@dataclass(frozen=True)
-class ConvGolden:
+class ConvGolden(NamedTuple):
     """One row of the table. ``b_s``, ``b_a`` and ``final`` are in the official code's terms, the same for all types."""
 
     name: str
@@ -85,12 +78,23 @@ class ConvGolden:
     @property
     def options(self) -> dict[str, Any]:
         """Options of ``em_loops.em_routing_graph``."""
-        return {
-            "cost": self.cost,
-            "normalisation": self.normalisation,
-            "inverse_temperatures": ramp(self.final),
-            **OFFICIAL,
-        }
+        temperatures = inverse_temperatures(self.final, 3)
+        own = {"cost": self.cost, "normalisation": self.normalisation, "inverse_temperatures": temperatures}
+        return {**OFFICIAL, **own}
+
+    def check(self, activations: Tensor, poses: Tensor, couplings: Tensor, masses: Tensor, logits: Tensor) -> None:
+        """Poses and activations of the grid, the last couplings; masses and logits of parent 0 in each iteration."""
+        check(
+            self,
+            first_activations=activations[0, :, 0, 0],
+            last_activations=activations[0, :, -1, -1],
+            mean_activation=activations.mean(),
+            first_pose=poses[0, 0, :4, 0, 0],
+            pose_std=poses.std(correction=0),
+            total_couplings=couplings.sum(),
+            masses=masses,
+            logits=logits,
+        )
 
 
 OFFICIAL: dict[str, Any] = {"initial": "types", "damping": 0.1, "min_variance": 5e-4, "mass_epsilon": 1e-7}
@@ -100,121 +104,80 @@ _FAST: dict[str, Any] = {"cost": "official_fast", "b_s": 0.5, "b_a": 0.2, "final
 
 CONV = [
     ConvGolden(
-        name="legacy-stride2",
-        stride=2,
-        normalisation="official_legacy",
-        **_LEGACY,
+        name="legacy-stride2", stride=2, normalisation="official_legacy", **_LEGACY,
         first_activations=(0.5031271, 0.49335991, 0.50305326),
         last_activations=(0.48028105, 0.48330217, 0.48463406),
-        mean_activation=0.48866274,
+        mean_activation=0.48866274, pose_std=0.20266012, total_couplings=129.76902009,
         first_pose=(-0.23322401, -0.03507155, 0.23457093, 0.02606286),
-        pose_std=0.20266012,
-        total_couplings=129.76902009,
-        masses=(4.63458645, 7.18350899, 5.02606144),
-        logits=(-0.0291359, 0.0145431, 0.01250856),
+        masses=(4.63458645, 7.18350899, 5.02606144), logits=(-0.0291359, 0.0145431, 0.01250856),
     ),
     ConvGolden(
-        name="legacy-stride1",
-        stride=1,
-        normalisation="official_legacy",
-        **_LEGACY,
+        name="legacy-stride1", stride=1, normalisation="official_legacy", **_LEGACY,
         first_activations=(0.52102483, 0.50893585, 0.51055501),
         last_activations=(0.48470267, 0.48218873, 0.48249929),
-        mean_activation=0.4853178,
+        mean_activation=0.4853178, pose_std=0.34286249, total_couplings=255.71074468,
         first_pose=(-0.21985306, -0.23517774, 0.22888506, 0.22638742),
-        pose_std=0.34286249,
-        total_couplings=255.71074468,
         masses=(4.63458645, 5.54584128, 5.85813018),
     ),
     ConvGolden(
-        name="legacy-cost-stride2",
-        stride=2,
-        normalisation="all_parents",
-        **_LEGACY,
+        name="legacy-cost-stride2", stride=2, normalisation="all_parents", **_LEGACY,
         first_activations=(0.4853318, 0.48845276, 0.49151126),
         last_activations=(0.47229795, 0.47123134, 0.47878275),
-        mean_activation=0.48119312,
+        mean_activation=0.48119312, pose_std=0.30399046, total_couplings=98.0,
         first_pose=(-0.21053397, -0.1492227, 0.21626487, 0.14091705),
-        pose_std=0.30399046,
-        total_couplings=98.0,
         masses=(4.63458645, 3.48855881, 2.46322162),
     ),
     ConvGolden(
-        name="legacy-cost-stride1",
-        stride=1,
-        normalisation="all_parents",
-        **_LEGACY,
+        name="legacy-cost-stride1", stride=1, normalisation="all_parents", **_LEGACY,
         first_activations=(0.48539777, 0.47993879, 0.48442345),
         last_activations=(0.46780809, 0.47140922, 0.4787024),
-        mean_activation=0.474495,
+        mean_activation=0.474495, pose_std=0.3629997, total_couplings=98.0,
         first_pose=(-0.19235055, -0.10115304, 0.19623533, 0.09361663),
-        pose_std=0.3629997,
-        total_couplings=98.0,
         masses=(4.63458645, 2.14586963, 1.82060814),
     ),
     ConvGolden(
-        name="fast-stride2",
-        stride=2,
-        normalisation="official_fast",
-        **_FAST,
+        name="fast-stride2", stride=2, normalisation="official_fast", **_FAST,
         first_activations=(0.36317489, 0.36390164, 0.38102203),
         last_activations=(0.31104383, 0.29793861, 0.33282779),
-        mean_activation=0.34557429,
+        mean_activation=0.34557429, pose_std=0.29902847, total_couplings=88.16310683,
         first_pose=(-0.20751516, -0.15754698, 0.21356575, 0.14934499),
-        pose_std=0.29902847,
-        total_couplings=88.16310683,
-        masses=(4.63458645, 3.38987284, 2.65772153),
-        logits=(-0.24168126, -0.41982614, -0.56161057),
+        masses=(4.63458645, 3.38987284, 2.65772153), logits=(-0.24168126, -0.41982614, -0.56161057),
     ),
     ConvGolden(
-        name="fast-stride1",
-        stride=1,
-        normalisation="official_fast",
-        **_FAST,
+        name="fast-stride1", stride=1, normalisation="official_fast", **_FAST,
         first_activations=(0.3634036, 0.33866174, 0.3550443),
         last_activations=(0.30235508, 0.29527751, 0.33186851),
-        mean_activation=0.32031172,
+        mean_activation=0.32031172, pose_std=0.36208331, total_couplings=91.42196753,
         first_pose=(-0.1928481, -0.0962879, 0.19654603, 0.08873955),
-        pose_std=0.36208331,
-        total_couplings=91.42196753,
         masses=(4.63458645, 2.1081379, 1.92748759),
     ),
-]
-
-
-# ------------------------------------------------------------------------------------------------ class layer
+]  # fmt: skip
 
 
 def class_poses() -> Tensor:
     """``(b 1, B 3, atom 16, h 2, w 2)``"""
-    return torch.sin(0.29 * flat_index(1, 3, 16, 2, 2) + 0.3)
+    return sine(1, 3, 16, 2, 2, frequency=0.29, phase=0.3)
 
 
 def class_activations() -> Tensor:
     """``(b 1, B 3, h 2, w 2)``"""
-    return 0.5 + 0.4 * torch.cos(0.77 * flat_index(1, 3, 2, 2) + 0.2)
+    return 0.5 + cosine(1, 3, 2, 2, scale=0.4, frequency=0.77, phase=0.2)
 
 
 def class_weight() -> Tensor:
     """``(B 3, x 4, c 4, class 4)``, shared by all positions."""
-    return 0.3 * torch.sin(0.61 * flat_index(3, 4, 4, 4) + 0.4)
-
-
-def class_coordinates() -> tuple[Tensor, Tensor]:
-    """What is added to entry 0 (from the column) and to entry 1 (from the row) of each vote, both ``(h 2, w 2)``."""
-    rows, columns = torch.meshgrid(torch.arange(2.0).double(), torch.arange(2.0).double(), indexing="ij")
-    return -0.04 + 0.04 * columns, -0.04 + 0.04 * rows
+    return sine(3, 4, 4, 4, scale=0.3, frequency=0.61, phase=0.4)
 
 
 def class_offsets() -> Tensor:
-    """``class_coordinates`` as a grid for all 16 entries, ``(atom 16, h 2, w 2)``."""
+    """Added to each vote: to entry 0 from the column, to entry 1 from the row, ``(atom 16, h 2, w 2)``."""
     offsets = torch.zeros(16, 2, 2, dtype=torch.float64)
-    offsets[0], offsets[1] = class_coordinates()
+    offsets[0] = -0.04 + 0.04 * torch.arange(2.0).double()
+    offsets[1] = offsets[0].T
     return offsets
 
 
-@dataclass(frozen=True)
-class ClassGolden:
+class ClassGolden(NamedTuple):
     """One of the two class tests; the children are ordered type, row, column."""
 
     name: str
@@ -229,13 +192,11 @@ class ClassGolden:
     @property
     def options(self) -> dict[str, Any]:
         """Options of ``em_loops.em_routing_graph``."""
-        return {
-            **OFFICIAL,
-            "cost": self.cost,
-            "normalisation": "all_parents",
-            "inverse_temperatures": ramp(self.final),
-            "mass_epsilon": 1e-5,
-        }
+        temperatures = inverse_temperatures(self.final, 3)
+        return {**OFFICIAL, "cost": self.cost, "mass_epsilon": 1e-5, "inverse_temperatures": temperatures}
+
+    def check(self, activations: Tensor, poses: Tensor, logits: Tensor) -> None:
+        check(self, activations=activations[0], first_pose=poses[0, 0, :4], logits=logits[0])
 
 
 CLASS = [
@@ -255,8 +216,6 @@ CLASS = [
     ),
 ]
 
-
-# ------------------------------------------------------------------------------------------------ coordinates
 
 LAYERS = ((5, 2), (1, 1), (3, 2), (3, 1))  # (kernel, stride) of conv1, primary, ConvCaps1, ConvCaps2; no padding
 

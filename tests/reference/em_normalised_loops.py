@@ -1,24 +1,17 @@
-"""Slow float64 transcription of EM routing with normalised evidence, up to its normalisation: loops on floats."""
+"""Slow float64 transcription of EM routing with normalised evidence, up to its normalisation."""
 
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from tests.reference.loops import softmax_list
 from tests.reference.reference import Reference, by_statistics
 
 LN_2PI = math.log(2 * math.pi)
-
-
-class Parents(NamedTuple):
-    """Of one image: poses, evidence ``-1/2 sum ln sigma^2`` and couplings by child."""
-
-    poses: list[list[float]]
-    evidence: list[float]
-    couplings: list[list[float]]
 
 
 def em_evidence_loops(
@@ -29,12 +22,12 @@ def em_evidence_loops(
     temperature: float,
     min_variance: float,
     mass_eps: float,
-) -> Parents:
-    """One image: ``votes[child][parent][component]``."""
+) -> tuple[list[list[float]], list[float]]:
+    """One image, ``votes[child][parent][component]``, to poses and evidence ``-1/2 sum ln sigma^2``."""
     children, parents = range(len(votes)), range(len(votes[0]))
     components = range(len(votes[0][0]))
     couplings = [[1 / len(parents) for _ in parents] for _ in children]
-    for iteration in range(iterations):
+    for _ in range(iterations):
         masses, poses, variances = [], [], []
         for j in parents:
             mass = sum(couplings[i][j] * activations[i] for i in children) + mass_eps
@@ -45,35 +38,25 @@ def em_evidence_loops(
             )
             masses.append(mass)
             poses.append(pose)
-        if iteration < iterations - 1:
-            for i in children:
-                explained = []
-                for j in parents:
-                    log_density = sum(
-                        -0.5 * (LN_2PI + math.log(v) + (votes[i][j][d] - poses[j][d]) ** 2 / v)
-                        for d, v in enumerate(variances[j])
-                    )
-                    explained.append((math.log(masses[j]) + log_density) / temperature)
-                most = max(explained)
-                total = sum(math.exp(each - most) for each in explained)
-                couplings[i] = [math.exp(each - most) / total for each in explained]
-    evidence = [-0.5 * sum(math.log(v) for v in variances[j]) for j in parents]
-    return Parents(poses, evidence, couplings)
-
-
-def dense_em_evidence_loops(votes: Tensor, activations: Tensor, **options: float | int) -> tuple[Tensor, Tensor]:
-    """Poses and evidence of a batch."""
-    images = [
-        em_evidence_loops(image.tolist(), present.tolist(), **options)  # type: ignore[arg-type]
-        for image, present in zip(votes.detach(), activations.detach(), strict=True)
-    ]
-    poses, evidence = ([getattr(image, name) for image in images] for name in ("poses", "evidence"))
-    return torch.tensor(poses, dtype=torch.float64), torch.tensor(evidence, dtype=torch.float64)
+        couplings = []
+        for i in children:
+            explained = []
+            for j in parents:
+                log_density = sum(
+                    -0.5 * (LN_2PI + math.log(v) + (votes[i][j][d] - poses[j][d]) ** 2 / v)
+                    for d, v in enumerate(variances[j])
+                )
+                explained.append((math.log(masses[j]) + log_density) / temperature)
+            couplings.append(softmax_list(explained))
+    return poses, [-0.5 * sum(math.log(v) for v in variances[j]) for j in parents]
 
 
 def parents_by_loops(votes: Tensor, activations: Tensor, module: Any) -> tuple[Tensor, Tensor]:
     """As in evaluation."""
-    poses, evidence = dense_em_evidence_loops(votes, activations, **module.options)
+    images = [
+        em_evidence_loops(*image, **module.options) for image in zip(votes.tolist(), activations.tolist(), strict=True)
+    ]
+    poses, evidence = (torch.tensor(each, dtype=torch.float64) for each in zip(*images, strict=True))
     if module.pose_norm is not None:
         poses = by_statistics(module.pose_norm, poses.flatten(1)).view_as(poses)
     return poses, by_statistics(module.evidence_norm, evidence).sigmoid()

@@ -1,55 +1,29 @@
-"""Slow float64 transcription of Heinsen 2019 (arXiv 1911.00792), algorithm 1.
-
-Plain loops over batch (b), child (i), parent (j) and component (d), on Python floats, which are float64. Nothing here
-comes from the package, so that a mistake there cannot repeat itself here. Do not make it faster.
-"""
+"""Slow float64 transcription of Heinsen 2019 (arXiv 1911.00792), algorithm 1."""
 
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from tests.reference.em_loops import log_sigmoid
+from tests.reference.loops import softmax_list
 from tests.reference.reference import Reference
 
-
-class Iteration(NamedTuple):
-    """One iteration, of all images."""
-
-    couplings: Tensor  # (b, i, j)
-    scores: Tensor  # (b, j)
-    poses: Tensor  # (b, j, d)
-    variances: Tensor  # (b, j, d)
-
-
-def log_sigmoid(x: float) -> float:
-    return min(0.0, x) - math.log1p(math.exp(-abs(x)))
+EPS = 1e-5  # official code: added to every mass and every variance
 
 
 def heinsen_loops(
-    votes: Tensor,
-    activations: Tensor,
-    beta_use: Tensor,
-    beta_ignore: Tensor,
-    bias: Tensor | None = None,
-    *,
-    iterations: int = 3,
-    eps: float = 1e-5,
-) -> list[Iteration]:
-    """Every iteration.
+    votes: Tensor, activations: Tensor, beta_use: Tensor, beta_ignore: Tensor, bias: Tensor | None, iterations: int
+) -> tuple[Tensor, Tensor]:
+    """Poses ``(b, j, d)`` and scores ``(b, j)``, of votes without their bias and activations ``f(a_i)``.
 
-    Args:
-        votes: without their bias, ``(b, i, j, d)``.
-        activations: ``f(a_i)``, ``(b, i)``.
-        beta_use, beta_ignore: ``(type, j)``; child i is of type i modulo types.
-        bias: ``(type, j, d)``.
-        iterations: at least 1.
-        eps: added to every mass and every variance.
+    Betas are ``(type, j)``, the bias ``(type, j, d)``: child i is of type i modulo types.
     """
     batch, children, parents, dim = votes.shape
-    found: list[list[Iteration]] = [[] for _ in range(batch)]
+    all_poses, all_scores = [], []
     for b in range(batch):
         vote, active = votes[b].tolist(), activations[b].tolist()
         use_of, ignore_of = (
@@ -60,9 +34,7 @@ def heinsen_loops(
                 for d in range(dim):
                     vote[i][j][d] += 0.0 if bias is None else bias[i % len(bias), j, d].item()
         couplings = [[1 / parents] * parents for _ in range(children)]
-        scores: list[float] = []
-        poses: list[list[float]] = []
-        variances: list[list[float]] = []
+        scores, poses, variances = [], [], []
         for iteration in range(iterations):
             if iteration:
                 for i in range(children):  # E-step
@@ -73,33 +45,27 @@ def heinsen_loops(
                             logit -= (vote[i][j][d] - poses[j][d]) ** 2 / (2 * variances[j][d])
                             logit -= 0.5 * math.log(variances[j][d])
                         logits.append(logit)
-                    largest = max(logits)
-                    whole = sum(math.exp(logit - largest) for logit in logits)
-                    couplings[i] = [math.exp(logit - largest) / whole for logit in logits]
+                    couplings[i] = softmax_list(logits)
             used = [[active[i] * couplings[i][j] for j in range(parents)] for i in range(children)]  # D-step
             ignored = [[active[i] - used[i][j] for j in range(parents)] for i in range(children)]
             scores, poses, variances = [], [], []
             for j in range(parents):  # M-step
                 scores.append(sum(use_of[i][j] * used[i][j] - ignore_of[i][j] * ignored[i][j] for i in range(children)))
-                mass = sum(used[i][j] for i in range(children)) + eps
-                mean = [sum(used[i][j] * vote[i][j][d] for i in range(children)) / mass for d in range(dim)]
+                mass = sum(used[i][j] for i in range(children)) + EPS
+                share = [used[i][j] / mass for i in range(children)]
+                mean = [sum(share[i] * vote[i][j][d] for i in range(children)) for d in range(dim)]
+                squares = [[(vote[i][j][d] - mean[d]) ** 2 for d in range(dim)] for i in range(children)]
                 poses.append(mean)
-                variances.append(
-                    [
-                        sum(used[i][j] * (vote[i][j][d] - mean[d]) ** 2 for i in range(children)) / mass + eps
-                        for d in range(dim)
-                    ]
-                )
-            as_tensors = (torch.tensor(each, dtype=torch.float64) for each in (couplings, scores, poses, variances))
-            found[b].append(Iteration(*as_tensors))
-    by_iteration = zip(*found, strict=True)
-    return [Iteration(*(torch.stack(parts) for parts in zip(*images, strict=True))) for images in by_iteration]
+                variances.append([EPS + sum(share[i] * squares[i][d] for i in range(children)) for d in range(dim)])
+        all_poses.append(poses)
+        all_scores.append(scores)
+    return torch.tensor(all_poses, dtype=torch.float64), torch.tensor(all_scores, dtype=torch.float64)
 
 
 def parents_by_loops(votes: Tensor, activations: Tensor, module: Any) -> tuple[Tensor, Tensor]:
     learned = module.beta_use, module.beta_ignore, module.bias
-    last = heinsen_loops(votes, activations, *learned, **module.options)[-1]
-    return last.poses, last.scores.sigmoid()
+    poses, scores = heinsen_loops(votes, activations, *learned, module.options["iterations"])
+    return poses, scores.sigmoid()
 
 
 REFERENCE = Reference(

@@ -1,8 +1,4 @@
-"""Slow float64 transcription of Tsai, Srivastava, Goh and Salakhutdinov (ICLR 2020), sequential form.
-
-Plain loops over batch (b), child (i), parent (j) and component (d). Nothing here comes from the package. Do not make
-it faster.
-"""
+"""Slow float64 transcription of Tsai, Srivastava, Goh and Salakhutdinov (ICLR 2020), sequential form."""
 
 from __future__ import annotations
 
@@ -12,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tests.reference.loops import softmax_list
+from tests.reference.loops import dot, softmax_list, weighted_sum
 from tests.reference.reference import Reference
 
 EPS = 1e-5  # of torch.nn.LayerNorm, which the official code uses
@@ -25,40 +21,24 @@ def layer_norm(vector: list[float], scale: list[float], shift: list[float]) -> l
     return [scale[d] * (vector[d] - mean) / math.sqrt(variance + EPS) + shift[d] for d in range(len(vector))]
 
 
-def inverted_attention_loops(
-    votes: Tensor, *, iterations: int = 2, scale: Tensor | None = None, shift: Tensor | None = None
-) -> tuple[Tensor, Tensor, list[Tensor]]:
-    """Votes ``(b, i, j, d)`` to poses ``(b, j, d)``, agreement ``(b, j)``, couplings ``(b, i, j)`` of each pass."""
-    batch, children, parents, dim = votes.shape
-    gain = [1.0] * dim if scale is None else scale.double().tolist()
-    offset = [0.0] * dim if shift is None else shift.double().tolist()
-    all_poses, agreements, passes = [], [], [[] for _ in range(iterations)]
-    for b in range(batch):
-        vote = votes[b].double().tolist()
-        poses: list[list[float]] = []
-        total: list[list[float]] = []
-        for iteration in range(iterations):
-            couplings = []
-            for i in range(children):  # the first: 1 / J; then r_ij <- softmax_j of <V_ij, p_j> / sqrt(d)
-                logits = [0.0] * parents
-                if iteration:
-                    for j in range(parents):
-                        logits[j] = sum(vote[i][j][d] * poses[j][d] for d in range(dim)) / math.sqrt(dim)
-                couplings.append(softmax_list(logits))
-            total = [
-                [sum(couplings[i][j] * vote[i][j][d] for i in range(children)) for d in range(dim)]
-                for j in range(parents)
-            ]
-            poses = [layer_norm(total[j], gain, offset) for j in range(parents)]  # p_j <- LN(sum_i r_ij V_ij)
-            passes[iteration].append(couplings)
+def inverted_attention_loops(votes: Tensor, iterations: int, scale: Tensor, shift: Tensor) -> tuple[Tensor, Tensor]:
+    """Votes ``(b, i, j, d)`` to poses ``(b, j, d)`` and agreement ``(b, j)``."""
+    _, children, parents, dim = votes.shape
+    all_poses, agreements = [], []
+    for vote in votes.tolist():
+        logits = [[0.0] * parents for _ in range(children)]  # the first r_ij: 1 / J
+        for _ in range(iterations):
+            couplings = [softmax_list(logits[i]) for i in range(children)]
+            totals = [weighted_sum(couplings, vote, j) for j in range(parents)]
+            poses = [layer_norm(total, scale.tolist(), shift.tolist()) for total in totals]  # LN(sum_i r_ij V_ij)
+            logits = [[dot(vote[i][j], poses[j]) / math.sqrt(dim) for j in range(parents)] for i in range(children)]
         all_poses.append(poses)
-        agreements.append([sum(total[j][d] * poses[j][d] for d in range(dim)) / math.sqrt(dim) for j in range(parents)])
-    doubles = [torch.tensor(each, dtype=torch.float64) for each in (all_poses, agreements, *passes)]
-    return doubles[0], doubles[1], doubles[2:]
+        agreements.append([dot(totals[j], poses[j]) / math.sqrt(dim) for j in range(parents)])
+    return torch.tensor(all_poses, dtype=torch.float64), torch.tensor(agreements, dtype=torch.float64)
 
 
 def parents_by_loops(votes: Tensor, _: Tensor, module: Any) -> tuple[Tensor, Tensor]:
-    poses, logits, _ = inverted_attention_loops(votes, **module.options, scale=module.scale, shift=module.shift)
+    poses, logits = inverted_attention_loops(votes, module.options["iterations"], module.scale, module.shift)
     if module.head is not None:
         logits = (poses * module.head.weight[0]).sum(2) + module.head.bias
     return poses, logits.sigmoid()

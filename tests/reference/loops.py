@@ -1,7 +1,7 @@
 """Slow float64 transcriptions of Sabour, Frosst and Hinton (NeurIPS 2017): the reference of the fast versions.
 
-Plain loops over batch (b), child (i), parent (j) and component (d), on Python floats, which are float64.
-Nothing here comes from the package, so that a mistake there cannot repeat itself here. Do not make it faster.
+As all transcriptions here: plain loops over batch (b), child (i), parent (j) and component (d), on Python floats, which
+are float64. Nothing comes from the package, so that a mistake there cannot repeat itself here. Do not make them faster.
 """
 
 from __future__ import annotations
@@ -15,38 +15,25 @@ from torch import Tensor
 EPS = 1e-8  # under the root of squash and length; the paper and the official code have none
 
 
-def squash_vector(total: list[float], eps: float = EPS) -> list[float]:
-    """Equation 1: ``|s|^2 / (1 + |s|^2) * s / |s|``."""
-    squared = 0.0
-    for component in total:
-        squared += component * component
-    factor = squared / (1 + squared) / math.sqrt(squared + eps)
+def squash_vector(total: list[float], added: float = 1.0) -> list[float]:
+    """Equation 1: ``|s|^2 / (1 + |s|^2) * s / |s|``; ports have 0.5 in the place of 1."""
+    squared = dot(total, total)
+    factor = squared / (added + squared) / math.sqrt(squared + EPS)
     return [factor * component for component in total]
 
 
-def squash_loops(vectors: Tensor, eps: float = EPS) -> Tensor:
+def squash_loops(vectors: Tensor) -> Tensor:
     """Equation 1 on every row of a matrix ``(vector, dim)``."""
-    return torch.tensor([squash_vector(row, eps) for row in vectors.tolist()], dtype=torch.float64)
+    return torch.tensor([squash_vector(row) for row in vectors.tolist()], dtype=torch.float64)
 
 
-def length_loops(poses: Tensor, eps: float = EPS) -> Tensor:
+def norm(vector: list[float]) -> float:
+    return math.sqrt(dot(vector, vector) + EPS)
+
+
+def length_loops(poses: Tensor) -> Tensor:
     """Length of every pose of ``(batch, capsule, dim)``."""
-    lengths = []
-    for image in poses.tolist():
-        lengths.append([])
-        for pose in image:
-            squared = 0.0
-            for component in pose:
-                squared += component * component
-            lengths[-1].append(math.sqrt(squared + eps))
-    return torch.tensor(lengths, dtype=torch.float64)
-
-
-def half_squash_vector(total: list[float]) -> list[float]:
-    """``|s|^2 / (0.5 + |s|^2) * s / |s|``, of ports."""
-    squared = sum(component * component for component in total)
-    factor = squared / (0.5 + squared) / math.sqrt(squared + EPS)
-    return [factor * component for component in total]
+    return torch.tensor([[norm(pose) for pose in image] for image in poses.tolist()], dtype=torch.float64)
 
 
 def softmax_list(logits: list[float]) -> list[float]:
@@ -55,6 +42,15 @@ def softmax_list(logits: list[float]) -> list[float]:
     exponentials = [math.exp(logit - largest) for logit in logits]
     whole = sum(exponentials)
     return [exponential / whole for exponential in exponentials]
+
+
+def dot(one: list[float], other: list[float]) -> float:
+    return sum(x * y for x, y in zip(one, other, strict=True))
+
+
+def weighted_sum(weights: list[list[float]], vote: list[list[list[float]]], j: int) -> list[float]:
+    """``sum_i w_ij u_hat_ij``, of votes ``vote[i][j][d]`` for a parent."""
+    return [sum(weights[i][j] * vote[i][j][d] for i in range(len(vote))) for d in range(len(vote[0][j]))]
 
 
 def dynamic_routing_loops(
@@ -74,16 +70,13 @@ def dynamic_routing_loops(
     ``prior`` ``(j, type)`` are logits to begin with, children being ordered (position, type); ``replace`` forgets what
     earlier iterations added to them. ``squash`` is another function of the total input.
     """
-    batch, children, parents, dim = votes.shape
-    offset = [[0.0] * dim for _ in range(parents)] if bias is None else bias.double().tolist()
+    _, children, parents, dim = votes.shape
+    offset = [[0.0] * dim for _ in range(parents)] if bias is None else bias.tolist()
     results = []
-    for b in range(batch):
-        vote = votes[b].double().tolist()
-        start = [[0.0] * parents for _ in range(children)]  # line 2: for all i, j: b_ij <- 0
+    for vote in votes.tolist():
+        logits = start = [[0.0] * parents for _ in range(children)]  # line 2: for all i, j: b_ij <- 0
         if prior is not None:
-            start = [[prior[j, i % prior.shape[1]].item() for j in range(parents)] for i in range(children)]
-        logits = [list(row) for row in start]
-        poses: list[list[float]] = []
+            logits = start = [[prior[j, i % prior.shape[1]].item() for j in range(parents)] for i in range(children)]
         for _ in range(iterations):  # line 3
             couplings = []
             for i in range(children):  # line 4: c_i <- softmax(b_i)
@@ -91,38 +84,12 @@ def dynamic_routing_loops(
                 couplings.append(softmax_list(destinations)[:parents])
             poses = []
             for j in range(parents):
-                total = [0.0] * dim
-                for d in range(dim):  # line 5: s_j <- sum_i c_ij u_hat_j|i
-                    for i in range(children):
-                        total[d] += couplings[i][j] * vote[i][j][d]
-                    total[d] += offset[j][d]
-                poses.append(squash(total))  # line 6: v_j <- squash(s_j)
-            if replace:
-                logits = [list(row) for row in start]
-            for i in range(children):  # line 7: b_ij <- b_ij + u_hat_j|i . v_j
-                for j in range(parents):
-                    for d in range(dim):
-                        logits[i][j] += vote[i][j][d] * poses[j][d]
-        results.append(poses)
-    return torch.tensor(results, dtype=torch.float64)
-
-
-def uniform_routing_loops(votes: Tensor, *, bias: Tensor | None = None, leaky: bool = False) -> Tensor:
-    """Every child gives each parent the same share: one over the parents, and one more if ``leaky``."""
-    batch, children, parents, dim = votes.shape
-    share = 1 / (parents + 1) if leaky else 1 / parents
-    results = []
-    for b in range(batch):
-        vote = votes[b].double().tolist()
-        poses = []
-        for j in range(parents):
-            total = [0.0] * dim
-            for d in range(dim):
-                for i in range(children):
-                    total[d] += share * vote[i][j][d]
-                if bias is not None:
-                    total[d] += bias[j, d].item()
-            poses.append(squash_vector(total))
+                total = weighted_sum(couplings, vote, j)  # line 5: s_j <- sum_i c_ij u_hat_j|i
+                poses.append(squash([total[d] + offset[j][d] for d in range(dim)]))  # line 6: v_j <- squash(s_j)
+            before = start if replace else logits
+            logits = [  # line 7: b_ij <- b_ij + u_hat_j|i . v_j
+                [before[i][j] + dot(vote[i][j], poses[j]) for j in range(parents)] for i in range(children)
+            ]
         results.append(poses)
     return torch.tensor(results, dtype=torch.float64)
 

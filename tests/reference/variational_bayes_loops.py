@@ -1,12 +1,12 @@
 """Slow float64 transcription of variational Bayes routing (Ribeiro, Leontidis and Kollias 2020, algorithm 1).
 
-Parents at one position see the children of one window; a dense layer is one position that sees all of them. Plain
-loops on Python floats; nothing here comes from the package. Do not make it faster.
+Parents at one position see the children of one window; a dense layer is one position that sees all of them.
 """
 
 from __future__ import annotations
 
 import math
+from itertools import product
 from typing import Any, NamedTuple
 
 import torch
@@ -36,15 +36,10 @@ def bayes_loops(
     initial: str = "parents",
     per_window: bool = False,
 ) -> list[Posterior]:
-    """One record per iteration.
+    """One record per iteration, of votes ``(b, position, place w, parent, d)``, or ``(b, i, j, d)`` of one position.
 
-    Args:
-        votes: ``(b, position p, place w, parent c, d)``, or without positions ``(b, i, j, d)``.
-        activations: of all children ``(b, n)``.
-        child: index of the child at each place of each window, ``(p, w)``.
-        iterations: passes.
-        initial: first couplings equal over all "parents" that see a child, or over the "types" of a position.
-        per_window: parents of one position compete for a child, instead of those of all positions.
+    ``child`` is the index of the child at each place of each window, ``(p, w)``. The first couplings are equal over all
+    "parents" that see a child, or over the "types" of a position, whose parents compete alone if ``per_window``.
     """
     votes = votes.unsqueeze(1) if votes.ndim == 4 else votes
     batch, _, places, types, dim = votes.shape
@@ -63,58 +58,45 @@ def _image(
     vote: list, activation: list, child: list, sizes: tuple[int, int], iterations: int, initial: str, per_window: bool
 ) -> list[tuple]:
     (types, dim), positions, places = sizes, range(len(child)), range(len(child[0]))
-    alpha0, kappa0, psi0, nu0 = 1.0, 1.0, 1.0, dim + 1.0
-    seen = [position_of for position_of in child for position_of in position_of]
+    seen = [i for of_position in child for i in of_position]
     records, log_r = [], None
     for _ in range(iterations):
         r = [[[0.0] * types for _ in places] for _ in positions]
-        for p in positions:
-            for w in places:
-                i = child[p][w]
-                for j in range(types):
-                    if log_r is None:
-                        r[p][w][j] = 1 / types if initial == "types" or per_window else 1 / types / seen.count(i)
-                    else:
-                        rivals = [
-                            log_r[q][x][k]
-                            for q in positions
-                            for x in places
-                            for k in range(types)
-                            if child[q][x] == i and (q == p or not per_window)
-                        ]
-                        r[p][w][j] = math.exp(log_r[p][w][j] - logsumexp(rivals))
-        masses, poses, log_precisions, log_shares, logits, log_r = [], [], [], [], [], []
+        for p, w, j in product(positions, places, range(types)):
+            i = child[p][w]
+            if log_r is None:
+                r[p][w][j] = 1 / types if initial == "types" or per_window else 1 / types / seen.count(i)
+            else:
+                rivals = [
+                    log_r[q][x][k]
+                    for q, x, k in product(positions, places, range(types))
+                    if child[q][x] == i and (q == p or not per_window)
+                ]
+                r[p][w][j] = math.exp(log_r[p][w][j] - logsumexp(rivals))
+        log_r, of_positions = [[[0.0] * types for _ in places] for _ in positions], []
         for p in positions:
             q = [[r[p][w][j] * activation[child[p][w]] for w in places] for j in range(types)]
             mass = [sum(q[j]) for j in range(types)]
-            m, log_precision, log_share, logit = [], [], [], []
-            log_r.append([[0.0] * types for _ in places])
-            for j in range(types):
-                alpha, kappa, nu = alpha0 + mass[j], kappa0 + mass[j], nu0 + mass[j]
+            of_parents = []
+            for j in range(types):  # priors: alpha_0 = kappa_0 = psi_0 = 1, nu_0 = dim + 1
+                alpha, kappa, nu = 1 + mass[j], 1 + mass[j], dim + 1 + mass[j]
                 pose, inverse_scale = [], []
                 for d in range(dim):
                     mu = sum(q[j][w] * vote[p][w][j][d] for w in places) / mass[j]
                     sigma = sum(q[j][w] * (vote[p][w][j][d] - mu) ** 2 for w in places)
                     pose.append(mass[j] * mu / kappa)
-                    inverse_scale.append(psi0 + sigma + kappa0 * mass[j] / kappa * mu**2)
+                    inverse_scale.append(1 + sigma + mass[j] / kappa * mu**2)
                 e_lambda = dim * math.log(2) - sum(math.log(each) for each in inverse_scale)
                 e_lambda += sum(digamma((nu - h) / 2) for h in range(dim))
-                e_pi = digamma(alpha) - digamma(sum(alpha0 + each for each in mass))
+                e_pi = digamma(alpha) - digamma(sum(1 + each for each in mass))
                 for w in places:
                     distance = sum((vote[p][w][j][d] - pose[d]) ** 2 / inverse_scale[d] for d in range(dim))
                     log_density = 0.5 * e_lambda - 0.5 * dim * math.log(2 * math.pi)
                     log_r[p][w][j] = e_pi + log_density - 0.5 * (dim / kappa + nu * distance)
                 entropy = 0.5 * dim * math.log(2 * math.pi * math.e) - 0.5 * e_lambda
-                m.append(pose)
-                log_precision.append(e_lambda)
-                log_share.append(e_pi)
-                logit.append(-math.exp(e_pi) * entropy)
-            masses.append(mass)
-            poses.append(m)
-            log_precisions.append(log_precision)
-            log_shares.append(log_share)
-            logits.append(logit)
-        records.append((r, masses, poses, log_precisions, log_shares, logits))
+                of_parents.append((mass[j], pose, e_lambda, e_pi, -math.exp(e_pi) * entropy))
+            of_positions.append(list(zip(*of_parents, strict=True)))
+        records.append((r, *zip(*of_positions, strict=True)))
     return records
 
 

@@ -1,18 +1,29 @@
-"""Wrong versions found in public ports of dynamic routing: each must fail the contract.
+"""Wrong versions found in public ports and official code: each must fail a check that the right version passes.
 
-Routings take votes ``(b, i, j, d)`` and return poses ``(b, j, d)``. Each differs from the right one in a single
-place. Numbers in brackets are pitfalls of the project's notes on dynamic routing.
+Each differs from the right one in a single place; those of EM routing are in ``em_wrong``. Votes are ``(b, i, j, d)``,
+poses of parents ``(b, j, d)``. Numbers in brackets are pitfalls or sections of the project's notes on these routings.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from types import SimpleNamespace
+from typing import Any
 
+import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor, einsum, nn
 
 OnIteration = Callable[[SimpleNamespace], None]
+
+
+def check_catches(check: Callable[..., None], mistake: Any, *right: Any) -> None:
+    """``check`` passes what is right, and nothing but its ``AssertionError`` tells of the mistake."""
+    for each in right:
+        check(each)
+    with pytest.raises(AssertionError):
+        check(mistake)
 
 
 def squash(s: Tensor) -> Tensor:
@@ -20,13 +31,11 @@ def squash(s: Tensor) -> Tensor:
     return squared / (1 + squared) * s / torch.sqrt(squared + 1e-8)
 
 
-def unguarded_squash(s: Tensor) -> Tensor:
-    norm = s.norm(dim=-1, keepdim=True)
-    return norm**2 / (1 + norm**2) * s / norm
+# ---------------------------------------------------------------------------------------------- dynamic routing
 
 
-class _Wrong(nn.Module):
-    """A right routing of three iterations; each subclass makes one mistake."""
+class Right(nn.Module):
+    """Dynamic routing of three iterations, with nothing wrong."""
 
     softmax_dim = 2
 
@@ -58,17 +67,13 @@ class _Wrong(nn.Module):
         return poses
 
 
-class Right(_Wrong):
-    """Nothing wrong: shows that the others fail because of their mistake."""
-
-
-class SoftmaxOverChildren(_Wrong):
+class SoftmaxOverChildren(Right):
     """Each parent's couplings sum to one instead of each child's [2]."""
 
     softmax_dim = 1
 
 
-class LogitsSharedOverBatch(_Wrong):
+class LogitsSharedOverBatch(Right):
     """One set of logits for all images, moved by the mean agreement [4]."""
 
     def initial_logits(self, votes: Tensor) -> Tensor:
@@ -78,7 +83,7 @@ class LogitsSharedOverBatch(_Wrong):
         return super().agreement(votes, poses).mean(0, keepdim=True)
 
 
-class LogitsKeptBetweenCalls(_Wrong):
+class LogitsKeptBetweenCalls(Right):
     """The next call starts where this one ended [5]."""
 
     kept: Tensor | None = None
@@ -91,7 +96,7 @@ class LogitsKeptBetweenCalls(_Wrong):
         self.kept = logits.detach()
 
 
-class TransposedParents(_Wrong):
+class TransposedParents(Right):
     """Reads the votes' memory as ``(child, dim, parent)``, so that components of all parents mix."""
 
     def forward(self, votes: Tensor, *, on_iteration: OnIteration | None = None) -> Tensor:
@@ -100,7 +105,7 @@ class TransposedParents(_Wrong):
         return super().forward(mixed, on_iteration=on_iteration)
 
 
-class DeadGradient(_Wrong):
+class DeadGradient(Right):
     """Routes on ``votes.data`` throughout: right values, and no gradient reaches the layers below."""
 
     def forward(self, votes: Tensor, *, on_iteration: OnIteration | None = None) -> Tensor:
@@ -108,7 +113,7 @@ class DeadGradient(_Wrong):
         return dead + 0 * votes.sum() + 0 * self.bias
 
 
-class UnguardedSquash(_Wrong):
+class UnguardedSquash(Right):
     """Divides by the plain norm, whose value and gradient at the zero vector are NaN [6]."""
 
     def __init__(self, parents: int, dim: int) -> None:
@@ -116,9 +121,165 @@ class UnguardedSquash(_Wrong):
         nn.init.zeros_(self.bias)
 
     def squash(self, total: Tensor) -> Tensor:
-        return unguarded_squash(total)
+        norm = total.norm(dim=-1, keepdim=True)
+        return norm**2 / (1 + norm**2) * total / norm
 
 
 def pixelwise_grouping(features: Tensor, dim: int = 8) -> Tensor:
     """Views NCHW as ``(N, -1, dim)``: ``dim`` neighbouring pixels of one channel make a capsule [1]."""
     return features.reshape(len(features), -1, dim)
+
+
+# -------------------------------------------------------------------------------- self-routing (Hahn 2019)
+
+
+def self_routing(votes: Tensor, logits: Tensor, activations: Tensor) -> tuple[Tensor, Tensor]:
+    """Right: poses and activations, of logits ``(b, i, j)`` and activations ``(b, i)``."""
+    couplings = logits.softmax(2)
+    total = activations.sum(1, keepdim=True)
+    share = torch.where(total > 0, activations / total.clamp_min(1e-12), 1 / activations.shape[1])
+    assigned = couplings * share.unsqueeze(2)
+    mass = assigned.sum(1)
+    return einsum("bij,bijd->bjd", assigned, votes) / mass.clamp_min(1e-12).unsqueeze(2), mass
+
+
+def unguarded(votes: Tensor, logits: Tensor, activations: Tensor) -> tuple[Tensor, Tensor]:
+    """Divides by the sum of activations and by a parent's mass as they are: the official code."""
+    assigned = logits.softmax(2) * activations.unsqueeze(2)
+    mass = assigned.sum(1)
+    poses = einsum("bij,bijd->bjd", assigned / mass.unsqueeze(1), votes)
+    return poses, mass / activations.sum(1, keepdim=True)
+
+
+def competing_children(votes: Tensor, logits: Tensor, activations: Tensor) -> tuple[Tensor, Tensor]:
+    """Each parent's couplings sum to one instead of each child's: attention, and parents do not compete."""
+    poses = self_routing(votes, logits.softmax(1).log(), activations)[0]
+    return poses, einsum("bij,bi->bj", logits.softmax(1), activations)
+
+
+def without_activations(votes: Tensor, logits: Tensor, activations: Tensor) -> tuple[Tensor, Tensor]:
+    """Children count the same whether they are there or not."""
+    return self_routing(votes, logits, torch.ones_like(activations))
+
+
+# ------------------------------------------------------------------------- self-attention routing (Mazzia 2021)
+
+
+def official_squash(total: Tensor) -> Tensor:
+    """As the official code: an epsilon of 1e-20 beside a norm of 0, whose gradient is 0 / 0."""
+    norm = total.square().sum(-1, keepdim=True).sqrt()  # TensorFlow's norm; torch's has a gradient of 0 there
+    return (1 - 1 / (norm.exp() + 1e-20)) * (total / (norm + 1e-20))
+
+
+def children_by_children(votes: Tensor, competing: int = 1) -> Tensor:
+    """All pairs of children for each parent: the right numbers, in memory that grows as their square."""
+    by_parent = votes.transpose(1, 2)  # [b j i d]
+    pairs = by_parent @ by_parent.transpose(2, 3) / math.sqrt(votes.shape[3])  # [b j i k]
+    total = einsum("bji,bijd->bjd", pairs.sum(3).softmax(competing), votes)
+    norm = (total.square().sum(2, keepdim=True) + 1e-8).sqrt()
+    return (1 - torch.exp(-norm)) * total / norm
+
+
+def softmax_over_children(votes: Tensor) -> Tensor:
+    """Attention as in a transformer: the children compete for a parent."""
+    return children_by_children(votes, competing=2)
+
+
+# ------------------------------------------- inverted attention (Tsai 2020), scaled-distance agreement (Peer 2018)
+
+
+def windows(poses: Tensor, kernel: int, stride: int) -> Tensor:
+    """Right: poses ``(b, y, x, type, d)`` to those of each window, ``(b, y', x', ky, kx, type, d)``."""
+    found = poses.unfold(1, kernel, stride).unfold(2, kernel, stride)
+    return found.permute(0, 1, 2, 5, 6, 3, 4)
+
+
+def scrambled_windows(poses: Tensor, kernel: int, stride: int) -> Tensor:
+    """Windows stacked on a last axis and read as ``(y', x', d)`` without a permutation [4.4]: positions mix."""
+    right = windows(poses, kernel, stride)
+    batch, height, width, *_, types, dim = right.shape
+    stacked = right.permute(0, 3, 4, 5, 6, 1, 2).contiguous()  # (b, ky, kx, type, d, y', x')
+    read = stacked.view(batch, kernel, kernel, types, height, width, dim)
+    return read.permute(0, 4, 5, 1, 2, 3, 6)
+
+
+def scaled_distances(votes: Tensor, lengths: Tensor, *, over_batch: bool) -> Tensor:
+    """Three iterations with a bias of 0.1, right but for one scale for all images if it is the mean of a batch [9]."""
+    size = (votes.square().sum(-1) + 1e-8).sqrt()
+    votes = votes * (lengths[..., None] / size).clamp(max=1)[..., None]
+    logits = votes.new_zeros(votes.shape[:3])
+    for _ in range(3):
+        poses = squash((logits.softmax(2)[..., None] * votes).sum(1) + 0.1)
+        distances = ((poses[:, None] - votes).square().sum(-1) + 1e-8).sqrt()
+        mean = distances.mean() if over_batch else distances.mean((1, 2), keepdim=True)
+        logits = math.log(0.9 * (votes.shape[2] - 1) / 0.1) / (-0.5 * mean) * distances
+    return poses
+
+
+# -------------------------------------------------------------------- variational Bayes routing (Ribeiro 2020)
+
+
+class Bayes:
+    """Three iterations of the procedure: ``route(votes, activations (b, i), on_iteration=None) -> poses``."""
+
+    def mean(self, assigned: Tensor, votes: Tensor, mass: Tensor) -> Tensor:
+        return einsum("bij,bijd->bjd", assigned, votes) / mass.clamp_min(1e-300).unsqueeze(2)
+
+    def couplings(self, log_density: Tensor, log_share: Tensor) -> Tensor:
+        return (log_share.unsqueeze(1) + log_density).softmax(2)
+
+    def __call__(self, votes: Tensor, activations: Tensor, on_iteration: OnIteration | None = None) -> Tensor:
+        dim = votes.shape[3]
+        r = torch.full_like(votes[..., 0], 1 / votes.shape[2])
+        for iteration in range(3):
+            assigned = r * activations.unsqueeze(2)
+            mass = assigned.sum(1)
+            kappa, nu = 1 + mass, dim + 1 + mass
+            mu = self.mean(assigned, votes, mass)
+            poses = (mass / kappa).unsqueeze(2) * mu
+            sigma = einsum("bij,bijd->bjd", assigned, (votes - mu.unsqueeze(1)).square())
+            inverse_scale = 1 + sigma + (mass / kappa).unsqueeze(2) * mu.square()
+            log_share = (1 + mass).digamma() - (1 + mass).sum(1, keepdim=True).digamma()
+            degrees = (nu.unsqueeze(2) - torch.arange(dim)) / 2
+            log_precision = (degrees.digamma() + math.log(2) - inverse_scale.log()).sum(2)
+            if on_iteration is not None:
+                on_iteration(SimpleNamespace(iteration=iteration, couplings=r, poses=poses))
+            distance = ((votes - poses.unsqueeze(1)).square() / inverse_scale.unsqueeze(1)).sum(3)
+            log_density = 0.5 * (log_precision - dim * math.log(2 * math.pi) - dim / kappa).unsqueeze(1)
+            r = self.couplings(log_density - 0.5 * nu.unsqueeze(1) * distance, log_share)
+        return poses
+
+
+class ClampedDensities(Bayes):
+    """Densities without a maximum, their sum at least 1e-11: those of 16 components underflow [1]."""
+
+    def couplings(self, log_density: Tensor, log_share: Tensor) -> Tensor:
+        joint = (log_share.unsqueeze(1) + log_density).exp()
+        return joint / joint.sum(2, keepdim=True).clamp_min(1e-11)
+
+
+class ShareInTheSumOnly(Bayes):
+    """``E[ln pi]`` in the sum that normalises, but not in what is normalised (an early revision of the code)."""
+
+    def couplings(self, log_density: Tensor, log_share: Tensor) -> Tensor:
+        return (log_density - (log_share.unsqueeze(1) + log_density).logsumexp(2, keepdim=True)).exp()
+
+
+class DividedByMass(Bayes):
+    """The mean is divided by the mass alone, which is 0 where no child is active [1]."""
+
+    def mean(self, assigned: Tensor, votes: Tensor, mass: Tensor) -> Tensor:
+        return einsum("bij,bijd->bjd", assigned, votes) / mass.unsqueeze(2)
+
+
+class DeadBetas(nn.Module):
+    """Two betas before a batch normalisation, which subtracts whatever they add [2]: ``logits (b, j)``."""
+
+    def __init__(self, parents: int) -> None:
+        super().__init__()
+        self.beta_u = nn.Parameter(torch.zeros(parents))
+        self.beta_a = nn.Parameter(torch.zeros(parents))
+        self.norm = nn.BatchNorm1d(parents, affine=False)
+
+    def forward(self, logits: Tensor) -> Tensor:
+        return self.norm(self.beta_a + logits - self.beta_u).sigmoid()

@@ -7,14 +7,10 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from hydra.utils import instantiate
-from omegaconf import OmegaConf
 
-from capsule_lab.config.check import check
 from capsule_lab.types import RoutingTrace, Votes
 from tests.helpers.commands import NO_PICTURES, ROOT, TINY_CAPSNET, TINY_DATA, Ended, interpreter
 
@@ -35,29 +31,25 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def results() -> list[dict[str, Any]]:
-    return [json.loads(file.read_text()) for file in Path("runs").glob("*/metrics.json")]
-
-
 CONFIG_DIR, SEARCH_PATH = "--config-dir={}", "hydra.searchpath=[file://{}]"
 
 
-@pytest.mark.parametrize(("model", "option"), [(TINY_CAPSNET, CONFIG_DIR), (EM_CAPS, SEARCH_PATH)])
-def test_own_routing_trains(own: Path, cli: Callable[..., Ended], model: list[str], option: str) -> None:
-    arguments = [*model, "routing=mine", "routing.iterations=2", *TINY_DATA, *STEPS, *NO_PICTURES]
-    ended = cli("train", option.format(own / "conf"), *arguments)
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [CONFIG_DIR, *TINY_CAPSNET, "routing=mine", "routing.iterations=2"],
+        [SEARCH_PATH, *EM_CAPS, "routing=mine", "routing.iterations=2"],
+        # without a configuration folder: the options are those that both take
+        [*TINY_CAPSNET, "routing=uniform", "routing._target_=mine.MyRouting"]
+        + [f"~routing.{option}" for option in ("bias", "leaky", "squash", "backend")],
+    ],
+    ids=["config-dir", "searchpath", "target"],
+)
+def test_own_routing_trains(own: Path, cli: Callable[..., Ended], arguments: list[str]) -> None:
+    given = [argument.format(own / "conf") for argument in arguments]
+    ended = cli("train", *given, *TINY_DATA, *STEPS, *NO_PICTURES)
     assert ended.status == 0, ended.err
-    (result,) = results()
-    assert result["steps"] == 2
-
-
-def test_target_of_ones_own_beside_a_routing_of_ours(own: Path, cli: Callable[..., Ended]) -> None:
-    """Without a configuration folder: the options are those that both take."""
-    others = [f"~routing.{option}" for option in ("bias", "leaky", "squash", "backend")]
-    arguments = ["routing=uniform", "routing._target_=mine.MyRouting", *others]
-    ended = cli("train", *TINY_CAPSNET, *arguments, *TINY_DATA, *STEPS, *NO_PICTURES)
-    assert ended.status == 0, ended.err
-    (result,) = results()
+    (result,) = [json.loads(file.read_text()) for file in Path("runs").glob("*/metrics.json")]
     assert result["steps"] == 2
 
 
@@ -74,10 +66,8 @@ def test_mistakes_with_ones_own_routing_are_explained(own: Path, cli: Callable[.
 
 
 @pytest.mark.usefixtures("own")
-def test_template_is_checked_and_routes() -> None:
-    config = OmegaConf.create({"routing": OmegaConf.load(TEMPLATE / "conf" / "routing" / "mine.yaml")})
-    check(config)
-    routing = instantiate(config.routing)(parents=3, dim=8).double()
+def test_template_routes() -> None:
+    routing = importlib.import_module("mine").MyRouting(parents=3, dim=8).double()
     votes = Votes(torch.rand(2, 5, 4).double(), torch.rand(5, 4, 3, 8).double())
     traces: list[RoutingTrace] = []
     parents = routing(votes, on_iteration=traces.append)
@@ -87,9 +77,6 @@ def test_template_is_checked_and_routes() -> None:
         torch.testing.assert_close(trace.couplings.sum(2), torch.ones(2, 5).double())
     parents.poses.sum().backward()
     assert routing.sharpness.grad.abs().min() > 0
-
-
-# ------------------------------------------------------------------------------------ a routing of this package
 
 
 @pytest.mark.whole

@@ -2,34 +2,21 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from capsule_lab.layers import ClassCapsules, ConvCapsules, DenseCapsules
+from capsule_lab.layers import ClassCapsules, ConvCapsules
 from capsule_lab.routing import VariationalBayesRouting, variational_bayes_routing
 from capsule_lab.types import RoutingTrace
-from tests.reference import bayes_wrong
+from tests.helpers.waves import sine
+from tests.reference import wrong
+from tests.reference.em_bridge import random
 from tests.reference.variational_bayes_loops import bayes_loops
-
-
-def flat_index(*shape: int) -> Tensor:
-    return torch.arange(math.prod(shape), dtype=torch.float64).reshape(shape)
-
-
-def golden_votes() -> tuple[Tensor, Tensor]:
-    return 0.3 * torch.sin(0.37 * flat_index(2, 6, 3, 16) + 0.1), 0.5 + 0.4 * torch.sin(0.91 * flat_index(2, 6))
-
-
-def random_votes(*shape: int, scale: float = 1.0) -> tuple[Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(0)
-    votes = scale * torch.randn(shape, generator=generator, dtype=torch.float64)
-    return votes, torch.rand(shape[:2], generator=generator, dtype=torch.float64)
-
 
 GOLDEN: list[dict[str, list[float]]] = [
     {
@@ -61,7 +48,10 @@ GOLDEN: list[dict[str, list[float]]] = [
 
 
 def test_golden_numbers() -> None:
-    votes, activations = golden_votes()
+    votes, activations = (
+        sine(2, 6, 3, 16, scale=0.3, frequency=0.37, phase=0.1),
+        0.5 + sine(2, 6, scale=0.4, frequency=0.91),
+    )
     for iterations, expected in enumerate(GOLDEN, 1):
         traces: list[RoutingTrace] = []
         found = variational_bayes_routing(votes, activations, iterations=iterations, on_iteration=traces.append)
@@ -72,49 +62,35 @@ def test_golden_numbers() -> None:
             ((couplings * activations.unsqueeze(2)).sum(1)[0], "masses"),
             (found.poses[0, 0, :4], "poses"),
             (found.logits.flatten(), "logits"),
-            (by_loops.masses[0, 0], "masses"),
-            (by_loops.log_precisions[0, 0], "log_precisions"),
-            (by_loops.log_shares[0, 0], "log_shares"),
+            *((getattr(by_loops, name)[0, 0], name) for name in ("masses", "log_precisions", "log_shares")),
         ]:
             golden = torch.tensor(expected[name], dtype=torch.float64)
             torch.testing.assert_close(values, golden, rtol=0, atol=6e-10)
 
 
-@pytest.mark.parametrize(
-    ("options", "of_the_loops"),
-    [
-        ({}, {}),
-        ({"initial": "types"}, {"initial": "types"}),
-        ({"normalisation": "window"}, {"per_window": True}),
-    ],
-    ids=["all parents", "types", "window"],
-)
 @pytest.mark.parametrize("stride", [1, 2])
-def test_convolutional_layer_equals_the_loops(
-    stride: int, options: dict[str, Any], of_the_loops: dict[str, Any]
-) -> None:
+@pytest.mark.parametrize("options", [{}, {"initial": "types"}, {"normalisation": "window"}], ids=str)
+def test_convolutional_layer_equals_the_loops(stride: int, options: dict[str, Any]) -> None:
     torch.manual_seed(0)
-    build = lambda **sizes: VariationalBayesRouting(**sizes, **options)  # noqa: E731
-    layer = ConvCapsules((4, 4), 2, 4, 3, 4, rows=2, kernel_size=2, stride=stride, routing=build, weight_std=1.0)
+    routing: Any = partial(VariationalBayesRouting, **options)
+    layer = ConvCapsules((4, 4), 2, 4, 3, 4, rows=2, kernel_size=2, stride=stride, routing=routing, weight_std=1.0)
     layer = layer.double().eval()
     poses, activations = torch.randn(2, 32, 4, dtype=torch.float64), torch.rand(2, 32, dtype=torch.float64)
     votes = torch.einsum("bpwrq,wqjc->bpwjrc", layer.windows.poses(poses).view(2, -1, 8, 2, 2), layer.weight).flatten(4)
+    of_the_loops = {"per_window": True} if "normalisation" in options else options
     expected = bayes_loops(votes, activations, layer.windows.child, **of_the_loops)[-1]
     traces: list[RoutingTrace] = []
     found = layer(poses, activations, on_iteration=traces.append)
-    couplings = traces[-1].couplings.unflatten(0, (2, -1))
-    torch.testing.assert_close(couplings, expected.couplings, rtol=0, atol=1e-10)
+    exact = partial(torch.testing.assert_close, rtol=0, atol=1e-10)
+    exact(traces[-1].couplings.unflatten(0, (2, -1)), expected.couplings)
     factor = (1 + layer.routing.logit_norm.eps) ** -0.5  # running statistics are still 0 and 1
-    torch.testing.assert_close(found.poses, factor * expected.poses.flatten(1, 2), rtol=0, atol=1e-10)
-    torch.testing.assert_close(found.logits, factor * expected.logits.flatten(1, 2), rtol=0, atol=1e-10)
+    exact(found.poses, factor * expected.poses.flatten(1, 2))
+    exact(found.logits, factor * expected.logits.flatten(1, 2))
 
 
-# ------------------------------------------------------------------------------------------ normalisation
-
-
-def trained(rows: int, **options: Any) -> tuple[VariationalBayesRouting, Any]:
+def trained(rows: int) -> tuple[VariationalBayesRouting, Any]:
     torch.manual_seed(0)
-    routing = VariationalBayesRouting(3, 4, **options).double()
+    routing = VariationalBayesRouting(3, 4).double()
     votes = torch.randn(rows, 6, 3, 4, dtype=torch.float64) * torch.tensor([1.0, 3.0, 9.0]).view(3, 1) + 2
     return routing, routing(votes, torch.rand(rows, 6, dtype=torch.float64))
 
@@ -124,74 +100,53 @@ def test_poses_and_logits_of_a_batch_are_normalised_per_kind_of_parent() -> None
     for values in (parents.poses.transpose(1, 2).flatten(0, 1), parents.logits):
         torch.testing.assert_close(values.mean(0), torch.zeros(3, dtype=torch.float64), rtol=0, atol=1e-10)
         torch.testing.assert_close(values.var(0, unbiased=False), torch.ones(3, dtype=torch.float64), rtol=1e-2, atol=0)
-    assert torch.equal(parents.activations, parents.logits.sigmoid())
+    for affine, parameters in ((True, 6), (False, 0)):
+        layer = ClassCapsules(4, 2, 4, 3, 4, routing=partial(VariationalBayesRouting, affine=affine))
+        assert sum(p.numel() for p in layer.routing.parameters()) == parameters
 
 
-def test_chunks_of_a_batch_are_normalised_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    torch.manual_seed(0)
-    layer = DenseCapsules(6, 4, 3, 4, routing=lambda **sizes: VariationalBayesRouting(**sizes, backend="matmul"))
-    poses, activations = torch.randn(8, 6, 4), torch.rand(8, 6)
-    whole = layer(poses, activations)
-    monkeypatch.setattr("capsule_lab.kernels.run_routing.VOTES_IN_CACHE", 1)
-    torch.testing.assert_close(layer(poses, activations), whole)
-
-
-@pytest.mark.parametrize("affine", [True, False])
-def test_scale_and_shift_of_the_logits(affine: bool) -> None:
-    layer = ClassCapsules(4, 2, 4, 3, 4, routing=lambda **sizes: VariationalBayesRouting(**sizes, affine=affine))
-    assert sum(p.numel() for p in layer.routing.parameters()) == (6 if affine else 0)
+def check_gradients(module: nn.Module, activations: Tensor) -> None:
+    loss = (activations * torch.rand_like(activations)).sum()
+    assert all((gradient.abs() > 1e-9).all() for gradient in torch.autograd.grad(loss, list(module.parameters())))
 
 
 def test_every_parameter_learns_in_training() -> None:
     routing, parents = trained(20)
-    check_gradients(routing, (parents.activations * torch.rand_like(parents.activations)).sum())
+    check_gradients(routing, parents.activations)
 
 
-# ------------------------------------------------------------------------------------------- wrong versions
+def test_dead_betas_are_caught() -> None:
+    module = wrong.DeadBetas(3).double()
+    with pytest.raises(AssertionError):
+        check_gradients(module, module(torch.randn(20, 3, dtype=torch.float64)))
+
+
+def large_votes() -> tuple[Tensor, Tensor]:
+    return random(2, 6, 3, 16), random(2, 6, seed=1).sigmoid()
 
 
 def check_couplings_of_large_votes(route: Callable[..., Any]) -> None:
     traces: list[Any] = []
-    route(*random_votes(2, 6, 3, 16), on_iteration=traces.append)
+    route(*large_votes(), on_iteration=traces.append)
     for trace in traces:
         shares = trace.couplings.sum(2)
         torch.testing.assert_close(shares, torch.ones_like(shares), rtol=0, atol=1e-9)
 
 
 def check_children_that_are_not_there(route: Callable[..., Any]) -> None:
-    votes, activations = random_votes(2, 6, 3, 16)
-    poses = route(votes, torch.zeros_like(activations))
-    assert (poses if isinstance(poses, Tensor) else poses.poses).isfinite().all()
-
-
-def check_gradients(module: nn.Module, loss: Tensor) -> None:
-    gradients = torch.autograd.grad(loss, list(module.parameters()))
-    assert all((gradient.abs() > 1e-9).all() for gradient in gradients)
+    votes, activations = large_votes()
+    assert route(votes, torch.zeros_like(activations))[0].isfinite().all()
 
 
 @pytest.mark.parametrize(
     ("mistake", "check"),
     [
-        (bayes_wrong.ClampedDensities, check_couplings_of_large_votes),
-        (bayes_wrong.ShareInTheSumOnly, check_couplings_of_large_votes),
-        (bayes_wrong.DividedByMass, check_children_that_are_not_there),
+        (wrong.ClampedDensities, check_couplings_of_large_votes),
+        (wrong.ShareInTheSumOnly, check_couplings_of_large_votes),
+        (wrong.DividedByMass, check_children_that_are_not_there),
     ],
 )
-def test_mistake_is_caught(mistake: type[bayes_wrong.Right], check: Callable[..., None]) -> None:
-    check(bayes_wrong.Right())
-    check(variational_bayes_routing)
-    with pytest.raises(AssertionError):
-        check(mistake())
-
-
-def test_version_without_a_mistake_is_the_procedure() -> None:
-    votes, activations = random_votes(2, 6, 3, 16)
-    expected = variational_bayes_routing(votes, activations).poses
-    torch.testing.assert_close(bayes_wrong.Right()(votes, activations), expected, rtol=0, atol=1e-12)
-
-
-def test_dead_betas_are_caught() -> None:
-    module = bayes_wrong.DeadBetas(3).double()
-    activations = module(torch.randn(20, 3, dtype=torch.float64))
-    with pytest.raises(AssertionError):
-        check_gradients(module, (activations * torch.rand_like(activations)).sum())
+def test_mistake_is_caught(mistake: type[wrong.Bayes], check: Callable[..., None]) -> None:
+    wrong.check_catches(check, mistake(), wrong.Bayes(), variational_bayes_routing)
+    expected = variational_bayes_routing(*large_votes()).poses
+    torch.testing.assert_close(wrong.Bayes()(*large_votes()), expected, rtol=0, atol=1e-12)

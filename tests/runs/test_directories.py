@@ -42,9 +42,11 @@ def test_hash_covers_what_decides_the_result(config: DictConfig, composed: dict[
     different = (
         "seed=1", "routing.squash=none", "model.transformation=shared", "model.decoder=[8,16]", "model.hidden=[[4,8]]",
         "callbacks.best.monitor=val/loss", "data.batch_size=3", "trainer.max_epochs=3", "callbacks.confusion=null",
+        "loss.classification.present=0.8", "schedule=constant", "optimizer.eps=1e-7", "train.test=last",
+        "trainer.precision=bf16-mixed",
     )  # fmt: skip
     assert {config_hash(compose("train", [*TINY, each])) for each in same} == {fingerprint}
-    assert len({fingerprint, *(config_hash(compose("train", [*TINY, each])) for each in different)}) == 10
+    assert len({fingerprint, *(config_hash(compose("train", [*TINY, each])) for each in different)}) == 15
     assert composed["trainer"].keys() >= {"max_time", "log_every_n_steps"}, "it is as it was"
 
 

@@ -51,11 +51,10 @@ def test_record_is_read_as_it_was_written_or_counts_as_missing(
 
 
 def test_number_that_is_not_finite_is_not_written(tmp_path: Path) -> None:
-    for value in (float("nan"), float("inf")):
-        path = tmp_path / "metrics.json"
-        with pytest.raises(RunError, match=rf"^{path} is not written: Out of range float values"):
-            files.write_record(path, {"error": value})
-        assert not path.exists()
+    path = tmp_path / "metrics.json"
+    with pytest.raises(RunError, match=rf"^{path} is not written: Out of range float values"):
+        files.write_record(path, {"error": float("nan")})
+    assert not path.exists()
 
 
 def test_error_is_the_last_line_of_the_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -49,26 +49,16 @@ def queue(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return jobs
 
 
-def records() -> list[str]:
-    return [path.name for path in Path("runs/cells").glob("*.json")]
+def record_of(fingerprint: str) -> lock.LockRecord:
+    record = lock.read_record(fingerprint)
+    assert record is not None
+    return record
 
 
 def is_refused(config: DictConfig, message: str = "trains this configuration already") -> bool:
     with pytest.raises(RunError, match=message), lock.train_lock(config):
         pass
     return True
-
-
-def test_finished_run_leaves_neither_lock_nor_record(config: DictConfig, fingerprint: str) -> None:
-    assert not lock.is_locked(fingerprint)
-    with lock.train_lock(config):
-        record = lock.read_record(fingerprint)
-        assert record is not None
-        assert (record.process.partition(" on ")[0], record.error) == (str(os.getpid()), None)
-        assert lock.is_locked(fingerprint)
-        assert lock.is_locked(fingerprint), "several may look"
-    assert (lock.read_record(fingerprint), lock.is_locked(fingerprint)) == (None, False)
-    assert [*Path().iterdir()] == [], "nothing is left"
 
 
 @pytest.mark.parametrize(("log", "created"), [(None, False), (None, True), ("somewhere.log", False)])
@@ -93,13 +83,10 @@ def test_only_the_first_process_of_a_run_locks(config: DictConfig, monkeypatch: 
             with lock.train_lock(config):
                 pass
             monkeypatch.setenv(name, "0")
-            assert is_refused(config)
+        assert is_refused(config)
 
 
-@pytest.mark.parametrize(
-    ("directory", "separate"),
-    [("elsewhere", True), ("runs/mine", True), ("runs/table-row-HASH", False), ("runs/table-row-HASH-2", False)],
-)
+@pytest.mark.parametrize(("directory", "separate"), [("elsewhere", True), ("runs/table-row-HASH-2", False)])
 def test_run_in_a_directory_of_its_own_locks_that(
     config: DictConfig, fingerprint: str, directory: str, separate: bool
 ) -> None:
@@ -115,9 +102,8 @@ def test_run_in_a_directory_of_its_own_locks_that(
 
 def test_folder_that_cannot_be_written_to_is_refused(config: DictConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("file").write_text("in the way")
-    for root in ("file", "/proc/nope"):
-        monkeypatch.setenv("CAPSULE_LAB_RUNS", root)
-        assert is_refused(config, r"cannot write to \S+/cells \(.*\); name a directory .*CAPSULE_LAB_RUNS=…")
+    monkeypatch.setenv("CAPSULE_LAB_RUNS", "file")
+    assert is_refused(config, r"cannot write to \S+/cells \(.*\); name a directory .*CAPSULE_LAB_RUNS=…")
 
 
 def test_second_process_is_refused_and_changes_nothing(
@@ -129,20 +115,14 @@ def test_second_process_is_refused_and_changes_nothing(
         ended = cli("train", *TINY)
         assert ended.status == 2
         assert ended.err.startswith(f"capsule_lab: process {os.getpid()} on ")
-        assert ended.err.endswith(
-            "trains this configuration already (log: first.log); wait for it or stop it, or train beside it in a "
-            "directory of its own: train.directory=…\n"
-        )
+        assert "trains this configuration already (log: first.log); wait for it or stop it, or train " in ended.err
         lock.record_failure(fingerprint, "refused")
-        record = lock.read_record(fingerprint)
-        assert record is not None
-        assert record.error is None, "the first still trains"
+        assert record_of(fingerprint).error is None, "the first still trains"
         assert sorted(Path().rglob("*")) == before
+    assert [*Path().iterdir()] == [], "nothing is left"
 
 
-@pytest.mark.parametrize(
-    ("signum", "requeued"), [(signal.SIGTERM, True), (signal.SIGUSR1, True), (signal.SIGINT, False)]
-)
+@pytest.mark.parametrize(("signum", "requeued"), [(signal.SIGUSR1, True), (signal.SIGINT, False)])
 def test_requeued_run_is_locked_while_slurm_has_its_job(
     config: DictConfig, fingerprint: str, monkeypatch: pytest.MonkeyPatch, queue: list[str], signum: int, requeued: bool
 ) -> None:
@@ -153,28 +133,13 @@ def test_requeued_run_is_locked_while_slurm_has_its_job(
     assert lock.is_locked(fingerprint) is requeued
     queue.clear()
     assert not lock.is_locked(fingerprint)
-    record = lock.read_record(fingerprint)
-    assert record is not None
-    assert record.error == "stopped"
+    assert record_of(fingerprint).error == "stopped"
     with lock.train_lock(config):
-        record = lock.read_record(fingerprint)
-        assert record is not None
+        record = record_of(fingerprint)
         assert record.error is None, "it continues"
     lock._write_record(fingerprint, record)  # what kill -9 leaves, or the failure of a machine
     queue.append("7")
     assert lock.is_locked(fingerprint), "SLURM may requeue it"
-
-
-def test_queued_job_locks_its_configuration(fingerprint: str, queue: list[str]) -> None:
-    queue.append("7_1")
-    lock.record_queued(fingerprint, "7_1", "first.log")
-    assert lock.is_locked(fingerprint)
-    lock.record_queued(fingerprint, "8_1", "second.log")
-    record = lock.read_record(fingerprint)
-    assert record
-    assert (record.process, record.log) == ("job 7_1 of SLURM", "first.log")
-    queue.clear()
-    assert not lock.is_locked(fingerprint)
 
 
 def test_runs_that_need_no_record(config: DictConfig, fingerprint: str, trained: Trained) -> None:
@@ -204,10 +169,11 @@ def test_configuration_is_locked_until_the_process(config: DictConfig, fingerpri
     assert ours.poll(20)
     assert ours.recv() == "locked"
     assert lock.is_locked(fingerprint)
+    assert lock.is_locked(fingerprint), "several may look"
     ours.send("go on")
     process.join()
     assert not lock.is_locked(fingerprint)
     assert (lock.read_record(fingerprint) is not None) is die
     with lock.train_lock(config):
         pass
-    assert records() == []
+    assert not lock.read_record(fingerprint)

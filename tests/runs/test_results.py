@@ -13,7 +13,7 @@ from capsule_lab.runs import results
 from tests.helpers.tables import RESULT
 
 
-def test_failure_is_in_the_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failure_is_in_the_directory(tmp_path: Path) -> None:
     (tmp_path / "train.log").write_text("".join(f"line {number}\n" for number in range(50)))
     for error, status, message in (
         (RunError("no disk"), "failed", "no disk"),
@@ -30,11 +30,6 @@ def test_failure_is_in_the_directory(tmp_path: Path, monkeypatch: pytest.MonkeyP
     (tmp_path / "file").write_text("")
     with pytest.raises(ZeroDivisionError), results.recording_failure(tmp_path / "file"):
         raise ZeroDivisionError  # not hidden by what cannot be recorded
-    monkeypatch.setenv("LOCAL_RANK", "1")
-    (tmp_path / "status.json").unlink()
-    with pytest.raises(ZeroDivisionError), results.recording_failure(tmp_path):
-        raise ZeroDivisionError
-    assert not (tmp_path / "status.json").exists(), "the first process writes it"
 
 
 def test_metrics_that_are_not_finite_are_no_result() -> None:

@@ -5,10 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
-from omegaconf import DictConfig
 
 from capsule_lab import runs
 from capsule_lab.config.compose import compose
@@ -34,12 +32,6 @@ def arrive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], None
             (folder / name).touch()
 
     return put
-
-
-def rewrite(metrics: Path, config: DictConfig, **changes: Any) -> None:
-    """Turn ``metrics.json`` into that of another configuration."""
-    changes["config_hash"] = runs.directories.config_hash(config)
-    runs.files.write_record(metrics, {**json.loads(metrics.read_text()), **changes})
 
 
 def test_table_wants_the_real_run_when_the_files_arrive(tmp_path: Path, arrive: Callable[[], None]) -> None:
@@ -88,18 +80,16 @@ def test_resuming_starts_anew_in_another_precision_and_when_the_files_arrive(
     a_copy: Path, arrive: Callable[[], None], monkeypatch: pytest.MonkeyPatch, cli: Callable[..., Ended], finished: bool
 ) -> None:
     """By its result, or by the record in its checkpoint."""
-    metrics = a_copy / "metrics.json"
-    precision = json.loads(metrics.read_text())["precision"]
-    auto = compose("train", [*TINY, "trainer.precision=auto"])
-    rewrite(metrics, auto) if finished else metrics.unlink()
-    for native in (False, True):
-        monkeypatch.setattr("capsule_lab.config.build.cpu_computes_bfloat16", lambda native=native: native)
-        assert runs.standins.is_outdated(a_copy, auto) is (native is not (precision == "bf16-mixed"))
-
     command = [*TINY, "data.source=auto", "train.resume=true"]
-    config = compose("train", command)
-    if finished:
-        rewrite(metrics, config, provenance=STANDIN)
+    config, auto = compose("train", command), compose("train", [*TINY, "trainer.precision=auto"])
+    metrics = a_copy / "metrics.json"
+    content = json.loads(metrics.read_text())
+    for each in (auto, config):
+        changed = {**content, "config_hash": runs.directories.config_hash(each), "provenance": STANDIN}
+        metrics.write_text(json.dumps(changed if finished else {}))
+        for native in (False, True) if each is auto else ():
+            monkeypatch.setattr("capsule_lab.config.build.cpu_computes_bfloat16", lambda native=native: native)
+            assert runs.standins.is_outdated(a_copy, auto) is (native is not (content["precision"] == "bf16-mixed"))
     earlier = runs.directories.root() / f"capsnet-mnist-{runs.directories.config_hash(config)}"
     earlier.parent.mkdir()
     a_copy.rename(earlier)

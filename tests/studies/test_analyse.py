@@ -65,13 +65,6 @@ def test_network_whose_scores_are_not_finite_is_refused_before_anything_is_writt
     assert sorted(a_copy.rglob("*")) == before
 
 
-def test_the_same_command_finds_the_same(a_copy: Path) -> None:
-    one, other = (asked(a_copy, "what=scramble", "untrained=false") for _ in range(2))
-    assert one.path == other.path
-    assert one.result["analyse"] == other.result["analyse"]
-    assert not any(key.startswith("untrained") for key in one.result["analyse"])
-
-
 def test_a_heading_names_the_images_that_were_asked_with_and_a_table_explains_empty_cells(a_copy: Path) -> None:
     """A figure may show one of them only."""
     outcome = asked(a_copy, "what=couplings", "what.shown=1")
@@ -82,16 +75,15 @@ def test_a_heading_names_the_images_that_were_asked_with_and_a_table_explains_em
     assert str(table(outcome.result).caption).startswith("empty: not defined")
 
 
-def test_error_is_that_of_the_network(a_copy: Path) -> None:
-    """Nothing of a question changes the network, and images are those of the split."""
+def test_error_is_that_of_the_network_on_the_images_of_the_split(a_copy: Path) -> None:
     run = runs.open(a_copy)
-    wrong, images = 0, 0
-    for batch in run.batches("val"):
-        wrong += int((run.network(batch.images).ranking.argmax(1) != batch.labels).sum())
-        images += len(batch.labels)
-    result = asked(a_copy, "what=sign", "images=null").result
-    assert result["images"] == images
-    assert result["analyse"]["error"] == pytest.approx(100 * wrong / images)
+    wrong = torch.cat([run.network(each.images).ranking.argmax(1) != each.labels for each in run.batches("val")])
+    one, other = (asked(a_copy, "what=sign", "images=null", "untrained=false") for _ in range(2))
+    result = one.result
+    assert (one.path, result["analyse"]) == (other.path, other.result["analyse"])
+    assert not any(key.startswith("untrained") for key in result["analyse"])
+    assert result["images"] == len(wrong)
+    assert result["analyse"]["error"] == pytest.approx(100 * float(wrong.double().mean()))
 
 
 def test_wrong_input_gets_one_sentence(cli: Cli, a_copy: Path) -> None:
@@ -110,9 +102,6 @@ def test_wrong_input_gets_one_sentence(cli: Cli, a_copy: Path) -> None:
         assert ended.status == 2
         assert message in one_sentence(ended)
         assert not (a_copy / "analyses").exists()
-
-
-def test_a_checkpoint_is_needed(cli: Cli) -> None:
     for command in ("analyse", "attack"):
         assert one_sentence(cli(command)).startswith("ckpt is missing; expected ckpt=")
 

@@ -12,40 +12,18 @@ from tests.helpers.subjects import small_network, subject
 
 def test_outputs_are_those_of_all_batches() -> None:
     asked = subject(small_network())
-    expected = asked.network(asked.images)
-    found = asked.outputs()
-    torch.testing.assert_close(found.scores, expected.scores)
+    expected, found = asked.network(asked.images), asked.outputs()
+    for name in ("scores", "logits"):
+        torch.testing.assert_close(getattr(found, name), getattr(expected, name))
     torch.testing.assert_close(found.capsules.poses, expected.capsules.poses)
-    torch.testing.assert_close(found.logits, expected.logits)
-
-
-def test_outputs_of_a_cnn() -> None:
-    assert subject(small_network("cnn")).outputs().capsules is None
-
-
-def test_outputs_of_changed_images() -> None:
-    asked = subject(small_network("cnn"))
-    flipped = asked.changed(lambda images, _: images.flip(3), 0.0)
-    torch.testing.assert_close(asked.outputs(flipped).scores, asked.network(asked.images.flip(3)).scores)
-
-
-def test_traces_are_of_all_images() -> None:
-    asked = subject(small_network())
     assert asked.traces["classes"].iterations[0].couplings.shape[0] == len(asked.labels)
 
 
-def test_running_statistics_are_those_of_the_images() -> None:
-    network = small_network(batch_norm=True)
-    asked = subject(network)
-    set_running_statistics(network, [asked.images])
-    expected = network.conv(asked.images).mean((0, 2, 3))
-    torch.testing.assert_close(network.norm.running_mean, expected, rtol=1e-4, atol=1e-5)
-    assert not network.training
-
-
-def test_error() -> None:
-    scores = torch.tensor([[0.9, 0.1], [0.8, 0.2], [0.1, 0.9], [0.7, 0.3]])
-    assert error_percent(CapsuleOutput(scores), torch.tensor([0, 1, 1, 1])) == 50
+def test_outputs_of_changed_images_of_a_cnn() -> None:
+    asked = subject(small_network("cnn"))
+    found = asked.outputs(asked.changed(lambda images, _: images.flip(3), 0.0))
+    torch.testing.assert_close(found.scores, asked.network(asked.images.flip(3)).scores)
+    assert found.capsules is None
 
 
 def test_running_statistics_of_our_own_batch_normalisation() -> None:
@@ -57,6 +35,11 @@ def test_running_statistics_of_our_own_batch_normalisation() -> None:
     assert all((each.running_mean != 0).any() for each in norms)
     assert all(each.momentum is not None for each in norms), "as before"
     assert not network.training
+
+
+def test_error() -> None:
+    scores = torch.tensor([[0.9, 0.1], [0.8, 0.2], [0.1, 0.9], [0.7, 0.3]])
+    assert error_percent(CapsuleOutput(scores), torch.tensor([0, 1, 1, 1])) == 50
 
 
 def test_images_that_memory_is_too_small_for(monkeypatch: pytest.MonkeyPatch) -> None:

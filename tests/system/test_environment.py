@@ -21,22 +21,15 @@ model name\t: another
 """
 
 
-@pytest.mark.parametrize(
-    ("family", "model", "flags", "text"),
-    [
-        (26, 2, "avx2 avx512f avx512_bf16", "AMD EPYC (family 26 model 2, AVX-512, bfloat16)"),
+def test_processors_of_one_name_are_told_apart(tmp_path: Path) -> None:
+    for family, model, flags, text in (
         (25, 1, "avx2", "AMD EPYC (family 25 model 1, AVX2)"),
         (6, 143, "avx2 avx512f amx_tile amx_bf16", "AMD EPYC (family 6 model 143, AVX-512, bfloat16)"),
-    ],
-)
-def test_processors_of_one_name_are_told_apart(tmp_path: Path, family: int, model: int, flags: str, text: str) -> None:
-    (tmp_path / "cpuinfo").write_text(CPUINFO.format(family=family, model=model, flags=flags))
-    assert environment._processor(tmp_path / "cpuinfo") == text
-
-
-def test_hardware_ends_with_cores_and_threads(tmp_path: Path) -> None:
-    assert environment.hardware(torch.device("cpu"), 2).endswith(f" cores, 2 x {torch.get_num_threads()} threads")
+    ):
+        (tmp_path / "cpuinfo").write_text(CPUINFO.format(family=family, model=model, flags=flags))
+        assert environment._processor(tmp_path / "cpuinfo") == text
     assert environment._processor(tmp_path / "none"), "a name also without /proc/cpuinfo"
+    assert environment.hardware(torch.device("cpu"), 2).endswith(f" cores, 2 x {torch.get_num_threads()} threads")
 
 
 def test_commit_is_that_of_the_first_call(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,21 +22,18 @@ def test_file_is_complete_and_nothing_else_is_left(tmp_path: Path) -> None:
     assert sorted(os.listdir(tmp_path)) == ["figure.png", "images.mat.gz", "record"]
 
 
-@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
-def test_error_leaves_the_old_file(tmp_path: Path, error: type[BaseException]) -> None:
+def test_error_leaves_the_old_file(tmp_path: Path) -> None:
     path = tmp_path / "result.json"
     path.write_text("old")
 
     def write() -> None:
         with atomically(path) as temporary:
             temporary.write_text("half of the n")
-            raise error
+            raise KeyboardInterrupt
 
-    with pytest.raises(error):
+    with pytest.raises(KeyboardInterrupt):
         write()
     assert path.read_text() == "old"
-    with pytest.raises(FileNotFoundError), atomically(path):
-        pass  # writes nothing
     assert os.listdir(tmp_path) == ["result.json"]
 
 

@@ -52,10 +52,3 @@ def test_from_the_sweep_to_the_report(cli: Cli, table_file, tmp_path: Path) -> N
 
     ended = cli("report", f"table={file}", "out=.")
     assert ended.status == 0, ended.err
-
-
-def test_a_wrong_question_is_refused_before_anything_runs(cli: Cli, table_file) -> None:
-    wrong = {**ROWS[1], "evaluate": ["what=dreams"]}
-    ended = cli("sweep", f"table={table_file(rows=[ROWS[0], wrong], columns=COLUMNS, seeds=[0])}")
-    assert ended.status == 2
-    assert "what=dreams does not exist" in ended.err

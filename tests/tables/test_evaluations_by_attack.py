@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import re
+import json
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from capsule_lab.errors import TableError
 from capsule_lab.studies.attack_tables import _over_seeds
 from capsule_lab.tables.expand import distinct, expand
 from capsule_lab.tables.figure import figures_by_command
@@ -90,12 +89,6 @@ def test_wrong_rows_are_refused_before_anything_runs(cli: Cli, table_file) -> No
         assert message in ended.err
 
 
-def test_training_takes_no_checkpoint(table_file) -> None:
-    row = {"name": "third", "overrides": [], "takes": {"ckpt": ["one", "checkpoint"]}}
-    with pytest.raises(TableError, match=re.escape("takes has ckpt: [one, checkpoint]; expected a metric of one")):
-        read(table_file(rows=[*ROWS[:2], row]))
-
-
 @pytest.mark.whole
 @pytest.mark.usefixtures("runs_here")
 def test_from_the_first_sweep_to_the_report(cli: Cli, file: Path, tmp_path: Path) -> None:
@@ -148,8 +141,6 @@ def test_curves_are_means_over_seeds_of_one_data_set_between_the_extremes() -> N
 
 
 def write_attack(directory: Path, fingerprint: str, checks: list[dict[str, Any]]) -> None:
-    import json
-
     path = directory / "evaluations" / f"{fingerprint}.json"
     path.parent.mkdir()
     record = {
@@ -168,28 +159,3 @@ def write_attack(directory: Path, fingerprint: str, checks: list[dict[str, Any]]
         "split": "test",
     }
     path.write_text(json.dumps(record))
-
-
-@pytest.mark.whole
-def test_the_papers_table_on_stand_ins_with_a_tiny_budget(
-    cli: Cli, toynorb: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """From nothing to its report: a CNN, capsules stopped where it ends, attacks on both and between them."""
-    monkeypatch.setenv("CAPSULE_LAB_DATA", str(toynorb))
-    rows = "rows=[cnn,capsules,cnn_noise,capsules_bim,capsules_transfer,cnn_fgsm_targeted]"
-    tiny = [
-        "data.source=standin",
-        "seeds=[0]",
-        "debug=smoke",
-        "data.eval_images=6",
-        "trainer.val_check_interval=2",
-        "data.batch_size=8",
-    ]
-    ended = cli("sweep", "table=hinton2018_adversarial", rows, *tiny, "trainer.accelerator=cpu")
-    assert (ended.status, ended.out.splitlines()[-1]) == (0, "hinton2018_adversarial: 6 done"), ended.err
-    ended = cli("report", "table=hinton2018_adversarial", rows, *tiny, "trainer.accelerator=cpu", "out=.")
-    assert ended.status == 0, ended.err
-    page = Path("hinton2018_adversarial.html").read_text()
-    assert "<h2>Attacks</h2>" in page
-    assert "<h2>Targeted attacks</h2>" in page
-    assert "standin" in page

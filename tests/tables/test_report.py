@@ -5,10 +5,8 @@ from __future__ import annotations
 import base64
 import html
 import io
-import json
 import re
 import shutil
-import subprocess
 from collections.abc import Callable
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -471,63 +469,3 @@ def test_report_builds_nothing_that_a_table_names(tmp_path: Path, monkeypatch: p
     assert (ended.status, ended.err) == (0, "")
     assert ended.out.count("7.25") == len(RUNS_CODE)
     assert not (tmp_path / "MARKER").exists()
-
-
-OF_CHROMIUM = ("google.com", "googleapis.com", "gvt1.com")  # what it asks for itself, also with an empty page
-BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-PROBE = """<script>
-addEventListener("load", () => {
-  const [table] = document.querySelectorAll("table.sortable");
-  const first = () => [...table.tBodies[0].rows].map(row => row.cells[0].textContent);
-  const click = column => { table.querySelectorAll("th")[column].click(); return first(); };
-  const seen = {
-    tables: [...document.querySelectorAll("table")].map(each => each.tBodies[0].rows.length),
-    images: [...document.images].map(image => [image.alt, image.complete, image.naturalWidth, image.naturalHeight]),
-    orders: [first(), click(1), click(1), click(0)],
-    asked: performance.getEntriesByType("resource").map(each => each.name),
-  };
-  document.title = JSON.stringify(seen);
-});
-</script>"""
-
-
-def browse(page: Path, profile: Path, *more: str) -> str:
-    """What the browser says of a file, with nothing to reach."""
-    options = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={profile}", "--window-size=1280,2000"]
-    options += ["--host-resolver-rules=MAP * ~NOTFOUND", "--disable-background-networking"]
-    command = [str(BROWSER), *options, *more, page.as_uri()]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
-
-
-@pytest.mark.whole
-@pytest.mark.skipif(BROWSER is None, reason="there is no Chromium to open the page in")
-def test_page_works_in_a_browser_from_a_file(file: Path, entries, tmp_path: Path) -> None:
-    page = tmp_path / "mine.html"
-    page.write_text(formats.as_page(read(file), entries, "make report").replace("</body>", f"{PROBE}</body>"))
-    log = tmp_path / "requests.json"
-    shown = browse(page, tmp_path / "profile", "--dump-dom", f"--log-net-log={log}")
-    seen = json.loads(html.unescape(re.findall("<title>(.*?)</title>", shown, re.DOTALL)[0]))
-    assert seen["tables"] == [3, 1, 5], "rows, what was run on, every run"
-
-    a, b, c = "Capsules | a", "<b> & co", "their best"  # published: 2, 3, 10.5
-    assert seen["orders"] == [[a, b, c], [a, b, c], [c, b, a], [b, a, c]]
-
-    (curves, *_, width, height), confusion = seen["images"]
-    assert curves == "loss and error of Capsules | a: error"
-    assert min(width, height) > 100
-    assert confusion == ["test confusion", True, 10, 8]
-
-    assert seen["asked"] == []
-    asked = set(re.findall(r'"url":"https?://([^/"]+)', log.read_text()))
-    assert {host for host in asked if not host.endswith(OF_CHROMIUM)} == set()
-
-
-@pytest.mark.whole
-@pytest.mark.skipif(BROWSER is None, reason="there is no Chromium to open the page in")
-def test_page_can_be_seen(file: Path, entries, tmp_path: Path) -> None:
-    page, shot = tmp_path / "mine.html", tmp_path / "page.png"
-    page.write_text(formats.as_page(read(file), entries, "make report"))
-    browse(page, tmp_path / "profile", f"--screenshot={shot}")
-    pixels = matplotlib.image.imread(shot)
-    assert pixels.shape[:2] == (2000, 1280)
-    assert np.unique(pixels[..., :3].reshape(-1, 3), axis=0).shape[0] > 50, "text, tables and curves in their colours"

@@ -257,45 +257,24 @@ def test_same_command_finishes_only_what_is_left(swept: Swept, monkeypatch: pyte
 
 
 @pytest.mark.whole
-def test_sweep_that_is_stopped_stops_its_runs_which_save(
-    table_file, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGKILL], ids=lambda signum: signum.name)
+def test_runs_end_with_their_sweep_and_save_before(table_file, tmp_path: Path, signum: signal.Signals) -> None:
     file = table_file(seeds=[0, 1], base=ENDLESS, rows=[GOOD])
-    process = start(
-        "-u", "-m", "capsule_lab.sweep", f"table={file}", "launcher=gpus", "hydra.launcher.jobs=2", cwd=tmp_path
-    )
-    try:
-        wait_for(lambda: len(list(tmp_path.glob("runs/*/metrics.csv"))) == 2)
-        process.send_signal(signal.SIGTERM)
-        _, err = process.communicate(timeout=60)
-    finally:
-        process.kill()
-        process.communicate()
-    assert process.returncode == 128 + signal.SIGTERM
-    assert err == (
-        "capsule_lab: stopped by SIGTERM, and 2 runs with it, which saved what they had trained; "
-        "the same command continues\n"
-    )
-    for cell in expand(read(file)):
-        assert "stopped by SIGTERM at step" in cell.error
-        assert (cell.directories[0] / "checkpoints" / "last.ckpt").is_file()
-
-
-@pytest.mark.whole
-def test_runs_end_with_their_sweep_and_save_before(table_file, tmp_path: Path) -> None:
-    file = table_file(seeds=[0, 1], base=ENDLESS, rows=[GOOD])
-    command = ("-m", "capsule_lab.sweep", f"table={file}", "launcher=gpus", "hydra.launcher.jobs=2")
+    command = ("-u", "-m", "capsule_lab.sweep", f"table={file}", "launcher=gpus", "hydra.launcher.jobs=2")
     process = start(*command, cwd=tmp_path)
     try:
         wait_for(lambda: len(list(tmp_path.glob("runs/*/metrics.csv"))) == 2)
         started = [lock.read_record(cell.fingerprint).process for cell in expand(read(file))]
-        process.kill()
-        wait_for(
-            lambda: not any(Path(f"/proc/{name.split()[0]}").exists() for name in started), 60
-        )  # of a busy machine
+        process.send_signal(signum)
+        _, err = process.communicate(timeout=60)
+        wait_for(lambda: not any(Path(f"/proc/{name.split()[0]}").exists() for name in started))
     finally:
         process.kill()
         process.communicate()
+    if signum == signal.SIGTERM:
+        assert process.returncode == 128 + signal.SIGTERM
+        saved = "2 runs with it, which saved what they had trained; the same command continues"
+        assert err == f"capsule_lab: stopped by SIGTERM, and {saved}\n"
     for cell in expand(read(file)):
         assert "stopped by SIGTERM at step" in cell.error
         assert (cell.directories[0] / "checkpoints" / "last.ckpt").is_file()

@@ -15,7 +15,7 @@ import numpy as np
 import scipy.io
 import torch
 
-from capsule_lab.data.download import check_labels, download_file, reading, sha256, verify
+from capsule_lab.data.download import download_file, reading, sha256, verify
 from capsule_lab.data.loader import Images
 from capsule_lab.errors import DataError
 
@@ -52,8 +52,7 @@ def check(folder: Path) -> dict[str, str]:
 def load(folder: Path) -> Images:
     """The test set: ``(320000, 1, 40, 40)`` uint8, labels, and ``human_readable_transform`` as float factors.
 
-    Args:
-        folder: holds ``test.mat.zip``, which is preferred, or ``test.mat``.
+    From ``test.mat.zip`` in ``folder``, else from ``test.mat``.
 
     Raises:
         DataError: if there is none, it cannot be read, or is not 32 versions of each of MNIST's test digits.
@@ -66,17 +65,18 @@ def load(folder: Path) -> Images:
                 images = load_mat(archive / FILE, file)
     else:
         images = load_mat(path)
-    found, expected = images.labels.bincount(minlength=10).tolist(), [VERSIONS * digits for digits in TEST_DIGITS]
-    if found != expected:
+    digits, counts = (found.tolist() for found in images.labels.unique(return_counts=True))
+    expected = [VERSIONS * count for count in TEST_DIGITS]
+    if digits != list(range(10)) or counts != expected:
         raise DataError(
-            f"{path} holds {len(images.labels)} images, {found} of the digits 0 to 9; expected {sum(expected)}, "
-            f"{expected}, {VERSIONS} of each of MNIST's test digits: take the test set of 32x/transformed, not another"
+            f"{path} holds {len(images.labels)} images, {counts} of the labels {digits}; expected {sum(expected)}, "
+            f"{expected} of 0 to 9: take the test set of 32x/transformed, {VERSIONS} of each of MNIST's test digits"
         )
     return images
 
 
 def load_mat(path: Path, opened: Any = None) -> Images:
-    """One ``.mat`` file: ``(n, 1, 40, 40)`` uint8, labels 0 to 9, and ``(n, k)`` parameters of the transforms.
+    """One ``.mat`` file: ``(n, 1, 40, 40)`` uint8, labels, and ``(n, k)`` parameters of the transforms.
 
     Args:
         path: of the file.
@@ -95,17 +95,11 @@ def load_mat(path: Path, opened: Any = None) -> Images:
         factors = np.ascontiguousarray(transforms.T, dtype=np.float32)
         if not np.isfinite(factors).all() or (labels != labels.astype(np.int64)).any():
             raise ValueError("it has transforms that are not finite, or labels that are not whole")
-    whole = labels[0].astype(np.int64)
-    check_labels(path, whole, range(10))
     # MATLAB stores column after column, so that an image is contiguous and nothing is copied here
     pixels = np.ascontiguousarray(images.T).reshape(count, 1, SIZE, SIZE)
-    return Images(*(torch.from_numpy(array) for array in (pixels, whole, factors)))
+    return Images(*(torch.from_numpy(array) for array in (pixels, labels[0].astype(np.int64), factors)))
 
 
 def download(scratch: Path) -> None:
-    """``test.mat.zip`` into ``scratch``; for ``fetch``.
-
-    Raises:
-        OSError: if the server does not send it.
-    """
+    """``test.mat.zip`` into ``scratch``; for ``fetch``."""
     download_file(ARCHIVE, f"sha256:{SHA256}", (SERVER,), scratch)

@@ -71,21 +71,13 @@ _AT_ONCE = 1000  # ours: images averaged at once, 37 MB as 16-bit numbers
 
 
 def verified(folder: Path) -> bool:
-    """``verify`` for ``folder``, each file as ``.mat`` or ``.mat.gz``.
-
-    Raises:
-        DataError: as ``verify``.
-    """
+    """``verify`` for ``folder``, each file as ``.mat`` or ``.mat.gz``."""
     present = {name: name if (folder / name).is_file() else f"{name}.gz" for name in PUBLISHED}
     return verify(folder, {file: PUBLISHED[name].md5 for name, file in present.items()}, NAME)
 
 
 def download(scratch: Path) -> None:
-    """The six files, unpacked, into ``scratch``; for ``fetch``.
-
-    Raises:
-        OSError: if no server has one of them.
-    """
+    """The six files, unpacked, into ``scratch``; for ``fetch``."""
     for name, published in PUBLISHED.items():
         archive = download_file(f"{name}.gz", f"sha256:{published.sha256_of_archive}", SERVERS, scratch.parent)
         with gzip.open(archive) as packed, (scratch / name).open("wb") as file:
@@ -121,9 +113,8 @@ def load_part(folder: Path, part: Part, resize: Resize) -> Images:
                 f"{folder} has {name} {unknown[0]} among its {part} labels; expected one of "
                 f"{', '.join(map(str, known))}: replace the files by those of one set"
             )
-    images, side = read_matrix(file), SIZE
-    if images.shape[-1] != SIZE:
-        side = 2 * SIZE
+    images = read_matrix(file)
+    side = SIZE if images.shape[-1] == SIZE else 2 * SIZE
     if images.dtype != np.uint8 or images.shape != (len(labels), 2, side, side):
         raise DataError(
             f"{file} holds {images.dtype} of shape {images.shape}; expected uint8 of "
@@ -148,13 +139,12 @@ def halve(images: np.ndarray, resize: Resize) -> np.ndarray:
 
 def _find(folder: Path, part: Part, content: str) -> Path:
     """The one file of that kind; unpacked, if it is there both ways."""
-    found = {path.name: path for path in sorted(folder.glob(f"smallnorb-*-{part}-{content}.mat*"))}
-    files = [path for name, path in found.items() if name.removesuffix(".gz") not in found or not name.endswith(".gz")]
-    files = [path for path in files if path.name.endswith((".mat", ".mat.gz"))]
-    if len(files) != 1:
-        names = ", ".join(path.name for path in files) or "none"
+    pattern = f"smallnorb-*-{part}-{content}.mat"
+    names = sorted({path.name.removesuffix(".gz") for end in ("", ".gz") for path in folder.glob(pattern + end)})
+    if len(names) != 1:
         raise DataError(
-            f"{folder} holds {names} for smallnorb-*-{part}-{content}.mat; expected one such file: keep the six files "
-            "of one set in a folder"
+            f"{folder} holds {', '.join(names) or 'none'} for {pattern}; expected one such file: keep the six files of "
+            "one set in a folder"
         )
-    return files[0]
+    unpacked = folder / names[0]
+    return unpacked if unpacked.is_file() else unpacked.with_name(f"{names[0]}.gz")

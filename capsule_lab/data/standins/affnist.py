@@ -47,15 +47,10 @@ class SyntheticAffNIST(InMemory):
         seed: of the draws.
         versions: of each image.
         size: number of versions in all, if fewer than that.
-
-    Raises:
-        ValueError: for fewer than one version.
     """
 
     def __init__(self, images: Images, seed: int, *, versions: int = VERSIONS, size: int | None = None) -> None:
         super().__init__(images, seed)
-        if versions < 1:
-            raise ValueError(f"the number of versions is {versions}; expected 1 or more of each image")
         everything = versions * len(images.labels)
         self.size = everything if size is None else min(size, everything)
 
@@ -85,14 +80,11 @@ def transformed(
 ) -> tuple[UInt8[Tensor, "batch 1 40 40"], Float[Tensor, "batch 6"]]:
     """Each image transformed as its key says, bilinear, in 256 greys as affNIST is stored; and how, see ``FACTORS``."""
     drawn = {name: random_uniform(key, stream, *between) for stream, (name, between) in enumerate(RANGES.items())}
-    rotation = drawn["rotation"] * (math.pi / 180)
+    radians: dict[str, Any] = {**drawn, "rotation": drawn["rotation"] * (math.pi / 180)}
     margin = (_CANVAS - images.shape[2]) // 2
     canvas = torch.nn.functional.pad(to_unit_interval(images), (margin,) * 4)
-    still = torch.zeros_like(rotation)
-    wide = affine(
-        canvas, rotation=rotation, shear=drawn["shear"], scale_x=drawn["scale_x"], scale_y=drawn["scale_y"],
-        right=still, down=still,
-    )  # fmt: skip
+    still = torch.zeros_like(radians["rotation"])
+    wide = affine(canvas, **radians, right=still, down=still)
     grey = (255 * wide).round().to(torch.uint8)
     pixels, down, right = place(grey, key)
     return pixels, torch.stack([*drawn.values(), right.float(), down.float()], 1)
@@ -104,10 +96,6 @@ def place(
     """The part of each image that is not black, anywhere on 40x40 pixels where none of it is lost, uniformly.
 
     If it is wider than that, which no digit of MNIST becomes, it is put in the middle and loses its edges.
-
-    Args:
-        images: square ones, with a black margin.
-        key: of the draws.
 
     Returns:
         The placed images; and by how many pixels each was moved down and to the right, from where the middle of the

@@ -43,16 +43,18 @@ class RenderedToys(AbstractSource):
         self.record: dict[str, Any] = {}
 
     def find(self) -> None:
-        """Render the files if they are not there.
-
-        Raises:
-            DataError: if they cannot be written, or another version of the renderer made them.
-        """
         from capsule_lab.data.standins import toynorb  # here, as it imports numba
 
         path = self.folder / "provenance.json"
         if not path.is_file():
-            _render(self.folder, self.standin)
+            log.info("rendering toys into %s, once, in half a minute or so", self.folder)
+            try:
+                toynorb.render_files(self.folder, size=SIZE, seed=_SEED, **_LEVELS[self.standin])
+            except OSError as error:
+                raise DataError(
+                    f"the stand-in for smallNORB cannot be written into {self.folder} ({error.strerror}); expected a "
+                    "writable folder with half a gigabyte of free space: name another with CAPSULE_LAB_DATA=…"
+                ) from error
         try:
             self.record = json.loads(path.read_text(encoding="utf-8"))
             version = self.record.get("version")
@@ -68,11 +70,6 @@ class RenderedToys(AbstractSource):
             )
 
     def load(self, *, train: bool) -> Images:
-        """As ``AbstractSource.load``.
-
-        Raises:
-            DataError: if the files are not whole, or not those that were rendered.
-        """
         from capsule_lab.data.standins import toynorb
 
         part: Part = "training" if train else "testing"
@@ -88,16 +85,3 @@ class RenderedToys(AbstractSource):
         from capsule_lab.data.standins import toynorb
 
         return {"name": toynorb.STANDIN_NAME, "generator": "capsule_lab.data.standins.toynorb", **self.record}
-
-
-def _render(folder: Path, standin: StandIn) -> None:
-    from capsule_lab.data.standins import toynorb
-
-    log.info("rendering toys into %s, once, in half a minute or so", folder)
-    try:
-        toynorb.render_files(folder, size=SIZE, seed=_SEED, **_LEVELS[standin])
-    except OSError as error:
-        raise DataError(
-            f"the stand-in for smallNORB cannot be written into {folder} ({error.strerror}); expected a writable "
-            "folder with half a gigabyte of free space: name another with CAPSULE_LAB_DATA=…"
-        ) from error

@@ -8,11 +8,9 @@ what was compiled before. Read from numba 0.68.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import logging
 import os
-import shutil
 import tempfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -27,8 +25,6 @@ from capsule_lab.kernels.cpu.simd import FAST_MATH
 _LOG = logging.getLogger(__name__)
 CONFIG: Any = numba.config
 SOURCES = [*sorted(Path(__file__).parent.glob("*.py")), Path(em_arguments.__file__)]
-KEPT = 8  # ours: folders that stay, as many checkouts or branches as are in use at a time
-
 
 if CONFIG.DISABLE_JIT:
     raise ImportError("NUMBA_DISABLE_JIT is set, so that no kernel can be compiled; unset it")
@@ -45,45 +41,20 @@ def cache_folder(root: Path, sources: Iterable[Path]) -> Path:
 def make_cache_folder() -> Path | None:
     """The folder of the kernels as they are now, or ``None`` if nothing can be written there.
 
-    It is in ``NUMBA_CACHE_DIR`` where that is set, otherwise in the cache directory of the user. Of folders for other
-    versions of the kernels, those used last remain.
+    It is in ``NUMBA_CACHE_DIR`` where that is set, otherwise in the cache directory of the user.
     """
     try:
         root = CONFIG.CACHE_DIR or os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
         folder = cache_folder(Path(root) / "capsule_lab", SOURCES)
         folder.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=folder).close()
-        os.utime(folder)
     except (OSError, RuntimeError) as error:  # the latter of a user without a home directory
         _LOG.warning("kernels are compiled again in every process: %s; set NUMBA_CACHE_DIR to a writable folder", error)
         return None
-    with contextlib.suppress(OSError):  # another process may remove one at the same time
-        by_age = sorted(folder.parent.glob("kernels-*"), key=lambda path: path.stat().st_mtime)
-        for old in by_age[:-KEPT]:
-            shutil.rmtree(old, ignore_errors=True)
     return folder
 
 
 _FOLDER = make_cache_folder()
-
-
-class _CacheFile(IndexDataCacheFile):
-    """Index and machine code of one function; what cannot be read, such as a truncated file, is compiled again.
-
-    numba writes its files whole, but does not sync them to the disk, and raises whatever pickle does.
-    """
-
-    def _load_index(self) -> Any:
-        try:
-            return super()._load_index()
-        except Exception:
-            return {}
-
-    def _load_data(self, name: str) -> Any:
-        try:
-            return super()._load_data(name)
-        except Exception as error:
-            raise FileNotFoundError(name) from error  # which numba expects
 
 
 def _compiled(**options: Any) -> Callable[[Any], Any]:
@@ -96,8 +67,8 @@ def _compiled(**options: Any) -> Callable[[Any], Any]:
             dispatcher = numba.njit(nogil=True, error_model="numpy", cache=True, **options)(function)
         finally:
             CONFIG.CACHE_DIR = before
-        cache = dispatcher._cache
-        cache._cache_file = _CacheFile(str(_FOLDER), cache._impl.filename_base, source_stamp=None)
+        cache = dispatcher._cache  # without a source stamp, so that the date of the file does not matter
+        cache._cache_file = IndexDataCacheFile(str(_FOLDER), cache._impl.filename_base, source_stamp=None)
         return dispatcher
 
     return decorate

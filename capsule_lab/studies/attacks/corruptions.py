@@ -1,16 +1,16 @@
 """Corruptions of MNIST-C (Mu and Gilmer 2019), which took most from ImageNet-C (Hendrycks and Dietterich 2019).
 
-Called like attacks, of which the budget is a severity. Those kinds are here that torch, torchvision and scipy can
-make; rotation, scaling, shear and translation are in ``affine``. Constants are those of MNIST-C's ``corruptions.py``,
+Those kinds are here that torch, torchvision and scipy can make. Constants are those of MNIST-C's ``corruptions.py``,
 for images of 28 x 28 pixels in [0, 1]; lengths are pixels whatever the size of an image. All draws derive from the key
-of an image, so that they are not the draws of the published files, but those of an image are the same in any batch, and
-at any severity. Images are not rounded to whole grey levels, as the published ones are, except by JPEG.
+of an image, so that they are not those of the published files, but the same in any batch and at any severity. Images
+are not rounded to whole grey levels, as the published ones are, except by JPEG.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import scipy.ndimage
 import scipy.stats
@@ -27,28 +27,19 @@ from capsule_lab.studies.attacks.kind import attack
 Pictures = Float[Tensor, "batch channel height width"]
 
 
-@attack("corruption", strengths=(1.0, 2.0, 3.0, 4.0, 5.0), unit="severity", limits=(0.0, 5.0))  # Mu and Gilmer 2019
+@attack("corruption", strengths=(1.0, 2.0, 3.0, 4.0, 5.0), unit="severity")  # Mu and Gilmer 2019
 def corruption(
     objective: object, images: Pictures, epsilon: float, key: Key, box: Box = UNIT, *, kind: str = "gaussian_noise"
 ) -> Pictures:
     """Corruptions of MNIST-C (Mu and Gilmer 2019); a strength is a severity, 1 to 5.
 
-    Standardised images need an attack in ``space=grey_levels``. Images of three channels are red, green and blue. Other
-    channels are grey images of one scene, as the eyes of smallNORB: noise is drawn for each, geometry, fog and spatter
-    for all.
-
-    Args:
-        objective: of no use; all attacks are called alike.
-        images: to corrupt.
-        epsilon: severity, 1 to 5; 0 is the image itself, bit for bit.
-        key: a number for each image, from which its draws derive.
-        box: the pixels that there are, with both bounds, which black and white are.
-        kind: one of ``KINDS``.
+    Strength 0 is the image itself, bit for bit. Bounds of the box are black and white, so that standardised images need
+    an attack in ``space=grey_levels``. Images of three channels are red, green and blue. Other channels are grey images
+    of one scene, as the eyes of smallNORB: noise is drawn for each, geometry, fog and spatter for all.
     """
     check_choice("kind", kind, tuple(KINDS))
     check_choice("epsilon, a severity,", epsilon, (0, 1, 2, 3, 4, 5))
-    low, high = (torch.as_tensor(bound).to(images) for bound in box)
-    if not (low.isfinite().all() and high.isfinite().all()):
+    if math.isinf(box.high - box.low):
         raise ValueError(
             "pixels have no bounds, as those of standardised images, and a corruption needs black and white; "
             "expected an attack in space=grey_levels"
@@ -56,13 +47,11 @@ def corruption(
     if epsilon == 0:
         return images
     function, constants = KINDS[kind]
+    low, high = (torch.as_tensor(bound).to(images) for bound in box)
     with torch.no_grad():
         unit = ((images - low) / (high - low)).clamp(0, 1)
         corrupted = function(unit, constants[int(epsilon) - 1], key).clamp(0, 1)
         return torch.clamp(low + (high - low) * corrupted, low, high)
-
-
-# --- noise -----------------------------------------------------------------------------------------------------------
 
 
 def _gaussian_noise(images: Pictures, deviation: float, key: Key) -> Pictures:
@@ -80,13 +69,6 @@ def _impulse_noise(images: Pictures, share: float, key: Key) -> Pictures:
     """So many of the pixels are black or white, half of them each."""
     uniform = _uniform(key, 0, tuple(images.shape[1:])).to(images.device)
     return torch.where(uniform < share, (uniform < share / 2).to(images), images)
-
-
-# --- blur ------------------------------------------------------------------------------------------------------------
-
-
-def _gaussian_blur(images: Pictures, deviation: float, _: Key) -> Pictures:
-    return _smoothed(images, deviation)
 
 
 def _motion_blur(images: Pictures, constants: tuple[int, float], key: Key) -> Pictures:
@@ -132,18 +114,11 @@ def _jpeg(images: Pictures, quality: int, _: Key) -> Pictures:
     return found.view_as(levels).to(images) / 255
 
 
-# --- grey levels -----------------------------------------------------------------------------------------------------
-
-
 def _brightness(images: Pictures, added: float, _: Key) -> Pictures:
     """Of three channels, the value of HSV is raised, which keeps hue and saturation."""
     value = images.amax(1, keepdim=True) if images.shape[1] == 3 else images
     brighter = (value + added).clamp(max=1)
     return torch.where(value > 0, images / value * brighter, brighter)
-
-
-def _contrast(images: Pictures, factor: float, _: Key) -> Pictures:
-    return contrast(images, images.new_full((len(images),), factor))
 
 
 def _stripe(images: Pictures, share: float, _: Key) -> Pictures:
@@ -152,9 +127,6 @@ def _stripe(images: Pictures, share: float, _: Key) -> Pictures:
     stripe = round(share * width)
     column = torch.arange(width, device=images.device)
     return torch.where((column < stripe) | (column >= width - stripe), 1 - images, images)
-
-
-# --- weather ---------------------------------------------------------------------------------------------------------
 
 
 def _fog(images: Pictures, constants: tuple[float, float], key: Key) -> Pictures:
@@ -168,14 +140,9 @@ def _fog(images: Pictures, constants: tuple[float, float], key: Key) -> Pictures
 
 
 def _plasma(key: Key, side: int, decay: float) -> Float[Tensor, "batch side side"]:
-    """Random heights in [0, 1] by the diamond-square algorithm, whose edges fit together.
+    """Random heights in [0, 1] by the diamond-square algorithm, whose edges fit together; ``side`` is a power of 2.
 
     What is added at random shrinks by the square of ``decay`` from one level to the next, as in ImageNet-C.
-
-    Args:
-        key: of each map.
-        side: a power of 2.
-        decay: 1 is rough, more is smoother.
     """
     heights = torch.zeros(len(key), side, side, device=key.device)
     step, size, stream = side, 1.0, 0
@@ -194,8 +161,7 @@ def _plasma(key: Key, side: int, decay: float) -> Float[Tensor, "batch side side
     return heights / heights.amax((1, 2), keepdim=True)
 
 
-_MUD = (63 / 255, 42 / 255, 20 / 255)
-"""Red, green and blue, of ImageNet-C; grey mud of MNIST-C is as bright as its red."""
+_MUD = (63 / 255, 42 / 255, 20 / 255)  # red, green and blue, of ImageNet-C; MNIST-C's grey mud is as bright as its red
 
 
 def _spatter(images: Pictures, constants: tuple[float, float, float, float, float], key: Key) -> Pictures:
@@ -207,9 +173,6 @@ def _spatter(images: Pictures, constants: tuple[float, float, float, float, floa
     mud = torch.where(mud < 0.8, 0, mud)  # MNIST-C
     colour = images.new_tensor(_MUD if images.shape[1] == 3 else _MUD[:1]).view(1, -1, 1, 1)
     return images * (1 - mud) + colour * mud
-
-
-# --- geometry --------------------------------------------------------------------------------------------------------
 
 
 def _elastic(images: Pictures, constants: tuple[float, float, float], key: Key) -> Pictures:
@@ -234,11 +197,7 @@ def _elastic(images: Pictures, constants: tuple[float, float, float], key: Key) 
     return torch.nn.functional.grid_sample(images, grid, mode="bilinear", padding_mode="zeros", align_corners=False)
 
 
-# --- draws, smoothing ------------------------------------------------------------------------------------------------
-
-
 def _uniform(key: Key, stream: int, shape: tuple[int, ...]) -> Float[Tensor, " batch *shape"]:
-    """In [0, 1), for each image."""
     return random_uniform(element_keys(key, shape), stream, 0.0, 1.0)
 
 
@@ -256,30 +215,27 @@ def _smoothed(
     return torch.from_numpy(smooth).to(images)
 
 
-class Kind(NamedTuple):
-    """How images in [0, 1] are corrupted, and the constants of severities 1 to 5."""
-
-    function: Callable[[Pictures, Any, Key], Pictures]
-    constants: tuple[Any, Any, Any, Any, Any]
-
-
-KINDS = {
+KINDS: dict[str, tuple[Callable[[Pictures, Any, Key], Pictures], tuple[Any, ...]]] = {
     # standard deviation; the first three are ImageNet-C's as well
-    "gaussian_noise": Kind(_gaussian_noise, (0.08, 0.12, 0.18, 0.26, 0.38)),
-    "shot_noise": Kind(_shot_noise, (60.0, 25.0, 12.0, 5.0, 3.0)),  # photons of a white pixel
-    "impulse_noise": Kind(_impulse_noise, (0.03, 0.06, 0.09, 0.17, 0.27)),  # share of pixels
-    "gaussian_blur": Kind(_gaussian_blur, (1.0, 2.0, 3.0, 4.0, 6.0)),  # standard deviation, pixels
+    "gaussian_noise": (_gaussian_noise, (0.08, 0.12, 0.18, 0.26, 0.38)),
+    "shot_noise": (_shot_noise, (60.0, 25.0, 12.0, 5.0, 3.0)),  # photons of a white pixel
+    "impulse_noise": (_impulse_noise, (0.03, 0.06, 0.09, 0.17, 0.27)),  # share of pixels
+    # standard deviation, pixels
+    "gaussian_blur": (lambda images, deviation, _: _smoothed(images, deviation), (1.0, 2.0, 3.0, 4.0, 6.0)),
     # radius and deviation, pixels
-    "motion_blur": Kind(_motion_blur, ((10, 3.0), (15, 5.0), (15, 8.0), (15, 12.0), (20, 15.0))),
-    "pixelate": Kind(_pixelate, (0.6, 0.5, 0.4, 0.3, 0.25)),  # share of the height and width
-    "jpeg": Kind(_jpeg, (25, 18, 15, 10, 7)),  # quality
-    "brightness": Kind(_brightness, (0.1, 0.2, 0.3, 0.4, 0.5)),  # added
-    "contrast": Kind(_contrast, (0.4, 0.3, 0.2, 0.1, 0.05)),  # factor
+    "motion_blur": (_motion_blur, ((10, 3.0), (15, 5.0), (15, 8.0), (15, 12.0), (20, 15.0))),
+    "pixelate": (_pixelate, (0.6, 0.5, 0.4, 0.3, 0.25)),  # share of the height and width
+    "jpeg": (_jpeg, (25, 18, 15, 10, 7)),  # quality
+    "brightness": (_brightness, (0.1, 0.2, 0.3, 0.4, 0.5)),  # added
+    "contrast": (  # factor
+        lambda images, factor, _: contrast(images, images.new_full((len(images),), factor)),
+        (0.4, 0.3, 0.2, 0.1, 0.05),
+    ),
     # share of the width, on each side; MNIST-C has no severities of it, and 0.25, 7 of 28 pixels
-    "stripe": Kind(_stripe, (0.05, 0.1, 0.15, 0.2, 0.25)),  # ours: 1 to 4
+    "stripe": (_stripe, (0.05, 0.1, 0.15, 0.2, 0.25)),  # ours: 1 to 4
     # clouds added, and decay of their roughness
-    "fog": Kind(_fog, ((1.5, 2.0), (2.0, 2.0), (2.5, 1.7), (2.5, 1.5), (3.0, 1.4))),
-    "spatter": Kind(  # mean and deviation of noise, its smoothing in pixels, threshold, smoothing of edges in pixels
+    "fog": (_fog, ((1.5, 2.0), (2.0, 2.0), (2.5, 1.7), (2.5, 1.5), (3.0, 1.4))),
+    "spatter": (  # mean and deviation of noise, its smoothing in pixels, threshold, smoothing of edges in pixels
         _spatter,
         (
             (0.65, 0.3, 4.0, 0.69, 0.6),
@@ -291,8 +247,9 @@ KINDS = {
     ),
     # strength and smoothing of the noise, and jitter of the three points, shares of the shorter side; in MNIST-C as
     # well 1 and 2 move whole images, and 3 to 5 do not
-    "elastic": Kind(
-        _elastic, ((2.0, 0.7, 0.1), (2.0, 0.08, 0.2), (0.05, 0.01, 0.02), (0.07, 0.01, 0.02), (0.12, 0.01, 0.02))
+    "elastic": (
+        _elastic,
+        ((2.0, 0.7, 0.1), (2.0, 0.08, 0.2), (0.05, 0.01, 0.02), (0.07, 0.01, 0.02), (0.12, 0.01, 0.02)),
     ),
 }
-"""Corruptions by name. Constants are of MNIST-C's code but for those that are marked as ours."""
+"""Functions of images in [0, 1], and constants of severities 1 to 5: those of MNIST-C but for what is marked ours."""

@@ -1,36 +1,83 @@
-"""What a network says of images that were attacked over several budgets."""
+"""What attacks raise of a network, and what it says of images that were attacked over several budgets.
+
+Losses are per image, and larger the nearer the network is to the wrong answer. Of scores that saturate, such as lengths
+and activations of capsules, the gradient vanishes on just the images that a network is sure of, and it looks robust
+where it is not; so all of these take logits, see ``CapsuleOutput.logits``.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
-from capsule_lab.studies.attacks import losses
-from capsule_lab.studies.attacks.gradient import Box, Images, gradient_of
+from capsule_lab.studies.attacks.gradient import Box, Images
 
 LogitsOf = Callable[[Images], Float[Tensor, "batch class"]]
-AnswersOf = Callable[[Images], tuple[Float[Tensor, "batch class"], Float[Tensor, " some"]]]
 TrainingLoss = Callable[[Images, Int64[Tensor, " batch"]], Float[Tensor, ""]]
 AttackFunction = Callable[..., Images]
 """``attack(objective, images, epsilon, key, box)``: see ``gradient.fgsm``."""
 LossName = Literal["cross_entropy", "margin", "dlr", "training"]
 
+_PICTURES = 8  # ours: what fits a page
+_SMALL = 1e-12  # Croce and Hein 2020's code: of logits that are all alike
 
-@dataclass(frozen=True)
-class Prepared:
-    """A batch, ready to be attacked.
 
-    Attributes:
-        images: in the space of the attack.
-        labels: one of each image.
-        key: of each image, from which random draws derive.
-        box: the pixels that there are.
-        grey_levels: of each image, how many grey levels of 255 one unit of the space is, ``(batch,)``.
+def cross_entropy(
+    logits: Float[Tensor, "batch class"], classes: Int64[Tensor, " batch"], *, targeted: bool = False
+) -> Float[Tensor, " batch"]:
+    """Softmax cross-entropy of the label; targeted, less that of the target (Goodfellow et al. 2015).
+
+    ``classes`` are the labels or, if it is targeted, what the network shall say.
+    """
+    loss = torch.nn.functional.cross_entropy(logits, classes, reduction="none")
+    return -loss if targeted else loss
+
+
+def margin(
+    logits: Float[Tensor, "batch class"], classes: Int64[Tensor, " batch"], *, targeted: bool = False
+) -> Float[Tensor, " batch"]:
+    """By how much the best other class is ahead of the label, or the target of all others (Carlini and Wagner 2017).
+
+    It never saturates, and is above 0 just where the attack succeeds. Arguments are those of ``cross_entropy``.
+    """
+    own = _logit_of(logits, classes)
+    others = logits.scatter(1, classes[:, None], -torch.inf).amax(1)
+    return own - others if targeted else others - own
+
+
+def dlr(
+    logits: Float[Tensor, "batch class"],
+    classes: Int64[Tensor, " batch"],
+    *,
+    targets: Int64[Tensor, " batch"] | None = None,
+) -> Float[Tensor, " batch"]:
+    """Difference of logits ratio (Croce and Hein 2020, equations 5 and 6): the margin, whatever the logits' scale.
+
+    ``classes`` are the labels, and ``targets`` what the network shall say; ``None`` is anything but the label.
+    """
+    least = 3 if targets is None else 4
+    if logits.shape[1] < least:
+        raise ValueError(f"the logits are of {logits.shape[1]} classes; the loss dlr needs {least}, margin needs 2")
+    ordered = logits.sort(dim=1, descending=True).values
+    if targets is None:
+        return margin(logits, classes) / (ordered[:, 0] - ordered[:, 2]).clamp(min=_SMALL)
+    ahead = _logit_of(logits, targets) - _logit_of(logits, classes)
+    return ahead / (ordered[:, 0] - ordered[:, 2:4].mean(1)).clamp(min=_SMALL)
+
+
+def _logit_of(logits: Tensor, classes: Tensor) -> Tensor:
+    return logits.gather(1, classes[:, None])[:, 0]
+
+
+class Prepared(NamedTuple):
+    """A batch in the space of an attack, the keys that random draws derive from, and the pixels that there are.
+
+    ``grey_levels`` are how many grey levels of 255 one unit of the space is, of each image.
     """
 
     images: Images
@@ -41,23 +88,21 @@ class Prepared:
 
     def first(self, images: int) -> Prepared:
         """The first so many images."""
-        parts = (self.images[:images], self.labels[:images], self.key[:images])
-        return Prepared(*parts, self.box, self.grey_levels[:images])
+        pixels, labels, key, box, grey_levels = self
+        return Prepared(pixels[:images], labels[:images], key[:images], box, grey_levels[:images])
 
 
-@dataclass(frozen=True)
-class Answers:
+class Answers(NamedTuple):
     """What a network says of images under one attack, all on the CPU.
 
-    Attributes:
-        logits: of every class, ``(images, classes)``.
-        change: mean change of a pixel, in units of the space, ``(images,)``.
-        reconstruction_errors: of the winning class, ``(images,)``; empty if they were not asked for.
+    ``change`` is the mean change of a pixel in units of the space. ``reconstruction_errors`` are of the winning class,
+    none if they were not asked for; ``pictures`` the first of the attacked images.
     """
 
     logits: Float[Tensor, "images class"]
-    change: Float[Tensor, " images"]
     reconstruction_errors: Float[Tensor, " some"]
+    change: Float[Tensor, " images"]
+    pictures: Float[Tensor, " few *shape"]
 
     @property
     def found(self) -> Int64[Tensor, " images"]:
@@ -65,15 +110,8 @@ class Answers:
         return self.logits.argmax(1)
 
 
-@dataclass(frozen=True)
-class Measured:
-    """Everything that an evaluation has found.
-
-    Attributes:
-        labels, grey_levels: of the images, in order, as in ``Prepared``.
-        clean: of the images as they are.
-        attacked: by epsilon and target; ``None`` is the target of attacks that only avoid the label.
-    """
+class Measured(NamedTuple):
+    """What was found of images as they are, and by epsilon and target, ``None`` being any class but the label."""
 
     labels: Int64[Tensor, " images"]
     grey_levels: Float[Tensor, " images"]
@@ -85,39 +123,17 @@ class Measured:
         """Which images the network takes for what they are when nothing attacks them."""
         return self.clean.found == self.labels
 
-    def accuracy(self, epsilon: float, target: int | None = None) -> float:
-        """Percent of all images that are classified right when attacked."""
-        return 100 * (self.attacked[epsilon, target].found == self.labels).double().mean().item()
-
-
-@dataclass(frozen=True)
-class Examples:
-    """Images before and after attacks, on the CPU, in the space of the attack.
-
-    Attributes:
-        images, labels: as they are.
-        box: the pixels that there are.
-        attacked: by epsilon.
-        found: what the network takes them for, by epsilon.
-    """
-
-    images: Tensor
-    labels: Tensor
-    box: Box
-    attacked: dict[float, Tensor]
-    found: dict[float, Tensor]
+    def accuracy(self, epsilon: float) -> float:
+        """Percent of all images that are classified right when attacked, without a target."""
+        return 100 * (self.attacked[epsilon, None].found == self.labels).double().mean().item()
 
 
 @dataclass(frozen=True)
 class NetworkObjective:
-    """What an attack on the images of a batch raises: a loss of a network's logits.
+    """What an attack on the images of a batch raises: a loss of the logits of the network that it sees.
 
-    Attributes:
-        loss: of ``losses``, or ``"training"``.
-        labels: of the images.
-        target: class that the network shall say; ``None`` is any but the label.
-        logits_of: of the network that the attack sees.
-        training_loss: of ``"training"``: the loss of images and classes that the network was trained with.
+    ``target`` is the class that the network shall say, ``None`` any but the label; ``training_loss``, of the loss
+    ``"training"``, that of images and classes which the network was trained with.
     """
 
     loss: LossName
@@ -130,24 +146,22 @@ class NetworkObjective:
         """That of some of the images."""
         return replace(self, labels=self.labels[chosen])
 
-    @property
-    def success(self) -> NetworkObjective:
+    def success(self, images: Images) -> Float[Tensor, " batch"]:
         """Above 0 where the attack has succeeded: the margin."""
-        return replace(self, loss="margin")
+        return replace(self, loss="margin")(images)
 
     def __call__(self, images: Images) -> Float[Tensor, " batch"]:
         """One number per image."""
         targeted = self.target is not None
         classes = torch.full_like(self.labels, self.target) if self.target is not None else self.labels
         if self.loss == "training":
-            if self.training_loss is None:
-                raise ValueError("loss is 'training', and there is no training loss; expected one")
+            assert self.training_loss is not None
             loss = self.training_loss(images, classes).expand(len(images))
             return -loss if targeted else loss
         logits = self.logits_of(images)
         if self.loss == "dlr":
-            return losses.dlr(logits, self.labels, targets=classes if targeted else None)
-        return getattr(losses, self.loss)(logits, classes, targeted=targeted)
+            return dlr(logits, self.labels, targets=classes if targeted else None)
+        return (cross_entropy if self.loss == "cross_entropy" else margin)(logits, classes, targeted=targeted)
 
 
 @dataclass
@@ -157,11 +171,8 @@ class Attacked:
     Attributes:
         batches: in the space of the attack.
         logits: of the network that is to be fooled, of images in that space.
-        crafted_with: logits that attacks see, if they are others: of another network, for a transfer, or with equal
-            couplings.
+        crafted_with: logits that attacks see, if they are others: of another network, or with equal couplings.
         training_loss: of images and labels, for the objective ``"training"``, which shows masking.
-        logits_and_errors: the logits, and the reconstruction errors of the decoder, in one pass; ``None`` keeps no
-            errors.
         on_step: called with the number of images after each batch, epsilon and target.
     """
 
@@ -169,8 +180,7 @@ class Attacked:
     logits: LogitsOf
     crafted_with: LogitsOf | None = None
     training_loss: TrainingLoss | None = None
-    logits_and_errors: AnswersOf | None = None
-    on_step: Callable[[int], None] | None = None
+    on_step: Callable[[int], None] = lambda _: None
 
     def first(self, images: int) -> Attacked:
         """The same network and the first so many images; reconstruction errors are not kept."""
@@ -180,6 +190,10 @@ class Attacked:
             if left > 0:
                 kept.append(batch.first(left))
         return Attacked(kept, self.logits, self.crafted_with, self.training_loss, on_step=self.on_step)
+
+    def logits_and_errors(self, images: Images) -> tuple[Tensor, Tensor]:
+        """The logits, and the reconstruction errors of the decoder: none."""
+        return self.logits(images), images.new_empty(0)
 
     def objective(self, loss: LossName, batch: Prepared, target: int | None = None) -> NetworkObjective:
         """What an attack on a batch raises."""
@@ -191,21 +205,17 @@ class Attacked:
         """Attack every batch with every budget, and keep what the network says.
 
         Args:
-            attack: one of this package, with its options bound.
-            loss: what it raises, of ``losses``, or ``"training"``.
+            attack, loss: one of this package, with its options bound, and what it raises.
             epsilons: budgets, in units of the space.
-            targets: classes to reach, one after another; ``None`` is any class but the label.
+            targets: classes to reach, one after another.
         """
-        parts: dict[tuple[float, int | None] | None, list[tuple[Tensor, ...]]] = {}
+        parts: dict[Any, list[tuple[Tensor, ...]]] = {}
 
+        @torch.no_grad()
         def ask(key: tuple[float, int | None] | None, images: Images, batch: Prepared) -> None:
             change = (images - batch.images).abs().flatten(1).mean(1)
-            with torch.no_grad():
-                if self.logits_and_errors is None:
-                    logits, errors = self.logits(images), change.new_empty(0)
-                else:
-                    logits, errors = self.logits_and_errors(images)
-            parts.setdefault(key, []).append((logits.cpu(), change.cpu(), errors.cpu()))
+            found = (*self.logits_and_errors(images), change, images[: 0 if key in parts else _PICTURES])
+            parts.setdefault(key, []).append(tuple(each.cpu() for each in found))
 
         for batch in self.batches:
             ask(None, batch.images, batch)
@@ -213,42 +223,7 @@ class Attacked:
                 objective = self.objective(loss, batch, target)
                 for epsilon in epsilons:
                     ask((epsilon, target), attack(objective, batch.images, epsilon, batch.key, batch.box), batch)
-                    if self.on_step:
-                        self.on_step(len(batch.labels))
+                    self.on_step(len(batch.labels))
         answers = {key: Answers(*map(torch.cat, zip(*found, strict=True))) for key, found in parts.items()}
-        clean = answers.pop(None)
-        return Measured(
-            torch.cat([batch.labels.cpu() for batch in self.batches]),
-            torch.cat([batch.grey_levels.cpu() for batch in self.batches]),
-            clean,
-            {key: each for key, each in answers.items() if key is not None},
-        )
-
-    def examples(
-        self, attack: AttackFunction, loss: LossName, epsilons: Sequence[float], images: int, target: int | None = None
-    ) -> Examples:
-        """The first images of the first batch, before and after attacks.
-
-        Args:
-            attack, loss, epsilons: see ``measure``.
-            images: how many.
-            target: of the attack.
-        """
-        batch = self.batches[0].first(images)
-        objective = self.objective(loss, batch, target)
-        attacked = {each: attack(objective, batch.images, each, batch.key, batch.box) for each in epsilons}
-        with torch.no_grad():
-            found = {each: self.logits(made).argmax(1).cpu() for each, made in attacked.items()}
-        made = {each: images.cpu() for each, images in attacked.items()}
-        return Examples(batch.images.cpu(), batch.labels.cpu(), batch.box, made, found)
-
-    def gradients(self, loss: LossName) -> Float[Tensor, " images *shape"]:
-        """Of a loss of the labels by the images as they are, on the CPU; of the network's own logits."""
-        return torch.cat(
-            [
-                gradient_of(
-                    NetworkObjective(loss, each.labels, None, self.logits, self.training_loss), each.images
-                ).cpu()
-                for each in self.batches
-            ]
-        )
+        _, labels, _, _, grey_levels = zip(*self.batches, strict=True)
+        return Measured(torch.cat(labels).cpu(), torch.cat(grey_levels).cpu(), answers.pop(None), answers)

@@ -1,10 +1,8 @@
 """Attacks along the gradient: FGSM, BIM and PGD, targeted by a loss that is; and random signs, their control.
 
-An objective maps images to what the attack raises, one number per image: a loss of ``losses.py`` on the logits of a
-network, in whatever space the images are. It has to treat images apart from each other (evaluation mode), so that an
-image in a batch is attacked as it would be alone. It may have two attributes: ``at(chosen)``, the objective of some
-images by their numbers, where it knows the images of a batch apart, as by their labels; and ``success``, an objective
-that is above 0 where the attack has succeeded. Of restarts and queries any success counts, whatever is raised.
+An objective maps images to what the attack raises, one number per image, in whatever space the images are. It has to
+treat images apart from each other (evaluation mode), so that an image in a batch is attacked as it would be alone. PGD
+and Square need an ``evaluation.NetworkObjective``: of restarts and queries any success counts, whatever is raised.
 """
 
 from __future__ import annotations
@@ -17,7 +15,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from capsule_lab.data.transforms import element_keys, random_bits, random_uniform
-from capsule_lab.errors import check_choice, check_number
+from capsule_lab.errors import check_number
 from capsule_lab.studies.attacks.kind import attack
 
 Images = Float[Tensor, " batch *shape"]
@@ -25,11 +23,8 @@ Key = Int64[Tensor, " batch"]
 Objective = Callable[[Images], Float[Tensor, " batch"]]
 Norm = Literal["linf", "l2"]
 
-
-def part_of(objective: Objective, chosen: Int64[Tensor, " part"]) -> Objective:
-    """The objective of some images of a batch: one that has no ``at`` is the same for all."""
-    at: Callable[[Tensor], Objective] | None = getattr(objective, "at", None)
-    return objective if at is None else at(chosen)
+_SMALL = 1e-30
+"""Below any length that is not 0, in float32."""
 
 
 class Box(NamedTuple):
@@ -39,7 +34,7 @@ class Box(NamedTuple):
     high: float = torch.inf
 
 
-UNIT = Box(0.0, 1.0)
+UNIT, GREY_LEVELS = Box(0.0, 1.0), Box(0.0, 255.0)
 
 
 @attack("FGSM", along_gradients=True)
@@ -51,7 +46,7 @@ def fgsm(
     A pixel without gradient stays as it is, so that a network whose gradients vanish looks robust: see ``checks``.
 
     Args:
-        objective: what is raised.
+        objective: what is raised; of no use to attacks that follow nothing.
         images: to attack.
         epsilon: largest change of a pixel.
         key: a number for each image, from which the draws derive of attacks that draw.
@@ -75,18 +70,16 @@ def bim(
 ) -> Images:
     """Several steps of FGSM, kept within epsilon (Kurakin et al. 2017); Hinton 2018 does not say how many.
 
-    Args:
-        objective, images, epsilon, key, box, norm: see ``fgsm``.
-        steps: how many.
-        step_size: of each; ``None`` is ``epsilon / steps``, which reaches the bound where no sign ever changes.
+    A ``step_size`` of ``None`` is ``epsilon / steps``, which reaches the bound where no sign ever changes.
     """
-    step_size = _checked_step(epsilon, steps, step_size, 1.0, norm)
-    return _ascend(objective, images, images, epsilon, steps, step_size, box, norm)
+    check_number("steps", steps, 1)
+    size = epsilon / steps if step_size is None else step_size
+    return _ascend(objective, images, images, epsilon, steps, size, box, norm)
 
 
 @attack("PGD", along_gradients=True)
 def pgd(
-    objective: Objective,
+    objective: Any,
     images: Images,
     epsilon: float,
     key: Key,
@@ -97,49 +90,33 @@ def pgd(
     restarts: int = 5,  # ours
     norm: Norm = "linf",
 ) -> Images:
-    """Steps along the gradient from random starts, the best of which counts (Madry et al. 2018).
+    """Steps along the gradient from random starts, the most successful of which counts (Madry et al. 2018).
 
-    The best is that of the largest ``success`` of the objective, where it has one; an image is not started again once
-    that is above 0.
-
-    Args:
-        objective, images, epsilon, key, box: see ``fgsm``.
-        steps: how many.
-        step_size: of each; ``None`` is ``2.5 * epsilon / steps`` (Madry's code), which can reach any point.
-        restarts: how many starts.
-        norm: what ``epsilon`` bounds; in ``"l2"`` a step has the direction of the gradient and the length
-            ``step_size``.
+    A ``step_size`` of ``None`` is ``2.5 * epsilon / steps`` (Madry's code), which can reach any point. An image is not
+    started again once an attack on it has succeeded.
     """
+    check_number("steps", steps, 1)
     check_number("restarts", restarts, 1)
-    step_size = _checked_step(epsilon, steps, step_size, 2.5, norm)
-    success: Objective | None = getattr(objective, "success", None)
+    size = 2.5 * epsilon / steps if step_size is None else step_size
     best, best_value = images.clone(), images.new_full((len(images),), -torch.inf)
     left = torch.arange(len(images), device=images.device)
     for restart in range(restarts):
-        part, own = images[left], key[left]
-        start = _projected(part, random_start(part, epsilon, own, restart, norm), epsilon, box, norm)
-        attacked = _ascend(part_of(objective, left), part, start, epsilon, steps, step_size, box, norm)
+        part, own = images[left], objective.at(left)
+        start = _projected(part, random_start(part, epsilon, key[left], restart, norm), epsilon, box, norm)
+        attacked = _ascend(own, part, start, epsilon, steps, size, box, norm)
         with torch.no_grad():
-            value = part_of(success or objective, left)(attacked)
+            value = own.success(attacked)
         better = value > best_value[left]
         best[left[better]], best_value[left[better]] = attacked[better], value[better]
-        if success is not None:
-            left = (best_value <= 0).nonzero()[:, 0]
-            if not len(left):
-                break
+        left = (best_value <= 0).nonzero()[:, 0]
+        if not len(left):
+            break
     return best
 
 
 @attack("random signs")
 def noise(objective: Any, images: Images, epsilon: float, key: Key, box: Box = UNIT, *, norm: Norm = "linf") -> Images:
-    """Every pixel up or down by epsilon, by chance: the control of every attack.
-
-    Args:
-        objective: of no use; all attacks are called alike.
-        images, epsilon, key, box, norm: see ``fgsm``.
-    """
-    check_number("epsilon", epsilon, 0)
-    check_choice("norm", norm, ("linf", "l2"))
+    """Every pixel up or down by epsilon, by chance: the control of every attack. Arguments are those of ``fgsm``."""
     size = epsilon if norm == "linf" else epsilon / images[0].numel() ** 0.5
     signs = 2.0 * (random_bits(element_keys(key, images.shape[1:]), 0) % 2).to(images) - 1
     return _projected(images, images + size * signs, epsilon, box, norm)
@@ -152,44 +129,28 @@ def random_start(images: Images, epsilon: float, key: Key, stream: int, norm: No
         return images + epsilon * uniform
     other = random_uniform(element_keys(key, images.shape[1:]), stream + 2**20, 0.0, 1.0).to(images)
     normal = torch.erfinv(uniform * (1 - 2**-24)) * 2**0.5  # of a uniform number
-    radius = epsilon * _per_image(other.flatten(1)[:, 0], images)
-    return images + radius * normal / _lengths(normal).clamp(min=_SMALL)
+    lengths = _lengths(normal)
+    return images + epsilon * other.flatten(1)[:, 0].view_as(lengths) * normal / lengths.clamp(min=_SMALL)
 
 
-_SMALL = 1e-30
-"""Below any length that is not 0, in float32."""
+def gradient_of(objective: Objective, images: Images) -> Images:
+    """Of the objective, by the images; nothing else gets a gradient, and grad mode is as it was afterwards."""
+    with torch.enable_grad():
+        images = images.detach().requires_grad_()
+        (gradient,) = torch.autograd.grad(objective(images).sum(), images)
+    return gradient
 
 
 def _ascend(
     objective: Objective, images: Images, start: Images, epsilon: float, steps: int, size: float, box: Box, norm: Norm
 ) -> Images:
+    check_number("step_size", size, 0)
     attacked = start.detach()
     for _ in range(steps):
         gradient = gradient_of(objective, attacked)
         change = gradient.sign() if norm == "linf" else gradient / _lengths(gradient).clamp(min=_SMALL)
         attacked = _projected(images, attacked + size * change, epsilon, box, norm)
     return attacked
-
-
-def _checked_step(epsilon: float, steps: int, size: float | None, reach: float, norm: Norm) -> float:
-    """The size of a step; by default all of them together reach so many epsilons."""
-    check_choice("norm", norm, ("linf", "l2"))
-    check_number("epsilon", epsilon, 0)
-    check_number("steps", steps, 1)
-    size = reach * epsilon / steps if size is None else size
-    check_number("step_size", size, 0)
-    return size
-
-
-def gradient_of(objective: Objective, images: Images) -> Images:
-    """Of the objective, by the images; that of one image does not depend on the others.
-
-    Nothing else gets a gradient, and grad mode is as it was afterwards.
-    """
-    with torch.enable_grad():
-        images = images.detach().requires_grad_()
-        (gradient,) = torch.autograd.grad(objective(images).sum(), images)
-    return gradient
 
 
 def _projected(images: Images, attacked: Images, epsilon: float, box: Box, norm: Norm) -> Images:
@@ -200,14 +161,8 @@ def _projected(images: Images, attacked: Images, epsilon: float, box: Box, norm:
         change = attacked - images
         attacked = images + change * (epsilon / _lengths(change).clamp(min=_SMALL)).clamp(max=1)
     # pixels of an image that are outside of the box stay, but get no further
-    low = images.clamp(max=box.low)
-    high = images.clamp(min=box.high)
-    return torch.minimum(torch.maximum(attacked, low), high).detach()
+    return torch.minimum(torch.maximum(attacked, images.clamp(max=box.low)), images.clamp(min=box.high)).detach()
 
 
 def _lengths(change: Images) -> Float[Tensor, " batch *ones"]:
-    return _per_image(torch.linalg.vector_norm(change.flatten(1), dim=1), change)
-
-
-def _per_image(values: Tensor, images: Images) -> Tensor:
-    return values.view(-1, *[1] * (images.ndim - 1))
+    return torch.linalg.vector_norm(change.flatten(1), dim=1).view(-1, *[1] * (change.ndim - 1))

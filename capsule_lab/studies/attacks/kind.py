@@ -5,9 +5,8 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -20,22 +19,15 @@ PIXEL_STRENGTHS = {
 """Strengths of attacks that change pixels, by norm, space and range of the pixels."""
 
 
-@dataclass(frozen=True)
-class Kind:
-    """A kind of attack, or of shift.
+class Kind(NamedTuple):
+    """An attack's label in titles; its strengths by default, none being ``PIXEL_STRENGTHS``, and their unit.
 
-    Attributes:
-        label: in titles of figures.
-        strengths: that are tried unless others are given; none are those of ``PIXEL_STRENGTHS``.
-        unit: of the strengths.
-        limits: beyond them nothing changes any more, or nothing of an image is left; ``None`` is the side of the image.
-        along_gradients: whether it follows the gradient, which ``checks`` are about.
+    ``along_gradients`` says whether it follows the gradient, which ``checks`` are about.
     """
 
     label: str
     strengths: tuple[float, ...] = ()
     unit: str = ""
-    limits: tuple[float | None, float | None] = (0.0, None)
     along_gradients: bool = False
 
 
@@ -44,14 +36,7 @@ KINDS: dict[str, Kind] = {}
 
 
 def attack(label: str, **facts: Any) -> Callable[[Function], Function]:
-    """Make a function an option ``attack=<its name>``.
-
-    It is called as ``attack(objective, images, epsilon, key, box)``, see ``gradient.fgsm``; keyword-only arguments are
-    the options of users.
-
-    Args:
-        label, facts: see ``Kind``.
-    """
+    """Make a function, called as ``gradient.fgsm`` is, an option whose keys are its keyword-only arguments."""
 
     def register(function: Function) -> Function:
         KINDS[function.__name__] = Kind(label, **facts)

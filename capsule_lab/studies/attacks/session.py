@@ -1,20 +1,21 @@
-"""The network of a run under attack."""
+"""The network of a run under attack, and in which space: pixels that it sees, or grey levels before preprocessing."""
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
+from jaxtyping import Float, Shaped
 from torch import Tensor, nn
 
 from capsule_lab.analysis.equal_couplings import equal_couplings
 from capsule_lab.errors import ConfigError, RunError
 from capsule_lab.networks import reconstructs
 from capsule_lab.runs.open_run import Run, stored_batches
-from capsule_lab.studies.attacks.evaluation import Attacked, LogitsOf
-from capsule_lab.studies.attacks.pixel_space import Space, prepare, preprocessed
+from capsule_lab.studies.attacks.evaluation import Attacked, LogitsOf, Prepared
+from capsule_lab.studies.attacks.gradient import GREY_LEVELS, UNIT, Box
+from capsule_lab.studies.attacks.kind import name_of
 from capsule_lab.studies.images import StudyImages, on_device
 from capsule_lab.studies.measures.reconstruction_detection import threshold, winning_reconstruction_error
 from capsule_lab.types import Batch
@@ -23,45 +24,43 @@ if TYPE_CHECKING:
     from capsule_lab.lit import AbstractCapsuleModule
 
 
+Space = Literal["input", "grey_levels"]
+
+
 class AttackedRun(Attacked):
-    """A run's network on a device, in evaluation mode and float32, with images.
+    """A run's network on a device, in evaluation mode, with images; parameters need no gradient: a third of the time.
 
     Args:
-        run: whose network is attacked.
-        images: that it is to be fooled with.
-        space: of the attack.
         source: the run whose network images are made against; ``None`` is the same.
         couplings: ``"equal"`` makes them against networks whose couplings are equal.
 
     Attributes:
         preprocess: from the space of the attack to the network's input.
+        keeps_errors: whether reconstruction errors are measured; the network needs a decoder.
     """
+
+    keeps_errors = False
 
     def __init__(
         self, run: Run, images: StudyImages, space: Space, *, source: Run | None = None, couplings: str = "trained"
     ) -> None:
-        if source is not None:
-            check_same_data(run, source)
         self.run = run
-        self.preprocess: Callable[[Tensor], Tensor] = _unchanged
-        if space == "grey_levels":
-            self.preprocess = functools.partial(preprocessed, images.data, images.stored[0][0])
-        own, other = (frozen(each.network, images.device) for each in (run, source or run))
+        self.preprocess = (lambda pixels: pixels) if space == "input" else images.preprocessed
+        own, other = (
+            each.network.eval().requires_grad_(requires_grad=False).to(images.device) for each in (run, source or run)
+        )
         crafted_with = logits_of(other, self.preprocess)
         if couplings == "equal":
-            crafted_with = _with_equal_couplings(other, crafted_with)
+            crafted_with = equal_couplings(other)(crafted_with)
         super().__init__(prepare(images, space), logits_of(own, self.preprocess), crafted_with, self._training_loss)
 
-    def keep_errors(self) -> None:
-        """Keep reconstruction errors: the squared distance of an image and what its winning class decodes to."""
-
-        def logits_and_errors(images: Tensor) -> tuple[Tensor, Tensor]:
-            seen = self.preprocess(images)
-            output = self.run.network(seen)
-            errors = winning_reconstruction_error(self.run.network, seen, output=output)
-            return logits_in(output, self.run.network), errors
-
-        self.logits_and_errors = logits_and_errors
+    def logits_and_errors(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """The logits, and the squared distance of an image and what its winning class decodes to, if that is kept."""
+        if not self.keeps_errors:
+            return super().logits_and_errors(images)
+        seen = self.preprocess(images)
+        output = self.run.network(seen)
+        return output.logits, winning_reconstruction_error(self.run.network, seen, output=output)
 
     def _training_loss(self, images: Tensor, labels: Tensor) -> Tensor:
         """The loss of classification that the network was trained with, a mean over images."""
@@ -72,50 +71,38 @@ class AttackedRun(Attacked):
 
 
 def logits_of(network: nn.Module, preprocess: Callable[[Tensor], Tensor]) -> LogitsOf:
-    """Logits of a network in float32, of images in the space of an attack."""
-    return lambda images: logits_in(network(preprocess(images)), network)
+    """Logits of a network, of images in the space of an attack."""
 
+    def logits(images: Tensor) -> Tensor:
+        found: Tensor | None = network(preprocess(images)).logits
+        if found is None:
+            raise ConfigError(f"{type(network).__name__} gives no logits with this routing; an attack needs them")
+        return found
 
-def logits_in(output: Any, network: nn.Module) -> Tensor:
-    """The logits of what a network gives, in float32 at least; attacks need them, see ``losses``."""
-    if output.logits is None:
-        raise ConfigError(f"{type(network).__name__} gives no logits with this routing; an attack needs them")
-    logits: Tensor = output.logits
-    return logits if logits.dtype == torch.float64 else logits.float()
+    return logits
 
 
 def check_same_data(run: Run, other: Run) -> None:
-    """Check that two runs were trained on the same data, real or a stand-in.
-
-    Raises:
-        RunError: if not.
-    """
+    """Check that two runs were trained on the same data, real or a stand-in."""
     own, theirs = (
         {
             "image_shape": tuple(each.spec.image_shape),
             "num_classes": each.spec.num_classes,
-            "data": str(each.config.data["_target_"]).rpartition(".")[2],
+            "data": name_of(each.config.data),
             "source": each.provenance["source"],
         }
         for each in (run, other)
     )
-    for name, value in own.items():
-        if theirs[name] != value:
-            raise RunError(
-                f"{other.checkpoint} has {name} {theirs[name]}, {run.checkpoint} has {value}; "
-                "expected runs on the same data"
-            )
+    if own != theirs:
+        raise RunError(
+            f"{other.checkpoint} was trained on {theirs}, {run.checkpoint} on {own}; expected runs on the same data"
+        )
 
 
 def detection_threshold(run: Run, data: Any) -> float | None:
-    """The reconstruction error that 5 % of the validation images exceed (Frosst, Sabour and Hinton 2018).
+    """The reconstruction error that 5 % of the validation images of ``data`` exceed (Frosst, Sabour and Hinton 2018).
 
-    Args:
-        run: its network is where it is to compute.
-        data: of ``run.data_with``.
-
-    Returns:
-        ``None`` for a network without a decoder, or data without validation images.
+    ``None`` for a network without a decoder, or data without validation images.
     """
     network: Any = run.network
     if not reconstructs(run.network):
@@ -129,18 +116,44 @@ def detection_threshold(run: Run, data: Any) -> float | None:
     return threshold(torch.cat(errors)) if errors else None
 
 
-def frozen(network: nn.Module, device: torch.device) -> nn.Module:
-    """The network on the device, in evaluation mode, whose parameters need no gradient: a third of the time."""
-    return network.eval().requires_grad_(requires_grad=False).to(device)
+def prepare(images: StudyImages, space: Space) -> list[Prepared]:
+    """Batches in the space of an attack.
+
+    In ``"input"``, pixels are as the network sees them: within [0, 1] where those of all images are, which is where
+    preprocessing divides by 255; without bounds where it standardises, as in Hinton 2018. In ``"grey_levels"`` they are
+    those of the stored image, 0 to 255, and preprocessing is part of what is attacked.
+    """
+    if space == "grey_levels":
+        images.check_preprocessing("space=input")
+        return [
+            Prepared(each.images.float(), each.labels, each.key, GREY_LEVELS, torch.ones(len(each.labels)))
+            for _, each in images.stored
+        ]
+    unit = all(each.images.min() >= 0 and each.images.max() <= 1 for each in images.seen)
+    prepared = []
+    for (_, stored), seen in zip(images.stored, images.seen, strict=True):
+        per_unit = (
+            torch.full((len(stored.labels),), 255.0) if unit else grey_levels_per_unit(stored.images, seen.images)
+        )
+        prepared.append(Prepared(seen.images, stored.labels, stored.key, UNIT if unit else Box(), per_unit))
+    return prepared
 
 
-def _unchanged(images: Tensor) -> Tensor:
-    return images
+def grey_levels_per_unit(
+    stored: Shaped[Tensor, "batch channel height width"], seen: Float[Tensor, "batch channel rows columns"]
+) -> Float[Tensor, " batch"]:
+    """How many grey levels are one unit of the network's input: of standardised images, their standard deviation.
 
-
-def _with_equal_couplings(network: nn.Module, function: LogitsOf) -> LogitsOf:
-    def logits(images: Tensor) -> Tensor:
-        with equal_couplings(network):
-            return function(images)
-
-    return logits
+    It is the slope of the line between the stored image's central pixels and those that the network sees; ``nan``
+    where they are on no line, as of images that are composed or moved.
+    """
+    height, width = seen.shape[2:]
+    top, left = (stored.shape[2] - height) // 2, (stored.shape[3] - width) // 2  # as transforms.centre_corner
+    centre = stored[:, :, top : top + height, left : left + width]
+    if centre.shape != seen.shape:
+        return seen.new_full((len(seen),), torch.nan)
+    grey, values = (each.flatten(1).double() for each in (centre, seen))
+    grey, values = grey - grey.mean(1, keepdim=True), values - values.mean(1, keepdim=True)
+    slope = (grey * values).sum(1) / grey.square().sum(1).clamp(min=1e-9)
+    off = (values - slope[:, None] * grey).abs().amax(1)
+    return torch.where((off < 1e-3) & (slope > 0), 1 / slope, torch.nan).to(seen)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
 from capsule_lab.data.transforms import element_keys, random_bits
 from capsule_lab.errors import check_number
-from capsule_lab.studies.attacks.gradient import UNIT, Box, Objective, part_of
+from capsule_lab.studies.attacks.gradient import UNIT, Box
 from capsule_lab.studies.attacks.kind import attack
 
 _HALVED_AT = (10, 50, 200, 500, 1000, 2000, 4000, 6000, 8000)
@@ -17,7 +19,7 @@ _HALVED_AT = (10, 50, 200, 500, 1000, 2000, 4000, 6000, 8000)
 
 @attack("square")
 def square(
-    objective: Objective,
+    objective: Any,
     images: Float[Tensor, "batch channel height width"],
     epsilon: float,
     key: Int64[Tensor, " batch"],
@@ -29,17 +31,11 @@ def square(
     """Random squares, without gradients (Andriushchenko et al. 2020): what no masked gradient can hide from.
 
     It begins with vertical stripes. Each query moves one square of an image's by epsilon up or down, each channel by
-    chance, and keeps it if it raises the objective: its ``success`` where it has one. Images for which that is above 0
-    are asked about no more.
+    chance, and keeps it if that raises the objective's ``success``. Images that are fooled are asked about no more.
 
     Args:
-        objective: a margin, one number per image; of another, images above 0 would be left at once.
-        images, epsilon, key, box: see ``gradient.fgsm``.
-        queries: how many at most for each image.
-        share: of the pixels, that the first squares have.
+        queries, share: how many at most for each image; of the pixels, that the first squares have.
     """
-    objective = getattr(objective, "success", objective)
-    check_number("epsilon", epsilon, 0)
     check_number("queries", queries, 1)
     check_number("share", share, 0, 1, above=0)
     low = torch.maximum(images - epsilon, images.clamp(max=box.low))
@@ -47,27 +43,20 @@ def square(
     channels, height, width = images.shape[1:]
     with torch.no_grad():
         best = torch.where(_flips(key, 0, (channels, 1, width)), high, low)
-        value = objective(best)
+        value = objective.success(best)
         for query in range(1, queries):
             left = (value <= 0).nonzero()[:, 0]
             if not len(left):
                 break
-            side = _side(share, query, queries, height, width)
-            own = key[left]
-            inside = _window(own, query, side, height, width)
-            corner = torch.where(_flips(own, 4 * query + 3, (channels, 1, 1)), high[left], low[left])
+            halvings = sum(query * 10_000 // queries > number for number in _HALVED_AT)
+            side = min(max(round((share / 2**halvings * height * width) ** 0.5), 1), height, width)
+            inside = _window(key[left], query, side, height, width)
+            corner = torch.where(_flips(key[left], 4 * query + 3, (channels, 1, 1)), high[left], low[left])
             proposed = torch.where(inside[:, None], corner, best[left])
-            found = part_of(objective, left)(proposed)
+            found = objective.at(left).success(proposed)
             better = found > value[left]
             best[left[better]], value[left[better]] = proposed[better], found[better]
     return best
-
-
-def _side(share: float, query: int, queries: int, height: int, width: int) -> int:
-    of_ten_thousand = query * 10_000 // queries
-    halvings = sum(of_ten_thousand > number for number in _HALVED_AT)
-    side = round((share / 2**halvings * height * width) ** 0.5)
-    return min(max(side, 1), height, width)
 
 
 def _window(key: Tensor, query: int, side: int, height: int, width: int) -> Tensor:
@@ -80,5 +69,4 @@ def _window(key: Tensor, query: int, side: int, height: int, width: int) -> Tens
 
 
 def _flips(key: Tensor, stream: int, shape: tuple[int, ...]) -> Tensor:
-    """True or false for each image and place of ``shape``."""
     return (random_bits(element_keys(key, shape), stream) & 1).bool()

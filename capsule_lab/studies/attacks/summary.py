@@ -31,11 +31,8 @@ def of_budgets(measured: Measured, threshold: float | None = None) -> Record:
     detection_area      under the curve of detected attacked against detected clean images, in percent
     =================== ==================================================================================
 
-    With targets, everything is a mean over them.
-
-    Args:
-        measured: by ``Attacked.measure``.
-        threshold: of reconstruction errors, above which an image counts as attacked; ``None`` if there are none.
+    With targets, everything is a mean over them. ``threshold`` is of reconstruction errors, above which an image counts
+    as attacked; ``None`` if there are none.
     """
     record: Record = {}
     for epsilon in dict.fromkeys(epsilon for epsilon, _ in measured.attacked):
@@ -64,17 +61,17 @@ def of_clean(measured: Measured, threshold: float | None = None) -> dict[str, fl
 
 def _of_budget(measured: Measured, by_target: Mapping[int | None, Answers], threshold: float | None) -> Record:
     labels, targets = measured.labels, list(by_target)
+    targeted = targets != [None]
     right = torch.cat([each.found == labels for each in by_target.values()])
     reached = {
         target: each.found != labels if target is None else each.found == target for target, each in by_target.items()
     }
     success = torch.cat([*reached.values()])
-    other = [torch.ones_like(measured.was_right) if target is None else labels != target for target in targets]
-    of_right = success[torch.cat([measured.was_right & each for each in other])]
-    change = torch.cat([each.change for each in by_target.values()])
+    counts = [measured.was_right if target is None else measured.was_right & (labels != target) for target in targets]
+    of_right = success[torch.cat(counts)]
+    logits, errors, change, _ = map(torch.cat, zip(*by_target.values(), strict=True))
     grey = (change * measured.grey_levels.repeat(len(targets))).double().mean().item()
-    shown = right if targets == [None] else success
-    lowest, highest = interval(int(shown.sum()) // len(targets), len(labels))
+    lowest, highest = interval(int((success if targeted else right).sum()) // len(targets), len(labels))
     record: Record = {
         "accuracy": _percent(right),
         "error": _percent(~right),
@@ -84,18 +81,17 @@ def _of_budget(measured: Measured, by_target: Mapping[int | None, Answers], thre
         "success_of_right": _percent(of_right) if len(of_right) else None,
         "mean_change": change.double().mean().item(),
         "mean_grey_levels": None if grey != grey else grey,  # nan: JSON has none
-        **_calibration(torch.cat([each.logits for each in by_target.values()]), labels.repeat(len(targets))),
+        **_calibration(logits, labels.repeat(len(targets))),
     }
     if threshold is not None:
-        errors = torch.cat([each.reconstruction_errors for each in by_target.values()])
         detected = errors > threshold
         record |= {
             "detected": _percent(detected),
             "undetected_error": _percent(~right & ~detected),
             "detection_area": 100 * area_under_roc(measured.clean.reconstruction_errors, errors),
         }
-    if targets != [None]:
-        record |= {f"success_of_class_{target}": _percent(reached[target]) for target in targets}
+    if targeted:
+        record |= {f"success_of_class_{target}": _percent(each) for target, each in reached.items()}
     return record
 
 

@@ -20,12 +20,8 @@ BINS = 15
 
 
 class Reliability(NamedTuple):
-    """Images in bins of equal width, by the probability of the class that they are taken for.
-
-    Attributes:
-        images: how many there are in each bin.
-        confidence: mean of that probability, in [0, 1]; ``nan`` in an empty bin.
-        accuracy: share of them that are classified right, in [0, 1]; ``nan`` in an empty bin.
+    """Images in bins of equal width, by the probability of the class that they are taken for, its mean in [0, 1], and
+    the share that is classified right; ``nan`` in an empty bin.
     """
 
     images: Int64[Tensor, " bin"]
@@ -44,10 +40,7 @@ def reliability(probabilities: Probabilities, labels: Labels, *, bins: int = BIN
     Bin ``m`` of ``M`` is ``((m - 1) / M, m / M]``, so that a confidence of 1 is in the last one. ``torchmetrics`` has
     ``[(m - 1) / M, m / M)`` and another bin for 1, which attacked networks are often sure of: its error is another.
 
-    Args:
-        probabilities: of the classes, such as the softmax of logits; lengths of capsules are none.
-        labels: the true ones.
-        bins: how many.
+    ``probabilities`` are of the classes, such as the softmax of logits; lengths of capsules are none.
     """
     confidence, found = probabilities.double().max(1)
     edges = torch.linspace(0, 1, bins + 1, dtype=torch.float64, device=confidence.device)
@@ -71,13 +64,7 @@ def brier_score(probabilities: Probabilities, labels: Labels) -> float:
 
 
 def reliability_figure(results: Mapping[str, Reliability]) -> Figure:
-    """Accuracy over confidence, and how many images have it, for one or several networks (Guo et al. 2017, figure 1).
-
-    Bins without images are left out. Readable at a width of 1280 pixels and less.
-
-    Args:
-        results: of ``reliability``, by the names of the curves.
-    """
+    """Accuracy over confidence, and how many images have it, by the name of a curve (Guo et al. 2017, figure 1)."""
     figure = Figure(figsize=(6.4, 6.4), layout="constrained")  # inches
     upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
     upper.plot([0, 1], [0, 1], "--", color="0.5", label="calibrated")
@@ -85,8 +72,8 @@ def reliability_figure(results: Mapping[str, Reliability]) -> Figure:
         style = look(number)
         count, confidence, accuracy = (each.cpu().numpy() for each in result)
         there = count > 0
-        label = f"{name}, ECE {100 * result.expected_error:.2f} %"
-        upper.plot(confidence[there], accuracy[there], label=label, **style)
+        of = f"{name}, ECE {100 * result.expected_error:.2f} %"
+        upper.plot(confidence[there], accuracy[there], label=of, **style)
         edges = torch.linspace(0, 1, len(count) + 1).numpy()
         lower.stairs(100 * count / count.sum(), edges, color=style["color"], linewidth=1.5)
     upper.set(ylabel="accuracy", xlim=(-0.02, 1.02), ylim=(-0.02, 1.02))

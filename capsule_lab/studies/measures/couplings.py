@@ -1,13 +1,13 @@
 """Measures of couplings: how unequal they are, how much they depend on the image, and whether they form trees.
 
-Functions of couplings ``(image, child, parent)``, such as ``LayerTrace.couplings`` gives. Most of what they measure an
-untrained network has as well: without its numbers beside them, none of these is a finding.
+Functions of couplings such as ``LayerTrace.couplings`` gives; ``seen`` says which parents see a child, in a
+convolutional layer, ``None`` for all. Most of what they measure an untrained network has as well: without its numbers
+beside them, none of these is a finding.
 """
 
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int64
@@ -17,16 +17,17 @@ STARVED = 0.01  # ours: of the mean mass of a parent
 DEAD = 0.01  # ours: activation that a capsule has for no image, as of ``metrics.DeadCapsuleRate``
 TREE_LEVELS = 11  # Renzulli 2022, from memory: of a quantised coupling
 
+Couplings = Float[Tensor, "image child parent"]
+Labels = Int64[Tensor, " image"]
+Seen = Bool[Tensor, "child parent"]
+Number = Float[Tensor, ""]
 
-def child_entropy(
-    couplings: Float[Tensor, "image child parent"], seen: Bool[Tensor, "child parent"] | None = None
-) -> Float[Tensor, "image child"]:
+
+def child_entropy(couplings: Couplings, seen: Seen | None = None) -> Float[Tensor, "image child"]:
     """How evenly each child is shared: entropy of its couplings over that of equal ones; 1 equal, 0 decided.
 
     Couplings of a child that do not sum to one, as of a leaky routing, are renormalised; below 0, as a prior may make
     them, they count as 0. Of a child that one parent sees: 0; of one that none does: NaN.
-
-    ``seen`` says which parents see a child, in a convolutional layer; ``None`` for all.
 
     >>> child_entropy(torch.tensor([[[0.5, 0.5], [1.0, 0.0]]]))
     tensor([[1., 0.]])
@@ -41,24 +42,20 @@ def child_entropy(
 
 
 def weighted_entropy(
-    couplings: Float[Tensor, "image child parent"],
-    activations: Float[Tensor, "image child"],
-    seen: Bool[Tensor, "child parent"] | None = None,
-) -> Float[Tensor, ""]:
+    couplings: Couplings, activations: Float[Tensor, "image child"], seen: Seen | None = None
+) -> Number:
     """Mean of ``child_entropy`` over children as far as they are there: absent ones have nothing to share."""
     entropy = child_entropy(couplings, seen)
     known = ~entropy.isnan()
     return (activations * known * entropy.nan_to_num()).sum() / (activations * known).sum()
 
 
-def t_score(
-    couplings: Float[Tensor, "image child parent"], seen: Bool[Tensor, "child parent"] | None = None
-) -> Float[Tensor, ""]:
+def t_score(couplings: Couplings, seen: Seen | None = None) -> Number:
     """1 if couplings are a tree, each child with one parent; 0 if they are equal (Peer 2018)."""
     return 1 - child_entropy(couplings, seen).nanmean()
 
 
-def d_score(activations: Float[Tensor, "image capsule"]) -> Float[Tensor, ""]:
+def d_score(activations: Float[Tensor, "image capsule"]) -> Number:
     """The largest standard deviation over images that the activation of a capsule has (Peer 2018).
 
     0 for parents that are alike for all images. Of hidden layers: the loss makes the classes' differ. Peer's code
@@ -67,9 +64,7 @@ def d_score(activations: Float[Tensor, "image capsule"]) -> Float[Tensor, ""]:
     return activations.std(0, correction=0).max()
 
 
-def static_share(
-    couplings: Float[Tensor, "image child parent"], seen: Bool[Tensor, "child parent"] | None = None
-) -> Float[Tensor, ""]:
+def static_share(couplings: Couplings, seen: Seen | None = None) -> Number:
     """How much of the variation of a child's couplings is the same for all images; 1: routing does not look at them.
 
     1 less the variance over images, mean over pairs, over the variance over images and parents, mean over children.
@@ -84,20 +79,10 @@ def static_share(
     return torch.where(spread > torch.finfo(couplings.dtype).eps, 1 - over_images / spread, torch.nan)
 
 
-def coupling_std(
-    couplings: Float[Tensor, "image child parent"], seen: Bool[Tensor, "child parent"] | None = None
-) -> Float[Tensor, ""]:
-    """Standard deviation of a coupling over images, mean over pairs that see each other (Mitterreiter 2023)."""
-    std = couplings.std(0, correction=0)
-    return std.mean() if seen is None else std[seen].mean()
-
-
-def class_information(
-    couplings: Float[Tensor, "image child parent"], labels: Int64[Tensor, " image"], classes: int
-) -> Float[Tensor, ""]:
+def class_information(couplings: Couplings, labels: Labels, classes: int) -> Number:
     """Mutual information, in bits, of the parent with most of a child and the label, mean over children.
 
-    Mutual information of ``argmax_j R_ij`` and the label, of the counts; from few images it is too high, by about
+    Of the counts of ``argmax_j R_ij`` and the label; from few images it is too high, by about
     ``(J - 1) (classes - 1) / (2 images ln 2)`` bits: compare with ``class_information`` of shuffled labels.
     """
     parents = couplings.shape[2]
@@ -111,56 +96,31 @@ def class_information(
     return (information / math.log(2)).mean().to(couplings.dtype)
 
 
-def argmax_changes(
-    before: Float[Tensor, "image child parent"], after: Float[Tensor, "image child parent"]
-) -> Float[Tensor, ""]:
-    """Share of children whose parent with the largest coupling is another one after an iteration."""
-    return (before.argmax(2) != after.argmax(2)).to(before.dtype).mean()
-
-
-def starved_share(mass: Float[Tensor, "image parent"]) -> Float[Tensor, ""]:
+def starved_share(mass: Float[Tensor, "image parent"]) -> Number:
     """Share of parents that get less than 1 % of a parent's mean mass, ``sum_i a_i R_ij``, from every image."""
     return (mass < STARVED * mass.mean(1, keepdim=True)).all(0).to(mass.dtype).mean()
 
 
-class Trees(NamedTuple):
-    """Parse trees of images, each a matrix of quantised couplings; means over classes.
+def count_trees(couplings: Couplings, labels: Labels) -> dict[str, float]:
+    """How many different trees the images of a class have, matrices of quantised couplings (Renzulli 2022).
 
-    Attributes:
-        distinct: different trees of the images of a class.
-        entropy: of their distribution, in bits; 0: one tree for all images of a class.
-        images: images of a class, of which ``distinct`` can be as many.
-    """
-
-    distinct: float
-    entropy: float
-    images: float
-
-
-def count_trees(
-    couplings: Float[Tensor, "image child parent"], labels: Int64[Tensor, " image"], levels: int = TREE_LEVELS
-) -> Trees:
-    """How many different trees the images of a class have (Renzulli 2022).
-
-    Couplings are rounded to ``levels`` levels of the largest of their child, so that many parents are no fewer trees.
+    Couplings are rounded to levels of the largest of their child, so that many parents are no fewer trees. Means over
+    classes: the number of trees, the entropy of their distribution in bits, and the images, which there can be as many
+    trees of.
     """
     largest = couplings.amax(2, keepdim=True).clamp_min(torch.finfo(couplings.dtype).tiny)
-    rounded = ((couplings / largest).clamp_min(0) * (levels - 1)).round().to(torch.uint8).flatten(1)
+    rounded = ((couplings / largest).clamp_min(0) * (TREE_LEVELS - 1)).round().to(torch.uint8).flatten(1)
     found = []
     for label in labels.unique():
         counts = rounded[labels == label].unique(dim=0, return_counts=True)[1].double()
         entropy = torch.special.entr(counts / counts.sum()).sum() / math.log(2)
         found.append((len(counts), float(entropy), int(counts.sum())))
-    return Trees(*(sum(each) / len(each) for each in zip(*found, strict=True)))
+    means = (sum(each) / len(each) for each in zip(*found, strict=True))
+    return dict(zip(("trees_per_class", "entropy_of_trees", "images_per_class"), means, strict=True))
 
 
-def logit_change(
-    votes: Float[Tensor, "image child parent dim"], poses: Float[Tensor, "image parent dim"]
-) -> Float[Tensor, ""]:
-    """How much the logits of dynamic routing change after an iteration: mean of ``|u_hat_ij . v_j|`` (appendix A).
-
-    Poses are those of the parents after the iteration.
-    """
+def logit_change(votes: Float[Tensor, "image child parent dim"], poses: Float[Tensor, "image parent dim"]) -> Number:
+    """How much logits change after an iteration with these poses: mean of ``|u_hat_ij . v_j|`` (Sabour, appendix A)."""
     return torch.einsum("bijd,bjd->bij", votes, poses).abs().mean()
 
 

@@ -22,14 +22,10 @@ _LOADINGS = 0.1  # ours: standard deviation of the first loadings, of standardis
 
 
 class FactorAnalysers(NamedTuple):
-    """Components ``y = mean + loadings z + noise`` with ``z ~ N(0, I)`` and independent noise.
+    """Components ``y = mean + loadings z + noise`` with ``z ~ N(0, I)`` and independent noise of these variances.
 
-    Attributes:
-        proportions: of the components, their sum is 1.
-        means: of each.
-        loadings: directions in which points of a component vary together; of no factors for a Gaussian whose
-            components are independent.
-        noise: variances.
+    Proportions sum to 1. Loadings are directions in which points of a component vary together; of no factors for a
+    Gaussian whose components are independent.
     """
 
     proportions: Float[Tensor, " component"]
@@ -76,21 +72,10 @@ def posterior(points: Float[Tensor, "point dim"], mixture: FactorAnalysers) -> P
     return Posterior(mixture.proportions.log() + log_density, expected, covariance)
 
 
-def responsibilities(points: Float[Tensor, "point dim"], mixture: FactorAnalysers) -> Float[Tensor, "point component"]:
-    """How probable each component is for each point."""
-    return torch.cat([posterior(chunk, mixture).log_joint.softmax(1) for chunk in points.split(_CHUNK)])
-
-
 def em_step(
     points: Float[Tensor, "point dim"], mixture: FactorAnalysers, *, floor: float = _FLOOR
 ) -> tuple[FactorAnalysers, float]:
-    """One E- and one M-step, and the mean log-likelihood of the points before them; it never falls.
-
-    Args:
-        points: what the mixture is fitted to.
-        mixture: the one before.
-        floor: least variance of the noise.
-    """
+    """One E- and one M-step, and the mean log-likelihood of the points before them; it never falls."""
     components, dim, factors = mixture.loadings.shape
     mass = points.new_zeros(components)
     of_squares = points.new_zeros(components, dim)  # sums over points of r y^2
@@ -135,20 +120,16 @@ def fit_factor_analysers(
     Args:
         points: standardised.
         components, factors: how many; 0 factors are a mixture of Gaussians with independent dimensions.
-        steps: of EM at most, in each restart.
-        tolerance: a restart ends when the mean log-likelihood gains less.
+        steps: of EM at most, in each restart, which ends when the mean log-likelihood gains less than ``tolerance``.
         restarts: how many, from other centres (k-means++) and loadings.
-        floor: see ``em_step``.
-        seed: of all restarts.
+        floor: least variance of the noise.
     """
     for name, value in {"components": components, "steps": steps, "restarts": restarts}.items():
         check_number(name, value, 1)
     check_number("factors", factors, 0)
-    check_number("tolerance", tolerance, 0)
-    check_number("floor", floor, above=0)
     if len(points) < components:
         raise ValueError(f"there are {len(points)} points; expected {components} or more, one for each component")
-    best: Fit | None = None
+    fits = []
     for restart in range(restarts):
         generator = torch.Generator().manual_seed(seed * restarts + restart)
         mixture = _start(points, components, factors, floor, generator)
@@ -158,10 +139,8 @@ def fit_factor_analysers(
             found.append(log_likelihood)
             if len(found) > 1 and found[-1] - found[-2] < tolerance:
                 break
-        if best is None or found[-1] > best.log_likelihoods[-1]:
-            best = Fit(mixture, found)
-    assert best is not None
-    return best
+        fits.append(Fit(mixture, found))
+    return max(fits, key=lambda fit: fit.log_likelihoods[-1])
 
 
 def _start(points: Tensor, components: int, factors: int, floor: float, generator: torch.Generator) -> FactorAnalysers:

@@ -1,17 +1,24 @@
-"""What a network has of an image in one short vector: the pose of the label's capsule, or a CNN's last features."""
+"""What a network has of an image in one short vector: the pose of the label's capsule, or a CNN's last features.
+
+One linear map for all images: how much of the change of a pose it explains, and whether such maps form a group.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
-from capsule_lab.studies.measures.linear_maps import principal_components
 from capsule_lab.studies.subject import Subject
 from capsule_lab.types import Batch
 
+_COMPONENTS = 16  # ours: as many as a pose has
+
+Poses = Float[Tensor, "image dim"]
+Matrix = Float[Tensor, "dim dim"]
 Features = Callable[[Sequence[Batch]], Float[Tensor, "image component"]]
 
 
@@ -44,9 +51,61 @@ def last_features(subject: Subject, batches: Sequence[Batch]) -> Float[Tensor, "
     """What the last layer with weights of a network gets."""
     layers = [each for each in subject.network.modules() if isinstance(each, nn.Linear | nn.Conv2d)]
     kept: list[Tensor] = []
-    hook = layers[-1].register_forward_pre_hook(lambda _, inputs: kept.append(inputs[0].flatten(1)))
-    try:
+    with layers[-1].register_forward_pre_hook(lambda _, inputs: kept.append(inputs[0].flatten(1))):
         subject.outputs(batches)
-    finally:
-        hook.remove()
     return torch.cat(kept)
+
+
+class LinearMap(NamedTuple):
+    """``after ~ before @ matrix + shift``, fitted to one half of the images and judged on the other.
+
+    Errors are squared distances over those of the mean: of the prediction, and of ``before`` itself.
+    """
+
+    matrix: Matrix
+    error: float
+    identity_error: float
+
+
+def linear_map(before: Poses, after: Poses, ridge: float) -> LinearMap:
+    """Ridge regression, of poses in float64, on every second image; the penalty draws to the identity, not to 0.
+
+    It is in units of the mean variance of ``before``.
+    """
+    fitted, judged = slice(0, None, 2), slice(1, None, 2)
+    mean = before[fitted].mean(0)
+    centred, change = before[fitted] - mean, after[fitted] - before[fitted]
+    shift = change.mean(0)
+    size = centred.square().sum(0).mean().clamp_min(torch.finfo(before.dtype).tiny)
+    gram = centred.t() @ centred + ridge * size * torch.eye(before.shape[1]).to(before)
+    matrix = torch.linalg.solve(gram, centred.t() @ (change - shift))
+    predicted = before[judged] + (before[judged] - mean) @ matrix + shift
+    target = after[judged]
+    spread = (target - target.mean(0)).square().sum()
+    return LinearMap(
+        matrix + torch.eye(len(matrix)).to(matrix),
+        float((predicted - target).square().sum() / spread),
+        float((before[judged] - target).square().sum() / spread),
+    )
+
+
+def group_law(first: Matrix, second: Matrix, both: Matrix, *, unit: Matrix | None = None) -> float:
+    """How far ``first`` and then ``second`` are from ``both``, over how far that is from the identity.
+
+    ``unit`` is in place of ``both`` where that is the identity.
+
+    >>> turn = torch.linalg.matrix_exp(torch.tensor([[0.0, 0.1], [-0.1, 0.0]]))
+    >>> round(group_law(turn, turn, turn @ turn), 4)
+    0.0
+    """
+    identity = torch.eye(len(both)).to(both)
+    return float((first @ second - both).norm() / ((both if unit is None else unit) - identity).norm())
+
+
+def principal_components(
+    features: Float[Tensor, "image feature"], components: int = _COMPONENTS
+) -> Callable[[Float[Tensor, "other feature"]], Float[Tensor, "other component"]]:
+    """A function to the first principal components of these features, in float64."""
+    mean = features.double().mean(0)
+    _, _, directions = torch.linalg.svd(features.double() - mean, full_matrices=False)
+    return lambda others: (others.double() - mean) @ directions[:components].t()

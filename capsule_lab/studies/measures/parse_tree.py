@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
+import numpy as np
 import torch
+from jaxtyping import Float
 from matplotlib.axes import Axes
 from torch import Tensor
 
-from capsule_lab.analysis.plotting import sequential_colours
-from capsule_lab.analysis.trace import ChildGrid, LayerTrace
+from capsule_lab.analysis.plotting import draw_image, sequential_colours
+from capsule_lab.analysis.trace import ChildGrid, LayerTrace, trace
 from capsule_lab.networks import AbstractCapsuleNetwork
-from capsule_lab.studies.measures.receptive_fields import receptive_centres
+from capsule_lab.types import Votes
 
 ACTIVE = 0.1  # ours: activation above which a capsule is a node
 _DRAWN = 60  # ours: branches of a node at most, for a drawing that can be read
@@ -27,53 +29,43 @@ class Branch(NamedTuple):
     weight: float
 
 
-def parse(layers: Mapping[str, LayerTrace], root: int) -> dict[str, list[Branch]]:
+Layers = Mapping[str, LayerTrace]
+Tree = Mapping[str, list[Branch]]
+
+
+def parse(layers: Layers, root: int) -> Tree:
     """The tree of one image below a class capsule: of each layer, the branches that carry nine tenths of its nodes."""
     found: dict[str, list[Branch]] = {}
     parents = {root}
     for name, layer in reversed([*layers.items()]):
         couplings, activations = layer.couplings()[0], layer.children.activations[0]
         best = couplings.argmax(1)
-        branches: list[Branch] = []
+        found[name] = []
         for parent in sorted(parents):
             children = ((best == parent) & (activations > ACTIVE)).nonzero().squeeze(1)
             weights = activations[children] * couplings[children, parent]
             order = weights.argsort(descending=True)[:_DRAWN]
             before = weights[order].cumsum(0) - weights[order]
             kept = order[before < _KEPT * weights.sum()]
-            branches += [Branch(int(children[each]), parent, float(weights[each])) for each in kept]
-        found[name] = branches
-        parents = {branch.child for branch in branches}
+            found[name] += [Branch(int(children[each]), parent, float(weights[each])) for each in kept]
+        parents = {branch.child for branch in found[name]}
     return found
 
 
 def places(grid: ChildGrid | None, capsules: int) -> tuple[Tensor, Tensor, Tensor]:
     """Row, column (middles, from 0 to 1) and type of each capsule."""
+    child = torch.arange(capsules)
     if grid is None:
-        types = torch.arange(capsules)
-        return torch.full((capsules,), 0.5), (types + 0.5) / capsules, types
-    rows, columns = ((torch.arange(n) + 0.5) / n for n in (grid.height, grid.width))
-    if grid.by_type:
-        shape = (grid.types, grid.height, grid.width)
-        parts = rows.view(1, -1, 1), columns.view(1, 1, -1), torch.arange(grid.types).view(-1, 1, 1)
-    else:
-        shape = (grid.height, grid.width, grid.types)
-        parts = rows.view(-1, 1, 1), columns.view(1, -1, 1), torch.arange(grid.types).view(1, 1, -1)
-    row, column, kind = (each.expand(shape).flatten() for each in parts)
-    return row, column, kind
+        return torch.full((capsules,), 0.5), (child + 0.5) / capsules, child
+    place = child % (grid.height * grid.width) if grid.by_type else child // grid.types
+    return (place // grid.width + 0.5) / grid.height, (place % grid.width + 0.5) / grid.width, grid.type_of_child
 
 
 def draw_on_image(
-    axis: Axes,
-    picture: Tensor,
-    network: AbstractCapsuleNetwork,
-    layers: Mapping[str, LayerTrace],
-    found: Mapping[str, list[Branch]],
-    types: int,
+    axis: Axes, picture: Tensor, network: AbstractCapsuleNetwork, layers: Layers, found: Tree, types: int
 ) -> None:
     """The children of the class capsule where they look, as large as what they give, in colours of ``types``."""
-    axis.imshow(-picture[0, 0].float().cpu().numpy(), cmap="gray", alpha=0.5)
-    axis.set(xticks=[], yticks=[])
+    draw_image(axis, picture[0], alpha=0.5)
     name, layer = [*layers.items()][-1]
     branches = found[name]
     if layer.child_grid is None or not branches:
@@ -93,11 +85,8 @@ def draw_on_image(
     )
 
 
-def draw_graph(axis: Axes, layers: Mapping[str, LayerTrace], found: Mapping[str, list[Branch]], types: int) -> None:
-    """Layers from the class at the top to the primary capsules, capsules by their column in the image.
-
-    A branch has the colour of its child's type, of so many ``types``.
-    """
+def draw_graph(axis: Axes, layers: Layers, found: Tree, types: int) -> None:
+    """Layers from the class at the top to the primary capsules, capsules by their column, coloured by their type."""
     colours = sequential_colours(types)
     names = [*layers]
     above = torch.tensor([0.5])  # the class
@@ -117,3 +106,35 @@ def draw_graph(axis: Axes, layers: Mapping[str, LayerTrace], found: Mapping[str,
     axis.set(xlim=(0, 1), xticks=[], yticks=[-depth for depth in range(len(names) + 1)])
     axis.set_yticklabels([f"{names[-1]}: the class", *(f"below {name}" for name in reversed(names))], fontsize=8)
     axis.set_xlabel("column in the image", fontsize=8)
+
+
+def receptive_centres(
+    network: AbstractCapsuleNetwork, image: Float[Tensor, "1 channel height width"]
+) -> tuple[tuple[float, float], tuple[float, float]]:
+    """Where in the image the children of the last layer look: first position and step in pixels, of rows and columns.
+
+    Found by the gradients of their poses, whatever the convolutions are: the middle of what a position is sensitive
+    to, away from the edges, and a line through these.
+    """
+    layer = [*trace(network, image)[1].values()][-1]
+    grid = layer.child_grid
+    if grid is None:
+        raise ValueError("the children of the last layer have no positions; expected a network where they have")
+    pixels = (torch.rand(image.shape, generator=torch.Generator().manual_seed(0)).to(image)).requires_grad_()
+    kept: list[Tensor] = []
+    with torch.enable_grad(), layer.routing.register_forward_pre_hook(lambda _, inputs: kept.append(inputs[0])):
+        network.forward(pixels)
+        votes = kept[0].child_poses if isinstance(kept[0], Votes) else kept[0].flatten(2)
+        sizes = grid.at_positions(votes.square().sum(2)).sum((0, 1))  # [h w]
+        axes = []
+        for axis, along in enumerate((sizes[:, grid.width // 2], sizes[grid.height // 2])):
+            centres = []
+            for at in along:
+                (gradient,) = torch.autograd.grad(at, pixels, retain_graph=True)
+                profile = gradient.abs().sum((0, 1, 3 - axis))
+                centres.append(float((profile * torch.arange(len(profile)).to(profile)).sum() / profile.sum()))
+            inside = slice(1, -1) if len(centres) > 4 else slice(None)  # first and last may look beyond the image
+            at_places = np.arange(len(centres))[inside], np.array(centres)[inside]
+            step, first = np.polyfit(*at_places, 1) if len(centres) > 1 else (0, centres[0])
+            axes.append((float(first), float(step)))
+    return axes[0], axes[1]

@@ -24,12 +24,8 @@ def winning_reconstruction_error(
 ) -> Float[Tensor, " batch"]:
     """Squared distance of each image and what the class capsule with the highest score decodes to, in [0, 1].
 
-    Differentiable by the images. Pixels and channels are summed, as by ``losses.reconstruction_loss``.
-
-    Args:
-        network: with a decoder, in evaluation mode.
-        images: as the network sees them.
-        output: what the network gives for them, where that is known; ``None`` computes it.
+    Differentiable by the images. Pixels and channels are summed, as by ``losses.reconstruction_loss``. ``output`` is
+    that of the network, in evaluation mode, for the images, where it is known.
     """
     decoding = network if reconstructs(network) else None
     if decoding is None:
@@ -43,11 +39,9 @@ def winning_reconstruction_error(
 
 
 def threshold(errors: Float[Tensor, " batch"], false_alarms: float = 0.05) -> float:  # 0.05: Frosst 2018
-    """The smallest of these errors above which there is no larger share of them than ``false_alarms``.
+    """The smallest of these errors above which there is no larger share of them than ``false_alarms``, in [0, 1).
 
-    Args:
-        errors: of clean images that are not tested: of the validation set.
-        false_alarms: share of clean images that may count as attacked, in [0, 1): 0.05 is the 95th percentile.
+    Errors are of clean images that are not tested: of the validation set.
 
     >>> import torch
     >>> threshold(torch.arange(1.0, 101.0))  # 5 of 100 are larger
@@ -73,7 +67,6 @@ def area_under_roc(clean: Float[Tensor, " batch"], attacked: Float[Tensor, " oth
 
 
 def _checked(name: str, errors: Float[Tensor, " batch"]) -> np.ndarray:
-    """In float64; there are some, and all are finite."""
     if not len(errors) or not errors.isfinite().all():
         what = "an error that is not finite" if len(errors) else "no errors"
         raise ValueError(f"{name} has {what}; expected one finite number for each image")

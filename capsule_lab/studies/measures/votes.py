@@ -1,97 +1,64 @@
 """Do votes agree? Distances of votes from the poses they make, and what shifts and shuffling do to them.
 
 Hinton 2018, figure 2: distances ``d_ij = |V_ij - mu_j|`` over all components, coordinates included, weighted by the
-couplings that made ``mu_j``. Functions of votes ``(image, child, parent, dim)``, such as ``LayerTrace.votes`` gives.
+couplings that made ``mu_j``. Functions of votes such as ``LayerTrace.votes`` gives.
 """
 
 from __future__ import annotations
-
-from typing import NamedTuple
 
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
+from capsule_lab.studies.measures.couplings import Couplings, Labels
+from capsule_lab.studies.measures.features import of_label
 from capsule_lab.studies.measures.reconstruction_detection import area_under_roc
 from capsule_lab.types import RoutingTrace
 
+Votes = Float[Tensor, "image child parent dim"]
+Poses = Float[Tensor, "image parent dim"]
+Activations = Float[Tensor, "image child"]
 
-def vote_distances(
-    votes: Float[Tensor, "image child parent dim"], poses: Float[Tensor, "image parent dim"]
-) -> Float[Tensor, "image child parent"]:
+
+def vote_distances(votes: Votes, poses: Poses) -> Couplings:
     """Euclidean distance of each vote from the pose of its parent, not in units of its standard deviation."""
     return (votes - poses.unsqueeze(1)).norm(dim=3)
 
 
-def vote_cosines(
-    votes: Float[Tensor, "image child parent dim"], poses: Float[Tensor, "image parent dim"]
-) -> Float[Tensor, "image child parent"]:
-    """Cosine between each vote and the pose of its parent: what agrees in dynamic routing."""
-    return torch.cosine_similarity(votes, poses.unsqueeze(1), dim=3)
-
-
-def weighted_means(
-    votes: Float[Tensor, "image child parent dim"],
-    couplings: Float[Tensor, "image child parent"],
-    activations: Float[Tensor, "image child"],
-) -> Float[Tensor, "image parent dim"]:
+def weighted_means(votes: Votes, couplings: Couplings, activations: Activations) -> Poses:
     """Means of the votes, weighted by ``a_i R_ij``: where votes agree, whatever a routing then makes of it."""
     weights = couplings * activations.unsqueeze(2)
     return torch.einsum("bij,bijd->bjd", weights, votes) / weights.sum(1).unsqueeze(2)
 
 
 def mean_distances(
-    distances: Float[Tensor, "image child parent"],
-    couplings: Float[Tensor, "image child parent"],
-    activations: Float[Tensor, "image child"],
+    distances: Couplings, couplings: Couplings, activations: Activations
 ) -> Float[Tensor, "image parent"]:
     """Distance of the votes for each parent, weighted by ``a_i R_ij``; NaN for a parent without mass."""
     return weighted_means(distances.unsqueeze(3), couplings, activations).squeeze(2)
 
 
-class Tightness(NamedTuple):
-    """The cluster of votes for the label beside those of the other classes."""
-
-    ratio: Float[Tensor, " image"]
-    rank: Int64[Tensor, " image"]
-
-
-def tightness(means: Float[Tensor, "image parent"], labels: Int64[Tensor, " image"]) -> Tightness:
+def tightness(
+    means: Float[Tensor, "image parent"], labels: Labels
+) -> tuple[Float[Tensor, " image"], Int64[Tensor, " image"]]:
     """Of ``mean_distances``: the smallest of a wrong class over that of the label; and the label's rank, from 1.
 
     Where the ratio is above 1, the label's cluster is the tightest.
     """
-    own = means.gather(1, labels.unsqueeze(1))
+    own = of_label(means, labels)
     others = means.scatter(1, labels.unsqueeze(1), torch.inf)
-    return Tightness((others.amin(1) / own.squeeze(1)), (others < own).sum(1) + 1)
+    return others.amin(1) / own, (others < own.unsqueeze(1)).sum(1) + 1
 
 
-def distance_histogram(
-    distances: Float[Tensor, " vote"], weights: Float[Tensor, " vote"], edges: Float[Tensor, " edge"]
-) -> Float[Tensor, " bin"]:
-    """Weight of the votes in each bin; the last edge belongs to the last bin, what is beyond it is not counted."""
-    bins = torch.bucketize(distances.contiguous(), edges, right=True) - 1
-    bins = torch.where(distances == edges[-1], len(edges) - 2, bins)
-    inside = (bins >= 0) & (bins < len(edges) - 1)
-    return distances.new_zeros(len(edges) - 1).scatter_add(0, bins[inside], weights[inside])
-
-
-def shuffled_auc(
-    votes: Float[Tensor, "image child parent dim"],
-    trace: RoutingTrace,
-    activations: Float[Tensor, "image child"],
-    labels: Int64[Tensor, " image"],
-    seed: int = 0,
-) -> float:
+def shuffled_auc(votes: Votes, trace: RoutingTrace, activations: Activations, labels: Labels) -> float:
     """How well the label's mean distance tells votes of one image from votes of many: 0.5 not at all, 1 always.
 
     In the other set every child's vote, coupling and activation come from an image of the same class, drawn for each
     child; poses are weighted means again. The area under the curve of shuffled against true images, by distance.
     Images that are the only one of their class, which nothing can be drawn for, are left out; NaN if all are.
     """
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(0)
     images, children = activations.shape
-    device = votes.device
     donor = torch.zeros(images, children, dtype=torch.int64)
     on_cpu = labels.cpu()
     for label in on_cpu.unique():
@@ -99,11 +66,10 @@ def shuffled_auc(
         drawn = torch.rand(len(rows), children, generator=generator).argsort(0)  # a permutation for each child
         donor[rows] = rows[drawn]
     several = (labels.unsqueeze(1) == labels).sum(1) > 1
-    child = torch.arange(children, device=device).expand(images, -1)
+    child = torch.arange(children, device=votes.device).expand(images, -1)
+    parent = labels.unsqueeze(1).expand(-1, children)  # the label of the image whose place it is
     means = []
-    for rows in (torch.arange(images, device=device).unsqueeze(1).expand(-1, children), donor.to(device)):
-        # of the label of the image whose place it is
-        parent = labels.unsqueeze(1).expand(-1, children)
+    for rows in (torch.arange(images, device=votes.device).unsqueeze(1).expand(-1, children), donor.to(votes.device)):
         mine = votes[rows, child, parent]  # [image child dim]
         weights = (trace.couplings[rows, child, parent] * activations[rows, child]).unsqueeze(2)
         pose = (weights * mine).sum(1, keepdim=True) / weights.sum(1, keepdim=True)

@@ -16,8 +16,8 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from capsule_lab.analysis.curves import COLOURS
-from capsule_lab.analysis.plotting import name_of_class
-from capsule_lab.analysis.trace import LayerTrace, trace
+from capsule_lab.analysis.plotting import draw_image, name_of_class, panels
+from capsule_lab.analysis.trace import ChildGrid, LayerTrace, trace
 from capsule_lab.errors import check_number
 from capsule_lab.networks import AbstractCapsuleNetwork
 from capsule_lab.routing import DynamicRouting, UniformRouting
@@ -30,51 +30,31 @@ _KEPT = 0.5  # ours: share of its activation that a capsule keeps within its dom
 
 
 class _Layer(NamedTuple):
-    """Capsules of one layer: ``activations`` by type and position, ``poses`` likewise; positions row by row."""
+    """Capsules of one layer; positions row by row."""
 
     activations: Float[Tensor, "image type position"]
     poses: Float[Tensor, "image type position dim"]
     width: int
 
 
-class _Moved(NamedTuple):
-    """After a shift, of each type: place, column and pose of the capsule that is most active.
-
-    ``kept`` is the activation, after the shift, of the capsule that was the most active before.
-    """
-
-    place: Int64[Tensor, "image type"]
-    column: Float[Tensor, "image type"]
-    poses: Float[Tensor, "image type dim"]
-    kept: Float[Tensor, "image type"]
-
-
 @question()
 def coding(subject: Subject, *, shift: int = 4) -> Answer:
     """How capsules of each layer tell that an image has moved by up to ``shift`` pixels to the left and right.
 
-    Of each type, in the images in which it is active (half as much as ever), by ``<layer>/``:
+    Of each type, in the images in which it is active (half as much as ever), by ``<layer>/``; of classes, which have
+    one position and no ``place_slope``, the label's capsule:
 
-    - ``place_slope``: columns by which the most active capsule moves per pixel. Place-coding gives one over the
-      layer's stride; one capsule for all of the image, as of classes, 0;
-    - ``rate_share``: R² of its pose on the shift, over the shifts in which it stays the most active, one direction for
-      all images;
+    - ``place_slope``: columns by which the most active capsule of a type moves per pixel;
+    - ``rate_share``: R² of its pose on the shift, while it stays the most active, one direction for all images;
     - ``domain``: pixels over which a capsule keeps half of its activation, at most ``2 shift + 1``; ``at_limit``: share
-      of the domains that end with the shifts and not before, which are larger by what is not known. Where it is not 0,
-      ``domain`` is a lower bound.
-
-    Of classes, the label's capsule. They have one position, and no ``place_slope``.
-
-    Args:
-        subject: of capsules, and one that has the change ``translation``.
-        shift: pixels.
+      of the domains that end with the shifts and not before. Where it is not 0, ``domain`` is a lower bound.
     """
     check_number("shift", shift, 1, min(subject.images.shape[2:]) - 1)
     subject.check_network(AbstractCapsuleNetwork, "has no capsules; expected a network of capsules")
     shifts = range(-shift, shift + 1)
     before = _layers(subject, subject.batches)
     places = {name: layer.activations.argmax(2) for name, layer in before.items()}
-    moved: dict[str, list[_Moved]] = {name: [] for name in before}
+    moved: dict[str, list[Mapping[str, Tensor]]] = {name: [] for name in before}
     for pixels in shifts:
         change = subject.changes["translation"]
         layers = _layers(subject, subject.changed(change, float(pixels))) if pixels else before
@@ -83,17 +63,16 @@ def coding(subject: Subject, *, shift: int = 4) -> Answer:
     numbers: dict[str, float] = {}
     rows = []
     for name, layer in before.items():
-        peaks = layer.activations.amax(2)
+        peaks, positions = layer.activations.amax(2), layer.activations.shape[2]
         active = (peaks >= _ACTIVE * peaks.amax(0)) & (peaks > 0)
-        if layer.activations.shape[2] == 1:
+        if positions == 1:
             active = torch.nn.functional.one_hot(subject.labels, peaks.shape[1]).bool()
         found = _numbers(moved[name], active, torch.tensor(shifts).to(peaks))
-        if layer.activations.shape[2] == 1:
+        if positions == 1:
             del found["place_slope"]
         numbers |= {f"{name}/{key}": value for key, value in found.items()}
-        rows.append({"layer": name, "types": peaks.shape[1], "positions": layer.activations.shape[2], **found})
-    first = next(iter(before.values()))
-    return Answer(numbers, rows, partial(_figures, subject, rows, shift, first))
+        rows.append({"layer": name, "types": peaks.shape[1], "positions": positions, **found})
+    return Answer(numbers, rows, partial(_figures, subject, rows, shift, next(iter(before.values()))))
 
 
 def _layers(subject: Subject, batches: Sequence[Batch]) -> Mapping[str, _Layer]:
@@ -104,68 +83,53 @@ def _layers(subject: Subject, batches: Sequence[Batch]) -> Mapping[str, _Layer]:
         traces = trace(subject.network, batch.images)[1]
         for name, layer in traces.items():
             if layer.child_grid is not None and name != names[0]:
-                found.setdefault(names[names.index(name) - 1], []).append(_on_grid(layer))
-        *_, (last, layer) = traces.items()
-        found.setdefault(last, []).append(
-            _Layer(layer.parents.activations.unsqueeze(2), layer.parents.poses.unsqueeze(2), 1)
-        )
+                found.setdefault(names[names.index(name) - 1], []).append(_on_grid(layer, layer.child_grid))
+        poses, activations, _ = layer.parents
+        found.setdefault(name, []).append(_Layer(activations.unsqueeze(2), poses.unsqueeze(2), 1))
     return {
-        name: _Layer(
-            torch.cat([each.activations for each in parts]), torch.cat([each.poses for each in parts]), parts[0].width
-        )
+        name: _Layer(torch.cat([each[0] for each in parts]), torch.cat([each[1] for each in parts]), parts[0].width)
         for name, parts in found.items()
     }
 
 
-def _on_grid(layer: LayerTrace) -> _Layer:
+def _on_grid(layer: LayerTrace, grid: ChildGrid) -> _Layer:
     """A layer's children; where it is given poses only, their lengths are their activations."""
-    grid = layer.child_grid
-    assert grid is not None
     poses = grid.at_positions(layer.children.poses.transpose(1, 2)).flatten(3)  # [image dim type position]
     given_poses_only = isinstance(layer.routing, DynamicRouting | UniformRouting)
     activations = layer.children.poses.norm(dim=2) if given_poses_only else layer.children.activations
     return _Layer(grid.at_positions(activations).flatten(2), poses.movedim(1, -1), grid.width)
 
 
-def _moved(layer: _Layer, before: Int64[Tensor, "image type"]) -> _Moved:
+def _moved(layer: _Layer, before: Int64[Tensor, "image type"]) -> Mapping[str, Tensor]:
+    """Of each type, place, column and pose of the capsule that is most active; how active that of ``before`` is."""
     place = layer.activations.argmax(2)
     index = place[:, :, None, None].expand(-1, -1, 1, layer.poses.shape[3])
-    return _Moved(
-        place,
-        (place % layer.width).to(layer.activations),
-        layer.poses.gather(2, index).squeeze(2),
-        layer.activations.gather(2, before.unsqueeze(2)).squeeze(2),
-    )
+    return {
+        "place": place,
+        "column": (place % layer.width).to(layer.activations),
+        "poses": layer.poses.gather(2, index).squeeze(2),
+        "kept": layer.activations.gather(2, before.unsqueeze(2)).squeeze(2),
+    }
 
 
 def _numbers(
-    moved: Sequence[_Moved], active: Bool[Tensor, "image type"], shifts: Float[Tensor, " shift"]
+    moved: Sequence[Mapping[str, Tensor]], active: Bool[Tensor, "image type"], shifts: Tensor
 ) -> dict[str, float]:
     middle = len(moved) // 2
-    columns = torch.stack([each.column for each in moved])[:, active]  # [shift pair]
+    place, column, poses, kept = (torch.stack([each[key] for each in moved]) for key in moved[0])
+    columns = column[:, active]  # [shift pair]
     slope = (shifts[:, None] * (columns - columns.mean(0))).sum(0) / shifts.square().sum()
-    place, kept = (torch.stack([getattr(each, name) for each in moved]) for name in ("place", "kept"))
     keeps = (kept > _KEPT * kept[middle])[:, active]
-    left, right = _run(keeps[:middle].flip(0)), _run(keeps[middle + 1 :])
+    left, right = (each.long().cumprod(0).sum(0) for each in (keeps[:middle].flip(0), keeps[middle + 1 :]))
     return {
         "place_slope": float(slope.mean()),
-        "rate_share": _rate_share(torch.stack([each.poses for each in moved]), place == place[middle], active, shifts),
+        "rate_share": _rate_share(poses, place == place[middle], active, shifts),
         "domain": 1 + float((left + right).double().mean()),
         "at_limit": float(((left == middle) | (right == middle)).double().mean()),
     }
 
 
-def _run(keeps: Bool[Tensor, "shift pair"]) -> Int64[Tensor, " pair"]:
-    """How many shifts follow each other from the first on."""
-    return keeps.to(torch.int64).cumprod(0).sum(0)
-
-
-def _rate_share(
-    poses: Float[Tensor, "shift image type dim"],
-    stays: Bool[Tensor, "shift image type"],
-    active: Bool[Tensor, "image type"],
-    shifts: Float[Tensor, " shift"],
-) -> float:
+def _rate_share(poses: Tensor, stays: Tensor, active: Tensor, shifts: Tensor) -> float:
     """R² of the poses, less the mean of their image, on the shift, less its mean; one direction for each type."""
     weights = (stays & active).to(poses.dtype)  # [shift image type]
     count = weights.sum(0).clamp_min(1)
@@ -178,16 +142,16 @@ def _rate_share(
 
 
 def _figures(subject: Subject, rows: Sequence[Mapping[str, object]], shift: int, first: _Layer) -> Mapping[str, Figure]:
-    figure = Figure(figsize=(9.0, 2.8), layout="constrained")  # inches
-    names = [str(row["layer"]) for row in rows]
+    title = f"how capsules tell that an image moves by up to {shift} pixels, means over images; classes have no place"
+    figure, axes = panels(1, 3, (9.0, 2.8), title)
     quantities = {
         "place_slope": "place: columns per pixel",
         "rate_share": "rate: R² of the pose on the shift",
         "domain": f"domain: pixels of the {2 * shift + 1} looked at",
     }
-    for axis, (key, label), colour in zip(figure.subplots(1, 3), quantities.items(), COLOURS, strict=False):
+    for axis, (key, label), colour in zip(axes[0], quantities.items(), COLOURS, strict=False):
         values = [row.get(key, float("nan")) for row in rows]
-        bars = axis.bar(names, values, color=colour)
+        bars = axis.bar([str(row["layer"]) for row in rows], values, color=colour)
         if key == "domain":
             limits = [100 * float(str(row["at_limit"])) for row in rows]
             axis.bar_label(bars, [f"at least:\n{each:.0f} % at limit" if each else "" for each in limits], fontsize=7)
@@ -195,10 +159,6 @@ def _figures(subject: Subject, rows: Sequence[Mapping[str, object]], shift: int,
         axis.set_ylabel(label, fontsize=8)
         axis.tick_params(axis="x", labelrotation=20, labelsize=8)
         axis.grid(axis="y", alpha=0.3)
-    figure.suptitle(
-        f"how capsules tell that an image moves by up to {shift} pixels, means over images; classes have no place",
-        fontsize=9,
-    )
     return {"layers": figure, "first_layer": _maps(subject, first)}
 
 
@@ -206,23 +166,18 @@ def _maps(subject: Subject, layer: _Layer) -> Figure:
     """The first image, and where in it each of the most active types is; arrows are two components of its poses."""
     activations, poses = layer.activations[0], layer.poses[0]  # [type position], [type position dim]
     order = activations.amax(1).argsort(descending=True)[:_TYPES]
-    shown = order[activations.amax(1)[order] > 0]
-    axes_of_poses = torch.linalg.svd(poses.flatten(0, 1) - poses.mean((0, 1)), full_matrices=False)[2][:2]
-    arrows = (poses - poses.mean((0, 1))) @ axes_of_poses.t()  # [type position 2]
-    figure = Figure(figsize=(1.5 * (len(shown) + 1), 1.9), layout="constrained")  # inches
-    picture, *panels = figure.subplots(1, len(shown) + 1)
-    picture.imshow(subject.images[0, 0].cpu().numpy(), cmap="gray_r")
-    picture.set_title(f"image of {name_of_class(subject.classes, int(subject.labels[0]))}", fontsize=8)
-    for axis, kind in zip(panels, shown.tolist(), strict=True):
+    shown = order[activations.amax(1)[order] > 0].tolist()
+    centred = poses - poses.mean((0, 1))
+    arrows = centred @ torch.linalg.svd(centred.flatten(0, 1), full_matrices=False)[2][:2].t()  # [type position 2]
+    title = "one image and its lowest capsules: dark where active, arrows are two components of poses"
+    figure, axes = panels(1, len(shown) + 1, (1.5 * (len(shown) + 1), 1.9), title)
+    draw_image(axes[0, 0], subject.images[0], f"image of {name_of_class(subject.classes, int(subject.labels[0]))}")
+    for axis, kind in zip(axes[0, 1:], shown, strict=True):
         grid = activations[kind].view(-1, layer.width).cpu()
         axis.imshow(grid.numpy(), cmap="Greys", vmin=0, vmax=float(activations.max()), alpha=0.6)
         rows, columns = (grid > _ACTIVE * grid.max()).nonzero(as_tuple=True)
         down, right = arrows[kind].view(-1, layer.width, 2).cpu()[rows, columns].numpy().T
         axis.quiver(columns.numpy(), rows.numpy(), right, down, color=COLOURS[0], angles="xy", width=0.02)
-        axis.set_title(f"type {kind}", fontsize=8)
-    for axis in (picture, *panels):
         axis.set(xticks=[], yticks=[])
-    figure.suptitle(
-        "one image and its lowest capsules: dark where active, arrows are two components of poses", fontsize=8
-    )
+        axis.set_title(f"type {kind}", fontsize=8)
     return figure

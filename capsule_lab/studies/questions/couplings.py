@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Int64
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from torch import Tensor, nn
 
 from capsule_lab.analysis.curves import COLOURS
 from capsule_lab.analysis.equal_couplings import equal_couplings
-from capsule_lab.analysis.plotting import label_log_axis, name_of_class, sequential_colours
+from capsule_lab.analysis.plotting import draw_image, label_log_axis, name_of_class, panels, sequential_colours
 from capsule_lab.analysis.reconstructions import first_of_each_class
-from capsule_lab.analysis.trace import LayerTrace
+from capsule_lab.analysis.trace import ChildGrid, LayerTrace
 from capsule_lab.errors import check_number
 from capsule_lab.routing import AbstractRouting, DynamicRouting
 from capsule_lab.studies.measures import couplings as measures
@@ -40,33 +42,31 @@ def couplings(subject: Subject, *, iterations: int | None = None, shown: int = 5
     iteration: the means of ``t_score`` and ``routing_std``; over hidden ones, of ``d_score`` and ``dead_share``.
 
     Args:
-        subject: of capsules.
         iterations: of all routings, in place of those of training; Sabour 2017, appendix A, looks at ten.
         shown: images whose couplings are drawn.
     """
     check_number("shown", shown, 0)
     with _iterations(subject.network, iterations):
-        return _answer(replace(subject), shown)  # without what it may have traced before
-
-
-def _answer(subject: Subject, shown: int) -> Answer:
-    numbers: dict[str, float] = {}
-    names = [*subject.traces]
-    for name, layer in subject.traces.items():
-        numbers |= {f"{name}/{key}": value for key, value in of_layer(layer, subject).items()}
-        if name == names[-1]:
-            numbers.pop(f"{name}/d_score")
-    numbers |= {f"{name}/gradient_norm": value for name, value in _gradient_norms(subject).items()}
-    numbers |= _over_layers(numbers, {name: len(layer.iterations) for name, layer in subject.traces.items()})
-    error = error_percent(subject.outputs(), subject.labels)
-    equal = _error_with_equal_couplings(subject)
-    numbers |= {"error": error, "error_with_equal_couplings": equal, "routing_gain": equal - error}
+        subject = replace(subject)  # without what it may have traced before
+        numbers: dict[str, float] = {}
+        for name, layer in subject.traces.items():
+            numbers |= {f"{name}/{key}": value for key, value in of_layer(layer, subject).items()}
+        numbers.pop(f"{name}/d_score")
+        numbers |= {f"{name}/gradient_norm": value for name, value in _gradient_norms(subject).items()}
+        last = [f"{name}/{len(layer.iterations)}" for name, layer in subject.traces.items()]
+        for key in ("t_score", "routing_std", "d_score", "dead_share"):
+            layers = [*subject.traces][:-1] if key in ("d_score", "dead_share") else last
+            each = [numbers[f"{name}/{key}"] for name in layers]
+            numbers[key] = sum(each) / len(each) if each else math.nan
+        error, equal = error_percent(subject.outputs(), subject.labels), math.nan
+        with suppress(ValueError), equal_couplings(subject.network):  # NaN for a routing that cannot have equal ones
+            equal = error_percent(subject.outputs(), subject.labels)
+        numbers |= {"error": error, "error_with_equal_couplings": equal, "routing_gain": equal - error}
     return Answer(numbers, draw=partial(_figures, subject, shown, numbers))
 
 
 @contextmanager
 def _iterations(network: nn.Module, iterations: int | None) -> Iterator[None]:
-    """So many iterations in all routings of ``network``."""
     if iterations is None:
         yield
         return
@@ -90,33 +90,10 @@ def _gradient_norms(subject: Subject) -> dict[str, float]:
         loss = torch.nn.functional.cross_entropy(network.forward(batch.images).ranking, batch.labels)
         for name, layer in network.capsule_layers().items():
             weights = [each for each in layer.parameters() if each.requires_grad]
-            found[name] = math.nan
-            if weights:
-                gradients = torch.autograd.grad(
-                    loss, weights, retain_graph=True, allow_unused=True, materialize_grads=True
-                )
-                found[name] = math.sqrt(sum(float(each.double().square().sum()) for each in gradients))
+            options: dict[str, Any] = {"retain_graph": True, "allow_unused": True, "materialize_grads": True}
+            gradients = torch.autograd.grad(loss, weights, **options) if weights else [loss * math.nan]
+            found[name] = math.sqrt(sum(float(each.double().square().sum()) for each in gradients))
     return found
-
-
-def _over_layers(numbers: Mapping[str, float], iterations: Mapping[str, int]) -> dict[str, float]:
-    *hidden, _ = iterations
-    values = {
-        "t_score": [numbers[f"{name}/{last}/t_score"] for name, last in iterations.items()],
-        "routing_std": [numbers[f"{name}/{last}/routing_std"] for name, last in iterations.items()],
-        "d_score": [numbers[f"{name}/d_score"] for name in hidden],
-        "dead_share": [numbers[f"{name}/dead_share"] for name in hidden],
-    }
-    return {key: sum(each) / len(each) if each else float("nan") for key, each in values.items()}
-
-
-def _error_with_equal_couplings(subject: Subject) -> float:
-    """NaN for a routing that cannot have equal couplings: a leaky one, or one whose children compete."""
-    try:
-        with equal_couplings(subject.network):
-            return error_percent(subject.outputs(), subject.labels)
-    except ValueError:
-        return float("nan")
 
 
 def of_layer(layer: LayerTrace, subject: Subject) -> dict[str, float]:
@@ -124,62 +101,51 @@ def of_layer(layer: LayerTrace, subject: Subject) -> dict[str, float]:
     labels, classes = subject.labels, subject.num_classes
     shuffled = labels[torch.randperm(len(labels), generator=torch.Generator().manual_seed(0)).to(labels.device)]
     chosen = _children(layer)
-    activations = layer.children.activations if chosen is None else layer.children.activations[:, chosen]
-    within = by_window(layer)
+    # the parents of each position may compete among themselves, so that a child is shared once by each
+    within = layer.windows is not None and layer.routing.normalisation in ("window", "official_legacy")
     seen = None if within else layer.seen()
     seen = seen if seen is None or chosen is None else seen[chosen]
+    if within:
+        activations = _of_windows(layer, layer.present)
+    else:
+        activations = layer.children.activations if chosen is None else layer.children.activations[:, chosen]
     found: dict[str, Tensor | float] = {}
     before: Tensor | None = None
-    for number in range(1, len(layer.iterations) + 1):
-        shares = _within_windows(layer, number - 1) if within else layer.couplings(number - 1, chosen)
-        activations = _present_in_windows(layer) if within else activations
-        trees = measures.count_trees(shares, labels)
-        found |= {
-            f"{number}/entropy": measures.child_entropy(shares, seen).nanmean(),
-            f"{number}/weighted_entropy": measures.weighted_entropy(shares, activations, seen),
-            f"{number}/t_score": measures.t_score(shares, seen),
-            f"{number}/static_share": measures.static_share(shares, seen),
-            f"{number}/routing_std": measures.coupling_std(shares, seen),
-            f"{number}/class_information": measures.class_information(shares, labels, classes),
-            f"{number}/class_information_of_shuffled_labels": measures.class_information(shares, shuffled, classes),
-            f"{number}/starved_share": measures.starved_share(layer.mass(number - 1)),
-            f"{number}/trees_per_class": trees.distinct,
-            f"{number}/entropy_of_trees": trees.entropy,
-            f"{number}/images_per_class": trees.images,
+    for number, iteration in enumerate(layer.iterations, start=1):
+        shares = _of_windows(layer, iteration.couplings) if within else layer.couplings(number - 1, chosen)
+        std = shares.std(0, correction=0)  # of pairs that see each other (Mitterreiter 2023)
+        measured: dict[str, Tensor | float] = {
+            "entropy": measures.child_entropy(shares, seen).nanmean(),
+            "weighted_entropy": measures.weighted_entropy(shares, activations, seen),
+            "t_score": measures.t_score(shares, seen),
+            "static_share": measures.static_share(shares, seen),
+            "routing_std": (std if seen is None else std[seen]).mean(),
+            "class_information": measures.class_information(shares, labels, classes),
+            "class_information_of_shuffled_labels": measures.class_information(shares, shuffled, classes),
+            "starved_share": measures.starved_share(layer.mass(number - 1)),
+            **measures.count_trees(shares, labels),
         }
         if layer.routing.competing == "children":  # their couplings are no shares of a child
-            shared = ("entropy", "weighted_entropy", "t_score")
-            found |= {f"{number}/{key}": float("nan") for key in shared}
+            measured |= dict.fromkeys(("entropy", "weighted_entropy", "t_score"), math.nan)
         if before is not None:
-            found[f"{number}/argmax_changes"] = measures.argmax_changes(before, shares)
+            measured["argmax_changes"] = (before.argmax(2) != shares.argmax(2)).to(before.dtype).mean()
         adds = isinstance(layer.routing, DynamicRouting) and layer.routing.options["update"] == "add"
         if adds and layer.windows is None:
-            found[f"{number}/logit_change"] = measures.logit_change(layer.votes(), layer.iterations[number - 1].poses)
+            measured["logit_change"] = measures.logit_change(layer.votes(), iteration.poses)
+        found |= {f"{number}/{key}": value for key, value in measured.items()}
         before = shares
     found["d_score"] = measures.d_score(layer.parents.activations)
     found["dead_share"] = (layer.parents.activations.amax(0) < measures.DEAD).double().mean()
-    weight = layer.transformations
     found["distance_from_orthogonal"] = math.nan
-    if weight is not None and weight.numel():
+    if (weight := layer.transformations) is not None and weight.numel():
         found["distance_from_orthogonal"] = measures.distance_from_orthogonal(weight.detach())
     return {key: float(value) for key, value in found.items()}
 
 
-def by_window(layer: LayerTrace) -> bool:
-    """Whether the parents of each position compete among themselves, so that a child is shared once by each."""
-    return layer.windows is not None and layer.routing.normalisation in ("window", "official_legacy")
-
-
-def _within_windows(layer: LayerTrace, iteration: int) -> Float[Tensor, "image child parent"]:
-    """Couplings of a child to the parents of one position, each position's view of it a child of its own."""
+def _of_windows(layer: LayerTrace, values: Tensor) -> Tensor:
+    """Of ``(image position, place, …)``, each position's view of a child as a child of its own."""
     assert layer.windows is not None
-    rows = layer.iterations[iteration].couplings  # [row place type]
-    return rows.unflatten(0, (-1, layer.windows.positions)).flatten(1, 2)
-
-
-def _present_in_windows(layer: LayerTrace) -> Float[Tensor, "image child"]:
-    assert layer.windows is not None
-    return layer.present.unflatten(0, (-1, layer.windows.positions)).flatten(1)
+    return values.unflatten(0, (-1, layer.windows.positions)).flatten(1, 2)
 
 
 def _children(layer: LayerTrace) -> Int64[Tensor, " chosen"] | None:
@@ -201,29 +167,31 @@ def _figures(subject: Subject, shown: int, numbers: Mapping[str, float]) -> Mapp
         found["logit_changes"] = _logit_changes(changes)
     layer = [*subject.traces.values()][-1]
     if shown and layer.child_grid is not None and layer.windows is None:
-        found["maps"] = _maps(subject, layer, shown)
+        found["maps"] = _maps(subject, layer, layer.child_grid, shown)
     return found
 
 
 def _logit_changes(changes: Mapping[str, Sequence[float]]) -> Figure:
-    """Mean change of the logits by iteration (Sabour 2017, appendix A)."""
-    figure = Figure(figsize=(6.0, 3.2), layout="constrained")  # inches
-    axis = figure.subplots()
+    title = "how much each iteration changes the logits, mean over images and capsules"
+    figure, ((axis,),) = panels(1, 1, (6.0, 3.2), title)
     for number, (name, values) in enumerate(changes.items()):
         axis.plot(range(1, len(values) + 1), values, marker="o", color=COLOURS[number % len(COLOURS)], label=name)
     axis.set(xlabel="iteration", ylabel="mean change of the logits")
     axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+    _finish(axis)
+    return figure
+
+
+def _finish(axis: Axes) -> None:
     label_log_axis(axis)
     axis.grid(alpha=0.3)
     axis.legend(fontsize=8)
-    figure.suptitle("how much each iteration changes the logits, mean over images and capsules", size=9)
-    return figure
 
 
 def _histograms(layers: Mapping[str, LayerTrace]) -> Figure:
     """All couplings of each layer, one line for each iteration, on a logarithmic axis over what there is of them."""
-    figure = Figure(figsize=(max(4.2 * len(layers), 6.0), 3.6), layout="constrained")  # inches
-    axes = figure.subplots(1, len(layers), squeeze=False)[0]
+    size = (max(4.2 * len(layers), 6.0), 3.6)
+    figure, (axes,) = panels(1, len(layers), size, "all couplings of the images, over the range that they have")
     for axis, (name, layer) in zip(axes, layers.items(), strict=True):
         chosen, seen, every = _children(layer), layer.seen(), []
         for number in range(len(layer.iterations)):
@@ -238,44 +206,28 @@ def _histograms(layers: Mapping[str, LayerTrace]) -> Figure:
             shares = torch.histc(each, _BINS, low, high) / len(each)
             axis.stairs(shares.numpy(), edges, label=f"iteration {number}", color=colour, linewidth=1.5)
         axis.set(title=name, xlabel="coupling", ylabel="share of all couplings")
-        label_log_axis(axis)
+        _finish(axis)
         axis.ticklabel_format(axis="x", useOffset=False)
         axis.xaxis.set_major_locator(MaxNLocator(5))
-        axis.grid(alpha=0.3)
-        axis.legend(fontsize=8)
-    figure.suptitle("all couplings of the images, over the range that they have", size=9)
     return figure
 
 
-def _maps(subject: Subject, layer: LayerTrace, shown: int) -> Figure:
-    """What each position gives each class more or less than equal couplings would, summed over types.
-
-    Differences, as the couplings themselves are all one grey.
-    """
-    grid = layer.child_grid
-    assert grid is not None
+def _maps(subject: Subject, layer: LayerTrace, grid: ChildGrid, shown: int) -> Figure:
+    """What each position gives each class more or less than equal couplings would: these are all one grey."""
     shares = layer.couplings()
-    differences = grid.at_positions((shares - 1 / shares.shape[2]).transpose(1, 2)).sum(2)  # [image class h w]
-    chosen = _one_of_each_class(subject.labels, shown)
-    pictures = subject.images[chosen, 0].float().cpu().numpy()
+    differences = grid.at_positions((shares - 1 / shares.shape[2]).transpose(1, 2)).sum(2).cpu()  # [image class h w]
+    chosen = first_of_each_class(subject.labels, torch.ones_like(subject.labels, dtype=torch.bool))[:shown]
     classes = differences.shape[1]
-    figure = Figure(figsize=(1 + 0.95 * (classes + 1), 0.6 + 0.95 * len(chosen)), layout="constrained")  # inches
-    axes = figure.subplots(len(chosen), classes + 1, squeeze=False)
+    title = "left, images, one of each class; right, what each place of them gives each class"
+    figure, axes = panels(len(chosen), classes + 1, (1 + 0.95 * (classes + 1), 0.6 + 0.95 * len(chosen)), title)
     largest = float(differences[chosen].abs().max())
-    for number, (row, image) in enumerate(zip(axes, chosen, strict=True)):
-        row[0].imshow(-pictures[number], cmap="gray")
+    for row, image in zip(axes, chosen, strict=True):
+        draw_image(row[0], subject.images[image])
         row[0].set_ylabel(name_of_class(subject.classes, int(subject.labels[image])), fontsize=8)
-        for label, axis in enumerate(row[1:]):
-            limits = {"vmin": -largest, "vmax": largest}
-            drawn = axis.imshow(differences[image, label].float().cpu().numpy(), cmap="PuOr_r", **limits)
-            if number == 0:
-                axis.set_title(name_of_class(subject.classes, label), fontsize=8)
-    for axis in axes.flat:
-        axis.set(xticks=[], yticks=[])
+        for axis, values in zip(row[1:], differences[image], strict=True):
+            drawn = axis.imshow(values.float().numpy(), cmap="PuOr_r", vmin=-largest, vmax=largest)
+            axis.set(xticks=[], yticks=[])
+    for label, axis in enumerate(axes[0, 1:]):
+        axis.set_title(name_of_class(subject.classes, label), fontsize=8)
     figure.colorbar(drawn, ax=axes, label="coupling less an equal share, sum over types", shrink=0.8)
-    figure.suptitle("left, images, one of each class; right, what each place of them gives each class", size=9)
     return figure
-
-
-def _one_of_each_class(labels: Int64[Tensor, " image"], shown: int) -> list[int]:
-    return first_of_each_class(labels, torch.ones_like(labels, dtype=torch.bool))[:shown]

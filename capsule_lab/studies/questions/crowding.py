@@ -6,10 +6,10 @@ both blended, while two different ones have a capsule each.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float, Int64
@@ -19,12 +19,12 @@ from torch import Tensor
 from capsule_lab.analysis.plotting import Column, Group, name_of_class, picture_grid
 from capsule_lab.errors import check_number
 from capsule_lab.networks import AbstractCapsuleNetwork, reconstructs
+from capsule_lab.studies.measures.features import of_label
 from capsule_lab.studies.questions.tree import silent
 from capsule_lab.studies.subject import Answer, Subject, question
 from capsule_lab.types import CapsuleOutput
 
 _PRESENT = 0.5  # ours: activation above which a class counts as present
-_MOST = 3  # ours: parts of an image
 
 
 class Mixtures(NamedTuple):
@@ -41,14 +41,13 @@ def crowding(subject: Subject, *, shift: int = 4, seed: int = 0, shown: int = 6)
 
     By ``<set>/``, of ``single``, ``same_class``, ``two_classes`` and ``three_classes``: ``presence``, mean activation
     of the labels' capsules; ``present``, percent of labels above 0.5; ``found``, percent of images whose labels are the
-    classes that rank highest, as many as there are. Of networks with a decoder, ``one_part``: percent of images whose
-    reconstruction from a label's capsule is nearer to a single part than to their mean and their largest pixels.
+    classes that rank highest. With a decoder, ``one_part``: percent of images whose reconstruction from a label's
+    capsule is nearer to a single part than to their mean and their largest pixels.
 
     A second pass, by ``again/``: ``…_by_image`` subtracts what the highest class decodes to from the image;
     ``…_by_routing`` silences each child by the share of it that this class has. The class that is highest then, with an
-    activation above 0.5, is found. ``two_classes``: percent of pairs of which both are found, to be compared with
-    ``two_classes/found``; ``same_class``: percent of equal pairs of which the class is found twice; ``single``: percent
-    of single images in which a second object is found, which is not there.
+    activation above 0.5, is found: percent of ``two_classes`` of which both are, of ``same_class`` of which the class
+    is twice, of ``single`` with a second one, which is not there.
 
     Args:
         subject: of capsules, of pixels in [0, 1].
@@ -59,29 +58,24 @@ def crowding(subject: Subject, *, shift: int = 4, seed: int = 0, shown: int = 6)
     check_number("shift", shift, 0, min(subject.images.shape[2:]) - 1)
     check_number("shown", shown, 0)
     present = len(subject.labels.unique())
-    if present < _MOST:
-        raise ValueError(
-            f"these images are of {present} classes; expected {_MOST} or more, of which threes can be made"
-        )
-    network = subject.network
+    if present < 3:
+        raise ValueError(f"these images are of {present} classes; expected 3 or more, of which threes can be made")
     message = "has no capsules that could be crowded; expected a network of capsules"
     subject.check_network(AbstractCapsuleNetwork, message)
     if subject.images.min() < 0 or subject.images.max() > 1:
         raise ValueError("pixels are not in [0, 1]; expected images that can be laid over each other, such as MNIST's")
+    parts = {"single": 1, "same_class": 2, "two_classes": 2, "three_classes": 3}
     sets = {
-        "single": mixtures(subject, 1, shift, seed, same_class=False),
-        "same_class": mixtures(subject, 2, shift, seed, same_class=True),
-        "two_classes": mixtures(subject, 2, shift, seed, same_class=False),
-        "three_classes": mixtures(subject, 3, shift, seed, same_class=False),
+        name: mixtures(subject, count, shift, seed, same_class=name == "same_class") for name, count in parts.items()
     }
     numbers: dict[str, float] = {}
     for name, mixture in sets.items():
         output = subject.outputs(subject.with_images(mixture.images))
         numbers |= {f"{name}/{key}": value for key, value in _presence(output, mixture.labels).items()}
-        if name != "single" and reconstructs(network):
+        if name != "single" and reconstructs(subject.network):
             numbers[f"{name}/one_part"] = _one_part(subject, output, mixture)
     passes: dict[str, Callable[[Subject, Mixtures], Tensor]] = {"by_routing": _second_by_routing}
-    if reconstructs(network):
+    if reconstructs(subject.network):
         passes["by_image"] = _second_by_image
     for name, second_pass in passes.items():
         two, same, single = (second_pass(subject, sets[each]) for each in ("two_classes", "same_class", "single"))
@@ -122,16 +116,11 @@ def mixtures(subject: Subject, parts: int, shift: int, seed: int, *, same_class:
 def moved(image: Float[Tensor, "channel height width"], down: int, right: int) -> Tensor:
     """An image moved by whole pixels; what comes in is 0."""
     height, width = image.shape[1:]
-    found = torch.zeros_like(image)
-    rows, columns = height - abs(down), width - abs(right)
-    found[:, max(down, 0) : max(down, 0) + rows, max(right, 0) : max(right, 0) + columns] = image[
-        :, max(-down, 0) : max(-down, 0) + rows, max(-right, 0) : max(-right, 0) + columns
-    ]
-    return found
+    around = torch.nn.functional.pad(image, (abs(right), abs(right), abs(down), abs(down)))
+    return around[:, abs(down) - down :, abs(right) - right :][:, :height, :width]
 
 
-def _presence(output: CapsuleOutput, labels: Int64[Tensor, "image part"]) -> dict[str, float]:
-    assert output.capsules is not None
+def _presence(output: Any, labels: Int64[Tensor, "image part"]) -> dict[str, float]:
     own = output.capsules.activations.gather(1, labels)
     several = labels[:, :1] if (labels == labels[:, :1]).all() else labels  # of equal ones, there is one capsule
     best = output.ranking.topk(several.shape[1]).indices
@@ -143,15 +132,13 @@ def _presence(output: CapsuleOutput, labels: Int64[Tensor, "image part"]) -> dic
     }
 
 
+@torch.no_grad()
 def _decoded(subject: Subject, output: CapsuleOutput, classes: Int64[Tensor, " image"]) -> Tensor:
-    network = subject.network
-    assert reconstructs(network)
-    with torch.no_grad():
-        return network.reconstruct(output, classes)
+    decoded: Tensor = subject.network.reconstruct(output, classes)
+    return decoded
 
 
 def _one_part(subject: Subject, output: CapsuleOutput, mixture: Mixtures) -> float:
-    """Percent of reconstructions of the first part's capsule that are nearest to a part."""
     decoded = _decoded(subject, output, mixture.labels[:, 0]).unsqueeze(1)  # [image 1 c h w]
     blends = torch.stack([mixture.parts.mean(1), mixture.images], 1)
     to_parts, to_blends = ((decoded - each).square().sum((2, 3, 4)).amin(1) for each in (mixture.parts, blends))
@@ -166,12 +153,10 @@ def _second_by_image(subject: Subject, mixture: Mixtures) -> Int64[Tensor, "imag
     return torch.stack([first, _highest_present(subject.outputs(subject.with_images(left)))], 1)
 
 
-def _highest_present(output: CapsuleOutput) -> Int64[Tensor, " image"]:
+def _highest_present(output: Any) -> Int64[Tensor, " image"]:
     """The class that ranks highest, if it is there; -1 if it is not."""
-    assert output.capsules is not None
-    best = output.ranking.argmax(1)
-    there = output.capsules.activations.gather(1, best.unsqueeze(1)).squeeze(1) > _PRESENT
-    return torch.where(there, best, -1)
+    best: Tensor = output.ranking.argmax(1)
+    return torch.where(of_label(output.capsules.activations, best) > _PRESENT, best, -1)
 
 
 def _second_by_routing(subject: Subject, mixture: Mixtures) -> Int64[Tensor, "image 2"]:
@@ -180,8 +165,7 @@ def _second_by_routing(subject: Subject, mixture: Mixtures) -> Int64[Tensor, "im
     seen = replace(subject, batches=batches)
     name, layer = [*seen.traces.items()][-1]
     first = seen.outputs().ranking.argmax(1)
-    shares = layer.couplings()
-    own = shares.gather(2, first.view(-1, 1, 1).expand(-1, shares.shape[1], 1)).squeeze(2)
+    own = of_label(layer.couplings().transpose(1, 2), first)
     with silent(subject, name, own.clamp(0, 1)):
         second = _highest_present(subject.outputs(batches))
     return torch.stack([first, second], 1)
@@ -192,10 +176,10 @@ def _figures(subject: Subject, mixture: Mixtures, shown: int) -> Mapping[str, Fi
         return {}
     output = subject.outputs(subject.with_images(mixture.images))
     decoded = _decoded(subject, output, mixture.labels[:, 0]).clamp(0, 1).cpu()
-    pictures: Sequence[Tensor] = (mixture.parts[:, 0], mixture.parts[:, 1], mixture.images, decoded)
+    rows = (mixture.parts[:, 0], mixture.parts[:, 1], mixture.images, decoded)
     columns = [
-        Column(name_of_class(subject.classes, int(mixture.labels[image, 0])), [each[image].cpu() for each in pictures])
-        for image in range(min(shown, len(decoded)))
+        Column(name_of_class(subject.classes, int(label)), pictures)
+        for label, *pictures in zip(mixture.labels[:shown, 0], *(each[:shown] for each in rows), strict=True)
     ]
     title = "two images of a class, both together, and what the capsule of that class is decoded to"
     return {"pairs": picture_grid([Group("", columns)], ["one", "the other", "both", "decoded"], title=title)}

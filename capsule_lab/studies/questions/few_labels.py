@@ -43,9 +43,8 @@ def few_labels(
 ) -> Answer:
     """Percent of held-out images whose class is wrong, where a mixture of factor analysers gets names from few labels.
 
-    The mixture is fitted to training images without their labels, of several restarts the one of the largest
-    likelihood. A component then gets its name, in one of three ways, and an image the name of its components, weighted
-    by their responsibilities:
+    The mixture is fitted to training images without their labels. A component then gets its name, in one of three ways,
+    and an image the name of its components, weighted by their responsibilities:
 
     - ``asked``: one question per component: the label of the training image that is most probable under it;
     - ``drawn``: so many labelled training images, drawn at random: each component has the class that its images are
@@ -63,10 +62,9 @@ def few_labels(
             ``"poses"`` alone; ``"code"``, of an auto-encoder without capsules; ``"pixels"``, principal components.
         training_images: at most.
         principal: components of pixels.
-        components, factors: of the mixture; as many components as labels for ``asked`` to be a question of labels.
+        components, factors, restarts, steps: see ``fit_factor_analysers``.
         labels: of ``drawn``.
         draws: of labels, and of mixtures.
-        restarts, steps: see ``fit_factor_analysers``.
         neighbours, probe: whether these are computed.
         seed: of the draws.
     """
@@ -77,13 +75,12 @@ def few_labels(
     known = torch.cat([batch.labels for batch in training]).cpu()
     truth = subject.labels.cpu()
     fitted, held_out = _standardised(*_features(subject, features, training, principal))
-    seen, looked_at = (_pixels(each) for each in (training, subject.batches))
+    seen, looked_at = _pixels(training), _pixels(subject.batches)
     errors: dict[str, list[float]] = {}
     likelihoods = []
     for draw in range(draws):
-        fit = fit_factor_analysers(
-            fitted, components, factors, restarts=restarts, steps=steps, seed=seed * draws + draw
-        )
+        own_seed = seed * draws + draw
+        fit = fit_factor_analysers(fitted, components, factors, restarts=restarts, steps=steps, seed=own_seed)
         likelihoods.append(fit.log_likelihoods[-1])
         of_training, of_images = (_log_joint(points, fit.mixture).cpu() for points in (fitted, held_out))
         shares = of_images.softmax(1)
@@ -93,13 +90,13 @@ def few_labels(
             errors.setdefault(name, []).append(_error(votes.argmax(1), truth))
 
         judge("asked", known[of_training.argmax(0)])
-        generator = torch.Generator().manual_seed(seed * draws + draw)
-        order = torch.randperm(len(known), generator=generator)
-        judge("drawn", _named(of_training, known, order[:labels], fit.mixture, subject.num_classes))
-        for each in _STRATIFIED:
-            chosen = _of_each_class(known, order, each, subject.num_classes)
-            named = _named(of_training, known, chosen, fit.mixture, subject.num_classes)
-            judge(f"drawn_{each}_per_class", named)
+        order = torch.randperm(len(known), generator=torch.Generator().manual_seed(own_seed))
+        drawn = {"drawn": order[:labels]}
+        for count in _STRATIFIED:  # the first so many of each class, in this order
+            by_class = [order[known[order] == label][:count] for label in range(subject.num_classes)]
+            drawn[f"drawn_{count}_per_class"] = torch.cat(by_class)
+        for name, chosen in drawn.items():
+            judge(name, _named(of_training, known, chosen, fit.mixture, subject.num_classes))
         if neighbours:
             nearest = torch.cat([torch.cdist(part, seen[order[:labels]]).argmin(1) for part in looked_at.split(_CHUNK)])
             errors.setdefault("nearest", []).append(_error(known[order[:labels]][nearest], truth))
@@ -127,10 +124,10 @@ def _features(
     subject: Subject, features: Features, training: Sequence[Batch], principal: int
 ) -> tuple[Float[Tensor, "fitted dim"], Float[Tensor, "image dim"]]:
     if features == "pixels":
-        both = [_pixels(each).numpy() for each in (training, subject.batches)]
-        pca = PCA(min(principal, *both[0].shape), random_state=0).fit(both[0])
-        found = [torch.from_numpy(pca.transform(each)).float().to(subject.images.device) for each in both]
-        return found[0], found[1]
+        first, second = (_pixels(each).numpy() for each in (training, subject.batches))
+        pca = PCA(min(principal, *first.shape), random_state=0).fit(first)
+        fitted, held_out = (torch.from_numpy(pca.transform(each)).to(subject.images) for each in (first, second))
+        return fitted, held_out
     network, instead = subject.network, "expected model=transforming_autoencoder, or what.features=pixels"
     subject.check_network(AbstractPairNetwork, f"has no {features} of this kind; {instead}")
     if (features == "code") == bool(network.capsules):
@@ -169,11 +166,7 @@ def _log_joint(points: Float[Tensor, "point dim"], mixture: FactorAnalysers) -> 
 
 
 def _named(
-    log_joint: Float[Tensor, "point component"],
-    known: Int64[Tensor, " point"],
-    chosen: Int64[Tensor, " label"],
-    mixture: FactorAnalysers,
-    classes: int,
+    log_joint: Float[Tensor, "point component"], known: Tensor, chosen: Tensor, mixture: FactorAnalysers, classes: int
 ) -> Int64[Tensor, " component"]:
     """The class of each component: what the labelled images are that it is responsible for."""
     shares = log_joint[chosen].softmax(1)
@@ -183,11 +176,3 @@ def _named(
     means = mixture.means.cpu()
     nearest = torch.cdist(means, means[own]).argmin(1)
     return torch.where(own, named, named[own.nonzero()[:, 0][nearest]])
-
-
-def _of_each_class(
-    known: Int64[Tensor, " point"], order: Int64[Tensor, " point"], count: int, classes: int
-) -> Int64[Tensor, " label"]:
-    """The first so many of each class, in an order."""
-    by_class = [order[known[order] == label][:count] for label in range(classes)]
-    return torch.cat(by_class)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
-import numpy as np
 import torch
 from jaxtyping import Float, Int64
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from capsule_lab.analysis.plotting import Column, Group, image_rows, picture_grid
+from capsule_lab.analysis.plotting import Column, Group, image_rows, panels, picture_grid
 from capsule_lab.errors import check_widths
 from capsule_lab.lit import pair_metrics
 from capsule_lab.networks import AbstractPairNetwork, TransformingAutoencoder
@@ -34,11 +34,6 @@ def poses(
     Of a network that is told shifts, ``shift_<pixels>/<quantity>``: copies are moved left, right, up and down. Of one
     that is told matrices, ``rotation_<degrees>/<quantity>``: copies are turned either way. ``reconstruction`` is the
     squared error per image of what is drawn of them. Beyond the range of training this is extrapolation.
-
-    Args:
-        subject: a network that is told a change.
-        shifts: in pixels.
-        degrees: of rotations.
     """
     subject.check_network(
         AbstractPairNetwork, "is told no change of its images; expected model=transforming_autoencoder"
@@ -46,19 +41,15 @@ def poses(
     check_widths("what", shifts=shifts, degrees=degrees)
     network = subject.network
     numbers: dict[str, float] = {}
-    if network.pose == "translation":
-        for shift in shifts:
-            numbers |= _measured(subject, network, f"shift_{shift}", _shifted(subject, shift))
-    else:
-        for angle in degrees:
-            numbers |= _measured(subject, network, f"rotation_{angle}", _turned(subject, angle))
-
-    def draw() -> Mapping[str, Figure]:
-        return _figures(subject, network) if isinstance(network, TransformingAutoencoder) else {}
-
-    return Answer(numbers, draw=draw)
+    shifted = network.pose == "translation"
+    for strength in shifts if shifted else degrees:
+        copies = _shifted(subject, strength) if shifted else _turned(subject, strength)
+        found = _measured(subject, network, copies)
+        numbers |= {f"{'shift' if shifted else 'rotation'}_{strength}/{key}": each for key, each in found.items()}
+    return Answer(numbers, draw=partial(_figures, subject, network))
 
 
+OfCapsules = Float[Tensor, "image capsule"]
 _Copies = list[tuple[Float[Tensor, "image channel height width"], Tensor]]
 """Copies of all images, and the change that each set has in common."""
 
@@ -69,10 +60,9 @@ def _shifted(subject: Subject, shift: int) -> _Copies:
     def down(images: Tensor, strength: float) -> Tensor:
         return right(images.mT, strength).mT
 
-    ways: list[tuple[Callable[[Tensor, float], Tensor], tuple[int, int]]] = [(right, (1, 0)), (down, (0, 1))]
     return [
         (_copy(subject, change, sign * shift), torch.tensor(way) * float(sign * shift))
-        for change, way in ways
+        for change, way in ((right, (1, 0)), (down, (0, 1)))
         for sign in (-1, 1)
     ]
 
@@ -93,7 +83,7 @@ def _copy(subject: Subject, change: Callable[[Tensor, float], Tensor], strength:
 
 
 @torch.no_grad()
-def _measured(subject: Subject, network: AbstractPairNetwork, name: str, copies: _Copies) -> dict[str, float]:
+def _measured(subject: Subject, network: AbstractPairNetwork, copies: _Copies) -> dict[str, float]:
     metrics = {each: metric.to(subject.images.device) for each, metric in pair_metrics.pair_metrics(network).items()}
     squared = pairs = 0.0
     for images, change in copies:
@@ -105,13 +95,15 @@ def _measured(subject: Subject, network: AbstractPairNetwork, name: str, copies:
     found = {"reconstruction": squared / pairs}
     for metric in metrics.values():
         found |= {each: float(value) for each, value in metric.compute().items()}
-    return {f"{name}/{each}": value for each, value in found.items()}
+    return found
 
 
 @torch.no_grad()
-def _figures(subject: Subject, network: TransformingAutoencoder) -> Mapping[str, Figure]:
+def _figures(subject: Subject, network: AbstractPairNetwork) -> Mapping[str, Figure]:
+    if not isinstance(network, TransformingAutoencoder):
+        return {}
     poses, presences = network.recognise(subject.images)
-    capsules = strongest(network.energies(poses, presences), _CAPSULES)
+    capsules = network.energies(poses, presences).mean(0).argsort(descending=True)[:_CAPSULES].cpu()  # draw most
     figures = {} if network.window is not None else {"generative_fields": generative_fields(network, capsules)}
     if network.pose != "translation":
         return figures
@@ -129,31 +121,26 @@ def _figures(subject: Subject, network: TransformingAutoencoder) -> Mapping[str,
 
 
 def shift_scatter(
-    poses: Float[Tensor, "image capsule"],
-    moved: Mapping[int, Float[Tensor, "image capsule"]],
-    presences: Float[Tensor, "image capsule"],
-    capsules: Int64[Tensor, " chosen"],
+    poses: OfCapsules, moved: Mapping[int, OfCapsules], presences: OfCapsules, capsules: Int64[Tensor, " chosen"]
 ) -> Figure:
     """Where capsules see images and their shifted copies: parallel lines, as far from the diagonal as the shift.
 
     Images in which a capsule is more probable than 0.1, as in figure 2 of Hinton 2011.
     """
     down = -(-len(capsules) // _ACROSS)
-    figure = Figure(figsize=(3 * _ACROSS, 3 * down), layout="constrained")  # inches
-    panels = [*figure.subplots(down, _ACROSS, squeeze=False).flat]
-    for axes, capsule in zip(panels[: len(capsules)], capsules.tolist(), strict=True):
+    figure, every = panels(down, _ACROSS, (3.0 * _ACROSS, 3.0 * down), "")
+    for axes in every.flat[len(capsules) :]:
+        axes.set_visible(False)
+    for axes, capsule in zip(every.flat, capsules.tolist(), strict=False):
         seen = presences[:, capsule] > _SEEN
-        x = poses[seen, capsule].numpy()
+        x = poses[seen, capsule]
+        ends = torch.stack([x.min(), x.max()]) if len(x) else x
         for number, (shift, after) in enumerate(moved.items()):
-            axes.plot(
-                x, after[seen, capsule].numpy(), ".", color=f"C{number}", markersize=3, label=f"{shift:+d} pixels"
-            )
-            ends = np.array([x.min(), x.max()] if len(x) else [])
+            label = f"{shift:+d} pixels"
+            axes.plot(x, after[seen, capsule], ".", color=f"C{number}", markersize=3, label=label)
             axes.plot(ends, ends + shift, "--", color="black", linewidth=1)
         axes.set(title=f"capsule {capsule}, in {int(seen.sum())} images", xlabel="x, pixels", ylabel="x of the copy")
         axes.legend(fontsize="small")
-    for axes in panels[len(capsules) :]:
-        axes.set_visible(False)
     return figure
 
 
@@ -170,16 +157,10 @@ def presence_curve(
     shifts: Sequence[int], presences: Float[Tensor, "shift capsule"], capsules: Int64[Tensor, " chosen"]
 ) -> Figure:
     """How probable capsules are in images moved to the right: level lines are invariant."""
-    figure = Figure(figsize=(6, 4), layout="constrained")  # inches
-    axes = figure.subplots()
+    figure, ((axes,),) = panels(1, 1, (6.0, 4.0), "")
     for capsule in capsules.tolist():
-        axes.plot(shifts, presences[:, capsule].numpy(), marker=".", label=str(capsule))
-    axes.plot(shifts, presences.mean(1).numpy(), color="black", linewidth=2, label="mean of all")
+        axes.plot(shifts, presences[:, capsule], marker=".", label=str(capsule))
+    axes.plot(shifts, presences.mean(1), color="black", linewidth=2, label="mean of all")
     axes.set(xlabel="shift to the right, pixels", ylabel="presence, mean over images", ylim=(0, 1))
     axes.legend(title="capsule", fontsize="small", ncols=2)
     return figure
-
-
-def strongest(energies: Float[Tensor, "image capsule"], count: int) -> Int64[Tensor, " chosen"]:
-    """The capsules that draw most, in this order."""
-    return torch.argsort(energies.mean(0), descending=True)[:count].cpu()

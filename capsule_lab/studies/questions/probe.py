@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -53,17 +53,15 @@ def probe(subject: Subject, *, training_images: int = 4000) -> Answer:
     """How well azimuth, elevation and lighting can be read from a pose, on toys that the probe has not seen.
 
     A ridge regression for each class, whose penalty is chosen by leaving out one training toy at a time, fitted to
-    training images and judged on held-out toys. All read 16 principal components of each class.
-    By ``<probe>/``, where ``linear`` reads the label's pose, ``network``
-    is two layers of 64 in place of the regression, and ``pixels`` the regression on the 16 principal components of the
-    pixels:
+    training images and judged on held-out toys. By ``<probe>/``, where ``linear`` reads the label's pose, ``network``
+    is two layers of 64 in place of the regression, and ``pixels`` the regression on pixels; all read 16 principal
+    components of each class:
 
     - ``azimuth_r2`` (of its sine and cosine), ``elevation_r2``, ``lighting_r2`` (one number per lamp): 0 is what the
       mean gives; of each class, then the mean;
     - ``azimuth_degrees``: median error of the angle, 90 by chance; ``azimuth_degrees_aligned``: each view turned by the
       mean error of the others of its toy, as toys have no common front;
-    - ``novel_azimuth_degrees``, ``novel_azimuth_degrees_aligned``: fitted to familiar azimuths (six, of Hinton 2018),
-      judged on the others: extrapolation is what equivariance promises.
+    - ``novel_azimuth_degrees…``: fitted to the six familiar azimuths of Hinton 2018, judged on the others.
 
     Args:
         subject: any network, of images whose factors are known, as smallNORB's.
@@ -83,20 +81,17 @@ def probe(subject: Subject, *, training_images: int = 4000) -> Answer:
             "neighbouring views are near copies; expected split=test, or data.validation of other toys"
         )
     for label in np.unique(judged.labels):
-        if (fitted.labels == label).sum() < _FEWEST:
+        known = int((fitted.labels == label).sum())
+        if known < _FEWEST:
             raise ValueError(
-                f"{int((fitted.labels == label).sum())} of the {len(fitted.labels)} training images are of class "
-                f"{label}; expected {_FEWEST} or more: what.training_images"
+                f"{known} of the {len(fitted.labels)} training images are of class {label}; expected {_FEWEST} or "
+                "more: what.training_images"
             )
+    familiar, novel = fitted.of(np.isin(fitted.azimuth, FAMILIAR)), judged.of(~np.isin(judged.azimuth, FAMILIAR))
     numbers: dict[str, float] = {}
-    for name, inputs, network in (
-        ("linear", "features", False),
-        ("network", "features", True),
-        ("pixels", "pixels", False),
-    ):
+    for name, inputs in {"linear": "features", "network": "features", "pixels": "pixels"}.items():
+        network = name == "network"
         found = _judge(fitted, judged, inputs, network=network)
-        familiar = fitted.of(np.isin(fitted.azimuth, FAMILIAR))
-        novel = judged.of(~np.isin(judged.azimuth, FAMILIAR))
         if all((familiar.labels == label).sum() >= _FEWEST for label in np.unique(novel.labels)) and len(novel.labels):
             extrapolated = _judge(familiar, novel, inputs, network=network)
             found |= {f"novel_{key}": value for key, value in extrapolated.items() if key.startswith("azimuth_degrees")}
@@ -124,9 +119,25 @@ def _views(subject: Subject, batches: Sequence[Batch]) -> _Views:
 
 def _judge(fitted: _Views, judged: _Views, inputs: str, *, network: bool) -> dict[str, float]:
     """R² and angles, of each class by itself, then the mean."""
-    by_class = [
-        _of_class(predicted, held_out) for predicted, held_out in _predictions(fitted, judged, inputs, network=network)
-    ]
+    by_class = []
+    for label in np.unique(judged.labels):
+        training, held_out = fitted.of(fitted.labels == label), judged.of(judged.labels == label)
+        targets, features = StandardScaler().fit(training.targets), getattr(training, inputs)
+        components = PCA(min(_COMPONENTS, *features.shape), random_state=0)
+        seen, toys = components.fit_transform(features), training.instance
+        model: BaseEstimator = make_pipeline(StandardScaler(), Ridge())
+        groups = {}
+        if network:
+            layers = MLPRegressor(hidden_layer_sizes=_HIDDEN, alpha=1e-3, max_iter=200, random_state=0)  # ours
+            model = make_pipeline(StandardScaler(), layers)
+        elif len(np.unique(toys)) > 1:
+            penalties, groups = {"ridge__alpha": _PENALTIES}, {"groups": toys}
+            model = GridSearchCV(model, penalties, cv=LeaveOneGroupOut(), scoring="neg_mean_squared_error")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ConvergenceWarning)  # of the network, whose last steps change little
+            model.fit(seen, targets.transform(training.targets), **groups)
+        predicted = model.predict(components.transform(getattr(held_out, inputs)))
+        by_class.append(_of_class(targets.inverse_transform(predicted), held_out))
     return {key: _mean(np.array([each[key] for each in by_class])) for key in by_class[0]}
 
 
@@ -134,38 +145,6 @@ def _mean(values: Array) -> float:
     """Of those that are numbers; NaN if none is."""
     known = values[np.isfinite(values)]
     return float(known.mean()) if len(known) else float("nan")
-
-
-def _predictions(fitted: _Views, judged: _Views, inputs: str, *, network: bool) -> Iterator[tuple[Array, _Views]]:
-    for label in np.unique(judged.labels):
-        training, held_out = fitted.of(fitted.labels == label), judged.of(judged.labels == label)
-        targets = StandardScaler().fit(training.targets)
-        model = _network() if network else _regression(training.instance)
-        components = PCA(min(_COMPONENTS, len(training.labels), getattr(training, inputs).shape[1]), random_state=0)
-        seen = components.fit_transform(getattr(training, inputs))
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", ConvergenceWarning)  # of the network, whose last steps change little
-            model.fit(seen, targets.transform(training.targets), **_groups(model, training.instance))
-        predicted = model.predict(components.transform(getattr(held_out, inputs)))
-        yield targets.inverse_transform(predicted), held_out
-
-
-def _regression(toys: Array) -> BaseEstimator:
-    pipeline = make_pipeline(StandardScaler(), Ridge())
-    if len(np.unique(toys)) < 2:
-        return pipeline
-    return GridSearchCV(pipeline, {"ridge__alpha": _PENALTIES}, cv=LeaveOneGroupOut(), scoring="neg_mean_squared_error")
-
-
-def _network() -> BaseEstimator:
-    return make_pipeline(
-        StandardScaler(),
-        MLPRegressor(hidden_layer_sizes=_HIDDEN, alpha=1e-3, max_iter=200, random_state=0),  # ours
-    )
-
-
-def _groups(model: BaseEstimator, toys: Array) -> dict[str, Array]:
-    return {"groups": toys} if isinstance(model, GridSearchCV) else {}
 
 
 def _of_class(predicted: Array, judged: _Views) -> dict[str, float]:
@@ -189,6 +168,5 @@ def _of_class(predicted: Array, judged: _Views) -> dict[str, float]:
 
 
 def _median_angle(error: Array) -> float:
-    """In degrees, from 0 to 180."""
     known = error[np.isfinite(error)]
     return float(np.median(np.abs(np.rad2deg(np.angle(np.exp(1j * known)))))) if len(known) else float("nan")

@@ -20,10 +20,13 @@ _OF_SEED = 2654435761  # ours: odd, so that images get other draws with each see
 _LEAST = 0.1  # ours: squared distance that two tiles make, as a share of the image's squared deviations from its mean
 
 
+Images = Float[Tensor, "image channel height width"]
+
+
 class Changed(NamedTuple):
     """All images after a change, and those of them that count."""
 
-    images: Float[Tensor, "image channel height width"]
+    images: Images
     counted: Bool[Tensor, " image"]
 
 
@@ -31,18 +34,17 @@ class Changed(NamedTuple):
 def scramble(subject: Subject, *, tiles: int = 4, seed: int = 0, shown: int = 5) -> Answer:
     """The output for images whose tiles are permuted, whose halves are others', or that are blurred or noisy.
 
-    Of each change: ``images``, how many count, see below; ``kept``, the share of them still taken for their label;
-    ``confidence``, the mean of the largest class probability; ``auc``, how well this tells intact images from changed
-    ones, 0.5 not at all, and 1 what the claim says of capsules; ``distance``, mean Euclidean distance from the image.
-    Class probabilities are a softmax of the logits, so that networks of activations and of logits are compared alike.
-    Changes are of what the network sees:
+    Of each change: ``images``, how many count; ``kept``, the share of them still taken for their label; ``confidence``,
+    the mean of the largest class probability, a softmax of the logits; ``auc``, how well this tells intact images from
+    changed ones, 0.5 not at all, and 1 what the claim says of capsules; ``distance``, mean Euclidean distance from the
+    image. Changes are of what the network sees:
 
-    - ``two_tiles``: two tiles in each other's places that differ: the squared distance that this makes is a tenth or
-      more of the image's squared deviations from its mean. Images without such a pair do not count;
+    - ``two_tiles``: two tiles in each other's places, of pairs that differ: the squared distance that this makes is a
+      tenth or more of the image's squared deviations from its mean;
     - ``all_tiles``: each in another one's place;
     - ``swapped_halves``: the lower half above the upper one;
     - ``halves_of_class``, ``halves_of_classes``: the lower half is that of another image, of the same class, or of
-      another one; images without another one do not count;
+      another one, where there is one;
     - ``blur``: the control of ``two_tiles``: no part is anywhere else, and every image is as far from the one that it
       was. Those that cannot be blurred as far do not count, neither here nor in ``two_tiles``;
     - ``noise``: the control of ``all_tiles``, which are farther from the image than blurring goes: every pixel brighter
@@ -66,15 +68,14 @@ def scramble(subject: Subject, *, tiles: int = 4, seed: int = 0, shown: int = 5)
     kept = {"intact": 100 - numbers["error"]}
     for name, (images, counted) in changed.items():
         found = subject.outputs(subject.with_images(images))
-        changed_confidence = _confidence(found.logits)[counted]
+        unsure = -_confidence(found.logits)[counted]
         right = (found.ranking.argmax(1) == subject.labels)[counted]
         kept[name] = 100 * float(right.double().mean())
-        some = bool(counted.any())
         numbers |= {
             f"{name}/images": float(counted.sum()),
             f"{name}/kept": kept[name],
-            f"{name}/confidence": 100 * float(changed_confidence.mean()),
-            f"{name}/auc": area_under_roc(-confidence[counted], -changed_confidence) if some else float("nan"),
+            f"{name}/confidence": -100 * float(unsure.mean()),
+            f"{name}/auc": area_under_roc(-confidence[counted], unsure) if len(unsure) else float("nan"),
             f"{name}/distance": float(_distances(images, subject.images)[counted].mean()),
         }
     return Answer(numbers, draw=partial(_figures, subject, changed, kept, shown))
@@ -138,11 +139,7 @@ def _circle(tiles: int, generator: torch.Generator) -> Int64[Tensor, " tile"]:
 
 
 def _partners(
-    labels: Int64[Tensor, " image"],
-    keys: Int64[Tensor, " image"],
-    generators: Sequence[torch.Generator],
-    *,
-    same_class: bool,
+    labels: Int64[Tensor, " image"], keys: Tensor, generators: Sequence[torch.Generator], *, same_class: bool
 ) -> Int64[Tensor, " image"]:
     """For each image another one; itself where there is none."""
     found = torch.arange(len(labels))
@@ -154,9 +151,7 @@ def _partners(
     return found
 
 
-def _cut(
-    images: Float[Tensor, "batch channel height width"], tiles: int
-) -> Float[Tensor, "batch tile channel rows columns"]:
+def _cut(images: Images, tiles: int) -> Float[Tensor, "image tile channel rows columns"]:
     """Into ``tiles * tiles``, row by row, without the pixels at the right and at the bottom that fill no whole one."""
     rows, columns = images.shape[2] // tiles, images.shape[3] // tiles
     inner = images[:, :, : rows * tiles, : columns * tiles]
@@ -164,9 +159,7 @@ def _cut(
     return cut.permute(0, 2, 4, 1, 3, 5).flatten(1, 2)
 
 
-def permuted_tiles(
-    images: Float[Tensor, "batch channel height width"], tiles: int, order: Int64[Tensor, "batch tile"]
-) -> Float[Tensor, "batch channel height width"]:
+def permuted_tiles(images: Images, tiles: int, order: Int64[Tensor, "image tile"]) -> Images:
     """Images whose tiles are in each other's places: ``order`` says which comes to each place, counted row by row.
 
     Pixels that do not fill a whole tile, at the right and at the bottom, stay.
@@ -180,9 +173,7 @@ def permuted_tiles(
     return found
 
 
-def blurred_as_far(
-    images: Float[Tensor, "batch channel height width"], distances: Float[Tensor, " batch"]
-) -> tuple[Float[Tensor, "batch channel height width"], Bool[Tensor, " batch"]]:
+def blurred_as_far(images: Images, distances: Float[Tensor, " image"]) -> tuple[Images, Bool[Tensor, " image"]]:
     """Images blurred until they are as far as ``distances`` from what they were, and which of them can be.
 
     By the narrowest square, of 3, 5, 7, ... pixels, whose mean is as far, mixed with the image. Those that no square
@@ -199,10 +190,9 @@ def blurred_as_far(
     return found, reached
 
 
-def blurred(images: Float[Tensor, "batch channel height width"], width: int) -> Tensor:
+def blurred(images: Images, width: int) -> Tensor:
     """The mean over a square of ``width`` pixels, an odd number; edges are repeated."""
-    reach = width // 2
-    padded = torch.nn.functional.pad(images, (reach, reach, reach, reach), mode="replicate")
+    padded = torch.nn.functional.pad(images, 4 * [width // 2], mode="replicate")
     along = torch.nn.functional.avg_pool2d(padded, (1, width), 1)
     return torch.nn.functional.avg_pool2d(along, (width, 1), 1)
 
@@ -221,19 +211,15 @@ def _figures(
     if not images:
         return {}
     low, high = subject.images.min(), subject.images.max()
-    every = [subject.images, *(each.images for each in changed.values())]
-    columns = [
-        Column(
-            name_of_class(subject.classes, int(subject.labels[image])),
-            [((each[image] - low) / (high - low)).clamp(0, 1).cpu() for each in every],
-        )
-        for image in images
-    ]
-    names = [f"{name.replace('_', ' ')}: {share:.0f} %" for name, share in kept.items()]
+    rows = [subject.images[images], *(each.images[images] for each in changed.values())]
+    names = [name_of_class(subject.classes, label) for label in subject.labels[images].tolist()]
+    scaled = [((each - low) / (high - low)).clamp(0, 1) for each in rows]
+    columns = [Column(name, pictures) for name, *pictures in zip(names, *scaled, strict=True)]
+    shares = [f"{name.replace('_', ' ')}: {share:.0f} %" for name, share in kept.items()]
     title = "images after each change; left, the share of all images that is still taken for its label"
     pairs, total = int(changed["two_tiles"].counted.sum()), len(subject.labels)
     note = (
         f"blur is as far from an image as its two tiles, noise as all its tiles; {pairs} of {total} images have two "
         "tiles that differ enough, and can be blurred as far"
     )
-    return {"images": picture_grid([Group("", columns)], names, title=title, note=note)}
+    return {"images": picture_grid([Group("", columns)], shares, title=title, note=note)}

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
+import pandas as pd
 import torch
 from jaxtyping import Float, Int64
 from matplotlib.figure import Figure
@@ -17,9 +18,9 @@ from scipy.stats import spearmanr
 from torch import Tensor
 
 from capsule_lab.analysis.curves import COLOURS
+from capsule_lab.analysis.plotting import panels
 from capsule_lab.errors import check_choice, check_number
-from capsule_lab.studies.measures.features import Features, of_label, pose_features
-from capsule_lab.studies.measures.linear_maps import group_law, linear_map, principal_components
+from capsule_lab.studies.measures.features import group_law, linear_map, of_label, pose_features, principal_components
 from capsule_lab.studies.subject import Answer, Change, Subject, error_percent, question
 
 
@@ -33,17 +34,12 @@ class Strengths(NamedTuple):
     unit: str
 
 
+_EIGHT = (-0.4, -0.3, -0.2, -0.1, 0.0, 0.1, 0.2, 0.3, 0.4)
 KINDS: Mapping[str, Strengths] = {
-    "rotation": Strengths(
-        (-30.0, -25.0, -20.0, -15.0, -10.0, -5.0, 0.0, 5.0, 10.0, 15.0, 20.0, 25.0, 30.0), 10.0, 20.0, -10.0, "degrees"
-    ),
-    "translation": Strengths((-4.0, -3.0, -2.0, -1.0, 0.0, 1.0, 2.0, 3.0, 4.0), 1.0, 2.0, -1.0, "pixels to the right"),
-    "scaling": Strengths(
-        (-0.2, -0.15, -0.1, -0.05, 0.0, 0.05, 0.1, 0.15, 0.2), 0.1, 1.1**2 - 1, 1 / 1.1 - 1, "the factor less 1"
-    ),
-    "shear": Strengths(
-        (-0.4, -0.3, -0.2, -0.1, 0.0, 0.1, 0.2, 0.3, 0.4), 0.1, 0.2, -0.1, "pixels to the right per pixel up"
-    ),
+    "rotation": Strengths(tuple(5.0 * step for step in range(-6, 7)), 10.0, 20.0, -10.0, "degrees"),
+    "translation": Strengths(tuple(float(step) for step in range(-4, 5)), 1.0, 2.0, -1.0, "pixels to the right"),
+    "scaling": Strengths(tuple(each / 2 for each in _EIGHT), 0.1, 1.1**2 - 1, 1 / 1.1 - 1, "the factor less 1"),
+    "shear": Strengths(_EIGHT, 0.1, 0.2, -0.1, "pixels to the right per pixel up"),
 }
 """Ours, about the ranges of affNIST."""
 
@@ -63,19 +59,16 @@ def transforms(
     - ``error``: at the largest strength, mean of both signs;
     - ``presence_change``: variance over strengths of the label's presence, mean over images, over the sum of it and of
       the variance over images of all classes of the same class's presence. 0: presence says what is shown and does not
-      change; 1: it says nothing of what is shown. It stays in that range where the label's is the same for all images;
+      change; 1: it says nothing of what is shown;
     - ``monotony``: Spearman's rank correlation of ``|strength|`` and the angle of the pose from that at 0;
     - ``linear_share``: R² of the pose's change regressed on the strength, for each class a direction of its own;
     - ``map_error``: of the pose of the changed image, predicted by one linear map from that of the image, in units of
       its variance within classes, on the half of the images that it was not fitted to; ``identity_error``: of no map;
-      ``equivariance_gain``: the difference;
+      ``equivariance_gain``: the difference; ``pixels_gain``: the same of 16 principal components of the pixels;
     - ``group_law``: how far two steps are from one of twice the strength; ``inverse``: a step and its negative from
       none; in units of the map's own distance from none.
-    - ``pixels_gain``: ``equivariance_gain`` of the 16 principal components of the pixels. What they have as well is
-      no finding.
 
     Args:
-        subject: any network.
         kinds: which of them.
         ridge: penalty of the linear maps, on unit variance.
     """
@@ -91,14 +84,12 @@ def transforms(
     features = pose_features(subject)
     for kind in kinds:
         strengths = KINDS[kind]
-        shown = {each: _Shown.of(subject, subject.changes[kind], each, features, pixels) for each in strengths.curve}
+        show = partial(_Shown.of, subject, subject.changes[kind], features, pixels)
+        shown = {each: show(each) for each in strengths.curve}
         curves[kind] = [_point(shown[each], shown[0], each, subject) for each in strengths.curve]
         rows += [{"change": kind, **point} for point in curves[kind]]
         numbers |= {f"{kind}/{key}": value for key, value in _numbers(shown, subject).items()}
-        steps = [
-            shown.get(each) or _Shown.of(subject, subject.changes[kind], each, features, pixels)
-            for each in (strengths.step, strengths.twice, strengths.back)
-        ]
+        steps = [shown.get(each) or show(each) for each in (strengths.step, strengths.twice, strengths.back)]
         numbers |= {f"{kind}/{key}": value for key, value in _maps(subject.labels, shown[0], steps, ridge).items()}
     return Answer(numbers, rows, partial(_figures, curves))
 
@@ -107,56 +98,48 @@ class _Shown(NamedTuple):
     """What is known of all images after a change."""
 
     presences: Float[Tensor, "image class"]
-    presence: Float[Tensor, " image"]
     poses: Float[Tensor, "image dim"]
     pixels: Float[Tensor, "image component"]
     error: float
 
     @classmethod
     def of(
-        cls, subject: Subject, change: Change, strength: float, features: Features, pixels: Callable[[Tensor], Tensor]
+        cls,
+        subject: Subject,
+        change: Change,
+        features: Callable[..., Tensor],
+        pixels: Callable[..., Tensor],
+        strength: float,
     ) -> _Shown:
         batches = subject.changed(change, strength) if strength else subject.batches
         output = subject.outputs(batches)
-        labels = subject.labels.unsqueeze(1)
         images = torch.cat([batch.images for batch in batches])
         presence = output.scores.softmax(1) if output.capsules is None else output.capsules.activations
         error = error_percent(output, subject.labels)
-        own = presence.gather(1, labels).squeeze(1)
-        return cls(presence, own, features(batches), pixels(images.flatten(1)), error)
+        return cls(presence, features(batches), pixels(images.flatten(1)), error)
 
 
 def _angles(poses: Tensor, before: Tensor) -> Float[Tensor, " image"]:
-    """Between poses, in degrees."""
     cosines = torch.cosine_similarity(poses, before, dim=1).clamp(-1, 1)
     return cosines.arccos().rad2deg()
 
 
 def _point(shown: _Shown, before: _Shown, strength: float, subject: Subject) -> dict[str, float]:
-    presence, angles = shown.presence.double(), _angles(shown.poses, before.poses)
-    return {
-        "strength": float(strength),
-        "error": shown.error,
-        "images": float(len(subject.labels)),
-        **_quartiles("presence", presence),
-        **_quartiles("angle", angles),
-        "distance": float((shown.poses - before.poses).norm(dim=1).median()),
-    }
-
-
-def _quartiles(name: str, values: Tensor) -> dict[str, float]:
-    low, middle, high = torch.quantile(values, values.new_tensor([0.25, 0.5, 0.75])).tolist()
-    return {f"{name}_quarter": low, name: middle, f"{name}_three_quarters": high}
+    found = {"strength": float(strength), "error": shown.error, "images": float(len(subject.labels))}
+    presence, angles = of_label(shown.presences, subject.labels).double(), _angles(shown.poses, before.poses)
+    for name, values in {"presence": presence, "angle": angles}.items():
+        low, middle, high = torch.quantile(values, values.new_tensor([0.25, 0.5, 0.75])).tolist()
+        found |= {f"{name}_quarter": low, name: middle, f"{name}_three_quarters": high}
+    return found | {"distance": float((shown.poses - before.poses).norm(dim=1).median())}
 
 
 def _numbers(shown: Mapping[float, _Shown], subject: Subject) -> dict[str, float]:
-    strengths, before = list(shown), shown[0]
-    angles = torch.stack([_angles(shown[each].poses, before.poses) for each in strengths])
-    rank = spearmanr(torch.tensor(strengths).abs().repeat_interleave(angles.shape[1]), angles.flatten().cpu())
-    ends = (strengths[0], strengths[-1])
+    every = [*shown.values()]
+    angles = torch.stack([_angles(each.poses, shown[0].poses) for each in every])
+    rank = spearmanr(torch.tensor([*shown]).abs().repeat_interleave(angles.shape[1]), angles.flatten().cpu())
     return {
-        "error": sum(shown[each].error for each in ends) / 2,
-        "presence_change": _presence_change(torch.stack([shown[each].presences for each in strengths]), subject.labels),
+        "error": (every[0].error + every[-1].error) / 2,
+        "presence_change": _presence_change(torch.stack([each.presences for each in every]), subject.labels),
         "monotony": float(rank.statistic),
         "linear_share": _linear_share(shown, subject),
     }
@@ -216,22 +199,18 @@ def _without_class_means(labels: Tensor, poses: Tensor) -> Tensor:
 
 
 def _figures(curves: Mapping[str, Sequence[Mapping[str, float]]]) -> Mapping[str, Figure]:
-    figure = Figure(figsize=(3.4 * len(curves), 6.6), layout="constrained")  # inches
-    axes = figure.subplots(3, len(curves), squeeze=False)
-    for column, (kind, points) in enumerate(curves.items()):
-        strengths = [point["strength"] for point in points]
-        for axis, name, colour in zip(axes[:2, column], ("presence", "angle"), COLOURS, strict=False):
-            axis.plot(strengths, [point[name] for point in points], color=colour, marker="o", markersize=3)
-            lowest, highest = ([point[f"{name}_{end}"] for point in points] for end in ("quarter", "three_quarters"))
-            axis.fill_between(strengths, lowest, highest, color=colour, alpha=0.2, linewidth=0)
-        axes[2, column].plot(
-            strengths, [point["error"] for point in points], color=COLOURS[2], marker="o", markersize=3
-        )
-        axes[0, column].set(title=kind, ylim=(-0.02, 1.02))
-        axes[2, column].set(xlabel=KINDS[kind].unit, ylim=(-2, 102))
-        for axis in axes[:, column]:
+    title = "medians and quartiles over the images; below, their errors"
+    figure, axes = panels(3, len(curves), (3.4 * len(curves), 6.6), title)
+    for column, (kind, points) in zip(axes.T, curves.items(), strict=True):
+        table = pd.DataFrame(points)
+        for axis, name, colour in zip(column, ("presence", "angle", "error"), COLOURS, strict=False):
+            axis.plot(table.strength, table[name], color=colour, marker="o", markersize=3)
             axis.grid(alpha=0.3)
+            if name != "error":
+                ends = table[f"{name}_quarter"], table[f"{name}_three_quarters"]
+                axis.fill_between(table.strength, *ends, color=colour, alpha=0.2, linewidth=0)
+        column[0].set(title=kind, ylim=(-0.02, 1.02))
+        column[2].set(xlabel=KINDS[kind].unit, ylim=(-2, 102))
     for axis, name in zip(axes[:, 0], ("presence of the label", "angle of the pose, degrees", "error, %"), strict=True):
         axis.set_ylabel(name)
-    figure.suptitle("medians and quartiles over the images; below, their errors", size=9)
     return {"curves": figure}

@@ -15,17 +15,17 @@ from typing import Any
 import torch
 from jaxtyping import Bool, Float, Int64, Shaped
 from matplotlib.cm import ScalarMappable
-from matplotlib.colors import BoundaryNorm, ListedColormap
+from matplotlib.colors import ListedColormap, Normalize
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from torch import Tensor, nn
 
-from capsule_lab.analysis.plotting import name_of_class, sequential_colours
+from capsule_lab.analysis.plotting import name_of_class, panels, sequential_colours
 from capsule_lab.analysis.trace import ChildGrid, LayerTrace, trace
 from capsule_lab.errors import check_number
 from capsule_lab.routing import AbstractRouting
-from capsule_lab.studies.measures.parse_tree import ACTIVE, draw_graph, draw_on_image, parse
-from capsule_lab.studies.measures.receptive_fields import receptive_centres
+from capsule_lab.studies.measures.features import of_label
+from capsule_lab.studies.measures.parse_tree import ACTIVE, draw_graph, draw_on_image, parse, receptive_centres
 from capsule_lab.studies.subject import Answer, Subject, question
 from capsule_lab.types import Votes
 
@@ -36,8 +36,7 @@ _PIXELS = 4.0  # ours: how far images are moved
 def tree(subject: Subject, *, silenced: float = 0.1, shown: int = 3) -> Answer:
     """Numbers about the tree under each image's predicted class.
 
-    Edges are of active children (activation above 0.1) to the parent that gets most of them, of weight ``a_i R_ij``.
-    By name:
+    Edges are of active children (activation above 0.1) to the parent that gets most of them, of weight ``a_i R_ij``:
 
     - ``mass_in_tree``: share of the class capsule's mass that comes along edges of the tree; ``branches``: how many;
     - ``drop_of_tree``: how much the class's probability falls, in points, when the heaviest branches, together
@@ -46,11 +45,6 @@ def tree(subject: Subject, *, silenced: float = 0.1, shown: int = 3) -> Answer:
     - ``alike_within``, ``alike_between``: cosine of how the tree's mass is spread over child types, of pairs of images
       of one class and of two;
     - ``follows_shift``: how far the tree's centre moves when the image does, 1 as far.
-
-    Args:
-        subject: of capsules.
-        silenced: share of the class's mass.
-        shown: images whose trees are drawn.
     """
     check_number("silenced", silenced, above=0, below=1)
     check_number("shown", shown, 0)
@@ -61,96 +55,76 @@ def tree(subject: Subject, *, silenced: float = 0.1, shown: int = 3) -> Answer:
     mass = weights.sum(1)
     in_tree = weights * edges
     heavy = _heaviest(in_tree, silenced * mass)
-    counts = heavy.sum(1)
-    numbers: dict[str, float] = {
-        f"{name}/mass_in_tree": float((in_tree.sum(1) / mass).mean()),
-        f"{name}/branches": float(edges.sum(1).double().mean()),
-        f"{name}/silenced_children": float(counts.double().mean()),
+    numbers = {
+        "mass_in_tree": float((in_tree.sum(1) / mass).mean()),
+        "branches": float(edges.sum(1).double().mean()),
+        "silenced_children": float(heavy.sum(1).double().mean()),
     }
-    votes = layer.votes()
-    index = predicted.view(-1, 1, 1, 1).expand(-1, votes.shape[1], 1, votes.shape[3])
-    lengths = layer.present * votes.gather(2, index).squeeze(2).norm(dim=2)  # [image child]
-    before = output.ranking.softmax(1).gather(1, predicted.unsqueeze(1)).squeeze(1)
+    lengths = layer.present * of_label(layer.votes().transpose(1, 2), predicted).norm(dim=2)  # [image child]
+    before = of_label(output.ranking.softmax(1), predicted)
     for quantity, chosen in {
         "drop_of_tree": heavy,
-        "drop_of_votes": _longest(lengths, counts),
+        "drop_of_votes": lengths.argsort(dim=1, descending=True).argsort(dim=1) < heavy.sum(1, keepdim=True),
         "drop_of_random": _random_of_same_activation(layer.present, heavy),
     }.items():
         with silent(subject, name, chosen):
-            after = subject.outputs().ranking.softmax(1).gather(1, predicted.unsqueeze(1)).squeeze(1)
-        numbers[f"{name}/{quantity}"] = 100 * float((before - after).mean())
+            after = of_label(subject.outputs().ranking.softmax(1), predicted)
+        numbers[quantity] = 100 * float((before - after).mean())
     if layer.child_grid is not None:
-        numbers |= {f"{name}/{key}": value for key, value in _alike(in_tree, layer.child_grid, subject.labels).items()}
-        numbers[f"{name}/follows_shift"] = _follows_shift(subject, layer.child_grid, in_tree, predicted)
-    return Answer(numbers, draw=partial(_figures, subject, shown))
+        numbers |= _alike(in_tree, layer.child_grid, subject.labels)
+        numbers["follows_shift"] = _follows_shift(subject, layer.child_grid, in_tree, predicted)
+    return Answer({f"{name}/{key}": value for key, value in numbers.items()}, draw=partial(_figures, subject, shown))
 
 
 def _edges(layer: LayerTrace, parents: Int64[Tensor, " image"]) -> tuple[Tensor, Bool[Tensor, "image child"]]:
     """Weight of each child for the chosen parent of each image, and whether it is an edge of the tree."""
-    couplings = layer.couplings()
-    own = couplings.gather(2, parents.view(-1, 1, 1).expand(-1, couplings.shape[1], 1)).squeeze(2)
-    activations = layer.children.activations
+    couplings, activations = layer.couplings(), layer.children.activations
+    own = of_label(couplings.transpose(1, 2), parents)
     return activations * own, (couplings.argmax(2) == parents.unsqueeze(1)) & (activations > ACTIVE)
 
 
 def _heaviest(weights: Float[Tensor, "image child"], wanted: Float[Tensor, " image"]) -> Bool[Tensor, "image child"]:
     """The children with most weight, as many as make up what is wanted, or all that have any."""
-    order = weights.argsort(dim=1, descending=True)
-    before = weights.gather(1, order).cumsum(1) - weights.gather(1, order)
-    taken = (before < wanted.unsqueeze(1)) & (weights.gather(1, order) > 0)
+    ordered, order = weights.sort(dim=1, descending=True)
+    taken = (ordered.cumsum(1) - ordered < wanted.unsqueeze(1)) & (ordered > 0)
     return torch.zeros_like(taken).scatter(1, order, taken)
 
 
-def _longest(lengths: Float[Tensor, "image child"], counts: Int64[Tensor, " image"]) -> Bool[Tensor, "image child"]:
-    place = lengths.argsort(dim=1, descending=True).argsort(dim=1)
-    return place < counts.unsqueeze(1)
-
-
-def _random_of_same_activation(
-    activations: Float[Tensor, "image child"], chosen: Bool[Tensor, "image child"]
-) -> Bool[Tensor, "image child"]:
+def _random_of_same_activation(activations: Tensor, chosen: Bool[Tensor, "image child"]) -> Bool[Tensor, "image child"]:
     """Other children, in random order, until they are as active together as those chosen."""
-    generator = torch.Generator().manual_seed(0)
-    order = torch.rand(activations.shape, generator=generator).to(activations.device)
+    order = torch.rand(activations.shape, generator=torch.Generator().manual_seed(0)).to(activations.device)
     order = order.masked_fill(chosen, torch.inf).argsort(dim=1)
     others = activations.masked_fill(chosen, 0).gather(1, order)
-    before = others.cumsum(1) - others
-    taken = before < (activations * chosen).sum(1, keepdim=True)
+    taken = others.cumsum(1) - others < (activations * chosen).sum(1, keepdim=True)
     return torch.zeros_like(chosen).scatter(1, order, taken) & ~chosen
 
 
 @contextmanager
 def silent(subject: Subject, layer: str, children: Shaped[Tensor, "image child"]) -> Iterator[None]:
-    """In the routing of the layer of this name, these children have activations and votes of 0.
+    """In the routing of the layer of this name, these children of all images have activations and votes of 0.
 
-    Args:
-        subject: whose network is then called on batches of the sizes of the subject's own, in order.
-        layer: its name in ``capsule_layers``, one in which every parent sees every child.
-        children: of all images; ``True``, or how much of a child is silenced, from 0 to 1.
+    ``children`` are ``True``, or how much of a child is silenced, from 0 to 1. Every parent of the layer sees every
+    child. The network is then called on batches of the sizes of the subject's own, in order.
     """
     parts = iter(children.split([len(batch.labels) for batch in subject.batches]))
     modules = subject.network.capsule_layers()[layer].modules()
     routing = next(each for each in modules if isinstance(each, AbstractRouting))
 
     def hook(_: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-        kept_share = 1 - next(parts).to(torch.float32)
+        kept = 1 - next(parts).to(torch.float32)
         votes, *activations = inputs
         if isinstance(votes, Votes):
-            plain = None if votes.plain_poses is None else votes.plain_poses * kept_share.unsqueeze(2)
-            silenced: Tensor | Votes = Votes(votes.poses * kept_share.unsqueeze(2), votes.weight, plain)
+            plain = None if votes.plain_poses is None else votes.plain_poses * kept.unsqueeze(2)
+            votes = Votes(votes.poses * kept.unsqueeze(2), votes.weight, plain)
         else:
-            silenced = votes * kept_share[:, :, None, None]
-        return (silenced, *(None if each is None else each * kept_share for each in activations))
+            votes = votes * kept[:, :, None, None]
+        return (votes, *(None if each is None else each * kept for each in activations))
 
-    handle = routing.register_forward_pre_hook(hook)
-    try:
+    with routing.register_forward_pre_hook(hook):
         yield
-    finally:
-        handle.remove()
 
 
 def _alike(weights: Float[Tensor, "image child"], grid: ChildGrid, labels: Int64[Tensor, " image"]) -> dict[str, float]:
-    """Cosines of the mass of child types, of pairs of images."""
     by_type = torch.nn.functional.normalize(grid.at_positions(weights).sum((2, 3)), dim=1)  # [image type]
     cosines = by_type @ by_type.t()
     same = labels.unsqueeze(1) == labels
@@ -158,21 +132,17 @@ def _alike(weights: Float[Tensor, "image child"], grid: ChildGrid, labels: Int64
     return {"alike_within": float(cosines[same & other].mean()), "alike_between": float(cosines[~same].mean())}
 
 
-def _follows_shift(
-    subject: Subject, grid: ChildGrid, weights: Float[Tensor, "image child"], parents: Int64[Tensor, " image"]
-) -> float:
+def _follows_shift(subject: Subject, grid: ChildGrid, weights: Tensor, parents: Int64[Tensor, " image"]) -> float:
     """Movement of the centre of the tree's mass, in pixels, for each pixel that the image moves to the right."""
     if "translation" not in subject.changes or grid.width == 1:
         return float("nan")
-    network = subject.network
-    found, start = [], 0
-    for batch in subject.changed(subject.changes["translation"], _PIXELS):
-        layer = [*trace(network, batch.images)[1].values()][-1]
-        moved, edges = _edges(layer, parents[start : start + len(batch.labels)])
+    batches = subject.changed(subject.changes["translation"], _PIXELS)
+    found = []
+    for batch, own in zip(batches, parents.split([len(batch.labels) for batch in batches]), strict=True):
+        moved, edges = _edges([*trace(subject.network, batch.images)[1].values()][-1], own)
         found.append(moved * edges)
-        start += len(batch.labels)
     before, after = (_centre(each, grid) for each in (weights, torch.cat(found)))
-    _, step = receptive_centres(network, subject.images[:1])[1]
+    _, step = receptive_centres(subject.network, subject.images[:1])[1]
     return float((after - before).nanmean()) * step / _PIXELS
 
 
@@ -184,34 +154,23 @@ def _centre(weights: Float[Tensor, "image child"], grid: ChildGrid) -> Float[Ten
 
 
 def _figures(subject: Subject, shown: int) -> Mapping[str, Figure]:
-    network = subject.network
     if not shown:
         return {}
-    figure = Figure(figsize=(8.4, 3.6 * shown), layout="constrained")  # inches
-    axes = figure.subplots(shown, 2, squeeze=False, width_ratios=(1, 1.6))
-    types = max(_types(layer) for layer in subject.traces.values())
+    title = f"parse trees of {shown} images: left, children where they look, by what they give; right, all branches"
+    figure, axes = panels(shown, 2, (8.4, 3.6 * shown), title, width_ratios=(1, 1.6))
+    layers = subject.traces.values()
+    types = max(each.child_grid.types if each.child_grid else each.children.activations.shape[1] for each in layers)
     for (left, right), image in zip(axes, torch.linspace(0, len(subject.labels) - 1, shown).long(), strict=True):
         picture = subject.images[image : image + 1]
-        output, layers = trace(network, picture)
+        output, traces = trace(subject.network, picture)
         root = int(output.ranking.argmax(1))
-        found = parse(layers, root)
-        draw_on_image(left, picture, network, layers, found, types)
-        draw_graph(right, layers, found, types)
+        found = parse(traces, root)
+        draw_on_image(left, picture, subject.network, traces, found, types)
+        draw_graph(right, traces, found, types)
         names = [name_of_class(subject.classes, each) for each in (int(subject.labels[image]), root)]
         left.set_title(f"image of {names[0]}, taken for {names[1]}", fontsize=9)
     if types > 1:
-        colours = ScalarMappable(
-            BoundaryNorm([each - 0.5 for each in range(types + 1)], types), ListedColormap(sequential_colours(types))
-        )
+        colours = ScalarMappable(Normalize(-0.5, types - 0.5), ListedColormap(sequential_colours(types)))
         ticks = MaxNLocator(16, integer=True)
         figure.colorbar(colours, ax=axes, label="type of child", ticks=ticks, shrink=0.5)
-    figure.suptitle(
-        f"parse trees of {shown} images: left, children of the class where they look, by what they give; right, all "
-        "branches",
-        fontsize=9,
-    )
     return {"trees": figure}
-
-
-def _types(layer: LayerTrace) -> int:
-    return layer.children.activations.shape[1] if layer.child_grid is None else layer.child_grid.types

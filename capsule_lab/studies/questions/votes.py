@@ -2,40 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from functools import partial
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
 
 import torch
-from jaxtyping import Float
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Ellipse
 from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
-from capsule_lab.analysis.plotting import name_of_class
+from capsule_lab.analysis.plotting import draw_image, name_of_class, panels
 from capsule_lab.analysis.trace import LayerTrace, trace
 from capsule_lab.errors import check_number
 from capsule_lab.routing import EMRouting, HeinsenRouting, NormalisedEMRouting, VariationalBayesRouting
 from capsule_lab.studies.measures import votes as measures
 from capsule_lab.studies.measures.features import of_label
 from capsule_lab.studies.subject import Answer, Subject, question
-from capsule_lab.types import Batch, RoutingTrace
 
 _BINS = 12  # Hinton 2018, figure 2
 BY_ACTIVATION = (EMRouting, HeinsenRouting, NormalisedEMRouting, VariationalBayesRouting)
 """Routings in which children count as much as they are active."""
 _LARGEST_POINT = 60.0  # ours: points squared
-
-
-class _Clouds(NamedTuple):
-    """Votes for the label, of every image: as it is, and after it has been moved by so many pixels."""
-
-    before: Float[Tensor, "image child dim"]
-    after: Float[Tensor, "image child dim"]
-    weights: Float[Tensor, "image child"]
-    shift: int
 
 
 @question()
@@ -45,15 +32,13 @@ def votes(subject: Subject, *, longest: float | None = None, shown: int = 3, shi
     Where a pose is no mean of votes, as the squashed sum of dynamic routing, distances are from their mean. Votes are
     weighted by couplings, and by activations where the routing does.
 
-    ``tightness`` is the smallest mean distance of a wrong class over that of the label, the median over images: above
-    1, the label's votes are the closest. ``rank`` is the mean place of the label's among the classes. ``auc`` is how
-    well the label's mean distance tells an image from votes shuffled over images of its class, 0.5 not at all; images
-    that are the only one of their class are left out. ``cosine``, of dynamic routing, between the label's votes and its
-    pose. ``<layer>/moved_together``: the share of what the label's votes move by when the image is moved by ``shift``
-    pixels that is one movement of all of them, the median over images.
+    ``tightness`` is the smallest mean distance of a wrong class over that of the label, the median over images.
+    ``rank`` is the mean place of the label's among the classes. ``auc`` is how well the label's mean distance tells an
+    image from votes shuffled over images of its class, 0.5 not at all, of classes with several images. ``cosine``, of
+    dynamic routing, between the label's votes and its pose. ``<layer>/moved_together``: the share of what the label's
+    votes move by, when the image is moved by ``shift`` pixels, that is one movement of all of them, the median.
 
     Args:
-        subject: of capsules.
         longest: distance at which histograms end; by default the 99th percentile of the votes for the predicted class.
             The paper's is 0.05, of its own weights, and what is beyond is not shown.
         shown: images whose histograms are drawn: those of the largest, median and smallest tightness first. The votes
@@ -66,134 +51,115 @@ def votes(subject: Subject, *, longest: float | None = None, shown: int = 3, shi
         check_number("longest", longest, above=0)
     name, layer = [*subject.traces.items()][-1]
     if not layer.iterations[-1].poses.shape[2]:
-        raise ValueError(
-            f"{type(layer.routing).__name__} has no votes for the classes; expected class capsules with poses"
-        )
+        name = type(layer.routing).__name__
+        raise ValueError(f"{name} has no votes for the classes; expected class capsules with poses")
     present = layer.present if isinstance(layer.routing, BY_ACTIVATION) else torch.ones_like(layer.present)
     numbers: dict[str, float] = {}
-    every = layer.votes()
-    distances = [_distances(every, iteration, present) for iteration in layer.iterations]
-    for number, (found, iteration) in enumerate(zip(distances, layer.iterations, strict=True), start=1):
-        means = measures.mean_distances(found, iteration.couplings, present)
-        tight = measures.tightness(means, subject.labels)
-        own = means.gather(1, subject.labels.unsqueeze(1)).squeeze(1)
+    every, distances = layer.votes(), []
+    for number, iteration in enumerate(layer.iterations, start=1):
+        poses = iteration.poses
+        if iteration.variances is None:  # no mean of votes: sums and squashed sums are elsewhere
+            poses = measures.weighted_means(every, iteration.couplings, present)
+        distances.append(measures.vote_distances(every, poses))
+        means = measures.mean_distances(distances[-1], iteration.couplings, present)
+        ratio, rank = measures.tightness(means, subject.labels)
+        own = of_label(means, subject.labels)
+        weights = iteration.couplings * present.unsqueeze(2)
+        agreement = torch.cosine_similarity(every, iteration.poses.unsqueeze(1), dim=3)
+        cosines = (weights * agreement).sum(1) / weights.sum(1)
         numbers |= {
             f"{name}/{number}/mean_distance": float(own.nanmean()),
-            f"{name}/{number}/tightness": float(tight.ratio.nanmedian()),
-            f"{name}/{number}/rank": float(tight.rank[own.isfinite()].double().mean()),
+            f"{name}/{number}/tightness": float(ratio.nanmedian()),
+            f"{name}/{number}/rank": float(rank[own.isfinite()].double().mean()),
             f"{name}/{number}/auc": measures.shuffled_auc(every, iteration, present, subject.labels),
+            f"{name}/{number}/cosine": float(of_label(cosines, subject.labels).nanmean()),
         }
-        weights = iteration.couplings * present.unsqueeze(2)
-        cosines = (weights * measures.vote_cosines(every, iteration.poses)).sum(1) / weights.sum(1)
-        numbers[f"{name}/{number}/cosine"] = float(cosines.gather(1, subject.labels.unsqueeze(1)).nanmean())
-    own_votes = of_label(every.transpose(1, 2), subject.labels)  # [image child dim]
-    changed = subject.changed(subject.changes["translation"], float(shift))
-    moved_votes = torch.cat([_votes_for_labels(subject, batch, name) for batch in changed])
-    weights = of_label((layer.iterations[-1].couplings * present.unsqueeze(2)).transpose(1, 2), subject.labels)
-    together = [measures.common_displacement(*each) for each in zip(own_votes, moved_votes, weights, strict=True)]
+    moved = []
+    for batch in subject.changed(subject.changes["translation"], float(shift)):  # votes for all parents are large
+        of_batch = trace(subject.network, batch.images)[1][name].votes()
+        moved.append(of_label(of_batch.transpose(1, 2), batch.labels))
+    clouds = (  # of every image, votes for the label, the same after it has been moved, and their weights
+        of_label(every.transpose(1, 2), subject.labels),
+        torch.cat(moved),
+        of_label(weights.transpose(1, 2), subject.labels),
+    )
+    together = [measures.common_displacement(*each) for each in zip(*clouds, strict=True)]
     numbers[f"{name}/moved_together"] = float(torch.tensor(together).nanmedian())
-    clouds = _Clouds(own_votes, moved_votes, weights, shift)
-    return Answer(numbers, draw=partial(_figures, subject, layer, distances, present, longest, shown, clouds))
 
-
-def _votes_for_labels(subject: Subject, batch: Batch, name: str) -> Float[Tensor, "image child dim"]:
-    """Of one batch, as votes for all parents are large."""
-    return of_label(trace(subject.network, batch.images)[1][name].votes().transpose(1, 2), batch.labels)
-
-
-def _distances(votes: Tensor, iteration: RoutingTrace, present: Tensor) -> Tensor:
-    """From the pose where that is a mean of votes, else from their mean: sums and squashed sums are elsewhere."""
-    if iteration.variances is not None:
-        return measures.vote_distances(votes, iteration.poses)
-    return measures.vote_distances(votes, measures.weighted_means(votes, iteration.couplings, present))
-
-
-def _figures(
-    subject: Subject,
-    layer: LayerTrace,
-    distances: list[Tensor],
-    present: Tensor,
-    longest: float | None,
-    shown: int,
-    clouds: _Clouds,
-) -> Mapping[str, Figure]:
-    means = measures.mean_distances(distances[-1], layer.iterations[-1].couplings, present)
-    order = measures.tightness(means, subject.labels).ratio.nan_to_num().argsort(descending=True)
-    places = torch.linspace(0, len(order) - 1, max(shown, 1)).long()
-    images = order[places.to(order.device)].tolist()[:shown]
-    if longest is None:
+    def draw() -> Mapping[str, Figure]:
+        if not shown:
+            return {}
+        order = ratio.nan_to_num().argsort(descending=True)
+        images = order[torch.linspace(0, len(order) - 1, shown).long().to(order.device)].tolist()
         predicted = means.argmin(1) if layer.parents.logits is None else layer.parents.logits.argmax(1)
-        own = distances[-1].gather(2, predicted.view(-1, 1, 1).expand(-1, distances[-1].shape[1], 1))
-        longest = float(own.float().quantile(0.99)) if own.numel() < 2**24 else float(own.max())
-    edges = torch.linspace(0, longest, _BINS + 1)
-    figures = {
-        f"histograms_{number}": _histograms(subject, layer, distances, present, image, edges)
-        for number, image in enumerate(images, start=1)
-    }
-    if images:
-        figures["points"] = _points(subject, layer, clouds, images[0])
-    return figures
+        edges = torch.linspace(0, _end(distances[-1], predicted) if longest is None else longest, _BINS + 1)
+        figures = {
+            f"histograms_{number}": _histograms(subject, layer, distances, present, image, edges)
+            for number, image in enumerate(images, start=1)
+        }
+        figures["points"] = _points(subject, layer, [each[images[0]].cpu() for each in clouds], images[0], shift)
+        return figures
+
+    return Answer(numbers, draw=draw)
 
 
-def _points(subject: Subject, layer: LayerTrace, clouds: _Clouds, image: int) -> Figure:
+def _end(distances: Tensor, predicted: Tensor) -> float:
+    own = of_label(distances.transpose(1, 2), predicted)
+    return float(own.float().quantile(0.99)) if own.numel() < 2**24 else float(own.max())
+
+
+def _points(subject: Subject, layer: LayerTrace, cloud: Sequence[Tensor], image: int, shift: int) -> Figure:
     """Votes for the label as points, their areas the weights, their mean and the ellipse of one standard deviation."""
-    before, after, weights = clouds.before[image], clouds.after[image], clouds.weights[image]
+    before, after, weights = cloud
     share = weights / weights.sum()
     mean = share @ before
-    _, _, directions = torch.linalg.svd((share.sqrt()[:, None] * (before - mean)), full_matrices=False)
-    grid = layer.child_grid
-    kinds = torch.zeros(len(share)) if grid is None else grid.type_of_child
-    figure = Figure(figsize=(9.6, 3.9), layout="constrained")  # inches
-    titles = ("votes for it", f"the same, image moved by {clouds.shift} pixels")
-    picture, left, right = figure.subplots(1, 3, width_ratios=(1, 3, 3))
+    directions = torch.linalg.svd((share.sqrt()[:, None] * (before - mean)), full_matrices=False)[2]
+    kinds = torch.zeros(len(share)) if layer.child_grid is None else layer.child_grid.type_of_child
+    title = (
+        "votes for the class of one image: areas are weights, the cross their mean, the ellipse one standard deviation"
+    )
+    figure, ((picture, left, right),) = panels(1, 3, (9.6, 3.9), title, width_ratios=(1, 3, 3))
     right.sharex(left)
     right.sharey(left)
     _draw_image(picture, subject, image)
-    for axis, title, cloud in zip((left, right), titles, (before, after), strict=True):
-        at = ((cloud - mean) @ directions[:2].t()).cpu()  # [child 2]
-        areas = (_LARGEST_POINT * share / share.max()).cpu()
+    titles = ("votes for it", f"the same, image moved by {shift} pixels")
+    for axis, title, votes in zip((left, right), titles, (before, after), strict=True):
+        at = (votes - mean) @ directions[:2].t()  # [child 2]
+        areas = _LARGEST_POINT * share / share.max()
         points = axis.scatter(at[:, 0], at[:, 1], s=areas, c=kinds, cmap="viridis", alpha=0.6, linewidths=0)
-        centre = share.cpu() @ at
-        spread = (share.cpu()[:, None] * (at - centre)).t() @ (at - centre)
-        variances, sides = torch.linalg.eigh(spread)
+        centre = share @ at
+        variances, sides = torch.linalg.eigh((share[:, None] * (at - centre)).t() @ (at - centre))
         width, height = (2 * variances.clamp_min(0).sqrt()).tolist()
         angle = float(torch.atan2(sides[1, 0], sides[0, 0]).rad2deg())
-        axis.add_patch(Ellipse((float(centre[0]), float(centre[1])), width, height, angle=angle, fill=False))
+        axis.add_patch(Ellipse(centre.tolist(), width, height, angle=angle, fill=False))
         axis.scatter(*centre, marker="+", s=120, color="black", zorder=3)
-        axis.set(title=title, xlabel="first principal component")
-        axis.title.set_fontsize(9)
+        axis.set_xlabel("first principal component")
+        axis.set_title(title, fontsize=9)
     left.set_ylabel("second principal component")
     if kinds.max() > 0:
         figure.colorbar(points, ax=right, label="type of child", ticks=MaxNLocator(8, integer=True))
-    figure.suptitle(
-        "votes for the class of one image: areas are weights, the cross their mean, the ellipse one standard deviation",
-        fontsize=9,
-    )
     return figure
 
 
 def _draw_image(axis: Axes, subject: Subject, image: int) -> None:
-    axis.imshow(-subject.images[image, 0].float().cpu().numpy(), cmap="gray")
-    axis.set(xticks=[], yticks=[])
-    axis.set_title(f"image of {name_of_class(subject.classes, int(subject.labels[image]))}", fontsize=9)
+    title = f"image of {name_of_class(subject.classes, int(subject.labels[image]))}"
+    draw_image(axis, subject.images[image], title)
 
 
 def _histograms(
-    subject: Subject, layer: LayerTrace, distances: list[Tensor], present: Tensor, image: int, edges: Tensor
+    subject: Subject, layer: LayerTrace, distances: Sequence[Tensor], present: Tensor, image: int, edges: Tensor
 ) -> Figure:
     """Weighted distances of the votes of one image: rows are iterations, columns classes."""
-    classes = distances[0].shape[2]
-    rows = len(distances)
+    rows, classes = len(distances), distances[0].shape[2]
     figure = Figure(figsize=(2.4 + 1.25 * classes, 0.9 + 1.3 * max(rows, 2)), layout="constrained")  # inches
     of_image, of_votes = figure.subfigures(1, 2, squeeze=False, width_ratios=(1.3, 1.1 + 1.25 * classes))[0]
     _draw_image(of_image.subplots(), subject, image)
     axes = of_votes.subplots(rows, classes, squeeze=False, sharex=True, sharey=True)
     for number, (row, iteration) in enumerate(zip(axes, layer.iterations, strict=True)):
+        weights = (iteration.couplings[image] * present[image].unsqueeze(1)).float().cpu()  # [child class]
         for label, axis in enumerate(row):
-            weights = iteration.couplings[image, :, label] * present[image]
-            found = measures.distance_histogram(
-                distances[number][image, :, label].float().cpu(), weights.float().cpu(), edges
-            )
+            of_class = distances[number][image, :, label].float().cpu()
+            found = torch.histogram(of_class, edges, weight=weights[:, label]).hist  # none beyond the last edge
             own = label == int(subject.labels[image])
             axis.stairs(found.numpy(), edges.numpy(), fill=True, color="#0072B2" if own else "#999999")
             if number == 0:

@@ -1,4 +1,7 @@
-"""smallNORB's file format: written as published, read back exactly, refused in a message when not whole."""
+"""smallNORB's file format: written as published, read back exactly, refused in a message when not whole.
+
+That whole files are written as published is tested by their MD5 in ``standins/toynorb/test_files.py``.
+"""
 
 from __future__ import annotations
 
@@ -9,33 +12,11 @@ from itertools import product
 import numpy as np
 import pytest
 
-from capsule_lab.data.download import md5
 from capsule_lab.data.formats.binary_matrix import read_matrix, write_matrix
 from capsule_lab.errors import DataError
 
-CATEGORIES = np.tile(np.arange(5, dtype=np.int32), 4860)
-TEST_INFO = np.array(
-    [
-        (instance, elevation, azimuth, lighting)
-        for instance, elevation, azimuth, lighting, _ in product(
-            (0, 1, 2, 3, 5), range(9), range(0, 36, 2), range(6), range(5)
-        )
-    ],
-    dtype=np.int32,
-)
 CUBE = np.arange(24, dtype=np.uint8).reshape(2, 3, 4)
 BYTES = struct.pack("<5i", 0x1E3D4C55, 3, 2, 3, 4) + CUBE.tobytes()
-
-
-@pytest.mark.parametrize(
-    ("array", "published"),
-    [(CATEGORIES, "fd5120d3f770ad57ebe620eb61a0b633"), (TEST_INFO, "7c5b871cc69dcadec1bf6a18141f5edc")],
-    ids=["cat", "testing-info"],
-)
-def test_the_writer_reproduces_published_files(tmp_path, array, published):
-    """Two of the real files follow from their description: every byte of the format is right."""
-    write_matrix(tmp_path / "real.mat", array)
-    assert md5(tmp_path / "real.mat") == published
 
 
 def test_header_of_four_dimensions(tmp_path):
@@ -72,7 +53,6 @@ BROKEN = {
     "web": b"<!DOCTYPE html><html>",
     "packed": struct.pack("<5i", 0x1E3D4C52, 3, 2, 3, 4),
     "dimensions": struct.pack("<2i", 0x1E3D4C55, 2_000_000_000),
-    "no dimensions": struct.pack("<5i", 0x1E3D4C55, 0, 2, 3, 4),
     "negative": struct.pack("<5i", 0x1E3D4C55, 3, 2, -3, 4) + bytes(24),
     "to infer": struct.pack("<5i", 0x1E3D4C55, 3, 2, -1, 4) + bytes(24),
     "huge": struct.pack("<5i", 0x1E3D4C55, 3, 2**31 - 1, 2**31 - 1, 4),
@@ -86,21 +66,15 @@ BROKEN_ARCHIVES = {
 }
 
 
-def test_files_that_are_not_whole_are_refused_with_one_message(tmp_path):
+def test_files_that_are_not_whole_or_not_there_are_refused_with_one_message(tmp_path):
     files = [("a.mat", content, kind) for kind, content in BROKEN.items()]
     files += [("a.mat.gz", gzip.compress(content), kind) for kind, content in BROKEN.items() if content]
     files += [("a.mat.gz", content, kind) for kind, content in BROKEN_ARCHIVES.items()]
+    files += [("no.mat", None, "No such file"), ("no.mat.gz", None, "No such file")]
     for name, content, kind in files:
-        (tmp_path / name).write_bytes(content)
-        with pytest.raises(
-            DataError, match=r"cannot be read \(.*\); expected a whole binary matrix .*: replace"
-        ) as caught:
+        if content is not None:
+            (tmp_path / name).write_bytes(content)
+        message = r"^[^\n]*cannot be read \([^\n]*\); expected a whole binary matrix [^\n]*: replace[^\n]*$"
+        with pytest.raises(DataError, match=message) as caught:
             read_matrix(tmp_path / name)
         assert str(caught.value).startswith(str(tmp_path / name)), kind
-        assert "\n" not in str(caught.value), kind
-
-
-def test_file_that_is_not_there(tmp_path):
-    for name in ("no.mat", "no.mat.gz"):
-        with pytest.raises(DataError, match=r"cannot be read \(No such file or directory\)"):
-            read_matrix(tmp_path / name)

@@ -43,18 +43,6 @@ def test_where_the_folder_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
     assert folder.parent == tmp_path / "capsule_lab"
 
 
-def test_folders_of_the_versions_used_last_stay(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(compiler.CONFIG, "CACHE_DIR", str(tmp_path))
-    root = tmp_path / "capsule_lab"
-    others = [root / f"kernels-{number}" for number in range(compiler.KEPT + 2)]
-    for age, other in enumerate(others):
-        (other / "cpu").mkdir(parents=True)
-        os.utime(other, (age, age))
-    (root / "something-else").mkdir()
-    folder = compiler.make_cache_folder()
-    assert sorted(root.iterdir()) == sorted([folder, *others[3:], root / "something-else"])
-
-
 SCRIPT = """
 import torch
 from capsule_lab.kernels import cpu
@@ -82,24 +70,6 @@ def test_machine_code_is_found_from_another_place(tmp_path: Path) -> None:
     assert "set NUMBA_CACHE_DIR" in ended.err
 
 
-def test_truncated_cache_is_compiled_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Such as a full disk or a crash of the machine leaves; numba alone would raise in every later run."""
-    monkeypatch.setattr(compiler, "_FOLDER", tmp_path)
-
-    def compiled() -> tuple[int, int]:
-        function = compiler.jit(add_one)
-        return function(1), sum(function.stats.cache_hits.values())
-
-    assert (compiled(), compiled()) == ((2, 0), (2, 1))
-    files = [path for path in tmp_path.iterdir() if path.is_file()]
-    assert sorted(path.suffix for path in files) == [".nbc", ".nbi"]
-    for file in files:
-        whole = file.read_bytes()
-        for length in (0, 1, len(whole) // 2, len(whole) - 1):
-            file.write_bytes(whole[:length])
-            assert (compiled(), compiled()) == ((2, 0), (2, 1)), (file.suffix, length)
-
-
 def test_numba_without_a_compiler_has_no_fused_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiler.CONFIG, "DISABLE_JIT", 1)
     spec = importlib.util.find_spec(compiler.__name__)
@@ -107,7 +77,3 @@ def test_numba_without_a_compiler_has_no_fused_kernels(monkeypatch: pytest.Monke
     assert spec.loader is not None
     with pytest.raises(ImportError, match="NUMBA_DISABLE_JIT is set"):
         spec.loader.exec_module(importlib.util.module_from_spec(spec))
-
-
-def add_one(x: int) -> int:
-    return x + 1

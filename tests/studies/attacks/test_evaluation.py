@@ -1,8 +1,7 @@
-"""What is kept of images that were attacked, on a network whose answers are known."""
+"""What attacks raise, and what is kept of images that were attacked, on a network whose answers are known."""
 
 from __future__ import annotations
 
-import re
 from functools import partial
 from typing import Any
 
@@ -10,11 +9,34 @@ import pytest
 import torch
 from torch import Tensor
 
-from capsule_lab.studies.attacks.evaluation import Attacked, Measured, NetworkObjective, Prepared
+from capsule_lab.studies.attacks.evaluation import Attacked, NetworkObjective, Prepared, cross_entropy, dlr, margin
 from capsule_lab.studies.attacks.gradient import UNIT, bim, fgsm, pgd
 from capsule_lab.studies.attacks.square import square
 from capsule_lab.studies.attacks.summary import by_epsilon, interval, of_budgets, of_clean
-from capsule_lab.studies.study import digest
+
+LOGITS = torch.tensor([[15.0, -15.0, -3.0, 1.0], [0.5, 2.0, 1.0, -1.0]], dtype=torch.float64)
+ZERO = torch.tensor([0, 0])
+
+
+def test_cross_entropy_and_margin() -> None:
+    assert cross_entropy(LOGITS, ZERO).tolist() == pytest.approx([8.4676e-7, 1.99518], rel=1e-3)
+    assert torch.equal(cross_entropy(LOGITS, ZERO, targeted=True), -cross_entropy(LOGITS, ZERO))
+    assert margin(LOGITS, ZERO).tolist() == [-14.0, 1.5]
+    assert margin(LOGITS, ZERO + 1, targeted=True).tolist() == [-30.0, 1.0]
+
+
+def test_dlr_does_not_depend_on_scale_and_shift() -> None:
+    """By hand: second image, label 0: -(0.5 - 2) / (2 - 0.5); target 2: (1 - 0.5) / (2 - (0.5 - 1) / 2)."""
+    assert dlr(LOGITS, ZERO).tolist() == pytest.approx([-14 / 18, 1.0])
+    targets = torch.tensor([1, 2])
+    assert dlr(LOGITS, ZERO, targets=targets).tolist() == pytest.approx([-30 / (15 - (-3 - 15) / 2), 0.5 / 2.25])
+    for given, classes in ((None, 2), (targets, 3)):
+        torch.testing.assert_close(dlr(3 * LOGITS + 7, ZERO, targets=given), dlr(LOGITS, ZERO, targets=given))
+        message = f"^the logits are of {classes} classes; the loss dlr needs {classes + 1}, margin needs 2$"
+        with pytest.raises(ValueError, match=message):
+            dlr(LOGITS[:, :classes], ZERO, targets=given)
+    assert dlr(torch.zeros(1, 4), ZERO[:1]).tolist() == [0.0]
+
 
 WEIGHT = torch.tensor([[1.0, 0.0], [0.0, 1.0], [-4.0, -4.0]], dtype=torch.float64)
 LABELS = torch.tensor([0, 0, 1, 2])
@@ -31,30 +53,41 @@ def batch(which: slice = slice(None)) -> Prepared:
     return Prepared(IMAGES[which], LABELS[which], torch.arange(4)[which], UNIT, levels[which])
 
 
-def measure(batches: list[Prepared], *arguments: Any, targets: Any = (None,), **network: Any) -> Measured:
+def measure(batches: list[Prepared], *arguments: Any, targets: Any = (None,), **network: Any) -> Any:
     return Attacked(batches, **{"logits": logits, **network}).measure(*arguments, targets)
 
 
 def test_every_image_counts_and_those_that_were_wrong_before_are_told_apart() -> None:
-    found = measure([batch(slice(3)), batch(slice(3, 4))], fgsm, "margin", [0.0, 0.1, 0.25])
+    steps: list[int] = []
+    batches = [batch(slice(3)), batch(slice(3, 4))]
+    found = measure(batches, fgsm, "margin", [0.0, 0.1, 0.25], on_step=steps.append)
+    assert steps == [3, 3, 3, 1, 1, 1]
+    assert found.labels.tolist() == [0, 0, 1, 2]
     clean = of_clean(found)
     assert (clean["error"], "detected" in clean) == (25.0, False)
     probabilities = logits(IMAGES).softmax(1)
     assert clean["brier"] == pytest.approx((probabilities - torch.eye(3)[LABELS]).square().sum(1).mean().item())
-    assert found.labels.tolist() == [0, 0, 1, 2]
     record = by_epsilon(of_budgets(found))
     # margins 0.4, 0.1 and 0.4 fall by two epsilons
-    assert [record[epsilon]["accuracy"] for epsilon in (0.0, 0.1, 0.25)] == [75.0, 50.0, 0.0]
-    assert [record[epsilon]["error"] for epsilon in (0.0, 0.1, 0.25)] == [25.0, 50.0, 100.0]
-    assert [record[epsilon]["success_of_right"] for epsilon in (0.0, 0.1, 0.25)] == pytest.approx([0, 100 / 3, 100])
+    assert [each["accuracy"] for each in record.values()] == [75.0, 50.0, 0.0]
+    assert [each["error"] for each in record.values()] == [25.0, 50.0, 100.0]
+    assert [each["success_of_right"] for each in record.values()] == pytest.approx([0, 100 / 3, 100])
     assert record[0.1]["mean_change"] == pytest.approx(0.1)
     assert record[0.1]["mean_grey_levels"] == pytest.approx(25.5)
     assert (record[0.1]["lowest"], record[0.1]["highest"]) == interval(2, 4)
+    assert interval(50, 1000) == pytest.approx((3.8137, 6.5316), abs=1e-3)  # Wilson 1927, by hand
+
+
+def test_the_first_images_are_kept_as_they_were_attacked() -> None:
+    found = measure([batch(), batch()], fgsm, "margin", [0.1])
+    assert torch.equal(found.clean.pictures, IMAGES)
+    change = found.attacked[0.1, None].pictures - IMAGES
+    torch.testing.assert_close(change.abs().mean((1, 2, 3)), found.attacked[0.1, None].change[:4])
+    assert [len(part.labels) for part in Attacked([batch(), batch()], logits).first(7).batches] == [4, 3]
 
 
 def test_of_targets_the_mean_and_each() -> None:
-    found = measure([batch()], fgsm, "margin", [0.25], targets=[0, 1, 2])
-    record = of_budgets(found)
+    record = of_budgets(measure([batch()], fgsm, "margin", [0.25], targets=[0, 1, 2]))
     # towards 0: all but image 2, whose margin of 0.4 turns, too; towards 1 likewise, but for the fourth with 0.8
     assert [record[f"0.25/success_of_class_{target}"] for target in range(3)] == [100, 75, 0]
     assert record["0.25/success"] == pytest.approx(175 / 3)
@@ -63,30 +96,19 @@ def test_of_targets_the_mean_and_each() -> None:
 
 
 def test_a_transfer_is_made_against_another_network() -> None:
-    flipped = lambda images: logits(images.flip(-1))  # noqa: E731
-    found = measure([batch()], fgsm, "margin", [0.25], crafted_with=flipped)
+    found = measure([batch()], fgsm, "margin", [0.25], crafted_with=lambda images: logits(images.flip(-1)))
     assert found.accuracy(0.25) == 75.0, "made against the reverse, they help"
-
-
-def test_objectives_of_some_images_have_their_labels() -> None:
-    objective = NetworkObjective("margin", LABELS, None, logits)
-    some = torch.tensor([2, 0])
-    assert torch.equal(objective.at(some)(IMAGES[some]), objective(IMAGES)[some])
 
 
 def test_attacks_that_leave_images_out_ask_for_the_labels_of_the_others() -> None:
     """Images are fooled one after another: those with smaller margins first."""
     for attack in [partial(pgd, steps=3, restarts=4), partial(square, queries=60)]:
-        found = measure([batch()], attack, "margin", [0.21])
+        answers = measure([batch()], attack, "margin", [0.21]).attacked[0.21, None]
         alone = [measure([batch(slice(n, n + 1))], attack, "margin", [0.21]) for n in range(4)]
-        answers = found.attacked[0.21, None]
         assert torch.equal(answers.logits, torch.cat([each.attacked[0.21, None].logits for each in alone]))
         assert (answers.found != LABELS).all()
-
-
-def test_square_raises_the_margin_whatever_the_objective() -> None:
-    found = [measure([batch()], partial(square, queries=60), loss, [0.21]) for loss in ("margin", "dlr")]
-    assert torch.equal(*(each.attacked[0.21, None].logits for each in found))
+    other = measure([batch()], attack, "dlr", [0.21]).attacked[0.21, None]
+    assert torch.equal(other.logits, answers.logits), "Square raises the margin whatever the objective"
 
 
 def test_restarts_end_for_images_that_are_fooled() -> None:
@@ -103,34 +125,7 @@ def test_restarts_end_for_images_that_are_fooled() -> None:
 
 def test_training_loss_is_a_loss_of_its_own() -> None:
     loss = lambda images, labels: logits(images).gather(1, labels[:, None]).mean()  # noqa: E731
-    found = measure([batch()], fgsm, "training", [0.25], training_loss=loss)
+    found = measure([batch()], bim, "training", [0.25], training_loss=loss)
     assert found.accuracy(0.25) == 75.0, "it raises what the label has"
-    attacked = Attacked([batch()], logits, training_loss=loss)
     away = NetworkObjective("training", LABELS, 0, logits, loss)
-    assert (attacked.gradients("training") * attacked.gradients("margin") <= 0).all()
     assert away(IMAGES)[0] == -IMAGES[:, 0, 0, 0].mean()
-    with pytest.raises(ValueError, match=re.escape("loss is 'training', and there is no training loss; expected one")):
-        measure([batch()], fgsm, "training", [0.25])
-
-
-def test_the_first_images_are_attacked_as_all_are() -> None:
-    parts = Attacked([batch(), batch()], logits).first(7).batches
-    assert [len(part.labels) for part in parts] == [4, 3]
-    found = Attacked([batch()], logits).examples(fgsm, "margin", [0.1, 0.25], 3)
-    measured = measure([batch(slice(3))], fgsm, "margin", [0.1, 0.25])
-    for epsilon in (0.1, 0.25):
-        assert torch.equal(found.found[epsilon], measured.attacked[epsilon, None].found)
-        assert (found.attacked[epsilon] - found.images).abs().max() <= epsilon + 1e-6
-
-
-def test_steps_are_reported_as_images() -> None:
-    seen: list[int] = []
-    measure([batch(), batch()], bim, "margin", [0.1, 0.2], on_step=seen.append)
-    assert seen == [4] * 4
-
-
-def test_names_and_intervals() -> None:
-    low, high = interval(50, 1000)
-    assert (low, high) == pytest.approx((3.8137, 6.5316), abs=1e-3)  # Wilson 1927, by hand
-    assert [*by_epsilon(of_budgets(measure([batch()], fgsm, "margin", [0.1, 8.0])))] == [0.1, 8.0]
-    assert digest([batch()]) != digest([batch(slice(3))])

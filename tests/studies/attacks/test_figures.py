@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from capsule_lab.studies.attacks.figures import accuracy_figure, attack_of
 
 
-def record(attack: str, checkpoint: str, accuracy: float, **more: Any) -> dict[str, Any]:
+def record(attack: str, checkpoint: str, accuracy: float = 5.0, **more: Any) -> dict[str, Any]:
     return {
         "attack": {"0.1/accuracy": accuracy, "0.1/lowest": accuracy - 1, "0.1/highest": accuracy + 1},
         "checkpoint": f"runs/{checkpoint}/checkpoints/best.ckpt",
-        "source": None,
         "options": {"_target_": f"capsule_lab.studies.attacks.{attack}"},
+        "source": None,
         "couplings": "trained",
         "space": "input",
         "targeted": False,
@@ -25,7 +27,7 @@ def record(attack: str, checkpoint: str, accuracy: float, **more: Any) -> dict[s
 
 
 def test_a_panel_for_each_attack_in_which_networks_keep_their_looks() -> None:
-    records = [record("fgsm", "cnn", 20.0), record("fgsm", "capsnet", 40.0), record("pgd", "capsnet", 5.0)]
+    records = [record("fgsm", "cnn", 20.0), record("fgsm", "capsnet", 40.0), record("pgd", "capsnet")]
     figure = accuracy_figure(records, numbered=["another"])
     assert [axis.get_title() for axis in figure.axes] == ["FGSM", "PGD"]
     looks = [
@@ -40,12 +42,16 @@ def test_a_panel_for_each_attack_in_which_networks_keep_their_looks() -> None:
     assert figure.axes[0].lines[0].get_xydata().tolist() == [[0, 98], [0.1, 20]]
 
 
-def test_attacks_are_called_by_what_was_done() -> None:
-    for changes, expected in [
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
         ({}, "BIM"),
         ({"couplings": "equal"}, "BIM against equal couplings"),
         ({"source": "runs/other/checkpoints/last.ckpt"}, "BIM against other, last.ckpt"),
         ({"options": {"_target_": "capsule_lab.studies.attacks.pgd", "norm": "l2"}}, "PGD in L2"),
         ({"options": {"_target_": "capsule_lab.studies.attacks.corruption", "kind": "fog"}}, "corruption fog"),
-    ]:
-        assert attack_of(record("bim", "capsnet", 5.0, **changes)) == expected
+        ({"options": {"_target_": "capsule_lab.attacks.random_signs"}}, "random signs"),  # of earlier records
+    ],
+)
+def test_attacks_are_called_by_what_was_done(changes: dict[str, Any], expected: str) -> None:
+    assert attack_of(record("bim", "capsnet", **changes)) == expected

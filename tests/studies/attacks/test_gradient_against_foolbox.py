@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from capsule_lab.studies.attacks.evaluation import NetworkObjective
 from capsule_lab.studies.attacks.gradient import bim, fgsm, pgd
 
 pytestmark = pytest.mark.slow
-EPSILON = 0.1
+LABELS = torch.arange(16) % 10
+IMAGES = torch.rand(16, 1, 27, 27, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.fixture(scope="module")
+def foolbox() -> Any:
+    return pytest.importorskip("foolbox")
 
 
 @pytest.fixture(scope="module")
@@ -20,55 +28,33 @@ def network() -> nn.Module:
     return nn.Sequential(*layers).eval()
 
 
-@pytest.fixture(scope="module")
-def images() -> Tensor:
-    return torch.rand(16, 1, 27, 27, generator=torch.Generator().manual_seed(1))
-
-
-@pytest.mark.parametrize("norm", ["linf", "l2"])
-@pytest.mark.parametrize("steps", [1, 7])
-def test_the_same_images_from_the_same_start(network: nn.Module, images: Tensor, norm: str, steps: int) -> None:
-    foolbox = pytest.importorskip("foolbox")
-    labels = torch.arange(16) % 10
-    epsilon = EPSILON if norm == "linf" else 2.0
+@pytest.mark.parametrize(
+    ("attack", "steps", "step", "epsilon", "target", "norm"),
+    [
+        (bim, 1, 0.03, 0.1, None, "linf"), (bim, 7, 0.03, 0.1, None, "linf"), (bim, 1, 0.6, 2.0, None, "l2"),
+        (bim, 7, 0.6, 2.0, None, "l2"), (bim, 9, 0.02, 0.1, 3, "linf"), (fgsm, 1, 0.1, 0.1, None, "linf"),
+    ],
+)  # fmt: skip
+def test_the_same_images_from_the_same_start(
+    foolbox: Any, network: nn.Module, attack: Any, steps: int, step: float, epsilon: float, target: Any, norm: str
+) -> None:
     attacks = {"linf": foolbox.attacks.LinfProjectedGradientDescentAttack, "l2": foolbox.attacks.L2PGD}
-    judge = attacks[norm](abs_stepsize=0.3 * epsilon, steps=steps, random_start=False)
-    model = foolbox.PyTorchModel(network, bounds=(0, 1))
-    expected = judge.run(model, images, foolbox.criteria.Misclassification(labels), epsilon=epsilon)
-    objective = NetworkObjective("cross_entropy", labels, None, network)
-    found = bim(objective, images, epsilon, steps=steps, step_size=0.3 * epsilon, norm=norm)
+    judge = attacks[norm](abs_stepsize=step, steps=steps, random_start=False)
+    goal = foolbox.criteria.Misclassification(LABELS)
+    if target is not None:
+        goal = foolbox.criteria.TargetedMisclassification(torch.full((16,), target))
+    expected = judge.run(foolbox.PyTorchModel(network, bounds=(0, 1)), IMAGES, goal, epsilon=epsilon)
+    options = {"norm": norm} if attack is fgsm else {"norm": norm, "steps": steps, "step_size": step}
+    found = attack(NetworkObjective("cross_entropy", LABELS, target, network), IMAGES, epsilon, **options)
     torch.testing.assert_close(found, expected, rtol=0, atol=2e-6)
 
 
-def test_targeted(network: nn.Module, images: Tensor) -> None:
-    foolbox = pytest.importorskip("foolbox")
-    judge = foolbox.attacks.LinfProjectedGradientDescentAttack(abs_stepsize=0.02, steps=9, random_start=False)
-    model = foolbox.PyTorchModel(network, bounds=(0, 1))
-    expected = judge.run(
-        model, images, foolbox.criteria.TargetedMisclassification(torch.full((16,), 3)), epsilon=EPSILON
-    )
-    objective = NetworkObjective("cross_entropy", torch.arange(16) % 10, 3, network)
-    found = bim(objective, images, EPSILON, steps=9, step_size=0.02)
-    torch.testing.assert_close(found, expected, rtol=0, atol=2e-6)
-
-
-def test_one_step_is_theirs(network: nn.Module, images: Tensor) -> None:
-    foolbox = pytest.importorskip("foolbox")
-    labels = torch.arange(16) % 10
-    model = foolbox.PyTorchModel(network, bounds=(0, 1))
-    judge = foolbox.attacks.LinfFastGradientAttack(random_start=False)
-    expected = judge.run(model, images, foolbox.criteria.Misclassification(labels), epsilon=EPSILON)
-    found = fgsm(NetworkObjective("cross_entropy", labels, None, network), images, EPSILON)
-    torch.testing.assert_close(found, expected, rtol=0, atol=2e-6)
-
-
-def test_as_many_images_are_fooled_from_random_starts(network: nn.Module, images: Tensor) -> None:
-    foolbox = pytest.importorskip("foolbox")
-    labels = network(images).argmax(1)
-    model = foolbox.PyTorchModel(network, bounds=(0, 1))
+def test_as_many_images_are_fooled_from_random_starts(foolbox: Any, network: nn.Module) -> None:
+    labels = network(IMAGES).argmax(1)
     judge = foolbox.attacks.LinfPGD(abs_stepsize=0.005, steps=20, random_start=True)
-    theirs = judge.run(model, images, foolbox.criteria.Misclassification(labels), epsilon=0.03)
+    goal = foolbox.criteria.Misclassification(labels)
+    theirs = judge.run(foolbox.PyTorchModel(network, bounds=(0, 1)), IMAGES, goal, epsilon=0.03)
     objective = NetworkObjective("cross_entropy", labels, None, network)
-    ours = pgd(objective, images, 0.03, key=torch.arange(16), steps=20, step_size=0.005)
+    ours = pgd(objective, IMAGES, 0.03, key=torch.arange(16), steps=20, step_size=0.005)
     fooled = [int((network(each).argmax(1) != labels).sum()) for each in (theirs, ours)]
     assert abs(fooled[0] - fooled[1]) <= 2, fooled

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from capsule_lab.analysis.trace import ChildGrid, trace
-from capsule_lab.studies.measures.parse_tree import ACTIVE, parse, places
+from capsule_lab.networks import EfficientCapsNet
+from capsule_lab.studies.measures.parse_tree import ACTIVE, parse, places, receptive_centres
 from tests.helpers.subjects import small_network, subject
 
 
@@ -32,3 +33,18 @@ def test_places_are_those_of_the_grid(by_type: bool) -> None:
     assert torch.equal(grid.at_positions(kinds.float())[:, 1, 2], torch.arange(4.0))
     torch.testing.assert_close(grid.at_positions(rows)[0, :, 0], torch.tensor([0.25, 0.75]))
     torch.testing.assert_close(grid.at_positions(columns)[3, 1], torch.tensor([1.0, 3.0, 5.0]) / 6)
+
+
+def test_children_look_where_their_convolutions_do() -> None:
+    """Of a CapsNet: 9x9, then 9x9 of stride 2: the first looks at pixel 8, the next at 10."""
+    torch.manual_seed(0)
+    network = small_network("capsnet")
+    (top, down), (left, right) = receptive_centres(network, torch.rand(1, 1, 24, 24))
+    assert down == pytest.approx(2, abs=0.4)
+    assert right == pytest.approx(2, abs=0.4)
+    assert (top, left) == (pytest.approx(8, abs=1.5), pytest.approx(8, abs=1.5))
+
+
+def test_children_without_positions() -> None:
+    with pytest.raises(ValueError, match="children of the last layer have no positions"):
+        receptive_centres(EfficientCapsNet((1, 28, 28), 4).eval(), torch.rand(1, 1, 28, 28))

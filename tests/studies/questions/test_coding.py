@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from matplotlib.figure import Figure
 
 from capsule_lab.studies.questions.coding import _Layer, _layers, _moved, _numbers, coding
 from tests.helpers.subjects import small_network, subject
@@ -11,14 +10,8 @@ SHIFTS = torch.arange(-3.0, 4.0)
 WIDTH = 12
 
 
-def layer(column: torch.Tensor, poses: torch.Tensor) -> _Layer:
-    """One type on one row; the capsule at ``column`` is the only active one, and all have the pose of their image."""
-    activations = torch.nn.functional.one_hot(column, WIDTH).float().unsqueeze(1)  # [image type position]
-    return _Layer(activations, poses[:, None, None].expand(-1, 1, WIDTH, -1), WIDTH)
-
-
 def asked(stride: int, *, rate: bool) -> dict[str, float]:
-    """Numbers of a layer in which the column moves by one in so many pixels, and the pose as the image or at random."""
+    """Of one type on one row: the active column moves by one in so many pixels, the pose as the image or at random."""
     images = torch.arange(5)
     generator = torch.Generator().manual_seed(0)
     layers = []
@@ -26,37 +19,23 @@ def asked(stride: int, *, rate: bool) -> dict[str, float]:
         noise = torch.randn(5, 2, generator=generator)
         poses = torch.stack([shift.expand(5), -2 * shift.expand(5)], 1) if rate else noise
         column = 4 + torch.div(shift.long() + 3, stride, rounding_mode="floor") + 0 * images
-        layers.append(layer(column, poses + images[:, None].float()))
+        activations = torch.nn.functional.one_hot(column, WIDTH).float().unsqueeze(1)  # [image type position]
+        of_images = poses + images[:, None].float()
+        layers.append(_Layer(activations, of_images[:, None, None].expand(-1, 1, WIDTH, -1), WIDTH))
     before = layers[len(SHIFTS) // 2].activations.argmax(2)
     return _numbers([_moved(each, before) for each in layers], torch.ones(5, 1, dtype=torch.bool), SHIFTS)
 
 
-def test_place_coding_moves_the_place_by_a_column_per_pixel() -> None:
-    numbers = asked(1, rate=False)
-    assert numbers["place_slope"] == pytest.approx(1)
-    assert numbers["domain"] == 1
-    assert numbers["at_limit"] == 0
+def test_place_coding_moves_the_place_and_rate_coding_the_pose() -> None:
+    place, rate = asked(1, rate=False), asked(100, rate=True)
+    assert (place["place_slope"], place["domain"], place["at_limit"]) == pytest.approx((1, 1, 0))
+    assert (rate["place_slope"], rate["domain"], rate["at_limit"]) == (0, len(SHIFTS), 1)
+    assert rate["rate_share"] == pytest.approx(1, abs=1e-5)
+    assert asked(100, rate=False)["rate_share"] < 0.4, "a pose that moves at random"
 
-
-def test_rate_coding_moves_the_pose_and_not_the_place() -> None:
-    numbers = asked(100, rate=True)
-    assert numbers["place_slope"] == 0
-    assert numbers["rate_share"] == pytest.approx(1, abs=1e-5)
-    assert numbers["domain"] == len(SHIFTS)
-    assert numbers["at_limit"] == 1
-
-
-def test_a_pose_that_moves_at_random_tells_nothing() -> None:
-    assert asked(100, rate=False)["rate_share"] < 0.4
-
-
-def test_a_pose_counts_while_its_capsule_is_the_most_active_one() -> None:
-    """With a column for two pixels, the pose moves along within a column and jumps back with the next."""
-    numbers = asked(2, rate=True)
-    assert 0.4 < numbers["place_slope"] < 0.6
-    assert numbers["rate_share"] == pytest.approx(1, abs=1e-5)
-    assert numbers["domain"] == 2
-    assert numbers["at_limit"] == 0
+    both = asked(2, rate=True)  # the pose moves along within a column and jumps back with the next
+    assert 0.4 < both["place_slope"] < 0.6
+    assert (both["rate_share"], both["domain"], both["at_limit"]) == pytest.approx((1, 2, 0), abs=1e-5)
 
 
 def test_every_layer_with_positions_and_the_classes() -> None:
@@ -69,9 +48,6 @@ def test_every_layer_with_positions_and_the_classes() -> None:
         classes = [*layers & {"digits", "classes"}]
         assert f"{classes[0]}/place_slope" not in answer.numbers
         assert all(1 <= value <= 5 for key, value in answer.numbers.items() if key.endswith("domain"))
-        figures = answer.draw()
-        assert {*figures} == {"layers", "first_layer"}
-        assert all(isinstance(figure, Figure) for figure in figures.values())
 
 
 def test_poses_and_activations_are_those_of_the_layer() -> None:

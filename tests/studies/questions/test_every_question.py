@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -15,49 +16,39 @@ from torch import Tensor
 
 from capsule_lab.config.compose import conf_dir, options_of
 from capsule_lab.config.functions import function_options
-from capsule_lab.networks import AbstractPairNetwork, PairAutoencoder, TransformingAutoencoder
+from capsule_lab.networks import AbstractNetwork, AbstractPairNetwork, PairAutoencoder, TransformingAutoencoder
+from capsule_lab.routing import SelfRouting
 from capsule_lab.studies.subject import OF_PAIRS, Answer, Subject
+from capsule_lab.types import CapsuleOutput
 from tests.helpers.networks import small_capsnet
-from tests.helpers.subjects import CLASSES, moved, small_network, subject
+from tests.helpers.subjects import CLASSES, moved, quarter_turn, small_network, subject
 
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
-def with_decoder() -> Subject:
+def of(kind: str) -> Subject:
     torch.manual_seed(0)
-    return subject(small_capsnet((1, 24, 24), CLASSES, decoder=[8]))
+    if kind == "with a decoder":
+        return subject(small_capsnet((1, 24, 24), CLASSES, decoder=[8]))
+    if kind == "pairs":
+        changes = {"translation": moved, "rotation": quarter_turn}
+        return subject(TransformingAutoencoder((1, 24, 24), capsules=10), changes)
+    if kind == "code":
+        return subject(PairAutoencoder((1, 24, 24), code=6), {"translation": moved})
+    if kind == "without poses":
+        return subject(small_network("capsnet", routing=partial(SelfRouting, poses=False)))
+    return subject(small_network(kind))
 
 
-def em_caps() -> Subject:
-    return subject(small_network())
-
-
-def capsnet() -> Subject:
-    return subject(small_network("capsnet"))
-
-
-def cnn() -> Subject:
-    return subject(small_network("cnn"))
-
-
-def quarter_turn(images: Tensor, degrees: float) -> Tensor:
-    return images.rot90(1 if degrees > 0 else 3, (2, 3))
-
-
-def pairs() -> Subject:
-    torch.manual_seed(0)
-    network = TransformingAutoencoder((1, 24, 24), capsules=10)
-    return subject(network, {"translation": moved, "rotation": quarter_turn})
-
-
-def autoencoder() -> Subject:
-    torch.manual_seed(0)
-    return subject(PairAutoencoder((1, 24, 24), code=6), {"translation": moved})
+def changed(kind: str, change: Callable[[Any], Any]) -> Subject:
+    """With other batches."""
+    asked = of(kind)
+    return replace(asked, batches=[change(batch) for batch in asked.batches])
 
 
 def views(toys: tuple[int, ...] = (7, 8), *, toys_of_training: tuple[int, ...] = (0, 1, 2)) -> Subject:
     """Of images that say from where they were taken."""
-    asked = cnn()
+    asked = of("cnn")
     rows = [(toy, elevation, azimuth, 0) for toy in toys for elevation in (0, 4) for azimuth in range(0, 36, 3)]
     seen = [(toy, *rest) for toy in toys_of_training for _, *rest in rows[: 24 if len(toys) > 1 else 12]]
 
@@ -71,82 +62,53 @@ def views(toys: tuple[int, ...] = (7, 8), *, toys_of_training: tuple[int, ...] =
 
 
 class Row(NamedTuple):
-    """A question to a network that it is for.
+    """A question to a kind of network that it is for, options for a short test, and what it gives."""
 
-    Attributes:
-        asked: what it is put to.
-        options: for a short test.
-        numbers: some names of them.
-        figures: names of all.
-        rows: whether there are some.
-    """
-
-    asked: Callable[[], Subject]
+    kind: str
     options: Mapping[str, Any] = NOTHING
-    numbers: tuple[str, ...] = ()
+    numbers: tuple[str, ...] = ()  # some of them
     figures: tuple[str, ...] = ()
     rows: bool = False
+
+    def asked(self) -> Subject:
+        return views() if self.kind == "views" else of(self.kind)
 
 
 FEW = {"training_images": 24, "components": 4, "factors": 1, "draws": 2, "restarts": 2, "steps": 5, "principal": 4}
 MAPS = ("presence_change", "monotony", "linear_share", "map_error", "identity_error", "equivariance_gain", "group_law")
 TREE = ("mass_in_tree", "branches", "drop_of_tree", "drop_of_votes", "drop_of_random", "alike_within", "follows_shift")
+SHOWN = ("layers", "first_layer")
+FIELDS = ("generative_fields", "scatter", "presence", "images")
+DECODER = {"epochs": 2, "hidden": (8,), "training_images": 24}
+MOVED = {"kinds": ["translation"]}
+CROWDED = ("three_classes/found", "same_class/one_part", "again/single_by_image")
+LABELS = ("asked/error", "drawn_2_per_class/deviation", "nearest/error", "probe/error")
+PROBES = ("linear/azimuth_degrees", "network/elevation_r2", "pixels/lighting_r2")
+TILES = ("two_tiles/kept", "all_tiles/auc", "halves_of_class/distance", "noise/images")
+CODES = ("primary/place_slope", "classes/rate_share", "classes/domain")
+SCORES = ("classes/3/t_score", "conv_capsules_1/d_score", "routing_gain")
+CLUSTERS = ("classes/3/tightness", "classes/1/auc", "classes/moved_together")
 ROWS: dict[str, Row] = {
-    "coding": Row(
-        em_caps,
-        {"shift": 2},
-        ("primary/place_slope", "classes/rate_share", "classes/domain"),
-        ("layers", "first_layer"),
-        rows=True,
-    ),
-    "couplings": Row(
-        em_caps, NOTHING, ("classes/3/t_score", "conv_capsules_1/d_score", "routing_gain"), ("histograms",)
-    ),
+    "coding": Row("em_caps", {"shift": 2}, CODES, SHOWN, rows=True),
+    "couplings": Row("em_caps", NOTHING, SCORES, ("histograms",)),
     "couplings of dynamic routing": Row(
-        capsnet, {"iterations": 4}, ("digits/4/logit_change",), ("histograms", "logit_changes", "maps")
+        "capsnet", {"iterations": 4}, ("digits/4/logit_change",), ("histograms", "logit_changes", "maps")
     ),
-    "crowding": Row(
-        with_decoder, NOTHING, ("three_classes/found", "same_class/one_part", "again/single_by_image"), ("pairs",)
-    ),
-    "crowding without a decoder": Row(em_caps, NOTHING, ("again/two_classes_by_routing",)),
-    "decoder": Row(
-        capsnet,
-        {"epochs": 2, "hidden": (8,), "training_images": 24},
-        ("squared_error", "explained"),
-        ("reconstructions",),
-    ),
-    "few_labels": Row(
-        em_caps,
-        {**FEW, "features": "pixels"},
-        ("asked/error", "drawn_2_per_class/deviation", "nearest/error", "probe/error"),
-    ),
-    "few_labels of a code": Row(autoencoder, {**FEW, "features": "code"}, ("log_likelihood", "dimensions")),
-    "poses": Row(
-        pairs,
-        {"shifts": (1,)},
-        ("shift_1/slope_right", "shift_1/reconstruction"),
-        ("generative_fields", "scatter", "presence", "images"),
-    ),
-    "poses without capsules": Row(autoencoder, {"shifts": (2,)}, ("shift_2/copying",)),
-    "probe": Row(views, NOTHING, ("linear/azimuth_degrees", "network/elevation_r2", "pixels/lighting_r2")),
-    "scramble": Row(
-        cnn, {"tiles": 3}, ("two_tiles/kept", "all_tiles/auc", "halves_of_class/distance", "noise/images"), ("images",)
-    ),
-    "sign": Row(cnn, NOTHING, ("negated/error", "photographic_negative/mean_change_of_scores")),
-    "transforms": Row(
-        cnn, {"kinds": ["translation"]}, tuple(f"translation/{each}" for each in MAPS), ("curves",), rows=True
-    ),
-    "transforms of capsules": Row(
-        em_caps, {"kinds": ["translation"]}, ("translation/inverse",), ("curves",), rows=True
-    ),
-    "tree": Row(em_caps, {"shown": 1}, tuple(f"classes/{each}" for each in TREE), ("trees",)),
-    "votes": Row(
-        em_caps,
-        {"shown": 1},
-        ("classes/3/tightness", "classes/1/auc", "classes/moved_together"),
-        ("histograms_1", "points"),
-    ),
-    "votes of dynamic routing": Row(capsnet, {"shown": 0}, ("digits/3/cosine", "digits/3/rank")),
+    "crowding": Row("with a decoder", NOTHING, CROWDED, ("pairs",)),
+    "crowding without a decoder": Row("em_caps", NOTHING, ("again/two_classes_by_routing",)),
+    "decoder": Row("capsnet", DECODER, ("squared_error", "explained"), ("reconstructions",)),
+    "few_labels": Row("em_caps", {**FEW, "features": "pixels"}, LABELS),
+    "few_labels of a code": Row("code", {**FEW, "features": "code"}, ("log_likelihood", "dimensions")),
+    "poses": Row("pairs", {"shifts": (1,)}, ("shift_1/slope_right", "shift_1/reconstruction"), FIELDS),
+    "poses without capsules": Row("code", {"shifts": (2,)}, ("shift_2/copying",)),
+    "probe": Row("views", NOTHING, PROBES),
+    "scramble": Row("cnn", {"tiles": 3}, TILES, ("images",)),
+    "sign": Row("cnn", NOTHING, ("negated/error", "photographic_negative/mean_change_of_scores")),
+    "transforms": Row("cnn", MOVED, tuple(f"translation/{each}" for each in MAPS), ("curves",), rows=True),
+    "transforms of capsules": Row("em_caps", MOVED, ("translation/inverse",), ("curves",), rows=True),
+    "tree": Row("em_caps", {"shown": 1}, tuple(f"classes/{each}" for each in TREE), ("trees",)),
+    "votes": Row("em_caps", {"shown": 1}, CLUSTERS, ("histograms_1", "points")),
+    "votes of dynamic routing": Row("capsnet", {"shown": 0}, ("digits/3/cosine", "digits/3/rank")),
 }
 
 
@@ -164,6 +126,7 @@ def test_every_option_has_a_row() -> None:
 def test_numbers_rows_and_figures_and_nothing_else_changes(name: str) -> None:
     row = ROWS[name]
     asked = row.asked()
+    assert name.split(" ")[0] in OF_PAIRS or not isinstance(asked.network, AbstractPairNetwork)
     weights = {key: value.clone() for key, value in asked.network.state_dict().items()}
     state = torch.get_rng_state()
     answer = ask(name, asked, **row.options)
@@ -173,8 +136,8 @@ def test_numbers_rows_and_figures_and_nothing_else_changes(name: str) -> None:
     assert {*row.figures} <= {*figures}
     assert bool(figures) == bool(row.figures)
     assert all(isinstance(figure, Figure) for figure in figures.values())
-    torch.testing.assert_close(ask(name, row.asked(), **row.options).numbers, answer.numbers, equal_nan=True)
     assert torch.equal(torch.get_rng_state(), state)
+    torch.testing.assert_close(ask(name, row.asked(), **row.options).numbers, answer.numbers, equal_nan=True)
     assert all(torch.equal(value, weights[key]) for key, value in asked.network.state_dict().items())
     assert all(each.grad is None for each in asked.network.parameters())
 
@@ -185,48 +148,56 @@ def test_no_figures_are_drawn_of_no_images() -> None:
         assert {*figures} <= {"histograms"}
 
 
+BRIGHT = partial(changed, "with a decoder", lambda batch: batch._replace(images=batch.images - 1))
+TWO_CLASSES = partial(changed, "with a decoder", lambda batch: batch._replace(labels=batch.labels % 2))
+REFUSED: list[tuple[str, str | Callable[[], Subject], dict[str, Any], str]] = [
+    ("coding", "cnn", {}, "SmallCNN has no capsules; expected a network of capsules"),
+    ("coding", "em_caps", {"shift": 0}, "shift is 0; expected 1 to 23"),
+    ("couplings", "cnn", {}, "SmallCNN has no routing to look at; expected a network of capsules"),
+    ("couplings", "em_caps", {"shown": -1}, "shown is -1; expected 0 or more"),
+    ("crowding", "cnn", {}, "SmallCNN has no capsules that could be crowded; expected a network of capsules"),
+    ("crowding", "with a decoder", {"shift": 24}, "shift is 24; expected 0 to 23"),
+    ("crowding", BRIGHT, {}, "pixels are not in"),
+    ("crowding", TWO_CLASSES, {}, "these images are of 2 classes; expected 3 or more"),
+    ("decoder", "cnn", {}, "SmallCNN has no poses to decode; expected a network of class capsules with poses"),
+    ("decoder", "em_caps", {"epochs": 0}, "epochs is 0"),
+    ("decoder", "em_caps", {"learning_rate": 0.0}, "learning_rate is 0"),
+    ("decoder", "em_caps", {"hidden": (0,)}, "what=decoder has hidden 0; expected 1 or more"),
+    ("few_labels", "em_caps", {}, "EMCaps has no capsules of this kind; expected model=transforming_autoencoder"),
+    ("few_labels", "em_caps", {"features": "hidden"}, "features is 'hidden'; expected"),
+    ("few_labels", "pairs", {"features": "code"}, "features is 'code', and this is a TransformingAutoencoder"),
+    ("few_labels", "code", {"features": "poses"}, "features is 'poses', and this is a PairAutoencoder"),
+    ("few_labels", "em_caps", {"features": "pixels", "draws": 0}, "draws is 0; expected 1 or more"),
+    ("poses", "cnn", {}, "SmallCNN is told no change of its images; expected model=transforming_autoencoder"),
+    ("poses", "pairs", {"shifts": (0,)}, "shifts 0; expected 1 or more"),
+    ("probe", "cnn", {}, "this data does not say instance of its images; expected smallNORB, or its stand-in"),
+    ("probe", partial(views, (2, 8)), {}, "toy 2 of class 0 is in training and among"),
+    ("probe", partial(views, (7,), toys_of_training=(1,)), {}, "expected 10 or more: what.training_images"),
+    ("scramble", "cnn", {"tiles": 25}, "tiles is 25; expected 2 to 24"),
+    ("transforms", "cnn", {"kinds": []}, "kinds is empty; expected some of rotation"),
+    ("transforms", "cnn", {"kinds": ["bending"]}, "kinds is 'bending'; expected 'rotation'"),
+    ("transforms", "cnn", {"ridge": 0.0}, "ridge is 0"),
+    ("tree", "em_caps", {"silenced": 1.0}, "silenced is 1.0"),
+    ("votes", "without poses", {}, "SelfRouting has no votes for the classes"),
+    ("votes", "em_caps", {"longest": -1.0}, "longest is -1"),
+    ("votes", "em_caps", {"shift": 24}, "shift is 24"),
+]
+
+
+def test_a_network_that_cannot_tell_a_sign_and_one_with_a_relu_that_can() -> None:
+    class Even(AbstractNetwork):
+        def forward(self, images: Tensor) -> CapsuleOutput:
+            return CapsuleOutput(images[:, 0, :4, 0].square())
+
+    numbers = ask("sign", subject(Even())).numbers
+    assert numbers["negated/same_predictions"] == 100
+    assert numbers["negated/mean_change_of_scores"] == 0
+    assert numbers["photographic_negative/mean_change_of_scores"] > 0
+    assert ask("sign", of("cnn")).numbers["negated/mean_change_of_scores"] > 0
+
+
 @pytest.mark.usefixtures("unchecked_types")
 def test_wrong_networks_and_options() -> None:
-    for name, asked, options, message in [
-        ("coding", cnn, {}, "SmallCNN has no capsules; expected a network of capsules"),
-        ("coding", em_caps, {"shift": 0}, "shift is 0; expected 1 to 23"),
-        ("couplings", cnn, {}, "SmallCNN has no routing to look at; expected a network of capsules"),
-        ("couplings", em_caps, {"shown": -1}, "shown is -1; expected 0 or more"),
-        ("crowding", cnn, {}, "SmallCNN has no capsules that could be crowded; expected a network of capsules"),
-        ("crowding", with_decoder, {"shift": 24}, "shift is 24; expected 0 to 23"),
-        ("decoder", cnn, {}, "SmallCNN has no poses to decode; expected a network of class capsules with poses"),
-        ("decoder", em_caps, {"training_images": 0}, "training_images is 0"),
-        ("decoder", em_caps, {"epochs": 0}, "epochs is 0"),
-        ("decoder", em_caps, {"learning_rate": 0.0}, "learning_rate is 0"),
-        ("decoder", em_caps, {"hidden": (0,)}, "what=decoder has hidden 0; expected 1 or more"),
-        ("few_labels", em_caps, {}, "EMCaps has no capsules of this kind; expected model=transforming_autoencoder"),
-        ("few_labels", em_caps, {"features": "hidden"}, "features is 'hidden'; expected"),
-        ("few_labels", pairs, {"features": "code"}, "features is 'code', and this is a TransformingAutoencoder"),
-        ("few_labels", autoencoder, {"features": "poses"}, "features is 'poses', and this is a PairAutoencoder"),
-        ("few_labels", em_caps, {"features": "pixels", "draws": 0}, "draws is 0; expected 1 or more"),
-        ("few_labels", em_caps, {"features": "pixels", "labels": 0}, "labels is 0; expected 1 or more"),
-        ("poses", cnn, {}, "SmallCNN is told no change of its images; expected model=transforming_autoencoder"),
-        ("poses", pairs, {"shifts": (0,)}, "shifts 0; expected 1 or more"),
-        ("probe", cnn, {}, "this data does not say instance of its images; expected smallNORB, or its stand-in"),
-        ("probe", lambda: views((2, 8)), {}, "toy 2 of class 0 is in training and among"),
-        ("probe", lambda: views((7,), toys_of_training=(1,)), {}, "expected 10 or more: what.training_images"),
-        ("scramble", cnn, {"tiles": 1}, "tiles is 1; expected 2 to 24"),
-        ("scramble", cnn, {"tiles": 25}, "tiles is 25; expected 2 to 24"),
-        ("transforms", cnn, {"kinds": []}, "kinds is empty; expected some of rotation"),
-        ("transforms", cnn, {"kinds": ["bending"]}, "kinds is 'bending'; expected 'rotation'"),
-        ("transforms", cnn, {"ridge": 0.0}, "ridge is 0"),
-        ("tree", cnn, {}, "SmallCNN has no routing to look at"),
-        ("tree", em_caps, {"silenced": 1.0}, "silenced is 1.0"),
-        ("votes", cnn, {}, "SmallCNN has no routing to look at"),
-        ("votes", em_caps, {"longest": -1.0}, "longest is -1"),
-        ("votes", em_caps, {"shift": 24}, "shift is 24"),
-    ]:
+    for name, asked, options, message in REFUSED:
         with pytest.raises(ValueError, match=message):
-            ask(name, asked(), **options)
-
-
-def test_questions_about_pairs_say_so() -> None:
-    for name, row in ROWS.items():
-        if isinstance(row.asked().network, AbstractPairNetwork):
-            ask(name, row.asked(), **row.options)
-            assert name.split(" ")[0] in OF_PAIRS
+            ask(name, of(asked) if isinstance(asked, str) else asked(), **options)

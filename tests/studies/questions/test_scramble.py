@@ -8,18 +8,9 @@ import torch
 from torch import Tensor
 
 from capsule_lab.networks import AbstractNetwork
-from capsule_lab.studies.questions.scramble import _circle, blurred, blurred_as_far, changes, permuted_tiles, scramble
+from capsule_lab.studies.questions.scramble import blurred, blurred_as_far, changes, scramble
 from capsule_lab.types import Batch, CapsuleOutput
 from tests.helpers.subjects import small_network, subject
-
-
-def images(side: int = 8) -> Tensor:
-    return torch.arange(2 * side * side, dtype=torch.float32).view(2, 1, side, side)
-
-
-def permuted(pictures: Tensor, tiles: int) -> Tensor:
-    order = torch.stack([_circle(tiles**2, torch.Generator().manual_seed(each)) for each in range(len(pictures))])
-    return permuted_tiles(pictures, tiles, order)
 
 
 def tiles_that_differ(before: Tensor, after: Tensor, tiles: int) -> Tensor:
@@ -34,10 +25,6 @@ def of_images(pictures: Tensor, keys: list[int] | None = None, batch: int = 2) -
     key = torch.tensor(range(len(pictures)) if keys is None else keys)
     parts = zip(pictures.split(batch), labels.split(batch), key.split(batch), strict=True)
     return replace(subject(small_network("cnn")), batches=[Batch(*each) for each in parts])
-
-
-def test_every_tile_is_elsewhere() -> None:
-    assert tiles_that_differ(images(), permuted(images(), 4), 4).tolist() == [16, 16]
 
 
 def sparse() -> Tensor:
@@ -58,6 +45,10 @@ def test_the_two_tiles_differ() -> None:
         assert found["two_tiles"].counted.tolist() == [True, False, False, False]
         assert tiles_that_differ(asked.images, found["two_tiles"].images, 4).tolist() == [2, 0, 0, 0]
         assert left_out == {"without_pair": 3, "too_far_for_blur": 0}
+    every = torch.rand(2, 1, 27, 27)
+    changed = changes(of_images(every), 4, 0)[0]["all_tiles"].images
+    assert tiles_that_differ(every[..., :24, :24], changed[..., :24, :24], 4).tolist() == [16, 16]
+    assert torch.equal(changed[..., 24:], every[..., 24:]), "pixels beyond the last tile"
     numbers = scramble(asked).numbers
     assert {numbers[f"{each}/images"] for each in ("two_tiles", "blur")} == {1}
 
@@ -72,19 +63,6 @@ def test_neither_order_nor_batches_matter() -> None:
         assert torch.equal(counted, other[name].counted.flip(0))
 
 
-def test_pixels_beyond_the_last_tile_stay() -> None:
-    before = images(9)
-    after = permuted(before, 4)
-    assert torch.equal(after[..., 8:], before[..., 8:])
-    assert torch.equal(after[..., 8:, :], before[..., 8:, :])
-
-
-def test_blur_is_the_mean_of_a_square() -> None:
-    before = torch.rand(1, 1, 7, 7)
-    torch.testing.assert_close(blurred(before, 3)[0, 0, 3, 3], before[0, 0, 2:5, 2:5].mean())
-    torch.testing.assert_close(blurred(torch.ones(1, 1, 5, 5), 3), torch.ones(1, 1, 5, 5))
-
-
 def test_halves_are_those_of_the_class_that_is_asked_for() -> None:
     asked = subject(small_network("cnn"))
     found, _ = changes(asked, 4, 0)
@@ -96,15 +74,13 @@ def test_halves_are_those_of_the_class_that_is_asked_for() -> None:
         partner = torch.cdist(changed[:, :, 12:].flatten(1), lower).argmin(1)
         assert (partner != torch.arange(len(partner))).all()
         assert ((asked.labels[partner] == asked.labels) == same).all()
-
-
-def test_an_image_that_is_alone_in_its_class_has_no_other_half() -> None:
-    asked = of_images(torch.rand(3, 1, 24, 24))
-    assert changes(asked, 4, 0)[0]["halves_of_class"].counted.tolist() == [True, False, True]
+    alone = changes(of_images(torch.rand(3, 1, 24, 24)), 4, 0)[0]["halves_of_class"]
+    assert alone.counted.tolist() == [True, False, True]
 
 
 def test_blur_is_as_far_as_it_is_to_be_or_says_that_it_is_not() -> None:
     pictures = torch.rand(3, 1, 24, 24, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(blurred(pictures, 3)[0, 0, 3, 3], pictures[0, 0, 2:5, 2:5].mean())
     wanted = torch.tensor([1.0, 5.0, 50.0])
     found, reached = blurred_as_far(pictures, wanted)
     assert reached.tolist() == [True, True, False]

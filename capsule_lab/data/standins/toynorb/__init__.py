@@ -11,8 +11,8 @@ IEEE 754 says: a subset equals that part of the whole, in any batches and proces
 Grey levels are the set's own (mean about 0.745, standard deviation 0.145): do not normalise by smallNORB's.
 
 From bottom to top: ``tracing`` what rays hit and how bright it is, compiled; ``shapes`` parts of toys, ``animals`` …
-``cars`` what toys look like, ``toys`` which there are, ``camera`` views, ``light`` lamps, ``rendering`` images,
-``files`` the data set; ``catalogue`` draws all toys on one sheet.
+``cars`` what toys look like, ``toys`` which there are, ``camera`` views and lamps, ``rendering`` images, ``files`` the
+data set; ``catalogue`` draws all toys on one sheet.
 """
 
 from capsule_lab.data.standins.toynorb.files import (

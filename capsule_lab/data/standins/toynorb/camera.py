@@ -48,9 +48,8 @@ def view(toy: Toy, elevation: int, azimuth: int, eye: int) -> View:
         azimuth: in degrees, counted to the toy's left.
         eye: -1 the left camera, 1 the right one, 0 between them.
     """
-    (ahead, aside), (level, steep) = cosine_and_sine(azimuth + toy.heading), cosine_and_sine(elevation)
+    outwards, sideways = _outwards(azimuth + toy.heading, elevation)
     distance = _DISTANCE * toy.extent
-    outwards, sideways = (ahead * level, aside * level, steep), (-aside, ahead, 0.0)
     position = [
         middle + distance * out + eye * _ASIDE * distance * beside
         for middle, out, beside in zip(toy.centre, outwards, sideways, strict=True)
@@ -61,14 +60,15 @@ def view(toy: Toy, elevation: int, azimuth: int, eye: int) -> View:
     x, y, z = x / length, y / length, z / length
     up = (right[1] * z, -right[0] * z, right[0] * y - right[1] * x)
     half_image = 1.0 / _DISTANCE * _ZOOM
-    lamps = tuple(_lamp(azimuth + toy.heading + beside, above) for beside, above in LAMPS)
+    lamps = tuple(_six_digits(_outwards(azimuth + toy.heading + beside, above)[0]) for beside, above in LAMPS)
     return View(_six_digits(position), _six_digits((x, y, z)), _six_digits(right, half_image),
                 _six_digits(up, half_image), lamps)  # fmt: skip
 
 
-def _lamp(azimuth: float, elevation: int) -> Direction:
+def _outwards(azimuth: float, elevation: int) -> tuple[Direction, Direction]:
+    """The direction from the toy to what is there, and the level one to the right of it, seen from there."""
     (ahead, aside), (level, steep) = cosine_and_sine(azimuth), cosine_and_sine(elevation)
-    return _six_digits((ahead * level, aside * level, steep))
+    return (ahead * level, aside * level, steep), (-aside, ahead, 0.0)
 
 
 def _six_digits(vector: Sequence[float], scale: float = 1.0) -> Direction:

@@ -2,60 +2,32 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections import namedtuple
 
-from capsule_lab.data.standins.toynorb.rng import Range, ToyRandom
-from capsule_lab.data.standins.toynorb.shapes import Shape, add_wheels
+from capsule_lab.data.standins.toynorb.shapes import Range, Shape, ToyRandom, add_wheels
 
-
-class _Kind(NamedTuple):
-    """Half the length and height of the body, least and most, in the toy's units."""
-
-    length: Range
-    height: Range
-
-
-class _Cabin(NamedTuple):
-    """Half the length and height of a cabin, and how its rear window leans: least and most."""
-
-    length: Range
-    height: Range
-    rear: Range
-
-
-# ours: by eye, so that outlines distinguish the kinds; a hatchback may be an estate, a jeep a van
-_KINDS = {
-    "saloon": _Kind(length=(0.8, 0.98), height=(0.12, 0.17)),
-    "hatchback": _Kind(length=(0.68, 0.92), height=(0.14, 0.2)),
-    "beetle": _Kind(length=(0.68, 0.82), height=(0.14, 0.18)),
-    "sports car": _Kind(length=(0.8, 0.98), height=(0.095, 0.125)),
-    "convertible": _Kind(length=(0.78, 0.95), height=(0.1, 0.14)),
-    "racer": _Kind(length=(0.9, 1.05), height=(0.08, 0.11)),
-    "jeep": _Kind(length=(0.65, 0.85), height=(0.17, 0.24)),
+# ours, both: least and most, in the toy's units, by eye, so that outlines distinguish the kinds
+_BODIES: dict[str, tuple[Range, Range]] = {  # half the length and height; a hatchback may be an estate, a jeep a van
+    "saloon": ((0.8, 0.98), (0.12, 0.17)),
+    "hatchback": ((0.68, 0.92), (0.14, 0.2)),
+    "beetle": ((0.68, 0.82), (0.14, 0.18)),
+    "sports car": ((0.8, 0.98), (0.095, 0.125)),
+    "convertible": ((0.78, 0.95), (0.1, 0.14)),
+    "racer": ((0.9, 1.05), (0.08, 0.11)),
+    "jeep": ((0.65, 0.85), (0.17, 0.24)),
+}
+_CABINS: dict[str, tuple[Range, Range, Range]] = {  # half the length and height, and how the rear window leans
+    "saloon": ((0.4, 0.52), (0.11, 0.16), (0.6, 1.3)),
+    "hatchback": ((0.46, 0.6), (0.13, 0.19), (0.05, 0.5)),
+    "sports car": ((0.32, 0.46), (0.08, 0.115), (0.9, 1.9)),
+    "jeep": ((0.4, 0.56), (0.15, 0.2), (0, 0.12)),
 }
 
-# ours: likewise; the other kinds have no such cabin
-_CABINS = {
-    "saloon": _Cabin(length=(0.4, 0.52), height=(0.11, 0.16), rear=(0.6, 1.3)),
-    "hatchback": _Cabin(length=(0.46, 0.6), height=(0.13, 0.19), rear=(0.05, 0.5)),
-    "sports car": _Cabin(length=(0.32, 0.46), height=(0.08, 0.115), rear=(0.9, 1.9)),
-    "jeep": _Cabin(length=(0.4, 0.56), height=(0.15, 0.2), rear=(0, 0.12)),
-}
-
-KINDS = tuple(_KINDS)
+KINDS = tuple(_BODIES)
 """Names of the kinds."""
 
-
-class _Car(NamedTuple):
-    """Half the length, width and height of the body, its lower and its upper edge, and the wheels' radius."""
-
-    length: float
-    width: float
-    height: float
-    low: float
-    top: float
-    radius: float
-
+_Car = namedtuple("_Car", "length width height low top radius")
+"""Half the length, width and height of the body, its lower and its upper edge, and the wheels' radius."""
 
 # ours, all literals below: sizes of parts and where they join, in the toy's units; by eye
 
@@ -63,34 +35,35 @@ class _Car(NamedTuple):
 def car(kind: str, draw: ToyRandom) -> Shape:
     """One car of a kind in ``KINDS``."""
     shape = Shape(blend=0.04)
-    measures = _measures(kind, draw)
+    length, width = draw(*_BODIES[kind][0]), draw(0.33, 0.43)
+    radius = draw(0.14, 0.18) * (1.2 if kind in ("racer", "jeep") else 1)
+    low, height = radius * draw(0.65, 0.9), draw(*_BODIES[kind][1])
+    top = low + 2 * height
+    measures = _Car(length, width, height, low, top, radius)
     if kind == "beetle":
         _add_beetle(shape, measures, draw)
     elif kind == "racer":
         _add_racer(shape, measures, draw)
     else:
-        half = (measures.length, measures.width, measures.height)
         shape.box(
-            (0, 0, measures.low + measures.height), half, edge=draw(0.03, 0.08),
+            (0, 0, low + height), (length, width, height), edge=draw(0.03, 0.08),
             front=(draw(0, 0.5), 0), back=(draw(0, 0.35), 0), side=draw(0.02, 0.22),
         )  # fmt: skip
     if kind in _CABINS:
         _add_cabin(shape, kind, measures, draw)
-    if kind == "convertible":
-        _add_open_cabin(shape, measures, draw)
-    if kind != "racer":
-        _add_bumpers_and_lights(shape, measures)
-    axles = (measures.length * draw(0.56, 0.66), -measures.length * draw(0.56, 0.68))
-    beside = measures.width * draw(0.9, 1)
-    add_wheels(shape, axles, beside, measures.radius, 0.1 if kind == "racer" else 0.07)
+    if kind == "convertible":  # windscreen, two seats, and the folded roof
+        shape.box((0.16, 0, top + 0.08), (0.03, width * 0.8, 0.1), turned=(0, -28, 0))
+        seat = (0.07, 0.1, draw(0.1, 0.15))
+        shape.box((-0.2, 0.15, top + 0.05), seat, edge=0.05, mirrored=True, turned=(0, -10, 0))
+        shape.box((-0.55, 0, top - 0.01), (0.2, width * 0.85, draw(0.04, 0.07)), edge=0.04)
+    if kind != "racer":  # bumpers and lights
+        for x in (length - 0.01, -length + 0.01):
+            shape.box((x, 0, low + 0.06), (0.035, width * 0.92, 0.045), blend=0.01)
+        light = (length * 0.95, width * 0.62, low + height * 1.15)
+        shape.ellipsoid(light, (0.05, 0.06, 0.05), mirrored=True, blend=0.01)
+    axles = (length * draw(0.56, 0.66), -length * draw(0.56, 0.68))
+    add_wheels(shape, axles, width * draw(0.9, 1), radius, 0.1 if kind == "racer" else 0.07)
     return shape
-
-
-def _measures(kind: str, draw: ToyRandom) -> _Car:
-    length, width = draw(*_KINDS[kind].length), draw(0.33, 0.43)
-    radius = draw(0.14, 0.18) * (1.2 if kind in ("racer", "jeep") else 1)
-    low, height = radius * draw(0.65, 0.9), draw(*_KINDS[kind].height)
-    return _Car(length, width, height, low, low + 2 * height, radius)
 
 
 def _add_beetle(shape: Shape, car: _Car, draw: ToyRandom) -> None:
@@ -104,7 +77,7 @@ def _add_beetle(shape: Shape, car: _Car, draw: ToyRandom) -> None:
 
 def _add_racer(shape: Shape, car: _Car, draw: ToyRandom) -> None:
     """A narrow body with side pods, a driver's head behind a cowl, front and rear wing."""
-    length, width, height, low, top = car.length, car.width, car.height, car.low, car.top
+    length, width, height, low, top, _ = car
     shape.box((0, 0, low + height), (length, width * 0.4, height), edge=0.06, front=(0.3, draw(0, 0.2)), back=(0.2, 0))
     shape.box((-0.1, 0, low + height * 0.9), (length * 0.36, width * draw(0.7, 0.95), height * 0.8), edge=0.06)
     shape.ellipsoid((-0.15, 0, top), (0.42, 0.14, 0.15))
@@ -117,12 +90,12 @@ def _add_racer(shape: Shape, car: _Car, draw: ToyRandom) -> None:
 def _add_cabin(shape: Shape, kind: str, car: _Car, draw: ToyRandom) -> None:
     """A closed cabin, and what goes with it: roof rails, a spare wheel, a spoiler."""
     jeep, to_the_rear = kind == "jeep", kind in ("hatchback", "jeep")
-    cabin, top, width = _CABINS[kind], car.top, car.width
-    length, height = draw(*cabin.length), draw(*cabin.height)
+    top, width, (lengths, heights, rear) = car.top, car.width, _CABINS[kind]
+    length, height = draw(*lengths), draw(*heights)
     x = -car.length + length + draw(0.02, 0.1) if to_the_rear else draw(-0.2, -0.04)
     shape.box(
         (x, 0, top + height - 0.03), (length, width * draw(0.82, 0.92), height + 0.03), edge=draw(0.03, 0.06),
-        front=(draw(0.1, 0.5) if jeep else draw(0.6, 1.5), 0), back=(draw(*cabin.rear), 0),
+        front=(draw(0.1, 0.5) if jeep else draw(0.6, 1.5), 0), back=(draw(*rear), 0),
         side=draw(0.1, 0.4) * (0.4 if jeep else 1),
     )  # fmt: skip
     if to_the_rear and draw.chance(0.5):
@@ -134,18 +107,3 @@ def _add_cabin(shape: Shape, kind: str, car: _Car, draw: ToyRandom) -> None:
         spoiler = (-car.length * 0.9, 0, top + draw(0.07, 0.13))
         shape.box(spoiler, (0.08, width * 0.9, 0.02), edge=0.01, turned=(0, -8, 0))
         shape.box((-car.length * 0.9, width * 0.7, top + 0.03), (0.05, 0.015, 0.07), edge=0.01, mirrored=True)
-
-
-def _add_open_cabin(shape: Shape, car: _Car, draw: ToyRandom) -> None:
-    """Windscreen, two seats, and the folded roof."""
-    shape.box((0.16, 0, car.top + 0.08), (0.03, car.width * 0.8, 0.1), turned=(0, -28, 0))
-    seat = (0.07, 0.1, draw(0.1, 0.15))
-    shape.box((-0.2, 0.15, car.top + 0.05), seat, edge=0.05, mirrored=True, turned=(0, -10, 0))
-    shape.box((-0.55, 0, car.top - 0.01), (0.2, car.width * 0.85, draw(0.04, 0.07)), edge=0.04)
-
-
-def _add_bumpers_and_lights(shape: Shape, car: _Car) -> None:
-    for x in (car.length - 0.01, -car.length + 0.01):
-        shape.box((x, 0, car.low + 0.06), (0.035, car.width * 0.92, 0.045), blend=0.01)
-    light = (car.length * 0.95, car.width * 0.62, car.low + car.height * 1.15)
-    shape.ellipsoid(light, (0.05, 0.06, 0.05), mirrored=True, blend=0.01)

@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import json
 import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from itertools import product
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from filelock import FileLock, Timeout
-from jaxtyping import Int32
+from jaxtyping import Int32, UInt8
 from rich.console import Console
 from rich.progress import track
 
 from capsule_lab.data.download import filling
-from capsule_lab.data.formats.binary_matrix import write_matrix
-from capsule_lab.data.standins.toynorb.rendering import check_levels, check_size_and_seed, render
+from capsule_lab.data.formats.binary_matrix import read_matrix, write_matrix
+from capsule_lab.data.standins.toynorb.rendering import render
 from capsule_lab.data.standins.toynorb.toys import CATEGORIES, TEST_INSTANCES, TRAIN_INSTANCES
 from capsule_lab.errors import DataError
 
@@ -30,43 +30,11 @@ VERSION = 1
 
 STANDIN_NAME = "stand-in for smallNORB: toynorb, 50 toys rendered by capsule_lab"
 
-_GENERATOR = "capsule_lab.data.standins.toynorb"
 _SPLITS = {"training": TRAIN_INSTANCES, "testing": TEST_INSTANCES}
+_LEVELS = ("elevations", "azimuths", "lightings")
 _EYES = (-1, 1)
 
 log = logging.getLogger(__name__)
-
-
-class _Plan(NamedTuple):
-    """All that the bytes of the six files depend on."""
-
-    size: int
-    elevations: tuple[int, ...]
-    azimuths: tuple[int, ...]
-    lightings: tuple[int, ...]
-    seed: int
-
-    @property
-    def views(self) -> tuple[int, ...]:
-        """How many elevations, azimuths and lightings."""
-        return len(self.elevations), len(self.azimuths), len(self.lightings)
-
-    def record(self) -> dict[str, Any]:
-        """For ``provenance.json``."""
-        plan = {name: value if isinstance(value, int) else list(value) for name, value in self._asdict().items()}
-        return {"name": STANDIN_NAME, "generator": _GENERATOR, "version": VERSION, **plan}
-
-    def file(self, split: str, content: str) -> str:
-        """Name of a file: smallNORB's, with the true sizes."""
-        instances = "".join(map(str, _SPLITS[split]))
-        sizes = "x".join(map(str, (*self.views, len(_EYES), self.size, self.size)))
-        return f"smallnorb-{len(CATEGORIES)}x{instances}x{sizes}-{split}-{content}.mat"
-
-    def bytes_of(self, content: str) -> int:
-        """Size of a file, with its header of 20 bytes or, in four dimensions, 24."""
-        rows = len(CATEGORIES) * len(TRAIN_INSTANCES) * int(np.prod(self.views))
-        row = {"dat": len(_EYES) * self.size * self.size, "cat": 4, "info": 16}[content]
-        return rows * row + (24 if content == "dat" else 20)
 
 
 def render_files(
@@ -96,28 +64,24 @@ def render_files(
         workers: threads; default: one for each core.
 
     Raises:
-        ValueError: for an argument out of its range.
         DataError: if ``folder`` holds other files of that format.
     """
-    check_levels(elevations, azimuths, lightings)
-    check_size_and_seed(size, seed)
-    if workers is not None and workers < 1:
-        raise ValueError(f"workers is {workers}; expected 1 or more threads")
-    plan = _Plan(size, tuple(elevations), tuple(azimuths), tuple(lightings), seed)
-    if _is_complete(folder, plan):
+    plan = {  # all that the bytes of the six files depend on
+        "name": STANDIN_NAME,
+        "generator": "capsule_lab.data.standins.toynorb",
+        "version": VERSION,
+        "size": size,
+        "elevations": list(elevations),
+        "azimuths": list(azimuths),
+        "lightings": list(lightings),
+        "seed": seed,
+    }
+    if _is_complete(folder, plan):  # asked before anything is written there
         return
-    _refuse_other_files(folder, plan)  # before anything is written there
     with _locked(folder):
-        if _is_complete(folder, plan):
-            return
-        _refuse_other_files(folder, plan)
-        with filling(folder) as scratch:
-            _write_files(scratch, plan, workers or available_cores())
-
-
-def available_cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        if not _is_complete(folder, plan):
+            with filling(folder) as scratch:
+                _write_files(scratch, plan, workers)
 
 
 def labels_and_info(
@@ -144,8 +108,7 @@ def is_as_rendered(
         images, labels, info: of the three files.
     """
     try:
-        levels = [record[name] for name in ("elevations", "azimuths", "lightings")]
-        check_levels(*levels)
+        levels = [record[name] for name in _LEVELS]
         expected, known = labels_and_info(_SPLITS[split], *levels), record["sha256"][split]
     except (KeyError, TypeError, ValueError):  # the record itself is damaged
         return False
@@ -153,35 +116,36 @@ def is_as_rendered(
     return same and hashlib.sha256(np.ascontiguousarray(images).data).hexdigest() == known
 
 
-def _is_complete(folder: Path, plan: _Plan) -> bool:
-    """Whether the record is of this plan, and the six files are there, of the right sizes."""
-    if _recorded_plan(folder) != plan.record():
-        return False
-    files = {folder / plan.file(split, content): content for split in _SPLITS for content in ("dat", "cat", "info")}
-    return all(path.is_file() and path.stat().st_size == plan.bytes_of(files[path]) for path in files)
-
-
-def _recorded_plan(folder: Path) -> dict[str, Any] | None:
-    """What ``provenance.json`` says, without the hashes."""
-    try:
-        record = json.loads((folder / "provenance.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return {name: value for name, value in record.items() if name != "sha256"} if isinstance(record, dict) else None
-
-
-def _refuse_other_files(folder: Path, plan: _Plan) -> None:
-    """Check that ``folder`` holds no files of another data set, which would be replaced.
+def _is_complete(folder: Path, plan: dict[str, Any]) -> bool:
+    """Whether the record is of this plan, and the six files are there and whole.
 
     Raises:
-        DataError: if it does.
+        DataError: if ``folder`` holds files of another data set, which would be replaced.
     """
-    other = sorted(path.name for path in folder.glob("smallnorb-*.mat*"))
-    if other and _recorded_plan(folder) != plan.record():
+    try:
+        record = json.loads((folder / "provenance.json").read_text(encoding="utf-8"))
+        is_ours = {**record, "sha256": None} == {**plan, "sha256": None}
+    except (OSError, ValueError, TypeError):
+        is_ours = False
+    there = sorted(folder.glob("smallnorb-*.mat*"))
+    if there and not is_ours:
         raise DataError(
-            f"{folder} holds {other[0]}, which is of another set; expected a folder without smallnorb-*.mat: name "
+            f"{folder} holds {there[0].name}, which is of another set; expected a folder without smallnorb-*.mat: name "
             "another folder, or remove this one"
         )
+    try:
+        for split, content in product(_SPLITS, ("dat", "cat", "info")):
+            read_matrix(folder / _file(plan, split, content))
+    except DataError:
+        return False
+    return is_ours
+
+
+def _file(plan: dict[str, Any], split: str, content: str) -> str:
+    """Name of a file: smallNORB's, with the true sizes."""
+    instances = "".join(map(str, _SPLITS[split]))
+    sizes = "x".join(map(str, (*(len(plan[name]) for name in _LEVELS), len(_EYES), plan["size"], plan["size"])))
+    return f"smallnorb-{len(CATEGORIES)}x{instances}x{sizes}-{split}-{content}.mat"
 
 
 @contextmanager
@@ -191,43 +155,42 @@ def _locked(folder: Path) -> Iterator[None]:
     path.parent.mkdir(parents=True, exist_ok=True)
     lock = FileLock(path)
     try:
-        lock.acquire(blocking=False)
+        held = lock.acquire(blocking=False)
     except Timeout:
         log.info("another process renders into %s: waiting for it", folder)
-        lock.acquire()
-    try:
+        held = lock.acquire()
+    with held:
         yield
         path.unlink(missing_ok=True)  # while locked: processes that wait then find the files complete
-    finally:
-        lock.release()
 
 
-def _write_files(folder: Path, plan: _Plan, workers: int) -> None:
+def _write_files(folder: Path, plan: dict[str, Any], workers: int | None) -> None:
     """Render all toys and write the six files and the record of them."""
-    hashes, console = {}, Console(stderr=True)
+    hashes = {}
     for split, instances in _SPLITS.items():
-        pair = (len(_EYES), plan.size, plan.size)
-        images = np.empty((len(instances), *plan.views, len(CATEGORIES), *pair), np.uint8)
-        pool = ThreadPoolExecutor(workers)  # threads are enough, as compiled code runs outside of Python's lock
-        try:
-            drawn = {
-                pool.submit(
-                    render, category, instance, plan.elevations, plan.azimuths, plan.lightings, _EYES,
-                    size=plan.size, seed=plan.seed,
-                ): (number, category)
-                for number, instance in enumerate(instances)
-                for category in range(len(CATEGORIES))
-            }  # fmt: skip
-            bar = functools.partial(track, console=console, disable=not console.is_terminal)
-            for toy in bar(as_completed(drawn), f"rendering {split} toys", len(drawn)):
-                number, category = drawn.pop(toy)
-                images[number, :, :, :, category] = toy.result()
-        finally:
-            pool.shutdown(cancel_futures=True)
-        labels, info = labels_and_info(instances, plan.elevations, plan.azimuths, plan.lightings)
-        write_matrix(folder / plan.file(split, "cat"), labels)
-        write_matrix(folder / plan.file(split, "info"), info)
-        write_matrix(folder / plan.file(split, "dat"), images.reshape(-1, *pair))
+        labels, info = labels_and_info(instances, *(plan[name] for name in _LEVELS))
+        images = _rendered(plan, split, workers)
+        for content, array in (("cat", labels), ("info", info), ("dat", images)):
+            write_matrix(folder / _file(plan, split, content), array)
         hashes[split] = hashlib.sha256(images.data).hexdigest()
-    record = {**plan.record(), "sha256": hashes}
-    (folder / "provenance.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+    (folder / "provenance.json").write_text(json.dumps({**plan, "sha256": hashes}, indent=2) + "\n", encoding="utf-8")
+
+
+def _rendered(plan: dict[str, Any], split: str, workers: int | None) -> UInt8[np.ndarray, "row eye size size"]:
+    """All images of a split; threads are enough, as compiled code runs outside of Python's lock."""
+    instances, size, seed = _SPLITS[split], plan["size"], plan["seed"]
+    elevations, azimuths, lightings = levels = [plan[name] for name in _LEVELS]
+    images = np.empty((len(instances), *map(len, levels), len(CATEGORIES), len(_EYES), size, size), np.uint8)
+
+    def draw(number: int, category: int) -> None:
+        toy = render(category, instances[number], elevations, azimuths, lightings, _EYES, size=size, seed=seed)
+        images[number, :, :, :, category] = toy
+
+    toys = list(product(range(len(instances)), range(len(CATEGORIES))))
+    pool, console = ThreadPoolExecutor(workers or os.cpu_count()), Console(stderr=True)
+    try:
+        drawn = pool.map(draw, *zip(*toys, strict=True))
+        list(track(drawn, f"rendering {split} toys", len(toys), console=console, disable=not console.is_terminal))
+    finally:
+        pool.shutdown(cancel_futures=True)
+    return images.reshape(-1, len(_EYES), size, size)

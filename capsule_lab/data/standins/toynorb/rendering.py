@@ -1,4 +1,4 @@
-"""From a toy to its images: smooth edges, a little grain.
+"""From a toy to its images: toys of one colour on an even table under four lamps, smooth edges, a little grain.
 
 An image depends on its own factors only, never on what else is rendered: any subset is, to the bit, that part of
 the full set.
@@ -6,16 +6,18 @@ the full set.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import functools
+from collections.abc import Sequence
 from itertools import product
+from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import UInt8, UInt32
+from jaxtyping import Float32, UInt8, UInt32
 
 from capsule_lab.data.standins.toynorb import tracing
-from capsule_lab.data.standins.toynorb.camera import View, view
-from capsule_lab.data.standins.toynorb.light import SETTINGS, shade
-from capsule_lab.data.standins.toynorb.toys import CATEGORIES, INSTANCES, Toy, make_toy
+from capsule_lab.data.standins.toynorb.camera import LAMPS, View, view
+from capsule_lab.data.standins.toynorb.shapes import cosine_and_sine
+from capsule_lab.data.standins.toynorb.toys import INSTANCES, Toy, make_toy
 
 ELEVATIONS = tuple(range(30, 75, 5))
 """smallNORB's, in degrees above the table."""
@@ -23,7 +25,18 @@ ELEVATIONS = tuple(range(30, 75, 5))
 AZIMUTHS = tuple(range(0, 360, 20))
 """smallNORB's, in degrees, counted to the toy's left."""
 
-LIGHTINGS = len(SETTINGS)
+# ours: brightness of each of LAMPS, and of the light from all around: both front lamps, one of them, the other, both
+# behind, all, one behind; so bright all around that shapes are seen in the shadows
+_SETTINGS = (
+    (1.0, 1.0, 0.0, 0.0, 0.45),
+    (1.8, 0.0, 0.0, 0.0, 0.42),
+    (0.0, 1.6, 0.0, 0.0, 0.40),
+    (0.0, 0.0, 1.2, 0.8, 0.45),
+    (0.6, 0.6, 0.6, 0.6, 0.45),
+    (0.0, 0.0, 0.0, 1.4, 0.50),
+)
+
+LIGHTINGS = len(_SETTINGS)
 """As many as smallNORB's."""
 
 SIZES = range(8, 257)
@@ -32,6 +45,7 @@ SIZES = range(8, 257)
 EYES = (-1, 0, 1)
 """Left camera, between the cameras, right camera."""
 
+_EXPOSURE = 0.5  # ours: the camera makes up for half of how bright a setting is
 _JUMP = 0.1  # ours: of depth between neighbouring pixels, in extents of the toy
 _WITHIN_A_PIXEL = ((-0.25, 0.625), (0.625, 0.25), (0.25, -0.625), (-0.625, -0.25))
 """A turned grid of four, in half pixels."""  # ours
@@ -61,15 +75,7 @@ def render(
         eyes: -1 the left camera, 1 the right one, 0 between them.
         size: edge of the images in pixels; smallNORB's is 96.
         seed: of the whole set; another seed makes other toys.
-
-    Raises:
-        ValueError: for anything out of these ranges.
     """
-    check_levels(elevations, azimuths, lightings)
-    _check("category", [category], range(len(CATEGORIES)))
-    _check("instance", [instance], range(INSTANCES))
-    _check("eyes", eyes, EYES)
-    check_size_and_seed(size, seed)
     toy = make_toy(category, instance, seed)
     number = category * INSTANCES + instance
     images = np.empty((len(elevations), len(azimuths), len(eyes), len(lightings), size, size), np.uint8)
@@ -81,60 +87,69 @@ def render(
     return np.ascontiguousarray(images.swapaxes(2, 3))
 
 
-def check_levels(elevations: Sequence[int], azimuths: Sequence[int], lightings: Sequence[int]) -> None:
-    """Check indices of elevations, azimuths and lightings.
-
-    Raises:
-        ValueError: if one is out of range.
-    """
-    _check("elevations", elevations, range(len(ELEVATIONS)))
-    _check("azimuths", azimuths, range(len(AZIMUTHS)))
-    _check("lightings", lightings, range(LIGHTINGS))
-
-
-def check_size_and_seed(size: int, seed: int) -> None:
-    """Check the size of the images and the seed.
-
-    Raises:
-        ValueError: if one is out of range.
-    """
-    if size not in SIZES:
-        raise ValueError(f"size is {size}; expected {SIZES[0]} to {SIZES[-1]} pixels, smallNORB's are 96")
-    if seed < 0:
-        raise ValueError(f"seed is {seed}; expected 0 or more")
-
-
-def _check(name: str, given: Iterable[int], allowed: Sequence[int]) -> None:
-    levels = list(given)
-    if not levels or not set(levels) <= set(allowed) or len(set(levels)) < len(levels):
-        some = "one" if name in ("category", "instance") else "some, each once,"
-        raise ValueError(f"{name} is {', '.join(map(str, levels)) or 'empty'}; expected {some} of {_range(allowed)}")
-
-
-def _range(levels: Sequence[int]) -> str:
-    return f"{levels[0]} to {levels[-1]}"
+def pixels(size: int) -> tuple[Float32[np.ndarray, " n"], Float32[np.ndarray, " n"]]:
+    """How far the middles of an image's pixels are to the right and up, from -1 to 1 at the edges, row by row."""
+    middles = ((np.arange(size) + 0.5) * (2.0 / size) - 1).astype(np.float32)
+    upwards, across = (grid.ravel() for grid in np.meshgrid(-middles, middles, indexing="ij"))
+    return across, upwards
 
 
 def _render_view(
     toy: Toy, camera: View, lightings: Sequence[int], keys: UInt32[np.ndarray, " lighting"], size: int
 ) -> UInt8[np.ndarray, "lighting size size"]:
     """The image of one view under each lighting; each key is a number that no other image of any toy has."""
-    middles = ((np.arange(size) + 0.5) * (2.0 / size) - 1).astype(np.float32)
-    upwards, across = (grid.ravel() for grid in np.meshgrid(-middles, middles, indexing="ij"))
+    across, upwards = pixels(size)
     shaded = shade(toy, camera, across, upwards, lightings)
     rough = np.empty((size, size), bool)
     square = shaded.depth.reshape(size, size), shaded.normal.reshape(3, size, size), shaded.toy.reshape(size, size)
     tracing.edges(*square, np.float32(_JUMP * toy.extent), rough)
-    pixels = np.flatnonzero(rough)
-    right, up = _four_in(across[pixels], 0, size), _four_in(upwards[pixels], 1, size)
+    chosen = np.flatnonzero(rough)
+    right, up = (
+        np.concatenate([middles[chosen] + np.float32(point[axis] / size) for point in _WITHIN_A_PIXEL])
+        for axis, middles in enumerate((across, upwards))
+    )
     within = shade(toy, camera, right, up, lightings).radiance
     first, second, third, fourth = within.reshape(len(lightings), 4, -1).swapaxes(0, 1)
-    shaded.radiance[:, pixels] = ((first + second) + (third + fourth)) * np.float32(0.25)  # the mean of 4
+    shaded.radiance[:, chosen] = ((first + second) + (third + fourth)) * np.float32(0.25)  # the mean of 4
     images = np.empty((len(lightings), size * size), np.uint8)
     tracing.expose(shaded.radiance, keys, images)
     return images.reshape(-1, size, size)
 
 
-def _four_in(middles: np.ndarray, axis: int, size: int) -> np.ndarray:
-    """For each of the four points within a pixel, where it is, to the right or up, in all pixels."""
-    return np.concatenate([middles + np.float32(point[axis] / size) for point in _WITHIN_A_PIXEL])
+class Shaded(NamedTuple):
+    """The first surface that each ray meets, shaded: see ``tracing.shade``."""
+
+    radiance: np.ndarray  # (lighting, n)
+    depth: np.ndarray  # (n,)
+    normal: np.ndarray  # (3, n)
+    toy: np.ndarray  # (n,)
+
+
+def shade(
+    toy: Toy,
+    camera: View,
+    across: Float32[np.ndarray, " n"],
+    upwards: Float32[np.ndarray, " n"],
+    lightings: Sequence[int],
+) -> Shaded:
+    """``tracing.shade`` for a toy under some of the six lightings."""
+    *vectors, lamps = camera
+    count = len(across)
+    shaded = Shaded(
+        radiance=np.empty((len(lightings), count), np.float32),
+        depth=np.empty(count, np.float32),
+        normal=np.empty((3, count), np.float32),
+        toy=np.empty(count, bool),
+    )
+    rows = np.array([(*_SETTINGS[number], _exposure(number)) for number in lightings], np.float32)
+    tracing.shade(*toy.parts_and_box, np.array([*vectors, *lamps], np.float32), across, upwards, rows, *shaded)
+    return shaded
+
+
+@functools.cache
+def _exposure(lighting: int) -> float:
+    """What the camera makes of the brightness of a setting."""
+    *lamps, on_the_table = _SETTINGS[lighting]
+    for brightness, (_, elevation) in zip(lamps, LAMPS, strict=True):
+        on_the_table = on_the_table + brightness * cosine_and_sine(elevation)[1]
+    return round(1.0 / (_EXPOSURE * on_the_table + (1 - _EXPOSURE)), 6)  # 6: digits

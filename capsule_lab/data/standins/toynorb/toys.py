@@ -10,8 +10,7 @@ import numpy as np
 from jaxtyping import Float32
 
 from capsule_lab.data.standins.toynorb import airplanes, animals, cars, humans, trucks
-from capsule_lab.data.standins.toynorb.rng import ToyRandom
-from capsule_lab.data.standins.toynorb.shapes import Shape, cosine_and_sine
+from capsule_lab.data.standins.toynorb.shapes import Shape, ToyRandom, cosine_and_sine
 
 CATEGORIES = ("animal", "human", "airplane", "truck", "car")
 """As smallNORB numbers them."""
@@ -77,13 +76,7 @@ def kind_of(category: int, instance: int) -> str:
 
 
 def make_toy(category: int, instance: int, seed: int = 0) -> Toy:
-    """One toy, the same for the same arguments.
-
-    Args:
-        category: index in ``CATEGORIES``.
-        instance: 0 to 9.
-        seed: of the whole set.
-    """
+    """One toy, the same for the same arguments: see ``rendering.render``."""
     draw = ToyRandom(category, instance, seed)
     shape = _BUILDERS[category][1](kind_of(category, instance), draw)
     return on_the_table(shape, draw(-_HEADING, _HEADING))
@@ -91,24 +84,17 @@ def make_toy(category: int, instance: int, seed: int = 0) -> Toy:
 
 def on_the_table(shape: Shape, heading: float) -> Toy:
     """A shape as a toy, turned by ``heading`` degrees to the right, with its bounding box."""
-    points = _scan(shape)
-    x, y, z = points
+    along = np.arange(-_SCAN_REACH, _SCAN_REACH + 0.0001, _SCAN_STEP).astype(np.float32)  # 0.0001: with the end
+    upwards = np.arange(0, _SCAN_HEIGHT, _SCAN_STEP).astype(np.float32)
+    grid = np.stack(np.meshgrid(along, along, upwards, indexing="ij"))
+    points = x, y, z = grid[:, shape.distance(*grid) < _SCAN_CLOSE]  # in the toy or close to it
     low = (float(x.min()) - _MARGIN, float(y.min()) - _MARGIN, 0.0)
     high = (float(x.max()) + _MARGIN, float(y.max()) + _MARGIN, float(z.max()) + _MARGIN)
     across, deep, up = (round((a + b) / 2, 6) for a, b in zip(low, high, strict=True))  # 6: digits
     return Toy(shape, heading, low, high, (across, deep, up), _extent(points, (across, deep, up)))
 
 
-def _scan(shape: Shape) -> np.ndarray:
-    """x, y and z of the points of a grid that lie in the toy or close to it, float32."""
-    along = np.arange(-_SCAN_REACH, _SCAN_REACH + 0.0001, _SCAN_STEP).astype(np.float32)  # 0.0001: with the end
-    upwards = np.arange(0, _SCAN_HEIGHT, _SCAN_STEP).astype(np.float32)
-    x, y, z = np.meshgrid(along, along, upwards, indexing="ij")
-    occupied = shape.distance(x, y, z) < _SCAN_CLOSE
-    return np.stack([x[occupied], y[occupied], z[occupied]])
-
-
-def _extent(points: np.ndarray, centre: tuple[float, float, float]) -> float:
+def _extent(points: Float32[np.ndarray, "3 n"], centre: tuple[float, float, float]) -> float:
     """Half of what the image of the toy spans, over the elevations and azimuths of the data set."""
     x, y, z = (values - np.float32(middle) for values, middle in zip(points, centre, strict=True))
     extent = 0.0

@@ -88,13 +88,9 @@ def _dot(a0, a1, a2, b0, b1, b2):  # type: ignore[no-untyped-def]
 
 @_compiled
 def distance(parts, count, points, whole):  # type: ignore[no-untyped-def]
-    """Signed distances of ``count`` points to all parts together, each melting into those before it.
+    """Signed distances of ``count`` points ``(3, n)`` to all parts together, each melting into those before it.
 
-    Args:
-        parts: see ``shapes.Shape.parts``.
-        count: of points, at most as many as the arrays hold.
-        points: ``(3, n)``, float32.
-        whole: gets the distances, ``(n,)``.
+    ``whole``, ``(n,)``, gets them; ``count`` is at most ``n``, rounded up to whole SIMD registers.
     """
     count = -(-count // _LANES) * _LANES  # what is beyond costs less than a loop without SIMD for the remainder
     for i in range(count):
@@ -436,11 +432,7 @@ def _under_a_lamp(parts, box, lamp, point, direction, normal, matt, gloss, scrat
 def edges(depth, normal, hit, far, rough):  # type: ignore[no-untyped-def]
     """Mark pixels where one of the four neighbours is of another surface: toy against table, or a step or bend.
 
-    Args:
-        depth, hit: of the pixels, ``(size, size)``.
-        normal: ``(3, size, size)``.
-        far: what counts as a step.
-        rough: gets the marks, ``(size, size)``.
+    ``depth``, ``hit`` and ``rough``, which gets the marks, are ``(size, size)``; ``far`` is what counts as a step.
     """
     size = len(depth)
     rough[:] = False
@@ -461,12 +453,8 @@ def edges(depth, normal, hit, far, rough):  # type: ignore[no-untyped-def]
 def expose(radiance, keys, image):  # type: ignore[no-untyped-def]
     """Grey levels with a little grain: numbers in [-1, 1], near 0 more often, by hashing each pixel's index with a key.
 
-    The hash is two rounds of lowbias32 (Chris Wellons, "Prospecting for Hash Functions", 2018).
-
-    Args:
-        radiance: ``(lighting, n)``.
-        keys: one for each lighting, uint32.
-        image: gets the grey levels, ``(lighting, n)``, uint8.
+    The hash is two rounds of lowbias32 (Chris Wellons, "Prospecting for Hash Functions", 2018). Each lighting has a
+    key of uint32; ``image`` gets the grey levels, ``(lighting, n)`` of uint8.
     """
     for number in range(len(keys)):
         # ours: another multiplier for keys than Knuth's for pixels, so that the two do not mix

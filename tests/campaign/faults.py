@@ -1,0 +1,277 @@
+"""Faults, drawn at random: runs that are killed or signalled, sweeps, and commands that meet each other."""
+
+from __future__ import annotations
+
+import functools
+import os
+import random
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tests.campaign.outcomes import Fault, NotHitError, ended, expect_equal, expect_sentence, expect_success, stopped_by
+from tests.campaign.processes import STOPPING, Process, executed, forked, status_of
+from tests.helpers.commands import NO_PICTURES, TINY_CAPSNET, TINY_CNN, TINY_DATA
+from tests.helpers.tables import write_table
+
+ANY_SIGNAL = (*STOPPING, signal.SIGKILL)
+GRACE = 10.0  # ours: seconds after which nothing lives on
+IMPORT_SECONDS = 5.0  # ours: what the shell's command takes longer
+RANK_LIMIT = 120.0  # ours: seconds in which a run of two processes ends when one of them stands still
+EPOCHS = [*TINY_CAPSNET, "trainer.max_epochs=3", *NO_PICTURES]
+BY_STEPS = ["trainer.max_epochs=-1", "trainer.max_steps=7", "trainer.check_val_every_n_epoch=null"]
+EMCAPS = ["model=em_caps_small", "model.channels=4", "model.primary.types=2", "model.conv.types=[2,2]"]
+CONFIGURATIONS = (
+    EPOCHS,
+    [*TINY_CAPSNET, "trainer.max_epochs=2"],  # with pictures
+    [*TINY_CNN, *BY_STEPS, "trainer.val_check_interval=3", *NO_PICTURES],  # an epoch has four steps
+    [*TINY_CNN, "trainer.max_epochs=3", "trainer.accumulate_grad_batches=2", *NO_PICTURES],
+    [*EMCAPS, "trainer.max_epochs=2", *NO_PICTURES],
+    [*TINY_CAPSNET, "data=multimnist", "trainer.max_epochs=2", *NO_PICTURES],
+)
+SAVES_OFTEN = "callbacks.last.every_minutes=0.0001"
+RESUME = "train.resume=true"
+TEMPORARY: list[Path] = []
+"""The folder of all files of the campaign; the runner makes and removes it."""
+
+
+@contextmanager
+def fresh_folder() -> Iterator[tuple[Path, list[Process]]]:
+    """A folder for one case, and its processes, which are killed in the end."""
+    folder, started = Path(tempfile.mkdtemp(dir=TEMPORARY[0])), list[Process]()
+    try:
+        yield folder, started
+    finally:
+        for process in started:
+            process.end()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+class Case:
+    """A folder in which one command runs, perhaps several times, and what it gives if nothing happens to it."""
+
+    def __init__(self, place: tuple[Path, list[Process]], command: str, *arguments: str) -> None:
+        (self.folder, self.started), self.command, self.arguments = place, command, arguments
+
+    def start(self, *more: str, **options: Any) -> Process:
+        return self.do(run(self.command, *self.arguments, *more, **options))
+
+    def do(self, function: Callable[[], Any]) -> Process:
+        self.started.append(Process(function, self.folder))
+        return self.started[-1]
+
+    def finish(self) -> None:
+        """The same command, without a fault, gives the same results and leaves nothing else behind."""
+        expect_success(ended(self.start(*[RESUME] * (self.command == "train"))))
+        self.compare()
+
+    def compare(self) -> None:
+        expect_equal(self.folder, reference(self.command, *self.arguments).folder)
+
+
+def run(
+    command: str, *arguments: str, prepare: Callable[[], Any] | None = None, imports: bool = False
+) -> Callable[[], Any]:
+    module = f"capsule_lab.{command}"
+    return executed(module, *arguments) if imports else forked(module, *arguments, prepare=prepare)
+
+
+class Reference(NamedTuple):
+    """A command that nothing happened to: where, for how long, and how often it changed a file."""
+
+    folder: Path
+    seconds: float
+    changes: int
+
+
+@functools.cache
+def reference(command: str, *arguments: str) -> Reference:
+    folder = Path(tempfile.mkdtemp(dir=TEMPORARY[0]))
+    began = time.monotonic()
+    expect_success(ended(Process(run(command, *arguments, prepare=counted(folder, 0)), folder)))
+    return Reference(folder, time.monotonic() - began, (folder / "changes").stat().st_size)
+
+
+def counted(folder: Path, kill_at: int) -> Callable[[], Any]:
+    """Prepares a process to be killed before the so many-th change of a file or folder below ``folder/runs``."""
+    writing = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
+
+    def prepare() -> None:
+        file, runs = (folder / "changes").open("ab", buffering=0), str(folder / "runs")
+
+        def audit(name: str, arguments: tuple[Any, ...]) -> None:
+            changes = name in ("os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.link", "os.truncate")
+            if not changes and not (name == "open" and isinstance(arguments[2], int) and arguments[2] & writing):
+                return
+            path = arguments[name == "os.rename"]
+            if isinstance(path, str | bytes | os.PathLike) and os.path.abspath(os.fsdecode(path)).startswith(runs):
+                file.write(b".")
+                if file.tell() == kill_at:
+                    os.kill(os.getpid(), signal.SIGKILL)
+
+        sys.addaudithook(audit)
+
+    return prepare
+
+
+# --- a run -----------------------------------------------------------------------------------------------------------
+
+
+def crash_point(draw: random.Random) -> None:
+    overrides = [*TINY_DATA, *draw.choice(CONFIGURATIONS), SAVES_OFTEN]
+    at = draw.randint(1, reference("train", *overrides).changes)
+    with fresh_folder() as place:
+        case = Case(place, "train", *overrides)
+        if ended(case.start(prepare=counted(case.folder, at))).status != -signal.SIGKILL:
+            raise NotHitError
+        case.finish()
+
+
+def chain(draw: random.Random) -> None:
+    overrides = [*TINY_DATA, *draw.choice(CONFIGURATIONS), SAVES_OFTEN]
+    hit, seconds = 0, reference("train", *overrides).seconds
+    with fresh_folder() as place:
+        case = Case(place, "train", *overrides)
+        for _ in range(draw.randint(1, 6)):
+            imports, signum, moment = draw.random() < 0.25, draw.choice(ANY_SIGNAL), draw.random()
+            process = case.start(RESUME, imports=imports)
+            if process.wait(moment * (seconds + IMPORT_SECONDS * imports)) is None:
+                hit += process.send(process.pid, signum)
+            stopped_by(ended(process), signum)
+        if not hit:
+            raise NotHitError
+        case.finish()
+
+
+def rank(draw: random.Random) -> None:
+    overrides = [*TINY_DATA, *EPOCHS, "trainer.devices=2", "trainer.strategy=ddp"]
+    signum, number = draw.choice([*ANY_SIGNAL, signal.SIGKILL, signal.SIGSTOP]), draw.randrange(2)
+    at = draw.uniform(0, 0.9) * reference("train", *overrides).seconds
+    with fresh_folder() as place:
+        case = Case(place, "train", *overrides)
+        process = case.start()
+        if process.wait(at) is not None:
+            raise NotHitError
+        while number and len(process.members()) < 2 and process.wait(0.05) is None:
+            pass  # the second is not there yet
+        target = next(iter({*process.members()} - {process.pid}), 0) if number else process.pid
+        if not process.send(target, signum):
+            raise NotHitError
+        if left := process.remain(RANK_LIMIT, but=target if signum == signal.SIGSTOP else 0):
+            raise Fault("alive", f"{len(left)} processes {RANK_LIMIT} s after {signum.name} to rank {number}")
+        process.send(target, signal.SIGCONT)
+        result = ended(process, GRACE)
+        if result.status != -signum:
+            expect_sentence(result, 2, 128 + signum, most=2)
+        case.finish()
+
+
+# --- several commands ------------------------------------------------------------------------------------------------
+
+
+@functools.cache
+def table() -> str:
+    """A table of four runs of a second, and of two evaluations."""
+    rows = [
+        {"name": "one", "overrides": []},
+        {"name": "uniform", "overrides": ["routing=uniform"]},
+        {"name": "fewer", "of": "one", "evaluate": ["data.eval_images=100"]},
+    ]
+    return f"table={write_table(TEMPORARY[0], base=[*TINY_DATA, *EPOCHS], rows=rows)}"
+
+
+def sweep(draw: random.Random) -> None:
+    command = ("sweep", table(), "launcher=gpus", "hydra.launcher.jobs=2")
+    target, signum = draw.choice(["sweep", "job", "all"]), draw.choice(ANY_SIGNAL)
+    at, twice = draw.uniform(0, 0.9) * reference(*command).seconds, draw.random() < 0.2
+    with fresh_folder() as place:
+        case = Case(place, *command)
+        process = case.start()
+        for pid in _targets(process, target, at) * (1 + twice):
+            process.send(pid, signum)
+        if target == "sweep" and signum == signal.SIGKILL:
+            _nothing_alive(process)
+        result = ended(process)
+        _nothing_alive(process)
+        if result.status != -signum:
+            expect_sentence(result, 2, 128 + signum)
+        case.finish()
+
+
+def _targets(process: Process, target: str, seconds: float) -> list[int]:
+    """The processes of a sweep that are meant, after so many seconds and as soon as there is one."""
+    process.wait(seconds)
+    while process.wait(0.01) is None:
+        members = process.members()
+        jobs = [pid for pid in members if status_of(pid)[1] == process.pid]
+        if chosen := {"sweep": [process.pid], "job": jobs[:1], "all": members}[target]:
+            return chosen
+    raise NotHitError
+
+
+def _nothing_alive(process: Process) -> None:
+    if left := process.remain(GRACE):
+        raise Fault("alive", f"{len(left)} processes after {GRACE} s")
+
+
+def at_once(draw: random.Random) -> None:
+    """The same run several times, or many claims of one lock."""
+    kind, delays = draw.choice([_runs, _locks]), [draw.random() for _ in range(draw.randint(2, 5))]
+    with fresh_folder() as place:
+        kind(place, delays)
+
+
+def _runs(place: tuple[Path, list[Process]], delays: list[float]) -> None:
+    case = Case(place, "train", *TINY_DATA, *EPOCHS)
+    for delay in delays:
+        case.start()
+        time.sleep(delay)
+    results = [ended(process) for process in case.started]
+    for result in results:
+        expect_sentence(result)
+    expect_success(min(results, key=lambda result: result.status))
+    case.compare()
+
+
+def _locks(place: tuple[Path, list[Process]], delays: list[float]) -> None:
+    case = Case(place, "train")
+    for delay in delays:
+        claimers = [case.do(lambda: _claim(case.folder, claims=1000)) for _ in range(4)]
+        time.sleep(1 + delay)
+        for claimer in claimers:
+            claimer.send(claimer.pid, signal.SIGKILL)
+        for result in map(ended, claimers):
+            if result.status != -signal.SIGKILL:
+                raise Fault("lock", result.err)
+    result = ended(case.do(lambda: _claim(case.folder, claims=1)), 30)
+    if result.status:
+        raise Fault("lock", f"cannot be had after its holders were killed: {result.err}")
+
+
+def _claim(folder: Path, claims: int) -> None:
+    """Hold the lock of one configuration so many times, and look at it whether held or not."""
+    from capsule_lab.config.compose import compose
+    from capsule_lab.errors import RunError
+    from capsule_lab.runs import directories, lock
+
+    config, holder = compose("train", [*TINY_DATA]), folder / "holder"
+    fingerprint = directories.config_hash(config)
+    while claims:
+        lock.is_locked(fingerprint)
+        lock.read_record(fingerprint)
+        try:
+            with lock.train_lock(config):
+                other = int(holder.read_text() or 0) if holder.is_file() else 0
+                assert other in (0, os.getpid()) or status_of(other)[0] in "XZ", f"{other} holds it as well"
+                holder.write_text(str(os.getpid()))
+                time.sleep(0.002 * random.random())
+                holder.write_text("0")
+                claims -= 1
+        except RunError:
+            pass  # another process has it
