@@ -33,7 +33,7 @@ from capsule_lab.config.compose import (
     searching,
     user_message,
 )
-from capsule_lab.config.functions import store_function_options
+from capsule_lab.config.options import store_options_without_file
 from capsule_lab.errors import InterruptError, printable
 from capsule_lab.runs import lock, results
 from capsule_lab.runs.directories import is_first_process
@@ -85,7 +85,7 @@ def command(name: str, for_hydra: Callable[[Sequence[str]], list[str]] = list) -
                         # exits, and does not compose twice to look for `hydra.mode`
                         hydra_utils.run_and_report = lambda func: func()
                         Hydra.get_mode = lambda *_, **__: None  # type: ignore[method-assign]
-                        store_function_options(conf_dir())
+                        store_options_without_file()
                         hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name=name)(job)()
                 except InterruptError as error:
                     requeue(error.signum)

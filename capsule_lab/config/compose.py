@@ -23,8 +23,8 @@ from hydra.errors import HydraException, InstantiationException, MissingConfigEx
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from capsule_lab.config.functions import function_options, store_function_options
 from capsule_lab.config.hints import hint
+from capsule_lab.config.options import GROUPS, described_without_file, store_options_without_file
 from capsule_lab.config.signatures import allowed, check_value, refused
 from capsule_lab.errors import CapsuleLabError, ConfigError, InterruptError, one_line, suggest
 
@@ -69,18 +69,18 @@ def evaluators() -> list[str]:
 
 def groups() -> list[str]:
     """Names of the configuration groups, Hydra's own left out."""
-    return sorted(folder.name for folder in conf_dir().iterdir() if folder.is_dir() and folder.name != "hydra")
+    return sorted({*GROUPS, *(folder.name for folder in conf_dir().iterdir() if folder.is_dir())} - {"hydra"})
 
 
 def options_of(group: str) -> list[str]:
     """Names of the options of a configuration group, sorted."""
-    return sorted({*option_files(group), *function_options(conf_dir() / group)})
+    return sorted({*option_files(group), *described_without_file(group)})
 
 
 def described_options(group: str) -> dict[str, list[str]]:
-    """The comments at the head of each option of a configuration group, or the first line of a function's docstring."""
-    functions = {name: [each.description] for name, each in function_options(conf_dir() / group).items()}
-    return dict(sorted((functions | {name: head(file) for name, file in option_files(group).items()}).items()))
+    """The comments at the head of each option of a configuration group, or its description."""
+    without = {name: [text] for name, text in described_without_file(group).items()}
+    return dict(sorted((without | {name: head(file) for name, file in option_files(group).items()}).items()))
 
 
 def option_files(group: str) -> dict[str, Path]:
@@ -137,7 +137,7 @@ def compose(config_name: str = "train", overrides: Sequence[str] = ()) -> DictCo
     given = choices(overrides, config_name)
     if not any(override.startswith("hydra.searchpath=") for override in given):
         given += search_override()
-    store_function_options(conf_dir())
+    store_options_without_file()
     current = GlobalHydra.instance().hydra
     GlobalHydra.instance().clear()
     try:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from itertools import takewhile
 from pathlib import Path
 
-from capsule_lab.config.compose import head, option_files
+from capsule_lab.config.compose import described_options, option_files
 from tests.helpers.commands import ROOT
 
 PAGE = ROOT / "docs" / "switches.md"
@@ -28,14 +28,13 @@ def updated(text: str) -> str:
 
 
 def _options(group: str) -> str:
-    files = sorted(option_files(group).items())
-    rows = [f"| `{group}={option}` | {_escaped(_summary(file))} |" for option, file in files]
+    rows = [f"| `{group}={option}` | {_escaped(_summary(text))} |" for option, text in described_options(group).items()]
     return "\n".join(["", "| option | what |", "|---|---|", *rows]).lstrip("\n")
 
 
-def _summary(file: Path) -> str:
-    """The comments at the head of a file, up to an indented or empty line."""
-    return " ".join(takewhile(lambda line: line and not line.startswith(" "), head(file)))
+def _summary(comments: list[str]) -> str:
+    """The comments of an option, up to an indented or empty line."""
+    return " ".join(takewhile(lambda line: line and not line.startswith(" "), comments))
 
 
 def _keys(group: str) -> str:

@@ -12,8 +12,8 @@ import torch
 from hydra.utils import get_object
 from torch import Tensor, nn
 
-from capsule_lab.config.compose import compose, conf_dir, options_of
-from capsule_lab.config.functions import function_options
+from capsule_lab.config.compose import compose, options_of
+from capsule_lab.config.options import function_options
 from capsule_lab.studies.attacks.corruptions import KINDS
 from capsule_lab.studies.attacks.evaluation import NetworkObjective
 from capsule_lab.studies.attacks.gradient import GREY_LEVELS, UNIT, Box
@@ -54,7 +54,7 @@ each_attack = pytest.mark.parametrize("name", ROWS)
 
 
 def bound(name: str) -> Callable[..., Tensor]:
-    target = function_options(conf_dir() / "attack")[name.split(" ")[0]].target
+    target = function_options("attack")[name.split(" ")[0]].target
     return partial(get_object(target), **ROWS[name].options)
 
 

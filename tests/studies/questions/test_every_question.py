@@ -14,8 +14,8 @@ from hydra.utils import get_object
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from capsule_lab.config.compose import conf_dir, options_of
-from capsule_lab.config.functions import function_options
+from capsule_lab.config.compose import options_of
+from capsule_lab.config.options import function_options
 from capsule_lab.networks import AbstractNetwork, AbstractPairNetwork, PairAutoencoder, TransformingAutoencoder
 from capsule_lab.routing import SelfRouting
 from capsule_lab.studies.subject import OF_PAIRS, Answer, Subject
@@ -113,7 +113,7 @@ ROWS: dict[str, Row] = {
 
 
 def ask(name: str, asked: Subject, **options: Any) -> Answer:
-    target = function_options(conf_dir() / "what")[name.split(" ")[0]].target
+    target = function_options("what")[name.split(" ")[0]].target
     answer: Answer = get_object(target)(asked, **options)
     return answer
 

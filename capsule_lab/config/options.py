@@ -1,0 +1,83 @@
+"""Options of a configuration group that have no YAML file: functions, and ``none``.
+
+Attacks and questions are functions with a decorator, and the signature is the configuration: ``attack=pgd
+attack.steps=10``. Keyword-only arguments are the keys, and their defaults, which are literals, the values. Files are
+parsed and not imported, so that listings and help do not need torch.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from hydra.core.config_store import ConfigStore
+
+_FUNCTIONS = {
+    "attack": ("capsule_lab.studies.attacks", "attack"),
+    "what": ("capsule_lab.studies.questions", "question"),
+}
+"""The package of a group whose options are functions, and their decorator."""
+
+_NONE = {
+    "callbacks": "No callbacks: no checkpoints, so nothing is tested and nothing can be resumed.",
+    "logger": "No logger: no metrics.csv, so no figures of curves.",
+    "routing": "For networks without capsules.",
+}
+"""What ``<group>=none`` means, of the groups that have it."""
+
+GROUPS = [*_FUNCTIONS, *_NONE]
+"""The groups with options that have no file."""
+
+
+class FunctionOption(NamedTuple):
+    """The function's full name, the first line of its docstring, and the defaults of its keyword-only arguments."""
+
+    target: str
+    description: str
+    defaults: dict[str, Any]
+
+
+@functools.cache
+def function_options(group: str) -> dict[str, FunctionOption]:
+    """The options of a group that are functions, by name; none for other groups."""
+    if group not in _FUNCTIONS:
+        return {}
+    package, decorator = _FUNCTIONS[group]
+    spec = find_spec(package)
+    found = {}
+    for file in Path(((spec and spec.submodule_search_locations) or [""])[0]).glob("*.py"):
+        for node in ast.parse(file.read_text()).body:
+            if isinstance(node, ast.FunctionDef) and decorator in map(_name, node.decorator_list):
+                target, described = f"{package}.{file.stem}.{node.name}", ast.get_docstring(node) or ""
+                found[node.name] = FunctionOption(target, described.partition("\n")[0], _defaults(node))
+    return dict(sorted(found.items()))
+
+
+def described_without_file(group: str) -> dict[str, str]:
+    """What each option of a group is that has no file, in a sentence."""
+    none = {"none": _NONE[group]} if group in _NONE else {}
+    return none | {name: each.description for name, each in function_options(group).items()}
+
+
+def _name(decorator: ast.expr) -> str:
+    """``attack`` of ``@attack`` and of ``@attack(…)``."""
+    return ast.unparse(decorator.func if isinstance(decorator, ast.Call) else decorator)
+
+
+def _defaults(function: ast.FunctionDef) -> dict[str, Any]:
+    arguments = zip(function.args.kwonlyargs, function.args.kw_defaults, strict=True)
+    return {each.arg: "???" if default is None else ast.literal_eval(default) for each, default in arguments}
+
+
+@functools.cache
+def store_options_without_file() -> None:
+    """Tell Hydra of the options that have no file, once in a process."""
+    store = ConfigStore.instance().store
+    for group in _FUNCTIONS:
+        for name, option in function_options(group).items():
+            store(group=group, name=name, node={"_target_": option.target, "_partial_": True, **option.defaults})
+    for group in _NONE:
+        store(group=group, name="none", node={group: None}, package="_global_")
