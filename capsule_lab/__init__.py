@@ -18,37 +18,31 @@ if "CAPSULE_LAB_PARENT" in os.environ:  # of a sweep
 
 __version__ = "0.1.0"
 
-_NAMES = [  # beside those of routing, which has a name for every file of its folder
-    # plain PyTorch
+_NAMES = [  # beside those of routing, networks and data, which have names for every file of their folders
     "ClassCapsules", "ComposedPrimaryCapsules", "ConvCapsules", "ConvStack", "CoordinateClassCapsules", "Decoder",
     "DenseCapsules", "DepthwisePrimaryCapsules", "LinearPrimaryCapsules", "PrimaryCapsules", "Stem",
     "UntransformedCapsules",
-    "AveragePoolingNet", "AveragedCNN", "BaselineCNN", "CapsNet", "EMCaps", "EfficientCapsNet", "HeinsenNet",
-    "InvertedAttentionCaps", "PairAutoencoder", "SelfRoutingNet", "SmallCNN", "TransformingAutoencoder", "VBCaps",
     "dense_votes", "length", "squash",
     "cross_entropy_loss", "l2_loss", "logits_cross_entropy_loss", "margin_loss", "reconstruction_loss",
     "sigmoid_cross_entropy_loss", "spread_loss",
     "Constant", "Drops", "Exponential", "Linear", "OneCycle", "Schedule", "SigmoidRamp", "Staircase",
     "Batch", "CapsuleOutput", "Capsules", "DataSpec", "Votes",
-    # with Lightning
-    "AffNISTDataModule", "CIFAR10DataModule", "ExpandedMNISTDataModule", "MNISTDataModule", "MNISTPairsDataModule",
-    "MultiMNISTDataModule", "SVHNDataModule", "SmallNORBDataModule", "SmallNORBPairsDataModule",
-    # with Hydra, used as runs.open
-    "runs",
+    "runs",  # used as runs.open
 ]  # fmt: skip
 
-_MODULES = ("types", "functional", "losses", "schedules", "layers", "networks", "data")  # the heaviest last
+_MODULES = ("types", "functional", "losses", "schedules", "layers")
+_FOLDERS = ("routing", "networks", "data")  # data, which imports Lightning, last
 
 
 def __getattr__(name: str) -> Any:
     if name == "runs":
         return importlib.import_module("capsule_lab.runs")
     if name == "__all__":
-        routing = importlib.import_module("capsule_lab.routing")
-        own = (each for each in routing.__all__ if getattr(routing, each).__module__.startswith(routing.__name__))
-        return [*_NAMES, *own]
+        folders = [importlib.import_module(f"{__name__}.{name}") for name in _FOLDERS]
+        found = [(each, getattr(folder, each), folder.__name__) for folder in folders for each in folder.__all__]
+        return [*_NAMES, *(name for name, value, folder in found if value.__module__.startswith(folder))]
     if name in _NAMES or not (name.startswith("_") or find_spec(f"{__name__}.{name}")):
-        for module in _MODULES if name in _NAMES else ("routing",):
+        for module in _MODULES if name in _NAMES else _FOLDERS:
             value = vars(importlib.import_module(f"capsule_lab.{module}")).get(name)
             if value is not None:
                 return value

@@ -149,6 +149,7 @@ def test_command_draws_into_the_run(cli: Cli, a_copy: Path) -> None:
     assert picture[..., :3].std() > 0
 
 
+@pytest.mark.whole
 def test_command_draws_to_tensorboard_too(cli: Cli, a_copy: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 

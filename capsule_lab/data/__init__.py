@@ -1,31 +1,27 @@
-"""Data sets: one file each. A data set of your own needs ``AbstractDataModule``, ``AbstractSource`` and ``Images``."""
+"""Data sets: one file each. A data set of your own needs ``AbstractDataModule``, ``AbstractSource`` and ``Images``.
 
-from capsule_lab.data.affnist import AffNISTDataModule
+Every data set in a file of this folder is a public name: a new file needs no entry here.
+"""
+# ruff: noqa: F401
+
+from typing import TYPE_CHECKING
+
 from capsule_lab.data.base import AbstractDataModule
-from capsule_lab.data.cifar10 import CIFAR10DataModule
-from capsule_lab.data.image_pairs import ImagePairs, MNISTPairsDataModule
 from capsule_lab.data.loader import Images
-from capsule_lab.data.mnist import MNISTDataModule
-from capsule_lab.data.mnist_expanded import ExpandedMNISTDataModule
-from capsule_lab.data.multimnist import MultiMNISTDataModule
-from capsule_lab.data.smallnorb import SmallNORBDataModule
-from capsule_lab.data.smallnorb_pairs import SmallNORBPairsDataModule
 from capsule_lab.data.sources import AbstractSource, PublishedFiles
-from capsule_lab.data.svhn import SVHNDataModule
+from capsule_lab.system.discovery import classes_in
 
-__all__ = [
-    "AbstractDataModule",
-    "AbstractSource",
-    "AffNISTDataModule",
-    "CIFAR10DataModule",
-    "ExpandedMNISTDataModule",
-    "ImagePairs",
-    "Images",
-    "MNISTDataModule",
-    "MNISTPairsDataModule",
-    "MultiMNISTDataModule",
-    "PublishedFiles",
-    "SVHNDataModule",
-    "SmallNORBDataModule",
-    "SmallNORBPairsDataModule",
-]
+if TYPE_CHECKING:  # for editors and type checkers, which cannot look into the folder
+    from capsule_lab.data.affnist import AffNISTDataModule
+    from capsule_lab.data.cifar10 import CIFAR10DataModule
+    from capsule_lab.data.image_pairs import ImagePairs, MNISTPairsDataModule
+    from capsule_lab.data.mnist import MNISTDataModule
+    from capsule_lab.data.mnist_expanded import ExpandedMNISTDataModule
+    from capsule_lab.data.multimnist import MultiMNISTDataModule
+    from capsule_lab.data.smallnorb import SmallNORBDataModule
+    from capsule_lab.data.smallnorb_pairs import SmallNORBPairsDataModule
+    from capsule_lab.data.svhn import SVHNDataModule
+else:
+    _found = classes_in(__name__, AbstractDataModule)
+    globals().update(_found)
+    __all__ = ["AbstractSource", "Images", "PublishedFiles", *_found]

@@ -4,12 +4,10 @@ Every network in a file of this folder is a public name: a new file needs no ent
 """
 # ruff: noqa: F401
 
-import importlib
-import inspect
-import pkgutil
 from typing import TYPE_CHECKING
 
 from capsule_lab.networks.base import AbstractNetwork, AbstractPairNetwork, Reconstructs, reconstructs
+from capsule_lab.system.discovery import classes_in
 
 if TYPE_CHECKING:  # for editors and type checkers, which cannot look into the folder
     from capsule_lab.networks.base import AbstractCapsuleNetwork, AbstractReconstructingNetwork
@@ -23,10 +21,6 @@ if TYPE_CHECKING:  # for editors and type checkers, which cannot look into the f
     from capsule_lab.networks.transforming_autoencoder import PairAutoencoder, TransformingAutoencoder
     from capsule_lab.networks.vb_caps import VBCaps
 else:
-    __all__ = ["Reconstructs", "reconstructs"]
-    for _file in pkgutil.iter_modules(__path__):
-        _module = importlib.import_module(f"{__name__}.{_file.name}")
-        for _name, _value in inspect.getmembers(_module, inspect.isclass):
-            if _value.__module__ == _module.__name__ and issubclass(_value, AbstractNetwork | AbstractPairNetwork):
-                globals()[_name] = _value
-                __all__.append(_name)
+    _found = classes_in(__name__, AbstractNetwork, AbstractPairNetwork)
+    globals().update(_found)
+    __all__ = ["Reconstructs", "reconstructs", *_found]

@@ -58,7 +58,7 @@ def real_data_available(record: Mapping[str, Any], config: DictConfig) -> bool:
     from capsule_lab import data  # imports torch
 
     package, _, name = str(plain_value(config, "data._target_")).rpartition(".")
-    if package != data.__name__ or not name.endswith("DataModule") or name not in data.__all__:
+    if not f"{package}.".startswith(f"{data.__name__}.") or name not in vars(data) or not name.endswith("DataModule"):
         return False
     directory = plain_value(config, "data.directory")
     built = getattr(data, name)(directory=directory and str(directory))

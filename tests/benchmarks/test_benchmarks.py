@@ -187,6 +187,7 @@ def test_profile_and_scaling(calls: list[tuple[str, str]], capsys: Any) -> None:
         assert [case.sizes[cases.AXES[axis]] for case in found] == values
 
 
+@pytest.mark.whole
 def test_script_for_a_gpu_writes_after_every_case(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Here on a CPU; CUDA graphs fail there, and other cases go on."""
     written: list[int] = []

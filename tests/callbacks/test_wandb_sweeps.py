@@ -49,6 +49,7 @@ def varied(sweep: dict[str, Any]) -> list[dict[str, Any]]:
     return [first, *({**first, name: value} for name, found in every.items() for value in found[1:])]
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("sweep", SWEEPS)
 def test_sweep_is_valid_to_wandb_and_its_network_can_be_built(sweep: dict[str, Any], trained: Trained) -> None:
     jsonschema.Draft7Validator(SCHEMA).validate(sweep)

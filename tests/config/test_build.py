@@ -59,3 +59,11 @@ def test_private_functions_of_torch_exist() -> None:
     """On x86."""
     names = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
     assert any(getattr(torch.cpu, each)() for each in names) is build.cpu_computes_bfloat16()
+
+
+def test_variables_of_slurm_that_lightning_refuses_are_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"SLURM_JOB_ID": "1", "SLURM_NTASKS": "3", "SLURM_JOB_NAME": "job"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("SLURM_NTASKS_PER_NODE", raising=False)
+    with pytest.raises(ConfigError, match=r"^trainer: You set `--ntasks=3` .* Use `--ntasks-per-node=3` instead\.$"):
+        build.build_trainer(compose("train", ["trainer.accelerator=cpu"]), None)

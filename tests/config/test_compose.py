@@ -126,6 +126,7 @@ WITHOUT_DEFAULT = {
 }
 
 
+@pytest.mark.whole
 def test_every_other_option_and_every_command_composes() -> None:
     own = ("model", "routing", "loss", "experiment", "debug", "attack", "what")
     for group in groups():

@@ -179,6 +179,7 @@ def test_every_command_refuses_in_one_line_and_leaves_nothing(cli: Cli, tmp_path
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == [tmp_path / "file"]
 
 
+@pytest.mark.whole
 def test_process_refuses_and_shows_the_traceback_if_told(tmp_path: Path) -> None:
     misspelt = ("-m", "capsule_lab.train", "trainer.max_epoch=3")
     one_sentence(interpreter(*misspelt, cwd=tmp_path))

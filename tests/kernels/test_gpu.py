@@ -35,6 +35,7 @@ from tests.helpers.gpu_comparison import (
     compare_routing,
 )
 from tests.helpers.hopper import PAPERS, Compiler, Layer, launch_all
+from tests.helpers.tiers import whole_but
 
 KERNELS = ["agreement", "contraction", "distances", "fit", "fit_backward", "softmax_by_child"]
 KERNELS += ["softmax_by_child_backward", "weighted_sum"]
@@ -58,7 +59,7 @@ def interpreter() -> Iterator[ProcessPoolExecutor]:
         yield pool
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", whole_but(CASES, "EM", "one of each", "no rows"))
 def test_interpreted(name: str, interpreter: ProcessPoolExecutor) -> None:
     interpreter.submit(compare, name, "cpu").result()
 
@@ -82,6 +83,7 @@ KERNEL_NAMES = {"_fit", "_sum_children", "_sum_components", "_grad_poses", "_gra
 KERNEL_NAMES |= {"_softmax", "_softmax_backward"}
 
 
+@pytest.mark.whole
 def test_compiled_for_hopper(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Every kernel becomes machine code, also where no GPU is: the interpreter allows more than the compiler."""
     from capsule_lab.kernels import gpu

@@ -15,6 +15,7 @@ from capsule_lab.layers import ClassCapsules, ConvCapsules, DenseCapsules
 from capsule_lab.routing import DynamicRouting, EMRouting, UniformRouting
 from tests.helpers.compile import without_shape_checks
 from tests.helpers.kernels import backwards, draw
+from tests.helpers.tiers import whole_but
 
 ROW, PARENT, CHILD, ROWS, INNER, COLUMNS = 4, 3, 5, 2, 2, 3
 
@@ -119,7 +120,10 @@ def values_and_gradients(function: Any, layer: nn.Module, below: tuple[Tensor, T
 
 @pytest.mark.parametrize(
     ("name", "backend"),
-    [*((name, "fused") for name in LAYERS), ("convolution", "auto"), ("convolution", "matmul"), ("dense", "matmul")],
+    whole_but(
+        [*((name, "fused") for name in LAYERS), ("convolution", "auto"), ("dense", "matmul")],
+        *[("classes", "fused"), ("dense", "fused")],
+    ),
 )
 def test_layer_is_the_same_when_compiled_and_exported(name: str, backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A graph of torch's operators and ours, in which votes are materialised by ``matmul`` only."""

@@ -24,6 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from capsule_lab.callbacks.host_copy import HostCopies
 from capsule_lab.config import build
 from capsule_lab.train import train
+from tests.helpers.tiers import whole_but
 from tests.helpers.training import SMALL_MODELS
 
 OPERATORS = {  # they return numbers to the host, or tensors shaped by numbers
@@ -90,7 +91,7 @@ class TenSteps(Callback):
         self.watch.close()
 
 
-@pytest.mark.parametrize("model", SMALL_MODELS)
+@pytest.mark.parametrize("model", whole_but(SMALL_MODELS, "capsnet"))
 def test_ten_steps_with_all_default_callbacks_never_wait(
     model: str, tiny: Callable[..., DictConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

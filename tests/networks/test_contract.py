@@ -363,6 +363,14 @@ PARTS: dict[str, Any] = {
     ),
 }  # fmt: skip
 SMALL = {name: Small(getattr(networks, name), *parts) for name, parts in PARTS.items()}
+
+
+def test_every_network_has_a_row() -> None:
+    """Those of pairs are tested in test_transforming_autoencoder.py."""
+    found = {name for name in networks.__all__ if not name.startswith("Abstract")} - {"Reconstructs", "reconstructs"}
+    assert found - {"PairAutoencoder", "TransformingAutoencoder"} == {*SMALL}
+
+
 CAPSULES = [name for name, each in SMALL.items() if each.layers]
 
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from capsule_lab.types import RoutingTrace, Votes
-from tests.helpers.commands import NO_PICTURES, ROOT, TINY_CAPSNET, TINY_DATA, Ended, interpreter
+from tests.helpers.commands import NO_PICTURES, ROOT, TINY_CAPSNET, TINY_DATA, Ended
 
 pytestmark = pytest.mark.usefixtures("isolated")
 
@@ -77,34 +77,3 @@ def test_template_routes() -> None:
         torch.testing.assert_close(trace.couplings.sum(2), torch.ones(2, 5).double())
     parents.poses.sum().backward()
     assert routing.sharpness.grad.abs().min() > 0
-
-
-@pytest.mark.whole
-def test_two_files_add_a_routing_and_the_contract_asks_for_its_reference(tmp_path: Path) -> None:
-    """In a copy of this repository: a module, a YAML file; the third file is the slow reference."""
-    for folder in ("capsule_lab", "conf", "hydra_plugins", "tests"):
-        if (ROOT / folder).is_dir():
-            shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copy(ROOT / "pyproject.toml", tmp_path)
-    module = (TEMPLATE / "mine.py").read_text() + '\n\n__all__ = ["MyRouting"]\n'
-    (tmp_path / "capsule_lab" / "routing" / "mine.py").write_text(module)
-    options = (TEMPLATE / "conf" / "routing" / "mine.yaml").read_text()
-    (tmp_path / "conf" / "routing" / "mine.yaml").write_text(options.replace("mine.My", "capsule_lab.routing.My"))
-
-    arguments = ["routing=mine", *TINY_CAPSNET, *TINY_DATA, *STEPS, *NO_PICTURES]
-    ended = interpreter("-m", "capsule_lab.train", *arguments, cwd=tmp_path, PYTHONPATH=str(tmp_path))
-    assert ended.status == 0, ended.err
-    faces = "import capsule_lab, capsule_lab.routing as own; print(capsule_lab.MyRouting is own.MyRouting)"
-    assert interpreter("-c", faces, cwd=tmp_path, PYTHONPATH=str(tmp_path)).out == "True\n"
-
-    def contract() -> Ended:
-        chosen = "tests/routing/test_contract.py::test_every_routing_has_a_reference"
-        pytest_options = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist", chosen]
-        return interpreter("-m", "pytest", *pytest_options, cwd=tmp_path, PYTHONPATH=str(tmp_path))
-
-    ended = contract()
-    assert ended.status == 1, ended.out + ended.err
-    assert "conf/routing has MyRouting, which nothing slow and simple was compared" in ended.out
-    reference = "from tests.reference.reference import Reference\n\nREFERENCE = Reference(lambda *_: (_, _))\n"
-    (tmp_path / "tests" / "reference" / "mine_loops.py").write_text(reference)
-    assert contract().status == 0

@@ -136,6 +136,7 @@ def test_wrong_arguments_end_in_one_sentence(cli: Cli, tmp_path: Path) -> None:
     assert list(tmp_path.rglob("metrics.json")) == []
 
 
+@pytest.mark.whole
 @pytest.mark.usefixtures("runs_here")
 def test_table_in_slices_goes_on_in_another_place(
     cli: Cli, table_file, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -64,6 +64,7 @@ def test_poses_that_know_the_viewpoint() -> None:
     assert numbers["network/azimuth_r2"] > 0.8
 
 
+@pytest.mark.whole
 def test_poses_that_do_not() -> None:
     numbers = probe(subject(informed=False)).numbers
     assert numbers["linear/azimuth_r2"] < 0.05
@@ -73,6 +74,7 @@ def test_poses_that_do_not() -> None:
     assert numbers["pixels/azimuth_r2"] > 0.5, "which pixels know anyway"
 
 
+@pytest.mark.whole
 def test_toys_without_a_common_front() -> None:
     """Each toy turned by an angle of its own: right but for that angle."""
     asked = subject()

@@ -1,0 +1,17 @@
+"""Which cases of a table are of ``make test``, and which of ``make test-all`` alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+
+
+def whole_but(cases: Iterable[Any], *first: Any) -> list[Any]:
+    """The cases as parameters, tuples for several names; all but ``first`` have the mark ``whole``."""
+
+    def whole(case: Any) -> Any:
+        return pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=pytest.mark.whole)
+
+    return [case if case in first else whole(case) for case in cases]
