@@ -47,8 +47,8 @@ def _main(arguments: Sequence[str]) -> None:
         sys.stdout.write(f"capsule-lab {__version__}\n")
     elif first and first not in ("--help", "-h") and not first.startswith(("--config-dir", "-cd", "hydra.searchpath")):
         if "=" in first or first.startswith(("-", "~")):
-            raise ConfigError(f"{first} is no command; expected one before it, such as capsule-lab train {first}")
-        raise ConfigError(f"{first} is no command; {suggest(first, commands())}")
+            raise ConfigError(f"{first} is not a command; expected one before it, such as capsule-lab train {first}")
+        raise ConfigError(f"{first} is not a command; {suggest(first, commands())}")
     else:
         with searching(own_folders([each for each in arguments if each not in ("--help", "-h")])):
             _list()

@@ -27,7 +27,7 @@ _ROUNDING = 1e-4  # ours: percent; above what float32 makes of 100 - 99.5, far b
 class TimeToAccuracy(Checkpoint):
     """Records the first validation at which each accuracy is reached, and keeps the weights that reached it.
 
-    Of each: ``seconds`` of training, ``wall_seconds`` with all else, ``images`` shown, ``step``, and ``error`` in
+    For each accuracy: ``seconds`` of training, ``wall_seconds`` in total, ``images`` shown, ``step``, and ``error`` in
     percent. They are logged as ``time_to_accuracy/<threshold>/<quantity>``, and with every validation
     ``time_to_accuracy/seconds`` and ``time_to_accuracy/images``, so that errors can be drawn over time. The weights are
     ``checkpoints/reached_<threshold>.ckpt``; the run tests them when it has ended.

@@ -45,7 +45,7 @@ def own_folders(arguments: Sequence[str]) -> list[str]:
     for entry in entries:
         path = entry.removeprefix("file://")
         if "://" not in path and not Path(path).is_dir():
-            raise ConfigError(f"there is no folder {path}; expected one that holds such as routing/mine.yaml")
+            raise ConfigError(f"there is no folder {path}; expected a folder with files such as routing/mine.yaml")
     return [entry if "://" in entry else f"file://{Path(entry).absolute()}" for entry in entries]
 
 
@@ -67,9 +67,9 @@ def _split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
             key = key_meant(typed)
             close = closest(name, (*_FLAGS, *_WITH_VALUE)) if name.startswith("--") else None
             if close and not key and typed not in groups():
-                raise ConfigError(f"{name} is no option; did you mean {close}?")
+                raise ConfigError(f"{name} is not an option; did you mean {close}?")
             given = value or next(words, "…")
-            raise ConfigError(f"{name} is no option; expected key=value without dashes: {key or typed}={given}")
+            raise ConfigError(f"{name} is not an option; expected key=value without dashes: {key or typed}={given}")
     return options, overrides
 
 
@@ -86,4 +86,4 @@ def _override(word: str, command: str) -> str:
     if not found and command in _FIRST:
         found = [f"{_FIRST[command]}={word}"]
     guess = f"did you mean {' or '.join(found)}?" if found else "--help shows the keys"
-    raise ConfigError(f"{word} is no key=value; {guess}")
+    raise ConfigError(f"{word} is not of the form key=value; {guess}")

@@ -76,13 +76,13 @@ def _try_losses(module: Any, spec: Any) -> None:
 
 
 def check_change(network: Any, spec: Any) -> None:
-    """Check that a network that is told a change gets the kind of change that the data has."""
+    """Check that the data provides the kind of change that the network expects."""
     told = getattr(network, "change_shape", ())
     if told and spec.change != told:
         kinds = {(): "none", (2,): "a shift", (3, 3): "a matrix"}
         one, other = (kinds.get(shape, f"one of shape {shape}") for shape in (told, spec.change))
         raise ConfigError(
-            f"{type(network).__name__} is told {one}, and the data has {other}; expected "
+            f"{type(network).__name__} expects {one}, but the data provides {other}; use "
             "data=mnist_pairs with data.change=shift and model.pose=translation, data.change=affine and "
             "model.pose=matrix, or data=smallnorb_pairs and model.pose=matrix"
         )
@@ -154,7 +154,7 @@ def time_limit(trainer: DictConfig) -> float:
 
 
 _KNOW_THE_NODES = ("MASTER_ADDR", "SLURM_JOB_ID", "LSB_JOBID", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
-"""Variables by which SLURM, torchrun and others tell each process its place; without one, Lightning waits for ever."""
+"""Variables by which SLURM, torchrun and others tell each process its place; without one, Lightning hangs."""
 
 
 def check_together(trainer: Any, module: Any, data: Any) -> None:

@@ -286,7 +286,7 @@ def user_message(error: BaseException, config_name: str = "train", overrides: Se
 
 def _unknown_key(key: str, config_name: str, overrides: Sequence[str]) -> str:
     if key.startswith("hydra."):
-        return f"{key} is no option of Hydra; python -m capsule_lab.train --cfg hydra lists them"
+        return f"{key} is not an option of Hydra; python -m capsule_lab.train --cfg hydra lists them"
     of_groups = {group: each for each in overrides if (group := each.partition("=")[0].lstrip("+")) in groups()}
     default = default_options(config_name)
     if key.startswith("data.") and "data" not in of_groups and default.get("data", "") is None:

@@ -41,7 +41,8 @@ def hint(key: str, config: DictConfig) -> str:
         parent, _, name = parent.rpartition(".")
     node = OmegaConf.select(config, parent) if parent else config
     prefix = f"{parent}." if parent else ""
-    listed = f"Options: {', '.join(sorted(f'{prefix}{option}' for option in map(str, node)))}"
+    public = sorted(option for option in map(str, node) if not option.startswith("_"))
+    listed = f"Options: {', '.join(f'{prefix}{option}' for option in public)}"
     if other := key_meant(key, config):
         return f"did you mean {other}? {listed}"
     taken = arguments_of(get_object(node["_target_"])) if "_target_" in node else {}

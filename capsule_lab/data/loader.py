@@ -126,7 +126,7 @@ class EpochBatches(Sampler[tuple[Tensor, int]]):
         drop_last: leave out the images that do not fill a batch (training, so that all steps weigh the same);
             a set smaller than one batch is always one batch.
         rank, world_size: of this process.
-        device: where the indices shall be; the order of an epoch is moved there in one piece.
+        device: of the indices; the order of an epoch is moved there in one piece.
     """
 
     size: int

@@ -52,7 +52,7 @@ def mix(batch: Batch, shares: Float[Tensor, " share"], num_classes: int) -> Batc
         num_classes: number of classes.
 
     Returns:
-        Half as many images. Labels are shares of the classes, ``(batch, class)``; all else is of the first image.
+        Half as many images. Labels are shares of the classes, ``(batch, class)``; the rest comes from the first image.
     """
     count = len(batch.key) // 2
     share = shares[random_integers(batch.key[:count], _SHARE, 0, len(shares) - 1)]  # [b]

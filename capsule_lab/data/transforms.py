@@ -124,7 +124,7 @@ def affine(
     """
     height, width = images.shape[2:]
     forward = affine_matrix(rotation=rotation, shear=shear, scale_x=scale_x, scale_y=scale_y)
-    # from where it shall be to where it is, in pixels; linalg.inv would wait for the device, to look for errors
+    # from the new position to the old one, in pixels; linalg.inv would wait for the device, to look for errors
     backward = torch.linalg.inv_ex(forward).inverse
     moved = -backward @ torch.stack([right, down], 1)[:, :, None]  # [b 2 1]
     half = torch.cat([images.new_full((1,), side / 2) for side in (width, height)])  # affine_grid: 1 is an edge

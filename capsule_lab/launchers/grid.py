@@ -16,7 +16,7 @@ from omegaconf import DictConfig
 from capsule_lab.config.compose import compose, search_override
 from capsule_lab.errors import RunError
 from capsule_lab.launchers import Job
-from capsule_lab.system.terminal import aligned, as_typed, differences
+from capsule_lab.system.terminal import differences
 
 
 class GridSweeper(Sweeper):
@@ -28,11 +28,10 @@ class GridSweeper(Sweeper):
     def sweep(self, arguments: list[str]) -> Any:
         """Train every combination of these overrides; a run that fails is an error when all have ended."""
         from capsule_lab.config.check import check  # imports much, as the next; Hydra imports this in every command
-        from capsule_lab.runs import directories, standins
+        from capsule_lab.runs.directories import config_hash
+        from capsule_lab.runs.summary import listed
 
-        batch = [
-            [each for each in overrides if not each.startswith("launcher=")] for overrides in combinations(arguments)
-        ]
+        batch = combinations([each for each in arguments if not each.startswith("launcher=")])
         configs = [compose(self.options.job.config_name, overrides) for overrides in batch]
         for config in configs:
             check(config)
@@ -40,24 +39,14 @@ class GridSweeper(Sweeper):
         for overrides, config in zip(batch, configs, strict=True):
             command = ("-m", "capsule_lab.train", *overrides, *search_override())
             in_tables = config.ckpt is None and config.train.directory is None
-            fingerprint = directories.config_hash(config)
-            jobs.append(Job(shlex.join(overrides), command, config.trainer, fingerprint, in_tables=in_tables))
+            jobs.append(Job(shlex.join(overrides), command, config.trainer, config_hash(config), in_tables=in_tables))
         failures: dict[str, str | None] = {}
         try:
             failures = instantiate(self.options.launcher).launch(jobs)
         finally:
-            finished = [standins.finished_run(config) for config in configs]
-            rows = [("", "test error", "minutes", "run")]
-            for own, config, found in zip(differences(batch)[1], configs, finished, strict=True):
-                directory, result = found or (directories.own_directory(config), {})
-                error, seconds = result.get("test", {}).get("error"), result.get("training_seconds", 0)
-                number = "" if error is None else f"{error:.2f} %"
-                where = str(as_typed(directory)) if directory else "not finished"
-                rows.append((shlex.join(own), number, f"{seconds / 60:.1f}", where))
-            sys.stdout.write("\n" + "\n".join(aligned(rows)) + "\n")
-        wrong = {
-            job.name: failures.get(job.fingerprint) for job, run in zip(jobs, finished, strict=True) if run is None
-        }
+            table, finished = listed([shlex.join(own) for own in differences(batch)[1]], configs)
+            sys.stdout.write(f"\n{table}\n")
+        wrong = {job.name: failures.get(job.fingerprint) for job, there in zip(jobs, finished, strict=True) if not there}
         if failed := [f"{name}: {error}" for name, error in wrong.items() if error]:
             raise RunError(f"{len(failed)} of {len(jobs)} runs failed: {'; '.join(failed)}")
 

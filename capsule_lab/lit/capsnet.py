@@ -10,12 +10,12 @@ from torch import Tensor
 
 from capsule_lab.errors import check_choice
 from capsule_lab.functional import in_unit_range, predictions_by_label
-from capsule_lab.lit.classification import AbstractCapsuleModule
+from capsule_lab.lit.classification import AbstractClassifierModule
 from capsule_lab.networks import AbstractReconstructingNetwork
 from capsule_lab.types import Batch, CapsuleOutput
 
 
-class CapsNetModule(AbstractCapsuleModule):
+class CapsNetModule(AbstractClassifierModule):
     """Classification plus reconstruction from the true class's capsule (Sabour 2017, sections 3 and 4.1).
     An image of several digits is decoded once for each, against that digit alone, and the terms are added (section 6).
 
@@ -24,7 +24,7 @@ class CapsNetModule(AbstractCapsuleModule):
         decode_at_test: the capsule that is decoded outside of training, that of the ``"prediction"`` (paper) or of the
             ``"label"`` (official code). Of several predictions, those that are labels are compared with their own
             digits, the others, in the order of their scores, with the digits that are left.
-        **options: see ``AbstractCapsuleModule``.
+        **options: see ``AbstractClassifierModule``.
     """
 
     network: AbstractReconstructingNetwork

@@ -19,7 +19,7 @@ from capsule_lab.types import Batch, CapsuleOutput
 Loss = Callable[..., Tensor]
 
 
-class AbstractCapsuleModule(AbstractModule):
+class AbstractClassifierModule(AbstractModule):
     """Trains a network that classifies; a subclass defines the terms of its loss, and nothing else.
 
     Logged beside what ``AbstractModule`` does: ``<split>/error`` in percent. Of images with several labels, ``error``

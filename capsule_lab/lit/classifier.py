@@ -6,11 +6,11 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from capsule_lab.lit.classification import AbstractCapsuleModule
+from capsule_lab.lit.classification import AbstractClassifierModule
 from capsule_lab.types import Batch, CapsuleOutput
 
 
-class ClassifierModule(AbstractCapsuleModule):
+class ClassifierModule(AbstractClassifierModule):
     """Classification alone (baselines of Sabour 2017, section 5; Hinton 2018, section 4)."""
 
     def loss_terms(self, batch: Batch, output: CapsuleOutput, schedule: Mapping[str, float]) -> dict[str, Tensor]:

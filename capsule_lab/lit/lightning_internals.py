@@ -57,7 +57,7 @@ def drop_anonymous(logger: WandbLogger) -> None:
 def disable_signal_handlers(trainer: L.Trainer) -> None:
     """Keep a Trainer from handling SIGTERM and SIGUSR1, which is for ``callbacks.stop_signals``.
 
-    Its handlers would requeue SLURM's job, and talk to the other processes of a run in the midst of anything.
+    Its handlers would requeue SLURM's job, and start collective communication at an arbitrary point.
     """
     connector: Any = trainer._signal_connector
     connector.register_signal_handlers = lambda: None

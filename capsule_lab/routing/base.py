@@ -188,17 +188,17 @@ def check_child_types(types: int, children: int) -> int:
     """How many positions the children have, of parameters per child type."""
     if children % types:
         raise ValueError(
-            f"parameters are of {types} types of children, and there are {children} children; expected a multiple"
+            f"{types} types of children do not divide {children} children; expected a multiple of the types"
         )
     return children // types
 
 
 def refuse(votes: AbstractVotes, name: str, parameter: Tensor) -> NoReturn:
-    """A parameter of a routing is of other numbers than the votes that it is given."""
+    """Raise: a parameter of a routing does not fit the shape of the votes."""
     _, children, parents, dim = votes.shape
     raise ValueError(
-        f"the routing's {name} is of shape {tuple(parameter.shape)}, and votes are of {children} children for "
-        f"{parents} parents of {dim} components; expected a routing that was built with these numbers"
+        f"the routing's {name} has shape {tuple(parameter.shape)}, but the votes have {children} children, {parents} "
+        f"parents and {dim} components; build the routing with these sizes"
     )
 
 

@@ -63,8 +63,8 @@ def e_step(parents: Gaussians, log_height: Float[Tensor, "batch parent"], normal
     return normalise(log_height.unsqueeze(2) - distances)
 
 
-def em_step_of(votes: AbstractVotes, activations: Tensor, **options: Any) -> Any:
-    """E-step and M-step as one function of the parents before: ``FusedVotes.em_step``, or its like of dense votes."""
+def make_em_step(votes: AbstractVotes, activations: Tensor, **options: Any) -> Any:
+    """A function that runs one E-step and one M-step, fused or on dense votes, from the parents before."""
     if isinstance(votes, FusedVotes):
         return partial(votes.em_step, activations, **options)
     dense = votes.dense().transpose(1, 2)  # [b j i d]
@@ -130,7 +130,7 @@ def em_routing(
     def procedure(votes: AbstractVotes, activations: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         check_parents(votes, "beta_u", beta_u)
         dim = votes.shape[3]
-        em_step = em_step_of(votes, activations, damping=damping, min_variance=min_variance, mass_eps=mass_eps)
+        em_step = make_em_step(votes, activations, damping=damping, min_variance=min_variance, mass_eps=mass_eps)
         before, competition = None, EqualOverTypes() if initial == "types" else normalise
         for iteration in range(iterations):
             # E-step and M-step: R_ij [b j i]; sum_i R_ij a_i [b j], mu_j and sigma_j^2 [b j d]

@@ -19,7 +19,7 @@ from capsule_lab.functional import float32_under_autocast
 from capsule_lab.kernels import AbstractVotes, Backend, route
 from capsule_lab.routing.base import AbstractRouting, Call, Normalisation, Normaliser, check_iterations
 from capsule_lab.routing.batch_norm import BatchNorm
-from capsule_lab.routing.em import em_step_of
+from capsule_lab.routing.em import make_em_step
 from capsule_lab.routing.em_costs import LOG_2PI
 from capsule_lab.types import Capsules, OnIteration, RoutingTrace, Votes
 
@@ -65,7 +65,7 @@ def em_evidence(
 
     def procedure(votes: AbstractVotes, activations: Tensor) -> tuple[Tensor, Tensor]:
         dim = votes.shape[3]
-        em_step = em_step_of(votes, activations, damping=0.0, min_variance=min_variance, mass_eps=mass_eps)
+        em_step = make_em_step(votes, activations, damping=0.0, min_variance=min_variance, mass_eps=mass_eps)
         before = None
         for iteration in range(iterations):
             couplings, parents = em_step(before, normalise, last=iteration == iterations - 1)

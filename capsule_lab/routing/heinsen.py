@@ -20,7 +20,7 @@ from capsule_lab.routing.base import (
     check_child_types,
     check_iterations,
 )
-from capsule_lab.routing.em import em_step_of
+from capsule_lab.routing.em import make_em_step
 from capsule_lab.types import Capsules, OnIteration, RoutingTrace, Votes
 
 __all__ = ["HeinsenRouting", "heinsen_routing"]
@@ -63,7 +63,7 @@ def heinsen_routing(
     votes = votes if bias is None else _biased(votes, bias)
 
     def procedure(votes: AbstractVotes, activations: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        em_step = em_step_of(votes, activations, damping=0.0, min_variance=EPS, mass_eps=EPS)
+        em_step = make_em_step(votes, activations, damping=0.0, min_variance=EPS, mass_eps=EPS)
         before = None
         for iteration in range(iterations):
             # E-step and M-step: as in EM routing

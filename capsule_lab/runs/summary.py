@@ -1,4 +1,4 @@
-"""The last lines of ``capsule_lab.train``."""
+"""The last lines of ``capsule_lab.train``: of one run, and of ``-m``."""
 
 from __future__ import annotations
 
@@ -8,11 +8,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from omegaconf import DictConfig
 from rich.markup import escape
 
 from capsule_lab.config.compose import as_argument, search_override
+from capsule_lab.runs.directories import own_directory
 from capsule_lab.runs.results import describe_data, describe_metrics
-from capsule_lab.system.terminal import as_typed
+from capsule_lab.runs.reuse import finished_run
+from capsule_lab.system.terminal import aligned, as_typed
 
 _INDENT = 12  # of the last lines of the command
 
@@ -53,6 +56,18 @@ def summary(
         *(["", "[bold]try next[/]", *map(escape, following)] if following else []),
     ]
     return "\n".join(lines)
+
+
+def listed(names: Sequence[str], configs: Sequence[DictConfig]) -> tuple[str, list[bool]]:
+    """A line for each configuration with its test error, minutes and directory, and which of them are finished."""
+    rows = [("", "test error", "minutes", "run")]
+    found = [finished_run(config) for config in configs]
+    for name, config, finished in zip(names, configs, found, strict=True):
+        directory, result = finished or (own_directory(config), {})
+        error, seconds = result.get("test", {}).get("error"), result.get("training_seconds", 0)
+        number = "" if error is None else f"{error:.2f} %"
+        rows.append((name, number, f"{seconds / 60:.1f}", str(as_typed(directory)) if directory else "not finished"))
+    return "\n".join(aligned(rows)), [finished is not None for finished in found]
 
 
 def _times(results: Mapping[str, float | None]) -> list[str]:

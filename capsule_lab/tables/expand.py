@@ -41,7 +41,7 @@ def expand(
     Args:
         table: what to train and evaluate.
         overrides: for every training run, over the table's.
-        any_precision: see ``runs.standins.finished_run``.
+        any_precision: see ``runs.reuse.finished_run``.
         standin: whether runs are on stand-in data, whatever the overrides say.
         composed: what has been composed, which is added to.
 
@@ -175,7 +175,7 @@ def _labels(table: Table, row: Row, column: Column, config: SeededConfig, seed: 
         earlier = runs.directories.attempts(fingerprint)
         new = runs.directories.root() / f"{table.name}-{row.name}-{fingerprint}"
         directory = earlier[0] if earlier else new
-        if earlier and runs.standins.is_outdated(directory, config.with_seed(seed)):
+        if earlier and runs.reuse.is_outdated(directory, config.with_seed(seed)):
             directory = new.with_name(f"{new.name}-{len(earlier) + 1}")
         labels.append(f"train.directory={quoted(str(directory))}")
     return labels

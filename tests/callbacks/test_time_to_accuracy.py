@@ -59,7 +59,7 @@ class Timed(L.LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.1)
 
     def on_train_start(self) -> None:
-        self.trainer.should_stop = lightning_internals.stopped_at_threshold(self.trainer)  # as AbstractCapsuleModule
+        self.trainer.should_stop = lightning_internals.stopped_at_threshold(self.trainer)  # as AbstractClassifierModule
 
 
 class Batches(list):

@@ -26,11 +26,11 @@ from tests.helpers.messages import one_sentence
 Cli = Callable[..., Ended]
 
 WORDS = {
-    "capsnet": "capsnet is no key=value; did you mean model=capsnet?",
+    "capsnet": "capsnet is not of the form key=value; did you mean model=capsnet?",
     "=3": "=3 has no key; expected key=value",
-    "--epochs 5": "--epochs is no option; expected key=value without dashes: trainer.max_epochs=5",
-    "--multirn seed=1": "--multirn is no option; did you mean --multirun?",
-    "--config-dir nowhere": "there is no folder nowhere; expected one that holds such as ",
+    "--epochs 5": "--epochs is not an option; expected key=value without dashes: trainer.max_epochs=5",
+    "--multirn seed=1": "--multirn is not an option; did you mean --multirun?",
+    "--config-dir nowhere": "there is no folder nowhere; expected a folder with files such as ",
     "hydra.run.dir=x": "hydra.run.dir=x would only make an empty folder; expected train.directory=",
     "train.test=[": "train.test=[ cannot be read as key=value; expected quotes around ",
 }
@@ -51,7 +51,7 @@ KEYS = {
     "model.routing.iterations=1": "model.routing.iterations does not exist; did you mean routing.iterations? ",
     "+train.tset=last": "train.tset does not exist; did you mean train.test? ",
     "model._target_=capsule_lab.networks.CapNet": "model._target_ is capsule_lab.networks.CapNet, which cannot be",
-    "hydra.foo=1": "hydra.foo is no option of Hydra; python -m capsule_lab.train --cfg hydra lists them",
+    "hydra.foo=1": "hydra.foo is not an option of Hydra; python -m capsule_lab.train --cfg hydra lists them",
     "seed=${nowhere}": "…nowhere",
 }
 VALUES = {

@@ -11,7 +11,7 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from tests.helpers import zygote
+from tests.helpers import forked_commands
 
 ROOT = Path(__file__).parents[2]
 
@@ -68,7 +68,7 @@ def python(*arguments: str, cwd: Path, limit: float = 300, **environment: str) -
 
     Its libraries are imported already; ``interpreter`` is for tests of what importing them does.
     """
-    return Ended(*zygote.run([*arguments], cwd, environment_of_a_command(**environment), limit))
+    return Ended(*forked_commands.run([*arguments], cwd, environment_of_a_command(**environment), limit))
 
 
 def interpreter(*arguments: str, cwd: Path, limit: float = 300, **environment: str) -> Ended:

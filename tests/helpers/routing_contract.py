@@ -19,7 +19,7 @@ from capsule_lab.config.compose import conf_dir
 from capsule_lab.routing import AbstractRouting, LayerInfo
 from capsule_lab.types import RoutingTrace, Votes
 from tests.helpers.pairwise import pairwise
-from tests.reference.reference import Reference
+from tests.reference.contract import Reference
 
 BATCH, CHILDREN, PARENTS, DIM = 3, 5, 4, 3
 

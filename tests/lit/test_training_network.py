@@ -13,7 +13,7 @@ import torch
 from omegaconf import DictConfig, open_dict
 
 from capsule_lab.errors import ConfigError
-from capsule_lab.lit import AbstractCapsuleModule, ClassifierModule
+from capsule_lab.lit import AbstractClassifierModule, ClassifierModule
 from capsule_lab.lit.training_network import TrainingNetwork
 from capsule_lab.losses import cross_entropy_loss, margin_loss
 from capsule_lab.networks import AbstractNetwork, SmallCNN
@@ -34,24 +34,24 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> FakeGraphs:
     return FakeGraphs(monkeypatch)
 
 
-def cnn() -> AbstractCapsuleModule:
+def cnn() -> AbstractClassifierModule:
     """With dropout and batch normalisation."""
     torch.manual_seed(0)
     network = SmallCNN((1, 9, 9), 3, channels=(4,), kernel_sizes=(3,), dropout=0.5)
     return of(network, cross_entropy_loss, l2=0.01)
 
 
-def of(network: AbstractNetwork, loss: Callable[..., Any], **options: Any) -> AbstractCapsuleModule:
+def of(network: AbstractNetwork, loss: Callable[..., Any], **options: Any) -> AbstractClassifierModule:
     options |= {"optimizer": torch.optim.Adam, "schedule": RATE, "num_classes": 3}
     return ClassifierModule(network, loss=loss, **options)
 
 
-def em_caps() -> AbstractCapsuleModule:
+def em_caps() -> AbstractClassifierModule:
     torch.manual_seed(0)
     return of(small_em_caps((1, 15, 15), 3, conv_types=(2,), conv_strides=(2,)), margin_loss)
 
 
-def with_graphs(lit: AbstractCapsuleModule, **options: Any) -> AbstractCapsuleModule:
+def with_graphs(lit: AbstractClassifierModule, **options: Any) -> AbstractClassifierModule:
     lit.training_network = TrainingNetwork(lit.network, **(options or {"cuda_graphs": True}))
     return lit
 
@@ -62,7 +62,7 @@ def batches(size: int) -> list[Batch]:
     return [given._replace(images=given.images.roll(shift, 0)) for shift in range(3)]
 
 
-def fit(lit: AbstractCapsuleModule, given: list[Batch], **options: Any) -> None:
+def fit(lit: AbstractClassifierModule, given: list[Batch], **options: Any) -> None:
     """An epoch of these batches, validated on 4 images."""
     trainer(**options).fit(lit, loader(*given), loader(batch(4, size=given[0].images.shape[2])))
 
@@ -78,7 +78,7 @@ def fit(lit: AbstractCapsuleModule, given: list[Batch], **options: Any) -> None:
     ids=["cnn", "cnn bf16 clipped", "capsnet bf16", "em_caps"],
 )
 def test_weights_are_the_same_to_the_bit(
-    build: Callable[[], AbstractCapsuleModule], size: int, options: dict[str, Any], fake: FakeGraphs
+    build: Callable[[], AbstractClassifierModule], size: int, options: dict[str, Any], fake: FakeGraphs
 ) -> None:
     """With dropout, statistics of batches, a decoder outside of the graphs, a term on weights, clipped gradients."""
     modules = build(), with_graphs(build())
@@ -204,7 +204,7 @@ def test_only_training_steps_are_compiled(
 @pytest.mark.slow
 @pytest.mark.parametrize(("build", "size"), [(cnn, 9), (capsnet, 9), (em_caps, 15)])
 def test_compiled_steps_are_one_graph(
-    build: Callable[[], AbstractCapsuleModule], size: int, monkeypatch: pytest.MonkeyPatch
+    build: Callable[[], AbstractClassifierModule], size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     without_shape_checks(monkeypatch)
     graphs: list[Any] = []

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tests.reference.contract import Reference
 from tests.reference.loops import length_loops, softmax_list
-from tests.reference.reference import Reference
 
 
 def attention_over_children_loops(votes: Tensor, attention: Tensor, weight: Tensor, bias: Tensor) -> Tensor:

@@ -6,8 +6,8 @@ from typing import Any
 
 from torch import Tensor
 
+from tests.reference.contract import Reference, with_lengths
 from tests.reference.loops import dynamic_routing_loops
-from tests.reference.reference import Reference, with_lengths
 
 
 def loops(votes: Tensor, _: Tensor, module: Any) -> tuple[Tensor, Tensor]:

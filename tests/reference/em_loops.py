@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from tests.reference.reference import Reference
+from tests.reference.contract import Reference
 
 LN_2PI = math.log(2 * math.pi)
 COSTS = ("official_fast", "paper", "official_legacy", "standardised")

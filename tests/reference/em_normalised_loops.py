@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tests.reference.contract import Reference, by_statistics
 from tests.reference.loops import softmax_list
-from tests.reference.reference import Reference, by_statistics
 
 LN_2PI = math.log(2 * math.pi)
 

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tests.reference.contract import Reference
 from tests.reference.em_loops import log_sigmoid
 from tests.reference.loops import softmax_list
-from tests.reference.reference import Reference
 
 EPS = 1e-5  # official code: added to every mass and every variance
 

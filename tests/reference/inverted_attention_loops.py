@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tests.reference.contract import Reference
 from tests.reference.loops import dot, softmax_list, weighted_sum
-from tests.reference.reference import Reference
 
 EPS = 1e-5  # of torch.nn.LayerNorm, which the official code uses
 

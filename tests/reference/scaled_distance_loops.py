@@ -7,8 +7,8 @@ import math
 import torch
 from torch import Tensor
 
+from tests.reference.contract import Reference, with_lengths
 from tests.reference.loops import norm, softmax_list, squash_vector, weighted_sum
-from tests.reference.reference import Reference, with_lengths
 
 
 def scaled_distance_loops(

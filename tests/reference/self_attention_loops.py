@@ -10,8 +10,8 @@ import math
 import torch
 from torch import Tensor
 
+from tests.reference.contract import Reference, with_lengths
 from tests.reference.loops import dot, norm, softmax_list, weighted_sum
-from tests.reference.reference import Reference, with_lengths
 
 
 def exponential_squash_vector(total: list[float]) -> list[float]:

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tests.reference.contract import Reference
 from tests.reference.loops import dot, softmax_list, weighted_sum
-from tests.reference.reference import Reference
 
 
 def self_routing_loops(

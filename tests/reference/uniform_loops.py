@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from tests.reference.contract import Reference, with_lengths
 from tests.reference.loops import dynamic_routing_loops
-from tests.reference.reference import Reference, with_lengths
 
 REFERENCE = Reference(
     lambda votes, _, module: with_lengths(

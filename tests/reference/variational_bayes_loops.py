@@ -13,7 +13,7 @@ import torch
 from scipy.special import digamma, logsumexp
 from torch import Tensor
 
-from tests.reference.reference import Reference, by_statistics
+from tests.reference.contract import Reference, by_statistics
 
 
 class Posterior(NamedTuple):

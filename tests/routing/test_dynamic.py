@@ -35,8 +35,8 @@ from tests.helpers.routing_contract import (
     random_votes,
     route_of,
 )
+from tests.reference.contract import BACKENDS
 from tests.reference.loops import dynamic_routing_loops, length_loops, squash_vector
-from tests.reference.reference import BACKENDS
 from tests.reference.self_attention_loops import exponential_squash_vector
 
 close = torch.testing.assert_close

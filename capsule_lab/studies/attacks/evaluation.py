@@ -32,7 +32,7 @@ def cross_entropy(
 ) -> Float[Tensor, " batch"]:
     """Softmax cross-entropy of the label; targeted, less that of the target (Goodfellow et al. 2015).
 
-    ``classes`` are the labels or, if it is targeted, what the network shall say.
+    ``classes`` are the labels or, if it is targeted, the target classes.
     """
     loss = torch.nn.functional.cross_entropy(logits, classes, reduction="none")
     return -loss if targeted else loss
@@ -58,7 +58,7 @@ def dlr(
 ) -> Float[Tensor, " batch"]:
     """Difference of logits ratio (Croce and Hein 2020, equations 5 and 6): the margin, whatever the logits' scale.
 
-    ``classes`` are the labels, and ``targets`` what the network shall say; ``None`` is anything but the label.
+    ``classes`` are the labels, and ``targets`` the target classes; ``None`` is anything but the label.
     """
     least = 3 if targets is None else 4
     if logits.shape[1] < least:

@@ -21,7 +21,7 @@ from capsule_lab.studies.measures.reconstruction_detection import threshold, win
 from capsule_lab.types import Batch
 
 if TYPE_CHECKING:
-    from capsule_lab.lit import AbstractCapsuleModule
+    from capsule_lab.lit import AbstractClassifierModule
 
 
 Space = Literal["input", "grey_levels"]
@@ -65,7 +65,7 @@ class AttackedRun(Attacked):
     def _training_loss(self, images: Tensor, labels: Tensor) -> Tensor:
         """The loss of classification that the network was trained with, a mean over images."""
         seen = self.preprocess(images)
-        module = cast("AbstractCapsuleModule", self.run.module)
+        module = cast("AbstractClassifierModule", self.run.module)
         (loss,) = module.classification_term(Batch(seen, labels, labels), self.run.network(seen), {}).values()
         return loss
 

@@ -89,7 +89,7 @@ def test_resuming_starts_anew_in_another_precision_and_when_the_files_arrive(
         metrics.write_text(json.dumps(changed if finished else {}))
         for native in (False, True) if each is auto else ():
             monkeypatch.setattr("capsule_lab.config.build.cpu_computes_bfloat16", lambda native=native: native)
-            assert runs.standins.is_outdated(a_copy, auto) is (native is not (content["precision"] == "bf16-mixed"))
+            assert runs.reuse.is_outdated(a_copy, auto) is (native is not (content["precision"] == "bf16-mixed"))
     earlier = runs.directories.root() / f"capsnet-mnist-{runs.directories.config_hash(config)}"
     earlier.parent.mkdir()
     a_copy.rename(earlier)
