@@ -46,8 +46,8 @@ class GridSweeper(Sweeper):
         finally:
             table, finished = listed([shlex.join(own) for own in differences(batch)[1]], configs)
             sys.stdout.write(f"\n{table}\n")
-        wrong = {job.name: failures.get(job.fingerprint) for job, there in zip(jobs, finished, strict=True) if not there}
-        if failed := [f"{name}: {error}" for name, error in wrong.items() if error]:
+        missing = [job for job, is_finished in zip(jobs, finished, strict=True) if not is_finished]
+        if failed := [f"{job.name}: {error}" for job in missing if (error := failures.get(job.fingerprint))]:
             raise RunError(f"{len(failed)} of {len(jobs)} runs failed: {'; '.join(failed)}")
 
 
