@@ -1,4 +1,4 @@
-"""What happens around training."""
+"""Callbacks and loggers of training runs."""
 
 from capsule_lab.callbacks.averaged_weights import AveragedWeights
 from capsule_lab.callbacks.checkpoints import AtomicCheckpointIO, BestCheckpoint, EmbedConfig, LastCheckpoint, pause_at

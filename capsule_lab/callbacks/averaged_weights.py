@@ -1,4 +1,4 @@
-"""An average of the weights over training, which is validated, tested and saved in place of the last ones."""
+"""An average of the weights over training; validation, tests and checkpoints use it instead of the last weights."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from capsule_lab.schedules import Duration, duration_in_steps
 
 
 class AveragedWeights(WeightAveraging):
-    """Averages weights after every step: exponentially (Polyak and Juditsky 1992), or all alike (Izmailov et al. 2018).
+    """Averages weights after every step, exponentially (Polyak and Juditsky 1992) or equally (Izmailov et al. 2018).
 
-    Validations, checkpoints' ``state_dict`` and hence tests and ``runs.open`` are of the average; checkpoints also hold
-    the weights that training goes on with, so that a run resumes exactly. Statistics of batch normalisation are
-    averaged like weights, so that no pass over the training images is needed. Until the average begins all of this is
-    as without it. Processes of a run have the same weights, and each averages them by itself.
+    Validation and the ``state_dict`` of checkpoints use the average, and therefore tests and ``runs.open``, too;
+    checkpoints also contain the training weights, so that a run resumes exactly. Statistics of batch normalisation are
+    averaged like weights, so that no additional pass over the training images is needed. The callback has no effect
+    until the average begins. All processes of a run have the same weights, and each computes its own average.
 
-    Lightning's class does this, but for the following: before its average begins it validates and saves the initial
-    weights; it replaces the weights before the last checkpoint of training; and in a test after ``fit`` it loads the
-    weights that are not averaged.
+    It differs from Lightning's class in three cases. Before its average begins, Lightning's class validates and saves
+    the initial weights; it replaces the weights before the last checkpoint of training; and in a test after ``fit``, it
+    loads the training weights.
 
     Args:
-        decay: share of the average that stays in every step, at first ``(1 + n) / (10 + n)`` after n steps, as in
-            TensorFlow: else the initial weights are most of it in a short run. ``None`` is the mean of all weights
+        decay: share of the old average in every update; early updates use ``(1 + n) / (10 + n)`` after n steps, as in
+            TensorFlow, because the initial weights would dominate a short run. ``None`` gives the mean of all weights
             since ``start``.
-        start: when the average begins, such as ``"3/4 run"``; ``None`` is the first step.
+        start: when the average begins, such as ``"3/4 run"``; ``None`` means the first step.
     """
 
     def __init__(self, decay: float | None = 0.999, start: Duration | None = None) -> None:  # 0.999: torch's default
@@ -65,7 +65,7 @@ class AveragedWeights(WeightAveraging):
             super().on_validation_epoch_end(trainer, pl_module)
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Nothing: the last checkpoint is still to come, and holds both."""
+        """Do nothing: the last checkpoint, which contains both weights, is written later."""
 
     def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if self.has_average:
@@ -77,12 +77,12 @@ class AveragedWeights(WeightAveraging):
             super().on_save_checkpoint(trainer, pl_module, checkpoint)
 
     def on_load_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
-        """In a test the weights are those of ``state_dict``; without an average in the checkpoint one begins anew."""
+        """Restore the average in ``fit``, if the checkpoint has one; a test uses the weights in ``state_dict``."""
         if trainer.state.fn == "fit" and "averaging_state" in checkpoint:
             super().on_load_checkpoint(trainer, pl_module, checkpoint)
             self.has_average = True
 
 
 def _exponential(decay: float, average: Tensor, weights: Tensor, steps: Tensor) -> Tensor:
-    stays = ((1 + steps) / (10 + steps)).clamp(max=decay)  # of tensors: a GPU is not waited for
+    stays = ((1 + steps) / (10 + steps)).clamp(max=decay)  # on tensors: does not wait for a GPU
     return stays * average + (1 - stays) * weights

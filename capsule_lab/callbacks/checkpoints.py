@@ -1,4 +1,4 @@
-"""Checkpoints: written atomically, with their configuration inside, up to date when a signal stops the run."""
+"""Checkpoints: written atomically, with their configuration, and up to date when a signal stops the run."""
 
 from __future__ import annotations
 
@@ -34,18 +34,18 @@ log = logging.getLogger(__name__)
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
-    """Writes a checkpoint completely or not at all; Lightning's own may leave a truncated file."""
+    """Writes a checkpoint completely or not at all; Lightning's writer may leave a truncated file."""
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None) -> None:
         with writing(Path(path)), atomically(Path(path)) as temporary:
             try:
                 torch.save(checkpoint, temporary)
-            except RuntimeError as error:  # of torch's writer, which does not say why
-                raise OSError("torch's writer failed, as on a full disk or beyond a limit of file sizes") from error
+            except RuntimeError as error:  # from torch's writer, which gives no reason
+                raise OSError("torch's writer failed; the disk may be full, or the file size limited") from error
 
 
 class EmbedConfig(Callback):
-    """Puts configuration, provenance, time, precision, last validation and curves into every checkpoint."""
+    """Adds configuration, provenance, time, precision, last validation and curves to every checkpoint."""
 
     def __init__(self, config: DictConfig, provenance: dict[str, Any], spec: DataSpec) -> None:
         self.config = config
@@ -62,12 +62,12 @@ class EmbedConfig(Callback):
 
     @property
     def seconds(self) -> float:
-        """Training time so far, over all interruptions."""
+        """Training time so far, summed over interruptions."""
         return self.seconds_before + (time.monotonic() - self.start_time if self.start_time else 0)
 
     @property
     def cpu_seconds(self) -> float:
-        """The same of the processors, summed over threads; other work on the machine adds little to it."""
+        """CPU time so far, summed over threads and interruptions; other work on the machine hardly affects it."""
         return self.cpu_seconds_before + (time.process_time() - self.cpu_start_time if self.start_time else 0)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -81,7 +81,7 @@ class EmbedConfig(Callback):
         self.epoch_ends = False
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self.epoch_ends = True  # before any callback that saves: Lightning logs the epoch after this hook
+        self.epoch_ends = True  # before other callbacks save: Lightning logs the epoch after this hook
 
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
         following = epoch_metrics(trainer) if self.epoch_ends else None
@@ -96,13 +96,13 @@ class EmbedConfig(Callback):
             "val": self.val,
             "val_step": self.val_step,
             "curves": "".join(table.content(following) for table in _tables(trainer)),
-            "precision": trainer.precision,  # that auto has here
-            "threads": self.threads,  # that training began on
+            "precision": trainer.precision,  # the value of auto here
+            "threads": self.threads,  # at the start of training
         }
 
     def on_load_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
         if trainer.state.fn != "fit":
-            return  # of a test, whose weights may be older than the end of training
+            return  # in a test, the weights may be older than the end of training
         record = checkpoint["capsule_lab"]
         self.seconds_before, self.cpu_seconds_before = record["seconds"], record["cpu_seconds"]
         self.steps_before = checkpoint["global_step"]
@@ -110,10 +110,10 @@ class EmbedConfig(Callback):
         own, self.threads = self.threads, record["threads"]
         if own != self.threads and trainer.strategy.root_device.type == "cpu":
             log.warning(
-                "training began on %s threads and continues on %s, where sums are rounded differently: results differ "
-                "in their last bits; OMP_NUM_THREADS=%s continues as before", self.threads, own, self.threads,
+                "training began on %s threads and continues on %s, which rounds sums differently: results differ in "
+                "their last bits; set OMP_NUM_THREADS=%s to continue exactly", self.threads, own, self.threads,
             )  # fmt: skip
-        for table in _tables(trainer):  # those of a run that continues in another directory begin there
+        for table in _tables(trainer):  # a run that continues in another directory begins new tables
             if directory_of(Path(str(trainer.ckpt_path))) == Path(trainer.default_root_dir).absolute():
                 table.restore(record["curves"])
 
@@ -126,7 +126,7 @@ def _tables(trainer: L.Trainer) -> list[MetricsTable]:
 
 
 class BestCheckpoint(ModelCheckpoint):
-    """Keeps ``checkpoints/best.ckpt``: lowest or highest ``monitor`` of all validations."""
+    """Keeps ``checkpoints/best.ckpt``, from the validation with the lowest or highest ``monitor``."""
 
     def __init__(self, monitor: str = "val/error", mode: str = "min") -> None:
         super().__init__(filename="best", monitor=monitor, mode=mode, enable_version_counter=False)
@@ -136,22 +136,22 @@ class BestCheckpoint(ModelCheckpoint):
         super().setup(trainer, pl_module, stage)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """A run that was moved still knows its best; one that continues in another directory starts without."""
+        """Restore the best score, also after the run was moved, but not if it continues in another directory."""
         best = Path(str(self.dirpath)) / "best.ckpt"
         if best.is_file():
             super().load_state_dict(relocated_state(state_dict, str(best), str(self.dirpath)))
 
 
 class LastCheckpoint(Checkpoint):
-    """Keeps ``checkpoints/last.ckpt``, and leaves it up to date when a signal stops the run, or its time is over.
+    """Keeps ``checkpoints/last.ckpt``, and updates it when a signal stops the run or its time is over.
 
-    A run that resumes from it continues exactly. A checkpoint is therefore saved only where nothing is left out on
-    resuming: between two optimizer steps, after an epoch that is not the last, and at the end of the run; not while
-    gradients are accumulated, and neither between a step and its validation nor between the last step and the end of
-    the run. A signal (``InterruptError``) and the end of the time (``PauseError``, ``pause_at``; nothing of a test
-    is kept) wait until then. The error comes after a step or before the next epoch, as Lightning logs the metrics of
-    an epoch only after the hook at its end.
-    The checkpoint becomes no older than ``every_minutes``.
+    A run that resumes from it continues exactly. A checkpoint is therefore saved only where resuming skips nothing:
+    between two optimizer steps, after an epoch except the last, and at the end of the run; not while gradients are
+    accumulated, nor between a step and its validation, nor between the last step and the end of the run. A signal
+    (``InterruptError``) and the time limit (``PauseError``, ``pause_at``; a test keeps nothing) take effect at the next
+    such point. The error is raised after a step or before the next epoch, because Lightning logs the metrics of an
+    epoch only after the hook at its end.
+    A new checkpoint is saved if the last one is older than ``every_minutes``.
     """
 
     def __init__(self, every_minutes: float = 5.0) -> None:
@@ -172,14 +172,14 @@ class LastCheckpoint(Checkpoint):
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         is_between = (batch_idx + 1) % trainer.accumulate_grad_batches == 0 and next_batch_follows(trainer)
-        in_turn = trainer.world_size == 1 or trainer.global_step % 10 == 0  # ours: processes communicate seldom
+        in_turn = trainer.world_size == 1 or trainer.global_step % 10 == 0  # ours: rare communication
         if is_between and in_turn:
             if self._is_due(trainer, 60 * self.every_minutes):
                 self._save(trainer)
             self._stop_if_requested(trainer)
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        # from the last epoch's a run would not resume to its end: `on_train_end` saves
+        # not after the last epoch, from which a run would not resume to its end: `on_train_end` saves
         is_last = trainer.should_stop or 0 < (trainer.max_epochs or -1) <= trainer.current_epoch + 1
         if self._is_due(trainer, 60 * min(self.every_minutes, 0.5)) and not is_last:  # ours: sooner, it is complete
             self._save(trainer)
@@ -194,16 +194,16 @@ class LastCheckpoint(Checkpoint):
         self._stop_if_requested(trainer)
 
     def on_test_batch_end(self, trainer: L.Trainer, *_: Any) -> None:
-        if trainer.world_size == 1 and self._time_is_over():  # several may have different numbers of batches
+        if trainer.world_size == 1 and self._time_is_over():  # several ranks may have different numbers of batches
             raise PauseError
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
         self.signals.restore()
 
     def _is_due(self, trainer: L.Trainer, seconds: float) -> bool:
-        """Whether the run has to end, or the last checkpoint is older; the same in all processes.
+        """Whether the run must end, or the last checkpoint is older than ``seconds``; equal in all processes.
 
-        Mostly neither is so, and processes, which wait for each other in every reduction, then need one only.
+        In most cases neither is true; then a single reduction, in which processes wait for each other, suffices.
         """
         requested, over = self.signals.received is not None, self._time_is_over()
         is_due = _any_rank(trainer, requested or over or time.monotonic() - self.saved_at > seconds)
@@ -212,7 +212,7 @@ class LastCheckpoint(Checkpoint):
         return is_due
 
     def _time_is_over(self) -> bool:
-        """Whether there is only time for a save, as far as this process knows."""
+        """Whether this process only has time left for a save."""
         return self.deadline < math.inf and time.monotonic() + self.save_seconds >= self.deadline
 
     def _stop_if_requested(self, trainer: L.Trainer) -> None:
@@ -234,14 +234,14 @@ class LastCheckpoint(Checkpoint):
 
 
 def pause_at(trainer: L.Trainer, deadline: float) -> None:
-    """Let the run save and end with ``PauseError`` as close before ``deadline``, of ``time.monotonic``, as steps allow.
+    """Let the run save and end with ``PauseError`` as late before ``deadline`` (``time.monotonic``) as steps allow.
 
-    A step, and a validation that comes before the next one, are completed.
+    The current step, and a validation that follows it, are completed.
     """
     savers = [callback for callback in trainer.checkpoint_callbacks if isinstance(callback, LastCheckpoint)]
     if not savers:
         raise ConfigError(
-            "trainer.max_time is set, and no callback saves the run when it is over; leave callbacks.last as it is"
+            "trainer.max_time is set, but no callback saves the run at this time; expected callbacks.last"
         )
     for saver in savers:
         saver.deadline = deadline
@@ -252,5 +252,5 @@ def _path(trainer: L.Trainer) -> Path:
 
 
 def _any_rank(trainer: L.Trainer, value: bool) -> bool:
-    """Whether ``value`` is true in one of the processes of the run."""
+    """Return whether ``value`` is true in any process of the run."""
     return value if trainer.world_size == 1 else trainer.strategy.reduce_boolean_decision(value, all=False)

@@ -16,10 +16,10 @@ from capsule_lab.runs.files import write_text
 
 
 class MetricsTable(Logger):
-    """``metrics.csv``: one row per logging call, written atomically, continued by a resumed run.
+    """Writes ``metrics.csv``: one row per logging call, written atomically, continued by a resumed run.
 
-    Lightning's ``CSVLogger`` deletes the file of a run that is resumed. Here checkpoints hold its content, see
-    ``EmbedConfig``: what the file holds by then does not matter.
+    Lightning's ``CSVLogger`` deletes the file when a run is resumed. Here the content is restored from the checkpoint,
+    see ``EmbedConfig``; the content of the file at that time does not matter.
     """
 
     name, version = "metrics", ""
@@ -36,7 +36,7 @@ class MetricsTable(Logger):
         return str(self.file.parent)
 
     def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
-        """The run's ``config.yaml`` has them."""
+        """Do nothing: the run's ``config.yaml`` contains them."""
 
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
@@ -45,7 +45,7 @@ class MetricsTable(Logger):
 
     @rank_zero_only
     def save(self) -> None:
-        """Write the file, unless that would take more than a hundredth of the time."""
+        """Write the file, unless writing would take more than a hundredth of the time."""
         start_time = time.monotonic()
         if self.changed and start_time >= self.save_from:
             write_text(self.file, _as_text(self.rows))
@@ -58,11 +58,11 @@ class MetricsTable(Logger):
         self.save()
 
     def content(self, following: tuple[Mapping[str, Any], int] | None = None) -> str:
-        """What is in the file, or will be when it has been saved, with a row and its step that will be logged."""
+        """Return the content of the file after the next save; ``following`` is a row, and its step, to be logged."""
         return _as_text([*self.rows, *([_row(*following)] if following else [])])
 
     def restore(self, content: str) -> None:
-        """Go on from what ``content`` gave before."""
+        """Continue from an earlier result of ``content``."""
         rows = csv.DictReader(io.StringIO(content))
         self.rows = [{key: value for key, value in row.items() if value} for row in rows]
         self.changed = True

@@ -1,4 +1,4 @@
-"""Pictures drawn while training, to ``figures/`` of the run and to every logger that shows pictures."""
+"""Figures drawn during training, for ``figures/`` of the run and for every logger that shows images."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from capsule_lab.types import Batch, CapsuleOutput
 
 
 class Reconstructions(Callback):
-    """Draws the first ``images`` of validation over their reconstructions, to ``figures/`` and to the loggers.
+    """Draws the first ``images`` of the first validation set above their reconstructions.
 
-    Of several validation sets, the first; of two digits in an image, both reconstructions, in red and green. Networks
-    without a decoder, and those of several labels, get a sheet of predictions, see ``prediction_figure``.
+    Both reconstructions of an image with two digits are drawn, in red and green. For networks without a decoder, and
+    for images with several labels, it draws a sheet of predictions, see ``prediction_figure``.
     """
 
     def __init__(self, images: int = 16) -> None:
@@ -40,7 +40,7 @@ class Reconstructions(Callback):
         network = pl_module.network
         if number or loader or trainer.sanity_checking or not trainer.is_global_zero:
             return
-        names = cast(Any, trainer).datamodule.spec.classes  # set by fit, the class does not declare it
+        names = cast(Any, trainer).datamodule.spec.classes  # an attribute that fit sets
         if reconstructs(network):
             output = cast(Any, pl_module).network(batch.images[: self.images])
             figure = first_reconstructions(network, output, batch, self.images, names)
@@ -54,7 +54,7 @@ class Reconstructions(Callback):
 def first_reconstructions(
     network: Reconstructs, output: CapsuleOutput, batch: Batch, images: int, names: Sequence[str] = ()
 ) -> Figure:
-    """The first images of a batch over what their predictions decode to; of two digits in an image, both."""
+    """Draw the first images of a batch above the reconstructions from their predictions; for two digits, both."""
     batch_images, labels = batch.images[:images], batch.labels[:images]
     first = select_images(output, labels.new_tensor(range(len(labels))))
     if batch.parts is not None:
@@ -63,7 +63,7 @@ def first_reconstructions(
 
 
 class DrawnPairs(Reconstructions):
-    """Draws the first validation pairs: the first image, what the network makes of it, and the second image."""
+    """Draws the first validation pairs: the first image, the network's output, and the second image."""
 
     def on_validation_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Batch, number: int, loader: int = 0
@@ -77,10 +77,10 @@ class DrawnPairs(Reconstructions):
 
 
 class ConfusionMatrix(Callback):
-    """Draws the confusion matrix of each validation and test, to ``figures/`` and to the loggers.
+    """Draws the confusion matrix of each validation and test; of several validation sets, it uses the first.
 
-    Of several validation sets, of the first. Of networks on pairs of images there is none, nor of images with two
-    labels: no label is mistaken for one prediction rather than the other.
+    There is no matrix for networks on pairs of images, nor for images with two labels, whose wrong predictions cannot
+    be assigned to one of the labels.
     """
 
     def __init__(self) -> None:
@@ -98,7 +98,7 @@ class ConfusionMatrix(Callback):
         counts = self.matrix.compute()  # every process takes part
         if trainer.is_global_zero and not trainer.sanity_checking:
             figure = Figure(figsize=(6, 6), layout="constrained")  # inches
-            classes = cast(Any, trainer).datamodule.spec.classes  # set by fit, the class does not declare it
+            classes = cast(Any, trainer).datamodule.spec.classes  # an attribute that fit sets
             display = ConfusionMatrixDisplay(counts.cpu().numpy(), display_labels=classes or None)
             display.plot(ax=figure.add_subplot(), cmap="Blues", colorbar=False)
             show_figure(trainer, f"{split}/confusion", figure)
@@ -121,7 +121,7 @@ class ConfusionMatrix(Callback):
 
 
 def show_figure(trainer: L.Trainer, name: str, figure: Figure) -> None:
-    """``keep_figure`` while training, with a heading of run, split and data; ``name`` is ``<split>/<what>``."""
+    """Add a heading with run, split and data, and call ``keep_figure``; ``name`` is ``<split>/<what>``."""
     run, data = Path(trainer.default_root_dir).name, short_name(cast(Any, trainer).datamodule.provenance)
     if name.startswith("val/"):
         heading = f"{run}: validation images of {data}, drawn while training, at step {trainer.global_step}"
@@ -132,12 +132,12 @@ def show_figure(trainer: L.Trainer, name: str, figure: Figure) -> None:
 
 
 def logged_step(trainer: L.Trainer) -> int:
-    """The step at which Lightning logs the quantities of this moment: while training, steps are counted from 0."""
+    """Return the step at which Lightning logs the current quantities: in training, it counts steps from 0."""
     return trainer.global_step - (trainer.state.fn == "fit")
 
 
 def keep_figure(run: Path, loggers: Iterable[Any], name: str, figure: Figure, step: int) -> Path:
-    """Write a figure to ``figures/`` of a run and to every logger that shows pictures; returns the file."""
+    """Write a figure to ``figures/`` of a run and to every logger that shows images; return the file."""
     path = run / "figures" / f"{name.replace('/', '_')}.png"
     save_figure(figure, path)
     for logger in loggers:

@@ -1,4 +1,4 @@
-"""Numbers of the device, read without waiting for it."""
+"""Asynchronous copies of numbers from the device to the host."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from torch import Tensor
 
 
 class HostCopies:
-    """Copies in the host's memory of what tensors hold once the device has come to them, which are read in turn.
+    """A queue of asynchronous copies of tensors in host memory, read in the order in which they were added.
 
-    A copy takes its turn among the device's other work: whoever reads only those that are complete, never waits.
+    The device makes each copy in order with its other work; reading only complete copies never waits for the device.
     """
 
     def __init__(self) -> None:
         self._copies: deque[tuple[Any, Tensor, torch.cuda.Event | None]] = deque()
 
     def add(self, facts: Any, tensor: Tensor) -> None:
-        """Copy ``tensor``; ``facts`` are what is known of it already."""
-        copy = tensor.to("cpu", non_blocking=tensor.is_cuda)  # from there into pinned memory
+        """Start a copy of ``tensor``; ``read`` returns ``facts`` with it."""
+        copy = tensor.to("cpu", non_blocking=tensor.is_cuda)  # from a GPU into pinned memory
         event = torch.cuda.Event() if tensor.is_cuda else None
         if event is not None:
             event.record(torch.cuda.current_stream(tensor.device))
         self._copies.append((facts, copy, event))
 
     def read(self, *, wait: bool) -> Iterator[tuple[Any, list[float]]]:
-        """Facts and numbers of those that are complete, or of all of them."""
+        """Yield the facts and numbers of the complete copies, or of all if ``wait``."""
         while self._copies and (wait or _is_complete(self._copies[0][2])):
             facts, copy, event = self._copies.popleft()
             if event is not None:

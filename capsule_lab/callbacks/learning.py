@@ -1,4 +1,4 @@
-"""Why does a network not learn? Measurements while it trains, and a warning before it does."""
+"""Diagnostics for networks that do not learn: measurements during training, and a warning before it."""
 
 from __future__ import annotations
 
@@ -37,17 +37,17 @@ log = logging.getLogger(__name__)
 class LearningDiagnostics(Callback):
     """Measures the gradient, the capsules and the steps of the optimizer, see ``capsule_lab.analysis.learning``.
 
-    At the first step and every ``every_n_steps`` after it, on the first ``images`` of the batch. Each measurement
-    is logged as ``learning/<quantity>`` and added to ``learning.csv`` of the run. Training is the same without it: all
-    is measured in float32, on a copy of the network. In a run of several processes each measures its part of the batch,
-    and the first writes.
-    ``relative_change`` and ``changes`` are those of ``measure_gradient``.
+    It measures at the first step and then every ``every_n_steps``, on the first ``images`` of the batch. Each
+    measurement is logged as ``learning/<quantity>`` and added to ``learning.csv`` of the run. It uses a copy of the
+    network, in float32, and does not affect training. With several processes, each measures its part of the batch, and
+    the first one writes the results.
+    ``relative_change`` and ``changes`` are arguments of ``measure_gradient``.
     """
 
     def __init__(
         self,
         every_n_steps: int = 20,  # ours: five measurements of the hundred steps of debug=learning
-        images: int = 32,  # ours: on so few the chaotic gradient of EM routing was found
+        images: int = 32,  # ours: enough to find the chaotic gradient of EM routing
         relative_change: float = 0.01,  # ours: see measure_gradient
         changes: int = 4,  # ours: see measure_gradient
     ) -> None:
@@ -60,12 +60,12 @@ class LearningDiagnostics(Callback):
         self.relative_change = relative_change
         self.changes = changes
         self.rows: list[dict[str, float]] = []
-        self.step: int | None = None  # under way, when it is measured
-        self.found: dict[str, float] = {}  # before it
+        self.step: int | None = None  # the step being measured
+        self.found: dict[str, float] = {}  # measured before the step
         self.before: dict[str, Tensor] = {}
 
     def on_train_batch_start(self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Batch, _: int) -> None:
-        if trainer.global_step % self.every_n_steps or self.step is not None:  # the next batch of the same step
+        if trainer.global_step % self.every_n_steps or self.step is not None:  # another batch of the same step
             return
         batch = first_images(batch, self.images)
         network, loss = cast(Any, pl_module).network, _loss_on(pl_module, batch)
@@ -99,7 +99,7 @@ class LearningDiagnostics(Callback):
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if self.rows and trainer.is_global_zero:
             log.info(
-                "%d measurements are in %s; docs/guides/not_learning.md says what they mean",
+                "%d measurements are in %s; docs/guides/not_learning.md explains them",
                 *(len(self.rows), Path(trainer.default_root_dir) / "learning.csv"),
             )
 
@@ -111,14 +111,14 @@ class LearningDiagnostics(Callback):
 
 
 class VarianceFloor(Callback):
-    """Warns once, before the first step, of layers whose variance floor is far from the variance of their votes.
+    """Warns once, before the first step, about layers whose variance floor is far from the variance of their votes.
 
-    Far below, EM routing's gradient is chaotic; far above, activations hardly depend on votes: see
-    ``capsule_lab.analysis.learning.floor_warnings``. One pass of the first ``images`` through a copy of the network, if
-    it has such a floor; training is the same without it.
+    If the floor is far below, EM routing's gradient is chaotic; if far above, activations hardly depend on votes: see
+    ``capsule_lab.analysis.learning.floor_warnings``. If the network has such a floor, this takes one pass of the first
+    ``images`` through a copy of the network; it does not affect training.
     """
 
-    def __init__(self, images: int = 8) -> None:  # ours: a tenth of a second, and the median is over all capsules
+    def __init__(self, images: int = 8) -> None:  # ours: a tenth of a second; all capsules contribute to the median
         check_number("images", images, 2)
         self.images = images
         self.checked = False
@@ -129,20 +129,20 @@ class VarianceFloor(Callback):
         if not first or not isinstance(network, AbstractCapsuleNetwork):
             return
         if any(min_variance(each) for each in network.modules() if isinstance(each, AbstractRouting)):
-            layers = measure_layers(network, batch.images[: self.images])  # by all processes, whose layers may talk
+            layers = measure_layers(network, batch.images[: self.images])  # in all processes: layers may communicate
             for warning in floor_warnings(layers):
                 if trainer.is_global_zero:
                     log.warning("%s", warning)
 
 
 def first_images(batch: Batch, images: int) -> Batch:
-    """The first images of a batch, with everything that is known of them; half precision as float32."""
+    """Return the first images of a batch with their other fields; half precision is converted to float32."""
     cut: list[Any] = [each if each is None else each[:images] for each in batch]
     return Batch(*(each if each is None or each.dtype not in HALF else each.float() for each in cut))
 
 
 def _loss_on(module: Any, batch: Batch) -> Callable[[AbstractNetwork], Tensor]:
-    """The loss with which ``module`` trains, of a network in place of its own, on one batch."""
+    """Return the training loss of ``module`` on one batch, as a function of the network."""
 
     def loss(network: AbstractNetwork) -> Tensor:
         own, module.network = module.network, network

@@ -1,4 +1,4 @@
-"""Loggers of other packages: what each records about a run, W&B, and MLflow, where a resumed run continues."""
+"""Loggers of other packages: the facts that each records about a run, W&B, and MLflow with resumed runs."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from capsule_lab.system.files import atomically
 
 log = logging.getLogger(__name__)
 
-_LONGEST_TAG, _LONGEST_NAME = 64, 128  # characters, at most, in W&B
+_LONGEST_TAG, _LONGEST_NAME = 64, 128  # W&B's limits in characters
 
 
 def run_tags(config: DictConfig, provenance: dict[str, Any]) -> dict[str, str]:
-    """Model, data, routing if there is any, whether the data is real, and the seed."""
+    """Return tags for model, data, routing (if there is one), source of the data, and seed."""
     targets = {"model": config.model, "data": config.data, "routing": config.model.get("routing")}
     named = {key: node["_target_"].rpartition(".")[2] for key, node in targets.items() if node is not None}
     facts = {"source": str(provenance["source"]), "seed": str(config.seed)}
@@ -36,9 +36,9 @@ def run_tags(config: DictConfig, provenance: dict[str, Any]) -> dict[str, str]:
 
 
 def with_names(config: DictConfig, directory: Path, overrides: Iterable[str]) -> DictConfig:
-    """A copy of the configuration in which every logger without a ``name`` gets one.
+    """Return a copy of the configuration with a ``name`` for every logger without one.
 
-    It is model and data, as in the directory's name, then ``overrides``, options of groups first; the seed is a tag.
+    It consists of model and data, as in the directory's name, and the ``overrides``, groups first; the seed is a tag.
     """
     named = config.copy()
     changes = [each for each in overrides if not each.startswith(("model=", "data=", "seed=", "logger", "callbacks"))]
@@ -52,7 +52,7 @@ def with_names(config: DictConfig, directory: Path, overrides: Iterable[str]) ->
 
 @rank_zero_only
 def log_run_facts(loggers: Iterable[Any], config: DictConfig, provenance: dict[str, Any]) -> None:
-    """Configuration, provenance and tags, to every logger that keeps such things."""
+    """Log configuration, provenance and tags to every logger that records them."""
     for logger in loggers:
         tags = run_tags(config, provenance)
         logger.log_hyperparams({"config": to_container(config), "provenance": provenance})
@@ -67,7 +67,7 @@ def log_run_facts(loggers: Iterable[Any], config: DictConfig, provenance: dict[s
 
 
 def close_loggers(loggers: Iterable[Any], *, failed: bool) -> None:
-    """End the run of every logger, as failed or not; W&B would log the next run of the process into the same one."""
+    """End the run of every logger, as failed or not; otherwise W&B would log the next run of the process into it."""
     for logger in loggers:
         logger.finalize("failed" if failed else "success")
     if "wandb" in sys.modules:
@@ -79,9 +79,9 @@ def close_loggers(loggers: Iterable[Any], *, failed: bool) -> None:
 
 
 class WeightsAndBiases(WandbLogger):
-    """A run in W&B, which prints its link, or nothing if it is offline: ``close_loggers`` says how to upload it.
+    """Logs a run to W&B, and prints its link; for an offline run, ``close_loggers`` logs the command for the upload.
 
-    Options are those of ``WandbLogger`` and ``wandb.init``.
+    The options are those of ``WandbLogger`` and ``wandb.init``.
     """
 
     def __init__(self, *, mode: str, **options: Any) -> None:
@@ -91,14 +91,14 @@ class WeightsAndBiases(WandbLogger):
 
 
 class MLflow(MLFlowLogger):
-    """A run on an MLflow server. A resumed run continues there: its id is in ``mlflow_run`` of its directory.
+    """Logs a run to an MLflow server. A resumed run continues there: ``mlflow_run`` in its directory has its id.
 
     Args:
         save_dir: the run's directory.
-        name: shown for the run.
-        tracking_uri: of the server, http://….
-        experiment: the MLflow experiment, which lists runs together.
-        group, job_type: the table that the run belongs to, and its row there, which become tags.
+        name: displayed name of the run.
+        tracking_uri: address of the server, http://….
+        experiment: the MLflow experiment, a list of runs.
+        group, job_type: the table of the run, and its row in this table; both become tags.
     """
 
     def __init__(
@@ -127,30 +127,30 @@ class MLflow(MLFlowLogger):
     @property
     @rank_zero_experiment
     def experiment(self) -> Any:
-        """The client, after it has opened the run."""
+        """The MLflow client, with the run open."""
         if self.opened:
             return super().experiment
         import mlflow
 
         mlflow.set_tracking_uri(self.tracking_uri)
-        mlflow.set_experiment(self.experiment_name)  # Lightning's own way fails when two runs create it at once
+        mlflow.set_experiment(self.experiment_name)  # Lightning fails when two runs create it at once
         client = super().experiment
-        self.opened = True  # run_id asks for the client
+        self.opened = True  # run_id uses the client
         with atomically(self.file) as temporary:
             temporary.write_text(str(self.run_id))
-        client.update_run(self.run_id, status="RUNNING")  # again, if it had ended
+        client.update_run(self.run_id, status="RUNNING")  # it may have ended before
         return client
 
     @rank_zero_only
     def log_hyperparams(self, params: Any) -> None:
-        """As parameters, which MLflow does not let change, and as a file, which a resumed run replaces."""
+        """Log parameters, which are immutable in MLflow, and a file with them, which a resumed run replaces."""
         self.experiment.log_dict(self.run_id, params, "config.json")
         if not self.continues:
             super().log_hyperparams(params)
 
 
 def _check_server(uri: str) -> None:
-    """Try to connect; MLflow itself would retry for minutes."""
+    """Check that the server accepts connections; MLflow itself would retry for minutes."""
     parts = urlsplit(uri)
     ports = {"http": 80, "https": 443}
     if parts.scheme not in ports:
@@ -159,6 +159,6 @@ def _check_server(uri: str) -> None:
         socket.create_connection((str(parts.hostname), parts.port or ports[parts.scheme]), timeout=10).close()
     except OSError as error:
         raise ValueError(
-            f"no MLflow server answers at {uri} ({error}); start one (mlflow server --backend-store-uri "
-            "sqlite:///mlflow.db), or name another: MLFLOW_TRACKING_URI=http://…"
+            f"no MLflow server responds at {uri} ({error}); start one (mlflow server --backend-store-uri "
+            "sqlite:///mlflow.db), or choose another: MLFLOW_TRACKING_URI=http://…"
         ) from error

@@ -1,4 +1,4 @@
-"""Monitoring of training: a guard against losses that are not finite, and statistics of the capsules."""
+"""Monitoring of training: a check for non-finite losses, metrics of single steps, and statistics of the capsules."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ class NonFiniteError(CapsuleLabError, ArithmeticError):
 
 
 class NonFiniteGuard(Callback):
-    """Stops training when a term of the loss is not finite, naming the term and the step.
+    """Stops training when a term of the loss is not finite; the error names the term and the step.
 
-    Terms are copied to the host and checked once they are there, so that nothing waits for an accelerator: a run goes
-    on for some steps after the one that is named. Every step before a checkpoint is checked before that is written.
-    They are copied ``every_n_steps``; ``None`` is every step on a CPU and every 50 steps elsewhere.
+    Terms are copied to the host asynchronously and checked on arrival, so that nothing waits for an accelerator; a run
+    therefore continues for some steps after the failed one. All steps are checked before a checkpoint is written.
+    Terms are copied ``every_n_steps``; ``None`` means every step on a CPU and every 50 steps elsewhere.
     """
 
     def __init__(self, every_n_steps: int | None = None) -> None:
@@ -69,31 +69,31 @@ class NonFiniteGuard(Callback):
             if wrong:
                 self.pending, self.copies = [], HostCopies()
                 of_step = [(name, value) for step, name, value in wrong if step == wrong[0][0]]
-                name, value = next((each for each in of_step if each[0] != "loss"), of_step[0])  # their sum says less
+                name, value = next((each for each in of_step if each[0] != "loss"), of_step[0])  # rather a term
                 raise NonFiniteError(
                     f"the {name} term of the loss is {value} at step {wrong[0][0]}; try a smaller learning rate "
-                    "(schedule.learning_rate.…) or trainer.precision=32-true; no checkpoint was written since, and "
-                    "checkpoints/best.ckpt has the best weights before it, if there was a validation"
+                    "(schedule.learning_rate.…) or trainer.precision=32-true; no checkpoint was written after this "
+                    "step; checkpoints/best.ckpt has the best weights before it, if there was a validation"
                 )
 
 
 class StepMetrics(Callback):
-    """Logs loss, error, gradient and schedules every ``trainer.log_every_n_steps`` steps, beside those of each epoch.
+    """Logs loss, error, gradient and schedules every ``trainer.log_every_n_steps`` steps, in addition to each epoch.
 
-    ``train/loss_step`` and ``train/error_step`` are means over the images since the last point, also over the end of an
-    epoch, and over a resumption; in a run of several processes, over those of the first. They are differences of what
-    is summed up for ``train/loss`` and ``train/error`` anyway. ``train/gradient_norm`` is the norm of the gradient of
-    that very step, before it is clipped, and ``schedule/<name>`` the value for the next step. All are read once their
-    copies have arrived, at the latest when something else is logged or a checkpoint is written.
+    ``train/loss_step`` and ``train/error_step`` are means over the images since the last logged step, also across the
+    end of an epoch or a resumption; with several processes, over the images of the first one. They are differences of
+    the sums for ``train/loss`` and ``train/error``. ``train/gradient_norm`` is the norm of the gradient at this step,
+    before clipping; ``schedule/<name>`` is the value for the next step. All are logged when their copies have arrived
+    on the host, at the latest before an epoch is logged or a checkpoint is written.
     """
 
     def __init__(self) -> None:
         self.norm: Tensor | None = None
-        self.before: list[float] = []  # the sums of the epoch at the last point
+        self.before: list[float] = []  # the sums of the epoch at the last logged step
         self.copies = HostCopies()
 
     def on_before_optimizer_step(self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: Optimizer) -> None:
-        every = cast(Any, trainer).log_every_n_steps  # set by the Trainer, which its class does not declare
+        every = cast(Any, trainer).log_every_n_steps  # an attribute that the Trainer sets
         if trainer.loggers and trainer.is_global_zero and every and (trainer.global_step + 1) % every == 0:
             gradients = [each.grad for each in pl_module.parameters() if each.grad is not None]
             self.norm = nn.utils.get_total_norm(gradients)
@@ -128,12 +128,12 @@ class StepMetrics(Callback):
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._log(trainer, wait=True)
-        if trainer.is_global_zero:  # the sums begin anew: what is in no point yet counts for the next
+        if trainer.is_global_zero:  # the sums restart: carry the remainder over to the next logged step
             rest = self._since_last_point(cast(AbstractModule, pl_module).metrics.sums("train").tolist())
             self.before = [-each for each in rest]
 
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
-        self._log(trainer, wait=True)  # before the curves are put into the checkpoint, see EmbedConfig
+        self._log(trainer, wait=True)  # before EmbedConfig saves the curves
         checkpoint["callbacks"][self.state_key] = {"before": self.before}  # state_dict was called earlier
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -141,15 +141,15 @@ class StepMetrics(Callback):
 
 
 class RoutingStats(Callback):
-    """Logs statistics of the capsules in validation, on the first of several sets.
+    """Logs statistics of the capsules in validation; of several validation sets, it uses the first.
 
-    Of all images: ``val/dead_capsules``, percent of the class capsules that none activates. Of the first ``images``:
-    ``val/coupling_entropy`` of the last routing iteration of the class capsules, and for every layer of capsules
-    ``val/activation_<layer>``, the mean, ``val/activation_std_<layer>``, and ``val/dead_<layer>``, percent of the
-    layer's capsules that none of them activates.
+    From all images: ``val/dead_capsules``, percent of the class capsules that no image activates. From the first
+    ``images``: ``val/coupling_entropy`` in the last routing iteration of the class capsules, and for every layer of
+    capsules ``val/activation_<layer>``, the mean, ``val/activation_std_<layer>``, and ``val/dead_<layer>``, percent of
+    the layer's capsules that none of these images activates.
     """
 
-    def __init__(self, images: int = 64) -> None:  # ours: enough for a mean, few beside a validation set
+    def __init__(self, images: int = 64) -> None:  # ours: enough for a mean, few compared with a validation set
         check_number("images", images, 1)
         self.images = images
         self.dead = DeadCapsuleRate()
@@ -161,7 +161,7 @@ class RoutingStats(Callback):
     ) -> None:
         if loader:
             return
-        capsules = getattr(outputs["output"], "capsules", None)  # a network on pairs of images has no classes
+        capsules = getattr(outputs["output"], "capsules", None)  # None for a network on pairs of images
         if capsules is not None:
             self.dead.to(pl_module.device).update(capsules.activations)
         if number == 0 and isinstance(pl_module.network, AbstractCapsuleNetwork):
@@ -183,9 +183,9 @@ class RoutingStats(Callback):
 
 
 def layer_statistics(network: AbstractCapsuleNetwork, images: Tensor) -> dict[str, Tensor]:
-    """Coupling entropy of the class capsules; of every layer the mean, spread and dead share of its activations.
+    """Compute the coupling entropy of the class capsules, and for every layer the mean, spread and dead share.
 
-    A routing that does not call ``on_iteration`` has no coupling entropy.
+    There is no coupling entropy if the routing does not call ``on_iteration``.
     """
     traces: list[RoutingTrace] = []
     layers: dict[str, Capsules] = {}
@@ -207,6 +207,6 @@ def layer_statistics(network: AbstractCapsuleNetwork, images: Tensor) -> dict[st
 
 
 def _compute(metric: Metric, values: Tensor) -> Any:
-    """The metric of ``values``, those of the other processes included."""
+    """Compute the metric of ``values`` over all processes."""
     metric.to(values.device).update(values)
     return metric.compute()

@@ -1,4 +1,4 @@
-"""A warning, while there is time, that a network learns nothing."""
+"""An early warning that a network does not learn."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ log = logging.getLogger(__name__)
 class NotLearning(Callback):
     """Warns once, after an epoch in which the learning rate was 0, or the network has not learned to classify.
 
-    It has not if the errors are those of always predicting the most frequent class, and the classification loss has not
-    fallen. Of epochs of less than ``min_steps`` several are looked at together. Nothing is read from the device before
-    the epoch has ended. Losses are kept in one tensor: the memory of a process on a CPU grows by megabytes per step if
-    each leaves a tensor of its own.
+    The second warning requires errors as high as those of always predicting the most frequent class, and a
+    classification loss that has not fallen. Epochs with fewer than ``min_steps`` steps are checked together. Nothing is
+    read from the device before the end of the epoch. One tensor stores all losses: with one tensor per loss, the memory
+    of a process on a CPU would grow by megabytes per step.
     """
 
-    def __init__(self, min_steps: int = 50) -> None:  # ours: of fewer losses the mean is not exact enough
+    def __init__(self, min_steps: int = 50) -> None:  # ours: with fewer losses the mean is not exact enough
         self.min_steps = min_steps
         self.warned = False
         self._reset()
@@ -33,8 +33,8 @@ class NotLearning(Callback):
     def _reset(self) -> None:
         self.highest_rate = 0.0
         self.steps = 0
-        self.losses: Tensor | None = None  # of the steps so far, then room, which doubles
-        self.labels: Tensor | None = None  # how many of each class there were
+        self.losses: Tensor | None = None  # losses so far, in a buffer that doubles when full
+        self.labels: Tensor | None = None  # number of labels per class
 
     def on_train_batch_start(self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Batch, _: int) -> None:
         self.highest_rate = max(self.highest_rate, _learning_rate(trainer))
@@ -44,7 +44,7 @@ class NotLearning(Callback):
     ) -> None:
         if self.warned or not trainer.is_global_zero:
             return
-        term = next((name for name in outputs if name != "loss"), "loss")  # a decoder may learn while classes do not
+        term = next((name for name in outputs if name != "loss"), "loss")  # a decoder may learn on its own
         loss, labels = outputs[term].detach(), batch.classes.flatten()
         if self.losses is None or self.labels is None:
             self.losses = loss.new_empty(1024)
@@ -56,7 +56,7 @@ class NotLearning(Callback):
         self.steps += 1
 
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._check(trainer)  # of the epoch before, whose errors are logged only now
+        self._check(trainer)  # the previous epoch, whose errors are logged only now
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._check(trainer)
@@ -74,15 +74,15 @@ class NotLearning(Callback):
         errors = [float(metrics[name]) for name in ("train/error", "val/error") if name in metrics]
         assert self.losses is not None and self.labels is not None  # noqa: PT018
         several = 1 if getattr(data, "same_class", "never") == "only" else data.spec.labels_per_image
-        if several > 1:  # of guessing a set of them
+        if several > 1:  # guessing a set of labels
             chance = 100 * (1 - 1 / math.comb(len(self.labels), several))
         else:
             chance = 100 * (1 - self.labels.max().item() / self.labels.sum().item())
         losses, quarter = self.losses[: self.steps].double().cpu(), self.steps // 4
         first, last = losses[:quarter], losses[-quarter:]
         standard_error = (first.var() / len(first) + last.var() / len(last)).sqrt()
-        has_fallen = first.mean() - last.mean() > 2 * standard_error  # ours: 2 of 100 times by chance alone
-        if errors and min(errors) >= 0.97 * chance > 0 and not has_fallen:  # ours: 3 % for what is chance
+        has_fallen = first.mean() - last.mean() > 2 * standard_error  # ours: by chance in 2 of 100 cases
+        if errors and min(errors) >= 0.97 * chance > 0 and not has_fallen:  # ours: 3 % for chance
             self._warn(
                 "not learning: after step %d the error is %.1f %% (always predicting the most frequent class: "
                 "%.1f %%), and the classification loss has not fallen (%.4g, now %.4g); likely causes: a learning rate "

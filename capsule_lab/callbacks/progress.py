@@ -1,4 +1,4 @@
-"""Progress of a run: a line for each epoch, and on a terminal a bar below the lines."""
+"""Progress of a run: one line per epoch, and a bar below the lines on a terminal."""
 
 from __future__ import annotations
 
@@ -20,28 +20,28 @@ from capsule_lab.lit import AbstractModule
 
 log = logging.getLogger(__name__)
 
-_WARM_UP = 2  # ours: steps in which kernels are compiled, and memory and the optimizer's state are allocated
+_WARM_UP = 2  # ours: steps that compile kernels, and allocate memory and the optimizer's state
 
 
 class _TimeLeft:
-    """Remaining time of the whole run, from the speed after the first steps, or what a ``Timer`` leaves."""
+    """Remaining time of the whole run, from the speed after the first steps, limited by ``Timer`` callbacks."""
 
     def start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self.first, self.total = trainer.global_step, cast(AbstractModule, pl_module).total_steps
         self.warm: tuple[int, float] | None = None  # step and time
 
     def count(self, trainer: L.Trainer) -> None:
-        """To be called after each step."""
+        """Count a step; call this after each one."""
         if self.warm is None and trainer.global_step >= self.first + _WARM_UP:
             self.warm = trainer.global_step, time.monotonic()
 
     def text(self, trainer: L.Trainer) -> str:
-        """``left 0:12:30``, or nothing while that is not known."""
+        """Return ``left 0:12:30``, or an empty string while this is unknown."""
         if self.warm is None or trainer.global_step == self.warm[0]:
             return ""
         step, since = self.warm
         seconds = (time.monotonic() - since) / (trainer.global_step - step) * (self.total - trainer.global_step)
-        callbacks = cast(Any, trainer).callbacks  # the Trainer's own attribute, which its class does not declare
+        callbacks = cast(Any, trainer).callbacks  # an attribute that the Trainer sets
         limits = [callback.time_remaining() for callback in callbacks if isinstance(callback, Timer)]
         left = max(min([seconds, *(limit for limit in limits if limit is not None)]), 0)
         return f"left {timedelta(seconds=round(left))}"
@@ -49,10 +49,10 @@ class _TimeLeft:
 
 class ProgressLines(Callback):
     """Logs one line per epoch with its metrics and the remaining time; epochs are counted from 1.
-    In an epoch that takes longer than ``seconds``, there is a line at this interval, the first one after ten seconds.
+    An epoch that takes longer than ``seconds`` has additional lines at this interval, the first after ten seconds.
     """
 
-    def __init__(self, seconds: float = 60.0) -> None:  # ours: a log without a line for longer looks like a crash
+    def __init__(self, seconds: float = 60.0) -> None:  # ours: a longer pause in the log looks like a crash
         self.seconds = seconds
         self.left = _TimeLeft()
         self.last = 0.0
@@ -69,7 +69,7 @@ class ProgressLines(Callback):
             self._line(trainer, trainer.current_epoch + 1, {"train/loss": float(outputs["loss"])})
 
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._line(trainer, trainer.current_epoch, trainer.logged_metrics)  # of the epoch before, complete only now
+        self._line(trainer, trainer.current_epoch, trainer.logged_metrics)  # the previous epoch, complete only now
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._line(trainer, trainer.current_epoch, trainer.logged_metrics)
@@ -83,9 +83,9 @@ class ProgressLines(Callback):
 
 
 def format_metrics(metrics: Mapping[str, Any]) -> str:
-    """Loss and error of training, and the validation error: ``loss 0.25  error 12.50 %, val 13.10 %``.
+    """Format the training loss, training error and validation error: ``loss 0.25  error 12.50 %, val 13.10 %``.
 
-    For a network that does not classify, the validation loss.
+    For a network that does not classify, the validation loss replaces the errors.
     """
     losses = [f"loss {float(metrics['train/loss']):.4g}"] if "train/loss" in metrics else []
     if losses and "val/loss" in metrics and "val/error" not in metrics:
@@ -96,15 +96,15 @@ def format_metrics(metrics: Mapping[str, Any]) -> str:
 
 
 class ProgressBar(ProgressLines):
-    """The lines of ``ProgressLines``, and below them a bar over the steps of the run, which vanishes at the end.
+    """The lines of ``ProgressLines``, and below them a bar over the steps of the run, which is removed at the end.
 
-    The bar is one line at any width: below 60 columns it is steps and remaining time only. A test has one of its own.
-    Lightning's bars are over the batches of an epoch, with the time that is left of that.
+    The bar takes one line at any width: below 60 columns it shows only steps and remaining time. A test has a separate
+    bar. Lightning's bars instead cover the batches and the remaining time of one epoch.
     """
 
     def __init__(self) -> None:
         super().__init__(seconds=math.inf)
-        self.interval = math.inf  # the bar shows what is between epochs
+        self.interval = math.inf  # the bar replaces lines within an epoch
         self.progress: Progress | None = None
         self.streams: list[tuple[logging.StreamHandler[TextIO], TextIO]] = []
         self.drawn_at = 0.0
@@ -156,13 +156,13 @@ class ProgressBar(ProgressLines):
         console = Console()
         what, left = TextColumn("{task.description}"), TextColumn("{task.fields[left]}")
         columns: list[ProgressColumn] = [MofNCompleteColumn(table_column=Column(no_wrap=True)), left]
-        if console.width >= 60:  # ours: what epoch, steps, metrics and remaining time take
+        if console.width >= 60:  # ours: width of epoch, steps, metrics and remaining time
             columns = [what, BarColumn(bar_width=None), columns[0], TextColumn("{task.fields[metrics]}"), left]
         self.progress = Progress(*columns, console=console, auto_refresh=False, transient=True)
         self.progress.expand = len(columns) > 2
         self.progress.add_task("", metrics="", left="", total=None)
         before = {id(stream): name for name in ("stdout", "stderr") for stream in [getattr(sys, name)]}
-        self.progress.start()  # replaces sys.stdout and sys.stderr by what writes above the bar; handlers keep theirs
+        self.progress.start()  # redirects sys.stdout and sys.stderr to write above the bar, but not those of handlers
         for handler in logging.getLogger().handlers:
             if isinstance(handler, logging.StreamHandler) and id(handler.stream) in before:
                 self.streams.append((handler, handler.stream))
@@ -170,7 +170,7 @@ class ProgressBar(ProgressLines):
         self.drawn_at = 0.0
 
     def _is_due(self) -> bool:
-        """Twice a second, ours: reading the loss waits for the device."""
+        """Whether to redraw: at most twice a second (ours), since reading the loss waits for the device."""
         return self.progress is not None and time.monotonic() - self.drawn_at > 0.5
 
     def _draw(self, description: str, done: int, total: float, metrics: str = "", left: str = "") -> None:
@@ -189,5 +189,5 @@ class ProgressBar(ProgressLines):
 
 
 def progress_callback() -> Callback:
-    """Lines, and a bar below them on a terminal."""
+    """Return ``ProgressBar`` on a terminal, else ``ProgressLines``."""
     return ProgressBar() if sys.stdout.isatty() else ProgressLines()

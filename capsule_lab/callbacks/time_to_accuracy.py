@@ -1,4 +1,4 @@
-"""How long a network takes to reach an accuracy: seconds of training, images and steps."""
+"""Time that a network takes to reach an accuracy: seconds of training, images and steps."""
 
 from __future__ import annotations
 
@@ -19,28 +19,27 @@ from capsule_lab.types import Batch
 
 log = logging.getLogger(__name__)
 
-PHASES = ("start_up", "training", "validation", "checkpoints")  # together they are all the time of a run
+PHASES = ("start_up", "training", "validation", "checkpoints")  # their sum is the total time of a run
 
-_ROUNDING = 1e-4  # ours: percent; above what float32 makes of 100 - 99.5, far below one image of 100,000
+_ROUNDING = 1e-4  # ours: percent; above float32's error in 100 - 99.5, far below one image of 100,000
 
 
 class TimeToAccuracy(Checkpoint):
-    """Records the first validation at which each accuracy is reached, and keeps the weights that reached it.
+    """Records the first validation that reaches each accuracy, and keeps the weights that reached it.
 
-    For each accuracy: ``seconds`` of training, ``wall_seconds`` in total, ``images`` shown, ``step``, and ``error`` in
-    percent. They are logged as ``time_to_accuracy/<threshold>/<quantity>``, and with every validation
-    ``time_to_accuracy/seconds`` and ``time_to_accuracy/images``, so that errors can be drawn over time. The weights are
-    ``checkpoints/reached_<threshold>.ckpt``; the run tests them when it has ended.
+    For each accuracy, it logs ``seconds`` of training, ``wall_seconds`` in total, ``images``, ``step``, and ``error``
+    in percent, as ``time_to_accuracy/<threshold>/<quantity>``. Every validation logs ``time_to_accuracy/seconds`` and
+    ``time_to_accuracy/images``, so that errors can be plotted over time. The weights are saved as
+    ``checkpoints/reached_<threshold>.ckpt``; the run tests them at its end.
 
-    The clock of training runs from batch to batch, their loading included. It stands still in validations, while
-    checkpoints are written, and until the first batch of a command; these seconds are counted apart. An accelerator is
-    waited for at each validation. A run that resumes goes on with the times of its checkpoint: what was done after it,
-    and is done again, counts once.
-    Thresholds are percent of the validation images that are right, ``monitor`` names the logged error, in percent;
-    with ``stop`` the run ends once all are reached.
+    Training time includes the loading of batches. It excludes validations, the writing of checkpoints, and the time
+    before the first batch of a command; these are measured separately. Each validation first waits for the
+    accelerator. A resumed run continues with the times of its checkpoint: steps that are repeated after it count once.
+    Thresholds are percentages of correctly classified validation images; ``monitor`` is the name of the logged error,
+    in percent; with ``stop``, the run ends when all thresholds are reached.
     """
 
-    def __init__(  # the thresholds are ours: of MNIST, where a linear classifier has 92
+    def __init__(  # the thresholds are ours: for MNIST, where a linear classifier reaches 92
         self, thresholds: Sequence[float] = (99.0, 99.5), monitor: str = "val/error", stop: bool = True
     ) -> None:
         if not thresholds:
@@ -58,12 +57,12 @@ class TimeToAccuracy(Checkpoint):
 
     @classmethod
     def of(cls, trainer: L.Trainer) -> TimeToAccuracy | None:
-        """The one among the callbacks of a run."""
+        """Return the callback of this class in a run, if there is one."""
         return next((callback for callback in trainer.checkpoint_callbacks if isinstance(callback, cls)), None)
 
     @property
     def seconds(self) -> dict[str, float]:
-        """Time so far of each of ``PHASES``, over all interruptions."""
+        """Time so far in each of ``PHASES``, summed over interruptions."""
         seconds = dict(self.seconds_before)
         if self.phase:
             seconds[self.phase] += time.monotonic() - self.since
@@ -71,19 +70,19 @@ class TimeToAccuracy(Checkpoint):
 
     @property
     def stopping_reason(self) -> EarlyStoppingReason:
-        """As of Lightning's ``EarlyStopping``, so that a run that has ended is not trained on when it resumes."""
+        """Same as in Lightning's ``EarlyStopping``, so that a completed run does not train further when it resumes."""
         reached = self.stop and self.thresholds.keys() <= self.reached.keys()
         return EarlyStoppingReason.STOPPING_THRESHOLD if reached else EarlyStoppingReason.NOT_STOPPED
 
     def results(self) -> dict[str, float | None]:
-        """Plain numbers by name: ``99.5/seconds`` and the like, ``None`` if it was not reached; and of each phase."""
+        """Return numbers such as ``99.5/seconds``, ``None`` if not reached, and the seconds of each phase."""
         names = ("seconds", "wall_seconds", "images", "step", "error")
         found = {f"{each}/{name}": self.reached.get(each, {}).get(name) for each in self.thresholds for name in names}
         return {**found, **{f"{phase}_seconds": round(value, 2) for phase, value in self.seconds.items()}}
 
     def _enter(self, phase: str | None, device: torch.device) -> None:
         if self.phase == "training" and phase != "training" and device.type != "cpu":
-            torch.accelerator.synchronize(device)  # steps that are queued are training, too
+            torch.accelerator.synchronize(device)  # queued steps are training, too
         self.seconds_before, self.since, self.phase = self.seconds, time.monotonic(), phase
 
     def on_train_batch_start(self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Batch, _: int) -> None:
@@ -146,5 +145,5 @@ class TimeToAccuracy(Checkpoint):
 
 
 def weights_reached(directory: Path, threshold: str) -> Path:
-    """The checkpoint in the directory of a run with the weights that reached a threshold."""
+    """Return the path, in the directory of a run, of the checkpoint that reached a threshold."""
     return directory / "checkpoints" / f"reached_{threshold}.ckpt"

@@ -1,6 +1,6 @@
-"""Data sets: one file each. A data set of your own needs ``AbstractDataModule``, ``AbstractSource`` and ``Images``.
+"""Data sets, one per file. To write another one, use ``AbstractDataModule``, ``AbstractSource`` and ``Images``.
 
-Every data set in a file of this folder is a public name: a new file needs no entry here.
+This package exports every data set that a file of this folder defines: a new file needs no entry here.
 """
 # ruff: noqa: F401
 

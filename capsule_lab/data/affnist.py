@@ -1,6 +1,6 @@
-"""affNIST: 320,000 affine versions of MNIST's test digits on 40x40 pixels, for networks that never saw one in training.
+"""affNIST: 320,000 affine versions of MNIST's test digits on 40x40 pixels (Tieleman 2013).
 
-Tieleman 2013; used as in Sabour, Frosst and Hinton 2017, section 5.2: trained on expanded MNIST, tested on affNIST.
+As in Sabour, Frosst and Hinton 2017, section 5.2, networks are trained on expanded MNIST and tested on affNIST.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from capsule_lab.errors import MissingDataError
 from capsule_lab.types import Batch, DataSpec
 
 AFFINE = "affine"  # name of the further validation set
-_TEST_SEED = 0  # ours: one synthetic test set for all runs, as there is one affNIST
+_TEST_SEED = 0  # ours: one synthetic test set for all runs, like affNIST itself
 
 
 class AffNISTFiles(PublishedFiles):
@@ -44,7 +44,7 @@ class AffNISTFiles(PublishedFiles):
 
     def load(self, *, train: bool) -> Images:
         if train:
-            raise ValueError("affNIST is tested on only; train on expanded MNIST")
+            raise ValueError("affNIST has a test set only; train on expanded MNIST")
         return files.load(self.folder)
 
     def provenance(self) -> dict[str, Any]:
@@ -53,7 +53,7 @@ class AffNISTFiles(PublishedFiles):
 
 @dataclass
 class _RealSource(AbstractSource):
-    """Real MNIST to train on, real affNIST to test on; with ``fallback``, its error says what takes its place."""
+    """Real MNIST for training, real affNIST for testing; with ``fallback``, its error names the stand-in data."""
 
     digits: MNISTFiles
     affine: AffNISTFiles
@@ -70,7 +70,7 @@ class _RealSource(AbstractSource):
             if not self.fallback:
                 raise
             raise MissingDataError(
-                f"{error}. Until then it trains on real MNIST and tests on {STANDIN_NAME} made from its test digits"
+                f"{error}. Until then, runs train on real MNIST and test on {STANDIN_NAME} made from its test digits"
             ) from error
 
     def load(self, *, train: bool) -> Images:
@@ -81,7 +81,7 @@ class _RealSource(AbstractSource):
 
 
 class _SyntheticSource(AbstractSource):
-    """Digits to train on, and digits of which affine versions are tested on: ``real`` ones if they are there."""
+    """Digits for training, and for testing digits to be transformed: from ``real`` MNIST if its files exist."""
 
     def __init__(self, real: MNISTFiles | None) -> None:
         self.real = real
@@ -105,31 +105,31 @@ def _tested_on(digits: AbstractSource, test: dict[str, Any]) -> dict[str, Any]:
 
 
 class AffNISTDataModule(ExpandedMNISTDataModule):
-    """Trains and validates on expanded MNIST, tests on affNIST; no digit is turned in training.
+    """Expanded MNIST for training and validation, affNIST for testing; training digits are never rotated.
 
-    affNIST's files are in ``<directory>/affNIST``, see ``formats.affnist``; MNIST's where ``MNISTFiles`` has them.
-    Provenance is "real" only where both are real. Without affNIST, ``source="auto"`` trains on real MNIST and
-    tests on synthetic affNIST made from its test digits, and warns of it; provenance is then "standin", and
-    its ``name`` says which is which. Without MNIST, everything is made from the stand-in digits.
+    affNIST's files are in ``<directory>/affNIST``, see ``formats.affnist``; for MNIST's files see ``MNISTFiles``.
+    The provenance is "real" only if both sets are real. Without affNIST, ``source="auto"`` trains on real MNIST and
+    tests on synthetic affNIST made from its test digits, with a warning; the provenance is then "standin", and
+    its ``name`` describes both sets. Without MNIST, everything is made from the stand-in digits.
 
-    Test batches have ``factors``: of affNIST's own files their ``human_readable_transform``, in its order; of the
-    synthetic ones ``standins.affnist.FACTORS``.
+    Test batches have ``factors``: those of the real files are ``human_readable_transform``, in its order; those of
+    synthetic ones are ``standins.affnist.FACTORS``.
 
     Args:
-        affine_validation: beside the validation set, validate on a synthetic affNIST made of its digits, one version
-            each, the same in every epoch; logged as ``affine/error``. It shows how far the two errors go together
-            while training goes on, without the test digits.
-        pad: 6, which gives affNIST's size.
+        affine_validation: also validate on a synthetic affNIST made from the validation digits, one version of each,
+            the same in every epoch; logged as ``affine/error``. It shows how this error and the validation error
+            develop together during training, without using the test digits.
+        pad: must be 6, which gives affNIST's size.
         shift, **options: see ``ExpandedMNISTDataModule``.
     """
 
     def __init__(self, *, affine_validation: bool = False, pad: int = PAD, shift: int = PAD, **options: Any) -> None:
         if pad != PAD:
-            raise ValueError(f"data.pad is {pad}; expected {PAD}, as affNIST's images are of 40x40 pixels")
+            raise ValueError(f"data.pad is {pad}; expected {PAD}, since affNIST's images have 40x40 pixels")
         super().__init__(pad=pad, shift=shift, **options)
         if affine_validation and self.validation == "none":
             raise ValueError(
-                "data.affine_validation is true with data.validation=none, which leaves no digits to make it of; "
+                "data.affine_validation is true with data.validation=none, which leaves no digits to transform; "
                 "expected data.validation=first or stratified"
             )
         if affine_validation:
@@ -140,7 +140,7 @@ class AffNISTDataModule(ExpandedMNISTDataModule):
 
     @property
     def spec(self) -> DataSpec:
-        factors = FACTORS if self.uses_standin else ()  # affNIST's page does not name its own
+        factors = FACTORS if self.uses_standin else ()  # affNIST's page does not name them
         return DataSpec(image_shape=(1, files.SIZE, files.SIZE), num_classes=10, factors=factors)
 
     def describe(self) -> dict[str, Any]:
@@ -163,6 +163,6 @@ class AffNISTDataModule(ExpandedMNISTDataModule):
         return InMemory(self.sets["test"], self.seed) if name == "test" else super().dataset(name)
 
     def transform_batch(self, batch: Batch, name: str) -> Batch:
-        if name in ("test", AFFINE):  # affine versions have their place already
+        if name in ("test", AFFINE):  # affine versions are already placed
             return batch._replace(images=to_unit_interval(batch.images))
         return super().transform_batch(batch, name)

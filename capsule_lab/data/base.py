@@ -1,4 +1,4 @@
-"""What every data set offers to the training loop: a LightningDataModule with facts and provenance."""
+"""The base class of all data sets: a LightningDataModule with a specification and provenance."""
 
 from __future__ import annotations
 
@@ -28,53 +28,53 @@ OnDevice = Literal["auto"] | bool
 
 
 class AbstractDataModule(L.LightningDataModule):
-    """Images in memory as uint8; batches by indexing; random transformations of the batch, on its device.
+    """Base class of data sets: keeps images in memory as uint8 and transforms whole batches on their device.
 
-    A data set says what its images are (``spec``), where they come from (``real_source`` and, if there is one,
-    ``standin_source``), and what the network sees of them: either ``transform``, which transforms a batch at once, or
-    pipelines of ``torchvision.transforms.v2``, which transform one image after another. Files that are downloaded and
-    checked are a ``PublishedFiles``. The other methods are overridden where needed. ``CONTRIBUTING.md`` has an example.
+    A data set defines its specification (``spec``), its source (``real_source`` and, if there is one,
+    ``standin_source``), and its preprocessing: either ``transform``, which transforms a whole batch, or pipelines of
+    ``torchvision.transforms.v2``, which transform one image at a time. ``PublishedFiles`` is the source for files that
+    are downloaded and verified. Override the other methods where needed. ``CONTRIBUTING.md`` has an example.
 
-    Sets have names: ``"train"``, ``"val"`` and ``"test"``, or instead of the last ``test_parts``, and
-    ``further_validations``. Test images are read by ``setup("test")`` only.
+    The sets are named ``"train"``, ``"val"`` and ``"test"``, plus the names in ``further_validations``. The names in
+    ``test_parts``, if there are any, replace ``"test"``. Only ``setup("test")`` reads the test images.
 
     Args:
-        directory: where data sets are; default ``$CAPSULE_LAB_DATA``, else ``data``.
+        directory: directory of all data sets; default ``$CAPSULE_LAB_DATA``, else ``data``.
         source: ``"auto"`` looks in the directory, then downloads, then falls back to the stand-in with a warning;
-            ``"real"`` fails rather than fall back; ``"standin"`` never uses the network.
+            ``"real"`` fails instead of falling back; ``"standin"`` never uses the network.
         batch_size: images per training step and process.
         eval_batch_size: images per validation or test step and process.
         validation: which training images to validate on, one of ``validations``; see ``split_training``.
-        validation_share: how many of them, as a number or a fraction such as ``"1/6"``.
-        train_images: train on so many images only, classes in proportion; ``None`` for all.
-        eval_images: validate and test on so many images each at most, classes in proportion, for a quick look;
-            ``None`` for all. Provenance says so.
-        augment: random transformations in training.
-        mixup: mix every training image with another, and their labels, in shares from Beta(mixup, mixup) (Zhang et al.
-            2018): labels are then shares of the classes. ``None`` for none. For one label per image.
-        on_device: whether sets of images are copied to the device that trains, where batches are then made by indexing;
-            the batches are the same. ``"auto"``: to a GPU, each set that takes at most a quarter of its free memory.
-            One that does not fit stays where it is, with a warning, and so do all after it.
-        seed: of the order, the split and the augmentation.
+        validation_share: share of these images, as a number or a fraction such as ``"1/6"``.
+        train_images: number of images to train on, drawn in proportion to the classes; ``None`` for all.
+        eval_images: maximum number of images in each validation and test set, drawn in proportion to the classes, for
+            a quick look; ``None`` for all. The provenance records it.
+        augment: apply random transformations in training.
+        mixup: mix every training image and its label with those of another, in shares from Beta(mixup, mixup) (Zhang
+            et al. 2018); labels become shares of the classes. ``None`` turns it off. Requires one label per image.
+        on_device: copy the sets to the training device and index batches there; the batches are the same. ``"auto"``
+            copies a set to a GPU if the set takes at most a quarter of the free memory. If a set does not fit, it and
+            all later sets stay on the CPU, with a warning.
+        seed: seed of the order, the split and the augmentation.
 
     Raises:
-        DataError: from ``prepare_data`` and ``setup``, when the data is missing, incomplete or damaged.
+        DataError: from ``prepare_data`` and ``setup``, if the data is missing, incomplete or damaged.
     """
 
     real_source: AbstractSource
     standin_source: AbstractSource | None = None
     image_source: AbstractSource
-    """The one of the two that is used; set by ``prepare_data``."""
+    """The source in use, one of the two above; set by ``prepare_data``."""
     train_transform: Callable[[Tensor], Tensor] | None = None
-    """Of an uint8 image ``(channel, height, width)``, in training; by default ``eval_transform``. See ``transform``."""
+    """Transforms a uint8 image ``(channel, height, width)`` in training; default ``eval_transform``."""
     eval_transform: Callable[[Tensor], Tensor] | None = None
-    """The same without augmentation, and in validation and testing."""
+    """Transforms an image in validation and testing, and in training without augmentation."""
     validations: ClassVar[tuple[str, ...]] = ("first", "stratified", "none")
-    """What ``validation`` may be."""
+    """Allowed values of ``validation``."""
     test_parts: tuple[str, ...] = ()
-    """Parts of the test set that are reported each on its own; with any, ``test_dataloader`` returns a list."""
+    """Parts of the test set that are reported separately; if there are any, ``test_dataloader`` returns a list."""
     further_validations: tuple[str, ...] = ()
-    """Sets to validate on beside the validation set, in a list of loaders after its own; only reported."""
+    """Additional sets that every validation measures and reports; their loaders follow that of the validation set."""
 
     def __init__(
         self,
@@ -120,44 +120,43 @@ class AbstractDataModule(L.LightningDataModule):
         self._train_batches: EpochBatches | None = None
         self._resume_at: dict[str, int] | None = None
 
-    # --- what a data set is
+    # --- what a data set defines
 
     @property
     @abstractmethod
     def spec(self) -> DataSpec:
-        """Facts of the images as the network sees them; a class attribute will do."""
+        """Specification of the images that the network receives; may be a class attribute."""
 
     def load(self, *, train: bool) -> Images:
-        """The training or the test images."""
+        """Load the training or the test images."""
         return self.image_source.load(train=train)
 
     def split_training(self, images: Images) -> tuple[Indices, Indices]:
-        """Indices of the training and of the validation images; by default those of ``split_validation``."""
+        """Return the indices of the training and of the validation images; by default from ``split_validation``."""
         validation = cast(Validation, self.validation)
         return split_validation(images.labels.numpy(), validation, self.validation_share, self.seed)
 
     def split_test(self, images: Images) -> tuple[Images, ...]:
-        """The test images, one set for each of ``test_parts``; all in one if there are none."""
+        """Split the test images into one set per name in ``test_parts``, or a single set if there are no parts."""
         return (images,)
 
     def dataset(self, name: str) -> InMemory:
-        """The set of this name as its loader indexes it; see ``InMemory.to`` for what happens to its tensors."""
+        """Return the named set as the dataset of its loader; ``InMemory.to`` copies its tensors to a device."""
         return InMemory(self.sets[name], self.seed)
 
     def transform_batch(self, batch: Batch, name: str) -> Batch:
-        """A stored batch of the set of this name to what the network sees, on its device."""
+        """Transform a stored batch of the named set into the network's input, on the batch's device."""
         augment = name == "train" and self.augment
         return batch._replace(images=self.transform(batch.images, batch.key, augment=augment))
 
     def unpaired_batch(self, batch: Batch, name: str) -> Batch:
-        """``transform_batch`` without making pairs, of data that makes some: what analyses look at."""
+        """Return ``transform_batch`` without pairing, for data sets that make pairs; analyses use it."""
         return self.transform_batch(batch, name)
 
     def transform(self, images: Tensor, key: Tensor, *, augment: bool) -> Tensor:
-        """Stored uint8 images to what the network sees; by default through ``train_transform`` or ``eval_transform``.
-
-        Every random number is a function of the image's key, so that a run can be resumed, and depends neither on the
-        batch size nor on the number of processes: see ``random_uniform``, and ``transform_each`` for the default.
+        """Transform stored uint8 images into the network's input; by default with ``train_transform`` or
+        ``eval_transform``, see ``transform_each``. Every random number must be a function of the image's key, as in
+        ``random_uniform``: a run can then be resumed, and depends neither on the batch size nor on the processes.
         """
         pipeline = (augment and self.train_transform) or self.eval_transform
         if pipeline is None:
@@ -165,28 +164,28 @@ class AbstractDataModule(L.LightningDataModule):
         return transform_each(pipeline, images, key)
 
     def describe(self) -> dict[str, Any]:
-        """Provenance of the images."""
+        """Return the provenance of the images."""
         return self.image_source.provenance()
 
     def describe_test(self, counts: str) -> str:
-        """What is tested on, for provenance; ``counts`` is such as ``"100 of 10000"``."""
+        """Describe the test images for the provenance; an example of ``counts`` is ``"100 of 10000"``."""
         return counts
 
-    # --- what training needs
+    # --- what training uses
 
     @property
     def uses_standin(self) -> bool:
-        """Whether the images are a stand-in's; ``False`` before ``prepare_data``."""
+        """Whether the images are stand-in data; ``False`` before ``prepare_data``."""
         return self.provenance.get("source") == "standin"
 
     @property
     def val_names(self) -> tuple[str, ...]:
-        """Names of the sets of ``val_dataloader``."""
+        """Names of the sets in ``val_dataloader``."""
         return ("val", *self.further_validations)
 
     @property
     def test_names(self) -> tuple[str, ...]:
-        """Names of the sets of ``test_dataloader``."""
+        """Names of the sets in ``test_dataloader``."""
         return self.test_parts or ("test",)
 
     def prepare_data(self) -> None:
@@ -220,7 +219,7 @@ class AbstractDataModule(L.LightningDataModule):
             "val_images": len(val),
             "hash": index_hash(train) + index_hash(val),
         }
-        # shuffled, so that the first few are of all kinds: files may be sorted by object
+        # shuffled, so that the first images show all kinds of objects: files may be sorted by object
         shuffled = np.random.default_rng(self.seed).permutation(val)
         self.sets |= {"train": images.subset(train), "val": images.subset(shuffled)}
 
@@ -258,7 +257,7 @@ class AbstractDataModule(L.LightningDataModule):
         return loaders if self.test_parts else loaders[0]
 
     def state_dict(self) -> dict[str, Any]:
-        # Lightning keeps the loader's state too, but loses it where the length of the run is asked for early
+        # Lightning also saves the loader's state, but loses it if the length of the run is read early
         return self._train_batches.state_dict() if self._train_batches else {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -284,12 +283,12 @@ class AbstractDataModule(L.LightningDataModule):
                 dataset = dataset.to(device)
             except torch.OutOfMemoryError:
                 log.warning(
-                    "the %s set, of %.1f GB, does not fit into the free memory of %s: its batches, and those of the "
-                    "sets after it, are made on the CPU; data.on_device=false does so from the beginning",
+                    "the %s set (%.1f GB) does not fit into the free memory of %s: its batches and those of all later "
+                    "sets are made on the CPU; set data.on_device=false to use the CPU from the beginning",
                     *(name, dataset.data.nbytes / 1e9, device),
                 )
                 self.on_device = False
-        if training and self.mixup is not None and trainer is not None:  # without one nothing mixes them
+        if training and self.mixup is not None and trainer is not None:  # only a Trainer mixes them
             dataset = WithPartners(dataset)
         batches = EpochBatches(
             len(dataset), batch_size, seed=self.seed, shuffle=training, drop_last=training, rank=rank,

@@ -32,7 +32,7 @@ from capsule_lab.types import DataSpec
 SERVER = "https://www.cs.toronto.edu/~kriz/"
 ARCHIVE, ARCHIVE_MD5 = "cifar-10-python.tar.gz", "c58f30108f718f92721af3b95e74349a"  # torchvision 0.29
 
-_TOP, _LEFT, _MIRROR, _BRIGHTNESS, _CONTRAST = range(5)  # numbers of the random draws
+_TOP, _LEFT, _MIRROR, _BRIGHTNESS, _CONTRAST = range(5)  # streams of the random draws
 
 
 class CIFAR10Files(PublishedFiles):
@@ -62,20 +62,20 @@ class CIFAR10Files(PublishedFiles):
 
 
 class CIFAR10DataModule(AbstractDataModule):
-    """CIFAR10 as in the official code of Sabour 2017: patches of 24x24 pixels, each of mean 0 and deviation 1.
+    """CIFAR10 as in the official code of Sabour 2017: patches of 24x24 pixels with mean 0 and standard deviation 1.
 
-    Training patches are cut out anywhere, half of them mirrored, then made brighter or darker and stronger or weaker in
-    contrast about each channel's mean; others are cut out of the middle. Standardisation comes last and undoes the
-    brightness wholly and much of the contrast.
+    Training patches are cropped at random; half of them are mirrored; then the brightness changes, and the contrast
+    about each channel's mean. Other patches are cropped from the centre. Standardisation comes last; it cancels the
+    change of brightness completely and most of the change of contrast.
 
-    The stand-in is ``coloured_digits``, whose classes are the ten digits and not ``CLASSES``; ``flip`` mirrors digits
-    too.
+    The stand-in is ``coloured_digits``. Its classes are the ten digits instead of ``CLASSES``, and ``flip`` mirrors
+    its digits, too.
 
     Args:
-        crop: side of what the network sees, in pixels of 32. Random in training, central otherwise.
-        flip: whether half of the training images are mirrored.
+        crop: side of the crop, in pixels of 32; random in training, central otherwise.
+        flip: mirror half of the training images.
         brightness: largest number added to all pixels, in grey levels of 255.
-        contrast: largest change of the factor 1 that contrast is multiplied by: 0.8 is 0.2 to 1.8.
+        contrast: largest deviation of the contrast factor from 1: 0.8 gives 0.2 to 1.8.
         eval_batch_size, validation_share, **options: see ``AbstractDataModule``.
     """
 

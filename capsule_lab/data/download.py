@@ -1,4 +1,4 @@
-"""Files of data sets: where they are, whether they are the published ones, and how they are downloaded."""
+"""Files of data sets: their location, verification and download."""
 
 from __future__ import annotations
 
@@ -23,33 +23,33 @@ log = logging.getLogger(__name__)
 
 
 def data_directory(directory: str | None) -> Path:
-    """``directory``, else ``$CAPSULE_LAB_DATA``, else ``data`` in the working directory."""
+    """Return ``directory``, else ``$CAPSULE_LAB_DATA``, else ``data`` in the working directory."""
     return expanded(directory or os.environ.get("CAPSULE_LAB_DATA") or "data")
 
 
 def md5(path: Path) -> str:
-    """MD5 of a file as data sets publish it: of the unpacked content if its name ends in ``.gz``."""
+    """Compute the MD5 of a file, or of its unpacked content if its name ends in ``.gz``, as data sets publish it."""
     with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
         return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
 
 
 def sha256(path: Path) -> str:
-    """SHA-256 of a file."""
+    """Compute the SHA-256 of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def verify(folder: Path, checksums: dict[str, str], name: str, *, algorithm: Literal["md5", "sha256"] = "md5") -> bool:
-    """Whether ``folder`` holds all files with the right checksums; ``False`` if none of them is there.
+    """Return whether ``folder`` contains all files with the right checksums; ``False`` if it contains none of them.
 
     Args:
-        folder: where they should lie.
-        checksums: of each file, by name.
-        name: of the data set, for messages.
-        algorithm: what the checksums are, see ``md5`` and ``sha256``.
+        folder: folder of the files.
+        checksums: checksum of each file, by file name.
+        name: name of the data set, for messages.
+        algorithm: algorithm of the checksums, see ``md5`` and ``sha256``.
 
     Raises:
-        DataError: if only some are there, or one is truncated or another file.
+        DataError: if only some files exist, or a file is truncated or is another file.
     """
     missing = [file for file in checksums if not (folder / file).is_file()]
     if len(missing) == len(checksums):
@@ -57,7 +57,7 @@ def verify(folder: Path, checksums: dict[str, str], name: str, *, algorithm: Lit
     if missing:
         raise DataError(
             f"{folder} holds {len(checksums) - len(missing)} of the {len(checksums)} files of {name}; missing "
-            f"{', '.join(missing)}: add them, or remove the folder to have it downloaded again"
+            f"{', '.join(missing)}: add them, or remove the folder to download it again"
         )
     for file, expected in checksums.items():
         path = folder / file
@@ -66,39 +66,39 @@ def verify(folder: Path, checksums: dict[str, str], name: str, *, algorithm: Lit
         if found != expected:
             raise DataError(
                 f"{path} ({path.stat().st_size} bytes, {algorithm} {found}) is not the file of {name} ({algorithm} "
-                f"{expected}): it is truncated or another file; remove it and its folder to have them downloaded again"
+                f"{expected}): it is truncated or another file; remove it and its folder to download them again"
             )
     return True
 
 
 @contextmanager
 def reading(path: Path, name: str) -> Iterator[None]:
-    """Turn any error of this block into a ``DataError`` that names the file at ``path``, of the data set ``name``."""
+    """Turn any error in this block into a ``DataError`` that names the file ``path`` and the data set ``name``."""
     try:
         yield
     except DataError:
         raise
-    except Exception as error:  # readers of formats raise errors of many types for damaged files
+    except Exception as error:  # readers of file formats raise many types of errors for damaged files
         reason = getattr(error, "strerror", None) or one_line(error) or type(error).__name__
         raise DataError(
-            f"{path} cannot be read ({reason}); expected a file of {name}: remove it and its folder to have them "
-            "downloaded again"
+            f"{path} cannot be read ({reason}); expected a file of {name}: remove it and its folder to download them "
+            "again"
         ) from error
 
 
 def download_file(name: str, checksum: str, servers: Sequence[str], folder: Path) -> Path:
-    """Download a file into ``folder``; for the ``download`` that is given to ``fetch``.
+    """Download a file into ``folder`` and return its path; for the ``download`` argument of ``fetch``.
 
     Args:
-        name: of the file, on the servers and in the folder.
-        checksum: that it must have, such as ``"md5:…"`` or ``"sha256:…"``.
+        name: name of the file, on the servers and in the folder.
+        checksum: expected checksum, such as ``"md5:…"`` or ``"sha256:…"``.
         servers: addresses, each ending in a slash, tried in this order.
-        folder: gets the file once it is complete, whose path is returned.
+        folder: receives the file once it is complete.
 
     Raises:
-        OSError: if no server has it, with the reason of the first one.
+        OSError: if every server fails, with the reason of the first one.
     """
-    import pooch  # here, as training on files that are there needs no HTTP
+    import pooch  # here, since training on existing files does not need HTTP
     from requests import exceptions
 
     pooch.get_logger().setLevel(logging.WARNING)
@@ -108,7 +108,7 @@ def download_file(name: str, checksum: str, servers: Sequence[str], folder: Path
     for server in servers:
         try:
             return Path(pooch.retrieve(f"{server}{name}", checksum, name, folder, downloader=downloader))
-        except (exceptions.ConnectionError, exceptions.Timeout) as error:  # which quote all layers of HTTP
+        except (exceptions.ConnectionError, exceptions.Timeout) as error:  # their texts quote all layers of HTTP
             reasons.append(f"{server}{name}: {type(error).__name__}")
         except (OSError, ValueError) as error:
             reasons.append(f"{server}{name}: {one_line(error)}")
@@ -117,7 +117,7 @@ def download_file(name: str, checksum: str, servers: Sequence[str], folder: Path
 
 @contextmanager
 def filling(folder: Path) -> Iterator[Path]:
-    """A scratch folder beside ``folder``; its files are put there, by renaming, when the block ends without an error.
+    """Yield a scratch folder, and move its files into ``folder``, by renaming, if the block ends without an error.
 
     Other files in ``folder`` stay.
     """
@@ -134,10 +134,10 @@ def filling(folder: Path) -> Iterator[Path]:
 
 
 def fetch(folder: Path, download: Callable[[Path], None]) -> str | None:
-    """Put what ``download`` writes into a scratch folder into ``folder``, see ``filling``; if it fails, return why."""
+    """Fill ``folder`` with the files that ``download`` writes, see ``filling``; if it fails, return the reason."""
     try:
         with filling(folder) as scratch:
             download(scratch)
-    except (OSError, EOFError, KeyError, tarfile.TarError, zlib.error) as error:  # archives end early or lack files
+    except (OSError, EOFError, KeyError, tarfile.TarError, zlib.error) as error:  # truncated, or missing members
         return one_line(error) or type(error).__name__
     return None

@@ -1,4 +1,4 @@
-"""Pairs of images and the known change between them (Hinton, Krizhevsky and Wang 2011), made of any data set."""
+"""Pairs of images with a known change between them (Hinton, Krizhevsky and Wang 2011), from any data set."""
 
 from __future__ import annotations
 
@@ -20,41 +20,41 @@ from capsule_lab.types import Batch, DataSpec
 Change = Literal["shift", "affine"]
 Moved = Literal["both", "target"]
 
-CHANGES: dict[Change, tuple[int, ...]] = {"shift": (2,), "affine": (3, 3)}  # shapes of what the network is told
+CHANGES: dict[Change, tuple[int, ...]] = {"shift": (2,), "affine": (3, 3)}  # shapes of the change
 
-_DRAWS = 5  # numbers of random draws of one image of an affine pair; the second's begin after them
+_DRAWS = 5  # random draws for the first image of an affine pair; those for the second follow
 
 
 class Pair(NamedTuple):
-    """Two versions of each image: what the network sees, and what it is to draw."""
+    """Two versions of each image: the network's input and its target."""
 
     first: Float[Tensor, "batch channel height width"]
     second: Float[Tensor, "batch channel height width"]
     change: Float[Tensor, "batch 2"] | Float[Tensor, "batch 3 3"]
-    """``(right, down)`` in pixels, or a matrix, by which the second differs from the first."""
+    """The change from the first to the second: ``(right, down)`` in pixels, or a matrix."""
 
 
 class ImagePairs(AbstractDataModule):
-    """Makes pairs of the images of another DataModule, of one label each, by their keys; none is ever stored.
+    """Mixin that makes pairs from the images of a DataModule with one label per image; pairs are never stored.
 
-    It comes before that DataModule: ``class MNISTPairsDataModule(ImagePairs, MNISTDataModule)``. Both images of a pair
-    are versions of one stored image, which the DataModule transforms as in validation. An epoch of training has other
-    pairs in every epoch; those of validation and testing are the same in all. The first image goes into
-    ``Batch.images``, the second into ``Batch.targets``, their difference into ``Batch.change``; labels stay, so that
-    networks that classify can be trained on the first images. All is computed on the batch's device.
+    It precedes the DataModule: ``class MNISTPairsDataModule(ImagePairs, MNISTDataModule)``. Both images of a pair are
+    versions of one stored image, which the DataModule preprocesses as in validation. The key of an image determines
+    its pair: training has new pairs in every epoch, validation and testing always the same. ``Batch.images`` contains
+    the first images, ``Batch.targets`` the second, ``Batch.change`` the changes; labels stay, so that classifiers can
+    be trained on the first images. Everything is computed on the batch's device.
 
     Args:
-        change: ``"shift"``, by whole pixels, zeros moving in; or ``"affine"``: turned, scaled and sheared about the
-            centre, then moved. What the network is told of the latter is a matrix in homogeneous coordinates, whose
-            unit is half of the image.
-        shift: largest move of each image in each direction, in pixels; of affine pairs any number up to it.
-        moved: ``"both"`` images, or only the ``"target"``. If the first image is where it always is, capsules need no
-            poses to know where it is.
-        rotation: of affine pairs, largest turn of each image, in degrees.
-        scale: largest factor of its size; the smallest is one over it.
-        shear: largest pixels by which a point moves to the right for each that it is above the centre.
-        augment: other pairs in every epoch of training; without, the same.
-        **options: of the DataModule.
+        change: ``"shift"``, by whole pixels, padded with zeros; or ``"affine"``: rotation, scale and shear about the
+            centre, then a shift. For the latter, the network receives a matrix in homogeneous coordinates, whose unit
+            is half the side of the image.
+        shift: largest shift of each image in each direction, in pixels; affine pairs are not limited to whole pixels.
+        moved: transform ``"both"`` images, or only the ``"target"``. If the first image never moves, capsules do not
+            need poses to locate it.
+        rotation: largest rotation of each image in affine pairs, in degrees.
+        scale: largest scale factor in affine pairs; the smallest is its inverse.
+        shear: largest shear in affine pairs: pixels to the right per pixel above the centre.
+        augment: draw new pairs in every training epoch; otherwise all epochs have the same.
+        **options: options of the DataModule.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class ImagePairs(AbstractDataModule):
 
     @property
     def spec(self) -> DataSpec:
-        images: DataSpec = cast(Any, super()).spec  # of the DataModule that comes after this one
+        images: DataSpec = cast(Any, super()).spec  # of the DataModule that follows
         return replace(images, change=CHANGES[self.change])
 
     def describe(self) -> dict[str, Any]:
@@ -93,7 +93,7 @@ class ImagePairs(AbstractDataModule):
         return InMemory(self.sets[name], self.seed, fixed=name != "train" or not self.augment)
 
     def unpaired_batch(self, batch: Batch, name: str) -> Batch:
-        return super().transform_batch(batch, "val" if name == "train" else name)  # which is not augmented
+        return super().transform_batch(batch, "val" if name == "train" else name)  # not augmented
 
     def transform_batch(self, batch: Batch, name: str) -> Batch:
         seen = self.unpaired_batch(batch, name)
@@ -118,7 +118,7 @@ class ImagePairs(AbstractDataModule):
         return Pair(shift(images, down, right, largest), shift(images, down_again, right_again, largest), change)
 
     def _affine(self, images: Tensor, key: Tensor, stream: int, unit: float) -> tuple[Tensor, Tensor]:
-        """Images and the matrices that moved them, homogeneous, with half of the image as the unit."""
+        """Return transformed images and their homogeneous matrices, with half the image as the unit."""
         shift = float(self.largest_shift)
         largest = (self.rotation, self.scale, self.shear, shift, shift)
         draws = (random_uniform(key, number, -most, most) for number, most in enumerate(largest, stream))

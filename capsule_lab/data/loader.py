@@ -1,4 +1,4 @@
-"""Batches straight out of memory: one indexing operation per batch, exact resume, exact sharding."""
+"""Data loading from memory: one indexing operation per batch, exact resume, exact sharding."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Images(NamedTuple):
     Attributes:
         images: ``(n, channel, height, width)`` uint8.
         labels: ``(n,)`` classes.
-        factors: ``(n, factor)``, how each image was taken, or ``None`` where that is not known.
+        factors: ``(n, factor)``, how each image was taken; ``None`` if unknown.
     """
 
     images: UInt8[Tensor, "n channel height width"]
@@ -32,7 +32,7 @@ class Images(NamedTuple):
     factors: Int64[Tensor, "n factor"] | Float[Tensor, "n factor"] | None = None
 
     def subset(self, indices: Any) -> Images:
-        """The images at ``indices``, in that order."""
+        """Return the images at ``indices``, in that order."""
         chosen = torch.as_tensor(indices, dtype=torch.int64)
         factors = None if self.factors is None else self.factors[chosen]
         return Images(self.images[chosen], self.labels[chosen], factors)
@@ -47,10 +47,10 @@ class Images(NamedTuple):
 
 
 def check_images(images: Images, classes: int, what: str) -> None:
-    """Check that a set is one: uint8 images, with a label below ``classes`` each; ``what`` names it if not.
+    """Check that a set has uint8 images, and for each image a label below ``classes``.
 
     Raises:
-        DataError: if not.
+        DataError: if it does not; ``what`` names the set in the message.
     """
     pixels, labels, factors = images
     if pixels.dtype != torch.uint8 or pixels.ndim != 4:
@@ -72,13 +72,13 @@ def check_images(images: Images, classes: int, what: str) -> None:
 
 
 class InMemory(Dataset[Batch]):
-    """Indexed by a whole batch at once: ``dataset[indices, epoch] -> Batch``, all on the device of ``data``.
+    """A dataset that is indexed by whole batches: ``dataset[indices, epoch] -> Batch``, on the device of ``data``.
 
     Args:
-        images: the stored ones.
-        seed: of the keys.
-        size: number of samples in an epoch, by default of images.
-        fixed: every sample has the key of the first epoch in all, so that what is random of it stays as it is.
+        images: the stored images.
+        seed: seed of the keys.
+        size: number of samples in an epoch; default: the number of images.
+        fixed: use the keys of the first epoch in every epoch, so that random transformations stay the same.
     """
 
     def __init__(self, images: Images, seed: int, *, size: int | None = None, fixed: bool = False) -> None:
@@ -96,16 +96,16 @@ class InMemory(Dataset[Batch]):
         return Batch(chosen.images, chosen.labels, self.key(*batch), chosen.factors)
 
     def key(self, index: Tensor, epoch: int) -> Tensor:
-        """The keys of samples."""
+        """Return the keys of samples."""
         return sample_key(self.seed, 0 if self.fixed else epoch, index)
 
     @property
     def device(self) -> torch.device:
-        """Where indices are expected, and batches are made."""
+        """Device of the indices and of the batches."""
         return self.data.images.device
 
     def to(self, device: torch.device) -> InMemory:
-        """The same set with all its tensors on ``device``, which makes the same batches there."""
+        """Return a copy of the set with all tensors on ``device``; it makes the same batches there."""
         moved = copy.copy(self)
         vars(moved).update({k: v.to(device) for k, v in vars(self).items() if isinstance(v, Images | Tensor)})
         return moved
@@ -113,20 +113,20 @@ class InMemory(Dataset[Batch]):
 
 @dataclass(eq=False)
 class EpochBatches(Sampler[tuple[Tensor, int]]):
-    """Index batches of one epoch; the order is a function of ``(seed, epoch)`` alone.
+    """Sampler of the index batches of one epoch; the order is a function of ``(seed, epoch)`` alone.
 
     With several processes, every batch of ``batch_size * world_size`` consecutive images is distributed among
-    them, so that together they see what one process would see.
+    the processes, so that together they process the images that a single process would.
 
     Args:
         size: number of images.
         batch_size: images per batch and process.
-        seed: of the order.
+        seed: seed of the order.
         shuffle: ``False`` keeps the stored order.
-        drop_last: leave out the images that do not fill a batch (training, so that all steps weigh the same);
+        drop_last: leave out the images that do not fill a batch (in training, so that all steps have equal weight);
             a set smaller than one batch is always one batch.
-        rank, world_size: of this process.
-        device: of the indices; the order of an epoch is moved there in one piece.
+        rank, world_size: rank of this process, and number of processes.
+        device: device of the indices; the order of an epoch is copied to it at once.
     """
 
     size: int
@@ -149,18 +149,18 @@ class EpochBatches(Sampler[tuple[Tensor, int]]):
         self.bounds = [*range(0, self.size, together), self.size]
         ragged = len(self.bounds) > 2 and self.size % together  # 2 bounds: a single batch
         if ragged and (self.drop_last or ragged < self.world_size):
-            del self.bounds[-1 if self.drop_last else -2]  # -2: fewer than processes; they join the batch before
+            del self.bounds[-1 if self.drop_last else -2]  # -2: fewer than processes; join the previous batch
 
     def set_epoch(self, epoch: int) -> None:
-        """Called by Lightning before each epoch."""
+        """Set the epoch; Lightning calls this before each epoch."""
         self.epoch = epoch
 
     def state_dict(self) -> dict[str, int]:
-        """Which epoch, and how many of its batches have been handed out."""
+        """Return the epoch, and how many of its batches have been yielded."""
         return self.resume_at or {"epoch": self.epoch, "batch": self.position}
 
     def load_state_dict(self, state_dict: dict[str, int]) -> None:
-        """Go on after the batches that ``state_dict`` counts, in its epoch only."""
+        """Continue after the batches that ``state_dict`` counts, in that epoch only."""
         self.resume_at = dict(state_dict)
 
     def __len__(self) -> int:
@@ -179,7 +179,7 @@ class EpochBatches(Sampler[tuple[Tensor, int]]):
 
 
 class ResumableLoader(DataLoader[Batch]):
-    """A ``DataLoader`` that a checkpoint written in the middle of an epoch can put back in its place."""
+    """A ``DataLoader`` that resumes from a checkpoint written in the middle of an epoch."""
 
     def __init__(self, dataset: InMemory, batches: EpochBatches, *, pin_memory: bool) -> None:
         super().__init__(dataset, sampler=batches, batch_size=None, pin_memory=pin_memory)
@@ -193,6 +193,6 @@ class ResumableLoader(DataLoader[Batch]):
 
 
 def fits(images: Images, device: torch.device) -> bool:
-    """Whether ``device`` is a GPU and the images take at most a quarter of its free memory."""
+    """Return whether ``device`` is a GPU and the images take at most a quarter of its free memory."""
     free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 0
-    return images.nbytes <= free / 4  # ours: several sets, and activations, must have room
+    return images.nbytes <= free / 4  # ours: leaves room for other sets and for activations

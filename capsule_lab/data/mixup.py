@@ -1,4 +1,4 @@
-"""Mixup: every training image is mixed with another, and so are their labels (Zhang et al. 2018)."""
+"""Mixup: every training image and its label are mixed with another image and label (Zhang et al. 2018)."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from capsule_lab.data.loader import InMemory
 from capsule_lab.data.transforms import random_bits, random_integers
 from capsule_lab.types import Batch
 
-_PARTNER, _SHARE = 1000, 1001  # numbers of the random draws, beyond those of any transformation; see random_bits
-_SHARES = 4096  # ours: differences of shares that no gradient shows
+_PARTNER, _SHARE = 1000, 1001  # streams of the random draws, above those of any transformation; see random_bits
+_SHARES = 4096  # ours: finer steps would not change gradients noticeably
 
 
 class WithPartners(InMemory):
-    """A set whose batches are twice as long: behind the images that are asked for, a partner for each.
+    """A set whose batches are twice as long: the requested images, then a partner for each of them.
 
     The partner is any image of the set, drawn by the key of the image, so that it depends neither on the rest of the
-    batch nor on the number of processes. It has the key, and so the transformations, of its own turn in the epoch.
+    batch nor on the number of processes. It has its own key of the epoch, and therefore its own transformations.
     """
 
     def __init__(self, images: InMemory) -> None:
@@ -38,17 +38,17 @@ class WithPartners(InMemory):
 
 
 def shares_of(alpha: float) -> Float[Tensor, " share"]:
-    """Shares of the first of two images, from Beta(alpha, alpha): its quantiles, all equally probable."""
+    """Compute equally probable quantiles of Beta(alpha, alpha): shares of the first of two mixed images."""
     probabilities = (torch.arange(_SHARES, dtype=torch.float64) + 0.5) / _SHARES
     return torch.from_numpy(scipy.special.betaincinv(alpha, alpha, probabilities.numpy())).float()
 
 
 def mix(batch: Batch, shares: Float[Tensor, " share"], num_classes: int) -> Batch:
-    """The first half of a batch, each image mixed with its partner in the second half (Zhang et al. 2018, section 2).
+    """Mix each image in the first half of a batch with its partner in the second (Zhang et al. 2018, section 2).
 
     Args:
-        batch: of ``WithPartners``, transformed: images are floating-point numbers.
-        shares: of ``shares_of``, on the same device; each image's own is drawn by its key.
+        batch: a transformed batch from ``WithPartners``: images are floating-point numbers.
+        shares: result of ``shares_of``, on the same device; the key of each image selects one.
         num_classes: number of classes.
 
     Returns:

@@ -27,7 +27,7 @@ ARCHIVES = {
     "t10k-images-idx3-ubyte": "9fb629c4189551a2d022fa330f9573f3",
     "t10k-labels-idx1-ubyte": "ec29112dd5afa0611ce80d1b7f02629c",
 }
-"""MD5 of the ``.gz`` that each file is downloaded as; torchvision 0.29."""
+"""MD5 of the ``.gz`` archive of each file; torchvision 0.29."""
 
 
 class MNISTFiles(PublishedFiles):
@@ -50,17 +50,17 @@ class MNISTFiles(PublishedFiles):
 
     def load(self, *, train: bool) -> Images:
         part = "train" if train else "t10k"
-        with reading(self.folder, self.name):  # not by torchvision's MNIST, which prefers old files of its own
+        with reading(self.folder, self.name):  # torchvision's MNIST would prefer its own old files
             images = read_image_file(str(self.folder / f"{part}-images-idx3-ubyte"))
             labels = read_label_file(str(self.folder / f"{part}-labels-idx1-ubyte"))
         return Images(images.unsqueeze(1), labels)
 
 
 class MNISTDataModule(AbstractDataModule):
-    """MNIST as in Sabour 2017: pixels in [0, 1], training images shifted by up to 2 pixels, nothing else.
+    """MNIST as in Sabour 2017: pixels in [0, 1]; the only augmentation is a shift by up to 2 pixels.
 
     Args:
-        shift: largest shift in each direction, in pixels, of training images (Sabour 2017, section 5).
+        shift: largest shift of training images in each direction, in pixels (Sabour 2017, section 5).
         **options: see ``AbstractDataModule``.
     """
 
@@ -81,7 +81,7 @@ class MNISTDataModule(AbstractDataModule):
 
 
 def check_shift(shift: int, size: int = SIZE) -> None:
-    """Check the option ``shift`` of a data set whose images have a side of ``size`` pixels."""
+    """Check the option ``shift`` of a data set with images of ``size`` x ``size`` pixels."""
     check_number("data.shift", shift, 0)
     if shift >= size:
         raise ValueError(f"data.shift is {shift}; expected fewer than the {size} pixels of the images")

@@ -19,16 +19,16 @@ PAD = 6  # official code of Sabour 2017, README: "shift 6, pad 6"
 
 
 class ExpandedMNISTDataModule(AbstractDataModule):
-    """MNIST on a larger canvas, each digit somewhere on it, its 28x28 pixels always complete.
+    """MNIST on a larger canvas: each digit is placed at random, and its 28x28 pixels are always complete.
 
-    Every place that ``shift`` allows is equally likely, 13x13 of them by default. A training image has another place
-    in every epoch; validation and test images have one each, which the seed and their index decide. The official
-    code writes out every image in all 169 places instead, and goes through these in a random order.
+    All positions that ``shift`` allows are equally likely, by default 13x13. A training image moves to a new position
+    in every epoch; the position of a validation or test image depends only on the seed and its index. The official
+    code instead stores every image in all 169 positions, and iterates over these in a random order.
 
     Args:
         pad: zeros around the 28x28 pixels: 6 gives 40x40.
         shift: largest shift from the middle in each direction, in pixels; at most ``pad``.
-        augment: other places in every epoch of training; without, the same.
+        augment: draw new positions in every training epoch; otherwise all epochs have the same.
         **options: see ``AbstractDataModule``.
     """
 
@@ -39,7 +39,7 @@ class ExpandedMNISTDataModule(AbstractDataModule):
         if shift > pad:
             raise ValueError(
                 f"data.shift is {shift} with data.pad {pad}, which would push digits over the edge; expected a shift "
-                "of at most the pad"
+                f"of at most {pad}"
             )
         self.pad = pad
         self.shift = shift
@@ -58,12 +58,12 @@ class ExpandedMNISTDataModule(AbstractDataModule):
         return InMemory(self.sets[name], self.seed, fixed=name != "train" or not self.augment)
 
     def transform(self, images: Tensor, key: Tensor, *, augment: bool) -> Tensor:
-        """Each digit in its place. The key decides it, and ``dataset`` has decided on the keys."""
+        """Place each digit at random, also without ``augment``: the keys determine the positions, see ``dataset``."""
         canvas = torch.nn.functional.pad(to_unit_interval(images), (self.pad,) * 4)
         return random_shift(canvas, key, self.shift)
 
 
 def placed(provenance: dict[str, Any], pad: int) -> dict[str, Any]:
-    """Provenance of digits that are put on a canvas."""
+    """Return the provenance of digits that are placed on a canvas."""
     size = SIZE + 2 * pad
     return provenance | {"name": f"{provenance['name']}, placed on {size}x{size}"}

@@ -28,37 +28,37 @@ Blend = Literal["sum", "max"]
 Placing = Literal["shift", "affine"]
 SameClass = Literal["never", "also", "only"]
 
-PAIRS_PER_IMAGE = 1000  # section 6: pairs that begin with the same image, 10 million for testing
+PAIRS_PER_IMAGE = 1000  # section 6: pairs with the same first image, 10 million for testing
 
-_PARTNER, _FIRST = 0, 1  # numbers of the random draws: the second image, then the places; see random_bits
-_TURN = math.radians(5)  # a tutorial's
-_SCALE = (0.5, 0.7)  # the same tutorial's
+_PARTNER, _FIRST = 0, 1  # streams of the random draws: the second image, then the positions; see random_bits
+_TURN = math.radians(5)  # from a tutorial
+_SCALE = (0.5, 0.7)  # from the same tutorial
 
 
 class MultiMNISTDataModule(AbstractDataModule):
-    """Pairs of MNIST digits, composed as they are needed, on the batch's device; none is ever stored.
+    """Pairs of overlapping MNIST digits, composed batch by batch on the batch's device and never stored.
 
-    Every image is paired with one of another class of the same split, each is moved by itself, and the two are laid
-    over each other. An epoch of training has one pair for each image, another one in every epoch; pairs for validation
-    and testing are the same in every epoch. What the network sees goes into ``Batch.images``, the two digits alone, in
-    their places, into ``Batch.parts``, and the two classes, which differ unless ``same_class`` allows it, into
-    ``Batch.labels``.
+    Every image is paired with an image of another class from the same split; both are shifted independently, and the
+    two are overlaid. A training epoch has one pair per image, and every epoch has new pairs; pairs for validation and
+    testing are the same in every epoch. ``Batch.images`` contains the composites, ``Batch.parts`` the two digits
+    separately at their positions, and ``Batch.labels`` the two classes, which differ unless ``same_class`` allows
+    equal ones.
 
-    The paper says 80 % of the boxes of 20x20 pixels overlap on average; two digits moved by up to 4 pixels each give
-    72.6 %, and one of them 79.0 %. Its official code moves the first digit of a pair by the same for all its partners;
-    here each pair has moves of its own.
+    The paper states an average overlap of 80 % of the 20x20 boxes; shifting both digits by up to 4 pixels gives
+    72.6 %, and shifting only one 79.0 %. The official code shifts the first digit equally for all its partners;
+    here every pair has its own shifts.
 
     Args:
         pad: zeros around the 28x28 pixels: 4 gives 36x36.
-        shift: largest move of each digit in each direction, in pixels: 4 in the paper, 6 in the official code's README.
-        blend: ``"sum"`` is clipped at 1 (section 6); ``"max"`` is the tutorials'.
-        placing: ``"shift"`` (section 6), or ``"affine"``: turned by up to 5 degrees, moved by up to a fifth of the
-            canvas and shrunk to 0.5 to 0.7, as a tutorial does.
-        same_class: pairs of two digits of one class: ``"never"`` (section 6), ``"also"``, as often as a draw from all
-            other images gives them, or ``"only"``. Such a pair is right if its class has the highest score.
-        val_pairs, test_pairs: how many; up to 1,000 for each image of the split.
-        eval_images: validate and test on so many pairs each at most, of all images; ``None`` for all.
-        augment: other pairs in every epoch of training; without, the same.
+        shift: largest shift of each digit in each direction, in pixels: 4 in the paper, 6 in the code's README.
+        blend: ``"sum"``, clipped at 1 (section 6), or ``"max"``, as in tutorials.
+        placing: ``"shift"`` (section 6), or ``"affine"``: rotation by up to 5 degrees, shift by up to a fifth of the
+            canvas, and scale 0.5 to 0.7, as in a tutorial.
+        same_class: pairs of two digits of one class: ``"never"`` (section 6), ``"also"``, as often as drawing from all
+            other images gives them, or ``"only"``. Such a pair counts as right if its class ranks first.
+        val_pairs, test_pairs: number of pairs; up to 1,000 per image of the split.
+        eval_images: maximum number of pairs in each validation and test set, made from all images; ``None`` for all.
+        augment: draw new pairs in every training epoch; otherwise all epochs have the same.
         **options: see ``AbstractDataModule``.
     """
 
@@ -115,7 +115,7 @@ class MultiMNISTDataModule(AbstractDataModule):
         return indices  # eval_images limits pairs
 
     def transform_batch(self, batch: Batch, name: str) -> Batch:
-        """The composite of each pair, and its parts."""
+        """Compose each pair; return the composites and their parts."""
         number, labels = batch.labels.shape
         digits = batch.images.reshape(number * labels, 1, *batch.images.shape[2:])
         key = torch.stack([batch.key + n for n in range(labels)], 1).reshape(-1)  # one for each digit of a pair
@@ -124,11 +124,11 @@ class MultiMNISTDataModule(AbstractDataModule):
         return batch._replace(images=images, parts=parts)
 
     def transform(self, images: Tensor, key: Tensor, *, augment: bool) -> Tensor:
-        """Each digit in its place on the canvas; always random, as ``dataset`` decides on the keys."""
+        """Place each digit at random, also without ``augment``: the keys determine the positions, see ``dataset``."""
         canvas = torch.nn.functional.pad(to_unit_interval(images), (self.pad,) * 4)
         if self.placing == "shift":
             return random_shift(canvas, key, self.shift, _FIRST)
-        most = canvas.shape[3] / 5  # the same tutorial's
+        most = canvas.shape[3] / 5  # from the same tutorial
         ranges = [(-_TURN, _TURN), _SCALE, (-most, most), (-most, most)]
         drawn = (random_uniform(key, stream, low, high) for stream, (low, high) in enumerate(ranges, _FIRST))
         rotation, scale, right, down = drawn
@@ -137,11 +137,11 @@ class MultiMNISTDataModule(AbstractDataModule):
 
 
 class Pairs(InMemory):
-    """Every image with others, of another class if not asked otherwise; none of the pairs is ever stored.
+    """Pairs each image with a partner, by default of another class; the pairs are never stored.
 
-    The first of pair ``n`` is image ``n`` modulo their number, so that each is first equally often. The second is drawn
-    from all images that may be its partner, each equally likely, by the key of the pair: a function of the seed, the
-    epoch and ``n`` alone.
+    The first image of pair ``n`` is image ``n`` modulo the number of images, so that all are first equally often. The
+    second is drawn uniformly from all allowed partners by the key of the pair, which depends on the seed, the epoch and
+    ``n`` alone.
 
     Args:
         images, seed, **options: see ``InMemory``.
@@ -158,7 +158,7 @@ class Pairs(InMemory):
         self.place[self.by_class] = torch.arange(count)
         self.same_class = same_class
         of_class = {"never": count - self.counts, "also": 0 * self.counts + count - 1, "only": self.counts - 1}
-        self.partners_of_class = of_class[same_class]  # how many each image of a class has
+        self.partners_of_class = of_class[same_class]  # number of partners per image of a class
         alone = labels[self.partners_of_class[labels] == 0]
         if len(alone):
             raise ValueError(
@@ -173,12 +173,12 @@ class Pairs(InMemory):
         return Batch(self.data.images[chosen].flatten(1, 2), self.data.labels[chosen], key)
 
     def partners(self, first: Int64[Tensor, " batch"], key: Int64[Tensor, " batch"]) -> Int64[Tensor, " batch"]:
-        """Another image for each of ``first``, by ``same_class``."""
+        """Draw a partner for each image of ``first``, see ``same_class``."""
         label = self.data.labels[first]
         rank = random_bits(key, _PARTNER) % self.partners_of_class[label]  # among images ordered by class
-        if self.same_class == "never":  # its own class is left out
+        if self.same_class == "never":  # leave out its own class
             left_out, width = self.starts[label], self.counts[label]
-        else:  # itself is left out, of all or of its class
+        else:  # leave out the image itself
             left_out, width = self.place[first], torch.ones_like(first)
         if self.same_class == "only":
             rank = rank + self.starts[label]

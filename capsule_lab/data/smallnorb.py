@@ -30,16 +30,16 @@ from capsule_lab.types import Batch, DataSpec
 
 Preprocessing = Literal["official", "paper"]
 
-_JITTER = {  # largest brightness added, and largest part of the contrast added or taken
+_JITTER = {  # largest brightness added, and largest deviation of the contrast factor from 1
     "official": (63.0, 0.8),  # official code of Hinton 2018: grey levels of 255; factors 0.2 to 1.8
     "paper": (2.0, 0.5),  # IBM's matrix-capsules-with-em-routing: standard deviations; factors 0.5 to 1.5
 }
-_BRIGHTNESS, _CONTRAST, _TOP, _LEFT = range(4)  # numbers of the random draws
+_BRIGHTNESS, _CONTRAST, _TOP, _LEFT = range(4)  # streams of the random draws
 _THIRTEEN = 13  # official code of Hinton 2018
 
 
 class SmallNORBFiles(PublishedFiles):
-    """smallNORB's six files in ``<directory>/smallNORB``, as ``.mat`` or ``.mat.gz``; ``resize`` as ``load_part``."""
+    """smallNORB's six files in ``<directory>/smallNORB``, ``.mat`` or ``.mat.gz``; for ``resize`` see ``load_part``."""
 
     name = files.NAME
     path = files.NAME
@@ -67,37 +67,37 @@ class SmallNORBFiles(PublishedFiles):
 
 
 class SmallNORBDataModule(AbstractDataModule):
-    """smallNORB as in Hinton, Sabour and Frosst 2018: 96x96 pixels made 48x48, of which the network sees 32x32.
+    """smallNORB as in Hinton, Sabour and Frosst 2018: 96x96 pixels reduced to 48x48, then cropped to 32x32.
 
     The stand-in is ``data.standins.toynorb``, rendered into ``<directory>/toynorb`` when it is first needed.
 
-    ``preprocessing="official"`` is the official code's: brightness, contrast about each channel's mean, crop, then
-    mean 0 and standard deviation 1 over both channels of the crop. Coming last, that undoes the brightness wholly
-    and the contrast nearly, so that the crop is all the augmentation there is. ``"paper"`` is the order of its text,
-    which IBM's code follows too: mean 0 and standard deviation 1 over the 48x48 pixels first, then crop, brightness
-    and contrast.
+    ``preprocessing="official"`` follows the official code: brightness, contrast about each channel's mean, crop, then
+    standardisation (mean 0 and standard deviation 1 over both channels of the crop). This last step cancels the
+    brightness completely and nearly all of the contrast, so that only the crop augments. ``"paper"`` follows the
+    order in the paper, as IBM's code does: standardisation of the 48x48 pixels first, then crop, brightness and
+    contrast.
 
-    Validation is on whole toys held out of the training set, drawn for each category on its own; any split that
-    puts views of one toy on both sides measures memory. The test set shows other toys.
+    Validation uses whole toys held out of the training set, drawn separately for each category: a split with views
+    of one toy on both sides would measure memorisation. The test set shows other toys.
 
     Args:
-        crop: side of what the network sees, in pixels of 48. Random in training, central otherwise.
+        crop: side of the crop, in pixels of 48; random in training, central otherwise.
         resize: ``"subsample"`` or ``"area"``, see ``load_part``; the stand-in is rendered at 48x48.
         preprocessing: ``"official"`` or ``"paper"``.
         brightness: largest number added to all pixels: grey levels of 255 (official) or standard deviations (paper).
-            ``None`` is the preprocessing's own, 63 or 2.
-        contrast: largest change of the factor 1 that contrast is multiplied by. ``None`` is the preprocessing's own,
+            ``None`` is the default of the preprocessing, 63 or 2.
+        contrast: largest deviation of the contrast factor from 1. ``None`` is the default of the preprocessing,
             0.8 or 0.5.
-        stereo: ``"channels"`` makes a pair one sample of two channels; ``"separate"`` makes it two of one channel,
-            with the eye (0 left, 1 right) as a fifth factor.
+        stereo: ``"channels"`` makes a stereo pair one sample of two channels; ``"separate"`` makes it two samples of
+            one channel, with the eye (0 left, 1 right) as a fifth factor.
         split: ``"full"``, or ``"azimuth"`` or ``"elevation"`` to train on a third of the viewpoints and to report
-            familiar and novel ones each on their own (Hinton 2018, section 5).
-        test_crops: 1, the central one, or 13, see ``thirteen_corners``; with 13, test images are
+            familiar and novel viewpoints separately (Hinton 2018, section 5).
+        test_crops: 1, the central crop, or 13, see ``thirteen_corners``; with 13, test images are
             ``(batch, 13, channel, crop, crop)``.
         validation: ``"instance"`` or ``"none"``.
-        validation_instances: toys of each category to validate on, of five.
-        validation_fold: which of the disjoint choices of these, from 0, for a cross-validation.
-        standin: ``"full"`` is as large as smallNORB; ``"small"``, for quick looks, has 900 + 900 pairs.
+        validation_instances: number of toys per category to validate on, of five.
+        validation_fold: index of the disjoint choice of these toys, from 0, for cross-validation.
+        standin: ``"full"`` is as large as smallNORB; ``"small"``, for a quick look, has 900 + 900 pairs.
         batch_size, eval_batch_size, **options: see ``AbstractDataModule``.
     """
 
@@ -124,7 +124,7 @@ class SmallNORBDataModule(AbstractDataModule):
     ) -> None:
         if "validation_share" in options:
             raise ValueError(
-                f"data.validation_share is {options['validation_share']}; smallNORB holds out whole toys, since a "
+                f"data.validation_share is {options['validation_share']}; smallNORB holds out whole toys, because a "
                 "share of the images would show the same toys on both sides: set data.validation_instances"
             )
         super().__init__(validation=validation, batch_size=batch_size, eval_batch_size=eval_batch_size, **options)
@@ -200,7 +200,7 @@ class SmallNORBDataModule(AbstractDataModule):
         return contrast(brighter, random_uniform(key, _CONTRAST, 1 - self.contrast, 1 + self.contrast))
 
     def _still(self, images: Tensor, corner: tuple[int, int]) -> Tensor:
-        """A crop as it is tested on, nothing in it random."""
+        """Return the preprocessed crop at ``corner``, without augmentation."""
         if self.preprocessing == "official":
             return standardise(crop_at(as_float(images), corner, self.crop))
         return crop_at(standardise(as_float(images)), corner, self.crop)
@@ -212,7 +212,7 @@ def _column(images: Images, factor: str) -> Tensor:
 
 
 def _separate(pairs: Images) -> Images:
-    """Every pair as two samples of one channel, left before right, with the eye as a last factor."""
+    """Split each stereo pair into two samples of one channel, left before right; the eye is the last factor."""
     assert pairs.factors is not None
     eyes = torch.arange(2).repeat(len(pairs.labels))
     factors = torch.cat([pairs.factors.repeat_interleave(2, dim=0), eyes[:, None]], dim=1)

@@ -18,23 +18,23 @@ from capsule_lab.data.splits import Indices
 from capsule_lab.data.transforms import random_bits
 from capsule_lab.types import Batch, DataSpec
 
-_AZIMUTHS, _ELEVATIONS = 18, 9  # LeCun 2004: of each toy and lighting
-_DEGREES = 10  # of an azimuth's unit; the file counts them in twos
-_LOWEST, _STEP = 30, 5  # LeCun 2004: degrees of elevation 0, and to the next
+_AZIMUTHS, _ELEVATIONS = 18, 9  # LeCun 2004: per toy and lighting
+_DEGREES = 10  # per unit of azimuth; the file contains even numbers only
+_LOWEST, _STEP = 30, 5  # LeCun 2004: degrees of elevation 0, and between elevations
 
 
 class SmallNORBPairsDataModule(SmallNORBDataModule):
-    """Two views of a toy with the same lighting: neighbours in azimuth, in elevation, in both, or one view twice.
+    """Pairs of views of a toy with the same lighting: neighbours in azimuth, elevation or both, or the same view.
 
-    The second view goes into ``Batch.targets``, the rotation of the camera between them into ``Batch.change``. Toys
-    are whole, 48x48 pixels, standardised; those of the test set are others. An epoch has one pair for each image.
+    ``Batch.targets`` contains the second views, ``Batch.change`` the rotation of the camera between the two. Images
+    show the whole toy, 48x48 pixels, standardised; the test set has other toys. An epoch has one pair per image.
 
     Args:
-        categories: names of the toys: the paper has cars.
-        crop: side of what is seen, in pixels of 48.
-        augment: other pairs in every epoch of training; without, the same.
-        eval_images: validate and test on so many pairs each at most; their second views are any.
-        **options: see ``SmallNORBDataModule``; without ``train_images``, which would leave few neighbours.
+        categories: names of the categories; the paper uses cars.
+        crop: side of the central crop, in pixels of 48.
+        augment: draw new pairs in every training epoch; otherwise all epochs have the same.
+        eval_images: maximum number of pairs in each validation and test set; second views come from all images.
+        **options: see ``SmallNORBDataModule``; ``train_images`` is not allowed, as it would leave few neighbours.
     """
 
     def __init__(
@@ -46,18 +46,18 @@ class SmallNORBPairsDataModule(SmallNORBDataModule):
     ) -> None:
         super().__init__(crop=crop, **options)
         ignored = {
-            "stereo": ("channels", "pairs have both eyes at once"),
+            "stereo": ("channels", "pairs have both eyes as channels"),
             "test_crops": (1, "pairs have one crop"),
-            "brightness": (None, "pairs have nothing random"),
-            "contrast": (None, "pairs have nothing random"),
-            "train_images": (None, "images would be left without a neighbouring view"),
+            "brightness": (None, "pairs are not augmented"),
+            "contrast": (None, "pairs are not augmented"),
+            "train_images": (None, "images would lose their neighbouring views"),
         }
         for name, (only, why) in ignored.items():
             if options.get(name, only) != only:
-                raise ValueError(f"data.{name} is {options[name]}, and {why}; expected {only or 'null'}")
+                raise ValueError(f"data.{name} is {options[name]}, but {why}; expected {only or 'null'}")
         unknown = [name for name in categories if name not in files.CLASSES]
         if unknown or not categories:
-            raise ValueError(f"data.categories is {[*categories]}; expected some of {', '.join(files.CLASSES)}")
+            raise ValueError(f"data.categories is {[*categories]}; expected names from {', '.join(files.CLASSES)}")
         self.categories = tuple(categories)
 
     @property
@@ -72,7 +72,7 @@ class SmallNORBPairsDataModule(SmallNORBDataModule):
         return f"{len(self.dataset('test'))} pairs of {len(self.sets['test'].labels)}"
 
     def split_test(self, images: Images) -> tuple[Images, ...]:
-        """In a drawn order, so that the first few are of all toys and viewpoints."""
+        """Shuffle the test images, so that the first ones cover all toys and viewpoints."""
         drawn = np.random.default_rng(self.seed).permutation(len(images.labels))
         return super().split_test(images.subset(drawn))
 
@@ -102,10 +102,10 @@ class SmallNORBPairsDataModule(SmallNORBDataModule):
 
 
 class ViewPairs(InMemory):
-    """Every image with one of its toy and lighting from a neighbouring viewpoint, drawn by the key of the pair.
+    """Pairs each image with one of the same toy and lighting from a neighbouring viewpoint, drawn by the pair's key.
 
-    ``Batch.images`` has the channels of both. Azimuths go round; the lowest and the highest elevation have no
-    neighbour below and above. Images need smallNORB's factors.
+    ``Batch.images`` has the channels of both. Azimuths are cyclic; the lowest elevation has no neighbour below, and
+    the highest none above. Images need smallNORB's factors.
     """
 
     def __init__(self, images: Images, seed: int, **options: Any) -> None:
@@ -123,9 +123,9 @@ class ViewPairs(InMemory):
 
 
 def neighbouring_views(images: Images) -> tuple[Int64[Tensor, "image nine"], Int64[Tensor, " image"]]:
-    """Of each image, the numbers of those one step away or none, in azimuth and elevation, and how many there are.
+    """Find the images at most one step away from each image in azimuth and elevation: their indices and counts.
 
-    The first ``counts`` columns of a row are neighbours, itself among them; the others are -1.
+    The first ``counts`` entries of a row are the neighbours, including the image itself; the others are -1.
     """
     assert images.factors is not None
     instance, elevation, azimuth, lighting = images.factors.long().T
@@ -150,15 +150,15 @@ def camera_rotation(
     other_azimuth: Int64[Tensor, " batch"],
     other_elevation: Int64[Tensor, " batch"],
 ) -> Float[Tensor, "batch 3 3"]:
-    """The rotation from the frame of the first camera to that of the second, both of which look at the toy's centre.
+    """Compute the rotation from the frame of the first camera to the second; both look at the toy's centre.
 
-    Rows and columns are to the right, up and towards the camera. Angles are in degrees.
+    The axes of a frame point right, up and from the toy to the camera. Angles are in degrees.
     """
     return _frame(other_azimuth, other_elevation) @ _frame(azimuth, elevation).transpose(1, 2)
 
 
 def _frame(azimuth: Tensor, elevation: Tensor) -> Float[Tensor, "batch 3 3"]:
-    """Rows are where the camera's right, up and backwards are in the toy's coordinates."""
+    """Return the camera's right, up and backward directions in the toy's coordinates, one per row."""
     p, t = azimuth.double().deg2rad(), elevation.double().deg2rad()
     zero = torch.zeros_like(p)
     right = torch.stack([-p.sin(), p.cos(), zero], 1)

@@ -16,60 +16,60 @@ log = logging.getLogger(__name__)
 
 
 class AbstractSource(ABC):
-    """The training and the test images of a data set, and what is known of them."""
+    """The training and test images of a data set, with their provenance."""
 
     def find(self) -> None:  # noqa: B027 - to be overridden where images may be missing
-        """Look for the images, and download or render them if they are not there; by default they always are.
+        """Look for the images, and download or render them if they are missing; by default they are never missing.
 
         Raises:
-            MissingDataError: if they are not there and cannot be brought there.
-            DataError: if files are there but are incomplete or damaged.
+            MissingDataError: if the images are missing and cannot be downloaded or rendered.
+            DataError: if files exist but are incomplete or damaged.
         """
 
     def is_here(self) -> bool:
-        """Whether ``find`` would have nothing to download or to render; asks for names of files only."""
+        """Whether ``find`` would have nothing to download or render; checks file names only."""
         return False
 
     @abstractmethod
     def load(self, *, train: bool) -> Images:
-        """The training or the test images, after ``find``."""
+        """Load the training or the test images; call ``find`` first."""
 
     @abstractmethod
     def provenance(self) -> dict[str, Any]:
-        """``name``, for a reader, and hashes of the files or version and seed of the generator; plain JSON."""
+        """Return a readable ``name``, and the hashes of the files or the generator's version and seed; plain JSON."""
 
 
 class PublishedFiles(AbstractSource):
-    """Published files in one folder, known by their checksums, downloaded when they are first needed.
+    """Published files in one folder, identified by their checksums and downloaded when they are first needed.
 
     Args:
-        directory: of all data sets.
+        directory: directory of all data sets.
     """
 
     name: ClassVar[str]
-    """Of the data set."""
+    """Name of the data set."""
     path: ClassVar[str]
-    """Of the folder, in the directory of all data sets."""
+    """Path of the folder, relative to the directory of all data sets."""
     checksums: ClassVar[dict[str, str]] = {}
-    """MD5 of each file, by its name."""
+    """MD5 of each file, by file name."""
 
     def __init__(self, directory: Path) -> None:
         self.folder = directory / self.path
 
     @abstractmethod
     def download(self, scratch: Path) -> None:
-        """Download the files into ``scratch``, an empty folder of the same name; archives go beside it.
+        """Download the files into ``scratch``, an empty folder of the same name; put archives beside it.
 
-        An ``OSError`` says why that failed: see ``download_file``.
+        Raise an ``OSError`` with the reason if this fails: see ``download_file``.
         """
 
     @property
     def file_names(self) -> str:
-        """What to put into the folder, for messages."""
+        """Names of the files that belong into the folder, for messages."""
         return ", ".join(self.checksums)
 
     def is_complete(self) -> bool:
-        """Whether all files are there: see ``verify``."""
+        """Whether all files exist: see ``verify``."""
         return verify(self.folder, self.checksums, self.name)
 
     def is_here(self) -> bool:
@@ -83,7 +83,7 @@ class PublishedFiles(AbstractSource):
             where = str(self.folder) if self.folder.is_absolute() else f"{self.folder} (in {Path.cwd()})"
             raise MissingDataError(
                 f"{self.name} is not in {where} and the download failed ({problem}); put {self.file_names} there, or "
-                f"name the directory that holds {self.path}: CAPSULE_LAB_DATA=…"
+                f"set the directory that contains {self.path} with CAPSULE_LAB_DATA=…"
             )
 
     def provenance(self) -> dict[str, Any]:
@@ -91,17 +91,17 @@ class PublishedFiles(AbstractSource):
 
 
 def choose_source(option: str, real: AbstractSource, standin: AbstractSource | None, name: str) -> AbstractSource:
-    """``real`` or ``standin``, with its images found; a warning says when it is the stand-in.
+    """Return ``real`` or ``standin``, after finding its images; log a warning if it is the stand-in.
 
     Args:
         option: ``"auto"``, ``"real"`` or ``"standin"``.
-        real: the real images.
-        standin: what may take their place, if anything.
-        name: of the data set's class, for messages.
+        real: source of the real images.
+        standin: source of the stand-in data, if there is one.
+        name: name of the data set's class, for messages.
 
     Raises:
-        MissingDataError: if the real images are missing and there is no stand-in, or only they will do.
-        DataError: if there are damaged files, or ``option`` asks for a stand-in that does not exist.
+        MissingDataError: if the real images are missing, and there is no stand-in or ``option`` is ``"real"``.
+        DataError: if files are damaged, or ``option`` is ``"standin"`` and there is no stand-in.
     """
     reason = "data.source is standin"
     if option != "standin":
@@ -123,7 +123,7 @@ def choose_source(option: str, real: AbstractSource, standin: AbstractSource | N
 
 
 def tensor_hash(images: Images) -> str:
-    """Short fingerprint of generated images and labels, for provenance."""
+    """Compute a short fingerprint of generated images and labels, for the provenance."""
     digest = hashlib.sha256(images.images.numpy().tobytes())
     digest.update(images.labels.numpy().tobytes())
     return digest.hexdigest()[:16]

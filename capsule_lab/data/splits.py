@@ -1,4 +1,4 @@
-"""Validation images are cut out of the training set, never out of the official test set."""
+"""Validation splits. Validation images come from the training set, never from the official test set."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FAMILIAR = {  # Hinton 2018, section 5: a third of all views; numbers as in smal
 
 
 def parse_share(share: float | str) -> Fraction:
-    """The option ``validation_share``, a number or a fraction such as ``"1/6"``."""
+    """Parse the option ``validation_share``, a number or a fraction such as ``"1/6"``."""
     try:
         return Fraction(share).limit_denominator(10**6)  # ours: floats such as 0.1
     except (ValueError, ZeroDivisionError, OverflowError) as error:
@@ -33,17 +33,17 @@ def parse_share(share: float | str) -> Fraction:
 def split_validation(
     labels: npt.NDArray[np.int64], validation: Validation, share: Fraction, seed: int
 ) -> tuple[Indices, Indices]:
-    """Indices of the training and of the validation images.
+    """Return the indices of the training and of the validation images.
 
     Args:
-        labels: class of every image of the training set.
+        labels: class of every image in the training set.
         validation: ``"first"`` takes the first images, as the authors of CapsNet do with 10,000 of MNIST's
-            60,000; ``"stratified"`` draws the same share of every class; ``"none"`` leaves all for training.
-        share: part of the training set to validate on.
-        seed: of the stratified draw.
+            60,000; ``"stratified"`` draws the same share of every class; ``"none"`` uses all images for training.
+        share: share of the images to validate on.
+        seed: seed of the stratified draw.
 
     Raises:
-        ValueError: for a share that leaves nothing, or not every class, on one side.
+        ValueError: if the share leaves one side without any image, or without an image of every class.
     """
     everything = np.arange(len(labels), dtype=np.int64)
     size = round(len(labels) * share)
@@ -51,7 +51,7 @@ def split_validation(
         return everything, everything[:0]
     if not 0 < size < len(labels):
         raise ValueError(
-            f"data.validation_share is {share}, {size} of {len(labels)} images; expected more than none and fewer "
+            f"data.validation_share is {share}, {size} of {len(labels)} images; expected at least one image and fewer "
             "than all, or data.validation=none"
         )
     if validation == "first":
@@ -60,19 +60,19 @@ def split_validation(
         train, held_out = train_test_split(everything, test_size=size, stratify=labels, random_state=seed)
     except ValueError as error:
         raise ValueError(
-            f"data.validation_share is {share}, {size} of {len(labels)} images: not one of every class on both sides; "
-            "take a larger share, or data.validation=first"
+            f"data.validation_share is {share}, {size} of {len(labels)} images; expected images of every class on both "
+            "sides: change the share, or set data.validation=first"
         ) from error
     return np.sort(train), np.sort(held_out)
 
 
 def take_stratified(indices: Indices, labels: npt.NDArray[np.int64], size: int, seed: int) -> Indices:
-    """``size`` of ``indices`` with the classes in their proportions, for learning from few labels."""
+    """Draw ``size`` of ``indices`` in proportion to the classes, for learning from few labels."""
     check_number("data.train_images", size, 1, len(indices))
     if size == len(indices):
         return indices
     counts = np.unique_counts(labels[indices]).counts
-    if min(size, len(indices) - size) < len(counts) or counts.min() < 2:  # too few for one of every class
+    if min(size, len(indices) - size) < len(counts) or counts.min() < 2:  # too few for every class
         order = np.random.default_rng(seed).permutation(len(indices))
         return np.sort(indices[order[:size]])
     kept, _ = train_test_split(indices, train_size=size, stratify=labels[indices], random_state=seed)
@@ -82,16 +82,16 @@ def take_stratified(indices: Indices, labels: npt.NDArray[np.int64], size: int, 
 def split_by_instance(
     labels: npt.NDArray[np.int64], instances: npt.NDArray[np.int64], held_out: int, seed: int, fold: int = 0
 ) -> tuple[Indices, Indices]:
-    """Indices of the training and of the validation images, no object being on both sides.
+    """Return the indices of the training and of the validation images, so that no object is on both sides.
 
-    Views of one object are nearly copies of each other: a split that ignores objects measures memorisation.
+    Views of one object are nearly identical: a split that ignores objects measures memorisation.
 
     Args:
         labels: class of every image.
-        instances: which of its class's objects every image shows.
-        held_out: objects to validate on, of every class; each class draws its own.
-        seed: of the draw.
-        fold: which of the draws of one seed, no two of which have an object in common: all of them are a
+        instances: index of the object in its class, for every image.
+        held_out: number of objects per class to validate on, drawn separately for each class.
+        seed: seed of the draw.
+        fold: index of the draw with this seed. No two folds have an object in common: together they are a
             cross-validation.
     """
     validation = np.zeros(len(labels), dtype=bool)
@@ -106,14 +106,14 @@ def split_by_instance(
 
 
 def split_by_viewpoint(values: npt.NDArray[np.int64], viewpoints: Viewpoints) -> tuple[Indices, Indices]:
-    """Indices of the images taken from familiar and from novel viewpoints (Hinton 2018, section 5).
+    """Return the indices of the images from familiar and from novel viewpoints (Hinton 2018, section 5).
 
-    ``values`` are azimuth or elevation of every image, as in smallNORB's info files; with ``"full"`` all are familiar.
+    ``values`` is the azimuth or elevation of each image, as in the info files; with ``"full"``, all are familiar.
     """
     familiar = np.ones(len(values), dtype=bool) if viewpoints == "full" else np.isin(values, FAMILIAR[viewpoints])
     return np.flatnonzero(familiar), np.flatnonzero(~familiar)
 
 
 def index_hash(indices: Indices) -> str:
-    """Short fingerprint of a split, for tests and provenance."""
+    """Compute a short fingerprint of a split, for tests and provenance."""
     return hashlib.sha256(np.ascontiguousarray(indices, dtype="<i8").tobytes()).hexdigest()[:16]

@@ -46,15 +46,15 @@ class SVHNFiles(PublishedFiles):
 
 
 class SVHNDataModule(AbstractDataModule):
-    """SVHN as in Sabour 2017, section 7: the small training set, pixels in [0, 1], nothing else.
+    """SVHN as in Sabour 2017, section 7: the small training set, pixels in [0, 1], without augmentation.
 
     The stand-in is ``coloured_digits``.
 
-    Digits of one house number follow each other in the files and are seen at each other's edges. So validation is on
-    the first images, which is on other houses; ``"stratified"`` puts parts of one photograph on both sides.
+    Digits of one house number are neighbours in the files, and each shows parts of the others at its edges. The default
+    validates on the first images, which show other houses; ``"stratified"`` puts parts of one photograph on both sides.
 
     Args:
-        shift: largest shift in each direction, in pixels, of training images.
+        shift: largest shift of training images in each direction, in pixels.
         validation_share, **options: see ``AbstractDataModule``.
     """
 

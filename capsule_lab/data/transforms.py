@@ -1,4 +1,4 @@
-"""What happens to a batch of images on its device, every random draw a function of the sample's key."""
+"""Transformations of image batches on their device; every random draw is a function of the sample's key."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _MULTIPLIERS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)  # SplitMix64
 
 
 def random_bits(key: Int64[Tensor, "*shape"], stream: int) -> Int64[Tensor, "*shape"]:
-    """63 random bits per key: SplitMix64, the same on every device and in any order or grouping of the keys.
+    """Draw 63 random bits per key with SplitMix64; they depend neither on the device nor on the batching of the keys.
 
     Args:
-        key: what the draw depends on.
-        stream: number of the draw, so that one key gives many independent ones.
+        key: determines the draw.
+        stream: number of the draw; one key gives an independent draw per stream.
     """
     bits = key + _as_int64((stream + 1) * _INCREMENT)
     for count, multiplier in zip((30, 27), _MULTIPLIERS, strict=True):  # SplitMix64
@@ -28,23 +28,23 @@ def random_bits(key: Int64[Tensor, "*shape"], stream: int) -> Int64[Tensor, "*sh
 
 
 def random_integers(key: Int64[Tensor, "*shape"], stream: int, low: int, high: int) -> Int64[Tensor, "*shape"]:
-    """Uniform integers from ``low`` to ``high``, both included."""
+    """Draw uniform integers from ``low`` to ``high``, both included."""
     return low + random_bits(key, stream) % (high - low + 1)
 
 
 def random_uniform(key: Int64[Tensor, "*shape"], stream: int, low: float, high: float) -> Float[Tensor, "*shape"]:
-    """Uniform numbers from ``low`` to ``high``, in steps of 2^-24 of the way: the same in every float32."""
+    """Draw uniform numbers from ``low`` to ``high``, in steps of 2^-24 of the interval, the same on all devices."""
     return low + (high - low) * (_shift_right(random_bits(key, stream), 39).float() / 2**24)  # 39: 63 - 24 bits
 
 
 def element_keys(key: Int64[Tensor, " batch"], shape: tuple[int, ...]) -> Int64[Tensor, " batch *shape"]:
-    """A key for each element of a tensor of ``shape`` for each sample, so that each gets a draw of its own."""
+    """Derive a key for each element of a tensor of ``shape`` per sample, for independent draws per element."""
     numbers = torch.arange(torch.Size(shape).numel(), device=key.device).view(1, *shape)
     return random_bits(key, 0).view(-1, *[1] * len(shape)) ^ random_bits(numbers, 1)
 
 
 def sample_key(seed: int, epoch: int, index: Int64[Tensor, " batch"]) -> Int64[Tensor, " batch"]:
-    """The key of samples ``index`` in ``epoch`` of a run with ``seed``."""
+    """Compute the keys of the samples ``index`` in ``epoch`` of a run with ``seed``."""
     run = random_bits(torch.full_like(index, seed), 0)
     return random_bits(run ^ index, epoch + 1)
 
@@ -54,10 +54,10 @@ def transform_each(
     images: UInt8[Tensor, "batch channel height width"],
     key: Int64[Tensor, " batch"],
 ) -> Tensor:
-    """Each image through a pipeline of ``torchvision.transforms.v2``, torch's generators seeded with the image's key.
+    """Apply a pipeline of ``torchvision.transforms.v2`` to each image, with torch's generators seeded by its key.
 
-    Slower than to transform a batch at once. Random numbers of Python or numpy in the pipeline are not seeded. torch's
-    generators are left as they were.
+    This is slower than transforming a whole batch. Random numbers from Python or numpy in the pipeline are not seeded.
+    The state of torch's generators is restored afterwards.
     """
     with torch.random.fork_rng([images.device] if images.is_cuda else []):
         transformed = []
@@ -70,12 +70,12 @@ def transform_each(
 
 
 def as_float(images: Shaped[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-    """Integers as float32; float64, in which attacks check gradients, as it is."""
+    """Convert integers to float32; keep floating-point types, such as float64 in the gradient checks of attacks."""
     return images if images.is_floating_point() else images.float()
 
 
 def to_unit_interval(images: Shaped[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-    """Pixels 0..255 to [0, 1] (official code of Sabour 2017; the decoder's sigmoid needs it)."""
+    """Scale pixels from 0..255 to [0, 1] (official code of Sabour 2017; required by the decoder's sigmoid)."""
     return as_float(images) / 255
 
 
@@ -85,7 +85,7 @@ def shift(
     right: Int64[Tensor, " batch"],
     largest: int,
 ) -> Float[Tensor, "batch channel height width"]:
-    """Each image moved by whole pixels of its own, at most ``largest``, zeros moving in (Sabour 2017, section 5)."""
+    """Shift each image separately by at most ``largest`` whole pixels, padded with zeros (Sabour 2017, section 5)."""
     height, width = images.shape[2:]
     padded = torch.nn.functional.pad(images, (largest,) * 4)
     return _windows(padded, largest - down, largest - right, height, width)
@@ -94,7 +94,7 @@ def shift(
 def random_shift(
     images: Float[Tensor, "batch channel height width"], key: Int64[Tensor, " batch"], largest: int, stream: int = 0
 ) -> Float[Tensor, "batch channel height width"]:
-    """Each image moved by up to ``largest`` whole pixels in each direction, by two draws from ``stream`` on."""
+    """Shift each image by up to ``largest`` whole pixels in each direction, with the draws ``stream`` and the next."""
     if not largest:
         return images
     down, right = (random_integers(key, number, -largest, largest) for number in (stream, stream + 1))
@@ -112,22 +112,22 @@ def affine(
     down: Float[Tensor, " batch"],
     around: Literal["zeros", "border"] = "zeros",
 ) -> Float[Tensor, "batch channel height width"]:
-    """Each image scaled, sheared, turned about its centre and moved, in this order; bilinear.
+    """Scale, shear, rotate about the centre, and shift each image, in this order, with bilinear interpolation.
 
     Args:
         images: a batch.
-        rotation: radians, counter-clockwise as one sees it.
-        shear: pixels by which a point moves to the right for each that it is above the centre.
+        rotation: radians, counter-clockwise in the displayed image.
+        shear: pixels to the right per pixel above the centre.
         scale_x, scale_y: factors; 1 keeps the size.
         right, down: pixels.
-        around: what is around an image: ``"zeros"``, or ``"border"``, its outermost pixels repeated.
+        around: padding of the image: ``"zeros"``, or ``"border"``, its outermost pixels repeated.
     """
     height, width = images.shape[2:]
     forward = affine_matrix(rotation=rotation, shear=shear, scale_x=scale_x, scale_y=scale_y)
-    # from the new position to the old one, in pixels; linalg.inv would wait for the device, to look for errors
+    # from the new position to the old one, in pixels; linalg.inv would synchronise to check for errors
     backward = torch.linalg.inv_ex(forward).inverse
     moved = -backward @ torch.stack([right, down], 1)[:, :, None]  # [b 2 1]
-    half = torch.cat([images.new_full((1,), side / 2) for side in (width, height)])  # affine_grid: 1 is an edge
+    half = torch.cat([images.new_full((1,), side / 2) for side in (width, height)])  # affine_grid: edges are at 1
     theta = torch.cat([backward * half / half[:, None], moved / half[:, None]], 2)
     grid = torch.nn.functional.affine_grid(theta, list(images.shape), align_corners=False)
     return torch.nn.functional.grid_sample(images, grid, mode="bilinear", padding_mode=around, align_corners=False)
@@ -140,7 +140,7 @@ def affine_matrix(
     scale_x: Float[Tensor, " batch"],
     scale_y: Float[Tensor, " batch"],
 ) -> Float[Tensor, "batch 2 2"]:
-    """What ``affine`` does to a point (x to the right, y down, about the centre), before it moves it."""
+    """Return the matrix that ``affine`` applies to a point (x right, y down, from the centre) before the shift."""
     cos, sin = rotation.cos(), rotation.sin()
     turn = torch.stack([cos, sin, -sin, cos], 1).view(-1, 2, 2)
     stretch = torch.stack([scale_x, -shear * scale_y, torch.zeros_like(shear), scale_y], 1).view(-1, 2, 2)
@@ -153,12 +153,12 @@ def crop(
     left: Int64[Tensor, " batch"],
     size: int,
 ) -> Shaped[Tensor, "batch channel size size"]:
-    """The square of ``size`` pixels from each image whose first pixel is at its own ``(top, left)``."""
+    """Crop a square of ``size`` pixels from each image; its first pixel is at the image's ``(top, left)``."""
     return _windows(images, top, left, size, size)
 
 
 def _windows(images: Tensor, top: Tensor, left: Tensor, height: int, width: int) -> Tensor:
-    """One window from each image, by a view of all windows: a fifth of the time of indexing pixels."""
+    """Take one window from each image, through a view of all windows: five times as fast as indexing pixels."""
     views = images.unfold(2, height, 1).unfold(3, width, 1)  # [b channel top left height width]
     return views[torch.arange(len(images), device=images.device), :, top, left].contiguous()
 
@@ -166,21 +166,21 @@ def _windows(images: Tensor, top: Tensor, left: Tensor, height: int, width: int)
 def crop_at(
     images: Shaped[Tensor, "batch channel height width"], corner: tuple[int, int], size: int
 ) -> Shaped[Tensor, "batch channel size size"]:
-    """The same square from every image, its first pixel at ``corner``, down and right."""
+    """Crop the same square from every image; its first pixel is at ``corner``, ``(top, left)``."""
     top, left = corner
     return images[:, :, top : top + size, left : left + size]
 
 
 def centre_corner(image_size: int, size: int) -> tuple[int, int]:
-    """Where the central square of ``size`` pixels begins: (8, 8) for 32 of 48."""
+    """Return the corner of the central square of ``size`` pixels: (8, 8) for 32 of 48."""
     return (image_size - size) // 2, (image_size - size) // 2
 
 
 def thirteen_corners(image_size: int, size: int) -> list[tuple[int, int]]:
-    """The corners of the 13 crops that the official code of Hinton 2018 averages over: the centre, 4 diagonals 3 times.
+    """Return the corners of the 13 crops in the official code of Hinton 2018: the centre, and 3 steps on 4 diagonals.
 
-    They are meant to be moved by 1, 2 and 3 pixels, but its crop halves these and rounds down, so that 32 of 48
-    begins at 8, at 7 or 8, at 7 or 9, and at 6 or 9; (8, 8) counts twice. Kept inside the image.
+    The steps are meant to be 1, 2 and 3 pixels, but the official crop halves them and rounds down: crops of 32 of 48
+    begin at 8, at 7 or 8, at 7 or 9, and at 6 or 9; (8, 8) counts twice. Crops stay inside the image.
     """
     margin = image_size - size
     corners = [centre_corner(image_size, size)]
@@ -193,25 +193,24 @@ def thirteen_corners(image_size: int, size: int) -> list[tuple[int, int]]:
 def contrast(
     images: Float[Tensor, "batch channel height width"], factor: Float[Tensor, " batch"]
 ) -> Float[Tensor, "batch channel height width"]:
-    """Each channel stretched about its own mean, as TensorFlow's ``adjust_contrast``."""
+    """Scale each channel about its mean, like TensorFlow's ``adjust_contrast``."""
     mean = images.mean(dim=(2, 3), keepdim=True)
     return mean + factor[:, None, None, None] * (images - mean)
 
 
 def standardise(images: Float[Tensor, "batch channel height width"]) -> Float[Tensor, "batch channel height width"]:
-    """Mean 0 and standard deviation 1 over all channels of an image, as TensorFlow's ``per_image_standardization``.
-
-    The deviation counts as at least one over the root of the number of pixels, so that a blank image stays finite.
+    """Standardise each image to mean 0 and deviation 1 over all channels, like TensorFlow's
+    ``per_image_standardization``. The divisor is at least 1 / sqrt(number of values), so that blank images stay finite.
     """
     deviation, mean = torch.std_mean(images, dim=(1, 2, 3), correction=0, keepdim=True)
     return (images - mean) / deviation.clamp(min=images.shape[1:].numel() ** -0.5)  # per_image_standardization's floor
 
 
 def _as_int64(number: int) -> int:
-    """The low 64 bits as a signed integer, the only 64-bit type that torch computes with."""
+    """Return the low 64 bits as a signed integer, the only 64-bit integer type that torch computes with."""
     return (number + 2**63) % 2**64 - 2**63
 
 
 def _shift_right(bits: Tensor, count: int) -> Tensor:
-    """Logical shift: torch's own keeps the sign."""
+    """Shift logically; torch's own shift keeps the sign."""
     return (bits >> count) & ((1 << (64 - count)) - 1)

@@ -1,4 +1,4 @@
-"""LightningModules: one loop, one short wrapper per architecture."""
+"""LightningModules: one training loop, and a short subclass per task."""
 
 from capsule_lab.lit.base import AbstractModule
 from capsule_lab.lit.capsnet import CapsNetModule

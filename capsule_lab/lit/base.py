@@ -1,4 +1,4 @@
-"""The only training loop: every Lightning hook of the project is here; a subclass defines the loss and the metrics."""
+"""The training loop: it contains all hooks of the LightningModules; a subclass defines the loss and the metrics."""
 
 from __future__ import annotations
 
@@ -25,26 +25,26 @@ from capsule_lab.types import Batch
 
 
 class AbstractModule(L.LightningModule):
-    """Trains a network on batches; a subclass defines the terms of its loss, and what else is measured.
+    """Trains a network on batches; a subclass defines the terms of the loss and additional metrics.
 
-    Logged, per split of ``train``, ``val`` and ``test``: ``<split>/loss`` and ``<split>/<term>`` for every term; and
-    ``schedule/<name>`` for every schedule. Where the DataModule's ``test_parts`` names parts of the test set, one
-    loader each, ``test/…`` is of all of them and ``<part>/…`` of each; its ``further_validations`` are reported as
-    ``<name>/…`` beside ``val/…``.
+    For each of the splits ``train``, ``val`` and ``test``, it logs ``<split>/loss``, and ``<split>/<term>`` for every
+    term; it also logs ``schedule/<name>`` for every schedule. If the DataModule has ``test_parts``, with one loader
+    each, ``test/…`` is measured on all parts together and ``<part>/…`` on each of them. Its ``further_validations``
+    are logged as ``<name>/…`` beside ``val/…``.
 
     Args:
-        optimizer: called with ``(parameters, lr=1.0)``, or groups of them; the learning rate comes from the schedule.
-        schedule: schedules by name; ``learning_rate`` is required, ``None`` is no schedule. All of them go to
-            ``loss_terms``. One that is named ``routing_<option>`` sets this option of all routings, see
+        optimizer: called with ``(parameters, lr=1.0)`` or with parameter groups; the schedule sets the learning rate.
+        schedule: schedules by name; ``learning_rate`` is required, ``None`` means no schedule. ``loss_terms`` receives
+            the values of all of them. A schedule named ``routing_<option>`` sets this option of all routings, see
             ``ScheduledRouting``.
-        metrics: what is measured beside the loss.
-        l2: weight of ``l2_loss`` of the network's kernels, a term of the loss named ``l2``; 0 for none.
-        decay_all: let the weight decay of the optimizer reach biases, betas and scales, too: see ``parameter_groups``.
-        seed: every batch draws its random numbers (dropout) from ``(seed, batch, rank)``, so that a
-            resumed run draws what an uninterrupted one would.
-        max_steps: end the run after so many steps, also within an epoch; -1 leaves the end to the Trainer. (With
-            the Trainer's own ``max_steps``, Lightning 2.6 loses count when it resumes at the end of an epoch.)
-        compile, cuda_graphs: how training steps call the network, see ``TrainingNetwork``; the rest calls it as it is.
+        metrics: metrics in addition to the loss.
+        l2: weight of the loss term ``l2``, the ``l2_loss`` of the network's kernels; 0 for none.
+        decay_all: apply the optimizer's weight decay to biases, betas and scales, too: see ``parameter_groups``.
+        seed: every batch seeds its random numbers (dropout) with ``(seed, batch, rank)``, so that a resumed run
+            draws the same numbers as an uninterrupted one.
+        max_steps: number of steps after which the run ends, also within an epoch; -1 lets the Trainer decide. (With
+            the Trainer's ``max_steps``, Lightning 2.6 miscounts when it resumes at the end of an epoch.)
+        compile, cuda_graphs: how training steps call the network, see ``TrainingNetwork``; others call it directly.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class AbstractModule(L.LightningModule):
         super().__init__()
         check_number("l2", l2, 0)
         check_number("seed", seed, 0)
-        self.network = network.to(memory_format=torch.channels_last)  # what convolutions are fastest in
+        self.network = network.to(memory_format=torch.channels_last)  # fastest for convolutions
         self.optimizer = optimizer
         self.schedule = check_schedules(schedule)
         self.scheduled_routing = ScheduledRouting(network, self.schedule)
@@ -78,28 +78,28 @@ class AbstractModule(L.LightningModule):
         self.metrics = metrics
         if self.scheduled_routing.names and self.training_network.has_graphs:
             raise ValueError(
-                f"CUDA graphs repeat what they have captured, and schedule.{self.scheduled_routing.names[0]} changes "
-                "it; expected module.cuda_graphs=false and another module.compile, or no such schedule"
+                f"schedule.{self.scheduled_routing.names[0]} changes the routing, which CUDA graphs cannot repeat; "
+                "expected module.cuda_graphs=false and another module.compile, or no such schedule"
             )
 
     @abstractmethod
     def loss_terms(self, batch: Batch, output: Any, schedule: Mapping[str, float]) -> dict[str, Tensor]:
-        """Terms whose sum is the loss, by name, each a scalar with its weight in it."""
+        """Return the terms of the loss by name: weighted scalars whose sum is the loss."""
 
     @abstractmethod
     def measure(self, split: str, batch: Batch, output: Any) -> None:
-        """Add the output for a batch to the metrics of a split."""
+        """Update the metrics of a split with the output for a batch."""
 
     @abstractmethod
     def add_split(self, split: str) -> None:
-        """Add metrics of another split, such as a part of the test set."""
+        """Add metrics for another split, such as a part of the test set."""
 
     def inputs_of(self, batch: Batch) -> tuple[Tensor, ...]:
-        """What the network receives of a batch."""
+        """Return the network's inputs from a batch."""
         return (batch.images,)
 
     def penalty(self) -> dict[str, Tensor]:
-        """The term on the network's kernels, named ``l2``, if it has a weight."""
+        """Return the term ``l2`` of the network's kernels, if its weight is not 0."""
         if not self.l2:
             return {}
         kernels = (kernel for name, kernel in self.network.named_parameters() if name.endswith("weight"))
@@ -110,7 +110,7 @@ class AbstractModule(L.LightningModule):
 
     def training_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
         terms, _ = self._step(batch, "train")
-        shown = self.trainer.progress_bar_callback is not None  # Lightning's own, for which it reads every step's loss
+        shown = self.trainer.progress_bar_callback is not None  # its bar reads the loss of every step
         self.log("loss", terms["loss"].detach(), prog_bar=shown, logger=False)
         return terms
 
@@ -128,7 +128,7 @@ class AbstractModule(L.LightningModule):
         return {"output": output}
 
     def _step(self, batch: Batch, split: str) -> tuple[dict[str, Tensor], Any]:
-        """All terms of the loss, their sum under ``loss`` first, and the output; both are measured."""
+        """Compute and measure the terms of the loss, with their sum ``loss`` first, and the output."""
         terms, output = self.terms(batch)
         terms |= self.penalty()
         terms = {"loss": torch.stack(list(terms.values())).sum(), **terms}
@@ -137,18 +137,18 @@ class AbstractModule(L.LightningModule):
         return terms, output
 
     def terms(self, batch: Batch) -> tuple[dict[str, Tensor], Any]:
-        """Terms of the loss of a batch, and the output for it."""
+        """Return the terms of the loss for a batch, and the network's output."""
         output = self(*self.inputs_of(batch))
         return self.loss_terms(batch, output, self.schedule_values()), output
 
     @property
     def test_parts(self) -> tuple[str, ...]:
-        """Parts of the test set, of which the DataModule has a loader each; none for most data sets."""
+        """Parts of the test set with one loader each, from the DataModule; most data sets have none."""
         return tuple(getattr(getattr(self.trainer, "datamodule", None), "test_parts", ()))
 
     @property
     def further_validations(self) -> tuple[str, ...]:
-        """Sets that the DataModule has beside the validation set, a loader each; none for most data sets."""
+        """Additional validation sets with one loader each, from the DataModule; most data sets have none."""
         return tuple(getattr(getattr(self.trainer, "datamodule", None), "further_validations", ()))
 
     def on_validation_start(self) -> None:
@@ -157,7 +157,7 @@ class AbstractModule(L.LightningModule):
             self.add_split(split)
 
     def on_test_start(self) -> None:
-        self.scheduled_routing.set({})  # a fit may have ended with an error
+        self.scheduled_routing.set({})  # in case a fit has ended with an error
         for split in self.test_parts:
             self.add_split(split)
 
@@ -181,13 +181,13 @@ class AbstractModule(L.LightningModule):
                 metric.reset()
 
     def test_results(self) -> dict[str, float]:
-        """What the last test measured: its quantities, and ``<part>/<quantity>`` of every part."""
+        """Return the results of the last test: its quantities, and ``<part>/<quantity>`` for every part."""
         logged = {name: float(value) for name, value in self.trainer.logged_metrics.items()}
         parts = {name: value for name, value in logged.items() if name.partition("/")[0] in self.test_parts}
         return {name.removeprefix("test/"): logged[name] for name in logged if name.startswith("test/")} | parts
 
     def schedule_values(self) -> dict[str, float]:
-        """Every schedule's value at this step, by name; empty outside of ``fit``."""
+        """Return the values of all schedules at this step, by name; empty outside of ``fit``."""
         if self.trainer.state.fn != "fit":
             return {}
         return {name: value(self.global_step) for name, value in self._schedule_of_run.items()}
@@ -205,15 +205,15 @@ class AbstractModule(L.LightningModule):
         }
         optimizer = self.build_optimizer(clipped=trainer.gradient_clip_val is not None)
         rate = self._schedule_of_run["learning_rate"]
-        # a plain function: of a callable object LambdaLR would save, and on resuming overwrite, the attributes
+        # a plain function: LambdaLR would save the attributes of a callable object, and overwrite them on resuming
         scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: rate(step))
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
     def build_optimizer(self, *, clipped: bool = False) -> Optimizer:
-        """The optimizer, with its parameters in groups where it has weight decay, which is not for biases and scales.
+        """Build the optimizer; with weight decay, its parameters are in groups that exempt biases and scales.
 
-        Without weight decay all are one group, whose steps torch computes at once. Where gradients are ``clipped``,
-        which Lightning does for no fused optimizer, it is another of torch's.
+        Without weight decay there is one group, whose steps torch computes together. If gradients are ``clipped``, the
+        optimizer is not fused, as Lightning cannot clip the gradients of a fused one.
         """
         optimizer = self.optimizer(self.parameters_to_train(), lr=1.0)
         options = {"fused": False} if clipped and optimizer.defaults.get("fused") else {}
@@ -224,7 +224,7 @@ class AbstractModule(L.LightningModule):
         return self.optimizer(parameter_groups(self.network, decay_all=self.decay_all), lr=1.0, **options)
 
     def parameters_to_train(self) -> Iterable[nn.Parameter]:
-        """What the optimizer gets."""
+        """Return the parameters for the optimizer."""
         return self.network.parameters()
 
     def on_fit_start(self) -> None:
@@ -241,12 +241,12 @@ class AbstractModule(L.LightningModule):
         self.scheduled_routing.set(self.schedule_values())
 
     def lr_scheduler_step(self, scheduler: Any, metric: Any) -> None:
-        """After every optimizer step; callbacks, whose ``on_train_batch_end`` comes next, know when it was the last."""
+        """Step the schedule, then stop after the last step, before the callbacks' ``on_train_batch_end``."""
         super().lr_scheduler_step(scheduler, metric)
         self._stop_after_last_step()
 
     def on_train_start(self) -> None:
-        self._stop_after_last_step()  # a resumed run may be complete
+        self._stop_after_last_step()  # a resumed run may already be complete
         self.trainer.should_stop |= stopped_at_threshold(self.trainer)
 
     def _stop_after_last_step(self) -> None:

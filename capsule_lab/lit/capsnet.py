@@ -1,4 +1,4 @@
-"""Training of a network of capsules with a decoder."""
+"""Training of capsule networks with a decoder."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from capsule_lab.types import Batch, CapsuleOutput
 
 class CapsNetModule(AbstractClassifierModule):
     """Classification plus reconstruction from the true class's capsule (Sabour 2017, sections 3 and 4.1).
-    An image of several digits is decoded once for each, against that digit alone, and the terms are added (section 6).
+    An image of several digits is decoded once per digit and compared with that digit; the terms are added (section 6).
 
     Args:
-        reconstruction: ``(reconstruction, images) -> scalar``; ``None`` trains without.
-        decode_at_test: the capsule that is decoded outside of training, that of the ``"prediction"`` (paper) or of the
-            ``"label"`` (official code). Of several predictions, those that are labels are compared with their own
-            digits, the others, in the order of their scores, with the digits that are left.
+        reconstruction: ``(reconstruction, images) -> scalar``; ``None`` trains without reconstruction.
+        decode_at_test: class whose capsule is decoded outside of training: the ``"prediction"`` (paper) or the
+            ``"label"`` (official code). With several labels, a predicted class that is a label is compared with its
+            digit; the other predictions, ordered by score, are compared with the remaining digits.
         **options: see ``AbstractClassifierModule``.
     """
 
@@ -41,8 +41,8 @@ class CapsNetModule(AbstractClassifierModule):
         check_choice("decode_at_test", decode_at_test, ("prediction", "label"))
         if network.decoder is not None and not network.masked_decoder and options.get("labels_per_image", 1) > 1:
             raise ValueError(
-                "masked_decoder is false, and images show several digits, each decoded from its own capsule; expected "
-                "model.masked_decoder=true, or model.decoder=null"
+                "masked_decoder is false, but images have several digits, which only a masked decoder can separate; "
+                "expected model.masked_decoder=true, or model.decoder=null"
             )
         self.reconstruction = reconstruction
         self.decode_at_test = decode_at_test

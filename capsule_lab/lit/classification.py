@@ -1,4 +1,4 @@
-"""The training loop of networks that classify: what their loss is of, and their errors."""
+"""The training loop of classifiers: the inputs of the loss, and the errors."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ Loss = Callable[..., Tensor]
 
 
 class AbstractClassifierModule(AbstractModule):
-    """Trains a network that classifies; a subclass defines the terms of its loss, and nothing else.
+    """Trains a classifier; a subclass defines only the terms of the loss.
 
-    Logged beside what ``AbstractModule`` does: ``<split>/error`` in percent. Of images with several labels, ``error``
-    counts those as right that have them all, and ``<split>/label_error`` single labels; ``present_error`` and
-    ``present_f1``, of validation and test, take what scores above 0.9 for present.
+    In addition to the quantities of ``AbstractModule``, it logs ``<split>/error`` in percent. If images have several
+    labels, ``error`` counts an image as right if all its labels are, and ``<split>/label_error`` counts single labels.
+    In validation and test, ``present_error`` and ``present_f1`` count the classes that score above 0.9 as present.
 
-    A batch may hold several crops per image, ``(batch, crop, channel, height, width)``: its loss is then the mean
-    over the crops, and the prediction that of ``combine_crops``.
+    A batch may contain several crops per image, ``(batch, crop, channel, height, width)``: the loss is then the mean
+    over the crops, and ``combine_crops`` gives the prediction.
 
     Args:
-        loss: the classification loss, ``(scores, labels) -> scalar``; of logits, if it ``expects`` them. A schedule
-            that is named like one of its arguments, such as ``margin``, sets this argument in training and in the
-            validations of it, in place of the configured value.
-        num_classes, labels_per_image: of the data.
+        loss: the classification loss, ``(scores, labels) -> scalar``; receives logits if it ``expects`` them. A
+            schedule with the name of one of its arguments, such as ``margin``, sets this argument during ``fit``
+            (training and validation) in place of the configured value.
+        num_classes, labels_per_image: number of classes, and of labels per image.
         **options: see ``AbstractModule``.
     """
 
@@ -50,7 +50,7 @@ class AbstractClassifierModule(AbstractModule):
     def classification_term(
         self, batch: Batch, output: CapsuleOutput, schedule: Mapping[str, float]
     ) -> dict[str, Tensor]:
-        """The classification loss under its own name: ``margin_loss`` gives ``margin``."""
+        """Return the classification loss under its name: ``margin_loss`` gives ``margin``."""
         scheduled = {name: schedule[name] for name in self.scheduled_arguments if name in schedule}
         name = _function(self.loss).__name__.removesuffix("_loss")
         return {name: self.loss(self._scores_for_loss(output), batch.labels, **scheduled)}
@@ -60,8 +60,8 @@ class AbstractClassifierModule(AbstractModule):
             return output.scores
         if output.logits is None:
             raise ConfigError(
-                f"{_function(self.loss).__name__} expects logits; {type(self.network).__name__} gives none with this "
-                "routing: loss=margin, or a routing whose Capsules have logits"
+                f"{_function(self.loss).__name__} expects logits, but {type(self.network).__name__} has none with this "
+                "routing; expected loss=margin, or a routing whose Capsules have logits"
             )
         return output.logits
 
@@ -77,7 +77,7 @@ class AbstractClassifierModule(AbstractModule):
     def terms(self, batch: Batch) -> tuple[dict[str, Tensor], CapsuleOutput]:
         if batch.images.ndim < 5:
             return super().terms(batch)
-        # one crop of all images after the other, which takes no more memory than a single crop
+        # one crop of all images at a time: this takes no more memory than a single crop
         crops = [AbstractModule.terms(self, batch._replace(images=crop)) for crop in batch.images.unbind(1)]
         terms = {name: torch.stack([terms[name] for terms, _ in crops]).mean() for name in crops[0][0]}
         scores = torch.stack([output.scores for _, output in crops], 1)  # [b crop k]
@@ -92,7 +92,7 @@ def _check_bounded(network: AbstractNetwork, loss: Loss) -> None:
     routing = getattr(classes, "routing", None)
     if routing is not None and not routing.bounded:
         raise ValueError(
-            f"{function.__name__} expects activations in [0, 1], and with "
+            f"{function.__name__} expects activations in [0, 1], but with "
             f"routing.squash={routing.options.get('squash', 'none')} lengths have no bound; expected "
             "loss=cross_entropy_logits, or routing.squash=squash"
         )

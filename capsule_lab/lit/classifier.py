@@ -1,4 +1,4 @@
-"""Training of networks that only classify: the convolutional baselines and EMCaps."""
+"""Training of classifiers without a decoder: the convolutional baselines and EMCaps."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Everything that this project uses of Lightning beyond its documentation, one function each; read from 2.6.6.
+"""All uses of undocumented Lightning features, one function each; taken from version 2.6.6.
 
-An upgrade that changes one fails in ``tests/lit/test_lightning_internals.py`` or in ``tests/runs/test_resume.py``.
+If an upgrade changes one, ``tests/lit/test_lightning_internals.py`` or ``tests/runs/test_resume.py`` fails.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ HARMLESS_WARNINGS = (
     ".*does not have many workers.*",  # the data is in memory
     ".*srun` command is available.*",
     ".*It is recommended to use `self.log\\(.*sync_dist=True.*",  # torchmetrics has synchronised them
-    ".*Grad strides do not match bucket view strides.*",  # of 1x1 kernels in channels_last, the same in memory
-    ".*AccumulateGrad node's stream does not match.*",  # CUDA graphs are captured on a stream of their own
+    ".*Grad strides do not match bucket view strides.*",  # 1x1 kernels in channels_last: same memory
+    ".*AccumulateGrad node's stream does not match.*",  # CUDA graphs are captured on another stream
     ".*across ranks is zero. Please make sure this was your intention.*",
 )
-"""Regular expressions of warnings about what is intended here."""
+"""Regular expressions of warnings about intended behaviour."""
 
 
 def batches_per_epoch(trainer: L.Trainer) -> float:
-    """Training batches of one epoch in this process, already known in ``configure_optimizers``.
+    """Return the training batches per epoch in this process; also valid in ``configure_optimizers``.
 
     ``Trainer.estimated_stepping_batches`` loads the data in the same way, but not if ``max_epochs`` is -1.
     """
@@ -45,17 +45,17 @@ def batches_per_epoch(trainer: L.Trainer) -> float:
 
 
 def batch_index(trainer: L.Trainer) -> int:
-    """Index of the training batch under way, counted over all epochs and over interruptions."""
+    """Return the index of the current training batch, counted over all epochs and interruptions."""
     return trainer.fit_loop.total_batch_idx
 
 
 def drop_anonymous(logger: WandbLogger) -> None:
-    """Keep a logger from handing W&B an argument that does nothing there, which W&B would warn of."""
+    """Keep a logger from passing an unused argument to W&B, which would log a warning."""
     logger._wandb_init.pop("anonymous", None)
 
 
 def disable_signal_handlers(trainer: L.Trainer) -> None:
-    """Keep a Trainer from handling SIGTERM and SIGUSR1, which is for ``callbacks.stop_signals``.
+    """Keep a Trainer from handling SIGTERM and SIGUSR1, which ``system.signals`` handles.
 
     Its handlers would requeue SLURM's job, and start collective communication at an arbitrary point.
     """
@@ -64,7 +64,7 @@ def disable_signal_handlers(trainer: L.Trainer) -> None:
 
 
 def next_batch_follows(trainer: L.Trainer) -> bool:
-    """Whether neither a validation nor an end comes before the next batch of the epoch; in ``on_train_batch_end``."""
+    """Return whether another batch of the epoch follows, with no validation before it; in ``on_train_batch_end``."""
     loop = trainer.fit_loop
     assert loop._data_fetcher is not None
     stops = trainer.should_stop and loop._can_stop_early
@@ -72,10 +72,10 @@ def next_batch_follows(trainer: L.Trainer) -> bool:
 
 
 def limit_waiting(trainer: L.Trainer) -> None:
-    """Let the processes of a run wait no longer for each other than for one that may still answer.
+    """Limit the time for which the processes of a run wait for a process that does not respond.
 
-    ``COLLECTIVE_TIMEOUT`` holds unless the configuration of the strategy has a timeout. When a process that Lightning
-    has started ends with an error, Lightning kills the others; this lets it log that. One whose starter is gone ends.
+    ``COLLECTIVE_TIMEOUT`` applies unless the strategy configures a timeout. When a process that Lightning has started
+    fails, Lightning kills the others; this enables its log message. A process ends if its parent process is gone.
     """
     strategy: Any = trainer.strategy
     if getattr(strategy, "_timeout", None) == default_pg_timeout:
@@ -86,22 +86,22 @@ def limit_waiting(trainer: L.Trainer) -> None:
 
 
 def epoch_metrics(trainer: L.Trainer) -> tuple[dict[str, Any], int]:
-    """What Lightning will log of the epoch that ends, and the step it will log it at; in ``on_train_epoch_end``.
+    """Return the metrics that Lightning will log for the ending epoch, and their step; in ``on_train_epoch_end``.
 
-    To be called by all processes, as the metrics may be synchronised.
+    All processes must call it, as the metrics may be synchronised.
     """
     metrics = trainer._logger_connector.metrics["log"]
     return {**metrics, "epoch": trainer.current_epoch}, trainer.fit_loop.epoch_loop._batches_that_stepped - 1
 
 
 def stopped_at_threshold(trainer: L.Trainer) -> bool:
-    """Whether a callback has met its threshold, also before an interruption: ``EarlyStopping``, or one that says so."""
+    """Return whether a callback with a ``stopping_reason`` has reached its threshold, also before an interruption."""
     reasons = [getattr(callback, "stopping_reason", None) for callback in cast(Any, trainer).callbacks]
     return EarlyStoppingReason.STOPPING_THRESHOLD in reasons
 
 
 def stop_reason(trainer: L.Trainer, steps: int) -> str:
-    """Why training ended: ``steps``, all of them; ``threshold``; ``time limit``; ``callback`` for any other."""
+    """Return why training ended: ``steps`` (all are done), ``threshold``, ``time limit``, or else ``callback``."""
     timers = [callback for callback in cast(Any, trainer).callbacks if isinstance(callback, Timer)]
     if trainer.global_step >= steps:
         return "steps"
@@ -111,9 +111,9 @@ def stop_reason(trainer: L.Trainer, steps: int) -> str:
 
 
 def relocated_state(state: dict[str, Any], path: str, directory: str) -> dict[str, Any]:
-    """The state of a ``ModelCheckpoint`` that keeps one file, after that was moved to ``path``.
+    """Return the state of a ``ModelCheckpoint`` that keeps one file, after this file was moved to ``path``.
 
-    Lightning forgets the best score if the callback's ``dirpath`` is not that of the state: it is ``directory`` now.
+    Lightning forgets the best score if the ``dirpath`` of the callback differs from the state's, now ``directory``.
     """
     names = ("best_model_path", "kth_best_model_path", "last_model_path")
     paths = {name: path if state.get(name) else "" for name in names}

@@ -1,4 +1,4 @@
-"""What the training loop measures: means of the loss terms and errors of the predictions, split by split."""
+"""Metrics of the training loop: means of the loss terms and prediction errors, for each split."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ SPLITS = ("train", "val", "test")
 class SplitMetrics(nn.ModuleDict):
     """Metrics by the names under which they are logged, ``<split>/<quantity>``.
 
-    ``train``, ``val`` and ``test`` have ``error``, in percent, and ``label_error`` if images have several labels; then,
-    ``val`` and ``test`` have ``present_error`` and ``present_f1``, too. A network that does not classify, of 0 classes,
-    has none of these. Means of loss terms are added with the first batch.
+    ``train``, ``val`` and ``test`` have ``error``, in percent. If images have several labels, all have ``label_error``,
+    and ``val`` and ``test`` also have ``present_error`` and ``present_f1``. With 0 classes (a network that does not
+    classify) there is none of these. The first batch adds the means of the loss terms.
     """
 
     def __init__(self, num_classes: int = 0, labels_per_image: int = 1) -> None:
@@ -34,7 +34,7 @@ class SplitMetrics(nn.ModuleDict):
                     self[f"{split}/present_f1"] = PresentF1(num_classes)
 
     def add_error(self, split: str, device: torch.device | None = None) -> None:
-        """An empty ``<split>/error`` of another split, such as a part of the test set."""
+        """Add an empty ``<split>/error`` for another split, such as a part of the test set."""
         error = ErrorRate(self.num_classes) if self.labels_per_image == 1 else ExactMatchError()
         self[f"{split}/error"] = error if device is None else error.to(device)
 
@@ -44,44 +44,44 @@ class SplitMetrics(nn.ModuleDict):
             self._metric(name).update(scores.detach(), labels)
 
     def counts_present(self, split: str) -> bool:
-        """Whether classes above a threshold are counted: of images with several labels, not in training."""
+        """Whether classes above a threshold are counted: if images have several labels, except in training."""
         return f"{split}/present_error" in self
 
     def update_present(self, split: str, scores: Tensor, labels: Tensor) -> None:
-        """Count the classes above a threshold, of scores in [0, 1] and labels ``(batch, label)``."""
+        """Count the classes above a threshold, from scores in [0, 1] and labels ``(batch, label)``."""
         for name in (f"{split}/present_error", f"{split}/present_f1"):
             self._metric(name).update(scores.detach(), labels)
 
     def update_means(self, split: str, terms: dict[str, Tensor], images: int) -> None:
-        """Add the scalar terms of one batch, each with the weight of its images."""
+        """Add the scalar terms of one batch, weighted by its number of images."""
         for name, value in terms.items():
             # repeated, as torchmetrics ignores weight= with nan_strategy="disable"
             self._mean(f"{split}/{name}", value.device).update(value.detach().expand(images))
 
     def sums(self, split: str) -> Tensor:
-        """What this process has counted since the last reset: loss times images, images, wrong and all predictions.
+        """Return this process's sums since the last reset: loss times images, images, wrong and all predictions.
 
-        Of a network that does not classify, the first two.
+        For a network that does not classify, it returns the first two.
         """
         loss = self._metric(f"{split}/loss")
         errors = cast(Any, self[f"{split}/error"]).counts() if f"{split}/error" in self else ()
         return torch.stack([each.float() for each in (loss.mean_value, loss.weight, *errors)])
 
     def of_split(self, split: str) -> list[tuple[str, Metric]]:
-        """Name and metric of all that is measured on ``split``."""
+        """Return the names and metrics of ``split``."""
         return [(name, self._metric(name)) for name in self if name.startswith(f"{split}/")]
 
     def state_of(self, split: str) -> dict[str, dict[str, Any]]:
-        """What a checkpoint in the middle of an epoch has to hold, by metric."""
+        """Return the state of each metric, for a checkpoint in the middle of an epoch."""
         return {name: dict(metric.metric_state) for name, metric in self.of_split(split)}
 
     def load_state(self, states: dict[str, dict[str, Any]], device: torch.device) -> None:
-        """Set the states that ``state_of`` gave, which are no part of a ``state_dict``."""
+        """Restore the states from ``state_of``, which are not part of a ``state_dict``."""
         for name, state in states.items():
             metric = self._metric(name) if name in self else self._mean(name, device)
             for quantity, value in state.items():
                 setattr(metric, quantity, value)
-            metric._update_count = 1  # private (torchmetrics 1.9.0); else compute() warns that nothing was counted
+            metric._update_count = 1  # private (torchmetrics 1.9.0); avoids compute()'s warning about no update
 
     def _metric(self, name: str) -> Metric:
         return cast(Metric, self[name])

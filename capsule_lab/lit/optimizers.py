@@ -1,4 +1,4 @@
-"""Optimizers and their groups of parameters; where torch has the optimizer, torch's own class is used."""
+"""Parameter groups of optimizers, and the one optimizer for which torch's class does not suffice."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from capsule_lab.errors import check_number
 
 
 def parameter_groups(network: nn.Module, *, decay_all: bool = False) -> list[dict[str, Any]]:
-    """The parameters of a network in groups, as optimizers take them.
+    """Divide the parameters of a network into groups for an optimizer.
 
-    Kernels of linear layers and convolutions; transformations of capsules; and the rest: biases, betas, and the scales
-    of normalisations, which the weight decay of an optimizer reaches only with ``decay_all``. Shrinking them limits no
-    complexity, and most recipes leave them out (He et al. 2019, "Bag of tricks", section 3.1). Kernels and
-    transformations are parameters named ``weight`` of two or more dimensions, as in ``losses.l2_loss``.
+    The groups are kernels of linear layers and convolutions; transformations of capsules; and the rest: biases, betas,
+    and scales of normalisations. The rest has weight decay only with ``decay_all``: shrinking these does not limit
+    complexity, and most recipes exempt them (He et al. 2019, "Bag of tricks", section 3.1). Kernels and
+    transformations are parameters named ``weight`` with two or more dimensions, as in ``losses.l2_loss``.
 
     Returns:
-        Groups with ``params`` and ``rows``, which is for ``Muon``: how many leading dimensions of a parameter are the
-        rows of a matrix; 0 where it is none, as any that is neither of such a layer nor of four dimensions.
+        Groups with ``params`` and, for ``Muon``, ``rows``: the number of leading dimensions that are the rows of a
+        matrix, or 0 if the parameter is not a matrix: neither a kernel nor a ``weight`` of four dimensions.
     """
     groups: dict[tuple[int, bool], list[Tensor]] = {}
     for module in network.modules():
@@ -42,21 +42,21 @@ def _rows(module: nn.Module, parameter: Tensor) -> int:
 
 
 class Muon(Optimizer):
-    """Muon (Jordan 2024) on the matrices of a network, AdamW on all other parameters: one optimizer.
+    """One optimizer with Muon (Jordan 2024) for the matrices of a network and AdamW for all other parameters.
 
-    ``torch.optim.Muon`` takes parameters of two dimensions only. Others are given to it as matrices: a kernel of a
-    convolution as (out, in * height * width), as in its author's code; transformations of capsules, ``(child, inner,
-    parent, columns)``, as (child * inner, parent * columns), which is the linear map of their layer under equal
-    couplings (ours). Biases, betas and scales, and whatever has one dimension, are AdamW's.
+    ``torch.optim.Muon`` accepts parameters of two dimensions only. This class reshapes others to matrices: kernels of
+    convolutions to (out, in * height * width), as in its author's code; transformations of capsules, ``(child, inner,
+    parent, columns)``, to (child * inner, parent * columns), the linear map of their layer under equal couplings
+    (ours). AdamW trains biases, betas, scales, and all other parameters of one dimension.
 
     Args:
-        params: groups of ``parameter_groups``; of parameters without ``rows``, those of two or more dimensions are
-            matrices with their first dimension as rows.
-        lr: learning rate of both; ``adjust_lr_fn`` makes it fit both.
-        weight_decay: of both, decoupled.
-        momentum, nesterov, ns_steps, adjust_lr_fn: see ``torch.optim.Muon``. ``"match_rms_adamw"`` gives a matrix
-            steps of the size that AdamW would make, so that one learning rate is right for all (Liu et al. 2025,
-            "Muon is scalable for LLM training", section 2.2).
+        params: groups from ``parameter_groups``; without ``rows``, a parameter of two or more dimensions is a matrix
+            with its first dimension as rows.
+        lr: learning rate of both; ``adjust_lr_fn`` makes it suit both.
+        weight_decay: decoupled weight decay of both.
+        momentum, nesterov, ns_steps, adjust_lr_fn: see ``torch.optim.Muon``. ``"match_rms_adamw"`` scales the steps of
+            a matrix to the size of AdamW's, so that one learning rate suits all parameters (Liu et al. 2025, "Muon is
+            scalable for LLM training", section 2.2).
         betas, eps: see ``torch.optim.AdamW``.
     """
 
@@ -70,7 +70,7 @@ class Muon(Optimizer):
         nesterov: bool = True,  # Jordan 2024
         ns_steps: int = 5,  # Jordan 2024
         adjust_lr_fn: Literal["original", "match_rms_adamw", "spectral_unclamped"] = "match_rms_adamw",
-        betas: tuple[float, float] = (0.9, 0.95),  # Jordan 2024, of his AdamW
+        betas: tuple[float, float] = (0.9, 0.95),  # Jordan 2024, for AdamW
         eps: float = 1e-8,  # Kingma and Ba 2015
     ) -> None:
         check_number("optimizer.ns_steps", ns_steps, 1)
@@ -83,7 +83,7 @@ class Muon(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """One step of both on all parameters that have a gradient."""
+        """Make one step of both optimizers on all parameters that have a gradient."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -109,7 +109,7 @@ class Muon(Optimizer):
 
 
 class _Matrix:
-    """A parameter and its gradient as a matrix: the same memory where strides allow it, else a copy."""
+    """A parameter and its gradient as matrices: views of the same memory where strides allow it, else copies."""
 
     def __init__(self, parameter: Tensor, rows: int) -> None:
         assert parameter.grad is not None

@@ -1,4 +1,4 @@
-"""Metrics of networks that receive a change: their images, and whether their poses follow (Hinton et al. 2011)."""
+"""Metrics of networks that receive a change: how well images and poses follow it (Hinton et al. 2011)."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ PerCapsule = Float[Tensor, "batch capsule"]
 Poses = Float[Tensor, "batch capsule component"]
 
 _PRESENT = 0.5  # ours: probability above which a capsule's pose counts
-_SMALL = 1e-12  # ours: no number that is divided by is smaller
+_SMALL = 1e-12  # ours: lower bound of divisors
 
 
 class PairMetric(Metric):
-    """A metric of several quantities, from sums over pairs.
+    """A metric of several quantities, computed from sums over pairs.
 
     Attributes:
-        quantities: their names; of ``ShiftMetrics`` slopes are there only where a capsule has one.
+        quantities: names of the quantities; ``ShiftMetrics`` has slopes only if a capsule has one.
     """
 
     quantities: ClassVar[tuple[str, ...]]
@@ -41,10 +41,10 @@ class PairMetric(Metric):
 
 
 class ImagePairMetrics(PairMetric):
-    """Squared errors per image, of ``(channel, height, width)``, that a reconstruction has to beat.
+    """Baselines for a reconstruction: squared errors per image of shape ``(channel, height, width)``.
 
-    ``copying``: of the first image for the second. ``mean_image``: of the mean of all second images, the best answer
-    that does not look.
+    ``copying``: the error of the first image as the prediction. ``mean_image``: the error of the mean of all second
+    images, the best prediction that does not depend on the input.
     """
 
     quantities = ("copying", "mean_image")
@@ -65,11 +65,11 @@ class ImagePairMetrics(PairMetric):
 
 
 class PresenceMetrics(PairMetric):
-    """Whether capsules are as probable in both images, and which are never used.
+    """Measures whether capsules are equally probable in both images, and which capsules are unused.
 
-    ``presence_change``: mean change of a presence between the two images of a pair, over the standard deviation of
-    presences over images. ``dead_capsules``: percent of the capsules that are nowhere more probable than 0.01, or draw
-    less than a hundredth of what capsules draw in the mean (ours).
+    ``presence_change``: mean change of a presence between the two images of a pair, divided by the standard deviation
+    of presences over images. ``dead_capsules``: percent of the capsules whose presence is always below 0.01, or whose
+    output has less than a hundredth of the mean energy of all capsules (ours).
     """
 
     quantities = ("presence_change", "dead_capsules")
@@ -80,7 +80,7 @@ class PresenceMetrics(PairMetric):
         self.add_state("largest", torch.zeros(capsules, dtype=WIDEST), "max")
 
     def update(self, presences: PerCapsule, others: PerCapsule, energies: PerCapsule) -> None:
-        """Add pairs: presences in the first and the second image, and squared sums of what capsules draw."""
+        """Add pairs: presences in the first and second images, and energies (squared sums) of the capsules' outputs."""
         presences, others = presences.to(WIDEST), others.to(WIDEST)
         self.pairs += len(presences)
         self.changes += (others - presences).abs().sum(0)
@@ -100,14 +100,14 @@ class PresenceMetrics(PairMetric):
 
 
 class ShiftMetrics(PairMetric):
-    """Whether poses of two numbers move by as many pixels as the image.
+    """Measures whether poses of two components move by the same number of pixels as the image.
 
-    Of each capsule, the slope is the 2x2 matrix that takes the shift to the change of its pose, by least squares over
-    the pairs in both of whose images it is more probable than 0.5; the identity is ideal. Over the capsules that are
-    so in a hundredth of the pairs (ours), weighted by their pairs: ``slope_right`` and ``slope_down``, its diagonal;
-    ``slope_error``, the mean over capsules of the entry that is furthest from the identity's. ``slope_capsules`` is
-    how many these are. ``shift_r2``: of the change of poses, a mean over capsules weighted by presences, as an
-    estimate of the shift; there is none where all shifts are the same.
+    The slope of a capsule is the 2x2 matrix that maps the shift to the change of its pose, fitted by least squares on
+    the pairs where its presence exceeds 0.5 in both images; the identity is ideal. The following are means over the
+    capsules with at least a hundredth of the pairs (ours), weighted by their number of pairs: ``slope_right`` and
+    ``slope_down``, the diagonal; ``slope_error``, the largest deviation of an entry from the identity.
+    ``slope_capsules`` counts these capsules. ``shift_r2`` is the R^2 of the mean change of poses, weighted by
+    presences, as an estimate of the shift; it is undefined, and left out, if all shifts are equal.
     """
 
     quantities = ("shift_r2", "slope_capsules", "slope_right", "slope_down", "slope_error")
@@ -117,7 +117,7 @@ class ShiftMetrics(PairMetric):
         super().__init__(seen=(capsules,), cross=matrices, moments=matrices, residual=(), total=(2,), squares=())
 
     def update(self, moved: Poses, shift: Float[Tensor, "batch 2"], presences: PerCapsule, others: PerCapsule) -> None:
-        """Add pairs: changes of poses, the shifts, and presences in the first and the second image."""
+        """Add pairs: changes of poses, the shifts, and presences in the first and second images."""
         moved, shift = moved.to(WIDEST), shift.to(WIDEST)
         both = ((presences > _PRESENT) & (others > _PRESENT)).to(WIDEST)
         self.pairs += len(shift)
@@ -133,7 +133,7 @@ class ShiftMetrics(PairMetric):
     def compute(self) -> dict[str, Tensor]:
         variance = self.squares - self.total.square().sum() / self.pairs
         found = {"shift_r2": 1 - self.residual / variance} if variance > _SMALL else {}
-        # none where all shifts are along one line
+        # not solvable if all shifts are along one line
         solvable = torch.linalg.det(self.moments) > 1e-9 * self.moments.diagonal(dim1=1, dim2=2).prod(1).clamp_min(1)
         chosen = (self.seen >= 0.01 * self.pairs) & (self.seen > 0) & solvable
         slopes, seen = torch.linalg.solve(self.moments[chosen], self.cross[chosen], left=False), self.seen[chosen]
@@ -147,11 +147,11 @@ class ShiftMetrics(PairMetric):
 
 
 class MatrixMetrics(PairMetric):
-    """Whether poses that are matrices are multiplied by the change.
+    """Measures whether the change ``T`` of an image multiplies the matrix ``A`` that is a capsule's pose.
 
-    ``matrix_error``: the norm of what ``T A`` of the first image is away from ``A`` of the second, over that of ``A``,
-    means over capsules and pairs weighted by presence. ``matrix_error_unchanged``: the same of ``A`` in place of
-    ``T A``, which a pose that follows the change is much better than.
+    ``matrix_error``: norm of the difference between ``T A`` of the first image and ``A`` of the second, divided by the
+    norm of ``A``; both are means over capsules and pairs, weighted by presence. ``matrix_error_unchanged``: the same
+    with ``A`` in place of ``T A``; for poses that follow the change, ``matrix_error`` is much smaller.
     """
 
     quantities = ("matrix_error", "matrix_error_unchanged")
@@ -160,7 +160,7 @@ class MatrixMetrics(PairMetric):
         super().__init__(away=(), unchanged=(), size=())
 
     def update(self, poses: Poses, changed: Poses, others: Poses, presences: PerCapsule) -> None:
-        """Add pairs: poses of the first image, those after the change, those of the second image, and presences."""
+        """Add pairs: poses of the first image, the same after the change, poses of the second image, and presences."""
         poses, changed, others, presences = (each.to(WIDEST) for each in (poses, changed, others, presences))
         self.away += (presences * torch.linalg.vector_norm(others - changed, dim=2)).sum()
         self.unchanged += (presences * torch.linalg.vector_norm(others - poses, dim=2)).sum()
@@ -172,7 +172,7 @@ class MatrixMetrics(PairMetric):
 
 
 def pair_metrics(network: Any) -> dict[str, PairMetric]:
-    """The metrics of a network that receives a change, by name; of one without capsules, those of images."""
+    """Return the metrics of a network that receives a change, by name; without capsules, only those of images."""
     found: dict[str, PairMetric] = {"images": ImagePairMetrics(network.image_shape)}
     if network.capsules:
         found["presences"] = PresenceMetrics(network.capsules)
@@ -190,7 +190,7 @@ def update_pair_metrics(
 ) -> None:
     """Add a batch of pairs, see ``Batch``, to the ``pair_metrics`` of a network in evaluation mode.
 
-    ``output`` is what the network gives for images and change, ``TransformedImages``.
+    ``output`` is the network's output for images and change, ``TransformedImages``.
     """
     cast(ImagePairMetrics, metrics["images"]).update(images, targets)
     if "poses" not in metrics:

@@ -1,4 +1,4 @@
-"""Training on pairs of images and the known change between them: no classes, no errors."""
+"""Training on pairs of images with a known change between them, without classification."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from capsule_lab.types import Batch
 
 
 class PairsModule(AbstractModule):
-    """Squared error of the second image of each pair (Hinton, Krizhevsky and Wang 2011).
+    """Trains a network to reconstruct the second image of each pair (Hinton, Krizhevsky and Wang 2011).
 
-    Logged beside ``<split>/loss``, of validation and test: what ``pair_metrics`` has for the network.
+    In addition to ``<split>/loss``, it logs the ``pair_metrics`` of the network in validation and test.
 
-    ``reconstruction`` is ``(made, targets) -> scalar``, other options are those of ``AbstractModule``.
+    ``reconstruction`` is a loss ``(output, targets) -> scalar``; the other options are those of ``AbstractModule``.
     """
 
     network: AbstractPairNetwork
 
     def __init__(self, network: AbstractPairNetwork, *, reconstruction: Callable[..., Tensor], **options: Any) -> None:
         if options.get("cuda_graphs"):
-            raise ValueError("cuda_graphs is true, and this network takes a change beside images; expected false")
+            raise ValueError("cuda_graphs is true, but this network has a second input, the change; expected false")
         super().__init__(network, metrics=SplitMetrics(), **options)
         self.reconstruction = reconstruction
         for split in ("val", "test"):
@@ -35,7 +35,7 @@ class PairsModule(AbstractModule):
 
     @property
     def quantities(self) -> list[str]:
-        """Names of what is measured in every validation and test, beside the loss; slopes are in most."""
+        """Names of the quantities in every validation and test, beside the loss; without the optional slopes."""
         kinds = pair_metrics.pair_metrics(self.network).values()
         names = [name for metric in kinds for name in metric.quantities]
         return [name for name in names if not name.startswith("slope_")]
@@ -48,7 +48,7 @@ class PairsModule(AbstractModule):
         return {"reconstruction": self.reconstruction(output.images, batch.targets)}
 
     def measure(self, split: str, batch: Batch, output: TransformedImages) -> None:
-        if split == "train":  # whose pairs have poses of one image only
+        if split == "train":  # training computes poses of the first image only
             return
         assert batch.targets is not None
         assert batch.change is not None

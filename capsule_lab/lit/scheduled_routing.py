@@ -1,4 +1,4 @@
-"""Options of routings that change while training, such as the number of iterations."""
+"""Options of routings that change during training, such as the number of iterations."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _PREFIX = "routing_"
 
 
 class ScheduledRouting:
-    """Sets options of all routings of a network: the schedule ``routing_iterations`` sets ``iterations``.
+    """Sets options of all routings in a network: the schedule ``routing_iterations`` sets ``iterations``.
 
-    Which options a routing has is in ``AbstractRouting.scheduled``. Values of those that are whole numbers are rounded.
+    ``AbstractRouting.scheduled`` lists the options of a routing. Values of integer options are rounded.
 
     Attributes:
-        names: of the schedules that begin with ``routing_``, which count.
+        names: names of the schedules that begin with ``routing_``; the others are ignored.
     """
 
     def __init__(self, network: nn.Module, schedule: Mapping[str, Schedule]) -> None:
@@ -28,7 +28,7 @@ class ScheduledRouting:
         routings = [module for module in network.modules() if isinstance(module, AbstractRouting)]
         for name in self.names:
             if not routings:
-                raise ValueError(f"schedule.{name} is set, and {type(network).__name__} does not route; expected null")
+                raise ValueError(f"schedule.{name} is set, but {type(network).__name__} does not route; expected null")
             for routing in routings:
                 _check(name, schedule[name], routing)
         self._configured = [
@@ -38,7 +38,7 @@ class ScheduledRouting:
         ]
 
     def set(self, values: Mapping[str, float]) -> None:
-        """Give every option its value of ``values``, by the schedule's name, or else the configured one."""
+        """Set every option to its value in ``values``, by the schedule's name, or else to the configured one."""
         for routing, name, configured in self._configured:
             option = name.removeprefix(_PREFIX)
             value = values.get(name, configured)
@@ -48,9 +48,9 @@ class ScheduledRouting:
 def _check(name: str, schedule: Schedule, routing: AbstractRouting) -> None:
     option, there = name.removeprefix(_PREFIX), routing.scheduled
     if option not in there:
-        expected = " or ".join(f"{_PREFIX}{each}" for each in there) or "null, it has no option that may"
+        expected = " or ".join(f"{_PREFIX}{each}" for each in there) or "null, as it has no such options"
         raise ValueError(
-            f"schedule.{name} is set, and {type(routing).__name__} has no {option} that may change while training; "
+            f"schedule.{name} is set, but {type(routing).__name__} has no {option} that may change during training; "
             f"expected {expected}"
         )
     values = schedule.for_run(1, 1)

@@ -77,7 +77,7 @@ PARTS = {
     "model=transforming_autoencoder loss=margin": "TransformingAutoencoder draws the second image of a pair; expected",
     "callbacks=pairs": "callbacks=pairs is of pairs, and CapsNet classifies; expected callbacks=default",
     "schedule.learning_rate=null": "module: the schedule has no entry; expected one named learning_rate",
-    "module.cuda_graphs=true": "module.cuda_graphs is true, and training is on cpu; expected a GPU with CUDA, or",
+    "module.cuda_graphs=true": "module.cuda_graphs is true, but training is on cpu; expected a GPU with CUDA, or",
     "model.channels=0": "model: CapsNet has channels 0; expected 1 or more",
     "model=em_caps_paper routing=dynamic routing.leaky=true": "model: routing.leaky is true",
     "model=em_caps_paper +class_routing.cots=paper": "model: class_routing has ",

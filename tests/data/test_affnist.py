@@ -111,7 +111,7 @@ def test_affine_validation_is_drawn_by_the_seed():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"pad": 4, "shift": 4}, r"data\.pad is 4; expected 6, as affNIST's images are of 40x40 pixels"),
+        ({"pad": 4, "shift": 4}, r"data\.pad is 4; expected 6, since affNIST's images have 40x40 pixels"),
         ({"shift": 7}, r"data\.shift is 7 with data\.pad 6, .*"),
         (
             {"affine_validation": True, "validation": "none"},
@@ -153,7 +153,7 @@ def test_real_digits_without_affnist_are_a_stand_in_with_one_warning(real, caplo
     message = record.getMessage()
     assert message.startswith(f"STAND-IN DATA, not the real set: affNIST is not in {real / 'affNIST'} and the download")
     assert "no network in tests" in message
-    assert "trains on real MNIST and tests on synthetic affNIST made from its test digits" in message
+    assert "train on real MNIST and test on synthetic affNIST made from its test digits" in message
     assert data.provenance["source"] == "standin"
     assert data.provenance["name"] == (
         "real MNIST, placed on 40x40; tested on synthetic affNIST made from real MNIST's test digits"

@@ -37,7 +37,7 @@ def test_an_error_in_reading_names_the_file(tmp_path):
     ]:
         with pytest.raises(DataError) as caught, reading(tmp_path / "first", "Toys"):
             raise error
-        expected = "expected a file of Toys: remove it and its folder to have them downloaded again"
+        expected = "expected a file of Toys: remove it and its folder to download them again"
         assert str(caught.value) == f"{tmp_path / 'first'} cannot be read ({reason}); {expected}"
         assert caught.value.__cause__ is error
 

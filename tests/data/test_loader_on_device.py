@@ -202,4 +202,4 @@ def test_what_turns_out_not_to_fit_stays_with_one_warning(
     batches, _ = data.train_dataloader(), data.val_dataloader()
     assert equal(list(batches), list(mnist(on_device=False).train_dataloader()))
     (record,) = [record for record in caplog.records if "does not fit" in record.getMessage()]
-    assert record.getMessage().startswith("the train set, of 0.0 GB, does not fit into the free memory of cpu: its")
+    assert record.getMessage().startswith("the train set (0.0 GB) does not fit into the free memory of cpu: its")

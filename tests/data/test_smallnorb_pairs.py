@@ -134,12 +134,12 @@ def test_only_cars_on_whole_images_with_other_toys_in_the_test_set(toynorb: Path
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"categories": ["bus"]}, r"data.categories is \['bus'\]; expected some of animal, human"),
-        ({"categories": []}, r"data.categories is \[\]; expected some of animal"),
-        ({"train_images": 10}, "data.train_images is 10, and images would be left without a neighbouring view"),
-        ({"stereo": "separate"}, "data.stereo is separate, and pairs have both eyes at once; expected channels"),
-        ({"test_crops": 13}, "data.test_crops is 13, and pairs have one crop; expected 1"),
-        ({"contrast": 0.5}, "data.contrast is 0.5, and pairs have nothing random; expected null"),
+        ({"categories": ["bus"]}, r"data.categories is \['bus'\]; expected names from animal, human"),
+        ({"categories": []}, r"data.categories is \[\]; expected names from animal"),
+        ({"train_images": 10}, "data.train_images is 10, but images would lose their neighbouring views"),
+        ({"stereo": "separate"}, "data.stereo is separate, but pairs have both eyes as channels; expected channels"),
+        ({"test_crops": 13}, "data.test_crops is 13, but pairs have one crop; expected 1"),
+        ({"contrast": 0.5}, "data.contrast is 0.5, but pairs are not augmented; expected null"),
         ({"eval_images": 0}, "data.eval_images is 0; expected 1 or more"),
     ],
     ids=str,

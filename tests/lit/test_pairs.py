@@ -86,7 +86,7 @@ def test_a_classifier_is_trained_on_the_first_images(tmp_path: Path) -> None:
     [
         (["data=mnist"], "TransformingAutoencoder is told a shift, and the data has none; expected data=mnist_pairs"),
         (["data.change=affine"], "is told a shift, and the data has a matrix"),
-        (["+module.cuda_graphs=true"], "module: cuda_graphs is true, and this network takes a change beside images"),
+        (["+module.cuda_graphs=true"], "module: cuda_graphs is true, but this network has a second input"),
         (["data.mixup=0.2"], "data.mixup: TransformingAutoencoder does not classify; expected null"),
     ],
 )

@@ -80,12 +80,12 @@ def of_routing(routing: Any) -> Callable[[], AbstractNetwork]:
 @pytest.mark.parametrize(
     ("build_network", "name", "schedule", "message"),
     [
-        (lambda: classifier().network, "iterations", Constant(1), "is set, and BaselineCNN does not route; expected"),
+        (lambda: classifier().network, "iterations", Constant(1), "is set, but BaselineCNN does not route; expected"),
         (
             of_routing(DynamicRouting), "temperature", Constant(1),
-            "is set, and DynamicRouting has no temperature that may change while training; expected routing_iterations",
+            "is set, but DynamicRouting has no temperature that may change during training; expected routing_iter",
         ),
-        (em_caps, "cost", Constant(1), "is set, and EMRouting has no cost that .* expected routing_iterations or"),
+        (em_caps, "cost", Constant(1), "is set, but EMRouting has no cost that .* expected routing_iterations or"),
         (of_routing(DynamicRouting), "iterations", Linear(0.0, 3, "1 run"), "is 0.0; expected 1 or more"),
         (of_routing(DynamicRouting), "iterations", Linear(3, -1.0, "1 run"), "is -1.0; expected 1 or more"),
         (em_caps, "inverse_temperature", Linear(1, 0.0, "1 run"), "is 0.0; expected more than 0"),
@@ -102,9 +102,7 @@ def test_schedule_that_cannot_work_is_named(
 @pytest.mark.parametrize("option", [{"cuda_graphs": True}, {"compile": "reduce-overhead"}], ids=str)
 def test_cuda_graphs_are_refused(option: dict[str, Any]) -> None:
     schedule = {**RATE, "routing_iterations": Constant(2)}
-    with pytest.raises(
-        ValueError, match=r"CUDA graphs repeat what they have captured, and schedule\.routing_iteration"
-    ):
+    with pytest.raises(ValueError, match=r"schedule\.routing_iterations changes the routing, which CUDA graphs"):
         module_of(of_routing(DynamicRouting)(), schedule, **option)
 
 

@@ -145,9 +145,9 @@ def test_network_that_cannot_be_captured_is_named(fake: FakeGraphs, monkeypatch:
 @pytest.mark.parametrize(
     ("options", "of_trainer", "message"),
     [
-        ({"cuda_graphs": True}, {"world_size": 2}, "and the run has 2 processes; expected one, or module.cuda_graphs="),
-        ({"cuda_graphs": True}, {"accumulate_grad_batches": 3}, "batches is 3 beside module.cuda_graphs=true, whose"),
-        ({"compile": "max-autotune"}, {"accumulate_grad_batches": 3}, "is 3 beside module.compile=max-autotune, whose"),
+        ({"cuda_graphs": True}, {"world_size": 2}, "but the run has 2 processes; expected one, or module.cuda_graphs="),
+        ({"cuda_graphs": True}, {"accumulate_grad_batches": 3}, "batches is 3 with module.cuda_graphs=true, whose"),
+        ({"compile": "max-autotune"}, {"accumulate_grad_batches": 3}, "is 3 with module.compile=max-autotune, whose"),
         ({"compile": True}, {"accumulate_grad_batches": 3, "world_size": 2, "device": "cpu"}, None),
         ({"cuda_graphs": True}, {}, None),
     ],
@@ -163,9 +163,9 @@ def test_trainers_that_cannot_have_graphs(options: Any, of_trainer: dict[str, An
 def test_options_that_cannot_work() -> None:
     with pytest.raises(ValueError, match="compile is 'fast'; expected False, True, 'reduce-overhead', "):
         classifier(compile="fast")
-    with pytest.raises(ValueError, match="compile is 'reduce-overhead', which makes CUDA graphs of its own"):
+    with pytest.raises(ValueError, match="compile is 'reduce-overhead', which makes its own CUDA graphs"):
         classifier(compile="reduce-overhead", cuda_graphs=True)
-    with pytest.raises(ConfigError, match=r"module\.cuda_graphs is true, and training is on cpu; expected a GPU"):
+    with pytest.raises(ConfigError, match=r"module\.cuda_graphs is true, but training is on cpu; expected a GPU"):
         fit(classifier(cuda_graphs=True), [batch()])
 
 

@@ -89,5 +89,5 @@ def test_losses_for_one_label_are_refused_before_training(loss: str) -> None:
 
 
 def test_decoder_that_sees_all_capsules_is_refused() -> None:
-    with pytest.raises(ValueError, match="masked_decoder is false, and images show several digits, "):
+    with pytest.raises(ValueError, match="masked_decoder is false, but images have several digits, "):
         module(masked_decoder=False)

@@ -119,6 +119,6 @@ def test_command_in_which_nothing_could_be_done_fails(cli: Cli, home: Callable[[
 
 def test_time_needs_a_callback_that_saves(tmp_path: Path, home: Callable[[str], Path]) -> None:
     home("here")
-    with pytest.raises(ConfigError, match=r"^trainer\.max_time is set, and no callback saves the run"):
+    with pytest.raises(ConfigError, match=r"^trainer\.max_time is set, but no callback saves the run"):
         train(compose("train", [*SLICE, "callbacks.last=null"]), tmp_path / "run")
     assert not (tmp_path / "run").exists()

@@ -1,8 +1,8 @@
-"""affNIST's own files: 32 affine versions of each of MNIST's 10,000 test digits (Tieleman 2013), as MATLAB stores them.
+"""Reader of affNIST's MATLAB file: 32 affine versions of each of MNIST's 10,000 test digits (Tieleman 2013).
 
-The file holds one struct, ``affNISTdata``, with a column for each image: ``image`` of 1600 pixels, the rows of the
-40x40 one after another; ``label_int``; and ``human_readable_transform``, how the image was made. It is ``test.mat``,
-which is read as it is or from the zip that is published.
+The file contains one struct, ``affNISTdata``, with a column per image: ``image`` with 1600 pixels, the rows of the
+40x40 pixels in sequence; ``label_int``; and ``human_readable_transform``, the parameters of the transformation. It is
+read as ``test.mat``, or from the published zip.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ _FIELDS = ("image", "label_int", "human_readable_transform")
 
 
 def check(folder: Path) -> dict[str, str]:
-    """Name and SHA-256 of the file that ``load`` would read; empty if there is none.
+    """Return the name and SHA-256 of the file that ``load`` would read; empty if there is none.
 
-    The archive must be the published one. For the unpacked file no checksum is known, so it is read, which takes
-    seconds, and damage is found before training.
+    The archive must be the published one. The unpacked file has no published checksum; it is read instead, which takes
+    seconds, so that damage is found before training.
 
     Raises:
-        DataError: if it is not whole, or not affNIST's.
+        DataError: if the file is incomplete, or not affNIST's.
     """
     if verify(folder, {ARCHIVE: SHA256}, NAME, algorithm="sha256"):
         return {ARCHIVE: SHA256}
@@ -50,12 +50,12 @@ def check(folder: Path) -> dict[str, str]:
 
 
 def load(folder: Path) -> Images:
-    """The test set: ``(320000, 1, 40, 40)`` uint8, labels, and ``human_readable_transform`` as float factors.
+    """Load the test set: ``(320000, 1, 40, 40)`` uint8, labels, and ``human_readable_transform`` as float factors.
 
-    From ``test.mat.zip`` in ``folder``, else from ``test.mat``.
+    It is read from ``test.mat.zip`` in ``folder``, else from ``test.mat``.
 
     Raises:
-        DataError: if there is none, it cannot be read, or is not 32 versions of each of MNIST's test digits.
+        DataError: if the file is missing or unreadable, or does not contain 32 versions of each MNIST test digit.
     """
     archive, path = folder / ARCHIVE, folder / FILE
     if archive.is_file():
@@ -70,20 +70,20 @@ def load(folder: Path) -> Images:
     if digits != list(range(10)) or counts != expected:
         raise DataError(
             f"{path} holds {len(images.labels)} images, {counts} of the labels {digits}; expected {sum(expected)}, "
-            f"{expected} of 0 to 9: take the test set of 32x/transformed, {VERSIONS} of each of MNIST's test digits"
+            f"{expected} of 0 to 9: use the test set of 32x/transformed, {VERSIONS} versions of each MNIST test digit"
         )
     return images
 
 
 def load_mat(path: Path, opened: Any = None) -> Images:
-    """One ``.mat`` file: ``(n, 1, 40, 40)`` uint8, labels, and ``(n, k)`` parameters of the transforms.
+    """Read one ``.mat`` file: ``(n, 1, 40, 40)`` uint8, labels, and ``(n, k)`` parameters of the transforms.
 
     Args:
-        path: of the file.
+        path: path of the file.
         opened: the file, open in binary mode, if it is in a zip.
 
     Raises:
-        DataError: if it is truncated or no MATLAB file, lacks a field, or has one of another shape or type.
+        DataError: if it is truncated, is not a MATLAB file, or lacks a field with the right shape and type.
     """
     with reading(path, NAME):
         struct = scipy.io.loadmat(opened or str(path), appendmat=False, variable_names=[_VARIABLE])[_VARIABLE][0, 0]
@@ -94,12 +94,12 @@ def load_mat(path: Path, opened: Any = None) -> Images:
             raise ValueError(f"its {', '.join(_FIELDS)} are {found}")
         factors = np.ascontiguousarray(transforms.T, dtype=np.float32)
         if not np.isfinite(factors).all() or (labels != labels.astype(np.int64)).any():
-            raise ValueError("it has transforms that are not finite, or labels that are not whole")
-    # MATLAB stores column after column, so that an image is contiguous and nothing is copied here
+            raise ValueError("it has transforms that are not finite, or labels that are not integers")
+    # MATLAB stores columns contiguously: every image is contiguous, and this does not copy
     pixels = np.ascontiguousarray(images.T).reshape(count, 1, SIZE, SIZE)
     return Images(*(torch.from_numpy(array) for array in (pixels, labels[0].astype(np.int64), factors)))
 
 
 def download(scratch: Path) -> None:
-    """``test.mat.zip`` into ``scratch``; for ``fetch``."""
+    """Download ``test.mat.zip`` into ``scratch``; for ``fetch``."""
     download_file(ARCHIVE, f"sha256:{SHA256}", (SERVER,), scratch)

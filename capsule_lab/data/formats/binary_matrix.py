@@ -1,8 +1,8 @@
-"""smallNORB's binary matrices: one array in one file, with its shape and dtype in the header.
+"""smallNORB's binary matrices: one array per file, with its shape and dtype in the header.
 
-Little-endian int32 throughout the header: magic (the kind of number), number of dimensions, the sizes, at least
-three of them (missing ones are 1). Then the numbers, last index fastest. ``.gz`` at the end of the name means
-gzip around all of it, as the files are published.
+The header consists of little-endian int32 numbers: magic (the dtype), number of dimensions, and at least three sizes
+(missing ones are 1). The numbers of the array follow, last index fastest. A name that ends in ``.gz`` means that the
+whole file is compressed, as published.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ _FEWEST_SIZES = 3  # of the format: a vector is written with sizes (n, 1, 1)
 
 
 def read_matrix(path: Path) -> np.ndarray:
-    """The array in ``path``, read-only: a memory map of a ``.mat``, unpacked into memory from a ``.mat.gz``.
+    """Return the array in ``path``, read-only: a memory map of a ``.mat``, unpacked into memory from a ``.mat.gz``.
 
     Raises:
-        DataError: if the file cannot be read, is of another format, or is shorter or longer than its header says.
+        DataError: if the file cannot be read, has another format, or does not have the length that its header states.
     """
     try:
         content: Any = np.memmap(path, np.uint8, "r") if path.suffix == ".mat" else _unpacked(path)
         magic, dimensions = struct.unpack_from("<Ii", content)
         sizes = struct.unpack_from(f"<{max(dimensions, _FEWEST_SIZES)}i", content, 8)
-        shape = np.broadcast_shapes(sizes[: max(dimensions, 1)])  # which refuses negative sizes
+        shape = np.broadcast_shapes(sizes[: max(dimensions, 1)])  # raises for negative sizes
         return content[8 + 4 * len(sizes) :].view(_KINDS[magic]).reshape(shape)
     except (OSError, EOFError, zlib.error, struct.error, KeyError, ValueError) as error:
         reason = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
         raise DataError(
-            f"{path} cannot be read ({reason}); expected a whole binary matrix of smallNORB's format: replace the file"
+            f"{path} cannot be read ({reason}); expected a complete binary matrix in smallNORB's format: replace it"
         ) from error
 
 
@@ -56,7 +56,7 @@ def write_matrix(path: Path, array: np.ndarray) -> None:
     """Write ``array`` to ``path``, gzip-compressed if the name ends in ``.gz``.
 
     Raises:
-        KeyError: for a kind of number that the format does not have.
+        KeyError: if the format does not have the array's dtype.
     """
     sizes = [*array.shape, *[1] * (_FEWEST_SIZES - array.ndim)]
     magic = _MAGICS[array.dtype.newbyteorder("=")]

@@ -1,6 +1,6 @@
-"""The six files of smallNORB: known by their MD5, read at 48x48.
+"""Reader of smallNORB's six files: verified by MD5, and reduced to 48x48 pixels.
 
-The same functions read the stand-in, which has the same format: sizes are those of the headers, not of the names.
+The same functions read the stand-in, which has the same format: sizes come from the headers, not from the file names.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ CLASSES = ("animal", "human", "airplane", "truck", "car")
 
 
 class Published(NamedTuple):
-    """MD5 of a file's content, SHA-256 of the archive that it is downloaded as."""
+    """MD5 of a file's content, and SHA-256 of its published archive."""
 
     md5: str
     sha256_of_archive: str
@@ -71,13 +71,13 @@ _AT_ONCE = 1000  # ours: images averaged at once, 37 MB as 16-bit numbers
 
 
 def verified(folder: Path) -> bool:
-    """``verify`` for ``folder``, each file as ``.mat`` or ``.mat.gz``."""
+    """Apply ``verify`` to ``folder``; each file may be a ``.mat`` or a ``.mat.gz``."""
     present = {name: name if (folder / name).is_file() else f"{name}.gz" for name in PUBLISHED}
     return verify(folder, {file: PUBLISHED[name].md5 for name, file in present.items()}, NAME)
 
 
 def download(scratch: Path) -> None:
-    """The six files, unpacked, into ``scratch``; for ``fetch``."""
+    """Download the six files into ``scratch`` and unpack them; for ``fetch``."""
     for name, published in PUBLISHED.items():
         archive = download_file(f"{name}.gz", f"sha256:{published.sha256_of_archive}", SERVERS, scratch.parent)
         with gzip.open(archive) as packed, (scratch / name).open("wb") as file:
@@ -85,16 +85,16 @@ def download(scratch: Path) -> None:
 
 
 def load_part(folder: Path, part: Part, resize: Resize) -> Images:
-    """The training or test images of the one set of files in ``folder``, ``(n, 2, 48, 48)``, with their factors.
+    """Load the training or test images in ``folder``, ``(n, 2, 48, 48)``, with their factors.
 
     Args:
-        folder: where the files lie, as ``.mat`` or ``.mat.gz``.
+        folder: folder with the files of one set, as ``.mat`` or ``.mat.gz``.
         part: ``"training"`` or ``"testing"``.
-        resize: ``"subsample"`` takes every second pixel, which is what TensorFlow 1's bilinear resize, and so the
-            official code, does to half the size; ``"area"`` takes the mean of 2x2 pixels, rounded to whole greys.
+        resize: ``"subsample"`` takes every second pixel, like TensorFlow 1's bilinear resize to half the size, which
+            the official code uses; ``"area"`` takes the mean of 2x2 pixels, rounded to whole grey levels.
 
     Raises:
-        DataError: if a file is missing, not whole, or does not fit the others.
+        DataError: if a file is missing or incomplete, or does not fit the others.
     """
     labels = read_matrix(_find(folder, part, "cat"))
     factors = read_matrix(_find(folder, part, "info"))
@@ -102,7 +102,7 @@ def load_part(folder: Path, part: Part, resize: Resize) -> Images:
     if labels.ndim != 1 or factors.shape != (len(labels), len(FACTORS)):
         raise DataError(
             f"{folder} has categories of shape {labels.shape} and info of shape {factors.shape} for {part}; expected "
-            f"(n,) and (n, {len(FACTORS)}): replace the files by those of one set"
+            f"(n,) and (n, {len(FACTORS)}): replace the files with those of one set"
         )
     columns = {"category": (labels, range(len(CLASSES)))}
     columns |= {name: (factors[:, column], _VALUES[name]) for column, name in enumerate(FACTORS)}
@@ -111,22 +111,22 @@ def load_part(folder: Path, part: Part, resize: Resize) -> Images:
         if len(unknown):
             raise DataError(
                 f"{folder} has {name} {unknown[0]} among its {part} labels; expected one of "
-                f"{', '.join(map(str, known))}: replace the files by those of one set"
+                f"{', '.join(map(str, known))}: replace the files with those of one set"
             )
     images = read_matrix(file)
     side = SIZE if images.shape[-1] == SIZE else 2 * SIZE
     if images.dtype != np.uint8 or images.shape != (len(labels), 2, side, side):
         raise DataError(
             f"{file} holds {images.dtype} of shape {images.shape}; expected uint8 of "
-            f"{(len(labels), 2, 2 * SIZE, 2 * SIZE)} or {(len(labels), 2, SIZE, SIZE)}, as many as there are "
-            "categories: replace the files by those of one set"
+            f"{(len(labels), 2, 2 * SIZE, 2 * SIZE)} or {(len(labels), 2, SIZE, SIZE)}, one pair per category "
+            "label: replace the files with those of one set"
         )
     small = np.array(images) if side == SIZE else halve(images, resize)
     return Images(*(torch.from_numpy(array) for array in (small, labels.astype(np.int64), factors.astype(np.int64))))
 
 
 def halve(images: np.ndarray, resize: Resize) -> np.ndarray:
-    """uint8 images of half the size, see ``load_part``."""
+    """Reduce uint8 images to half the size, see ``load_part``."""
     if resize == "subsample":
         return np.ascontiguousarray(images[..., ::2, ::2])
     small = np.empty((*images.shape[:-2], images.shape[-2] // 2, images.shape[-1] // 2), np.uint8)
@@ -138,13 +138,13 @@ def halve(images: np.ndarray, resize: Resize) -> np.ndarray:
 
 
 def _find(folder: Path, part: Part, content: str) -> Path:
-    """The one file of that kind; unpacked, if it is there both ways."""
+    """Find the only file of this kind; prefer the unpacked one if both exist."""
     pattern = f"smallnorb-*-{part}-{content}.mat"
     names = sorted({path.name.removesuffix(".gz") for end in ("", ".gz") for path in folder.glob(pattern + end)})
     if len(names) != 1:
         raise DataError(
-            f"{folder} holds {', '.join(names) or 'none'} for {pattern}; expected one such file: keep the six files of "
-            "one set in a folder"
+            f"{folder} holds {', '.join(names) or 'no file'} for {pattern}; expected one such file: keep the six "
+            "files of one set in a folder"
         )
     unpacked = folder / names[0]
     return unpacked if unpacked.is_file() else unpacked.with_name(f"{names[0]}.gz")

@@ -74,7 +74,7 @@ def test_files_that_are_not_whole_or_not_there_are_refused_with_one_message(tmp_
     for name, content, kind in files:
         if content is not None:
             (tmp_path / name).write_bytes(content)
-        message = r"^[^\n]*cannot be read \([^\n]*\); expected a whole binary matrix [^\n]*: replace[^\n]*$"
+        message = r"^[^\n]*cannot be read \([^\n]*\); expected a complete binary matrix [^\n]*: replace[^\n]*$"
         with pytest.raises(DataError, match=message) as caught:
             read_matrix(tmp_path / name)
         assert str(caught.value).startswith(str(tmp_path / name)), kind
