@@ -41,7 +41,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
             try:
                 torch.save(checkpoint, temporary)
             except RuntimeError as error:  # from torch's writer, which gives no reason
-                raise OSError("torch's writer failed; the disk may be full, or the file size limited") from error
+                raise OSError("torch's writer failed, possibly due to a full disk or a limit of file sizes") from error
 
 
 class EmbedConfig(Callback):
@@ -165,7 +165,7 @@ class LastCheckpoint(Checkpoint):
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self.saved_at = time.monotonic()
         self.signals.install()
-        if _any_rank(trainer, self._time_is_over()):  # the checkpoint stays as it was
+        if _any_rank(trainer, self._time_is_over()):  # without changing the checkpoint
             raise PauseError
 
     def on_train_batch_end(
@@ -181,7 +181,7 @@ class LastCheckpoint(Checkpoint):
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         # not after the last epoch, from which a run would not resume to its end: `on_train_end` saves
         is_last = trainer.should_stop or 0 < (trainer.max_epochs or -1) <= trainer.current_epoch + 1
-        if self._is_due(trainer, 60 * min(self.every_minutes, 0.5)) and not is_last:  # ours: sooner, it is complete
+        if self._is_due(trainer, 60 * min(self.every_minutes, 0.5)) and not is_last:  # ours: sooner after an epoch
             self._save(trainer)
 
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:

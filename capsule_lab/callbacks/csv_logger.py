@@ -1,4 +1,4 @@
-"""The metrics of a run as a CSV file."""
+"""A logger that writes the metrics of a run to a CSV file."""
 
 from __future__ import annotations
 

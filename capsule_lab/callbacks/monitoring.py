@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 
 class NonFiniteError(CapsuleLabError, ArithmeticError):
-    """A term of the loss is not finite."""
+    """Raised if a term of the loss is not finite."""
 
 
 class NonFiniteGuard(Callback):
@@ -194,7 +194,7 @@ def layer_statistics(network: AbstractCapsuleNetwork, images: Tensor) -> dict[st
         for name, layer in network.capsule_layers().items()
     ]
     try:
-        network.forward(images, on_iteration=traces.append)  # not the compiled call, which runs no hooks
+        network.forward(images, on_iteration=traces.append)  # the compiled call does not run hooks
     finally:
         for hook in hooks:
             hook.remove()

@@ -11,7 +11,7 @@ from capsule_lab.data.loader import Images
 from capsule_lab.data.sources import AbstractSource, PublishedFiles
 from capsule_lab.system.discovery import classes_in
 
-if TYPE_CHECKING:  # for editors and type checkers, which cannot look into the folder
+if TYPE_CHECKING:  # for editors and type checkers, which cannot list the folder
     from capsule_lab.data.affnist import AffNISTDataModule
     from capsule_lab.data.cifar10 import CIFAR10DataModule
     from capsule_lab.data.image_pairs import ImagePairs, MNISTPairsDataModule

@@ -1,4 +1,4 @@
-"""Where the images of a data set come from: files that its authors published, or a stand-in."""
+"""Sources of images: files that the authors of a data set published, or stand-in data."""
 
 from __future__ import annotations
 

@@ -82,7 +82,7 @@ def limit_waiting(trainer: L.Trainer) -> None:
         strategy._timeout = COLLECTIVE_TIMEOUT
     logging.getLogger("lightning.fabric.strategies.launchers.subprocess_script").setLevel(logging.INFO)
     if os.environ.get("LOCAL_RANK", "0") != "0":
-        end_with_parent(grace=10.0)  # ours: gloo notices a lost process at once, NCCL does not
+        end_with_parent(grace=10.0)  # ours: gloo detects a lost process at once, NCCL does not
 
 
 def epoch_metrics(trainer: L.Trainer) -> tuple[dict[str, Any], int]:

@@ -47,7 +47,7 @@ def test_server_that_does_not_answer_is_named(cli: Cli, monkeypatch: pytest.Monk
     ended = cli("train", "logger=mlflow", "debug=smoke", "data.source=standin")
     assert ended.status == 2
     assert f"no MLflow server responds at {uri} (" in ended.err
-    assert ended.err.rstrip().endswith("or name another: MLFLOW_TRACKING_URI=http://…")
+    assert ended.err.rstrip().endswith("or choose another: MLFLOW_TRACKING_URI=http://…")
     assert time.monotonic() - start_time < 60, "MLflow itself asks for minutes"
 
 

@@ -227,7 +227,7 @@ def test_rendered_files_are_compared_with_their_record(tmp_path, stage, part):
     content = json.loads(record.read_text())
     for damaged, value in product(("sha256", "elevations", "azimuths"), (None, {}, [99], "x")):
         record.write_text(json.dumps({**content, damaged: value}))
-        with pytest.raises(DataError, match="not as they were rendered"):
+        with pytest.raises(DataError, match="do not match their SHA-256"):
             read()
     for damaged in ("", "[]", "{"):
         record.write_text(damaged)
@@ -266,7 +266,7 @@ def test_standin_is_rendered_once_and_again_after_a_failure(tmp_path, monkeypatc
     assert [path.name for path in (tmp_path / "toynorb").iterdir()] == [folder]
     warning, first, again = [record.getMessage() for record in caplog.records]
     assert warning == again == "STAND-IN DATA, not the real set: data.source is standin"
-    assert first == f"rendering toys into {tmp_path / 'toynorb' / folder}, once, in half a minute or so"
+    assert first == f"rendering toys into {tmp_path / 'toynorb' / folder}, once; this takes about half a minute"
 
 
 # --- files that do not fit each other

@@ -1,8 +1,8 @@
 """Synthetic affNIST: the stand-in for affNIST's test set, made from any digits, batch by batch.
 
-affNIST's page describes how it was made: each digit is turned, sheared and stretched at random, and put anywhere
-on 40x40 pixels where none of it is lost. Ranges and order are those that its users report; the page gives no code, so
-an error on synthetic affNIST is close to one on affNIST, and is never the same thing.
+affNIST's page describes the process: each digit is rotated, sheared and scaled at random, and placed at random on
+40x40 pixels without losing any part. The page has no code; ranges and order follow reports of its users. An error on
+synthetic affNIST is therefore close to an error on affNIST, but cannot replace it.
 """
 
 from __future__ import annotations
@@ -22,31 +22,31 @@ from capsule_lab.types import Batch
 STANDIN_NAME = "synthetic affNIST"
 STANDIN_VERSION = 1
 FACTORS = ("rotation", "shear", "scale_x", "scale_y", "right", "down")
-"""Of ``SyntheticAffNIST``: degrees counter-clockwise, the others as ``transforms.affine`` has them."""
+"""Factors of ``SyntheticAffNIST``: rotation in degrees counter-clockwise, the others as in ``transforms.affine``."""
 
-RANGES = {  # affNIST as its users describe it; ours: scales uniform, where TensorFlow Federated has log-uniform ones
+RANGES = {  # affNIST as described by its users; ours: uniform scales, where TensorFlow Federated has log-uniform ones
     "rotation": (-20.0, 20.0),  # degrees
     "shear": (-0.2, 0.2),
     "scale_x": (0.8, 1.2),
     "scale_y": (0.8, 1.2),
 }
-_DOWN, _RIGHT = len(RANGES), len(RANGES) + 1  # numbers of the draws, after those of RANGES; see random_bits
+_DOWN, _RIGHT = len(RANGES), len(RANGES) + 1  # streams of the draws, after those of RANGES; see random_bits
 _AT_ONCE = 500  # ours: versions computed at once, 6 MB as floats
 _CANVAS = 54  # ours: 28x28 pixels transformed within RANGES reach 25.6 pixels from the middle
 
 
 class SyntheticAffNIST(InMemory):
-    """Affine versions of every image, computed batch by batch as they are asked for; none is ever stored.
+    """Affine versions of every image, computed batch by batch and never stored.
 
-    Version ``n`` is of image ``n`` modulo their number, so that each image is used equally often, and how it is
-    transformed depends on the seed and ``n`` alone. All is computed on the CPU, so that pixels do not depend on the
-    device of the network.
+    Version ``n`` shows image ``n`` modulo the number of images, so that all images are used equally often. Its
+    transformation depends on the seed and ``n`` alone. Everything is computed on the CPU, so that pixels do not depend
+    on the device of the network.
 
     Args:
         images: ``(n, 1, 28, 28)`` digits.
-        seed: of the draws.
-        versions: of each image.
-        size: number of versions in all, if fewer than that.
+        seed: seed of the draws.
+        versions: number of versions of each image.
+        size: maximum number of versions in total.
     """
 
     def __init__(self, images: Images, seed: int, *, versions: int = VERSIONS, size: int | None = None) -> None:
@@ -58,7 +58,7 @@ class SyntheticAffNIST(InMemory):
         return self.size
 
     def to(self, device: torch.device) -> InMemory:
-        """The set itself, on the CPU, whatever ``device`` is."""
+        """Return the set itself: it stays on the CPU for every ``device``."""
         return self
 
     def __getitem__(self, batch: tuple[Tensor, int]) -> Batch:
@@ -69,7 +69,7 @@ class SyntheticAffNIST(InMemory):
         return Batch(pixels, self.data.labels[image], key, factors)
 
     def stored(self) -> Images:
-        """All versions, for small sets that are used often: 1600 bytes each."""
+        """Compute all versions, for small sets that are used often: 1600 bytes each."""
         batches = [self[index, 0] for index in torch.arange(self.size).split(_AT_ONCE)]
         fields = ([getattr(batch, name) for batch in batches] for name in ("images", "labels", "factors"))
         return Images(*map(torch.cat, fields))
@@ -78,7 +78,7 @@ class SyntheticAffNIST(InMemory):
 def transformed(
     images: UInt8[Tensor, "batch 1 28 28"], key: Int64[Tensor, " batch"]
 ) -> tuple[UInt8[Tensor, "batch 1 40 40"], Float[Tensor, "batch 6"]]:
-    """Each image transformed as its key says, bilinear, in 256 greys as affNIST is stored; and how, see ``FACTORS``."""
+    """Transform each image by its key, bilinearly, to 256 grey levels as in affNIST; also return the ``FACTORS``."""
     drawn = {name: random_uniform(key, stream, *between) for stream, (name, between) in enumerate(RANGES.items())}
     radians: dict[str, Any] = {**drawn, "rotation": drawn["rotation"] * (math.pi / 180)}
     margin = (_CANVAS - images.shape[2]) // 2
@@ -93,13 +93,13 @@ def transformed(
 def place(
     images: UInt8[Tensor, "batch 1 side side"], key: Int64[Tensor, " batch"]
 ) -> tuple[UInt8[Tensor, "batch 1 40 40"], Int64[Tensor, " batch"], Int64[Tensor, " batch"]]:
-    """The part of each image that is not black, anywhere on 40x40 pixels where none of it is lost, uniformly.
+    """Place the part of each image that is not black uniformly at random, completely inside 40x40 pixels.
 
-    If it is wider than that, which no digit of MNIST becomes, it is put in the middle and loses its edges.
+    A part that is larger, which no digit of MNIST becomes, is centred and loses its edges.
 
     Returns:
-        The placed images; and by how many pixels each was moved down and to the right, from where the middle of the
-        image is the middle of the 40x40.
+        The placed images, and the number of pixels by which each was moved down and to the right, relative to the
+        centred image.
     """
     side = images.shape[2]
     top, left = (_corner(images[:, 0].amax(axis) > 0, key, stream) for axis, stream in ((2, _DOWN), (1, _RIGHT)))
@@ -109,7 +109,7 @@ def place(
 
 
 def _corner(ink: Tensor, key: Tensor, stream: int) -> Tensor:
-    """Where on an axis the 40 pixels begin that are cut out, at random among those that hold all ``ink``."""
+    """Draw the start of the 40-pixel window on one axis, from all positions whose window contains all ``ink``."""
     side = ink.shape[1]
     position = torch.arange(side)
     first = torch.where(ink, position, side).amin(1)
@@ -121,5 +121,5 @@ def _corner(ink: Tensor, key: Tensor, stream: int) -> Tensor:
 
 
 def standin_provenance(seed: int) -> dict[str, Any]:
-    """How the test images are made."""
+    """Return the provenance of the test images."""
     return {"generator": "capsule_lab.data.standins.affnist", "version": STANDIN_VERSION, "seed": seed}

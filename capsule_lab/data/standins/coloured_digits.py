@@ -1,7 +1,7 @@
 """The stand-in for CIFAR10 and SVHN: ``standin_digits`` in colour, 32x32.
 
-Each digit has one colour and lies on a cloud of two others; either the digit is light and the cloud dark, or the other
-way round. Nothing of it is downloaded, and nothing of it is a photograph.
+Each digit has one colour, on a cloud-like background of two other colours; either the digit is light and the background
+dark, or vice versa. Nothing is downloaded, and no image is a photograph.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from capsule_lab.data.transforms import random_uniform, sample_key, to_unit_inte
 SIZE = 32  # CIFAR10's and SVHN's pixels a side
 VERSION = 1
 
-_DARK = 0.4  # ours: a dark channel is at most this, a light one at least 1 minus this, so that every digit can be seen
-_CLOUD = 4  # ours: patches a side, of 8 pixels, between which a cloud is smooth
+_DARK = 0.4  # ours: largest value of a dark channel; light ones are at least 1 - 0.4, so that all digits are visible
+_CLOUD = 4  # ours: random values per side, one per 8 pixels, which are interpolated to a cloud
 
 
 class ColouredDigits(AbstractSource):
@@ -45,7 +45,7 @@ class ColouredDigits(AbstractSource):
 
 @functools.cache
 def coloured_digits(*, train: bool) -> Images:
-    """The stand-in's training or test images, ``(n, 3, 32, 32)`` uint8; read-only, as they are kept."""
+    """Return the training or test images, ``(n, 3, 32, 32)`` uint8; read-only, because they are cached."""
     digits = standin_digits(train=train)
     number, margin = len(digits.labels), (SIZE - digits.images.shape[3]) // 2
     key = sample_key(VERSION, 0 if train else 1, torch.arange(number))
@@ -61,5 +61,5 @@ def coloured_digits(*, train: bool) -> Images:
 
 
 def _draws(key: Tensor, first: int, number: int) -> Tensor:
-    """Uniform numbers from 0 to 1, ``(key, number)``, from the streams that begin with ``first``."""
+    """Draw uniform numbers from 0 to 1, ``(key, number)``, from consecutive streams that begin with ``first``."""
     return torch.stack([random_uniform(key, stream, 0.0, 1.0) for stream in range(first, first + number)], 1)

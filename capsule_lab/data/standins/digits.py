@@ -1,8 +1,8 @@
-"""The stand-in for MNIST: scikit-learn's bundled handwritten digits, in MNIST's form.
+"""The stand-in for MNIST: scikit-learn's bundled handwritten digits, in MNIST's format.
 
-1797 digits of 8x8 pixels in 17 greys, written by 13 people (the test part of UCI's Optical Recognition of
-Handwritten Digits). Upsampled to MNIST's 20x20 box inside 28x28. The order is the writers', so the last
-fifth, which serves as the test set, comes from people that the training set hardly knows.
+These are 1797 digits of 8x8 pixels in 17 grey levels, written by 13 people (the test part of UCI's Optical Recognition
+of Handwritten Digits), upsampled to MNIST's 20x20 box inside 28x28. They are ordered by writer: the last fifth, which
+serves as the test set, comes from people with hardly any digits in the training set.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class StandinDigits(AbstractSource):
 
 @functools.cache
 def standin_digits(*, train: bool) -> Images:
-    """The stand-in's training or test images, ``(n, 1, 28, 28)`` uint8; read-only, as they are kept."""
+    """Return the training or test images, ``(n, 1, 28, 28)`` uint8; read-only, because they are cached."""
     digits = load_digits()
     images = torch.from_numpy(digits.images).float().unsqueeze(1) / _GREYS
     box = transforms.resize(images, [_BOX, _BOX], interpolation=transforms.InterpolationMode.BICUBIC, antialias=False)

@@ -1,4 +1,4 @@
-"""The stand-in for smallNORB: toys rendered by ``data.standins.toynorb``, once, into files of the real format."""
+"""The stand-in for smallNORB: toys that ``data.standins.toynorb`` renders once into files of the real format."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ StandIn = Literal["full", "small"]
 _SEED = 0  # ours: one set of toys for all runs
 _LEVELS: dict[str, dict[str, Any]] = {
     "full": {},
-    "small": {  # ours: evenly spread views, familiar and novel ones among them
+    "small": {  # ours: evenly spaced views, both familiar and novel
         "elevations": (0, 4, 8),
         "azimuths": (0, 3, 6, 9, 12, 15),
         "lightings": (0, 3),
@@ -33,7 +33,7 @@ class RenderedToys(AbstractSource):
     ``python -m capsule_lab.dataset name=toynorb size=48`` renders the same files.
 
     Args:
-        directory: of all data sets.
+        directory: directory of all data sets.
         standin: ``"full"`` is as large as smallNORB; ``"small"`` has 900 + 900 pairs, in ``toynorb/48x48-small``.
     """
 
@@ -47,26 +47,26 @@ class RenderedToys(AbstractSource):
 
         path = self.folder / "provenance.json"
         if not path.is_file():
-            log.info("rendering toys into %s, once, in half a minute or so", self.folder)
+            log.info("rendering toys into %s, once; this takes about half a minute", self.folder)
             try:
                 toynorb.render_files(self.folder, size=SIZE, seed=_SEED, **_LEVELS[self.standin])
             except OSError as error:
                 raise DataError(
                     f"the stand-in for smallNORB cannot be written into {self.folder} ({error.strerror}); expected a "
-                    "writable folder with half a gigabyte of free space: name another with CAPSULE_LAB_DATA=…"
+                    "writable folder with half a gigabyte of free space: set another with CAPSULE_LAB_DATA=…"
                 ) from error
         try:
             self.record = json.loads(path.read_text(encoding="utf-8"))
             version = self.record.get("version")
         except (OSError, ValueError, AttributeError) as error:
             raise DataError(
-                f"{path} cannot be read ({error}); expected the renderer's record: remove {self.folder} to have it "
-                "rendered again"
+                f"{path} cannot be read ({error}); expected the renderer's record: remove {self.folder} to render it "
+                "again"
             ) from error
         if version != toynorb.VERSION:
             raise DataError(
                 f"{self.folder} was rendered by version {version} of toynorb; this is version {toynorb.VERSION}: "
-                "remove the folder to have it rendered again"
+                "remove the folder to render it again"
             )
 
     def load(self, *, train: bool) -> Images:
@@ -76,8 +76,8 @@ class RenderedToys(AbstractSource):
         images = load_part(self.folder, part, "subsample")
         if not toynorb.is_as_rendered(self.record, part, *(array.numpy() for array in images if array is not None)):
             raise DataError(
-                f"{self.folder} holds {part} files that are not as they were rendered, by their SHA-256 in "
-                "provenance.json; they are damaged or another set: remove the folder to have it rendered again"
+                f"{self.folder} holds {part} files that do not match their SHA-256 in provenance.json; they are "
+                "damaged or belong to another set: remove the folder to render it again"
             )
         return images
 

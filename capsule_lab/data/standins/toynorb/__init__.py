@@ -1,18 +1,18 @@
 """The stand-in for smallNORB: rendered toys in its format, with its elevations, azimuths and lightings.
 
 smallNORB (LeCun, Huang and Bottou 2004) shows 50 toys of five categories, in stereo, from 9 elevations and 18
-azimuths under 6 lightings; the training and the test toys are different ones. So does this set, where the real
-one cannot be had: 97,200 images of toys that ``make_toy`` builds out of rounded primitives, each category in seven
-kinds. It is no substitute for results: a number found here is a number of this set.
+azimuths under 6 lightings; training and test sets contain different toys. This set has the same structure, for use
+where the real one is not available: 97,200 images of toys that ``make_toy`` builds from rounded primitives, with seven
+kinds per category. It does not replace the real set: results on it are results for this set only.
 
-Each image depends on its factors, its size and the seed alone, to the bit, on any machine that computes float32 as
-IEEE 754 says: a subset equals that part of the whole, in any batches and processes.
+Each image depends only on its factors, its size and the seed, and is bit-identical on any machine with IEEE 754
+float32: a subset equals the same part of the full set, in any batches and processes.
 
-Grey levels are the set's own (mean about 0.745, standard deviation 0.145): do not normalise by smallNORB's.
+Grey levels (mean about 0.745, standard deviation 0.145) differ from smallNORB's: do not normalise with the latter.
 
-From bottom to top: ``tracing`` what rays hit and how bright it is, compiled; ``shapes`` parts of toys, ``animals`` …
-``cars`` what toys look like, ``toys`` which there are, ``camera`` views and lamps, ``rendering`` images, ``files`` the
-data set; ``catalogue`` draws all toys on one sheet.
+Modules from bottom to top: ``tracing`` (compiled ray tracing and shading), ``shapes`` (parts of toys), ``animals`` …
+``cars`` (appearance of toys), ``toys`` (list of toys), ``camera`` (views and lamps), ``rendering`` (images), ``files``
+(the data set); ``catalogue`` draws all toys on one sheet.
 """
 
 from capsule_lab.data.standins.toynorb.files import (

@@ -1,4 +1,4 @@
-"""Airplanes: a fuselage, wings that sweep and taper, a tail, and what drives them."""
+"""Airplanes: a fuselage, swept and tapered wings, a tail, and engines or propellers."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ KINDS = ("airliner", "jet fighter", "high wing", "biplane", "T-tail cargo", "del
 """Names of the kinds."""
 
 # ours: least and most of each kind, by eye, so that outlines distinguish the kinds. length is half the fuselage, chord
-# half the wing's depth, span one wing. The leading edge retreats by sweep and the trailing edge advances by -taper for
-# each unit outwards; wing_height is in radii above the fuselage's axis, wing_forward in half lengths; dihedral is how
-# fast the wing rises
+# half the wing's depth, span the length of one wing. Per unit outwards, the leading edge recedes by sweep, the trailing
+# edge advances by -taper, and the wing rises by dihedral; wing_height is in radii above the fuselage's axis,
+# wing_forward in half lengths
 _RANGES = {
     "length": ((0.85, 1.05), (0.75, 1), (0.62, 0.8), (0.55, 0.72), (0.75, 0.95), (0.95, 1.1), (0.6, 0.75)),
     "radius": ((0.09, 0.15), (0.08, 0.12), (0.11, 0.15), (0.11, 0.16), (0.14, 0.2), (0.07, 0.1), (0.11, 0.16)),
@@ -24,17 +24,17 @@ _RANGES = {
     "wing_forward": ((0.05, 0.22), (-0.2, 0), (0.15, 0.32), (0.2, 0.35), (0.05, 0.22), (-0.3, -0.2), (0.05, 0.2)),
     "dihedral": ((0.03, 0.15), (-0.08, 0.05), (0, 0.06), (0, 0.01), (-0.08, 0.02), (0, 0.01), (0.02, 0.1)),
 }
-_NOSES = (1, 0.75, 0.9, 0.95, 1, 0.8, 0.9)  # ours: the front's radius in radii of the fuselage, of each kind
+_NOSES = (1, 0.75, 0.9, 0.95, 1, 0.8, 0.9)  # ours: radius of the front in radii of the fuselage, for each kind
 
 # ours, all literals below: where parts join, as shares of length, radius and span, and their sizes; by eye
-_DEGREES = 57.3  # of a radian, as the wings were first drawn
+_DEGREES = 57.3  # degrees per radian, rounded as in the first version
 
 _Plane = namedtuple("_Plane", "length radius span chord sweep taper axis wing_x wing_z")
-"""What one airplane measures: see ``_RANGES``; ``axis`` is the fuselage's height, ``wing_x, wing_z`` the wing's."""
+"""Measures of an airplane: see ``_RANGES``; ``axis`` is the fuselage's height, ``wing_x, wing_z`` the wing's place."""
 
 
 def airplane(kind: str, draw: ToyRandom) -> Shape:
-    """One airplane of a kind in ``KINDS``."""
+    """Build an airplane of a kind in ``KINDS``."""
     shape = Shape(blend=0.04)
     ranges = {name: row[KINDS.index(kind)] for name, row in _RANGES.items()}
     names = ("length", "radius", "span", "chord", "sweep", "taper")
@@ -68,7 +68,7 @@ def _add_fuselage(shape: Shape, kind: str, plane: _Plane, draw: ToyRandom) -> No
     shape.capsule((-length * 0.3, 0, axis), (length * 0.8, 0, axis), radius * 1.05, radius * nose)
     tail = -length * 0.25 if kind == "twin boom" else -length
     shape.capsule((-length * 0.25, 0, axis), (tail, 0, axis + radius * draw(0.2, 0.6)), radius, radius * 0.35)
-    if kind in ("jet fighter", "delta airliner"):  # a needle of a nose
+    if kind in ("jet fighter", "delta airliner"):  # a pointed nose
         shape.capsule((length * 0.7, 0, axis), (length * 1.15, 0, axis - draw(0, 0.05)), radius * 0.75, 0.03)
     if kind in ("jet fighter", "high wing", "biplane", "twin boom"):
         canopy = (length * draw(0.1, 0.45), 0, axis + radius * 0.85)
@@ -83,7 +83,7 @@ def _add_wing(
     taper: Number,
     dihedral: float = 0.0,
 ) -> None:
-    """A pair of wings at x and z of ``root``; ``half`` is half the chord, one wing's span, half the thickness."""
+    """Add wings at x and z of ``root``; ``half`` is half the chord, the span of one wing, and half the thickness."""
     (x, z), (chord, span, thickness) = root, half
     shape.box(
         (x, span / 2, z + dihedral * span / 2), (chord, span / 2, thickness),
@@ -93,7 +93,7 @@ def _add_wing(
 
 
 def _add_tail(shape: Shape, kind: str, plane: _Plane, draw: ToyRandom) -> float:
-    """One fin or two, a tailplane, and perhaps the booms that carry them; returns how far beside y = 0 the fin is."""
+    """Add one or two fins, a tailplane, and booms for a twin boom; return the distance of the fin from y = 0."""
     height, x, z = draw(0.2, 0.36), -plane.length * 0.9, plane.axis + plane.radius * 0.4
     two = (kind == "jet fighter" and draw.chance(0.4)) or kind == "twin boom"
     y = 0.0 if not two else plane.radius * 1.2 if kind == "jet fighter" else plane.span * 0.38
@@ -114,7 +114,7 @@ def _add_tail(shape: Shape, kind: str, plane: _Plane, draw: ToyRandom) -> float:
 
 
 def _add_drive(shape: Shape, kind: str, plane: _Plane, beside: float, draw: ToyRandom) -> None:
-    """One or two engines under each wing, or propellers, stopped at some angle, at the nose or before the booms."""
+    """Add one or two engines under each wing, or propellers at a random angle, at the nose or the booms."""
     delta, two = kind == "delta airliner", kind == "twin boom"
     if kind in ("airliner", "T-tail cargo", "delta airliner"):
         for share in ((0.2,) if delta else (0.36,)) if draw.chance(0.5) else (0.3, 0.58):

@@ -1,4 +1,4 @@
-"""Four-legged animals: two ellipsoids for a body, legs in mid-step, and a head that tells them apart."""
+"""Four-legged animals: two ellipsoids for a body, legs in mid-step, and a distinctive head."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from capsule_lab.data.standins.toynorb.shapes import Number, Shape, ToyRandom
 KINDS = ("horse", "elephant", "dog", "giraffe", "pig", "crocodile", "sheep")
 """Names of the kinds."""
 
-# ours, both: by eye, so that outlines distinguish the kinds; a name stands for all animals so built: a horse for cows,
-# a dog for cats, a giraffe for camels, a pig for rhinos, a crocodile for dachshunds, a sheep for lions. Lengths, widths
-# and heights of bodies are halved; height is in half body widths, all else in the toy's units
+# ours, both: by eye, so that outlines distinguish the kinds; a name includes animals of similar build: a horse cows,
+# a dog cats, a giraffe camels, a pig rhinos, a crocodile dachshunds, a sheep lions. Lengths, widths and heights of
+# bodies are halved; height is in half body widths, everything else in the toy's units
 _RANGES = {  # least and most
     "length": ((0.5, 0.64), (0.52, 0.66), (0.4, 0.54), (0.38, 0.52), (0.4, 0.56), (0.62, 0.8), (0.36, 0.46)),
     "leg": ((0.46, 0.7), (0.36, 0.52), (0.26, 0.44), (0.66, 0.9), (0.18, 0.32), (0.15, 0.24), (0.24, 0.36)),
@@ -26,21 +26,21 @@ _RANGES = {  # least and most
 }
 _SIZES = {
     "leg_radius": (0.05, 0.11, 0.045, 0.045, 0.065, 0.05, 0.045),
-    "stance": (0.65, 0.65, 0.65, 0.65, 0.65, 1.2, 0.65),  # where the feet stand, in half body widths
+    "stance": (0.65, 0.65, 0.65, 0.65, 0.65, 1.2, 0.65),  # position of the feet, in half body widths
     "head": (0.11, 0.22, 0.12, 0.1, 0.16, 0.1, 0.14),
-    "horned": (0.5, 0, 0, 0.5, 0.3, 0, 0.3),  # the share that has horns
+    "horned": (0.5, 0, 0, 0.5, 0.3, 0, 0.3),  # probability of horns
 }
 
 _Body = namedtuple("_Body", "length width height middle")
 """Half the length, width and height of the body, and the height of its centre."""
 _Head = namedtuple("_Head", "x z radius snout drop")
-"""Where the head is, and its radius; how long the snout is and how far it hangs."""
+"""Position and radius of the head; length of the snout and how far it hangs."""
 
 # ours, all literals below: where parts join, as shares of body and head, and how thick they are; by eye
 
 
 def animal(kind: str, draw: ToyRandom) -> Shape:
-    """One animal of a kind in ``KINDS``."""
+    """Build an animal of a kind in ``KINDS``."""
     shape = Shape(blend=0.07)  # flesh: joints are round
     ranges = {name: row[KINDS.index(kind)] for name, row in _RANGES.items()}
     sizes = {name: row[KINDS.index(kind)] for name, row in _SIZES.items()}
@@ -51,7 +51,7 @@ def animal(kind: str, draw: ToyRandom) -> Shape:
     shape.ellipsoid((0, 0, middle), (length, width, height))
     shoulders = (length * 0.5, 0, middle + draw(-0.02, 0.05))
     shape.ellipsoid(shoulders, (length * 0.45, width * draw(0.85, 1.08), height * draw(0.95, 1.15)))
-    for end in (1, -1):  # of each pair of legs one is ahead by as much as the other is behind
+    for end in (1, -1):  # the legs of a pair are shifted by opposite amounts
         stride = draw(-0.15, 0.15) * (0.4 if kind == "crocodile" else 1)
         for side, ahead in ((1, stride), (-1, -stride)):
             hip = (end * length * 0.66, side * width * 0.6, middle - height * 0.2)
@@ -103,7 +103,7 @@ def _add_ears_and_horns(shape: Shape, head: _Head, ears: float, horned: Number, 
 
 
 def _add_ornaments(shape: Shape, kind: str, body: _Body, head: _Head, draw: ToyRandom) -> None:
-    """A rhino's horn, a mane, a hump or saddle: each in some only."""
+    """Add a rhino's horn, a mane, a hump or a saddle to some animals."""
     x, z, radius, back = head.x, head.z, head.radius, body.middle + body.height
     if kind == "pig" and draw.chance(0.5):
         root = (x + radius + head.snout * 0.5, 0, z - head.drop)

@@ -1,7 +1,7 @@
-"""Where the camera and the lamps are, and which way they look.
+"""Positions and directions of the camera and the lamps.
 
-smallNORB's toys stood on a turntable under a pair of cameras and four lamps; here the toy stands still, and cameras
-and lamps go round it. Vectors are x, y, z in the toy's coordinates: see ``shapes``.
+smallNORB's toys stood on a turntable under a pair of cameras and four lamps; here the toy does not move, and cameras
+and lamps move around it. Vectors are x, y, z in the toy's coordinates: see ``shapes``.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from capsule_lab.data.standins.toynorb.shapes import cosine_and_sine
 from capsule_lab.data.standins.toynorb.toys import Toy
 
 LAMPS = ((-55, 40), (50, 50), (160, 35), (-120, 55))
-"""Azimuth from the camera's and elevation of each lamp, in degrees."""  # ours: two in front, two behind
+"""Azimuth relative to the camera and elevation of each lamp, in degrees."""  # ours: two in front, two behind
 
 _DISTANCE = 5.2  # ours: from the toy's centre to the camera, in extents of the toy
 _ASIDE = 0.09  # LeCun 2004, from memory: cameras 7.5 cm apart, 41 cm away, which is twice 0.09
@@ -24,10 +24,10 @@ Direction = tuple[float, float, float]
 
 
 class View(NamedTuple):
-    """One camera, with the lamps as they then are.
+    """One camera, with the directions of the lamps.
 
-    ``position`` is a point; ``forward`` has length 1; ``right`` and ``up`` lead from the image's centre to its edges
-    at distance 1; ``lamps`` are directions of length 1 towards the lamps.
+    ``position`` is a point; ``forward`` has length 1; ``right`` and ``up`` point from the centre of the image to its
+    edges at distance 1; ``lamps`` are unit vectors towards the lamps.
     """
 
     position: Direction
@@ -38,15 +38,15 @@ class View(NamedTuple):
 
 
 def view(toy: Toy, elevation: int, azimuth: int, eye: int) -> View:
-    """The camera that looks at the toy's centre.
+    """Return a camera that points to the toy's centre.
 
-    Seen from azimuth 0 the nose points to the viewer, from azimuth 90 to the image's left.
+    At azimuth 0 the nose points to the viewer, at azimuth 90 to the left of the image.
 
     Args:
-        toy: to look at.
-        elevation: in degrees above the table.
-        azimuth: in degrees, counted to the toy's left.
-        eye: -1 the left camera, 1 the right one, 0 between them.
+        toy: the toy in view.
+        elevation: degrees above the table.
+        azimuth: degrees, counted to the toy's left.
+        eye: -1 for the left camera, 1 for the right one, 0 between them.
     """
     outwards, sideways = _outwards(azimuth + toy.heading, elevation)
     distance = _DISTANCE * toy.extent
@@ -66,12 +66,12 @@ def view(toy: Toy, elevation: int, azimuth: int, eye: int) -> View:
 
 
 def _outwards(azimuth: float, elevation: int) -> tuple[Direction, Direction]:
-    """The direction from the toy to what is there, and the level one to the right of it, seen from there."""
+    """Return the direction from the toy to this viewpoint, and the horizontal direction to the viewer's right."""
     (ahead, aside), (level, steep) = cosine_and_sine(azimuth), cosine_and_sine(elevation)
     return (ahead * level, aside * level, steep), (-aside, ahead, 0.0)
 
 
 def _six_digits(vector: Sequence[float], scale: float = 1.0) -> Direction:
-    """Scaled, and rounded, so that all machines have the same digits."""
+    """Scale and round a vector, so that all machines have the same digits."""
     x, y, z = (round(component * scale, 6) for component in vector)  # 6: digits
     return x, y, z

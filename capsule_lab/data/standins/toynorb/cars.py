@@ -1,4 +1,4 @@
-"""Cars: a body, a cabin with leaning windows, and what makes a sports car or a jeep of it."""
+"""Cars: a body, a cabin with slanted windows, and the parts that make a sports car or a jeep."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections import namedtuple
 from capsule_lab.data.standins.toynorb.shapes import Range, Shape, ToyRandom, add_wheels
 
 # ours, both: least and most, in the toy's units, by eye, so that outlines distinguish the kinds
-_BODIES: dict[str, tuple[Range, Range]] = {  # half the length and height; a hatchback may be an estate, a jeep a van
+_BODIES: dict[str, tuple[Range, Range]] = {  # half the length and height; hatchbacks include estates, jeeps vans
     "saloon": ((0.8, 0.98), (0.12, 0.17)),
     "hatchback": ((0.68, 0.92), (0.14, 0.2)),
     "beetle": ((0.68, 0.82), (0.14, 0.18)),
@@ -16,7 +16,7 @@ _BODIES: dict[str, tuple[Range, Range]] = {  # half the length and height; a hat
     "racer": ((0.9, 1.05), (0.08, 0.11)),
     "jeep": ((0.65, 0.85), (0.17, 0.24)),
 }
-_CABINS: dict[str, tuple[Range, Range, Range]] = {  # half the length and height, and how the rear window leans
+_CABINS: dict[str, tuple[Range, Range, Range]] = {  # half the length and height, and the slope of the rear window
     "saloon": ((0.4, 0.52), (0.11, 0.16), (0.6, 1.3)),
     "hatchback": ((0.46, 0.6), (0.13, 0.19), (0.05, 0.5)),
     "sports car": ((0.32, 0.46), (0.08, 0.115), (0.9, 1.9)),
@@ -27,13 +27,13 @@ KINDS = tuple(_BODIES)
 """Names of the kinds."""
 
 _Car = namedtuple("_Car", "length width height low top radius")
-"""Half the length, width and height of the body, its lower and its upper edge, and the wheels' radius."""
+"""Half the length, width and height of the body, its lower and upper edges, and the radius of the wheels."""
 
 # ours, all literals below: sizes of parts and where they join, in the toy's units; by eye
 
 
 def car(kind: str, draw: ToyRandom) -> Shape:
-    """One car of a kind in ``KINDS``."""
+    """Build a car of a kind in ``KINDS``."""
     shape = Shape(blend=0.04)
     length, width = draw(*_BODIES[kind][0]), draw(0.33, 0.43)
     radius = draw(0.14, 0.18) * (1.2 if kind in ("racer", "jeep") else 1)
@@ -67,7 +67,7 @@ def car(kind: str, draw: ToyRandom) -> Shape:
 
 
 def _add_beetle(shape: Shape, car: _Car, draw: ToyRandom) -> None:
-    """All round: body, cabin and four mudguards."""
+    """Add a rounded body and cabin, and four mudguards."""
     length, width, radius = car.length, car.width, car.radius
     shape.ellipsoid((0, 0, car.low + car.height * 1.1), (length * 1.02, width * 0.95, car.height * 1.5))
     shape.ellipsoid((-0.06, 0, car.top + 0.02), (length * draw(0.6, 0.72), width * 0.78, draw(0.26, 0.34)))
@@ -76,7 +76,7 @@ def _add_beetle(shape: Shape, car: _Car, draw: ToyRandom) -> None:
 
 
 def _add_racer(shape: Shape, car: _Car, draw: ToyRandom) -> None:
-    """A narrow body with side pods, a driver's head behind a cowl, front and rear wing."""
+    """Add a narrow body with side pods, a driver's head behind a cowl, and front and rear wings."""
     length, width, height, low, top, _ = car
     shape.box((0, 0, low + height), (length, width * 0.4, height), edge=0.06, front=(0.3, draw(0, 0.2)), back=(0.2, 0))
     shape.box((-0.1, 0, low + height * 0.9), (length * 0.36, width * draw(0.7, 0.95), height * 0.8), edge=0.06)
@@ -88,7 +88,7 @@ def _add_racer(shape: Shape, car: _Car, draw: ToyRandom) -> None:
 
 
 def _add_cabin(shape: Shape, kind: str, car: _Car, draw: ToyRandom) -> None:
-    """A closed cabin, and what goes with it: roof rails, a spare wheel, a spoiler."""
+    """Add a closed cabin with its accessories: roof rails, a spare wheel, a spoiler."""
     jeep, to_the_rear = kind == "jeep", kind in ("hatchback", "jeep")
     top, width, (lengths, heights, rear) = car.top, car.width, _CABINS[kind]
     length, height = draw(*lengths), draw(*heights)

@@ -1,4 +1,4 @@
-"""A sheet of all toys, of one per category from all around, and of one per category under each lighting."""
+"""A sheet with all toys, one toy per category from all azimuths, and one per category under each lighting."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ def toy_sheet(
     training: Collection[int],
     title: str = "",
 ) -> Figure:
-    """Three blocks of images, one above another.
+    """Draw three blocks of images, one above the other.
 
     Args:
-        toys: every toy once; each is captioned with its instance and its split.
-        azimuths: one toy per row, from all around, captioned in degrees.
-        lightings: one toy per row, under every lighting, captioned with its number.
-        categories: names, in order, written at the left of ``toys``.
-        training: instances that are for training; the others are for testing.
-        title: written above all.
+        toys: every toy once, with its instance and split as captions.
+        azimuths: one toy per row, from all azimuths, with degrees as captions.
+        lightings: one toy per row, under every lighting, with its number as a caption.
+        categories: names in order, shown to the left of ``toys``.
+        training: instances for training; the others are for testing.
+        title: title of the sheet.
     """
     instances = [f"{number} {'train' if number in training else 'test'}" for number in range(toys.shape[1])]
     step = 360 / azimuths.shape[1]  # a full turn, in degrees
     degrees = [f"{number * step:.0f}°" for number in range(azimuths.shape[1])]
     numbers = list(map(str, range(lightings.shape[1])))
-    missing = max(0, toys.shape[1] - lightings.shape[1])  # lightings are fewer, and shown no larger than the toys
+    missing = max(0, toys.shape[1] - lightings.shape[1])  # there are fewer lightings; same scale as toys
     lightings = np.pad(lightings, [(0, 0), (0, missing), (0, 0), (0, 0)], constant_values=255)
     mosaics = [_mosaic(images) for images in (toys, azimuths, lightings)]
     captions = [(instances, categories, "instance"), (degrees, [], "azimuth"), (numbers, [], "lighting")]
@@ -58,7 +58,7 @@ def toy_sheet(
 
 
 def _mosaic(images: UInt8[np.ndarray, "row column size size"]) -> UInt8[np.ndarray, "height width"]:
-    """All images in one, with white lines between them."""
+    """Join all images into one, with white lines between them."""
     framed = np.pad(images, [(0, 0), (0, 0), (0, _GAP), (0, _GAP)], constant_values=255)
     rows, columns, height, width = framed.shape
     return framed.swapaxes(1, 2).reshape(rows * height, columns * width)[:-_GAP, :-_GAP]

@@ -1,4 +1,4 @@
-"""The data set: rendered toy by toy, written into six files of smallNORB's format."""
+"""Writer of the data set: renders it toy by toy into six files of smallNORB's format."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from capsule_lab.data.standins.toynorb.toys import CATEGORIES, TEST_INSTANCES, T
 from capsule_lab.errors import DataError
 
 VERSION = 1
-"""Raised whenever an image changes."""
+"""Increases whenever an image changes."""
 
 STANDIN_NAME = "stand-in for smallNORB: toynorb, 50 toys rendered by capsule_lab"
 
@@ -49,24 +49,24 @@ def render_files(
 ) -> None:
     """Render training and test toys into six files of smallNORB's format, and ``provenance.json`` beside them.
 
-    Files appear when all are complete; of two processes that render into one folder, the second waits for the first.
-    A set that is there already is left as it is.
+    Files appear when all are complete; if two processes render into one folder, the second waits for the first.
+    An existing set is not changed.
 
-    Rows are in the order of smallNORB's test files: instance, elevation, azimuth, lighting, and fastest category.
+    Rows have the order of smallNORB's test files: instance, elevation, azimuth, lighting, category (fastest).
 
     Args:
-        folder: gets the files; created if it does not exist.
+        folder: folder of the files; created if it does not exist.
         size: edge of the images in pixels; smallNORB's is 96.
         elevations: indices, 0 to 8.
-        azimuths: indices, 0 to 17; the files hold twice the index, as smallNORB's do.
+        azimuths: indices, 0 to 17; the files contain twice the index, as in smallNORB.
         lightings: 0 to 5.
         seed: another seed makes other toys.
-        workers: threads; default: one for each core.
+        workers: number of threads; default: one per core.
 
     Raises:
-        DataError: if ``folder`` holds other files of that format.
+        DataError: if ``folder`` contains other files of this format.
     """
-    plan = {  # all that the bytes of the six files depend on
+    plan = {  # determines the bytes of the six files
         "name": STANDIN_NAME,
         "generator": "capsule_lab.data.standins.toynorb",
         "version": VERSION,
@@ -76,7 +76,7 @@ def render_files(
         "lightings": list(lightings),
         "seed": seed,
     }
-    if _is_complete(folder, plan):  # asked before anything is written there
+    if _is_complete(folder, plan):  # checked before anything is written
         return
     with _locked(folder):
         if not _is_complete(folder, plan):
@@ -87,9 +87,9 @@ def render_files(
 def labels_and_info(
     instances: Sequence[int], elevations: Sequence[int], azimuths: Sequence[int], lightings: Sequence[int]
 ) -> tuple[Int32[np.ndarray, " row"], Int32[np.ndarray, "row 4"]]:
-    """Category of each row, and its instance, elevation, azimuth (twice the index) and lighting: see ``render_files``.
+    """Return the category, and the instance, elevation, azimuth (twice the index) and lighting of each row.
 
-    For all levels, these are smallNORB's own files: the categories of both splits, and the test factors.
+    With all levels, they equal smallNORB's files: the categories of both splits, and the factors of the test set.
     """
     twice = [2 * azimuth for azimuth in azimuths]
     grids = np.meshgrid(instances, elevations, twice, lightings, range(len(CATEGORIES)), indexing="ij")
@@ -100,12 +100,12 @@ def labels_and_info(
 def is_as_rendered(
     record: Mapping[str, Any], split: str, images: np.ndarray, labels: np.ndarray, info: np.ndarray
 ) -> bool:
-    """Whether these are the arrays that ``render_files`` wrote, by the record that it left; hashed in 0.1 s.
+    """Return whether these are the arrays that ``render_files`` wrote, according to its record; takes 0.1 s.
 
     Args:
-        record: what is in ``provenance.json``.
+        record: content of ``provenance.json``.
         split: ``"training"`` or ``"testing"``.
-        images, labels, info: of the three files.
+        images, labels, info: arrays of the three files.
     """
     try:
         levels = [record[name] for name in _LEVELS]
@@ -117,10 +117,10 @@ def is_as_rendered(
 
 
 def _is_complete(folder: Path, plan: dict[str, Any]) -> bool:
-    """Whether the record is of this plan, and the six files are there and whole.
+    """Return whether the record matches this plan, and the six files exist and are complete.
 
     Raises:
-        DataError: if ``folder`` holds files of another data set, which would be replaced.
+        DataError: if ``folder`` contains files of another data set, which would be replaced.
     """
     try:
         record = json.loads((folder / "provenance.json").read_text(encoding="utf-8"))
@@ -130,8 +130,8 @@ def _is_complete(folder: Path, plan: dict[str, Any]) -> bool:
     there = sorted(folder.glob("smallnorb-*.mat*"))
     if there and not is_ours:
         raise DataError(
-            f"{folder} holds {there[0].name}, which is of another set; expected a folder without smallnorb-*.mat: name "
-            "another folder, or remove this one"
+            f"{folder} holds {there[0].name}, which is from another set; expected a folder without smallnorb-*.mat: "
+            "choose another folder, or remove this one"
         )
     try:
         for split, content in product(_SPLITS, ("dat", "cat", "info")):
@@ -142,7 +142,7 @@ def _is_complete(folder: Path, plan: dict[str, Any]) -> bool:
 
 
 def _file(plan: dict[str, Any], split: str, content: str) -> str:
-    """Name of a file: smallNORB's, with the true sizes."""
+    """Return the name of a file: smallNORB's name with the actual sizes."""
     instances = "".join(map(str, _SPLITS[split]))
     sizes = "x".join(map(str, (*(len(plan[name]) for name in _LEVELS), len(_EYES), plan["size"], plan["size"])))
     return f"smallnorb-{len(CATEGORIES)}x{instances}x{sizes}-{split}-{content}.mat"
@@ -157,15 +157,15 @@ def _locked(folder: Path) -> Iterator[None]:
     try:
         held = lock.acquire(blocking=False)
     except Timeout:
-        log.info("another process renders into %s: waiting for it", folder)
+        log.info("waiting for another process that renders into %s", folder)
         held = lock.acquire()
     with held:
         yield
-        path.unlink(missing_ok=True)  # while locked: processes that wait then find the files complete
+        path.unlink(missing_ok=True)  # while locked: waiting processes will find complete files
 
 
 def _write_files(folder: Path, plan: dict[str, Any], workers: int | None) -> None:
-    """Render all toys and write the six files and the record of them."""
+    """Render all toys, and write the six files and their record."""
     hashes = {}
     for split, instances in _SPLITS.items():
         labels, info = labels_and_info(instances, *(plan[name] for name in _LEVELS))
@@ -177,7 +177,7 @@ def _write_files(folder: Path, plan: dict[str, Any], workers: int | None) -> Non
 
 
 def _rendered(plan: dict[str, Any], split: str, workers: int | None) -> UInt8[np.ndarray, "row eye size size"]:
-    """All images of a split; threads are enough, as compiled code runs outside of Python's lock."""
+    """Render all images of a split; threads suffice, because compiled code releases the GIL."""
     instances, size, seed = _SPLITS[split], plan["size"], plan["seed"]
     elevations, azimuths, lightings = levels = [plan[name] for name in _LEVELS]
     images = np.empty((len(instances), *map(len, levels), len(CATEGORIES), len(_EYES), size, size), np.uint8)

@@ -1,4 +1,4 @@
-"""People: two legs, a trunk, a head, two arms in one of four poses, and what they wear and carry."""
+"""People: two legs, a trunk, a head, two arms in one of four poses, clothes and equipment."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ KINDS = ("standing", "soldier", "arms raised", "skirt", "caped", "kneeling", "ro
 """Names of the kinds."""
 
 _Build = namedtuple("_Build", "hip shoulder head width lean head_radius")
-"""Heights above the table of hip, shoulder and head; a factor on everything sideways; x of the trunk; the radius."""
+"""Heights of hip, shoulder and head above the table; a factor for widths; x of the trunk; the radius."""
 
 # ours, all literals below: where parts join and how thick they are, in the toy's units; by eye
 
 
 def human(kind: str, draw: ToyRandom) -> Shape:
-    """One person of a kind in ``KINDS``."""
+    """Build a person of a kind in ``KINDS``."""
     shape = Shape(blend=0.06)  # clothes: joints are round
     build = _add_legs_and_trunk(shape, kind, draw)
     for side in (1, -1):
@@ -44,12 +44,12 @@ def human(kind: str, draw: ToyRandom) -> Shape:
         crown = (lean + 0.02, 0, head + radius)
         shape.cylinder(crown, radius * 0.85, draw(0.06, 0.18), "z", edge=0.03, blend=0.02)
     if kind == "caped" or draw.chance(0.35):
-        shape.cylinder((0.02, 0, 0.025), draw(0.28, 0.42), 0.03, "z", blend=0.01)  # the stand it is glued to
+        shape.cylinder((0.02, 0, 0.025), draw(0.28, 0.42), 0.03, "z", blend=0.01)  # the base
     return shape
 
 
 def _add_legs_and_trunk(shape: Shape, kind: str, draw: ToyRandom) -> _Build:
-    """Two legs with feet, of which one is ahead by as much as the other is behind, or one kneels; trunk and head."""
+    """Add legs with feet, shifted by opposite amounts, or with one leg kneeling; then trunk and head."""
     height, width = draw(1.3, 1.65), draw(0.82, 1.25)
     hip, shoulder = height * draw(0.44, 0.52), height * draw(0.76, 0.82)
     if kind == "kneeling":
@@ -78,7 +78,7 @@ def _add_legs_and_trunk(shape: Shape, kind: str, draw: ToyRandom) -> _Build:
 
 
 def _add_arm(shape: Shape, kind: str, side: int, build: _Build, draw: ToyRandom) -> None:
-    """Upper arm, forearm and fist, the left one for ``side`` 1; a staff in the left fist of the robed."""
+    """Add an upper arm, forearm and fist, on the left for ``side`` 1; a robed person's left fist holds a staff."""
     width, shoulder, y = build.width, build.shoulder, side * 0.2 * build.width
     if kind == "arms raised" or (kind == "robed" and side > 0):
         elbow: Vector = (draw(0, 0.12), y + side * draw(0.12, 0.25), shoulder + draw(-0.1, 0.12))

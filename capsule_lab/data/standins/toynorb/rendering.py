@@ -1,7 +1,7 @@
-"""From a toy to its images: toys of one colour on an even table under four lamps, smooth edges, a little grain.
+"""Rendering of a toy: toys of one colour on a flat table under four lamps, with antialiased edges and a little grain.
 
-An image depends on its own factors only, never on what else is rendered: any subset is, to the bit, that part of
-the full set.
+An image depends on its factors only, and not on the other rendered images: any subset is bit-identical to the same
+part of the full set.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ ELEVATIONS = tuple(range(30, 75, 5))
 AZIMUTHS = tuple(range(0, 360, 20))
 """smallNORB's, in degrees, counted to the toy's left."""
 
-# ours: brightness of each of LAMPS, and of the light from all around: both front lamps, one of them, the other, both
-# behind, all, one behind; so bright all around that shapes are seen in the shadows
+# ours: brightness of each of LAMPS, and of the ambient light: both front lamps, one of them, the other, both
+# rear lamps, all, one rear lamp; the ambient light keeps shapes visible in the shadows
 _SETTINGS = (
     (1.0, 1.0, 0.0, 0.0, 0.45),
     (1.8, 0.0, 0.0, 0.0, 0.42),
@@ -37,7 +37,7 @@ _SETTINGS = (
 )
 
 LIGHTINGS = len(_SETTINGS)
-"""As many as smallNORB's."""
+"""Number of lightings, as in smallNORB."""
 
 SIZES = range(8, 257)
 """Edges of images that can be rendered, in pixels."""  # ours: below 8 toys cannot be recognised
@@ -45,10 +45,10 @@ SIZES = range(8, 257)
 EYES = (-1, 0, 1)
 """Left camera, between the cameras, right camera."""
 
-_EXPOSURE = 0.5  # ours: the camera makes up for half of how bright a setting is
-_JUMP = 0.1  # ours: of depth between neighbouring pixels, in extents of the toy
+_EXPOSURE = 0.5  # ours: the camera compensates for half of the brightness of a setting
+_JUMP = 0.1  # ours: step of depth between neighbouring pixels that is an edge, in extents of the toy
 _WITHIN_A_PIXEL = ((-0.25, 0.625), (0.625, 0.25), (0.25, -0.625), (-0.625, -0.25))
-"""A turned grid of four, in half pixels."""  # ours
+"""A rotated grid of four points, in half pixels."""  # ours
 
 
 def render(
@@ -62,9 +62,9 @@ def render(
     size: int = 96,
     seed: int = 0,
 ) -> UInt8[np.ndarray, "elevation azimuth lighting eye size size"]:
-    """Images of one toy.
+    """Render images of one toy.
 
-    Costs by the view: more lightings cost next to nothing, as they share what the rays hit.
+    The cost is per view: additional lightings cost almost nothing, because they share the hits of the rays.
 
     Args:
         category: index in ``CATEGORIES``.
@@ -72,9 +72,9 @@ def render(
         elevations: indices in ``ELEVATIONS``, 0 to 8.
         azimuths: indices in ``AZIMUTHS``, 0 to 17.
         lightings: 0 to 5.
-        eyes: -1 the left camera, 1 the right one, 0 between them.
+        eyes: -1 for the left camera, 1 for the right one, 0 between them.
         size: edge of the images in pixels; smallNORB's is 96.
-        seed: of the whole set; another seed makes other toys.
+        seed: seed of the whole set; another seed makes other toys.
     """
     toy = make_toy(category, instance, seed)
     number = category * INSTANCES + instance
@@ -88,7 +88,7 @@ def render(
 
 
 def pixels(size: int) -> tuple[Float32[np.ndarray, " n"], Float32[np.ndarray, " n"]]:
-    """How far the middles of an image's pixels are to the right and up, from -1 to 1 at the edges, row by row."""
+    """Return the coordinates (right, up) of the centres of all pixels, row by row; image edges are at -1 and 1."""
     middles = ((np.arange(size) + 0.5) * (2.0 / size) - 1).astype(np.float32)
     upwards, across = (grid.ravel() for grid in np.meshgrid(-middles, middles, indexing="ij"))
     return across, upwards
@@ -97,7 +97,7 @@ def pixels(size: int) -> tuple[Float32[np.ndarray, " n"], Float32[np.ndarray, " 
 def _render_view(
     toy: Toy, camera: View, lightings: Sequence[int], keys: UInt32[np.ndarray, " lighting"], size: int
 ) -> UInt8[np.ndarray, "lighting size size"]:
-    """The image of one view under each lighting; each key is a number that no other image of any toy has."""
+    """Render one view under each lighting; each key is unique among all images of all toys."""
     across, upwards = pixels(size)
     shaded = shade(toy, camera, across, upwards, lightings)
     rough = np.empty((size, size), bool)
@@ -117,7 +117,7 @@ def _render_view(
 
 
 class Shaded(NamedTuple):
-    """The first surface that each ray meets, shaded: see ``tracing.shade``."""
+    """The shaded surfaces that rays hit first: see ``tracing.shade``."""
 
     radiance: np.ndarray  # (lighting, n)
     depth: np.ndarray  # (n,)
@@ -132,7 +132,7 @@ def shade(
     upwards: Float32[np.ndarray, " n"],
     lightings: Sequence[int],
 ) -> Shaded:
-    """``tracing.shade`` for a toy under some of the six lightings."""
+    """Apply ``tracing.shade`` to a toy under some of the six lightings."""
     *vectors, lamps = camera
     count = len(across)
     shaded = Shaded(
@@ -148,7 +148,7 @@ def shade(
 
 @functools.cache
 def _exposure(lighting: int) -> float:
-    """What the camera makes of the brightness of a setting."""
+    """Compute the exposure factor of the camera for a setting."""
     *lamps, on_the_table = _SETTINGS[lighting]
     for brightness, (_, elevation) in zip(lamps, LAMPS, strict=True):
         on_the_table = on_the_table + brightness * cosine_and_sine(elevation)[1]

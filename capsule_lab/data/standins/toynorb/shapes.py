@@ -1,8 +1,7 @@
-"""What a toy is made of: a few primitives that melt into each other where they touch.
+"""Shapes of toys: a few primitives that blend into each other where they touch.
 
-Coordinates: x forward (the nose), y to the toy's left, z up; the table is z = 0. Lengths are in the toy's own units,
-about 2 from nose to tail. ``tracing.distance`` computes signed distances: how far a point is from the surface,
-negative inside.
+Coordinates: x forward (towards the nose), y to the toy's left, z up; the table is at z = 0. Toys are about 2 units
+long. ``tracing.distance`` computes signed distances of points from the surface, which are negative inside.
 """
 
 from __future__ import annotations
@@ -21,45 +20,45 @@ Number = float | int
 Range = tuple[Number, Number]
 """Smallest and largest value."""
 Vector = tuple[Number, Number, Number]
-"""x, y, z; or, as angles in degrees, yaw (left), pitch (nose down) and roll (left side up)."""
+"""x, y, z; or angles in degrees: yaw (left), pitch (nose down) and roll (left side up)."""
 
-_EDGE = 0.02  # ours: edges of cylinders and boxes are rounded a little, as of cast toys
+_EDGE = 0.02  # ours: edges of cylinders and boxes are slightly rounded, as on cast toys
 
 
 class ToyRandom:
-    """Random numbers of one toy, the same on every machine and with every version of Python and numpy.
+    """Random numbers for one toy, the same on every machine and with every version of Python and numpy.
 
-    Only ``Random.random`` is used, whose results Python guarantees. The toy depends on the order of the calls.
+    It uses only ``Random.random``, whose results Python guarantees. The toy depends on the order of the calls.
 
     Args:
-        category, instance: of the toy.
-        seed: of the whole set.
+        category, instance: indices of the toy.
+        seed: seed of the whole set.
     """
 
     def __init__(self, category: int, instance: int, seed: int) -> None:
-        # ours: factors that give every toy of every seed a seed of its own
+        # ours: factors that give every toy of every set a different seed
         self._random = Random(seed * 1000003 + category * 101 + instance)  # noqa: S311
 
     def __call__(self, least: Number, most: Number) -> float:
-        """A number between ``least`` and ``most``."""
+        """Draw a number between ``least`` and ``most``."""
         return least + (most - least) * self._random.random()
 
     def chance(self, probability: Number) -> bool:
-        """``True`` with this probability."""
+        """Return ``True`` with this probability."""
         return self._random.random() < probability
 
 
 def cosine_and_sine(degrees: Number) -> tuple[float, float]:
-    """To 6 digits, which every machine's mathematics library agrees on."""
+    """Return cosine and sine rounded to 6 digits, which are the same in all mathematics libraries."""
     angle = math.radians(degrees)
     return round(math.cos(angle), 6), round(math.sin(angle), 6)  # 6: digits
 
 
 class How(TypedDict, total=False):
-    """What every primitive may have.
+    """Options of every primitive.
 
-    ``mirrored``: there is another one at -y. ``blend``: how far from a joint the surfaces bend towards each other; by
-    default the shape's own. ``turned``: yaw, pitch and roll in degrees (see ``Vector``), around the part's own centre.
+    ``mirrored``: add a copy at -y. ``blend``: distance from a joint within which the surfaces blend; default: that of
+    the shape. ``turned``: yaw, pitch and roll in degrees (see ``Vector``) about the centre of the part.
     """
 
     mirrored: bool
@@ -68,10 +67,10 @@ class How(TypedDict, total=False):
 
 
 class Shape:
-    """Primitives added one after another, each melting into those before it.
+    """A sequence of primitives, each of which blends into the previous ones.
 
     Args:
-        blend: of parts that do not have their own.
+        blend: default for parts without a ``blend``.
     """
 
     def __init__(self, blend: Number) -> None:
@@ -80,18 +79,18 @@ class Shape:
 
     @property
     def parts(self) -> Float32[np.ndarray, "part column"]:
-        """Rows of numbers for ``tracing``, whose columns are named there: one row for each primitive."""
+        """Rows of numbers for ``tracing``, one per primitive; ``tracing`` defines their columns."""
         return np.array(self._parts, np.float32)
 
     def ellipsoid(self, centre: Vector, radii: Vector, **how: Unpack[How]) -> None:
-        """An ellipsoid with three radii."""
+        """Add an ellipsoid with three radii."""
         measures = [*(1 / radius for radius in radii), *(1 / radius / radius for radius in radii)]
         self._add(tracing.ELLIPSOID, measures, centre, **how)
 
     def capsule(
         self, start: Vector, end: Vector, radius: Number, end_radius: Number | None = None, **how: Unpack[How]
     ) -> None:
-        """A round-ended rod from ``start`` to ``end``, whose radius changes evenly from one end to the other."""
+        """Add a rod with round ends from ``start`` to ``end``; its radius changes linearly."""
         axis = (end[0] - start[0], end[1] - start[1], end[2] - start[2])
         scale = 1.0 / sum(component * component for component in axis)
         growth = (radius if end_radius is None else end_radius) - radius
@@ -107,7 +106,7 @@ class Shape:
         edge: Number = _EDGE,
         **how: Unpack[How],
     ) -> None:
-        """A cylinder along ``axis``, ``2 half`` long."""
+        """Add a cylinder along ``axis`` with length ``2 half``."""
         measures = [radius - edge, half - edge, edge, "xyz".index(axis)]
         self._add(tracing.CYLINDER, measures, centre, **how)
 
@@ -122,15 +121,15 @@ class Shape:
         side: Number = 0,
         **how: Unpack[How],
     ) -> None:
-        """A box whose faces may lean: bonnets, cabins, swept wings and skirts are all this.
+        """Add a box whose faces may be slanted, for bonnets, cabins, swept wings and skirts.
 
         Args:
-            centre: of the box.
+            centre: centre of the box.
             half: half its length, width and height.
             edge: radius of the rounded edges.
-            front: how fast the front face retreats with z and with y.
-            back: how fast the back face advances with z and with y.
-            side: how fast the two sides approach each other with z.
+            front: slope by which the front face recedes with z and with y.
+            back: slope by which the back face advances with z and with y.
+            side: slope by which the two sides converge with z.
             **how: see ``How``.
         """
         sizes = (component - edge for component in half)
@@ -138,7 +137,7 @@ class Shape:
         self._add(tracing.BOX, [*sizes, edge, side, *front, *back, *scales], centre, **how)
 
     def distance(self, x: np.ndarray, y: np.ndarray, z: np.ndarray) -> np.ndarray:
-        """Signed distance of points to the whole, a little less near joints; all float32 and of one shape."""
+        """Compute the signed distance of points to the shape, slightly too small near joints; arrays are float32."""
         points = np.stack([x.ravel(), y.ravel(), z.ravel()])
         whole = np.empty_like(points[0])
         tracing.distances(self.parts, points, whole)
@@ -153,7 +152,7 @@ class Shape:
 
 
 def _rotation(turned: Vector) -> list[Number]:
-    """The matrix from the toy's coordinates to those of a part, row by row."""
+    """Return the matrix from the toy's coordinates to the part's, row by row."""
     (a, b), (p, q), (r, s) = (cosine_and_sine(angle) for angle in turned)
     return [
         a * p, b * p, -q,
@@ -163,8 +162,8 @@ def _rotation(turned: Vector) -> list[Number]:
 
 
 def add_wheels(shape: Shape, axles: Iterable[float], beside: float, radius: float, half_width: float) -> None:
-    """A pair of wheels with hubs on the table, for every x of ``axles``; the left one's centre is at y ``beside``."""
+    """Add a pair of wheels with hubs at every x in ``axles``; the centre of the left wheel is at y ``beside``."""
     for x in axles:
         shape.cylinder((x, beside, radius), radius, half_width, edge=0.025, mirrored=True, blend=0)  # ours: a tyre
         hub = (x, beside + half_width, radius)
-        shape.cylinder(hub, radius * 0.45, 0.02, edge=0.01, mirrored=True, blend=0.01)  # ours: just stands out
+        shape.cylinder(hub, radius * 0.45, 0.02, edge=0.01, mirrored=True, blend=0.01)  # ours: protrudes slightly

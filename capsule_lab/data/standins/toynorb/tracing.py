@@ -1,12 +1,12 @@
-"""What rays hit and how bright it is, compiled by numba.
+"""Ray tracing and shading, compiled by numba.
 
-Sphere tracing: walk along a ray by as much as the nearest surface is away, until there is one.
+Sphere tracing: advance along a ray by the distance to the nearest surface, until the ray hits a surface.
 
-Every machine sees the same bits: only float32 + - * / sqrt, absolute value, minimum and maximum, one at a time and in
-the order written, without numba's ``fastmath``, which would reorder sums and fuse products. Rays go through in blocks,
-so that what is known of a block stays in the processor's cache, and loops over a block use SIMD instructions.
+Results are bit-identical on all machines: the code uses only float32 + - * / sqrt, absolute value, minimum and maximum,
+one at a time and in the written order, without numba's ``fastmath``, which would reorder sums and fuse products. Rays
+are processed in blocks, so that the data of a block stays in the processor's cache and its loops use SIMD instructions.
 
-All compiled functions are in this file, as numba's cache compares only the file that a function is defined in.
+All compiled functions are in this file, because numba's cache checks only the file that defines a function.
 """
 
 from __future__ import annotations
@@ -22,49 +22,49 @@ ELLIPSOID, CAPSULE, CYLINDER, BOX = range(4)
 # columns of a toy's parts, see ``shapes.Shape.parts``
 KIND, MIRRORED, TURNED, BLEND, CENTRE, ROTATION, M, COLUMNS = 0, 1, 2, 3, 6, 9, 18, 30
 
-BLOCK = 1024  # ours: rays at a time, whose numbers stay in the processor's caches
-_LANES = 16  # ours: numbers of the widest SIMD registers there are; a divisor of the block
+BLOCK = 1024  # ours: rays per block, whose data fits into the processor's caches
+_LANES = 16  # ours: numbers in the widest SIMD registers; a divisor of the block
 
-_HIT_STEPS, _SHADOW_STEPS = 48, 28  # ours: more change no image
-_NEAR = np.float32(2e-3)  # ours: closer counts as touching, a fifth of the smallest pixel
-_CAUTION = np.float32(0.92)  # ours: distances to leaning faces are a little too large at blunt edges
-_PARALLEL = np.float32(1e-6)  # ours: rays along a face of the box are bent a little rather than divided by 0
+_HIT_STEPS, _SHADOW_STEPS = 48, 28  # ours: more steps do not change any image
+_NEAR = np.float32(2e-3)  # ours: distance that counts as a hit, a fifth of the smallest pixel
+_CAUTION = np.float32(0.92)  # ours: distances to slanted faces are slightly too large at blunt edges
+_PARALLEL = np.float32(1e-6)  # ours: avoids a division by 0 for rays along a face of the box
 _ENDLESS = np.float32(1e9)  # ours: beyond any scene
-_TINY = np.float32(1e-6)  # ours: keeps the centre of an ellipsoid from dividing by 0
+_TINY = np.float32(1e-6)  # ours: avoids a division by 0 at the centre of an ellipsoid
 
-_SOFTNESS = np.float32(9)  # ours: lamps as wide as a ninth of their distance
+_SOFTNESS = np.float32(9)  # ours: the width of lamps is a ninth of their distance
 _DARK = np.float32(0.02)  # ours: full shadow
-_SHORTEST, _LONGEST = np.float32(0.025), np.float32(0.3)  # ours: of the steps towards a lamp
-_LEAVE = np.float32(0.015)  # ours: shadow rays begin so far away, for they divide by the distance
-_LIFT = np.float32(0.012)  # ours: shadow rays begin off the surface they leave
+_SHORTEST, _LONGEST = np.float32(0.025), np.float32(0.3)  # ours: steps towards a lamp
+_LEAVE = np.float32(0.015)  # ours: start of shadow rays along the ray, as they divide by the distance
+_LIFT = np.float32(0.012)  # ours: start of shadow rays above the surface
 
-_PROBE = np.float32(0.003)  # ours: half a pixel, over which a surface counts as flat
+_PROBE = np.float32(0.003)  # ours: half a pixel, within which a surface counts as flat
 _TETRAHEDRON = np.array([(1, -1, -1), (-1, -1, 1), (-1, 1, -1), (1, 1, 1)], np.float32)
-"""Four directions in which distances make a gradient."""
+"""Four directions for finite differences of the distance."""
 _SHORTEST_NORMAL = np.float32(1e-9)  # ours: never 0
 
 _OCCLUSION = np.array([(0.06, 3.0), (0.16, 1.6)], np.float32)
 """Distances from the surface at which occlusion is measured, and their weights."""  # ours: by eye
 _LEAST_OPENNESS = np.float32(0.25)  # ours: no corner is darker
 
-_TABLE, _PAINT, _GLOSS = np.float32(0.54), np.float32(0.36), np.float32(0.16)  # ours: shares of light given back
-_FROM_THE_SIDE, _FROM_ABOVE = np.float32(0.6), np.float32(0.4)  # ours: light from all around is brighter above
-_BEND = np.float32(0.35)  # ours: squared difference of normals
+_TABLE, _PAINT, _GLOSS = np.float32(0.54), np.float32(0.36), np.float32(0.16)  # ours: reflected shares of light
+_FROM_THE_SIDE, _FROM_ABOVE = np.float32(0.6), np.float32(0.4)  # ours: ambient light is brighter from above
+_BEND = np.float32(0.35)  # ours: squared difference of normals that is an edge
 
-_WHITE = np.float32(255)  # of uint8
+_WHITE = np.float32(255)  # uint8
 _GRAIN = np.float32(2)  # ours: grey levels
-_GRAIN_SCALE = np.float32(1 / 65535)  # of two numbers of 16 bits to 0 ... 2
+_GRAIN_SCALE = np.float32(1 / 65535)  # scales the sum of two 16-bit numbers to 0 ... 2
 
-_NONE = np.int64(0)  # with a plain 0, numba would compile what is called with it for a constant, too
+_NONE = np.int64(0)  # with a plain 0, numba would also compile its callees for a constant
 _ZERO, _HALF, _ONE, _TWO, _THREE = (np.float32(number) for number in (0, 0.5, 1, 2, 3))
 
 
 def _compiled(function: Callable[..., Any]) -> Any:
-    """Compiled when it is first called, and kept in numba's cache; unwrapped, as tests check types of all functions."""
+    """Compile ``function`` at its first call, and cache it; unwrap it first, as tests wrap functions to check types."""
     options: dict[str, Any] = {"nogil": True, "error_model": "numpy"}
     try:
         return numba.njit(**options, cache=True)(inspect.unwrap(function))
-    except RuntimeError:  # no folder to write the cache to
+    except RuntimeError:  # no writable folder for the cache
         return numba.njit(**options)(inspect.unwrap(function))
 
 
@@ -88,11 +88,11 @@ def _dot(a0, a1, a2, b0, b1, b2):  # type: ignore[no-untyped-def]
 
 @_compiled
 def distance(parts, count, points, whole):  # type: ignore[no-untyped-def]
-    """Signed distances of ``count`` points ``(3, n)`` to all parts together, each melting into those before it.
+    """Compute signed distances of ``count`` points ``(3, n)`` to the shape of all parts, blended in order.
 
-    ``whole``, ``(n,)``, gets them; ``count`` is at most ``n``, rounded up to whole SIMD registers.
+    They are written to ``whole``, ``(n,)``; ``count`` is at most ``n`` and is rounded up to whole SIMD registers.
     """
-    count = -(-count // _LANES) * _LANES  # what is beyond costs less than a loop without SIMD for the remainder
+    count = -(-count // _LANES) * _LANES  # the excess costs less than a loop without SIMD for the remainder
     for i in range(count):
         whole[i] = np.inf
     for p in range(len(parts)):
@@ -131,7 +131,7 @@ def distance(parts, count, points, whole):  # type: ignore[no-untyped-def]
 
 @_compiled
 def distances(parts, points, whole):  # type: ignore[no-untyped-def]
-    """``distance`` of any number of points."""
+    """Compute ``distance`` for any number of points."""
     near, free = _vectors(), _numbers()
     for first in range(0, len(whole), BLOCK):
         count = min(BLOCK, len(whole) - first)
@@ -142,7 +142,7 @@ def distances(parts, points, whole):  # type: ignore[no-untyped-def]
 
 @_compiled
 def _placed(x, y, z, place):  # type: ignore[no-untyped-def]
-    """A point as a part sees it: mirrored, moved and turned."""
+    """Transform a point to the coordinates of a part: mirror, shift and rotate it."""
     mirrored, turned, right, left, up, r0, r1, r2, r3, r4, r5, r6, r7, r8 = place
     x, y, z = x - right, (abs(y) if mirrored else y) - left, z - up
     if turned:
@@ -152,7 +152,7 @@ def _placed(x, y, z, place):  # type: ignore[no-untyped-def]
 
 @_compiled
 def _melt(whole, part, melting):  # type: ignore[no-untyped-def]
-    """The polynomial smooth minimum; the minimum for a blend of 0."""
+    """Compute the polynomial smooth minimum; the plain minimum for a blend of 0."""
     blend, inverse, quarter = melting
     overlap = _most(blend - abs(whole - part), _ZERO) * inverse
     return _least(whole, part) - overlap * overlap * quarter
@@ -160,7 +160,7 @@ def _melt(whole, part, melting):  # type: ignore[no-untyped-def]
 
 @_compiled
 def _ellipsoid(x, y, z, a, b, c, aa, bb, cc):  # type: ignore[no-untyped-def]
-    """A first-order estimate, exact on the surface."""
+    """Estimate the distance to first order; it is exact on the surface."""
     rx, ry, rz, sx, sy, sz = x * a, y * b, z * c, x * aa, y * bb, z * cc
     reach = np.sqrt(_dot(rx, ry, rz, rx, ry, rz))  # 1 on the surface
     slope = np.sqrt(_dot(sx, sy, sz, sx, sy, sz))
@@ -184,7 +184,7 @@ def _cylinder(x, y, z, radius, half, edge):  # type: ignore[no-untyped-def]
 
 @_compiled
 def _rounded(long, wide, high, edge):  # type: ignore[no-untyped-def]
-    """Distance to a box with rounded edges from those to its faces."""
+    """Compute the distance to a box with rounded edges from the distances to its faces."""
     inside = _least(_most(_most(long, wide), high), _ZERO)
     long, wide, high = _most(long, _ZERO), _most(wide, _ZERO), _most(high, _ZERO)
     return np.sqrt(_dot(long, wide, high, long, wide, high)) + inside - edge
@@ -195,7 +195,7 @@ def _rounded(long, wide, high, edge):  # type: ignore[no-untyped-def]
 
 @_compiled
 def _cut(box, axis, origin, towards, enter, leave):  # type: ignore[no-untyped-def]
-    """The part of a ray that also lies between two sides of the box; reversed if there is none."""
+    """Intersect an interval of a ray with the space between two sides of the box; reversed if empty."""
     scale = _ONE / (_PARALLEL if abs(towards) < _PARALLEL else towards)
     one, other = (box[0, axis] - origin) * scale, (box[1, axis] - origin) * scale
     return _most(enter, _least(one, other)), _least(leave, _most(one, other))
@@ -203,7 +203,7 @@ def _cut(box, axis, origin, towards, enter, leave):  # type: ignore[no-untyped-d
 
 @_compiled
 def _first_hit(parts, box, eye, direction, depth, hit, scratch):  # type: ignore[no-untyped-def]
-    """Replace the depth of the table by that of the toy for rays that hit the toy."""
+    """Replace the depth of the table with the depth of the toy for rays that hit the toy."""
     points, free, going, at, end, _, ray = scratch
     for i in range(len(depth)):
         hit[i], at[i], end[i] = False, _ZERO, _ENDLESS
@@ -242,9 +242,9 @@ def _first_hit(parts, box, eye, direction, depth, hit, scratch):  # type: ignore
 
 @_compiled
 def _visibility(parts, box, start, count, lamp, seen, scratch):  # type: ignore[no-untyped-def]
-    """Share of a lamp that is visible from each start, from 0 to 1; less than 1 where rays pass the toy closely.
+    """Compute the visible share of a lamp for each start, from 0 to 1; below 1 if a ray passes close to the toy.
 
-    ``start`` is scratch afterwards.
+    ``start`` is overwritten.
     """
     points, free, _, at, end, least, ray = scratch
     for i in range(count):
@@ -271,7 +271,7 @@ def _visibility(parts, box, start, count, lamp, seen, scratch):  # type: ignore[
         for n in range(count):
             if least[n] < _DARK or at[n] > end[n] or step == _SHADOW_STEPS - 1:
                 share = _most(least[n], _ZERO)
-                seen[ray[n]] = share * share * (_THREE - _TWO * share)  # the smoothstep, level at both ends
+                seen[ray[n]] = share * share * (_THREE - _TWO * share)  # the smoothstep, flat at both ends
                 continue
             if left < n:
                 ray[left], at[left], end[left], least[left] = ray[n], at[n], end[n], least[n]
@@ -284,7 +284,7 @@ def _visibility(parts, box, start, count, lamp, seen, scratch):  # type: ignore[
 
 @_compiled
 def _surface(parts, count, point, normal, open_, scratch):  # type: ignore[no-untyped-def]
-    """Normals of the toy at ``count`` points, and the share of light from all around that toy and table leave."""
+    """Compute normals of the toy at ``count`` points, and the share of ambient light not blocked by toy and table."""
     points, free = scratch[:2]
     for n in range(count):
         normal[0, n] = normal[1, n] = normal[2, n] = open_[n] = _ZERO
@@ -316,19 +316,19 @@ def _surface(parts, count, point, normal, open_, scratch):  # type: ignore[no-un
 
 @_compiled
 def shade(parts, box, camera, across, upwards, settings, radiance, depth, normal, hit):  # type: ignore[no-untyped-def]
-    """Trace the rays through some points of an image once, and shade what they hit first under several lightings.
+    """Trace rays through points of an image once, and shade the first surfaces they hit under several lightings.
 
     Args:
         parts: see ``shapes.Shape.parts``.
-        box: lowest and highest corner of the box around the toy.
+        box: lowest and highest corners of the bounding box of the toy.
         camera: position, forward, right, up and the direction to each lamp, see ``camera.View``.
-        across: from -1 at the image's left edge to 1 at its right edge.
-        upwards: from -1 at the image's lower edge to 1 at its upper edge.
-        settings: for each lighting, the brightness of each lamp and of the light from all around, and the exposure.
-        radiance: gets ``(lighting, n)``, linear, 1 is white.
-        depth: gets the distance to the toy or else to the table.
-        normal: gets ``(3, n)``, straight out of the surface, of length 1.
-        hit: gets whether it is the toy.
+        across: from -1 at the left edge of the image to 1 at its right edge.
+        upwards: from -1 at the lower edge of the image to 1 at its upper edge.
+        settings: for each lighting, the brightness of each lamp and of the ambient light, and the exposure.
+        radiance: output, ``(lighting, n)``, linear; 1 is white.
+        depth: output, the distance to the toy or else to the table.
+        normal: output, ``(3, n)``, unit vectors out of the surface.
+        hit: output, whether the ray hits the toy.
     """
     lamps = len(camera) - 4
     eye, forward, right, up = camera[0], camera[1], camera[2], camera[3]
@@ -347,7 +347,7 @@ def shade(parts, box, camera, across, upwards, settings, radiance, depth, normal
             x, y, z = direction[0, i], direction[1, i], direction[2, i]
             length = np.sqrt(_dot(x, y, z, x, y, z))
             direction[0, i], direction[1, i], direction[2, i] = x / length, y / length, z / length
-            far[i] = -eye[2] / direction[2, i]  # of the table
+            far[i] = -eye[2] / direction[2, i]  # to the table
         _first_hit(parts, box, eye, direction, far, on_toy, scratch)
         for axis in range(3):
             for i in range(count):
@@ -383,7 +383,7 @@ def _numbers():  # type: ignore[no-untyped-def]
 
 @_compiled
 def _all_surfaces(parts, point, hit, normal, open_, scratch):  # type: ignore[no-untyped-def]
-    """Normals and openness of the toy and of the table, where rays hit them."""
+    """Compute normals and openness of the toy and of the table where rays hit them."""
     ray, count = scratch[6], _NONE
     toy_point, toy_normal, toy_open = _vectors(), _vectors(), _numbers()
     for i in range(len(hit)):
@@ -401,7 +401,7 @@ def _all_surfaces(parts, point, hit, normal, open_, scratch):  # type: ignore[no
 
 @_compiled
 def _under_a_lamp(parts, box, lamp, point, direction, normal, matt, gloss, scratch):  # type: ignore[no-untyped-def]
-    """What reaches points from a lamp, and what they mirror into the eye (Blinn 1977, exponent 16)."""
+    """Compute the light from a lamp at each point, and its specular reflection to the eye (Blinn 1977, exponent 16)."""
     start, seen, lit = _vectors(), _numbers(), np.empty(BLOCK, np.int64)
     count, size = _NONE, normal.shape[1]
     for i in range(size):
@@ -430,9 +430,9 @@ def _under_a_lamp(parts, box, lamp, point, direction, normal, matt, gloss, scrat
 
 @_compiled
 def edges(depth, normal, hit, far, rough):  # type: ignore[no-untyped-def]
-    """Mark pixels where one of the four neighbours is of another surface: toy against table, or a step or bend.
+    """Mark pixels with a neighbour (of four) on another surface: toy against table, a step of depth, or a bend.
 
-    ``depth``, ``hit`` and ``rough``, which gets the marks, are ``(size, size)``; ``far`` is what counts as a step.
+    ``depth``, ``hit`` and ``rough``, which receives the marks, are ``(size, size)``; ``far`` is the smallest step.
     """
     size = len(depth)
     rough[:] = False
@@ -451,21 +451,21 @@ def edges(depth, normal, hit, far, rough):  # type: ignore[no-untyped-def]
 
 @_compiled
 def expose(radiance, keys, image):  # type: ignore[no-untyped-def]
-    """Grey levels with a little grain: numbers in [-1, 1], near 0 more often, by hashing each pixel's index with a key.
+    """Convert radiance to grey levels with a little grain: numbers in [-1, 1], densest at 0, hashed from pixel and key.
 
     The hash is two rounds of lowbias32 (Chris Wellons, "Prospecting for Hash Functions", 2018). Each lighting has a
-    key of uint32; ``image`` gets the grey levels, ``(lighting, n)`` of uint8.
+    uint32 key; ``image`` receives the grey levels, ``(lighting, n)`` uint8.
     """
     for number in range(len(keys)):
-        # ours: another multiplier for keys than Knuth's for pixels, so that the two do not mix
+        # ours: keys use another multiplier than pixels (Knuth's), so that the two do not interfere
         key = np.uint32(keys[number] * np.uint32(40503))
         for i in range(radiance.shape[1]):
             hashed = np.uint32(np.uint32(np.uint32(i) * np.uint32(2654435761)) + key)
             hashed = np.uint32((hashed ^ (hashed >> np.uint32(16))) * np.uint32(0x7FEB352D))
             hashed = np.uint32((hashed ^ (hashed >> np.uint32(15))) * np.uint32(0x846CA68B))
             hashed = np.uint32(hashed ^ (hashed >> np.uint32(16)))
-            both = np.float32(hashed & np.uint32(0xFFFF)) + np.float32(hashed >> np.uint32(16))  # two of 16 bits
+            both = np.float32(hashed & np.uint32(0xFFFF)) + np.float32(hashed >> np.uint32(16))  # two 16-bit numbers
             grain = both * _GRAIN_SCALE - _ONE
-            # the eye's and the camera's square root; a half: the floor then rounds
+            # the square root is the gamma of eyes and cameras; adding a half makes the floor round
             grey = np.sqrt(_least(radiance[number, i], _ONE)) * _WHITE + grain * _GRAIN + _HALF
             image[number, i] = np.uint8(_least(_most(grey, _ZERO), _WHITE))

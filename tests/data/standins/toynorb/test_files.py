@@ -132,7 +132,7 @@ def test_another_set_is_not_replaced(tmp_path, monkeypatch):
     before = content(tmp_path)
     another = [{"seed": 1}, {"size": 9}, {"elevations": (0, 4, 7)}]
     for folder, change in [("real", {}), *(("set", change) for change in another)]:
-        with pytest.raises(DataError, match=r"holds smallnorb-5x.*, which is of another set; expected a folder"):
+        with pytest.raises(DataError, match=r"holds smallnorb-5x.*, which is from another set; expected a folder"):
             render_files(tmp_path / folder, **{**LEVELS, **change})
     monkeypatch.setattr(files, "VERSION", toynorb.VERSION + 1)
     with pytest.raises(DataError, match="of another set"):
@@ -159,7 +159,7 @@ def test_the_second_of_two_waits_for_the_first(tmp_path, asked, caplog, monkeypa
         render_files(folder, **LEVELS, workers=1)
         second.join(60)
     assert [record.getMessage() for record in caplog.records] == [
-        f"another process renders into {folder}: waiting for it"
+        f"waiting for another process that renders into {folder}"
     ]
     assert not second.is_alive()
     assert len(asked) == 50
