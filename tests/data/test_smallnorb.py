@@ -219,7 +219,7 @@ def test_rendered_files_are_compared_with_their_record(tmp_path, stage, part):
     for content, place in (("dat", -1), ("dat", 30), ("cat", 20), ("info", 20), ("info", -8)):
         (path,) = folder.glob(f"*-{part}-{content}.mat")
         flip(path, place)
-        with pytest.raises(DataError, match=rf"({part} files that are not as they were|among its {part} labels)"):
+        with pytest.raises(DataError, match=rf"({part} files that do not match their SHA-256|among its {part} labels)"):
             read()
         flip(path, place)
     read()

@@ -135,7 +135,7 @@ def test_another_set_is_not_replaced(tmp_path, monkeypatch):
         with pytest.raises(DataError, match=r"holds smallnorb-5x.*, which is from another set; expected a folder"):
             render_files(tmp_path / folder, **{**LEVELS, **change})
     monkeypatch.setattr(files, "VERSION", toynorb.VERSION + 1)
-    with pytest.raises(DataError, match="of another set"):
+    with pytest.raises(DataError, match="from another set"):
         render_files(tmp_path / "set", **LEVELS)
     assert content(tmp_path) == before
 
