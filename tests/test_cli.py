@@ -11,7 +11,6 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -33,10 +32,9 @@ from capsule_lab.errors import ConfigError
 from capsule_lab.launchers.grid import combinations
 from capsule_lab.tables.arguments import FOR_REPORT, FOR_SWEEP, for_hydra
 from capsule_lab.train import summary
-from tests.helpers.commands import CHOSEN, NO_PICTURES, ROOT, TINY, TINY_CAPSNET, Ended, Trained
+from tests.helpers.commands import CHOSEN, NO_PICTURES, ROOT, TINY, TINY_CAPSNET, Cli, Trained
 from tests.helpers.messages import one_sentence
 
-Cli = Callable[..., Ended]
 OPTIONS = [(group, option) for group in groups() for option in options_of(group)]
 
 

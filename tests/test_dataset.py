@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import matplotlib.image
@@ -13,11 +12,9 @@ import pytest
 from capsule_lab import dataset
 from capsule_lab.data.standins import toynorb
 from capsule_lab.data.standins.toynorb import files
-from tests.helpers.commands import Ended
+from tests.helpers.commands import Cli
 from tests.helpers.data_modules import without_network
 from tests.helpers.toynorb_images import painted
-
-Cli = Callable[..., Ended]
 
 
 @pytest.fixture

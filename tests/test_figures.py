@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import matplotlib.image
@@ -15,11 +14,10 @@ from capsule_lab.analysis import curves
 from capsule_lab.config.compose import compose
 from capsule_lab.data import MNISTDataModule
 from capsule_lab.figures import draw
-from tests.helpers.commands import NO_PICTURES, TINY, TINY_CNN, Ended, Trained
+from tests.helpers.commands import NO_PICTURES, TINY, TINY_CNN, Cli, Trained
 from tests.helpers.fakes import captions, row_names, texts
 from tests.helpers.messages import one_sentence
 
-Cli = Callable[..., Ended]
 OF_ONE_DIGIT = ["curves", "layers", "reconstructions", "right_and_wrong", "perturbation", "perturbation_sheet"]
 OF_TWO_DIGITS = ["curves", "layers", "predictions", "reconstructions", "segmentation", *OF_ONE_DIGIT[4:]]
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,11 +12,8 @@ from capsule_lab.config.compose import compose
 from capsule_lab.errors import RunError
 from capsule_lab.runs import directories, lock
 from capsule_lab.runs.results import write_failure
-from tests.helpers.commands import TINY, Ended
+from tests.helpers.commands import TINY, Cli
 from tests.helpers.messages import one_sentence
-
-Cli = Callable[..., Ended]
-
 
 OVERRIDES = {"finished": ["seed=1"], "running": ["name=mine", "routing=uniform"], "damaged": ["seed=3"]}
 RESULT = {

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 from lightning.pytorch.callbacks import Callback
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 from rich.text import Text
 from torch import Tensor
 
@@ -29,11 +29,9 @@ from capsule_lab.errors import ConfigError, InterruptError, RunError
 from capsule_lab.lit import CapsNetModule
 from capsule_lab.system import signals
 from capsule_lab.train import Training, main, summary, train
-from tests.helpers.commands import CHOSEN, NO_PICTURES, TINY, TINY_CAPSNET, Ended, Trained, python
+from tests.helpers.commands import CHOSEN, NO_PICTURES, TINY, TINY_CAPSNET, Cli, Tiny, Trained, python
 from tests.helpers.training import SignalAt, checkpoint, curves, results, run, spoil_weights, trained_module, weights
 
-Tiny = Callable[..., DictConfig]
-Cli = Callable[..., Ended]
 NAMES = ["best", "last"]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +14,9 @@ from capsule_lab import runs
 from capsule_lab.callbacks import AveragedWeights
 from capsule_lab.evaluate import evaluate
 from capsule_lab.train import train
-from tests.helpers.commands import NO_PICTURES
+from tests.helpers.commands import NO_PICTURES, Tiny
 from tests.helpers.training import checkpoint, interrupted_and_resumed, results, run, weights
 
-Tiny = Callable[..., DictConfig]
 Weights = dict[str, torch.Tensor]
 
 NORMALISED = ["model=cnn_small", "model.channels=[4,4,4]"]  # with batch normalisation

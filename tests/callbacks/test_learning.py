@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,7 +11,6 @@ from typing import Any
 import lightning
 import pytest
 import torch
-from omegaconf import DictConfig
 from torch import nn
 
 from capsule_lab.analysis.learning import measure_layers
@@ -25,11 +23,10 @@ from capsule_lab.layers import CoordinateClassCapsules
 from capsule_lab.networks import EMCaps
 from capsule_lab.train import train
 from capsule_lab.types import Batch
-from tests.helpers.commands import NO_PICTURES, TINY_CAPSNET, TINY_CNN
+from tests.helpers.commands import NO_PICTURES, TINY_CAPSNET, TINY_CNN, Tiny
 from tests.helpers.networks import small_capsnet, small_em_caps
 from tests.helpers.training import TimeOver, checkpoint, curves, run, weights
 
-Tiny = Callable[..., DictConfig]
 TINY_EM_CAPS = [
     "model=em_caps_small_normalised", "model.channels=4", "model.primary.types=3", "model.conv.types=[3,2]",
 ]  # fmt: skip

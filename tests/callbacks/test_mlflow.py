@@ -14,15 +14,11 @@ from typing import Any
 from urllib.request import urlopen
 
 import pytest
-from omegaconf import DictConfig
 
 from capsule_lab.callbacks import MLflow, NonFiniteError, loggers
 from capsule_lab.train import train
-from tests.helpers.commands import NO_PICTURES, Ended
+from tests.helpers.commands import NO_PICTURES, Cli, Tiny
 from tests.helpers.tables import write_table
-
-Tiny = Callable[..., DictConfig]
-Cli = Callable[..., Ended]
 
 
 def free_port() -> int:

@@ -12,7 +12,6 @@ from unittest.mock import MagicMock
 import pytest
 import torch
 from lightning.pytorch.callbacks import Callback
-from omegaconf import DictConfig
 from torch import Tensor, nn
 
 from capsule_lab.callbacks import NonFiniteError, NonFiniteGuard, RoutingStats, host_copy
@@ -22,11 +21,10 @@ from capsule_lab.config.build import build_data
 from capsule_lab.networks import AbstractCapsuleNetwork, BaselineCNN
 from capsule_lab.train import train
 from capsule_lab.types import Batch, CapsuleOutput, Capsules, OnIteration, RoutingTrace
-from tests.helpers.commands import NO_PICTURES, Trained
+from tests.helpers.commands import NO_PICTURES, Tiny, Trained
 from tests.helpers.networks import small_capsnet, small_em_caps
 from tests.helpers.training import curves, interrupted_and_resumed, run, trained_module
 
-Tiny = Callable[..., DictConfig]
 NETWORKS: dict[str, Callable[[], AbstractCapsuleNetwork]] = {
     "capsnet": lambda: small_capsnet((1, 17, 17), 3, class_dim=4, decoder=(5,)),
     "em_caps": lambda: small_em_caps((1, 17, 17), 3, types=3),

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import errno
 import functools
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +19,8 @@ from capsule_lab.config.arguments import own_folders, prepared
 from capsule_lab.config.check import check
 from capsule_lab.config.compose import compose, user_message
 from capsule_lab.errors import ConfigError, DataError
-from tests.helpers.commands import TINY, TINY_DATA, Ended, Trained, interpreter
+from tests.helpers.commands import TINY, TINY_DATA, Cli, Trained, interpreter
 from tests.helpers.messages import one_sentence
-
-Cli = Callable[..., Ended]
 
 WORDS = {
     "capsnet": "capsnet is no key=value; did you mean model=capsnet?",

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from omegaconf import DictConfig
 from scipy import stats
 
 from capsule_lab.config.compose import compose
@@ -20,10 +18,8 @@ from capsule_lab.errors import InterruptError
 from capsule_lab.losses import cross_entropy_loss, margin_loss, sigmoid_cross_entropy_loss
 from capsule_lab.train import train
 from capsule_lab.types import Batch
-from tests.helpers.commands import NO_PICTURES, TINY_CAPSNET, TINY_CNN
+from tests.helpers.commands import NO_PICTURES, TINY_CAPSNET, TINY_CNN, Tiny
 from tests.helpers.training import SignalAt, checkpoint, curves, results, run, weights
-
-Tiny = Callable[..., DictConfig]
 
 COUNT = 40
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -49,6 +50,12 @@ class Ended:
     status: int
     out: str
     err: str
+
+
+Cli = Callable[..., Ended]
+"""The fixture ``cli``."""
+Tiny = Callable[..., DictConfig]
+"""The fixture ``tiny``."""
 
 
 def environment_of_a_command(**environment: str) -> dict[str, str]:

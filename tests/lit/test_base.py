@@ -30,11 +30,10 @@ from capsule_lab.routing import DynamicRouting
 from capsule_lab.schedules import Constant
 from capsule_lab.train import summary, train
 from capsule_lab.types import Batch, CapsuleOutput, Capsules
-from tests.helpers.commands import CHOSEN, NO_PICTURES, TINY_CNN, TINY_DATA
+from tests.helpers.commands import CHOSEN, NO_PICTURES, TINY_CNN, TINY_DATA, Tiny
 from tests.helpers.modules import RATE, batch, capsnet, classifier, loader, trainer
 from tests.helpers.training import checkpoint, curves, interrupted_and_resumed, results, trained_module
 
-Tiny = Callable[..., DictConfig]
 pytestmark = pytest.mark.filterwarnings("ignore:.*does not have many workers")
 
 

@@ -9,19 +9,16 @@ from typing import Any
 
 import pytest
 import torch
-from omegaconf import DictConfig
 from torch import Tensor, nn
 
 from capsule_lab.config.compose import options_of
 from capsule_lab.lit.optimizers import Muon, parameter_groups
 from capsule_lab.networks import AbstractNetwork, BaselineCNN
 from capsule_lab.train import Training, train
-from tests.helpers.commands import NO_PICTURES
+from tests.helpers.commands import NO_PICTURES, Tiny
 from tests.helpers.modules import classifier
 from tests.helpers.networks import small_capsnet, small_em_caps
 from tests.helpers.training import interrupted_and_resumed, results, weights
-
-Tiny = Callable[..., DictConfig]
 
 NETWORKS: dict[str, Callable[[], AbstractNetwork]] = {
     "cnn": lambda: BaselineCNN((1, 9, 9), 3, channels=(2,), kernel_size=3, hidden=(4,)),

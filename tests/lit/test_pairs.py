@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +13,8 @@ from capsule_lab import runs
 from capsule_lab.config.compose import compose
 from capsule_lab.errors import ConfigError
 from capsule_lab.train import summary, train
-from tests.helpers.commands import Ended
+from tests.helpers.commands import Cli
 from tests.helpers.training import interrupted_and_resumed, weights
-
-Cli = Callable[..., Ended]
 
 ON_PAIRS = ["data=mnist_pairs", "data.source=standin", "trainer.accelerator=cpu"]
 SMALL = ["model=transforming_autoencoder", "model.capsules=4", *ON_PAIRS]

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from omegaconf import DictConfig
 
 from capsule_lab import runs
 from capsule_lab.lit import CapsNetModule
@@ -18,12 +17,10 @@ from capsule_lab.networks import AbstractNetwork, EMCaps
 from capsule_lab.routing import AbstractRouting, DynamicRouting, EMRouting, NormalisedEMRouting
 from capsule_lab.schedules import Constant, Linear, Schedule
 from capsule_lab.train import train
-from tests.helpers.commands import NO_PICTURES
+from tests.helpers.commands import NO_PICTURES, Tiny
 from tests.helpers.modules import RATE, batch, classifier, loader, trainer
 from tests.helpers.networks import small_capsnet, small_em_caps
 from tests.helpers.training import curves, interrupted_and_resumed, results, weights
-
-Tiny = Callable[..., DictConfig]
 
 RISING = "_target_: capsule_lab.schedules.Staircase, start: 1, increment: 1, every: 2 steps, limit: 3"
 SCHEDULED = [f"+schedule.routing_iterations={{{RISING}}}", "routing.iterations=5", *NO_PICTURES]

@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 import torch
 from lightning.pytorch.callbacks import Callback
-from omegaconf import DictConfig
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -24,6 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from capsule_lab.callbacks.host_copy import HostCopies
 from capsule_lab.config import build
 from capsule_lab.train import train
+from tests.helpers.commands import Tiny
 from tests.helpers.training import SMALL_MODELS
 
 OPERATORS = {  # they return numbers to the host, or tensors shaped by numbers
@@ -92,7 +92,7 @@ class TenSteps(Callback):
 
 @pytest.mark.parametrize("model", SMALL_MODELS)
 def test_ten_steps_with_all_default_callbacks_never_wait(
-    model: str, tiny: Callable[..., DictConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    model: str, tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ten, original = TenSteps(), build.build_trainer
     monkeypatch.setattr(build, "build_trainer", lambda *arguments: original(*arguments, ten))

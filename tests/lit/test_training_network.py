@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from omegaconf import DictConfig, open_dict
+from omegaconf import open_dict
 
 from capsule_lab.errors import ConfigError
 from capsule_lab.lit import AbstractCapsuleModule, ClassifierModule
@@ -19,12 +19,11 @@ from capsule_lab.losses import cross_entropy_loss, margin_loss
 from capsule_lab.networks import AbstractNetwork, SmallCNN
 from capsule_lab.runs.directories import config_hash
 from capsule_lab.types import Batch
+from tests.helpers.commands import Tiny
 from tests.helpers.compile import without_shape_checks
 from tests.helpers.cuda_graphs import FakeGraphs
 from tests.helpers.modules import RATE, batch, capsnet, classifier, loader, trainer
 from tests.helpers.networks import small_em_caps
-
-Tiny = Callable[..., DictConfig]
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*does not have many workers")
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from omegaconf import DictConfig
 from torch import Tensor
 
 from capsule_lab.config import build
@@ -20,11 +18,10 @@ from capsule_lab.losses import margin_loss, reconstruction_loss
 from capsule_lab.schedules import Constant
 from capsule_lab.train import train
 from capsule_lab.types import Batch
-from tests.helpers.commands import NO_PICTURES, TINY_CAPSNET, TINY_CNN
+from tests.helpers.commands import NO_PICTURES, TINY_CAPSNET, TINY_CNN, Tiny
 from tests.helpers.networks import small_capsnet
 from tests.helpers.training import trained_module
 
-Tiny = Callable[..., DictConfig]
 PAIRS = ["data=multimnist", "data.val_pairs=100", "data.test_pairs=60", *NO_PICTURES]
 
 

@@ -7,7 +7,6 @@ import multiprocessing
 import os
 import re
 import signal
-from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -19,7 +18,7 @@ from capsule_lab.config.compose import compose
 from capsule_lab.errors import InterruptError, RunError
 from capsule_lab.runs import lock
 from capsule_lab.system import slurm
-from tests.helpers.commands import Ended, Trained
+from tests.helpers.commands import Cli, Trained
 from tests.helpers.tables import RESULT, TINY
 
 
@@ -107,7 +106,7 @@ def test_folder_that_cannot_be_written_to_is_refused(config: DictConfig, monkeyp
 
 
 def test_second_process_is_refused_and_changes_nothing(
-    cli: Callable[..., Ended], config: DictConfig, fingerprint: str, monkeypatch: pytest.MonkeyPatch
+    cli: Cli, config: DictConfig, fingerprint: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(lock.LOG_VARIABLE, "first.log")
     with lock.train_lock(config):

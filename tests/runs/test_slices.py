@@ -14,12 +14,10 @@ from capsule_lab.config import build
 from capsule_lab.config.compose import compose
 from capsule_lab.errors import ConfigError
 from capsule_lab.train import train
-from tests.helpers.commands import NO_PICTURES, TINY_CNN, Ended
+from tests.helpers.commands import NO_PICTURES, TINY_CNN, Cli
 from tests.helpers.interruptions import differences
 from tests.helpers.mnist_files import write_mnist
 from tests.helpers.training import TimeOver, run
-
-Cli = Callable[..., Ended]
 
 RUN = [*TINY_CNN, *NO_PICTURES, "data.source=real", "data.batch_size=10", "data.eval_batch_size=7"]
 RUN += ["trainer.accelerator=cpu", "trainer.max_epochs=8"]  # five steps each: 50 images to train on

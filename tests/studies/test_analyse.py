@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pandas as pd
@@ -15,10 +14,9 @@ from capsule_lab.config.compose import compose
 from capsule_lab.studies.analyse import analyse, table
 from capsule_lab.studies.study import Outcome
 from capsule_lab.train import train
-from tests.helpers.commands import NO_PICTURES, Ended
+from tests.helpers.commands import NO_PICTURES, Cli
 from tests.helpers.messages import one_sentence
 
-Cli = Callable[..., Ended]
 SMALL = ["images=20", "trainer.accelerator=cpu"]
 
 

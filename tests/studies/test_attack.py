@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,11 +12,10 @@ from rich.console import Console
 from capsule_lab.config.compose import compose
 from capsule_lab.studies.attack import attack, tables
 from capsule_lab.studies.study import Outcome
-from tests.helpers.commands import Ended, Trained
+from tests.helpers.commands import Cli, Trained
 from tests.helpers.fakes import captions, row_names
 from tests.helpers.messages import one_sentence
 
-Cli = Callable[..., Ended]
 SMALL = ["images=20", "epsilons=[0,0.1,0.3]", "trainer.accelerator=cpu"]
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,10 +14,9 @@ from capsule_lab.tables.expand import distinct, expand
 from capsule_lab.tables.figure import figures_by_command
 from capsule_lab.tables.reader import read
 from capsule_lab.tables.summary import best_runs, summarise
-from tests.helpers.commands import Ended
+from tests.helpers.commands import Cli
 from tests.helpers.tables import contents, write_run
 
-Cli = Callable[..., Ended]
 COLUMNS = {
     "clean": {"label": "clean, error %"},
     "attacked_0.1": {"label": "epsilon 0.1, accuracy %", "metric": "attack/0.1/accuracy"},
