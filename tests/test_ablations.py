@@ -1,7 +1,5 @@
 """Every option of matrix capsules trains without a number that is not finite; the viewpoint protocol end to end."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path

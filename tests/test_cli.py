@@ -1,7 +1,5 @@
 """Every documented command composes, commands explain themselves, and make hands on what it is given."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import io

@@ -1,7 +1,5 @@
 """A new command is two files: it is listed, explained and refused like the others."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

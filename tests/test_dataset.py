@@ -1,7 +1,5 @@
 """The command that prepares data: what it makes, where, and what it says."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

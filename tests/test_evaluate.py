@@ -1,7 +1,5 @@
 """A checkpoint is tested anywhere, with nothing but itself."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

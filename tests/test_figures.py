@@ -1,7 +1,5 @@
 """Figures of a run, drawn from its directory."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import matplotlib.image

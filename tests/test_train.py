@@ -1,7 +1,5 @@
 """Training runs: what they leave, how they continue after interruptions, and with several processes."""
 
-from __future__ import annotations
-
 import csv
 import json
 import logging

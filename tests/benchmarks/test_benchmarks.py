@@ -1,7 +1,5 @@
 """What is timed, at which sizes, against which limits; and that both scripts show and write what they found."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Callable

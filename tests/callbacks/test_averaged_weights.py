@@ -1,7 +1,5 @@
 """The average of the weights is what is validated, saved, tested and opened; training goes on with the others."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The diagnostics of learning in runs: what they leave, and that training is the same without them."""
 
-from __future__ import annotations
-
 import csv
 from functools import partial
 from pathlib import Path

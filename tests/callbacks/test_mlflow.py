@@ -1,7 +1,5 @@
 """Runs on a real MLflow server with an sqlite database, as its own client finds them."""
 
-from __future__ import annotations
-
 import shutil
 import socket
 import subprocess

@@ -1,7 +1,5 @@
 """What RoutingStats says of the capsules of a network, in a run and on its own."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable
 from pathlib import Path

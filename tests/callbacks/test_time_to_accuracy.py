@@ -1,7 +1,5 @@
 """Time to accuracy: errors, and a clock, that the test decides; whole runs at the end."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any

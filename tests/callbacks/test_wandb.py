@@ -1,7 +1,5 @@
 """Runs in W&B, offline, as W&B's own reader shows them."""
 
-from __future__ import annotations
-
 import re
 import shutil
 from pathlib import Path

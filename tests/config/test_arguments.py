@@ -1,7 +1,5 @@
 """What is typed becomes what Hydra takes, and folders of the user's own are found everywhere."""
 
-from __future__ import annotations
-
 import shlex
 import shutil
 from pathlib import Path

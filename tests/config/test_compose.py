@@ -1,7 +1,5 @@
 """Every configuration that we ship composes and fits the code behind it, and what is given last wins."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 import re

@@ -4,8 +4,6 @@ The tables have what is typed after ``python -m capsule_lab.train`` and how the 
 ``None`` if a run starts.
 """
 
-from __future__ import annotations
-
 import errno
 import functools
 from pathlib import Path

@@ -1,7 +1,5 @@
 """affNIST: which files decide what is tested on, and what provenance says of it."""
 
-from __future__ import annotations
-
 import json
 import logging
 import shutil

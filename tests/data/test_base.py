@@ -1,7 +1,5 @@
 """A data set of one's own: ``tests/templates/my_data``, two files outside of the package, works as it is."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import sys

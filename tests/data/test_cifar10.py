@@ -1,7 +1,5 @@
 """CIFAR10: augmentation and the experiment; its files are in ``test_sources``."""
 
-from __future__ import annotations
-
 import inspect
 
 import numpy as np

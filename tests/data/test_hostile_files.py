@@ -1,7 +1,5 @@
 """Files of data sets from elsewhere: nothing in them is run, and nothing is written outside of their folder."""
 
-from __future__ import annotations
-
 import io
 import os
 import pickle

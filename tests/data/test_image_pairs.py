@@ -1,7 +1,5 @@
 """Pairs of one image: what is moved by how much, that nothing wraps around, and that matrices compose."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Mixtures of two training images: their shares, their partners, and that a run of them resumes."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

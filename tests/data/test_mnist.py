@@ -1,7 +1,5 @@
 """MNIST from files in the real format, its stand-in, and what all data sets do alike: splits, augmentation, resume."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

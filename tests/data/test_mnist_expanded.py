@@ -1,7 +1,5 @@
 """Expanded MNIST: where digits are put, when they are put elsewhere, and what that depends on."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Pairs of digits: which, where, how laid over each other, and that they are the same wherever they are made."""
 
-from __future__ import annotations
-
 import hashlib
 from typing import Any
 

@@ -1,7 +1,5 @@
 """smallNORB from tiny files in the real format, its stand-in, its splits, and what the network sees."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import logging

@@ -1,7 +1,5 @@
 """Neighbouring views of a toy: which these are, and the camera's rotation between them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Published files and their stand-ins: what every data set of them promises; a data set is a row of ``DATA_SETS``."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import logging

@@ -1,7 +1,5 @@
 """Validation splits: sizes, classes, fingerprints, errors."""
 
-from __future__ import annotations
-
 import hashlib
 import struct
 from fractions import Fraction

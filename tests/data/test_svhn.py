@@ -1,7 +1,5 @@
 """SVHN: what the network sees and the experiment; its files are in ``test_sources``."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torchvision import datasets

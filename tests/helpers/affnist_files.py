@@ -1,7 +1,5 @@
 """Small files in affNIST's format that count as the real ones."""
 
-from __future__ import annotations
-
 import hashlib
 import io
 import zipfile

@@ -1,7 +1,5 @@
 """Runs small enough for tests, and commands as the shell would start them."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

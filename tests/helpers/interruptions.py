@@ -1,7 +1,5 @@
 """Runs that are interrupted at any point, in this process: by a signal, or as if by kill -9."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

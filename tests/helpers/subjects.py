@@ -1,7 +1,5 @@
 """Networks and images to put questions to, without a run."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Small files in SVHN's format, good and broken ones."""
 
-from __future__ import annotations
-
 import io
 from typing import Any
 

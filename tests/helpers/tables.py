@@ -1,7 +1,5 @@
 """Tables of tiny runs, and what finished runs leave."""
 
-from __future__ import annotations
-
 import importlib
 import io
 import json

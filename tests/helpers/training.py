@@ -1,7 +1,5 @@
 """Training runs in this process, interrupted at a step, and a look at what they leave."""
 
-from __future__ import annotations
-
 import csv
 import math
 import signal

@@ -3,8 +3,6 @@
 The interpreter must be chosen before Triton is imported, so it runs in a process of its own.
 """
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 import multiprocessing

@@ -1,7 +1,5 @@
 """Hydra finds our sweeper, whose combinations are command lines."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path

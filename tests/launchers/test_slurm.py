@@ -1,7 +1,5 @@
 """Which jobs of SLURM are requeued, and what is asked of it."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

@@ -1,7 +1,5 @@
 """The smoke table through ``launcher=slurm`` on a SLURM of one node: jobs are killed, pre-empted, out of time."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """What the training loop itself does: schedules that reach the loss, the L2 term, crops and parts of the test set."""
 
-from __future__ import annotations
-
 import functools
 import json
 import shutil

@@ -1,7 +1,5 @@
 """Matrix capsules with a decoder: what is decoded, from what, and that it learns beside the classes."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

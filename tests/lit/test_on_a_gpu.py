@@ -1,7 +1,5 @@
 """Training on a GPU, ``pytest -m gpu``: no step waits for it, and CUDA graphs come to the same weights."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Groups of parameters, Muon against torch's own classes, and every option of ``conf/optimizer`` in training."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The loop on pairs: what is logged, saved and refused."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Schedules reach the options of routings while training, and nowhere else."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from pathlib import Path

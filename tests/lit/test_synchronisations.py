@@ -5,8 +5,6 @@ before both, the guard and StepMetrics; figures, statistics and metrics at the e
 ``tests/kernels/test_on_a_gpu.py`` asks a GPU itself.
 """
 
-from __future__ import annotations
-
 import traceback
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -66,7 +64,7 @@ class Watch(ExitStack):
         if waits and not any(file in line for line in lines for file in ON_THE_HOST):
             self.found.append(next(line for line in lines[::-1] if "/torch/" not in line and __file__ not in line))
 
-    def __enter__(self) -> Watch:
+    def __enter__(self) -> "Watch":
         for mode in self.modes:
             self.enter_context(mode)
         return self

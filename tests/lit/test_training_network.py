@@ -1,7 +1,5 @@
 """Training steps that are compiled or replayed as CUDA graphs: the same numbers, and nothing else is changed."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from contextlib import nullcontext

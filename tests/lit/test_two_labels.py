@@ -1,7 +1,5 @@
 """Training on two overlapping digits: a decoder for each, errors of pairs, and what is refused."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What every network promises: presets are found in ``conf/model``, small networks are rows of ``SMALL``."""
 
-from __future__ import annotations
-
 import inspect
 import re
 from dataclasses import dataclass, field

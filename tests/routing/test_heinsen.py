@@ -1,7 +1,5 @@
 """Heinsen's routing of 2019: golden numbers, and where learning starts."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

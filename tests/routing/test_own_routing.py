@@ -1,7 +1,5 @@
 """A routing in a package of its own: ``tests/templates/my_routing``, which CONTRIBUTING quotes, works as it is."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import shutil

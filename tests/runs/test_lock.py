@@ -1,7 +1,5 @@
 """One process at a time trains a configuration, and a record says how that failed."""
 
-from __future__ import annotations
-
 import json
 import multiprocessing
 import os

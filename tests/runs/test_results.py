@@ -1,7 +1,5 @@
 """What a run directory says about how its run ended."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

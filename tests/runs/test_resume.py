@@ -1,7 +1,5 @@
 """A run that is interrupted anywhere ends as if it had not been."""
 
-from __future__ import annotations
-
 import itertools
 import shutil
 import signal

@@ -1,7 +1,5 @@
 """A run in several commands, each of which trains for a while, and in several places."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable

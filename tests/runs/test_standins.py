@@ -1,7 +1,5 @@
 """A run on a stand-in counts until the real files are here; one of precision ``auto`` where it is used."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """``python -m capsule_lab analyse``: its record, its figures, and what it says of wrong input."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """``python -m capsule_lab attack``: its record, its figures, and what it says of wrong input."""
 
-from __future__ import annotations
-
 import io
 import json
 from pathlib import Path

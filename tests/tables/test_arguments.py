@@ -1,7 +1,5 @@
 """Which arguments of a command are about the table, and which are overrides of its runs."""
 
-from __future__ import annotations
-
 import pytest
 
 from capsule_lab.config.compose import compose, quoted

@@ -1,7 +1,5 @@
 """Rows that evaluate the weights of another row: found, run, retried and reported like rows that are trained."""
 
-from __future__ import annotations
-
 import json
 import shlex
 from pathlib import Path

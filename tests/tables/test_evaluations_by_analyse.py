@@ -1,7 +1,5 @@
 """Rows of tables that ``analyse`` evaluates."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

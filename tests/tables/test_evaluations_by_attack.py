@@ -1,7 +1,5 @@
 """Rows of tables that ``attack`` evaluates."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """What a report shows, from run directories alone."""
 
-from __future__ import annotations
-
 import base64
 import html
 import io

@@ -1,7 +1,5 @@
 """Which jobs of a table are launched, in which order, and what is made of those that failed."""
 
-from __future__ import annotations
-
 import logging
 import shutil
 from collections.abc import Callable, Sequence

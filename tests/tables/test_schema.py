@@ -1,7 +1,5 @@
 """What a table's file may say, and what the shipped ones do."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A table is run by any launcher, also if some of its runs fail or are killed; nothing is run twice."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

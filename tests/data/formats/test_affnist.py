@@ -1,7 +1,5 @@
 """affNIST's files, small ones in the real format: read back exactly, or refused in a message."""
 
-from __future__ import annotations
-
 import hashlib
 import shutil
 from collections.abc import Callable

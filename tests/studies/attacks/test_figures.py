@@ -1,7 +1,5 @@
 """Curves of attacks: panels, networks, data."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

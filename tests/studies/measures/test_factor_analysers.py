@@ -1,7 +1,5 @@
 """Mixtures of factor analysers: golden numbers of the notes, scikit-learn as a judge, and what EM promises."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
