@@ -16,16 +16,7 @@ from hydra._internal.utils import get_args_parser
 
 from capsule_lab import __main__ as overview
 from capsule_lab.config.check import check
-from capsule_lab.config.compose import (
-    commands,
-    compose,
-    conf_dir,
-    default_options,
-    groups,
-    head,
-    module_of,
-    options_of,
-)
+from capsule_lab.config.compose import commands, compose, conf_dir, default_options, groups, head, module_of, options_of
 from capsule_lab.errors import ConfigError
 from capsule_lab.launchers.grid import combinations
 from capsule_lab.tables.arguments import FOR_REPORT, FOR_SWEEP, for_hydra

@@ -51,9 +51,7 @@ def test_test_images_are_not_read(trained: Trained, monkeypatch: pytest.MonkeyPa
     loaded: list[bool] = []
     original = MNISTDataModule.load
     monkeypatch.setattr(
-        MNISTDataModule,
-        "load",
-        lambda self, *, train: loaded.append(train) or original(self, train=train),
+        MNISTDataModule, "load", lambda self, *, train: loaded.append(train) or original(self, train=train)
     )
     drawn(trained.directory)
     assert loaded == [True]

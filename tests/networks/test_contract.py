@@ -115,12 +115,7 @@ def test_every_parameter_of_a_preset_gets_a_gradient(name: str) -> None:
         ("capsnet", ["experiment=sabour2017/svhn"], "CIFAR10", 1_004_976),
         ("efficient_capsnet", ["model.decoder=null"], "MNIST", 161_824),
         ("efficient_capsnet", ["model.decoder=null", "model.normalisation=none"], "MNIST", 161_248),
-        (
-            "efficient_capsnet",
-            [*MULTIMNIST, "model.decoder=null"],
-            "MultiMNIST",
-            154_656,
-        ),
+        ("efficient_capsnet", [*MULTIMNIST, "model.decoder=null"], "MultiMNIST", 154_656),
         ("efficient_capsnet", ["experiment=mazzia2021/smallnorb"], "smallNORB, 48 pixels", 151_664),
         ("em_caps_paper", [], "MNIST", 318_420),
         ("em_caps_paper", ["model.stem=padded", "model.primary.bias=true"], "MNIST", 318_964),

@@ -70,8 +70,7 @@ def test_rows_that_need_results_are_launched_when_these_are_there(file: Path) ->
 
 
 @pytest.mark.parametrize(
-    ("failing", "statuses"),
-    [("one", ["failed", "waiting", "waiting"]), ("evaluated", ["done", "done", "failed"])],
+    ("failing", "statuses"), [("one", ["failed", "waiting", "waiting"]), ("evaluated", ["done", "done", "failed"])]
 )
 def test_failed_runs_are_tried_once_and_named_at_the_end(
     table_file: Callable[..., Path], failing: str, statuses: list[str]
