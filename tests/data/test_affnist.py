@@ -106,23 +106,6 @@ def test_affine_validation_is_drawn_by_the_seed():
     assert not one.equal(other)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"pad": 4, "shift": 4}, r"data\.pad is 4; expected 6, as affNIST's images are of 40x40 pixels"),
-        ({"shift": 7}, r"data\.shift is 7 with data\.pad 6, .*"),
-        (
-            {"affine_validation": True, "validation": "none"},
-            r"data\.affine_validation is true with data\.validation=none, .* expected data\.validation=first or .*",
-        ),
-    ],
-    ids=str,
-)
-def test_wrong_options(options, message):
-    with pytest.raises(ValueError, match=f"^{message}$"):
-        AffNISTDataModule(source="standin", **options)
-
-
 # --- real files, and what provenance says
 
 

@@ -81,22 +81,6 @@ def test_every_option_does_something(monkeypatch, option):
     assert found[0] != found[1]
 
 
-@pytest.mark.usefixtures("unchecked_types")
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"crop": 0}, r"data\.crop is 0; expected 1 to 32"),
-        ({"crop": 33}, r"data\.crop is 33; expected 1 to 32"),
-        ({"brightness": float("nan")}, r"data\.brightness is nan; expected 0"),
-        ({"contrast": 1.5}, r"data\.contrast is 1.5; expected 0"),
-    ],
-    ids=str,
-)
-def test_options_that_are_refused(options, message):
-    with pytest.raises(ValueError, match=message):
-        CIFAR10DataModule(**options)
-
-
 # --- the experiment ---------------------------------------------------------------------------------------------------
 
 

@@ -141,34 +141,3 @@ def test_state_puts_training_back_in_its_place():
     before = [next(batches).key.tolist() for _ in range(4)]
     resumed.load_state_dict(stopped.state_dict())
     assert before + [batch.key.tolist() for batch in resumed.train_dataloader()] == whole
-
-
-# --- options
-
-
-@pytest.mark.usefixtures("unchecked_types")
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"source": "reel"}, r"data\.source is 'reel'; expected 'auto', 'real' or 'standin'"),
-        ({"on_device": "gpu"}, r"data\.on_device is 'gpu'; expected 'auto', True or False"),
-        ({"validation": "last"}, r"data\.validation is 'last'; expected 'first', 'stratified' or 'none'"),
-        ({"batch_size": 0}, "batch sizes are 0 and 500; expected 1 or more"),
-        ({"eval_batch_size": -1}, "batch sizes are 128 and -1; expected 1 or more"),
-        ({"eval_images": 0}, r"data\.eval_images is 0; expected 1 or more"),
-        ({"mixup": 0.0}, r"data\.mixup is 0\.0; expected more than 0"),
-        ({"shift": -1}, r"data\.shift is -1; expected 0"),
-        ({"shift": 28}, r"data\.shift is 28; expected fewer than the 28 pixels"),
-        ({"validation_share": "a sixth"}, r"data\.validation_share is 'a sixth'; expected a number"),
-        ({"validation_share": "1/0"}, r"data\.validation_share is '1/0'"),
-        ({"validation_share": "nan"}, r"data\.validation_share is 'nan'"),
-        ({"validation_share": 0.0}, r"data\.validation_share is 0, 0 of 1438 images; expected .*validation=none"),
-        ({"validation": "stratified", "validation_share": "5/1438"}, r"data\.validation_share .* every class"),
-        ({"validation": "stratified", "validation_share": "1435/1438"}, r"data\.validation_share .* every class"),
-        ({"train_images": 1199}, r"data\.train_images is 1199; expected 1 to 1198"),
-    ],
-    ids=str,
-)
-def test_options_that_are_refused(options, message):
-    with pytest.raises(ValueError, match=message):
-        standin(**options)

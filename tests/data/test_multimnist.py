@@ -192,25 +192,6 @@ def test_facts_and_provenance(options: dict[str, Any], expected: str) -> None:
     assert (spec.image_shape, spec.num_classes, spec.labels_per_image) == ((1, 36, 36), 10, 2)
 
 
-@pytest.mark.usefixtures("unchecked_types")
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"pad": -1}, "data.pad is -1; expected 0 or more"),
-        ({"shift": -1}, "data.shift is -1; expected 0"),
-        ({"blend": "add"}, "data.blend is 'add'; expected 'sum' or 'max'"),
-        ({"placing": "move"}, "data.placing is 'move'; expected 'shift' or 'affine'"),
-        ({"same_class": "always"}, "data.same_class is 'always'; expected 'never', 'also' or 'only'"),
-        ({"test_pairs": 0}, "data.test_pairs is 0; expected 1 or more"),
-        ({"test_pairs": 359_001}, r"data\.test_pairs is 359001; expected 1 to 359000"),
-    ],
-    ids=str,
-)
-def test_options_that_are_refused(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        data("test", **options)
-
-
 @pytest.mark.parametrize(
     ("labels", "same_class", "message"),
     [

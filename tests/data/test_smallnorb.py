@@ -520,29 +520,3 @@ def test_thirteen_crops_are_for_the_test_alone(standin):
     for name, training in [("train", True), ("val", False), ("train", False)]:
         _, seen = first_batch(standin("fit", training=training, test_crops=13), name)
         assert seen.images.shape[1:] == (2, 32, 32)
-
-
-# --- options
-
-
-@pytest.mark.usefixtures("unchecked_types")
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"resize": "bilinear"}, r"data\.resize is 'bilinear'; expected 'subsample' or 'area'"),
-        ({"preprocessing": "ibm"}, r"data\.preprocessing is 'ibm'; expected 'official' or 'paper'"),
-        ({"stereo": "left"}, r"data\.stereo is 'left'; expected 'channels' or 'separate'"),
-        ({"split": "lighting"}, r"data\.split is 'lighting'; expected 'full', 'azimuth' or 'elevation'"),
-        ({"test_crops": 5}, r"data\.test_crops is 5; expected 1 or 13"),
-        ({"standin": "tiny"}, r"data\.standin is 'tiny'; expected 'full' or 'small'"),
-        ({"validation": "first"}, r"data\.validation is 'first'; expected 'instance' or 'none'"),
-        ({"validation_share": 0.1}, r"data\.validation_share is 0.1; smallNORB holds out whole toys"),
-        ({"crop": 49}, r"data\.crop is 49; expected 1 to 48"),
-        ({"brightness": -1.0}, r"data\.brightness is -1.0; expected 0"),
-        ({"contrast": 1.5}, r"data\.contrast is 1.5; expected 0"),
-    ],
-    ids=str,
-)
-def test_options_that_are_refused(options, message):
-    with pytest.raises(ValueError, match=message):
-        SmallNORBDataModule(**{"source": "standin", **options})
