@@ -27,7 +27,7 @@ from capsule_lab.networks import AbstractNetwork, CapsNet, EMCaps
 from capsule_lab.routing import DynamicRouting
 from capsule_lab.schedules import Constant
 from capsule_lab.train import summary, train
-from capsule_lab.types import Batch, CapsuleOutput, Capsules
+from capsule_lab.types import Batch, CapsuleOutput
 from tests.helpers.commands import CHOSEN, NO_PICTURES, TINY_CNN, TINY_DATA, Tiny
 from tests.helpers.modules import RATE, batch, capsnet, classifier, loader, trainer
 from tests.helpers.training import checkpoint, curves, interrupted_and_resumed, results, trained_module
@@ -59,13 +59,6 @@ def test_predictions_are_by_logits_where_scores_round_to_one() -> None:
     )
     (found,) = trainer().test(lit, loader(Batch(images, labels, labels)), verbose=False)
     assert found["test/error"] == 0
-
-
-def test_output_is_shown_by_its_shapes() -> None:
-    scores = torch.tensor([[0.1, 0.9]])
-    capsules = "Capsules(poses=(1, 2, 1), activations=(1, 2), logits=None)"
-    shown = f"CapsuleOutput(scores=(1, 2), capsules={capsules}, logits=None)"
-    assert repr(CapsuleOutput(scores, Capsules(scores[..., None], scores))) == shown
 
 
 def test_schedules_named_like_an_argument_of_the_loss_reach_it() -> None:

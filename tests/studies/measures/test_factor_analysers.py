@@ -115,8 +115,6 @@ def test_the_best_likelihood_is_kept_and_the_seed_decides() -> None:
     assert len({round(each, 6) for each in alone}) > 1
     equal = fit_factor_analysers(torch.ones(10, 3).double(), 2, 1, restarts=2)
     assert all(each.isfinite().all() for each in equal.mixture), "of equal points"
-    equal = fit_factor_analysers(torch.ones(10, 3).double(), 2, 1, restarts=2)
-    assert all(each.isfinite().all() for each in equal.mixture), "of equal points"
 
 
 @pytest.mark.parametrize(
