@@ -76,11 +76,12 @@ def test_training_and_validation_images_are_never_turned():
         assert batch.factors is None
 
 
-def test_synthetic_test_set_is_one_for_all_runs():
-    first, second = (of("test", eval_images=60, seed=seed) for seed in (0, 1))
-    second.sets["test"] = first.sets["test"]  # which 60 digits are looked at is drawn by the run's seed
-    one, other = (data.dataset("test")[torch.arange(60), 0].images for data in (first, second))
-    assert one.equal(other)
+def test_synthetic_test_set_is_one_for_all_runs_and_affine_validation_is_drawn_by_their_seed():
+    for stage, digits, made, same in (("test", "test", "test", True), ("fit", "val", "affine", False)):
+        first, second = (of(stage, affine_validation=True, eval_images=60, seed=seed) for seed in (0, 1))
+        second.sets[digits] = first.sets[digits]  # which 60 digits are looked at is drawn by the run's seed
+        one, other = (data.dataset(made)[torch.arange(60), 0].images for data in (first, second))
+        assert one.equal(other) is same
 
 
 def test_affine_validation_is_of_the_validation_digits():
@@ -97,13 +98,6 @@ def test_affine_validation_is_of_the_validation_digits():
     without = of("fit")
     assert not isinstance(without.val_dataloader(), list)
     assert "affine_validation" not in without.provenance
-
-
-def test_affine_validation_is_drawn_by_the_seed():
-    first, second = (of("fit", affine_validation=True, seed=seed) for seed in (0, 1))
-    second.sets["val"] = first.sets["val"]  # their order is drawn by the seed as well
-    one, other = (data.dataset("affine")[torch.arange(60), 0].images for data in (first, second))
-    assert not one.equal(other)
 
 
 # --- real files, and what provenance says

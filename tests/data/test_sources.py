@@ -16,7 +16,7 @@ from capsule_lab.data import CIFAR10DataModule, MNISTDataModule, SVHNDataModule,
 from capsule_lab.data.base import AbstractDataModule
 from capsule_lab.data.cifar10 import CIFAR10Files
 from capsule_lab.data.mnist import MNISTFiles
-from capsule_lab.data.sources import PublishedFiles
+from capsule_lab.data.sources import PublishedFiles, tensor_hash
 from capsule_lab.data.svhn import SVHNFiles
 from capsule_lab.errors import DataError
 from tests.helpers import cifar10_files, mnist_files, svhn_files
@@ -215,6 +215,9 @@ def test_standin_is_announced_by_one_warning_and_told_by_its_provenance(
     name = f"stand-in for {data_set.source.name}: scikit-learn's 1797 handwritten digits"
     assert data.provenance["source"] == "standin"
     assert data.provenance["name"].startswith(name)
+    assert data.provenance["generator"].startswith("capsule_lab.data.standins.")
+    assert data.provenance["version"] >= 1
+    assert data.provenance["sha256"] == tensor_hash(data.standin_source.load(train=True))
     assert json.loads(json.dumps(data.provenance)) == data.provenance
     assert data.spec.classes == (), "a digit is no airplane"
     assert data.spec.num_classes == 10
