@@ -95,12 +95,10 @@ def test_bf16_is_measured_in_float32_and_steps_are_those_of_the_optimizer(tiny: 
 
 
 @pytest.mark.whole
-def test_resumed_run_has_the_measurements_of_an_uninterrupted_one(
-    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_resumed_run_has_the_measurements_of_an_uninterrupted_one(tiny: Tiny, tmp_path: Path) -> None:
     few, directory = [*FEW, *LEARNING, "trainer.accumulate_grad_batches=1"], tmp_path / "run"
     train(tiny(*few, model=TINY_CNN), tmp_path / "whole")
-    assert run(tiny(*few, model=TINY_CNN), directory, monkeypatch, TimeOver(5))["status"] == "paused"
+    assert run(tiny(*few, model=TINY_CNN), directory, TimeOver(5))["status"] == "paused"
     assert [row["step"] for row in table(directory)] == ["0", "2", "4"]
     train(tiny(*few, "train.resume=true", model=TINY_CNN), directory)
     assert table(directory) == table(tmp_path / "whole")

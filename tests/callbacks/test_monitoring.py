@@ -225,11 +225,9 @@ def points(directory: Path, name: str) -> dict[int, float]:
     return {int(row["step"]): float(row[name]) for row in curves(directory) if row[name]}
 
 
-def test_point_is_the_mean_since_the_last_one_also_of_another_epoch(
-    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_point_is_the_mean_since_the_last_one_also_of_another_epoch(tiny: Tiny, tmp_path: Path) -> None:
     norms, two_epochs = Norms(), tiny("trainer.log_every_n_steps=8", *NO_PICTURES)
-    run(two_epochs, tmp_path / "run", monkeypatch, norms)
+    run(two_epochs, tmp_path / "run", norms)
     for name in ("loss", "error"):
         epochs = points(tmp_path / "run", f"train/{name}")
         assert [*epochs] == [3, 7]
@@ -243,5 +241,5 @@ def test_points_are_the_same_when_their_copies_arrive_late_or_the_run_is_resumed
 ) -> None:
     assert [*points(trained.directory, "train/loss_step")] == [2, 5]
     monkeypatch.setattr(host_copy, "_is_complete", lambda _: False)
-    interrupted_and_resumed(tiny(*NO_PICTURES), tmp_path / "run", monkeypatch, 5)
+    interrupted_and_resumed(tiny(*NO_PICTURES), tmp_path / "run", 5)
     assert curves(tmp_path / "run") == curves(trained.directory)

@@ -104,13 +104,11 @@ MIXUP = ["data.mixup=0.4", "trainer.max_epochs=2", "trainer.precision=32-true", 
 
 @pytest.mark.whole  # two whole fits
 @pytest.mark.parametrize("model", [TINY_CNN, [*TINY_CAPSNET[:-1], "model.decoder=null"]], ids=["cnn", "capsnet"])
-def test_run_of_mixtures_resumes_exactly(
-    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: list[str]
-) -> None:
+def test_run_of_mixtures_resumes_exactly(tiny: Tiny, tmp_path: Path, model: list[str]) -> None:
     config = tiny(*MIXUP, "callbacks.not_learning.min_steps=8", model=model)
     whole = train(config, tmp_path / "whole")
     with pytest.raises(InterruptError):
-        run(config, tmp_path / "run", monkeypatch, SignalAt(3))
+        run(config, tmp_path / "run", SignalAt(3))
     assert checkpoint(tmp_path / "run")["global_step"] == 3
     config.train.resume = True
     assert results(train(config, tmp_path / "run")) == results(whole)

@@ -254,9 +254,9 @@ def test_run_stops_at_a_validation_within_an_epoch(tmp_path: Path) -> None:
 @pytest.mark.whole
 @pytest.mark.xdist_group("stopped")
 def test_run_that_is_interrupted_stops_where_it_would_have(
-    stopped: tuple[Path, dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    stopped: tuple[Path, dict[str, Any]], tmp_path: Path
 ) -> None:
-    assert results(interrupted_and_resumed(stopping(), tmp_path, monkeypatch, 2)) == results(stopped[1])
+    assert results(interrupted_and_resumed(stopping(), tmp_path, 2)) == results(stopped[1])
 
 
 @pytest.mark.xdist_group("stopped")

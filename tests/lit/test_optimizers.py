@@ -153,12 +153,10 @@ def test_what_muon_refuses(options: dict[str, Any], message: str) -> None:
 @pytest.mark.parametrize(
     "optimizer", [pytest.param(each, marks=[] if each == "muon" else [pytest.mark.whole]) for each in OPTIMIZERS]
 )
-def test_optimizer_trains_and_resumes_exactly(
-    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, optimizer: str
-) -> None:
+def test_optimizer_trains_and_resumes_exactly(tiny: Tiny, tmp_path: Path, optimizer: str) -> None:
     config = tiny(f"optimizer={optimizer}", "trainer.max_epochs=1", "schedule.learning_rate.initial=0.01", *NO_PICTURES)
     whole, began = train(config, tmp_path / "whole"), Training(config, tmp_path / "run", [], 0.0).module.state_dict()
-    assert results(interrupted_and_resumed(config, tmp_path / "run", monkeypatch, 2)) == results(whole)
+    assert results(interrupted_and_resumed(config, tmp_path / "run", 2)) == results(whole)
     end = weights(tmp_path / "run")
     torch.testing.assert_close(end, weights(tmp_path / "whole"), rtol=0, atol=0)
     assert [name for name, value in began.items() if torch.equal(value, end[name])] == []

@@ -107,9 +107,9 @@ def test_one_image_and_no_shift_leave_out_what_has_no_value(tmp_path: Path) -> N
 
 
 @pytest.mark.whole
-def test_a_resumed_run_ends_as_an_uninterrupted_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_resumed_run_ends_as_an_uninterrupted_one(tmp_path: Path) -> None:
     whole, directory = trained(tmp_path / "whole")
-    parts = interrupted_and_resumed(compose("train", [*SMALL, *SHORT]), tmp_path / "parts", monkeypatch, 4)
+    parts = interrupted_and_resumed(compose("train", [*SMALL, *SHORT]), tmp_path / "parts", 4)
     assert parts["test"] == whole["test"]
     torch.testing.assert_close(weights(tmp_path / "parts"), weights(directory), rtol=0, atol=0)
 

@@ -142,12 +142,10 @@ def test_schedule_holds_in_training_and_its_validations_only(
 
 
 @pytest.mark.whole
-def test_run_that_is_resumed_has_the_iterations_of_its_step(
-    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_run_that_is_resumed_has_the_iterations_of_its_step(tiny: Tiny, tmp_path: Path) -> None:
     config = tiny(*SCHEDULED, "trainer.val_check_interval=null")
     whole = train(config, tmp_path / "whole")
-    assert results(interrupted_and_resumed(config, tmp_path / "run", monkeypatch, 3)) == results(whole)
+    assert results(interrupted_and_resumed(config, tmp_path / "run", 3)) == results(whole)
     torch.testing.assert_close(weights(tmp_path / "run"), weights(tmp_path / "whole"), rtol=0, atol=0)
     constant = train(tiny(*SCHEDULED[1:], "trainer.val_check_interval=null"), tmp_path / "constant")
     assert results(constant) != results(whole)
