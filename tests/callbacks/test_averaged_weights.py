@@ -9,7 +9,6 @@ from lightning.pytorch.callbacks import Callback
 from omegaconf import DictConfig
 
 from capsule_lab import runs
-from capsule_lab.callbacks import AveragedWeights
 from capsule_lab.evaluate import evaluate
 from capsule_lab.train import train
 from tests.helpers.commands import NO_PICTURES, Tiny
@@ -111,12 +110,3 @@ def test_average_of_a_run_begins_with_the_weights_of_another(tiny: Tiny, tmp_pat
     config = averaged(tiny, f"ckpt={tmp_path}/plain", "trainer.max_steps=8")
     assert train(config, tmp_path / "run")["steps"] == 8
     assert checkpoint(tmp_path / "run")["averaging_state"]["n_averaged"] == 2
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [({"decay": 1.0}, "decay is 1.0; expected"), ({"start": "3 hours"}, "duration is '3 hours'")],
-)
-def test_options_that_are_refused(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        AveragedWeights(**options)

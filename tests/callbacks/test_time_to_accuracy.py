@@ -200,14 +200,6 @@ def test_accelerator_has_done_its_steps_before_the_clock_is_read(monkeypatch: py
     assert waited == ["cuda"], "once, at the validation"
 
 
-@pytest.mark.parametrize(
-    ("thresholds", "message"), [([], "thresholds is empty"), ([99.0, 101.0], "is 101.0; expected")]
-)
-def test_wrong_thresholds(thresholds: list[float], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        TimeToAccuracy(thresholds)
-
-
 CALLBACK = "+callbacks.time_to_accuracy={_target_: capsule_lab.callbacks.TimeToAccuracy, thresholds: [1]}"
 RUN = [*TINY_CNN, *TINY_DATA, *NO_PICTURES, CALLBACK, "trainer.max_epochs=1", "train.test=last"]
 

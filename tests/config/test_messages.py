@@ -66,6 +66,9 @@ VALUES = {
     "trainer.precision=64-true": "trainer.precision is 64-true; expected one of auto, 32-true, bf16-mixed",
     "trainer.val_check_interval=0": "trainer.val_check_interval is 0; expected 1 or more batches, or a share",
 }
+PAIRS = "model=transforming_autoencoder data=mnist_pairs"
+AVERAGED = "callbacks=averaged_weights callbacks.averaged_weights"
+TIMED = "+callbacks.time_to_accuracy={_target_: capsule_lab.callbacks.TimeToAccuracy"
 PARTS = {
     "model=cnn_baseline routing=uniform": "BaselineCNN does not route, so UniformRouting would change nothing: leave",
     "model=cnn_smallnorb loss=margin": "margin_loss expects activations; BaselineCNN gives logits: loss=cross_entropy",
@@ -73,6 +76,7 @@ PARTS = {
     "model=transforming_autoencoder loss=margin": "TransformingAutoencoder draws the second image of a pair; expected",
     "callbacks=pairs": "callbacks=pairs is of pairs, and CapsNet classifies; expected callbacks=default",
     "schedule.learning_rate=null": "module: the schedule has no entry; expected one named learning_rate",
+    "module.compile=reduce-overhead module.cuda_graphs=true": "…which makes CUDA graphs of its own",
     "module.cuda_graphs=true": "module.cuda_graphs is true, and training is on cpu; expected a GPU with CUDA, or",
     "model.channels=0": "model: CapsNet has channels 0; expected 1 or more",
     "model=em_caps_paper routing=dynamic routing.leaky=true": "model: routing.leaky is true",
@@ -80,7 +84,21 @@ PARTS = {
     "data.batch_size=0": "data: batch sizes are 0 and 500; expected 1 or more",
     "trainer.num_nodes=2": "trainer.num_nodes is 2, and nothing says which these are",
     "trainer.val_check_interval=99999": "trainer.val_check_interval is 99999, and an epoch has 4 batches",
+    f"{AVERAGED}.decay=1.0": "…decay is 1.0; expected",
+    f"{AVERAGED}.start=3hours": "…duration is '3hours'",
+    f"{TIMED}, thresholds: []}}": "…thresholds is empty",
+    f"{TIMED}, thresholds: [99, 101]}}": "…is 101; expected",
     "callbacks.best.monitor=val/acc": "BestCheckpoint: monitor is val/acc; ",
+    "model=em_caps module=classifier model.decoder=[8]": "…has a decoder, and ClassifierModule would not train it; ",
+    "model=capsnet loss=spread data=multimnist data.eval_images=9": "…for one label per image, these have 2: loss=mar",
+    "model=cnn_multimnist loss=cross_entropy data=multimnist data.eval_images=9": "…for one label per image, these ",
+    "model=transforming_autoencoder": "…TransformingAutoencoder is told a shift, and the data has none; expected dat",
+    f"{PAIRS} data.change=affine": "…is told a shift, and the data has a matrix",
+    f"{PAIRS} data.source=standin +module.cuda_graphs=true": "module: cuda_graphs is true, and this network takes a c",
+    f"{PAIRS} data.mixup=0.2": "data.mixup: TransformingAutoencoder does not classify; expected null",
+    "data.mixup=0.4": "data.mixup: a decoder reconstructs one class, and images are mixtures of two; expected model",
+    "data.mixup=0.4 model.decoder=null loss=spread": "…data.mixup: the spread loss is for one label per image, these",
+    "data.mixup=0.4 data=multimnist": "data: data.mixup is 0.4, and every image has 2 labels; expected null",
 }
 
 
@@ -147,6 +165,13 @@ def test_a_notebook_gets_the_same_sentences(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+OF_TABLES = {  # of sweep and report
+    "": "table is missing; expected table=<name>, one of ",
+    "table=smok": "table=smok does not exist; did you mean smoke?",
+    "table=smoke rows=[dynamc]": "rows: dynamc is not in smoke; did you mean dynamic?",
+    "table=smoke trainer.max_epoch=1": "row dynamic: trainer.max_epoch does not exist; did you mean",
+    "table=smoke seed=1": "every run has seed=1; leave it out, seeds=[…] are those of a table",
+}
 OTHERS = {  # of other commands; RUN is a finished run
     "evaluate": "ckpt is missing; expected ckpt=<",
     "evaluate ckpt=nowhere": "no checkpoint at nowhere; expected a .ckpt file or the directory of a run",
@@ -156,7 +181,11 @@ OTHERS = {  # of other commands; RUN is a finished run
     "figures run=RUN held_out=0": "held_out is 0; expected a whole number, 1 or more",
     "figures run=RUN sheet_classes=3": "sheet_classes is 3; expected a list of whole numbers or null",
     "figures run=RUN logger=tensorbord": "…did you mean tensorboard?",
+    **{f"{each} {words}": said for words, said in OF_TABLES.items() for each in ("sweep", "report")},
     "report table=smoke columns=[x]": "columns is ['x'], and smoke has one ",
+    "sweep table=smoke budget=soon": "budget is soon; expected hours, minutes and seconds, such as 9m, 90s or 1h30m",
+    "sweep table=smoke budget=9m launcher=slurm": "budget=9m is for launcher=basic and launcher=gpus; the time of ",
+    "sweep table=smoke launcher=gpu": "launcher=gpu does not exist; did you mean gpus? Options: ",
     "sweep table=smoke dry_run=maybe": "dry_run is maybe; expected true or false",
     "sweep table=smoke model=em_caps dry_run=true": "row dynamic: model.class_dim does not exist; ",
     "analyse what=[votes,tree]": "what=[votes,tree] names several; what= takes one, -m what=votes,tree runs each",

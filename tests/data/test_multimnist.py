@@ -167,29 +167,21 @@ def test_hash_of_pairs_is_what_it_was() -> None:
 # --- facts and errors ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("options", "name", "size"),
-    [
+def test_number_of_pairs_and_what_is_said_of_them() -> None:
+    for options, name, size in [
         ({}, "train", 1438 - 240),
         ({"train_images": 100}, "train", 100),
         ({"val_pairs": 300}, "val", 300),
         ({"val_pairs": 300, "eval_images": 20}, "val", 20),
-    ],
-)
-def test_number_of_pairs(options: dict[str, Any], name: str, size: int) -> None:
-    assert len(data(**options).dataset(name)) == size
-
-
-@pytest.mark.parametrize(
-    ("options", "expected"), [({"test_pairs": 500}, "500 pairs of 359"), ({"eval_images": 30}, "30 pairs of 359")]
-)
-def test_facts_and_provenance(options: dict[str, Any], expected: str) -> None:
-    module = data("test", **options)
-    assert module.provenance["test_images"] == expected
+        ({"test_pairs": 500}, "test", 500),
+        ({"eval_images": 30}, "test", 30),
+    ]:
+        module = data("test" if name == "test" else "fit", **options)
+        assert len(module.dataset(name)) == size
+        assert name != "test" or module.provenance["test_images"] == f"{size} pairs of 359"
     assert module.provenance["source"] == "standin"
     assert module.provenance["name"].startswith("pairs of digits of stand-in")
-    spec = module.spec
-    assert (spec.image_shape, spec.num_classes, spec.labels_per_image) == ((1, 36, 36), 10, 2)
+    assert (module.spec.image_shape, module.spec.num_classes, module.spec.labels_per_image) == ((1, 36, 36), 10, 2)
 
 
 @pytest.mark.parametrize(

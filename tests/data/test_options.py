@@ -52,6 +52,7 @@ REFUSED: dict[type[AbstractDataModule], list[tuple[dict[str, Any], str]]] = {
         ({"validation_share": 0.0}, r"data\.validation_share is 0, 0 of 1438 images; expected .*validation=none"),
         ({"validation": "stratified", "validation_share": "5/1438"}, r"data\.validation_share .* every class"),
         ({"validation": "stratified", "validation_share": "1435/1438"}, r"data\.validation_share .* every class"),
+        ({"train_images": 0}, r"data\.train_images is 0; expected 1 to 1198"),
         ({"train_images": 1199}, r"data\.train_images is 1199; expected 1 to 1198"),
     ],
     MNISTPairsDataModule: [

@@ -76,20 +76,6 @@ def test_a_classifier_is_trained_on_the_first_images(tmp_path: Path) -> None:
     assert "error" in trained(tmp_path, model=["model=cnn_small", *ON_PAIRS])[0]["test"]
 
 
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        (["data=mnist"], "TransformingAutoencoder is told a shift, and the data has none; expected data=mnist_pairs"),
-        (["data.change=affine"], "is told a shift, and the data has a matrix"),
-        (["+module.cuda_graphs=true"], "module: cuda_graphs is true, and this network takes a change beside images"),
-        (["data.mixup=0.2"], "data.mixup: TransformingAutoencoder does not classify; expected null"),
-    ],
-)
-def test_data_without_the_change_is_refused(overrides: list[str], message: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=message):
-        trained(tmp_path, *overrides)
-
-
 @pytest.mark.whole
 def test_a_monitor_of_poses_and_callbacks_for_classes(tmp_path: Path) -> None:
     result, _ = trained(tmp_path, "callbacks.best.monitor=val/shift_r2", "callbacks.best.mode=max")

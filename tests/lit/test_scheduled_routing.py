@@ -12,7 +12,7 @@ from capsule_lab import runs
 from capsule_lab.lit import CapsNetModule
 from capsule_lab.lit.scheduled_routing import ScheduledRouting
 from capsule_lab.networks import AbstractNetwork, EMCaps
-from capsule_lab.routing import AbstractRouting, DynamicRouting, EMRouting, NormalisedEMRouting
+from capsule_lab.routing import AbstractRouting, DynamicRouting, NormalisedEMRouting
 from capsule_lab.schedules import Constant, Linear, Schedule
 from capsule_lab.train import train
 from tests.helpers.commands import NO_PICTURES, Tiny
@@ -149,9 +149,3 @@ def test_run_that_is_resumed_has_the_iterations_of_its_step(tiny: Tiny, tmp_path
     torch.testing.assert_close(weights(tmp_path / "run"), weights(tmp_path / "whole"), rtol=0, atol=0)
     constant = train(tiny(*SCHEDULED[1:], "trainer.val_check_interval=null"), tmp_path / "constant")
     assert results(constant) != results(whole)
-
-
-@pytest.mark.parametrize("routing", [DynamicRouting, EMRouting, NormalisedEMRouting])
-def test_every_declared_option_is_one_of_the_routing(routing: type[AbstractRouting]) -> None:
-    built = routing(3, 4)
-    assert routing.scheduled.keys() <= built.scheduled_options().keys()

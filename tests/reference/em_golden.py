@@ -199,20 +199,16 @@ class ClassGolden(NamedTuple):
 
 CLASS = [
     ClassGolden(
-        name="small-betas",
-        b_s=0.5,
-        b_a=0.02,
+        name="small-betas", b_s=0.5, b_a=0.02,
         activations=(0.50138757, 0.49954529, 0.49636317, 0.49855425),
         first_pose=(-0.0910182, 0.03064774, -0.02051042, -0.02713675),
     ),
     ClassGolden(
-        name="official-betas",
-        b_s=2.0,
-        b_a=1.0,
+        name="official-betas", b_s=2.0, b_a=1.0,
         activations=(0.14285563, 0.1432776, 0.1430865, 0.14331921),
         logits=(-1.79177186, -1.78832993, -1.78988761, -1.78799099),
     ),
-]
+]  # fmt: skip
 
 
 LAYERS = ((5, 2), (1, 1), (3, 2), (3, 1))  # (kernel, stride) of conv1, primary, ConvCaps1, ConvCaps2; no padding

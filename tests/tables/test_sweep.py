@@ -110,29 +110,6 @@ def test_dry_run_shows_status_and_commands_and_writes_nothing(
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_wrong_arguments_end_in_one_sentence(cli: Cli, tmp_path: Path) -> None:
-    for arguments, message in (
-        (["table=smok"], "table=smok does not exist; did you mean smoke?"),
-        (["table=smoke", "rows=[dynamc]"], "rows: dynamc is not in smoke; did you mean dynamic?"),
-        (["table=smoke", "trainer.max_epoch=1"], "row dynamic: trainer.max_epoch does not exist; did you mean"),
-        ([], "table is missing; expected table=<name>, one of "),
-        (["table=smoke", "seed=1"], "every run has seed=1; leave it out, seeds=[…] are those of a table"),
-    ):
-        for command in ("sweep", "report"):
-            ended = cli(command, *arguments)
-            assert (ended.status, ended.err.count("\n")) == (2, 1)
-            assert message in ended.err
-    for arguments, message in (
-        (["budget=soon"], "budget is soon; expected hours, minutes and seconds, such as 9m, 90s or 1h30m"),
-        (["budget=9m", "launcher=slurm"], "budget=9m is for launcher=basic and launcher=gpus; the time of SLURM's"),
-        (["launcher=gpu"], "launcher=gpu does not exist; did you mean gpus? Options: "),
-    ):
-        ended = cli("sweep", "table=smoke", *arguments)
-        assert (ended.status, ended.err.count("\n")) == (2, 1)
-        assert ended.err.startswith(f"capsule_lab: {message}")
-    assert list(tmp_path.rglob("metrics.json")) == []
-
-
 @pytest.mark.usefixtures("runs_here")
 def test_table_in_slices_goes_on_in_another_place(
     cli: Cli, table_file, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
