@@ -14,6 +14,7 @@ from capsule_lab.data import (
     MultiMNISTDataModule,
     SmallNORBDataModule,
     SmallNORBPairsDataModule,
+    SVHNDataModule,
 )
 
 REFUSED: dict[type[AbstractDataModule], list[tuple[dict[str, Any], str]]] = {
@@ -94,6 +95,7 @@ REFUSED: dict[type[AbstractDataModule], list[tuple[dict[str, Any], str]]] = {
         ({"contrast": 0.5}, "data.contrast is 0.5, and pairs have nothing random; expected null"),
         ({"eval_images": 0}, "data.eval_images is 0; expected 1 or more"),
     ],
+    SVHNDataModule: [({"shift": each}, rf"data\.shift is {each}; expected ") for each in (-1, 32)],
 }
 
 

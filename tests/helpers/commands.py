@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -84,3 +85,14 @@ def interpreter(*arguments: str, cwd: Path, limit: float = 300, **environment: s
         finally:
             process.kill()
     return Ended(process.returncode, out, err)
+
+
+def wait_for(condition: Callable[[], object], process: subprocess.Popen[str] | None = None) -> None:
+    """Until it holds; an error after four minutes, or if the process ends before."""
+    end = time.monotonic() + 240
+    while not condition():
+        assert time.monotonic() < end, "it took too long"
+        if process is not None and process.poll() is not None:
+            out, err = process.communicate()
+            raise AssertionError(f"it ended: {out}{err}")
+        time.sleep(0.2)

@@ -1,6 +1,7 @@
 from collections.abc import Callable
 from itertools import product
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -136,6 +137,13 @@ def test_second_derivatives() -> None:
 
     torch.autograd.gradcheck(function, (features, conv.weight))
     torch.autograd.gradgradcheck(function, (features, conv.weight))
+
+
+def test_the_weights_gradient_is_a_convolution(monkeypatch: pytest.MonkeyPatch) -> None:
+    recorded = Mock(wraps=conv2d)
+    monkeypatch.setattr("capsule_lab.layers.primary.conv2d", recorded)
+    StridedConv2d(3, 4, 3, 2)(torch.randn(2, 3, 9, 9)).sum().backward()
+    assert [call.kwargs.get("dilation") for call in recorded.call_args_list] == [None, (2, 2)]
 
 
 def test_autocast_computes_in_bfloat16_and_gives_float32_gradients() -> None:

@@ -5,7 +5,7 @@ import re
 import shlex
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from capsule_lab.runs import lock
 from capsule_lab.tables.expand import expand
 from capsule_lab.tables.reader import read
 from tests.helpers import crash_callbacks
-from tests.helpers.commands import NO_PICTURES, ROOT, TINY_CAPSNET, TINY_DATA, Cli, Ended, start
+from tests.helpers.commands import NO_PICTURES, ROOT, TINY_CAPSNET, TINY_DATA, Cli, Ended, start, wait_for
 from tests.helpers.tables import TINY, call, contents, write_table
 from tests.helpers.training import TimeOver
 
@@ -252,10 +252,3 @@ def test_runs_end_with_their_sweep_and_save_before(table_file, tmp_path: Path, s
     for cell in expand(read(file)):
         assert "stopped by SIGTERM at step" in cell.error
         assert (cell.directories[0] / "checkpoints" / "last.ckpt").is_file()
-
-
-def wait_for(condition: Callable[[], bool], seconds: float = 120) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it took too long"
-        time.sleep(0.2)
