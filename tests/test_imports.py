@@ -3,8 +3,6 @@
 The direction of imports is in ``pyproject.toml``; ``make lint`` checks it.
 """
 
-from __future__ import annotations
-
 import importlib
 import inspect
 import json

@@ -1,7 +1,5 @@
 """Runs on a real MLflow server with an sqlite database, as its own client finds them."""
 
-from __future__ import annotations
-
 import shutil
 import socket
 import subprocess
@@ -14,15 +12,11 @@ from typing import Any
 from urllib.request import urlopen
 
 import pytest
-from omegaconf import DictConfig
 
 from capsule_lab.callbacks import MLflow, NonFiniteError, loggers
 from capsule_lab.train import train
-from tests.helpers.commands import NO_PICTURES, Ended
+from tests.helpers.commands import NO_PICTURES, Cli, Tiny
 from tests.helpers.tables import write_table
-
-Tiny = Callable[..., DictConfig]
-Cli = Callable[..., Ended]
 
 
 def free_port() -> int:

@@ -1,7 +1,5 @@
 """Sets of images on the device that trains: the same samples wherever they are made, and none that needs the host."""
 
-from __future__ import annotations
-
 import gc
 import weakref
 from collections.abc import Mapping, Sequence

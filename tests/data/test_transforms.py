@@ -1,7 +1,5 @@
 """Random draws against SplitMix64 in Python's big integers, shifts against a loop over pixels."""
 
-from __future__ import annotations
-
 import math
 from itertools import product
 

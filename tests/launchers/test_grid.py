@@ -1,9 +1,7 @@
 """Hydra finds our sweeper, whose combinations are command lines."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -11,11 +9,10 @@ import pytest
 from capsule_lab.launchers import Job
 from capsule_lab.launchers.grid import combinations
 from capsule_lab.launchers.local import LocalLauncher
-from tests.helpers.commands import NO_PICTURES, TINY_CAPSNET, Ended
+from tests.helpers.commands import NO_PICTURES, TINY_CAPSNET, Cli
 from tests.helpers.messages import one_sentence
 from tests.helpers.tables import launch_here
 
-Cli = Callable[..., Ended]
 SMOKE = ["debug=smoke", *TINY_CAPSNET, "trainer.accelerator=cpu", *NO_PICTURES]
 
 

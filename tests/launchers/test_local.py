@@ -1,7 +1,5 @@
 """Jobs of a sweep in processes of this machine, with commands that take no time; whole sweeps are in tests/tables."""
 
-from __future__ import annotations
-
 import json
 import logging
 import os

@@ -1,7 +1,5 @@
 """Routing, layers, networks and losses need torch, numpy and jaxtyping, and take no longer to import than torch."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.helpers.commands import ROOT, interpreter

@@ -1,7 +1,5 @@
 """Names of run directories, and the hash of a configuration."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A run is opened from its checkpoint alone; one that cannot be used is refused in one sentence."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable
 from pathlib import Path

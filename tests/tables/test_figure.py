@@ -1,7 +1,5 @@
 """Error against time, from finished runs alone."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -3,8 +3,6 @@
 Rendering is left out where it does not matter: pixels then tell which toy, view, lighting and eye they are of.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import logging
