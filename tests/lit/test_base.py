@@ -240,7 +240,6 @@ def assert_tested_where_it_stopped(directory: Path, found: dict[str, Any], steps
     assert last["capsule_lab"]["val"] == found["val"]
 
 
-@pytest.mark.xdist_group("stopped")
 def test_run_stops_at_the_first_validation_below_the_threshold(stopped: tuple[Path, dict[str, Any]]) -> None:
     assert_tested_where_it_stopped(*stopped, steps=4)
 
@@ -252,14 +251,12 @@ def test_run_stops_at_a_validation_within_an_epoch(tmp_path: Path) -> None:
 
 
 @pytest.mark.whole
-@pytest.mark.xdist_group("stopped")
 def test_run_that_is_interrupted_stops_where_it_would_have(
     stopped: tuple[Path, dict[str, Any]], tmp_path: Path
 ) -> None:
     assert results(interrupted_and_resumed(stopping(), tmp_path, 2)) == results(stopped[1])
 
 
-@pytest.mark.xdist_group("stopped")
 def test_run_that_had_stopped_is_tested_again_and_not_trained_on(
     stopped: tuple[Path, dict[str, Any]], tmp_path: Path
 ) -> None:

@@ -36,7 +36,6 @@ def of_shifts(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return trained(tmp_path_factory.mktemp("pairs"))
 
 
-@pytest.mark.xdist_group("pairs")
 def test_a_run_has_quantities_in_place_of_errors(of_shifts: Run) -> None:
     result, directory = of_shifts
     for split in ("val", "test"):
@@ -100,7 +99,6 @@ def test_a_resumed_run_ends_as_an_uninterrupted_one(tmp_path: Path) -> None:
     torch.testing.assert_close(weights(tmp_path / "parts"), weights(directory), rtol=0, atol=0)
 
 
-@pytest.mark.xdist_group("pairs")
 @pytest.mark.parametrize(
     ("command", "options", "message"),
     [
@@ -116,6 +114,5 @@ def test_commands_for_classes_refuse(command: str, options: list[str], message: 
     assert message in ended.err
 
 
-@pytest.mark.xdist_group("pairs")
 def test_evaluation_at_another_shift(cli: Cli, of_shifts: Run) -> None:
     assert "test loss" in cli("evaluate", f"ckpt={of_shifts[1]}", "+data.shift=4").out

@@ -18,8 +18,6 @@ from tests.helpers.training import SignalAt, checkpoint, run
 BY_STEPS = ["trainer.max_epochs=-1", "trainer.max_steps=16", "trainer.val_check_interval=6"]
 BY_STEPS += ["trainer.check_val_every_n_epoch=null"]
 
-pytestmark = pytest.mark.xdist_group("resume")
-
 
 def test_run_that_is_interrupted_again_and_again_equals_an_uninterrupted_one(tmp_path: Path) -> None:
     """An epoch has four steps, 256 images in batches of 64."""
