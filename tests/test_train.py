@@ -309,9 +309,7 @@ def not_a_number(step: int, seen: list[int]) -> Callable[..., dict[str, Tensor]]
     return terms
 
 
-def test_loss_that_is_not_finite_stops_the_run_and_leaves_the_checkpoint_before_it(
-    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_loss_that_is_not_finite_stops_the_run(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Although the guard would wait for three more steps, and a checkpoint is due at every step."""
     config = tiny("callbacks.last.every_minutes=0", "+callbacks.guard.every_n_steps=5", *NO_PICTURES)
     monkeypatch.setattr(CapsNetModule, "loss_terms", not_a_number(6, seen := []))

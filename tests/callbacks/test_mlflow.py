@@ -132,9 +132,7 @@ def test_run_has_everything_and_a_resumed_one_continues_it(
 
 
 @of_a_server
-def test_others_of_the_same_name_are_others_and_one_that_fails_is_shown_as_failed(
-    tiny: Tiny, tmp_path: Path, found
-) -> None:
+def test_runs_of_the_same_name_are_kept_apart(tiny: Tiny, tmp_path: Path, found) -> None:
     for folder, learning_rate in (("a", 0.001), ("b", 1e30)):
         config = tiny("logger=mlflow", *NO_PICTURES, f"schedule.learning_rate.initial={learning_rate}")
         with pytest.raises(NonFiniteError) if folder == "b" else nullcontext():

@@ -123,7 +123,7 @@ def validate(
     return dict(lit.logged)
 
 
-def test_first_images_of_the_first_batch_count_and_all_of_them_for_the_classes() -> None:
+def test_statistics_are_of_the_first_images_of_the_first_batch() -> None:
     expected = {f"val/{name}": value for name, value in EXPECTED.items()}
     for images, processes, sizes in ((2, 1, [2, 3]), (5, 2, [3, 1])):
         found = validate(RoutingStats(images=images), Lit(network=Fake()), sizes, processes)
@@ -236,7 +236,7 @@ def test_point_is_the_mean_since_the_last_one_also_of_another_epoch(tiny: Tiny, 
     assert points(tmp_path / "run", "schedule/learning_rate").keys() == {3, 7}
 
 
-def test_points_are_the_same_when_their_copies_arrive_late_or_the_run_is_resumed(
+def test_late_copies_and_resumed_runs_give_the_same_points(
     trained: Trained, tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert [*points(trained.directory, "train/loss_step")] == [2, 5]

@@ -70,7 +70,7 @@ PRESETS = [f"{group}={option}" for group in ("experiment", "debug") for option i
 
 @pytest.mark.whole
 @pytest.mark.parametrize("model", MODELS)
-def test_preset_fits_a_model_or_is_refused_for_options_that_it_does_not_have(model: str) -> None:
+def test_preset_fits_a_model_or_is_refused(model: str) -> None:
     without = train(f"model={model}")
     for preset in PRESETS if model in KINDS else ("experiment=quickstart", "debug=smoke"):
         group, _, name = preset.partition("=")

@@ -131,9 +131,7 @@ def test_without_images_and_stand_in_is_an_error(source: Any, error: type[Except
 
 
 @pytest.mark.parametrize("source", ["auto", "standin"])
-def test_a_stand_in_is_used_if_there_is_one_and_a_transform_is_needed(
-    source: Any, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_transform_is_required(source: Any, caplog: pytest.LogCaptureFixture) -> None:
     data = MissingDataModule(source=source, standin=Zeros(), validation="none")
     data.setup("fit")
     assert data.uses_standin

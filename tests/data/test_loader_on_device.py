@@ -152,7 +152,7 @@ def on(device: torch.device) -> Any:
     return SimpleNamespace(**{**vars(trainer()), "strategy": SimpleNamespace(root_device=device)})
 
 
-def test_indices_and_batches_are_where_the_set_is_as_long_as_its_loader_lives() -> None:
+def test_indices_and_batches_are_on_the_device_of_the_set() -> None:
     data = mnist(on_device=True)
     data.trainer = on(META)
     loader = data.train_dataloader()

@@ -284,7 +284,7 @@ def test_mislabelled_files_are_refused_with_one_message(tmp_path, content, array
     assert "\n" not in str(caught.value)
 
 
-def test_a_folder_has_one_set_of_files_of_which_the_unpacked_ones_are_read(tmp_path):
+def test_unpacked_files_are_read_first(tmp_path):
     folder = write_set(tmp_path, side=48)
     (folder / "smallnorb-5x46789x9x18x6x2x96x96-training-dat.mat.gz").write_bytes(b"not looked at")
     assert smallnorb.load_part(folder, "training", "subsample").images.shape == (100, 2, 48, 48)

@@ -56,9 +56,7 @@ def test_what_cannot_be_is_refused_before_the_first_run(cli: Cli, tmp_path: Path
     assert not list(tmp_path.rglob("metrics.csv"))
 
 
-def test_runs_one_after_another_and_one_that_fails_does_not_stop_the_others(
-    cli: Cli, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failing_run_does_not_stop_the_others(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(LocalLauncher, "launch", lambda _, *given: launch_here(*given))
     ended = cli("train", "-m", "model.channels=0,4", "seed=1", *SMOKE[:1], *SMOKE[2:])
     message = one_sentence(ended)

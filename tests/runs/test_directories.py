@@ -81,9 +81,7 @@ def test_overrides_of_a_run_are_kept_as_they_are_typed(config: DictConfig, tmp_p
     assert directories.read_overrides(tmp_path) == "", "not known"
 
 
-def test_only_the_first_process_writes_and_what_a_killed_one_left_is_removed(
-    config: DictConfig, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_the_first_process_writes(config: DictConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLURM_PROCID", "1")
     directories.create_directory(Path("run"), config)
     assert [*Path("run").iterdir()] == []

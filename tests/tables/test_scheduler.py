@@ -146,9 +146,7 @@ def test_time_in_which_nothing_could_be_done_is_an_error(table_file, jobs: int) 
         Slice(file, jobs).run()
 
 
-def test_failure_of_an_earlier_command_is_told_again_only_if_it_was_tried(
-    table_file, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_earlier_failure_is_repeated_only_if_it_was_tried(table_file, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "capsule_lab")
     file = table_file(rows=[ROWS[0], {"name": "last", "overrides": ["data.shift=0"]}], seeds=[0])
     with pytest.raises(TableError, match="1 of 2 runs of mine failed"):
