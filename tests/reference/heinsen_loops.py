@@ -1,7 +1,5 @@
 """Slow float64 transcription of Heinsen 2019 (arXiv 1911.00792), algorithm 1."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 
@@ -71,4 +69,5 @@ def parents_by_loops(votes: Tensor, activations: Tensor, module: Any) -> tuple[T
 REFERENCE = Reference(
     parents_by_loops,
     switches={"iterations": (3, 1, 2, 5), "bias": (True, False), "normalisation": ("all_parents", "window")},
+    activations="weighing",
 )
