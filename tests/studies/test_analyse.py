@@ -65,12 +65,12 @@ def test_network_whose_scores_are_not_finite_is_refused_before_anything_is_writt
     assert sorted(a_copy.rglob("*")) == before
 
 
-def test_a_heading_names_the_images_that_were_asked_with_and_a_table_explains_empty_cells(a_copy: Path) -> None:
+def test_a_heading_names_the_images_and_a_table_explains_empty_cells(a_copy: Path) -> None:
     """A figure may show one of them only."""
     outcome = asked(a_copy, "what=couplings", "what.shown=1")
     headings = [" ".join(figure.get_suptitle().split()) for _, figure in outcome.figures()]
     assert headings
-    assert all("asked with 20 validation images of stand-in for MNIST" in heading for heading in headings)
+    assert all(", 20 validation images of stand-in for MNIST" in heading for heading in headings)
     assert outcome.result["analyse"]["digits/1/static_share"] is None
     assert str(table(outcome.result).caption).startswith("empty: not defined")
 

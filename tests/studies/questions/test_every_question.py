@@ -153,7 +153,7 @@ TWO_CLASSES = partial(changed, "with a decoder", lambda batch: batch._replace(la
 REFUSED: list[tuple[str, str | Callable[[], Subject], dict[str, Any], str]] = [
     ("coding", "cnn", {}, "SmallCNN has no capsules; expected a network of capsules"),
     ("coding", "em_caps", {"shift": 0}, "shift is 0; expected 1 to 23"),
-    ("couplings", "cnn", {}, "SmallCNN has no routing to look at; expected a network of capsules"),
+    ("couplings", "cnn", {}, "SmallCNN has no routing; expected a capsule network"),
     ("couplings", "em_caps", {"shown": -1}, "shown is -1; expected 0 or more"),
     ("crowding", "cnn", {}, "SmallCNN has no capsules that could be crowded; expected a network of capsules"),
     ("crowding", "with a decoder", {"shift": 24}, "shift is 24; expected 0 to 23"),
