@@ -117,7 +117,7 @@ def test_wrong_arguments_are_refused() -> None:
     for network, options, message in [
         (cnn(), {"relative_change": 0}, "relative_change is 0; expected more than 0"),
         (cnn(), {"changes": 0}, "changes is 0; expected 1 or more"),
-        (frozen, {}, "BaselineCNN has no parameter that is trained; expected one with requires_grad"),
+        (frozen, {}, "BaselineCNN has no trainable parameter; expected one with requires_grad"),
     ]:
         with pytest.raises(ValueError, match=message):
             measure_gradient(network, loss, **options)

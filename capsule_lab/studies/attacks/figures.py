@@ -121,7 +121,7 @@ def sheet(
 
 
 def weights_of(result: Mapping[str, Any], key: str = "checkpoint") -> str:
-    """Return run and file of a record's ``checkpoint``, ``source`` or ``baseline``: ``capsnet-mnist-2f4c, best.ckpt``."""
+    """Name run and file of a record's ``checkpoint``, ``source`` or ``baseline``: ``capsnet-mnist-2f4c, best.ckpt``."""
     path = Path(result[key])
     return f"{path.parents[1].name}, {path.name}"
 

@@ -28,7 +28,7 @@ Space = Literal["input", "grey_levels"]
 
 
 class AttackedRun(Attacked):
-    """A run's network in evaluation mode on a device, with images; without gradients of parameters (a third of the time).
+    """A run's network in evaluation mode on a device, with images; no gradients of parameters (a third of the time).
 
     Args:
         source: the run whose network is used to craft the images; ``None`` is the same run.

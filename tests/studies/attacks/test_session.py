@@ -151,7 +151,7 @@ def test_data_and_networks_that_cannot_be_attacked() -> None:
     for preprocessing, labels, message in [
         ("unit", torch.zeros(3, 2, dtype=torch.int64), "images of Data have several labels; expected data with one"),
         ("crops", BATCH.labels, "each image is evaluated in several crops; expected data.test_crops=1"),
-        ("rounded", BATCH.labels, "floating-point numbers; expected space=input"),
+        ("rounded", BATCH.labels, "floating-point grey levels differently; expected space=input"),
     ]:
         with pytest.raises(RunError, match=re.escape(message)):
             session.prepare(images(preprocessing, labels), "grey_levels")
