@@ -226,4 +226,4 @@ def test_floor_is_warned_of_where_it_does_harm() -> None:
     low = replace(classes, min_variance=5e-4)
     below, above = floor_warnings({"a": low, "b": replace(classes, min_variance=20.0), "c": low})
     assert "far below the variance of the votes: a (0.0005 beside 0.1), c (0.0005 beside 0.1); with two or" in below
-    assert "far above the variance of the votes: b (20 beside 0.1); whether votes agree" in above
+    assert "far above the variance of the votes: b (20 beside 0.1); activations then hardly" in above

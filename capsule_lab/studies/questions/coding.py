@@ -50,7 +50,7 @@ def coding(subject: Subject, *, shift: int = 4) -> Answer:
       of the domains that reach the largest shift. If it is above 0, ``domain`` is a lower bound.
     """
     check_number("shift", shift, 1, min(subject.images.shape[2:]) - 1)
-    subject.check_network(AbstractCapsuleNetwork, "has no capsules; expected a network of capsules")
+    subject.check_network(AbstractCapsuleNetwork, "has no capsules; expected a capsule network")
     shifts = range(-shift, shift + 1)
     before = _layers(subject, subject.batches)
     places = {name: layer.activations.argmax(2) for name, layer in before.items()}

@@ -35,7 +35,7 @@ def poses(
     network with matrices as input, ``rotation_<degrees>/<quantity>``: copies are rotated in both directions.
     ``reconstruction`` is the squared error per image of the drawn copies. Beyond the training range, it extrapolates.
     """
-    subject.check_network(AbstractPairNetwork, "takes no change of its images; expected model=transforming_autoencoder")
+    subject.check_network(AbstractPairNetwork, "takes no change of images; expected model=transforming_autoencoder")
     check_widths("what", shifts=shifts, degrees=degrees)
     network = subject.network
     numbers: dict[str, float] = {}

@@ -156,7 +156,7 @@ def _centre(weights: Float[Tensor, "image child"], grid: ChildGrid) -> Float[Ten
 def _figures(subject: Subject, shown: int) -> Mapping[str, Figure]:
     if not shown:
         return {}
-    title = f"parse trees of {shown} images: left: children at their receptive fields, sized by weight; right: branches"
+    title = f"parse trees of {shown} images; left: children at their receptive fields, sized by weight; right: branches"
     figure, axes = panels(shown, 2, (8.4, 3.6 * shown), title, width_ratios=(1, 1.6))
     layers = subject.traces.values()
     types = max(each.child_grid.types if each.child_grid else each.children.activations.shape[1] for each in layers)

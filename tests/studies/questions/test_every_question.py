@@ -151,7 +151,7 @@ def test_no_figures_are_drawn_of_no_images() -> None:
 BRIGHT = partial(changed, "with a decoder", lambda batch: batch._replace(images=batch.images - 1))
 TWO_CLASSES = partial(changed, "with a decoder", lambda batch: batch._replace(labels=batch.labels % 2))
 REFUSED: list[tuple[str, str | Callable[[], Subject], dict[str, Any], str]] = [
-    ("coding", "cnn", {}, "SmallCNN has no capsules; expected a network of capsules"),
+    ("coding", "cnn", {}, "SmallCNN has no capsules; expected a capsule network"),
     ("coding", "em_caps", {"shift": 0}, "shift is 0; expected 1 to 23"),
     ("couplings", "cnn", {}, "SmallCNN has no routing; expected a capsule network"),
     ("couplings", "em_caps", {"shown": -1}, "shown is -1; expected 0 or more"),
@@ -168,7 +168,7 @@ REFUSED: list[tuple[str, str | Callable[[], Subject], dict[str, Any], str]] = [
     ("few_labels", "pairs", {"features": "code"}, "features is 'code', but the network is a TransformingAutoencoder"),
     ("few_labels", "code", {"features": "poses"}, "features is 'poses', but the network is a PairAutoencoder"),
     ("few_labels", "em_caps", {"features": "pixels", "draws": 0}, "draws is 0; expected 1 or more"),
-    ("poses", "cnn", {}, "SmallCNN takes no change of its images; expected model=transforming_autoencoder"),
+    ("poses", "cnn", {}, "SmallCNN takes no change of images; expected model=transforming_autoencoder"),
     ("poses", "pairs", {"shifts": (0,)}, "shifts 0; expected 1 or more"),
     ("probe", "cnn", {}, "this data has no factor instance; expected smallNORB, or its stand-in"),
     ("probe", partial(views, (2, 8)), {}, "toy 2 of class 0 is in the training images and in"),
